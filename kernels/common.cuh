@@ -1,0 +1,81 @@
+// What all kernels share: short names of types, sums over warps and blocks, weights as f32.
+// Uses no header of the toolkit, so that NVRTC alone builds every file here.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define KERNEL extern "C" __global__ void
+#define FULL 0xffffffffu
+#define NEG_INFINITY __int_as_float(0xff800000)
+
+// Element types of weights, as `backend::cuda::weights` numbers them.
+enum DType { F32 = 0, F16 = 1, BF16 = 2 };
+
+__device__ __forceinline__ float bf16_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }
+
+// Round to nearest even; NaN stays NaN.
+__device__ __forceinline__ u16 f32_to_bf16(float x) {
+  u32 bits = __float_as_uint(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40);
+  return (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+__device__ __forceinline__ float f16_to_f32(u16 x) {
+  // The exponent's bias moves from 15 to 127 by a factor of 2^112, which serves subnormals too.
+  float magnitude = __uint_as_float((u32)(x & 0x7fff) << 13) * __uint_as_float(0x77800000u);
+  u32 bits = __float_as_uint(magnitude);
+  if ((x & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
+  return __uint_as_float(bits | ((u32)(x & 0x8000) << 16));
+}
+
+template <int T>
+__device__ __forceinline__ float weight_at(const void* w, u64 i) {
+  if (T == F32) return ((const float*)w)[i];
+  if (T == F16) return f16_to_f32(((const u16*)w)[i]);
+  return bf16_to_f32(((const u16*)w)[i]);
+}
+
+// Eight neighbours from an index that is a multiple of 8.
+template <int T>
+__device__ __forceinline__ void weight8(float out[8], const void* w, u64 i) {
+  if (T == F32) {
+    float4 a = *(const float4*)((const float*)w + i), b = *(const float4*)((const float*)w + i + 4);
+    out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
+    out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+    return;
+  }
+  uint4 v = *(const uint4*)((const u16*)w + i);
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    u16 low = (u16)words[k], high = (u16)(words[k] >> 16);
+    out[2 * k] = T == F16 ? f16_to_f32(low) : bf16_to_f32(low);
+    out[2 * k + 1] = T == F16 ? f16_to_f32(high) : bf16_to_f32(high);
+  }
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) x += __shfl_xor_sync(FULL, x, m);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, m));
+  return x;
+}
+
+// Sum over a block of up to 32 whole warps, given to every thread.
+__device__ __forceinline__ float block_sum(float x) {
+  __shared__ float parts[32];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  x = warp_sum(x);
+  __syncthreads();
+  if (lane == 0) parts[warp] = x;
+  __syncthreads();
+  return warp_sum(lane < warps ? parts[lane] : 0.0f);
+}

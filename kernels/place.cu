@@ -1,0 +1,204 @@
+// Who lives where: slots for a step's tokens by the policy, and what happens to whole sequences between
+// steps. Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
+#include "kv.cuh"
+
+struct Lane {
+  int row, head;
+  int* pages;
+  int* ring;
+};
+
+__device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int head) {
+  Lane l;
+  l.row = kv_row(kv, layer, seq, head);
+  l.head = head;
+  l.pages = kv.table + (u64)l.row * kv.max_pages;
+  l.ring = kv.ring + (u64)l.row * (kv.window + 1);
+  return l;
+}
+
+__device__ __forceinline__ int slot_meta(const Kv& kv, const Lane& l, int slot) {
+  return *meta_at(kv, page_at(kv, l.pages[slot / kv.page_slots]), slot % kv.page_slots);
+}
+
+// By a whole warp.
+__device__ __forceinline__ void set_meta(const Kv& kv, const Lane& l, int slot, int meta, int lane) {
+  int page = page_own(kv, l.pages + slot / kv.page_slots, lane);
+  if (lane == 0) *meta_at(kv, page_at(kv, page), slot % kv.page_slots) = meta;
+  __syncwarp();
+}
+
+__device__ __forceinline__ int append(const Kv& kv, const Lane& l, int* live, int lane) {
+  int slot = (*live)++;
+  if (slot % kv.page_slots == 0) {
+    int page = page_take(kv, lane);
+    if (lane == 0) l.pages[slot / kv.page_slots] = page;
+    __syncwarp();
+  }
+  return slot;
+}
+
+// Token after token of one span and head; one warp a lane, whose threads all know the same. Grid
+// (n_kv_heads, spans), 32 threads. Moves a few words a token, and a page where one is shared.
+KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
+  int lane = threadIdx.x;
+  Span span = spans[blockIdx.y];
+  Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
+  int heads = kv.n_kv_heads, ring_len = kv.window + 1;
+  int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq], live = kv.live[l.row];
+  __syncwarp();
+  for (int i = 0; i < span.len; i++) {
+    int n = base + i, at = (span.start + i) * heads + l.head;
+    if (kv.policy == DENSE) {
+      int slot = append(kv, l, &live, lane);
+      set_meta(kv, l, slot, n << 1, lane);
+      if (lane == 0) kv.slots[at] = slot;
+      continue;
+    }
+    bool marks = decisions[at] > 0.0f;
+    if (kv.shift == SHIFT_PREVIOUS && marks && n > 0) {
+      int previous = l.ring[(n - 1) % ring_len];
+      set_meta(kv, l, previous, slot_meta(kv, l, previous) | 1, lane);
+    }
+    int slot = -1;
+    if (n >= ring_len && eviction) {
+      int leaving = l.ring[n % ring_len];
+      if (slot_meta(kv, l, leaving) & 1) slot = leaving;
+    }
+    if (slot < 0) {
+      slot = append(kv, l, &live, lane);
+    } else if (i >= ring_len && lane == 0) {
+      // A token of this very step that held the slot is superseded before it is stored.
+      kv.slots[(span.start + i - ring_len) * heads + l.head] = -1;
+    }
+    set_meta(kv, l, slot, (n << 1) | (kv.shift == SHIFT_SAME && marks), lane);
+    if (lane == 0) {
+      l.ring[n % ring_len] = slot;
+      kv.slots[at] = slot;
+    }
+    __syncwarp();
+  }
+  if (lane == 0) kv.live[l.row] = live;
+}
+
+// Pages given back become free. One block, any size, alone in its launch.
+__device__ __forceinline__ void take_up_returned(const Kv& kv) {
+  int free = kv.counts[0], back = kv.counts[1];
+  for (int i = threadIdx.x; i < back; i += blockDim.x) kv.free_list[free + i] = kv.returned[i];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    kv.counts[0] = free + back;
+    kv.counts[1] = 0;
+  }
+}
+
+// seq_len += len for every span: the end of a step. Grid 1.
+KERNEL advance(Kv kv, const Span* spans, int n_spans) {
+  for (int i = threadIdx.x; i < n_spans; i += blockDim.x) kv.seq_len[spans[i].seq] += spans[i].len;
+  take_up_returned(kv);
+}
+
+// Grid 1: after `release` and `compact`.
+KERNEL settle(Kv kv) { take_up_returned(kv); }
+
+// Sequence `to` shares all that `from` holds. Grid (n_kv_heads, n_layers), any block. Moves a lane's
+// page numbers and ring.
+KERNEL fork(Kv kv, int from, int to) {
+  Lane a = lane_of(kv, blockIdx.y, from, blockIdx.x), b = lane_of(kv, blockIdx.y, to, blockIdx.x);
+  int live = kv.live[a.row], held = (live + kv.page_slots - 1) / kv.page_slots;
+  for (int i = threadIdx.x; i < held; i += blockDim.x) {
+    b.pages[i] = a.pages[i];
+    atomicAdd(&kv.refs[a.pages[i]], 1);
+  }
+  if (kv.policy == DMS)
+    for (int i = threadIdx.x; i <= kv.window; i += blockDim.x) b.ring[i] = a.ring[i];
+  if (threadIdx.x == 0) kv.live[b.row] = live;
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
+    kv.seq_len[to] = kv.seq_len[from];
+    kv.eviction[to] = kv.eviction[from];
+  }
+}
+
+// Empties a sequence. Grid (n_kv_heads, n_layers), any block.
+KERNEL release(Kv kv, int seq) {
+  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int held = (kv.live[l.row] + kv.page_slots - 1) / kv.page_slots;
+  for (int i = threadIdx.x; i < held; i += blockDim.x) {
+    page_drop(kv, l.pages[i]);
+    l.pages[i] = -1;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) kv.live[l.row] = 0;
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) kv.seq_len[seq] = 0;
+}
+
+// Copies one slot's K, V, scales and mark by a warp. The parts of a slot are whole words: head
+// sizes are even and codecs take a byte or more, so 2 bytes at a time always fit.
+__device__ __forceinline__ void move_slot(const Kv& kv, u8* to, int to_row, u8* from, int from_row, int lane) {
+  if (to == from && to_row == from_row) return;
+  for (int v = 0; v < 2; v++) {
+    const u16* a = (const u16*)kv_bytes(kv, from, from_row, v);
+    u16* b = (u16*)kv_bytes(kv, to, to_row, v);
+    for (int i = lane; i < row_bytes(kv) / 2; i += 32) b[i] = a[i];
+    if (kv.codec == CODEC_FP8 && lane == 0) *scale_at(kv, to, to_row, v) = *scale_at(kv, from, from_row, v);
+  }
+  if (lane == 0) *meta_at(kv, to, to_row) = *meta_at(kv, from, from_row);
+}
+
+// Drops every marked slot outside the window and closes the gaps. Grid (n_kv_heads, n_layers), 32
+// threads. Slots only move down, in order, so pages that this lane alone holds are rewritten where they
+// are; a shared one is replaced by a fresh one once all that moves into its place has moved. Moves at
+// most the lane's live slots.
+KERNEL compact(Kv kv, int seq) {
+  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], ring_len = kv.window + 1, size = kv.page_slots;
+  int window_start = n > ring_len ? n - ring_len : 0;
+  int kept = 0;
+  for (int slot = 0; slot < live; slot++) {
+    int meta = slot_meta(kv, l, slot);
+    kept += !(meta & 1) || n - 1 - (meta >> 1) <= kv.window;
+  }
+  if (kept == live) return;
+  __syncwarp();
+  int to = 0, target = -1;
+  for (int slot = 0; slot < live; slot++) {
+    u8* from = page_at(kv, l.pages[slot / size]);
+    int meta = *meta_at(kv, from, slot % size);
+    __syncwarp();
+    if ((meta & 1) && n - 1 - (meta >> 1) > kv.window) continue;
+    if (to % size == 0) {
+      // The page that was filled before takes its place in the table.
+      if (target >= 0 && lane == 0 && l.pages[to / size - 1] != target) {
+        page_drop(kv, l.pages[to / size - 1]);
+        l.pages[to / size - 1] = target;
+      }
+      target = l.pages[to / size];
+      int holders = lane == 0 ? *(volatile int*)&kv.refs[target] : 0;
+      if (__shfl_sync(FULL, holders, 0) != 1) target = page_take(kv, lane);
+      __syncwarp();
+    }
+    move_slot(kv, page_at(kv, target), to % size, from, slot % size, lane);
+    if (lane == 0 && (meta >> 1) >= window_start) l.ring[(meta >> 1) % ring_len] = to;
+    to++;
+    __syncwarp();
+  }
+  if (lane == 0) {
+    int last = (to - 1) / size;
+    if (target >= 0 && l.pages[last] != target) {
+      page_drop(kv, l.pages[last]);
+      l.pages[last] = target;
+    }
+    for (int i = (to + size - 1) / size; i < (live + size - 1) / size; i++) {
+      page_drop(kv, l.pages[i]);
+      l.pages[i] = -1;
+    }
+    kv.live[l.row] = to;
+  }
+}
+
+// Positions and marks of one lane's slots, in slot order. Grid covers the lane's slots at most.
+KERNEL slot_metas(int* out, Kv kv, int layer, int seq, int head) {
+  Lane l = lane_of(kv, layer, seq, head);
+  int slot = blockIdx.x * blockDim.x + threadIdx.x;
+  if (slot < kv.live[l.row]) out[slot] = slot_meta(kv, l, slot);
+}

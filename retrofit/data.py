@@ -1,0 +1,60 @@
+"""Batches made on the fly by worker processes, and a preview.
+
+    python data.py --preview 3          print three conversations
+    python data.py --speed              tokens per second of one process
+"""
+import argparse
+import random
+import time
+
+import numpy as np
+
+from conversation import Encoder, make_row
+
+
+def batch(rng, encoder, rows, length, late=False):
+    """(ids uint16 [rows, length+1], weight uint8 [rows, length+1])."""
+    made = [make_row(rng, encoder, length, late) for _ in range(rows)]
+    return np.stack([m[0] for m in made]), np.stack([m[1] for m in made])
+
+
+def make_loader(rows, length, seed, workers, late=False, prefetch=6):
+    """An endless iterator of pinned torch batches ([rows, length+1] int16 ids, uint8 weights)."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            torch.set_num_threads(1)
+            info = get_worker_info()
+            rng = random.Random(seed * 1000 + (info.id if info else 0))
+            encoder = Encoder()
+            while True:
+                ids, weight = batch(rng, encoder, rows, length, late)
+                yield torch.from_numpy(ids.astype(np.int16)), torch.from_numpy(weight)
+
+    return iter(DataLoader(Stream(), batch_size=None, num_workers=workers, prefetch_factor=prefetch if workers else None,
+                           pin_memory=True))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--preview", type=int, default=0)
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    encoder, rng = Encoder(), random.Random(args.seed)
+    for _ in range(args.preview):
+        ids, weight = make_row(rng, encoder, args.length)
+        print(encoder.tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+        print(f"--- {weight.mean():.2f} of the tokens are answers\n")
+    if args.speed:
+        start, count = time.time(), 0
+        while time.time() - start < 5:
+            count += batch(rng, encoder, 8, args.length)[0].size
+        print(f"{count / (time.time() - start):,.0f} tokens a second")
+
+
+if __name__ == "__main__":
+    main()

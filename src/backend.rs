@@ -1,0 +1,337 @@
+//! The contract of every op a device must offer, at the size at which kernels are fused.
+//!
+//! All ops write into a caller's buffer; none allocates. Shapes are `[rows, width]`, row-major.
+//! A fused op is a provided method that composes plain ones, which makes the default the oracle
+//! of an override. Knows policies, codecs and tensors; knows no model, no file, no conversation.
+//!
+//! One decode or prefill step runs inside [`Backend::step`], and the only read-back of a step is
+//! [`Backend::read_step`]. Lengths and tables live in device memory ([`KvTables`]), so that a
+//! backend may record a step once and replay it.
+
+pub mod cpu;
+pub mod cuda;
+
+use crate::codec::Codec;
+use crate::policy::Policy;
+use crate::protocol::{SamplingParams, Token};
+use crate::tensor::Tensor;
+
+/// Elements a device buffer may hold.
+pub trait Plain: bytemuck::Pod + Send + Sync + Default {}
+impl<T: bytemuck::Pod + Send + Sync + Default> Plain for T {}
+
+/// Memory ran out. The engine survives it: the step has not run.
+#[derive(Debug, thiserror::Error)]
+#[error("out of {what} memory: {needed_bytes} bytes more are needed")]
+pub struct OutOfMemory {
+    pub what: &'static str,
+    pub needed_bytes: u64,
+}
+
+/// A run of consecutive tokens of one sequence inside a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Row of the cache's sequence tables.
+    pub seq: usize,
+    /// First row of the step's activations.
+    pub start: usize,
+    pub len: usize,
+}
+
+/// What is fixed about a KV cache when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct KvGeometry {
+    pub n_layers: usize,
+    pub n_q_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    /// Sequences the tables have rows for.
+    pub n_seqs: usize,
+    /// Slots in a page.
+    pub page_slots: usize,
+    /// Entries of one lane's page table.
+    pub max_pages: usize,
+    pub codec: Codec,
+    pub policy: Policy,
+}
+
+impl KvGeometry {
+    /// Lanes of one layer. Lane `seq * n_kv_heads + head` is one KV head of one sequence.
+    pub fn n_lanes(&self) -> usize {
+        self.n_seqs * self.n_kv_heads
+    }
+
+    pub fn lane(&self, seq: usize, head: usize) -> usize {
+        seq * self.n_kv_heads + head
+    }
+
+    /// Index of a lane in `[n_layers, n_lanes]`.
+    pub fn row(&self, layer: usize, seq: usize, head: usize) -> usize {
+        layer * self.n_lanes() + self.lane(seq, head)
+    }
+
+    pub fn slot_bytes(&self) -> usize {
+        self.codec.slot_bytes(self.head_dim)
+    }
+
+    pub fn page_bytes(&self) -> usize {
+        self.page_slots * self.slot_bytes()
+    }
+}
+
+/// The cache in device memory: pages, and who holds them. Only backend ops change it.
+///
+/// ```text
+/// page   | K row 0..P | V row 0..P | K scales, V scales (fp8) | P x i32 position and mark |
+/// table  lane -> page 0, page 1, ...        slot s = page s / P, row s % P
+/// ring   token n of the newest W + 1 -> its slot, at n % (W + 1)
+/// ```
+pub struct KvTables<B: Backend> {
+    pub geometry: KvGeometry,
+    pub pool: B::Pool,
+    /// `[n_layers, n_lanes, max_pages]`, -1 where there is none.
+    pub page_table: B::Buf<i32>,
+    /// `[n_layers, n_lanes]` stored slots.
+    pub live: B::Buf<i32>,
+    /// `[n_layers, n_lanes, ring_len]`.
+    pub ring: B::Buf<i32>,
+    /// `[n_seqs]` tokens fed before the step that is running.
+    pub seq_len: B::Buf<i32>,
+    /// `[n_seqs]` 1 where eviction is on.
+    pub eviction: B::Buf<i32>,
+    /// `[n_tokens, n_kv_heads]` the seam of policy and codec: the slot each token of the step is
+    /// stored in, -1 where a later token of the same step has taken it. Written by `place` for
+    /// one layer, read by `store`.
+    pub slots: B::Buf<i32>,
+}
+
+/// Pages of the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Pages held by at least one table.
+    pub used_pages: usize,
+    /// Pages of memory taken from the system.
+    pub mapped_pages: usize,
+}
+
+/// Arguments of [`Backend::qkv_rope`].
+pub struct QkvRope<'a, B: Backend> {
+    pub n_q_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
+    pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
+    pub rms_eps: f32,
+    /// `[head_dim / 2]` radians per position.
+    pub inv_freq: &'a B::Buf<f32>,
+    /// Factor on cos and sin (YaRN); 1 elsewhere.
+    pub rope_scale: f32,
+    /// Present for borrowed-neuron DMS: decisions come from q and the channel is zeroed.
+    pub borrowed: Option<Alpha>,
+}
+
+/// `d = value * scale - offset`; `d > 0` marks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alpha {
+    pub scale: f32,
+    pub offset: f32,
+    /// Head 0's decision serves all KV heads.
+    pub per_layer: bool,
+}
+
+/// Arguments of [`Backend::adapter_decisions`].
+pub struct AdapterHead<'a, B: Backend> {
+    /// `[hidden]`
+    pub norm: &'a B::Buf<f32>,
+    /// `[n_kv_heads, hidden]`
+    pub proj: &'a B::Weight,
+    /// `[n_kv_heads]`
+    pub bias: Option<&'a B::Buf<f32>>,
+    pub rms_eps: f32,
+    pub alpha: Alpha,
+}
+
+/// How the token of one row of logits is chosen.
+pub struct SampleArgs<'a> {
+    pub params: &'a SamplingParams,
+    pub seed: u64,
+    /// Position the token will have: with `seed`, all that the random number depends on.
+    pub position: u64,
+    /// Tokens the repetition penalty counts.
+    pub recent: &'a [Token],
+}
+
+/// The read-back of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepResult {
+    pub token: Token,
+    /// First layer whose input was not finite; `n_layers` for the final norm.
+    pub non_finite: Option<usize>,
+}
+
+/// A device that runs the ops. A weight shares the tensor's bytes or copies them, once, at load.
+pub trait Backend: Sized + 'static {
+    /// Typed device memory.
+    type Buf<T: Plain>;
+    /// Activations `[rows, width]` in the precision the backend computes in.
+    type Acts;
+    /// A weight matrix `[out, in]` in the file's precision.
+    type Weight;
+    /// Pages, their reference counts and the free list.
+    type Pool;
+
+    /// `cpu, 2 threads` or the card's name.
+    fn describe(&self) -> String;
+
+    // Memory. Never called inside a step.
+    fn alloc<T: Plain>(&self, len: usize) -> Result<Self::Buf<T>, OutOfMemory>;
+    fn write<T: Plain>(&self, dst: &mut Self::Buf<T>, at: usize, src: &[T]);
+    fn read<T: Plain>(&self, src: &Self::Buf<T>, at: usize, dst: &mut [T]);
+    fn acts(&self, rows: usize, width: usize) -> Result<Self::Acts, OutOfMemory>;
+    /// The first rows of activations, in f32, for checks and tests.
+    fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
+    /// As [`Self::write_acts`], the other way.
+    fn read_acts(&self, src: &Self::Acts, rows: &mut [f32]);
+    /// Stacks matrices of equal width by rows (q, k and v; gate and up) without copying them on
+    /// the CPU.
+    fn weight(&self, parts: &[Tensor]) -> Result<Self::Weight, OutOfMemory>;
+
+    // The transformer. `n` is the number of rows in use.
+    /// `out[i] = table[tokens[i]]`
+    fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, n: usize);
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`; a row that is not finite records `layer` in
+    /// `fault[0]` unless an earlier layer stands there (`i32::MAX`: none).
+    fn rms_norm(
+        &self,
+        out: &mut Self::Acts,
+        x: &Self::Acts,
+        norm: &Norm<'_, Self>,
+        fault: &mut Self::Buf<i32>,
+        n: usize,
+    );
+    /// `acc += x`
+    fn add(&self, acc: &mut Self::Acts, x: &Self::Acts, n: usize);
+    fn add_rms_norm(
+        &self,
+        out: &mut Self::Acts,
+        residual: &mut Self::Acts,
+        x: &Self::Acts,
+        norm: &Norm<'_, Self>,
+        fault: &mut Self::Buf<i32>,
+        n: usize,
+    ) {
+        self.add(residual, x, n);
+        self.rms_norm(out, residual, norm, fault, n);
+    }
+    /// `out = x weight^T + bias`
+    fn linear(
+        &self,
+        out: &mut Self::Acts,
+        x: &Self::Acts,
+        weight: &Self::Weight,
+        bias: Option<&Self::Buf<f32>>,
+        n: usize,
+    );
+    /// `out = silu(gate) * up` of rows `[gate | up]`
+    fn swiglu(&self, out: &mut Self::Acts, gate_up: &Self::Acts, n: usize);
+    /// On rows `[q heads | k heads | v heads]`, in place: per-head norms of q and k, decisions
+    /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head),
+    /// that channel zeroed, RoPE of q and k at `seq_len + offset in span`, the channel zeroed again.
+    fn qkv_rope(
+        &self,
+        qkv: &mut Self::Acts,
+        decisions: &mut Self::Buf<f32>,
+        seq_len: &Self::Buf<i32>,
+        spans: &[Span],
+        args: &QkvRope<'_, Self>,
+    );
+    /// Decisions `[n, n_kv_heads]` from the layer's input, before its input norm. `scratch` is
+    /// `[n, hidden]`, `raw` is `[n, n_kv_heads]`.
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Self::Buf<f32>,
+        x: &Self::Acts,
+        scratch: &mut Self::Acts,
+        raw: &mut Self::Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    );
+
+    // The cache. One layer of a step is round trip, attend, place, store, in this order.
+    /// K and V of the step's rows become what storing and reading makes of them.
+    fn kv_round_trip(&self, qkv: &mut Self::Acts, geometry: &KvGeometry, n: usize);
+    /// Attention of every row over its sequence's slots as they were before the step, and the
+    /// step's own rows up to itself, by the policy's visibility rule. The mark of the newest
+    /// stored token comes from the step's first decision (shift `Previous`).
+    fn attend(
+        &self,
+        out: &mut Self::Acts,
+        qkv: &Self::Acts,
+        decisions: &Self::Buf<f32>,
+        kv: &KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    );
+    /// Gives every token of the step a slot (`kv.slots`), token after token by the policy: writes
+    /// marks, rings, live counts and slot metadata, takes pages and copies shared ones.
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Self::Buf<f32>, layer: usize, spans: &[Span]);
+    /// Encodes K and V of the step's rows into their slots.
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Self::Acts, layer: usize, spans: &[Span]);
+    /// `seq_len += len` for every span: the end of a step.
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]);
+
+    // Between steps.
+    /// An empty pool that may grow to `max_pages`.
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Self::Pool, OutOfMemory>;
+    /// Sees to it that `pages` can be taken without growing.
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory>;
+    /// Gives memory that no page uses back to the system where it can.
+    fn trim(&self, kv: &mut KvTables<Self>);
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
+    /// Reference counts of the first `mapped_pages` pages (0 = free), for audits and tests.
+    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32>;
+    /// `to` (which must be empty) becomes a copy of `from` that shares all its pages.
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
+    /// Empties a sequence and gives its pages back.
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize);
+    /// Drops every marked slot outside the window and closes the gaps, in fresh pages.
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize);
+    /// Metadata of a lane's slots, in slot order.
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<crate::policy::SlotMeta>;
+
+    // The end of a step.
+    /// `out[i] = x[rows[i]]`
+    fn select_rows(&self, out: &mut Self::Acts, x: &Self::Acts, rows: &[usize]);
+    /// `[n, vocab]` in f32.
+    fn logits(&self, out: &mut Self::Buf<f32>, x: &Self::Acts, head: &Self::Weight, n: usize);
+    /// Chooses a token from row `row` of `logits` (which it may overwrite) into `sampled[row]`.
+    fn sample(
+        &self,
+        sampled: &mut Self::Buf<Token>,
+        logits: &mut Self::Buf<f32>,
+        vocab: usize,
+        row: usize,
+        args: &SampleArgs<'_>,
+    );
+    fn read_step(&self, sampled: &Self::Buf<Token>, row: usize, fault: &Self::Buf<i32>) -> StepResult;
+    /// Runs a step of the given shape. A backend with graphs records the ops of a shape once and
+    /// replays them.
+    fn step(&self, _shape: &[Span], ops: impl FnOnce(&Self)) {
+        ops(self)
+    }
+    /// Returns when everything asked for so far is done: for whoever measures time. A backend that
+    /// works in the caller's thread has nothing to wait for.
+    fn wait(&self) {}
+    /// Bytes of device memory as the driver reports them for this process.
+    fn device_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// An RMS norm and where it stands.
+pub struct Norm<'a, B: Backend> {
+    /// `[width]`
+    pub weight: &'a B::Buf<f32>,
+    pub eps: f32,
+    pub layer: usize,
+}

@@ -1,0 +1,309 @@
+//! The CPU backend: f32 arithmetic over a team of threads, the oracle of every other backend.
+//! Overrides none of the trait's defaults. Only `simd` and `team` hold `unsafe`.
+
+mod attention;
+mod kv;
+mod linear;
+mod pool;
+mod rope;
+mod simd;
+mod team;
+
+use super::{
+    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
+    StepResult,
+};
+use crate::codec::Codec;
+use crate::policy::SlotMeta;
+use crate::protocol::Token;
+use crate::tensor::Tensor;
+pub use linear::Weight;
+pub use pool::Pool;
+use simd::{Level, maths};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use team::{Team, Tile};
+
+/// The host's cores.
+pub struct Cpu {
+    team: Team,
+    level: Level,
+    /// One for each thread, grown by the first steps and kept.
+    scratch: Vec<Mutex<Scratch>>,
+    angles: Mutex<rope::Angles>,
+    plan: Mutex<attention::Plan>,
+}
+
+/// What a thread needs inside an op.
+#[derive(Default)]
+struct Scratch {
+    /// A block of weights, widened.
+    weights: Vec<f32>,
+    attention: attention::Scratch,
+}
+
+/// Values of an element-wise op below which a second thread costs more than it saves.
+const ALONE: usize = 16 << 10;
+
+/// f32 activations `[rows, width]`.
+pub struct Acts {
+    pub(crate) data: Vec<f32>,
+    pub(crate) width: usize,
+}
+
+impl Acts {
+    pub(crate) fn row(&self, i: usize) -> &[f32] {
+        &self.data[i * self.width..(i + 1) * self.width]
+    }
+
+    pub(crate) fn row_mut(&mut self, i: usize) -> &mut [f32] {
+        &mut self.data[i * self.width..(i + 1) * self.width]
+    }
+}
+
+impl Cpu {
+    /// `threads` workers; 0 takes one for each core.
+    pub fn new(threads: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let team = Team::new(if threads == 0 { cores } else { threads });
+        let scratch = (0..team.size()).map(|_| Mutex::default()).collect();
+        Self { team, level: Level::best(), scratch, angles: Mutex::default(), plan: Mutex::default() }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.team.size()
+    }
+
+    /// Vector instructions in use.
+    pub fn instructions(&self) -> &'static str {
+        self.level.name()
+    }
+
+    /// A worker's own scratch: never contended. A panic leaves it as good as ever.
+    fn scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
+        self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn angles(&self) -> MutexGuard<'_, rope::Angles> {
+        self.angles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plan(&self) -> MutexGuard<'_, attention::Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `row(out row, its number)` for the first `n` rows.
+    fn rows(&self, out: &mut Acts, n: usize, row: impl Fn(&mut [f32], usize) + Sync) {
+        let width = out.width;
+        let rows = if n * width <= ALONE { n } else { n.div_ceil(4 * self.threads()) };
+        self.team.tiles(&mut Tile::new(&mut out.data, n, width), rows.max(1), width.max(1), |_, tile| {
+            for i in 0..tile.rows() {
+                let number = tile.row_range().start + i;
+                row(tile.row_mut(i), number);
+            }
+        });
+    }
+}
+
+fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
+    let mut v = Vec::new();
+    v.try_reserve_exact(len)
+        .map_err(|_| OutOfMemory { what: "host", needed_bytes: (len * std::mem::size_of::<T>()) as u64 })?;
+    v.resize(len, T::default());
+    Ok(v)
+}
+
+impl Backend for Cpu {
+    type Buf<T: Plain> = Vec<T>;
+    type Acts = Acts;
+    type Weight = Weight;
+    type Pool = Pool;
+
+    fn describe(&self) -> String {
+        let threads = self.threads();
+        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.level.name())
+    }
+
+    fn alloc<T: Plain>(&self, len: usize) -> Result<Vec<T>, OutOfMemory> {
+        zeroed(len)
+    }
+
+    fn write<T: Plain>(&self, dst: &mut Vec<T>, at: usize, src: &[T]) {
+        dst[at..at + src.len()].copy_from_slice(src);
+    }
+
+    fn read<T: Plain>(&self, src: &Vec<T>, at: usize, dst: &mut [T]) {
+        dst.copy_from_slice(&src[at..at + dst.len()]);
+    }
+
+    fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
+        Ok(Acts { data: zeroed(rows * width)?, width })
+    }
+
+    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
+        dst.data[..rows.len()].copy_from_slice(rows);
+    }
+
+    fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
+        rows.copy_from_slice(&src.data[..rows.len()]);
+    }
+
+    fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
+        Ok(Weight::new(parts))
+    }
+
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, n: usize) {
+        self.rows(out, n, |out, i| table.row_to_f32(self.level, tokens[i] as usize, out));
+    }
+
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Vec<i32>, n: usize) {
+        let sane = AtomicBool::new(true);
+        self.rows(out, n, |out, i| {
+            if !maths::rms_norm(self.level, out, x.row(i), norm.weight, norm.eps).is_finite() {
+                sane.store(false, Ordering::Relaxed);
+            }
+        });
+        if !sane.into_inner() {
+            fault[0] = fault[0].min(norm.layer as i32);
+        }
+    }
+
+    fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
+        self.rows(acc, n, |acc, i| maths::add(self.level, acc, x.row(i)));
+    }
+
+    fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Vec<f32>>, n: usize) {
+        linear::linear(self, &mut out.data, &x.data[..n * weight.cols()], weight, bias.map(Vec::as_slice), n);
+    }
+
+    fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
+        self.rows(out, n, |out, i| {
+            let (gate, up) = gate_up.row(i).split_at(gate_up.width / 2);
+            maths::swiglu(self.level, out, gate, up);
+        });
+    }
+
+    fn qkv_rope(
+        &self,
+        qkv: &mut Acts,
+        decisions: &mut Vec<f32>,
+        seq_len: &Vec<i32>,
+        spans: &[Span],
+        args: &QkvRope<'_, Self>,
+    ) {
+        rope::qkv_rope(self, qkv, decisions, seq_len, spans, args);
+    }
+
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Vec<f32>,
+        x: &Acts,
+        scratch: &mut Acts,
+        raw: &mut Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    ) {
+        self.rows(scratch, n, |out, i| {
+            maths::rms_norm(self.level, out, x.row(i), head.norm, head.rms_eps);
+        });
+        self.linear(raw, scratch, head.proj, head.bias, n);
+        let heads = head.proj.rows();
+        for i in 0..n {
+            for h in 0..heads {
+                let value = raw.row(i)[if head.alpha.per_layer { 0 } else { h }];
+                decisions[i * heads + h] = value * head.alpha.scale - head.alpha.offset;
+            }
+        }
+    }
+
+    fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
+        if g.codec == Codec::F32 {
+            return;
+        }
+        self.rows(qkv, n, |row, _| {
+            row[g.n_q_heads * g.head_dim..].chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip(row));
+        });
+    }
+
+    fn attend(
+        &self,
+        out: &mut Acts,
+        qkv: &Acts,
+        decisions: &Vec<f32>,
+        kv: &KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    ) {
+        attention::attend(self, out, qkv, decisions, kv, layer, spans);
+    }
+
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Vec<f32>, layer: usize, spans: &[Span]) {
+        kv::place(kv, decisions, layer, spans);
+    }
+
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
+        kv::store(kv, qkv, layer, spans);
+    }
+
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+        for span in spans {
+            kv.seq_len[span.seq] += span.len as i32;
+        }
+    }
+
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Pool, OutOfMemory> {
+        Ok(Pool::new(geometry.page_bytes(), max_pages))
+    }
+
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
+        kv.pool.reserve(pages)
+    }
+
+    fn trim(&self, kv: &mut KvTables<Self>) {
+        kv.pool.trim();
+    }
+
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
+        kv.pool.stats()
+    }
+
+    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
+        kv.pool.refs().to_vec()
+    }
+
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
+        kv::fork(kv, from, to);
+    }
+
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
+        kv::release(kv, seq);
+    }
+
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize) {
+        kv::compact(kv, seq);
+    }
+
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
+        kv::slot_metas(kv, layer, seq, head)
+    }
+
+    fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
+        for (i, &row) in rows.iter().enumerate() {
+            out.row_mut(i).copy_from_slice(x.row(row));
+        }
+    }
+
+    fn logits(&self, out: &mut Vec<f32>, x: &Acts, head: &Weight, n: usize) {
+        linear::linear(self, out, &x.data[..n * head.cols()], head, None, n);
+    }
+
+    fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Vec<f32>, vocab: usize, row: usize, args: &SampleArgs<'_>) {
+        let logits = &mut logits[row * vocab..(row + 1) * vocab];
+        sampled[row] = crate::sampler::sample(logits, args.params, args.recent, args.seed, args.position);
+    }
+
+    fn read_step(&self, sampled: &Vec<Token>, row: usize, fault: &Vec<i32>) -> StepResult {
+        let non_finite = (fault[0] != i32::MAX).then_some(fault[0] as usize);
+        StepResult { token: sampled[row], non_finite }
+    }
+}

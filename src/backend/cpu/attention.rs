@@ -1,0 +1,441 @@
+//! Attention of a step's rows over stored slots and the step's own rows.
+//!
+//! A *group* is the query rows of one KV head in a run of a span's tokens; its keys are read once
+//! for all of them. A group's keys are split into *parts* where there are fewer groups than
+//! threads could use, and the parts' softmaxes are merged. Two ways through the keys:
+//!
+//! - few rows ([`by_page`], decoding): pages as they lie, widened in registers;
+//! - many rows ([`by_block`], prefill): the keys that some row sees are gathered into a block in
+//!   f32, and the products are matrix products. What nobody sees costs a look at its mark.
+
+#[cfg(test)]
+mod reference;
+mod softmax;
+#[cfg(test)]
+mod tests;
+
+use super::super::{KvGeometry, KvTables, Span};
+use super::kv::PageLayout;
+use super::simd::dots::{Rows, dots, fetch, widen};
+use super::simd::{Format, Level, maths, matmul};
+use super::team::Tile;
+use super::{Acts, Cpu};
+use crate::codec::Codec;
+use crate::policy::{Policy, Shift};
+use softmax::Softmax;
+use std::ops::Range;
+
+/// Tokens of a span up to which pages are read as they lie.
+const FEW_TOKENS: usize = 4;
+/// Query rows (tokens x query heads) of a group in prefill, about.
+const BLOCK_ROWS: usize = 96;
+/// Keys gathered into a block.
+const BLOCK_KEYS: usize = 128;
+/// Slots of a part, at least: less is not worth a task.
+const PART_SLOTS: usize = 256;
+
+/// Work shared by the threads of one call, kept from call to call.
+#[derive(Default)]
+pub(super) struct Plan {
+    groups: Vec<Group>,
+    parts: Vec<Part>,
+    /// Index of each span's first group.
+    span_groups: Vec<usize>,
+    /// `[parts, width]`: a softmax in the making for each part.
+    partials: Vec<f32>,
+}
+
+struct Group {
+    span: usize,
+    head: usize,
+    /// Tokens of the span.
+    tokens: Range<usize>,
+    parts: Range<usize>,
+}
+
+struct Part {
+    group: usize,
+    slots: Range<usize>,
+    /// Whether the step's own rows belong to it.
+    own: bool,
+}
+
+/// A thread's own memory.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// `[rows, head_dim]`, scaled by 1/sqrt(head_dim).
+    queries: Vec<f32>,
+    /// `[keys, head_dim]` each.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// `[rows, keys]`
+    scores: Vec<f32>,
+    /// Tokens of the group that see each gathered key.
+    seen_by: Vec<(u32, u32)>,
+}
+
+/// What all parts of a call share.
+struct Call<'a> {
+    level: Level,
+    qkv: &'a Acts,
+    decisions: &'a [f32],
+    kv: &'a KvTables<Cpu>,
+    geometry: &'a KvGeometry,
+    layout: PageLayout,
+    layer: usize,
+    spans: &'a [Span],
+}
+
+pub(super) fn attend(
+    cpu: &Cpu,
+    out: &mut Acts,
+    qkv: &Acts,
+    decisions: &[f32],
+    kv: &KvTables<Cpu>,
+    layer: usize,
+    spans: &[Span],
+) {
+    let g = &kv.geometry;
+    let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
+    let call = Call { level: cpu.level, qkv, decisions, kv, geometry: g, layout: PageLayout::new(g), layer, spans };
+    let mut plan = cpu.plan();
+    plan.fill(kv, layer, spans, cpu.threads());
+    let rows = plan.groups.iter().map(|g| g.tokens.len() * group).max().unwrap_or(0);
+    let (width, n_parts) = (Softmax::len(rows, d), plan.parts.len());
+    let Plan { groups, parts, span_groups, partials } = &mut *plan;
+    if partials.len() < n_parts * width {
+        partials.resize(n_parts * width, 0.0);
+    }
+    cpu.team.tiles(&mut Tile::new(partials, n_parts, width), 1, width.max(1), |worker, tile| {
+        let part = &parts[tile.row_range().start];
+        let group = &groups[part.group];
+        call.run(group, part, tile.row_mut(0), &mut cpu.scratch(worker).attention);
+    });
+    let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
+    cpu.rows(out, n, |out, i| {
+        let Some(s) = spans.iter().position(|s| (s.start..s.start + s.len).contains(&i)) else { return };
+        let token = i - spans[s].start;
+        let per_head = spans[s].len.div_ceil(tokens_of_a_group(&spans[s], group));
+        for head in 0..g.n_kv_heads {
+            let of = &groups[span_groups[s] + head * per_head + token / tokens_of_a_group(&spans[s], group)];
+            let partials = &partials[of.parts.start * width..of.parts.end * width];
+            let first = (token - of.tokens.start) * group;
+            for q in 0..group {
+                let out = &mut out[(head * group + q) * d..][..d];
+                softmax::merge(cpu.level, out, partials, width, of.tokens.len() * group, first + q);
+            }
+        }
+    });
+}
+
+fn tokens_of_a_group(span: &Span, q_heads: usize) -> usize {
+    if span.len <= FEW_TOKENS { span.len.max(1) } else { (BLOCK_ROWS / q_heads).max(1) }
+}
+
+impl Plan {
+    fn fill(&mut self, kv: &KvTables<Cpu>, layer: usize, spans: &[Span], threads: usize) {
+        let g = &kv.geometry;
+        let q_heads = g.n_q_heads / g.n_kv_heads;
+        self.groups.clear();
+        self.parts.clear();
+        self.span_groups.clear();
+        let groups_of = |s: &Span| g.n_kv_heads * s.len.div_ceil(tokens_of_a_group(s, q_heads));
+        // Enough for threads of different speed and heads of different length.
+        let wanted = (8 * threads).div_ceil(spans.iter().map(groups_of).sum::<usize>().max(1));
+        for (s, span) in spans.iter().enumerate() {
+            self.span_groups.push(self.groups.len());
+            for head in 0..g.n_kv_heads {
+                let live = kv.live[g.row(layer, span.seq, head)] as usize;
+                let n_parts = if threads == 1 { 1 } else { wanted.min(live.div_ceil(PART_SLOTS)).max(1) };
+                // Whole pages, so that no two parts read one.
+                let slots = live.div_ceil(n_parts).next_multiple_of(g.page_slots).max(1);
+                let tokens = tokens_of_a_group(span, q_heads);
+                for first in (0..span.len).step_by(tokens) {
+                    let before = self.parts.len();
+                    let mut start = 0;
+                    loop {
+                        let end = live.min(start + slots);
+                        self.parts.push(Part { group: self.groups.len(), slots: start..end, own: end == live });
+                        if end == live {
+                            break;
+                        }
+                        start = end;
+                    }
+                    let tokens = first..span.len.min(first + tokens);
+                    self.groups.push(Group { span: s, head, tokens, parts: before..self.parts.len() });
+                }
+            }
+        }
+    }
+}
+
+impl Call<'_> {
+    fn run(&self, group: &Group, part: &Part, partial: &mut [f32], scratch: &mut Scratch) {
+        let g = self.geometry;
+        let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
+        let span = &self.spans[group.span];
+        let rows = group.tokens.len() * q_heads;
+        let scale = 1.0 / (d as f32).sqrt();
+        scratch.queries.resize(rows * d, 0.0);
+        for (t, queries) in group.tokens.clone().zip(scratch.queries.chunks_exact_mut(q_heads * d)) {
+            queries.copy_from_slice(&self.qkv.row(span.start + t)[group.head * q_heads * d..][..q_heads * d]);
+            maths::scale(self.level, queries, scale);
+        }
+        let mut softmax = Softmax::start(partial, rows, d);
+        if span.len <= FEW_TOKENS {
+            by_page(self, group, part, &mut softmax, scratch);
+        } else {
+            by_block(self, group, part, &mut softmax, scratch);
+        }
+    }
+
+    /// Position of the span's first token.
+    fn base(&self, span: &Span) -> usize {
+        self.kv.seq_len[span.seq] as usize
+    }
+
+    /// The window beyond which marked keys are not seen, where eviction is on.
+    fn window(&self, span: &Span) -> Option<usize> {
+        let on = self.kv.eviction[span.seq] != 0;
+        self.geometry.policy.dms().filter(|_| on).map(|p| p.window)
+    }
+
+    fn decided(&self, span: &Span, token: usize, head: usize) -> bool {
+        self.decisions[(span.start + token) * self.geometry.n_kv_heads + head] > 0.0
+    }
+
+    /// The mark of a token of the step.
+    fn own_mark(&self, span: &Span, token: usize, head: usize) -> bool {
+        match self.geometry.policy {
+            Policy::Dense => false,
+            Policy::Dms(p) if p.shift == Shift::Same => self.decided(span, token, head),
+            Policy::Dms(_) => token + 1 < span.len && self.decided(span, token + 1, head),
+        }
+    }
+
+    /// The newest stored token, where the step's first decision is its mark, and that mark.
+    fn newest(&self, span: &Span, head: usize) -> Option<(usize, bool)> {
+        let previous = self.geometry.policy.dms().is_some_and(|p| p.shift == Shift::Previous);
+        let position = self.base(span).checked_sub(1)?;
+        previous.then(|| (position, self.decided(span, 0, head)))
+    }
+
+    fn page(&self, span: &Span, head: usize, slot: usize) -> &[u8] {
+        let row = self.geometry.row(self.layer, span.seq, head);
+        self.kv.pool.page(self.kv.page_table[row * self.geometry.max_pages + slot / self.geometry.page_slots])
+    }
+
+    /// K and V of a token of the step.
+    fn own_row(&self, span: &Span, token: usize, head: usize) -> (&[f32], &[f32]) {
+        let g = self.geometry;
+        let row = &self.qkv.row(span.start + token)[g.n_q_heads * g.head_dim..];
+        let (k, v) = row.split_at(g.n_kv_heads * g.head_dim);
+        (&k[head * g.head_dim..][..g.head_dim], &v[head * g.head_dim..][..g.head_dim])
+    }
+
+    fn format(&self) -> Format {
+        match self.geometry.codec {
+            Codec::F32 => Format::F32,
+            Codec::Bf16 => Format::Bf16,
+            Codec::Fp8 => Format::Fp8,
+        }
+    }
+}
+
+/// Few rows: scores and sums straight from the pages.
+fn by_page(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
+    let (g, rows) = (call.geometry, softmax.rows());
+    let block = BLOCK_KEYS.next_multiple_of(g.page_slots);
+    for start in part.slots.clone().step_by(block) {
+        let slots = start..part.slots.end.min(start + block);
+        scratch.scores.resize(rows * slots.len(), 0.0);
+        absorb_pages(call, group, slots, part.slots.end, softmax, &scratch.queries, &mut scratch.scores);
+    }
+    if part.own {
+        absorb_own(call, group, softmax, scratch);
+    }
+}
+
+/// The slots `slots`, whole pages but for the last; more follow up to `end`.
+fn absorb_pages(
+    call: &Call<'_>,
+    group: &Group,
+    slots: Range<usize>,
+    end: usize,
+    softmax: &mut Softmax<'_>,
+    queries: &[f32],
+    scores: &mut [f32],
+) {
+    let (g, layout, level) = (call.geometry, call.layout, call.level);
+    let (d, page_slots, rows, n) = (g.head_dim, g.page_slots, softmax.rows(), slots.len());
+    let span = &call.spans[group.span];
+    let page = |slot: usize| call.page(span, group.head, slot);
+    let k_rows = |slot: usize| &page(slot)[layout.k_rows()];
+    let v_rows = |slot: usize| &page(slot)[layout.v_rows()];
+    let stored = |bytes, n| Rows::new(bytes, call.format(), d).slice(0..n);
+    for start in slots.clone().step_by(page_slots) {
+        let (next, at) = (start + page_slots, start - slots.start);
+        let taken = at..n.min(at + page_slots);
+        let next = if next < slots.end { k_rows(next) } else { v_rows(slots.start) };
+        // K and V of a page lie together: memory is read in one run, though V is needed later.
+        fetch(v_rows(start));
+        let keys = stored(k_rows(start), taken.len()).then(next);
+        dots(level, keys, queries, &mut Tile::new(scores, rows, n).narrow(taken.clone()));
+        if layout.has_scale() {
+            let (scales, _) = layout.all_scales(page(start));
+            for scores in scores.chunks_exact_mut(n) {
+                maths::mul(level, &mut scores[taken.clone()], &scales[..taken.len()]);
+            }
+        }
+        hide_evicted(call, group, page(start), taken, n, scores);
+    }
+    softmax.weigh(level, scores);
+    for start in slots.clone().step_by(page_slots) {
+        let (next, at) = (start + page_slots, start - slots.start);
+        let taken = at..n.min(at + page_slots);
+        if layout.has_scale() {
+            let (_, scales) = layout.all_scales(page(start));
+            for weights in scores.chunks_exact_mut(n) {
+                maths::mul(level, &mut weights[taken.clone()], &scales[..taken.len()]);
+            }
+        }
+        let values = stored(v_rows(start), taken.len());
+        let values = match next {
+            next if next < slots.end => values.then(v_rows(next)),
+            next if next < end => values.then(k_rows(next)),
+            _ => values,
+        };
+        softmax.add_stored(level, &scores[at..], n, values);
+    }
+}
+
+/// Takes from scores `[rows, n]` the columns `taken`, which are those of a page's slots, what eviction
+/// hides from each row.
+fn hide_evicted(call: &Call<'_>, group: &Group, page: &[u8], taken: Range<usize>, n: usize, scores: &mut [f32]) {
+    let span = &call.spans[group.span];
+    let Some(window) = call.window(span) else { return };
+    let (newest, base) = (call.newest(span, group.head), call.base(span));
+    let q_heads = scores.len() / n / group.tokens.len();
+    let first_seen = |token: usize| (base + token).saturating_sub(window);
+    for (slot, meta) in taken.clone().zip(call.layout.metas(page, taken.len())) {
+        let marked = match newest {
+            Some((newest, mark)) if meta.position() == newest => mark,
+            _ => meta.marked(),
+        };
+        if !marked || meta.position() >= first_seen(group.tokens.start) && group.tokens.len() == 1 {
+            continue;
+        }
+        for (token, scores) in group.tokens.clone().zip(scores.chunks_exact_mut(q_heads * n)) {
+            if meta.position() < first_seen(token) {
+                scores.iter_mut().skip(slot).step_by(n).for_each(|s| *s = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// The step's own rows.
+fn absorb_own(call: &Call<'_>, group: &Group, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
+    let (d, level, rows, n) = (call.geometry.head_dim, call.level, softmax.rows(), group.tokens.end);
+    let span = &call.spans[group.span];
+    let q_heads = rows / group.tokens.len();
+    let Scratch { queries, keys, values, scores, .. } = scratch;
+    keys.resize(n * d, 0.0);
+    values.resize(n * d, 0.0);
+    scores.resize(rows * n, 0.0);
+    for (t, (k, v)) in keys.chunks_exact_mut(d).zip(values.chunks_exact_mut(d)).enumerate() {
+        let (own_k, own_v) = call.own_row(span, t, group.head);
+        k.copy_from_slice(own_k);
+        v.copy_from_slice(own_v);
+    }
+    dots(level, Rows::new(bytemuck::cast_slice(keys), Format::F32, d), queries, &mut Tile::new(scores, rows, n));
+    for (r, scores) in scores.chunks_exact_mut(n).enumerate() {
+        let query = group.tokens.start + r / q_heads;
+        for (t, score) in scores.iter_mut().enumerate() {
+            let gone = call.window(span).is_some_and(|w| t + w < query && call.own_mark(span, t, group.head));
+            if t > query || gone {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+    softmax.weigh(level, scores);
+    softmax.add_stored(level, scores, n, Rows::new(bytemuck::cast_slice(values), Format::F32, d));
+}
+
+/// Many rows: blocks of the keys that some of them see.
+fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
+    let (g, layout) = (call.geometry, call.layout);
+    let (d, page_slots) = (g.head_dim, g.page_slots);
+    let span = &call.spans[group.span];
+    let (base, window) = (call.base(span), call.window(span));
+    scratch.keys.resize(BLOCK_KEYS * d, 0.0);
+    scratch.values.resize(BLOCK_KEYS * d, 0.0);
+    scratch.seen_by.clear();
+    let first = base + group.tokens.start;
+    let n_tokens = group.tokens.len();
+    // The tokens of the group that see a key; empty where it is hidden from all.
+    let seen_by = |position: usize, marked: bool| {
+        let from = position.saturating_sub(first).min(n_tokens);
+        let to = match window {
+            Some(window) if marked => (position + window + 1).saturating_sub(first).min(n_tokens),
+            _ => n_tokens,
+        };
+        (from as u32, to.max(from) as u32)
+    };
+    let newest = call.newest(span, group.head);
+    for start in part.slots.clone().step_by(page_slots) {
+        let page = call.page(span, group.head, start);
+        let n = page_slots.min(part.slots.end - start);
+        for (row, meta) in layout.metas(page, n).enumerate() {
+            let marked = match newest {
+                Some((newest, mark)) if meta.position() == newest => mark,
+                _ => meta.marked(),
+            };
+            let seen = seen_by(meta.position(), marked);
+            if seen.0 == seen.1 {
+                continue;
+            }
+            let (at, (k_scale, v_scale)) = (scratch.seen_by.len() * d, layout.scales(page, row));
+            widen(call.level, &page[layout.k(row)], call.format(), k_scale, &mut scratch.keys[at..at + d]);
+            widen(call.level, &page[layout.v(row)], call.format(), v_scale, &mut scratch.values[at..at + d]);
+            scratch.seen_by.push(seen);
+            if scratch.seen_by.len() == BLOCK_KEYS {
+                absorb_block(call.level, softmax, scratch, n_tokens, d);
+            }
+        }
+    }
+    if part.own {
+        for token in 0..group.tokens.end {
+            let seen = seen_by(base + token, window.is_some() && call.own_mark(span, token, group.head));
+            if seen.0 == seen.1 {
+                continue;
+            }
+            let (at, (k, v)) = (scratch.seen_by.len() * d, call.own_row(span, token, group.head));
+            scratch.keys[at..at + d].copy_from_slice(k);
+            scratch.values[at..at + d].copy_from_slice(v);
+            scratch.seen_by.push(seen);
+            if scratch.seen_by.len() == BLOCK_KEYS {
+                absorb_block(call.level, softmax, scratch, n_tokens, d);
+            }
+        }
+    }
+    if !scratch.seen_by.is_empty() {
+        absorb_block(call.level, softmax, scratch, n_tokens, d);
+    }
+}
+
+fn absorb_block(level: Level, softmax: &mut Softmax<'_>, scratch: &mut Scratch, n_tokens: usize, d: usize) {
+    let Scratch { queries, keys, values, scores, seen_by } = scratch;
+    let (rows, n) = (softmax.rows(), seen_by.len());
+    let q_heads = rows / n_tokens;
+    scores.resize(rows * BLOCK_KEYS, 0.0);
+    matmul::a_bt(&mut Tile::new(scores, rows, n), queries, d, keys, d, d, false);
+    for (key, &(from, to)) in seen_by.iter().enumerate() {
+        let (from, to) = (from as usize * q_heads, to as usize * q_heads);
+        for row in (0..from).chain(to..rows) {
+            scores[row * n + key] = f32::NEG_INFINITY;
+        }
+    }
+    softmax.weigh(level, &mut scores[..rows * n]);
+    softmax.add(&scores[..rows * n], values, n);
+    seen_by.clear();
+}

@@ -1,0 +1,103 @@
+//! The fast forms against the plain loops, over the steps of two sequences.
+
+use super::super::super::{Backend, KvGeometry, KvTables, Span};
+use super::super::simd::maths::tests::random;
+use super::super::{Acts, Cpu};
+use super::reference;
+use crate::codec::Codec;
+use crate::policy::{Dms, Policy, Shift};
+
+fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
+    let rows = geometry.n_layers * geometry.n_lanes();
+    KvTables {
+        geometry,
+        pool: cpu.pool(&geometry, 10_000).unwrap(),
+        page_table: vec![-1; rows * geometry.max_pages],
+        live: vec![0; rows],
+        ring: vec![0; rows * geometry.policy.ring_len()],
+        seq_len: vec![0; geometry.n_seqs],
+        eviction: vec![1; geometry.n_seqs],
+        slots: vec![-1; 1024 * geometry.n_kv_heads],
+    }
+}
+
+/// Steps of (tokens of sequence 0, tokens of sequence 1, eviction).
+const STEPS: [(usize, usize, bool); 10] = [
+    (17, 0, true),
+    (1, 0, true),
+    (0, 130, true),
+    (1, 1, true),
+    (2, 33, true),
+    (130, 1, false),
+    (1, 1, false),
+    (300, 0, true),
+    (3, 4, true),
+    (1, 1, true),
+];
+
+fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: usize) {
+    let name = format!("{policy:?} {codec:?} {head_dim} {group} {threads}");
+    let cpu = Cpu::new(threads);
+    let (heads, q_heads) = (2, 2 * group);
+    let geometry = KvGeometry {
+        n_layers: 1,
+        n_q_heads: q_heads,
+        n_kv_heads: heads,
+        head_dim,
+        n_seqs: 2,
+        page_slots: 16,
+        max_pages: 64,
+        codec,
+        policy,
+    };
+    let mut kv = tables(&cpu, geometry);
+    let width = (q_heads + 2 * heads) * head_dim;
+    for (step, (a, b, eviction)) in STEPS.into_iter().enumerate() {
+        let n = a + b;
+        // Spans need not lie in the order of the sequences.
+        let spans: Vec<Span> = [Span { seq: 1, start: 0, len: b }, Span { seq: 0, start: b, len: a }]
+            .into_iter()
+            .filter(|s| s.len > 0)
+            .collect();
+        kv.eviction.fill(eviction as i32);
+        let seed = step as u64 + 10;
+        let data = random(n * width, seed).into_iter().map(|v| 2.5 * v).collect();
+        let mut qkv = Acts { data, width };
+        let decisions: Vec<f32> = random(n * heads, seed + 100).iter().map(|v| v + 0.4).collect();
+        cpu.kv_round_trip(&mut qkv, &geometry, n);
+        let acts = |poison: f32| Acts { data: vec![poison; n * q_heads * head_dim], width: q_heads * head_dim };
+        let (mut got, mut again, mut want) = (acts(f32::NAN), acts(1.0), acts(0.0));
+        cpu.attend(&mut got, &qkv, &decisions, &kv, 0, &spans);
+        cpu.attend(&mut again, &qkv, &decisions, &kv, 0, &spans);
+        reference::attend(&mut want, &qkv, &decisions, &kv, 0, &spans);
+        for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
+            assert!((g - w).abs() < 2e-5, "{name}, step {step}, row {}: {g} {w}", i / got.width);
+        }
+        assert!(
+            got.data.iter().zip(&again.data).all(|(a, b)| a.to_bits() == b.to_bits()),
+            "{name}: not the same twice"
+        );
+        cpu.reserve(&mut kv, 2 * n * heads).unwrap();
+        cpu.place(&mut kv, &decisions, 0, &spans);
+        cpu.store(&mut kv, &qkv, 0, &spans);
+        cpu.advance(&mut kv, &spans);
+    }
+}
+
+#[test]
+fn attention_matches_the_plain_loops() {
+    let policies = [
+        Policy::Dense,
+        Policy::Dms(Dms { window: 16, shift: Shift::Previous }),
+        Policy::Dms(Dms { window: 9, shift: Shift::Same }),
+    ];
+    for policy in policies {
+        for codec in [Codec::F32, Codec::Bf16, Codec::Fp8] {
+            check(policy, codec, 64, 3, 2);
+        }
+        for (head_dim, group) in [(32, 1), (72, 2), (128, 4), (32, 5), (64, 8)] {
+            check(policy, Codec::F32, head_dim, group, 1);
+        }
+        check(policy, Codec::Fp8, 128, 7, 3);
+    }
+}

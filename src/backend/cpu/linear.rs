@@ -1,0 +1,202 @@
+//! Matrix products with weights that stay as they are in the file.
+//!
+//! Few rows of activations are bound by the bytes of the weights: dot products that widen in
+//! registers. Many are bound by arithmetic: blocks of the weights are widened into a scratch
+//! buffer that the nearest caches hold, and multiplied there. Both split the weights' rows over
+//! the team.
+
+use super::Cpu;
+use super::simd::dots::{Rows, dots, widen};
+use super::simd::{Format, Level, maths, matmul};
+use super::team::Tile;
+use crate::tensor::{DType, Tensor};
+use std::ops::Range;
+
+/// Up to so many rows of activations are multiplied by dot products.
+const FEW_ROWS: usize = 64;
+/// Bytes of weights in a task of dot products: microseconds of work, and long runs of memory.
+const TASK_BYTES: usize = 128 << 10;
+/// Rows and columns of the weights in a block that is widened: 384 KiB.
+const BLOCK_ROWS: usize = 96;
+const BLOCK_COLS: usize = 1024;
+
+/// Row blocks of equal width, stacked.
+pub struct Weight {
+    parts: Vec<Tensor>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Weight {
+    pub(super) fn new(parts: &[Tensor]) -> Self {
+        let cols = parts[0].shape[1];
+        assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
+        Self { parts: parts.to_vec(), rows: parts.iter().map(|p| p.shape[0]).sum(), cols }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The rows `range`, part after part, with where they begin in `range`.
+    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Rows<'_>)> {
+        let mut first = 0;
+        self.parts.iter().filter_map(move |part| {
+            let start = first;
+            first += part.shape[0];
+            let (from, to) = (range.start.max(start), range.end.min(first));
+            let rows = || Rows::new(part.bytes(), format(part.dtype), self.cols).slice(from - start..to - start);
+            (from < to).then(|| (from - range.start, rows()))
+        })
+    }
+
+    pub(super) fn row_to_f32(&self, level: Level, row: usize, out: &mut [f32]) {
+        let (_, rows) = self.pieces(row..row + 1).next().expect("a row of the weight");
+        widen_columns(level, rows, 0..self.cols, out);
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.parts.iter().map(|p| p.dtype.size_bytes()).max().unwrap_or(1) * self.cols
+    }
+}
+
+fn format(dtype: DType) -> Format {
+    match dtype {
+        DType::F32 => Format::F32,
+        DType::F16 => Format::F16,
+        DType::Bf16 => Format::Bf16,
+    }
+}
+
+/// The columns `cols` of all rows, as f32, `[rows, cols.len()]`.
+fn widen_columns(level: Level, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) {
+    let size = rows.format().size_bytes();
+    for (out, row) in out.chunks_exact_mut(cols.len()).zip(rows.bytes().chunks_exact(rows.cols() * size)) {
+        widen(level, &row[cols.start * size..cols.end * size], rows.format(), 1.0, out);
+    }
+}
+
+/// `out [n, rows] = x [n, cols] weight^T + bias`
+pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bias: Option<&[f32]>, n: usize) {
+    let mut out = Tile::new(out, n, weight.rows);
+    let add_bias = |tile: &mut Tile<'_>| {
+        if let Some(bias) = bias {
+            (0..tile.rows()).for_each(|i| {
+                let cols = tile.col_range();
+                maths::add(cpu.level, tile.row_mut(i), &bias[cols]);
+            });
+        }
+    };
+    if n <= FEW_ROWS {
+        // A multiple of 8 rows, as the kernels take them; at least two tasks for each thread.
+        let share = weight.rows.div_ceil(2 * cpu.threads());
+        let rows = (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(8);
+        cpu.team.tiles(&mut out, n.max(1), rows, |_, tile| {
+            for (at, rows) in weight.pieces(tile.col_range()) {
+                dots(cpu.level, rows, x, &mut tile.narrow(at..at + rows.len()));
+            }
+            add_bias(tile);
+        });
+        return;
+    }
+    // Where the weights have too few rows for all threads, the activations are split too, at the
+    // price of widening twice.
+    let across = weight.rows.div_ceil(BLOCK_ROWS);
+    let down = (2 * cpu.threads()).div_ceil(across).min(n.div_ceil(64));
+    let rows = n.div_ceil(down);
+    cpu.team.tiles(&mut out, rows, BLOCK_ROWS, |worker, tile| {
+        let mut scratch = cpu.scratch(worker);
+        let x = &x[tile.row_range().start * weight.cols..];
+        for (at, rows) in weight.pieces(tile.col_range()) {
+            let mut tile = tile.narrow(at..at + rows.len());
+            multiply_block(cpu.level, &mut tile, x, rows, &mut scratch.weights);
+        }
+        add_bias(tile);
+    });
+}
+
+/// `out = x rows^T` for at most `BLOCK_ROWS` rows.
+fn multiply_block(level: Level, out: &mut Tile<'_>, x: &[f32], rows: Rows<'_>, scratch: &mut Vec<f32>) {
+    let k = rows.cols();
+    if let Some(values) = rows.as_f32() {
+        return matmul::a_bt(out, x, k, values, k, k, false);
+    }
+    for start in (0..k).step_by(BLOCK_COLS) {
+        let cols = start..k.min(start + BLOCK_COLS);
+        scratch.resize(rows.len() * cols.len(), 0.0);
+        widen_columns(level, rows, cols.clone(), scratch);
+        matmul::a_bt(out, &x[start..], k, scratch, cols.len(), cols.len(), start > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Backend;
+    use super::super::simd::maths::tests::random;
+    use super::*;
+    use std::sync::Arc;
+
+    /// A stacked weight in every type, and its values.
+    fn weight(rows: [usize; 3], cols: usize) -> (Weight, Vec<f32>) {
+        let mut values = Vec::new();
+        let mut parts = Vec::new();
+        for (rows, dtype) in rows.into_iter().zip([DType::Bf16, DType::F32, DType::F16]) {
+            let v = random(rows * cols, (rows + cols) as u64);
+            let bytes: Vec<u8> = match dtype {
+                DType::Bf16 => v.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect(),
+                DType::F16 => v.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes()).collect(),
+                DType::F32 => v.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            };
+            let len = bytes.len();
+            let tensor = Tensor::new("w", dtype, vec![rows, cols], Arc::new(bytes), 0..len);
+            values.extend(tensor.to_f32());
+            parts.push(tensor);
+        }
+        (Weight::new(&parts), values)
+    }
+
+    #[test]
+    fn linear_matches_the_plain_loop_and_repeats_itself() {
+        for threads in [1, 3] {
+            let cpu = Cpu::new(threads);
+            for (rows, cols) in [([72, 24, 8], 96), ([5, 1, 130], 72), ([200, 40, 40], 1100)] {
+                let (weight, values) = weight(rows, cols);
+                let n_rows = weight.rows();
+                let bias = random(n_rows, 9);
+                for n in [1, 2, 3, 8, 17, 64, 65, 130] {
+                    let x = random(n * cols, n as u64);
+                    let mut out = vec![f32::NAN; n * n_rows + 1];
+                    linear(&cpu, &mut out, &x, &weight, Some(&bias), n);
+                    for i in 0..n {
+                        for r in 0..n_rows {
+                            let products = (0..cols).map(|c| x[i * cols + c] as f64 * values[r * cols + c] as f64);
+                            let want = (products.sum::<f64>() + bias[r] as f64) as f32;
+                            let got = out[i * n_rows + r];
+                            assert!(
+                                (got - want).abs() < 3e-5 * (1.0 + want.abs()),
+                                "{rows:?} {cols} {n}: {got} {want}"
+                            );
+                        }
+                    }
+                    assert!(out[n * n_rows].is_nan(), "wrote behind its output");
+                    let mut again = vec![0.0; n * n_rows];
+                    linear(&cpu, &mut again, &x, &weight, Some(&bias), n);
+                    assert!(again.iter().zip(&out).all(|(a, b)| a.to_bits() == b.to_bits()), "not the same twice");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn embedding_rows_come_from_their_part() {
+        let cpu = Cpu::new(2);
+        let (weight, values) = weight([3, 4, 5], 72);
+        let mut out = cpu.acts(12, 72).unwrap();
+        cpu.embed(&mut out, &weight, &(0..12).collect(), 12);
+        assert_eq!(out.data, values);
+    }
+}

@@ -1,0 +1,94 @@
+//! Query and key rows after their projections: per-head norms, eviction decisions, RoPE.
+
+use super::super::{QkvRope, Span};
+use super::simd::maths;
+use super::{Acts, Cpu};
+
+/// Cosines and sines of a step's rows: every layer of the step turns by the same angles.
+#[derive(Default)]
+pub(super) struct Angles {
+    positions: Vec<usize>,
+    inv_freq: Vec<f32>,
+    factor: f32,
+    /// `[n, head_dim / 2]` each.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Angles {
+    fn update(&mut self, positions: impl Iterator<Item = usize> + Clone, inv_freq: &[f32], factor: f32) {
+        let same = self.inv_freq == inv_freq && self.factor == factor;
+        if same && positions.clone().eq(self.positions.iter().copied()) {
+            return;
+        }
+        self.positions.clear();
+        self.positions.extend(positions);
+        self.inv_freq.clear();
+        self.inv_freq.extend_from_slice(inv_freq);
+        self.factor = factor;
+        self.cos.clear();
+        self.sin.clear();
+        for &position in &self.positions {
+            for &f in inv_freq {
+                // In f64: at position 40,000 an f32 product is off by a thousandth of a turn.
+                let (sin, cos) = (position as f64 * f as f64).sin_cos();
+                self.cos.push(cos as f32 * factor);
+                self.sin.push(sin as f32 * factor);
+            }
+        }
+    }
+}
+
+pub(super) fn qkv_rope(
+    cpu: &Cpu,
+    qkv: &mut Acts,
+    decisions: &mut [f32],
+    seq_len: &[i32],
+    spans: &[Span],
+    args: &QkvRope<'_, Cpu>,
+) {
+    let (d, group) = (args.head_dim, args.n_q_heads / args.n_kv_heads);
+    let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
+    let (q_width, qk_width) = (args.n_q_heads * d, (args.n_q_heads + args.n_kv_heads) * d);
+    if let Some([q_norm, k_norm]) = args.qk_norm {
+        cpu.rows(qkv, n, |row, _| {
+            for (h, head) in row[..qk_width].chunks_exact_mut(d).enumerate() {
+                let weight = if h < args.n_q_heads { q_norm } else { k_norm };
+                maths::rms_norm_in_place(cpu.level, head, weight, args.rms_eps);
+            }
+        });
+    }
+    if let Some(alpha) = args.borrowed {
+        for (i, decisions) in decisions.chunks_exact_mut(args.n_kv_heads).enumerate().take(n) {
+            for (h, decision) in decisions.iter_mut().enumerate() {
+                let from = if alpha.per_layer { 0 } else { h };
+                *decision = qkv.row(i)[from * group * d + d - 1] * alpha.scale - alpha.offset;
+            }
+        }
+    }
+    let mut angles = cpu.angles();
+    // Rows are turned by their place in `spans`, which need not lie in the order of the rows.
+    let positions = (0..n).map(|i| {
+        let span = spans.iter().find(|s| (s.start..s.start + s.len).contains(&i));
+        span.map_or(0, |s| seq_len[s.seq] as usize + i - s.start)
+    });
+    angles.update(positions, args.inv_freq, args.rope_scale);
+    let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);
+    cpu.rows(qkv, n, |row, i| {
+        if args.borrowed.is_some() {
+            zero_borrowed(&mut row[..q_width], d, group);
+        }
+        for head in row[..qk_width].chunks_exact_mut(d) {
+            maths::rotate(cpu.level, head, &cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
+        }
+        if args.borrowed.is_some() {
+            zero_borrowed(&mut row[..q_width], d, group);
+        }
+    });
+}
+
+fn zero_borrowed(q: &mut [f32], d: usize, group: usize) {
+    for head in q.chunks_exact_mut(group * d) {
+        head[d - 1] = 0.0;
+    }
+}

@@ -1,0 +1,117 @@
+//! Vector code for the CPU at hand: dot products with rows as they are stored, weighted sums of
+//! such rows, tiles of matrix products, and the element-wise maths between them.
+//!
+//! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler
+//! vectorises) and built three times: AVX-512, AVX2 + FMA, and portable. A [`Level`] says which
+//! of them this machine can run; it can only be made by asking the machine, so holding one is
+//! what makes the calls sound. `unsafe` stands in here and in `team`, nowhere else on this backend.
+
+pub(super) mod dots;
+pub(super) mod maths;
+pub(super) mod matmul;
+mod vector;
+
+/// How values of a row lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    F32,
+    F16,
+    Bf16,
+    /// e4m3fn; the row's scale is the caller's to apply.
+    Fp8,
+}
+
+impl Format {
+    pub fn size_bytes(self) -> usize {
+        match self {
+            Format::F32 => 4,
+            Format::F16 | Format::Bf16 => 2,
+            Format::Fp8 => 1,
+        }
+    }
+}
+
+/// Instructions this machine was seen to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Level(Set);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// All that this machine can run, the best first.
+    pub fn available() -> Vec<Level> {
+        let mut levels = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            if avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                levels.push(Level(Set::Avx512));
+            }
+            if avx2 {
+                levels.push(Level(Set::Avx2));
+            }
+        }
+        levels.push(Level(Set::Portable));
+        levels
+    }
+
+    pub fn best() -> Level {
+        Self::available()[0]
+    }
+
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Set::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
+        }
+    }
+}
+
+/// Builds `$body`, which must be `#[inline(always)]` and generic over a vector type, for every
+/// level, and calls the one that `$level` names.
+macro_rules! by_level {
+    ($level:expr, $body:ident :: <$($generic:ident),*> ($($arg:ident : $ty:ty),* $(,)?)) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[allow(clippy::too_many_arguments)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        unsafe fn avx512<$($generic: Elem),*>($($arg: $ty),*) {
+            // SAFETY: the caller's contract is `$body`'s.
+            unsafe { $body::<Avx512, $($generic),*>($($arg),*) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[allow(clippy::too_many_arguments)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn avx2<$($generic: Elem),*>($($arg: $ty),*) {
+            // SAFETY: the caller's contract is `$body`'s.
+            unsafe { $body::<Avx2, $($generic),*>($($arg),*) }
+        }
+        // SAFETY: a `Level` exists only where its instructions were detected; the rest of the
+        // contract is that of `$body`, upheld by the function that uses this macro.
+        unsafe {
+            match $level.0 {
+                Set::Portable => $body::<Portable, $($generic),*>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx2 => avx2::<$($generic),*>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx512 => avx512::<$($generic),*>($($arg),*),
+            }
+        }
+    }};
+}
+use by_level;

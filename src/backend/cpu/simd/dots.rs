@@ -1,0 +1,471 @@
+//! Dot products with stored rows, and weighted sums of stored rows: the two halves of decoding,
+//! for weights (`out = W x`) and for a cache (`scores = K q`, `out = p V`) alike.
+
+// Indices of fixed arrays, which the compiler unrolls and keeps in registers.
+#![allow(clippy::needless_range_loop)]
+
+use super::super::team::Tile;
+#[cfg(target_arch = "x86_64")]
+use super::vector::{Avx2, Avx512};
+use super::vector::{Bf16, Elem, F16, F32, Fp8, Portable, Vector};
+use super::{Format, Level, Set, by_level};
+
+/// Rows of `cols` values that lie one behind the other.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Rows<'a> {
+    bytes: &'a [u8],
+    format: Format,
+    cols: usize,
+    len: usize,
+    /// Bytes from a place in these rows to what will be needed when they are done.
+    ahead: usize,
+}
+
+impl<'a> Rows<'a> {
+    pub fn new(bytes: &'a [u8], format: Format, cols: usize) -> Self {
+        let row_bytes = format.size_bytes() * cols;
+        assert!(row_bytes > 0 && bytes.len().is_multiple_of(row_bytes), "{} bytes of {cols} columns", bytes.len());
+        Self { bytes, format, cols, len: bytes.len() / row_bytes, ahead: AHEAD_BYTES }
+    }
+
+    /// Reads `next` into the nearest cache while these rows are worked on, in place of what follows
+    /// them.
+    pub fn then(self, next: &[u8]) -> Self {
+        Rows { ahead: (next.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize), ..self }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    pub fn slice(&self, rows: std::ops::Range<usize>) -> Rows<'a> {
+        let row_bytes = self.format.size_bytes() * self.cols;
+        let bytes = &self.bytes[rows.start * row_bytes..rows.end * row_bytes];
+        Rows { bytes, len: rows.len(), ..*self }
+    }
+
+    /// The rows as f32, where that is how they lie and where they are aligned for it.
+    pub fn as_f32(&self) -> Option<&'a [f32]> {
+        if self.format == Format::F32 { bytemuck::try_cast_slice(self.bytes).ok() } else { None }
+    }
+}
+
+macro_rules! by_format {
+    ($format:expr, $call:ident ( $($arg:expr),* $(,)? )) => {
+        match $format {
+            Format::F32 => $call::<F32>($($arg),*),
+            Format::F16 => $call::<F16>($($arg),*),
+            Format::Bf16 => $call::<Bf16>($($arg),*),
+            Format::Fp8 => $call::<Fp8>($($arg),*),
+        }
+    };
+}
+
+/// `out[i, r] = x[i] . rows[r]` for x `[out.rows, cols]`. Reads the rows once for up to
+/// `Vector::MAX_RHS` x at a time, the rest from the nearest cache.
+pub(in super::super) fn dots(level: Level, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
+    assert!(out.cols() == rows.len && x.len() >= out.rows() * rows.cols, "shapes of a row of dot products");
+    by_format!(rows.format, dots_of(level, rows, x, out));
+}
+
+fn dots_of<E: Elem>(level: Level, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
+    debug_assert_eq!(E::FORMAT, rows.format);
+    let (w, n_rows, cols, x, n) = (rows.bytes.as_ptr(), rows.len, rows.cols, x.as_ptr(), out.rows());
+    let (width, out, ahead) = (out.width(), out.as_mut_ptr(), rows.ahead);
+    // The pointers cover `n_rows x cols` elements, `n x cols` and `n` rows of `n_rows` results.
+    by_level!(
+        level,
+        dots_body::<E>(
+            w: *const u8, n_rows: usize, cols: usize, ahead: usize, x: *const f32, n: usize, out: *mut f32, width: usize
+        )
+    )
+}
+
+#[allow(clippy::too_many_arguments)] // The shape of a kernel.
+#[inline(always)]
+unsafe fn dots_body<V: Vector, E: Elem>(
+    w: *const u8,
+    n_rows: usize,
+    cols: usize,
+    ahead: usize,
+    x: *const f32,
+    n: usize,
+    out: *mut f32,
+    width: usize,
+) {
+    let row_bytes = cols * E::FORMAT.size_bytes();
+    let mut r = 0;
+    while r < n_rows {
+        let left = n_rows - r;
+        // SAFETY: `Block` stays inside what the caller has checked: rows r.., x and out from i on.
+        unsafe {
+            let at = w.add(r * row_bytes);
+            if n == 1 && left >= 8 {
+                Block { w: at, row_bytes, cols, ahead, valid: 8 }.run::<V, E, 8, 1>(x, out.add(r), width);
+                r += 8;
+                continue;
+            }
+            let block = Block { w: at, row_bytes, cols, ahead, valid: left.min(4) };
+            let mut i = 0;
+            while i < n {
+                let (x, out) = (x.add(i * cols), out.add(i * width + r));
+                let some = (n - i).min(V::MAX_RHS);
+                match some {
+                    1 => block.run::<V, E, 4, 1>(x, out, width),
+                    2 => block.run::<V, E, 4, 2>(x, out, width),
+                    _ => block.run::<V, E, 4, 3>(x, out, width),
+                }
+                i += some;
+            }
+        }
+        r += left.min(4);
+    }
+}
+
+/// How far ahead of weights in work memory is asked for (measured; half and twice are slower).
+const AHEAD_BYTES: usize = 9 << 10;
+
+/// Some rows from `w` on, the last of which may be missing (`valid`).
+struct Block {
+    w: *const u8,
+    row_bytes: usize,
+    cols: usize,
+    ahead: usize,
+    valid: usize,
+}
+
+impl Block {
+    /// `N` times `R` dot products; `R` is a multiple of 4.
+    #[inline(always)]
+    unsafe fn run<V: Vector, E: Elem, const R: usize, const N: usize>(
+        &self,
+        x: *const f32,
+        out: *mut f32,
+        width: usize,
+    ) {
+        let size = E::FORMAT.size_bytes();
+        // SAFETY: rows below `valid` are the caller's; a missing one is read as the last that is
+        // there, and its result is dropped. Prefetching never faults.
+        unsafe {
+            let rows: [*const u8; R] = std::array::from_fn(|r| self.w.add(r.min(self.valid - 1) * self.row_bytes));
+            let mut ahead = self.w.wrapping_add(self.ahead);
+            let mut acc = [[V::splat(0.0); N]; R];
+            let mut c = 0;
+            while c + V::LANES <= self.cols {
+                let x: [V; N] = std::array::from_fn(|i| V::load(x.add(i * self.cols + c)));
+                for r in 0..R {
+                    // Line after line in the order of addresses, not row by row.
+                    if (r * V::LANES * size).is_multiple_of(64) {
+                        prefetch(ahead);
+                        ahead = ahead.wrapping_add(64);
+                    }
+                    let w = E::load::<V>(rows[r].add(c * size));
+                    for i in 0..N {
+                        acc[r][i] = w.mul_add(x[i], acc[r][i]);
+                    }
+                }
+                c += V::LANES;
+            }
+            for i in 0..N {
+                for block in 0..R / 4 {
+                    let mut sums = V::sum4(std::array::from_fn(|r| acc[block * 4 + r][i]));
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        for c in c..self.cols {
+                            *sum += E::scalar(rows[block * 4 + r].add(c * size)) * *x.add(i * self.cols + c);
+                        }
+                    }
+                    for (r, sum) in sums.into_iter().enumerate().take(self.valid.saturating_sub(block * 4)) {
+                        *out.add(i * width + block * 4 + r) = sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Asks for the line at `at`, which need not exist.
+#[inline(always)]
+fn prefetch(at: *const u8) {
+    // SAFETY: prefetching never faults.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Asks for `bytes` to be read into the second-level cache.
+pub(in super::super) fn fetch(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        // SAFETY: prefetching never faults.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast())
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+}
+
+/// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`.
+pub(in super::super) fn weighted_sum(level: Level, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
+    let n = out.rows();
+    assert!(out.cols() == rows.cols && rows.len <= stride, "shapes of a weighted sum");
+    assert!(n == 0 || p.len() >= (n - 1) * stride + rows.len, "weights of a weighted sum");
+    by_format!(rows.format, weighted_sum_of(level, rows, p, stride, out));
+}
+
+fn weighted_sum_of<E: Elem>(level: Level, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
+    debug_assert_eq!(E::FORMAT, rows.format);
+    let (v, n_rows, cols, p, n) = (rows.bytes.as_ptr(), rows.len, rows.cols, p.as_ptr(), out.rows());
+    let (width, out, ahead) = (out.width(), out.as_mut_ptr(), rows.ahead);
+    // The pointers cover `n_rows x cols` elements, `n` rows of `n_rows` weights and of `cols` sums.
+    by_level!(
+        level,
+        weighted_body::<E>(
+            v: *const u8, n_rows: usize, cols: usize, ahead: usize, p: *const f32, stride: usize, n: usize,
+            out: *mut f32, width: usize
+        )
+    )
+}
+
+#[allow(clippy::too_many_arguments)] // The shape of a kernel.
+#[inline(always)]
+unsafe fn weighted_body<V: Vector, E: Elem>(
+    v: *const u8,
+    n_rows: usize,
+    cols: usize,
+    ahead: usize,
+    p: *const f32,
+    stride: usize,
+    n: usize,
+    out: *mut f32,
+    width: usize,
+) {
+    let mut i = 0;
+    while i < n {
+        let some = (n - i).min(V::MAX_RHS);
+        // SAFETY: rows i..i + some of `p` and `out`, all rows of `v`: what the caller has checked.
+        unsafe {
+            let sums = Sums { v, n_rows, cols, ahead, p: p.add(i * stride), stride, out: out.add(i * width), width };
+            match some {
+                1 => sums.run::<V, E, 1>(),
+                2 => sums.run::<V, E, 2>(),
+                _ => sums.run::<V, E, 3>(),
+            }
+        }
+        i += some;
+    }
+}
+
+struct Sums {
+    v: *const u8,
+    n_rows: usize,
+    cols: usize,
+    ahead: usize,
+    p: *const f32,
+    stride: usize,
+    out: *mut f32,
+    width: usize,
+}
+
+impl Sums {
+    #[inline(always)]
+    unsafe fn run<V: Vector, E: Elem, const N: usize>(&self) {
+        let mut c = 0;
+        // SAFETY: every column below `cols` is visited once, by the widest step that fits.
+        unsafe {
+            while c + 4 * V::LANES <= self.cols {
+                self.columns::<V, E, N, 4>(c);
+                c += 4 * V::LANES;
+            }
+            while c + V::LANES <= self.cols {
+                self.columns::<V, E, N, 1>(c);
+                c += V::LANES;
+            }
+            for c in c..self.cols {
+                for i in 0..N {
+                    for r in 0..self.n_rows {
+                        let v = E::scalar(self.v.add((r * self.cols + c) * E::FORMAT.size_bytes()));
+                        *self.out.add(i * self.width + c) += *self.p.add(i * self.stride + r) * v;
+                    }
+                }
+            }
+        }
+    }
+
+    /// `C` vectors of columns from `c` on.
+    #[inline(always)]
+    unsafe fn columns<V: Vector, E: Elem, const N: usize, const C: usize>(&self, c: usize) {
+        let size = E::FORMAT.size_bytes();
+        // SAFETY: columns c..c + C * LANES exist; prefetching never faults.
+        unsafe {
+            let mut acc: [[V; C]; N] = std::array::from_fn(|i| {
+                std::array::from_fn(|j| V::load(self.out.add(i * self.width + c + j * V::LANES)))
+            });
+            for r in 0..self.n_rows {
+                let row = self.v.add((r * self.cols + c) * size);
+                for line in 0..(C * V::LANES * size).div_ceil(64) {
+                    prefetch(row.wrapping_add(self.ahead.wrapping_add(line * 64)));
+                }
+                let v: [V; C] = std::array::from_fn(|j| E::load::<V>(row.add(j * V::LANES * size)));
+                for i in 0..N {
+                    let p = V::splat(*self.p.add(i * self.stride + r));
+                    for j in 0..C {
+                        acc[i][j] = v[j].mul_add(p, acc[i][j]);
+                    }
+                }
+            }
+            for (i, acc) in acc.into_iter().enumerate() {
+                for (j, acc) in acc.into_iter().enumerate() {
+                    acc.store(self.out.add(i * self.width + c + j * V::LANES));
+                }
+            }
+        }
+    }
+}
+
+/// `out = values * factor` for as many stored values as `out` has.
+pub(in super::super) fn widen(level: Level, bytes: &[u8], format: Format, factor: f32, out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len() * format.size_bytes(), "bytes to widen");
+    by_format!(format, widen_of(level, bytes, factor, out));
+}
+
+fn widen_of<E: Elem>(level: Level, bytes: &[u8], factor: f32, out: &mut [f32]) {
+    let (len, bytes, out) = (out.len(), bytes.as_ptr(), out.as_mut_ptr());
+    // Both pointers cover `len` elements.
+    by_level!(level, widen_body::<E>(bytes: *const u8, len: usize, factor: f32, out: *mut f32))
+}
+
+#[inline(always)]
+unsafe fn widen_body<V: Vector, E: Elem>(bytes: *const u8, len: usize, factor: f32, out: *mut f32) {
+    let size = E::FORMAT.size_bytes();
+    let mut i = 0;
+    // SAFETY: elements below `len`; with a factor of 1 and nothing to add the values stay exact.
+    unsafe {
+        while i + V::LANES <= len {
+            E::load::<V>(bytes.add(i * size)).mul_add(V::splat(factor), V::splat(0.0)).store(out.add(i));
+            i += V::LANES;
+        }
+        for i in i..len {
+            *out.add(i) = E::scalar(bytes.add(i * size)) * factor;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::simd::maths::tests::random;
+    use crate::codec::{FP8_VALUES, fp8_encode};
+    use half::{bf16, f16};
+
+    const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Fp8];
+
+    /// Stored bytes and what they mean.
+    fn stored(values: &[f32], format: Format) -> (Vec<u8>, Vec<f32>) {
+        match format {
+            Format::F32 => (bytemuck::cast_slice(values).to_vec(), values.to_vec()),
+            Format::F16 => {
+                let h: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
+                (bytemuck::cast_slice(&h).to_vec(), h.iter().map(|v| v.to_f32()).collect())
+            }
+            Format::Bf16 => {
+                let h: Vec<bf16> = values.iter().map(|&v| bf16::from_f32(v)).collect();
+                (bytemuck::cast_slice(&h).to_vec(), h.iter().map(|v| v.to_f32()).collect())
+            }
+            Format::Fp8 => {
+                let h: Vec<u8> = values.iter().map(|&v| fp8_encode(v)).collect();
+                let values = h.iter().map(|&c| FP8_VALUES[c as usize]).collect();
+                (h, values)
+            }
+        }
+    }
+
+    fn close(a: f32, b: f32) -> bool {
+        (a - b).abs() <= 2e-5 * (1.0 + b.abs())
+    }
+
+    #[test]
+    fn dots_match_the_plain_loop_at_every_level() {
+        for level in Level::available() {
+            for format in FORMATS {
+                for (rows, cols, n) in
+                    [(1, 5, 1), (3, 72, 2), (8, 64, 1), (13, 96, 5), (17, 131, 8), (30, 32, 3), (9, 128, 4)]
+                {
+                    let (bytes, w) = stored(&random(rows * cols, 1), format);
+                    let x = random(n * cols, 2);
+                    let mut out = vec![f32::NAN; n * (rows + 3)];
+                    dots(
+                        level,
+                        Rows::new(&bytes, format, cols),
+                        &x,
+                        &mut Tile::new(&mut out, n, rows + 3).narrow(1..rows + 1),
+                    );
+                    for i in 0..n {
+                        for r in 0..rows {
+                            let want: f32 = (0..cols).map(|c| x[i * cols + c] * w[r * cols + c]).sum();
+                            let got = out[i * (rows + 3) + r + 1];
+                            assert!(close(got, want), "{} {format:?} {rows}x{cols}x{n}: {got} {want}", level.name());
+                        }
+                        assert!(
+                            out[i * (rows + 3)].is_nan() && out[i * (rows + 3) + rows + 1].is_nan(),
+                            "wrote beside"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weighted_sums_match_the_plain_loop_at_every_level() {
+        for level in Level::available() {
+            for format in FORMATS {
+                for (rows, cols, n) in [(1, 5, 1), (7, 72, 2), (32, 64, 3), (33, 128, 8), (16, 32, 5), (130, 96, 4)] {
+                    let (bytes, v) = stored(&random(rows * cols, 3), format);
+                    let (p, before) = (random(n * (rows + 2), 4), random(n * cols, 5));
+                    let mut out = before.clone();
+                    let rows_of = Rows::new(&bytes, format, cols);
+                    weighted_sum(level, rows_of, &p, rows + 2, &mut Tile::new(&mut out, n, cols));
+                    for i in 0..n {
+                        for c in 0..cols {
+                            let sum: f32 = (0..rows).map(|r| p[i * (rows + 2) + r] * v[r * cols + c]).sum();
+                            let (got, want) = (out[i * cols + c], before[i * cols + c] + sum);
+                            assert!(close(got, want), "{} {format:?} {rows}x{cols}x{n}: {got} {want}", level.name());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_fp8_code_reads_as_the_codec_says() {
+        let codes: Vec<u8> = (0..=255).filter(|c| c & 0x7f != 0x7f).collect();
+        for level in Level::available() {
+            let mut out = vec![0.0; codes.len()];
+            weighted_sum(
+                level,
+                Rows::new(&codes, Format::Fp8, codes.len()),
+                &[1.0],
+                1,
+                &mut Tile::new(&mut out, 1, codes.len()),
+            );
+            assert!(codes.iter().zip(&out).all(|(&c, &v)| FP8_VALUES[c as usize] == v), "{}", level.name());
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Element-wise maths: plain loops without branches, which the compiler turns into vector code
+//! for each level.
+
+use super::{Level, Set};
+
+/// Builds a plain loop for every level and calls the one that fits.
+macro_rules! plain_by_level {
+    ($(#[$doc:meta])* $name:ident = $body:ident ($($arg:ident : $ty:ty),*) $(-> $ret:ty)?) => {
+        $(#[$doc])*
+        pub(in super::super) fn $name(level: Level, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            fn avx512($($arg: $ty),*) $(-> $ret)? {
+                $body($($arg),*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $ty),*) $(-> $ret)? {
+                $body($($arg),*)
+            }
+            match level.0 {
+                Set::Portable => $body($($arg),*),
+                // SAFETY: a `Level` exists only where its instructions were detected.
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx2 => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx512 => unsafe { avx512($($arg),*) },
+            }
+        }
+    };
+}
+
+/// Sums in flight: a sum in one chain is bound by the latency of an addition.
+const CHAINS: usize = 32;
+
+#[inline(always)]
+fn fold(x: &[f32], zero: f32, one: impl Fn(f32, f32) -> f32, join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut acc = [zero; CHAINS];
+    let chunks = x.chunks_exact(CHAINS);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (a, &v) in acc.iter_mut().zip(chunk) {
+            *a = one(*a, v);
+        }
+    }
+    for (a, &v) in acc.iter_mut().zip(rest) {
+        *a = one(*a, v);
+    }
+    let mut half = CHAINS / 2;
+    while half > 0 {
+        for i in 0..half {
+            acc[i] = join(acc[i], acc[i + half]);
+        }
+        half /= 2;
+    }
+    acc[0]
+}
+
+/// `e^x`, within 2e-7 of its value; 0 below -87, where the result would leave the normal numbers.
+/// NaN stays NaN.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    // ln 2 in two parts, of which the first has few enough bits for an exact product (Cephes).
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    /// Adding it rounds to an integer, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = if x > 88.0 { 88.0 } else { x };
+    let shifted = clamped * LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = clamped - n * LN2_HIGH - n * LN2_LOW;
+    let mut p = 1.987_569_1e-4;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 5.000_000_3e-1;
+    p = p * r * r + r + 1.0;
+    let power = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
+    if x < -87.0 { 0.0 } else { p * power }
+}
+
+#[inline(always)]
+fn max_body(x: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    fold(x, f32::NEG_INFINITY, larger, larger)
+}
+
+plain_by_level! {
+    /// The largest value; negative infinity of nothing.
+    max = max_body(x: &[f32]) -> f32
+}
+
+#[inline(always)]
+fn exp_minus_body(x: &mut [f32], max: f32) -> f32 {
+    x.iter_mut().for_each(|v| *v = exp(*v - max));
+    fold(x, 0.0, |a, v| a + v, |a, b| a + b)
+}
+
+plain_by_level! {
+    /// `x = e^(x - max)`; returns the sum.
+    exp_minus = exp_minus_body(x: &mut [f32], max: f32) -> f32
+}
+
+#[inline(always)]
+fn scale_body(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|v| *v *= factor);
+}
+
+plain_by_level! {
+    /// `x *= factor`
+    scale = scale_body(x: &mut [f32], factor: f32)
+}
+
+#[inline(always)]
+fn add_body(acc: &mut [f32], x: &[f32]) {
+    acc.iter_mut().zip(x).for_each(|(a, v)| *a += v);
+}
+
+plain_by_level! {
+    /// `acc += x`
+    add = add_body(acc: &mut [f32], x: &[f32])
+}
+
+#[inline(always)]
+fn add_scaled_body(acc: &mut [f32], x: &[f32], factor: f32) {
+    acc.iter_mut().zip(x).for_each(|(a, v)| *a += v * factor);
+}
+
+plain_by_level! {
+    /// `acc += x * factor`
+    add_scaled = add_scaled_body(acc: &mut [f32], x: &[f32], factor: f32)
+}
+
+#[inline(always)]
+fn mul_body(acc: &mut [f32], x: &[f32]) {
+    acc.iter_mut().zip(x).for_each(|(a, v)| *a *= v);
+}
+
+plain_by_level! {
+    /// `acc *= x`
+    mul = mul_body(acc: &mut [f32], x: &[f32])
+}
+
+#[inline(always)]
+fn swiglu_body(out: &mut [f32], gate: &[f32], up: &[f32]) {
+    for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+        *o = g / (1.0 + exp(-g)) * u;
+    }
+}
+
+plain_by_level! {
+    /// `out = silu(gate) * up`
+    swiglu = swiglu_body(out: &mut [f32], gate: &[f32], up: &[f32])
+}
+
+#[inline(always)]
+fn rms_norm_body(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) -> f32 {
+    let mean = fold(x, 0.0, |a, v| a + v * v, |a, b| a + b) / x.len() as f32;
+    let scale = 1.0 / (mean + eps).sqrt();
+    for ((o, v), w) in out.iter_mut().zip(x).zip(weight) {
+        *o = v * scale * w;
+    }
+    mean
+}
+
+plain_by_level! {
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`; returns the mean square, which is finite
+    /// exactly when the row is sane.
+    rms_norm = rms_norm_body(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) -> f32
+}
+
+#[inline(always)]
+fn rms_norm_in_place_body(x: &mut [f32], weight: &[f32], eps: f32) {
+    let mean = fold(x, 0.0, |a, v| a + v * v, |a, b| a + b) / x.len() as f32;
+    let scale = 1.0 / (mean + eps).sqrt();
+    x.iter_mut().zip(weight).for_each(|(v, w)| *v = *v * scale * w);
+}
+
+plain_by_level! {
+    /// `x = x / sqrt(mean(x^2) + eps) * weight`
+    rms_norm_in_place = rms_norm_in_place_body(x: &mut [f32], weight: &[f32], eps: f32)
+}
+
+#[inline(always)]
+fn rotate_body(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (a, b) = head.split_at_mut(head.len() / 2);
+    for (((x, y), &cos), &sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+        (*x, *y) = (*x * cos - *y * sin, *y * cos + *x * sin);
+    }
+}
+
+plain_by_level! {
+    /// Turns the pairs `(head[i], head[i + d / 2])`.
+    rotate = rotate_body(head: &mut [f32], cos: &[f32], sin: &[f32])
+}
+
+#[cfg(test)]
+pub(in super::super) mod tests {
+    use super::*;
+
+    /// Values in -1..1 that depend on nothing but `seed`.
+    pub fn random(len: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn exp_is_close_everywhere() {
+        for i in -8700..8800 {
+            let x = i as f32 * 0.01 + 0.003;
+            let (got, want) = (exp(x) as f64, (x as f64).exp());
+            assert!(x < -87.0 || (got / want - 1.0).abs() < 3e-7, "{x}: {got} {want}");
+        }
+        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY), exp(-200.0)), (1.0, 0.0, 0.0));
+        assert!(exp(f32::NAN).is_nan() && exp(1e9) > 1e38);
+    }
+
+    #[test]
+    fn loops_agree_at_every_level() {
+        for level in Level::available() {
+            for len in [1, 31, 72, 96, 577] {
+                let (x, y) = (random(len, 1), random(len, 2));
+                let close = |a: f32, b: f32| (a - b).abs() < 1e-5 * (1.0 + b.abs());
+                assert_eq!(max(level, &x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+                let mut out = vec![f32::NAN; len];
+                swiglu(level, &mut out, &x, &y);
+                assert!((0..len).all(|i| close(out[i], x[i] / (1.0 + (-x[i]).exp()) * y[i])));
+                let mean = rms_norm(level, &mut out, &x, &y, 1e-5);
+                assert!(close(mean, x.iter().map(|v| v * v).sum::<f32>() / len as f32));
+                assert!((0..len).all(|i| close(out[i], x[i] / (mean + 1e-5).sqrt() * y[i])));
+                let mut out = x.clone();
+                let sum = exp_minus(level, &mut out, 0.5);
+                assert!((0..len).all(|i| close(out[i], (x[i] - 0.5).exp())) && close(sum, out.iter().sum()));
+            }
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! The CUDA backend: one NVIDIA card through the driver alone, kernels from PTX that is part of the
+//! program (`kernels/`). Weights stay as they are in the file; activations and sums are f32.
+//!
+//! Everything runs in order on one stream and is awaited only where the host reads. Pages are taken and
+//! given back on the card; between steps the host reserves, trims and sorts. All `unsafe` of this
+//! backend stands in `driver`, `pool` and `probe`, around calls of the driver.
+
+mod driver;
+mod kernels;
+mod kv;
+mod memory;
+mod pool;
+mod probe;
+mod spans;
+
+use super::{
+    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
+    StepResult,
+};
+use crate::policy::SlotMeta;
+use crate::protocol::Token;
+use crate::tensor::{DType, Tensor};
+use driver::Arg::{F32, I32, Ptr, U64};
+use driver::Driver;
+pub use driver::{CudaOptions, free_bytes, usable};
+pub use kernels::{Entry, KERNELS, Kernel, SOURCES, TARGET};
+pub use kv::VIEW_BYTES;
+pub use memory::{Acts, Buf, Weight};
+pub use pool::Pool;
+pub use probe::{NoCuda, probe};
+use spans::{Shape, Spans};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// Threads of a block where nothing asks for another number.
+const BLOCK: usize = 256;
+/// Up to so many rows of activations are multiplied row by row of the weights.
+const FEW_ROWS: usize = 8;
+/// Side of the tiles of `gemm`.
+const TILE: usize = 64;
+/// Ids the repetition penalty takes at once.
+const PENALTY_IDS: usize = 4096;
+/// Largest head and group that the attention kernels have instances for.
+pub const MAX_HEAD_DIM: usize = 128;
+pub const MAX_GROUP: usize = 8;
+
+/// One card.
+pub struct Cuda {
+    driver: Rc<Driver>,
+    spans: RefCell<Spans>,
+    penalty_ids: RefCell<Buf<Token>>,
+    /// A wrong kernel in the place of a right one, for `doctor` to find.
+    planted: Cell<bool>,
+}
+
+impl Cuda {
+    /// The card of that index.
+    pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
+        let driver = Rc::new(Driver::open(index, options)?);
+        let penalty_ids = Buf::new(&driver, PENALTY_IDS).map_err(|e| NoCuda::Driver(e.to_string()))?;
+        Ok(Self {
+            driver,
+            spans: RefCell::default(),
+            penalty_ids: RefCell::new(penalty_ids),
+            planted: Cell::new(false),
+        })
+    }
+
+    /// Puts a wrong kernel in the place of `swiglu`.
+    pub fn plant(&self, on: bool) {
+        self.planted.set(on);
+    }
+
+    /// Milliseconds that `work` takes on the card.
+    pub fn time_ms(&self, work: impl FnOnce()) -> f32 {
+        self.driver.time_ms(work)
+    }
+
+    /// Bytes a second, read and written, of a copy within the card.
+    pub fn copy_bytes_per_s(&self) -> Result<f64, OutOfMemory> {
+        const BYTES: usize = 512 << 20;
+        let (from, to) = (Buf::<u8>::new(&self.driver, BYTES)?, Buf::<u8>::new(&self.driver, BYTES)?);
+        let ms = (0..5).map(|_| self.time_ms(|| self.driver.copy_within(to.ptr(), from.ptr(), BYTES)));
+        Ok(2.0 * BYTES as f64 / (ms.fold(f32::INFINITY, f32::min) as f64 / 1e3))
+    }
+
+    /// Free bytes of the card, and all.
+    pub fn memory(&self) -> (u64, u64) {
+        self.driver.memory()
+    }
+
+    fn send(&self, spans: &[Span]) -> Shape {
+        self.spans.borrow_mut().send(spans)
+    }
+
+    fn product(&self, out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
+        use Kernel::*;
+        let (gemv1, gemv8, gemm) = match weight.dtype {
+            DType::F32 => (Gemv1F32, Gemv8F32, GemmF32),
+            DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
+            DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
+        };
+        let (rows, cols) = (weight.rows, weight.cols);
+        let mut args = vec![
+            Ptr(out),
+            Ptr(x),
+            Ptr(weight.ptr()),
+            Ptr(bias.map_or(0, Buf::ptr)),
+            I32(rows as i32),
+            I32(cols as i32),
+            I32(n as i32),
+        ];
+        if n <= FEW_ROWS {
+            args.push(I32(cols.is_multiple_of(8) as i32));
+            self.driver.launch(if n == 1 { gemv1 } else { gemv8 }, [rows.div_ceil(4), 1, 1], 128, &args);
+        } else if weight.dtype == DType::Bf16 && cols.is_multiple_of(8) {
+            let (kernel, tokens) = if n <= 64 { (GemmSplit64, 64) } else { (GemmSplit128, 128) };
+            self.driver.launch(kernel, [rows.div_ceil(128), n.div_ceil(tokens), 1], 256, &args);
+        } else {
+            self.driver.launch(gemm, [rows.div_ceil(TILE), n.div_ceil(TILE), 1], 256, &args);
+        }
+    }
+
+    fn norm(&self, out: &mut Acts, x: &Acts, weight: &Buf<f32>, eps: f32, fault: Option<(usize, u64)>, n: usize) {
+        out.holds(n);
+        let (layer, fault) = fault.unwrap_or((0, 0));
+        let args = [
+            Ptr(out.ptr()),
+            Ptr(x.ptr()),
+            Ptr(weight.ptr()),
+            F32(eps),
+            I32(layer as i32),
+            Ptr(fault),
+            I32(x.width as i32),
+        ];
+        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], BLOCK, &args);
+    }
+
+    /// Divides or multiplies what was said lately, each token once.
+    fn penalise(&self, logits: u64, vocab: usize, penalty: f32, recent: &[Token]) {
+        if penalty == 1.0 || penalty.is_nan() || penalty <= 0.0 {
+            return;
+        }
+        let mut ids = recent.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut buffer = self.penalty_ids.borrow_mut();
+        for part in ids.chunks(PENALTY_IDS) {
+            buffer.write(0, part);
+            let args = [Ptr(logits), Ptr(buffer.ptr()), I32(part.len() as i32), F32(penalty), I32(vocab as i32)];
+            self.driver.launch(Kernel::Penalise, [part.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        }
+    }
+}
+
+impl Backend for Cuda {
+    type Buf<T: Plain> = Buf<T>;
+    type Acts = Acts;
+    type Weight = Weight;
+    type Pool = Pool;
+
+    fn describe(&self) -> String {
+        self.driver.name.clone()
+    }
+
+    fn alloc<T: Plain>(&self, len: usize) -> Result<Buf<T>, OutOfMemory> {
+        Buf::new(&self.driver, len)
+    }
+
+    fn write<T: Plain>(&self, dst: &mut Buf<T>, at: usize, src: &[T]) {
+        dst.write(at, src);
+    }
+
+    fn read<T: Plain>(&self, src: &Buf<T>, at: usize, dst: &mut [T]) {
+        src.read(at, dst);
+    }
+
+    fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
+        self.spans.borrow_mut().reserve(&self.driver, rows)?;
+        Ok(Acts { buf: Buf::new(&self.driver, rows * width)?, width })
+    }
+
+    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
+        dst.buf.write(0, rows);
+    }
+
+    fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
+        src.buf.read(0, rows);
+    }
+
+    fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
+        Weight::new(&self.driver, parts)
+    }
+
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+        out.holds(n);
+        let args =
+            [Ptr(out.ptr()), Ptr(table.ptr()), I32(table.dtype_number()), Ptr(tokens.ptr()), I32(out.width as i32)];
+        self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
+    }
+
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Buf<i32>, n: usize) {
+        self.norm(out, x, norm.weight, norm.eps, Some((norm.layer, fault.ptr())), n);
+    }
+
+    fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
+        acc.holds(n);
+        let len = n * acc.width;
+        let args = [Ptr(acc.ptr()), Ptr(x.ptr()), U64(len as u64)];
+        self.driver.launch(Kernel::Add, [len.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    }
+
+    fn add_rms_norm(
+        &self,
+        out: &mut Acts,
+        residual: &mut Acts,
+        x: &Acts,
+        norm: &Norm<'_, Self>,
+        fault: &mut Buf<i32>,
+        n: usize,
+    ) {
+        out.holds(n);
+        let args = [
+            Ptr(out.ptr()),
+            Ptr(residual.ptr()),
+            Ptr(x.ptr()),
+            Ptr(norm.weight.ptr()),
+            F32(norm.eps),
+            I32(norm.layer as i32),
+            Ptr(fault.ptr()),
+            I32(x.width as i32),
+        ];
+        self.driver.launch(Kernel::AddRmsNorm, [n, 1, 1], BLOCK, &args);
+    }
+
+    fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
+        assert_eq!((out.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
+        out.holds(n);
+        self.product(out.ptr(), x.ptr(), weight, bias, n);
+    }
+
+    fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
+        out.holds(n);
+        let kernel = if self.planted.get() { Kernel::SwigluWrong } else { Kernel::Swiglu };
+        let args = [Ptr(out.ptr()), Ptr(gate_up.ptr()), I32(out.width as i32)];
+        self.driver.launch(kernel, [out.width.div_ceil(BLOCK), n, 1], BLOCK, &args);
+    }
+
+    fn qkv_rope(
+        &self,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        seq_len: &Buf<i32>,
+        spans: &[Span],
+        args: &QkvRope<'_, Self>,
+    ) {
+        let shape = self.send(spans);
+        let alpha = args.borrowed;
+        let (scale, offset, per_layer) = alpha.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
+        let (q_norm, k_norm) = args.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
+        let heads = args.n_q_heads + args.n_kv_heads;
+        self.driver.launch(
+            Kernel::QkvRope,
+            [shape.n_rows, heads.div_ceil(4), 1],
+            128,
+            &[
+                Ptr(qkv.ptr()),
+                Ptr(decisions.ptr()),
+                Ptr(seq_len.ptr()),
+                Ptr(shape.spans),
+                Ptr(shape.span_of_row),
+                Ptr(q_norm),
+                Ptr(k_norm),
+                Ptr(args.inv_freq.ptr()),
+                I32(args.n_q_heads as i32),
+                I32(args.n_kv_heads as i32),
+                I32(args.head_dim as i32),
+                F32(args.rms_eps),
+                F32(args.rope_scale),
+                I32(alpha.is_some() as i32),
+                F32(scale),
+                F32(offset),
+                I32(per_layer as i32),
+            ],
+        );
+    }
+
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Buf<f32>,
+        x: &Acts,
+        scratch: &mut Acts,
+        raw: &mut Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    ) {
+        self.norm(scratch, x, head.norm, head.rms_eps, None, n);
+        self.linear(raw, scratch, head.proj, head.bias, n);
+        let heads = head.proj.rows;
+        let args = [
+            Ptr(decisions.ptr()),
+            Ptr(raw.ptr()),
+            F32(head.alpha.scale),
+            F32(head.alpha.offset),
+            I32(head.alpha.per_layer as i32),
+            I32(heads as i32),
+            I32(n as i32),
+        ];
+        self.driver.launch(Kernel::Decide, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    }
+
+    fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
+        let args = [
+            Ptr(qkv.ptr()),
+            I32(g.n_q_heads as i32),
+            I32(g.n_kv_heads as i32),
+            I32(g.head_dim as i32),
+            I32(kv::codec_number(g.codec)),
+        ];
+        self.driver.launch(Kernel::KvRoundTrip, [2 * g.n_kv_heads, n, 1], 32, &args);
+    }
+
+    fn attend(
+        &self,
+        out: &mut Acts,
+        qkv: &Acts,
+        decisions: &Buf<f32>,
+        kv: &KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    ) {
+        kv::attend(self, out, qkv, decisions, kv, layer, spans);
+    }
+
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+        kv::place(self, kv, decisions, layer, spans);
+    }
+
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
+        kv::store(self, kv, qkv, layer, spans);
+    }
+
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+        kv::advance(self, kv, spans);
+    }
+
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Pool, OutOfMemory> {
+        Pool::new(&self.driver, geometry, max_pages)
+    }
+
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
+        kv.pool.reserve(pages)
+    }
+
+    fn trim(&self, kv: &mut KvTables<Self>) {
+        kv.pool.trim();
+    }
+
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
+        kv.pool.stats()
+    }
+
+    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
+        kv.pool.refs()
+    }
+
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
+        kv::fork(self, kv, from, to);
+    }
+
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
+        kv::release(self, kv, seq);
+    }
+
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize) {
+        kv::compact(self, kv, seq);
+    }
+
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
+        kv::slot_metas(self, kv, layer, seq, head)
+    }
+
+    fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
+        assert_eq!(out.width, x.width, "rows of different widths");
+        out.holds(rows.len());
+        for (i, &row) in rows.iter().enumerate() {
+            x.holds(row + 1);
+            self.driver.copy_within(out.row(i), x.row(row), x.width * size_of::<f32>());
+        }
+    }
+
+    fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
+        assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
+        self.product(out.ptr(), x.ptr(), head, None, n);
+    }
+
+    fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Buf<f32>, vocab: usize, row: usize, args: &SampleArgs<'_>) {
+        let p = args.params;
+        let logits = logits.from(row * vocab);
+        self.penalise(logits, vocab, p.repetition_penalty, args.recent);
+        let greedy = p.temperature.is_nan() || p.temperature <= 0.0 || p.top_k == 1;
+        let args = [
+            Ptr(sampled.from(row)),
+            Ptr(logits),
+            I32(vocab as i32),
+            F32(if greedy { -1.0 } else { 1.0 / p.temperature }),
+            I32(p.top_k.min(i32::MAX as u32) as i32),
+            F32(p.top_p),
+            F32(p.min_p),
+            U64(args.seed),
+            U64(args.position),
+        ];
+        self.driver.launch(Kernel::Sample, [1, 1, 1], 1024, &args);
+    }
+
+    fn read_step(&self, sampled: &Buf<Token>, row: usize, fault: &Buf<i32>) -> StepResult {
+        let (mut token, mut layer) = ([0], [0]);
+        sampled.read(row, &mut token);
+        fault.read(0, &mut layer);
+        StepResult { token: token[0], non_finite: (layer[0] != i32::MAX).then_some(layer[0] as usize) }
+    }
+
+    fn wait(&self) {
+        self.driver.wait();
+    }
+
+    fn device_bytes(&self) -> Option<u64> {
+        let (free, all) = self.driver.memory();
+        Some(all - free)
+    }
+}

@@ -1,0 +1,354 @@
+//! A thin layer over the driver: one card, its context and stream, modules, launches, copies. Every call
+//! is checked. What fails at load is an error; what fails later (a lost card, a broken kernel) is a panic
+//! with the driver's words, which the engine's thread turns into an event. Out of memory is typed.
+
+use super::super::OutOfMemory;
+use super::kernels::{KERNELS, Kernel, SOURCES, Source, TARGET};
+use super::kv::View;
+use super::probe::{NoCuda, probe, words};
+use cudarc::driver::sys;
+use std::ffi::{CStr, CString, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+
+const JIT_LOG_BYTES: usize = 8 << 10;
+
+/// How a card is opened.
+#[derive(Clone, Debug, Default)]
+pub struct CudaOptions {
+    /// Waits after every launch, so that a failure names its kernel, at the cost of speed.
+    pub wait_always: bool,
+    /// A folder of PTX that takes the place of the program's own, for work on kernels.
+    pub kernels: Option<PathBuf>,
+}
+
+/// An argument of a kernel.
+pub enum Arg<'a> {
+    Ptr(u64),
+    I32(i32),
+    F32(f32),
+    U64(u64),
+    Kv(&'a View),
+}
+
+impl Arg<'_> {
+    fn letter(&self) -> u8 {
+        match self {
+            Arg::Ptr(_) => b'p',
+            Arg::I32(_) => b'i',
+            Arg::F32(_) => b'f',
+            Arg::U64(_) => b'l',
+            Arg::Kv(_) => b'k',
+        }
+    }
+
+    fn address(&self) -> *mut c_void {
+        let at: *const c_void = match self {
+            Arg::Ptr(x) | Arg::U64(x) => std::ptr::from_ref(x).cast(),
+            Arg::I32(x) => std::ptr::from_ref(x).cast(),
+            Arg::F32(x) => std::ptr::from_ref(x).cast(),
+            Arg::Kv(x) => std::ptr::from_ref::<View>(x).cast(),
+        };
+        at.cast_mut()
+    }
+}
+
+pub struct Driver {
+    device: i32,
+    stream: sys::CUstream,
+    modules: Vec<sys::CUmodule>,
+    functions: Vec<sys::CUfunction>,
+    pub name: String,
+    pub multiprocessors: usize,
+    wait_always: bool,
+}
+
+/// Panics with the driver's words: `doing` is what was under way.
+fn must(result: sys::CUresult, doing: &str) {
+    if let Err(error) = result.result() {
+        // The process is ending and has shut the driver down under this thread: there is nobody to tell.
+        if result == sys::CUresult::CUDA_ERROR_DEINITIALIZED {
+            loop {
+                std::thread::park();
+            }
+        }
+        panic!("the GPU failed: {doing}: {}", words(error));
+    }
+}
+
+fn ready(result: sys::CUresult, doing: &str) -> Result<(), NoCuda> {
+    result.result().map_err(|e| NoCuda::Driver(format!("the GPU cannot be used: {doing}: {}", words(e))))
+}
+
+/// What the card of that index is: its handle, name, multiprocessors. An error says why it is none.
+fn describe(index: u32) -> Result<(i32, String, usize), NoCuda> {
+    let (_, count) = probe()?;
+    if index >= count {
+        return Err(NoCuda::NoSuchDevice { index, count });
+    }
+    let mut device = 0;
+    // SAFETY: the driver is started, the index is below its count, the pointer is to a live i32.
+    ready(unsafe { sys::cuDeviceGet(&mut device, index as i32) }, "opening it")?;
+    use sys::CUdevice_attribute as A;
+    let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let multiprocessors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+    let name = name(device)?;
+    if major < 8 {
+        return Err(NoCuda::OldCard { name, major, minor });
+    }
+    Ok((device, name, multiprocessors))
+}
+
+/// Whether the card of that index can be used.
+pub fn usable(index: u32) -> Result<(), NoCuda> {
+    describe(index).map(|_| ())
+}
+
+/// Free memory of a card before anything is loaded on it.
+pub fn free_bytes(index: u32) -> Option<u64> {
+    let (device, ..) = describe(index).ok()?;
+    retain(device).ok()?;
+    let (mut free, mut all) = (0, 0);
+    // SAFETY: `retain` has made a context current; both pointers are to live numbers. The context stays:
+    // the backend takes up the same one.
+    let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) };
+    (asked == sys::CUresult::CUDA_SUCCESS).then_some(free as u64)
+}
+
+/// Makes the card's context current on this thread.
+fn retain(device: i32) -> Result<(), NoCuda> {
+    let mut context = null_mut();
+    // SAFETY: the device is one the driver named; the pointer is to a live handle.
+    ready(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, "making a context")?;
+    // SAFETY: the context was just retained.
+    ready(unsafe { sys::cuCtxSetCurrent(context) }, "taking up its context")
+}
+
+impl Driver {
+    pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
+        let (device, name, multiprocessors) = describe(index)?;
+        retain(device)?;
+        let mut driver = Self {
+            device,
+            stream: null_mut(),
+            modules: Vec::new(),
+            functions: Vec::new(),
+            name,
+            multiprocessors,
+            wait_always: options.wait_always,
+        };
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a context is current; the pointer is to a live handle.
+        ready(unsafe { sys::cuStreamCreate(&mut driver.stream, flags) }, "making a stream")?;
+        driver.load_kernels(options.kernels.as_deref())?;
+        Ok(driver)
+    }
+
+    fn load_kernels(&mut self, folder: Option<&Path>) -> Result<(), NoCuda> {
+        for source in SOURCES {
+            let module = match folder {
+                None => load(source.name, source.ptx.as_bytes())?,
+                Some(folder) => load(source.name, &read(folder, source)?)?,
+            };
+            self.modules.push(module);
+        }
+        for entry in KERNELS {
+            let at = SOURCES.iter().position(|s| s.name == entry.source).expect("every kernel's file is listed");
+            let name = CString::new(entry.name).expect("names have no zeros");
+            let mut function = null_mut();
+            // SAFETY: the module is loaded, the name ends in a zero, the pointer is to a live handle.
+            let found = unsafe { sys::cuModuleGetFunction(&mut function, self.modules[at], name.as_ptr()) };
+            ready(found, entry.name)?;
+            self.functions.push(function);
+        }
+        Ok(())
+    }
+
+    /// Starts a kernel after all that was started before.
+    pub fn launch(&self, kernel: Kernel, grid: [usize; 3], block: usize, args: &[Arg<'_>]) {
+        let entry = kernel.entry();
+        assert!(
+            args.iter().map(Arg::letter).eq(entry.takes.bytes()),
+            "kernel {} takes {} and was given something else",
+            entry.name,
+            entry.takes
+        );
+        let mut addresses: Vec<*mut c_void> = args.iter().map(Arg::address).collect();
+        let [x, y, z] = grid.map(|n| n as u32);
+        // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is
+        // checked against the PTX); they outlive the call, which copies them. Pointers among them are
+        // to memory that the caller's buffers own, which is freed in stream order after a wait.
+        let started = unsafe {
+            let function = self.functions[kernel as usize];
+            let args = addresses.as_mut_ptr();
+            sys::cuLaunchKernel(function, x, y, z, block as u32, 1, 1, 0, self.stream, args, null_mut())
+        };
+        must(started, entry.name);
+        if self.wait_always {
+            // SAFETY: the stream is this driver's own.
+            must(unsafe { sys::cuStreamSynchronize(self.stream) }, entry.name);
+        }
+    }
+
+    /// Waits until everything started has ended.
+    pub fn wait(&self) {
+        // SAFETY: the stream is this driver's own.
+        must(unsafe { sys::cuStreamSynchronize(self.stream) }, "waiting for it");
+    }
+
+    /// Zeroed memory, at least a byte.
+    pub(super) fn alloc(&self, bytes: usize) -> Result<u64, OutOfMemory> {
+        let bytes = bytes.max(1);
+        let mut at = 0;
+        // SAFETY: a context is current; the pointer is to a live address.
+        let result = unsafe { sys::cuMemAlloc_v2(&mut at, bytes) };
+        if result == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            return Err(out_of_memory(bytes));
+        }
+        must(result, "taking memory");
+        // SAFETY: `bytes` at `at` were just allocated.
+        must(unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }, "clearing memory");
+        Ok(at)
+    }
+
+    /// Waits in a drop, where errors are ignored: the card may be gone.
+    pub(super) fn quiet(&self) {
+        // SAFETY: the stream is this driver's own.
+        let _ = unsafe { sys::cuStreamSynchronize(self.stream) };
+    }
+
+    /// Gives memory back once nothing runs any more.
+    pub(super) fn free(&self, at: u64) {
+        self.quiet();
+        // SAFETY: `at` came from `alloc` and is freed once, by its owner's drop.
+        let _ = unsafe { sys::cuMemFree_v2(at) };
+    }
+
+    /// The caller vouches that `to` begins at least `from.len()` bytes of memory of this card.
+    pub(super) fn copy_in(&self, to: u64, from: &[u8]) {
+        if from.is_empty() {
+            return;
+        }
+        // SAFETY: the source is a live slice, the target is the caller's word; after the wait nothing
+        // refers to the slice.
+        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream) };
+        must(copied, "copying to it");
+        self.wait();
+    }
+
+    /// As [`Self::copy_in`], the other way.
+    pub(super) fn copy_out(&self, to: &mut [u8], from: u64) {
+        if to.is_empty() {
+            return;
+        }
+        // SAFETY: the target is a live slice, exclusively borrowed; the wait ends before it is released.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), self.stream) };
+        must(copied, "copying from it");
+        self.wait();
+    }
+
+    /// Within the card, in stream order; both ranges are the caller's word.
+    pub(super) fn copy_within(&self, to: u64, from: u64, bytes: usize) {
+        // SAFETY: the caller vouches for both ranges; their owners free them only after a wait.
+        must(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) }, "copying within it");
+    }
+
+    /// Free and all memory of the card, in bytes.
+    pub fn memory(&self) -> (u64, u64) {
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: a context is current; both pointers are to live numbers.
+        must(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut all) }, "asking for its memory");
+        (free as u64, all as u64)
+    }
+
+    pub(super) fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// Milliseconds that `work` takes on the card.
+    pub fn time_ms(&self, work: impl FnOnce()) -> f32 {
+        let event = || {
+            let mut event = null_mut();
+            // SAFETY: a context is current; the pointer is to a live handle.
+            must(unsafe { sys::cuEventCreate(&mut event, 0) }, "making an event");
+            event
+        };
+        let (begin, end, mut ms) = (event(), event(), 0.0);
+        // SAFETY: both events and the stream are live until the last call.
+        unsafe {
+            must(sys::cuEventRecord(begin, self.stream), "recording an event");
+            work();
+            must(sys::cuEventRecord(end, self.stream), "recording an event");
+            must(sys::cuEventSynchronize(end), "waiting for an event");
+            must(sys::cuEventElapsedTime(&mut ms, begin, end), "reading a time");
+            let _ = sys::cuEventDestroy_v2(begin);
+            let _ = sys::cuEventDestroy_v2(end);
+        }
+        ms
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // SAFETY: all buffers hold this driver, so none is left; each handle is given back once. Errors
+        // are ignored: the card may be gone.
+        unsafe {
+            for &module in &self.modules {
+                let _ = sys::cuModuleUnload(module);
+            }
+            if !self.stream.is_null() {
+                let _ = sys::cuStreamDestroy_v2(self.stream);
+            }
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+pub(super) fn out_of_memory(bytes: usize) -> OutOfMemory {
+    OutOfMemory { what: "GPU", needed_bytes: bytes as u64 }
+}
+
+fn attribute(device: i32, which: sys::CUdevice_attribute) -> Result<i32, NoCuda> {
+    let mut value = 0;
+    // SAFETY: the device is one the driver named; the pointer is to a live i32.
+    ready(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "asking what it is")?;
+    Ok(value)
+}
+
+fn name(device: i32) -> Result<String, NoCuda> {
+    let mut text = [0u8; 256];
+    // SAFETY: the buffer is as long as is said; the driver ends the name with a zero.
+    ready(unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), 255, device) }, "asking its name")?;
+    Ok(CStr::from_bytes_until_nul(&text).map_or_else(|_| "GPU".into(), |s| s.to_string_lossy().into_owned()))
+}
+
+fn read(folder: &Path, source: &Source) -> Result<Vec<u8>, NoCuda> {
+    let path = folder.join(format!("{}.{TARGET}.ptx", source.name));
+    let mut ptx =
+        std::fs::read(&path).map_err(|e| NoCuda::Driver(format!("{} cannot be read: {e}", path.display())))?;
+    ptx.push(0);
+    Ok(ptx)
+}
+
+/// `ptx` ends in a zero.
+fn load(name: &str, ptx: &[u8]) -> Result<sys::CUmodule, NoCuda> {
+    assert_eq!(ptx.last(), Some(&0), "PTX ends in a zero");
+    let mut log = vec![0u8; JIT_LOG_BYTES];
+    use sys::CUjit_option as O;
+    let mut options = [O::CU_JIT_ERROR_LOG_BUFFER, O::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The size travels as a value in the place of a pointer.
+    let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(JIT_LOG_BYTES)];
+    let mut module = null_mut();
+    // SAFETY: the image ends in a zero; both arrays have the length that is said; the log buffer has the
+    // size that is said and outlives the call.
+    let result = unsafe {
+        let image = ptx.as_ptr().cast();
+        sys::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
+    };
+    result.result().map(|()| module).map_err(|e| {
+        let log = CStr::from_bytes_until_nul(&log).map_or("".into(), CStr::to_string_lossy);
+        let log: Vec<&str> = log.split_whitespace().collect();
+        NoCuda::Driver(format!("the driver refuses the kernels in {name}: {}: {}", words(e), log.join(" ")))
+    })
+}

@@ -1,0 +1,105 @@
+//! The table of kernels: which file each is in and what it takes. A test compares it with the PTX, and
+//! a launch compares its arguments with the table, so neither side can drift.
+//!
+//! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view.
+
+/// Target all kernels are compiled for; the driver makes code for the card at hand from it.
+pub const TARGET: &str = "compute_80";
+
+/// A file of kernels.
+pub struct Source {
+    pub name: &'static str,
+    /// Ends in a zero, as the driver wants it.
+    pub ptx: &'static str,
+}
+
+macro_rules! sources {
+    ($($name:literal),* $(,)?) => {
+        pub const SOURCES: &[Source] = &[$(Source {
+            name: $name,
+            ptx: concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".compute_80.ptx")), "\0"),
+        }),*];
+    };
+}
+
+sources!["rows", "linear", "rope", "attend", "place", "store", "sample"];
+
+pub struct Entry {
+    pub source: &'static str,
+    pub name: &'static str,
+    pub takes: &'static str,
+}
+
+macro_rules! kernels {
+    ($($source:literal { $($kernel:ident $name:literal $takes:literal),* $(,)? })*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kernel { $($($kernel),*),* }
+        pub const KERNELS: &[Entry] = &[$($(Entry { source: $source, name: $name, takes: $takes }),*),*];
+    };
+}
+
+kernels! {
+    "rows" {
+        Embed "embed" "ppipi",
+        Add "add" "ppl",
+        RmsNorm "rms_norm" "pppfipi",
+        AddRmsNorm "add_rms_norm" "ppppfipi",
+        Swiglu "swiglu" "ppi",
+        SwigluWrong "swiglu_wrong" "ppi",
+        Decide "decide" "ppffiii",
+    }
+    "linear" {
+        Gemv1F32 "gemv1_f32" "ppppiiii",
+        Gemv1F16 "gemv1_f16" "ppppiiii",
+        Gemv1Bf16 "gemv1_bf16" "ppppiiii",
+        Gemv8F32 "gemv8_f32" "ppppiiii",
+        Gemv8F16 "gemv8_f16" "ppppiiii",
+        Gemv8Bf16 "gemv8_bf16" "ppppiiii",
+        GemmF32 "gemm_f32" "ppppiii",
+        GemmF16 "gemm_f16" "ppppiii",
+        GemmBf16 "gemm_bf16" "ppppiii",
+        GemmSplit64 "gemm_split_64" "ppppiii",
+        GemmSplit128 "gemm_split_128" "ppppiii",
+    }
+    "rope" {
+        QkvRope "qkv_rope" "ppppppppiiiffiffi",
+    }
+    "attend" {
+        Attend11 "attend_1_1" "ppppkippf",
+        Attend12 "attend_1_2" "ppppkippf",
+        Attend14 "attend_1_4" "ppppkippf",
+        Attend18 "attend_1_8" "ppppkippf",
+        Attend21 "attend_2_1" "ppppkippf",
+        Attend22 "attend_2_2" "ppppkippf",
+        Attend24 "attend_2_4" "ppppkippf",
+        Attend28 "attend_2_8" "ppppkippf",
+        Attend41 "attend_4_1" "ppppkippf",
+        Attend42 "attend_4_2" "ppppkippf",
+        Attend44 "attend_4_4" "ppppkippf",
+        Attend48 "attend_4_8" "ppppkippf",
+        AttendMerge "attend_merge" "ppii",
+    }
+    "place" {
+        Place "place" "kpip",
+        Advance "advance" "kpi",
+        Settle "settle" "k",
+        Fork "fork" "kii",
+        Release "release" "ki",
+        Compact "compact" "ki",
+        SlotMetas "slot_metas" "pkiii",
+    }
+    "store" {
+        KvRoundTrip "kv_round_trip" "piiii",
+        Store "store" "kpipp",
+    }
+    "sample" {
+        Penalise "penalise" "ppifi",
+        Sample "sample" "ppififfll",
+    }
+}
+
+impl Kernel {
+    pub fn entry(self) -> &'static Entry {
+        &KERNELS[self as usize]
+    }
+}

@@ -1,0 +1,84 @@
+//! A conversation as Markdown, with front matter. Writes strings; opens no file.
+
+use crate::chat::conversation::{Conversation, Message, Role};
+use crate::protocol::ModelInfo;
+use std::fmt::Write;
+
+/// The active path as a Markdown document.
+pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
+    let path = chat.path();
+    let mut out = front_matter(chat, &path, info);
+    if let Some(system) = chat.system() {
+        let _ = write!(out, "\n## System\n\n{system}\n");
+    }
+    for message in &path {
+        match message.role {
+            Role::User => {
+                let _ = write!(out, "\n## User\n\n{}\n", message.text.trim_end());
+            }
+            Role::Assistant => assistant(&mut out, message),
+        }
+        for mark in chat.marks().iter().filter(|m| m.after == Some(message.id)) {
+            let state = if mark.eviction { "on" } else { "off" };
+            let _ =
+                write!(out, "\n*eviction {state} at token {}, {} slots dropped*\n", mark.at_token, mark.dropped_slots);
+        }
+    }
+    out
+}
+
+fn assistant(out: &mut String, message: &Message) {
+    out.push_str("\n## Assistant\n");
+    if let Some(reasoning) = message.shown_reasoning() {
+        let tokens = message.report.as_ref().map_or(0, |r| r.reasoning_tokens);
+        let _ = write!(out, "\n<details><summary>thought for {tokens} tokens</summary>\n\n{reasoning}\n\n</details>\n");
+    }
+    let _ = write!(out, "\n{}\n", message.shown());
+    let Some(report) = &message.report else { return };
+    let ratio = report.kv.ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
+    let _ = write!(
+        out,
+        "\n*{}{} | {} + {} tokens | ratio {ratio} | {} KV bytes | seed {}*\n",
+        report.stop_reason.as_str(),
+        if report.in_context { "" } else { ", not part of the context" },
+        report.prompt_tokens,
+        report.answer_tokens + report.reasoning_tokens,
+        report.kv.bytes,
+        report.seed,
+    );
+}
+
+fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo) -> String {
+    let mut out = "---\n".to_owned();
+    let mut field = |name: &str, value: serde_json::Value| {
+        // JSON is YAML.
+        let _ = writeln!(out, "{name}: {value}");
+    };
+    field("title", chat.title_or_first_line().into());
+    field("date", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
+    field("program", concat!("dmschat ", env!("CARGO_PKG_VERSION")).into());
+    field("model", info.name.clone().into());
+    field("model_fingerprint", info.model_fingerprint.clone().into());
+    field("tokenizer_fingerprint", info.tokenizer_fingerprint.clone().into());
+    field("device", info.device.clone().into());
+    field("policy", info.policy.clone().into());
+    field("window", info.window.into());
+    let reports: Vec<_> = path.iter().filter_map(|m| m.report.as_deref()).collect();
+    field("turns", reports.len().into());
+    field("generated_tokens", reports.iter().map(|r| r.answer_tokens + r.reasoning_tokens).sum::<usize>().into());
+    if let Some(last) = reports.last() {
+        field("prompt_tokens", last.prompt_tokens.into());
+        field("seed", last.seed.into());
+        field("eviction", last.eviction.into());
+        field("codec", last.kv.codec.clone().into());
+        field("ratio", last.kv.ratio.into());
+        field("live_slots", last.kv.live_slots.into());
+        field("dense_slots", last.kv.dense_slots.into());
+        field("kv_bytes", last.kv.bytes.into());
+        field("dense_bytes", last.kv.dense_bytes.into());
+        field("decode_tok_s", last.decode_tok_s.into());
+    }
+    out.push_str("---\n");
+    let _ = write!(out, "\n# {}\n", chat.title_or_first_line());
+    out
+}

@@ -1,0 +1,211 @@
+//! From the lines of a session file back to a conversation, and to what the engine needs to go on
+//! with its token log. Reads strings; opens no file.
+
+use super::record::{FORMAT, Header, Record, Stamp, Turn, VERSION};
+use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
+use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
+use anyhow::{Result, bail};
+
+/// What a file says.
+#[derive(Debug)]
+pub struct Loaded {
+    pub conversation: Conversation,
+    pub header: Header,
+    /// The eviction state at the end; absent when there is no turn and no toggle.
+    pub eviction: Option<bool>,
+    /// One line each: what could not be read, and which line it is.
+    pub problems: Vec<String>,
+    turns: Vec<SavedTurn>,
+    log: Vec<LogEntry>,
+    log_fits: bool,
+}
+
+/// A turn's identity, for its tokens.
+#[derive(Debug)]
+struct SavedTurn {
+    turn: u64,
+    stamp: Stamp,
+    generated: Vec<Token>,
+    in_context: bool,
+}
+
+/// Reads all lines. A broken one in the middle is reported and left out; without a header that
+/// this version understands nothing is read.
+pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
+    let mut lines = text.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
+    let header = match lines.next().map(|(_, line)| serde_json::from_slice(line)) {
+        Some(Ok(Record::Header(header))) if header.format == FORMAT => *header,
+        Some(Ok(_) | Err(_)) => {
+            let version = newer_version(text);
+            bail!("session {name}: line 1 {}", version.unwrap_or_else(|| "is no session header".into()))
+        }
+        None => bail!("session {name}: the file is empty"),
+    };
+    if header.version > VERSION {
+        bail!("session {name}: version {} is newer than this dmschat reads ({VERSION})", header.version);
+    }
+    let mut loading = Loading { system: header.system.clone(), log_fits: true, ..Loading::default() };
+    let mut problems = Vec::new();
+    for (index, line) in lines {
+        let read = serde_json::from_slice(line).map_err(|e| e.to_string()).and_then(|record| loading.take(record));
+        if let Err(what) = read {
+            problems.push(format!("session {name}: line {} is left out: {what}", index + 1));
+        }
+    }
+    Ok(loading.finish(header, problems))
+}
+
+/// Says so when line 1 is the header of a version whose fields are not known here.
+fn newer_version(text: &[u8]) -> Option<String> {
+    let line = text.split(|b| *b == b'\n').next()?;
+    let value: serde_json::Value = serde_json::from_slice(line).ok()?;
+    let version = value.get("version")?.as_u64().filter(|v| *v > u64::from(VERSION))?;
+    Some(format!("says version {version}, which is newer than this dmschat reads ({VERSION})"))
+}
+
+#[derive(Default)]
+struct Loading {
+    conversation: Conversation,
+    system: Option<String>,
+    title: Option<String>,
+    eviction: Option<bool>,
+    turns: Vec<SavedTurn>,
+    log: Vec<LogEntry>,
+    /// False once a turn's log does not join the one before it.
+    log_fits: bool,
+}
+
+impl Loading {
+    fn take(&mut self, record: Record) -> Result<(), String> {
+        match record {
+            Record::Header(_) => return Err("a second header".to_owned()),
+            Record::Turn(turn) => return self.turn(*turn),
+            Record::Message(said) => self.user(said.id, said.parent, said.text)?,
+            Record::Edit(edit) => self.user(edit.id, edit.parent, edit.text)?,
+            Record::Toggle(toggle) => {
+                self.conversation.restore_id(toggle.id);
+                self.conversation.restore_mark(Mark {
+                    after: toggle.parent,
+                    eviction: toggle.eviction,
+                    at_token: toggle.at_token,
+                    dropped_slots: toggle.dropped_slots,
+                });
+                self.eviction = Some(toggle.eviction);
+                self.log_toggle(toggle.at_token, toggle.eviction);
+            }
+            Record::Head(head) => {
+                self.conversation.restore_id(head.id);
+                if !self.conversation.restore_head(head.parent) {
+                    return Err(format!("there is no message {:?}", head.parent));
+                }
+            }
+            Record::System(system) => {
+                self.conversation.restore_id(system.id);
+                self.system = system.text;
+            }
+            Record::Title(title) => {
+                self.conversation.restore_id(title.id);
+                self.title = title.title;
+            }
+        }
+        Ok(())
+    }
+
+    fn user(&mut self, id: MessageId, parent: Option<MessageId>, text: String) -> Result<(), String> {
+        self.known(id, parent)?;
+        self.conversation.restore(Message::new(id, parent, Role::User, text));
+        Ok(())
+    }
+
+    /// A message hangs on an older one that was read, or on none.
+    fn known(&self, id: MessageId, parent: Option<MessageId>) -> Result<(), String> {
+        match parent {
+            Some(parent) if parent >= id || self.conversation.get(parent).is_none() => {
+                Err(format!("message {id} follows message {parent}, which is not there"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn turn(&mut self, turn: Turn) -> Result<(), String> {
+        let report = turn.report;
+        // The tokens count even where the text cannot be placed.
+        self.log_fits &= report.log_base <= self.log.len();
+        self.log.truncate(report.log_base);
+        self.log.extend(report.log.iter().copied());
+        self.eviction = Some(report.eviction);
+        if let Some(user) = turn.user {
+            self.user(user.id, user.parent, user.text)?;
+        }
+        self.known(turn.id, turn.parent)?;
+        let mut message = Message::new(turn.id, turn.parent, Role::Assistant, turn.text);
+        message.reasoning = turn.reasoning;
+        message.reasoning_closed = turn.reasoning_closed;
+        message.think = turn.think;
+        message.keep_thinking = turn.keep_thinking;
+        message.turn = Some(report.turn);
+        message.in_context = report.in_context;
+        let (generated, in_context) = (report.generated.clone(), report.in_context);
+        self.turns.push(SavedTurn { turn: report.turn, stamp: turn.model, generated, in_context });
+        message.report = Some(Box::new(report));
+        self.conversation.restore(message);
+        Ok(())
+    }
+
+    /// Puts a toggle where it acted: after `at_token` tokens. One inside a turn is in that turn's log too,
+    /// which then takes its place.
+    fn log_toggle(&mut self, at_token: usize, eviction: bool) {
+        let mut tokens = 0;
+        let end = self.log.iter().position(|entry| {
+            let past = matches!(entry, LogEntry::Token(_)) && tokens == at_token;
+            tokens += usize::from(matches!(entry, LogEntry::Token(_)));
+            past
+        });
+        self.log.truncate(end.unwrap_or(self.log.len()));
+        self.log.push(LogEntry::Toggle { eviction });
+    }
+
+    fn finish(self, header: Header, problems: Vec<String>) -> Loaded {
+        let mut conversation = self.conversation;
+        conversation.restore_facts(self.title, self.system);
+        Loaded {
+            conversation,
+            header,
+            eviction: self.eviction,
+            problems,
+            turns: self.turns,
+            log: self.log,
+            log_fits: self.log_fits,
+        }
+    }
+}
+
+impl Loaded {
+    /// Prepares the conversation for a model: replies whose tokens it may take over become its own,
+    /// and the request that brings its engine to where the file ends. The sentence, if any, is to
+    /// be shown. Call it once for the model that goes on.
+    pub fn restore_for(&mut self, info: &ModelInfo) -> (RestoreRequest, Option<String>) {
+        let own = |turn: u64| self.turns.iter().any(|t| t.turn == turn && t.stamp.fits(info));
+        self.conversation.own_replies(own);
+        let mut request = RestoreRequest::default();
+        let fitting = self.turns.iter().filter(|t| t.in_context && t.stamp.fits(info));
+        request.replies = fitting.map(|t| (t.turn, t.generated.clone())).collect();
+        if self.turns.is_empty() || (self.log.is_empty() && self.log_fits) {
+            return (request, None);
+        }
+        if let Some(other) = self.turns.iter().rev().find(|t| !t.stamp.fits(info)).filter(|_| !self.last_fits(info)) {
+            let was = &other.stamp.name;
+            let notice = format!("this conversation was held with another model ({was}); its texts are encoded anew");
+            return (request, Some(notice));
+        }
+        if !self.log_fits {
+            return (request, Some("the token log does not join up; the texts are encoded anew".to_owned()));
+        }
+        request.log.clone_from(&self.log);
+        (request, None)
+    }
+
+    fn last_fits(&self, info: &ModelInfo) -> bool {
+        self.turns.last().is_some_and(|t| t.stamp.fits(info))
+    }
+}

@@ -1,0 +1,239 @@
+//! The folder of sessions: list, find, open, rename, delete. Session names from people are looked
+//! up among the files that are there, so that no name leads out of the folder.
+
+use super::file::{LineFile, part_of};
+use super::load::{Loaded, load};
+use super::record::{Header, Record, Title};
+use super::{Session, new_id};
+use crate::chat::conversation::short_title;
+use anyhow::{Context, Result, anyhow, bail};
+use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
+use nucleo_matcher::{Config, Matcher};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The sessions of one data folder.
+#[derive(Clone, Debug)]
+pub struct Store {
+    folder: PathBuf,
+}
+
+/// A session in a list.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub id: String,
+    pub title: String,
+    pub model: String,
+    pub turns: usize,
+    /// When it was last written.
+    pub modified: SystemTime,
+    pub path: PathBuf,
+    text: String,
+}
+
+impl Entry {
+    /// `2026-11-21 04:15`, local time.
+    pub fn date(&self) -> String {
+        let zoned = jiff::Timestamp::try_from(self.modified).map(|t| t.to_zoned(jiff::tz::TimeZone::system()));
+        zoned.map(|z| z.strftime("%Y-%m-%d %H:%M").to_string()).unwrap_or_default()
+    }
+}
+
+impl AsRef<str> for Entry {
+    /// What a fuzzy search looks at.
+    fn as_ref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl Store {
+    /// `folder`: `Dirs::sessions()`. Nothing is touched.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// A new session, whose file is made at its first turn.
+    pub fn create(&self) -> Session {
+        let id = new_id();
+        let file = LineFile::new(self.path_of(&id));
+        Session::with_file(id, Some(file))
+    }
+
+    fn path_of(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.jsonl"))
+    }
+
+    /// All sessions that can be read, newest first.
+    pub fn list(&self) -> Vec<Entry> {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
+        let mut entries: Vec<Entry> = files.filter_map(|path| entry(&path)).collect();
+        entries.sort_by(|a, b| b.modified.cmp(&a.modified).then_with(|| b.id.cmp(&a.id)));
+        entries
+    }
+
+    /// The sessions that match a few letters of title, question, model or date, best first.
+    pub fn search(&self, query: &str) -> Vec<Entry> {
+        let entries = self.list();
+        if query.trim().is_empty() {
+            return entries;
+        }
+        let pattern = Pattern::parse(query, CaseMatching::Ignore, Normalization::Smart);
+        let matched = pattern.match_list(entries, &mut Matcher::new(Config::DEFAULT));
+        matched.into_iter().map(|(entry, _)| entry).collect()
+    }
+
+    /// The one that was written last.
+    pub fn newest(&self) -> Result<Entry> {
+        self.list().into_iter().next().ok_or_else(|| anyhow!("there is no session yet to go on with"))
+    }
+
+    /// The session that a person means: its id, the beginning of it, its title, or a fuzzy match.
+    pub fn find(&self, name: &str) -> Result<Entry> {
+        let entries = self.list();
+        let exact = entries.iter().find(|e| e.id == name || e.title == name);
+        let mut beginnings = entries.iter().filter(|e| e.id.starts_with(name));
+        let begins = match (beginnings.next(), beginnings.next()) {
+            (Some(entry), None) => Some(entry),
+            _ => None,
+        };
+        if let Some(entry) = exact.or(begins) {
+            return Ok(entry.clone());
+        }
+        let found = self.search(name).into_iter().next();
+        found.ok_or_else(|| anyhow!("no session matches {name:?}; --resume without a name lists them"))
+    }
+
+    /// Opens a session to go on with it: it is locked until the returned [`Session`] is dropped.
+    /// `name` as for [`Store::find`], or a file that `/save` or `/export` wrote, which becomes a
+    /// session of its own. What could not be read is told in [`Loaded::problems`].
+    pub fn resume(&self, name: &str) -> Result<(Session, Loaded)> {
+        if is_file_name(name) {
+            let text = read_text(Path::new(name))?;
+            let loaded = load(text.as_bytes(), name)?;
+            let id = new_id();
+            let file = LineFile::new(self.path_of(&id));
+            let text = with_session_name(&text, &id);
+            return Ok((Session::of_loaded(id, Some(file), &text, false, &loaded), loaded));
+        }
+        self.open(&self.find(name)?)
+    }
+
+    /// As [`Store::resume`], for an entry of the list.
+    pub fn open(&self, entry: &Entry) -> Result<(Session, Loaded)> {
+        let opened = match LineFile::open(&entry.path, &entry.id) {
+            Ok(opened) => opened,
+            Err(e) if is_read_only(&e) => {
+                let mut loaded = self.read(&entry.id)?;
+                loaded.problems.push(format!("{e:#}: it can be read only; what is added here is not saved"));
+                return Ok((Session::unsaved(), loaded));
+            }
+            Err(e) => return Err(e),
+        };
+        let text = String::from_utf8_lossy(&opened.bytes).into_owned();
+        let mut loaded = load(&opened.bytes, &entry.id)?;
+        if let Some((bytes, aside)) = opened.cut {
+            let aside = aside.display();
+            loaded.problems.push(format!(
+                "session {}: its last line was half written; {bytes} bytes were cut off and are kept in {aside}",
+                entry.id
+            ));
+        }
+        let session = Session::of_loaded(entry.id.clone(), Some(opened.file), &text, true, &loaded);
+        Ok((session, loaded))
+    }
+
+    /// Reads a session without locking or changing it (`-p` with `--continue` or `--resume`).
+    pub fn read(&self, name: &str) -> Result<Loaded> {
+        let path = if is_file_name(name) { PathBuf::from(name) } else { self.find(name)?.path };
+        let bytes = fs::read(&path).with_context(|| format!("session {}", path.display()))?;
+        let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+        load(&bytes[..whole], name)
+    }
+
+    /// Gives a session that is not open a title.
+    pub fn rename(&self, entry: &Entry, title: &str) -> Result<()> {
+        let (mut session, mut loaded) = self.open(entry)?;
+        loaded.conversation.rename(title);
+        for change in loaded.conversation.take_changes() {
+            let title = loaded.conversation.title().map(str::to_owned);
+            session.push(&Record::Title(Title { id: change.id, parent: change.after, title }));
+        }
+        session.flush()
+    }
+
+    /// Deletes a session that is not open, and what was cut off from it.
+    pub fn delete(&self, entry: &Entry) -> Result<()> {
+        // Locked while it goes: another process may have it open.
+        let _lock = LineFile::open(&entry.path, &entry.id)?;
+        fs::remove_file(&entry.path).with_context(|| format!("session {}", entry.id))?;
+        match fs::remove_file(part_of(&entry.path)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(e).with_context(|| format!("session {}", entry.id))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_read_only(error: &anyhow::Error) -> bool {
+    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    matches!(kind, Some(PermissionDenied | ReadOnlyFilesystem))
+}
+
+/// What a person names is a transcript's file rather than a session.
+fn is_file_name(name: &str) -> bool {
+    name.ends_with(".jsonl") && Path::new(name).is_file()
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+    let Ok(mut text) = String::from_utf8(bytes) else { bail!("{}: not UTF-8 text", path.display()) };
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The same lines under another session's name.
+fn with_session_name(text: &str, id: &str) -> String {
+    let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
+    match serde_json::from_str(first) {
+        Ok(Record::Header(header)) => {
+            let header = Record::Header(Box::new(Header { session: id.to_owned(), ..*header }));
+            let line = serde_json::to_string(&header).unwrap_or_else(|_| first.to_owned());
+            format!("{line}\n{rest}")
+        }
+        _ => text.to_owned(),
+    }
+}
+
+/// Reads as much of a file as the list shows; `None` for what is no session.
+fn entry(path: &Path) -> Option<Entry> {
+    let id = path.file_name()?.to_str()?.strip_suffix(".jsonl")?.to_owned();
+    let modified = fs::metadata(path).ok()?.modified().ok()?;
+    let bytes = fs::read(path).ok()?;
+    let mut lines = bytes.split(|b| *b == b'\n');
+    let Ok(Record::Header(header)) = serde_json::from_slice(lines.next()?) else { return None };
+    let (mut title, mut question, mut model, mut turns) = (None, String::new(), header.model.name, 0);
+    for line in lines {
+        if line.starts_with(br#"{"type":"turn""#) {
+            turns += 1;
+            if question.is_empty()
+                && let Ok(Record::Turn(turn)) = serde_json::from_slice(line)
+            {
+                question = turn.user.map(|u| u.text).unwrap_or_default();
+                model = turn.model.name;
+            }
+        } else if line.starts_with(br#"{"type":"title""#)
+            && let Ok(Record::Title(named)) = serde_json::from_slice(line)
+        {
+            title = named.title;
+        }
+    }
+    let title = title.unwrap_or_else(|| short_title(&question));
+    let mut entry = Entry { id, title, model, turns, modified, path: path.to_owned(), text: String::new() };
+    entry.text = format!("{} {} {} {}", entry.title, entry.model, entry.date(), short_title(&question));
+    Some(entry)
+}

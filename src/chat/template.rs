@@ -1,0 +1,277 @@
+//! From a conversation's path to the pieces of a prompt, through the checkpoint's own chat template
+//! and so that nothing but the template can write control tokens.
+//!
+//! How: every control literal inside a message is broken by a noncharacter before rendering. What
+//! is intact afterwards was written by the template ([`Piece::Control`]); the rest, with the
+//! noncharacters taken out again, is text. Replies of the loaded model are placeholders, so that
+//! the engine can put back the very tokens it generated. Knows nothing of tokenizers.
+
+mod guard;
+mod jinja;
+mod sandbox;
+
+pub use sandbox::child_main;
+
+use crate::chat::conversation::{Message, Role};
+use crate::protocol::{Piece, TemplateSpec};
+use anyhow::{Context, Result};
+use guard::Guard;
+use jinja::{JinjaMessage, Job};
+use std::path::PathBuf;
+
+/// How to render; all but `think` and `keep_thinking` is fixed when a session starts.
+#[derive(Clone, Debug)]
+pub struct RenderOptions {
+    pub think: bool,
+    /// Earlier think blocks: keep them, drop them, or (`None`) as the template does.
+    pub keep_thinking: Option<bool>,
+    /// "Now" to the template, fixed at the session's start.
+    pub date: jiff::civil::DateTime,
+    /// [`crate::protocol::ModelInfo::think_tags`].
+    pub think_tags: Option<(String, String)>,
+    /// The dmschat binary, for templates that are not trusted; absent: the running one.
+    pub exe: Option<PathBuf>,
+}
+
+impl Default for RenderOptions {
+    fn default() -> Self {
+        Self { think: true, keep_thinking: None, date: jiff::Zoned::now().datetime(), think_tags: None, exe: None }
+    }
+}
+
+/// Renders `path` (see `Conversation::context_path`) and the beginning of the next reply.
+/// Errors are one line: what the template said, or which bound it broke.
+pub fn render(
+    system: Option<&str>,
+    path: &[&Message],
+    spec: &TemplateSpec,
+    opts: &RenderOptions,
+) -> Result<Vec<Piece>> {
+    Rendering::new(spec, opts).render(system, path)
+}
+
+/// True when the last think tag in these pieces is an opening one.
+fn ends_thinking(pieces: &[Piece], tags: &(String, String)) -> bool {
+    pieces
+        .iter()
+        .rev()
+        .find_map(|p| match p {
+            Piece::Control(c) if *c == tags.0 => Some(true),
+            Piece::Control(c) if *c == tags.1 => Some(false),
+            Piece::Reply { .. } => Some(false),
+            _ => None,
+        })
+        .unwrap_or(false)
+}
+
+struct Rendering<'a> {
+    spec: &'a TemplateSpec,
+    opts: &'a RenderOptions,
+    guard: Guard<'a>,
+}
+
+/// What a generation prompt holds beyond the header that stands before any assistant message.
+#[derive(Default)]
+struct Opening {
+    with_thinking: Vec<Piece>,
+    without: Vec<Piece>,
+}
+
+impl<'a> Rendering<'a> {
+    fn new(spec: &'a TemplateSpec, opts: &'a RenderOptions) -> Self {
+        Self { spec, opts, guard: Guard::new(&spec.control) }
+    }
+
+    fn render(&self, system: Option<&str>, path: &[&Message]) -> Result<Vec<Piece>> {
+        let has_reply = path.iter().any(|m| m.role == Role::Assistant);
+        // Without tags or without replies there is nothing to keep or drop.
+        let keep = if has_reply && self.opts.think_tags.is_some() { self.opts.keep_thinking } else { Some(false) };
+        let mut jobs = Vec::new();
+        if keep != Some(true) {
+            jobs.push(self.job(system, path, false));
+        }
+        if keep != Some(false) {
+            jobs.push(self.job(system, path, true));
+            jobs.extend(self.probes());
+        }
+        let source = self.source();
+        let mut texts = jinja::render_jobs(&source, self.spec.trusted, self.opts.exe.as_deref(), &jobs)?.into_iter();
+        let mut next = || texts.next().context("chat template: a rendering is missing");
+        let dropped = if keep != Some(true) { Some(next()?) } else { None };
+        if keep == Some(false) {
+            return Ok(self.pieces(&dropped.unwrap_or_default(), path, None));
+        }
+        let kept = next()?;
+        let (between, with, without, thought) = (next()?, next()?, next()?, next()?);
+        if keep.is_none() && !thought.contains(PROBE_THOUGHT) {
+            return Ok(self.pieces(&dropped.unwrap_or_default(), path, None));
+        }
+        let opening = self.opening(&between, &with, &without);
+        Ok(self.pieces(&kept, path, Some(&opening)))
+    }
+
+    /// The template in use: the checkpoint's, else ChatML where its tokens exist, else plain lines.
+    fn source(&self) -> String {
+        match &self.spec.source {
+            Some(source) => source.clone(),
+            None if self.has_control("<|im_start|>") && self.has_control("<|im_end|>") => CHATML.to_owned(),
+            None => PLAIN.to_owned(),
+        }
+    }
+
+    fn has_control(&self, literal: &str) -> bool {
+        self.spec.control.iter().any(|c| c == literal)
+    }
+
+    /// `keep`: a reply is one placeholder, think block included; else answer and think block apart.
+    fn job(&self, system: Option<&str>, path: &[&Message], keep: bool) -> Job {
+        let mut messages = Vec::with_capacity(path.len() + 1);
+        if let Some(system) = system {
+            messages.push(JinjaMessage::new("system", self.guard.protect(system)));
+        }
+        for (index, message) in path.iter().enumerate() {
+            let role = message.role.as_str();
+            messages.push(match message.role {
+                Role::User => JinjaMessage::new(role, self.guard.protect(&message.text)),
+                Role::Assistant => {
+                    let mut out = JinjaMessage::new(role, guard::placeholder(index));
+                    if !(keep && self.is_raw(message)) && self.opts.keep_thinking != Some(false) {
+                        out.reasoning_content = message.shown_reasoning().map(|r| self.guard.protect(r));
+                    }
+                    out
+                }
+            });
+        }
+        self.job_of(messages, true, self.opts.think)
+    }
+
+    /// The reply stands in a keeping rendering as it was generated, and not as the template would
+    /// write it. A given text (an example, a file's) only does so where the template drops think blocks.
+    fn is_raw(&self, message: &Message) -> bool {
+        message.turn.is_some() || (self.opts.keep_thinking == Some(true) && message.shown_reasoning().is_some())
+    }
+
+    fn job_of(&self, messages: Vec<JinjaMessage>, add_generation_prompt: bool, enable_thinking: bool) -> Job {
+        Job {
+            messages,
+            add_generation_prompt,
+            enable_thinking,
+            bos_token: self.spec.bos_token.clone(),
+            eos_token: self.spec.eos_token.clone(),
+            date: self.opts.date.to_string(),
+        }
+    }
+
+    /// Four short renderings that show what the template does with think blocks.
+    fn probes(&self) -> [Job; 4] {
+        let user = |text: &str| JinjaMessage::new("user", text.to_owned());
+        let reply = JinjaMessage::new("assistant", guard::placeholder(0));
+        let thoughtful = JinjaMessage { reasoning_content: Some(PROBE_THOUGHT.to_owned()), ..reply.clone() };
+        [
+            self.job_of(vec![user(PROBE_USER), reply, user("b")], false, true),
+            self.job_of(vec![user(PROBE_USER)], true, true),
+            self.job_of(vec![user(PROBE_USER)], true, false),
+            self.job_of(vec![user(PROBE_USER), thoughtful, user("b")], false, true),
+        ]
+    }
+
+    /// Compares what stands before an earlier reply with what stands before the next one.
+    fn opening(&self, between: &str, with: &str, without: &str) -> Opening {
+        let header = between
+            .rsplit_once(PROBE_USER)
+            .and_then(|(_, after)| after.split_once(&guard::placeholder(0)))
+            .map(|(header, _)| self.without_empty_think(header));
+        let extra = |prompt: &str| {
+            let after = prompt.rsplit_once(PROBE_USER).map(|(_, after)| after);
+            after.zip(header).and_then(|(a, h)| a.strip_prefix(h)).map(|e| self.guard.split(e)).unwrap_or_default()
+        };
+        Opening { with_thinking: extra(with), without: extra(without) }
+    }
+
+    /// Template text without the empty think block that it ends in: some templates write one before
+    /// every reply that came without reasoning, and the raw reply brings its own.
+    fn without_empty_think<'t>(&self, text: &'t str) -> &'t str {
+        let Some((open, close)) = &self.opts.think_tags else { return text };
+        let before_close = text.trim_end().strip_suffix(close.as_str());
+        before_close.and_then(|t| t.trim_end().strip_suffix(open.as_str())).unwrap_or(text)
+    }
+
+    /// Splits a rendering into pieces and puts the replies in the place of their placeholders.
+    fn pieces(&self, text: &str, path: &[&Message], keep: Option<&Opening>) -> Vec<Piece> {
+        let mut out = Vec::new();
+        let parts = guard::parts(text);
+        for (at, part) in parts.iter().enumerate() {
+            let message = |part: Option<&guard::Part>| match part {
+                Some(guard::Part::Placeholder(index)) => path.get(*index).copied(),
+                _ => None,
+            };
+            if let guard::Part::Text(text) = part {
+                let raw = keep.is_some() && message(parts.get(at + 1)).is_some_and(|m| self.is_raw(m));
+                out.extend(self.guard.split(if raw { self.without_empty_think(text) } else { text }));
+            } else if let Some(message) = message(Some(part)) {
+                self.reply(&mut out, message, keep.filter(|_| self.is_raw(message)));
+            }
+        }
+        merge(out)
+    }
+
+    fn reply(&self, out: &mut Vec<Piece>, message: &Message, keep: Option<&Opening>) {
+        let pieces = match keep {
+            Some(opening) => {
+                let prefix = if message.think { &opening.with_thinking } else { &opening.without };
+                let thinking = self.opts.think_tags.as_ref().is_some_and(|t| ends_thinking(prefix, t));
+                out.extend(prefix.iter().cloned());
+                self.whole_reply(message, thinking)
+            }
+            None => vec![Piece::Text(message.text.trim_start_matches('\n').to_owned())],
+        };
+        match message.turn.filter(|_| message.own) {
+            Some(turn) => out.push(Piece::Reply { turn, pieces }),
+            None => out.extend(pieces),
+        }
+    }
+
+    /// A reply as it was generated, its think block included. `in_prompt`: the opening tag stood
+    /// in the prompt and was not generated.
+    fn whole_reply(&self, message: &Message, in_prompt: bool) -> Vec<Piece> {
+        let mut out = Vec::new();
+        if let (Some((open, close)), Some(reasoning)) = (&self.opts.think_tags, &message.reasoning) {
+            if !in_prompt {
+                out.push(Piece::Control(open.clone()));
+            }
+            // Given texts, unlike generated ones, come without the newlines that stand around a think block.
+            let given = message.turn.is_none();
+            let around = if given { "\n" } else { "" };
+            out.push(Piece::Text(format!("{around}{reasoning}{around}")));
+            if message.reasoning_closed || given {
+                out.push(Piece::Control(close.clone()));
+                out.push(Piece::Text(format!("{around}{around}")));
+            }
+        }
+        out.push(Piece::Text(message.text.clone()));
+        merge(out)
+    }
+}
+
+/// Joins neighbouring texts and leaves out empty ones.
+fn merge(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
+    let mut out: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (out.last_mut(), piece) {
+            (_, Piece::Text(text)) if text.is_empty() => {}
+            (Some(Piece::Text(before)), Piece::Text(text)) => before.push_str(&text),
+            (_, piece) => out.push(piece),
+        }
+    }
+    out
+}
+
+const PROBE_USER: &str = "dmschat-probe-user";
+const PROBE_THOUGHT: &str = "dmschat-probe-thought";
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+const PLAIN: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\n\n\
+{% elif m.role == 'user' %}User: {{ m.content }}\n{% else %}Assistant: {{ m.content }}\n{% endif %}{% endfor %}\
+{% if add_generation_prompt %}Assistant:{% endif %}";

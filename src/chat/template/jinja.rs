@@ -1,0 +1,160 @@
+//! minijinja set up as transformers sets up Jinja for chat templates, and the choice of where a
+//! template runs. Reads no file and no environment.
+
+use super::sandbox;
+use anyhow::{Result, anyhow};
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Instructions one set of renderings may take; a long chat takes some hundred thousand.
+const FUEL: u64 = 50_000_000;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JinjaMessage {
+    pub role: String,
+    pub content: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reasoning_content: Option<String>,
+}
+
+impl JinjaMessage {
+    pub fn new(role: &str, content: String) -> Self {
+        Self { role: role.to_owned(), content, reasoning_content: None }
+    }
+}
+
+/// One rendering of a template.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    pub messages: Vec<JinjaMessage>,
+    pub add_generation_prompt: bool,
+    pub enable_thinking: bool,
+    pub bos_token: String,
+    pub eos_token: String,
+    /// `2026-11-21T04:00:00`, for `strftime_now`.
+    pub date: String,
+}
+
+/// Renders every job: here when the template is trusted, else in a bounded child process.
+pub fn render_jobs(source: &str, trusted: bool, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<String>> {
+    if trusted { render_here(source, jobs) } else { sandbox::render(source, exe, jobs) }
+}
+
+/// Renders in this process, bounded in instructions alone.
+pub fn render_here(source: &str, jobs: &[Job]) -> Result<Vec<String>> {
+    let source = without_generation_tags(source);
+    let date = jobs.first().and_then(|j| j.date.parse().ok()).unwrap_or_default();
+    let mut env = environment(date)?;
+    env.add_template("chat", &source).map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
+    let template = env.get_template("chat").map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
+    jobs.iter()
+        .map(|job| {
+            let context = minijinja::context! {
+                messages => Value::from(Serde(&job.messages)),
+                tools => Value::from(()),
+                documents => Value::from(()),
+                add_generation_prompt => job.add_generation_prompt,
+                enable_thinking => job.enable_thinking,
+                bos_token => &job.bos_token,
+                eos_token => &job.eos_token,
+            };
+            template.render(context).map_err(|e| anyhow!("chat template: {}", one_line(&e)))
+        })
+        .collect()
+}
+
+fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(200);
+    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.add_filter("tojson", tojson);
+    env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    env.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        jiff::fmt::strtime::format(&format, date)
+            .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
+    });
+    Ok(env)
+}
+
+/// As Python's `json.dumps(value, ensure_ascii=False, indent=...)`, which transformers uses.
+fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    let _: Option<bool> = options.get("sort_keys")?;
+    options.assert_all_used()?;
+    let bad = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
+    let mut out = Vec::new();
+    match indent {
+        Some(n) => {
+            let indent = " ".repeat(n.min(16));
+            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter)).map_err(bad)?;
+        }
+        None => {
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonFormatter)).map_err(bad)?;
+        }
+    }
+    String::from_utf8(out).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+}
+
+/// `", "` and `": "` between items, as Python writes JSON.
+struct PythonFormatter;
+
+impl serde_json::ser::Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + std::io::Write>(&mut self, w: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { w.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + std::io::Write>(&mut self, w: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { w.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, w: &mut W) -> std::io::Result<()> {
+        w.write_all(b": ")
+    }
+}
+
+/// `{% generation %}` only marks what the assistant wrote, for training: here it is a block that
+/// is always rendered.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let inner = &tag[2..end];
+        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match word {
+            "generation" => out.push_str(&format!("{{%{}%}}", inner.replace(word, " if true "))),
+            "endgeneration" => out.push_str(&format!("{{%{}%}}", inner.replace(word, " endif "))),
+            _ => out.push_str(&tag[..end + 2]),
+        }
+        rest = &tag[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// minijinja's message without its source excerpt.
+fn one_line(error: &Error) -> String {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return "it takes too many steps and was stopped".to_owned();
+    }
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    let text = match error.line() {
+        Some(line) => format!("{what} (line {line} of the template)"),
+        None => what,
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,131 @@
+//! Renders a template that came with a checkpoint in a child process of the same binary, bounded
+//! in memory (where the system has a limit for it), steps and time. The child gets no environment
+//! and opens no file.
+
+use super::jinja::{Job, render_here};
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// What the child may map, in bytes; its own binary takes some 30 MB of that.
+const MEMORY_BYTES: u64 = 512 << 20;
+const TIME: Duration = Duration::from_secs(3);
+/// More than any conversation renders to.
+const OUTPUT_BYTES: u64 = 64 << 20;
+
+#[derive(Serialize)]
+struct RequestRef<'a> {
+    source: &'a str,
+    jobs: &'a [Job],
+}
+
+#[derive(Deserialize)]
+struct Request {
+    source: String,
+    jobs: Vec<Job>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Reply {
+    Texts(Vec<String>),
+    Error(String),
+}
+
+/// Runs `jobs` in a child of `exe` (absent: the running binary).
+pub fn render(source: &str, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<String>> {
+    let request = serde_json::to_vec(&RequestRef { source, jobs }).context("chat template: request")?;
+    let exe = match exe {
+        Some(path) => path.to_owned(),
+        // This name holds even when a newer build has taken the file's place.
+        None if cfg!(target_os = "linux") => "/proc/self/exe".into(),
+        None => std::env::current_exe().context("chat template: the program's own file is not found")?,
+    };
+    let mut child = Command::new(&exe)
+        .arg("__render")
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .with_context(|| format!("chat template: cannot start {}", exe.display()))?;
+    let answer = talk(&mut child, request);
+    let timed_out = answer.is_none();
+    if timed_out {
+        let _ = child.kill();
+    }
+    let status = child.wait().context("chat template: renderer")?;
+    if timed_out {
+        bail!("chat template: it did not finish within {} s and was stopped", TIME.as_secs());
+    }
+    match serde_json::from_slice(&answer.unwrap_or_default()) {
+        Ok(Reply::Texts(texts)) => Ok(texts),
+        Ok(Reply::Error(line)) => bail!("{line}"),
+        Err(_) => bail!("chat template: {}", ended(status)),
+    }
+}
+
+/// Writes the request, reads the answer; `None` when time ran out first.
+fn talk(child: &mut Child, request: Vec<u8>) -> Option<Vec<u8>> {
+    let (stdin, stdout) = (child.stdin.take()?, child.stdout.take()?);
+    std::thread::spawn(move || {
+        let mut stdin = stdin;
+        // A child that has ended already says so by its status.
+        let _ = stdin.write_all(&request);
+    });
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut answer = Vec::new();
+        let _ = stdout.take(OUTPUT_BYTES).read_to_end(&mut answer);
+        let _ = send.send(answer);
+    });
+    receive.recv_timeout(TIME).ok()
+}
+
+fn ended(status: ExitStatus) -> String {
+    if status.success() {
+        return format!("it rendered more than {} MiB and was stopped", OUTPUT_BYTES >> 20);
+    }
+    format!("it needs more than {} MiB of memory and was stopped", MEMORY_BYTES >> 20)
+}
+
+/// The child: `dmschat __render`. Call it before anything else is set up.
+pub fn child_main() -> ExitCode {
+    limit_memory();
+    let mut input = Vec::new();
+    let reply = match std::io::stdin().lock().read_to_end(&mut input) {
+        Ok(_) => answer(&input),
+        Err(e) => Reply::Error(format!("chat template: {e}")),
+    };
+    let Ok(bytes) = serde_json::to_vec(&reply) else { return ExitCode::FAILURE };
+    match std::io::stdout().lock().write_all(&bytes) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn answer(input: &[u8]) -> Reply {
+    let result = serde_json::from_slice::<Request>(input)
+        .context("chat template: the request does not parse")
+        .and_then(|request| render_here(&request.source, &request.jobs));
+    match result {
+        Ok(texts) => Reply::Texts(texts),
+        Err(e) => Reply::Error(format!("{e:#}")),
+    }
+}
+
+#[cfg(unix)]
+fn limit_memory() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let at_most = |n| Rlimit { current: Some(n), maximum: Some(n) };
+    // Where a limit is refused, steps and time still bound the child.
+    let _ = setrlimit(Resource::As, at_most(MEMORY_BYTES));
+    let _ = setrlimit(Resource::Core, at_most(0));
+}
+
+#[cfg(not(unix))]
+fn limit_memory() {}

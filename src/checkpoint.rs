@@ -1,0 +1,282 @@
+//! Model folders and the built-in model: what is in them, checked before it is believed.
+//! Knows nothing of devices or of the forward pass.
+
+mod adapter;
+mod builtin;
+pub mod config;
+mod files;
+pub mod hub;
+mod json;
+mod mapped;
+mod names;
+mod parse;
+pub mod random;
+mod rope;
+mod safetensors;
+mod texts;
+
+pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
+pub use hub::ModelRef;
+
+use crate::tensor::Tensor;
+use adapter::Adapter;
+use anyhow::{Context, Result, bail, ensure};
+use files::Files;
+use json::Fields;
+use safetensors::TensorFile;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// An opened checkpoint: configuration, mapped tensors, and the texts that go with them.
+pub struct Checkpoint {
+    /// As the user names it: `demo`, a folder's name, `ORG/NAME`.
+    pub name: String,
+    pub config: ModelConfig,
+    /// `tokenizer.json`, verbatim; empty where the folder has none.
+    pub tokenizer_json: Vec<u8>,
+    /// Jinja source of the chat template, when there is one.
+    pub chat_template: Option<String>,
+    pub bos_token: String,
+    pub eos_token: String,
+    pub generation: GenerationDefaults,
+    /// What the adapter file says it is for, when one is in use.
+    pub adapter: Option<String>,
+    pub builtin: bool,
+    pub weight_bytes: u64,
+    pub n_params: u64,
+    /// Hex digest over config, tensor names, shapes, sizes and a sample of the weights.
+    pub fingerprint: String,
+    pub tensors: BTreeMap<String, Tensor>,
+}
+
+/// What `generation_config.json` (else `config.json`) says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Every token that ends a turn.
+    pub eos: Vec<u32>,
+    pub do_sample: Option<bool>,
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+/// Where DMS decisions of a plain model come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdapterChoice {
+    /// One that comes with the program, where one fits.
+    Auto,
+    None,
+    File(PathBuf),
+}
+
+impl Checkpoint {
+    /// Opens a model: reads its configuration, maps its weights, and checks that every tensor the
+    /// configuration calls for is there in its shape. Each error is one line.
+    pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
+        let (name, files) = locate(model)?;
+        let config_raw = files.text("config.json")?;
+        let config_raw = config_raw
+            .with_context(|| format!("{} is missing, so this is no model folder", files.label("config.json")))?;
+        let config_map = json::object(&files.label("config.json"), &config_raw)?;
+        let config_fields = Fields::new(&files.label("config.json"), &config_map);
+        let metadata = metadata_object(&files)?;
+        let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
+        let mut config = parse::model_config(&config_fields, metadata_fields.as_ref())?;
+
+        let generation = optional_object(&files, "generation_config.json")?;
+        let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
+        let generation = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
+
+        let mut tensors = Weights::open(&files)?.take(&config)?;
+        let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
+        let adapter = choose_adapter(adapter, &name, &config)?;
+        if let Some(adapter) = &adapter {
+            adapter.fits(&name, &config)?;
+            config.dms = Some(adapter.dms()?);
+            tensors.extend(adapter.tensors(&config)?);
+            identity.push_str(&adapter.identity());
+        }
+
+        let texts = texts::read(&files)?;
+        let mut out = Self::empty(&name, config);
+        out.tokenizer_json = files.text("tokenizer.json")?.unwrap_or_default();
+        out.chat_template = texts.template;
+        out.bos_token = texts.bos_token;
+        out.eos_token = texts.eos_token;
+        out.generation = generation;
+        out.adapter = adapter.map(|a| a.base().to_owned());
+        out.builtin = matches!(model, ModelRef::BuiltIn);
+        out.take_tensors(tensors);
+        out.fingerprint = fingerprint(&identity, &out.tensors);
+        Ok(out)
+    }
+
+    /// A tensor by name, which has to have this shape.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        shaped(self.tensors.get(name).cloned(), &self.name, name, shape)
+    }
+
+    fn empty(name: &str, config: ModelConfig) -> Self {
+        Self {
+            name: name.to_owned(),
+            config,
+            tokenizer_json: Vec::new(),
+            chat_template: None,
+            bos_token: String::new(),
+            eos_token: String::new(),
+            generation: GenerationDefaults::default(),
+            adapter: None,
+            builtin: false,
+            weight_bytes: 0,
+            n_params: 0,
+            fingerprint: String::new(),
+            tensors: BTreeMap::new(),
+        }
+    }
+
+    fn take_tensors(&mut self, tensors: Vec<Tensor>) {
+        self.n_params = tensors.iter().map(|t| t.len() as u64).sum();
+        self.weight_bytes = tensors.iter().map(|t| t.bytes().len() as u64).sum();
+        self.tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
+    }
+}
+
+fn locate(model: &ModelRef) -> Result<(String, Files)> {
+    match model {
+        ModelRef::BuiltIn => Ok((hub::DEMO.to_owned(), Files::BuiltIn)),
+        ModelRef::Folder(dir) => {
+            let files = Files::folder(dir)?;
+            let full = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
+            let name = full.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned());
+            Ok((name, files))
+        }
+        ModelRef::Hub { id, revision } => {
+            Ok((id.clone(), Files::folder(&hub::cached_folder(id, revision.as_deref())?)?))
+        }
+    }
+}
+
+fn optional_object(files: &Files, name: &str) -> Result<Option<Map<String, Value>>> {
+    files.text(name)?.map(|raw| json::object(&files.label(name), &raw)).transpose()
+}
+
+/// `dms_metadata.json`, whose fields may sit under a `config` key.
+fn metadata_object(files: &Files) -> Result<Option<Map<String, Value>>> {
+    let Some(mut outer) = optional_object(files, "dms_metadata.json")? else { return Ok(None) };
+    match outer.remove("config") {
+        Some(Value::Object(inner)) => Ok(Some(inner)),
+        _ => Ok(Some(outer)),
+    }
+}
+
+fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> Result<Option<Adapter>> {
+    match choice {
+        AdapterChoice::None => Ok(None),
+        AdapterChoice::Auto if config.dms.is_some() => Ok(None),
+        AdapterChoice::Auto => Adapter::find(model, config),
+        AdapterChoice::File(path) => {
+            let label = path.display().to_string();
+            ensure!(config.dms.is_none(), "{model} has DMS of its own, so --adapter {label} is refused");
+            Adapter::new(&label, mapped::map_file(path)?).map(Some)
+        }
+    }
+}
+
+/// The weight files of a checkpoint, and which file has which tensor.
+struct Weights {
+    /// Names the folder in messages.
+    label: String,
+    files: Vec<TensorFile>,
+    /// Tensor name to index into `files`.
+    owner: BTreeMap<String, usize>,
+}
+
+impl Weights {
+    /// `model.safetensors`, else the shards of `model.safetensors.index.json`.
+    fn open(files: &Files) -> Result<Self> {
+        const SINGLE: &str = "model.safetensors";
+        const INDEX: &str = "model.safetensors.index.json";
+        if let Some(bytes) = files.bytes(SINGLE)? {
+            let file = TensorFile::new(&files.label(SINGLE), bytes)?;
+            let owner = file.names().map(|n| (n.to_owned(), 0)).collect();
+            return Ok(Self { label: files.label(SINGLE), files: vec![file], owner });
+        }
+        let Some(index) = optional_object(files, INDEX)? else {
+            bail!("{} is missing, and so is {INDEX}; only safetensors weights are read", files.label(SINGLE));
+        };
+        let place = files.label(INDEX);
+        let map = Fields::new(&place, &index).opt_object("weight_map")?;
+        let map = map.with_context(|| format!("{place} has no weight_map, which is needed"))?;
+        let mut out = Self { label: place.clone(), files: Vec::new(), owner: BTreeMap::new() };
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        for tensor in map.keys() {
+            let name = map.opt_str(tensor)?.unwrap_or_default();
+            let at = match seen.get(name) {
+                Some(&at) => at,
+                None => {
+                    files::plain_name(name).map_err(|e| e.context(format!("{place} is refused")))?;
+                    let bytes = files.bytes(name)?;
+                    let bytes =
+                        bytes.with_context(|| format!("{} is missing, which {INDEX} names", files.label(name)))?;
+                    out.files.push(TensorFile::new(&files.label(name), bytes)?);
+                    seen.insert(name, out.files.len() - 1);
+                    out.files.len() - 1
+                }
+            };
+            out.owner.insert(tensor.to_owned(), at);
+        }
+        Ok(out)
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Tensor>> {
+        self.owner.get(name).map_or(Ok(None), |&at| self.files[at].tensor(name))
+    }
+
+    /// Every tensor the configuration calls for, in its shape.
+    fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
+        let wanted = names::expected(config).into_iter();
+        let tensors: Result<Vec<Tensor>> =
+            wanted.map(|(name, shape)| shaped(self.get(&name)?, &self.label, &name, &shape)).collect();
+        let tensors = tensors?;
+        if config.tied
+            && let Some(head) = self.get("lm_head.weight")?
+        {
+            // transformers ties them regardless where they agree; a head of its own it would keep.
+            ensure!(
+                head.bytes() == tensors[0].bytes(),
+                "{}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding",
+                self.label
+            );
+        }
+        Ok(tensors)
+    }
+}
+
+/// The tensor, if it is there and has this shape; else one line that names it and both shapes.
+fn shaped(tensor: Option<Tensor>, place: &str, name: &str, shape: &[usize]) -> Result<Tensor> {
+    let tensor = tensor.with_context(|| format!("{place}: tensor {name} {shape:?} is missing"))?;
+    ensure!(tensor.shape == shape, "{place}: tensor {name} has shape {:?}, expected {shape:?}", tensor.shape);
+    Ok(tensor)
+}
+
+/// A digest that differs where a saved token log would not mean the same. Reads a few hundred
+/// bytes of each tensor only, so that opening a large model does not read it all.
+fn fingerprint(identity: &str, tensors: &BTreeMap<String, Tensor>) -> String {
+    const SAMPLE_BYTES: usize = 256;
+    let mut hash = Sha256::new();
+    hash.update(identity);
+    for t in tensors.values() {
+        let raw = t.bytes();
+        let middle = raw.len() / 2;
+        hash.update(format!("{t:?}"));
+        hash.update(&raw[middle..raw.len().min(middle + SAMPLE_BYTES)]);
+    }
+    hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,29 @@
+//! The built-in model and the adapters that come with the program, as embedded bytes.
+
+/// Bytes at an address that suits any vector load.
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+macro_rules! asset {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/", $name))
+    };
+}
+
+static DEMO_WEIGHTS: &Aligned<[u8]> = &Aligned(*asset!("demo/model.safetensors"));
+
+static DEMO_FILES: [(&str, &[u8]); 5] = [
+    ("config.json", asset!("demo/config.json")),
+    ("generation_config.json", asset!("demo/generation_config.json")),
+    ("tokenizer.json", asset!("demo/tokenizer.json")),
+    ("tokenizer_config.json", asset!("demo/tokenizer_config.json")),
+    ("model.safetensors", &DEMO_WEIGHTS.0),
+];
+
+/// Adapters to be found by `AdapterChoice::Auto`: name and safetensors bytes.
+pub const ADAPTERS: &[(&str, &[u8])] = &[];
+
+/// A file of the built-in model by name; `None` for a file it does not have.
+pub fn file(name: &str) -> Option<&'static [u8]> {
+    DEMO_FILES.iter().find(|(file, _)| *file == name).map(|(_, bytes)| *bytes)
+}

@@ -1,0 +1,81 @@
+//! `config.json` (and `dms_metadata.json`, adapter metadata) as fields. Families differ in these
+//! fields, never in code.
+
+use crate::policy::Dms;
+
+/// Everything the forward pass needs to know of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// `model_type`: `qwen3` or `llama`.
+    pub family: String,
+    pub n_layers: usize,
+    pub hidden: usize,
+    pub n_q_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub rms_eps: f32,
+    /// The output head is the embedding table.
+    pub tied: bool,
+    /// q and k are RMS-normalised per head before RoPE (Qwen3).
+    pub qk_norm: bool,
+    pub attention_bias: bool,
+    pub mlp_bias: bool,
+    pub rope: Rope,
+    /// `max_position_embeddings`, tokens.
+    pub context: usize,
+    /// Absent: a dense model.
+    pub dms: Option<DmsConfig>,
+}
+
+/// Rotary embedding, `rotate_half` convention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    pub theta: f64,
+    pub scaling: RopeScaling,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    Default,
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_context: usize,
+    },
+    Yarn {
+        factor: f64,
+        original_context: usize,
+        beta_fast: f64,
+        beta_slow: f64,
+        attention_factor: Option<f64>,
+        mscale: Option<f64>,
+        mscale_all_dim: Option<f64>,
+        truncate: bool,
+    },
+}
+
+/// Where eviction decisions come from, and the rule's parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DmsConfig {
+    pub variant: DmsVariant,
+    pub rule: Dms,
+    pub alpha_scale: f32,
+    pub alpha_offset: f32,
+    /// `dms_alpha_per = "layer"`: head 0's decision serves all KV heads of the layer.
+    pub per_layer: bool,
+    /// Starts switched off (`dms_disable_eviction`).
+    pub disabled: bool,
+    /// The ratio the checkpoint was trained for, when it says so: the planner's expected figure.
+    pub target_ratio: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmsVariant {
+    /// The last channel of each group's first query head, after q_norm, before RoPE.
+    Borrowed,
+    /// `dms_proj_alpha(dms_proj_alpha_norm(layer input))`, its own small tensors.
+    Adapter,
+}

@@ -1,0 +1,107 @@
+//! A JSON object of a checkpoint, read field by field with errors that name file and key.
+
+use anyhow::{Result, anyhow, bail};
+use serde_json::{Map, Value};
+
+/// Larger sizes are no model's; the bound keeps products of three of them inside usize.
+const MAX_SIZE: u64 = 1 << 31;
+
+/// An object and where it stands: `dir/config.json` or `dir/config.json: rope_scaling`.
+pub struct Fields<'a> {
+    place: String,
+    map: &'a Map<String, Value>,
+}
+
+/// Parses a file that has to hold one JSON object.
+pub fn object(place: &str, raw: &[u8]) -> Result<Map<String, Value>> {
+    match serde_json::from_slice(raw) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => bail!("{place} holds no JSON object"),
+        Err(e) => bail!("{place} is not JSON: {e}"),
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(place: &str, map: &'a Map<String, Value>) -> Self {
+        Self { place: place.to_owned(), map }
+    }
+
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// The value, where it is there and not null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str)
+    }
+
+    pub fn missing(&self, key: &str) -> anyhow::Error {
+        anyhow!("{} has no {key}, which is needed", self.place)
+    }
+
+    fn wrong(&self, key: &str, wanted: &str) -> anyhow::Error {
+        let found: String = self.map.get(key).map(Value::to_string).unwrap_or_default().chars().take(60).collect();
+        anyhow!("{}: {key} is {found}, expected {wanted}", self.place)
+    }
+
+    /// A whole number, also when spelt as a float (`1e6`).
+    pub fn opt_size(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let whole = value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..MAX_SIZE as f64).contains(f));
+        match value.as_u64().or(whole.map(|f| f as u64)).filter(|&n| n < MAX_SIZE) {
+            Some(n) => Ok(Some(n as usize)),
+            None => Err(self.wrong(key, "a whole number below 2^31")),
+        }
+    }
+
+    /// A whole number that is at least 1.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        match self.opt_size(key)?.ok_or_else(|| self.missing(key))? {
+            0 => Err(self.wrong(key, "at least 1")),
+            n => Ok(n),
+        }
+    }
+
+    pub fn opt_f64(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().filter(|f| f.is_finite()).map(Some).ok_or_else(|| self.wrong(key, "a number"))
+    }
+
+    /// A number above 0.
+    pub fn opt_positive(&self, key: &str) -> Result<Option<f64>> {
+        match self.opt_f64(key)? {
+            Some(f) if f <= 0.0 => Err(self.wrong(key, "a number above 0")),
+            f => Ok(f),
+        }
+    }
+
+    pub fn positive(&self, key: &str) -> Result<f64> {
+        self.opt_positive(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub fn opt_bool(&self, key: &str) -> Result<Option<bool>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.wrong(key, "true or false"))
+    }
+
+    pub fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.opt_bool(key)?.unwrap_or(default))
+    }
+
+    pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a string"))
+    }
+
+    pub fn opt_object(&self, key: &str) -> Result<Option<Fields<'a>>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Fields::new(&format!("{}: {key}", self.place), map))),
+            Some(_) => Err(self.wrong(key, "an object")),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Files and buffers as shared bytes: the one place that maps memory, so that weights are never
+//! copied. Knows nothing of what the bytes mean.
+
+use crate::tensor::SharedBytes;
+use anyhow::{Context, Result, ensure};
+use memmap2::{Mmap, MmapMut};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Maps a regular, non-empty file read-only.
+pub fn map_file(path: &Path) -> Result<SharedBytes> {
+    let named = || path.display().to_string();
+    // Asked before opening: opening a named pipe would wait for its other end.
+    let meta = std::fs::metadata(path).with_context(named)?;
+    ensure!(meta.is_file(), "{} is not a regular file", path.display());
+    ensure!(meta.len() > 0, "{} is empty", path.display());
+    let file = File::open(path).with_context(named)?;
+    // SAFETY: the map is private to this process's reads and never handed out as anything but
+    // `&[u8]` whose lifetime the owner bounds. The one hazard a mapping has is another process
+    // that shortens the file while it is in use; then the access ends the process with SIGBUS, and
+    // no wrong value is read. Nobody rewrites model files in place (the hub writes new blobs), and
+    // copying gigabytes to be safe from it is what this program exists to avoid.
+    let map = unsafe { Mmap::map(&file) }.with_context(|| format!("mapping {}", path.display()))?;
+    #[cfg(target_os = "linux")]
+    want_huge_pages(|advice| map.advise(advice));
+    Ok(Arc::new(map))
+}
+
+/// Asks for pages of 2 MiB: decoding reads all weights once a token, and with pages of 4 KiB it
+/// spends up to half of its time on address translation. A system that says no changes nothing else.
+#[cfg(target_os = "linux")]
+fn want_huge_pages(advise: impl FnOnce(memmap2::Advice) -> std::io::Result<()>) {
+    let _ = advise(memmap2::Advice::HugePage);
+}
+
+/// A page-aligned, zeroed buffer of its own for `fill` to write, then shared.
+pub fn buffer(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<SharedBytes> {
+    let wanted = || format!("taking {len_bytes} bytes of memory");
+    let mut map = MmapMut::map_anon(len_bytes.max(1)).with_context(wanted)?;
+    #[cfg(target_os = "linux")]
+    want_huge_pages(|advice| map.advise(advice));
+    fill(&mut map[..len_bytes]);
+    let map = map.make_read_only().with_context(wanted)?;
+    Ok(Arc::new(map))
+}

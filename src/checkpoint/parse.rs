@@ -1,0 +1,189 @@
+//! `config.json`, `dms_metadata.json` and `generation_config.json` to fields. Whatever a config
+//! says that the forward pass would compute wrongly is refused here, not ignored.
+
+use super::GenerationDefaults;
+use super::config::{DmsConfig, DmsVariant, ModelConfig};
+use super::json::{self, Fields};
+use super::rope;
+use crate::policy::{Dms, Shift};
+use anyhow::{Result, bail, ensure};
+use serde_json::Value;
+
+const FAMILIES: [&str; 2] = ["qwen3", "llama"];
+
+/// Keys of models that add something to Llama's computation; null or absent means they do not.
+const FOREIGN_KEYS: [&str; 9] = [
+    "quantization_config",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "no_rope_layers",
+    "num_experts",
+    "num_local_experts",
+    "attention_chunk_size",
+    "kv_lora_rank",
+];
+
+/// Reads a model's configuration; `dms_metadata` (already unwrapped) wins over `dms_*` keys.
+pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<ModelConfig> {
+    let family = family(config)?;
+    refuse_unsupported(config, family)?;
+    let n_q_heads = config.size("num_attention_heads")?;
+    let hidden = config.size("hidden_size")?;
+    let n_kv_heads = match config.opt_size("num_key_value_heads")? {
+        Some(_) => config.size("num_key_value_heads")?,
+        // Llama before GQA; transformers' default for Qwen3 is a number nobody wrote down.
+        None if family == "llama" => n_q_heads,
+        None => return Err(config.missing("num_key_value_heads")),
+    };
+    ensure!(
+        n_q_heads % n_kv_heads == 0,
+        "{}: {n_q_heads} attention heads do not share {n_kv_heads} key-value heads evenly",
+        config.place()
+    );
+    let head_dim = match config.opt_size("head_dim")? {
+        Some(_) => config.size("head_dim")?,
+        None if family == "llama" && hidden % n_q_heads == 0 => hidden / n_q_heads,
+        None => return Err(config.missing("head_dim")),
+    };
+    ensure!(head_dim % 2 == 0, "{}: head_dim {head_dim} is odd, so it cannot be rotated", config.place());
+    let context = config.size("max_position_embeddings")?;
+    let mlp_bias = config.bool_or("mlp_bias", false)?;
+    ensure!(!(mlp_bias && family == "qwen3"), "{}: mlp_bias is not part of qwen3", config.place());
+    Ok(ModelConfig {
+        family: family.to_owned(),
+        n_layers: config.size("num_hidden_layers")?,
+        hidden,
+        n_q_heads,
+        n_kv_heads,
+        head_dim,
+        ffn: config.size("intermediate_size")?,
+        vocab: config.size("vocab_size")?,
+        rms_eps: config.positive("rms_norm_eps")? as f32,
+        tied: config.bool_or("tie_word_embeddings", false)?,
+        qk_norm: family == "qwen3",
+        attention_bias: config.bool_or("attention_bias", false)?,
+        mlp_bias,
+        rope: rope::parse(config, context)?,
+        context,
+        dms: match dms_metadata {
+            Some(metadata) => Some(dms_from_metadata(metadata)?),
+            None => dms_from_config(config)?,
+        },
+    })
+}
+
+impl ModelConfig {
+    /// A `config.json` alone, without its folder; `place` names it in messages.
+    pub fn from_json(place: &str, raw: &[u8]) -> Result<Self> {
+        model_config(&Fields::new(place, &json::object(place, raw)?), None)
+    }
+}
+
+fn family(config: &Fields) -> Result<&'static str> {
+    let model_type = config.opt_str("model_type")?.ok_or_else(|| config.missing("model_type"))?;
+    let Some(family) = FAMILIES.into_iter().find(|f| *f == model_type) else {
+        bail!("{}: model_type {model_type:?} is not supported ({} are)", config.place(), FAMILIES.join(", "));
+    };
+    let architectures = config.get("architectures").and_then(Value::as_array);
+    let names: Vec<&str> = architectures.into_iter().flatten().filter_map(Value::as_str).collect();
+    ensure!(
+        names.is_empty() || names.iter().any(|n| n.contains("ForCausalLM")),
+        "{}: architecture {} is no language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
+        config.place(),
+        names.join(", ")
+    );
+    Ok(family)
+}
+
+fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
+    let place = config.place();
+    for key in FOREIGN_KEYS {
+        ensure!(config.get(key).is_none(), "{place}: {key} is set, which is not supported");
+    }
+    if let Some(act) = config.opt_str("hidden_act")? {
+        ensure!(act == "silu", "{place}: hidden_act {act:?} is not supported (silu is)");
+    }
+    // Qwen3 names a window it does not use; elsewhere a window that is named is used.
+    let window = config.get("sliding_window").is_some();
+    let sliding = config.bool_or("use_sliding_window", family != "qwen3" && window)? && window;
+    let layer_types = config.get("layer_types").and_then(Value::as_array);
+    let other = layer_types.into_iter().flatten().find(|t| t.as_str() != Some("full_attention"));
+    if let Some(other) = other {
+        bail!("{place}: layer type {other} is not supported (full_attention is)");
+    }
+    ensure!(!sliding, "{place}: sliding window attention is not supported");
+    for key in ["embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"] {
+        let factor = config.opt_f64(key)?.unwrap_or(1.0);
+        ensure!(factor == 1.0, "{place}: {key} {factor} is not supported (1 is)");
+    }
+    Ok(())
+}
+
+/// NVIDIA's and Model-Optimizer's packaging: `dms_*` keys, the decision marks the token before.
+/// Absent values are the defaults of NVIDIA's configuration class.
+fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
+    if !config.keys().any(|k| k.starts_with("dms_") && config.get(k).is_some()) {
+        return Ok(None);
+    }
+    let per_layer = match config.opt_str("dms_alpha_per")? {
+        None | Some("head") => false,
+        Some("layer") => true,
+        Some(other) => bail!("{}: dms_alpha_per {other:?} is unknown (head, layer)", config.place()),
+    };
+    let separate = config.bool_or("dms_separate_alpha", false)?;
+    Ok(Some(DmsConfig {
+        variant: if separate { DmsVariant::Adapter } else { DmsVariant::Borrowed },
+        rule: Dms { window: config.opt_size("dms_window_size")?.unwrap_or(512), shift: Shift::Previous },
+        alpha_scale: config.opt_f64("dms_alpha_scale")?.unwrap_or(100.0) as f32,
+        alpha_offset: config.opt_f64("dms_initial_alpha_offset")?.unwrap_or(5.0) as f32,
+        per_layer,
+        disabled: config.bool_or("dms_disable_eviction", false)?,
+        target_ratio: config.opt_positive("dms_cr")?,
+    }))
+}
+
+/// FastDMS's packaging: `dms_metadata.json`, borrowed, the decision marks its own token.
+fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
+    Ok(DmsConfig {
+        variant: DmsVariant::Borrowed,
+        rule: Dms { window: metadata.opt_size("window_size")?.unwrap_or(256), shift: Shift::Same },
+        alpha_scale: metadata.opt_f64("alpha_scale")?.unwrap_or(100.0) as f32,
+        alpha_offset: metadata.opt_f64("alpha_offset")?.unwrap_or(5.0) as f32,
+        per_layer: false,
+        disabled: false,
+        target_ratio: metadata.opt_positive("target_cr")?,
+    })
+}
+
+/// Sampling defaults and end tokens: each from `generation_config.json`, the end tokens else from
+/// `config.json`. Ids beyond the vocabulary are refused.
+pub fn generation(generation: Option<&Fields>, config: &Fields, vocab: usize) -> Result<GenerationDefaults> {
+    let mut out = GenerationDefaults::default();
+    if let Some(g) = generation {
+        out.do_sample = g.opt_bool("do_sample")?;
+        out.temperature = g.opt_f64("temperature")?.map(|f| f as f32);
+        out.top_k = g.opt_size("top_k")?.map(|k| k as u32);
+        out.top_p = g.opt_f64("top_p")?.map(|f| f as f32);
+        out.min_p = g.opt_f64("min_p")?.map(|f| f as f32);
+        out.repetition_penalty = g.opt_positive("repetition_penalty")?.map(|f| f as f32);
+        out.eos = end_tokens(g, vocab)?;
+    }
+    if out.eos.is_empty() {
+        out.eos = end_tokens(config, vocab)?;
+    }
+    Ok(out)
+}
+
+fn end_tokens(fields: &Fields, vocab: usize) -> Result<Vec<u32>> {
+    let ids: Vec<&Value> = match fields.get("eos_token_id") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(ids)) => ids.iter().collect(),
+        Some(id) => vec![id],
+    };
+    let checked = ids.into_iter().map(|id| match id.as_u64() {
+        Some(n) if (n as usize) < vocab => Ok(n as u32),
+        _ => bail!("{}: eos_token_id {id} is no token of a vocabulary of {vocab}", fields.place()),
+    });
+    checked.collect()
+}

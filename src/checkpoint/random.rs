@@ -1,0 +1,161 @@
+//! Checkpoints of random bf16 weights in the shape of known models, for benchmarks: the same
+//! bytes for the same shape, without a file or a tokenizer.
+
+use super::config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
+use super::{Checkpoint, GenerationDefaults, builtin, mapped, names};
+use crate::policy::{Dms, Shift};
+use crate::tensor::{DType, Tensor};
+use anyhow::{Context, Result, bail, ensure};
+use rayon::prelude::*;
+
+/// Names [`Checkpoint::random`] knows.
+pub const SHAPES: [&str; 4] = ["qwen3-8b", "llama-3.2-1b", "smollm2-135m", "demo"];
+
+/// Tensors start at multiples of this, so that any vector load is aligned.
+const ALIGN_BYTES: usize = 64;
+
+/// Weights filled by one task.
+const CHUNK: usize = 1 << 18;
+
+impl Checkpoint {
+    /// Random weights in one of [`SHAPES`]; the DMS rule is the one of the published checkpoint of
+    /// that shape, with decisions as random as the weights.
+    pub fn random(shape: &str) -> Result<Self> {
+        Self::random_of(shape, shape_config(shape)?)
+    }
+
+    /// As [`Self::random`], with decision tensors of its own whose offset lets about `1 - 1/ratio` of
+    /// the tokens be marked: a cache that a benchmark can count on being that much smaller.
+    pub fn random_evicting(shape: &str, ratio: f64) -> Result<Self> {
+        ensure!(ratio > 1.0 && ratio.is_finite(), "a compression ratio of {ratio} is not above 1");
+        let mut config = shape_config(shape)?;
+        let published = config.dms.context("every shape has a rule")?;
+        // The logit before scale and offset is near N(0, 1): norms are 1 and rows have length 1. Its
+        // quantile by the logistic approximation.
+        let quantile = (ratio - 1.0).ln() / 1.702;
+        let alpha_offset = -(published.alpha_scale as f64 * quantile) as f32;
+        config.dms = Some(DmsConfig { variant: DmsVariant::Adapter, alpha_offset, ..published });
+        Self::random_of(shape, config)
+    }
+
+    /// Random weights for any configuration (tests, benchmarks of other rules). Norm weights are 1.
+    pub fn random_of(name: &str, config: ModelConfig) -> Result<Self> {
+        let wanted = names::expected(&config);
+        let mut places = Vec::with_capacity(wanted.len());
+        let mut end = 0usize;
+        for (_, shape) in &wanted {
+            let len = shape.iter().product::<usize>() * DType::Bf16.size_bytes();
+            places.push(end..end + len);
+            end = (end + len).next_multiple_of(ALIGN_BYTES);
+        }
+        let bytes = mapped::buffer(end, |all| {
+            for ((_, shape), range) in wanted.iter().zip(&places) {
+                fill(&mut all[range.clone()], shape, range.start as u64);
+            }
+        })?;
+        let tensors: Vec<Tensor> = wanted
+            .into_iter()
+            .zip(places)
+            .map(|((name, shape), range)| Tensor::new(&name, DType::Bf16, shape, bytes.clone(), range))
+            .collect();
+        let mut checkpoint = Self::empty(name, config);
+        checkpoint.generation = GenerationDefaults { do_sample: Some(false), ..Default::default() };
+        checkpoint.fingerprint = format!("random-{name}");
+        checkpoint.take_tensors(tensors);
+        Ok(checkpoint)
+    }
+}
+
+/// One tensor: ones for a norm, else uniform values of variance 1/inputs.
+fn fill(to: &mut [u8], shape: &[usize], seed: u64) {
+    if shape.len() == 1 {
+        let one = half::bf16::ONE.to_le_bytes();
+        to.chunks_exact_mut(2).for_each(|w| w.copy_from_slice(&one));
+        return;
+    }
+    let half_width = (3.0 / shape[1] as f32).sqrt();
+    to.par_chunks_mut(2 * CHUNK).enumerate().for_each(|(chunk, to)| {
+        // xorshift64*: its upper bits are good enough for weights, at one multiplication each.
+        let mut state = (seed ^ (chunk as u64).rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        for w in to.chunks_exact_mut(2) {
+            state ^= state >> 12;
+            state ^= state << 25;
+            state ^= state >> 27;
+            let signed = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as i32;
+            let value = signed as f32 * (half_width / 2f32.powi(31));
+            w.copy_from_slice(&half::bf16::from_bits((value.to_bits() >> 16) as u16).to_le_bytes());
+        }
+    });
+}
+
+fn shape_config(shape: &str) -> Result<ModelConfig> {
+    let qwen3 = |n_layers, hidden, n_q_heads, head_dim, ffn, vocab| ModelConfig {
+        family: "qwen3".to_owned(),
+        n_layers,
+        hidden,
+        n_q_heads,
+        n_kv_heads: 8,
+        head_dim,
+        ffn,
+        vocab,
+        rms_eps: 1e-6,
+        tied: false,
+        qk_norm: true,
+        attention_bias: false,
+        mlp_bias: false,
+        rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
+        context: 40_960,
+        dms: None,
+    };
+    let llama = |n_layers, hidden, n_q_heads, n_kv_heads, ffn, vocab| ModelConfig {
+        family: "llama".to_owned(),
+        n_kv_heads,
+        rms_eps: 1e-5,
+        tied: true,
+        qk_norm: false,
+        ..qwen3(n_layers, hidden, n_q_heads, 64, ffn, vocab)
+    };
+    let dms = |variant, window, shift| {
+        Some(DmsConfig {
+            variant,
+            rule: Dms { window, shift },
+            alpha_scale: 100.0,
+            alpha_offset: 5.0,
+            per_layer: false,
+            disabled: false,
+            target_ratio: Some(8.0),
+        })
+    };
+    Ok(match shape {
+        "qwen3-8b" => ModelConfig {
+            dms: dms(DmsVariant::Borrowed, 512, Shift::Previous),
+            ..qwen3(36, 4096, 32, 128, 12_288, 151_936)
+        },
+        "llama-3.2-1b" => ModelConfig {
+            context: 131_072,
+            rope: Rope {
+                theta: 5e5,
+                scaling: RopeScaling::Llama3 {
+                    factor: 32.0,
+                    low_freq_factor: 1.0,
+                    high_freq_factor: 4.0,
+                    original_context: 8192,
+                },
+            },
+            dms: dms(DmsVariant::Borrowed, 256, Shift::Same),
+            ..llama(16, 2048, 32, 8, 8192, 128_256)
+        },
+        "smollm2-135m" => ModelConfig {
+            context: 8192,
+            rope: Rope { theta: 1e5, scaling: RopeScaling::Default },
+            dms: dms(DmsVariant::Adapter, 128, Shift::Previous),
+            ..llama(30, 576, 9, 3, 1536, 49_152)
+        },
+        // The built-in model's own shape, with other weights.
+        "demo" => {
+            let raw = builtin::file("config.json").context("no built-in model")?;
+            ModelConfig::from_json("demo/config.json", raw)?
+        }
+        other => bail!("no shape named {other:?} ({} are known)", SHAPES.join(", ")),
+    })
+}

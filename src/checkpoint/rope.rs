@@ -1,0 +1,180 @@
+//! Rotary embedding: the config's two spellings to [`Rope`], and `Rope` to frequencies, as
+//! transformers' `modeling_rope_utils` computes them. Other kinds of scaling are refused.
+
+use super::config::{ModelConfig, Rope, RopeScaling};
+use super::json::Fields;
+use anyhow::{Result, bail, ensure};
+use std::f64::consts::PI;
+
+/// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
+/// `max_position_embeddings`, YaRN's original context where the config names none.
+pub fn parse(config: &Fields, context: usize) -> Result<Rope> {
+    let place = config.place();
+    // The order of transformers: a non-empty rope_scaling goes before rope_parameters.
+    let given = |key| Ok::<_, anyhow::Error>(config.opt_object(key)?.filter(|f| f.keys().next().is_some()));
+    let fields = match given("rope_scaling")? {
+        Some(fields) => Some(fields),
+        None => given("rope_parameters")?,
+    };
+    let outer = config.opt_positive("rope_theta")?;
+    let inner = fields.as_ref().map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
+    if let (Some(a), Some(b), Some(f)) = (outer, inner, &fields) {
+        ensure!(a == b, "{}: rope_theta is {b}, but outside of it {a}", f.place());
+    }
+    let elsewhere = config.opt_object("rope_parameters")?.map(|f| f.opt_positive("rope_theta")).transpose()?.flatten();
+    let Some(theta) = inner.or(outer).or(elsewhere) else { return Err(config.missing("rope_theta")) };
+    ensure!(theta > 1.0, "{place}: rope_theta {theta} is not above 1");
+    for fields in fields.iter().chain([config]) {
+        let part = fields.opt_f64("partial_rotary_factor")?.unwrap_or(1.0);
+        ensure!(part == 1.0, "{}: partial_rotary_factor {part} is not supported (1 is)", fields.place());
+    }
+    ensure!(!config.bool_or("rope_interleaved", false)?, "{place}: rope_interleaved is not supported");
+    let scaling = match fields {
+        Some(fields) => parse_scaling(&fields, config, context)?,
+        None => RopeScaling::Default,
+    };
+    Ok(Rope { theta, scaling })
+}
+
+fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScaling> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let kind = f.opt_str("rope_type")?.or(f.opt_str("type")?).unwrap_or("default");
+    // Written beside the parameters it goes first, as in transformers.
+    let original = [config, f].into_iter().find(|f| f.get(ORIGINAL).is_some());
+    let original = original.map(|f| f.size(ORIGINAL)).transpose()?;
+    match kind {
+        "default" => Ok(RopeScaling::Default),
+        "llama3" => {
+            let (low, high) = (f.positive("low_freq_factor")?, f.positive("high_freq_factor")?);
+            ensure!(low < high, "{}: low_freq_factor {low} is not below high_freq_factor {high}", f.place());
+            Ok(RopeScaling::Llama3 {
+                factor: f.positive("factor")?,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_context: original.ok_or_else(|| f.missing(ORIGINAL))?,
+            })
+        }
+        "yarn" => {
+            let factor = match (f.opt_positive("factor")?, original) {
+                (Some(factor), _) => factor,
+                (None, Some(original)) => context as f64 / original as f64,
+                (None, None) => return Err(f.missing("factor")),
+            };
+            Ok(RopeScaling::Yarn {
+                factor,
+                original_context: original.unwrap_or(context),
+                beta_fast: f.opt_positive("beta_fast")?.unwrap_or(32.0),
+                beta_slow: f.opt_positive("beta_slow")?.unwrap_or(1.0),
+                attention_factor: f.opt_positive("attention_factor")?,
+                mscale: f.opt_f64("mscale")?,
+                mscale_all_dim: f.opt_f64("mscale_all_dim")?,
+                truncate: f.bool_or("truncate", true)?,
+            })
+        }
+        other => bail!("{}: rope type {other:?} is not supported (default, llama3, yarn are)", f.place()),
+    }
+}
+
+impl Rope {
+    /// Inverse frequencies `[head_dim / 2]`, radians per token, and the factor on cos and sin.
+    /// Frequencies are rounded to f32, as transformers holds them: channel i of a head turns by
+    /// `position * inv_freq[i]`, together with channel `i + head_dim / 2`.
+    pub fn frequencies(&self, head_dim: usize) -> (Vec<f64>, f32) {
+        let plain = (0..head_dim / 2).map(|i| self.theta.powf(-((2 * i) as f64) / head_dim as f64));
+        let (freqs, scale): (Vec<f64>, f64) = match &self.scaling {
+            RopeScaling::Default => (plain.collect(), 1.0),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let context = *original_context as f64;
+                let smooth = |f| llama3(f, *factor, *low_freq_factor, *high_freq_factor, context);
+                (plain.map(smooth).collect(), 1.0)
+            }
+            yarn @ RopeScaling::Yarn { factor, .. } => {
+                let kept = yarn.kept_share(self.theta, head_dim);
+                let mixed = plain.zip(kept).map(|(f, keep)| f / factor * (1.0 - keep) + f * keep);
+                (mixed.collect(), yarn.attention_scale())
+            }
+        };
+        (freqs.into_iter().map(|f| f as f32 as f64).collect(), scale as f32)
+    }
+}
+
+/// Llama 3.1: wavelengths beyond the original context are stretched by `factor`, short ones are
+/// kept, those between are blended.
+fn llama3(freq: f64, factor: f64, low: f64, high: f64, context: f64) -> f64 {
+    let wavelength = 2.0 * PI / freq;
+    if wavelength < context / high {
+        freq
+    } else if wavelength > context / low {
+        freq / factor
+    } else {
+        let smooth = (context / wavelength - low) / (high - low);
+        (1.0 - smooth) * freq / factor + smooth * freq
+    }
+}
+
+impl RopeScaling {
+    /// YaRN (arXiv 2309.00071): per channel, the share of the unscaled frequency that stays: 1 for
+    /// channels that turn more than `beta_fast` times in the original context, 0 under `beta_slow`.
+    fn kept_share(&self, theta: f64, head_dim: usize) -> Vec<f64> {
+        let RopeScaling::Yarn { original_context, beta_fast, beta_slow, truncate, .. } = self else {
+            return vec![1.0; head_dim / 2];
+        };
+        let dim = head_dim as f64;
+        let channel = |turns: f64| dim * (*original_context as f64 / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+        let (mut low, mut high) = (channel(*beta_fast), channel(*beta_slow));
+        if *truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        (low, high) = (low.max(0.0), high.min(dim - 1.0));
+        if low == high {
+            high += 0.001; // as transformers does, against 0 / 0
+        }
+        (0..head_dim / 2).map(|i| 1.0 - ((i as f64 - low) / (high - low)).clamp(0.0, 1.0)).collect()
+    }
+
+    /// The factor on cos and sin: the config's own, else the paper's 0.1 ln(s) + 1, or DeepSeek's
+    /// quotient of two of them.
+    fn attention_scale(&self) -> f64 {
+        let RopeScaling::Yarn { factor, attention_factor, mscale, mscale_all_dim, .. } = self else { return 1.0 };
+        let scale = |m: f64| if *factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+        let given = |m: &Option<f64>| m.filter(|&m| m != 0.0);
+        match (attention_factor, given(mscale), given(mscale_all_dim)) {
+            (Some(a), _, _) => *a,
+            (None, Some(m), Some(all)) => scale(m) / scale(all),
+            _ => scale(1.0),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Makes room for `ctx` tokens, above the native context by YaRN with factor ctx / native
+    /// where the family documents that (Qwen3's model cards), else an error.
+    pub fn extend_yarn(&mut self, ctx: usize) -> Result<()> {
+        if ctx <= self.context {
+            return Ok(());
+        }
+        let native = match &self.rope.scaling {
+            RopeScaling::Default => self.context,
+            RopeScaling::Yarn { original_context, .. } => *original_context,
+            RopeScaling::Llama3 { .. } => 0,
+        };
+        ensure!(
+            self.family == "qwen3" && native > 0,
+            "a context of {ctx} tokens is more than the {} this model was made for, and {} documents no way to extend it",
+            self.context,
+            self.family
+        );
+        self.rope.scaling = RopeScaling::Yarn {
+            factor: ctx as f64 / native as f64,
+            original_context: native,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+            mscale: None,
+            mscale_all_dim: None,
+            truncate: true,
+        };
+        self.context = ctx;
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! One safetensors file: header checked in full before any of it is believed, tensors as handles
+//! into the shared bytes. Knows nothing of models.
+//!
+//! Layout: u64 little-endian header length, JSON header, data; `data_offsets` count from the data.
+//! The header's entries are the safetensors crate's; its own reader is not used, because it says
+//! that something is wrong and not which tensor of a hundred shards it is.
+
+use super::mapped;
+use crate::tensor::{DType, SharedBytes, Tensor};
+use ::safetensors::tensor::{Dtype, TensorInfo};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The same bound the reference implementation sets.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// A parsed file. `label` names it in messages.
+pub struct TensorFile {
+    label: String,
+    bytes: SharedBytes,
+    entries: BTreeMap<String, Entry>,
+    /// `__metadata__`, all strings.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Where a tensor lies in the file. Files may also hold types that no model we run needs.
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+impl TensorFile {
+    /// Reads the header. Errors name the file and the first thing wrong with it.
+    pub fn new(label: &str, bytes: SharedBytes) -> Result<Self> {
+        let raw = (*bytes).as_ref();
+        let header_len = match raw.first_chunk::<8>() {
+            Some(chunk) => u64::from_le_bytes(*chunk),
+            None => bail!("{label} is no safetensors file: {} bytes long", raw.len()),
+        };
+        let after_len = raw.len() as u64 - 8;
+        ensure!(
+            header_len <= MAX_HEADER_BYTES && header_len <= after_len,
+            "{label} is truncated or no safetensors file: its header claims {header_len} bytes, {after_len} follow"
+        );
+        let data_start = 8 + header_len as usize;
+        let header: Map<String, Value> = serde_json::from_slice(&raw[8..data_start])
+            .map_err(|e| anyhow!("{label}: the safetensors header is not JSON: {e}"))?;
+        let (mut entries, mut metadata) = (BTreeMap::new(), BTreeMap::new());
+        for (name, value) in &header {
+            if name == "__metadata__" {
+                metadata = strings(value).with_context(|| format!("{label}: __metadata__ is not a map of strings"))?;
+            } else {
+                let entry =
+                    Entry::parse(value, data_start, raw.len()).map_err(|e| anyhow!("{label}: tensor {name}: {e}"))?;
+                entries.insert(name.clone(), entry);
+            }
+        }
+        refuse_overlap(label, &entries)?;
+        Ok(Self { label: label.to_owned(), bytes, entries, metadata })
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The tensor of that name; an element type other than F32, F16, BF16 is an error. Shares the
+    /// file's bytes, unless they are not aligned to its elements: then it is copied.
+    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        let dtype = match entry.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::Bf16,
+            other => bail!("{}: tensor {name} is {other}; F32, F16 and BF16 are supported", self.label),
+        };
+        let raw = &(*self.bytes).as_ref()[entry.range.clone()];
+        if raw.as_ptr().align_offset(dtype.size_bytes()) == 0 {
+            let bytes = self.bytes.clone();
+            return Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), bytes, entry.range.clone())));
+        }
+        // Only files of writers that do not pad their header (the reference does) come here.
+        let copy = mapped::buffer(raw.len(), |to| to.copy_from_slice(raw))?;
+        Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), copy, 0..raw.len())))
+    }
+}
+
+impl Entry {
+    fn parse(value: &Value, data_start: usize, file_len: usize) -> Result<Self> {
+        let TensorInfo { dtype, shape, data_offsets: (start, end) } = serde_json::from_value(value.clone())?;
+        let absolute = |x: usize| x.checked_add(data_start);
+        let (start, end) = absolute(start).zip(absolute(end)).context("data_offsets overflow")?;
+        ensure!(start <= end, "data_offsets run backwards");
+        ensure!(end <= file_len, "ends at byte {end}, but the file has {file_len}: the file is truncated");
+        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).context("shape overflows")?;
+        let bits = n.checked_mul(dtype.bitsize()).context("shape overflows")?;
+        ensure!(
+            bits.is_multiple_of(8) && bits / 8 == end - start,
+            "shape {shape:?} of {dtype} does not fill its {} bytes",
+            end - start
+        );
+        Ok(Self { dtype, shape, range: start..end })
+    }
+}
+
+fn refuse_overlap(label: &str, entries: &BTreeMap<String, Entry>) -> Result<()> {
+    let mut order: Vec<(&String, &Range<usize>)> =
+        entries.iter().map(|(name, e)| (name, &e.range)).filter(|(_, r)| !r.is_empty()).collect();
+    order.sort_by_key(|(_, r)| r.start);
+    for pair in order.windows(2) {
+        let [(a, ra), (b, rb)] = pair else { continue };
+        ensure!(ra.end <= rb.start, "{label}: tensors {a} and {b} overlap");
+    }
+    Ok(())
+}
+
+fn strings(value: &Value) -> Option<BTreeMap<String, String>> {
+    value.as_object()?.iter().map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned()))).collect()
+}

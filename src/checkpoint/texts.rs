@@ -1,0 +1,61 @@
+//! The chat template and the literals it needs, from the several places checkpoints keep them.
+
+use super::files::Files;
+use super::json;
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+
+/// What the template room gets to render with.
+#[derive(Debug, Default)]
+pub struct ChatTexts {
+    /// Jinja source.
+    pub template: Option<String>,
+    pub bos_token: String,
+    pub eos_token: String,
+}
+
+/// Reads `chat_template.jinja`, else `chat_template.json`, else `tokenizer_config.json` (the order
+/// of transformers); tokens from `tokenizer_config.json`, else `special_tokens_map.json`.
+pub fn read(files: &Files) -> Result<ChatTexts> {
+    let config = object(files, "tokenizer_config.json")?;
+    let specials = object(files, "special_tokens_map.json")?;
+    let token = |key: &str| token_literal(config.get(key)).or(token_literal(specials.get(key))).unwrap_or_default();
+    let jinja = match files.text("chat_template.jinja")? {
+        Some(raw) => {
+            let text = String::from_utf8(raw);
+            Some(text.with_context(|| format!("{} is not UTF-8", files.label("chat_template.jinja")))?)
+        }
+        None => None,
+    };
+    let template = match jinja {
+        Some(text) => Some(text),
+        None => template_text(object(files, "chat_template.json")?.get("chat_template"))
+            .or(template_text(config.get("chat_template"))),
+    };
+    Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token") })
+}
+
+fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
+    match files.text(name)? {
+        Some(raw) => json::object(&files.label(name), &raw),
+        None => Ok(Map::new()),
+    }
+}
+
+/// A template is a string, or a list of named ones of which `default` is meant.
+fn template_text(value: Option<&Value>) -> Option<String> {
+    match value? {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(named) => {
+            let default = named.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"));
+            default?.get("template")?.as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// A token is a string, or an object with `content`.
+fn token_literal(value: Option<&Value>) -> Option<String> {
+    let value = value?;
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}

@@ -1,0 +1,132 @@
+//! Flags and subcommands; the one place that names a concrete backend, loads and spawns.
+//! Each subcommand has its file; this one parses, dispatches and turns errors into exit codes.
+
+pub mod args;
+pub mod bench;
+pub mod card;
+pub mod chat;
+pub mod checks;
+pub mod compare;
+pub mod completions;
+pub mod config;
+pub mod doctor;
+pub mod eval;
+pub mod headless;
+pub mod machine;
+pub mod man;
+pub mod models;
+pub mod output;
+pub mod run;
+pub mod score;
+pub mod spawn;
+
+use crate::config::Settings;
+use crate::ui::theme::Themes;
+use anyhow::Result;
+use args::{Cli, Command};
+use clap::Parser;
+use clap::error::ErrorKind;
+use std::process::ExitCode;
+
+/// The program. Returns its exit code: 0 answered, 1 failed, 2 wrong use, 130 interrupted.
+pub fn main() -> ExitCode {
+    // Before anything else: the renderer of untrusted templates limits its own memory first.
+    if std::env::args_os().nth(1).is_some_and(|a| a == "__render") {
+        return crate::chat::template::child_main();
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refused(&error),
+    };
+    match dispatch(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => output::report(&error),
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<u8> {
+    let common = &cli.common;
+    // These work whatever the settings say.
+    match &cli.command {
+        Some(Command::Completions { shell }) => return completions::run(*shell),
+        Some(Command::Man { command }) => return man::run(command.as_deref()),
+        Some(Command::Config(args::ConfigCommand::Path)) => return config::run(common),
+        Some(Command::Models(command)) => return models::run(command, common),
+        Some(Command::Doctor(args)) => return doctor::run(common, args),
+        _ => {}
+    }
+    let bench = matches!(cli.command, Some(Command::Bench(_)));
+    if let Some(flag) = common.several().filter(|_| !bench) {
+        return Err(output::wrong_use(format!("{flag} takes several values with bench only")));
+    }
+    let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    if let Some(theme) = &settings.theme {
+        let themes = Themes { folder: Some(settings.dirs.themes()) };
+        themes.load(theme).map_err(output::as_wrong_use)?;
+    }
+    match cli.command {
+        Some(Command::Score(args)) => score::run(&settings, &args, common.json),
+        Some(Command::Compare(args)) => compare::run(&settings, &args, common.json),
+        Some(Command::Bench(args)) => bench::run(&settings, &args, common),
+        Some(Command::Eval(args)) => eval::run(&settings, &args),
+        _ if common.prompt.is_some() => run::run(&settings, common),
+        _ => chat::run(&settings, common),
+    }
+}
+
+/// Help and version go to stdout; a mistake is one line on stderr.
+fn refused(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let printed = output::out(&text).map_err(anyhow::Error::from);
+        return printed.map_or_else(|e| output::report(&e), |()| ExitCode::SUCCESS);
+    }
+    output::notice(&one_line(&text));
+    ExitCode::from(output::WRONG_USE)
+}
+
+/// What clap says, without the usage and the invitation to try `--help` on lines of their own.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim);
+    let said: Vec<&str> = lines
+        .take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"))
+        .filter(|l| !l.is_empty())
+        .collect();
+    let line = said.join("; ").replace(":;", ":");
+    format!("{}; see dmschat --help", line.trim_start_matches("error: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &[&str]) -> Result<Cli, String> {
+        Cli::try_parse_from(std::iter::once(&"dmschat").chain(line)).map_err(|e| one_line(&e.render().to_string()))
+    }
+
+    #[test]
+    fn flags_stand_before_and_after_subcommands() {
+        Cli::command().debug_assert();
+        let cli = parse(&["score", "--model", "m", "--tokens-file", "t", "--eviction", "off", "--json"]).unwrap();
+        assert!(cli.common.json && cli.common.layer().eviction == Some(crate::config::OnOff(false)));
+        let cli = parse(&["-m", "x", "-p", "-5 + 3?", "--resume"]).unwrap();
+        assert_eq!((cli.common.prompt.as_deref(), cli.common.resume), (Some("-5 + 3?"), Some(None)));
+        assert!(matches!(parse(&["chat", "--seed", "3"]).unwrap().command, Some(Command::Chat)));
+    }
+
+    #[test]
+    fn mistakes_are_one_line_that_names_them() {
+        for (line, parts) in [
+            (&["--temprature", "1"][..], &["'--temprature'", "'--temperature'"][..]),
+            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16 or fp8"]),
+            (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
+            (&["frobnicate"], &["'frobnicate'"]),
+            (&["score"], &["--tokens-file", "--text-file"]),
+            (&["--continue", "--resume", "x"], &["--continue", "--resume"]),
+        ] {
+            let said = parse(line).unwrap_err();
+            assert!(!said.contains('\n') && parts.iter().all(|p| said.contains(p)), "{said}");
+        }
+    }
+}

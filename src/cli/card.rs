@@ -1,0 +1,47 @@
+//! `dmschat doctor --device cuda [--all]`: every kernel against the CPU's op, as a table; with `--all` also
+//! whole models.
+
+use super::args::DoctorArgs;
+use super::checks::{self, Finding, models};
+use super::output;
+use super::spawn::card_options;
+use crate::backend::Backend;
+use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
+use anyhow::Result;
+use std::time::Instant;
+
+pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
+    let free = free_bytes(index);
+    let started = Instant::now();
+    let careful = CudaOptions { wait_always: true, ..card_options() };
+    let cuda = Cuda::open(index, &careful).map_err(|why| output::wrong_use(format!("--device cuda: {why}")))?;
+    let ms = started.elapsed().as_millis();
+    let (_, all) = cuda.memory();
+    output::out(&format!("{}, {} MiB, kernels loaded in {ms} ms\n", cuda.describe(), all >> 20))?;
+    if let Some(free) = free {
+        output::out(&format!("held by a bare context and others: {} MiB\n", (all - free) >> 20))?;
+    }
+    cuda.plant(args.plant_wrong_kernel);
+    let (mut seen, mut missed) = (0, 0);
+    let mut tell = |finding: Finding| {
+        seen += 1;
+        missed += usize::from(!finding.fine());
+        let mark = if finding.fine() { "ok" } else { "!!" };
+        let why = finding.broken.map(|b| format!(": {b}")).unwrap_or_default();
+        let ms = finding.time.as_secs_f64() * 1e3;
+        let line = format!(
+            "{mark}  {:<56} {:>9.1e} of {:>7.0e} {ms:>9.1} ms{why}\n",
+            finding.name, finding.error, finding.limit
+        );
+        // A reader that has gone away hears of it at the end.
+        let _ = output::out(&line);
+    };
+    checks::run_all(&cuda, &mut tell);
+    drop(cuda);
+    if args.all {
+        checks::run_long(&Cuda::open(index, &card_options())?, &mut tell);
+        models::run_all(|| Cuda::open(index, &card_options()), &mut tell)?;
+    }
+    output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
+    Ok(if missed == 0 { output::OK } else { output::FAILED })
+}

@@ -1,0 +1,31 @@
+//! `dmschat [chat]`: the conversation in the terminal.
+
+use super::args::Common;
+use super::output::{as_wrong_use, wrong_use};
+use crate::config::Settings;
+use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
+use anyhow::Result;
+use std::io::IsTerminal;
+
+pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
+    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+        return Err(wrong_use("no terminal to chat in; give a question with -p TEXT"));
+    }
+    if common.json {
+        return Err(wrong_use("--json prints one answer; it needs -p TEXT"));
+    }
+    super::spawn::check_device(settings)?;
+    let resume = match (&common.resume, common.continue_) {
+        (Some(Some(name)), _) => Resume::Named(name.clone()),
+        (Some(None), _) => Resume::Choose,
+        (None, true) => Resume::Newest,
+        (None, false) => Resume::New,
+    };
+    let options = UiOptions { settings: settings.clone(), resume, no_session: common.no_session };
+    let load = Box::new(|request: LoadRequest| super::spawn::engine(&request.settings));
+    match ui::prepare(options, load).map_err(as_wrong_use)?.run()? {
+        ExitKind::Quit => Ok(0),
+        ExitKind::Signal(number) => Ok(128 + number as u8),
+        ExitKind::NotLoaded(why) => Err(wrong_use(why)),
+    }
+}

@@ -1,0 +1,195 @@
+//! Every op of a backend against the CPU's plain one, on random inputs with odd sizes and outputs full of
+//! NaN, and the cache's properties over random histories. `doctor --device cuda` runs them on the card;
+//! the test suite runs the same functions over the CPU.
+
+mod history;
+pub mod models;
+mod ops;
+
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::tensor::{DType, Tensor};
+use std::time::{Duration, Instant};
+
+/// What one backend made of a case: `exact` has to be equal, `floats` near.
+#[derive(Default)]
+pub struct Output {
+    pub floats: Vec<f32>,
+    pub exact: Vec<i64>,
+}
+
+/// Inputs that depend on nothing but the case, and what to do with them.
+pub trait Case {
+    fn name(&self) -> String;
+    /// Largest difference, as a share of the largest value.
+    fn limit(&self) -> f32;
+    fn run<B: Backend>(&self, b: &B) -> Output;
+}
+
+/// How a case went.
+pub struct Finding {
+    pub name: String,
+    pub error: f32,
+    pub limit: f32,
+    /// What differs though it must not, or why there is nothing to compare.
+    pub broken: Option<String>,
+    pub time: Duration,
+}
+
+impl Finding {
+    pub fn fine(&self) -> bool {
+        self.broken.is_none() && self.error <= self.limit
+    }
+}
+
+/// Runs all cases; `each` hears of one after the other. The second CPU has another number of threads,
+/// which is a check of its own.
+pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+    let cpu = Cpu::new(2);
+    macro_rules! check {
+        ($cases:expr) => {
+            for case in $cases {
+                each(compare(&case, b, &cpu));
+            }
+        };
+    }
+    check!(ops::embeds());
+    check!(ops::norms());
+    check!(ops::linears());
+    check!(ops::gates());
+    check!(ops::ropes());
+    check!(ops::adapters());
+    check!(ops::round_trips());
+    check!(ops::samples());
+    check!(history::all());
+}
+
+/// Long histories of the cache.
+pub fn run_long<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+    let cpu = Cpu::new(2);
+    history::long().iter().for_each(|case| each(compare(case, b, &cpu)));
+}
+
+fn compare<B: Backend>(case: &impl Case, b: &B, cpu: &Cpu) -> Finding {
+    let expected = case.run(cpu);
+    let started = Instant::now();
+    let got = case.run(b);
+    let time = started.elapsed();
+    let (error, broken) = difference(&got, &expected);
+    Finding { name: case.name(), error, limit: case.limit(), broken, time }
+}
+
+fn difference(got: &Output, expected: &Output) -> (f32, Option<String>) {
+    if (got.floats.len(), got.exact.len()) != (expected.floats.len(), expected.exact.len()) {
+        return (f32::INFINITY, Some("another number of results".into()));
+    }
+    let largest = expected.floats.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
+    let mut error = 0f32;
+    for (i, (a, b)) in got.floats.iter().zip(&expected.floats).enumerate() {
+        if a.to_bits() != b.to_bits() && !(a - b).is_finite() {
+            return (f32::INFINITY, Some(format!("value {i} is {a} instead of {b}")));
+        }
+        error = error.max(if a == b { 0.0 } else { (a - b).abs() / largest });
+    }
+    let wrong = (0..got.exact.len()).find(|&i| got.exact[i] != expected.exact[i]);
+    (error, wrong.map(|i| format!("number {i} is {} instead of {}", got.exact[i], expected.exact[i])))
+}
+
+/// Random numbers of a case: splitmix64.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x9e37_79b9)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// In -1..1.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+
+    /// Random weights in that precision.
+    pub fn tensor(&mut self, dtype: DType, rows: usize, cols: usize) -> Tensor {
+        let values = self.floats(rows * cols);
+        let bytes: Vec<u8> = match dtype {
+            DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            DType::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+            DType::Bf16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+        };
+        let len = bytes.len();
+        Tensor::new("random", dtype, vec![rows, cols], std::sync::Arc::new(bytes), 0..len)
+    }
+}
+
+/// A buffer with `values`.
+pub(super) fn buffer<B: Backend>(b: &B, values: &[f32]) -> B::Buf<f32> {
+    let mut buffer = b.alloc(values.len()).expect("memory for a check");
+    b.write(&mut buffer, 0, values);
+    buffer
+}
+
+/// Activations with `values` in rows of `width`.
+pub(super) fn acts<B: Backend>(b: &B, width: usize, values: &[f32]) -> B::Acts {
+    let mut acts = b.acts(values.len() / width, width).expect("memory for a check");
+    b.write_acts(&mut acts, values);
+    acts
+}
+
+/// Activations in which an op that leaves something out would be seen to.
+pub(super) fn poisoned<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
+    acts(b, width, &vec![f32::NAN; rows * width])
+}
+
+pub(super) fn values<B: Backend>(b: &B, acts: &B::Acts, n: usize) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    b.read_acts(acts, &mut values);
+    values
+}
+
+pub(super) fn read<B: Backend>(b: &B, buffer: &B::Buf<f32>, n: usize) -> Vec<f32> {
+    let mut values = vec![0.0; n];
+    b.read(buffer, 0, &mut values);
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_passes_with_any_number_of_threads() {
+        let mut seen = 0;
+        run_all(&Cpu::new(1), |finding| {
+            seen += 1;
+            assert!(finding.fine(), "{}: {} of {}, {:?}", finding.name, finding.error, finding.limit, finding.broken);
+        });
+        assert!(seen > 100, "only {seen} checks");
+    }
+
+    #[test]
+    fn what_differs_is_found() {
+        let output = |floats: &[f32], exact: &[i64]| Output { floats: floats.to_vec(), exact: exact.to_vec() };
+        let expected = output(&[1.0, -2.0], &[3]);
+        assert_eq!(difference(&output(&[1.0, -2.0], &[3]), &expected), (0.0, None));
+        assert_eq!(difference(&output(&[1.0, -1.0], &[3]), &expected), (0.5, None));
+        assert!(difference(&output(&[1.0, f32::NAN], &[3]), &expected).1.is_some());
+        assert!(difference(&output(&[1.0, -2.0], &[4]), &expected).1.is_some());
+        assert!(difference(&output(&[1.0], &[3]), &expected).1.is_some());
+    }
+}

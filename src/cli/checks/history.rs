@@ -1,0 +1,177 @@
+//! Checks of the cache's ops: random histories of steps, forks, toggles, releases and trims, with every
+//! slot, page count and attention output compared.
+
+use super::{Case, Output, Random, acts, buffer, poisoned, values};
+use crate::backend::{Backend, KvGeometry};
+use crate::cache::{KvCache, SeqId};
+use crate::codec::Codec;
+use crate::policy::{Dms, Policy, Shift};
+
+const N_SEQS: usize = 4;
+const MAX_STEP: usize = 80;
+const CONTEXT: usize = 600;
+const EVENTS: usize = 26;
+const MANY_EVENTS: usize = 1000;
+
+/// One shape and policy, and the seed of its history.
+pub struct History {
+    policy: Policy,
+    codec: Codec,
+    head_dim: usize,
+    heads: usize,
+    group: usize,
+    events: usize,
+    seed: u64,
+}
+
+fn policies() -> [Policy; 6] {
+    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    [
+        Policy::Dense,
+        dms(5, Shift::Previous),
+        dms(40, Shift::Same),
+        dms(0, Shift::Previous),
+        dms(16, Shift::Previous),
+        dms(3, Shift::Same),
+    ]
+}
+
+/// Every policy through a long history in small heads.
+pub fn long() -> Vec<History> {
+    let case = |(i, policy): (usize, Policy)| {
+        let codec = [Codec::Fp8, Codec::Bf16][i % 2];
+        History { policy, codec, head_dim: 8, heads: 2, group: 1, events: MANY_EVENTS, seed: 100 + i as u64 }
+    };
+    policies().into_iter().enumerate().map(case).collect()
+}
+
+/// Every head size and group, with policies and codecs in turn.
+pub fn all() -> Vec<History> {
+    let policies = policies();
+    let mut out = Vec::new();
+    for (i, head_dim) in [32, 64, 128, 8].into_iter().enumerate() {
+        for group in 1..=8 {
+            let at = i * 8 + group;
+            let codec = [Codec::Bf16, Codec::Fp8][at % 2];
+            let policy = policies[at % policies.len()];
+            out.push(History { policy, codec, head_dim, heads: 1 + at % 3, group, events: EVENTS, seed: at as u64 });
+        }
+    }
+    out
+}
+
+struct Run<'a, B: Backend> {
+    case: &'a History,
+    b: &'a B,
+    cache: KvCache<B>,
+    seqs: Vec<SeqId>,
+    random: Random,
+    output: Output,
+}
+
+impl Case for History {
+    fn name(&self) -> String {
+        let policy = match self.policy {
+            Policy::Dense => "dense".to_owned(),
+            Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
+        };
+        let many = if self.events > EVENTS { format!(", {} events", self.events) } else { String::new() };
+        format!("cache {policy} {} {} of {} x {}{many}", self.codec.name(), self.head_dim, self.heads, self.group)
+    }
+
+    fn limit(&self) -> f32 {
+        4e-6
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let geometry = KvGeometry {
+            n_layers: 2,
+            n_q_heads: self.heads * self.group,
+            n_kv_heads: self.heads,
+            head_dim: self.head_dim,
+            n_seqs: N_SEQS,
+            page_slots: 16,
+            max_pages: 0,
+            codec: self.codec,
+            policy: self.policy,
+        };
+        let cache = KvCache::new(b, geometry, CONTEXT, MAX_STEP).expect("memory for a check");
+        let random = Random::new(1000 + self.seed);
+        let mut run = Run { case: self, b, cache, seqs: Vec::new(), random, output: Output::default() };
+        for _ in 0..self.events {
+            run.event();
+        }
+        run.output
+    }
+}
+
+impl<B: Backend> Run<'_, B> {
+    fn event(&mut self) {
+        let seq = (!self.seqs.is_empty()).then(|| self.random.below(self.seqs.len()));
+        match (self.random.below(12), seq) {
+            (0, _) | (_, None) if self.seqs.len() < N_SEQS => {
+                let eviction = self.random.below(4) > 0;
+                self.seqs.push(self.cache.create(self.b, eviction).expect("a free row"));
+            }
+            (1..=2, Some(seq)) if self.seqs.len() < N_SEQS => {
+                self.seqs.push(self.cache.fork(self.b, self.seqs[seq]).expect("a free row"));
+            }
+            (3, Some(seq)) => {
+                self.cache.release(self.b, self.seqs.remove(seq));
+                self.cache.trim(self.b);
+            }
+            (4..=5, Some(seq)) => {
+                let on = !self.cache.eviction(self.seqs[seq]);
+                let dropped = self.cache.set_eviction(self.b, self.seqs[seq], on).expect("memory for a check");
+                self.output.exact.push(dropped as i64);
+            }
+            _ => self.step(),
+        }
+        self.look();
+    }
+
+    /// Tokens for every sequence or for some, one or many.
+    fn step(&mut self) {
+        let (mut spans, mut n) = (Vec::new(), 0);
+        for &seq in self.seqs.iter().rev() {
+            let most = (MAX_STEP - n).min(CONTEXT - self.cache.len(seq));
+            let len = [1, 1, 17, 40][self.random.below(4)].min(most);
+            if len > 0 && self.random.below(5) > 0 {
+                spans.push(self.cache.span(seq, n, len));
+                n += len;
+            }
+        }
+        if n == 0 {
+            return;
+        }
+        let case = self.case;
+        let (width, out_width) =
+            ((case.group + 2) * case.heads * case.head_dim, case.group * case.heads * case.head_dim);
+        self.cache.reserve_step(self.b, &spans).expect("memory for a check");
+        for layer in 0..2 {
+            let mut qkv = acts(self.b, width, &self.random.floats(n * width));
+            let decisions = buffer(self.b, &self.random.floats(n * case.heads));
+            let mut out = poisoned(self.b, n, out_width);
+            self.cache.attention(self.b, &mut out, &mut qkv, &decisions, layer, &spans);
+            self.output.floats.extend(values(self.b, &out, n * out_width));
+        }
+        self.cache.advance(self.b, &spans);
+    }
+
+    /// Every slot of every lane, in order, and who holds how many pages.
+    fn look(&mut self) {
+        for &seq in &self.seqs {
+            let stats = self.cache.stats(self.b, seq);
+            self.output.exact.extend([stats.len as i64, stats.pages as i64]);
+            for layer in 0..2 {
+                for head in 0..self.case.heads {
+                    let metas = self.cache.slot_metas(self.b, seq, layer, head);
+                    self.output.exact.extend(metas.iter().map(|m| m.0 as i64));
+                }
+            }
+        }
+        let used = self.cache.pool_stats(self.b).used_pages;
+        let counted = self.cache.audit(self.b).map_or(-1, |pages| pages as i64);
+        self.output.exact.extend([used as i64, counted]);
+    }
+}

@@ -1,0 +1,334 @@
+//! Checks of the ops that keep nothing: rows in, rows out.
+
+use super::{Case, Output, Random, acts, buffer, poisoned, read, values};
+use crate::backend::{AdapterHead, Alpha, Backend, KvGeometry, Norm, QkvRope, SampleArgs, Span};
+use crate::codec::Codec;
+use crate::policy::Policy;
+use crate::protocol::SamplingParams;
+use crate::tensor::DType;
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+pub struct Embed(DType, usize);
+
+pub fn embeds() -> Vec<Embed> {
+    DTYPES.iter().flat_map(|&dtype| [72, 96, 577].map(|width| Embed(dtype, width))).collect()
+}
+
+impl Case for Embed {
+    fn name(&self) -> String {
+        format!("embed, select_rows {:?} width {}", self.0, self.1)
+    }
+    fn limit(&self) -> f32 {
+        0.0
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, width) = (Random::new(1), self.1);
+        let table = b.weight(&[random.tensor(self.0, 40, width), random.tensor(self.0, 13, width)]).expect("memory");
+        let mut tokens = b.alloc(5).expect("memory");
+        b.write(&mut tokens, 0, &[52u32, 0, 39, 40, 7]);
+        let (mut out, mut chosen) = (poisoned(b, 5, width), poisoned(b, 3, width));
+        b.embed(&mut out, &table, &tokens, 5);
+        b.select_rows(&mut chosen, &out, &[4, 0, 4]);
+        Output { floats: [values(b, &out, 5 * width), values(b, &chosen, 3 * width)].concat(), exact: vec![] }
+    }
+}
+
+/// Width, and whether a row is not finite.
+pub struct Norms(usize, bool);
+
+pub fn norms() -> Vec<Norms> {
+    [(72, false), (96, true), (1000, false), (4096, false)].map(|(width, bad)| Norms(width, bad)).into()
+}
+
+impl Case for Norms {
+    fn name(&self) -> String {
+        format!("add, rms_norm, add_rms_norm width {}{}", self.0, if self.1 { ", infinite" } else { "" })
+    }
+    fn limit(&self) -> f32 {
+        2e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, width, n) = (Random::new(2), self.0, 3);
+        let weight = buffer(b, &random.floats(width));
+        let mut rows = random.floats(n * width);
+        if self.1 {
+            rows[2 * width + 5] = f32::INFINITY;
+        }
+        let (mut acc, x) = (acts(b, width, &rows), acts(b, width, &random.floats(n * width)));
+        let mut fault = b.alloc(1).expect("memory");
+        b.write(&mut fault, 0, &[9]);
+        let (mut plain, mut fused) = (poisoned(b, n, width), poisoned(b, n, width));
+        b.add(&mut acc, &x, n);
+        b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut fault, n);
+        let mut first = [0];
+        b.read(&fault, 0, &mut first);
+        let norm = Norm { weight: &weight, eps: 1e-6, layer: 4 };
+        b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut fault, n);
+        let mut second = [0];
+        b.read(&fault, 0, &mut second);
+        // What an infinite row becomes is nobody's business but the fault's.
+        let rows = if self.1 { n - 1 } else { n };
+        let floats = [&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat();
+        Output { floats, exact: vec![first[0] as i64, second[0] as i64] }
+    }
+}
+
+pub struct Linear {
+    dtype: DType,
+    rows: [usize; 2],
+    cols: usize,
+    n: usize,
+    bias: bool,
+}
+
+pub fn linears() -> Vec<Linear> {
+    let mut out = Vec::new();
+    for dtype in DTYPES {
+        for (i, n) in [1, 2, 3, 8, 9, 64, 65, 130].into_iter().enumerate() {
+            for (rows, cols) in [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)] {
+                out.push(Linear { dtype, rows, cols, n, bias: i % 2 == 0 });
+            }
+        }
+    }
+    out
+}
+
+impl Case for Linear {
+    fn name(&self) -> String {
+        let rows: usize = self.rows.iter().sum();
+        format!(
+            "linear {:?} {} x {} x {}{}",
+            self.dtype,
+            self.n,
+            rows,
+            self.cols,
+            if self.bias { " + bias" } else { "" }
+        )
+    }
+    fn limit(&self) -> f32 {
+        // Tensor cores take x as the sum of two bf16 numbers.
+        if self.dtype == DType::Bf16 { 5e-6 } else { 2e-6 }
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, rows) = (Random::new(3), self.rows[0] + self.rows[1]);
+        let parts: Vec<_> =
+            self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.dtype, r, self.cols)).collect();
+        let weight = b.weight(&parts).expect("memory");
+        let x = acts(b, self.cols, &random.floats(self.n * self.cols));
+        let bias = self.bias.then(|| buffer(b, &random.floats(rows)));
+        // One row more than is used: nobody may write there.
+        let mut out = acts(b, rows, &vec![7.0; (self.n + 1) * rows]);
+        b.linear(&mut out, &x, &weight, bias.as_ref(), self.n);
+        let mut logits = buffer(b, &vec![7.0; (self.n + 1) * rows]);
+        b.logits(&mut logits, &x, &weight, self.n);
+        let len = (self.n + 1) * rows;
+        Output { floats: [values(b, &out, len), read(b, &logits, len)].concat(), exact: vec![] }
+    }
+}
+
+pub struct Gate(usize, usize);
+
+pub fn gates() -> Vec<Gate> {
+    [(1, 72), (3, 96), (2, 257), (33, 1000)].map(|(n, ffn)| Gate(n, ffn)).into()
+}
+
+impl Case for Gate {
+    fn name(&self) -> String {
+        format!("swiglu {} x {}", self.0, self.1)
+    }
+    fn limit(&self) -> f32 {
+        1e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let mut rows = Random::new(4).floats(2 * self.0 * self.1);
+        rows.iter_mut().for_each(|x| *x *= 8.0);
+        rows[0] = -200.0;
+        let gate_up = acts(b, 2 * self.1, &rows);
+        let mut out = poisoned(b, self.0, self.1);
+        b.swiglu(&mut out, &gate_up, self.0);
+        Output { floats: values(b, &out, self.0 * self.1), exact: vec![] }
+    }
+}
+
+pub struct Rope {
+    head_dim: usize,
+    heads: usize,
+    group: usize,
+    norm: bool,
+    borrowed: Option<bool>,
+}
+
+pub fn ropes() -> Vec<Rope> {
+    let mut out = Vec::new();
+    for head_dim in [8, 32, 64, 128] {
+        for group in 1..=8 {
+            let heads = 1 + group % 3;
+            let borrowed = [None, Some(false), Some(true)][(group + head_dim / 32) % 3];
+            out.push(Rope { head_dim, heads, group, norm: group % 2 == 1, borrowed });
+        }
+    }
+    out
+}
+
+impl Case for Rope {
+    fn name(&self) -> String {
+        let dms = ["", ", borrowed", ", borrowed by layer"][self.borrowed.map_or(0, |l| 1 + l as usize)];
+        let norm = if self.norm { ", norms" } else { "" };
+        format!("qkv_rope {} of {} x {}{norm}{dms}", self.head_dim, self.heads, self.group)
+    }
+    fn limit(&self) -> f32 {
+        4e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, d, n) = (Random::new(5), self.head_dim, 7);
+        let n_q_heads = self.heads * self.group;
+        let width = (n_q_heads + 2 * self.heads) * d;
+        let mut qkv = acts(b, width, &random.floats(n * width));
+        let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
+        let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
+        let inv_freq = buffer(b, &inv_freq);
+        let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
+        let mut seq_len = b.alloc(3).expect("memory");
+        b.write(&mut seq_len, 0, &[7, 130_001, 40_000]);
+        let args = QkvRope {
+            n_q_heads,
+            n_kv_heads: self.heads,
+            head_dim: d,
+            qk_norm: self.norm.then_some([&q, &k]),
+            rms_eps: 1e-6,
+            inv_freq: &inv_freq,
+            rope_scale: 1.25,
+            borrowed: self.borrowed.map(|per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer }),
+        };
+        // Spans need not lie in the order of their sequences.
+        let spans = [Span { seq: 1, start: 2, len: 5 }, Span { seq: 0, start: 0, len: 2 }];
+        b.qkv_rope(&mut qkv, &mut decisions, &seq_len, &spans, &args);
+        let decided: Vec<f32> = read(b, &decisions, n * self.heads).iter().map(|d| d / 100.0).collect();
+        Output { floats: [values(b, &qkv, n * width), decided].concat(), exact: vec![] }
+    }
+}
+
+/// Rows, and whether one decision serves all heads.
+pub struct Adapter(usize, bool);
+
+pub fn adapters() -> Vec<Adapter> {
+    [(1, false), (5, true), (20, false)].map(|(n, per_layer)| Adapter(n, per_layer)).into()
+}
+
+impl Case for Adapter {
+    fn name(&self) -> String {
+        format!("adapter_decisions {}{}", self.0, if self.1 { ", by layer" } else { "" })
+    }
+    fn limit(&self) -> f32 {
+        4e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, n, hidden, heads) = (Random::new(6), self.0, 72, 3);
+        let x = acts(b, hidden, &random.floats(n * hidden));
+        let (norm, bias) = (buffer(b, &random.floats(hidden)), buffer(b, &random.floats(heads)));
+        let proj = b.weight(&[random.tensor(DType::Bf16, heads, hidden)]).expect("memory");
+        let (mut scratch, mut raw) = (poisoned(b, n, hidden), poisoned(b, n, heads));
+        let mut decisions = buffer(b, &vec![f32::NAN; n * heads]);
+        let alpha = Alpha { scale: 10.0, offset: 4.0, per_layer: self.1 };
+        let head = AdapterHead { norm: &norm, proj: &proj, bias: Some(&bias), rms_eps: 1e-6, alpha };
+        b.adapter_decisions(&mut decisions, &x, &mut scratch, &mut raw, &head, n);
+        Output { floats: read(b, &decisions, n * heads), exact: vec![] }
+    }
+}
+
+pub struct RoundTrip(Codec, usize);
+
+pub fn round_trips() -> Vec<RoundTrip> {
+    [Codec::Bf16, Codec::Fp8].iter().flat_map(|&c| [8, 32, 64, 128].map(|d| RoundTrip(c, d))).collect()
+}
+
+impl Case for RoundTrip {
+    fn name(&self) -> String {
+        format!("kv_round_trip {} {}", self.0.name(), self.1)
+    }
+    fn limit(&self) -> f32 {
+        0.0
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, d, n) = (Random::new(7), self.1, 9);
+        let width = (3 + 2 * 2) * d;
+        let mut rows = random.floats(n * width);
+        // Values of all sizes, and a head of zeros.
+        rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));
+        rows[4 * d..5 * d].fill(0.0);
+        let mut qkv = acts(b, width, &rows);
+        let geometry = KvGeometry {
+            n_layers: 1,
+            n_q_heads: 3,
+            n_kv_heads: 2,
+            head_dim: d,
+            n_seqs: 1,
+            page_slots: 16,
+            max_pages: 1,
+            codec: self.0,
+            policy: Policy::Dense,
+        };
+        b.kv_round_trip(&mut qkv, &geometry, n);
+        let floats = values(b, &qkv, n * width);
+        let exact = floats.iter().map(|x| x.to_bits() as i64).collect();
+        Output { floats, exact }
+    }
+}
+
+pub struct Sample {
+    vocab: usize,
+    params: SamplingParams,
+}
+
+pub fn samples() -> Vec<Sample> {
+    let base = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+    let all = [
+        SamplingParams::default(),
+        base.clone(),
+        SamplingParams { top_k: 20, ..base.clone() },
+        SamplingParams { top_k: 1, ..base.clone() },
+        SamplingParams { top_p: 0.9, ..base.clone() },
+        SamplingParams { top_p: 0.0, ..base.clone() },
+        SamplingParams { min_p: 0.05, ..base.clone() },
+        SamplingParams { top_k: 40, top_p: 0.95, min_p: 0.02, temperature: 0.6, repetition_penalty: 1.3 },
+        SamplingParams { temperature: 5.0, top_p: 0.999, ..base },
+    ];
+    [5, 1000, 49_152].into_iter().flat_map(|vocab| all.clone().map(|params| Sample { vocab, params })).collect()
+}
+
+impl Case for Sample {
+    fn name(&self) -> String {
+        let p = &self.params;
+        format!("sample {} T {} k {} p {} min {}", self.vocab, p.temperature, p.top_k, p.top_p, p.min_p)
+    }
+    fn limit(&self) -> f32 {
+        0.0
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, vocab, mut exact) = (Random::new(8), self.vocab, Vec::new());
+        let mut logits = b.alloc(3 * vocab).expect("memory");
+        let mut sampled = b.alloc(3).expect("memory");
+        for position in 0..6 {
+            // Steps of 1/8, so that there are ties; two outcasts.
+            let mut row: Vec<f32> = random.floats(vocab).iter().map(|x| (x * x * x * 64.0).round() / 8.0).collect();
+            row[1] = f32::NAN;
+            row[3] = f32::NEG_INFINITY;
+            b.write(&mut logits, vocab, &row);
+            let recent = [0, 2, 2, 4, vocab as u32 + 7];
+            let args = SampleArgs { params: &self.params, seed: 42, position, recent: &recent };
+            b.sample(&mut sampled, &mut logits, vocab, 1, &args);
+            let mut tokens = [0; 3];
+            b.read(&sampled, 0, &mut tokens);
+            exact.extend(tokens.map(i64::from));
+        }
+        b.write(&mut logits, vocab, &vec![f32::NAN; vocab]);
+        let args = SampleArgs { params: &self.params, seed: 1, position: 1, recent: &[] };
+        b.sample(&mut sampled, &mut logits, vocab, 1, &args);
+        let mut fault = b.alloc(1).expect("memory");
+        b.write(&mut fault, 0, &[3]);
+        let result = b.read_step(&sampled, 1, &fault);
+        exact.extend([result.token as i64, result.non_finite.map_or(-1, |l| l as i64)]);
+        Output { floats: vec![], exact }
+    }
+}

@@ -1,0 +1,111 @@
+//! `dmschat doctor [--json]`: would a chat start here, and if not, why. With `--device cuda` the card is
+//! checked instead, by [`super::card`].
+
+use super::args::{Common, DoctorArgs, VERSION};
+use super::machine::{cpu_features, cuda_in_words, memory};
+use super::{card, output};
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// One finding: its name, what was found, and whether a chat can start with it.
+struct Check {
+    name: &'static str,
+    value: Value,
+    problem: Option<String>,
+}
+
+impl Check {
+    fn fact(name: &'static str, value: impl Into<Value>) -> Self {
+        Self { name, value: value.into(), problem: None }
+    }
+}
+
+pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
+    if let Some(Device::Cuda(index)) = common.device {
+        return card::check(index.unwrap_or(0), args);
+    }
+    let checks = checks(common);
+    let fine = checks.iter().all(|c| c.problem.is_none());
+    if common.json {
+        let mut object = serde_json::Map::new();
+        object.insert("ok".into(), fine.into());
+        for check in &checks {
+            object.insert(check.name.into(), check.value.clone());
+        }
+        let problems: Vec<String> =
+            checks.iter().filter_map(|c| c.problem.as_ref().map(|p| format!("{}: {p}", c.name))).collect();
+        object.insert("problems".into(), problems.into());
+        output::out(&format!("{}\n", Value::Object(object)))?;
+    } else {
+        for check in &checks {
+            let value = match &check.value {
+                Value::String(s) => s.clone(),
+                Value::Null => "-".to_owned(),
+                Value::Array(items) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
+                other => other.to_string(),
+            };
+            let mark = if check.problem.is_some() { "!!" } else { "ok" };
+            let problem = check.problem.as_ref().map(|p| format!(": {p}")).unwrap_or_default();
+            output::out(&output::visible(&format!("{mark}  {:<15} {value}{problem}\n", check.name)))?;
+        }
+        output::out(if fine { "a chat would start\n" } else { "a chat would not start\n" })?;
+    }
+    Ok(if fine { output::OK } else { output::FAILED })
+}
+
+fn checks(common: &Common) -> Vec<Check> {
+    let mut checks = vec![
+        Check::fact("version", VERSION),
+        Check::fact("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
+        Check::fact("cpu_features", cpu_features()),
+        Check::fact("threads", std::thread::available_parallelism().map_or(1, |n| n.get())),
+        Check::fact("memory_bytes", memory("MemTotal:").map_or(Value::Null, Into::into)),
+        Check::fact("available_bytes", memory("MemAvailable:").map_or(Value::Null, Into::into)),
+        Check::fact("cuda", cuda_in_words()),
+    ];
+    let settings = Settings::load(common.layer(), common.config.as_deref());
+    let config = settings.as_ref().map(|s| s.dirs.config_file().display().to_string());
+    checks.push(match &config {
+        Ok(path) => Check::fact("config", path.as_str()),
+        Err(e) => Check { name: "config", value: Value::Null, problem: Some(format!("{e:#}")) },
+    });
+    checks.push(match Dirs::find() {
+        Ok(dirs) => folder_check("data_folder", &dirs.data),
+        Err(e) => Check { name: "data_folder", value: Value::Null, problem: Some(format!("{e:#}")) },
+    });
+    checks.push(match builtin_model() {
+        Ok(about) => Check::fact("builtin_model", about),
+        Err(e) => Check { name: "builtin_model", value: Value::Null, problem: Some(format!("{e:#}")) },
+    });
+    checks
+}
+
+/// Can sessions be written? A folder that is missing would be made.
+fn folder_check(name: &'static str, path: &Path) -> Check {
+    let problem = writable(path).err().map(|e| format!("not writable, chats would not be saved: {e:#}"));
+    // A chat starts all the same, and says so.
+    let value = match &problem {
+        Some(problem) => json!(format!("{} ({problem})", path.display())),
+        None => json!(path.display().to_string()),
+    };
+    Check { name, value, problem: None }
+}
+
+fn writable(path: &Path) -> Result<()> {
+    let existing = path.ancestors().find(|p| p.exists()).context("no such folder")?;
+    let probe = existing.join(format!(".dmschat-probe-{}", std::process::id()));
+    fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
+    fs::remove_file(&probe)?;
+    Ok(())
+}
+
+/// Opens the model that is in the binary, which checks every tensor's place and shape.
+fn builtin_model() -> Result<String> {
+    let model = Checkpoint::open(&ModelRef::parse(BUILTIN_MODEL)?, &AdapterChoice::Auto)?;
+    let (parameters, megabytes) = (model.n_params as f64 / 1e6, model.weight_bytes as f64 / 1e6);
+    Ok(format!("{BUILTIN_MODEL}, {parameters:.1} M parameters, {megabytes:.1} MB"))
+}

@@ -1,0 +1,71 @@
+//! `dmschat eval` (hidden): answers a file of problems greedily, each in a conversation of its own,
+//! for the evaluation of a model by the release binary itself.
+
+use super::args::EvalArgs;
+use super::headless::{Drawing, Headless, answer_json};
+use super::output::{self, wrong_use};
+use crate::chat::Conversation;
+use crate::config::Settings;
+use crate::protocol::{SamplingParams, StopReason};
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// One line of the file.
+#[derive(Deserialize)]
+struct Problem {
+    #[serde(default)]
+    task: Value,
+    messages: Vec<Said>,
+    #[serde(default)]
+    expected: Value,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    role: String,
+    content: String,
+    reasoning_content: Option<String>,
+}
+
+pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
+    let file = args.problems.display();
+    let text =
+        std::fs::read_to_string(&args.problems).with_context(|| file.to_string()).map_err(output::as_wrong_use)?;
+    let mut engine = Headless::start(settings)?;
+    let drawing = Drawing { sampling: SamplingParams::default(), seed: settings.seed, max_tokens: settings.max_tokens };
+    for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let problem: Problem =
+            serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
+        let mut chat = conversation(settings, &problem).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
+        engine.clear()?;
+        let report = engine.answer(&mut chat, &drawing, |_, _| Ok(()))?;
+        let mut object = answer_json(&chat, &report, &engine.info);
+        object["task"] = problem.task;
+        object["expected"] = problem.expected;
+        output::out(&format!("{object}\n"))?;
+        if report.stop_reason == StopReason::Cancelled {
+            return Ok(output::INTERRUPTED);
+        }
+    }
+    Ok(output::OK)
+}
+
+/// The given messages, of which the last is the question.
+fn conversation(settings: &Settings, problem: &Problem) -> Result<Conversation, String> {
+    let mut chat = Conversation::new(settings.system.clone());
+    for said in &problem.messages {
+        match said.role.as_str() {
+            "system" if chat.is_empty() => chat.set_system(&said.content),
+            "user" => drop(chat.push_user(&said.content)),
+            "assistant" => drop(chat.push_assistant(&said.content, said.reasoning_content.clone())),
+            other => {
+                return Err(format!("role {other:?} at this place; expected system first, then user and assistant"));
+            }
+        }
+    }
+    match problem.messages.last() {
+        Some(last) if last.role == "user" => Ok(chat),
+        _ => Err("the last message is not the user's".to_owned()),
+    }
+}

@@ -1,0 +1,142 @@
+//! `dmschat -p TEXT`: one answer. Only the answer goes to stdout; no session is written.
+
+use super::args::Common;
+use super::headless::{Drawing, Headless, answer_json};
+use super::output::{self, wrong_use};
+use crate::chat::session::{Loaded, Store};
+use crate::chat::{Conversation, Message};
+use crate::config::Settings;
+use crate::protocol::{StopReason, TextKind, TurnReport};
+use anyhow::Result;
+use std::io::{IsTerminal, Read};
+
+pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
+    let prompt = prompt(common)?;
+    let saved = saved(settings, common)?;
+    let mut engine = Headless::start(settings)?;
+    let mut chat = match saved {
+        Some(loaded) => engine.restore(loaded)?,
+        None => Conversation::new(settings.system.clone()),
+    };
+    if let Some(system) = common.system.as_deref().filter(|s| chat.system() != Some(s)) {
+        chat.set_system(system);
+    }
+    chat.push_user(prompt);
+    let drawing = Drawing {
+        sampling: settings.sampling(&engine.info.default_sampling),
+        seed: settings.seed,
+        max_tokens: settings.max_tokens,
+    };
+    let mut stream = Stream { terminal: std::io::stdout().is_terminal(), ..Stream::default() };
+    let report = engine.answer(&mut chat, &drawing, |kind, text| match kind {
+        TextKind::Answer if !common.json => stream.push(text),
+        _ => Ok(()),
+    })?;
+    if common.json {
+        output::out(&format!("{}\n", answer_json(&chat, &report, &engine.info)))?;
+    } else {
+        stream.finish()?;
+    }
+    Ok(ending(&report, chat.reply(report.turn)))
+}
+
+/// The text after `-p`, and what a pipe or a file brings.
+fn prompt(common: &Common) -> Result<String> {
+    let mut prompt = common.prompt.clone().unwrap_or_default();
+    if stdin_is_given() {
+        let mut bytes = Vec::new();
+        std::io::stdin().lock().read_to_end(&mut bytes)?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let at = e.utf8_error().valid_up_to();
+            wrong_use(format!("stdin: byte {at} is not UTF-8; give text, or convert it first (iconv -t utf-8)"))
+        })?;
+        let text = text.trim_end_matches(['\r', '\n']);
+        if !prompt.is_empty() && !text.is_empty() {
+            prompt.push_str("\n\n");
+        }
+        prompt.push_str(text);
+    }
+    if prompt.trim().is_empty() {
+        return Err(wrong_use("-p: the prompt is empty"));
+    }
+    Ok(prompt)
+}
+
+/// stdin is a pipe or a file: a terminal or a device is not read.
+#[cfg(unix)]
+fn stdin_is_given() -> bool {
+    use rustix::fs::{FileType, fstat};
+    let kind = fstat(std::io::stdin()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    matches!(kind, Ok(FileType::Fifo | FileType::RegularFile))
+}
+
+#[cfg(not(unix))]
+fn stdin_is_given() -> bool {
+    !std::io::stdin().is_terminal()
+}
+
+/// The conversation to go on with: read, never written.
+fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
+    let store = Store::new(settings.dirs.sessions());
+    let name = match &common.resume {
+        Some(Some(name)) => name.clone(),
+        Some(None) => return Err(wrong_use("--resume needs an id or a title with -p")),
+        None if common.continue_ => store.newest().map_err(output::as_wrong_use)?.id,
+        None => return Ok(None),
+    };
+    store.read(&name).map(Some).map_err(output::as_wrong_use)
+}
+
+/// Streams an answer without the newlines around it.
+#[derive(Default)]
+struct Stream {
+    terminal: bool,
+    begun: bool,
+    /// Newlines that belong to the answer only if something follows them.
+    held: String,
+}
+
+impl Stream {
+    fn push(&mut self, text: &str) -> Result<()> {
+        let text = if self.begun { text } else { text.trim_start_matches('\n') };
+        let body = text.trim_end_matches('\n');
+        if !body.is_empty() {
+            self.begun = true;
+            let held = std::mem::take(&mut self.held);
+            output::out(&output::printable(&format!("{held}{body}"), self.terminal))?;
+        }
+        if self.begun {
+            self.held.push_str(&text[body.len()..]);
+        }
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<()> {
+        if self.begun {
+            output::out("\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// Says why an answer ended, unless it ended by itself, and gives the exit code.
+fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
+    let answered = reply.is_some_and(|m| !m.shown().trim().is_empty());
+    let detail = report.detail.as_deref().map(|d| format!(": {d}")).unwrap_or_default();
+    let (said, code) = match report.stop_reason {
+        StopReason::End if answered => return output::OK,
+        StopReason::End if report.reasoning_tokens > 0 => {
+            ("the model thought, and ended without an answer", output::OK)
+        }
+        StopReason::End => ("the model answered nothing", output::OK),
+        StopReason::MaxTokens if answered => ("stopped at the token limit (--max-tokens)", output::OK),
+        StopReason::MaxTokens => ("stopped at the token limit, all of it thinking (--max-tokens)", output::OK),
+        StopReason::ContextFull if answered => ("stopped: the context is full", output::OK),
+        StopReason::ContextFull => ("the context is full", output::FAILED),
+        StopReason::CacheFull => ("stopped: no memory for more of the cache", output::FAILED),
+        StopReason::Cancelled => ("interrupted", output::INTERRUPTED),
+        StopReason::Error => ("failed", output::FAILED),
+    };
+    output::notice(&format!("{said}{detail}"));
+    code
+}

@@ -1,0 +1,98 @@
+//! `dmschat score` and the reading of its inputs.
+
+use super::args::ScoreArgs;
+use super::output::{self, as_wrong_use, wrong_use};
+use super::spawn::{ModelJob, with_model};
+use crate::backend::Backend;
+use crate::checkpoint::Checkpoint;
+use crate::config::Settings;
+use crate::engine::Runner;
+use crate::engine::score::{Op, Schedule, score};
+use crate::protocol::Token;
+use crate::tokenizer::Tokenizer;
+use anyhow::{Context, Result};
+use std::path::Path;
+
+/// Steps longer than this are cut; the result does not depend on it.
+const MAX_STEP: usize = 2048;
+
+pub fn run(settings: &Settings, args: &ScoreArgs, json: bool) -> Result<u8> {
+    with_model(settings, MAX_STEP, Job { settings, args, json })
+}
+
+struct Job<'a> {
+    settings: &'a Settings,
+    args: &'a ScoreArgs,
+    json: bool,
+}
+
+impl ModelJob for Job<'_> {
+    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+        let tokens = match (&self.args.tokens_file, &self.args.text_file) {
+            (Some(file), _) => read_tokens(file),
+            (None, Some(file)) => encode_text_file(checkpoint, file),
+            (None, None) => Err(wrong_use("score needs --tokens-file or --text-file")),
+        }
+        .map_err(as_wrong_use)?;
+        check_tokens(&tokens, runner).map_err(as_wrong_use)?;
+        let mut schedule = match &self.args.schedule {
+            Some(text) => Schedule::parse(text, tokens.len()).map_err(as_wrong_use)?,
+            None => Schedule::whole(tokens.len()),
+        };
+        if self.settings.eviction == Some(false) {
+            schedule.0.insert(0, Op::Eviction(false));
+        }
+        let result = score(runner, &tokens, &schedule)?;
+        if self.json {
+            output::out(&format!("{}\n", serde_json::to_string(&result)?))?;
+        } else {
+            let show = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.3}"));
+            output::out(&format!(
+                "{} tokens, perplexity {}, compression {}x\n",
+                tokens.len(),
+                show(result.ppl),
+                show(result.ratio)
+            ))?;
+        }
+        Ok(output::OK)
+    }
+}
+
+/// A JSON list of ids, or numbers between spaces or commas.
+fn read_tokens(path: &Path) -> Result<Vec<Token>> {
+    let text = read_text(path)?;
+    if let Ok(tokens) = serde_json::from_str(&text) {
+        return Ok(tokens);
+    }
+    text.split(|c: char| c.is_whitespace() || c == ',')
+        .filter(|w| !w.is_empty())
+        .map(|w| w.parse().map_err(|_| wrong_use(format!("{}: `{w}` is not a token id", path.display()))))
+        .collect()
+}
+
+/// The tokens of a text file, as tokenizer.json's own post-processor has them.
+pub fn encode_text_file(checkpoint: &Checkpoint, path: &Path) -> Result<Vec<Token>> {
+    let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
+    tokenizer.encode_text(&read_text(path)?)
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    String::from_utf8(bytes)
+        .map_err(|e| wrong_use(format!("{}: not UTF-8 at byte {}", path.display(), e.utf8_error().valid_up_to())))
+}
+
+/// Refuses what the model cannot be fed.
+pub fn check_tokens<B: Backend>(tokens: &[Token], runner: &Runner<B>) -> Result<()> {
+    let (vocab, context) = (runner.config().vocab, runner.context());
+    if tokens.is_empty() {
+        return Err(wrong_use("there is nothing to score: the input has no tokens"));
+    }
+    if let Some(at) = tokens.iter().position(|&t| t as usize >= vocab) {
+        return Err(wrong_use(format!("token {} at place {at} is outside the vocabulary of {vocab}", tokens[at])));
+    }
+    if tokens.len() > context {
+        return Err(wrong_use(format!("the input has {} tokens, and the context holds {context}", tokens.len())));
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Opens a checkpoint and starts an engine on the device that was asked for: the one match on the
+//! device in the crate.
+
+use super::machine::memory;
+use super::output::{as_wrong_use, notice, wrong_use};
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::backend::cuda::{self, Cuda, CudaOptions};
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use crate::codec::Codec;
+use crate::config::{Adapter, Device, Kv, Settings};
+use crate::engine::{self, EngineOptions, Runner};
+use crate::protocol::EngineHandle;
+use anyhow::Result;
+
+/// Where kernels are read from instead of the program itself, for work on them.
+const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
+
+pub(super) const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16 or fp8, or --device cpu";
+
+pub(super) fn card_options() -> CudaOptions {
+    CudaOptions { kernels: std::env::var_os(KERNEL_DIR).map(Into::into), wait_always: false }
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy)]
+pub enum Place {
+    Cpu,
+    Card(u32),
+}
+
+/// Starts the engine's thread; loading goes on there and is told by events.
+pub fn engine(settings: &Settings) -> Result<EngineHandle> {
+    let place = place(settings)?;
+    let (wanted, options) = (settings.clone(), options(settings, place));
+    Ok(match place {
+        Place::Cpu => engine::spawn(move || open(&wanted), || Ok(Cpu::new(0)), options),
+        Place::Card(index) => {
+            engine::spawn(move || open_for_card(&wanted), move || Ok(Cuda::open(index, &card_options())?), options)
+        }
+    })
+}
+
+/// Work on a loaded model without the engine's thread, for any backend.
+pub trait ModelJob {
+    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8>;
+}
+
+/// Loads the model on the device that was asked for and does `job`. Steps take up to `max_step`
+/// tokens.
+pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> Result<u8> {
+    let place = place(settings)?;
+    let opened = if matches!(place, Place::Cpu) { open(settings) } else { open_for_card(settings) };
+    let mut checkpoint = opened.map_err(as_wrong_use)?;
+    let mut options = EngineOptions { max_step, ..options(settings, place) };
+    engine::settle_context(&mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
+    match place {
+        Place::Cpu => job.run(&mut Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {})?, &checkpoint),
+        Place::Card(index) => {
+            let card = Cuda::open(index, &card_options())?;
+            job.run(&mut Runner::new(card, &checkpoint, &options, |_, _| {})?, &checkpoint)
+        }
+    }
+}
+
+/// The checkpoint that the settings name.
+pub fn open(settings: &Settings) -> Result<Checkpoint> {
+    let adapter = match &settings.adapter {
+        Adapter::Auto => AdapterChoice::Auto,
+        Adapter::None => AdapterChoice::None,
+        Adapter::File(path) => AdapterChoice::File(path.clone()),
+    };
+    Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)
+}
+
+/// The checkpoint, if the card's kernels take its heads.
+fn open_for_card(settings: &Settings) -> Result<Checkpoint> {
+    let checkpoint = open(settings)?;
+    let c = &checkpoint.config;
+    let group = c.n_q_heads / c.n_kv_heads.max(1);
+    if c.head_dim > cuda::MAX_HEAD_DIM || group > cuda::MAX_GROUP {
+        anyhow::bail!(
+            "heads of {} channels, {group} query heads to a KV head: the CUDA backend takes up to {} and {}; \
+             use --device cpu",
+            c.head_dim,
+            cuda::MAX_HEAD_DIM,
+            cuda::MAX_GROUP
+        );
+    }
+    Ok(checkpoint)
+}
+
+fn options(settings: &Settings, place: Place) -> EngineOptions {
+    let codec = codec(settings.kv, place);
+    let memory_bytes = match place {
+        Place::Cpu => memory("MemAvailable:"),
+        Place::Card(index) => cuda::free_bytes(index),
+    };
+    EngineOptions {
+        context: settings.ctx_size,
+        memory_bytes,
+        kv_limit: settings.kv_limit,
+        eviction: settings.eviction,
+        ..EngineOptions::new(codec)
+    }
+}
+
+/// The codec of a device for the format that was asked for.
+pub fn codec(kv: Kv, place: Place) -> Codec {
+    match (kv, place) {
+        (Kv::Auto | Kv::F32, Place::Cpu) => Codec::F32,
+        (Kv::Auto | Kv::F32, Place::Card(_)) | (Kv::Bf16, _) => Codec::Bf16,
+        (Kv::Fp8, _) => Codec::Fp8,
+    }
+}
+
+/// The device that the settings ask for; what cannot be had is said here.
+pub fn place(settings: &Settings) -> Result<Place> {
+    let place = match settings.device {
+        Device::Cpu => Place::Cpu,
+        Device::Cuda(index) => {
+            let index = index.unwrap_or(0);
+            cuda::usable(index).map_err(|why| wrong_use(format!("--device cuda: {why}; use --device cpu")))?;
+            if settings.kv == Kv::F32 {
+                return Err(wrong_use(NO_F32));
+            }
+            Place::Card(index)
+        }
+        // f32 K and V are asked of a machine with a card too, and some models' heads only fit the CPU's ops.
+        Device::Auto if settings.kv == Kv::F32 || cuda::usable(0).is_err() => Place::Cpu,
+        Device::Auto if open_for_card(settings).is_err() => Place::Cpu,
+        Device::Auto => Place::Card(0),
+    };
+    if let (Place::Card(_), Some(folder)) = (place, card_options().kernels) {
+        notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
+    }
+    Ok(place)
+}
+
+/// Refuses a device that is not there.
+pub fn check_device(settings: &Settings) -> Result<()> {
+    place(settings).map(|_| ())
+}

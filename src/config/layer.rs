@@ -1,0 +1,190 @@
+//! One source of settings: the flags, the environment or a file. Everything is optional; a layer
+//! laid over another wins where it says something.
+
+use super::values::{ByteSize, Device, Kv, OnOff};
+use anyhow::{Context, Result, anyhow};
+use serde::Deserialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Declares the layer once: the struct, `over`, and the environment's names.
+macro_rules! layer {
+    ($($(#[$doc:meta])* $key:ident: $type:ty),* $(,)?) => {
+        /// Keys of `config.toml`; `DMSCHAT_` and the upper-case key name the same in the environment.
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Layer {
+            $($(#[$doc])* pub $key: Option<$type>,)*
+        }
+
+        impl Layer {
+            /// This layer's values, and `below`'s where it has none.
+            #[must_use]
+            pub fn over(self, below: Layer) -> Layer {
+                Layer { $($key: self.$key.or(below.$key),)* }
+            }
+
+            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on; empty ones count as unset.
+            pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
+                let layer = Layer { $($key: env_value(&var, stringify!($key))?,)* };
+                layer.check().map_err(|(key, what)| anyhow!("{}: {what}", env_name(key)))?;
+                Ok(layer)
+            }
+        }
+    };
+}
+
+layer! {
+    model: String,
+    adapter: String,
+    device: Device,
+    eviction: OnOff,
+    kv: Kv,
+    ctx_size: usize,
+    kv_limit: ByteSize,
+    max_tokens: usize,
+    temperature: f32,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
+    repetition_penalty: f32,
+    seed: u64,
+    think: OnOff,
+    keep_thinking: OnOff,
+    system: String,
+    theme: String,
+    /// A keymap file; relative to the config folder.
+    keys: PathBuf,
+    mouse: OnOff,
+    editor: String,
+    ascii: OnOff,
+    plain: OnOff,
+}
+
+impl Layer {
+    /// Reads a config file; `None` when there is none. Errors name file, line and key in one line.
+    pub fn from_file(path: &Path) -> Result<Option<Layer>> {
+        let text = match std::fs::read(path) {
+            Ok(bytes) => {
+                String::from_utf8(bytes).ok().with_context(|| format!("{}: not UTF-8 text", path.display()))?
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(anyhow!("{}: {e}", path.display())),
+        };
+        let layer: Layer = toml::from_str(&text).map_err(|e| {
+            let at = e.span().map_or(0, |span| span.start);
+            anyhow!("{}", toml_error(path, &text, at, e.message()))
+        })?;
+        layer
+            .check()
+            .map_err(|(key, what)| anyhow!("{}:{}: {key}: {what}", path.display(), line_of_key(&text, key)))?;
+        Ok(Some(layer))
+    }
+
+    /// Refuses numbers out of their range: the key, and what is wrong with it.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let within = |key, value: Option<f32>, range: std::ops::RangeInclusive<f32>| match value {
+            Some(v) if !range.contains(&v) => {
+                Err((key, format!("{v} is out of range, expected {} to {}", range.start(), range.end())))
+            }
+            _ => Ok(()),
+        };
+        within("temperature", self.temperature, 0.0..=100.0)?;
+        within("top_p", self.top_p, 0.0..=1.0)?;
+        within("min_p", self.min_p, 0.0..=1.0)?;
+        within("repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
+        for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
+            if value == Some(0) {
+                return Err((key, "0 leaves no room, expected at least 1".to_owned()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn env_name(key: &str) -> String {
+    format!("DMSCHAT_{}", key.to_ascii_uppercase())
+}
+
+fn env_value<T: FromStr>(var: &impl Fn(&str) -> Option<OsString>, key: &str) -> Result<Option<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    let name = env_name(key);
+    let Some(value) = var(&name).filter(|v| !v.is_empty()) else { return Ok(None) };
+    let text = value.to_str().with_context(|| format!("{name}: not UTF-8 text"))?;
+    text.parse().map(Some).map_err(|e| anyhow!("{name}={text}: {e}"))
+}
+
+/// `FILE:LINE: KEY: what toml says`, in one line.
+fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
+    let before = &text.as_bytes()[..at.min(text.len())];
+    let line = before.iter().filter(|b| **b == b'\n').count() + 1;
+    let source = text.lines().nth(line - 1).unwrap_or("");
+    let key = source.split('=').next().unwrap_or("").trim();
+    let message = message.replace('\n', ", ").replace("unknown field", "unknown key");
+    let named = message.contains(&format!("`{key}`")) || key.is_empty();
+    let key = if named { String::new() } else { format!("{key}: ") };
+    format!("{}:{line}: {key}{message}", path.display())
+}
+
+fn line_of_key(text: &str, key: &str) -> usize {
+    let at =
+        text.lines().position(|l| l.trim_start().strip_prefix(key).is_some_and(|r| r.trim_start().starts_with('=')));
+    at.map_or(1, |n| n + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(text: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, text).unwrap();
+        let line = format!("{:#}", Layer::from_file(&path).unwrap_err());
+        assert!(!line.contains('\n'), "{line}");
+        line.replace(&path.display().to_string(), "F")
+    }
+
+    #[test]
+    fn a_typo_names_file_line_and_key() {
+        let line = error_of("model = \"demo\"\ntemprature = 0.5\n");
+        assert!(line.starts_with("F:2: unknown key `temprature`, expected one of `model`"), "{line}");
+        let line = error_of("\n\ntop_k = \"many\"\n");
+        assert!(line.starts_with("F:3: top_k: invalid type"), "{line}");
+        let line = error_of("kv = \"f16\"");
+        assert!(line.starts_with("F:1: kv: \"f16\" is no KV format"), "{line}");
+        let line = error_of("seed = 1\n top_p = 1.5");
+        assert!(line.starts_with("F:2: top_p: 1.5 is out of range"), "{line}");
+        assert!(error_of("model = ").starts_with("F:1: "));
+    }
+
+    #[test]
+    fn the_documented_example_is_a_config() {
+        let page = include_str!("../../docs/config.md");
+        let example = page.split("```toml\n").nth(1).and_then(|p| p.split("```").next()).unwrap();
+        let layer: Layer = toml::from_str(example).unwrap();
+        assert_eq!((layer.check(), layer.kv_limit), (Ok(()), Some(ByteSize(512 << 20))));
+    }
+
+    #[test]
+    fn flags_win_over_environment_over_file() {
+        let var = |name: &str| match name {
+            "DMSCHAT_MODEL" => Some("env".into()),
+            "DMSCHAT_SEED" => Some("7".into()),
+            "DMSCHAT_THEME" => Some("".into()),
+            _ => None,
+        };
+        let file: Layer =
+            toml::from_str("model = 'file'\nseed = 3\ntheme = 'dark'\neviction = 'off'\nmouse = false").unwrap();
+        let flags = Layer { model: Some("flag".into()), ..Layer::default() };
+        let all = flags.over(Layer::from_env(var).unwrap()).over(file);
+        assert_eq!(all.model.as_deref(), Some("flag"));
+        assert_eq!((all.seed, all.theme.as_deref()), (Some(7), Some("dark")));
+        assert_eq!((all.eviction, all.mouse), (Some(OnOff(false)), Some(OnOff(false))));
+        let error = Layer::from_env(|n| (n == "DMSCHAT_KV").then(|| "f16".into())).unwrap_err().to_string();
+        assert!(error.starts_with("DMSCHAT_KV=f16: ") && error.contains("expected"), "{error}");
+    }
+}

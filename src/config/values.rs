@@ -1,0 +1,153 @@
+//! Values that flags, environment and config file spell alike.
+
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use std::fmt;
+use std::str::FromStr;
+
+/// `on` or `off`; `true` and `false` too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnOff(pub bool);
+
+impl FromStr for OnOff {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.to_ascii_lowercase().as_str() {
+            "on" | "true" | "yes" | "1" => Ok(Self(true)),
+            "off" | "false" | "no" | "0" => Ok(Self(false)),
+            _ => Err(format!("{s:?} is neither on nor off")),
+        }
+    }
+}
+
+/// Where a model runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// A card where this build finds one, else the CPU.
+    #[default]
+    Auto,
+    Cpu,
+    /// The card of that index, or the first.
+    Cuda(Option<u32>),
+}
+
+impl FromStr for Device {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(None)),
+            _ => match s.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(index)) => Ok(Self::Cuda(Some(index))),
+                _ => Err(format!("{s:?} is no device, expected auto, cpu, cuda or cuda:N")),
+            },
+        }
+    }
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kv {
+    /// f32 on the CPU, bf16 on a card.
+    #[default]
+    Auto,
+    F32,
+    Bf16,
+    Fp8,
+}
+
+impl FromStr for Kv {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "f32" => Ok(Self::F32),
+            "bf16" => Ok(Self::Bf16),
+            "fp8" => Ok(Self::Fp8),
+            _ => Err(format!("{s:?} is no KV format, expected auto, f32, bf16 or fp8")),
+        }
+    }
+}
+
+/// Bytes, written plain or with a unit: `536870912`, `512MiB`, `1.5G`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = || format!("{s:?} is no size, expected bytes such as 536870912, 512MiB or 1.5GB");
+        let text = s.trim();
+        let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let unit_bytes: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kb" => 1000,
+            "kib" => 1 << 10,
+            "m" | "mb" => 1_000_000,
+            "mib" => 1 << 20,
+            "g" | "gb" => 1_000_000_000,
+            "gib" => 1 << 30,
+            "t" | "tb" => 1_000_000_000_000,
+            "tib" => 1 << 40,
+            _ => return Err(bad()),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(unit_bytes).map(Self).ok_or_else(bad);
+        }
+        let part: f64 = number.parse().map_err(|_| bad())?;
+        let bytes = part * unit_bytes as f64;
+        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(Self(bytes as u64)) } else { Err(bad()) }
+    }
+}
+
+/// Reads a value from a string, and where TOML has a type of its own for it, from that.
+struct Spelled<T>(std::marker::PhantomData<T>, &'static str);
+
+impl<T: FromStr<Err = String>> Visitor<'_> for Spelled<T> {
+    type Value = T;
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.1)
+    }
+    fn visit_str<E: Error>(self, s: &str) -> Result<T, E> {
+        s.parse().map_err(E::custom)
+    }
+    fn visit_bool<E: Error>(self, b: bool) -> Result<T, E> {
+        b.to_string().parse().map_err(E::custom)
+    }
+    fn visit_i64<E: Error>(self, n: i64) -> Result<T, E> {
+        n.to_string().parse().map_err(E::custom)
+    }
+}
+
+macro_rules! spelled {
+    ($($type:ty: $expected:literal),* $(,)?) => {$(
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                d.deserialize_any(Spelled::<$type>(std::marker::PhantomData, $expected))
+            }
+        }
+    )*};
+}
+
+spelled! {
+    OnOff: "true or false, \"on\" or \"off\"",
+    Device: "\"auto\", \"cpu\" or \"cuda:N\"",
+    Kv: "\"auto\", \"f32\", \"bf16\" or \"fp8\"",
+    ByteSize: "bytes, such as \"512MiB\"",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        for (text, bytes) in [("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), ("7", 7), ("2k", 2000)] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for text in ["", "x", "1.2.3", "-1", "99999999999999999999", "20000000TiB", "5 bananas"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+}

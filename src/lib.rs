@@ -1,0 +1,55 @@
+//! dmschat: a terminal chat that runs DMS models with a compact, paged, per-head KV cache.
+//!
+//! # The way of a token
+//!
+//! ```text
+//! ui --Command--> engine::worker -> model::forward -> cache -> backend op
+//!    <--Event---- detokenizer <- sampler <- logits row <--------'
+//! (beside it, latest wins: Snapshot, the numbers of the panels)
+//! ```
+//!
+//! One straight line; nothing calls back up.
+//!
+//! # The rooms, and who may use whom
+//!
+//! | module | owns | may use |
+//! | --- | --- | --- |
+//! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
+//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat |
+//! | [`engine`] | the thread that runs a model: turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
+//! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
+//! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
+//! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (f32 activations, PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
+//! | [`chat`] | conversation, template, session store, transcripts | protocol |
+//! | [`tokenizer`] | pieces to ids, ids to text | protocol |
+//! | [`sampler`] | logits row to token, seeded | protocol |
+//! | [`checkpoint`] | model folders and the built-in model: config, tensors, adapters, templates | policy, tensor |
+//! | [`config`] | TOML, environment and flags, immutable after start | protocol |
+//! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
+//!
+//! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
+//!
+//! # Invariants
+//!
+//! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets, slot
+//!   numbers and counts, over any mix of chunks, turns and toggles.
+//! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
+//! - The token log, not the text, is the truth; generated tokens are never encoded again.
+//! - What a person types never becomes a control token.
+//! - `unsafe` stands in `backend::cpu::{simd, team}`, `backend::cuda` and `checkpoint::mapped` only.
+
+pub mod backend;
+pub mod cache;
+pub mod chat;
+pub mod checkpoint;
+pub mod cli;
+pub mod codec;
+pub mod config;
+pub mod engine;
+pub mod model;
+pub mod policy;
+pub mod protocol;
+pub mod sampler;
+pub mod tensor;
+pub mod tokenizer;
+pub mod ui;

@@ -1,0 +1,80 @@
+//! The only transformer in the crate. Families (Qwen3, Llama, SmolLM2) differ in configuration
+//! fields, never in code; so do the forms of DMS.
+//!
+//! One pass, for prefill, decode and batches alike: a step is a list of [`Span`]s.
+
+mod weights;
+mod workspace;
+
+pub use weights::Model;
+pub use workspace::Workspace;
+
+use crate::backend::{Backend, Norm, QkvRope, Span};
+use crate::cache::KvCache;
+use weights::Layer;
+
+/// Feeds the tokens in `ws` through the model and stores their keys and values. Afterwards the
+/// final, normalised hidden states `[n, hidden]` stand in `ws.h`; [`logits`] reads rows of them.
+///
+/// The caller has reserved the pages ([`KvCache::reserve_step`]); nothing in here can fail.
+pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache: &mut KvCache<B>, spans: &[Span]) {
+    let n: usize = spans.iter().map(|s| s.len).sum();
+    assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
+    b.embed(&mut ws.x, &model.embed, &ws.tokens, n);
+    for (l, layer) in model.layers.iter().enumerate() {
+        let norm = Norm { weight: &layer.input_norm, eps: model.config.rms_eps, layer: l };
+        if l == 0 {
+            b.rms_norm(&mut ws.h, &ws.x, &norm, &mut ws.fault, n);
+        } else {
+            b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
+        }
+        attention(b, model, layer, ws, cache, l, spans, n);
+        let norm = Norm { weight: &layer.post_norm, eps: model.config.rms_eps, layer: l };
+        b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
+        b.linear(&mut ws.gate_up, &ws.h, &layer.gate_up, layer.gate_up_bias.as_ref(), n);
+        b.swiglu(&mut ws.act, &ws.gate_up, n);
+        b.linear(&mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), n);
+    }
+    let norm = Norm { weight: &model.norm, eps: model.config.rms_eps, layer: model.layers.len() };
+    b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
+    cache.advance(b, spans);
+}
+
+/// From the normed input in `ws.h` to the attention output projected into `ws.proj`.
+#[allow(clippy::too_many_arguments)]
+fn attention<B: Backend>(
+    b: &B,
+    model: &Model<B>,
+    layer: &Layer<B>,
+    ws: &mut Workspace<B>,
+    cache: &mut KvCache<B>,
+    l: usize,
+    spans: &[Span],
+    n: usize,
+) {
+    let c = &model.config;
+    if let Some(head) = layer.adapter_head(model) {
+        b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.scratch, &mut ws.raw, &head, n);
+    }
+    b.linear(&mut ws.qkv, &ws.h, &layer.qkv, layer.qkv_bias.as_ref(), n);
+    let args = QkvRope {
+        n_q_heads: c.n_q_heads,
+        n_kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
+        qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
+        rms_eps: c.rms_eps,
+        inv_freq: &model.inv_freq,
+        rope_scale: model.rope_scale,
+        borrowed: model.borrowed_alpha(),
+    };
+    b.qkv_rope(&mut ws.qkv, &mut ws.decisions, cache.seq_len(), spans, &args);
+    cache.attention(b, &mut ws.att, &mut ws.qkv, &ws.decisions, l, spans);
+    b.linear(&mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
+}
+
+/// Logits `[rows.len(), vocab]` of rows of the step just run, in `ws.logits`.
+pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
+    assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
+    b.select_rows(&mut ws.scratch, &ws.h, rows);
+    b.logits(&mut ws.logits, &ws.scratch, model.head.as_ref().unwrap_or(&model.embed), rows.len());
+}

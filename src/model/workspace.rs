@@ -1,0 +1,65 @@
+//! All scratch of a forward pass, sized once.
+
+use crate::backend::{Backend, OutOfMemory};
+use crate::checkpoint::ModelConfig;
+use crate::protocol::Token;
+
+pub struct Workspace<B: Backend> {
+    pub max_tokens: usize,
+    pub max_logits: usize,
+    /// `[max_tokens]` the step's tokens.
+    pub tokens: B::Buf<Token>,
+    /// `[max_logits, vocab]`
+    pub logits: B::Buf<f32>,
+    /// `[max_logits]`
+    pub sampled: B::Buf<Token>,
+    /// `[1]` first layer whose input was not finite, `i32::MAX` when all were.
+    pub fault: B::Buf<i32>,
+    /// Residual stream `[max_tokens, hidden]`.
+    pub(super) x: B::Acts,
+    /// Normed input of the next block; after a pass, of the output head.
+    pub(super) h: B::Acts,
+    /// `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`
+    pub(super) qkv: B::Acts,
+    /// `[max_tokens, n_q_heads * head_dim]`
+    pub(super) att: B::Acts,
+    /// What the residual takes next, `[max_tokens, hidden]`.
+    pub(super) proj: B::Acts,
+    /// `[max_tokens, 2 ffn]`
+    pub(super) gate_up: B::Acts,
+    /// `[max_tokens, ffn]`
+    pub(super) act: B::Acts,
+    /// `[max_tokens, hidden]`
+    pub(super) scratch: B::Acts,
+    /// Adapter logits before scale and offset, `[max_tokens, n_kv_heads]`.
+    pub(super) raw: B::Acts,
+    /// Eviction decisions of one layer, `[max_tokens, n_kv_heads]`; positive marks.
+    pub(super) decisions: B::Buf<f32>,
+}
+
+impl<B: Backend> Workspace<B> {
+    /// Scratch for steps of up to `max_tokens` tokens and `max_logits` rows of logits at once.
+    pub fn new(b: &B, c: &ModelConfig, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
+        let rows = max_tokens.max(max_logits);
+        let mut fault = b.alloc(1)?;
+        b.write(&mut fault, 0, &[i32::MAX]);
+        Ok(Self {
+            max_tokens,
+            max_logits,
+            tokens: b.alloc(max_tokens)?,
+            logits: b.alloc(max_logits * c.vocab)?,
+            sampled: b.alloc(max_logits)?,
+            fault,
+            x: b.acts(rows, c.hidden)?,
+            h: b.acts(rows, c.hidden)?,
+            qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim)?,
+            att: b.acts(rows, c.n_q_heads * c.head_dim)?,
+            proj: b.acts(rows, c.hidden)?,
+            gate_up: b.acts(rows, 2 * c.ffn)?,
+            act: b.acts(rows, c.ffn)?,
+            scratch: b.acts(rows, c.hidden)?,
+            raw: b.acts(rows, c.n_kv_heads)?,
+            decisions: b.alloc(rows * c.n_kv_heads)?,
+        })
+    }
+}

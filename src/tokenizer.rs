@@ -1,0 +1,264 @@
+//! Text to tokens and back: pieces of a rendered conversation to ids, ids to whole characters.
+//! Owns the rule that content never becomes a control token; knows nothing of models, of the
+//! template that made the pieces, or of files.
+//!
+//! Two instances of the same tokenizer stand inside: the whole one, and one without the added
+//! tokens. Everything a person wrote goes through the latter, which cannot see `<|im_start|>`.
+
+pub mod decoder;
+pub mod flat;
+
+pub use decoder::Decoder;
+pub use flat::{flatten, unflatten};
+
+use crate::protocol::{Piece, Token};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use sha2::{Digest, Sha256};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once};
+use tokenizers::{AddedToken, AddedVocabulary};
+
+/// A loaded `tokenizer.json`. Cloning shares it.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    whole: tokenizers::Tokenizer,
+    /// Without added tokens and post-processor: what content is encoded with.
+    plain: tokenizers::Tokenizer,
+    /// Added tokens by literal and by id.
+    control: HashMap<String, Token>,
+    added: HashMap<Token, AddedToken>,
+    vocab: usize,
+    fingerprint: String,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses what the tokenizers crate
+    /// does not understand, ids at or above `vocab`, and added tokens that would get another id
+    /// than the file gives them.
+    pub fn new(json: &[u8], vocab: usize) -> Result<Self> {
+        ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
+        let said: Said = serde_json::from_slice(json)
+            .map_err(|e| anyhow!("tokenizer.json is not a tokenizer: {}", one_line(&e.to_string())))?;
+        if said.model.dropout.is_some_and(|d| d > 0.0) {
+            bail!(
+                "tokenizer.json: BPE dropout is set, so the same text would not give the same tokens; set it to null"
+            );
+        }
+        let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(json))?;
+        whole.with_padding(None);
+        whole.with_truncation(None).map_err(|e| anyhow!("tokenizer.json: {e}"))?;
+        check_ids(&whole, &said, vocab)?;
+
+        let mut plain = whole.clone();
+        plain.with_added_vocabulary(AddedVocabulary::new());
+        plain.with_post_processor(None::<tokenizers::PostProcessorWrapper>);
+        let added: HashMap<Token, AddedToken> = whole.get_added_tokens_decoder().into_iter().collect();
+        let control = added.iter().map(|(&id, t)| (t.content.clone(), id)).collect();
+        let fingerprint = Sha256::digest(json).iter().map(|b| format!("{b:02x}")).collect();
+        Ok(Self { inner: Arc::new(Inner { whole, plain, control, added, vocab, fingerprint }) })
+    }
+
+    /// Encodes a rendered conversation. Control pieces become their one token, runs of text are
+    /// encoded as one text without added tokens. An unknown control literal is an error.
+    pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<Token>> {
+        let mut out = Vec::new();
+        let mut text = String::new();
+        let mut after: Option<&AddedToken> = None;
+        for piece in flat::normalise(pieces) {
+            match piece {
+                Piece::Control(literal) => {
+                    let id = self.token_for(&literal).with_context(|| {
+                        format!("the template writes {literal:?}, which is no added token of tokenizer.json")
+                    })?;
+                    let token = &self.inner.added[&id];
+                    self.encode_between(&mut out, after, &text, Some(token))?;
+                    text.clear();
+                    out.push(id);
+                    after = Some(token);
+                }
+                Piece::Text(t) => text.push_str(&t),
+                Piece::Reply { .. } => unreachable!("normalise flattens replies"),
+            }
+        }
+        self.encode_between(&mut out, after, &text, None)?;
+        Ok(out)
+    }
+
+    /// Content between two control tokens, which may swallow the white space beside them.
+    fn encode_between(
+        &self,
+        out: &mut Vec<Token>,
+        before: Option<&AddedToken>,
+        text: &str,
+        after: Option<&AddedToken>,
+    ) -> Result<()> {
+        let text = if before.is_some_and(|t| t.rstrip) { text.trim_start() } else { text };
+        let text = if after.is_some_and(|t| t.lstrip) { text.trim_end() } else { text };
+        if !text.is_empty() {
+            self.encode_plain(out, text, 0)?;
+        }
+        Ok(())
+    }
+
+    /// A model's own vocabulary may hold control tokens too (byte-level vocabularies that ignore
+    /// merges, unigram ones): such a hit is cut in two after its first character.
+    fn encode_plain(&self, out: &mut Vec<Token>, text: &str, depth: usize) -> Result<()> {
+        let encoding = guarded("encoding text", || self.inner.plain.encode(text, false))?;
+        let hit = encoding.get_ids().iter().position(|&id| self.is_control(id));
+        let Some(hit) = hit else {
+            out.extend_from_slice(encoding.get_ids());
+            return Ok(());
+        };
+        let (start, end) = encoding.get_offsets()[hit];
+        let first = text.get(start..end).and_then(|s| s.chars().next()).map_or(0, char::len_utf8);
+        let cut = start + first;
+        ensure!(
+            first > 0 && cut < text.len() && cut < end && depth < 1000,
+            "the text spells the control token {:?}, and tokenizer.json has no other way to write it",
+            self.literal(encoding.get_ids()[hit])
+        );
+        self.encode_plain(out, &text[..cut], depth + 1)?;
+        self.encode_plain(out, &text[cut..], depth + 1)
+    }
+
+    /// Encodes a text as tokenizer.json's own post-processor says: a BOS only if that adds one.
+    /// Literals of added tokens do become those tokens: for measuring files, never for a chat.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<Token>> {
+        let encoding = guarded("encoding text", || self.inner.whole.encode_fast(text, true))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `tokens`, control tokens as their literals. Ids without a token give nothing,
+    /// bytes that are no UTF-8 give U+FFFD.
+    pub fn decode(&self, tokens: &[Token]) -> Result<String> {
+        guarded("decoding tokens", || self.inner.whole.decode(tokens, false))
+    }
+
+    /// A decoder for one stream of tokens.
+    pub fn decoder(&self) -> Decoder {
+        Decoder::new(self)
+    }
+
+    /// Literals of all added tokens, longest first, so that the first that fits is the right one.
+    pub fn added_literals(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.inner.control.keys().cloned().collect();
+        all.sort_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
+        all
+    }
+
+    /// The id of an added token, by its literal.
+    pub fn token_for(&self, literal: &str) -> Option<Token> {
+        self.inner.control.get(literal).copied()
+    }
+
+    /// Whether `token` is one of the added tokens.
+    pub fn is_control(&self, token: Token) -> bool {
+        self.inner.added.contains_key(&token)
+    }
+
+    /// How tokenizer.json spells a token (byte-level spelling for ordinary ones); empty for an id
+    /// that has none.
+    pub fn literal(&self, token: Token) -> String {
+        match self.inner.added.get(&token) {
+            Some(t) => t.content.clone(),
+            None => self.inner.whole.id_to_token(token).unwrap_or_default(),
+        }
+    }
+
+    /// Rows of the embedding table: every id is below.
+    pub fn vocab(&self) -> usize {
+        self.inner.vocab
+    }
+
+    /// SHA-256 of tokenizer.json, hex: equal when token ids mean the same.
+    pub fn fingerprint(&self) -> &str {
+        &self.inner.fingerprint
+    }
+
+    /// The spelling the decoder of tokenizer.json starts from.
+    fn spelling(&self, token: Token) -> Option<String> {
+        let added = self.inner.whole.get_added_vocabulary().simple_id_to_token(token);
+        added.or_else(|| tokenizers::Model::id_to_token(self.inner.whole.get_model(), token))
+    }
+}
+
+/// The parts of tokenizer.json that the tokenizers crate reads and does not tell.
+#[derive(serde::Deserialize)]
+struct Said {
+    #[serde(default)]
+    added_tokens: Vec<SaidToken>,
+    model: SaidModel,
+}
+
+#[derive(serde::Deserialize)]
+struct SaidToken {
+    id: Token,
+    content: String,
+}
+
+#[derive(serde::Deserialize)]
+struct SaidModel {
+    dropout: Option<f32>,
+}
+
+fn check_ids(whole: &tokenizers::Tokenizer, said: &Said, vocab: usize) -> Result<()> {
+    for token in &said.added_tokens {
+        // The crate gives added tokens ids of its own counting and ignores those of the file.
+        let given = whole.token_to_id(&token.content);
+        ensure!(
+            given == Some(token.id) || (token.id as usize) >= vocab,
+            "tokenizer.json: added token {:?} has id {}, but its place in the list gives {}",
+            token.content,
+            token.id,
+            given.map_or("none".to_owned(), |id| id.to_string())
+        );
+    }
+    let said_ids = said.added_tokens.iter().map(|t| (t.content.clone(), t.id));
+    let beyond = whole.get_vocab(true).into_iter().chain(said_ids).filter(|(_, id)| *id as usize >= vocab);
+    if let Some((token, id)) = beyond.min_by_key(|(_, id)| *id) {
+        bail!("tokenizer.json: token {token:?} has id {id}, beyond the model's vocabulary of {vocab}");
+    }
+    Ok(())
+}
+
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a call into the tokenizers crate, turning its errors and its panics (a bad file makes it
+/// panic) into one line. The panic's own report is kept off the terminal.
+fn guarded<T>(what: &str, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let inherited = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.with(Cell::get) {
+                inherited(info);
+            }
+        }));
+    });
+    let was = QUIET.with(|q| q.replace(true));
+    let outcome = catch_unwind(AssertUnwindSafe(call));
+    QUIET.with(|q| q.set(was));
+    match outcome {
+        Ok(result) => result.map_err(|e| anyhow!("{what} failed: {}", one_line(&e.to_string()))),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            bail!("{what} failed: the tokenizers crate panicked: {}", one_line(text))
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! The terminal chat: state, update, view, keys and themes. Knows the engine only as commands,
+//! events and snapshots ([`crate::protocol`]), and conversations and settings as plain data.
+//!
+//! An event comes in ([`runtime`]), [`update::update`] changes [`state::App`] and says what is to
+//! be done, the runtime does it and draws ([`widgets::frame`]).
+
+pub mod action;
+pub mod burst;
+pub mod clipboard;
+pub mod commands;
+pub mod editor;
+pub mod editor_program;
+pub mod examples;
+pub mod feed;
+pub mod heat;
+pub mod highlight;
+pub mod keyboard;
+pub mod keymap;
+pub mod lines;
+pub mod markdown;
+pub mod numbers;
+pub mod runtime;
+pub mod sessions;
+pub mod signals;
+pub mod state;
+pub mod terminal;
+#[cfg(test)]
+mod testing;
+pub mod text;
+pub mod theme;
+pub mod update;
+pub mod widgets;
+
+use crate::config::Settings;
+use crate::protocol::EngineHandle;
+use anyhow::Result;
+use heat::Depth;
+use keymap::Keymap;
+use runtime::Runtime;
+use sessions::{HistoryFile, Sessions};
+use state::{App, Setup};
+use theme::Themes;
+
+/// What the command line says about the chat.
+pub struct UiOptions {
+    pub settings: Settings,
+    pub resume: Resume,
+    /// Keep this conversation out of the data folder.
+    pub no_session: bool,
+}
+
+/// Which conversation to begin with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Resume {
+    #[default]
+    New,
+    Newest,
+    Named(String),
+    /// From the list.
+    Choose,
+}
+
+/// A model to load; `settings.model` names it.
+pub struct LoadRequest {
+    pub settings: Settings,
+}
+
+/// Starts an engine. An error is one line; what fails later arrives as `Event::LoadFailed`.
+pub type Loader = Box<dyn Fn(LoadRequest) -> Result<EngineHandle>>;
+
+/// How the chat ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExitKind {
+    Quit,
+    /// By a signal of this number, or because the terminal is gone (1).
+    Signal(i32),
+    /// The model that was asked for at the start did not load; why, in one line.
+    NotLoaded(String),
+}
+
+/// The chat, ready to begin; the terminal is not touched yet.
+pub struct Chat {
+    runtime: Runtime,
+    /// Line by line, for terminals that cannot place a cursor.
+    lines: bool,
+}
+
+/// Reads themes and keymap. Errors are one line: an unknown theme, a fault in the keymap.
+pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
+    let settings = options.settings;
+    let env = |name: &str| std::env::var(name).ok();
+    let lines = env("TERM").as_deref() == Some("dumb");
+    let themes = Themes { folder: Some(settings.dirs.themes()) };
+    let keymap = Keymap::load(settings.keymap.as_deref())?;
+    let depth = if settings.plain { Depth::Ascii } else { Depth::detect(&env) };
+    let usual = if settings.plain || lines { "ascii" } else { usual_theme(&env) };
+    let theme = themes.load(settings.theme.as_deref().unwrap_or(usual))?;
+    let sessions = Sessions::new(settings.dirs.sessions(), options.no_session);
+    let history = HistoryFile::new((!options.no_session).then(|| settings.dirs.data.join("history.jsonl")));
+    let plain = settings.plain;
+    let setup = Setup { settings, themes, keymap, depth, plain, no_session: options.no_session };
+    let app = App::new(setup, theme);
+    Ok(Chat { runtime: Runtime::new(app, load, sessions, history, options.resume), lines })
+}
+
+impl Chat {
+    /// Chats until the user leaves.
+    pub fn run(mut self) -> Result<ExitKind> {
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        if self.lines { tokio.block_on(self.runtime.run_lines()) } else { tokio.block_on(self.runtime.run()) }
+    }
+}
+
+/// Terminals that say so (COLORFGBG) get the theme of their background, others the dark one.
+fn usual_theme(env: &dyn Fn(&str) -> Option<String>) -> &'static str {
+    let background = env("COLORFGBG").and_then(|v| v.rsplit(';').next().and_then(|b| b.parse::<u8>().ok()));
+    if matches!(background, Some(7 | 15)) { "light" } else { "dark" }
+}

@@ -1,0 +1,233 @@
+//! The slash commands: names, words for help and completion, and how a line is read as one. What
+//! they do is in `update::commands`.
+
+use std::borrow::Cow;
+
+/// What the argument of a command is, for completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    None,
+    /// Free text or a file name.
+    Text,
+    OnOff,
+    Setting,
+    Theme,
+    Copy,
+}
+
+/// A slash command.
+#[derive(Debug)]
+pub struct Spec {
+    pub name: &'static str,
+    pub usage: &'static str,
+    pub help: &'static str,
+    pub argument: Argument,
+}
+
+macro_rules! specs {
+    ($($name:literal $usage:literal $argument:ident $help:literal),* $(,)?) => {
+        /// Every command, in the order that /help lists them.
+        pub const SPECS: &[Spec] = &[$(Spec { name: $name, usage: $usage, help: $help, argument: Argument::$argument }),*];
+    };
+}
+
+specs! {
+    "help" "" None "keys and commands",
+    "new" "" None "begin a new conversation; this one stays saved",
+    "model" "[NAME]" Text "load another model: demo, a folder, or ORG/NAME",
+    "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
+    "rebuild" "" None "fill the cache anew under the eviction state now set",
+    "think" "on|off" OnOff "let the model think before it answers",
+    "keep-thinking" "on|off|auto" OnOff "keep earlier thoughts in the context",
+    "set" "NAME VALUE" Setting "change a setting; without a name: list them",
+    "system" "[TEXT|none]" Text "set what stands before the conversation",
+    "regen" "" None "answer the last message again; the old answer stays a branch",
+    "edit" "" None "change your last (or the chosen) message and send it again",
+    "undo" "" None "take back the last message and its answer",
+    "copy" "[N|code|all]" Copy "copy the last answer, the Nth from the end, its code, or all",
+    "panel" "" None "show or hide the cache panel",
+    "stats" "" None "the numbers of the cache, head by head",
+    "save" "[FILE]" Text "save the conversation with its cache statistics",
+    "export" "FILE" Text "write the conversation as .md or .jsonl",
+    "sessions" "" None "conversations saved: open, rename, delete",
+    "resume" "[ID]" Text "open a saved conversation",
+    "rename" "TITLE" Text "give this conversation a title",
+    "delete" "" None "delete this conversation's file",
+    "theme" "NAME" Theme "change the colours",
+    "quit" "" None "leave; the conversation is saved",
+}
+
+/// The settings that /set knows, with what they take.
+pub const SETTINGS: &[(&str, &str)] = &[
+    ("temperature", "0 to 100; 0 always takes the likeliest token"),
+    ("top_k", "choose among the K likeliest; 0 is off"),
+    ("top_p", "0 to 1; 1 is off"),
+    ("min_p", "0 to 1; 0 is off"),
+    ("repetition_penalty", "1 is off"),
+    ("seed", "a number, or random"),
+    ("max_tokens", "a number, or none"),
+    ("kv_limit", "bytes of cache (512MiB, 2GB), or none"),
+    ("mouse", "on or off"),
+];
+
+pub fn spec(name: &str) -> Option<&'static Spec> {
+    SPECS.iter().find(|s| s.name == name)
+}
+
+/// Reads a line as a command: its name and the rest. `None` when it is a message: no slash in
+/// front, a second slash in the first word (a path), or `//` to say something with a slash.
+pub fn parse(line: &str) -> Option<(&str, &str)> {
+    let rest = line.strip_prefix('/')?;
+    let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    let plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_');
+    plain.then_some((name, argument.trim()))
+}
+
+/// What a line says when it is no command: `//x` is `/x`.
+pub fn message(line: &str) -> Cow<'_, str> {
+    match line.strip_prefix("//") {
+        Some(rest) => Cow::Owned(format!("/{rest}")),
+        None => Cow::Borrowed(line),
+    }
+}
+
+/// The name nearest to a mistyped one, when one is near.
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let name = name.to_lowercase();
+    names
+        .map(|n| (if n.starts_with(&name) { 1 } else { distance(&name, n) }, n))
+        .min_by_key(|(d, _)| *d)
+        .filter(|(d, n)| *d <= 1 + n.len() / 5)
+        .map(|(_, n)| n)
+}
+
+/// Edits between two words, a swap of neighbours counting as one.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(40).collect(), b.chars().collect());
+    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+                let mut best = replaced.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    best = best.min(rows[i - 2][j - 2] + 1);
+                }
+                best
+            };
+        }
+    }
+    rows[a.len()][b.len()]
+}
+
+/// One line of the completion list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// What takes the place of the word.
+    pub insert: String,
+    pub label: String,
+    pub help: String,
+}
+
+/// The list over the input while a command is typed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// Where the word begins that is completed.
+    pub start: usize,
+    pub candidates: Vec<Candidate>,
+    pub selected: usize,
+}
+
+/// What fits what stands before the caret; `None` when it is no command.
+pub fn complete(text: &str, caret: usize, themes: &dyn Fn() -> Vec<String>) -> Option<Completion> {
+    let before = text.get(..caret)?;
+    if !text.starts_with('/') || text.contains('\n') || before.is_empty() {
+        return None;
+    }
+    let (start, candidates) = match before[1..].split_once(' ') {
+        None => (0, command_candidates(&before[1..])),
+        Some((name, argument)) => {
+            let start = before.len() - argument.len();
+            (start, argument_candidates(spec(name)?.argument, argument, themes))
+        }
+    };
+    (!candidates.is_empty()).then_some(Completion { start, candidates, selected: 0 })
+}
+
+fn command_candidates(typed: &str) -> Vec<Candidate> {
+    let specs = SPECS.iter().filter(|s| s.name.starts_with(typed));
+    specs
+        .map(|s| Candidate {
+            insert: format!("/{}{}", s.name, if s.usage.is_empty() { "" } else { " " }),
+            label: format!("/{} {}", s.name, s.usage).trim_end().to_owned(),
+            help: s.help.to_owned(),
+        })
+        .collect()
+}
+
+fn argument_candidates(argument: Argument, typed: &str, themes: &dyn Fn() -> Vec<String>) -> Vec<Candidate> {
+    let words: Vec<(String, String)> = match argument {
+        Argument::None | Argument::Text => Vec::new(),
+        Argument::OnOff => pairs(&[("on", ""), ("off", "")]),
+        Argument::Theme => themes().into_iter().map(|t| (t, String::new())).collect(),
+        Argument::Copy => pairs(&[("code", "the last code block"), ("all", "the whole conversation")]),
+        Argument::Setting => match typed.split_once(' ') {
+            Some(("mouse", value)) if "on".starts_with(value) || "off".starts_with(value) => {
+                pairs(&[("mouse on", ""), ("mouse off", "")])
+            }
+            Some(_) => Vec::new(),
+            None => SETTINGS.iter().map(|(n, h)| (format!("{n} "), (*h).to_owned())).collect(),
+        },
+    };
+    let fitting = words.into_iter().filter(|(w, _)| w.starts_with(typed) && w != typed);
+    fitting.map(|(w, help)| Candidate { label: w.trim_end().to_owned(), insert: w, help }).collect()
+}
+
+fn pairs(words: &[(&str, &str)]) -> Vec<(String, String)> {
+    words.iter().map(|(w, h)| ((*w).to_owned(), (*h).to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_commands_or_messages() {
+        assert_eq!(parse("/help"), Some(("help", "")));
+        assert_eq!(parse("/system  be brief "), Some(("system", "be brief")));
+        assert_eq!(parse("/usr/bin/env"), None);
+        assert_eq!(parse("// comment"), None);
+        assert_eq!(parse("/ x"), None);
+        assert_eq!(parse("help"), None);
+        assert_eq!(message("//help"), "/help");
+    }
+
+    #[test]
+    fn mistyped_names_have_a_nearest() {
+        let near = |name| nearest(name, SPECS.iter().map(|s| s.name));
+        assert_eq!(near("hepl"), Some("help"));
+        assert_eq!(near("evicton"), Some("eviction"));
+        assert_eq!(near("export-all"), None);
+        assert_eq!(near("xyzzy"), None);
+        assert_eq!(near("sess"), Some("sessions"));
+    }
+
+    #[test]
+    fn completion_offers_commands_and_arguments() {
+        let themes = || vec!["dark".to_owned(), "light".to_owned()];
+        let labels = |text: &str| {
+            complete(text, text.len(), &themes)
+                .map(|c| c.candidates.into_iter().map(|c| c.label).collect::<Vec<_>>())
+                .unwrap_or_default()
+        };
+        assert_eq!(labels("/").len(), SPECS.len());
+        assert_eq!(labels("/re"), ["/rebuild", "/regen", "/resume [ID]", "/rename TITLE"]);
+        assert_eq!(labels("/eviction o"), ["on", "off"]);
+        assert_eq!(labels("/theme l"), ["light"]);
+        assert_eq!(labels("/set top"), ["top_k", "top_p"]);
+        assert!(labels("hello /").is_empty());
+        assert!(labels("/nonsense x").is_empty());
+    }
+}

@@ -1,0 +1,465 @@
+//! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme, which is why it
+//! is our own (the text areas at hand count characters). Draws nothing.
+
+use super::text::{clean, grapheme_width};
+use unicode_segmentation::UnicodeSegmentation;
+
+const UNDO_STEPS: usize = 200;
+
+/// A row of the input as it is shown: bytes `start..end` of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub start: usize,
+    pub end: usize,
+}
+
+/// Text being edited. The caret always stands on a grapheme boundary.
+#[derive(Clone, Debug, Default)]
+pub struct Editor {
+    text: String,
+    caret: usize,
+    /// Column that up and down aim for.
+    goal: Option<usize>,
+    undo: Vec<(String, usize)>,
+    redo: Vec<(String, usize)>,
+    /// The last edit typed a character, so that the next one joins its undo step.
+    typing: bool,
+    killed: String,
+}
+
+impl Editor {
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub fn caret(&self) -> usize {
+        self.caret
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// Replaces everything; the caret goes to the end. Can be undone.
+    pub fn set(&mut self, text: &str) {
+        self.remember();
+        self.text = text.to_owned();
+        self.caret = self.text.len();
+    }
+
+    /// Empties the input and returns what was in it.
+    pub fn take(&mut self) -> String {
+        self.remember();
+        self.caret = 0;
+        std::mem::take(&mut self.text)
+    }
+
+    /// Inserts typed or pasted text at the caret; all newlines become `\n`.
+    pub fn insert(&mut self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let text = text.replace("\r\n", "\n").replace('\r', "\n");
+        let one = text.chars().nth(1).is_none() && !text.starts_with(char::is_whitespace);
+        if !(one && self.typing) {
+            self.remember();
+        }
+        self.text.insert_str(self.caret, &text);
+        self.caret = self.next_boundary(self.caret + text.len() - 1);
+        self.typing = one;
+    }
+
+    /// Replaces the bytes `start..caret`, for completion.
+    pub fn replace_before_caret(&mut self, start: usize, with: &str) {
+        self.remember();
+        self.text.replace_range(start..self.caret, with);
+        self.caret = start + with.len();
+    }
+
+    pub fn backspace(&mut self) {
+        let from = self.previous_boundary(self.caret);
+        self.delete(from, self.caret);
+    }
+
+    pub fn delete_forward(&mut self) {
+        let to = self.next_boundary(self.caret);
+        self.delete(self.caret, to);
+    }
+
+    pub fn delete_word(&mut self) {
+        let from = self.word_left_of(self.caret);
+        self.kill(from, self.caret);
+    }
+
+    pub fn delete_word_forward(&mut self) {
+        let to = self.word_right_of(self.caret);
+        self.kill(self.caret, to);
+    }
+
+    pub fn kill_to_line_start(&mut self) {
+        let start = self.line_start();
+        let from = if start == self.caret { self.previous_boundary(self.caret) } else { start };
+        self.kill(from, self.caret);
+    }
+
+    pub fn kill_to_line_end(&mut self) {
+        let end = self.line_end();
+        let to = if end == self.caret { self.next_boundary(self.caret) } else { end };
+        self.kill(self.caret, to);
+    }
+
+    /// Puts back what was killed last.
+    pub fn yank(&mut self) {
+        let killed = self.killed.clone();
+        self.insert(&killed);
+    }
+
+    pub fn undo(&mut self) {
+        if let Some((text, caret)) = self.undo.pop() {
+            self.redo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
+            self.typing = false;
+        }
+    }
+
+    pub fn redo(&mut self) {
+        if let Some((text, caret)) = self.redo.pop() {
+            self.undo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
+            self.typing = false;
+        }
+    }
+
+    pub fn left(&mut self) {
+        self.go(self.previous_boundary(self.caret));
+    }
+
+    pub fn right(&mut self) {
+        self.go(self.next_boundary(self.caret));
+    }
+
+    pub fn word_left(&mut self) {
+        self.go(self.word_left_of(self.caret));
+    }
+
+    pub fn word_right(&mut self) {
+        self.go(self.word_right_of(self.caret));
+    }
+
+    pub fn to_line_start(&mut self) {
+        self.go(self.line_start());
+    }
+
+    pub fn to_line_end(&mut self) {
+        self.go(self.line_end());
+    }
+
+    /// One shown row up; false at the first one, where the history begins.
+    pub fn up(&mut self, width: usize) -> bool {
+        self.vertical(width, false)
+    }
+
+    /// One shown row down; false at the last one.
+    pub fn down(&mut self, width: usize) -> bool {
+        self.vertical(width, true)
+    }
+
+    /// The text cut into rows of at most `width` columns.
+    pub fn rows(&self, width: usize) -> Vec<Row> {
+        let width = width.max(2);
+        let mut rows = Vec::new();
+        let mut offset = 0;
+        for line in self.text.split('\n') {
+            wrap_row(line, offset, width, &mut rows);
+            offset += line.len() + 1;
+        }
+        rows
+    }
+
+    /// Row and column of the caret among `rows`.
+    pub fn caret_cell(&self, rows: &[Row]) -> (usize, usize) {
+        let row = rows.iter().rposition(|r| r.start <= self.caret).unwrap_or(0);
+        let start = rows.get(row).map_or(0, |r| r.start);
+        (row, shown_width(&self.text[start..self.caret]))
+    }
+
+    fn vertical(&mut self, width: usize, down: bool) -> bool {
+        let rows = self.rows(width);
+        let (row, column) = self.caret_cell(&rows);
+        let Some(target) = (if down { rows.get(row + 1) } else { row.checked_sub(1).and_then(|r| rows.get(r)) }) else {
+            return false;
+        };
+        let goal = self.goal.unwrap_or(column);
+        let mut at = target.start;
+        let mut used = 0;
+        for grapheme in self.text[target.start..target.end].graphemes(true) {
+            used += shown_width(grapheme);
+            if used > goal {
+                break;
+            }
+            at += grapheme.len();
+        }
+        // The end of a soft-wrapped row is the start of the next one.
+        if at == target.end && rows.iter().any(|r| r.start == at) && at > target.start {
+            at = self.previous_boundary(at);
+        }
+        self.caret = at;
+        self.goal = Some(goal);
+        self.typing = false;
+        true
+    }
+
+    fn go(&mut self, to: usize) {
+        self.caret = to;
+        self.goal = None;
+        self.typing = false;
+    }
+
+    fn remember(&mut self) {
+        self.undo.push((self.text.clone(), self.caret));
+        if self.undo.len() > UNDO_STEPS {
+            self.undo.remove(0);
+        }
+        self.redo.clear();
+        self.goal = None;
+        self.typing = false;
+    }
+
+    fn delete(&mut self, from: usize, to: usize) {
+        if from < to {
+            self.remember();
+            self.text.replace_range(from..to, "");
+            self.caret = from;
+        }
+    }
+
+    fn kill(&mut self, from: usize, to: usize) {
+        if from < to {
+            self.killed = self.text[from..to].to_owned();
+            self.delete(from, to);
+        }
+    }
+
+    fn previous_boundary(&self, at: usize) -> usize {
+        self.text[..at].grapheme_indices(true).next_back().map_or(0, |(i, _)| i)
+    }
+
+    /// The first boundary after byte `at`, which need not be one itself.
+    fn next_boundary(&self, at: usize) -> usize {
+        // Newlines are boundaries, so it is enough to look from the last one before `at`.
+        let line = self.text.as_bytes()[..at].iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
+        let next = self.text[line..].grapheme_indices(true).map(|(i, g)| line + i + g.len()).find(|&end| end > at);
+        next.unwrap_or(self.text.len())
+    }
+
+    fn line_start(&self) -> usize {
+        self.text[..self.caret].rfind('\n').map_or(0, |i| i + 1)
+    }
+
+    fn line_end(&self) -> usize {
+        self.text[self.caret..].find('\n').map_or(self.text.len(), |i| self.caret + i)
+    }
+
+    fn word_left_of(&self, at: usize) -> usize {
+        let mut words = self.text[..at].split_word_bound_indices().rev();
+        words.find(|(_, w)| w.chars().any(|c| !c.is_whitespace())).map_or(0, |(i, _)| i)
+    }
+
+    fn word_right_of(&self, at: usize) -> usize {
+        let mut words = self.text[at..].split_word_bound_indices();
+        let found = words.find(|(_, w)| w.chars().any(|c| !c.is_whitespace()));
+        found.map_or(self.text.len(), |(i, w)| at + i + w.len())
+    }
+}
+
+/// Columns of text as the input shows it.
+pub fn shown_width(text: &str) -> usize {
+    text.graphemes(true).map(|g| clean(g).graphemes(true).map(grapheme_width).sum::<usize>()).sum()
+}
+
+fn wrap_row(line: &str, offset: usize, width: usize, rows: &mut Vec<Row>) {
+    let mut start = 0;
+    let mut used = 0;
+    // Where a word begins, and the columns before it.
+    let mut word: Option<(usize, usize)> = None;
+    let mut after_space = false;
+    for (i, grapheme) in line.grapheme_indices(true) {
+        let w = shown_width(grapheme);
+        if grapheme == " " {
+            after_space = true;
+        } else if after_space {
+            word = Some((i, used));
+            after_space = false;
+        }
+        // One column is left for the caret behind the last character.
+        if used + w > width - 1 && i > start {
+            let (cut, before) = word.filter(|(at, _)| *at > start && *at <= i).unwrap_or((i, used));
+            rows.push(Row { start: offset + start, end: offset + cut });
+            start = cut;
+            used -= before;
+            word = None;
+        }
+        used += w;
+    }
+    rows.push(Row { start: offset + start, end: offset + line.len() });
+}
+
+/// What was sent before, for Up and Down, and for the search.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    entries: Vec<String>,
+    /// The entry shown, and what stood in the input before.
+    at: Option<(usize, String)>,
+}
+
+impl History {
+    pub fn push(&mut self, text: &str) {
+        self.at = None;
+        if !text.trim().is_empty() && self.entries.last().is_none_or(|last| last != text) {
+            self.entries.push(text.to_owned());
+        }
+    }
+
+    pub fn entries(&self) -> &[String] {
+        &self.entries
+    }
+
+    /// The entry before the one shown; `draft` is kept to come back to.
+    pub fn older(&mut self, draft: &str) -> Option<String> {
+        let at = match &self.at {
+            Some((at, _)) => at.checked_sub(1)?,
+            None => self.entries.len().checked_sub(1)?,
+        };
+        let kept = self.at.take().map_or_else(|| draft.to_owned(), |(_, d)| d);
+        self.at = Some((at, kept));
+        self.entries.get(at).cloned()
+    }
+
+    /// The entry after the one shown, and the draft after the last one.
+    pub fn newer(&mut self) -> Option<String> {
+        let (at, draft) = self.at.take()?;
+        if at + 1 < self.entries.len() {
+            self.at = Some((at + 1, draft));
+            self.entries.get(at + 1).cloned()
+        } else {
+            Some(draft)
+        }
+    }
+
+    /// Entries that contain `query` in any case, newest first, each once.
+    pub fn search(&self, query: &str) -> Vec<&str> {
+        let query = query.to_lowercase();
+        let mut found: Vec<&str> = Vec::new();
+        for entry in self.entries.iter().rev() {
+            if entry.to_lowercase().contains(&query) && !found.contains(&entry.as_str()) {
+                found.push(entry);
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn editor(text: &str) -> Editor {
+        let mut e = Editor::default();
+        e.insert(text);
+        e
+    }
+
+    #[test]
+    fn backspace_removes_one_grapheme() {
+        for last in ["e\u{301}", "👩\u{200d}👩\u{200d}👧", "\u{1100}\u{1161}\u{11a8}", "語", "🇩🇪", "\t", "\n"]
+        {
+            let mut e = editor(&format!("ab{last}"));
+            e.backspace();
+            assert_eq!(e.text(), "ab", "{last:?}");
+            e.left();
+            e.right();
+            assert_eq!(e.caret(), 2);
+        }
+        let mut e = Editor::default();
+        e.backspace();
+        e.delete_forward();
+        e.delete_word();
+        e.kill_to_line_end();
+        assert!(e.is_empty());
+    }
+
+    #[test]
+    fn typing_into_a_cluster_keeps_the_caret_on_a_boundary() {
+        let mut e = Editor::default();
+        for c in ["e", "\u{301}", "🇩", "🇪", "👩", "\u{200d}", "👧"] {
+            e.insert(c);
+            assert_eq!(e.caret(), e.text().len());
+        }
+        e.backspace();
+        e.backspace();
+        assert_eq!(e.text(), "e\u{301}");
+    }
+
+    #[test]
+    fn lines_words_kill_and_undo() {
+        let mut e = editor("one two\r\nthree four");
+        assert_eq!(e.text(), "one two\nthree four");
+        e.delete_word();
+        assert_eq!(e.text(), "one two\nthree ");
+        e.to_line_start();
+        e.kill_to_line_end();
+        assert_eq!(e.text(), "one two\n");
+        e.yank();
+        assert_eq!(e.text(), "one two\nthree ");
+        e.undo();
+        e.undo();
+        e.undo();
+        assert_eq!(e.text(), "one two\nthree four");
+        e.redo();
+        assert_eq!(e.text(), "one two\nthree ");
+        assert_eq!(e.caret(), 8);
+        e.word_left();
+        assert_eq!(e.caret(), 4);
+    }
+
+    #[test]
+    fn rows_cover_the_text_and_the_caret_moves_through_them() {
+        let text = "alpha beta gamma delta\n日本語テキスト\n\nend";
+        for width in 2..30 {
+            let mut e = editor(text);
+            let rows = e.rows(width);
+            let mut next = 0;
+            for row in &rows {
+                assert!(row.start == next || row.start == next + 1);
+                next = row.end;
+                assert!(shown_width(&text[row.start..row.end]) <= width.max(3), "{width}");
+            }
+            assert_eq!(next, text.len());
+            let (last, _) = e.caret_cell(&rows);
+            assert_eq!(last, rows.len() - 1);
+            for n in (0..last).rev() {
+                assert!(e.up(width));
+                assert_eq!(e.caret_cell(&rows).0, n, "width {width}");
+            }
+            assert!(!e.up(width));
+            for _ in 0..last {
+                assert!(e.down(width));
+            }
+            assert!(!e.down(width));
+        }
+    }
+
+    #[test]
+    fn history_returns_to_the_draft() {
+        let mut h = History::default();
+        assert_eq!(h.older("draft"), None);
+        for text in ["one", "two", "two", "  "] {
+            h.push(text);
+        }
+        assert_eq!(h.older("draft").as_deref(), Some("two"));
+        assert_eq!(h.older("x").as_deref(), Some("one"));
+        assert_eq!(h.older("x"), None);
+        assert_eq!(h.newer().as_deref(), Some("two"));
+        assert_eq!(h.newer().as_deref(), Some("draft"));
+        assert_eq!(h.newer(), None);
+        assert_eq!(h.search("O"), ["two", "one"]);
+    }
+}

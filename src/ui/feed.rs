@@ -1,0 +1,346 @@
+//! What the conversation pane shows, in order: the active path's messages, and local lines (toggle
+//! marks, notes) between them; with the wrapped rows of each and the place one has scrolled to.
+//! Knows no widget; rows are made by `widgets::conversation`.
+
+use crate::chat::{Conversation, MessageId};
+use ratatui::text::Line;
+use std::collections::{HashMap, HashSet};
+
+/// A line of our own between messages; never part of the context.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Local {
+    /// The message it follows.
+    pub after: Option<MessageId>,
+    pub kind: LocalKind,
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LocalKind {
+    /// A thin line: eviction was switched here.
+    Mark,
+    Note,
+    /// A note whose columns stay as they are.
+    Table,
+    Warning,
+    Error,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ItemKey {
+    Message(MessageId),
+    Local(usize),
+}
+
+/// Where the top row of the pane stands: so many rows into an item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Anchor {
+    pub item: usize,
+    pub row: usize,
+}
+
+/// Rows of an item for one state of it.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    /// What they were made from; other rows are made when it changes.
+    pub fingerprint: u64,
+    pub lines: Vec<Line<'static>>,
+    /// Rows that a click opens or folds.
+    pub fold_row: Option<usize>,
+    /// While streaming: bytes of the answer that are finished, and their rows.
+    pub finished: Option<(usize, Vec<Line<'static>>)>,
+}
+
+#[derive(Default)]
+pub struct Feed {
+    pub items: Vec<ItemKey>,
+    pub locals: Vec<Local>,
+    pub rows: HashMap<ItemKey, Rows>,
+    /// `None` follows the end.
+    pub anchor: Option<Anchor>,
+    /// Rows in all when following ended.
+    seen: usize,
+    /// Height and width of the pane when last drawn.
+    pub height: usize,
+    pub width: usize,
+    /// Think blocks: all open, but for those in `exceptions` (or the other way round).
+    all_open: bool,
+    exceptions: HashSet<MessageId>,
+    /// The message chosen for fold and copy.
+    pub selected: Option<MessageId>,
+    /// Changes when everything has to be made anew (theme).
+    pub generation: u64,
+}
+
+impl Feed {
+    /// Puts the items in order again after the path or the locals changed.
+    pub fn arrange(&mut self, chat: &Conversation) {
+        let mut after: HashMap<Option<MessageId>, Vec<usize>> = HashMap::new();
+        for (i, local) in self.locals.iter().enumerate() {
+            after.entry(local.after).or_default().push(i);
+        }
+        let mut items = Vec::new();
+        let mut take = |id: Option<MessageId>, items: &mut Vec<ItemKey>| {
+            items.extend(after.remove(&id).unwrap_or_default().into_iter().map(ItemKey::Local));
+        };
+        take(None, &mut items);
+        for message in chat.path() {
+            items.push(ItemKey::Message(message.id));
+            take(Some(message.id), &mut items);
+        }
+        if self.anchor.is_some_and(|a| a.item >= items.len()) {
+            self.anchor = None;
+        }
+        if self.selected.is_some_and(|id| !items.contains(&ItemKey::Message(id))) {
+            self.selected = None;
+        }
+        self.items = items;
+    }
+
+    /// Adds a line of our own after the last message.
+    pub fn push_local(&mut self, chat: &Conversation, kind: LocalKind, text: impl Into<String>) {
+        self.locals.push(Local { after: chat.head(), kind, text: text.into() });
+        self.arrange(chat);
+    }
+
+    /// Forgets everything: another conversation.
+    pub fn clear(&mut self) {
+        *self = Feed {
+            height: self.height,
+            width: self.width,
+            generation: self.generation + 1,
+            all_open: self.all_open,
+            ..Feed::default()
+        };
+    }
+
+    pub fn is_open(&self, id: MessageId) -> bool {
+        self.all_open != self.exceptions.contains(&id)
+    }
+
+    pub fn toggle_fold(&mut self, id: MessageId) {
+        if !self.exceptions.remove(&id) {
+            self.exceptions.insert(id);
+        }
+    }
+
+    /// Opens all think blocks, or folds all when any is open.
+    pub fn toggle_all(&mut self) {
+        self.all_open = !self.all_open && self.exceptions.is_empty();
+        self.exceptions.clear();
+    }
+
+    pub fn all_open(&self) -> bool {
+        self.all_open
+    }
+
+    fn height_of(&self, item: usize) -> usize {
+        self.items.get(item).and_then(|k| self.rows.get(k)).map_or(0, |r| r.lines.len())
+    }
+
+    /// Rows of all items.
+    pub fn total(&self) -> usize {
+        (0..self.items.len()).map(|i| self.height_of(i)).sum()
+    }
+
+    /// The first row shown, counted over all items.
+    pub fn top(&self) -> usize {
+        let bottom_top = self.total().saturating_sub(self.height);
+        match self.anchor {
+            None => bottom_top,
+            Some(a) => {
+                let before: usize = (0..a.item).map(|i| self.height_of(i)).sum();
+                (before + a.row.min(self.height_of(a.item).saturating_sub(1))).min(bottom_top)
+            }
+        }
+    }
+
+    pub fn is_following(&self) -> bool {
+        self.anchor.is_none()
+    }
+
+    /// Rows that came since one scrolled back.
+    pub fn unseen(&self) -> usize {
+        if self.is_following() { 0 } else { self.total().saturating_sub(self.seen) }
+    }
+
+    /// Scrolls by rows; reaching the end follows again.
+    pub fn scroll(&mut self, rows: isize) {
+        let bottom_top = self.total().saturating_sub(self.height);
+        let top = self.top().saturating_add_signed(rows).min(bottom_top);
+        self.go_to(top);
+    }
+
+    /// Puts a row at the top of the pane.
+    pub fn go_to(&mut self, top: usize) {
+        let total = self.total();
+        if top + self.height >= total {
+            self.anchor = None;
+            return;
+        }
+        if self.is_following() {
+            self.seen = total;
+        }
+        self.anchor = Some(self.locate(top));
+    }
+
+    pub fn follow(&mut self) {
+        self.anchor = None;
+    }
+
+    /// The item that a row belongs to, and the row within it.
+    pub fn locate(&self, row: usize) -> Anchor {
+        let mut left = row;
+        for item in 0..self.items.len() {
+            let height = self.height_of(item);
+            if left < height {
+                return Anchor { item, row: left };
+            }
+            left -= height;
+        }
+        Anchor { item: self.items.len().saturating_sub(1), row: 0 }
+    }
+
+    /// Before rows are made anew for another width: keeps the place in proportion.
+    pub fn rescale(&mut self, item: usize, old_height: usize, new_height: usize) {
+        if let Some(a) = &mut self.anchor
+            && a.item == item
+            && old_height > 0
+        {
+            a.row = a.row * new_height / old_height;
+        }
+    }
+
+    /// Rows in all when following ended, after a change of width.
+    pub fn reset_seen(&mut self) {
+        self.seen = self.total();
+    }
+
+    /// Chooses the message before or after the chosen one, and brings it into view.
+    pub fn select(&mut self, newer: bool) {
+        let messages: Vec<(usize, MessageId)> = self
+            .items
+            .iter()
+            .enumerate()
+            .filter_map(|(i, k)| if let ItemKey::Message(id) = k { Some((i, *id)) } else { None })
+            .collect();
+        let at = self.selected.and_then(|id| messages.iter().position(|(_, m)| *m == id));
+        let next = match (at, newer) {
+            (None, true) => None,
+            (None, false) => messages.len().checked_sub(1),
+            (Some(i), false) => Some(i.saturating_sub(1)),
+            (Some(i), true) => Some(i + 1).filter(|i| *i < messages.len()),
+        };
+        self.selected = next.map(|i| messages[i].1);
+        match next.map(|i| messages[i].0) {
+            None => self.follow(),
+            Some(item) => {
+                let start: usize = (0..item).map(|i| self.height_of(i)).sum();
+                let end = start + self.height_of(item);
+                let top = self.top();
+                if start < top || end - start > self.height {
+                    self.go_to(start);
+                } else if end > top + self.height {
+                    self.go_to(end - self.height);
+                }
+            }
+        }
+    }
+
+    /// The message whose think block a fold key means: the chosen one, else the last that is in view.
+    pub fn fold_target(&self) -> Option<MessageId> {
+        if self.selected.is_some() {
+            return self.selected;
+        }
+        let (top, mut start) = (self.top(), 0);
+        let mut target = None;
+        for (i, key) in self.items.iter().enumerate() {
+            let rows = self.rows.get(key);
+            if start < top + self.height
+                && start + self.height_of(i) > top
+                && let (ItemKey::Message(id), true) = (key, rows.is_some_and(|r| r.fold_row.is_some()))
+            {
+                target = Some(*id);
+            }
+            start += self.height_of(i);
+        }
+        target
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feed(heights: &[usize]) -> (Feed, Conversation) {
+        let mut chat = Conversation::new(None);
+        let mut feed = Feed { height: 10, ..Feed::default() };
+        for _ in heights {
+            chat.push_user("x");
+        }
+        feed.arrange(&chat);
+        for (key, h) in feed.items.clone().into_iter().zip(heights) {
+            feed.rows.insert(key, Rows { lines: vec![Line::default(); *h], ..Rows::default() });
+        }
+        (feed, chat)
+    }
+
+    #[test]
+    fn scrolled_back_the_place_holds_while_text_grows() {
+        let (mut feed, _) = feed(&[8, 8, 8]);
+        assert_eq!(feed.top(), 14);
+        feed.scroll(-5);
+        assert_eq!((feed.top(), feed.unseen()), (9, 0));
+        let last = feed.items[2];
+        feed.rows.get_mut(&last).unwrap().lines.extend(vec![Line::default(); 7]);
+        assert_eq!((feed.top(), feed.unseen()), (9, 7));
+        feed.scroll(3);
+        assert_eq!(feed.top(), 12);
+        feed.scroll(100);
+        assert!(feed.is_following());
+        feed.scroll(-1000);
+        assert_eq!(feed.top(), 0);
+        feed.follow();
+        assert_eq!(feed.top(), 21);
+    }
+
+    #[test]
+    fn choosing_brings_a_message_into_view() {
+        let (mut feed, _) = feed(&[8, 8, 8]);
+        feed.select(false);
+        assert_eq!(feed.selected, Some(3));
+        feed.select(false);
+        feed.select(false);
+        feed.select(false);
+        assert_eq!((feed.selected, feed.top()), (Some(1), 0));
+        for _ in 0..3 {
+            feed.select(true);
+        }
+        assert_eq!(feed.selected, None);
+        assert!(feed.is_following());
+    }
+
+    #[test]
+    fn locals_stand_after_their_message_on_this_path_only() {
+        let (mut feed, mut chat) = feed(&[1, 1]);
+        feed.push_local(&chat, LocalKind::Note, "after two");
+        chat.push_user("three");
+        feed.push_local(&chat, LocalKind::Mark, "after three");
+        assert_eq!(feed.items.len(), 5);
+        assert_eq!(feed.items[2], ItemKey::Local(0));
+        chat.set_head(Some(2));
+        feed.arrange(&chat);
+        assert_eq!(feed.items, [ItemKey::Message(1), ItemKey::Message(2), ItemKey::Local(0)]);
+    }
+
+    #[test]
+    fn folding_one_and_all() {
+        let mut feed = Feed::default();
+        feed.toggle_fold(3);
+        assert!(feed.is_open(3) && !feed.is_open(4));
+        feed.toggle_all();
+        assert!(!feed.is_open(3));
+        feed.toggle_all();
+        assert!(feed.is_open(3) && feed.is_open(4));
+    }
+}

@@ -1,0 +1,208 @@
+//! The table from keys to actions: the embedded one, changed by the user's `keymap.toml`.
+
+use super::action::{Action, Group};
+use anyhow::{Context, Result, anyhow, bail};
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+const EMBEDDED: &str = include_str!("../../assets/keymap.toml");
+
+/// A key with its modifiers, in one spelling for all the ways terminals send it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub code: KeyCode,
+    pub modifiers: KeyModifiers,
+}
+
+impl Key {
+    pub fn of(event: &KeyEvent) -> Self {
+        Self::normal(event.code, event.modifiers)
+    }
+
+    fn normal(code: KeyCode, modifiers: KeyModifiers) -> Self {
+        let mut modifiers = modifiers & (KeyModifiers::CONTROL | KeyModifiers::ALT | KeyModifiers::SHIFT);
+        let code = match code {
+            KeyCode::BackTab => {
+                modifiers |= KeyModifiers::SHIFT;
+                KeyCode::Tab
+            }
+            KeyCode::Char(c) => {
+                // Shift is in the character already, where there is one for it.
+                let lower = c.to_lowercase().next().unwrap_or(c);
+                let command = modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT);
+                if !command || lower == c {
+                    modifiers -= KeyModifiers::SHIFT;
+                }
+                KeyCode::Char(if command { lower } else { c })
+            }
+            code => code,
+        };
+        Self { code, modifiers }
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut modifiers = KeyModifiers::NONE;
+        let mut rest = text;
+        while let Some((modifier, key)) = rest.split_once('+').filter(|(_, key)| !key.is_empty()) {
+            modifiers |= match modifier {
+                "ctrl" => KeyModifiers::CONTROL,
+                "alt" => KeyModifiers::ALT,
+                "shift" => KeyModifiers::SHIFT,
+                other => bail!("unknown modifier {other:?} in key {text:?}; modifiers: ctrl, alt, shift"),
+            };
+            rest = key;
+        }
+        let named = NAMED.iter().find(|(name, _)| *name == rest).map(|(_, code)| *code);
+        let function = || rest.strip_prefix('f')?.parse().ok().filter(|n| (1..=12).contains(n)).map(KeyCode::F);
+        let single = || rest.chars().next().filter(|_| rest.chars().count() == 1).map(KeyCode::Char);
+        let code = named.or_else(function).or_else(single).ok_or_else(|| anyhow!("unknown key {text:?}"))?;
+        Ok(Self::normal(code, modifiers))
+    }
+}
+
+const NAMED: [(&str, KeyCode); 15] = [
+    ("enter", KeyCode::Enter),
+    ("esc", KeyCode::Esc),
+    ("tab", KeyCode::Tab),
+    ("backspace", KeyCode::Backspace),
+    ("delete", KeyCode::Delete),
+    ("insert", KeyCode::Insert),
+    ("up", KeyCode::Up),
+    ("down", KeyCode::Down),
+    ("left", KeyCode::Left),
+    ("right", KeyCode::Right),
+    ("home", KeyCode::Home),
+    ("end", KeyCode::End),
+    ("pageup", KeyCode::PageUp),
+    ("pagedown", KeyCode::PageDown),
+    ("space", KeyCode::Char(' ')),
+];
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawKeymap {
+    chat: BTreeMap<String, Vec<String>>,
+    edit: BTreeMap<String, Vec<String>>,
+}
+
+/// Which key does what.
+#[derive(Clone, Debug)]
+pub struct Keymap {
+    keys: HashMap<Key, Action>,
+    /// Per action, its keys as written, for help.
+    spelled: HashMap<Action, Vec<String>>,
+}
+
+impl Keymap {
+    /// The embedded keys, with those that `file` changes where it exists. Errors are one line.
+    pub fn load(file: Option<&Path>) -> Result<Self> {
+        let mut map = Self { keys: HashMap::new(), spelled: HashMap::new() };
+        map.merge(EMBEDDED, "built-in keymap")?;
+        if let Some(file) = file.filter(|f| f.is_file()) {
+            let text = std::fs::read_to_string(file).with_context(|| format!("keymap {}", file.display()))?;
+            map.merge(&text, &format!("keymap {}", file.display()))?;
+        }
+        Ok(map)
+    }
+
+    pub fn action(&self, key: Key) -> Option<Action> {
+        self.keys.get(&key).copied()
+    }
+
+    /// The keys of an action as people write them: `Ctrl+J`; empty when it has none.
+    pub fn keys_of(&self, action: Action) -> Vec<String> {
+        self.spelled.get(&action).map(|keys| keys.iter().map(|k| spell(k)).collect()).unwrap_or_default()
+    }
+
+    /// The first key of an action, for hints.
+    pub fn key_of(&self, action: Action) -> String {
+        self.keys_of(action).into_iter().next().unwrap_or_else(|| format!("/{}", action.name()))
+    }
+
+    fn merge(&mut self, text: &str, source: &str) -> Result<()> {
+        let raw: RawKeymap = toml::from_str(text).map_err(|e| {
+            let line = super::text::line_number(text, e.span().map_or(0, |s| s.start));
+            anyhow!("{source}, line {line}: {}", e.message().replace('\n', " "))
+        })?;
+        for (group, table) in [(Group::Chat, raw.chat), (Group::Edit, raw.edit)] {
+            for (name, keys) in table {
+                let mut actions = Action::ALL.iter().filter(|a| a.group() == group);
+                let Some(&action) = actions.clone().find(|a| a.name() == name) else {
+                    let names: Vec<&str> = actions.by_ref().map(|a| a.name()).collect();
+                    bail!("{source}: unknown action {name:?}; actions: {}", names.join(", "));
+                };
+                self.keys.retain(|_, a| *a != action);
+                for key in &keys {
+                    let key = Key::parse(key).with_context(|| source.to_owned())?;
+                    self.keys.insert(key, action);
+                }
+                self.spelled.insert(action, keys);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn spell(key: &str) -> String {
+    let parts = key.split('+').map(|part| match part {
+        "pageup" => "PageUp".to_owned(),
+        "pagedown" => "PageDown".to_owned(),
+        part => part.chars().next().into_iter().flat_map(char::to_uppercase).chain(part.chars().skip(1)).collect(),
+    });
+    parts.collect::<Vec<String>>().join("+")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_action_has_a_key_and_no_key_two_actions() {
+        let map = Keymap::load(None).unwrap();
+        let mut spelled = 0;
+        for action in Action::ALL {
+            let keys = map.keys_of(*action);
+            assert!(!keys.is_empty(), "{action:?}");
+            spelled += keys.len();
+        }
+        assert_eq!(spelled, map.keys.len());
+    }
+
+    #[test]
+    fn all_spellings_of_a_key_are_one() {
+        let map = Keymap::load(None).unwrap();
+        let act = |code, modifiers| map.action(Key::of(&KeyEvent::new(code, modifiers)));
+        let (ctrl, alt, shift) = (KeyModifiers::CONTROL, KeyModifiers::ALT, KeyModifiers::SHIFT);
+        assert_eq!(act(KeyCode::Enter, shift), Some(Action::Newline));
+        assert_eq!(act(KeyCode::Enter, alt), Some(Action::Newline));
+        assert_eq!(act(KeyCode::Char('j'), ctrl), Some(Action::Newline));
+        assert_eq!(act(KeyCode::Char('J'), ctrl), Some(Action::Newline));
+        assert_eq!(act(KeyCode::Char('_'), ctrl | shift), Some(Action::Undo));
+        assert_eq!(act(KeyCode::Char('A'), shift), None);
+        assert_eq!(act(KeyCode::Enter, KeyModifiers::NONE), Some(Action::Send));
+        assert_eq!(map.key_of(Action::Newline), "Shift+Enter");
+    }
+
+    #[test]
+    fn a_users_file_changes_keys_and_faults_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keymap.toml");
+        std::fs::write(&file, "[chat]\npanel = [\"ctrl+x\"]\nmouse = []\n").unwrap();
+        let map = Keymap::load(Some(&file)).unwrap();
+        assert_eq!(map.keys_of(Action::Panel), ["Ctrl+X"]);
+        assert_eq!(map.action(Key { code: KeyCode::F(2), modifiers: KeyModifiers::NONE }), None);
+        assert!(map.keys_of(Action::Mouse).is_empty());
+        for (text, expected) in [
+            ("[chat]\nfly = []\n", "unknown action \"fly\"; actions: send"),
+            ("[chat]\nhelp = [\"hyper+x\"]\n", "unknown modifier \"hyper\""),
+            ("[chat]\nhelp = [\"f13\"]\n", "unknown key \"f13\""),
+            ("\n[chats]\n", "line 2: unknown field `chats`"),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let error = format!("{:#}", Keymap::load(Some(&file)).unwrap_err());
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! For terminals that cannot place a cursor (`TERM=dumb`): prompts and answers line by line, with the
+//! same commands and the same state; only what is new is printed.
+
+use super::runtime::Runtime;
+use super::signals::{Signal, Signals};
+use super::state::{App, Overlay};
+use super::text::{clean, clean_line};
+use super::update::AppEvent;
+use super::widgets::{help, message, welcome};
+use super::{ExitKind, numbers};
+use crate::protocol::{Event, TextKind};
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use std::io::{BufRead, Write};
+use tokio::sync::mpsc;
+
+const COLUMNS: usize = 78;
+
+/// What has been printed so far.
+#[derive(Default)]
+struct Printed {
+    locals: usize,
+    /// The turn whose text is being printed, and which part of it.
+    part: Option<TextKind>,
+    /// Nothing of this part was printed yet.
+    begins: bool,
+    /// The last thing printed ended its line.
+    at_line_start: bool,
+    prompt: bool,
+}
+
+enum Woken {
+    Line(Option<String>),
+    Engine(Option<Event>),
+    Next(Option<Event>),
+    Signal(Signal),
+}
+
+impl Runtime {
+    /// Runs line by line until the input ends.
+    pub async fn run_lines(&mut self) -> anyhow::Result<ExitKind> {
+        let (send, mut lines) = mpsc::unbounded_channel();
+        std::thread::spawn(move || {
+            let mut input = std::io::stdin().lock();
+            let mut line = Vec::new();
+            while input.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+                line.clear();
+                if send.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut printed = Printed { at_line_start: true, ..Printed::default() };
+        self.begin();
+        let mut signals = Signals::new()?;
+        let mut ended = false;
+        self.print_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS)));
+        while self.exit_kind().is_none() {
+            self.print_news(&mut printed);
+            let busy = self.app.is_busy() || self.app.engine.loading.is_some();
+            if ended && !busy {
+                break;
+            }
+            if !busy && !printed.prompt && !ended {
+                printed.prompt = true;
+                put("> ");
+            }
+            let woken = {
+                let (current, next) = self.engines();
+                tokio::select! {
+                    signal = signals.next() => Woken::Signal(signal),
+                    event = super::runtime::receive(current) => Woken::Engine(event),
+                    event = super::runtime::receive(next) => Woken::Next(event),
+                    line = lines.recv(), if !ended && !busy => Woken::Line(line),
+                }
+            };
+            match woken {
+                Woken::Line(Some(line)) => {
+                    printed.prompt = false;
+                    self.line(&line);
+                }
+                Woken::Line(None) => ended = true,
+                Woken::Engine(event) => {
+                    if let Some(Event::Text { kind, text, .. }) = &event {
+                        print_text(&mut printed, *kind, text);
+                    }
+                    self.engine(event);
+                    self.snapshot();
+                }
+                Woken::Next(event) => self.next(event),
+                Woken::Signal(Signal::End(2)) if busy => self.press(KeyCode::Esc),
+                Woken::Signal(Signal::Stop) => super::signals::stop_here(),
+                Woken::Signal(Signal::Continue) => {}
+                Woken::Signal(Signal::End(number)) => self.set_exit(ExitKind::Signal(number)),
+            }
+        }
+        self.print_news(&mut printed);
+        put("\n");
+        self.leave().await;
+        Ok(self.exit_kind().unwrap_or(ExitKind::Quit))
+    }
+
+    /// A line was entered: an answer to a question, or a message or command.
+    fn line(&mut self, line: &str) {
+        if let Some(Overlay::Confirm { .. }) = self.app.overlays.last() {
+            let yes = matches!(line.trim(), "y" | "Y" | "yes");
+            self.press(KeyCode::Char(if yes { 'y' } else { 'n' }));
+            return;
+        }
+        let example = line.trim().parse::<usize>().ok().and_then(|n| super::examples::EXAMPLES.get(n.wrapping_sub(1)));
+        let text = example.filter(|_| self.app.chat.is_empty()).map_or(line, |e| e);
+        self.app.input.insert(text);
+        self.handle(AppEvent::Paste(String::new()));
+        // A held key of an earlier line must not make this Enter a newline.
+        self.app.burst = Default::default();
+        self.press(KeyCode::Enter);
+    }
+
+    fn press(&mut self, code: KeyCode) {
+        self.handle(AppEvent::Key(KeyEvent::new(code, KeyModifiers::NONE)));
+    }
+
+    fn print_news(&mut self, printed: &mut Printed) {
+        let app = &mut self.app;
+        let mut lines: Vec<String> = Vec::new();
+        if app.turn.is_none() && printed.part.take().is_some() {
+            lines.extend(last_words(app));
+        }
+        // Another conversation has lines of its own.
+        printed.locals = printed.locals.min(app.feed.locals.len());
+        for local in &app.feed.locals[printed.locals..] {
+            lines.extend(clean(&local.text).split('\n').map(str::to_owned));
+        }
+        printed.locals = app.feed.locals.len();
+        if let Some(notice) = app.notice.take() {
+            lines.push(clean_line(&notice.text));
+        }
+        match app.overlays.last() {
+            Some(Overlay::Help { .. }) => lines.extend(message::plain_lines(&help::lines(app, COLUMNS))),
+            Some(Overlay::Sessions(picker)) => {
+                lines.extend(picker.entries.iter().map(|e| format!("{}  {}  {}", e.id, e.when, clean_line(&e.title))));
+                lines.push("/resume ID opens one".to_owned());
+            }
+            Some(Overlay::Confirm { question, .. }) => lines.push(format!("{} (y or n)", clean_line(question))),
+            Some(Overlay::Panel | Overlay::Inspect(_)) => {
+                lines.extend(numbers::stats_note(app).split('\n').map(str::to_owned));
+            }
+            Some(Overlay::HistorySearch { .. }) | None => {}
+        }
+        if !matches!(app.overlays.last(), Some(Overlay::Confirm { .. })) {
+            app.overlays.clear();
+        }
+        if !lines.is_empty() {
+            if !printed.at_line_start || printed.prompt {
+                put("\n");
+            }
+            printed.at_line_start = true;
+            printed.prompt = false;
+            self.print_lines(&lines);
+        }
+    }
+
+    fn print_lines(&self, lines: &[String]) {
+        for line in lines {
+            put(&format!("{line}\n"));
+        }
+    }
+}
+
+/// Prints at once. A terminal that is gone is told by a signal, not by a panic.
+fn put(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Streamed text as it comes.
+fn print_text(printed: &mut Printed, kind: TextKind, text: &str) {
+    if printed.part != Some(kind) {
+        let title = match kind {
+            TextKind::Reasoning => "(thinking)\n",
+            TextKind::Answer if printed.part.is_some() => "\n(answer)\n",
+            TextKind::Answer => "",
+        };
+        put(title);
+        printed.part = Some(kind);
+        printed.begins = true;
+    }
+    // Models write newlines between their thoughts and the answer.
+    let text = if printed.begins { text.trim_start_matches('\n') } else { text };
+    printed.begins &= text.is_empty();
+    put(&clean(text));
+    printed.at_line_start = text.ends_with('\n');
+}
+
+/// How the last answer ended.
+fn last_words(app: &App) -> Option<String> {
+    let path = app.chat.path();
+    let report = path.last()?.report.as_ref()?;
+    let tokens = report.answer_tokens + report.reasoning_tokens;
+    let detail = report.detail.as_ref().map_or(String::new(), |d| format!(": {}", clean_line(d)));
+    let words = message::stop_words(report.stop_reason);
+    Some(format!("[{words}{detail}, {tokens} tokens, ratio {}]", super::text::ratio(report.kv.ratio)))
+}

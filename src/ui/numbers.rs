@@ -1,0 +1,103 @@
+//! The numbers of the cache in words: the panel and /stats print these same rows, so they cannot
+//! differ. Draws nothing.
+
+use super::state::App;
+use super::text::{bytes, count, ratio};
+use crate::protocol::{KvStats, Snapshot};
+
+/// Tokens that every head of a dense cache would hold.
+pub fn dense_per_head(kv: &KvStats) -> u64 {
+    let heads: usize = kv.live.iter().map(Vec::len).sum();
+    kv.dense_slots.checked_div(heads as u64).unwrap_or(0)
+}
+
+/// Live slots of a head over what a dense cache would hold; absent before the first token.
+pub fn retention(kv: &KvStats, layer: usize, head: usize) -> Option<f64> {
+    let dense = dense_per_head(kv);
+    let live = *kv.live.get(layer)?.get(head)?;
+    (dense > 0).then(|| f64::from(live) / dense as f64)
+}
+
+/// Retention in whole percent, as the cells show it.
+pub fn percent(retention: f64) -> u64 {
+    (retention * 100.0).round() as u64
+}
+
+/// The rows of the panel: what it is, and how much.
+pub fn figures(app: &App) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if let Some(s) = &app.engine.snapshot {
+        cache_rows(s, &mut rows);
+    }
+    if let Some(info) = &app.engine.info {
+        let policy = match (info.policy.as_str(), info.dms.as_str()) {
+            ("dms", "adapter") => info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}")),
+            ("dms", how) if how != "none" => format!("dms, {how}"),
+            (policy, _) => policy.to_owned(),
+        };
+        rows.push(("policy", super::text::clean_line(&policy)));
+        if let Some(window) = info.window {
+            rows.push(("window", format!("{} tokens", count(window as u64))));
+        }
+        rows.push(("codec", info.codec.clone()));
+        rows.push(("eviction", eviction_word(app).to_owned()));
+    }
+    rows
+}
+
+fn cache_rows(s: &Snapshot, rows: &mut Vec<(&'static str, String)>) {
+    let kv = &s.kv;
+    rows.push(("ratio", ratio(kv.ratio)));
+    rows.push(("live slots", format!("{} of {}", count(kv.live_slots), count(kv.dense_slots))));
+    rows.push(("KV memory", bytes(kv.bytes)));
+    rows.push(("dense would be", bytes(kv.dense_bytes)));
+    rows.push(("kept for undo", bytes(s.checkpoint_bytes)));
+    if s.mapped_bytes > kv.bytes {
+        rows.push(("reserved", bytes(s.mapped_bytes)));
+    }
+    if let Some(device) = s.device_bytes {
+        rows.push(("on the device", bytes(device)));
+    }
+}
+
+/// `on`, `off`, or what a dense model says.
+pub fn eviction_word(app: &App) -> &'static str {
+    match &app.engine.info {
+        Some(info) if info.window.is_none() => "none (dense)",
+        _ if app.engine.eviction => "on",
+        _ => "off",
+    }
+}
+
+/// What /stats writes: the panel's rows, and the live slots of every layer and head.
+pub fn stats_note(app: &App) -> String {
+    let Some(s) = &app.engine.snapshot else { return "no numbers yet: no model is loaded".to_owned() };
+    let mut lines: Vec<String> = figures(app).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
+    lines.push(format!("{:<15} {}", "live bytes", bytes(s.kv.live_bytes)));
+    lines.push(format!("{:<15} {}", "tokens", context_use(app)));
+    lines.push(String::new());
+    lines.push(format!("live slots of {} tokens, by layer and head:", count(dense_per_head(&s.kv))));
+    let widest = s.kv.live.iter().flatten().max().copied().unwrap_or(0).to_string().len().max(3);
+    let heads = s.kv.live.iter().map(Vec::len).max().unwrap_or(0);
+    let head: String = (0..heads).map(|h| format!(" {:>widest$}", format!("h{h}"))).collect();
+    lines.push(format!("    {head}"));
+    for (layer, live) in s.kv.live.iter().enumerate() {
+        let cells: String = live.iter().map(|n| format!(" {n:>widest$}")).collect();
+        lines.push(format!("{:<4}{cells}", format!("L{layer}")));
+    }
+    lines.join("\n")
+}
+
+/// `1,234/8,192`
+pub fn context_use(app: &App) -> String {
+    let used = count(app.tokens() as u64);
+    match &app.engine.info {
+        Some(info) => format!("{used}/{}", count(info.context as u64)),
+        None => used,
+    }
+}
+
+/// The context is nearly used up.
+pub fn context_is_short(app: &App) -> bool {
+    app.engine.info.as_ref().is_some_and(|i| app.tokens() * 10 >= i.context * 9)
+}

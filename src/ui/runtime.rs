@@ -1,0 +1,501 @@
+//! The loop: waits for keys, engine events, snapshots, signals and timers, hands them to `update`,
+//! does the effects, draws. Everything that has come in is handled before a frame is drawn, at
+//! most 60 a second, and none when nothing changed.
+
+use super::clipboard::{Copied, Copier};
+use super::keyboard::{Keyboard, Typed};
+use super::sessions::{HistoryFile, Sessions, render_options};
+use super::signals::{Signal, Signals};
+use super::state::{App, Level};
+use super::terminal::Screen;
+use super::update::{AppEvent, Effect, update};
+use super::{ExitKind, LoadRequest, Loader, Resume, editor_program};
+use crate::chat::render;
+use crate::config::Adapter;
+use crate::protocol::{Command, EngineHandle, Event, GenerateRequest, Snapshot};
+use crossterm::event::{Event as Input, MouseEventKind};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two frames at least, after a key and while only the model writes: it needs the cores more.
+const FRAME: Duration = Duration::from_millis(16);
+const QUIET_FRAME: Duration = Duration::from_millis(33);
+/// How long leaving waits for the answer that runs to be cut off and saved.
+const LEAVE: Duration = Duration::from_millis(1500);
+
+pub struct Runtime {
+    pub app: App,
+    screen: Option<Screen>,
+    load: Loader,
+    /// The engine in use, and the one that is being loaded.
+    current: Option<EngineHandle>,
+    next: Option<EngineHandle>,
+    sessions: Sessions,
+    history: HistoryFile,
+    copier: Copier,
+    started: Instant,
+    dirty: bool,
+    /// A key was pressed since the last frame.
+    pressed: bool,
+    exit: Option<ExitKind>,
+    /// A model was loaded, or the user has chosen to go on without.
+    begun: bool,
+    /// A conversation to open once the model is there.
+    resume: Resume,
+}
+
+/// What an engine says.
+pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Event>;
+
+/// What the loop woke up for.
+enum Woken {
+    Input(Option<Typed>),
+    Engine(Option<Event>),
+    Next(Option<Event>),
+    Snapshot,
+    Signal(Signal),
+    Timer,
+}
+
+impl Runtime {
+    pub fn new(app: App, load: Loader, sessions: Sessions, history: HistoryFile, resume: Resume) -> Self {
+        Self {
+            app,
+            screen: None,
+            load,
+            current: None,
+            next: None,
+            sessions,
+            history,
+            copier: Copier::default(),
+            started: Instant::now(),
+            dirty: true,
+            pressed: true,
+            exit: None,
+            begun: false,
+            resume,
+        }
+    }
+
+    /// Begins: the history, the session, the model.
+    pub fn begin(&mut self) {
+        for entry in self.history.read() {
+            self.app.history.push(&entry);
+        }
+        let began = self.sessions.began();
+        self.handle(began);
+        let name = self.app.setup.settings.model.clone();
+        self.app.engine.loading = Some(super::state::Loading { name: name.clone(), done_bytes: 0, total_bytes: 0 });
+        self.effects(vec![Effect::Load(name)]);
+    }
+
+    /// Runs on the whole screen until something ends it.
+    pub async fn run(&mut self) -> anyhow::Result<ExitKind> {
+        self.screen = Some(Screen::take(self.app.mouse)?);
+        self.app.size = self.screen.as_ref().map_or((80, 24), Screen::size);
+        self.begin();
+        let mut signals = Signals::new()?;
+        let mut keyboard = Keyboard::start()?;
+        let mut drawn = self.started;
+        while self.exit.is_none() {
+            if self.dirty && drawn.elapsed() >= self.frame() {
+                drawn = Instant::now();
+                (self.dirty, self.pressed) = (false, false);
+                if let Some(screen) = &mut self.screen
+                    && screen.draw(&mut self.app).is_err()
+                {
+                    self.exit = Some(ExitKind::Signal(1));
+                    break;
+                }
+            }
+            let timer = self.timer(drawn);
+            let woken = self.wait(&mut keyboard, &mut signals, timer).await;
+            self.woken(woken, &keyboard);
+            self.drain(&mut keyboard);
+            if self.app.wants_tick().is_some() {
+                self.handle(AppEvent::Tick);
+            }
+        }
+        self.leave().await;
+        drop(keyboard);
+        self.screen = None;
+        Ok(self.exit.take().unwrap_or(ExitKind::Quit))
+    }
+
+    pub(super) fn exit_kind(&self) -> Option<ExitKind> {
+        self.exit.clone()
+    }
+
+    pub(super) fn set_exit(&mut self, exit: ExitKind) {
+        self.exit = Some(exit);
+    }
+
+    /// The events of the engine in use and of the one that is being loaded.
+    pub(super) fn engines(&mut self) -> (Option<&mut Events>, Option<&mut Events>) {
+        (self.current.as_mut().map(|e| &mut e.events), self.next.as_mut().map(|e| &mut e.events))
+    }
+
+    fn frame(&self) -> Duration {
+        if self.pressed { FRAME } else { QUIET_FRAME }
+    }
+
+    /// When to wake up though nothing comes in.
+    fn timer(&self, drawn: Instant) -> Option<Duration> {
+        let frame = self.dirty.then(|| self.frame().saturating_sub(drawn.elapsed()));
+        let tick = self.app.wants_tick().map(Duration::from_millis);
+        [frame, tick].into_iter().flatten().min()
+    }
+
+    async fn wait(&mut self, keyboard: &mut Keyboard, signals: &mut Signals, timer: Option<Duration>) -> Woken {
+        let sleep = async {
+            match timer {
+                Some(after) => tokio::time::sleep(after).await,
+                None => std::future::pending().await,
+            }
+        };
+        let (events, snapshot) = match &mut self.current {
+            Some(engine) => (Some(&mut engine.events), Some(&mut engine.snapshot)),
+            None => (None, None),
+        };
+        let snapshot = async {
+            // A closed channel is told by the events.
+            let changed = match snapshot {
+                Some(s) => s.changed().await.is_ok(),
+                None => false,
+            };
+            if !changed {
+                std::future::pending().await
+            }
+        };
+        let next = self.next.as_mut().map(|n| &mut n.events);
+        tokio::select! {
+            biased;
+            signal = signals.next() => Woken::Signal(signal),
+            typed = keyboard.events.recv() => Woken::Input(typed),
+            event = receive(events) => Woken::Engine(event),
+            event = receive(next) => Woken::Next(event),
+            () = snapshot => Woken::Snapshot,
+            () = sleep => Woken::Timer,
+        }
+    }
+
+    fn woken(&mut self, woken: Woken, keyboard: &Keyboard) {
+        match woken {
+            Woken::Input(Some(typed)) => self.typed(typed, keyboard),
+            Woken::Input(None) => self.exit = Some(ExitKind::Signal(1)),
+            Woken::Engine(event) => self.engine(event),
+            Woken::Next(event) => self.next(event),
+            Woken::Snapshot => self.snapshot(),
+            Woken::Signal(signal) => self.signal(signal),
+            Woken::Timer => {}
+        }
+    }
+
+    /// Handles everything that is there already.
+    fn drain(&mut self, keyboard: &mut Keyboard) {
+        let mut left = 4096;
+        while self.exit.is_none() && left > 0 {
+            left -= 1;
+            if let Ok(typed) = keyboard.events.try_recv() {
+                self.typed(typed, keyboard);
+            } else if let Some(event) = self.current.as_mut().and_then(|e| e.events.try_recv().ok()) {
+                self.engine(Some(event));
+            } else if self.current.as_ref().is_some_and(|e| e.snapshot.has_changed().unwrap_or(false)) {
+                self.snapshot();
+            } else {
+                break;
+            }
+        }
+    }
+
+    fn typed(&mut self, (at, event): Typed, keyboard: &Keyboard) {
+        let event = match event {
+            Ok(Input::Key(key)) => AppEvent::Key(key),
+            Ok(Input::Paste(text)) => AppEvent::Paste(text),
+            Ok(Input::Mouse(mouse)) if matches!(mouse.kind, MouseEventKind::Moved | MouseEventKind::Up(_)) => return,
+            Ok(Input::Mouse(mouse)) => AppEvent::Mouse(mouse),
+            Ok(Input::Resize(columns, rows)) => AppEvent::Resize(columns, rows),
+            Ok(Input::FocusGained | Input::FocusLost) => return,
+            // The terminal is gone.
+            Err(_) => return self.exit = Some(ExitKind::Signal(1)),
+        };
+        self.pressed = true;
+        let effects = self.update_at(event, at);
+        for effect in effects {
+            // The editor reads the keyboard: our own reader must not.
+            if let Effect::ExternalEditor(text) = effect {
+                let edited = self.edit_outside(&text, keyboard);
+                self.handle(AppEvent::Edited(edited));
+            } else {
+                self.effects(vec![effect]);
+            }
+        }
+    }
+
+    pub(super) fn engine(&mut self, event: Option<Event>) {
+        match event {
+            Some(event) => self.handle(AppEvent::Engine(event)),
+            None => {
+                self.current = None;
+                if self.app.engine.failed.is_none() {
+                    self.handle(AppEvent::Engine(Event::Failed("its thread has ended".into())));
+                }
+            }
+        }
+    }
+
+    /// Events of the model that is being loaded; when it is ready it takes the other's place.
+    pub(super) fn next(&mut self, event: Option<Event>) {
+        match event {
+            Some(Event::Loading { done_bytes, total_bytes }) => {
+                self.handle(AppEvent::Loading { done_bytes, total_bytes });
+            }
+            Some(Event::Ready(info)) => {
+                if let Some(old) = std::mem::replace(&mut self.current, self.next.take()) {
+                    old.send(Command::Shutdown);
+                    self.sessions.restore = None;
+                }
+                self.begun = true;
+                self.sessions.set_model(&info);
+                self.handle(AppEvent::ModelReady(info));
+                self.snapshot();
+                self.open_resumed();
+            }
+            Some(Event::LoadFailed(error) | Event::Failed(error)) => self.load_failed(error),
+            Some(event) => self.handle(AppEvent::Engine(event)),
+            None => self.load_failed("the engine ended while it loaded".into()),
+        }
+    }
+
+    fn load_failed(&mut self, error: String) {
+        self.next = None;
+        if self.begun {
+            self.handle(AppEvent::LoadFailed(error));
+        } else {
+            self.exit = Some(ExitKind::NotLoaded(error));
+        }
+    }
+
+    fn open_resumed(&mut self) {
+        let store = match std::mem::take(&mut self.resume) {
+            Resume::New => return,
+            Resume::Newest => super::update::Store::Open(None),
+            Resume::Named(name) => super::update::Store::Open(Some(name)),
+            Resume::Choose => super::update::Store::List,
+        };
+        self.effects(vec![Effect::Store(store)]);
+    }
+
+    pub(super) fn snapshot(&mut self) {
+        let snapshot: Option<Arc<Snapshot>> =
+            self.current.as_mut().and_then(|e| e.snapshot.borrow_and_update().clone());
+        if let Some(snapshot) = snapshot {
+            self.handle(AppEvent::Snapshot(snapshot));
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        match signal {
+            Signal::End(number) => self.exit = Some(ExitKind::Signal(number)),
+            Signal::Stop => self.suspend(),
+            Signal::Continue => {
+                if let Some(screen) = &mut self.screen {
+                    let _ = screen.retake();
+                }
+                self.dirty = true;
+            }
+        }
+    }
+
+    fn update(&mut self, event: AppEvent) -> Vec<Effect> {
+        self.update_at(event, Instant::now())
+    }
+
+    fn update_at(&mut self, event: AppEvent, at: Instant) -> Vec<Effect> {
+        self.dirty = true;
+        self.app.now_ms = at.saturating_duration_since(self.started).as_millis() as u64;
+        update(&mut self.app, event)
+    }
+
+    /// Handles an event and all that follows from it.
+    pub fn handle(&mut self, event: AppEvent) {
+        let effects = self.update(event);
+        self.effects(effects);
+    }
+
+    fn effects(&mut self, effects: Vec<Effect>) {
+        let mut queue: VecDeque<Effect> = effects.into();
+        while let Some(effect) = queue.pop_front() {
+            for event in self.effect(effect) {
+                queue.extend(self.update(event));
+            }
+        }
+    }
+
+    fn effect(&mut self, effect: Effect) -> Vec<AppEvent> {
+        match effect {
+            Effect::Engine(command) => self.send(command),
+            Effect::Generate { turn } => self.generate(turn),
+            Effect::Rewind => self.rewind(),
+            Effect::Load(name) => self.load(name),
+            Effect::CancelLoad => {
+                self.begun = true;
+                self.next = None;
+                Vec::new()
+            }
+            Effect::Copy { text, what } => self.copy(&text, what),
+            Effect::ExternalEditor(_) => Vec::new(),
+            Effect::Mouse(on) => {
+                if let Some(screen) = &mut self.screen {
+                    let _ = screen.set_mouse(on);
+                }
+                Vec::new()
+            }
+            Effect::Redraw => {
+                if let Some(screen) = &mut self.screen {
+                    let _ = screen.redraw();
+                }
+                Vec::new()
+            }
+            Effect::Suspend => {
+                self.suspend();
+                Vec::new()
+            }
+            Effect::Quit => {
+                self.exit = Some(ExitKind::Quit);
+                Vec::new()
+            }
+            Effect::Store(what) => self.sessions.run(&mut self.app, what),
+        }
+    }
+
+    fn send(&mut self, command: Command) -> Vec<AppEvent> {
+        if let Some(engine) = &self.current {
+            engine.send(command);
+        }
+        Vec::new()
+    }
+
+    fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
+        let prompt = self.prompt();
+        match (prompt, &self.current) {
+            (Ok(prompt), Some(engine)) => {
+                if let Some(request) = self.sessions.restore.take() {
+                    engine.send(Command::Restore(Box::new(request)));
+                }
+                self.app.session.unrestored = false;
+                let options = &self.app.options;
+                engine.send(Command::Generate(Box::new(GenerateRequest {
+                    turn,
+                    prompt,
+                    sampling: options.sampling.clone(),
+                    seed: options.seed,
+                    max_tokens: options.max_tokens,
+                })));
+                Vec::new()
+            }
+            (Ok(_), None) => vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }],
+            (Err(error), _) => vec![AppEvent::GenerateFailed { turn, error: format!("{error:#}") }],
+        }
+    }
+
+    fn prompt(&self) -> anyhow::Result<Vec<crate::protocol::Piece>> {
+        let info = self.app.engine.info.as_ref().ok_or_else(|| anyhow::anyhow!("no model is loaded"))?;
+        let path = self.app.chat.context_path();
+        render(self.app.chat.system(), &path, &info.template, &render_options(&self.app))
+    }
+
+    fn rewind(&mut self) -> Vec<AppEvent> {
+        if self.app.chat.context_path().is_empty() {
+            return self.send(Command::Rewind(Vec::new()));
+        }
+        match self.prompt() {
+            Ok(pieces) => self.send(Command::Rewind(pieces)),
+            Err(error) => vec![AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}"))],
+        }
+    }
+
+    fn load(&mut self, name: String) -> Vec<AppEvent> {
+        let mut settings = self.app.setup.settings.clone();
+        if name != settings.model {
+            settings.adapter = Adapter::Auto;
+            settings.model = name;
+        }
+        if self.current.is_some() {
+            settings.eviction = Some(self.app.engine.eviction);
+        }
+        settings.kv_limit = self.app.options.kv_limit;
+        match (self.load)(LoadRequest { settings }) {
+            Ok(handle) => {
+                self.next = Some(handle);
+                Vec::new()
+            }
+            Err(error) if self.begun => vec![AppEvent::LoadFailed(format!("{error:#}"))],
+            Err(error) => {
+                self.exit = Some(ExitKind::NotLoaded(format!("{error:#}")));
+                Vec::new()
+            }
+        }
+    }
+
+    fn copy(&mut self, text: &str, what: String) -> Vec<AppEvent> {
+        let sent = match self.copier.copy(text) {
+            Copied::Done => false,
+            Copied::Sequence(sequence) => {
+                if let Some(screen) = &mut self.screen {
+                    let _ = screen.write_raw(&sequence);
+                }
+                true
+            }
+        };
+        vec![AppEvent::Copied { what, sent }]
+    }
+
+    fn suspend(&mut self) {
+        let Some(screen) = &mut self.screen else { return };
+        screen.lend();
+        super::signals::stop_here();
+        let _ = screen.retake();
+        self.dirty = true;
+    }
+
+    fn edit_outside(&mut self, text: &str, keyboard: &Keyboard) -> Result<String, String> {
+        let Some(screen) = &mut self.screen else { return Err("there is no screen to edit on".into()) };
+        keyboard.pause();
+        screen.lend();
+        let edited = editor_program::edit(self.app.setup.settings.editor.as_deref(), text);
+        let _ = screen.retake();
+        keyboard.resume();
+        edited.map_err(|e| format!("{e:#}"))
+    }
+
+    /// The turn that runs is cut off and saved, and what stands in the input is kept.
+    pub(super) async fn leave(&mut self) {
+        if self.app.turn.is_some() {
+            self.send(Command::Cancel);
+            let until = tokio::time::Instant::now() + LEAVE;
+            while self.app.turn.is_some() {
+                let events = self.current.as_mut().map(|e| &mut e.events);
+                match tokio::time::timeout_at(until, receive(events)).await {
+                    Ok(Some(event)) => self.handle(AppEvent::Engine(event)),
+                    _ => break,
+                }
+            }
+        }
+        self.effects(vec![Effect::Store(super::update::Store::Sync)]);
+        let draft = self.app.input.take();
+        self.app.history.push(&draft);
+        self.history.write(self.app.history.entries());
+        if let Some(engine) = self.current.take() {
+            engine.send(Command::Shutdown);
+        }
+    }
+}
+
+pub(super) async fn receive(events: Option<&mut Events>) -> Option<Event> {
+    match events {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,85 @@
+//! Signals from outside: the end, the stop of job control, and going on again.
+
+/// What a signal asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// End with this signal's number.
+    End(i32),
+    Stop,
+    Continue,
+}
+
+#[cfg(unix)]
+pub use unix::{Signals, stop_here};
+
+#[cfg(unix)]
+mod unix {
+    use super::Signal;
+    use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
+
+    /// The signals that we answer ourselves.
+    pub struct Signals {
+        terminate: Stream,
+        hangup: Stream,
+        interrupt: Stream,
+        stop: Stream,
+        go_on: Stream,
+    }
+
+    impl Signals {
+        pub fn new() -> std::io::Result<Self> {
+            let number = |s: rustix::process::Signal| SignalKind::from_raw(s.as_raw());
+            Ok(Self {
+                terminate: signal(SignalKind::terminate())?,
+                hangup: signal(SignalKind::hangup())?,
+                interrupt: signal(SignalKind::interrupt())?,
+                stop: signal(number(rustix::process::Signal::TSTP))?,
+                go_on: signal(number(rustix::process::Signal::CONT))?,
+            })
+        }
+
+        pub async fn next(&mut self) -> Signal {
+            tokio::select! {
+                _ = self.terminate.recv() => Signal::End(15),
+                _ = self.hangup.recv() => Signal::End(1),
+                _ = self.interrupt.recv() => Signal::End(2),
+                _ = self.stop.recv() => Signal::Stop,
+                _ = self.go_on.recv() => Signal::Continue,
+            }
+        }
+    }
+
+    /// Stops this process and those that wait for it, as Ctrl+Z does, until told to go on.
+    pub fn stop_here() {
+        let _ = rustix::process::kill_current_process_group(rustix::process::Signal::STOP);
+        // The signal may reach another thread first.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[cfg(not(unix))]
+pub use other::{Signals, stop_here};
+
+#[cfg(not(unix))]
+mod other {
+    use super::Signal;
+
+    /// Ctrl+C is the only signal here.
+    pub struct Signals;
+
+    impl Signals {
+        pub fn new() -> std::io::Result<Self> {
+            Ok(Self)
+        }
+
+        pub async fn next(&mut self) -> Signal {
+            match tokio::signal::ctrl_c().await {
+                Ok(()) => Signal::End(2),
+                Err(_) => std::future::pending().await,
+            }
+        }
+    }
+
+    /// There is no job control.
+    pub fn stop_here() {}
+}

@@ -1,0 +1,381 @@
+//! Everything the screen is drawn from, as plain data. Only `update` changes it (and the view its
+//! caches); nothing here reads a file, a clock or a terminal.
+
+use super::burst::Burst;
+use super::commands::Completion;
+use super::editor::{Editor, History};
+use super::feed::Feed;
+use super::heat::Depth;
+use super::keymap::Keymap;
+use super::theme::{Theme, Themes};
+use crate::chat::{Conversation, Message, MessageId};
+use crate::config::Settings;
+use crate::protocol::{ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
+use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
+use nucleo_matcher::{Config, Matcher};
+use std::sync::Arc;
+
+/// Below this many columns the panel is not beside the chat.
+pub const WIDE: u16 = 100;
+/// Smaller screens show a notice instead.
+pub const MIN_SIZE: (u16, u16) = (30, 8);
+
+/// The whole state of the chat.
+pub struct App {
+    pub setup: Setup,
+    pub theme: Theme,
+    pub engine: EngineView,
+    pub chat: Conversation,
+    /// "Now" to templates, fixed when the conversation begins.
+    pub date: jiff::civil::DateTime,
+    pub options: ChatOptions,
+    pub feed: Feed,
+    pub input: Editor,
+    pub history: History,
+    pub burst: Burst,
+    pub completion: Option<Completion>,
+    /// The user's message that the input will replace.
+    pub editing: Option<MessageId>,
+    pub overlays: Vec<Overlay>,
+    pub turn: Option<ActiveTurn>,
+    pub panel: Panel,
+    pub notice: Option<Notice>,
+    /// A message waits in the input for the model to be loaded.
+    pub send_when_ready: bool,
+    /// A second Ctrl+C quits.
+    pub quit_armed: bool,
+    pub mouse: bool,
+    /// Where this conversation is saved; absent before the first turn and with `--no-session`.
+    pub session: SessionView,
+    /// Columns and rows of the terminal.
+    pub size: (u16, u16),
+    /// Milliseconds since the start, as of the event being handled.
+    pub now_ms: u64,
+}
+
+/// What is fixed when the program starts.
+pub struct Setup {
+    pub settings: Settings,
+    pub themes: Themes,
+    pub keymap: Keymap,
+    pub depth: Depth,
+    /// No frames, no colours, nothing but ASCII.
+    pub plain: bool,
+    /// Nothing is written to the sessions folder.
+    pub no_session: bool,
+}
+
+/// What is known of the engine.
+#[derive(Default)]
+pub struct EngineView {
+    pub info: Option<Arc<ModelInfo>>,
+    pub loading: Option<Loading>,
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// As last set or reported.
+    pub eviction: bool,
+    /// A rebuild or restore runs: done and total tokens.
+    pub rebuilding: Option<(usize, usize)>,
+    /// Why there is no engine any more.
+    pub failed: Option<String>,
+}
+
+impl EngineView {
+    pub fn phase(&self) -> Phase {
+        self.snapshot.as_ref().map(|s| s.phase.clone()).unwrap_or_default()
+    }
+}
+
+/// A model on its way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loading {
+    pub name: String,
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// What /set, /think and their like change.
+#[derive(Clone, Debug)]
+pub struct ChatOptions {
+    pub think: bool,
+    pub keep_thinking: Option<bool>,
+    pub sampling: SamplingParams,
+    pub seed: Option<u64>,
+    pub max_tokens: Option<usize>,
+    pub kv_limit: Option<u64>,
+}
+
+/// The turn being answered.
+#[derive(Clone, Debug)]
+pub struct ActiveTurn {
+    pub turn: u64,
+    pub message: MessageId,
+    pub started_ms: u64,
+    /// Tokens of the prompt, once encoded.
+    pub prompt_tokens: Option<usize>,
+    pub thinking_since_ms: Option<u64>,
+    /// How long the think block took and how many tokens it has, once the answer began.
+    pub thought: Option<(u64, usize)>,
+    pub stopping: bool,
+}
+
+/// One line above the input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice {
+    pub text: String,
+    pub level: Level,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Info,
+    Warning,
+    Error,
+}
+
+/// The cache panel.
+#[derive(Clone, Debug, Default)]
+pub struct Panel {
+    /// Hidden by the user; it is shown beside the chat where there is room otherwise.
+    pub hidden: bool,
+    pub ratios: RatioHistory,
+    /// First row of the heatmap shown, where it does not fit.
+    pub scroll: usize,
+}
+
+/// The ratio over the conversation, thinned out when long.
+#[derive(Clone, Debug)]
+pub struct RatioHistory {
+    /// Tokens fed, and the ratio then.
+    points: Vec<(usize, f64)>,
+    /// Tokens between two points.
+    step: usize,
+}
+
+impl Default for RatioHistory {
+    fn default() -> Self {
+        Self { points: Vec::new(), step: 1 }
+    }
+}
+
+impl RatioHistory {
+    const MAX: usize = 1024;
+
+    pub fn push(&mut self, tokens: usize, ratio: Option<f64>) {
+        // Undo and new conversations go back.
+        while self.points.last().is_some_and(|(t, _)| *t > tokens) {
+            self.points.pop();
+        }
+        let Some(ratio) = ratio.filter(|r| r.is_finite()) else { return };
+        match self.points.last_mut() {
+            Some((t, r)) if *t == tokens => *r = ratio,
+            Some((t, _)) if tokens < *t + self.step => {}
+            _ => self.points.push((tokens, ratio)),
+        }
+        if self.points.len() > Self::MAX {
+            let mut n = 0;
+            self.points.retain(|_| {
+                n += 1;
+                n % 2 == 1
+            });
+            self.step *= 2;
+        }
+    }
+
+    pub fn points(&self) -> &[(usize, f64)] {
+        &self.points
+    }
+}
+
+/// What is known of the file this conversation is kept in.
+#[derive(Clone, Debug, Default)]
+pub struct SessionView {
+    pub id: Option<String>,
+    /// Read from a file, and not yet in the engine's cache.
+    pub unrestored: bool,
+}
+
+/// What lies over the chat; the last one has the keys.
+#[derive(Clone, Debug)]
+pub enum Overlay {
+    Help {
+        scroll: usize,
+    },
+    /// The cache panel where there is no room beside the chat.
+    Panel,
+    Inspect(Inspect),
+    Sessions(Picker),
+    HistorySearch {
+        query: Editor,
+        selected: usize,
+    },
+    Confirm {
+        question: String,
+        then: Confirmed,
+    },
+}
+
+/// What a confirmation is about.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Confirmed {
+    DeleteSession(String),
+    DeleteCurrent,
+    OverwriteFile { path: std::path::PathBuf, export: bool },
+}
+
+/// The cache on the whole screen.
+#[derive(Clone, Debug, Default)]
+pub struct Inspect {
+    pub layer: usize,
+    pub head: usize,
+    /// The chosen head's slots, and tokens fed when they were read.
+    pub slots: Option<HeadSlots>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadSlots {
+    pub layer: usize,
+    pub head: usize,
+    pub tokens: usize,
+    pub slots: Vec<SlotInfo>,
+}
+
+/// The list of saved conversations.
+#[derive(Clone, Debug, Default)]
+pub struct Picker {
+    pub query: Editor,
+    pub entries: Vec<SessionEntry>,
+    /// Among those that match.
+    pub selected: usize,
+    /// The entry being renamed, and its new title.
+    pub renaming: Option<(String, Editor)>,
+}
+
+impl Picker {
+    /// The entries that fit a few letters of what was typed, best first.
+    pub fn matching(&self) -> Vec<&SessionEntry> {
+        let query = self.query.text().trim();
+        if query.is_empty() {
+            return self.entries.iter().collect();
+        }
+        let pattern = Pattern::parse(query, CaseMatching::Ignore, Normalization::Smart);
+        let matched = pattern.match_list(self.entries.iter(), &mut Matcher::new(Config::DEFAULT));
+        matched.into_iter().map(|(entry, _)| entry).collect()
+    }
+}
+
+impl AsRef<str> for SessionEntry {
+    fn as_ref(&self) -> &str {
+        &self.haystack
+    }
+}
+
+/// A saved conversation in the list.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionEntry {
+    pub id: String,
+    pub title: String,
+    /// When it was last written, in words.
+    pub when: String,
+    pub turns: usize,
+    pub model: String,
+    /// What the search looks at.
+    pub haystack: String,
+}
+
+impl App {
+    pub fn new(setup: Setup, theme: Theme) -> Self {
+        let settings = &setup.settings;
+        let options = ChatOptions {
+            think: settings.think,
+            keep_thinking: settings.keep_thinking,
+            sampling: settings.sampling(&SamplingParams::default()),
+            seed: settings.seed,
+            max_tokens: settings.max_tokens,
+            kv_limit: settings.kv_limit,
+        };
+        let engine = EngineView { eviction: settings.eviction.unwrap_or(true), ..EngineView::default() };
+        let mut app = Self {
+            chat: Conversation::new(settings.system.clone()),
+            date: jiff::civil::DateTime::default(),
+            mouse: settings.mouse,
+            options,
+            engine,
+            theme: theme.clone(),
+            feed: Feed::default(),
+            input: Editor::default(),
+            history: History::default(),
+            burst: Burst::default(),
+            completion: None,
+            editing: None,
+            overlays: Vec::new(),
+            turn: None,
+            panel: Panel::default(),
+            notice: None,
+            send_when_ready: false,
+            quit_armed: false,
+            session: SessionView::default(),
+            size: (80, 24),
+            now_ms: 0,
+            setup,
+        };
+        app.set_theme(theme);
+        app
+    }
+
+    /// An answer, a rebuild or a restore is running.
+    pub fn is_busy(&self) -> bool {
+        self.turn.is_some() || self.engine.rebuilding.is_some()
+    }
+
+    pub fn is_wide(&self) -> bool {
+        self.size.0 >= WIDE
+    }
+
+    /// From now on everything is drawn in this theme, as far as the terminal can show it.
+    pub fn set_theme(&mut self, theme: Theme) {
+        let colourless = self.setup.plain || !self.setup.depth.has_colour();
+        self.theme = if colourless { theme.without_colour() } else { theme };
+        self.theme.ascii |= self.setup.plain || self.setup.settings.ascii;
+        self.feed.generation += 1;
+    }
+
+    /// What the heatmap may use.
+    pub fn depth(&self) -> Depth {
+        if self.theme.ascii { Depth::Ascii } else { self.setup.depth }
+    }
+
+    pub fn say(&mut self, level: Level, text: impl Into<String>) {
+        self.notice = Some(Notice { text: text.into(), level });
+    }
+
+    /// The message that fold and copy act on: the chosen one, else the last answer.
+    pub fn target(&self) -> Option<&Message> {
+        if let Some(id) = self.feed.selected {
+            return self.chat.get(id);
+        }
+        self.chat.path().into_iter().rev().find(|m| m.role == crate::chat::Role::Assistant)
+    }
+
+    /// Tokens fed, as of the last snapshot.
+    pub fn tokens(&self) -> usize {
+        self.engine.snapshot.as_ref().map_or(0, |s| s.tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_history_is_bounded_and_follows_undo() {
+        let mut history = RatioHistory::default();
+        for t in 0..100_000 {
+            history.push(t, Some(1.0 + t as f64));
+        }
+        assert!(history.points().len() <= RatioHistory::MAX);
+        history.push(500, Some(2.0));
+        assert!(history.points().iter().all(|(t, _)| *t <= 500));
+        history.push(0, None);
+        assert!(history.points().len() <= 1);
+    }
+}

@@ -1,0 +1,180 @@
+//! The terminal itself: taking it, giving it back whatever happens, and drawing frames into it.
+//! Asks it nothing: a terminal that does not answer would hang us.
+
+use super::state::App;
+use super::widgets::frame;
+use anyhow::{Context, Result};
+use crossterm::Command;
+use crossterm::cursor::Show;
+use crossterm::event::{
+    DisableBracketedPaste, EnableBracketedPaste, KeyboardEnhancementFlags, PopKeyboardEnhancementFlags,
+    PushKeyboardEnhancementFlags,
+};
+use crossterm::queue;
+use crossterm::terminal::{
+    BeginSynchronizedUpdate, EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode,
+    enable_raw_mode,
+};
+use ratatui::backend::CrosstermBackend;
+use ratatui::layout::Rect;
+use ratatui::{TerminalOptions, Viewport};
+use std::fmt;
+use std::io::{self, BufWriter, Stdout, Write};
+use std::mem::ManuallyDrop;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ThreadId};
+
+/// The terminal is ours now: what a panic has to give back.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Clicks and the wheel, without the stream of moves that crossterm's own command asks for.
+struct Mouse(bool);
+
+impl Command for Mouse {
+    fn write_ansi(&self, f: &mut impl fmt::Write) -> fmt::Result {
+        f.write_str(if self.0 { "\x1b[?1000h\x1b[?1006h" } else { "\x1b[?1006l\x1b[?1000l" })
+    }
+
+    #[cfg(windows)]
+    fn execute_winapi(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+type Terminal = ratatui::Terminal<CrosstermBackend<BufWriter<Stdout>>>;
+
+/// What a terminal without a size is taken for.
+const USUAL: (u16, u16) = (80, 24);
+
+/// Columns and rows, where the terminal says them.
+fn real_size() -> Option<(u16, u16)> {
+    crossterm::terminal::size().ok().filter(|(columns, rows)| *columns > 0 && *rows > 0)
+}
+
+fn open() -> io::Result<Terminal> {
+    let backend = CrosstermBackend::new(BufWriter::with_capacity(64 * 1024, io::stdout()));
+    let viewport = match real_size() {
+        Some(_) => Viewport::Fullscreen,
+        None => Viewport::Fixed(Rect::new(0, 0, USUAL.0, USUAL.1)),
+    };
+    Terminal::with_options(backend, TerminalOptions { viewport })
+}
+
+/// The screen, ours until it is dropped.
+pub struct Screen {
+    /// Never dropped: ratatui's own drop complains on stderr, which panics when that is gone too.
+    terminal: ManuallyDrop<Terminal>,
+    /// The terminal says how large it is.
+    sized: bool,
+    mouse: bool,
+}
+
+impl Screen {
+    /// Takes the terminal over.
+    pub fn take(mouse: bool) -> Result<Self> {
+        give_back_on_panic(thread::current().id());
+        enter(mouse).context("cannot set up the terminal")?;
+        let terminal = open().inspect_err(|_| give_back())?;
+        Ok(Self { terminal: ManuallyDrop::new(terminal), sized: real_size().is_some(), mouse })
+    }
+
+    /// Draws one frame; the terminal shows it as a whole.
+    pub fn draw(&mut self, app: &mut App) -> io::Result<()> {
+        if self.sized != real_size().is_some() {
+            self.sized = !self.sized;
+            *self.terminal = open()?;
+        }
+        queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
+        self.terminal.draw(|f| frame::draw(f, app))?;
+        queue!(self.terminal.backend_mut(), EndSynchronizedUpdate)?;
+        Write::flush(self.terminal.backend_mut())
+    }
+
+    /// The next frame is drawn from nothing. (`Terminal::clear` would ask where the cursor is.)
+    pub fn redraw(&mut self) -> io::Result<()> {
+        let (columns, rows) = self.size();
+        self.terminal.resize(Rect::new(0, 0, columns, rows))
+    }
+
+    pub fn size(&self) -> (u16, u16) {
+        real_size().unwrap_or(USUAL)
+    }
+
+    pub fn set_mouse(&mut self, on: bool) -> io::Result<()> {
+        self.mouse = on;
+        queue!(self.terminal.backend_mut(), Mouse(on))?;
+        Write::flush(self.terminal.backend_mut())
+    }
+
+    /// Writes to the terminal as it is (OSC 52).
+    pub fn write_raw(&mut self, text: &str) -> io::Result<()> {
+        let out = self.terminal.backend_mut();
+        out.write_all(text.as_bytes())?;
+        Write::flush(out)
+    }
+
+    /// Lends the terminal to someone else: an editor, the shell.
+    pub fn lend(&mut self) {
+        give_back();
+    }
+
+    /// Takes it again, and draws from nothing.
+    pub fn retake(&mut self) -> io::Result<()> {
+        enter(self.mouse)?;
+        self.redraw()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+fn enter(mouse: bool) -> io::Result<()> {
+    enable_raw_mode()?;
+    TAKEN.store(true, Ordering::SeqCst);
+    let mut out = io::stdout();
+    queue!(out, EnterAlternateScreen, EnableBracketedPaste)?;
+    // Linux's console takes the sequence for another one.
+    if std::env::var("TERM").as_deref() != Ok("linux") {
+        queue!(out, PushKeyboardEnhancementFlags(KeyboardEnhancementFlags::DISAMBIGUATE_ESCAPE_CODES))?;
+    }
+    if mouse {
+        queue!(out, Mouse(true))?;
+    }
+    out.flush()
+}
+
+/// Puts the terminal back as it was. Does nothing when it is not ours.
+pub fn give_back() {
+    if !TAKEN.swap(false, Ordering::SeqCst) {
+        return;
+    }
+    let mut out = io::stdout();
+    let _ = queue!(out, EndSynchronizedUpdate, Mouse(false), DisableBracketedPaste);
+    if std::env::var("TERM").as_deref() != Ok("linux") {
+        let _ = queue!(out, PopKeyboardEnhancementFlags);
+    }
+    let _ = queue!(out, Show, LeaveAlternateScreen);
+    let _ = out.flush();
+    let _ = disable_raw_mode();
+}
+
+/// A panic of the interface gives the terminal back before its text is printed; one of another
+/// thread must not write over the screen (the engine says it by an event).
+fn give_back_on_panic(ui: ThreadId) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if thread::current().id() == ui {
+                give_back();
+                before(info);
+            } else if !TAKEN.load(Ordering::SeqCst) {
+                before(info);
+            }
+        }));
+    });
+}

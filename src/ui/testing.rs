@@ -1,0 +1,174 @@
+//! For tests: a state without files, and the engine's side of a conversation.
+
+use super::heat::Depth;
+use super::keymap::Keymap;
+use super::state::{App, Setup};
+use super::theme::Themes;
+use super::update::{AppEvent, Effect, update};
+use crate::config::{Dirs, Layer, Settings};
+use crate::protocol::*;
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use std::sync::Arc;
+
+pub fn settings() -> Settings {
+    let dirs = Dirs { config: "/config".into(), data: "/data".into() };
+    Settings::from_layer(dirs, Layer::default()).unwrap()
+}
+
+/// The chat before any model is loaded.
+pub fn unloaded(columns: u16, rows: u16, depth: Depth, theme: &str) -> App {
+    let themes = Themes::default();
+    let theme = themes.load(theme).unwrap();
+    let keymap = Keymap::load(None).unwrap();
+    let setup = Setup { settings: settings(), themes, keymap, depth, plain: false, no_session: false };
+    let mut app = App::new(setup, theme);
+    app.size = (columns, rows);
+    app
+}
+
+/// The chat with a model of these layers and heads.
+pub fn app(columns: u16, rows: u16, layers: usize, heads: usize) -> App {
+    let mut app = unloaded(columns, rows, Depth::Rgb, "dark");
+    update(&mut app, AppEvent::ModelReady(Arc::new(model(layers, heads))));
+    app
+}
+
+pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
+    ModelInfo {
+        name: "demo".into(),
+        family: "qwen3".into(),
+        n_params: 1,
+        n_layers,
+        n_q_heads: n_kv_heads,
+        n_kv_heads,
+        head_dim: 32,
+        vocab: 100,
+        context: 8192,
+        device: "cpu, 2 threads".into(),
+        codec: "f32".into(),
+        policy: "dms".into(),
+        window: Some(64),
+        dms: "borrowed".into(),
+        adapter: None,
+        weight_bytes: 1000,
+        slot_bytes: 260,
+        page_slots: 16,
+        kv_limit: None,
+        plan: Plan::default(),
+        template: TemplateSpec { trusted: true, ..TemplateSpec::default() },
+        think_tags: Some(("<think>".into(), "</think>".into())),
+        default_sampling: SamplingParams::default(),
+        model_fingerprint: "m".into(),
+        tokenizer_fingerprint: "t".into(),
+    }
+}
+
+/// Numbers after so many tokens: head h of layer l keeps a part of its own.
+pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
+    let keep = |l: usize, h: usize| tokens as u32 * (10 + (l * 7 + h * 13) as u32 % 90) / 100;
+    let live: Vec<Vec<u32>> = (0..layers).map(|l| (0..heads).map(|h| keep(l, h)).collect()).collect();
+    let live_slots: u64 = live.iter().flatten().map(|n| u64::from(*n)).sum();
+    let dense_slots = (tokens * layers * heads) as u64;
+    Snapshot {
+        phase: Phase::Idle,
+        tokens,
+        eviction: true,
+        kv: KvStats {
+            codec: "f32".into(),
+            live_slots,
+            dense_slots,
+            ratio: (live_slots > 0).then(|| dense_slots as f64 / live_slots as f64),
+            bytes: live_slots * 300,
+            live_bytes: live_slots * 260,
+            dense_bytes: dense_slots * 260,
+            live,
+        },
+        checkpoint_bytes: 1234,
+        mapped_bytes: live_slots * 300,
+        decode_tok_s: Some(312.4),
+        device_bytes: None,
+    }
+}
+
+pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
+    TurnReport {
+        turn,
+        stop_reason,
+        detail: None,
+        prompt_tokens: 40,
+        reused_tokens: 0,
+        answer_tokens: 20,
+        reasoning_tokens: 412,
+        ttft_ms: Some(20.0),
+        prefill_tok_s: Some(2000.0),
+        decode_tok_s: Some(312.4),
+        reasoning_ms: Some(3200.0),
+        seed: 7,
+        sampling: SamplingParams::default(),
+        eviction: true,
+        kv: snapshot(472, 8, 4).kv,
+        log_base: 0,
+        log: Vec::new(),
+        generated: vec![1, 2],
+        in_context: true,
+    }
+}
+
+pub fn press(app: &mut App, code: KeyCode) -> Vec<Effect> {
+    press_with(app, code, KeyModifiers::NONE)
+}
+
+/// A key, half a second after the last one.
+pub fn press_with(app: &mut App, code: KeyCode, modifiers: KeyModifiers) -> Vec<Effect> {
+    app.now_ms += 500;
+    update(app, AppEvent::Key(KeyEvent::new(code, modifiers)))
+}
+
+/// Types a text as a person does, and Enter.
+pub fn say(app: &mut App, text: &str) -> Vec<Effect> {
+    for c in text.chars() {
+        press(app, KeyCode::Char(c));
+    }
+    press(app, KeyCode::Enter)
+}
+
+pub fn engine(app: &mut App, event: Event) -> Vec<Effect> {
+    update(app, AppEvent::Engine(event))
+}
+
+pub fn stream(app: &mut App, kind: TextKind, text: &str) {
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(app, Event::Text { turn, kind, text: text.into() });
+}
+
+/// Asks, thinks and answers.
+pub fn turn(app: &mut App, question: &str, thought: &str, answer: &str) {
+    say(app, question);
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(app, Event::TurnStarted { turn, prompt_tokens: 40, reused: 0, todo: 40 });
+    stream(app, TextKind::Reasoning, thought);
+    app.now_ms += 3200;
+    stream(app, TextKind::Answer, answer);
+    update(app, AppEvent::Snapshot(Arc::new(snapshot(472, 8, 4))));
+    engine(app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+}
+
+/// The screen as text.
+pub fn screen(app: &mut App) -> String {
+    let (columns, rows) = app.size;
+    let backend = ratatui::backend::TestBackend::new(columns, rows);
+    let mut terminal = ratatui::Terminal::new(backend).unwrap();
+    terminal.draw(|f| super::widgets::frame::draw(f, app)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let row = |y: u16| -> String {
+        let mut text = String::new();
+        let mut x = 0;
+        while x < columns {
+            let symbol = buffer[(x, y)].symbol();
+            text.push_str(symbol);
+            x += super::text::width(symbol).max(1) as u16;
+        }
+        text.trim_end().to_owned()
+    };
+    (0..rows).map(row).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,388 @@
+//! Text on its way to the terminal: what may be shown, how wide it is, where it breaks. Everything
+//! from a model, a file or a person passes through [`clean`] before it becomes a span; nothing
+//! here knows the application.
+
+use ratatui::buffer::CellWidth;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use std::borrow::Cow;
+use unicode_segmentation::UnicodeSegmentation;
+
+/// Combining marks kept on one grapheme; the rest are dropped so that no cell grows without end.
+const MAX_MARKS: usize = 8;
+const TAB_WIDTH: usize = 4;
+
+/// Columns that a text takes in the terminal (it must be clean).
+pub fn width(text: &str) -> usize {
+    if text.is_ascii() {
+        return text.len();
+    }
+    text.graphemes(true).map(grapheme_width).sum()
+}
+
+/// Columns of one grapheme.
+pub fn grapheme_width(grapheme: &str) -> usize {
+    if grapheme.chars().any(char::is_control) { 0 } else { grapheme.cell_width() as usize }
+}
+
+/// The text with everything that could steer a terminal or hide from the reader made visible or
+/// dropped: C0 and C1 controls as `^[` or `\x9b`, bidi overrides as `<U+202E>`, zero-width
+/// characters dropped except a joiner between emoji. Newlines stay; tabs become spaces.
+pub fn clean(text: &str) -> Cow<'_, str> {
+    if text.bytes().all(|b| (0x20..0x7f).contains(&b) || b == b'\n') {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    let mut column = 0;
+    for grapheme in text.graphemes(true) {
+        if grapheme == "\n" || grapheme == "\r\n" {
+            out.push('\n');
+            column = 0;
+            continue;
+        }
+        if grapheme == "\t" {
+            let n = TAB_WIDTH - column % TAB_WIDTH;
+            out.extend(std::iter::repeat_n(' ', n));
+            column += n;
+            continue;
+        }
+        let start = out.len();
+        clean_grapheme(grapheme, &mut out);
+        column += width(&out[start..]);
+    }
+    Cow::Owned(out)
+}
+
+/// [`clean`], and newlines shown as `^J`: for file names, titles and other one-line texts.
+pub fn clean_line(text: &str) -> String {
+    clean(text).replace('\n', "^J")
+}
+
+fn clean_grapheme(grapheme: &str, out: &mut String) {
+    let mut marks = 0;
+    let mut previous = None;
+    let mut chars = grapheme.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\0'..='\x1f' => out.extend(['^', (c as u8 + 0x40) as char]),
+            '\x7f' => out.push_str("^?"),
+            '\u{80}'..='\u{9f}' => out.push_str(&format!("\\x{:02x}", c as u32)),
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push_str(&format!("<U+{:04X}>", c as u32)),
+            '\u{2028}' | '\u{2029}' => out.push(' '),
+            '\u{200d}' => {
+                let joins = previous.is_some_and(joins_emoji) && chars.peek().is_some_and(|&n| joins_emoji(n));
+                if joins {
+                    out.push(c);
+                }
+            }
+            '\u{fe00}'..='\u{fe0f}' if previous.is_none() => {}
+            c if is_invisible(c) => {}
+            c if is_mark(c) => {
+                marks += 1;
+                if marks <= MAX_MARKS {
+                    out.push(c);
+                }
+            }
+            c => out.push(c),
+        }
+        previous = Some(c);
+    }
+}
+
+/// Characters without a glyph that text could hide behind.
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}' | '\u{200c}' | '\u{200e}' | '\u{200f}'
+        | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+        | '\u{3164}' | '\u{ffa0}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+fn is_mark(c: char) -> bool {
+    let mut buffer = [0; 4];
+    !c.is_ascii() && !('\u{1100}'..='\u{11ff}').contains(&c) && c.encode_utf8(&mut buffer).cell_width() == 0
+}
+
+/// Whether a joiner beside this character is part of an emoji sequence.
+fn joins_emoji(c: char) -> bool {
+    matches!(c, '\u{2190}'..='\u{21ff}' | '\u{2300}'..='\u{27bf}' | '\u{2b00}'..='\u{2bff}' | '\u{fe0f}'
+        | '\u{1f000}'..='\u{1faff}')
+}
+
+/// Cuts a clean one-line text to `max` columns, with an ellipsis where something was cut.
+pub fn truncate(text: &str, max: usize) -> String {
+    if width(text) <= max {
+        return text.to_owned();
+    }
+    let mut out = String::new();
+    let mut used = 0;
+    for grapheme in text.graphemes(true) {
+        let w = grapheme_width(grapheme);
+        if used + w + 1 > max {
+            break;
+        }
+        out.push_str(grapheme);
+        used += w;
+    }
+    if max > 0 {
+        out.push('~');
+    }
+    out
+}
+
+/// Wraps one logical line of styled text into rows of at most `width` columns. `first` and `rest`
+/// are put before the first and the following rows; they count. Words break at spaces, wide
+/// characters anywhere, and what is longer than a row at graphemes. Nothing is lost but the spaces
+/// at a break.
+pub fn wrap<'a>(
+    spans: &[Span<'a>],
+    width: usize,
+    first: &[Span<'static>],
+    rest: &[Span<'static>],
+) -> Vec<Line<'static>> {
+    let mut wrapper = Wrapper::new(width, first, rest);
+    for span in spans {
+        wrapper.feed(&span.content, span.style);
+    }
+    wrapper.finish()
+}
+
+/// Wraps plain text of any number of lines in one style.
+pub fn wrap_plain(text: &str, style: Style, width: usize, indent: &[Span<'static>]) -> Vec<Line<'static>> {
+    let clean = clean(text);
+    clean.split('\n').flat_map(|line| wrap(&[Span::styled(line, style)], width, indent, indent)).collect()
+}
+
+struct Wrapper {
+    width: usize,
+    rest: Vec<Span<'static>>,
+    rest_width: usize,
+    lines: Vec<Line<'static>>,
+    line: Vec<Span<'static>>,
+    /// Columns of the row so far, prefix included.
+    used: usize,
+    /// Columns of the row's prefix.
+    prefix: usize,
+    /// The word being collected: graphemes with their styles.
+    word: Vec<(String, Style)>,
+    word_width: usize,
+    /// Spaces before the word.
+    gap: Vec<(usize, Style)>,
+    gap_width: usize,
+}
+
+impl Wrapper {
+    fn new(width: usize, first: &[Span<'static>], rest: &[Span<'static>]) -> Self {
+        let prefix_width = |spans: &[Span]| spans.iter().map(|s| self::width(&s.content)).sum::<usize>();
+        let (first_width, rest_width) = (prefix_width(first), prefix_width(rest));
+        Self {
+            width: width.max(first_width.max(rest_width) + 2),
+            rest: rest.to_vec(),
+            rest_width,
+            lines: Vec::new(),
+            line: first.to_vec(),
+            used: first_width,
+            prefix: first_width,
+            word: Vec::new(),
+            word_width: 0,
+            gap: Vec::new(),
+            gap_width: 0,
+        }
+    }
+
+    fn feed(&mut self, text: &str, style: Style) {
+        for grapheme in text.graphemes(true) {
+            let w = grapheme_width(grapheme);
+            if grapheme == " " {
+                self.end_word();
+                self.gap.push((1, style));
+                self.gap_width += 1;
+            } else if w == 0 {
+                continue;
+            } else {
+                if w == 2 {
+                    self.end_word();
+                }
+                if self.prefix.max(self.rest_width) + self.word_width + w > self.width {
+                    self.end_word();
+                }
+                match self.word.last_mut() {
+                    Some((run, s)) if *s == style => run.push_str(grapheme),
+                    _ => self.word.push((grapheme.to_owned(), style)),
+                }
+                self.word_width += w;
+                if w == 2 {
+                    self.end_word();
+                }
+            }
+        }
+    }
+
+    fn end_word(&mut self) {
+        if self.word.is_empty() {
+            return;
+        }
+        if self.used + self.gap_width + self.word_width > self.width && self.used > self.prefix {
+            self.break_line();
+        } else {
+            let room = self.width.saturating_sub(self.used + self.word_width);
+            let mut left = room.min(self.gap_width);
+            for (n, style) in std::mem::take(&mut self.gap) {
+                let n = n.min(left);
+                left -= n;
+                self.push(&" ".repeat(n), style);
+            }
+        }
+        self.gap.clear();
+        self.gap_width = 0;
+        for (run, style) in std::mem::take(&mut self.word) {
+            self.push(&run, style);
+        }
+        self.word_width = 0;
+    }
+
+    fn push(&mut self, text: &str, style: Style) {
+        if text.is_empty() {
+            return;
+        }
+        self.used += width(text);
+        match self.line.last_mut() {
+            Some(span) if span.style == style && self.used > self.prefix => span.content.to_mut().push_str(text),
+            _ => self.line.push(Span::styled(text.to_owned(), style)),
+        }
+    }
+
+    fn break_line(&mut self) {
+        let line = std::mem::replace(&mut self.line, self.rest.clone());
+        self.lines.push(Line::from(line));
+        self.used = self.rest_width;
+        self.prefix = self.rest_width;
+    }
+
+    fn finish(mut self) -> Vec<Line<'static>> {
+        self.end_word();
+        self.lines.push(Line::from(std::mem::take(&mut self.line)));
+        self.lines
+    }
+}
+
+/// 12345 as `12,345`.
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, d) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(d);
+    }
+    out
+}
+
+/// Bytes with a decimal unit: `812 B`, `3.4 MB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{n} B")
+    } else if value < 99.95 {
+        format!("{value:.1} {}", UNITS[unit])
+    } else {
+        format!("{value:.0} {}", UNITS[unit])
+    }
+}
+
+/// The line, from 1, that a byte of a text stands on.
+pub fn line_number(text: &str, byte: usize) -> usize {
+    1 + text.bytes().take(byte).filter(|b| *b == b'\n').count()
+}
+
+/// `1 slot`, `2 slots`.
+pub fn plural(n: u64, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{} {one}s", count(n)) }
+}
+
+/// Seconds for a person: `0.4 s`, `3.2 s`, `75 s`.
+pub fn seconds(ms: f64) -> String {
+    let s = ms / 1000.0;
+    if s < 59.95 { format!("{s:.1} s") } else { format!("{s:.0} s") }
+}
+
+/// The compression ratio: `5.2x`, or a dash while nothing is stored.
+pub fn ratio(r: Option<f64>) -> String {
+    match r {
+        Some(r) if r.is_finite() => format!("{r:.2}x"),
+        _ => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(lines: &[Line]) -> Vec<String> {
+        lines.iter().map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect()).collect()
+    }
+
+    #[test]
+    fn controls_never_pass() {
+        let nasty = "a\x1b[31mb\x07\u{9b}2J\u{202e}x\u{200b}y\u{feff}\u{2066}\r\u{7f}";
+        let shown = clean(nasty);
+        assert_eq!(shown, "a^[[31mb^G\\x9b2J<U+202E>xy<U+2066>^M^?");
+        assert!(!shown.chars().any(char::is_control));
+        for n in 0..=0x10ffff {
+            let Some(c) = char::from_u32(n) else { continue };
+            let text = c.to_string();
+            let shown = clean(&text);
+            assert!(c == '\n' || !shown.chars().any(char::is_control), "U+{n:04X}");
+        }
+    }
+
+    #[test]
+    fn joiners_stay_inside_emoji_only() {
+        let family = "👩\u{200d}👩\u{200d}👧";
+        assert_eq!(clean(family), family);
+        assert_eq!(width(family), 2);
+        assert_eq!(clean("a\u{200d}b"), "ab");
+        assert_eq!(clean("한\u{1100}\u{1161}\u{11a8}"), "한\u{1100}\u{1161}\u{11a8}");
+        assert_eq!(width("\u{1100}\u{1161}\u{11a8}"), 2);
+        let zalgo = format!("e{}", "\u{301}".repeat(300));
+        assert_eq!(clean(&zalgo).chars().count(), 1 + MAX_MARKS);
+    }
+
+    #[test]
+    fn wrapping_keeps_every_word_and_every_row_fits() {
+        let text =
+            "The quick brown 日本語テキスト fox, supercalifragilistic word e\u{301}e\u{301} 👩\u{200d}👩\u{200d}👧!";
+        for w in 4..60 {
+            let lines = wrap_plain(text, Style::new(), w, &[Span::raw("  ")]);
+            let mut joined = String::new();
+            for line in plain(&lines) {
+                assert!(width(&line) <= w.max(4), "{line:?} at {w}");
+                joined.push_str(line.strip_prefix("  ").unwrap());
+            }
+            let squash = |s: &str| s.chars().filter(|c| *c != ' ').collect::<String>();
+            assert_eq!(squash(&joined), squash(text));
+        }
+    }
+
+    #[test]
+    fn leading_spaces_of_a_row_are_kept() {
+        assert_eq!(plain(&wrap_plain("    code here", Style::new(), 40, &[])), ["    code here"]);
+        assert_eq!(plain(&wrap_plain("one two", Style::new(), 4, &[])), ["one", "two"]);
+        assert_eq!(plain(&wrap_plain("", Style::new(), 4, &[])), [""]);
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(count(1234567), "1,234,567");
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(1_234_567), "1.2 MB");
+        assert_eq!(bytes(999_900), "1.0 MB");
+        assert_eq!(truncate("日本語", 4), "日~");
+    }
+}

@@ -1,0 +1,380 @@
+//! Themes: TOML files with a palette and named roles, the embedded ones and those of the user.
+//! Text has the terminal's own sixteen colours; what the heatmap does with colour is in
+//! [`crate::ui::heat`].
+
+use anyhow::{Context, Result, anyhow, bail};
+use ratatui::style::{Color, Modifier, Style};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Every embedded theme, by name.
+const EMBEDDED: [(&str, &str); 4] = [
+    ("dark", include_str!("../../themes/dark.toml")),
+    ("light", include_str!("../../themes/light.toml")),
+    ("cividis", include_str!("../../themes/cividis.toml")),
+    ("ascii", include_str!("../../themes/ascii.toml")),
+];
+
+macro_rules! roles {
+    ($($variant:ident = $name:literal),* $(,)?) => {
+        /// What a piece of the screen is, which a theme gives a style.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Role { $($variant),* }
+
+        impl Role {
+            /// All roles with the names that theme files use.
+            pub const ALL: &'static [(Role, &'static str)] = &[$((Role::$variant, $name)),*];
+        }
+    };
+}
+
+roles! {
+    Text = "text", Dim = "dim", Border = "border", User = "user", UserText = "user_text", Assistant = "assistant",
+    Heading = "heading", Strong = "strong", Emphasis = "emphasis", Strike = "strike", Code = "code", Quote = "quote",
+    Link = "link", List = "list", Thought = "thought", Mark = "mark", Note = "note", Warning = "warning",
+    Error = "error", Input = "input", Prompt = "prompt", Placeholder = "placeholder", Status = "status",
+    StatusValue = "status_value", Badge = "badge", Selected = "selected", Popup = "popup", Title = "title", Key = "key",
+    Value = "value", Spark = "spark", SyntaxKeyword = "syntax_keyword", SyntaxString = "syntax_string",
+    SyntaxComment = "syntax_comment", SyntaxNumber = "syntax_number", SyntaxFunction = "syntax_function",
+    SyntaxType = "syntax_type",
+}
+
+/// A theme, resolved: a style for every role.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Theme {
+    pub name: String,
+    styles: Vec<Style>,
+    /// Stops of the heat scale, lowest retention first.
+    pub heat_rgb: Vec<(u8, u8, u8)>,
+    /// The heat scale in the sixteen colours.
+    pub heat_ansi: Vec<Color>,
+    /// Nothing but ASCII in frames, bars and the heatmap.
+    pub ascii: bool,
+}
+
+impl Theme {
+    pub fn style(&self, role: Role) -> Style {
+        self.styles.get(role as usize).copied().unwrap_or_default()
+    }
+
+    /// The same without any colour; weight, underline and reverse stay.
+    pub fn without_colour(mut self) -> Self {
+        for style in &mut self.styles {
+            if style.bg.is_some() {
+                *style = style.add_modifier(Modifier::REVERSED);
+            }
+            style.fg = None;
+            style.bg = None;
+        }
+        self
+    }
+
+    /// Frames and signs of this theme.
+    pub fn glyphs(&self) -> &'static Glyphs {
+        if self.ascii { &ASCII } else { &UNICODE }
+    }
+}
+
+/// The signs that a screen is made of.
+#[derive(Debug)]
+pub struct Glyphs {
+    pub horizontal: &'static str,
+    pub vertical: &'static str,
+    pub cross: &'static str,
+    pub bullet: &'static str,
+    pub folded: &'static str,
+    pub open: &'static str,
+    pub quote: &'static str,
+    pub prompt: &'static str,
+    pub more: &'static str,
+    pub separator: &'static str,
+    /// Eight or fewer steps of a bar, lowest first.
+    pub bars: &'static [&'static str],
+    pub border: ratatui::symbols::border::Set<'static>,
+}
+
+static UNICODE: Glyphs = Glyphs {
+    horizontal: "─",
+    vertical: "│",
+    cross: "┼",
+    bullet: "•",
+    folded: "▸",
+    open: "▾",
+    quote: "▎",
+    prompt: "›",
+    more: "↓",
+    separator: "·",
+    bars: &["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
+    border: ratatui::symbols::border::ROUNDED,
+};
+
+static ASCII: Glyphs = Glyphs {
+    horizontal: "-",
+    vertical: "|",
+    cross: "+",
+    bullet: "*",
+    folded: "+",
+    open: "-",
+    quote: ">",
+    prompt: ">",
+    more: "v",
+    separator: "|",
+    bars: &["_", ".", ":", "-", "=", "+", "*", "#"],
+    border: ratatui::symbols::border::Set {
+        top_left: "+",
+        top_right: "+",
+        bottom_left: "+",
+        bottom_right: "+",
+        vertical_left: "|",
+        vertical_right: "|",
+        horizontal_top: "-",
+        horizontal_bottom: "-",
+    },
+};
+
+/// Where themes come from.
+#[derive(Clone, Debug, Default)]
+pub struct Themes {
+    /// The user's folder of `NAME.toml` files; they come before the embedded ones.
+    pub folder: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTheme {
+    inherits: Option<String>,
+    glyphs: Option<RawGlyphs>,
+    #[serde(default)]
+    palette: BTreeMap<String, String>,
+    #[serde(default)]
+    roles: BTreeMap<String, RawStyle>,
+    heat: Option<RawHeat>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RawGlyphs {
+    Unicode,
+    Ascii,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawHeat {
+    rgb: Option<Vec<String>>,
+    ansi: Option<Vec<String>>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawStyle {
+    fg: Option<String>,
+    bg: Option<String>,
+    bold: bool,
+    dim: bool,
+    italic: bool,
+    underline: bool,
+    reverse: bool,
+    strike: bool,
+}
+
+impl Themes {
+    /// Names of all themes, the user's own included.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = EMBEDDED.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let files = self.folder.iter().filter_map(|f| std::fs::read_dir(f).ok()).flatten().flatten();
+        let mut own: Vec<String> = files
+            .filter_map(|f| Some(f.file_name().to_str()?.strip_suffix(".toml")?.to_owned()))
+            .filter(|n| !names.contains(n))
+            .collect();
+        own.sort();
+        names.append(&mut own);
+        names
+    }
+
+    /// Loads a theme with all it inherits. The error is one line that names what was expected.
+    pub fn load(&self, name: &str) -> Result<Theme> {
+        let mut chain = Vec::new();
+        let mut next = Some(name.to_owned());
+        while let Some(name) = next {
+            if chain.len() == 8 {
+                bail!("theme {name}: more than 8 themes inherit from each other");
+            }
+            let raw = self.read(&name)?;
+            next = raw.inherits.clone();
+            // A user's `dark` may build on the embedded `dark`.
+            if next.as_deref() == Some(&name) {
+                chain.push((name.clone(), raw));
+                chain.push((name.clone(), parse(&name, embedded(&name).ok_or_else(|| self.unknown(&name))?)?));
+                break;
+            }
+            chain.push((name, raw));
+        }
+        chain.reverse();
+        resolve(name, &chain)
+    }
+
+    fn read(&self, name: &str) -> Result<RawTheme> {
+        let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
+        let file = self.folder.as_ref().map(|f| f.join(format!("{name}.toml"))).filter(|f| plain && f.is_file());
+        match file {
+            Some(file) => {
+                let text = std::fs::read_to_string(&file).with_context(|| format!("theme {}", file.display()))?;
+                parse(name, &text)
+            }
+            None => parse(name, embedded(name).ok_or_else(|| self.unknown(name))?),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> anyhow::Error {
+        anyhow!("no theme {:?}; themes: {}", super::text::clean_line(name), self.names().join(", "))
+    }
+}
+
+fn embedded(name: &str) -> Option<&'static str> {
+    EMBEDDED.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
+}
+
+fn parse(name: &str, text: &str) -> Result<RawTheme> {
+    let raw: RawTheme = toml::from_str(text).map_err(|e| {
+        let line = super::text::line_number(text, e.span().map_or(0, |s| s.start));
+        anyhow!("theme {name}, line {line}: {}", e.message().replace('\n', " "))
+    })?;
+    for role in raw.roles.keys() {
+        if !Role::ALL.iter().any(|(_, n)| n == role) {
+            let names: Vec<&str> = Role::ALL.iter().map(|(_, n)| *n).collect();
+            bail!("theme {name}: unknown role {role:?}; roles: {}", names.join(", "));
+        }
+    }
+    Ok(raw)
+}
+
+fn resolve(name: &str, chain: &[(String, RawTheme)]) -> Result<Theme> {
+    let mut palette = BTreeMap::new();
+    let mut roles: BTreeMap<&str, (&str, &RawStyle)> = BTreeMap::new();
+    let mut heat_rgb = Vec::new();
+    let mut heat_ansi = Vec::new();
+    let mut ascii = false;
+    for (from, raw) in chain {
+        palette.extend(raw.palette.iter().map(|(k, v)| (k.as_str(), v.as_str())));
+        roles.extend(raw.roles.iter().map(|(k, v)| (k.as_str(), (from.as_str(), v))));
+        if let Some(glyphs) = raw.glyphs {
+            ascii = matches!(glyphs, RawGlyphs::Ascii);
+        }
+        if let Some(stops) = raw.heat.as_ref().and_then(|h| h.rgb.as_ref()) {
+            heat_rgb = stops.iter().map(|s| hex(from, s)).collect::<Result<_>>()?;
+        }
+        if let Some(stops) = raw.heat.as_ref().and_then(|h| h.ansi.as_ref()) {
+            heat_ansi = stops.iter().map(|s| colour(from, &palette, s)).collect::<Result<_>>()?;
+        }
+    }
+    if heat_rgb.len() < 2 || heat_ansi.len() < 2 {
+        bail!("theme {name}: [heat] needs two or more colours in `rgb` and in `ansi`");
+    }
+    let mut styles = vec![Style::new(); Role::ALL.len()];
+    for (role, role_name) in Role::ALL {
+        if let Some((from, raw)) = roles.get(role_name) {
+            styles[*role as usize] = style(from, &palette, raw)?;
+        }
+    }
+    Ok(Theme { name: name.to_owned(), styles, heat_rgb, heat_ansi, ascii })
+}
+
+fn style(theme: &str, palette: &BTreeMap<&str, &str>, raw: &RawStyle) -> Result<Style> {
+    let mut style = Style::new();
+    style.fg = raw.fg.as_ref().map(|c| colour(theme, palette, c)).transpose()?;
+    style.bg = raw.bg.as_ref().map(|c| colour(theme, palette, c)).transpose()?;
+    let modifiers = [
+        (raw.bold, Modifier::BOLD),
+        (raw.dim, Modifier::DIM),
+        (raw.italic, Modifier::ITALIC),
+        (raw.underline, Modifier::UNDERLINED),
+        (raw.reverse, Modifier::REVERSED),
+        (raw.strike, Modifier::CROSSED_OUT),
+    ];
+    for (on, modifier) in modifiers {
+        if on {
+            style = style.add_modifier(modifier);
+        }
+    }
+    Ok(style)
+}
+
+const COLOURS: [(&str, Color); 17] = [
+    ("default", Color::Reset),
+    ("black", Color::Black),
+    ("red", Color::Red),
+    ("green", Color::Green),
+    ("yellow", Color::Yellow),
+    ("blue", Color::Blue),
+    ("magenta", Color::Magenta),
+    ("cyan", Color::Cyan),
+    ("white", Color::Gray),
+    ("bright-black", Color::DarkGray),
+    ("bright-red", Color::LightRed),
+    ("bright-green", Color::LightGreen),
+    ("bright-yellow", Color::LightYellow),
+    ("bright-blue", Color::LightBlue),
+    ("bright-magenta", Color::LightMagenta),
+    ("bright-cyan", Color::LightCyan),
+    ("bright-white", Color::White),
+];
+
+fn colour(theme: &str, palette: &BTreeMap<&str, &str>, name: &str) -> Result<Color> {
+    let name = palette.get(name).copied().unwrap_or(name);
+    COLOURS.iter().find(|(n, _)| *n == name).map(|(_, c)| *c).ok_or_else(|| {
+        let names: Vec<&str> = COLOURS.iter().map(|(n, _)| *n).chain(palette.keys().copied()).collect();
+        anyhow!("theme {theme}: unknown colour {name:?}; colours: {}", names.join(", "))
+    })
+}
+
+fn hex(theme: &str, text: &str) -> Result<(u8, u8, u8)> {
+    let digits = text.strip_prefix('#').filter(|d| d.len() == 6 && d.is_ascii());
+    let value = digits.and_then(|d| u32::from_str_radix(d, 16).ok());
+    let value = value.ok_or_else(|| anyhow!("theme {theme}: {text:?} is no colour of the form #rrggbb"))?;
+    Ok(((value >> 16) as u8, (value >> 8) as u8, value as u8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_themes_load_and_keep_to_the_sixteen_colours() {
+        let themes = Themes::default();
+        assert_eq!(themes.names(), ["dark", "light", "cividis", "ascii"]);
+        for name in themes.names() {
+            let theme = themes.load(&name).unwrap();
+            assert_eq!(theme.ascii, name == "ascii");
+            for style in &theme.styles {
+                for colour in [style.fg, style.bg].into_iter().flatten() {
+                    assert!(!matches!(colour, Color::Rgb(..) | Color::Indexed(_)), "{name}: {style:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn faults_are_one_line_that_names_what_was_expected() {
+        let folder = tempfile::tempdir().unwrap();
+        let themes = Themes { folder: Some(folder.path().to_owned()) };
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("mine.toml", "inherits = \"dark\"\n[roles]\nuser = { fg = \"pink\" }\n");
+        write("typo.toml", "inherits = \"dark\"\n[roles]\nusr = { fg = \"red\" }\n");
+        write("key.toml", "inherits = \"dark\"\ncolour = 3\n");
+        write("dark.toml", "inherits = \"dark\"\n[palette]\naccent = \"red\"\n");
+        for (name, expected) in [
+            ("none", "no theme \"none\"; themes: dark, light, cividis, ascii, key, mine, typo"),
+            ("../etc/passwd", "no theme"),
+            ("mine", "theme mine: unknown colour \"pink\"; colours: default, black"),
+            ("typo", "theme typo: unknown role \"usr\"; roles: text, dim"),
+            ("key", "theme key, line 2: unknown field `colour`"),
+        ] {
+            let error = format!("{:#}", themes.load(name).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        assert_eq!(themes.load("dark").unwrap().style(Role::User).fg, Some(Color::Red));
+    }
+}

@@ -1,0 +1,200 @@
+//! What happens: `update` takes an event and changes the state, and says what is to be done outside
+//! of it. Pure; the time is part of the event. By topic: [`keys`], [`commands`], [`engine`],
+//! [`overlay`], [`turns`], [`files`].
+
+mod commands;
+mod engine;
+mod files;
+mod keys;
+mod overlay;
+#[cfg(test)]
+mod tests;
+mod turns;
+
+pub use overlay::takes_keys;
+
+use super::feed::LocalKind;
+use super::state::{App, Level, SessionEntry};
+use crate::chat::Conversation;
+use crate::protocol::{Command, Event, ModelInfo, Snapshot};
+use crossterm::event::{KeyEvent, MouseEvent};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum AppEvent {
+    Key(KeyEvent),
+    /// A bracketed paste.
+    Paste(String),
+    Mouse(MouseEvent),
+    Resize(u16, u16),
+    /// Time has passed; asked for by [`App::wants_tick`].
+    Tick,
+    /// From the engine in use.
+    Engine(Event),
+    Snapshot(Arc<Snapshot>),
+    /// From the engine that is being loaded.
+    Loading {
+        done_bytes: u64,
+        total_bytes: u64,
+    },
+    /// It is ready and in use from now on.
+    ModelReady(Arc<ModelInfo>),
+    LoadFailed(String),
+    /// The prompt of `turn` could not be rendered or sent.
+    GenerateFailed {
+        turn: u64,
+        error: String,
+    },
+    /// The external editor came back.
+    Edited(Result<String, String>),
+    Copied {
+        what: String,
+        /// Handed to the terminal, which does not answer.
+        sent: bool,
+    },
+    Sessions(Vec<SessionEntry>),
+    /// A saved conversation was read.
+    Opened(Box<Opened>),
+    /// The conversation's session, and what "now" is in it.
+    SessionBegan {
+        id: String,
+        date: jiff::civil::DateTime,
+    },
+    /// A file exists: ask before it is replaced.
+    Exists {
+        path: PathBuf,
+        export: bool,
+    },
+    /// Something done outside went well, or not.
+    Said(Level, String),
+}
+
+/// A conversation read from a file.
+#[derive(Debug)]
+pub struct Opened {
+    pub id: String,
+    pub chat: Conversation,
+    pub date: jiff::civil::DateTime,
+    /// The eviction state at its end.
+    pub eviction: Option<bool>,
+    /// One line each, to be shown.
+    pub notices: Vec<String>,
+}
+
+/// Something to do outside of the state.
+#[derive(Debug)]
+pub enum Effect {
+    Engine(Command),
+    /// Render the conversation and have `turn` answered.
+    Generate {
+        turn: u64,
+    },
+    /// Render what is left of the conversation and bring the cache there.
+    Rewind,
+    Load(String),
+    CancelLoad,
+    Copy {
+        text: String,
+        what: String,
+    },
+    ExternalEditor(String),
+    Mouse(bool),
+    Redraw,
+    Suspend,
+    Quit,
+    Store(Store),
+}
+
+/// What to do with files of conversations.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Store {
+    /// Append what the conversation's journal says.
+    Sync,
+    /// Another conversation begins; this one's file is closed.
+    Close,
+    List,
+    /// An id, a title, the beginning of one, or a file; absent: the newest.
+    Open(Option<String>),
+    Rename {
+        id: String,
+        title: String,
+    },
+    Delete {
+        id: String,
+    },
+    DeleteCurrent,
+    /// Absent: only say where the conversation is being saved.
+    Save {
+        path: Option<PathBuf>,
+        overwrite: bool,
+    },
+    Export {
+        path: PathBuf,
+        overwrite: bool,
+    },
+}
+
+/// Handles one event.
+pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
+    match event {
+        AppEvent::Key(key) => keys::key(app, key),
+        AppEvent::Paste(text) => keys::paste(app, &text),
+        AppEvent::Mouse(mouse) => keys::mouse(app, mouse),
+        AppEvent::Resize(columns, rows) => {
+            app.size = (columns, rows);
+            Vec::new()
+        }
+        AppEvent::Tick => keys::tick(app),
+        AppEvent::Engine(event) => engine::event(app, event),
+        AppEvent::Snapshot(snapshot) => engine::snapshot(app, snapshot),
+        AppEvent::Loading { done_bytes, total_bytes } => {
+            if let Some(loading) = &mut app.engine.loading {
+                (loading.done_bytes, loading.total_bytes) = (done_bytes, total_bytes);
+            }
+            Vec::new()
+        }
+        AppEvent::ModelReady(info) => engine::ready(app, info),
+        AppEvent::LoadFailed(error) => engine::load_failed(app, &error),
+        AppEvent::GenerateFailed { turn, error } => turns::failed(app, turn, &error),
+        AppEvent::Edited(Ok(text)) => {
+            app.input.set(text.strip_suffix('\n').unwrap_or(&text));
+            keys::input_changed(app);
+            Vec::new()
+        }
+        AppEvent::Edited(Err(error)) => said(app, Level::Error, error),
+        AppEvent::Copied { what, sent } => {
+            let text =
+                if sent { format!("{what}: sent to the terminal's clipboard") } else { format!("{what}: copied") };
+            said(app, Level::Info, text)
+        }
+        AppEvent::Sessions(entries) => overlay::sessions(app, entries),
+        AppEvent::Opened(opened) => files::opened(app, *opened),
+        AppEvent::SessionBegan { id, date } => {
+            app.session.id = Some(id);
+            app.date = date;
+            Vec::new()
+        }
+        AppEvent::Exists { path, export } => overlay::ask_overwrite(app, path, export),
+        AppEvent::Said(level, text) => said(app, level, text),
+    }
+}
+
+impl App {
+    /// Milliseconds after which a [`AppEvent::Tick`] is wanted.
+    pub fn wants_tick(&self) -> Option<u64> {
+        self.burst.hold_ms()
+    }
+}
+
+fn said(app: &mut App, level: Level, text: String) -> Vec<Effect> {
+    app.say(level, text);
+    Vec::new()
+}
+
+/// A line of our own in the conversation.
+fn note(app: &mut App, kind: LocalKind, text: impl Into<String>) -> Vec<Effect> {
+    app.feed.push_local(&app.chat, kind, text);
+    Vec::new()
+}

@@ -1,0 +1,301 @@
+//! What the slash commands do.
+
+use super::{Effect, Store, files, note, overlay, turns};
+use crate::chat::Role;
+use crate::config::ByteSize;
+use crate::protocol::Command;
+use crate::ui::commands::{SETTINGS, nearest};
+use crate::ui::feed::LocalKind;
+use crate::ui::state::{App, Level, Loading, Overlay};
+use crate::ui::text::clean_line;
+use crate::ui::{markdown, numbers};
+
+/// Runs a command that [`crate::ui::commands::spec`] knows.
+pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
+    match name {
+        "help" => app.overlays.push(Overlay::Help { scroll: 0 }),
+        "new" => return files::new_conversation(app),
+        "model" => return model(app, argument),
+        "eviction" => return eviction(app, argument),
+        "rebuild" => return rebuild(app),
+        "think" => return think(app, argument),
+        "keep-thinking" => return keep_thinking(app, argument),
+        "set" => return set(app, argument),
+        "system" => return system(app, argument),
+        "regen" => return turns::regenerate(app),
+        "edit" => return turns::edit(app),
+        "undo" => return turns::undo(app),
+        "copy" => return copy(app, argument),
+        "panel" => overlay::toggle_panel(app),
+        "stats" => {
+            let text = numbers::stats_note(app);
+            return note(app, LocalKind::Table, text);
+        }
+        "save" => return files::save(app, argument),
+        "export" => return files::export(app, argument),
+        "sessions" => return vec![Effect::Store(Store::List)],
+        "resume" => return files::resume(app, argument),
+        "rename" => return files::rename(app, argument),
+        "delete" => overlay::ask_delete(app),
+        "theme" => return theme(app, argument),
+        "quit" => return vec![Effect::Quit],
+        _ => {}
+    }
+    Vec::new()
+}
+
+fn info(app: &mut App, text: impl Into<String>) -> Vec<Effect> {
+    app.say(Level::Info, text);
+    Vec::new()
+}
+
+fn error(app: &mut App, text: impl Into<String>) -> Vec<Effect> {
+    app.say(Level::Error, text);
+    Vec::new()
+}
+
+/// `on`, `off`, or a line that says what was expected.
+fn on_off(app: &mut App, name: &str, argument: &str) -> Option<bool> {
+    match argument {
+        "on" => Some(true),
+        "off" => Some(false),
+        other => {
+            error(app, format!("/{name} takes on or off, not {:?}", clean_line(other)));
+            None
+        }
+    }
+}
+
+fn model(app: &mut App, name: &str) -> Vec<Effect> {
+    if name.is_empty() {
+        let text = match &app.engine.info {
+            Some(i) => format!("{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME", i.name, i.device),
+            None => "no model is loaded; /model NAME loads one: demo, a folder, or ORG/NAME".to_owned(),
+        };
+        return info(app, text);
+    }
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    app.engine.loading = Some(Loading { name: name.to_owned(), done_bytes: 0, total_bytes: 0 });
+    vec![Effect::Load(name.to_owned())]
+}
+
+fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
+    if argument.is_empty() {
+        let state = if app.engine.eviction { "on" } else { "off" };
+        return info(app, format!("eviction is {state}; /eviction on or /eviction off"));
+    }
+    on_off(app, "eviction", argument).map_or_else(Vec::new, |on| set_eviction(app, on))
+}
+
+/// Switches eviction; the engine answers with the mark.
+pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
+    let Some(model) = &app.engine.info else { return error(app, "no model is loaded yet") };
+    if model.window.is_none() {
+        let text = format!("{} was not trained to evict: it keeps everything", model.name);
+        return info(app, text);
+    }
+    if on == app.engine.eviction {
+        return info(app, format!("eviction is {} already", if on { "on" } else { "off" }));
+    }
+    vec![Effect::Engine(Command::SetEviction(on))]
+}
+
+fn rebuild(app: &mut App) -> Vec<Effect> {
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    if app.tokens() == 0 {
+        return info(app, "the cache is empty: nothing to rebuild");
+    }
+    app.engine.rebuilding = Some((0, app.tokens()));
+    vec![Effect::Engine(Command::Rebuild)]
+}
+
+fn think(app: &mut App, argument: &str) -> Vec<Effect> {
+    let Some(on) = on_off(app, "think", argument) else { return Vec::new() };
+    app.options.think = on;
+    info(
+        app,
+        if on { "the model thinks before it answers" } else { "the model answers at once, from the next turn on" },
+    )
+}
+
+fn keep_thinking(app: &mut App, argument: &str) -> Vec<Effect> {
+    app.options.keep_thinking = match argument {
+        "on" => Some(true),
+        "off" => Some(false),
+        "auto" => None,
+        other => return error(app, format!("/keep-thinking takes on, off or auto, not {:?}", clean_line(other))),
+    };
+    info(
+        app,
+        match app.options.keep_thinking {
+            Some(true) => "earlier thoughts stay in the context, from the next turn on",
+            Some(false) => "earlier thoughts leave the context, from the next turn on",
+            None => "earlier thoughts stay or go as the model's template has it",
+        },
+    )
+}
+
+fn set(app: &mut App, argument: &str) -> Vec<Effect> {
+    let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
+    if name.is_empty() {
+        let text = settings_table(app);
+        return note(app, LocalKind::Table, text);
+    }
+    let name = name.replace('-', "_");
+    let Some((_, expected)) = SETTINGS.iter().find(|(n, _)| *n == name) else {
+        let near = nearest(&name, SETTINGS.iter().map(|(n, _)| *n));
+        let names: Vec<&str> = SETTINGS.iter().map(|(n, _)| *n).collect();
+        let hint = near.map_or_else(|| format!("settings: {}", names.join(", ")), |n| format!("did you mean {n}?"));
+        return error(app, format!("no setting {:?}; {hint}", clean_line(&name)));
+    };
+    match set_value(app, &name, value.trim()) {
+        Some(effects) => {
+            if app.notice.is_none() {
+                info(app, format!("{name} is {}", clean_line(value.trim())));
+            }
+            effects
+        }
+        None => error(app, format!("{name} takes {expected}, not {:?}", clean_line(value))),
+    }
+}
+
+/// `None` when the value does not fit.
+fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
+    let number = |low: f32, high: f32| value.parse::<f32>().ok().filter(|v| (low..=high).contains(v));
+    let none = matches!(value, "none" | "off" | "random");
+    app.notice = None;
+    let options = &mut app.options;
+    match name {
+        "temperature" => options.sampling.temperature = number(0.0, 100.0)?,
+        "top_k" => options.sampling.top_k = value.parse().ok()?,
+        "top_p" => options.sampling.top_p = number(0.0, 1.0)?,
+        "min_p" => options.sampling.min_p = number(0.0, 1.0)?,
+        "repetition_penalty" => options.sampling.repetition_penalty = number(0.01, 100.0)?,
+        "seed" if none => options.seed = None,
+        "seed" => options.seed = Some(value.parse().ok()?),
+        "max_tokens" if none => options.max_tokens = None,
+        "max_tokens" => options.max_tokens = Some(value.parse().ok().filter(|n| *n > 0)?),
+        "kv_limit" => {
+            options.kv_limit = if none { None } else { Some(value.parse::<ByteSize>().ok()?.0) };
+            return Some(vec![Effect::Engine(Command::SetKvLimit(options.kv_limit))]);
+        }
+        "mouse" => {
+            let on = match value {
+                "on" => true,
+                "off" => false,
+                _ => return None,
+            };
+            return Some(set_mouse(app, on));
+        }
+        _ => return None,
+    }
+    Some(Vec::new())
+}
+
+fn settings_table(app: &App) -> String {
+    let o = &app.options;
+    let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_owned());
+    let values = [
+        o.sampling.temperature.to_string(),
+        o.sampling.top_k.to_string(),
+        o.sampling.top_p.to_string(),
+        o.sampling.min_p.to_string(),
+        o.sampling.repetition_penalty.to_string(),
+        or(o.seed.map(|s| s.to_string()), "random"),
+        or(o.max_tokens.map(|m| m.to_string()), "none"),
+        or(o.kv_limit.map(|l| l.to_string()), "none"),
+        (if app.mouse { "on" } else { "off" }).to_owned(),
+    ];
+    let rows = SETTINGS.iter().zip(values).map(|((name, help), value)| format!("{name:<20} {value:<12} {help}"));
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+/// Takes the mouse, or gives it back to the terminal.
+pub fn set_mouse(app: &mut App, on: bool) -> Vec<Effect> {
+    app.mouse = on;
+    app.say(
+        Level::Info,
+        if on { "the wheel scrolls the conversation" } else { "the mouse is the terminal's again: select as usual" },
+    );
+    vec![Effect::Mouse(on)]
+}
+
+fn system(app: &mut App, argument: &str) -> Vec<Effect> {
+    if argument.is_empty() {
+        let text = match app.chat.system() {
+            Some(system) => format!("system text: {}", clean_line(system)),
+            None => "no system text; /system TEXT sets one".to_owned(),
+        };
+        return info(app, text);
+    }
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    app.chat.set_system(if argument == "none" { "" } else { argument });
+    let again = if app.tokens() > 0 { "; the conversation is read again with the next message" } else { "" };
+    info(app, format!("system text {}{again}", if argument == "none" { "removed" } else { "set" }));
+    vec![Effect::Store(Store::Sync)]
+}
+
+/// /copy, and the copy key: the source, byte for byte.
+pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
+    if argument == "all" {
+        let text = whole(app);
+        return vec![Effect::Copy { text, what: "conversation".into() }];
+    }
+    let answers: Vec<String> = {
+        let path = app.chat.path();
+        path.iter().rev().filter(|m| m.role == Role::Assistant).map(|m| m.shown().to_owned()).collect()
+    };
+    if argument == "code" {
+        let code = answers.iter().find_map(|a| markdown::code_blocks(a).pop());
+        return match code {
+            Some(text) => vec![Effect::Copy { text, what: "code".into() }],
+            None => info(app, "no code block in this conversation"),
+        };
+    }
+    if argument.is_empty() {
+        let target = app.target().map(|m| (m.shown().to_owned(), m.role));
+        return match target {
+            Some((text, role)) if !text.is_empty() => {
+                let what = if role == Role::User { "message" } else { "answer" };
+                vec![Effect::Copy { text, what: what.into() }]
+            }
+            _ => info(app, "nothing to copy yet"),
+        };
+    }
+    match argument.parse::<usize>().ok().filter(|n| *n > 0) {
+        Some(n) => match answers.get(n - 1) {
+            Some(text) => vec![Effect::Copy { text: text.clone(), what: format!("answer {n} from the end") }],
+            None => info(app, format!("there are only {} answers", answers.len())),
+        },
+        None => error(app, format!("/copy takes a number, code or all, not {:?}", clean_line(argument))),
+    }
+}
+
+/// The whole conversation, messages as they were written.
+fn whole(app: &App) -> String {
+    let messages = app.chat.path().into_iter().map(|m| {
+        let who = if m.role == Role::User { "User" } else { "Assistant" };
+        format!("## {who}\n\n{}\n", m.shown())
+    });
+    messages.collect::<Vec<_>>().join("\n")
+}
+
+fn theme(app: &mut App, name: &str) -> Vec<Effect> {
+    if name.is_empty() {
+        let names = app.setup.themes.names().join(", ");
+        return info(app, format!("theme {}; themes: {names}", app.theme.name));
+    }
+    match app.setup.themes.load(name) {
+        Ok(theme) => {
+            app.set_theme(theme);
+            info(app, format!("theme {name}"))
+        }
+        Err(e) => error(app, format!("{e:#}")),
+    }
+}

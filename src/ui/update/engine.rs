@@ -1,0 +1,185 @@
+//! What the engine says: streamed text, reports, toggles, progress, snapshots.
+
+use super::{Effect, Store, keys, note, turns};
+use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
+use crate::ui::feed::LocalKind;
+use crate::ui::state::{App, HeadSlots, Level, Overlay};
+use crate::ui::text::{count, plural};
+use std::sync::Arc;
+
+/// An event of the engine in use.
+pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
+    match event {
+        Event::Loading { .. } | Event::Ready(_) | Event::LoadFailed(_) => {}
+        Event::TurnStarted { turn, prompt_tokens, .. } => {
+            app.engine.rebuilding = None;
+            if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
+                active.prompt_tokens = Some(prompt_tokens);
+            }
+        }
+        Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
+        Event::TurnDone(report) => return done(app, *report),
+        Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
+        Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
+        Event::RebuildDone { cancelled, tokens } => {
+            app.engine.rebuilding = None;
+            let text = match cancelled {
+                true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
+                false => format!("the cache was filled anew with {}", plural(tokens as u64, "token")),
+            };
+            app.say(Level::Info, text);
+        }
+        Event::HeadPositions { layer, head, slots } => {
+            let tokens = app.tokens();
+            for overlay in &mut app.overlays {
+                if let Overlay::Inspect(inspect) = overlay {
+                    inspect.slots = Some(HeadSlots { layer, head, tokens, slots: slots.clone() });
+                }
+            }
+        }
+        Event::Notice(text) => return note(app, LocalKind::Warning, text),
+        Event::Failed(error) => return failed(app, &error),
+    }
+    Vec::new()
+}
+
+fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
+    app.chat.append(turn, kind, text);
+    let (now, tokens) = (app.now_ms, app.tokens());
+    let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) else { return };
+    match kind {
+        TextKind::Reasoning => {
+            active.thinking_since_ms.get_or_insert(now);
+        }
+        TextKind::Answer => {
+            if let (Some(since), None) = (active.thinking_since_ms, active.thought) {
+                let thought = tokens.saturating_sub(active.prompt_tokens.unwrap_or(tokens));
+                active.thought = Some((now.saturating_sub(since), thought));
+            }
+        }
+    }
+}
+
+fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
+    let turn = report.turn;
+    let refused = !report.in_context && report.generated.is_empty() && report.stop_reason != StopReason::Cancelled;
+    let why = report.detail.clone().unwrap_or_else(|| report.stop_reason.as_str().to_owned());
+    app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
+    app.chat.finish(report);
+    if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
+        app.turn = None;
+    }
+    app.engine.rebuilding = None;
+    let mut effects = vec![Effect::Store(Store::Sync)];
+    if refused {
+        effects.extend(turns::take_back(app, &why));
+        effects.push(Effect::Store(Store::Sync));
+    }
+    effects.extend(inspect_again(app));
+    effects
+}
+
+fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<Effect> {
+    app.engine.eviction = on;
+    app.chat.mark_toggle(on, at_token, dropped_slots);
+    let text = mark_text(on, at_token, dropped_slots);
+    note(app, LocalKind::Mark, text);
+    let mut effects = vec![Effect::Store(Store::Sync)];
+    effects.extend(inspect_again(app));
+    effects
+}
+
+/// What the thin line of a toggle says.
+pub fn mark_text(on: bool, at_token: usize, dropped_slots: u64) -> String {
+    let redo = match at_token {
+        0 => String::new(),
+        n => format!("; /rebuild would redo {}", plural(n as u64, "token")),
+    };
+    match (on, at_token) {
+        (true, 0) => "eviction on".to_owned(),
+        (true, _) => format!("eviction on: {} given up at once{redo}", plural(dropped_slots, "slot")),
+        (false, 0) => "eviction off: nothing is dropped".to_owned(),
+        (false, _) => {
+            format!("eviction off from here: nothing more is dropped; what is gone stays gone{redo}")
+        }
+    }
+}
+
+fn failed(app: &mut App, error: &str) -> Vec<Effect> {
+    app.engine.failed = Some(error.to_owned());
+    app.engine.info = None;
+    app.engine.rebuilding = None;
+    let mut effects = Vec::new();
+    if app.turn.take().is_some() {
+        // The turn has no report and never will; what was said stays on screen.
+        effects.push(Effect::Store(Store::Sync));
+    }
+    note(
+        app,
+        LocalKind::Error,
+        format!("the engine broke: {error}; the conversation is kept, /model NAME starts it again"),
+    );
+    effects
+}
+
+/// Numbers of a step. They also tell when a rebuild is over.
+pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
+    app.panel.ratios.push(snapshot.tokens, snapshot.kv.ratio);
+    app.engine.eviction = snapshot.eviction;
+    let moved = app.engine.snapshot.as_ref().is_none_or(|s| s.tokens.abs_diff(snapshot.tokens) >= 16);
+    let idle = snapshot.phase == Phase::Idle;
+    if idle && app.turn.is_none() {
+        // Also where a rebuild could not even begin.
+        app.engine.rebuilding = None;
+    }
+    app.engine.snapshot = Some(snapshot);
+    if moved || idle { inspect_again(app) } else { Vec::new() }
+}
+
+/// Reads the chosen head again while the large panel is open.
+pub fn inspect_again(app: &App) -> Vec<Effect> {
+    let open =
+        app.overlays.iter().find_map(|o| if let Overlay::Inspect(i) = o { Some((i.layer, i.head)) } else { None });
+    match open {
+        Some((layer, head)) if app.engine.info.is_some() => {
+            vec![Effect::Engine(Command::Inspect { layer, head })]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A model is loaded and in use.
+pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
+    let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
+    app.options.sampling = app.setup.settings.sampling(&info.default_sampling);
+    app.engine.loading = None;
+    app.engine.failed = None;
+    app.engine.snapshot = None;
+    app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
+    app.notice = None;
+    if changed && !app.session.unrestored {
+        app.chat.disown_replies();
+        let again = if app.chat.is_empty() { "" } else { "; the conversation is read again with the next message" };
+        note(app, LocalKind::Note, format!("model {}, {}{again}", info.name, info.device));
+    }
+    if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
+        note(app, LocalKind::Note, format!("the cache is limited to {} bytes", count(limit)));
+    }
+    app.engine.info = Some(info);
+    let mut effects = Vec::new();
+    if std::mem::take(&mut app.send_when_ready) {
+        effects.extend(keys::submit(app));
+    }
+    effects
+}
+
+/// The model asked for did not load; the one before stays.
+pub fn load_failed(app: &mut App, error: &str) -> Vec<Effect> {
+    app.engine.loading = None;
+    app.send_when_ready = false;
+    let kept = match &app.engine.info {
+        Some(info) => format!("; {} stays loaded", info.name),
+        None => "; /model NAME loads another".to_owned(),
+    };
+    note(app, LocalKind::Error, format!("not loaded: {error}{kept}"))
+}

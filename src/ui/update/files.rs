@@ -1,0 +1,116 @@
+//! New, saved, loaded and exported conversations, as far as the state is concerned.
+
+use super::{Effect, Opened, Store, engine, note, turns};
+use crate::chat::{Conversation, Role};
+use crate::protocol::Command;
+use crate::ui::feed::{Local, LocalKind};
+use crate::ui::state::{App, Level, RatioHistory, SessionView};
+use std::path::PathBuf;
+
+/// /new: an empty conversation; the old one is in its file.
+pub fn new_conversation(app: &mut App) -> Vec<Effect> {
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    let system = app.chat.system().map(str::to_owned);
+    show(app, Conversation::new(system));
+    app.say(Level::Info, "a new conversation");
+    vec![Effect::Store(Store::Close), Effect::Engine(Command::Clear)]
+}
+
+/// Puts another conversation on the screen.
+fn show(app: &mut App, chat: Conversation) {
+    app.chat = chat;
+    app.feed.clear();
+    app.editing = None;
+    app.session = SessionView::default();
+    app.panel.ratios = RatioHistory::default();
+    for mark in app.chat.marks() {
+        let text = engine::mark_text(mark.eviction, mark.at_token, mark.dropped_slots);
+        app.feed.locals.push(Local { after: mark.after, kind: LocalKind::Mark, text });
+    }
+    app.feed.arrange(&app.chat);
+}
+
+/// A saved conversation was read. Its tokens are fed with the first message.
+pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
+    show(app, opened.chat);
+    app.overlays.clear();
+    app.session = SessionView { id: Some(opened.id), unrestored: true };
+    app.date = opened.date;
+    let asked: Vec<String> =
+        app.chat.messages().iter().filter(|m| m.role == Role::User).map(|m| m.text.clone()).collect();
+    for text in &asked {
+        app.history.push(text);
+    }
+    let reports: Vec<_> = app.chat.path().iter().filter_map(|m| m.report.clone()).collect();
+    for report in reports {
+        let heads: usize = report.kv.live.iter().map(Vec::len).sum();
+        app.panel.ratios.push(report.kv.dense_slots as usize / heads.max(1), report.kv.ratio);
+    }
+    for text in opened.notices {
+        note(app, LocalKind::Warning, text);
+    }
+    note(app, LocalKind::Note, "opened; it is read into the cache with your next message");
+    let mut effects = vec![Effect::Engine(Command::Clear)];
+    if let Some(eviction) = opened.eviction.filter(|e| *e != app.engine.eviction) {
+        let word = if eviction { "on" } else { "off" };
+        if app.setup.settings.eviction.is_none() {
+            effects.push(Effect::Engine(Command::SetEviction(eviction)));
+        } else {
+            note(app, LocalKind::Warning, format!("this conversation ended with eviction {word}; now it is not"));
+        }
+    }
+    effects
+}
+
+/// /save [FILE]
+pub fn save(app: &mut App, argument: &str) -> Vec<Effect> {
+    let path = (!argument.is_empty()).then(|| PathBuf::from(argument));
+    match write_refused(app) {
+        true => Vec::new(),
+        false => vec![Effect::Store(Store::Save { path, overwrite: false })],
+    }
+}
+
+/// /export FILE
+pub fn export(app: &mut App, argument: &str) -> Vec<Effect> {
+    if !(argument.ends_with(".md") || argument.ends_with(".jsonl")) {
+        app.say(Level::Error, "/export takes a file name that ends in .md or .jsonl");
+        return Vec::new();
+    }
+    match write_refused(app) {
+        true => Vec::new(),
+        false => vec![Effect::Store(Store::Export { path: PathBuf::from(argument), overwrite: false })],
+    }
+}
+
+fn write_refused(app: &mut App) -> bool {
+    let nothing = app.chat.turns() == 0;
+    if nothing {
+        app.say(Level::Info, "nothing to save yet: no answer so far");
+    }
+    nothing
+}
+
+/// /resume [ID]
+pub fn resume(app: &mut App, argument: &str) -> Vec<Effect> {
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    match argument {
+        "" => vec![Effect::Store(Store::List)],
+        name => vec![Effect::Store(Store::Open(Some(name.to_owned())))],
+    }
+}
+
+/// /rename TITLE
+pub fn rename(app: &mut App, title: &str) -> Vec<Effect> {
+    if title.is_empty() {
+        app.say(Level::Error, "/rename takes a title");
+        return Vec::new();
+    }
+    app.chat.rename(title);
+    app.say(Level::Info, "renamed");
+    vec![Effect::Store(Store::Sync)]
+}

@@ -1,0 +1,277 @@
+//! Keys while something lies over the chat: help, the large panel, the list of conversations, the
+//! history search, questions.
+
+use super::{Effect, Store, engine, files, keys};
+use crate::ui::action::Action;
+use crate::ui::keymap::Key;
+use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay, Picker, SessionEntry};
+use crate::ui::text::clean_line;
+use crossterm::event::KeyCode;
+use std::path::PathBuf;
+
+const PAGE: usize = 10;
+
+/// Whether an overlay has the keys; the panel over the chat leaves them to the chat.
+pub fn takes_keys(overlay: &Overlay) -> bool {
+    !matches!(overlay, Overlay::Panel)
+}
+
+/// A key for the topmost overlay.
+pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
+    let action = app.keymap_action(key);
+    match action {
+        Some(Action::Stop | Action::Interrupt | Action::QuitWhenEmpty) => return close(app),
+        Some(Action::Suspend) => return vec![Effect::Suspend],
+        Some(Action::Redraw) => return vec![Effect::Redraw],
+        _ => {}
+    }
+    match app.overlays.last_mut() {
+        Some(Overlay::Help { .. }) => match (key.code, action) {
+            (KeyCode::Char('q') | KeyCode::Enter, _) | (_, Some(Action::Help)) => return close(app),
+            _ => scroll_key(app, key.code),
+        },
+        Some(Overlay::Inspect(_)) => return inspect_key(app, key.code, action),
+        Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
+        Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
+        Some(Overlay::Confirm { .. }) => return confirm_key(app, key.code),
+        Some(Overlay::Panel) | None => {}
+    }
+    Vec::new()
+}
+
+fn close(app: &mut App) -> Vec<Effect> {
+    if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut()
+        && picker.renaming.take().is_some()
+    {
+        return Vec::new();
+    }
+    app.overlays.pop();
+    Vec::new()
+}
+
+/// The wheel over an overlay.
+pub fn scroll(app: &mut App, down: bool) -> Vec<Effect> {
+    match app.overlays.last_mut() {
+        Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
+        Some(Overlay::Sessions(picker)) => move_selected(&mut picker.selected, picker.entries.len(), down, 1),
+        _ => {}
+    }
+    Vec::new()
+}
+
+/// Pasted text goes to a field of the overlay. True when an overlay took it.
+pub fn paste(app: &mut App, text: &str) -> bool {
+    let line = text.replace(['\r', '\n'], " ");
+    match app.overlays.last_mut() {
+        Some(Overlay::Sessions(Picker { renaming: Some((_, title)), .. })) => title.insert(&line),
+        Some(Overlay::Sessions(picker)) => picker.query.insert(&line),
+        Some(Overlay::HistorySearch { query, .. }) => query.insert(&line),
+        Some(Overlay::Panel) | None => return false,
+        Some(_) => {}
+    }
+    true
+}
+
+fn scroll_key(app: &mut App, code: KeyCode) {
+    let Some(Overlay::Help { scroll }) = app.overlays.last_mut() else { return };
+    match code {
+        KeyCode::Up => *scroll = scroll.saturating_sub(1),
+        KeyCode::Down => *scroll += 1,
+        KeyCode::PageUp => *scroll = scroll.saturating_sub(PAGE),
+        KeyCode::PageDown | KeyCode::Char(' ') => *scroll += PAGE,
+        KeyCode::Home => *scroll = 0,
+        KeyCode::End => *scroll = usize::MAX / 2,
+        _ => {}
+    }
+}
+
+/// Shows or hides the panel: beside the chat where there is room, else over it.
+pub fn toggle_panel(app: &mut App) {
+    if app.is_wide() {
+        app.panel.hidden = !app.panel.hidden;
+        return;
+    }
+    match app.overlays.iter().position(|o| matches!(o, Overlay::Panel)) {
+        Some(at) => {
+            app.overlays.remove(at);
+        }
+        None => app.overlays.push(Overlay::Panel),
+    }
+}
+
+/// The cache on the whole screen, or back.
+pub fn open_inspect(app: &mut App) -> Vec<Effect> {
+    if app.engine.info.is_none() {
+        app.say(Level::Info, "no model is loaded yet");
+        return Vec::new();
+    }
+    app.overlays.push(Overlay::Inspect(Inspect::default()));
+    engine::inspect_again(app)
+}
+
+fn inspect_key(app: &mut App, code: KeyCode, action: Option<Action>) -> Vec<Effect> {
+    let (layers, heads) = app.engine.info.as_ref().map_or((1, 1), |i| (i.n_layers.max(1), i.n_kv_heads.max(1)));
+    let Some(Overlay::Inspect(inspect)) = app.overlays.last_mut() else { return Vec::new() };
+    match code {
+        KeyCode::Up => inspect.layer = inspect.layer.saturating_sub(1),
+        KeyCode::Down => inspect.layer = (inspect.layer + 1).min(layers - 1),
+        KeyCode::Left => inspect.head = inspect.head.saturating_sub(1),
+        KeyCode::Right => inspect.head = (inspect.head + 1).min(heads - 1),
+        KeyCode::PageUp => inspect.layer = inspect.layer.saturating_sub(PAGE),
+        KeyCode::PageDown => inspect.layer = (inspect.layer + PAGE).min(layers - 1),
+        KeyCode::Home => (inspect.layer, inspect.head) = (0, 0),
+        KeyCode::End => (inspect.layer, inspect.head) = (layers - 1, heads - 1),
+        KeyCode::Char('q') | KeyCode::Enter => return close(app),
+        _ => match action {
+            Some(Action::Inspect | Action::Panel) => return close(app),
+            Some(action @ (Action::Eviction | Action::Help)) => return keys::act(app, action),
+            _ => return Vec::new(),
+        },
+    }
+    engine::inspect_again(app)
+}
+
+/// The list of saved conversations has been read.
+pub fn sessions(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
+    if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() {
+        picker.entries = entries;
+        picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+    } else if entries.is_empty() {
+        app.say(Level::Info, "no conversation is saved yet");
+    } else {
+        app.overlays.push(Overlay::Sessions(Picker { entries, ..Picker::default() }));
+    }
+    Vec::new()
+}
+
+fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
+    let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() else { return Vec::new() };
+    if let Some((id, title)) = &mut picker.renaming {
+        if key.code == KeyCode::Enter {
+            let (id, title) = (id.clone(), title.text().trim().to_owned());
+            picker.renaming = None;
+            if title.is_empty() {
+                return Vec::new();
+            }
+            return vec![Effect::Store(Store::Rename { id, title }), Effect::Store(Store::List)];
+        }
+        edit_line(title, key, action);
+        return Vec::new();
+    }
+    let chosen = picker.matching().get(picker.selected).map(|e| (e.id.clone(), e.title.clone()));
+    let count = picker.matching().len();
+    match (key.code, action) {
+        (KeyCode::Up, _) => move_selected(&mut picker.selected, count, false, 1),
+        (KeyCode::Down, _) => move_selected(&mut picker.selected, count, true, 1),
+        (KeyCode::PageUp, _) => move_selected(&mut picker.selected, count, false, PAGE),
+        (KeyCode::PageDown, _) => move_selected(&mut picker.selected, count, true, PAGE),
+        (KeyCode::Enter, _) => {
+            let Some((id, _)) = chosen else { return Vec::new() };
+            return files::resume(app, &id);
+        }
+        (KeyCode::F(2), _) | (_, Some(Action::SearchHistory)) => {
+            if let Some((id, title)) = chosen {
+                let mut editor = crate::ui::editor::Editor::default();
+                editor.set(&title);
+                picker.renaming = Some((id, editor));
+            }
+        }
+        (KeyCode::Delete, _) => {
+            if let Some((id, title)) = chosen {
+                let question = format!("Delete {:?}? Its file is removed.", clean_line(&title));
+                app.overlays.push(Overlay::Confirm { question, then: Confirmed::DeleteSession(id) });
+            }
+        }
+        (_, Some(Action::Sessions)) => return close(app),
+        _ => {
+            edit_line(&mut picker.query, key, action);
+            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+        }
+    }
+    Vec::new()
+}
+
+fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
+    let Some(Overlay::HistorySearch { query, selected }) = app.overlays.last_mut() else { return Vec::new() };
+    let found: Vec<String> = app.history.search(query.text()).into_iter().map(str::to_owned).collect();
+    match (key.code, action) {
+        (KeyCode::Enter | KeyCode::Tab, _) => {
+            let chosen = found.get(*selected).cloned();
+            app.overlays.pop();
+            if let Some(text) = chosen {
+                app.input.set(&text);
+                keys::input_changed(app);
+            }
+        }
+        (KeyCode::Down, _) | (_, Some(Action::SearchHistory)) => move_selected(selected, found.len(), true, 1),
+        (KeyCode::Up, _) => move_selected(selected, found.len(), false, 1),
+        _ => {
+            edit_line(query, key, action);
+            *selected = 0;
+        }
+    }
+    Vec::new()
+}
+
+fn move_selected(selected: &mut usize, count: usize, down: bool, by: usize) {
+    let last = count.saturating_sub(1);
+    *selected = if down { (*selected + by).min(last) } else { selected.saturating_sub(by) };
+}
+
+/// Keys of a one-line field.
+fn edit_line(line: &mut crate::ui::editor::Editor, key: Key, action: Option<Action>) {
+    match (key.code, action) {
+        (KeyCode::Char(c), None) if key.modifiers.is_empty() => line.insert(&c.to_string()),
+        (_, Some(Action::Backspace)) => line.backspace(),
+        (_, Some(Action::Delete)) => line.delete_forward(),
+        (_, Some(Action::DeleteWord)) => line.delete_word(),
+        (_, Some(Action::KillToStart)) => line.kill_to_line_start(),
+        (_, Some(Action::Left)) => line.left(),
+        (_, Some(Action::Right)) => line.right(),
+        (_, Some(Action::LineStart)) => line.to_line_start(),
+        (_, Some(Action::LineEnd)) => line.to_line_end(),
+        _ => {}
+    }
+}
+
+/// /delete asks first.
+pub fn ask_delete(app: &mut App) {
+    if app.chat.turns() == 0 || app.setup.no_session {
+        app.say(Level::Info, "this conversation has no file");
+        return;
+    }
+    let question = "Delete this conversation's file and begin a new one?".to_owned();
+    app.overlays.push(Overlay::Confirm { question, then: Confirmed::DeleteCurrent });
+}
+
+/// A file is in the way.
+pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) -> Vec<Effect> {
+    let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
+    app.overlays.push(Overlay::Confirm { question, then: Confirmed::OverwriteFile { path, export } });
+    Vec::new()
+}
+
+fn confirm_key(app: &mut App, code: KeyCode) -> Vec<Effect> {
+    match code {
+        KeyCode::Char('y' | 'Y') | KeyCode::Enter => {}
+        KeyCode::Char('n' | 'N') => return close(app),
+        _ => return Vec::new(),
+    }
+    let Some(Overlay::Confirm { then, .. }) = app.overlays.pop() else { return Vec::new() };
+    match then {
+        Confirmed::DeleteSession(id) => vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)],
+        Confirmed::DeleteCurrent => {
+            let mut effects = files::new_conversation(app);
+            if !effects.is_empty() {
+                effects[0] = Effect::Store(Store::DeleteCurrent);
+            }
+            effects
+        }
+        Confirmed::OverwriteFile { path, export: false } => {
+            vec![Effect::Store(Store::Save { path: Some(path), overwrite: true })]
+        }
+        Confirmed::OverwriteFile { path, export: true } => {
+            vec![Effect::Store(Store::Export { path, overwrite: true })]
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! Events in, state and effects out, without a terminal.
+
+use super::*;
+use crate::protocol::{StopReason, TextKind};
+use crate::ui::state::Overlay;
+use crate::ui::testing::*;
+use crossterm::event::{KeyCode, KeyModifiers};
+
+fn sent(effects: &[Effect]) -> bool {
+    effects.iter().any(|e| matches!(e, Effect::Generate { .. }))
+}
+
+fn quits(effects: &[Effect]) -> bool {
+    effects.iter().any(|e| matches!(e, Effect::Quit))
+}
+
+fn notice(app: &App) -> &str {
+    app.notice.as_ref().map_or("", |n| &n.text)
+}
+
+#[test]
+fn enter_sends_and_four_keys_make_a_newline() {
+    let mut app = app(120, 40, 8, 4);
+    for (code, modifiers) in [
+        (KeyCode::Enter, KeyModifiers::SHIFT),
+        (KeyCode::Enter, KeyModifiers::ALT),
+        (KeyCode::Char('j'), KeyModifiers::CONTROL),
+    ] {
+        press(&mut app, KeyCode::Char('a'));
+        assert!(press_with(&mut app, code, modifiers).is_empty());
+    }
+    press(&mut app, KeyCode::Char('b'));
+    press(&mut app, KeyCode::Char('\\'));
+    assert!(press(&mut app, KeyCode::Enter).is_empty());
+    assert_eq!(app.input.text(), "a\na\na\nb\n");
+    press(&mut app, KeyCode::Char('c'));
+    assert!(sent(&press(&mut app, KeyCode::Enter)));
+    assert_eq!(app.chat.path()[0].text, "a\na\na\nb\nc");
+    assert!(app.input.is_empty());
+}
+
+#[test]
+fn pasted_lines_are_one_text_and_are_never_sent() {
+    let text: String = (0..500).map(|n| format!("line {n}\n")).collect();
+    // With bracketed paste, twice.
+    let mut app1 = app(120, 40, 8, 4);
+    assert!(update(&mut app1, AppEvent::Paste(text.replace('\n', "\r"))).is_empty());
+    update(&mut app1, AppEvent::Paste(text.clone()));
+    assert_eq!(app1.input.text(), format!("{text}{text}"));
+    // As keys that come at once, in three bursts.
+    let mut app2 = app(120, 40, 8, 4);
+    for (n, c) in text.chars().enumerate() {
+        app2.now_ms = 1000 + n as u64 / 400 * 60;
+        let code = if c == '\n' { KeyCode::Enter } else { KeyCode::Char(c) };
+        let effects = update(&mut app2, AppEvent::Key(crossterm::event::KeyEvent::new(code, KeyModifiers::NONE)));
+        assert!(effects.is_empty());
+    }
+    app2.now_ms += 1000;
+    assert!(update(&mut app2, AppEvent::Tick).is_empty());
+    assert_eq!(app2.input.text(), text);
+    assert!(screen(&mut app2).contains("501 lines in the input"));
+    press(&mut app2, KeyCode::Backspace);
+    assert!(sent(&press(&mut app2, KeyCode::Enter)));
+}
+
+#[test]
+fn one_line_and_enter_at_once_are_sent_a_moment_later() {
+    let mut app = app(120, 40, 8, 4);
+    for code in [KeyCode::Char('h'), KeyCode::Char('i'), KeyCode::Enter] {
+        assert!(update(&mut app, AppEvent::Key(crossterm::event::KeyEvent::new(code, KeyModifiers::NONE))).is_empty());
+    }
+    assert!(app.wants_tick().is_some());
+    app.now_ms += 100;
+    assert!(sent(&update(&mut app, AppEvent::Tick)));
+}
+
+#[test]
+fn escape_stops_and_the_partial_answer_stays() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "hello");
+    stream(&mut app, TextKind::Answer, "one two");
+    let effects = press(&mut app, KeyCode::Esc);
+    assert!(matches!(effects[..], [Effect::Engine(Command::Cancel)]));
+    let turn = app.turn.as_ref().unwrap().turn;
+    let effects = engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::Cancelled))));
+    assert!(matches!(effects[0], Effect::Store(Store::Sync)));
+    assert!(app.turn.is_none());
+    let shown = screen(&mut app);
+    assert!(shown.contains("one two") && shown.contains("interrupted"), "{shown}");
+}
+
+#[test]
+fn control_c_quits_at_the_second_press_only() {
+    let mut app = app(120, 40, 8, 4);
+    press(&mut app, KeyCode::Char('x'));
+    let c = |app: &mut App| press_with(app, KeyCode::Char('c'), KeyModifiers::CONTROL);
+    assert!(!quits(&c(&mut app)));
+    assert_eq!(app.input.text(), "x");
+    press(&mut app, KeyCode::Char('y'));
+    assert!(!quits(&c(&mut app)));
+    assert!(quits(&c(&mut app)));
+    let d = |app: &mut App| press_with(app, KeyCode::Char('d'), KeyModifiers::CONTROL);
+    assert!(!quits(&d(&mut app)));
+    press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    assert!(quits(&d(&mut app)));
+}
+
+#[test]
+fn a_message_typed_while_loading_is_sent_when_ready() {
+    let mut app = unloaded(80, 24, crate::ui::heat::Depth::Rgb, "dark");
+    app.engine.loading = Some(crate::ui::state::Loading { name: "demo".into(), done_bytes: 0, total_bytes: 0 });
+    assert!(!sent(&say(&mut app, "hi")));
+    assert_eq!(app.input.text(), "hi");
+    assert!(sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    // And one typed while an answer runs is kept.
+    assert!(!sent(&say(&mut app, "more")));
+    assert_eq!(app.input.text(), "more");
+}
+
+#[test]
+fn a_refused_prompt_returns_to_the_input() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "too long");
+    let turn = app.turn.as_ref().unwrap().turn;
+    let refused = crate::protocol::TurnReport {
+        in_context: false,
+        generated: Vec::new(),
+        detail: Some("the prompt has 9000 tokens".into()),
+        ..report(turn, StopReason::ContextFull)
+    };
+    engine(&mut app, Event::TurnDone(Box::new(refused)));
+    assert_eq!(app.input.text(), "too long");
+    assert!(screen(&mut app).contains("not sent: the prompt has 9000 tokens"));
+    assert!(app.chat.context_path().is_empty());
+}
+
+#[test]
+fn toggles_mark_their_place_and_say_what_they_cost() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "question", "hm", "answer");
+    let effects = press(&mut app, KeyCode::F(4));
+    assert!(matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]));
+    engine(&mut app, Event::EvictionSet { on: false, at_token: 472, dropped_slots: 0 });
+    let shown = screen(&mut app);
+    assert!(shown.contains("nothing more is dropped; what is gone stays gone"), "{shown}");
+    assert!(shown.contains("/rebuild would redo 472 tokens"), "{shown}");
+    assert!(shown.contains("eviction off"));
+    engine(&mut app, Event::EvictionSet { on: true, at_token: 500, dropped_slots: 1234 });
+    assert!(screen(&mut app).contains("eviction on: 1,234 slots given up at once"));
+    assert_eq!(app.chat.marks().len(), 2);
+    say(&mut app, "/eviction on");
+    assert_eq!(notice(&app), "eviction is on already");
+    let effects = say(&mut app, "/rebuild");
+    assert!(matches!(effects[..], [Effect::Engine(Command::Rebuild)]));
+    engine(&mut app, Event::Rebuilding { done: 100, total: 472 });
+    assert!(screen(&mut app).contains("filling the cache: 100 of 472 tokens, 21 % (Esc stops)"));
+    assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
+    engine(&mut app, Event::RebuildDone { cancelled: true, tokens: 472 });
+    assert!(!app.is_busy());
+}
+
+#[test]
+fn thoughts_stream_as_a_tail_then_fold_and_open() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "think");
+    let lines: String = (0..20).map(|n| format!("step {n}\n")).collect();
+    stream(&mut app, TextKind::Reasoning, &lines);
+    let shown = screen(&mut app);
+    assert!(shown.contains("thinking") && shown.contains("step 19") && !shown.contains("step 12"), "{shown}");
+    app.now_ms += 3200;
+    stream(&mut app, TextKind::Answer, "done");
+    let shown = screen(&mut app);
+    assert!(shown.contains("thought for 3.2 s") && !shown.contains("step 19"), "{shown}");
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    assert!(screen(&mut app).contains("thought for 3.2 s, 412 tokens"));
+    press(&mut app, KeyCode::F(5));
+    assert!(screen(&mut app).contains("step 12"));
+    press(&mut app, KeyCode::F(6));
+    assert!(!screen(&mut app).contains("step 12"));
+    assert_eq!(app.chat.path()[1].reasoning.as_deref(), Some(lines.as_str()));
+}
+
+#[test]
+fn an_answer_that_was_all_thinking_is_called_that() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "think");
+    stream(&mut app, TextKind::Reasoning, "on and on");
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::MaxTokens))));
+    let shown = screen(&mut app);
+    assert!(shown.contains("all of it was thinking") && shown.contains("token limit"), "{shown}");
+}
+
+#[test]
+fn scrolled_back_the_place_holds_with_a_badge() {
+    let mut app = app(80, 24, 8, 4);
+    say(&mut app, "long");
+    let text: String = (0..60).map(|n| format!("row {n}\n")).collect();
+    stream(&mut app, TextKind::Answer, &text);
+    screen(&mut app);
+    press(&mut app, KeyCode::PageUp);
+    let before = screen(&mut app);
+    stream(&mut app, TextKind::Answer, "row 60\nrow 61\nrow 62\n");
+    let after = screen(&mut app);
+    assert!(after.contains("3 new lines, End to follow"), "{after}");
+    assert_eq!(before.lines().next(), after.lines().next());
+    press(&mut app, KeyCode::End);
+    let end = screen(&mut app);
+    assert!(end.contains("row 62") && !end.contains("End to follow"), "{end}");
+}
+
+#[test]
+fn undo_edit_and_regenerate_keep_the_branches() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "first", "", "one");
+    turn(&mut app, "second", "", "two");
+    assert!(sent(&say(&mut app, "/regen")));
+    let id = app.turn.as_ref().unwrap().turn;
+    stream(&mut app, TextKind::Answer, "another two");
+    engine(&mut app, Event::TurnDone(Box::new(report(id, StopReason::End))));
+    assert!(screen(&mut app).contains("version 2 of 2"));
+    let effects = press_with(&mut app, KeyCode::Char(','), KeyModifiers::ALT);
+    assert!(matches!(effects[0], Effect::Rewind));
+    assert_eq!(app.chat.path().last().unwrap().text, "two");
+    say(&mut app, "/undo");
+    assert_eq!((app.input.text(), app.chat.path().len()), ("second", 2));
+    press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    say(&mut app, "/edit");
+    assert_eq!(app.input.text(), "first");
+    press(&mut app, KeyCode::Char('!'));
+    assert!(sent(&press(&mut app, KeyCode::Enter)));
+    assert_eq!(app.chat.path()[0].text, "first!");
+    assert_eq!(app.chat.siblings(app.chat.path()[0].id).len(), 2);
+}
+
+#[test]
+fn unknown_commands_and_values_say_what_was_expected() {
+    let mut app = app(120, 40, 8, 4);
+    for (line, expected) in [
+        ("/hepl", "no command /hepl; did you mean /help?"),
+        ("/set temprature 1", "did you mean temperature?"),
+        ("/set top_p 2", "top_p takes 0 to 1"),
+        ("/theme nope", "no theme \"nope\"; themes: dark, light, cividis, ascii"),
+        ("/think maybe", "/think takes on or off"),
+        ("/export notes.txt", ".md or .jsonl"),
+        ("/copy x", "a number, code or all"),
+    ] {
+        say(&mut app, line);
+        assert!(notice(&app).contains(expected), "{line}: {}", notice(&app));
+        press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    }
+    say(&mut app, "/set temperature 0.7");
+    assert_eq!(app.options.sampling.temperature, 0.7);
+    say(&mut app, "/set kv_limit 1GB");
+    assert_eq!(app.options.kv_limit, Some(1_000_000_000));
+}
+
+#[test]
+fn a_path_is_no_command_and_tab_completes() {
+    let mut app = app(120, 40, 8, 4);
+    assert!(sent(&say(&mut app, "/usr/bin/env is what?")));
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    for c in "/ev".chars() {
+        press(&mut app, KeyCode::Char(c));
+    }
+    assert!(screen(&mut app).contains("/eviction on|off"));
+    press(&mut app, KeyCode::Tab);
+    press(&mut app, KeyCode::Down);
+    press(&mut app, KeyCode::Tab);
+    assert_eq!(app.input.text(), "/eviction off");
+    assert!(matches!(press(&mut app, KeyCode::Enter)[..], [Effect::Engine(Command::SetEviction(false))]));
+}
+
+#[test]
+fn copying_gives_the_source() {
+    let mut app = app(120, 40, 8, 4);
+    let answer = "\n\n# Title\n\n```py\nx = 1\n```\n| a |\n|--|\n";
+    turn(&mut app, "q", "", answer);
+    let copied = |effects: Vec<Effect>| match effects.into_iter().next() {
+        Some(Effect::Copy { text, .. }) => text,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(copied(press(&mut app, KeyCode::F(8))), answer.trim_matches('\n'));
+    assert_eq!(copied(say(&mut app, "/copy code")), "x = 1\n");
+    assert_eq!(copied(say(&mut app, "/copy 1")), answer.trim_matches('\n'));
+    update(&mut app, AppEvent::Copied { what: "answer".into(), sent: true });
+    assert!(notice(&app).contains("sent"));
+}
+
+#[test]
+fn stats_and_heatmap_show_the_same_numbers() {
+    let mut app = app(120, 70, 8, 4);
+    turn(&mut app, "q", "t", "a");
+    say(&mut app, "/stats");
+    let shown = screen(&mut app);
+    let s = app.engine.snapshot.clone().unwrap();
+    for layer in 0..8 {
+        // The table's row, on the left, and the heatmap's, on the right.
+        let (table, cells): (Vec<&str>, Vec<&str>) = shown.lines().filter_map(|l| l.split_once('│')).fold(
+            (Vec::new(), Vec::new()),
+            |(mut t, mut c), (left, right)| {
+                if left.trim().starts_with(&format!("L{layer} ")) {
+                    t = left.split_whitespace().skip(1).collect();
+                }
+                if right.trim().starts_with(&format!("L{layer} ")) {
+                    c = right.split_whitespace().skip(1).collect();
+                }
+                (t, c)
+            },
+        );
+        for head in 0..4 {
+            let live = s.kv.live[layer][head];
+            assert_eq!(table[head], live.to_string());
+            assert_eq!(cells[head], ((f64::from(live) / 472.0) * 100.0).round().to_string());
+        }
+    }
+    let ratio = crate::ui::text::ratio(s.kv.ratio);
+    assert_eq!(shown.matches(&ratio).count(), 4, "panel, /stats, status line, answer: {shown}");
+}
+
+#[test]
+fn history_is_recalled_at_the_edges_and_searched() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "alpha", "", "1");
+    turn(&mut app, "beta", "", "2");
+    press(&mut app, KeyCode::Char('d'));
+    press(&mut app, KeyCode::Up);
+    press(&mut app, KeyCode::Up);
+    assert_eq!(app.input.text(), "alpha");
+    press(&mut app, KeyCode::Down);
+    press(&mut app, KeyCode::Down);
+    assert_eq!(app.input.text(), "d");
+    press_with(&mut app, KeyCode::Char('r'), KeyModifiers::CONTROL);
+    press(&mut app, KeyCode::Char('l'));
+    assert!(screen(&mut app).contains("search what was sent"));
+    press(&mut app, KeyCode::Enter);
+    assert_eq!(app.input.text(), "alpha");
+}
+
+#[test]
+fn questions_are_asked_before_files_go() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "q", "", "a");
+    say(&mut app, "/delete");
+    assert!(matches!(app.overlays.last(), Some(Overlay::Confirm { .. })));
+    press(&mut app, KeyCode::Char('n'));
+    assert!(app.overlays.is_empty());
+    assert_eq!(app.chat.path().len(), 2);
+    say(&mut app, "/delete");
+    let effects = press(&mut app, KeyCode::Char('y'));
+    assert!(matches!(effects[0], Effect::Store(Store::DeleteCurrent)));
+    assert!(app.chat.is_empty());
+    let effects = update(&mut app, AppEvent::Exists { path: "x.md".into(), export: true });
+    assert!(effects.is_empty());
+    let effects = press(&mut app, KeyCode::Char('y'));
+    assert!(matches!(&effects[0], Effect::Store(Store::Export { overwrite: true, .. })));
+}
+
+#[test]
+fn a_broken_engine_keeps_the_conversation() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "q");
+    stream(&mut app, TextKind::Answer, "half an ans");
+    engine(&mut app, Event::Failed("index out of bounds".into()));
+    let shown = screen(&mut app);
+    assert!(shown.contains("half an ans") && shown.contains("the engine broke: index out of bounds"), "{shown}");
+    assert!(!sent(&say(&mut app, "again")));
+    assert_eq!(app.input.text(), "again");
+}
+
+#[test]
+fn the_large_panel_walks_over_the_heads() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "q", "", "a");
+    let effects = press(&mut app, KeyCode::F(3));
+    assert!(matches!(effects[..], [Effect::Engine(Command::Inspect { layer: 0, head: 0 })]));
+    press(&mut app, KeyCode::Down);
+    press(&mut app, KeyCode::Right);
+    let effects = press(&mut app, KeyCode::Right);
+    assert!(matches!(effects[..], [Effect::Engine(Command::Inspect { layer: 1, head: 2 })]));
+    let slots = (0..100).map(|n| crate::protocol::SlotInfo { position: n * 4, marked: n % 10 == 0 }).collect();
+    engine(&mut app, Event::HeadPositions { layer: 1, head: 2, slots });
+    let shown = screen(&mut app);
+    assert!(shown.contains("layer 1, head 2") && shown.contains("10 of them marked to go"), "{shown}");
+    assert!(shown.contains("longest stretch without one: 3 tokens"), "{shown}");
+    press(&mut app, KeyCode::Esc);
+    assert!(app.overlays.is_empty());
+}
+
+#[test]
+fn the_wheel_scrolls_and_a_click_opens_thoughts() {
+    use crossterm::event::{MouseButton, MouseEvent, MouseEventKind};
+    let mut app = app(80, 24, 8, 4);
+    turn(&mut app, "q", "deep thought\nand more", "answer");
+    let shown = screen(&mut app);
+    let row = shown.lines().position(|l| l.contains("thought for")).unwrap() as u16;
+    let mouse = |kind, row| AppEvent::Mouse(MouseEvent { kind, column: 5, row, modifiers: KeyModifiers::NONE });
+    update(&mut app, mouse(MouseEventKind::Down(MouseButton::Left), row + 1));
+    assert!(!screen(&mut app).contains("deep thought"));
+    update(&mut app, mouse(MouseEventKind::Down(MouseButton::Left), row));
+    assert!(screen(&mut app).contains("deep thought"));
+    for n in 0..6 {
+        turn(&mut app, &format!("question {n}"), "t", "answer");
+    }
+    screen(&mut app);
+    update(&mut app, mouse(MouseEventKind::ScrollUp, 3));
+    assert!(screen(&mut app).contains("End to follow"));
+    update(&mut app, mouse(MouseEventKind::ScrollDown, 3));
+    assert!(!screen(&mut app).contains("End to follow"));
+    assert!(matches!(press(&mut app, KeyCode::F(9))[..], [Effect::Mouse(false)]));
+}

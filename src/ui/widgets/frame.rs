@@ -1,0 +1,119 @@
+//! The whole screen, from the state.
+
+use super::{conversation, help, input, inspect, layout, lists, panel, status, welcome};
+use crate::ui::state::{App, MIN_SIZE, Overlay};
+use crate::ui::text::truncate;
+use crate::ui::theme::Role;
+use crate::ui::update::takes_keys;
+use ratatui::Frame;
+use ratatui::buffer::{Buffer, CellDiffOption};
+use ratatui::layout::Rect;
+use ratatui::widgets::{Clear, Widget};
+
+/// Rows that the welcome needs to make sense.
+const WELCOME: u16 = 5;
+
+/// Draws everything. The state changes in its cached rows only.
+pub fn draw(frame: &mut Frame, app: &mut App) {
+    let area = frame.area();
+    app.size = (area.width, area.height);
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
+        return too_small(frame, area, app);
+    }
+    let at = layout(app);
+    conversation::prepare(app, at.conversation);
+    let app = &*app;
+    let buffer = frame.buffer_mut();
+    conversation::draw(buffer, at.conversation, app);
+    let free = at.conversation.height.saturating_sub(app.feed.total().min(usize::from(u16::MAX)) as u16);
+    if app.chat.path().is_empty() && free >= WELCOME {
+        welcome::draw(buffer, Rect { height: free, ..at.conversation }, app);
+    }
+    if let Some(panel) = at.panel {
+        let line = if app.setup.plain { " " } else { app.theme.glyphs().vertical };
+        for y in at.rule.y..at.rule.bottom() {
+            buffer.set_string(at.rule.x, y, line, app.theme.style(Role::Border));
+        }
+        panel::draw(buffer, panel, app);
+    }
+    status::draw_banner(buffer, at.banner, app);
+    status::draw_status(buffer, at.status, app);
+    let chat_has_keys = !app.overlays.iter().any(takes_keys);
+    input::draw(frame, at.input, app, chat_has_keys);
+    for overlay in &app.overlays {
+        draw_overlay(frame, app, overlay, &at);
+    }
+    if chat_has_keys {
+        input::draw_completion(frame, Rect { y: at.banner.y, ..at.input }, app);
+    }
+    repaint_behind_joined_emoji(frame.buffer_mut());
+}
+
+/// Terminals that do not join emoji draw their parts one after the other, over what stands behind:
+/// that is painted again with every frame.
+fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
+    let area = buffer.area;
+    for y in area.y..area.bottom() {
+        for x in area.x..area.right() {
+            let symbol = buffer[(x, y)].symbol();
+            if symbol.len() < 8 || !symbol.contains('\u{200d}') {
+                continue;
+            }
+            let parts = 2 * symbol.chars().filter(|c| *c == '\u{200d}').count() as u16;
+            for behind in x + 2..(x + 3 + parts).min(area.right()) {
+                buffer[(behind, y)].set_diff_option(CellDiffOption::AlwaysUpdate);
+            }
+        }
+    }
+}
+
+fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Layout) {
+    let whole = Rect { height: at.status.y, ..frame.area() };
+    match overlay {
+        Overlay::Help { scroll } => {
+            Clear.render(whole, frame.buffer_mut());
+            help::draw(frame.buffer_mut(), whole, app, *scroll);
+        }
+        Overlay::Panel if at.panel.is_none() => {
+            Clear.render(at.conversation, frame.buffer_mut());
+            panel::draw(frame.buffer_mut(), at.conversation, app);
+        }
+        Overlay::Panel => {}
+        Overlay::Inspect(chosen) => {
+            Clear.render(whole, frame.buffer_mut());
+            inspect::draw(frame.buffer_mut(), whole, app, chosen);
+        }
+        Overlay::Sessions(picker) => {
+            Clear.render(whole, frame.buffer_mut());
+            lists::draw_sessions(frame, whole, app, picker);
+        }
+        Overlay::HistorySearch { query, selected } => {
+            let area = strip(whole, lists::history_rows(app, query) as u16 + 2);
+            Clear.render(area, frame.buffer_mut());
+            lists::draw_history(frame, area, app, query, *selected);
+        }
+        Overlay::Confirm { question, .. } => {
+            let area = strip(whole, 5);
+            Clear.render(area, frame.buffer_mut());
+            lists::draw_confirm(frame, area, app, question);
+        }
+    }
+}
+
+/// The lowest rows of an area.
+fn strip(area: Rect, rows: u16) -> Rect {
+    let height = rows.min(area.height);
+    Rect { y: area.bottom() - height, height, ..area }
+}
+
+fn too_small(frame: &mut Frame, area: Rect, app: &App) {
+    let text = [
+        "too small a screen:".to_owned(),
+        format!("{} x {} at least", MIN_SIZE.0, MIN_SIZE.1),
+        "nothing is lost".to_owned(),
+    ];
+    for (n, line) in text.iter().take(usize::from(area.height)).enumerate() {
+        let line = truncate(line, usize::from(area.width));
+        frame.buffer_mut().set_string(area.x, area.y + n as u16, line, app.theme.style(Role::Warning));
+    }
+}

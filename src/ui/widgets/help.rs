@@ -1,0 +1,72 @@
+//! The help: every key and every command, from the tables that define them.
+
+use crate::ui::action::{Action, Group};
+use crate::ui::commands::SPECS;
+use crate::ui::state::App;
+use crate::ui::text::{wrap, wrap_plain};
+use crate::ui::theme::Role;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+/// Draws the help from row `scroll` on.
+pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, scroll: usize) {
+    let width = usize::from(area.width).saturating_sub(2);
+    let lines = lines(app, width);
+    let room = usize::from(area.height).saturating_sub(1);
+    let top = scroll.min(lines.len().saturating_sub(room));
+    for (n, line) in lines.iter().skip(top).take(room).enumerate() {
+        buffer.set_line(area.x + 1, area.y + n as u16, line, area.width - 2);
+    }
+    let more = lines.len().saturating_sub(top + room);
+    let text = if more > 0 { format!("{more} more lines, arrows scroll, Esc closes") } else { "Esc closes".to_owned() };
+    buffer.set_stringn(area.x + 1, area.bottom() - 1, text, width, app.theme.style(Role::Dim));
+}
+
+/// The whole help as rows.
+pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
+    let theme = &app.theme;
+    let mut out = Vec::new();
+    let title = |out: &mut Vec<Line<'static>>, text: &str| {
+        if !out.is_empty() {
+            out.push(Line::default());
+        }
+        out.push(Line::styled(text.to_owned(), theme.style(Role::Title)));
+    };
+    let row = |out: &mut Vec<Line<'static>>, left: String, right: &str| {
+        let column = 26.min(width / 2);
+        let key = Span::styled(format!("{left:<column$} "), theme.style(Role::Key));
+        let rest = Span::raw(" ".repeat(column + 1));
+        out.extend(wrap(&[Span::styled(right.to_owned(), theme.style(Role::Text))], width, &[key], &[rest]));
+    };
+    title(&mut out, "Commands");
+    for spec in SPECS {
+        row(&mut out, format!("/{} {}", spec.name, spec.usage), spec.help);
+    }
+    for (group, name) in [(Group::Chat, "Keys"), (Group::Edit, "Keys in the input")] {
+        title(&mut out, name);
+        for action in Action::ALL.iter().filter(|a| a.group() == group) {
+            let keys = app.setup.keymap.keys_of(*action).join(", ");
+            row(&mut out, if keys.is_empty() { "no key".to_owned() } else { keys }, action.help());
+        }
+    }
+    title(&mut out, "Files");
+    let dirs = &app.setup.settings.dirs;
+    for (name, path) in
+        [("Conversations", dirs.sessions()), ("Configuration", dirs.config_file()), ("Themes", dirs.themes())]
+    {
+        row(&mut out, name.to_owned(), &crate::ui::text::clean_line(&path.display().to_string()));
+    }
+    row(
+        &mut out,
+        "Keys".to_owned(),
+        &crate::ui::text::clean_line(&dirs.config.join("keymap.toml").display().to_string()),
+    );
+    title(&mut out, "What the panel shows");
+    let text = "Every layer of the model keeps keys and values of earlier tokens, in slots, for each of its heads. \
+                A model trained with DMS marks tokens it will not need; with eviction on, their slots are given to \
+                new tokens once they leave the window. A cell of the heatmap is one head: how many percent of the \
+                tokens it still keeps. The ratio is dense slots over live slots.";
+    out.extend(wrap_plain(text, theme.style(Role::Text), width, &[]));
+    out
+}

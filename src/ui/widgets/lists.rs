@@ -1,0 +1,125 @@
+//! Lists and questions over the chat: saved conversations, the history search, yes or no.
+
+use crate::ui::editor::Editor;
+use crate::ui::state::{App, Picker};
+use crate::ui::text::{clean_line, plural, truncate, width, wrap_plain};
+use crate::ui::theme::Role;
+use ratatui::Frame;
+use ratatui::layout::{Position, Rect};
+
+/// A one-line field with its name; puts the cursor into it.
+fn field(frame: &mut Frame, area: Rect, app: &App, name: &str, value: &Editor) {
+    let label = format!("{name} ");
+    frame.buffer_mut().set_string(area.x, area.y, &label, app.theme.style(Role::Prompt));
+    let room = usize::from(area.width).saturating_sub(width(&label) + 1);
+    let before = clean_line(&value.text()[..value.caret()]);
+    let shown = clean_line(value.text());
+    let skip = width(&before).saturating_sub(room);
+    let mut columns = 0;
+    let visible: String = unicode_segmentation::UnicodeSegmentation::graphemes(shown.as_str(), true)
+        .skip_while(|g| {
+            columns += width(g);
+            columns <= skip
+        })
+        .collect();
+    let x = area.x + width(&label) as u16;
+    frame.buffer_mut().set_stringn(x, area.y, visible, room, app.theme.style(Role::Input));
+    frame.set_cursor_position(Position { x: x + (width(&before) - skip).min(room) as u16, y: area.y });
+}
+
+/// First entry shown so that the selected one is in view.
+fn first(selected: usize, count: usize, rows: usize) -> usize {
+    (selected + 1).saturating_sub(rows).min(count.saturating_sub(rows))
+}
+
+/// The saved conversations.
+pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) {
+    let theme = &app.theme;
+    let top = Rect { x: area.x + 1, width: area.width.saturating_sub(2), height: 1, ..area };
+    match &picker.renaming {
+        Some((_, title)) => field(frame, top, app, "new title:", title),
+        None => field(frame, top, app, "conversations:", &picker.query),
+    }
+    let matching = picker.matching();
+    let rows = usize::from(area.height).saturating_sub(3);
+    let start = first(picker.selected, matching.len(), rows);
+    let room = usize::from(top.width);
+    let buffer = frame.buffer_mut();
+    for (n, entry) in matching.iter().skip(start).take(rows).enumerate() {
+        let y = area.y + 2 + n as u16;
+        let facts = format!(
+            "{}  {:>8}  {}",
+            clean_line(&entry.when),
+            plural(entry.turns as u64, "turn"),
+            clean_line(&entry.model)
+        );
+        let facts = truncate(&facts, room / 2);
+        let title_room = room.saturating_sub(width(&facts) + 2);
+        let title = truncate(&clean_line(&entry.title), title_room);
+        let pad = " ".repeat(room.saturating_sub(width(&title) + width(&facts)));
+        let chosen = start + n == picker.selected;
+        let (style, dim) = if chosen {
+            (theme.style(Role::Selected), theme.style(Role::Selected))
+        } else {
+            (theme.style(Role::Text), theme.style(Role::Dim))
+        };
+        let x = top.x + room.saturating_sub(width(&facts)) as u16;
+        buffer.set_string(top.x, y, format!("{title}{pad}"), style);
+        buffer.set_string(x, y, facts, dim);
+    }
+    if matching.is_empty() {
+        buffer.set_stringn(top.x, area.y + 2, "nothing fits", room, theme.style(Role::Dim));
+    }
+    let keys = "Enter opens, F2 renames, Delete deletes, Esc closes";
+    buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));
+}
+
+/// The line that parts a list from the chat above it.
+fn rule(frame: &mut Frame, area: Rect, app: &App) {
+    let line = if app.setup.plain { " " } else { app.theme.glyphs().horizontal };
+    let style = app.theme.style(Role::Border);
+    frame.buffer_mut().set_string(area.x, area.y, line.repeat(usize::from(area.width)), style);
+}
+
+/// Rows of the history search's list.
+pub fn history_rows(app: &App, query: &Editor) -> usize {
+    app.history.search(query.text()).len().clamp(1, 10)
+}
+
+/// What was sent before, filtered.
+pub fn draw_history(frame: &mut Frame, area: Rect, app: &App, query: &Editor, selected: usize) {
+    let theme = &app.theme;
+    let found = app.history.search(query.text());
+    let rows = history_rows(app, query).min(usize::from(area.height).saturating_sub(2));
+    let start = first(selected, found.len(), rows);
+    let room = usize::from(area.width).saturating_sub(2);
+    rule(frame, area, app);
+    let top = area.bottom() - rows as u16 - 1;
+    for n in 0..rows {
+        let y = top + n as u16;
+        let Some(entry) = found.get(start + n) else {
+            frame.buffer_mut().set_stringn(area.x + 1, y, "nothing fits", room, theme.style(Role::Dim));
+            continue;
+        };
+        let chosen = start + n == selected;
+        let style = theme.style(if chosen { Role::Selected } else { Role::Text });
+        let text = truncate(&clean_line(entry), room);
+        frame.buffer_mut().set_string(area.x + 1, y, text, style);
+    }
+    let line = Rect { x: area.x + 1, y: area.bottom() - 1, width: area.width.saturating_sub(2), height: 1 };
+    field(frame, line, app, "search what was sent:", query);
+}
+
+/// A question with yes and no.
+pub fn draw_confirm(frame: &mut Frame, area: Rect, app: &App, question: &str) {
+    let room = usize::from(area.width).saturating_sub(2);
+    let lines = wrap_plain(question, app.theme.style(Role::Warning), room, &[]);
+    rule(frame, area, app);
+    let buffer = frame.buffer_mut();
+    let mut y = area.y + 1;
+    for line in lines.iter().take(usize::from(area.height).saturating_sub(2)) {
+        buffer.set_line(area.x + 1, y, line, area.width.saturating_sub(2));
+        y += 1;
+    }
+    buffer.set_stringn(area.x + 1, y, "y or Enter: yes    n or Esc: no", room, app.theme.style(Role::Text));
+}

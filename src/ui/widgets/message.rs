@@ -1,0 +1,299 @@
+//! The rows of one item of the conversation: a message with its thoughts and its last line, or a
+//! line of our own.
+
+use crate::chat::{Message, Role as Who};
+use crate::protocol::StopReason;
+use crate::ui::feed::{ItemKey, LocalKind, Rows};
+use crate::ui::markdown;
+use crate::ui::state::App;
+use crate::ui::text::{clean, count, plural, ratio, seconds, wrap, wrap_plain};
+use crate::ui::theme::{Role, Theme};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+/// Rows of a think block while it streams.
+const TAIL: usize = 4;
+/// Bytes of a streaming think block that are looked at for its tail.
+const TAIL_BYTES: usize = 4_000;
+
+/// How an answer ended, in a few words.
+pub fn stop_words(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::End => "end",
+        StopReason::MaxTokens => "token limit",
+        StopReason::ContextFull => "window full",
+        StopReason::CacheFull => "cache full",
+        StopReason::Cancelled => "interrupted",
+        StopReason::Error => "error",
+    }
+}
+
+/// Rows of an item, taken from `old` as far as nothing changed.
+pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows>) -> Rows {
+    let fingerprint = fingerprint(app, key, width, first);
+    if let Some(old) = old.as_ref().filter(|o| o.fingerprint == fingerprint) {
+        return old.clone();
+    }
+    let mut made = match key {
+        ItemKey::Local(at) => local(app, at, width),
+        ItemKey::Message(id) => match app.chat.get(id) {
+            Some(message) if message.role == Who::User => user(app, message, width),
+            Some(message) => reply(app, message, width, old),
+            None => Rows::default(),
+        },
+    };
+    let mark = matches!(key, ItemKey::Message(id) if app.feed.selected == Some(id));
+    if mark {
+        let bar = Span::styled(app.theme.glyphs().quote, app.theme.style(Role::Key));
+        for line in &mut made.lines {
+            if let Some(margin) = line.spans.first_mut().filter(|s| s.content.starts_with(' ')) {
+                margin.content.to_mut().remove(0);
+            }
+            line.spans.insert(0, bar.clone());
+        }
+    }
+    if !first {
+        made.lines.insert(0, Line::default());
+        made.fold_row = made.fold_row.map(|r| r + 1);
+    }
+    made.fingerprint = fingerprint;
+    made
+}
+
+/// Changes whenever the rows would.
+pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (width, first, app.feed.generation).hash(&mut hasher);
+    if let ItemKey::Message(id) = key
+        && let Some(m) = app.chat.get(id)
+    {
+        let open = app.feed.is_open(id);
+        let chosen = app.feed.selected == Some(id);
+        let reasoning = m.reasoning.as_ref().map(String::len);
+        (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen).hash(&mut hasher);
+        app.chat.siblings(id).len().hash(&mut hasher);
+        let turn = app.turn.as_ref().filter(|t| t.message == id);
+        turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);
+    }
+    // Never the value of rows that were not made yet.
+    hasher.finish() | 1
+}
+
+/// Tenths of a second of thinking so far. Changes only with the events that redraw anyway.
+fn thinking_tenths(app: &App, since: Option<u64>) -> Option<u64> {
+    since.map(|s| app.now_ms.saturating_sub(s) / 100)
+}
+
+fn margin() -> Vec<Span<'static>> {
+    vec![Span::raw("   ")]
+}
+
+fn user(app: &App, message: &Message, width: usize) -> Rows {
+    let theme = &app.theme;
+    let mut lines = Vec::new();
+    let first = [Span::raw(" "), Span::styled(format!("{} ", theme.glyphs().prompt), theme.style(Role::User))];
+    for (n, line) in clean(message.shown()).split('\n').enumerate() {
+        let span = Span::styled(line, theme.style(Role::UserText));
+        lines.extend(if n == 0 {
+            wrap(&[span], width, &first, &margin())
+        } else {
+            wrap(&[span], width, &margin(), &margin())
+        });
+    }
+    let siblings = app.chat.siblings(message.id);
+    if siblings.len() > 1 {
+        lines.extend(wrap_plain(&version(app, message), theme.style(Role::Dim), width, &margin()));
+    }
+    Rows { lines, ..Rows::default() }
+}
+
+fn version(app: &App, message: &Message) -> String {
+    let siblings = app.chat.siblings(message.id);
+    let at = siblings.iter().position(|id| *id == message.id).unwrap_or(0);
+    format!("version {} of {}", at + 1, siblings.len())
+}
+
+fn reply(app: &App, message: &Message, width: usize, old: Option<Rows>) -> Rows {
+    let mut lines = Vec::new();
+    let fold_row = thoughts(app, message, width, &mut lines);
+    let text = message.text.trim_start_matches('\n');
+    let finished = if message.is_open() && !text.trim().is_empty() {
+        Some(streaming(app, text, width, old, &mut lines))
+    } else {
+        if !text.trim().is_empty() {
+            lines.extend(indented(markdown::render(message.shown(), width.saturating_sub(3), &app.theme)));
+        }
+        None
+    };
+    if message.report.is_some() {
+        last_line(app, message, width, &mut lines);
+    }
+    Rows { lines, fold_row, finished, ..Rows::default() }
+}
+
+/// The answer so far: its finished blocks as they were, only the rest made anew.
+fn streaming(
+    app: &App,
+    text: &str,
+    width: usize,
+    old: Option<Rows>,
+    lines: &mut Vec<Line<'static>>,
+) -> (usize, Vec<Line<'static>>) {
+    let room = width.saturating_sub(3);
+    let same_width = app.feed.width == width;
+    let (mut bytes, mut done) = old.and_then(|o| o.finished).filter(|_| same_width).unwrap_or_default();
+    if bytes > text.len() || !text.is_char_boundary(bytes) {
+        (bytes, done) = (0, Vec::new());
+    }
+    let more = markdown::finished_prefix(&text[bytes..]);
+    if more > 0 {
+        if !done.is_empty() {
+            done.push(Line::default());
+        }
+        done.extend(indented(markdown::render(&text[bytes..bytes + more], room, &app.theme)));
+        bytes += more;
+    }
+    lines.extend(done.iter().cloned());
+    if !done.is_empty() {
+        lines.push(Line::default());
+    }
+    lines.extend(indented(markdown::render(&text[bytes..], room, &app.theme)));
+    (bytes, done)
+}
+
+fn indented(lines: Vec<Line<'static>>) -> impl Iterator<Item = Line<'static>> {
+    lines.into_iter().map(|mut line| {
+        line.spans.insert(0, Span::raw("   "));
+        line
+    })
+}
+
+/// The think block: folded to one line, open, or its tail while it streams. Returns the row that
+/// opens and folds it.
+fn thoughts(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'static>>) -> Option<usize> {
+    let theme = &app.theme;
+    let text = message.shown_reasoning()?;
+    let style = theme.style(Role::Thought);
+    let open = app.feed.is_open(message.id);
+    let streams = message.is_open() && message.text.trim().is_empty();
+    let sign = if open || streams { theme.glyphs().open } else { theme.glyphs().folded };
+    let row = lines.len();
+    lines.extend(wrap_plain(&format!("{sign} {}", thought_words(app, message)), style, width, &margin()));
+    let bar = vec![Span::raw("   "), Span::styled(format!("{} ", theme.glyphs().vertical), theme.style(Role::Border))];
+    if open {
+        lines.extend(wrap_plain(text, style, width, &bar));
+    } else if streams {
+        let mut from = text.len().saturating_sub(TAIL_BYTES);
+        while !text.is_char_boundary(from) {
+            from += 1;
+        }
+        let rows = wrap_plain(&text[from..], style, width, &bar);
+        let skip = rows.len().saturating_sub(TAIL);
+        lines.extend(rows.into_iter().skip(skip));
+    }
+    if !message.text.trim().is_empty() {
+        lines.push(Line::default());
+    }
+    Some(row)
+}
+
+/// `thought for 3.2 s, 412 tokens`
+fn thought_words(app: &App, message: &Message) -> String {
+    if let Some(report) = &message.report {
+        // Cut off while thinking, the time follows from the speed.
+        let measured = report.decode_tok_s.filter(|s| *s > 0.0).map(|s| report.reasoning_tokens as f64 / s * 1000.0);
+        let time = report.reasoning_ms.or(measured).map_or(String::new(), |ms| format!(" for {}", seconds(ms)));
+        let comma = if time.is_empty() { "" } else { "," };
+        return format!("thought{time}{comma} {}", plural(report.reasoning_tokens as u64, "token"));
+    }
+    match app.turn.as_ref().filter(|t| t.message == message.id) {
+        Some(turn) => match (turn.thought, turn.thinking_since_ms) {
+            (Some((ms, tokens)), _) => {
+                format!("thought for {}, {}", seconds(ms as f64), plural(tokens as u64, "token"))
+            }
+            (None, Some(since)) => format!("thinking, {}", seconds(app.now_ms.saturating_sub(since) as f64)),
+            (None, None) => "thinking".to_owned(),
+        },
+        None => "thoughts".to_owned(),
+    }
+}
+
+/// How the answer ended, and its numbers.
+fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'static>>) {
+    let theme = &app.theme;
+    let Some(report) = &message.report else { return };
+    let plain = report.stop_reason == StopReason::End;
+    let style = theme.style(if plain { Role::Dim } else { Role::Warning });
+    if message.shown().trim().is_empty() && message.shown_reasoning().is_some() {
+        let text = "all of it was thinking; there is no answer";
+        lines.extend(wrap_plain(text, theme.style(Role::Warning), width, &margin()));
+    }
+    let mut text = stop_words(report.stop_reason).to_owned();
+    if let Some(detail) = report.detail.as_ref().filter(|_| !plain) {
+        text = format!("{text}: {}", detail.replace('\n', " "));
+    }
+    if !report.in_context {
+        text += "; not part of the context";
+    }
+    let separator = format!(" {} ", theme.glyphs().separator);
+    let mut facts = Vec::new();
+    let tokens = report.answer_tokens + report.reasoning_tokens;
+    if tokens > 0 {
+        facts.push(plural(tokens as u64, "token"));
+    }
+    if let Some(speed) = report.decode_tok_s {
+        facts.push(format!("{speed:.0} tok/s"));
+    }
+    if report.kv.ratio.is_some() {
+        facts.push(format!("ratio {}", ratio(report.kv.ratio)));
+    }
+    if app.chat.siblings(message.id).len() > 1 {
+        facts.push(version(app, message));
+    }
+    let mut spans = vec![Span::styled(clean(&text).into_owned(), style)];
+    for fact in facts {
+        spans.push(Span::styled(format!("{separator}{fact}"), theme.style(Role::Dim)));
+    }
+    lines.extend(wrap(&spans, width, &margin(), &margin()));
+}
+
+fn local(app: &App, at: usize, width: usize) -> Rows {
+    let theme = &app.theme;
+    let Some(local) = app.feed.locals.get(at) else { return Rows::default() };
+    let lines = match local.kind {
+        LocalKind::Mark => mark(&local.text, width, theme, app.setup.plain),
+        LocalKind::Note => wrap_plain(&local.text, theme.style(Role::Note), width, &margin()),
+        LocalKind::Table => wrap_plain(&local.text, theme.style(Role::Text), width, &margin()),
+        LocalKind::Warning => wrap_plain(&local.text, theme.style(Role::Warning), width, &margin()),
+        LocalKind::Error => wrap_plain(&local.text, theme.style(Role::Error), width, &margin()),
+    };
+    Rows { lines, ..Rows::default() }
+}
+
+/// The thin line of a toggle, with its words in it.
+fn mark(text: &str, width: usize, theme: &Theme, plain: bool) -> Vec<Line<'static>> {
+    let style: Style = theme.style(Role::Mark);
+    let line = if plain { " " } else { theme.glyphs().horizontal };
+    let lead = Span::styled(format!(" {} ", line.repeat(2)), style);
+    let mut lines = wrap_plain(text, style, width, std::slice::from_ref(&lead));
+    for row in &mut lines {
+        let used: usize = row.spans.iter().map(|s| crate::ui::text::width(&s.content)).sum();
+        if used + 2 < width {
+            row.spans.push(Span::styled(format!(" {}", line.repeat(width - used - 2)), style));
+        }
+    }
+    lines
+}
+
+/// The lines of an item as text, without padding: for terminals that show one line after the other.
+pub fn plain_lines(lines: &[Line]) -> Vec<String> {
+    let text = |l: &Line| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>().trim_end().to_owned();
+    lines.iter().map(text).collect()
+}
+
+/// Tokens for people, where a number stands alone.
+pub fn tokens(n: usize) -> String {
+    count(n as u64)
+}

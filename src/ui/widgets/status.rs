@@ -1,0 +1,157 @@
+//! The banner over the input (what is going on, what a key did) and the status line at the bottom.
+
+use crate::protocol::Phase;
+use crate::ui::action::Action;
+use crate::ui::numbers;
+use crate::ui::state::{App, Level};
+use crate::ui::text::{bytes, clean, clean_line, count, plural, ratio, truncate, width, wrap_plain};
+use crate::ui::theme::Role;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+const MAX_BANNER: usize = 4;
+
+/// What the banner says: progress first, then what a key did.
+fn banner_text(app: &App) -> Option<(String, Role)> {
+    let stop = app.setup.keymap.key_of(Action::Stop);
+    if let Some(notice) = app.notice.as_ref().filter(|n| n.level != Level::Info) {
+        let role = if notice.level == Level::Error { Role::Error } else { Role::Warning };
+        return Some((notice.text.clone(), role));
+    }
+    if let Some(text) = progress(app, &stop) {
+        return Some((text, Role::Mark));
+    }
+    if let Some(notice) = &app.notice {
+        return Some((notice.text.clone(), Role::Note));
+    }
+    if app.editing.is_some() {
+        return Some((format!("changing an earlier message; Enter sends it, {stop} leaves it"), Role::Mark));
+    }
+    let width = super::layout_width(app);
+    super::input::size_note(app, width).map(|text| (text, Role::Note))
+}
+
+/// What is running, how far it is, and how to stop it.
+fn progress(app: &App, stop: &str) -> Option<String> {
+    if let Some(loading) = &app.engine.loading {
+        let name = clean_line(&loading.name);
+        return Some(match loading.total_bytes {
+            0 => format!("loading {name}"),
+            total => {
+                let percent = loading.done_bytes.min(total) * 100 / total;
+                format!("loading {name}: {percent} % of {} ({stop} stops)", bytes(total))
+            }
+        });
+    }
+    if app.turn.as_ref().is_some_and(|t| t.stopping) {
+        return Some("stopping".to_owned());
+    }
+    let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
+        (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("filling the cache", done, total),
+        (Phase::Prefill { done, total }, _) => ("reading the prompt", done, total),
+        _ => return None,
+    };
+    let percent = done.min(total) * 100 / total.max(1);
+    Some(format!("{what}: {} of {}, {percent} % ({stop} stops)", count(done as u64), plural(total as u64, "token")))
+}
+
+/// Rows that the banner needs.
+pub fn banner_height(app: &App, columns: u16) -> u16 {
+    let Some((text, _)) = banner_text(app) else { return 1 };
+    wrapped(&text, columns).len().clamp(1, MAX_BANNER) as u16
+}
+
+fn wrapped(text: &str, columns: u16) -> Vec<Line<'static>> {
+    let room = usize::from(columns).saturating_sub(8).max(10);
+    wrap_plain(&clean(text).replace('\n', " "), Default::default(), room, &[])
+}
+
+/// The line over the input, with what there is to say in it.
+pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
+    let theme = &app.theme;
+    let line = if app.setup.plain { " " } else { theme.glyphs().horizontal };
+    let border = theme.style(Role::Border);
+    buffer.set_string(area.x, area.y, line.repeat(usize::from(area.width)), border);
+    if let Some((text, role)) = banner_text(app) {
+        for (n, row) in wrapped(&text, area.width).into_iter().take(usize::from(area.height)).enumerate() {
+            let row: String = row.spans.iter().map(|s| s.content.as_ref()).collect();
+            let row = format!(" {row} ");
+            buffer.set_string(area.x + 1, area.y + n as u16, row, theme.style(role));
+        }
+    }
+    let unseen = app.feed.unseen();
+    if !app.feed.is_following() {
+        let text = match unseen {
+            0 => " End to follow ".to_owned(),
+            n => format!(" {}, End to follow ", plural(n as u64, "new line")),
+        };
+        let x = (area.x + area.width).saturating_sub(width(&text) as u16 + 1);
+        buffer.set_string(x, area.y, text, theme.style(Role::Badge));
+    }
+}
+
+/// One part of the status line; the last to leave when it is narrow has the highest rank.
+struct Part {
+    text: String,
+    role: Role,
+    rank: u8,
+}
+
+fn parts(app: &App) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut add = |rank: u8, role: Role, text: String| parts.push(Part { text, role, rank });
+    match &app.engine.info {
+        Some(info) => {
+            add(8, Role::StatusValue, clean_line(&info.name));
+            add(2, Role::Status, clean_line(&info.device));
+            add(7, Role::Status, format!("eviction {}", numbers::eviction_word(app)));
+        }
+        None if app.engine.loading.is_some() => add(8, Role::Status, "loading".to_owned()),
+        None => add(8, Role::Warning, "no model".to_owned()),
+    }
+    if let Some(s) = &app.engine.snapshot {
+        add(6, Role::StatusValue, ratio(s.kv.ratio));
+        let (role, word) =
+            if numbers::context_is_short(app) { (Role::Warning, " nearly full") } else { (Role::Status, "") };
+        add(5, role, format!("context {}{word}", numbers::context_use(app)));
+        if let Some(speed) = s.decode_tok_s {
+            add(4, Role::Status, format!("{speed:.0} tok/s"));
+        }
+    }
+    let last = app.chat.path().iter().rev().find_map(|m| m.stop_reason());
+    match (&app.turn, last) {
+        (Some(_), _) => add(3, Role::Status, "answering".to_owned()),
+        (None, Some(reason)) => add(3, Role::Status, super::message::stop_words(reason).to_owned()),
+        (None, None) => {}
+    }
+    parts
+}
+
+/// The status line.
+pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
+    let theme = &app.theme;
+    let separator = format!(" {} ", theme.glyphs().separator);
+    let room = usize::from(area.width).saturating_sub(2);
+    let mut parts = parts(app);
+    let total = |parts: &[Part]| {
+        parts.iter().map(|p| width(&p.text)).sum::<usize>() + parts.len().saturating_sub(1) * width(&separator)
+    };
+    while total(&parts) > room && parts.len() > 1 {
+        let least = parts.iter().enumerate().min_by_key(|(_, p)| p.rank).map_or(0, |(i, _)| i);
+        parts.remove(least);
+    }
+    let mut spans = vec![Span::raw(" ")];
+    for (n, part) in parts.iter().enumerate() {
+        if n > 0 {
+            spans.push(Span::styled(separator.clone(), theme.style(Role::Border)));
+        }
+        spans.push(Span::styled(truncate(&part.text, room), theme.style(part.role)));
+    }
+    buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
+    let help = format!("{} help ", app.setup.keymap.key_of(Action::Help));
+    if total(&parts) + width(&help) + 4 <= room {
+        let x = area.x + area.width - width(&help) as u16;
+        buffer.set_string(x, area.y, help, theme.style(Role::Dim));
+    }
+}

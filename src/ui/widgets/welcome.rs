@@ -1,0 +1,78 @@
+//! What an empty conversation shows: what this is, three things to try, the keys that matter, where
+//! things are saved.
+
+use crate::ui::action::Action;
+use crate::ui::examples::EXAMPLES;
+use crate::ui::state::App;
+use crate::ui::text::{bytes, clean_line, wrap, wrap_plain};
+use crate::ui::theme::Role;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
+    let lines = lines(app, usize::from(area.width).saturating_sub(3).min(88));
+    let height = lines.len().min(usize::from(area.height));
+    let y = area.y + (usize::from(area.height) - height) as u16 / 2;
+    for (n, line) in lines.iter().take(height).enumerate() {
+        buffer.set_line(area.x + 3, y + n as u16, line, area.width.saturating_sub(3));
+    }
+}
+
+/// The welcome as rows.
+pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
+    let theme = &app.theme;
+    let text = theme.style(Role::Text);
+    let dim = theme.style(Role::Dim);
+    let key = theme.style(Role::Key);
+    let mut out = vec![Line::styled("dmschat", theme.style(Role::Title))];
+    let model = match &app.engine.info {
+        Some(info) => format!("{} on {}, {} of context", clean_line(&info.name), clean_line(&info.device), {
+            super::message::tokens(info.context)
+        }),
+        None if app.engine.loading.is_some() => "loading the model".to_owned(),
+        None => "no model is loaded; /model NAME loads one".to_owned(),
+    };
+    out.push(Line::styled(model, dim));
+    if let Some(info) = &app.engine.info {
+        let plan = &info.plan;
+        let mut text = format!("weights {}", bytes(info.weight_bytes));
+        if let Some(budget) = plan.kv_budget_bytes {
+            let surely = super::message::tokens(plan.certain_context);
+            text += &format!(", room for {} of cache, {surely} tokens surely fit", bytes(budget));
+        }
+        out.extend(wrap_plain(&text, dim, width, &[]));
+    }
+    out.push(Line::default());
+    out.extend(wrap_plain("Try one of these (Tab or Alt+1 to Alt+3 puts it into the input):", text, width, &[]));
+    for (n, example) in EXAMPLES.iter().enumerate() {
+        let first = Span::styled(format!("  {}  ", n + 1), key);
+        out.extend(wrap(&[Span::styled(*example, text)], width, &[first], &[Span::raw("     ")]));
+    }
+    out.push(Line::default());
+    let keys = [
+        (Action::Newline, "new line"),
+        (Action::Stop, "stop an answer"),
+        (Action::Eviction, "eviction on or off"),
+        (Action::Panel, "cache panel"),
+        (Action::Inspect, "look at one head"),
+        (Action::Help, "all keys and commands"),
+    ];
+    let mut row: Vec<Span<'static>> = Vec::new();
+    for (n, (action, what)) in keys.into_iter().enumerate() {
+        row.push(Span::styled(format!("{:<12}", app.setup.keymap.key_of(action)), key));
+        row.push(Span::styled(format!("{what:<22}"), text));
+        if width < 70 || n % 2 == 1 {
+            out.push(Line::from(std::mem::take(&mut row)));
+        }
+    }
+    out.push(Line::default());
+    let saved = if app.setup.no_session {
+        "This conversation is not saved.".to_owned()
+    } else {
+        let folder = clean_line(&app.setup.settings.dirs.sessions().display().to_string());
+        format!("Conversations are saved in {folder}")
+    };
+    out.extend(wrap_plain(&saved, dim, width, &[]));
+    out
+}

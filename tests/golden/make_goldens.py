@@ -1,0 +1,282 @@
+"""Golden files for tests/it/golden.rs, made by transformers, which shares no code with dmschat.
+
+    python3 make_goldens.py OUTDIR        # torch 2.11, transformers 5.17, CPU; a minute
+
+Then copy OUTDIR's contents beside this script. Deterministic: fixed seeds, one thread, f32, eager
+attention. What is written:
+
+    NAME/                   a tiny random checkpoint as save_pretrained writes it
+    NAME/golden.json        tokens, greedy continuation, rope frequencies and scale, versions
+    NAME/logits.f32         [n_tokens, vocab] little-endian, of one forward over `tokens`
+    rope.json               frequencies of configurations too large to ship as checkpoints
+    tokenizer/              a small byte-level BPE with a ChatML-like template that drops old thoughts
+    tokenizer/golden.json   encodings and renderings by transformers
+"""
+
+import json
+import math
+import os
+import sys
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+N_TOKENS = 80
+N_GREEDY = 24
+# Two likeliest tokens closer than this would make the continuation depend on rounding.
+MIN_GAP = 2e-3
+
+COMMON = dict(num_hidden_layers=3, vocab_size=128, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+
+# name, configuration, stored dtype, max_shard_size
+MODELS = [
+    ("qwen3_gqa", Qwen3Config(
+        hidden_size=48, intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **COMMON), torch.bfloat16, None),
+    ("llama_tied_llama3", LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=1, head_dim=32,
+        max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        **COMMON), torch.bfloat16, None),
+    ("qwen3_yarn", Qwen3Config(
+        hidden_size=48, intermediate_size=64, num_attention_heads=3, num_key_value_heads=1, head_dim=32,
+        max_position_embeddings=128, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                         "original_max_position_embeddings": 32},
+        **COMMON), torch.float16, None),
+    ("llama_bias_sharded", LlamaConfig(
+        hidden_size=48, intermediate_size=64, num_attention_heads=3, num_key_value_heads=3, head_dim=16,
+        max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        attention_bias=True, mlp_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4}, **COMMON), torch.float32, "60KB"),
+]
+
+# Frequencies only: published configurations and the corners of YaRN.
+ROPES = [
+    ("qwen3-8b", 128, 40960, {"rope_type": "default", "rope_theta": 1e6}),
+    ("qwen3-8b yarn x4", 128, 40960, {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+                                      "original_max_position_embeddings": 32768}),
+    ("llama-3.2-1b", 64, 131072, {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
+                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+    ("yarn mscale", 64, 163840, {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 1.0,
+                                 "mscale_all_dim": 0.8, "beta_fast": 32.0, "beta_slow": 1.0,
+                                 "original_max_position_embeddings": 4096}),
+    ("yarn exact borders", 64, 131072, {"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "truncate": False,
+                                        "beta_fast": 16.0, "beta_slow": 2.0,
+                                        "original_max_position_embeddings": 4096}),
+    ("yarn attention factor", 128, 4096, {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0,
+                                          "attention_factor": 1.25, "original_max_position_embeddings": 2048}),
+]
+
+
+def versions():
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def rope_of(config):
+    """-> (inverse frequencies as f32 values, factor on cos and sin), from the model's own module."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    module = LlamaRotaryEmbedding(config=config)
+    return [float(x) for x in module.inv_freq.float().tolist()], float(module.attention_scaling)
+
+
+def fill(model, seed):
+    """Random weights that make attention sharp and logits far apart; norms and biases too."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            noise = torch.randn(p.shape, generator=g)
+            if "norm" in name:
+                p.copy_(1.0 + 0.2 * noise)
+            elif name.endswith(".bias"):
+                p.copy_(0.3 * noise)
+            elif "embed" in name or "lm_head" in name:
+                p.copy_(0.8 * noise)
+            else:
+                p.copy_(1.4 * noise / math.sqrt(p.shape[1]))
+
+
+@torch.no_grad()
+def logits_of(model, tokens):
+    out = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return out.float()
+
+
+def greedy(model, tokens):
+    """-> (continuation, smallest gap between the two likeliest tokens on the way)."""
+    ids, gap = list(tokens), math.inf
+    for _ in range(N_GREEDY):
+        top = logits_of(model, ids)[-1].topk(2)
+        gap = min(gap, float(top.values[0] - top.values[1]))
+        ids.append(int(top.indices[0]))
+    return ids[len(tokens):], gap
+
+
+def make_model(out, name, config, dtype, shard, seed):
+    folder = os.path.join(out, name)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    fill(model, seed)
+    model = model.to(dtype)
+    model.generation_config.eos_token_id = [1, 2]
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    # What is recorded comes from the file as any reader finds it.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    assert next(model.parameters()).dtype == torch.float32
+    for attempt in range(50):
+        g = torch.Generator().manual_seed(seed * 1000 + attempt)
+        tokens = torch.randint(0, config.vocab_size, (N_TOKENS,), generator=g).tolist()
+        continuation, gap = greedy(model, tokens[:40])
+        if gap >= MIN_GAP:
+            break
+    else:
+        raise SystemExit(f"{name}: no prompt with a clear continuation")
+    logits = logits_of(model, tokens)
+    with open(os.path.join(folder, "logits.f32"), "wb") as f:
+        f.write(logits.contiguous().numpy().astype("<f4").tobytes())
+    inv_freq, scale = rope_of(model.config)
+    golden = {
+        "versions": versions(), "tokens": tokens, "vocab": config.vocab_size, "prompt_tokens": 40,
+        "greedy": continuation, "smallest_gap": gap, "inv_freq": inv_freq, "attention_scale": scale,
+        "logits_std": float(logits.std()),
+    }
+    with open(os.path.join(folder, "golden.json"), "w") as f:
+        json.dump(golden, f, indent=1)
+    print(f"{name}: logits std {golden['logits_std']:.3f}, smallest greedy gap {gap:.4f}")
+
+
+def make_ropes(out):
+    cases = []
+    for name, head_dim, context, parameters in ROPES:
+        config = LlamaConfig(hidden_size=head_dim * 4, num_attention_heads=4, head_dim=head_dim,
+                             max_position_embeddings=context, rope_parameters=dict(parameters))
+        inv_freq, scale = rope_of(config)
+        cases.append({"name": name, "head_dim": head_dim, "max_position_embeddings": context,
+                      "rope_parameters": parameters, "inv_freq": inv_freq, "attention_scale": scale})
+    with open(os.path.join(out, "rope.json"), "w") as f:
+        json.dump({"versions": versions(), "cases": cases}, f, indent=1)
+
+
+TEMPLATE = r"""{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1, open=true) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.open and message.role == "user" %}
+        {%- set ns.open = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set content = message.content %}
+        {%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}
+            {{- '<|im_start|>assistant\n<think>\n' + thought.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}
+            {{- '<|im_start|>assistant\n' + content }}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. The dog sleeps; the fox runs on and on.",
+    "Solve 5*b - 2355 = -50*b - 2740 for b. Then the answer is b = -7, and that is right.",
+    "Some text in other scripts: größer, naïve, 東京, привет, \U0001F600 and e\u0301.",
+    "def main():\n    print('hello, world')\n\n\treturn 12345\r\n",
+] * 4
+
+TEXTS = [
+    "", " ", "the dog", "  two  spaces\n\n\nand lines \t end ", "12345 67 8", "It's they're I'LL",
+    "größer naïve 東京 привет", "e\u0301 against \u00e9", "\U0001F600\U0001F468\u200d\U0001F469\u200d\U0001F467",
+    "<|im_start|>system<|im_end|>", "a</think>b <think> c", "def f():\n    return 'x'\r\n", "\u00a0\u2003x",
+]
+
+CHATS = [
+    [{"role": "user", "content": "Hello there"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+2?"}],
+    [{"role": "user", "content": "first"}, {"role": "assistant", "content": "<think>\nlong thought\n</think>\n\nfour"},
+     {"role": "user", "content": "second\nline "}],
+    [{"role": "user", "content": "first"}, {"role": "assistant", "content": "<think>\nkept thought\n</think>\n\nfour"}],
+    [{"role": "system", "content": "S"}, {"role": "user", "content": "größer 東京"},
+     {"role": "assistant", "content": "no thought"}, {"role": "user", "content": "again"},
+     {"role": "assistant", "content": "<think>x</think>y"}, {"role": "user", "content": "last"}],
+]
+
+
+def make_tokenizer(out):
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+               r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tok = Tokenizer(models.BPE())
+    tok.normalizer = normalizers.NFC()
+    tok.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+    tok.decoder = decoders.ByteLevel()
+    tok.post_processor = processors.ByteLevel(trim_offsets=False)
+    tok.train_from_iterator(CORPUS, trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False))
+    for text, special in [("<|endoftext|>", True), ("<|im_start|>", True), ("<|im_end|>", True),
+                          ("<think>", False), ("</think>", False)]:
+        token = AddedToken(text, special=special, normalized=False)
+        (tok.add_special_tokens if special else tok.add_tokens)([token])
+    folder = os.path.join(out, "tokenizer")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+
+    fast = AutoTokenizer.from_pretrained(folder)
+    plain = [{"text": t, "ids": fast(t)["input_ids"]} for t in TEXTS]
+    for case in plain:
+        case["decoded"] = fast.decode(case["ids"], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    chats = []
+    for messages in CHATS:
+        for prompt in (True, False):
+            for thinking in (None, True, False):
+                extra = {} if thinking is None else {"enable_thinking": thinking}
+                text = fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **extra)
+                ids = fast(text, add_special_tokens=False)["input_ids"]
+                chats.append({"messages": messages, "add_generation_prompt": prompt, "enable_thinking": thinking,
+                              "text": text, "ids": ids})
+    with open(os.path.join(folder, "golden.json"), "w") as f:
+        json.dump({"versions": versions(), "vocab": len(fast), "texts": plain, "chats": chats}, f, indent=1)
+
+
+def main():
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    out = sys.argv[1]
+    os.makedirs(out, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for seed, (name, config, dtype, shard) in enumerate(MODELS, start=1):
+        make_model(out, name, config, dtype, shard, seed)
+    make_ropes(out)
+    make_tokenizer(out)
+    size = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(out) for f in files)
+    print(f"{size} bytes in {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+//! The binary as scripts see it: what goes to stdout, what to stderr, and the exit code.
+
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A dmschat with folders of its own and nothing in its environment.
+fn dmschat(home: &TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dmschat"));
+    command.env_clear().env("DMSCHAT_CONFIG_DIR", home.path().join("config"));
+    command.env("DMSCHAT_DATA_DIR", home.path().join("data")).env("HOME", home.path());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(args: &[&str]) -> (i32, String, String) {
+    let home = tempfile::tempdir().unwrap();
+    said(&dmschat(&home).args(args).output().unwrap())
+}
+
+fn with_stdin(args: &[&str], stdin: &[u8]) -> (i32, String, String) {
+    let home = tempfile::tempdir().unwrap();
+    let mut child = dmschat(&home).args(args).stdin(Stdio::piped()).spawn().unwrap();
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    said(&child.wait_with_output().unwrap())
+}
+
+fn said(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+/// One line on stderr that holds all of `parts`, nothing on stdout, exit code 2.
+fn refused(result: (i32, String, String), parts: &[&str]) {
+    let (code, stdout, stderr) = result;
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(parts.iter().all(|p| stderr.contains(p)), "{stderr}");
+}
+
+const EQUATION: &str = "Solve 5*b - 2355 = -50*b - 2740 for b.";
+
+#[test]
+fn one_answer_goes_to_stdout_and_nothing_else() {
+    let home = tempfile::tempdir().unwrap();
+    let output = dmschat(&home).args(["-p", EQUATION]).output().unwrap();
+    let (code, stdout, stderr) = said(&output);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert!(stdout.trim_end().ends_with("-7") && stdout.ends_with('\n') && !stdout.contains('\x1b'), "{stdout}");
+    assert!(!stdout.contains("think"), "{stdout}");
+    assert!(!home.path().join("data").exists(), "no session is written");
+    // What a pipe brings is appended.
+    let (code, piped, _) = with_stdin(&["-p", "Solve 5*b - 2355"], b"= -50*b - 2740 for b.\n");
+    assert_eq!(code, 0, "{piped}");
+}
+
+#[test]
+fn json_is_one_object_whose_numbers_agree() {
+    let (code, stdout, _) = run(&["-p", EQUATION, "--json", "--seed", "7"]);
+    assert_eq!((code, stdout.lines().count()), (0, 1));
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+    let wanted = [
+        "answer",
+        "reasoning",
+        "stop_reason",
+        "prompt_tokens",
+        "answer_tokens",
+        "reasoning_tokens",
+        "ttft_ms",
+        "prefill_tok_s",
+        "decode_tok_s",
+        "seed",
+        "model",
+        "device",
+        "eviction",
+        "kv",
+    ];
+    assert_eq!(keys, wanted);
+    assert!(json["answer"].as_str().unwrap().ends_with("-7") && json["stop_reason"] == "end", "{json}");
+    assert_eq!((json["seed"].as_u64(), json["model"].as_str()), (Some(7), Some("demo")));
+    let kv = &json["kv"];
+    let number = |v: &Value| v.as_u64().unwrap();
+    let live: Vec<Vec<u64>> = serde_json::from_value(kv["live"].clone()).unwrap();
+    let (layers, heads) = (live.len() as u64, live[0].len() as u64);
+    let sum: u64 = live.iter().flatten().sum();
+    let fed = number(&json["prompt_tokens"]) + number(&json["answer_tokens"]) + number(&json["reasoning_tokens"]) - 1;
+    assert_eq!((number(&kv["live_slots"]), number(&kv["dense_slots"])), (sum, fed * layers * heads));
+    let ratio = number(&kv["dense_slots"]) as f64 / sum as f64;
+    assert!((kv["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9);
+    assert_eq!(number(&kv["live_bytes"]) * number(&kv["dense_slots"]), number(&kv["dense_bytes"]) * sum);
+    assert!(number(&kv["bytes"]) >= number(&kv["live_bytes"]));
+    let (_, dense, _) = run(&["-p", EQUATION, "--json", "--eviction", "off"]);
+    let dense: Value = serde_json::from_str(&dense).unwrap();
+    assert_eq!((dense["kv"]["ratio"].as_f64(), dense["eviction"].as_bool()), (Some(1.0), Some(false)));
+}
+
+#[test]
+fn wrong_use_is_one_line_and_exit_2() {
+    refused(run(&["--temprature", "1"]), &["--temprature", "--temperature"]);
+    refused(run(&["-p", "x", "--model", "/no/such/model"]), &["/no/such/model"]);
+    refused(run(&["-p", "x", "--device", "cuda:99"]), &["--device cuda", "--device cpu"]);
+    refused(run(&["-p", "x", "--temperature", "-1"]), &["--temperature", "-1"]);
+    refused(run(&["-p", "x", "--resume", "nothing like it"]), &["nothing like it"]);
+    refused(run(&["-p", "x", "--continue"]), &["no session"]);
+    refused(run(&["-p", "x", "--theme", "nosuch"]), &["nosuch", "dark"]);
+    refused(run(&["-p", " "]), &["empty"]);
+    refused(run(&[]), &["-p"]);
+    refused(with_stdin(&["-p", "x"], b"abc\xff\xfe"), &["stdin", "byte 3", "UTF-8"]);
+    refused(run(&["models", "pull", "a/b"]), &["later version"]);
+}
+
+#[test]
+fn a_typo_in_the_config_names_file_line_and_key() {
+    let home = tempfile::tempdir().unwrap();
+    fs::create_dir(home.path().join("config")).unwrap();
+    let file = home.path().join("config/config.toml");
+    fs::write(&file, "# mine\ntemprature = 1\n").unwrap();
+    let result = said(&dmschat(&home).args(["-p", "x"]).output().unwrap());
+    refused(result, &[&format!("{}:2", file.display()), "`temprature`", "`temperature`"]);
+    let (_, path, _) = said(&dmschat(&home).args(["config", "path"]).output().unwrap());
+    assert_eq!(path.trim_end(), file.display().to_string());
+}
+
+#[test]
+fn completions_man_version_and_doctor_exist() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, script, _) = run(&["completions", shell]);
+        assert!(code == 0 && script.contains("eviction") && !script.contains("problems"), "{shell}");
+    }
+    let (code, page, _) = run(&["man"]);
+    assert!(code == 0 && page.starts_with(".ie") && page.contains(".TH") && page.contains("kv\\-limit"), "{page}");
+    assert!(run(&["man", "score"]).1.contains("schedule"));
+    let (code, version, _) = run(&["--version"]);
+    assert!(code == 0 && version.contains("commit") && version.contains("cuda: "), "{version}");
+    let (code, help, stderr) = run(&["--help"]);
+    assert!(code == 0 && stderr.is_empty() && help.contains("--kv-limit") && !help.contains("eval"), "{help}");
+    let (code, doctor, _) = run(&["doctor", "--json"]);
+    let json: Value = serde_json::from_str(&doctor).unwrap();
+    assert!(code == 0 && json["ok"] == true && json["threads"].as_u64() > Some(0), "{doctor}");
+    let (code, list, _) = run(&["models", "list"]);
+    assert!(code == 0 && list.starts_with("demo"), "{list}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let home = tempfile::tempdir().unwrap();
+    for args in [&["completions", "bash"][..], &["--help"], &["-p", EQUATION], &["-p", EQUATION, "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = dmschat(&home).args(args).stdout(writer).output().unwrap();
+        let (code, _, stderr) = said(&output);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
+    }
+}
+
+#[test]
+fn eval_answers_a_file_of_problems() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("p.jsonl");
+    let earlier = r#"{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"},"#;
+    let line = |before: &str| {
+        format!(r#"{{"task":"eq","messages":[{before}{{"role":"user","content":"{EQUATION}"}}],"expected":"-7"}}"#)
+    };
+    fs::write(&file, format!("{}\n{}\n", line(""), line(earlier))).unwrap();
+    let (code, stdout, stderr) = said(&dmschat(&home).arg("eval").arg("--problems").arg(&file).output().unwrap());
+    assert_eq!((code, stdout.lines().count()), (0, 2), "{stderr}");
+    let answers: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!((answers[0]["task"].as_str(), answers[0]["expected"].as_str()), (Some("eq"), Some("-7")));
+    assert!(answers[0]["answer"].as_str().unwrap().ends_with("-7"));
+    assert!(answers[1]["prompt_tokens"].as_u64() > answers[0]["prompt_tokens"].as_u64());
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_keeps_what_there_is_and_says_130() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::io::Read;
+    let home = tempfile::tempdir().unwrap();
+    // A long trace, so that there is something to interrupt.
+    let numbers: Vec<String> = (100..150).map(|n| n.to_string()).collect();
+    let prompt = format!("Add {}", numbers.join(" + "));
+    let mut child = dmschat(&home).args(["-p", &prompt, "--json"]).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let mut stdout = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{stdout}");
+    if let Ok(json) = serde_json::from_str::<Value>(&stdout) {
+        assert_eq!(json["stop_reason"], "cancelled");
+    }
+}

@@ -1,0 +1,231 @@
+//! Turns through the running engine: what is reused, what is fed, and that logits, live sets and
+//! bytes are at every turn those of the token log.
+
+use crate::harness::{Exchange, STEP, Session, control, prompt_of, spelled, text};
+use crate::tiny::{END, Form, Spec, Tiny};
+use dmschat::protocol::{Command, Event, LogEntry, Phase, Piece, SamplingParams, StopReason, TextKind, Token};
+
+fn talker(form: Form, seed: u64) -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) }, seed)
+}
+
+const QUESTION: &str = "a question of some forty characters or so";
+
+#[test]
+fn six_turns_with_toggles_are_one_prefill_of_their_log() {
+    let forms = [Form::Borrowed, Form::Metadata, Form::Adapter, Form::Sidecar { shift: 1 }, Form::Plain];
+    for (i, form) in forms.into_iter().enumerate() {
+        let tiny = talker(form, 200 + i as u64);
+        let mut s = Session::new(&tiny);
+        s.max_tokens = 40;
+        let mut fed = 0;
+        for turn in 0..6 {
+            match turn {
+                // Between turns, twice in an answer, in the prefill of a prompt.
+                1 => s.after_steps(6, Command::SetEviction(false)),
+                2 => s.send(Command::SetEviction(true)),
+                3 => {
+                    s.after_steps(5, Command::SetEviction(false));
+                    s.after_steps(9, Command::SetEviction(true));
+                }
+                4 => s.after_steps(2, Command::SetEviction(false)),
+                _ => {}
+            }
+            let report = s.ask(QUESTION);
+            assert!(matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens), "{form:?} turn {turn}");
+            assert_eq!(report.reused_tokens, fed, "{form:?} turn {turn}: only the new tokens are prefilled");
+            fed = report.prompt_tokens + report.generated.len() - 1;
+            let toggles = report.log.iter().filter(|e| matches!(e, LogEntry::Toggle { .. })).count();
+            let wanted = if form == Form::Plain { 0 } else { [0, 1, 1, 2, 1, 0][turn] };
+            assert_eq!(toggles, wanted, "{form:?} turn {turn}");
+        }
+        assert_eq!(s.exchanges.len(), 6);
+        assert_eq!(s.notices(), [""; 0]);
+        assert!(form == Form::Plain || s.wanted().hidden_pairs > 1000);
+    }
+}
+
+#[test]
+fn an_answer_is_streamed_and_counted() {
+    let tiny = Tiny::new(Spec { ends: true, ..talker(Form::Borrowed, 210).spec }, 210);
+    let mut s = Session::new(&tiny);
+    for stop in [StopReason::MaxTokens, StopReason::End] {
+        s.max_tokens = if stop == StopReason::MaxTokens { 2 } else { 400 };
+        let report = s.ask(QUESTION);
+        assert_eq!((report.stop_reason, report.answer_tokens), (stop, report.generated.len()));
+        assert_eq!(report.generated.last() == Some(&(END as Token)), stop == StopReason::End);
+        assert!(report.generated.len() == 2 || stop == StopReason::End);
+        let mut streamed = String::new();
+        for event in &s.events {
+            if let Event::Text { kind, text, .. } = event {
+                assert_eq!(*kind, TextKind::Answer);
+                streamed += text;
+            }
+        }
+        let said: Vec<u8> = report.generated.iter().filter(|&&t| t < 256).map(|&t| t as u8).collect();
+        assert_eq!(streamed.as_bytes(), said);
+        let started = s.events.iter().find_map(|e| match e {
+            Event::TurnStarted { prompt_tokens, reused, todo, .. } => Some((*prompt_tokens, *reused, *todo)),
+            _ => None,
+        });
+        let todo = report.prompt_tokens - report.reused_tokens;
+        assert_eq!(started, Some((report.prompt_tokens, report.reused_tokens, todo)));
+    }
+    let snapshot = s.snapshot();
+    assert_eq!((snapshot.phase.clone(), snapshot.tokens), (Phase::Idle, s.tokens().len()));
+    assert!(snapshot.checkpoint_bytes > 0 && snapshot.checkpoint_bytes < snapshot.kv.bytes);
+    assert!(snapshot.mapped_bytes >= snapshot.kv.bytes);
+}
+
+#[test]
+fn seeds_decide_and_greedy_needs_none() {
+    let tiny = talker(Form::Borrowed, 220);
+    let answer = |temperature: f32, seed: Option<u64>| {
+        let mut s = Session::new(&tiny);
+        s.sampling = SamplingParams { temperature, top_k: 5, ..Default::default() };
+        let prompt = s.prompt(QUESTION);
+        let request = dmschat::protocol::GenerateRequest { seed, ..s.request(prompt) };
+        s.send(Command::Generate(Box::new(request)));
+        let report = s.finish(0);
+        (report.generated, report.seed)
+    };
+    let (first, again, other) = (answer(1.0, Some(7)), answer(1.0, Some(7)), answer(1.0, Some(8)));
+    assert_eq!(first, again);
+    assert_ne!(first.0, other.0);
+    let drawn = answer(1.0, None);
+    assert_eq!(answer(1.0, Some(drawn.1)), drawn, "the seed that was drawn is reported");
+    assert_eq!(answer(0.0, Some(1)).0, answer(0.0, Some(2)).0);
+}
+
+#[test]
+fn regenerate_undo_and_edit_go_back_to_checkpoints() {
+    let tiny = talker(Form::Borrowed, 230);
+    let mut s = Session::new(&tiny);
+    s.ask(QUESTION);
+    let before = s.tokens().len();
+    let first = s.ask("and another one");
+    let rendered = prompt_of(&s.exchanges[..1], "and another one");
+
+    // Regenerate, twice: only the prompt's last token is fed again.
+    for _ in 0..2 {
+        let report = s.generate(rendered.clone());
+        assert_eq!((report.prompt_tokens, report.reused_tokens), (first.prompt_tokens, first.prompt_tokens - 1));
+        assert!(report.log_base >= before && report.in_context);
+        assert_ne!(report.generated, first.generated);
+        s.exchanges[1] = Exchange { turn: report.turn, question: "and another one".into(), reply: report.generated };
+    }
+    // A turn goes on from the answer that stands.
+    let fed = s.tokens().len();
+    assert_eq!(s.ask("a third").reused_tokens, fed);
+
+    // Edit the last question: back to where it was asked.
+    s.exchanges.pop();
+    let report = s.ask("a third, put differently");
+    assert_eq!(report.reused_tokens, fed);
+
+    // Undo, with the switch thrown in between: the checkpoint follows it.
+    s.toggle(false);
+    s.exchanges.pop();
+    let rewind = prompt_of(&s.exchanges, "");
+    let keep = rewind.len() - 7;
+    s.send(Command::Rewind(rewind[..keep].to_vec()));
+    let report = s.ask("a fourth");
+    assert!(!report.eviction);
+    assert_eq!(report.reused_tokens, fed);
+    assert!(report.log.starts_with(&[LogEntry::Toggle { eviction: false }]), "{:?}", &report.log[..4]);
+
+    // Edit the first question: nothing is left to go back to, all is fed anew.
+    s.exchanges.clear();
+    let report = s.ask("something else");
+    assert_eq!((report.reused_tokens, report.log_base), (0, 0));
+}
+
+#[test]
+fn dropped_think_text_falls_back_to_the_end_of_the_prompt() {
+    let tiny = talker(Form::Borrowed, 240);
+    let mut s = Session::new(&tiny);
+    s.max_tokens = 100;
+    let mut opened = s.prompt(QUESTION);
+    opened.extend([control("<think>"), text("\n")]);
+    let first = s.generate(opened);
+    assert_eq!((first.reasoning_tokens, first.answer_tokens), (first.generated.len(), 0), "it never closes the block");
+
+    // The template drops the block: what follows the prompt's plain end is new.
+    let mut next = s.prompt(QUESTION);
+    let plain_end = next.len();
+    next.extend([Piece::Reply { turn: first.turn, pieces: vec![text("so be it")] }, control("<|im_end|>"), text("\n")]);
+    next.extend(prompt_of(&[], "and now"));
+    let report = s.generate(next.clone());
+    assert_eq!(report.reused_tokens, 0, "the prompt's end has <think> in it, and before it there is nothing");
+
+    // Where the block is the model's own, its prompt ends before it.
+    let second = report;
+    let mut third = next.clone();
+    third.extend([Piece::Reply { turn: second.turn, pieces: spelled(&second.generated[3..]) }, control("<|im_end|>")]);
+    third.extend(prompt_of(&[], "go on"));
+    let report = s.generate(third);
+    assert_eq!(report.reused_tokens, second.prompt_tokens - 1);
+    assert_eq!(plain_end, 7);
+    // The part of the reply that stayed keeps its ids.
+    let kept = second.generated[3..].to_vec();
+    assert!(s.tokens().windows(kept.len()).any(|w| w == kept));
+    let letters: Vec<u8> = kept.iter().map(|&t| t as u8).collect();
+    assert!([b"hh", b"ef", b"fe", b"ag"].iter().any(|pair| letters.windows(2).any(|w| w == **pair)), "{letters:?}");
+}
+
+#[test]
+fn rebuild_is_a_fresh_prefill_and_a_cancelled_one_changes_nothing() {
+    let tiny = talker(Form::Borrowed, 250);
+    let mut s = Session::new(&tiny);
+    s.ask(QUESTION);
+    s.toggle(false);
+    s.ask(QUESTION);
+    let (fed, books) = (s.tokens().len(), s.log.clone());
+    assert!(fed > 6 * STEP);
+
+    let (stored, bytes) = (s.stored(), s.snapshot().kv.bytes);
+    s.after_steps(3, Command::Cancel);
+    s.send(Command::Rebuild);
+    let done =
+        s.wait(|e| if let Event::RebuildDone { cancelled, tokens } = e { Some((*cancelled, *tokens)) } else { None });
+    assert_eq!(done, (true, fed));
+    assert!(s.events.iter().any(|e| matches!(e, Event::Rebuilding { done, .. } if *done > 0)));
+    assert_eq!((s.stored(), s.snapshot().kv.bytes), (stored, bytes));
+    s.check_stored();
+
+    for on in [false, true] {
+        s.toggle(on);
+        s.send(Command::Rebuild);
+        let done = s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
+        assert!(!done);
+        let mut log: Vec<LogEntry> = s.tokens().into_iter().map(LogEntry::Token).collect();
+        if !on {
+            log.insert(0, LogEntry::Toggle { eviction: false });
+        }
+        s.log = log;
+        s.check_stored();
+        assert_eq!(s.snapshot().checkpoint_bytes, 0);
+    }
+    // The next turn goes on from there, and its report tells what of the log is new: all since the
+    // toggle that is forgotten.
+    let toggle = books.iter().position(|e| matches!(e, LogEntry::Toggle { .. })).expect("one was made");
+    s.log = books;
+    let report = s.ask("one more");
+    assert_eq!((report.reused_tokens, report.log_base), (fed, toggle));
+}
+
+#[test]
+fn a_log_that_begins_without_eviction_says_so_first() {
+    let tiny = talker(Form::Borrowed, 260);
+    let off = LogEntry::Toggle { eviction: false };
+    let mut s = Session::with(&tiny, |o| o.eviction = Some(false));
+    let report = s.ask(QUESTION);
+    assert!(!report.eviction && s.log[0] == off && report.kv.ratio == Some(1.0));
+    // A new conversation keeps the switch where it is.
+    s.send(Command::Clear);
+    (s.log, s.exchanges) = (Vec::new(), Vec::new());
+    let report = s.ask(QUESTION);
+    assert_eq!((report.log_base, report.reused_tokens, s.log[0]), (0, 0, off));
+    assert!(s.toggle(true) > 0);
+    assert!(s.ask(QUESTION).kv.ratio > Some(1.0));
+}

@@ -1,0 +1,234 @@
+//! Against transformers: logits, greedy continuations, rope frequencies, encodings and renderings
+//! that tests/golden/make_goldens.py recorded. A missing golden fails.
+
+use dmschat::backend::cpu::Cpu;
+use dmschat::chat::{Conversation, RenderOptions, render};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef};
+use dmschat::codec::Codec;
+use dmschat::engine::{EngineOptions, Runner};
+use dmschat::protocol::{Piece, TemplateSpec, Token};
+use dmschat::sampler;
+use dmschat::tokenizer::{Tokenizer, flatten};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Largest difference of a logit in f32; the logits' spread is about 6.
+const LOGIT_TOLERANCE: f32 = 2e-4;
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn read(name: &str) -> Vec<u8> {
+    let path = folder(name);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; tests/golden/make_goldens.py makes it", path.display()))
+}
+
+fn parsed<T: for<'a> Deserialize<'a>>(name: &str) -> T {
+    serde_json::from_slice(&read(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    tokens: Vec<Token>,
+    vocab: usize,
+    prompt_tokens: usize,
+    greedy: Vec<Token>,
+    inv_freq: Vec<f64>,
+    attention_scale: f32,
+}
+
+/// One model of the goldens: frequencies, one prefill, chunks and single steps, a continuation.
+fn holds(name: &str) {
+    let golden: Golden = parsed(&format!("{name}/golden.json"));
+    let raw = read(&format!("{name}/logits.f32"));
+    let logits: Vec<f32> = raw.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+    assert_eq!(logits.len(), golden.tokens.len() * golden.vocab, "{name}: logits.f32 has another size");
+    let checkpoint = Checkpoint::open(&ModelRef::Folder(folder(name)), &AdapterChoice::None).expect("opens");
+    assert_eq!(checkpoint.generation.eos, [1, 2], "{name}");
+    let (inv_freq, scale) = checkpoint.config.rope.frequencies(checkpoint.config.head_dim);
+    same_frequencies(name, &inv_freq, scale, &golden.inv_freq, golden.attention_scale);
+
+    let mut runner = Runner::new(Cpu::new(2), &checkpoint, &EngineOptions::new(Codec::F32), |_, _| {}).expect("loads");
+    let n = golden.tokens.len();
+    for steps in [vec![n], vec![1, 30, 1, 1, n - 33], vec![1; n]] {
+        let seq = runner.create(true).expect("a sequence");
+        let mut at = 0;
+        for step in steps {
+            runner.feed(seq, &golden.tokens[at..at + step]).expect("fed");
+            runner.logits(0..step, |row, got| {
+                let want = &logits[(at + row) * golden.vocab..][..golden.vocab];
+                for (id, (g, w)) in got.iter().zip(want).enumerate() {
+                    let place = at + row;
+                    assert!((g - w).abs() < LOGIT_TOLERANCE, "{name}: token {place}, logit {id}: {g}, not {w}");
+                }
+            });
+            at += step;
+        }
+        runner.release(seq);
+    }
+
+    let seq = runner.create(true).expect("a sequence");
+    let mut fed = golden.tokens[..golden.prompt_tokens].to_vec();
+    let mut continuation = Vec::new();
+    while continuation.len() < golden.greedy.len() {
+        runner.feed(seq, &fed).expect("fed");
+        let last = fed.len() - 1;
+        runner.logits(last..last + 1, |_, row| fed = vec![sampler::argmax(row)]);
+        continuation.push(fed[0]);
+    }
+    assert_eq!(continuation, golden.greedy, "{name}");
+}
+
+fn same_frequencies(name: &str, got: &[f64], scale: f32, want: &[f64], want_scale: f32) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    assert!((scale - want_scale).abs() < 1e-6, "{name}: attention scale {scale}, not {want_scale}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        // transformers computes the powers in f32.
+        assert!((g / w - 1.0).abs() < 2e-6, "{name}: frequency {i} is {g}, not {w}");
+    }
+}
+
+#[test]
+fn qwen3_with_grouped_heads() {
+    holds("qwen3_gqa");
+}
+
+#[test]
+fn llama_with_tied_embeddings_and_llama3_rope() {
+    holds("llama_tied_llama3");
+}
+
+#[test]
+fn qwen3_with_yarn_in_f16() {
+    holds("qwen3_yarn");
+}
+
+#[test]
+fn llama_with_biases_in_f32_shards() {
+    holds("llama_bias_sharded");
+}
+
+#[derive(Deserialize)]
+struct RopeCase {
+    name: String,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    rope_parameters: Value,
+    inv_freq: Vec<f64>,
+    attention_scale: f32,
+}
+
+#[derive(Deserialize)]
+struct Ropes {
+    cases: Vec<RopeCase>,
+}
+
+#[test]
+fn rope_of_published_configurations() {
+    for case in parsed::<Ropes>("rope.json").cases {
+        let config = json!({
+            "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4 * case.head_dim, "num_attention_heads": 4,
+            "head_dim": case.head_dim, "intermediate_size": 8, "vocab_size": 8, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": case.max_position_embeddings, "rope_parameters": case.rope_parameters
+        });
+        let config = ModelConfig::from_json(&case.name, config.to_string().as_bytes()).expect("read");
+        let (inv_freq, scale) = config.rope.frequencies(case.head_dim);
+        same_frequencies(&case.name, &inv_freq, scale, &case.inv_freq, case.attention_scale);
+    }
+}
+
+#[derive(Deserialize)]
+struct Texts {
+    vocab: usize,
+    texts: Vec<TextCase>,
+    chats: Vec<ChatCase>,
+}
+
+#[derive(Deserialize)]
+struct TextCase {
+    text: String,
+    ids: Vec<Token>,
+    decoded: String,
+}
+
+#[derive(Deserialize)]
+struct ChatCase {
+    messages: Vec<ChatMessage>,
+    add_generation_prompt: bool,
+    enable_thinking: Option<bool>,
+    text: String,
+    ids: Vec<Token>,
+}
+
+#[derive(Deserialize)]
+struct ChatMessage {
+    role: String,
+    content: String,
+}
+
+#[test]
+fn texts_encode_and_decode_as_by_transformers() {
+    let golden: Texts = parsed("tokenizer/golden.json");
+    let tokenizer = Tokenizer::new(&read("tokenizer/tokenizer.json"), golden.vocab).expect("read");
+    for case in &golden.texts {
+        assert_eq!(tokenizer.encode_text(&case.text).unwrap(), case.ids, "{:?}", case.text);
+        let mut decoder = tokenizer.decoder();
+        let mut streamed: String = case.ids.iter().map(|&id| decoder.push(id)).collect();
+        streamed.push_str(&decoder.flush());
+        assert_eq!(streamed, case.decoded);
+    }
+}
+
+#[test]
+fn chats_render_and_encode_as_by_transformers() {
+    let golden: Texts = parsed("tokenizer/golden.json");
+    let tokenizer = Tokenizer::new(&read("tokenizer/tokenizer.json"), golden.vocab).expect("read");
+    let spec = TemplateSpec {
+        source: Some(String::from_utf8(read("tokenizer/chat_template.jinja")).expect("UTF-8")),
+        bos_token: String::new(),
+        eos_token: "<|im_end|>".into(),
+        control: tokenizer.added_literals(),
+        trusted: true,
+    };
+    let mut compared = 0;
+    for case in &golden.chats {
+        // A chat always asks for the next reply.
+        if !case.add_generation_prompt || case.messages.last().is_none_or(|m| m.role != "user") {
+            continue;
+        }
+        let options = RenderOptions {
+            think: case.enable_thinking != Some(false),
+            think_tags: Some(("<think>".into(), "</think>".into())),
+            ..Default::default()
+        };
+        let (chat, system) = conversation(&case.messages);
+        let pieces = render(system, &chat.context_path(), &spec, &options).expect("rendered");
+        let plain = flatten(&pieces).replace(['\u{FDD0}', '\u{FDD1}'], "");
+        assert_eq!(plain, case.text);
+        assert_eq!(tokenizer.encode_pieces(&pieces).unwrap(), case.ids, "{plain}");
+        assert!(pieces.iter().any(|p| matches!(p, Piece::Control(_))));
+        compared += 1;
+    }
+    assert!(compared >= 12, "{compared}");
+}
+
+fn conversation(messages: &[ChatMessage]) -> (Conversation, Option<&str>) {
+    let system = messages.iter().find(|m| m.role == "system").map(|m| m.content.as_str());
+    let mut chat = Conversation::new(system.map(str::to_owned));
+    for m in messages {
+        match m.role.as_str() {
+            "user" => drop(chat.push_user(m.content.as_str())),
+            "assistant" => {
+                let (thought, answer) = match m.content.split_once("</think>") {
+                    Some((thought, answer)) => (thought.strip_prefix("<think>"), answer),
+                    None => (None, m.content.as_str()),
+                };
+                chat.push_assistant(answer.trim_start_matches('\n'), thought.map(str::to_owned));
+            }
+            _ => {}
+        }
+    }
+    (chat, system)
+}

@@ -1,0 +1,271 @@
+//! A running engine as a front end sees it, with the books a front end keeps: the token log put
+//! together from reports, and everything the engine says held against the reference.
+
+use crate::reference::{self, Outcome, Rounding};
+use crate::spy::{Spy, Watch};
+use crate::tiny::{CONTROL, END, FIRST_CONTROL, Tiny};
+use dmschat::codec::Codec;
+use dmschat::engine::{self, EngineOptions};
+use dmschat::protocol::{
+    Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, SamplingParams, Snapshot, Token,
+    TurnReport,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Tokens of a step: small, so that a prompt takes several.
+pub const STEP: usize = 16;
+
+/// One exchange of a conversation: what was asked and what the model said.
+#[derive(Clone)]
+pub struct Exchange {
+    pub turn: u64,
+    pub question: String,
+    pub reply: Vec<Token>,
+}
+
+pub struct Session<'a> {
+    pub tiny: &'a Tiny,
+    pub watch: Watch,
+    pub handle: EngineHandle,
+    pub info: Arc<ModelInfo>,
+    /// As put together from reports.
+    pub log: Vec<LogEntry>,
+    pub exchanges: Vec<Exchange>,
+    /// Events since the last command, but for those that are waited for.
+    pub events: Vec<Event>,
+    pub sampling: SamplingParams,
+    pub max_tokens: usize,
+    turns: u64,
+}
+
+impl<'a> Session<'a> {
+    pub fn new(tiny: &'a Tiny) -> Self {
+        Self::with(tiny, |_| {})
+    }
+
+    pub fn with(tiny: &'a Tiny, change: impl FnOnce(&mut EngineOptions)) -> Self {
+        let mut options = EngineOptions { max_step: STEP, ..EngineOptions::new(Codec::F32) };
+        change(&mut options);
+        let watch = Watch::default();
+        let (open, seen) = (tiny.opener(), watch.clone());
+        let mut handle = engine::spawn(open, move || Ok(Spy::new(&seen)), options);
+        watch.seen().commands = Some(handle.commands.clone());
+        let mut events = Vec::new();
+        let ready = |e: &Event| if let Event::Ready(info) = e { Some(info.clone()) } else { None };
+        let info = wait(&mut handle, &mut events, ready);
+        Self {
+            tiny,
+            watch,
+            handle,
+            info,
+            log: Vec::new(),
+            exchanges: Vec::new(),
+            events,
+            sampling: SamplingParams { temperature: 1.0, top_k: 5, ..Default::default() },
+            max_tokens: 30,
+            turns: 0,
+        }
+    }
+
+    pub fn send(&mut self, command: Command) {
+        self.events.clear();
+        assert!(self.handle.send(command), "the engine listens");
+    }
+
+    /// Sends `command` once `n` more steps have run.
+    pub fn after_steps(&self, n: usize, command: Command) {
+        let mut seen = self.watch.seen();
+        let at = seen.steps.len() + n;
+        seen.after_step.entry(at).or_default().push(command);
+    }
+
+    /// The next event that `pick` wants; the others are kept.
+    pub fn wait<T>(&mut self, pick: impl FnMut(&Event) -> Option<T>) -> T {
+        wait(&mut self.handle, &mut self.events, pick)
+    }
+
+    pub fn notices(&self) -> Vec<&str> {
+        self.events.iter().filter_map(|e| if let Event::Notice(text) = e { Some(&**text) } else { None }).collect()
+    }
+
+    /// The conversation so far and one more question, as a ChatML template renders it.
+    pub fn prompt(&self, question: &str) -> Vec<Piece> {
+        prompt_of(&self.exchanges, question)
+    }
+
+    pub fn request(&mut self, prompt: Vec<Piece>) -> GenerateRequest {
+        self.turns += 1;
+        GenerateRequest {
+            turn: self.turns,
+            prompt,
+            sampling: self.sampling.clone(),
+            seed: Some(self.turns),
+            max_tokens: Some(self.max_tokens),
+        }
+    }
+
+    /// Asks, waits for the answer, and keeps the books.
+    pub fn ask(&mut self, question: &str) -> TurnReport {
+        let prompt = self.prompt(question);
+        let report = self.generate(prompt);
+        if report.in_context {
+            let (turn, reply) = (report.turn, report.generated.clone());
+            self.exchanges.push(Exchange { turn, question: question.to_owned(), reply });
+        }
+        report
+    }
+
+    /// One turn on a rendering, checked; the exchange is not noted.
+    pub fn generate(&mut self, prompt: Vec<Piece>) -> TurnReport {
+        let request = self.request(prompt);
+        let first = self.watch.seen().logits.len();
+        self.send(Command::Generate(Box::new(request)));
+        self.finish(first)
+    }
+
+    /// Waits for the end of a turn whose first sample is number `first`.
+    pub fn finish(&mut self, first: usize) -> TurnReport {
+        let report = self.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+        self.log.truncate(report.log_base);
+        self.log.extend_from_slice(&report.log);
+        self.check(&report, first);
+        report
+    }
+
+    /// The report against the reference, the pool and the tables.
+    fn check(&mut self, report: &TurnReport, first: usize) {
+        let wanted = self.wanted();
+        let logits = self.watch.seen().logits[first..].to_vec();
+        if report.in_context {
+            assert_eq!(logits.len(), report.generated.len());
+            assert_eq!(wanted.logits.len() + 1, report.prompt_tokens + report.generated.len());
+            for (i, row) in logits.iter().enumerate() {
+                let wanted = &wanted.logits[report.prompt_tokens - 1 + i];
+                let worst = row.iter().zip(wanted).map(|(&a, b)| (a as f64 - b).abs()).fold(0.0, f64::max);
+                assert!(worst < 1e-4, "turn {}: logits of token {i} differ by {worst}", report.turn);
+            }
+        }
+        let live: Vec<Vec<u32>> = wanted.stored.iter().map(|l| l.iter().map(|h| h.len() as u32).collect()).collect();
+        let kv = &report.kv;
+        assert_eq!(kv.live, live, "turn {}", report.turn);
+        assert_eq!(kv.live_slots, live.iter().flatten().map(|&n| n as u64).sum::<u64>());
+        let lanes = live.iter().flatten().count();
+        assert_eq!(kv.dense_slots, (wanted.logits.len() * lanes) as u64);
+        let slot_bytes = self.info.slot_bytes as u64;
+        assert_eq!((kv.live_bytes, kv.dense_bytes), (kv.live_slots * slot_bytes, kv.dense_slots * slot_bytes));
+        assert_eq!(kv.ratio, (kv.live_slots > 0).then(|| wanted.ratio()));
+        let (counted, named) = self.watch.seen().pages;
+        assert_eq!(counted, named, "pages by the pool's count and by the tables");
+        assert_eq!(kv.bytes, (counted * self.info.page_slots) as u64 * slot_bytes);
+        self.check_stored();
+    }
+
+    /// What the reference makes of the log; its decisions have to be clear.
+    pub fn wanted(&self) -> Outcome {
+        let outcome = reference::run(self.tiny, &self.log, Rounding::None);
+        assert!(outcome.margin > 1e-3, "a decision of {} is too near to 0: choose another seed", outcome.margin);
+        outcome
+    }
+
+    /// Exactly the positions and marks that the log stands for are stored.
+    pub fn check_stored(&mut self) {
+        let stored = self.stored();
+        assert_eq!(stored, self.wanted().stored);
+    }
+
+    /// `[n_layers][n_kv_heads]` positions and marks, as the panel gets them.
+    pub fn stored(&mut self) -> Vec<Vec<Vec<(usize, bool)>>> {
+        let (layers, heads) = (self.info.n_layers, self.info.n_kv_heads);
+        (0..layers).map(|layer| (0..heads).map(|head| self.inspect(layer, head)).collect()).collect()
+    }
+
+    fn inspect(&mut self, layer: usize, head: usize) -> Vec<(usize, bool)> {
+        assert!(self.handle.send(Command::Inspect { layer, head }));
+        let wanted = (layer, head);
+        self.wait(|e| match e {
+            Event::HeadPositions { layer, head, slots } if (*layer, *head) == wanted => {
+                Some(slots.iter().map(|s| (s.position as usize, s.marked)).collect())
+            }
+            _ => None,
+        })
+    }
+
+    /// Switches eviction while the engine is idle. Not noted in the books: the next report brings it.
+    pub fn toggle(&mut self, on: bool) -> u64 {
+        self.send(Command::SetEviction(on));
+        self.wait(|e| match e {
+            Event::EvictionSet { on: now, dropped_slots, .. } if *now == on => Some(*dropped_slots),
+            _ => None,
+        })
+    }
+
+    /// As of the last command that has been waited for.
+    pub fn snapshot(&mut self) -> Arc<Snapshot> {
+        self.inspect(0, 0);
+        self.handle.snapshot.borrow().clone().expect("published when ready")
+    }
+
+    /// Tokens of the books' log.
+    pub fn tokens(&self) -> Vec<Token> {
+        self.log.iter().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None }).collect()
+    }
+}
+
+/// Text and control pieces of generated tokens (all bytes, here ASCII).
+pub fn spelled(tokens: &[Token]) -> Vec<Piece> {
+    let piece = |&token: &Token| match token {
+        0..256 => Piece::Text(char::from(token as u8).to_string()),
+        _ => Piece::Control(CONTROL[token as usize - FIRST_CONTROL].to_owned()),
+    };
+    tokens.iter().map(piece).collect()
+}
+
+pub fn control(literal: &str) -> Piece {
+    Piece::Control(literal.to_owned())
+}
+
+pub fn text(text: &str) -> Piece {
+    Piece::Text(text.to_owned())
+}
+
+pub fn prompt_of(exchanges: &[Exchange], question: &str) -> Vec<Piece> {
+    let mut out = Vec::new();
+    for exchange in exchanges {
+        ask(&mut out, &exchange.question);
+        let said = exchange.reply.strip_suffix(&[END as Token]).unwrap_or(&exchange.reply);
+        out.push(Piece::Reply { turn: exchange.turn, pieces: spelled(said) });
+        out.extend([control("<|im_end|>"), text("\n")]);
+    }
+    ask(&mut out, question);
+    out
+}
+
+fn ask(out: &mut Vec<Piece>, question: &str) {
+    out.extend([control("<|im_start|>"), text("user\n"), text(question), control("<|im_end|>"), text("\n")]);
+    out.extend([control("<|im_start|>"), text("assistant\n")]);
+}
+
+fn wait<T>(handle: &mut EngineHandle, kept: &mut Vec<Event>, mut pick: impl FnMut(&Event) -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match handle.events.try_recv() {
+            Ok(Event::LoadFailed(why) | Event::Failed(why)) => panic!("{why}"),
+            Ok(event) => match pick(&event) {
+                Some(wanted) => return wanted,
+                None => kept.push(event),
+            },
+            Err(_) => {
+                assert!(Instant::now() < deadline, "the engine says nothing; so far {kept:?}");
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        // The backend holds a sender too, so that the engine would wait for itself.
+        self.watch.seen().commands = None;
+    }
+}

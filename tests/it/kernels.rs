@@ -1,0 +1,198 @@
+//! The checked-in PTX: what the kernel table says of it, that it comes from the sources beside it, and
+//! that no kernel spills registers beyond its budget. Needs no GPU. The compiler and ptxas are wheels
+//! pinned in `kernels/requirements.txt`; where they cannot be had the test says so, and fails in CI.
+//!
+//! `UPDATE_PTX=1 cargo test --test it kernels` writes the PTX anew after a change of kernels.
+
+use dmschat::backend::cuda::{KERNELS, SOURCES, TARGET, VIEW_BYTES};
+use libloading::{Library, Symbol};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const HEADERS: [&str; 2] = ["common.cuh", "kv.cuh"];
+/// Cards that ptxas makes code for.
+const CARDS: [&str; 4] = ["sm_80", "sm_86", "sm_89", "sm_90"];
+/// Bytes of spilled registers that a kernel may store; none where it is not named.
+const SPILLS: &[(&str, usize)] = &[
+    ("attend_1_1", 16),
+    ("attend_1_8", 16),
+    ("attend_2_2", 16),
+    ("attend_2_4", 16),
+    ("attend_4_4", 16),
+    ("sample", 16),
+];
+/// Registers a thread may take, for blocks of the size that it is launched with.
+const MOST_REGISTERS: usize = 168;
+
+fn kernels() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+#[test]
+fn the_kernel_table_is_that_of_the_ptx() {
+    for source in SOURCES {
+        let mut listed: Vec<(String, String)> = KERNELS
+            .iter()
+            .filter(|k| k.source == source.name)
+            // In PTX an u64 is a pointer or a number.
+            .map(|k| (k.name.to_owned(), k.takes.replace('l', "p")))
+            .collect();
+        let mut found = entries(source.ptx);
+        listed.sort();
+        found.sort();
+        assert_eq!(found, listed, "kernels/{}.cu and the table in backend::cuda differ", source.name);
+    }
+}
+
+/// Entry points and the letters of their parameters.
+fn entries(ptx: &str) -> Vec<(String, String)> {
+    let letter = |parameter: &str| match parameter.split_whitespace().collect::<Vec<_>>()[..] {
+        [".param", ".u64", _] => "p".to_owned(),
+        [".param", ".u32", _] => "i".to_owned(),
+        [".param", ".f32", _] => "f".to_owned(),
+        [".param", ".align", "8", ".b8", name] if name.ends_with(&format!("[{VIEW_BYTES}]")) => "k".to_owned(),
+        _ => format!("<{parameter}>"),
+    };
+    let entry = |part: &str| {
+        let (name, rest) = part.split_once('(').expect("parameters");
+        let (parameters, _) = rest.split_once(')').expect("an end of parameters");
+        let letters = parameters.split(',').map(|p| letter(p.trim())).collect();
+        (name.trim().to_owned(), letters)
+    };
+    ptx.split(".entry ").skip(1).map(entry).collect()
+}
+
+#[test]
+fn ptx_is_made_of_the_sources_and_does_not_spill() {
+    let tools = match tools() {
+        Ok(tools) => tools,
+        Err(why) if std::env::var_os("CI").is_some_and(|v| v == "true") => panic!("no kernel compiler: {why}"),
+        Err(why) => return eprintln!("skipped: the kernel compiler cannot be had here: {why}"),
+    };
+    let update = std::env::var_os("UPDATE_PTX").is_some_and(|v| v == "1");
+    let nvrtc = Nvrtc::load(&tools.join("cuda_nvrtc/lib/libnvrtc.so.12"));
+    let mut wrong = Vec::new();
+    for source in SOURCES {
+        let path = kernels().join(format!("ptx/{}.{TARGET}.ptx", source.name));
+        let ptx = nvrtc.compile(source.name).unwrap_or_else(|log| panic!("kernels/{}.cu: {log}", source.name));
+        if update {
+            fs::write(&path, &ptx).unwrap();
+        } else if fs::read_to_string(&path).ok().as_deref() != Some(&ptx) {
+            wrong.push(format!("{} is not what kernels/{}.cu makes: UPDATE_PTX=1", path.display(), source.name));
+        }
+        for card in CARDS {
+            wrong.extend(over_budget(&tools.join("cuda_nvcc/bin/ptxas"), &path, card));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The pinned wheels, in an environment of their own under `target`.
+fn tools() -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernel-compiler");
+    let requirements = kernels().join("requirements.txt");
+    let pinned = fs::read_to_string(&requirements).map_err(|e| e.to_string())?;
+    let done = folder.join("installed");
+    if fs::read_to_string(&done).ok().as_deref() != Some(&pinned) {
+        let _ = fs::remove_dir_all(&folder);
+        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+        let pip = ["install", "--quiet", "--no-deps", "--require-hashes", "--disable-pip-version-check", "-r"];
+        run(Command::new(folder.join("bin/pip")).args(pip).arg(&requirements))?;
+        fs::write(&done, &pinned).map_err(|e| e.to_string())?;
+    }
+    let python = fs::read_dir(folder.join("lib")).map_err(|e| e.to_string())?.flatten().next().ok_or("no library")?;
+    Ok(python.path().join("site-packages/nvidia"))
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(said) } else { Err(format!("{command:?}: {said}")) }
+}
+
+struct Nvrtc(Library);
+
+type Program = *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+
+impl Nvrtc {
+    fn load(path: &Path) -> Self {
+        // SAFETY: NVRTC of a pinned wheel; loading it runs nothing but its own start.
+        Self(unsafe { Library::new(path) }.unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    }
+
+    fn function<T>(&self, name: &str) -> Symbol<'_, T> {
+        // SAFETY: the types above are those of the functions in nvrtc.h.
+        unsafe { self.0.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// PTX of `kernels/{name}.cu`, or the compiler's words.
+    fn compile(&self, name: &str) -> Result<String, String> {
+        let read = |file: &str| CString::new(fs::read(kernels().join(file)).unwrap()).unwrap();
+        let (file, source) = (format!("{name}.cu"), read(&format!("{name}.cu")));
+        let texts = HEADERS.map(read);
+        let text = |s: &str| CString::new(s).unwrap();
+        let names = HEADERS.map(text);
+        let options = [text(&format!("--gpu-architecture={TARGET}")), text("--std=c++17")];
+        let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
+        let (texts, names, arguments) = (pointers(&texts), pointers(&names), pointers(&options));
+        let file = text(&file);
+        let mut program = std::ptr::null_mut();
+        // SAFETY: every string ends in a zero and lives to the end of this function; both arrays have two
+        // entries; buffers are as long as NVRTC asks; the program is destroyed once.
+        unsafe {
+            let create = self.function::<Create>("nvrtcCreateProgram");
+            let made = create(&mut program, source.as_ptr(), file.as_ptr(), 2, texts.as_ptr(), names.as_ptr());
+            assert_eq!(made, 0, "nvrtcCreateProgram");
+            let compiled = self.function::<Compile>("nvrtcCompileProgram")(program, 2, arguments.as_ptr());
+            let what = if compiled == 0 { "PTX" } else { "ProgramLog" };
+            let mut size = 0;
+            self.function::<Size>(&format!("nvrtcGet{what}Size"))(program, &mut size);
+            let mut out = vec![0u8; size + 1];
+            self.function::<Text>(&format!("nvrtcGet{what}"))(program, out.as_mut_ptr().cast());
+            self.function::<Destroy>("nvrtcDestroyProgram")(&mut program);
+            let out = CStr::from_bytes_until_nul(&out).unwrap().to_string_lossy().into_owned();
+            if compiled == 0 { Ok(out) } else { Err(out) }
+        }
+    }
+}
+
+/// Kernels that take more registers or spill more than they may, as ptxas sees it.
+fn over_budget(ptxas: &Path, ptx: &Path, card: &str) -> Vec<String> {
+    let args = ["-v".to_owned(), format!("-arch={card}"), "-o".to_owned(), "/dev/null".to_owned()];
+    let said = match run(Command::new(ptxas).args(args).arg(ptx)) {
+        Ok(said) => said,
+        Err(why) => return vec![why],
+    };
+    let (mut wrong, mut kernel) = (Vec::new(), String::new());
+    for line in said.lines() {
+        if let Some(name) = line.split("entry function '").nth(1) {
+            kernel = name.split('\'').next().unwrap_or_default().to_owned();
+        }
+        let number = |before: &str| -> Option<usize> {
+            line.split(before).next().filter(|_| line.contains(before))?.split_whitespace().last()?.parse().ok()
+        };
+        let may = SPILLS.iter().find(|s| s.0 == kernel).map_or(0, |s| s.1);
+        if let Some(spilled) = number(" bytes spill stores").filter(|&s| s > may) {
+            wrong.push(format!("{kernel} on {card} spills {spilled} bytes, {may} are allowed"));
+        }
+        if let Some(registers) = number(" registers").filter(|&r| r > MOST_REGISTERS) {
+            wrong.push(format!("{kernel} on {card} takes {registers} registers"));
+        }
+    }
+    assert!(!kernel.is_empty(), "ptxas said nothing of kernels: {said}");
+    wrong
+}

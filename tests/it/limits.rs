@@ -1,0 +1,360 @@
+//! Turns that do not go through: cancelled, out of cache, out of context, out of numbers. After
+//! each of them cache and log are what the report says, and the next turn goes on from there.
+
+use crate::harness::{STEP, Session, prompt_of};
+use crate::tiny::{Form, Spec, Tiny, bf16_word};
+use dmschat::protocol::{Command, Event, LogEntry, RestoreRequest, StopReason, TurnReport};
+use std::time::{Duration, Instant};
+
+fn talker(seed: u64) -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, seed)
+}
+
+const QUESTION: &str = "a question of some forty characters or so";
+
+fn long_question() -> String {
+    "a long story, ".repeat(40)
+}
+
+/// A report that says: it is as if nothing had been asked.
+fn assert_undone(s: &Session, report: &TurnReport, stop: StopReason, log: &[LogEntry]) {
+    assert_eq!((report.stop_reason, report.in_context), (stop, false), "{:?}", report.detail);
+    assert_eq!(s.log, log);
+}
+
+#[test]
+fn cancelled_prefills_leave_no_trace() {
+    let tiny = talker(300);
+    let mut s = Session::new(&tiny);
+    // The first of all turns.
+    s.after_steps(1, Command::Cancel);
+    let report = s.ask(&long_question());
+    assert_undone(&s, &report, StopReason::Cancelled, &[]);
+
+    s.ask(QUESTION);
+    let log = s.log.clone();
+    let fed = s.tokens().len();
+    for steps in [1, 7] {
+        s.after_steps(steps, Command::Cancel);
+        let report = s.ask(&long_question());
+        assert_undone(&s, &report, StopReason::Cancelled, &log);
+        assert!(report.generated.is_empty());
+    }
+    // A toggle in the prefill that was then cancelled stays in force.
+    s.after_steps(2, Command::SetEviction(false));
+    s.after_steps(4, Command::Cancel);
+    let report = s.ask(&long_question());
+    let toggled = [&log[..], &[LogEntry::Toggle { eviction: false }]].concat();
+    assert_undone(&s, &report, StopReason::Cancelled, &toggled);
+    assert_eq!(s.ask(QUESTION).reused_tokens, fed);
+}
+
+#[test]
+fn a_cancelled_answer_stays_as_far_as_it_went() {
+    let tiny = talker(310);
+    let mut s = Session::new(&tiny);
+    s.ask(QUESTION);
+    let fed = s.tokens().len();
+    let prompt_steps = (s.prompt(QUESTION).len() + QUESTION.len()).div_ceil(STEP) + 1;
+    s.after_steps(prompt_steps + 8, Command::Cancel);
+    let report = s.ask(QUESTION);
+    assert_eq!((report.stop_reason, report.in_context, report.reused_tokens), (StopReason::Cancelled, true, fed));
+    assert!((2..20).contains(&report.generated.len()));
+    let fed = s.tokens().len();
+    assert_eq!(s.ask("and then").reused_tokens, fed);
+}
+
+#[test]
+fn a_cancel_after_the_checkpoint_was_given_up_feeds_the_log_again() {
+    let tiny = talker(320);
+    // Wherever the cancel falls, the log is what it was; somewhere, the checkpoint has just gone.
+    let mut fed_again = 0;
+    for steps in 4..40 {
+        let mut s = Session::new(&tiny);
+        s.ask(QUESTION);
+        s.ask(QUESTION);
+        let (log, fed) = (s.log.clone(), s.tokens().len());
+        let own: usize = s.stored().iter().flatten().map(|h| h.len().div_ceil(s.info.page_slots)).sum();
+        let page_bytes = (s.info.page_slots * s.info.slot_bytes) as u64;
+        s.after_steps(3, Command::SetKvLimit(Some((own as u64 + 16) * page_bytes)));
+        s.after_steps(steps, Command::Cancel);
+        let report = s.ask(&long_question());
+        if report.stop_reason == StopReason::CacheFull {
+            break;
+        }
+        assert_undone(&s, &report, StopReason::Cancelled, &log);
+        fed_again += usize::from(s.events.iter().any(|e| matches!(e, Event::Rebuilding { .. })));
+        s.send(Command::SetKvLimit(None));
+        assert_eq!(s.ask(QUESTION).reused_tokens, fed);
+    }
+    assert!(fed_again > 0);
+}
+
+#[test]
+fn a_full_cache_ends_the_turn_before_the_step() {
+    let tiny = talker(330);
+    let pages = 60;
+    for memory in [false, true] {
+        let page_bytes = 16 * 260u64;
+        let mut s = Session::with(&tiny, |o| o.kv_limit = (!memory).then_some(pages * page_bytes));
+        s.watch.seen().room_pages = memory.then_some(pages as usize);
+        s.ask(QUESTION);
+        let (log, fed) = (s.log.clone(), s.tokens().len());
+        // In the prompt.
+        let report = s.ask(&long_question().repeat(3));
+        assert_undone(&s, &report, StopReason::CacheFull, &log);
+        let detail = report.detail.expect("it says why");
+        let why = if memory { "out of test memory" } else { "the KV cache is full" };
+        assert!(detail.starts_with(why), "{detail}");
+        // In the answer: what was said was streamed, and is no part of the context.
+        s.max_tokens = 2000;
+        let report = s.ask(QUESTION);
+        assert_undone(&s, &report, StopReason::CacheFull, &log);
+        assert!(report.generated.len() > 100);
+        assert!(s.events.iter().any(|e| matches!(e, Event::Text { .. })));
+        // A shorter one goes through.
+        s.max_tokens = 20;
+        let report = s.ask("short");
+        assert_eq!((report.stop_reason, report.reused_tokens), (StopReason::MaxTokens, fed));
+        assert!(s.watch.seen().peak_pages <= pages as usize);
+    }
+}
+
+#[test]
+fn checkpoints_are_given_up_before_a_turn_is() {
+    let tiny = talker(340);
+    let mut free = Session::new(&tiny);
+    free.ask(QUESTION);
+    free.max_tokens = 100;
+    let report = free.ask(&long_question());
+    let own: usize = report.kv.live.iter().flatten().map(|&n| (n as usize).div_ceil(16)).sum();
+    let page_bytes = (16 * free.info.slot_bytes) as u64;
+    let limit = (own as u64 + 8) * page_bytes;
+    assert!(report.kv.bytes > limit, "with its checkpoints it takes more");
+
+    let mut s = Session::with(&tiny, |o| o.kv_limit = Some(limit));
+    s.ask(QUESTION);
+    s.max_tokens = 100;
+    let tight = s.ask(&long_question());
+    assert_eq!((tight.stop_reason, &tight.generated), (StopReason::MaxTokens, &report.generated));
+    assert!(tight.kv.bytes <= limit);
+    assert_eq!(s.snapshot().checkpoint_bytes, 0);
+    // Regenerating then costs a prefill from the first token, and is possible.
+    s.send(Command::SetKvLimit(None));
+    let again = s.generate(prompt_of(&s.exchanges[..1], &long_question()));
+    assert_eq!((again.reused_tokens, again.in_context), (0, true));
+}
+
+#[test]
+fn a_rebuild_without_room_beside_gives_the_old_cache_up_and_says_so() {
+    let tiny = talker(345);
+    let mut steps = 0;
+    for cancelled in [false, true] {
+        let mut s = Session::new(&tiny);
+        s.ask(&long_question());
+        s.ask(QUESTION);
+        let fed = s.tokens().len();
+        let own: usize = s.stored().iter().flatten().map(|h| h.len().div_ceil(s.info.page_slots)).sum();
+        let page_bytes = (s.info.page_slots * s.info.slot_bytes) as u64;
+        s.send(Command::SetKvLimit(Some((own as u64 + own as u64 / 2) * page_bytes)));
+        let before = s.watch.seen().steps.len();
+        if cancelled {
+            // As late as can be: the old cache is gone by then.
+            s.after_steps(steps - 2, Command::Cancel);
+        }
+        s.send(Command::Rebuild);
+        let done =
+            s.wait(
+                |e| if let Event::RebuildDone { cancelled, tokens } = e { Some((*cancelled, *tokens)) } else { None },
+            );
+        steps = s.watch.seen().steps.len() - before;
+        assert!(s.notices()[0].starts_with("the old cache is given up"), "{:?}", s.notices());
+        assert_eq!(done, if cancelled { (true, 0) } else { (false, fed) });
+        assert!(s.watch.seen().pages.0 <= own + own / 2);
+        s.send(Command::SetKvLimit(None));
+        if cancelled {
+            let report = s.ask(QUESTION);
+            // Fed anew, the log is what it was.
+            assert_eq!((report.reused_tokens, report.log_base), (0, fed));
+        } else {
+            s.check_stored();
+            assert_eq!(s.ask(QUESTION).reused_tokens, fed);
+        }
+    }
+}
+
+#[test]
+fn the_context_is_checked_before_a_turn_and_ends_an_answer() {
+    let tiny = talker(350);
+    let mut s = Session::with(&tiny, |o| o.context = Some(200));
+    s.ask(QUESTION);
+    let (log, fed, steps) = (s.log.clone(), s.tokens().len(), s.watch.seen().steps.len());
+    let report = s.ask(&long_question());
+    assert_undone(&s, &report, StopReason::ContextFull, &log);
+    let detail = report.detail.expect("it says why");
+    assert!(detail.contains(&format!(" {} tokens", report.prompt_tokens)) && detail.contains(" 200 "), "{detail}");
+    assert!(report.prompt_tokens > 600 && report.reused_tokens == fed);
+    assert_eq!(s.watch.seen().steps.len(), steps, "no step was run");
+    s.max_tokens = 1000;
+    let report = s.ask("go on");
+    assert_eq!((report.stop_reason, report.in_context), (StopReason::ContextFull, true));
+    assert_eq!(s.tokens().len(), 200);
+}
+
+#[test]
+fn numbers_that_are_not_finite_end_the_turn_and_name_the_layer() {
+    for (tensor, place) in [
+        ("model.layers.0.mlp.down_proj.weight", "in layer 1"),
+        ("model.layers.1.self_attn.o_proj.weight", "in layer 1"),
+        ("model.layers.1.mlp.down_proj.weight", "before the output head"),
+    ] {
+        let spec = talker(360).spec;
+        let tiny = Tiny::edited(spec, 360, |block| {
+            if block.name == tensor {
+                block.words.fill(bf16_word(3e38));
+            }
+        });
+        let mut s = Session::new(&tiny);
+        let report = s.ask(QUESTION);
+        assert_undone(&s, &report, StopReason::Error, &[]);
+        let wanted = format!("the model's numbers are no longer finite, first {place}");
+        assert_eq!(report.detail.as_deref(), Some(&*wanted));
+    }
+}
+
+#[test]
+fn one_broken_token_does_not_spoil_the_turns_after_it() {
+    let spec = talker(370).spec;
+    let tiny = Tiny::edited(spec.clone(), 370, |block| {
+        if block.name == "model.embed_tokens.weight" {
+            block.words[b'Z' as usize * spec.hidden..][..spec.hidden].fill(bf16_word(3e38));
+        }
+    });
+    let mut s = Session::new(&tiny);
+    s.ask(QUESTION);
+    let log = s.log.clone();
+    let report = s.ask(&format!("Z {QUESTION}"));
+    assert_undone(&s, &report, StopReason::Error, &log);
+    assert!(report.detail.is_some_and(|d| d.ends_with("in layer 0")));
+    // Fed, and cancelled before anything was sampled.
+    s.after_steps(2, Command::Cancel);
+    let report = s.ask(&format!("Z {}", long_question()));
+    assert_undone(&s, &report, StopReason::Cancelled, &log);
+    assert!(s.ask(QUESTION).in_context);
+}
+
+/// What a session file hands back: the log and the replies.
+fn saved(s: &Session) -> RestoreRequest {
+    let replies = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
+    RestoreRequest { log: s.log.clone(), replies }
+}
+
+fn restored(s: &mut Session, request: RestoreRequest) -> (bool, usize) {
+    s.send(Command::Restore(Box::new(request)));
+    s.wait(|e| if let Event::RebuildDone { cancelled, tokens } = e { Some((*cancelled, *tokens)) } else { None })
+}
+
+#[test]
+fn a_saved_log_is_taken_up_under_its_toggles() {
+    let tiny = talker(380);
+    let mut first = Session::new(&tiny);
+    first.ask(QUESTION);
+    first.after_steps(9, Command::SetEviction(false));
+    first.ask(QUESTION);
+    first.toggle(true);
+    first.ask(QUESTION);
+    let (request, fed) = (saved(&first), first.tokens().len());
+    let next = first.ask("and so on");
+
+    let mut s = Session::new(&tiny);
+    assert_eq!(restored(&mut s, request.clone()), (false, fed));
+    (s.log, s.exchanges) = (request.log.clone(), first.exchanges[..3].to_vec());
+    s.check_stored();
+    let prompt = s.prompt("and so on");
+    let mut again = s.request(prompt);
+    again.seed = Some(next.seed);
+    s.send(Command::Generate(Box::new(again)));
+    let report = s.finish(0);
+    assert_eq!((report.reused_tokens, report.log_base), (fed, request.log.len()));
+    assert_eq!((&report.generated, &report.log, &report.kv), (&next.generated, &next.log, &next.kv));
+
+    // A toggle while it is being fed again waits until the log's own have been followed.
+    s.after_steps(2, Command::SetEviction(false));
+    restored(&mut s, request.clone());
+    s.wait(|e| matches!(e, Event::EvictionSet { on: false, at_token, .. } if *at_token == fed).then_some(()));
+    s.log = [&request.log[..], &[LogEntry::Toggle { eviction: false }]].concat();
+    s.check_stored();
+
+    // Cancelled, or not to be fed at all: an empty conversation, and the reports say so.
+    s.after_steps(2, Command::Cancel);
+    assert_eq!(restored(&mut s, request.clone()), (true, 0));
+    let foreign = RestoreRequest { log: vec![LogEntry::Token(5000)], ..request };
+    assert_eq!(restored(&mut s, foreign.clone()), (true, 0));
+    assert!(s.notices()[0].contains("names tokens that this model does not have"));
+    s.log = foreign.log;
+    let report = s.ask(QUESTION);
+    assert_eq!((report.reused_tokens, report.log_base), (0, 0));
+}
+
+#[test]
+fn commands_queue_behind_a_turn_and_a_cancel_ends_only_what_runs() {
+    let tiny = talker(390);
+    let mut s = Session::new(&tiny);
+    s.max_tokens = 400;
+    let prompt = s.prompt("something else");
+    let second = Box::new(s.request(prompt));
+    for (steps, command) in [(1, Command::Generate(second)), (2, Command::Clear), (9, Command::Cancel)] {
+        s.after_steps(steps, command);
+    }
+    let prompt = s.prompt(QUESTION);
+    let first = Box::new(s.request(prompt));
+    s.send(Command::Generate(first));
+    let mut done = || s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    let (first, second) = (done(), done());
+    assert_eq!((first.turn, first.stop_reason), (2, StopReason::Cancelled));
+    assert_eq!((second.turn, second.stop_reason), (1, StopReason::MaxTokens));
+    assert_eq!((second.reused_tokens, second.generated.len()), (0, 400));
+    s.check_stored();
+    assert_eq!(s.snapshot().tokens, 0, "cleared after the second turn");
+}
+
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < deadline, "it does not happen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn nobody_left_ends_the_engine_and_a_panic_is_told() {
+    let tiny = talker(400);
+    for running in [false, true] {
+        let mut s = Session::new(&tiny);
+        s.max_tokens = 100_000;
+        let watch = s.watch.clone();
+        if running {
+            let prompt = s.prompt(QUESTION);
+            let request = s.request(prompt);
+            s.send(Command::Generate(Box::new(request)));
+            wait_until(|| watch.seen().steps.len() > 5);
+        }
+        assert!(!watch.seen().ended);
+        drop(s);
+        wait_until(|| watch.seen().ended);
+    }
+    let mut s = Session::new(&tiny);
+    s.watch.seen().panic_at = Some(2);
+    let prompt = s.prompt(QUESTION);
+    let request = s.request(prompt);
+    s.send(Command::Generate(Box::new(request)));
+    let mut failure = None;
+    wait_until(|| {
+        if let Ok(Event::Failed(why)) = s.handle.events.try_recv() {
+            failure = Some(why);
+        }
+        failure.is_some()
+    });
+    assert_eq!(failure.as_deref(), Some("the engine stopped: as the test wants it"));
+    wait_until(|| !s.handle.send(Command::Clear));
+}

@@ -1,0 +1,21 @@
+//! The one integration binary: what users and scripts rely on, each room in its file.
+
+mod checkpoint;
+mod cli;
+mod engine;
+mod folder;
+mod golden;
+mod harness;
+mod kernels;
+mod limits;
+mod pool;
+mod pty;
+mod reference;
+mod rule;
+mod session;
+mod spy;
+mod steps;
+mod template;
+mod tidy;
+mod tiny;
+mod turns;

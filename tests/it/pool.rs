@@ -1,0 +1,291 @@
+//! The cache under random operations, against lists of tokens: which slots there are and in which
+//! order, what attention reads from them, and who holds which page.
+
+use crate::tiny::Rng;
+use dmschat::backend::cpu::Cpu;
+use dmschat::backend::{Backend, KvGeometry};
+use dmschat::cache::{CacheError, KvCache, SeqId};
+use dmschat::codec::Codec;
+use dmschat::policy::{Dms, Policy, Shift};
+use dmschat::tensor::Tensor;
+
+const HEADS: usize = 2;
+const DIM: usize = 8;
+/// `[q heads | k heads | v heads]`
+const WIDTH: usize = 3 * HEADS * DIM;
+const LAYERS: usize = 2;
+const CONTEXT: usize = 40;
+const N_SEQS: usize = 5;
+const MAX_STEP: usize = 24;
+/// Rows that tokens bring: query, key and value of each head.
+const ROWS: usize = 97;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Slot {
+    position: usize,
+    row: usize,
+    marked: bool,
+}
+
+/// A sequence as a list of slots for every lane, `[layer * HEADS + head]`.
+#[derive(Clone)]
+struct Sequence {
+    id: SeqId,
+    len: usize,
+    eviction: bool,
+    lanes: Vec<Vec<Slot>>,
+}
+
+struct Bench {
+    b: Cpu,
+    cache: KvCache<Cpu>,
+    policy: Policy,
+    /// What each row holds, and the same as an embedding table.
+    rows: Vec<Vec<f32>>,
+    table: <Cpu as Backend>::Weight,
+    /// Copies activations out: their product with it is they themselves.
+    identity: <Cpu as Backend>::Weight,
+    qkv: <Cpu as Backend>::Acts,
+    out: <Cpu as Backend>::Acts,
+    live: Vec<Sequence>,
+    rng: Rng,
+    refused: usize,
+}
+
+impl Bench {
+    fn new(policy: Policy, codec: Codec, seed: u64) -> Self {
+        let b = Cpu::new(1);
+        let mut rng = Rng(seed);
+        let geometry = KvGeometry {
+            n_layers: LAYERS,
+            n_q_heads: HEADS,
+            n_kv_heads: HEADS,
+            head_dim: DIM,
+            n_seqs: N_SEQS,
+            page_slots: 4,
+            max_pages: 0,
+            codec,
+            policy,
+        };
+        let cache = KvCache::new(&b, geometry, CONTEXT, MAX_STEP).unwrap();
+        // Powers of two with a one in every head: no codec changes them.
+        let mut value = |i: usize| {
+            let size = if i.is_multiple_of(DIM) { 1.0 } else { 0.5f32.powi(rng.below(3) as i32) };
+            if rng.chance(2) { size } else { -size }
+        };
+        let rows: Vec<Vec<f32>> = (0..ROWS).map(|_| (0..WIDTH).map(&mut value).collect()).collect();
+        let table = b.weight(&[Tensor::from_f32("rows", vec![ROWS, WIDTH], &rows.concat())]).unwrap();
+        let n = HEADS * DIM;
+        let ones: Vec<f32> = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect();
+        let identity = b.weight(&[Tensor::from_f32("ones", vec![n, n], &ones)]).unwrap();
+        let (qkv, out) = (b.acts(MAX_STEP, WIDTH).unwrap(), b.acts(MAX_STEP, n).unwrap());
+        Self { b, cache, policy, rows, table, identity, qkv, out, live: Vec::new(), rng, refused: 0 }
+    }
+
+    /// One random operation.
+    fn operate(&mut self) {
+        if self.live.is_empty() {
+            return self.create();
+        }
+        let i = self.rng.below(self.live.len());
+        match self.rng.below(20) {
+            0 => self.create(),
+            1..=2 => self.fork(i),
+            3..=4 => self.release(i),
+            5..=7 => self.toggle(i),
+            8 => {
+                let pages = 20 + self.rng.below(100);
+                let bytes = (pages * self.cache.geometry().page_bytes()) as u64;
+                let limit = self.rng.chance(2).then_some(bytes);
+                self.cache.set_limit_bytes(limit);
+            }
+            9 => self.cache.trim(&self.b),
+            _ => self.feed(i),
+        }
+    }
+
+    fn create(&mut self) {
+        let eviction = self.rng.chance(2);
+        match self.cache.create(&self.b, eviction) {
+            Ok(id) => self.live.push(Sequence { id, len: 0, eviction, lanes: vec![Vec::new(); LAYERS * HEADS] }),
+            Err(error) => assert!(matches!(error, CacheError::Sequences(N_SEQS)) && self.live.len() == N_SEQS),
+        }
+    }
+
+    fn fork(&mut self, i: usize) {
+        match self.cache.fork(&self.b, self.live[i].id) {
+            Ok(id) => self.live.push(Sequence { id, ..self.live[i].clone() }),
+            Err(error) => assert!(matches!(error, CacheError::Sequences(N_SEQS)) && self.live.len() == N_SEQS),
+        }
+    }
+
+    fn release(&mut self, i: usize) {
+        let gone = self.live.swap_remove(i);
+        self.cache.release(&self.b, gone.id);
+    }
+
+    fn toggle(&mut self, i: usize) {
+        let seq = &mut self.live[i];
+        let on = !seq.eviction;
+        let Ok(dropped) = self.cache.set_eviction(&self.b, seq.id, on) else {
+            self.refused += 1;
+            return;
+        };
+        seq.eviction = on;
+        let mut gone = 0;
+        if let (true, Policy::Dms(dms)) = (on, self.policy) {
+            for lane in &mut seq.lanes {
+                let before = lane.len();
+                lane.retain(|s| !s.marked || seq.len - 1 - s.position <= dms.window);
+                gone += before - lane.len();
+            }
+        }
+        assert_eq!(dropped, gone as u64);
+    }
+
+    /// A step over one to three sequences; every token's attention is compared.
+    fn feed(&mut self, first: usize) {
+        let mut chosen = vec![first];
+        while chosen.len() < self.live.len().min(3) && self.rng.chance(3) {
+            let i = self.rng.below(self.live.len());
+            if !chosen.contains(&i) {
+                chosen.push(i);
+            }
+        }
+        let (mut spans, mut start) = (Vec::new(), 0);
+        for &i in &chosen {
+            let len = if self.rng.chance(2) { 1 } else { 1 + self.rng.below(MAX_STEP / 3) };
+            let len = len.min(CONTEXT - self.live[i].len);
+            if len > 0 {
+                spans.push((i, self.cache.span(self.live[i].id, start, len)));
+                start += len;
+            }
+        }
+        let steps: Vec<_> = spans.iter().map(|(_, span)| *span).collect();
+        if self.cache.reserve_step(&self.b, &steps).is_err() || start == 0 {
+            self.refused += 1;
+            return;
+        }
+        let rows: Vec<u32> = (0..start).map(|_| self.rng.below(ROWS) as u32).collect();
+        for layer in 0..LAYERS {
+            let decisions: Vec<f32> = (0..start * HEADS).map(|_| if self.rng.chance(2) { 1.0 } else { -1.0 }).collect();
+            let got = self.attend(layer, &rows, &decisions, &steps);
+            for (i, span) in &spans {
+                for t in span.start..span.start + span.len {
+                    for head in 0..HEADS {
+                        let position = self.live[*i].len + t - span.start;
+                        let marks = decisions[t * HEADS + head] > 0.0;
+                        let evicts = self.live[*i].eviction;
+                        let lane = &mut self.live[*i].lanes[layer * HEADS + head];
+                        take_in(lane, self.policy, evicts, Slot { position, row: rows[t] as usize, marked: marks });
+                        let wanted = mixed(lane, &self.rows, rows[t] as usize, head);
+                        let got = &got[(t * HEADS + head) * DIM..][..DIM];
+                        let off = wanted.iter().zip(got).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                        assert!(off < 1e-4, "layer {layer} head {head} position {position}: off by {off}");
+                    }
+                }
+            }
+        }
+        self.cache.advance(&self.b, &steps);
+        spans.iter().for_each(|(i, span)| self.live[*i].len += span.len);
+    }
+
+    /// The attention op over a layer, `[n, HEADS, DIM]`.
+    fn attend(&mut self, layer: usize, rows: &[u32], decisions: &[f32], spans: &[dmschat::backend::Span]) -> Vec<f32> {
+        let Self { b, cache, qkv, out, .. } = self;
+        b.embed(qkv, &self.table, &rows.to_vec(), rows.len());
+        cache.attention(b, out, qkv, &decisions.to_vec(), layer, spans);
+        let mut got = vec![0.0; rows.len() * HEADS * DIM];
+        b.logits(&mut got, out, &self.identity, rows.len());
+        got
+    }
+
+    /// Slots in their order, counts, and who holds which page.
+    fn check(&self) {
+        let mut slots = 0;
+        for seq in &self.live {
+            assert_eq!((self.cache.len(seq.id), self.cache.eviction(seq.id)), (seq.len, seq.eviction));
+            let stats = self.cache.stats(&self.b, seq.id);
+            for (lane, wanted) in seq.lanes.iter().enumerate() {
+                let metas = self.cache.slot_metas(&self.b, seq.id, lane / HEADS, lane % HEADS);
+                assert_eq!(stats.live[lane / HEADS][lane % HEADS] as usize, wanted.len());
+                assert!(
+                    metas.iter().map(|m| (m.position(), m.marked())).eq(wanted.iter().map(|s| (s.position, s.marked)))
+                );
+                slots += wanted.len().div_ceil(4);
+            }
+        }
+        let pages = self.cache.audit(&self.b).unwrap_or_else(|why| panic!("{why}"));
+        let stats = self.cache.pool_stats(&self.b);
+        assert!(stats.used_pages == pages && pages <= slots && pages <= stats.mapped_pages);
+    }
+
+    fn used_pages(&self) -> usize {
+        self.cache.pool_stats(&self.b).used_pages
+    }
+}
+
+/// The rule for one token of one lane, token after token.
+fn take_in(lane: &mut Vec<Slot>, policy: Policy, evicts: bool, token: Slot) {
+    let Policy::Dms(dms) = policy else {
+        return lane.push(Slot { marked: false, ..token });
+    };
+    let n = token.position;
+    if dms.shift == Shift::Previous && token.marked && n > 0 {
+        lane.iter_mut().find(|s| s.position == n - 1).expect("the newest token is stored").marked = true;
+    }
+    let token = Slot { marked: token.marked && dms.shift == Shift::Same, ..token };
+    let leaving = lane.iter_mut().find(|s| s.position + dms.window + 1 == n);
+    match leaving {
+        Some(slot) if slot.marked && evicts => *slot = token,
+        _ => lane.push(token),
+    }
+}
+
+/// Attention of a row's query over all slots of its lane.
+fn mixed(lane: &[Slot], rows: &[Vec<f32>], row: usize, head: usize) -> Vec<f32> {
+    let part = |row: usize, kind: usize| &rows[row][(kind * HEADS + head) * DIM..][..DIM];
+    let score = |s: &Slot| {
+        let dot: f32 = part(row, 0).iter().zip(part(s.row, 1)).map(|(a, b)| a * b).sum();
+        (dot / (DIM as f32).sqrt()).exp()
+    };
+    let total: f32 = lane.iter().map(score).sum();
+    let mut out = vec![0.0; DIM];
+    for slot in lane {
+        let share = score(slot) / total;
+        out.iter_mut().zip(part(slot.row, 2)).for_each(|(o, v)| *o += share * v);
+    }
+    out
+}
+
+#[test]
+fn a_hundred_thousand_operations_lose_no_slot_and_share_none() {
+    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    for (seed, (policy, codec)) in [
+        (Policy::Dense, Codec::F32),
+        (dms(3, Shift::Previous), Codec::F32),
+        (dms(6, Shift::Same), Codec::Bf16),
+        (dms(0, Shift::Previous), Codec::Fp8),
+        (dms(11, Shift::Previous), Codec::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut bench = Bench::new(policy, codec, seed as u64);
+        let page_bytes = bench.cache.geometry().page_bytes();
+        for _ in 0..20_000 {
+            let before = bench.used_pages();
+            bench.operate();
+            bench.check();
+            // Nothing is taken that was not reserved, which the limit sees.
+            let limit = bench.cache.limit_bytes().map_or(usize::MAX, |l| l as usize / page_bytes);
+            assert!(bench.used_pages() <= before.max(limit));
+        }
+        assert!((100..10_000).contains(&bench.refused), "{} operations were refused", bench.refused);
+        while !bench.live.is_empty() {
+            bench.release(0);
+        }
+        bench.cache.trim(&bench.b);
+        assert_eq!(bench.cache.pool_stats(&bench.b), Default::default(), "all pages are given back");
+    }
+}

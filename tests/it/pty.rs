@@ -1,0 +1,294 @@
+//! The chat in a real terminal: the binary in a pty, real keys, and a terminal emulator that reads
+//! what it draws.
+
+use portable_pty::{Child, CommandBuilder, MasterPty, NativePtySystem, PtySize, PtySystem};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The built-in model answers in well under this, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Chat {
+    master: Box<dyn MasterPty + Send>,
+    writer: Box<dyn Write + Send>,
+    child: Box<dyn Child + Send + Sync>,
+    /// Everything written so far, and the screen it makes.
+    seen: Arc<Mutex<(Vec<u8>, vt100::Parser)>>,
+}
+
+impl Chat {
+    fn start(home: &Path, columns: u16, rows: u16, env: &[(&str, &str)], args: &[&str]) -> Self {
+        let size = PtySize { rows, cols: columns, pixel_width: 0, pixel_height: 0 };
+        let pair = NativePtySystem::default().openpty(size).unwrap();
+        let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_dmschat"));
+        command.args(args);
+        command.cwd(home);
+        command.env_clear();
+        command.env("HOME", home);
+        command.env("PATH", std::env::var("PATH").unwrap_or_default());
+        command.env("DMSCHAT_DATA_DIR", home.join("data"));
+        command.env("DMSCHAT_CONFIG_DIR", home.join("config"));
+        command.env("TERM", "xterm-256color");
+        command.env("COLORTERM", "truecolor");
+        for (name, value) in env {
+            command.env(name, value);
+        }
+        let child = pair.slave.spawn_command(command).unwrap();
+        drop(pair.slave);
+        let mut reader = pair.master.try_clone_reader().unwrap();
+        let writer = pair.master.take_writer().unwrap();
+        // The emulator has a size all the same.
+        let (rows, columns) = if rows == 0 { (24, 80) } else { (rows, columns) };
+        let seen = Arc::new(Mutex::new((Vec::new(), vt100::Parser::new(rows, columns, 0))));
+        let fill = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 8192];
+            while let Ok(n @ 1..) = reader.read(&mut buffer) {
+                let mut seen = fill.lock().unwrap();
+                seen.0.extend_from_slice(&buffer[..n]);
+                seen.1.process(&buffer[..n]);
+            }
+        });
+        Self { master: pair.master, writer, child, seen }
+    }
+
+    fn keys(&mut self, keys: &str) {
+        self.writer.write_all(keys.as_bytes()).unwrap();
+        self.writer.flush().unwrap();
+        std::thread::sleep(Duration::from_millis(60));
+    }
+
+    fn say(&mut self, line: &str) {
+        self.keys(line);
+        self.keys("\r");
+    }
+
+    fn screen(&self) -> String {
+        self.seen.lock().unwrap().1.screen().contents()
+    }
+
+    fn written(&self) -> Vec<u8> {
+        self.seen.lock().unwrap().0.clone()
+    }
+
+    /// Waits until the screen is as wanted.
+    fn until(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let begin = Instant::now();
+        loop {
+            let screen = self.screen();
+            if wanted(&screen) {
+                return screen;
+            }
+            assert!(begin.elapsed() < PATIENCE, "waited for {what}:\n{screen}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn until_shows(&self, text: &str) -> String {
+        self.until(text, |s| s.contains(text))
+    }
+
+    /// Waits for its end; the exit code.
+    fn end(&mut self) -> u32 {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                // What it wrote last may still be on its way.
+                let mut before = usize::MAX;
+                while self.written().len() != before {
+                    before = self.written().len();
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                return status.exit_code();
+            }
+            assert!(begin.elapsed() < PATIENCE, "it does not end:\n{}", self.screen());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Chat {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+/// The numbers behind `L{layer}` on each side of the panel's border: the table of /stats, and the
+/// heatmap.
+fn rows(screen: &str, layer: usize) -> (Vec<u64>, Vec<u64>) {
+    let name = format!("L{layer} ");
+    let numbers = |side: &str| -> Vec<u64> {
+        match side.trim_start().strip_prefix(&name) {
+            Some(cells) => cells.split_whitespace().filter_map(|n| n.parse().ok()).collect(),
+            None => Vec::new(),
+        }
+    };
+    let (mut table, mut cells) = (Vec::new(), Vec::new());
+    for (left, right) in screen.lines().filter_map(|l| l.split_once('│')) {
+        if table.is_empty() {
+            table = numbers(left);
+        }
+        if cells.is_empty() {
+            cells = numbers(right);
+        }
+    }
+    (table, cells)
+}
+
+/// Waits for an answer to end, and returns the screen then.
+fn answer(chat: &Chat, n: usize) -> String {
+    chat.until("the end of an answer", |s| s.matches("tok/s · ratio").count() >= n && !s.contains("answering"))
+}
+
+#[test]
+fn a_conversation_with_real_keys() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), 120, 60, &[], &[]);
+    chat.until_shows("Try one of these");
+    chat.say("Solve 5*b - 2355 = -50*b - 2740 for b.");
+    let screen = answer(&chat, 1);
+    assert!(screen.contains("thought for"), "{screen}");
+    assert!(screen.contains("-7"), "{screen}");
+
+    chat.say("/stats");
+    let screen = chat.until_shows("by layer and head:");
+    let line = screen.lines().find(|l| l.contains("live slots of")).unwrap();
+    let tokens: u64 = line.split_whitespace().nth(3).unwrap().replace(',', "").parse().unwrap();
+    let (table, _) = rows(&screen, 0);
+    assert!(!table.is_empty(), "{screen}");
+    for layer in 0.. {
+        let (table, cells) = rows(&screen, layer);
+        if table.is_empty() {
+            break;
+        }
+        let percent: Vec<u64> = table.iter().map(|n| (*n as f64 * 100.0 / tokens as f64).round() as u64).collect();
+        assert_eq!(cells, percent, "layer {layer}: {table:?} of {tokens}\n{screen}");
+    }
+
+    chat.say("/eviction off");
+    chat.until_shows("nothing more is dropped; what is gone stays gone");
+    chat.keys("\x1bOS"); // F4
+    chat.until_shows("given up at once");
+    chat.say("What can you do?");
+    answer(&chat, 2);
+
+    chat.say("/save talk.jsonl");
+    chat.until_shows("saved in");
+    let saved = std::fs::read_to_string(home.path().join("talk.jsonl")).unwrap();
+    let records: Vec<serde_json::Value> = saved.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(records.iter().any(|r| r.to_string().contains("Solve 5*b")), "{saved}");
+    assert!(saved.contains("\"live\":[["), "{saved}");
+
+    chat.say("/quit");
+    assert_eq!(chat.end(), 0);
+    let written = chat.written();
+    let text = String::from_utf8_lossy(&written);
+    assert!(text.trim_end().ends_with("\x1b[?1049l"), "{:?}", &text[text.len().saturating_sub(80)..]);
+    assert_eq!(std::fs::read_dir(home.path().join("data/sessions")).unwrap().count(), 1);
+
+    // It goes on where it was.
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
+    chat.until_shows("opened; it is read into the cache");
+    chat.say("What can you do?");
+    answer(&chat, 3);
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+}
+
+#[test]
+fn an_idle_chat_writes_nothing_and_signals_give_the_terminal_back() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), 100, 30, &[], &[]);
+    chat.until_shows("Try one of these");
+    chat.until_shows("demo");
+    std::thread::sleep(Duration::from_millis(500));
+    let before = chat.written().len();
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(chat.written().len(), before);
+    let pid = chat.child.process_id().unwrap();
+    std::process::Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap();
+    chat.end();
+    let text = String::from_utf8_lossy(&chat.written()).into_owned();
+    for sequence in ["\x1b[?1049l", "\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h", "\x1b[<1u"] {
+        let (on, off) = (text.rfind(&sequence.replace('l', "h")), text.rfind(sequence));
+        assert!(off.is_some() && on <= off, "{sequence:?}");
+    }
+}
+
+#[test]
+fn a_terminal_without_a_size_is_taken_for_a_usual_one() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), 0, 0, &[], &[]);
+    chat.until_shows("F1 help");
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+}
+
+#[test]
+fn a_terminal_that_is_gone_ends_the_chat_quietly() {
+    for term in ["xterm-256color", "dumb"] {
+        let home = tempfile::tempdir().unwrap();
+        let mut chat = Chat::start(home.path(), 100, 30, &[("TERM", term)], &[]);
+        chat.until_shows("Try one of these");
+        let pid = chat.child.process_id().unwrap();
+        std::process::Command::new("kill").args(["-HUP", &pid.to_string()]).status().unwrap();
+        assert_eq!(chat.end(), 129, "{term}");
+    }
+}
+
+#[test]
+fn keys_of_all_kinds_edit_and_nothing_is_sent_by_a_paste() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), 100, 30, &[], &["--no-session"]);
+    chat.until_shows("Try one of these");
+    let lines: String = (0..500).map(|n| format!("pasted {n}\r")).collect();
+    chat.keys(&format!("\x1b[200~{lines}\x1b[201~"));
+    chat.until_shows("501 lines in the input");
+    chat.keys(&lines);
+    chat.until_shows("1,001 lines in the input");
+    assert!(!chat.screen().contains("answering"));
+    // Twice Ctrl+C would quit; Ctrl+U and Ctrl+K empty a line; the caret is where the text ends.
+    chat.keys("\x03");
+    chat.until_shows("press Ctrl+C again to quit");
+    chat.keys("e\u{301}日\u{1112}\u{1161}\u{11ab}👩\u{200d}👩\u{200d}👧x");
+    chat.until("the graphemes", |s| s.contains("日"));
+    chat.keys("\x7f\x7f\x7f\x7f\x7f");
+    chat.until("the graphemes to go", |s| !s.contains(['日', '👩', '👧']));
+    let (row, column) = chat.seen.lock().unwrap().1.screen().cursor_position();
+    assert_eq!((row, column), (28, 2));
+    // Too small, and large again.
+    let resize = |columns, rows| {
+        chat.master.resize(PtySize { rows, cols: columns, pixel_width: 0, pixel_height: 0 }).unwrap();
+        chat.seen.lock().unwrap().1.screen_mut().set_size(rows, columns);
+    };
+    resize(20, 5);
+    chat.until_shows("too small");
+    resize(120, 40);
+    chat.until_shows("lines in the input");
+}
+
+#[test]
+fn a_dumb_terminal_gets_lines() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), 80, 24, &[("TERM", "dumb")], &[]);
+    chat.until_shows(">");
+    chat.say("What can you do?");
+    chat.until_shows("[end,");
+    chat.say("/stats");
+    chat.until_shows("by layer and head");
+    chat.say("/quit");
+    assert_eq!(chat.end(), 0);
+    assert!(!chat.written().contains(&0x1b));
+}
+
+#[test]
+fn the_examples_offered_are_answered_rightly() {
+    let expected = ["-7", "14", "linear equations"];
+    for (example, expected) in dmschat::ui::examples::EXAMPLES.iter().zip(expected) {
+        let run = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat")).args(["-p", example]).output().unwrap();
+        let answer = String::from_utf8_lossy(&run.stdout).into_owned();
+        assert!(answer.contains(expected), "{example}: {answer}");
+    }
+}

@@ -1,0 +1,263 @@
+//! The tests' own form of the rule: a transformer in f64 that sees all tokens at once, without a
+//! cache, pages, slots or chunks. Eviction is a mask: who may be seen by whom.
+
+use crate::tiny::Tiny;
+use dmschat::protocol::LogEntry;
+
+/// How K and V are rounded by being stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    None,
+    Bf16,
+    Fp8,
+}
+
+/// What a log gives.
+pub struct Outcome {
+    /// `[n_tokens][vocab]`
+    pub logits: Vec<Vec<f64>>,
+    /// `[n_layers][n_kv_heads]` positions and marks that are still stored, in order of position.
+    pub stored: Vec<Vec<Vec<(usize, bool)>>>,
+    /// The smallest |decision|: how far every decision is from flipping.
+    pub margin: f64,
+    /// Share of decisions that mark.
+    pub marked: f64,
+    /// Pairs of query and key that the causal mask alone would show and the rule hides.
+    pub hidden_pairs: usize,
+}
+
+impl Outcome {
+    pub fn ratio(&self) -> f64 {
+        let lanes: Vec<usize> = self.stored.iter().flatten().map(Vec::len).collect();
+        (self.logits.len() * lanes.len()) as f64 / lanes.iter().sum::<usize>() as f64
+    }
+}
+
+/// When tokens are dropped: for each query, and after the last one, the newest position that a
+/// token had when eviction was on, if it ever was. Older marked tokens are gone by then, and
+/// stay so.
+struct Sweeps {
+    at: Vec<Option<usize>>,
+    end: Option<usize>,
+}
+
+fn sweeps(log: &[LogEntry]) -> (Vec<usize>, Sweeps) {
+    let (mut tokens, mut at, mut newest, mut on) = (Vec::new(), Vec::new(), None, true);
+    for entry in log {
+        match *entry {
+            LogEntry::Token(token) => {
+                if on {
+                    newest = Some(tokens.len());
+                }
+                at.push(newest);
+                tokens.push(token as usize);
+            }
+            LogEntry::Toggle { eviction } => {
+                on = eviction;
+                if on && !tokens.is_empty() {
+                    newest = Some(tokens.len() - 1);
+                }
+            }
+        }
+    }
+    (tokens, Sweeps { at, end: newest })
+}
+
+/// Whether the token at `key` outlived a sweep when the newest token stood at `newest`.
+fn survives(key: usize, marked: bool, newest: Option<usize>, window: usize) -> bool {
+    !marked || newest.is_none_or(|newest| newest <= key + window)
+}
+
+pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
+    let (tokens, sweeps) = sweeps(log);
+    let s = &tiny.spec;
+    let embed = &tiny.weights["model.embed_tokens.weight"];
+    let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embed[t * s.hidden..(t + 1) * s.hidden].to_vec()).collect();
+    let mut out =
+        Outcome { logits: Vec::new(), stored: Vec::new(), margin: f64::INFINITY, marked: 0.0, hidden_pairs: 0 };
+    let mut marks_seen = 0;
+    for l in 0..s.n_layers {
+        let layer = Layer { tiny, l };
+        let decisions_of_x: Vec<Vec<f64>> = x.iter().map(|x| layer.adapter(x)).collect();
+        let normed: Vec<Vec<f64>> = x.iter().map(|x| layer.norm("input_layernorm", x)).collect();
+        let (q, k, v, borrowed) = layer.project(&normed, rounding);
+        let decisions = if s.adapter() { decisions_of_x } else { borrowed };
+        let marks = layer.marks(&decisions, x.len());
+        marks_seen += decisions.iter().flatten().filter(|&&d| d > 0.0).count();
+        out.margin = decisions.iter().flatten().fold(out.margin, |m, d| m.min(d.abs()));
+        let sees = |query: usize, key: usize, head: usize| {
+            key <= query && survives(key, marks[head][key], sweeps.at[query], s.window)
+        };
+        for (i, x) in x.iter_mut().enumerate() {
+            let mixed = layer.attend(i, &q[i], &k, &v, sees);
+            add(x, &layer.linear("self_attn.o_proj", &mixed));
+            let h = layer.norm("post_attention_layernorm", x);
+            let (gate, up) = (layer.linear("mlp.gate_proj", &h), layer.linear("mlp.up_proj", &h));
+            let act: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            add(x, &layer.linear("mlp.down_proj", &act));
+        }
+        for head in 0..s.n_kv_heads {
+            out.hidden_pairs += (0..x.len()).map(|q| (0..=q).filter(|&k| !sees(q, k, head)).count()).sum::<usize>();
+        }
+        let kept = |head: usize| {
+            let all = marks[head].iter().copied().enumerate();
+            all.filter(|&(key, marked)| survives(key, marked, sweeps.end, s.window)).collect()
+        };
+        out.stored.push((0..s.n_kv_heads).map(kept).collect());
+    }
+    out.marked = marks_seen as f64 / (s.n_layers * s.n_kv_heads * x.len()) as f64;
+    let head = if s.tied { embed } else { &tiny.weights["lm_head.weight"] };
+    out.logits = x.iter().map(|x| matvec(head, &rms_norm(x, &tiny.weights["model.norm.weight"], s.eps))).collect();
+    out
+}
+
+struct Layer<'a> {
+    tiny: &'a Tiny,
+    l: usize,
+}
+
+/// Rows of one projection, split into heads: `[token][head][channel]`.
+type Heads = Vec<Vec<Vec<f64>>>;
+
+impl Layer<'_> {
+    fn weight(&self, name: &str) -> &[f64] {
+        &self.tiny.weights[&format!("model.layers.{}.{name}", self.l)]
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        rms_norm(x, self.weight(&format!("{name}.weight")), self.tiny.spec.eps)
+    }
+
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let mut out = matvec(self.weight(&format!("{name}.weight")), x);
+        if self.tiny.spec.bias && name.starts_with("self_attn") {
+            add(&mut out, self.weight(&format!("{name}.bias")));
+        }
+        out
+    }
+
+    /// Decisions of one token by the separate tensors, `[n_kv_heads]`; empty where there are none.
+    fn adapter(&self, x: &[f64]) -> Vec<f64> {
+        let s = &self.tiny.spec;
+        if !s.adapter() {
+            return Vec::new();
+        }
+        let raw = self.linear("self_attn.dms_proj_alpha", &self.norm("self_attn.dms_proj_alpha_norm", x));
+        raw.iter().map(|v| v * s.scale - s.offset).collect()
+    }
+
+    /// Queries, keys and values ready for attention, and the decisions read from queries.
+    fn project(&self, x: &[Vec<f64>], rounding: Rounding) -> (Heads, Heads, Heads, Vec<Vec<f64>>) {
+        let s = &self.tiny.spec;
+        let heads = |name: &str, x: &[f64]| -> Vec<Vec<f64>> {
+            self.linear(&format!("self_attn.{name}_proj"), x).chunks(s.head_dim).map(<[f64]>::to_vec).collect()
+        };
+        let (mut q, mut k, mut v, mut decisions) = (Heads::new(), Heads::new(), Heads::new(), Vec::new());
+        for (position, x) in x.iter().enumerate() {
+            let (mut qs, mut ks, mut vs) = (heads("q", x), heads("k", x), heads("v", x));
+            if s.qwen {
+                qs.iter_mut().for_each(|h| *h = self.norm("self_attn.q_norm", h));
+                ks.iter_mut().for_each(|h| *h = self.norm("self_attn.k_norm", h));
+            }
+            let (group, last) = (s.n_q_heads / s.n_kv_heads, s.head_dim - 1);
+            let borrow = |qs: &mut [Vec<f64>]| qs.iter_mut().step_by(group).for_each(|h| h[last] = 0.0);
+            if s.borrowed() {
+                decisions.push(qs.iter().step_by(group).map(|h| h[last] * s.scale - s.offset).collect());
+                borrow(&mut qs);
+            }
+            qs.iter_mut().chain(&mut ks).for_each(|h| rotate(h, position, s.theta));
+            if s.borrowed() {
+                borrow(&mut qs);
+            }
+            ks.iter_mut().chain(&mut vs).for_each(|h| round(h, rounding));
+            q.push(qs);
+            k.push(ks);
+            v.push(vs);
+        }
+        (q, k, v, decisions)
+    }
+
+    /// `[n_kv_heads][n_tokens]` who is marked once all tokens have been fed.
+    fn marks(&self, decisions: &[Vec<f64>], n_tokens: usize) -> Vec<Vec<bool>> {
+        let s = &self.tiny.spec;
+        let mark = |head: usize, key: usize| {
+            decisions.get(key + s.shift()).is_some_and(|d| d[if s.per_layer { 0 } else { head }] > 0.0)
+        };
+        (0..s.n_kv_heads).map(|head| (0..n_tokens).map(|key| mark(head, key)).collect()).collect()
+    }
+
+    fn attend(
+        &self,
+        query: usize,
+        q: &[Vec<f64>],
+        k: &Heads,
+        v: &Heads,
+        sees: impl Fn(usize, usize, usize) -> bool,
+    ) -> Vec<f64> {
+        let s = &self.tiny.spec;
+        let mut out = Vec::new();
+        for (q_head, q) in q.iter().enumerate() {
+            let head = q_head / (s.n_q_heads / s.n_kv_heads);
+            let seen: Vec<usize> = (0..=query).filter(|&key| sees(query, key, head)).collect();
+            let scores: Vec<f64> = seen.iter().map(|&key| dot(q, &k[key][head]) / (s.head_dim as f64).sqrt()).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            let mut mixed = vec![0.0; s.head_dim];
+            for (&key, score) in seen.iter().zip(&scores) {
+                let share = (score - max).exp() / total;
+                mixed.iter_mut().zip(&v[key][head]).for_each(|(m, v)| *m += share * v);
+            }
+            out.extend(mixed);
+        }
+        out
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add(to: &mut [f64], x: &[f64]) {
+    to.iter_mut().zip(x).for_each(|(t, x)| *t += x);
+}
+
+fn matvec(weight: &[f64], x: &[f64]) -> Vec<f64> {
+    weight.chunks_exact(x.len()).map(|row| dot(row, x)).collect()
+}
+
+fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+    let scale = 1.0 / (dot(x, x) / x.len() as f64 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
+}
+
+/// Channel i turns together with channel i + half.
+fn rotate(head: &mut [f64], position: usize, theta: f64) {
+    let half = head.len() / 2;
+    for i in 0..half {
+        let angle = position as f64 * theta.powf(-(i as f64) / half as f64);
+        let (a, b) = (head[i], head[i + half]);
+        head[i] = a * angle.cos() - b * angle.sin();
+        head[i + half] = b * angle.cos() + a * angle.sin();
+    }
+}
+
+fn round(row: &mut [f64], rounding: Rounding) {
+    match rounding {
+        Rounding::None => {}
+        Rounding::Bf16 => row.iter_mut().for_each(|x| *x = to_bits(*x, 8, -126)),
+        Rounding::Fp8 => {
+            let max = row.iter().fold(0f64, |m, x| m.max(x.abs()));
+            let scale = if max == 0.0 { 1.0 } else { max / 448.0 };
+            row.iter_mut().for_each(|x| *x = to_bits(*x / scale, 4, -6).clamp(-448.0, 448.0) * scale);
+        }
+    }
+}
+
+/// Rounds to `digits` binary digits, ties to even, with exponents from `least` up.
+fn to_bits(x: f64, digits: i32, least: i32) -> f64 {
+    if x == 0.0 {
+        return 0.0;
+    }
+    let unit = 2f64.powi((x.abs().log2().floor() as i32).max(least) - (digits - 1));
+    (x / unit).round_ties_even() * unit
+}

@@ -1,0 +1,257 @@
+//! Sessions on disk: what is written is read back, whatever happened in between.
+
+use crate::template::report;
+use dmschat::chat::Conversation;
+use dmschat::chat::session::{Session, Store, load, markdown, write_atomically};
+use dmschat::protocol::{KvStats, LogEntry, ModelInfo, SamplingParams, TemplateSpec, TextKind};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+pub fn info() -> ModelInfo {
+    ModelInfo {
+        name: "demo".into(),
+        family: "qwen3".into(),
+        n_params: 1,
+        n_layers: 2,
+        n_q_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 16,
+        vocab: 300,
+        context: 8192,
+        device: "cpu, 2 threads".into(),
+        codec: "f32".into(),
+        policy: "dms".into(),
+        window: Some(64),
+        dms: "borrowed".into(),
+        adapter: None,
+        weight_bytes: 1,
+        slot_bytes: 1,
+        page_slots: 16,
+        kv_limit: None,
+        plan: Default::default(),
+        template: TemplateSpec {
+            source: None,
+            control: ["<|im_start|>", "<|im_end|>", "<think>", "</think>"].map(str::to_owned).to_vec(),
+            trusted: true,
+            ..TemplateSpec::default()
+        },
+        think_tags: Some(("<think>".into(), "</think>".into())),
+        default_sampling: SamplingParams::default(),
+        model_fingerprint: "m1".into(),
+        tokenizer_fingerprint: "t1".into(),
+    }
+}
+
+/// Asks and answers; the log of turn n is the tokens n, n, n.
+fn turn(chat: &mut Conversation, question: Option<&str>, answer: &str, log_base: usize) {
+    if let Some(question) = question {
+        chat.push_user(question);
+    }
+    let turn = chat.begin_reply(true, None);
+    chat.append(turn, TextKind::Reasoning, "\nhm\n");
+    chat.append(turn, TextKind::Answer, answer);
+    let mut done = report(turn, 4);
+    let token = u32::try_from(turn).unwrap();
+    done.log_base = log_base;
+    done.log = vec![LogEntry::Token(token); 3];
+    done.kv = KvStats { live: vec![vec![2, 3], vec![1, 3]], ratio: Some(4.0 / 3.0), ..KvStats::empty("f32", 2, 2) };
+    chat.finish(done);
+}
+
+/// A conversation with an edit, a second answer, a toggle and an undo.
+fn branchy(session: &mut Session) -> Conversation {
+    let mut chat = Conversation::new(Some("be brief".into()));
+    turn(&mut chat, Some("first"), "one", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    chat.mark_toggle(false, 3, 0);
+    turn(&mut chat, Some("second"), "two", 4);
+    session.sync(&mut chat, &info()).unwrap();
+    chat.regenerate();
+    turn(&mut chat, None, "two again", 4);
+    let second = chat.path()[2].id;
+    chat.edit(second, "second, edited");
+    turn(&mut chat, None, "three", 4);
+    chat.undo();
+    chat.rename("a title");
+    session.sync(&mut chat, &info()).unwrap();
+    chat
+}
+
+fn texts(chat: &Conversation) -> Vec<String> {
+    chat.messages().iter().map(|m| format!("{} {:?} {} {:?}", m.id, m.parent, m.text, m.reasoning)).collect()
+}
+
+#[test]
+fn a_session_comes_back_with_its_branches_log_and_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path().join("data/sessions"));
+    let mut session = store.create();
+    session.sync(&mut Conversation::new(None), &info()).unwrap();
+    assert!(!dir.path().join("data").exists(), "no file before the first turn");
+    let chat = branchy(&mut session);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |p: &Path| fs::metadata(p).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(session.path().unwrap()), mode(&dir.path().join("data/sessions"))), (0o600, 0o700));
+    }
+    let id = session.id().to_owned();
+    let written = session.jsonl();
+    let refused = format!("{:#}", store.resume("a title").unwrap_err());
+    assert!(refused.contains(&id) && refused.contains("open in another dmschat"), "{refused}");
+    drop(session);
+
+    let listed = store.list();
+    assert_eq!((listed.len(), listed[0].turns, listed[0].title.as_str()), (1, 4, "a title"));
+    assert_eq!(store.search("titl dem").len(), 1);
+    let (mut session, mut loaded) = store.resume(&id[..12]).unwrap();
+    assert_eq!((texts(&loaded.conversation), loaded.conversation.head()), (texts(&chat), chat.head()));
+    assert_eq!((loaded.problems.len(), loaded.eviction), (0, Some(true)));
+    assert_eq!(loaded.conversation.system(), Some("be brief"));
+    let (restore, notice) = loaded.restore_for(&info());
+    assert_eq!(notice, None);
+    let log = [1, 1, 1].map(LogEntry::Token).into_iter().chain([LogEntry::Toggle { eviction: false }]);
+    assert_eq!(restore.log, log.chain([4, 4, 4].map(LogEntry::Token)).collect::<Vec<_>>());
+    assert_eq!(restore.replies.len(), 4);
+
+    // Going on appends; what was there stays byte for byte.
+    let mut chat = loaded.conversation;
+    turn(&mut chat, Some("later"), "five", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    assert!(session.jsonl().starts_with(&written) && session.jsonl().len() > written.len());
+    assert_eq!(fs::read_to_string(session.path().unwrap()).unwrap(), session.jsonl());
+
+    // An export is a session too.
+    let exported = dir.path().join("x.jsonl");
+    write_atomically(&exported, session.jsonl().as_bytes()).unwrap();
+    let (copy, again) = store.resume(exported.to_str().unwrap()).unwrap();
+    assert_ne!(copy.id(), session.id());
+    assert_eq!(texts(&again.conversation), texts(&chat));
+    let text = markdown(&chat, &info());
+    assert!(
+        text.starts_with("---\ntitle: \"a title\"\n") && text.contains("\nratio: 1.33") && text.contains("five"),
+        "{text}"
+    );
+
+    drop((session, copy));
+    store.rename(&store.find(&id).unwrap(), "new name").unwrap();
+    assert_eq!(store.find("new name").unwrap().id, id);
+    store.delete(&store.find(&id).unwrap()).unwrap();
+    assert!(store.find(&id).is_err());
+}
+
+#[test]
+fn another_model_encodes_the_texts_anew() {
+    let mut session = Session::unsaved();
+    branchy(&mut session);
+    let other = ModelInfo { model_fingerprint: "m2".into(), ..info() };
+    let mut loaded = load(session.jsonl().as_bytes(), "s").unwrap();
+    let (restore, notice) = loaded.restore_for(&other);
+    assert!(restore.log.is_empty() && restore.replies.is_empty());
+    assert!(notice.unwrap().contains("another model (demo)"));
+    assert!(loaded.conversation.messages().iter().all(|m| !m.own));
+}
+
+#[test]
+fn half_lines_are_cut_off_and_broken_ones_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let mut session = store.create();
+    branchy(&mut session);
+    let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+    let whole = session.jsonl();
+    drop(session);
+    // Killed in the middle of a record.
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"type\":\"turn\",\"id\":99,\"te").unwrap();
+    let (session, loaded) = store.resume(&id).unwrap();
+    assert!(
+        loaded.problems[0].contains("half written") && loaded.problems[0].contains(".part"),
+        "{:?}",
+        loaded.problems
+    );
+    assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+    assert!(fs::read_to_string(format!("{}.part", path.display())).unwrap().contains("99"));
+    drop(session);
+    // A line in the middle is broken: it alone is missing.
+    let broken: String =
+        whole.lines().enumerate().map(|(n, l)| if n == 2 { "{oops}\n".into() } else { format!("{l}\n") }).collect();
+    fs::write(&path, &broken).unwrap();
+    let (_session, loaded) = store.resume(&id).unwrap();
+    assert!(loaded.problems[0].contains("line 3"), "{:?}", loaded.problems);
+    assert_eq!(loaded.conversation.turns(), 4);
+    assert_eq!(fs::read_to_string(&path).unwrap(), broken, "nothing is rewritten");
+
+    for (text, said) in [("", "empty"), ("hello\n", "line 1"), ("{\"type\":\"header\",\"version\":7}\n", "version 7")] {
+        let line = format!("{:#}", load(text.as_bytes(), "s").unwrap_err());
+        assert!(line.contains(said) && !line.contains('\n'), "{line}");
+    }
+}
+
+#[test]
+fn every_prefix_of_a_file_loads() {
+    let mut session = Session::unsaved();
+    branchy(&mut session);
+    let text = session.jsonl();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    for n in 1..=lines.len() {
+        let loaded = load(lines[..n].concat().as_bytes(), "s").unwrap();
+        assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_costs_one_line_and_no_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let blocked = dir.path().join("data");
+    fs::write(&blocked, "a file where the folder should be").unwrap();
+    let store = Store::new(blocked.join("sessions"));
+    let mut session = store.create();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("a"), "b", 0);
+    let line = format!("{:#}", session.sync(&mut chat, &info()).unwrap_err());
+    assert!(line.contains("not saved") && line.contains("data") && !line.contains('\n'), "{line}");
+    assert!(session.is_behind());
+    fs::remove_file(&blocked).unwrap();
+    turn(&mut chat, Some("c"), "d", 3);
+    session.sync(&mut chat, &info()).unwrap();
+    assert_eq!(load(&fs::read(session.path().unwrap()).unwrap(), "s").unwrap().conversation.turns(), 2);
+}
+
+/// A full disk is played by a limit on the size of files, in a process of its own.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -S -f 16; exec \"$0\" --exact session::full_disk --ignored --nocapture"])
+        .arg(std::env::current_exe().unwrap())
+        .env("SESSION_TEST_FOLDER", dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[cfg(unix)]
+#[test]
+#[ignore = "run by a_full_disk_loses_nothing"]
+fn full_disk() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Some(folder) = std::env::var_os("SESSION_TEST_FOLDER") else { return };
+    let mut session = Store::new(folder).create();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("a"), "b", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    let before = fs::read(session.path().unwrap()).unwrap();
+    turn(&mut chat, Some("c"), &"long ".repeat(10_000), 3);
+    let line = format!("{:#}", session.sync(&mut chat, &info()).unwrap_err());
+    assert!(line.contains("not saved") && !line.contains('\n'), "{line}");
+    assert_eq!(fs::read(session.path().unwrap()).unwrap(), before, "no half record stays");
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    setrlimit(Resource::Fsize, Rlimit { current: maximum, maximum }).unwrap();
+    turn(&mut chat, Some("e"), "f", 6);
+    session.sync(&mut chat, &info()).unwrap();
+    assert_eq!(fs::read_to_string(session.path().unwrap()).unwrap(), session.jsonl());
+    assert_eq!(load(session.jsonl().as_bytes(), "s").unwrap().conversation.turns(), 3);
+}

@@ -1,0 +1,348 @@
+//! A backend that is the CPU's with someone watching: counts memory calls, keeps the logits that
+//! were sampled from, compares the pool's count with the tables, and sends commands after chosen
+//! steps, so that a toggle or a cancel falls where a test wants it.
+
+use dmschat::backend::cpu::Cpu;
+use dmschat::backend::{
+    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
+    StepResult,
+};
+use dmschat::policy::SlotMeta;
+use dmschat::protocol::{Command, Token};
+use dmschat::tensor::Tensor;
+use std::cell::{RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What was seen, and what to do when. Shared with the test's thread.
+#[derive(Clone, Default)]
+pub struct Watch(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+pub struct Seen {
+    /// Calls by name; those made inside a step are named `step/...`.
+    pub calls: BTreeMap<String, usize>,
+    /// Tokens of every step.
+    pub steps: Vec<usize>,
+    /// The row each token was sampled from, as it was before sampling.
+    pub logits: Vec<Vec<f32>>,
+    /// Pages in use by the pool's count, and distinct pages the tables named at that moment.
+    pub pages: (usize, usize),
+    pub commands: Option<Sender<Command>>,
+    /// Sent when as many steps have run.
+    pub after_step: BTreeMap<usize, Vec<Command>>,
+    /// Most pages in use after any step.
+    pub peak_pages: usize,
+    /// Most pages that memory has room for.
+    pub room_pages: Option<usize>,
+    /// The step that panics.
+    pub panic_at: Option<usize>,
+    /// The backend is gone, and with it the engine.
+    pub ended: bool,
+    inside: bool,
+}
+
+impl Watch {
+    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().expect("no test fails while it looks")
+    }
+
+    fn count(&self, call: &str) {
+        let mut seen = self.seen();
+        let name = if seen.inside { format!("step/{call}") } else { call.to_owned() };
+        *seen.calls.entry(name).or_default() += 1;
+    }
+}
+
+pub struct Spy {
+    cpu: Cpu,
+    watch: Watch,
+}
+
+impl Spy {
+    pub fn new(watch: &Watch) -> Self {
+        Self { cpu: Cpu::new(1), watch: watch.clone() }
+    }
+
+    /// Lends the tables to the CPU's op as tables of its own.
+    fn lent<R>(&self, kv: &KvTables<Self>, op: impl FnOnce(&mut KvTables<Cpu>) -> R) -> R {
+        let mut own: KvTables<Cpu> = KvTables {
+            geometry: kv.geometry,
+            pool: kv.pool.borrow_mut().take().expect("one op at a time"),
+            page_table: kv.page_table.take(),
+            live: kv.live.take(),
+            ring: kv.ring.take(),
+            seq_len: kv.seq_len.take(),
+            eviction: kv.eviction.take(),
+            slots: kv.slots.take(),
+        };
+        let result = op(&mut own);
+        kv.pool.replace(Some(own.pool));
+        kv.page_table.replace(own.page_table);
+        kv.live.replace(own.live);
+        kv.ring.replace(own.ring);
+        kv.seq_len.replace(own.seq_len);
+        kv.eviction.replace(own.eviction);
+        kv.slots.replace(own.slots);
+        result
+    }
+
+    fn with_norm<R>(&self, norm: &Norm<'_, Self>, op: impl FnOnce(&Norm<'_, Cpu>) -> R) -> R {
+        op(&Norm { weight: &norm.weight.borrow(), eps: norm.eps, layer: norm.layer })
+    }
+}
+
+impl Drop for Spy {
+    fn drop(&mut self) {
+        self.watch.seen().ended = true;
+    }
+}
+
+type Acts = <Cpu as Backend>::Acts;
+type Weight = <Cpu as Backend>::Weight;
+type Buf<T> = RefCell<Vec<T>>;
+
+fn changed<T>(buf: &Buf<T>) -> RefMut<'_, Vec<T>> {
+    buf.borrow_mut()
+}
+
+impl Backend for Spy {
+    type Buf<T: Plain> = Buf<T>;
+    type Acts = Acts;
+    type Weight = Weight;
+    type Pool = RefCell<Option<<Cpu as Backend>::Pool>>;
+
+    fn describe(&self) -> String {
+        self.cpu.describe()
+    }
+
+    fn alloc<T: Plain>(&self, len: usize) -> Result<Buf<T>, OutOfMemory> {
+        self.watch.count("alloc");
+        self.cpu.alloc(len).map(RefCell::new)
+    }
+
+    fn write<T: Plain>(&self, dst: &mut Buf<T>, at: usize, src: &[T]) {
+        self.watch.count("write");
+        self.cpu.write(&mut changed(dst), at, src);
+    }
+
+    fn read<T: Plain>(&self, src: &Buf<T>, at: usize, dst: &mut [T]) {
+        self.watch.count("read");
+        self.cpu.read(&src.borrow(), at, dst);
+    }
+
+    fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
+        self.watch.count("acts");
+        self.cpu.acts(rows, width)
+    }
+
+    fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
+        self.watch.count("write");
+        self.cpu.write_acts(dst, rows);
+    }
+
+    fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
+        self.watch.count("read");
+        self.cpu.read_acts(src, rows);
+    }
+
+    fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
+        self.watch.count("weight");
+        self.cpu.weight(parts)
+    }
+
+    fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+        self.cpu.embed(out, table, &tokens.borrow(), n);
+    }
+
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Buf<i32>, n: usize) {
+        self.with_norm(norm, |norm| self.cpu.rms_norm(out, x, norm, &mut changed(fault), n));
+    }
+
+    fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
+        self.cpu.add(acc, x, n);
+    }
+
+    fn add_rms_norm(
+        &self,
+        out: &mut Acts,
+        residual: &mut Acts,
+        x: &Acts,
+        norm: &Norm<'_, Self>,
+        fault: &mut Buf<i32>,
+        n: usize,
+    ) {
+        self.with_norm(norm, |norm| self.cpu.add_rms_norm(out, residual, x, norm, &mut changed(fault), n));
+    }
+
+    fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
+        let bias = bias.map(|b| b.borrow());
+        self.cpu.linear(out, x, weight, bias.as_deref(), n);
+    }
+
+    fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
+        self.cpu.swiglu(out, gate_up, n);
+    }
+
+    fn qkv_rope(
+        &self,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        seq_len: &Buf<i32>,
+        spans: &[Span],
+        args: &QkvRope<'_, Self>,
+    ) {
+        let inv_freq = args.inv_freq.borrow();
+        let norms = args.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
+        let args = QkvRope {
+            n_q_heads: args.n_q_heads,
+            n_kv_heads: args.n_kv_heads,
+            head_dim: args.head_dim,
+            qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
+            rms_eps: args.rms_eps,
+            inv_freq: &*inv_freq,
+            rope_scale: args.rope_scale,
+            borrowed: args.borrowed,
+        };
+        self.cpu.qkv_rope(qkv, &mut changed(decisions), &seq_len.borrow(), spans, &args);
+    }
+
+    fn adapter_decisions(
+        &self,
+        decisions: &mut Buf<f32>,
+        x: &Acts,
+        scratch: &mut Acts,
+        raw: &mut Acts,
+        head: &AdapterHead<'_, Self>,
+        n: usize,
+    ) {
+        let norm = head.norm.borrow();
+        let bias = head.bias.map(|b| b.borrow());
+        let head = AdapterHead {
+            norm: &*norm,
+            proj: head.proj,
+            bias: bias.as_deref(),
+            rms_eps: head.rms_eps,
+            alpha: head.alpha,
+        };
+        self.cpu.adapter_decisions(&mut changed(decisions), x, scratch, raw, &head, n);
+    }
+
+    fn kv_round_trip(&self, qkv: &mut Acts, geometry: &KvGeometry, n: usize) {
+        self.cpu.kv_round_trip(qkv, geometry, n);
+    }
+
+    fn attend(
+        &self,
+        out: &mut Acts,
+        qkv: &Acts,
+        decisions: &Buf<f32>,
+        kv: &KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    ) {
+        self.lent(kv, |kv| self.cpu.attend(out, qkv, &decisions.borrow(), kv, layer, spans));
+    }
+
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+        self.lent(kv, |kv| self.cpu.place(kv, &decisions.borrow(), layer, spans));
+    }
+
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
+        self.lent(kv, |kv| self.cpu.store(kv, qkv, layer, spans));
+    }
+
+    fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
+        self.lent(kv, |kv| {
+            let used = self.cpu.pool_stats(kv).used_pages;
+            let mut seen = self.watch.seen();
+            seen.peak_pages = seen.peak_pages.max(used);
+            self.cpu.advance(kv, spans);
+        });
+    }
+
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Self::Pool, OutOfMemory> {
+        self.cpu.pool(geometry, max_pages).map(|pool| RefCell::new(Some(pool)))
+    }
+
+    fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {
+        let room = self.watch.seen().room_pages;
+        self.lent(kv, |kv| {
+            let used = self.cpu.pool_stats(kv).used_pages;
+            if room.is_some_and(|room| pages > 0 && used + pages > room) {
+                return Err(OutOfMemory { what: "test", needed_bytes: 1 });
+            }
+            self.cpu.reserve(kv, pages)
+        })
+    }
+
+    fn trim(&self, kv: &mut KvTables<Self>) {
+        self.lent(kv, |kv| self.cpu.trim(kv));
+    }
+
+    fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {
+        self.lent(kv, |kv| {
+            let stats = self.cpu.pool_stats(kv);
+            let named: BTreeSet<i32> = kv.page_table.iter().copied().filter(|&page| page >= 0).collect();
+            self.watch.seen().pages = (stats.used_pages, named.len());
+            stats
+        })
+    }
+
+    fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32> {
+        self.lent(kv, |kv| self.cpu.page_refs(kv))
+    }
+
+    fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize) {
+        self.lent(kv, |kv| self.cpu.fork(kv, from, to));
+    }
+
+    fn release(&self, kv: &mut KvTables<Self>, seq: usize) {
+        self.lent(kv, |kv| self.cpu.release(kv, seq));
+    }
+
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize) {
+        self.lent(kv, |kv| self.cpu.compact(kv, seq));
+    }
+
+    fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
+        self.lent(kv, |kv| self.cpu.slot_metas(kv, layer, seq, head))
+    }
+
+    fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
+        self.cpu.select_rows(out, x, rows);
+    }
+
+    fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
+        self.cpu.logits(&mut changed(out), x, head, n);
+    }
+
+    fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Buf<f32>, vocab: usize, row: usize, args: &SampleArgs<'_>) {
+        self.watch.seen().logits.push(logits.borrow()[row * vocab..(row + 1) * vocab].to_vec());
+        self.cpu.sample(&mut changed(sampled), &mut changed(logits), vocab, row, args);
+    }
+
+    fn read_step(&self, sampled: &Buf<Token>, row: usize, fault: &Buf<i32>) -> StepResult {
+        self.watch.count("read_step");
+        self.cpu.read_step(&sampled.borrow(), row, &fault.borrow())
+    }
+
+    fn step(&self, shape: &[Span], ops: impl FnOnce(&Self)) {
+        let panics = {
+            let mut seen = self.watch.seen();
+            seen.inside = true;
+            seen.panic_at == Some(seen.steps.len())
+        };
+        assert!(!panics, "as the test wants it");
+        ops(self);
+        let mut seen = self.watch.seen();
+        seen.inside = false;
+        seen.steps.push(shape.iter().map(|s| s.len).sum());
+        let n = seen.steps.len();
+        for command in seen.after_step.remove(&n).unwrap_or_default() {
+            let sent = seen.commands.as_ref().map(|c| c.send(command));
+            assert!(matches!(sent, Some(Ok(()))), "the engine listens");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What a step may ask of a backend: nothing but its ops, one write of its tokens before and one
+//! read-back after.
+
+use crate::spy::{Spy, Watch};
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::backend::SampleArgs;
+use dmschat::codec::Codec;
+use dmschat::engine::{EngineOptions, Runner};
+use dmschat::protocol::SamplingParams;
+use std::collections::BTreeMap;
+
+#[test]
+fn a_decode_step_allocates_nothing_and_reads_back_one_result() {
+    for form in [Form::Plain, Form::Borrowed, Form::Adapter, Form::Metadata] {
+        let (watch, tiny) = (Watch::default(), Tiny::new(Spec::new(true, form), 3));
+        let options = EngineOptions { max_step: 32, ..EngineOptions::new(Codec::F32) };
+        let mut runner = Runner::new(Spy::new(&watch), &tiny.checkpoint(), &options, |_, _| {}).unwrap();
+        let seq = runner.create(true).unwrap();
+        let prompt: Vec<u32> = (0..30).collect();
+        runner.feed(seq, &prompt).unwrap();
+        let params = SamplingParams::default();
+        let kept = runner.fork(seq).unwrap();
+        watch.seen().calls.clear();
+        const STEPS: usize = 100;
+        for position in 0..STEPS as u64 {
+            let args = SampleArgs { params: &params, seed: 1, position, recent: &prompt };
+            let token = runner.sample(&args).unwrap();
+            runner.feed(seq, &[token]).unwrap();
+        }
+        let wanted = BTreeMap::from([("read_step".to_owned(), STEPS), ("write".to_owned(), STEPS)]);
+        assert_eq!(watch.seen().calls, wanted, "{form:?}");
+        runner.release(kept);
+    }
+}

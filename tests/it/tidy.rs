@@ -1,0 +1,236 @@
+//! The house rules that a machine can check. The table of who may use whom stands in src/lib.rs
+//! and is read from there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const MAX_LINES: usize = 600;
+
+struct Source {
+    /// From the repository's root, with forward slashes.
+    path: String,
+    text: String,
+    /// Without comments.
+    code: String,
+}
+
+impl Source {
+    /// `["backend", "cpu", "kv"]` for src/backend/cpu/kv.rs; empty for the roots.
+    fn module(&self) -> Vec<&str> {
+        let path = self.path.strip_prefix("src/").and_then(|p| p.strip_suffix(".rs")).unwrap_or("");
+        if matches!(path, "" | "lib" | "main") { Vec::new() } else { path.split('/').collect() }
+    }
+}
+
+fn sources(folder: &str) -> Vec<Source> {
+    fn walk(dir: &Path, out: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(dir).expect("a folder").map(|e| e.expect("an entry").path()) {
+            if entry.is_dir() {
+                walk(&entry, out);
+            } else if entry.extension().is_some_and(|e| e == "rs") {
+                out.push(entry);
+            }
+        }
+    }
+    let mut paths = Vec::new();
+    walk(&Path::new(ROOT).join(folder), &mut paths);
+    paths.sort();
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("UTF-8");
+        let code = text.lines().map(|l| l.split_once("//").map_or(l, |(code, _)| code)).collect::<Vec<_>>().join("\n");
+        let path = path.strip_prefix(ROOT).expect("inside").to_str().expect("UTF-8").replace('\\', "/");
+        Source { path, text, code }
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// The rows of lib.rs's table: module to what it may use; `None` is everything.
+fn table() -> BTreeMap<String, Option<BTreeSet<String>>> {
+    let lib = std::fs::read_to_string(Path::new(ROOT).join("src/lib.rs")).expect("src/lib.rs");
+    let mut out = BTreeMap::new();
+    for line in lib.lines().filter_map(|l| l.strip_prefix("//! | ")) {
+        let cells: Vec<&str> = line.trim_end_matches(" |").split(" | ").collect();
+        let names = cells[0].split(", ").filter_map(|n| n.strip_prefix("[`")?.strip_suffix("`]"));
+        for name in names {
+            let uses = match cells[2] {
+                "everything" => None,
+                "nothing of ours" => Some(BTreeSet::new()),
+                list => Some(list.split(", ").map(str::to_owned).collect()),
+            };
+            out.insert(name.to_owned(), uses);
+        }
+    }
+    out
+}
+
+/// The crate's modules that a file names, as `crate::name` or by climbing up to the crate.
+fn named(source: &Source) -> BTreeSet<Vec<String>> {
+    let (code, depth) = (&source.code, source.module().len());
+    let mut out = BTreeSet::new();
+    let up = "super::".repeat(depth);
+    // A module of tests inside the file stands one deeper.
+    let inner = code.find("#[cfg(test)]\nmod ").unwrap_or(code.len());
+    for (prefix, end) in [("crate::", code.len()), (&*up, inner)] {
+        let starts = code[..end].match_indices(prefix).map(|(at, _)| at);
+        for at in starts.filter(|&at| !prefix.is_empty() && !code[..at].ends_with("super::") && !inside_word(code, at))
+        {
+            paths(&code[at + prefix.len()..], &mut out);
+        }
+    }
+    out
+}
+
+fn inside_word(code: &str, at: usize) -> bool {
+    code[..at].ends_with(|c: char| c.is_alphanumeric() || "_$".contains(c))
+}
+
+/// The first two parts of a path, or of every path of a group.
+fn paths(rest: &str, out: &mut BTreeSet<Vec<String>>) {
+    let word = |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned();
+    let Some(group) = rest.strip_prefix('{') else {
+        let first = word(rest);
+        let second = rest[first.len()..].strip_prefix("::").map(word);
+        out.insert([Some(first), second].into_iter().flatten().filter(|w| !w.is_empty()).collect());
+        return;
+    };
+    let mut depth = 0;
+    let mut start = 0;
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            ',' | '}' if depth == 0 => {
+                let item = group[start..at].trim();
+                if !item.is_empty() {
+                    paths(item, out);
+                }
+                start = at + 1;
+                if c == '}' {
+                    return;
+                }
+            }
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn modules_use_only_what_the_table_allows() {
+    let table = table();
+    let sources = sources("src");
+    let declared: BTreeSet<&str> = sources[..]
+        .iter()
+        .find(|s| s.path == "src/lib.rs")
+        .map(|s| s.code.lines().filter_map(|l| l.strip_prefix("pub mod ")?.strip_suffix(';')).collect())
+        .expect("src/lib.rs");
+    assert_eq!(table.keys().map(String::as_str).collect::<BTreeSet<_>>(), declared, "the table of src/lib.rs");
+    let mut wrong = BTreeSet::new();
+    let mut edges = 0;
+    for source in &sources {
+        let module = source.module();
+        let Some(&room) = module.first() else { continue };
+        let Some(allowed) = &table[room] else { continue };
+        for path in named(source) {
+            let Some(target) = path.first().filter(|t| *t != room && declared.contains(t.as_str())) else { continue };
+            edges += 1;
+            // The trait is not its backends.
+            let concrete = path.get(1).is_some_and(|p| matches!(p.as_str(), "cpu" | "cuda"));
+            let word = if target == "backend" { "the backend trait" } else { target };
+            if !allowed.contains(word) || (target == "backend" && concrete) {
+                wrong.insert(format!("{} uses crate::{}", source.path, path.join("::")));
+            }
+        }
+    }
+    assert!(edges > 40, "only {edges} edges were found: is the search broken?");
+    assert!(wrong.is_empty(), "not in the table of src/lib.rs:\n{}", wrong.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn paths_are_found_in_every_spelling() {
+    let source = |path: &str, code: &str| Source { path: path.into(), text: String::new(), code: code.into() };
+    let found = |path, code| {
+        let all = named(&source(path, code));
+        all.into_iter().map(|p| p.join("::")).collect::<Vec<_>>().join(" ")
+    };
+    let code = "use crate::{cache::{A, b::C}, model::D as E,\n    policy,\n};\nfn f() { crate::codec::g(); }";
+    assert_eq!(found("src/ui.rs", code), "cache codec::g model::D policy");
+    assert_eq!(found("src/a/b.rs", "use super::super::tensor::T; use super::c::d;"), "tensor::T");
+    assert_eq!(found("src/a.rs", "use super::tensor;\n#[cfg(test)]\nmod tests { use super::x; }"), "tensor");
+    assert_eq!(found("src/a.rs", "$crate::x!(); mycrate::y"), "");
+}
+
+/// The modules that lib.rs says may hold it.
+fn unsafe_modules() -> Vec<String> {
+    let lib = std::fs::read_to_string(Path::new(ROOT).join("src/lib.rs")).expect("src/lib.rs");
+    let line = lib.lines().find(|l| l.starts_with("//! - `unsafe` stands in ")).expect("the invariant");
+    let mut out = Vec::new();
+    for name in line.split('`').skip(3).step_by(2) {
+        match name.split_once("::{") {
+            Some((base, list)) => out.extend(list.trim_end_matches('}').split(", ").map(|n| format!("{base}::{n}"))),
+            None => out.push(name.to_owned()),
+        }
+    }
+    out
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    let edge = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric() && c != '_');
+    code.match_indices(word)
+        .any(|(at, _)| edge(code[..at].chars().next_back()) && edge(code[at + word.len()..].chars().next()))
+}
+
+#[test]
+fn unsafe_stands_where_lib_rs_says_and_is_explained() {
+    let allowed = unsafe_modules();
+    assert!(allowed.len() >= 2, "{allowed:?}");
+    let mut used = BTreeSet::new();
+    for source in sources("src").iter().filter(|s| has_word(&s.code, "unsafe")) {
+        let module = source.module().join("::");
+        let home = allowed.iter().find(|a| module == **a || module.starts_with(&format!("{a}::")));
+        used.insert(home.unwrap_or_else(|| panic!("{} is not named in src/lib.rs", source.path)).clone());
+        assert!(source.text.to_lowercase().contains("safety"), "{}: no word on why it is sound", source.path);
+    }
+    assert_eq!(used, allowed.into_iter().collect(), "named, and not used");
+}
+
+#[test]
+fn files_are_short_and_begin_with_what_they_own() {
+    let mut wrong = Vec::new();
+    for source in sources("src").iter().chain(&sources("tests")) {
+        let lines = source.text.lines().count();
+        for (rule, kept) in [
+            ("has more than 600 lines: two things live in one room", lines <= MAX_LINES),
+            ("is a mod.rs: modules are flat", !source.path.ends_with("/mod.rs")),
+            ("does not begin with //!", source.text.starts_with("//! ")),
+        ] {
+            if !kept {
+                wrong.push(format!("{} {rule}", source.path));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    let words = [concat!("to", "do!"), concat!("unimplement", "ed!"), concat!("db", "g!")];
+    for source in sources("src").iter().chain(&sources("tests")) {
+        for word in words {
+            assert!(!source.code.contains(word), "{}: {word}", source.path);
+        }
+    }
+}
+
+/// Settings come from `config`; beside it, the hub's cache is found by its own variables, and the
+/// terminal says by them what it is. Nothing that runs a model looks at the environment.
+#[test]
+fn the_environment_is_read_at_the_edges() {
+    let allowed = |module: &[&str]| matches!(module, [] | ["cli" | "config" | "ui", ..] | ["checkpoint", "hub"]);
+    let sources = sources("src");
+    let readers: Vec<&Source> = sources.iter().filter(|s| s.code.contains("env::var")).collect();
+    assert!(!readers.is_empty());
+    for source in readers {
+        assert!(allowed(&source.module()), "{} reads the environment", source.path);
+    }
+}

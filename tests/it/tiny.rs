@@ -1,0 +1,321 @@
+//! Tiny random checkpoints that the tests write themselves: both families, every form of DMS, and
+//! the same weights as f64 for the reference.
+
+use crate::folder::{Block, Folder, assemble, layout};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// splitmix64: small, and the same everywhere.
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+
+    /// Uniform in -1..1.
+    pub fn signed(&mut self) -> f64 {
+        self.next() as f64 / (1u64 << 63) as f64 - 1.0
+    }
+}
+
+/// Where a checkpoint says that it evicts, and by which rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Plain,
+    /// `dms_*` keys of config.json; the channel is borrowed from a query head.
+    Borrowed,
+    /// `dms_*` keys with tensors of their own in the checkpoint.
+    Adapter,
+    /// `dms_metadata.json`: borrowed, and a decision marks its own token.
+    Metadata,
+    /// The same tensors in a file of their own, whose metadata says whose token is marked.
+    Sidecar {
+        shift: usize,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub qwen: bool,
+    pub tied: bool,
+    pub bias: bool,
+    pub n_layers: usize,
+    pub hidden: usize,
+    pub n_q_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub context: usize,
+    pub theta: f64,
+    pub eps: f64,
+    pub form: Form,
+    pub window: usize,
+    pub scale: f64,
+    pub offset: f64,
+    pub per_layer: bool,
+    /// Its likeliest tokens are the letters a to h and spaces, and never anything else.
+    pub speaks: bool,
+    /// And the end of a turn.
+    pub ends: bool,
+}
+
+impl Spec {
+    /// 2 layers, 4 query heads on 2 KV heads, of the size at which a test takes no time.
+    pub fn new(qwen: bool, form: Form) -> Self {
+        let (scale, offset) =
+            if matches!(form, Form::Adapter | Form::Sidecar { .. }) { (10.0, 4.0) } else { (100.0, 5.0) };
+        Self {
+            qwen,
+            tied: !qwen,
+            bias: false,
+            n_layers: 2,
+            hidden: 48,
+            n_q_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 32,
+            ffn: 64,
+            vocab: 264,
+            context: 512,
+            theta: 1e4,
+            eps: 1e-5,
+            form,
+            window: 11,
+            scale,
+            offset,
+            per_layer: false,
+            speaks: false,
+            ends: false,
+        }
+    }
+
+    pub fn borrowed(&self) -> bool {
+        matches!(self.form, Form::Borrowed | Form::Metadata)
+    }
+
+    pub fn adapter(&self) -> bool {
+        matches!(self.form, Form::Adapter | Form::Sidecar { .. })
+    }
+
+    pub fn shift(&self) -> usize {
+        match self.form {
+            Form::Metadata => 0,
+            Form::Sidecar { shift } => shift,
+            _ => 1,
+        }
+    }
+
+    fn config(&self) -> Value {
+        let mut c = json!({
+            "architectures": [if self.qwen { "Qwen3ForCausalLM" } else { "LlamaForCausalLM" }],
+            "model_type": self.family(), "num_hidden_layers": self.n_layers, "hidden_size": self.hidden,
+            "num_attention_heads": self.n_q_heads, "num_key_value_heads": self.n_kv_heads, "head_dim": self.head_dim,
+            "intermediate_size": self.ffn, "vocab_size": self.vocab, "rms_norm_eps": self.eps,
+            "max_position_embeddings": self.context, "rope_theta": self.theta, "tie_word_embeddings": self.tied,
+            "hidden_act": "silu", "attention_bias": self.bias, "eos_token_id": END,
+        });
+        if matches!(self.form, Form::Borrowed | Form::Adapter) {
+            c["dms_window_size"] = json!(self.window);
+            c["dms_alpha_scale"] = json!(self.scale);
+            c["dms_initial_alpha_offset"] = json!(self.offset);
+            c["dms_alpha_per"] = json!(if self.per_layer { "layer" } else { "head" });
+        }
+        if self.form == Form::Adapter {
+            c["dms_separate_alpha"] = json!(true);
+        }
+        c
+    }
+
+    fn family(&self) -> &'static str {
+        if self.qwen { "qwen3" } else { "llama" }
+    }
+
+    fn shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let (q, kv) = (self.n_q_heads * self.head_dim, self.n_kv_heads * self.head_dim);
+        let mut out = vec![("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden])];
+        for l in 0..self.n_layers {
+            let mut push = |name: &str, shape: &[usize]| out.push((format!("model.layers.{l}.{name}"), shape.to_vec()));
+            push("input_layernorm.weight", &[self.hidden]);
+            push("post_attention_layernorm.weight", &[self.hidden]);
+            for (name, rows, cols) in
+                [("q", q, self.hidden), ("k", kv, self.hidden), ("v", kv, self.hidden), ("o", self.hidden, q)]
+            {
+                push(&format!("self_attn.{name}_proj.weight"), &[rows, cols]);
+                if self.bias {
+                    push(&format!("self_attn.{name}_proj.bias"), &[rows]);
+                }
+            }
+            if self.qwen {
+                push("self_attn.q_norm.weight", &[self.head_dim]);
+                push("self_attn.k_norm.weight", &[self.head_dim]);
+            }
+            push("mlp.gate_proj.weight", &[self.ffn, self.hidden]);
+            push("mlp.up_proj.weight", &[self.ffn, self.hidden]);
+            push("mlp.down_proj.weight", &[self.hidden, self.ffn]);
+            if self.adapter() {
+                push("self_attn.dms_proj_alpha.weight", &[self.n_kv_heads, self.hidden]);
+                push("self_attn.dms_proj_alpha_norm.weight", &[self.hidden]);
+                if self.bias {
+                    push("self_attn.dms_proj_alpha.bias", &[self.n_kv_heads]);
+                }
+            }
+        }
+        out.push(("model.norm.weight".into(), vec![self.hidden]));
+        if !self.tied {
+            out.push(("lm_head.weight".into(), vec![self.vocab, self.hidden]));
+        }
+        out
+    }
+}
+
+/// A checkpoint on disk, and its weights.
+pub struct Tiny {
+    pub spec: Spec,
+    pub folder: Folder,
+    /// By name, row-major, exactly the values in the file.
+    pub weights: HashMap<String, Vec<f64>>,
+}
+
+impl Tiny {
+    pub fn new(spec: Spec, seed: u64) -> Self {
+        Self::edited(spec, seed, |_| {})
+    }
+
+    /// As [`Tiny::new`], with tensors changed before they are written.
+    pub fn edited(spec: Spec, seed: u64, edit: impl Fn(&mut Block)) -> Self {
+        let mut rng = Rng(seed);
+        let mut blocks = Vec::new();
+        for (name, shape) in spec.shapes() {
+            let len = shape.iter().product();
+            let words = (0..len).map(|_| bf16_word(weight(&mut rng, &name, &shape))).collect();
+            let mut block = Block { name, shape, words };
+            if spec.speaks && block.name == "lm_head.weight" {
+                for (id, row) in block.words.chunks_mut(spec.hidden).enumerate() {
+                    let said = matches!(id, 0x20 | 0x61..=0x68) || (spec.ends && id == END);
+                    if !said {
+                        row.fill(0);
+                    }
+                }
+            }
+            edit(&mut block);
+            blocks.push(block);
+        }
+        Self::of_blocks(spec, blocks)
+    }
+
+    fn of_blocks(spec: Spec, blocks: Vec<Block>) -> Self {
+        let folder = Folder { dir: tempfile::tempdir().expect("a temporary folder") };
+        let value = |&word: &u16| f32::from_bits((word as u32) << 16) as f64;
+        let weights = blocks.iter().map(|b| (b.name.clone(), b.words.iter().map(value).collect())).collect();
+        let sidecar = matches!(spec.form, Form::Sidecar { .. });
+        let (apart, inside): (Vec<Block>, Vec<Block>) =
+            blocks.into_iter().partition(|b| sidecar && b.name.contains("dms_proj"));
+        let (header, data) = layout(&inside);
+        folder.write("model.safetensors", &assemble(&header, &data));
+        folder.json("config.json", &spec.config());
+        if sidecar {
+            let (mut header, data) = layout(&apart);
+            header["__metadata__"] = json!({
+                "format": "dmschat-adapter-1", "base": "tests/tiny", "model_type": spec.family(),
+                "num_hidden_layers": spec.n_layers.to_string(), "hidden_size": spec.hidden.to_string(),
+                "num_key_value_heads": spec.n_kv_heads.to_string(), "vocab_size": spec.vocab.to_string(),
+                "window": spec.window.to_string(), "shift": spec.shift().to_string(),
+                "alpha_scale": spec.scale.to_string(), "alpha_offset": spec.offset.to_string(),
+                "alpha_per": if spec.per_layer { "layer" } else { "head" }, "license": "Apache-2.0",
+            });
+            folder.write("adapter.safetensors", &assemble(&header, &data));
+        }
+        if spec.form == Form::Metadata {
+            let metadata = json!({"window_size": spec.window, "alpha_scale": spec.scale, "alpha_offset": spec.offset});
+            folder.json("dms_metadata.json", &metadata);
+        }
+        folder.write("tokenizer.json", tokenizer_json(spec.vocab).as_bytes());
+        Self { spec, folder, weights }
+    }
+
+    pub fn checkpoint(&self) -> Checkpoint {
+        self.opener()().unwrap_or_else(|e| panic!("{e:#}"))
+    }
+
+    /// Opens the checkpoint, on any thread.
+    pub fn opener(&self) -> impl FnOnce() -> anyhow::Result<Checkpoint> + Send + use<> {
+        let adapter = match self.spec.form {
+            Form::Sidecar { .. } => AdapterChoice::File(self.folder.file("adapter.safetensors")),
+            _ => AdapterChoice::Auto,
+        };
+        let folder = ModelRef::Folder(self.folder.path().to_owned());
+        move || Checkpoint::open(&folder, &adapter)
+    }
+}
+
+/// Norms about 1, biases small, matrices of variance 1 / inputs; embeddings of variance 1.
+fn weight(rng: &mut Rng, name: &str, shape: &[usize]) -> f64 {
+    let x = rng.signed();
+    match name {
+        _ if name.ends_with(".bias") => 0.3 * x,
+        _ if shape.len() == 1 => 1.0 + 0.4 * x,
+        "model.embed_tokens.weight" => 1.7 * x,
+        "lm_head.weight" => 5.0 * x / (shape[1] as f64).sqrt(),
+        _ => 1.7 * x / (shape[1] as f64).sqrt(),
+    }
+}
+
+/// The bf16 below: the file is what both sides read, so no rounding is needed.
+pub fn bf16_word(x: f64) -> u16 {
+    ((x as f32).to_bits() >> 16) as u16
+}
+
+/// A byte-level tokenizer: ids below 256 are bytes, then four pairs of letters that it joins, then
+/// four control tokens. The models that speak say letters one by one, so that to encode what they
+/// said would give other tokens.
+pub fn tokenizer_json(vocab: usize) -> String {
+    assert!(vocab >= 264);
+    let mut next = 0x100;
+    let mut bytes = serde_json::Map::new();
+    for byte in 0..=255u8 {
+        let plain = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let code = if plain { byte as u32 } else { next };
+        next += u32::from(!plain);
+        bytes.insert(char::from_u32(code).expect("a character").to_string(), json!(byte));
+    }
+    let pairs = [("h", "h"), ("e", "f"), ("f", "e"), ("a", "g")];
+    for (i, (a, b)) in pairs.iter().enumerate() {
+        bytes.insert(format!("{a}{b}"), json!(256 + i));
+    }
+    let added = |(i, content): (usize, &&str)| {
+        json!({"id": FIRST_CONTROL + i, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": CONTROL.iter().enumerate().map(added).collect::<Vec<_>>(),
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": bytes, "merges": pairs}
+    })
+    .to_string()
+}
+
+/// The id that ends a turn.
+pub const END: usize = FIRST_CONTROL + 1;
+
+pub const FIRST_CONTROL: usize = 260;
+
+/// Added tokens, in the order of their ids.
+pub const CONTROL: [&str; 4] = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"];

@@ -1,0 +1,185 @@
+//! Conversation, template, session and engine together, with the built-in model.
+
+use dmschat::chat::session::{Session, Store, load};
+use dmschat::chat::{Conversation, RenderOptions, render};
+use dmschat::cli::headless::{Drawing, Headless};
+use dmschat::cli::spawn;
+use dmschat::config::{Dirs, Layer, Settings};
+use dmschat::protocol::{Command, EngineHandle, Event, GenerateRequest, ModelInfo, Piece, SamplingParams, TurnReport};
+use std::sync::Arc;
+
+fn engine() -> Headless {
+    let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into() };
+    Headless::start(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap()
+}
+
+/// Another process goes on with what was saved, under `-p`, and leaves the file as it is.
+#[test]
+fn one_answer_continues_a_saved_session_without_writing_it() {
+    let home = tempfile::tempdir().unwrap();
+    let mut first = engine();
+    let mut chat = Conversation::new(None);
+    let report = ask(&mut first, &mut chat, "Solve 2*x + 3 = 11 for x.");
+    let mut session = Store::new(home.path().join("sessions")).create();
+    let info = first.info.clone();
+    session.sync(&mut chat, &info).unwrap();
+    let before = std::fs::read(session.path().unwrap()).unwrap();
+    let mut answers = Vec::new();
+    for flags in [&["--continue"][..], &["--resume", session.id()]] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"))
+            .args(["-p", "Solve 3*y - 6 = 9 for y.", "--json"])
+            .args(flags)
+            .env("DMSCHAT_DATA_DIR", home.path())
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(json["prompt_tokens"].as_u64().unwrap() as usize > report.prompt_tokens + report.generated.len());
+        answers.push(json["answer"].clone());
+    }
+    let here = ask(&mut first, &mut chat, "Solve 3*y - 6 = 9 for y.");
+    let text = chat.reply(here.turn).unwrap().shown();
+    assert_eq!(answers, [text, text]);
+    assert_eq!(std::fs::read(session.path().unwrap()).unwrap(), before);
+    assert_eq!(std::fs::read_dir(home.path().join("sessions")).unwrap().count(), 1);
+}
+
+fn ask(engine: &mut Headless, chat: &mut Conversation, question: &str) -> TurnReport {
+    let drawing = Drawing { sampling: SamplingParams::default(), seed: Some(1), max_tokens: Some(200) };
+    chat.push_user(question);
+    engine.answer(chat, &drawing, |_, _| Ok(())).unwrap()
+}
+
+#[test]
+fn a_turn_prefills_only_what_is_new_also_after_a_resume() {
+    let mut first = engine();
+    let mut chat = Conversation::new(None);
+    let mut session = Session::unsaved();
+    let mut log_len = 0;
+    for question in ["Solve 2*x + 3 = 11 for x.", "Solve 3*y - 6 = 9 for y."] {
+        let report = ask(&mut first, &mut chat, question);
+        let info = first.info.clone();
+        session.sync(&mut chat, &info).unwrap();
+        assert_eq!((report.log_base, report.reused_tokens), (log_len, log_len), "turn {}", report.turn);
+        log_len += report.log.len();
+    }
+    // The same third turn, once in the running engine and once after a resume.
+    let mut again = engine();
+    let loaded = load(session.jsonl().as_bytes(), "s").unwrap();
+    let mut restored = again.restore(loaded).unwrap();
+    let question = "Solve 4*z + 1 = 13 for z.";
+    let (one, two) = (ask(&mut first, &mut chat, question), ask(&mut again, &mut restored, question));
+    assert_eq!((one.reused_tokens, two.reused_tokens), (log_len, log_len));
+    assert_eq!((&one.generated, &one.kv), (&two.generated, &two.kv));
+    assert_eq!(chat.reply(one.turn).unwrap().text, restored.reply(two.turn).unwrap().text);
+}
+
+/// The engine itself, with a conversation and a session that follow its events as the chat does.
+struct Driven {
+    handle: EngineHandle,
+    info: Arc<ModelInfo>,
+    chat: Conversation,
+    session: Session,
+}
+
+impl Driven {
+    fn new() -> Self {
+        let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into() };
+        let mut handle = spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap();
+        let info = loop {
+            if let Event::Ready(info) = handle.events.blocking_recv().unwrap() {
+                break info;
+            }
+        };
+        Self { handle, info, chat: Conversation::new(None), session: Session::unsaved() }
+    }
+
+    fn opts(&self) -> RenderOptions {
+        RenderOptions { think_tags: self.info.think_tags.clone(), ..RenderOptions::default() }
+    }
+
+    fn prompt(&self) -> Vec<Piece> {
+        render(self.chat.system(), &self.chat.context_path(), &self.info.template, &self.opts()).unwrap()
+    }
+
+    /// Hears events until `last` says so.
+    fn hear(&mut self, mut last: impl FnMut(&Event) -> bool) {
+        loop {
+            let event = self.handle.events.blocking_recv().unwrap();
+            match &event {
+                Event::Text { turn, kind, text } => drop(self.chat.append(*turn, *kind, text)),
+                Event::TurnDone(report) => drop(self.chat.finish((**report).clone())),
+                Event::EvictionSet { on, at_token, dropped_slots } => {
+                    self.chat.mark_toggle(*on, *at_token, *dropped_slots);
+                }
+                _ => {}
+            }
+            let info = Arc::clone(&self.info);
+            self.session.sync(&mut self.chat, &info).unwrap();
+            if last(&event) {
+                return;
+            }
+        }
+    }
+
+    fn toggle(&mut self, on: bool) {
+        self.handle.send(Command::SetEviction(on));
+        self.hear(|e| matches!(e, Event::EvictionSet { .. }));
+    }
+
+    /// Asks for a reply to the head; `toggle`: switches eviction while it is written.
+    fn answer(&mut self, toggle: Option<bool>) -> TurnReport {
+        let prompt = self.prompt();
+        let turn = self.chat.begin_reply(true, None);
+        let sampling = SamplingParams::default();
+        let request = GenerateRequest { turn, prompt, sampling, seed: Some(1), max_tokens: Some(90) };
+        self.handle.send(Command::Generate(Box::new(request)));
+        if let Some(on) = toggle {
+            self.hear(|e| matches!(e, Event::Text { .. }));
+            self.handle.send(Command::SetEviction(on));
+        }
+        self.hear(|e| matches!(e, Event::TurnDone(_)));
+        (**self.chat.reply(turn).unwrap().report.as_ref().unwrap()).clone()
+    }
+
+    fn ask(&mut self, question: &str, toggle: Option<bool>) -> TurnReport {
+        self.chat.push_user(question);
+        self.answer(toggle)
+    }
+}
+
+#[test]
+fn a_resume_after_toggles_undo_and_regenerate_ends_where_the_engine_was() {
+    let mut first = Driven::new();
+    first.ask("Solve 2*x + 3 = 11 for x.", None);
+    first.toggle(false);
+    first.ask("Solve 3*y - 6 = 9 for y.", None);
+    first.ask("Solve 7*w - 6 = 8 for w.", Some(true));
+    first.chat.undo();
+    first.handle.send(Command::Rewind(first.prompt()));
+    first.toggle(false);
+    first.toggle(true);
+    first.ask("Solve 5*k + 5 = 40 for k.", Some(false));
+    first.chat.regenerate();
+    first.answer(None);
+    first.toggle(true);
+    first.toggle(false);
+
+    let mut again = Driven::new();
+    let mut loaded = load(first.session.jsonl().as_bytes(), "s").unwrap();
+    assert_eq!((loaded.problems.len(), loaded.eviction), (0, Some(false)));
+    let (request, notice) = loaded.restore_for(&again.info);
+    assert_eq!(notice, None);
+    again.chat = loaded.conversation;
+    again.toggle(false);
+    again.handle.send(Command::Restore(Box::new(request)));
+    again.hear(|e| matches!(e, Event::RebuildDone { .. }));
+    let question = "Solve 4*z + 1 = 13 for z.";
+    let (one, two) = (first.ask(question, None), again.ask(question, None));
+    assert_eq!((one.prompt_tokens, one.reused_tokens), (two.prompt_tokens, two.reused_tokens));
+    // Toggles before the turn count as its own or as what was there: the whole log is the same.
+    assert_eq!(one.log_base + one.log.len(), two.log_base + two.log.len());
+    assert_eq!(one.generated, two.generated);
+    assert_eq!((one.kv.live_slots, &one.kv.live), (two.kv.live_slots, &two.kv.live));
+}
