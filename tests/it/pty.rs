@@ -86,6 +86,20 @@ impl Chat {
         }
     }
 
+    /// Waits until nothing has been written for so long.
+    fn until_quiet(&self, quiet: Duration) {
+        let begin = Instant::now();
+        let (mut before, mut since) = (self.written().len(), Instant::now());
+        while since.elapsed() < quiet {
+            assert!(begin.elapsed() < PATIENCE, "it goes on writing:\n{}", self.screen());
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.written().len();
+            if now != before {
+                (before, since) = (now, Instant::now());
+            }
+        }
+    }
+
     fn until_shows(&self, text: &str) -> String {
         self.until(text, |s| s.contains(text))
     }
@@ -96,11 +110,7 @@ impl Chat {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 // What it wrote last may still be on its way.
-                let mut before = usize::MAX;
-                while self.written().len() != before {
-                    before = self.written().len();
-                    std::thread::sleep(Duration::from_millis(200));
-                }
+                self.until_quiet(Duration::from_millis(200));
                 return status.exit_code();
             }
             assert!(begin.elapsed() < PATIENCE, "it does not end:\n{}", self.screen());
@@ -203,7 +213,8 @@ fn an_idle_chat_writes_nothing_and_signals_give_the_terminal_back() {
     let mut chat = Chat::start(home.path(), 100, 30, &[], &[]);
     chat.until_shows("Try one of these");
     chat.until_shows("demo");
-    std::thread::sleep(Duration::from_millis(500));
+    // It draws until everything is there; from then on nothing.
+    chat.until_quiet(Duration::from_secs(1));
     let before = chat.written().len();
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(chat.written().len(), before);

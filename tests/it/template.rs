@@ -260,6 +260,6 @@ fn untrusted_templates_render_in_a_bounded_child() {
         let error = render(None, &chat.context_path(), &untrusted(&source), &o).unwrap_err();
         let line = format!("{error:#}");
         assert!(line.contains(said) && !line.contains('\n'), "{line}");
-        assert!(start.elapsed() < Duration::from_secs(5), "{line}");
+        assert!(start.elapsed() < Duration::from_secs(60), "{line}");
     }
 }
