@@ -1,6 +1,7 @@
 // Products with weights [rows, cols] that stay as they are in the file, f32 activations and sums.
 // CPU twin: `backend::cpu::linear`.
 #include "common.cuh"
+#include "tensor.cuh"
 
 // Few rows of activations: out[n, rows] = x[n, cols] weight^T + bias, n <= N. A warp takes one row of
 // the weight and all n rows of x. Grid covers rows by warps. Bound by the bytes of the weight, which
@@ -117,17 +118,6 @@ __device__ __forceinline__ void gemm(float* out, const float* x, const void* wei
 GEMM(gemm_f32, F32)
 GEMM(gemm_f16, F16)
 GEMM(gemm_bf16, BF16)
-
-// c += a b of one warp: a [16, 16] by rows, b [16, 8] by columns, in bf16 with f32 sums. Lane t of group
-// g (lane = 4 g + t) holds a at rows g, g + 8 and columns 2t, 2t + 8; b at column g and rows 2t, 2t + 8; c
-// at rows g, g + 8 and columns 2t, 2t + 1.
-__device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 #define STEP 32
 #define PITCH 40  // of a line of 32 bf16 in shared memory: no two lanes of a fragment meet in a bank

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const HEADERS: [&str; 2] = ["common.cuh", "kv.cuh"];
+const HEADERS: [&str; 3] = ["common.cuh", "kv.cuh", "tensor.cuh"];
 /// Cards that ptxas makes code for.
 const CARDS: [&str; 4] = ["sm_80", "sm_86", "sm_89", "sm_90"];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
@@ -145,17 +145,17 @@ impl Nvrtc {
         let (file, source) = (format!("{name}.cu"), read(&format!("{name}.cu")));
         let texts = HEADERS.map(read);
         let text = |s: &str| CString::new(s).unwrap();
-        let names = HEADERS.map(text);
+        let (names, count) = (HEADERS.map(text), HEADERS.len() as c_int);
         let options = [text(&format!("--gpu-architecture={TARGET}")), text("--std=c++17")];
         let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
         let (texts, names, arguments) = (pointers(&texts), pointers(&names), pointers(&options));
         let file = text(&file);
         let mut program = std::ptr::null_mut();
-        // SAFETY: every string ends in a zero and lives to the end of this function; both arrays have two
-        // entries; buffers are as long as NVRTC asks; the program is destroyed once.
+        // SAFETY: every string ends in a zero and lives to the end of this function; both arrays of
+        // headers are as long as is said; buffers are as long as NVRTC asks; the program is destroyed once.
         unsafe {
             let create = self.function::<Create>("nvrtcCreateProgram");
-            let made = create(&mut program, source.as_ptr(), file.as_ptr(), 2, texts.as_ptr(), names.as_ptr());
+            let made = create(&mut program, source.as_ptr(), file.as_ptr(), count, texts.as_ptr(), names.as_ptr());
             assert_eq!(made, 0, "nvrtcCreateProgram");
             let compiled = self.function::<Compile>("nvrtcCompileProgram")(program, 2, arguments.as_ptr());
             let what = if compiled == 0 { "PTX" } else { "ProgramLog" };

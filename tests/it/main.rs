@@ -13,6 +13,8 @@ mod pty;
 mod reference;
 mod rule;
 mod session;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod software_gpu;
 mod spy;
 mod steps;
 mod template;

@@ -1,0 +1,268 @@
+// The device language for g++: what a file of kernels/ uses of CUDA C++, on one host thread. Threads of a
+// block are fibers that run until they meet; block.cpp switches them.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <utility>
+
+#define SOFTWARE_GPU 1
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+// One block runs at a time, so its storage may be static. It holds garbage when a launch begins.
+#define __shared__ static
+#define __restrict__
+#define __forceinline__ inline
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x, y, z;
+};
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+
+namespace gpu {
+
+constexpr int WARP = 32;
+constexpr int DEPOSIT = 64;
+
+// What a thread waits in; two lanes of a warp must wait in the same.
+enum class Op : int { SYNCWARP, SHUFFLE, VOTE, MMA, LDMATRIX, COUNT };
+
+// What each lane of a warp hands in where they meet. Two of them take turns: who is first at the next
+// meeting cannot overtake who is last to read this one.
+struct Exchange {
+  alignas(64) unsigned char lanes[WARP][DEPOSIT];
+  alignas(64) unsigned char result[2048];
+};
+
+struct Warp {
+  // Lanes that exist, that can run, that have come to where they meet.
+  uint32_t lanes, ready, arrived;
+  Op op;
+  int turn;
+  Exchange exchange[2];
+};
+
+struct Thread {
+  dim3 index;
+  int lane;
+  Warp* warp;
+  void* stack_pointer;
+};
+
+extern Thread* self;
+extern dim3 block_index, block_dim, grid_dim;
+extern unsigned char* dynamic_shared;
+
+void block_barrier();
+[[noreturn]] void fault(const char* why);
+// Lets the others of the warp come to where this lane is.
+void wait_for_warp();
+[[noreturn]] void wrong_meeting(unsigned mask, Op op);
+
+// Hands `x` in and waits for the whole warp. True for the lane that came last.
+template <class T>
+inline bool meet(unsigned mask, Op op, const T& x, Exchange** out) {
+  static_assert(sizeof(T) <= DEPOSIT);
+  Thread* me = self;
+  Warp& warp = *me->warp;
+  if (mask != 0xffffffffu || (warp.arrived && warp.op != op)) wrong_meeting(mask, op);
+  warp.op = op;
+  Exchange& exchange = warp.exchange[warp.turn];
+  *out = &exchange;
+  memcpy(exchange.lanes[me->lane], &x, sizeof x);
+  warp.arrived |= 1u << me->lane;
+  if (warp.arrived != warp.lanes) {
+    wait_for_warp();
+    return false;
+  }
+  warp.arrived = 0;
+  warp.turn ^= 1;
+  warp.ready = warp.lanes;
+  return true;
+}
+
+// A kernel as the driver finds it.
+struct Entry {
+  const char* name;
+  void (*call)(void* const* args);
+  const size_t* sizes;  // of the parameters
+  int count;
+};
+int enlist(const Entry& entry);
+
+template <auto F>
+struct Kernel;
+template <class... A, void (*F)(A...)>
+struct Kernel<F> {
+  static constexpr size_t sizes[] = {sizeof(A)...};
+  template <size_t... I>
+  static void unpack(void* const* args, std::index_sequence<I...>) {
+    F(*static_cast<std::remove_cv_t<A>*>(args[I])...);
+  }
+  static void call(void* const* args) { unpack(args, std::index_sequence_for<A...>{}); }
+  static int enlist(const char* name) { return gpu::enlist({name, call, sizes, sizeof...(A)}); }
+};
+
+template <class To, class From>
+inline To bits(From x) {
+  static_assert(sizeof(To) == sizeof(From));
+  To y;
+  memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+// Keeps a product apart from the sum it goes into: what the _rn functions promise.
+inline float apart(float x) {
+  asm("" : "+x"(x));
+  return x;
+}
+
+inline float bf16(uint16_t x) { return bits<float>((uint32_t)x << 16); }
+
+template <class T>
+inline T shuffle(unsigned mask, T x, int from, bool own) {
+  Exchange* e;
+  meet(mask, Op::SHUFFLE, x, &e);
+  if (!own) memcpy(&x, e->lanes[from], sizeof x);
+  return x;
+}
+
+}  // namespace gpu
+
+#define threadIdx (gpu::self->index)
+#define blockIdx gpu::block_index
+#define blockDim gpu::block_dim
+#define gridDim gpu::grid_dim
+#define warpSize 32
+
+inline void __syncthreads() { gpu::block_barrier(); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  gpu::Exchange* e;
+  gpu::meet(mask, gpu::Op::SYNCWARP, 0, &e);
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+[[noreturn]] inline void __trap() { gpu::fault("__trap()"); }
+
+template <class T>
+inline T __shfl_sync(unsigned mask, T x, int from, int width = 32) {
+  return gpu::shuffle(mask, x, (gpu::self->lane & ~(width - 1)) | (from & (width - 1)), false);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T x, int by) {
+  return gpu::shuffle(mask, x, (gpu::self->lane ^ by) & 31, false);
+}
+template <class T>
+inline T __shfl_up_sync(unsigned mask, T x, unsigned by) {
+  int from = gpu::self->lane - (int)by;
+  return gpu::shuffle(mask, x, from, from < 0);
+}
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T x, unsigned by) {
+  int from = gpu::self->lane + (int)by;
+  return gpu::shuffle(mask, x, from, from > 31);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  gpu::Exchange* e;
+  unsigned char vote = predicate != 0;
+  gpu::meet(mask, gpu::Op::VOTE, vote, &e);
+  unsigned votes = 0;
+  for (int i = 0; i < 32; i++) votes |= (unsigned)e->lanes[i][0] << i;
+  return votes;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+
+// Fibers change places only where they meet, so that plain arithmetic is atomic.
+template <class T>
+inline T atomicAdd(T* at, T x) {
+  T old = *at;
+  *at = old + x;
+  return old;
+}
+template <class T>
+inline T atomicMin(T* at, T x) {
+  T old = *at;
+  if (x < old) *at = x;
+  return old;
+}
+template <class T>
+inline T atomicMax(T* at, T x) {
+  T old = *at;
+  if (x > old) *at = x;
+  return old;
+}
+template <class T>
+inline T atomicExch(T* at, T x) {
+  T old = *at;
+  *at = x;
+  return old;
+}
+template <class T>
+inline T atomicCAS(T* at, T compare, T x) {
+  T old = *at;
+  if (old == compare) *at = x;
+  return old;
+}
+
+template <class T>
+inline T __ldg(const T* at) { return *at; }
+
+inline float __uint_as_float(unsigned x) { return gpu::bits<float>(x); }
+inline float __int_as_float(int x) { return gpu::bits<float>(x); }
+inline unsigned __float_as_uint(float x) { return gpu::bits<unsigned>(x); }
+inline int __float_as_int(float x) { return gpu::bits<int>(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline float __fmul_rn(float a, float b) { return gpu::apart(a * b); }
+inline float __fadd_rn(float a, float b) { return gpu::apart(gpu::apart(a) + gpu::apart(b)); }
+inline float __fsub_rn(float a, float b) { return gpu::apart(gpu::apart(a) - gpu::apart(b)); }
+inline float __fdiv_rn(float a, float b) { return gpu::apart(a / b); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __expf(float x) { return expf(x); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+
+// Twins of kernels/tensor.cuh.
+
+// Fragments are as the PTX manual lays them out for mma.m16n8k16.
+inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
+  struct Parts {
+    unsigned a[4], b[2];
+  } parts = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  gpu::Exchange* e;
+  typedef float Row __attribute__((vector_size(32)));
+  if (gpu::meet(0xffffffffu, gpu::Op::MMA, parts, &e)) {
+    float left[16][16];
+    Row right[16], product[16] = {};
+    for (int lane = 0; lane < 32; lane++) {
+      const Parts* p = (const Parts*)e->lanes[lane];
+      int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 2; k++) left[g + i % 2 * 8][2 * t + i / 2 * 8 + k] = gpu::bf16(p->a[i] >> (16 * k));
+      for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 2; k++) right[2 * t + 8 * i + k][g] = gpu::bf16(p->b[i] >> (16 * k));
+    }
+    for (int i = 0; i < 16; i++)
+      for (int k = 0; k < 16; k++) product[i] += left[i][k] * right[k];
+    memcpy(e->result, product, sizeof product);
+  }
+  const float(*product)[8] = (const float(*)[8])e->result;
+  int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
+  for (int i = 0; i < 4; i++) c[i] += product[g + i / 2 * 8][2 * t + i % 2];
+}

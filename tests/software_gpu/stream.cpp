@@ -1,0 +1,287 @@
+// Streams, events, copies and graphs. Work is done as late as the driver may do it: when somebody waits.
+// So a program that reads too early, or changes memory that a copy still has to read, gets wrong numbers
+// here every time, and not once in a thousand runs.
+#include "driver.h"
+#include <algorithm>
+#include <chrono>
+
+static const size_t MOST_PENDING = 20000;
+
+static Result lose(Result error) { return card().lost = error; }
+
+bool capturing() {
+  auto& streams = card().streams;
+  return std::any_of(streams.begin(), streams.end(), [](Stream* s) { return s->capture != nullptr; });
+}
+
+Result forbidden_in_capture(const char* call) {
+  if (!capturing()) return OK;
+  say(std::string(call) + " while a stream is captured");
+  for (Stream* s : card().streams)
+    if (s->capture) s->capture_broken = true;
+  return CAPTURE_UNSUPPORTED;
+}
+
+Result flush() {
+  std::vector<Work> work;
+  work.swap(card().pending);
+  for (Work& w : work)
+    if (Result error = w()) return lose(error);
+  return OK;
+}
+
+Result enqueue(Stream* stream, Work work) {
+  if (stream && stream->capture) {
+    if (stream->capture_broken) return CAPTURE_INVALIDATED;
+    stream->capture->push_back(std::move(work));
+    return OK;
+  }
+  if (!stream && capturing()) return CAPTURE_IMPLICIT;
+  card().pending.push_back(std::move(work));
+  return card().pending.size() >= MOST_PENDING ? flush() : OK;
+}
+
+DRIVER cuStreamCreate(Stream** stream, unsigned) {
+  ENTER
+  *stream = new Stream;
+  card().streams.push_back(*stream);
+  return OK;
+}
+
+static bool known(Stream* stream) {
+  auto& all = card().streams;
+  return !stream || std::find(all.begin(), all.end(), stream) != all.end();
+}
+
+DRIVER cuStreamDestroy_v2(Stream* stream) {
+  ENTER
+  if (!stream || !known(stream)) return INVALID_HANDLE;
+  auto& all = card().streams;
+  all.erase(std::find(all.begin(), all.end(), stream));
+  Result done = flush();
+  delete stream;
+  return done;
+}
+
+DRIVER cuStreamSynchronize(Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  if (stream ? stream->capture != nullptr : capturing()) return forbidden_in_capture("cuStreamSynchronize");
+  return flush();
+}
+
+DRIVER cuStreamQuery(Stream* stream) { return cuStreamSynchronize(stream); }
+
+DRIVER cuCtxSynchronize() {
+  ENTER
+  if (Result no = forbidden_in_capture("cuCtxSynchronize")) return no;
+  return flush();
+}
+
+DRIVER cuStreamWaitEvent(Stream* stream, void*, unsigned) {
+  ENTER
+  // All streams run in the order of asking.
+  return known(stream) ? OK : INVALID_HANDLE;
+}
+
+struct Event {
+  enum { NEW, ASKED, DONE } state = NEW;
+  std::chrono::steady_clock::time_point time;
+};
+
+DRIVER cuEventCreate(Event** event, unsigned) {
+  ENTER
+  *event = new Event;
+  return OK;
+}
+
+DRIVER cuEventDestroy_v2(Event* event) {
+  ENTER
+  Result done = flush();
+  delete event;
+  return done;
+}
+
+DRIVER cuEventRecord(Event* event, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  event->state = Event::ASKED;
+  return enqueue(stream, [event] {
+    event->time = std::chrono::steady_clock::now();
+    event->state = Event::DONE;
+    return OK;
+  });
+}
+
+DRIVER cuEventSynchronize(Event* event) {
+  ENTER
+  if (Result no = forbidden_in_capture("cuEventSynchronize")) return no;
+  return event->state == Event::ASKED ? flush() : OK;
+}
+
+DRIVER cuEventQuery(Event* event) { return cuEventSynchronize(event); }
+
+DRIVER cuEventElapsedTime(float* ms, Event* from, Event* to) {
+  ENTER
+  if (from->state == Event::NEW || to->state == Event::NEW) return INVALID_HANDLE;
+  if (from->state != Event::DONE || to->state != Event::DONE) return NOT_READY;
+  *ms = std::chrono::duration<float, std::milli>(to->time - from->time).count();
+  return OK;
+}
+
+static bool on_card(Address at, size_t bytes, const char* call) {
+  if (inside(card().memory, at, bytes) || inside(card().pinned, at, bytes)) return true;
+  say(std::string(call) + ": what is on the card does not hold " + std::to_string(bytes) + " bytes there");
+  return false;
+}
+
+static Work copy(void* to, const void* from, size_t bytes) {
+  return [=] {
+    memcpy(to, from, bytes);
+    return OK;
+  };
+}
+
+// Memory that is not pinned is read before the call returns.
+DRIVER cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  if (!on_card(to, bytes, "cuMemcpyHtoDAsync")) return INVALID_VALUE;
+  if (inside(card().pinned, (Address)from, bytes)) return enqueue(stream, copy((void*)to, from, bytes));
+  if (stream && stream->capture) return forbidden_in_capture("a copy from memory that is not pinned");
+  auto kept = std::make_shared<std::string>((const char*)from, bytes);
+  return enqueue(stream, [=] {
+    memcpy((void*)to, kept->data(), bytes);
+    return OK;
+  });
+}
+
+// Memory that is not pinned is written before the call returns.
+DRIVER cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  if (!on_card(from, bytes, "cuMemcpyDtoHAsync")) return INVALID_VALUE;
+  bool pinned = inside(card().pinned, (Address)to, bytes);
+  if (stream && stream->capture && !pinned) return forbidden_in_capture("a copy to memory that is not pinned");
+  Result asked = enqueue(stream, copy(to, (void*)from, bytes));
+  return asked || pinned ? asked : flush();
+}
+
+DRIVER cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  const char* call = "cuMemcpyDtoDAsync";
+  if (!on_card(to, bytes, call) || !on_card(from, bytes, call)) return INVALID_VALUE;
+  return enqueue(stream, copy((void*)to, (void*)from, bytes));
+}
+
+DRIVER cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
+  ENTER
+  if (Result no = forbidden_in_capture("cuMemcpyHtoD")) return no;
+  Result asked = cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+  return asked ? asked : flush();
+}
+
+DRIVER cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
+  ENTER
+  if (Result no = forbidden_in_capture("cuMemcpyDtoH")) return no;
+  Result asked = cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
+  return asked ? asked : flush();
+}
+
+DRIVER cuMemsetD8Async(Address at, unsigned char value, size_t bytes, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  if (!on_card(at, bytes, "cuMemsetD8Async")) return INVALID_VALUE;
+  return enqueue(stream, [=] {
+    memset((void*)at, value, bytes);
+    return OK;
+  });
+}
+
+DRIVER cuMemsetD32Async(Address at, unsigned value, size_t count, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  if (at % 4 || !on_card(at, 4 * count, "cuMemsetD32Async")) return INVALID_VALUE;
+  return enqueue(stream, [=] {
+    std::fill_n((unsigned*)at, count, value);
+    return OK;
+  });
+}
+
+// Graphs: what a stream was asked to do while it was captured, done again in the same order.
+struct Graph {
+  WorkList work;
+};
+
+DRIVER cuStreamBeginCapture_v2(Stream* stream, int) {
+  ENTER
+  if (!stream || !known(stream)) return stream ? INVALID_HANDLE : CAPTURE_UNSUPPORTED;
+  if (stream->capture) return INVALID_VALUE;
+  stream->capture = std::make_shared<std::vector<Work>>();
+  stream->capture_broken = false;
+  return OK;
+}
+
+DRIVER cuStreamEndCapture(Stream* stream, Graph** graph) {
+  ENTER
+  if (!stream || !known(stream)) return INVALID_HANDLE;
+  if (!stream->capture) return INVALID_VALUE;
+  WorkList work = stream->capture;
+  stream->capture = nullptr;
+  *graph = stream->capture_broken ? nullptr : new Graph{work};
+  return stream->capture_broken ? CAPTURE_INVALIDATED : OK;
+}
+
+DRIVER cuStreamIsCapturing(Stream* stream, int* status) {
+  ENTER
+  *status = !stream || !stream->capture ? 0 : stream->capture_broken ? 2 : 1;
+  return OK;
+}
+
+DRIVER cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER
+  static int current = 0;
+  std::swap(*mode, current);
+  return OK;
+}
+
+DRIVER cuGraphGetNodes(Graph* graph, void**, size_t* count) {
+  ENTER
+  *count = graph->work->size();
+  return OK;
+}
+
+DRIVER cuGraphInstantiateWithFlags(Graph** exec, Graph* graph, unsigned long long) {
+  ENTER
+  *exec = new Graph{graph->work};
+  return OK;
+}
+
+DRIVER cuGraphUpload(Graph*, Stream* stream) {
+  ENTER
+  return known(stream) ? OK : INVALID_HANDLE;
+}
+
+DRIVER cuGraphLaunch(Graph* exec, Stream* stream) {
+  ENTER
+  if (!known(stream)) return INVALID_HANDLE;
+  WorkList work = exec->work;
+  return enqueue(stream, [work] {
+    for (Work& w : *work)
+      if (Result error = w()) return error;
+    return OK;
+  });
+}
+
+DRIVER cuGraphDestroy(Graph* graph) {
+  ENTER
+  delete graph;
+  return OK;
+}
+
+DRIVER cuGraphExecDestroy(Graph* exec) {
+  ENTER
+  delete exec;
+  return OK;
+}
