@@ -27,7 +27,7 @@ use safetensors::TensorFile;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An opened checkpoint: configuration, mapped tensors, and the texts that go with them.
 pub struct Checkpoint {
@@ -78,15 +78,8 @@ impl Checkpoint {
     /// configuration calls for is there in its shape. Each error is one line.
     pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
         let (name, files) = locate(model)?;
-        let config_raw = files.text("config.json")?;
-        let config_raw = config_raw
-            .with_context(|| format!("{} is missing, so this is no model folder", files.label("config.json")))?;
-        let config_map = json::object(&files.label("config.json"), &config_raw)?;
+        let (mut config, config_map, metadata) = configuration(&files)?;
         let config_fields = Fields::new(&files.label("config.json"), &config_map);
-        let metadata = metadata_object(&files)?;
-        let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
-        let mut config = parse::model_config(&config_fields, metadata_fields.as_ref())?;
-
         let generation = optional_object(&files, "generation_config.json")?;
         let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
         let generation = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
@@ -160,12 +153,30 @@ fn locate(model: &ModelRef) -> Result<(String, Files)> {
     }
 }
 
-fn optional_object(files: &Files, name: &str) -> Result<Option<Map<String, Value>>> {
+/// `config.json`, and `dms_metadata.json` where there is one: what they say together, and each.
+fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)> {
+    let label = files.label("config.json");
+    let raw = files.text("config.json")?.with_context(|| format!("{label} is missing, so this is no model folder"))?;
+    let map = json::object(&label, &raw)?;
+    let metadata = metadata_object(files)?;
+    let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
+    let config = parse::model_config(&Fields::new(&label, &map), metadata_fields.as_ref())?;
+    Ok((config, map, metadata))
+}
+
+/// What a folder's configuration says, whether or not its weights are there.
+fn config_in(folder: &Path) -> Result<ModelConfig> {
+    Ok(configuration(&Files::folder(folder)?)?.0)
+}
+
+type Object = Map<String, Value>;
+
+fn optional_object(files: &Files, name: &str) -> Result<Option<Object>> {
     files.text(name)?.map(|raw| json::object(&files.label(name), &raw)).transpose()
 }
 
 /// `dms_metadata.json`, whose fields may sit under a `config` key.
-fn metadata_object(files: &Files) -> Result<Option<Map<String, Value>>> {
+fn metadata_object(files: &Files) -> Result<Option<Object>> {
     let Some(mut outer) = optional_object(files, "dms_metadata.json")? else { return Ok(None) };
     match outer.remove("config") {
         Some(Value::Object(inner)) => Ok(Some(inner)),

@@ -10,6 +10,7 @@ pub mod compare;
 pub mod completions;
 pub mod config;
 pub mod doctor;
+pub mod download;
 pub mod eval;
 pub mod headless;
 pub mod machine;

@@ -48,47 +48,69 @@ impl EngineOptions {
     }
 }
 
-/// Starts the engine's thread. Checkpoint and backend are made inside it, so that neither need
-/// cross threads; a failure arrives as [`Event::LoadFailed`].
-pub fn spawn<B: Backend>(
-    open: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
-    backend: impl FnOnce() -> Result<B> + Send + 'static,
-    options: EngineOptions,
-) -> EngineHandle {
+/// Starts the engine's thread. `load` runs inside it, so that neither checkpoint nor backend need
+/// cross threads: it opens a model and ends in [`Loading::serve`]. Its error arrives as
+/// [`Event::LoadFailed`].
+pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> EngineHandle {
     let (commands, inbox) = std::sync::mpsc::channel();
     let (events, events_out) = mpsc::unbounded_channel();
     let (snapshots, snapshot) = watch::channel(None);
-    let outlet = Outlet { events, snapshots };
+    let loading = Loading { inbox, outlet: Outlet { events, snapshots } };
     std::thread::Builder::new()
         .name("engine".into())
         .spawn(move || {
-            let failed = outlet.events.clone();
-            let run = AssertUnwindSafe(|| run(open, backend, options, inbox, outlet));
-            if let Err(panic) = catch_unwind(run) {
-                let _ = failed.send(Event::Failed(panic_text(&*panic)));
-            }
+            let outlet = loading.outlet.events.clone();
+            let failed = match catch_unwind(AssertUnwindSafe(|| load(loading))) {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => Event::LoadFailed(format!("{error:#}")),
+                Err(panic) => Event::Failed(panic_text(&*panic)),
+            };
+            let _ = outlet.send(failed);
         })
         .expect("the system starts a thread");
     EngineHandle { commands, events: events_out, snapshot }
 }
 
-fn run<B: Backend>(
-    open: impl FnOnce() -> Result<Checkpoint>,
-    backend: impl FnOnce() -> Result<B>,
-    mut options: EngineOptions,
+/// As [`spawn_with`], where nothing is to be told before the model is opened.
+pub fn spawn<B: Backend>(
+    open: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
+    backend: impl FnOnce() -> Result<B> + Send + 'static,
+    options: EngineOptions,
+) -> EngineHandle {
+    spawn_with(move |loading| loading.serve(open()?, backend, options))
+}
+
+/// An engine on its way: what is known before there is a model.
+pub struct Loading {
     inbox: std::sync::mpsc::Receiver<Command>,
     outlet: Outlet,
-) {
-    let loaded = (|| {
-        let mut checkpoint = open()?;
+}
+
+impl Loading {
+    /// Tells those who wait.
+    pub fn event(&self, event: Event) {
+        self.outlet.event(event);
+    }
+
+    /// False when nobody waits for the model any more.
+    pub fn is_wanted(&self) -> bool {
+        !self.outlet.events.is_closed()
+    }
+
+    /// Loads the checkpoint onto a backend and serves commands until the end. Errors are those of
+    /// loading.
+    pub fn serve<B: Backend>(
+        self,
+        mut checkpoint: Checkpoint,
+        backend: impl FnOnce() -> Result<B>,
+        mut options: EngineOptions,
+    ) -> Result<()> {
+        let Self { inbox, outlet } = self;
         let plan = settle_context(&mut checkpoint, &mut options, |text| outlet.notice(text))?;
         let progress = |done_bytes, total_bytes| outlet.event(Event::Loading { done_bytes, total_bytes });
         let runner = Runner::new(backend()?, &checkpoint, &options, progress)?;
-        worker::Worker::new(runner, &checkpoint, &options, plan, inbox, &outlet)
-    })();
-    match loaded {
-        Ok(mut worker) => worker.run(),
-        Err(error) => outlet.event(Event::LoadFailed(format!("{error:#}"))),
+        worker::Worker::new(runner, &checkpoint, &options, plan, inbox, &outlet)?.run();
+        Ok(())
     }
 }
 

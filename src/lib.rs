@@ -23,7 +23,7 @@
 //! | [`chat`] | conversation, template, session store, transcripts | protocol |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`checkpoint`] | model folders and the built-in model: config, tensors, adapters, templates | policy, tensor |
+//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol |
 //! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
 //!
@@ -36,6 +36,7 @@
 //! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.
 //! - What a person types never becomes a control token.
+//! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the cache.
 //! - `unsafe` stands in `backend::cpu::{simd, team}`, `backend::cuda` and `checkpoint::mapped` only.
 
 pub mod backend;

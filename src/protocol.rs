@@ -204,8 +204,24 @@ pub enum TextKind {
     Answer,
 }
 
+/// A model that is being downloaded: how far it is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Download {
+    /// The file that is on its way.
+    pub file: String,
+    pub file_done_bytes: u64,
+    pub file_bytes: u64,
+    /// All files.
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    pub bytes_per_s: Option<f64>,
+    pub left_s: Option<f64>,
+}
+
 #[derive(Clone, Debug)]
 pub enum Event {
+    /// The model is not on this machine yet, and comes from the hub.
+    Downloading(Download),
     /// Weights are being read; bytes so far and in all.
     Loading {
         done_bytes: u64,

@@ -49,7 +49,8 @@ Examples:
 
 #[derive(Args, Debug, Default)]
 pub struct Common {
-    /// Model to run: `demo` (built in), a folder, or a hub id such as ORG/NAME
+    /// Model to run: `demo` (built in), a folder, or a hub id such as ORG/NAME[@REVISION], which is
+    /// downloaded where it is not here yet
     #[arg(short, long, global = true, value_name = "NAME|PATH|HUB_ID", value_hint = ValueHint::AnyPath, help_heading = "Model")]
     pub model: Option<String>,
 
@@ -295,17 +296,17 @@ pub enum ModelsCommand {
     List,
     /// Print the folder of downloaded models
     Path,
-    /// Download a model
+    /// Download a model, or what is new of it, and print its folder
     Pull {
-        /// Hub id, such as ORG/NAME
+        /// Hub id, such as ORG/NAME[@REVISION]
         id: String,
     },
-    /// Delete a downloaded model
+    /// Delete a downloaded model, or one revision of it
     Rm {
-        /// Hub id, such as ORG/NAME
+        /// Hub id, such as ORG/NAME[@REVISION]
         id: String,
     },
-    /// Say what a model is
+    /// Say what a model is, also before it is downloaded
     Info {
         /// Name, folder or hub id
         id: String,

@@ -24,16 +24,19 @@ const STEP_TOKENS: usize = 512;
 const SEED: u64 = 1;
 
 pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8> {
-    let place = spawn::place(settings)?;
+    spawn::check_device(settings)?;
+    let (mut checkpoint, place) = match &args.shape {
+        Some(shape) => (Checkpoint::random(shape).map_err(as_wrong_use)?, spawn::device(settings)?),
+        None => {
+            super::download::ensure(settings)?;
+            spawn::opened(settings).map_err(as_wrong_use)?
+        }
+    };
     let json = common.json;
     let lists = Lists::new(settings, common, place)?;
     if args.ctx.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
         return Err(wrong_use("--ctx, --gen and --runs count from 1"));
     }
-    let mut checkpoint = match &args.shape {
-        Some(shape) => Checkpoint::random(shape).map_err(as_wrong_use)?,
-        None => spawn::open(settings).map_err(as_wrong_use)?,
-    };
     let longest = args.ctx.iter().max().context("a context length")? + args.gen_tokens + 1;
     if longest > checkpoint.config.context {
         let context = checkpoint.config.context;

@@ -4,8 +4,10 @@ use super::args::Common;
 use super::output::{as_wrong_use, wrong_use};
 use crate::config::Settings;
 use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
@@ -22,10 +24,14 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         (None, false) => Resume::New,
     };
     let options = UiOptions { settings: settings.clone(), resume, no_session: common.no_session };
-    let load = Box::new(|request: LoadRequest| super::spawn::engine(&request.settings));
+    // A download that failed may go better next time: that is no wrong use.
+    let download_failed = Arc::new(AtomicBool::new(false));
+    let failed = download_failed.clone();
+    let load = Box::new(move |request: LoadRequest| super::spawn::engine(&request.settings, failed.clone()));
     match ui::prepare(options, load).map_err(as_wrong_use)?.run()? {
         ExitKind::Quit => Ok(0),
         ExitKind::Signal(number) => Ok(128 + number as u8),
+        ExitKind::NotLoaded(why) if download_failed.load(Ordering::Relaxed) => Err(anyhow!(why)),
         ExitKind::NotLoaded(why) => Err(wrong_use(why)),
     }
 }

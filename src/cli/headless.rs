@@ -30,9 +30,11 @@ pub struct Headless {
 impl Headless {
     /// Loads the model of these settings. A model that cannot be loaded is wrong use.
     pub fn start(settings: &Settings) -> Result<Self> {
+        spawn::check_device(settings)?;
+        super::download::ensure(settings)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let interrupts = runtime.block_on(async { Interrupts::new() })?;
-        let mut ends = Ends { handle: spawn::engine(settings)?, interrupts };
+        let mut ends = Ends { handle: spawn::engine(settings, Arc::default())?, interrupts };
         let info = runtime.block_on(async {
             loop {
                 match ends.next().await? {
@@ -141,30 +143,30 @@ impl Ends {
 
 /// Ctrl+C, also when it comes while nobody waits.
 #[cfg(unix)]
-struct Interrupts(tokio::signal::unix::Signal);
+pub(super) struct Interrupts(tokio::signal::unix::Signal);
 
 #[cfg(unix)]
 impl Interrupts {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self(signal(SignalKind::interrupt()).context("Ctrl+C cannot be listened to")?))
     }
 
-    async fn next(&mut self) {
+    pub(super) async fn next(&mut self) {
         self.0.recv().await;
     }
 }
 
 #[cfg(not(unix))]
-struct Interrupts;
+pub(super) struct Interrupts;
 
 #[cfg(not(unix))]
 impl Interrupts {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Self)
     }
 
-    async fn next(&mut self) {
+    pub(super) async fn next(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

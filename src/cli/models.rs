@@ -1,9 +1,15 @@
-//! `dmschat models ...`: what is on this machine. Downloads come with a later version.
+//! `dmschat models ...`: what is on this machine and on the hub, downloads and their end.
 
 use super::args::{Common, ModelsCommand};
 use super::output::{self, wrong_use};
+use super::{download, spawn};
+use crate::checkpoint::ModelRef;
+use crate::checkpoint::hub::cache::{self, Extent};
+use crate::checkpoint::hub::{Hub, MAIN, Plan, Progress, Watch};
 use crate::config::{BUILTIN_MODEL, Settings};
+use crate::ui::text::bytes;
 use anyhow::Result;
+use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,53 +18,52 @@ struct Found {
     name: String,
     path: Option<PathBuf>,
     bytes: u64,
+    /// Something is missing that a chat needs.
+    partial: bool,
 }
 
 pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
     match command {
-        ModelsCommand::Path => output::out(&format!("{}\n", cache_dir()?.display()))?,
+        ModelsCommand::Path => output::out(&format!("{}\n", hub()?.cache.display()))?,
         ModelsCommand::List => list(common)?,
-        ModelsCommand::Pull { id } => return Err(later("pull", id)),
-        ModelsCommand::Rm { id } => return Err(later("rm", id)),
-        ModelsCommand::Info { id } => return Err(later("info", id)),
+        ModelsCommand::Pull { id } => {
+            let path = download::newest(id, settings(common)?.device)?;
+            let line =
+                if common.json { json!({"name": id, "path": path}).to_string() } else { path.display().to_string() };
+            output::out(&format!("{line}\n"))?;
+        }
+        ModelsCommand::Rm { id } => remove(id, common)?,
+        ModelsCommand::Info { id } => info(id, common)?,
     }
     Ok(output::OK)
 }
 
-fn later(what: &str, id: &str) -> anyhow::Error {
-    wrong_use(format!(
-        "models {what} {id}: this comes with a later version; put the model's files in a folder and use -m FOLDER"
-    ))
+fn settings(common: &Common) -> Result<Settings> {
+    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
 }
 
-/// Where Hugging Face's tools keep downloaded models: `HF_HUB_CACHE`, else `HF_HOME/hub`, else the
-/// usual place.
-fn cache_dir() -> Result<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let usual = || {
-        let home = directories::BaseDirs::new()?.home_dir().to_owned();
-        let cache = var("XDG_CACHE_HOME").unwrap_or_else(|| home.join(".cache"));
-        Some(cache.join("huggingface").join("hub"))
-    };
-    var("HF_HUB_CACHE")
-        .or_else(|| var("HF_HOME").map(|h| h.join("hub")))
-        .or_else(usual)
-        .ok_or_else(|| wrong_use("no home folder is known; set HF_HOME"))
+fn hub() -> Result<Hub> {
+    Hub::from_env().map_err(output::as_wrong_use)
 }
 
 fn list(common: &Common) -> Result<()> {
-    let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0 }];
-    found.extend(in_cache(&cache_dir()?));
-    let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
-    let named = Path::new(&settings.model);
-    if let Some(model) = folder(named, settings.model.clone()) {
-        found.push(model);
+    let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0, partial: false }];
+    found.extend(in_cache(&hub()?));
+    let named = settings(common)?.model;
+    if cache::extent(Path::new(&named)) >= Extent::Weights {
+        found.push(Found {
+            bytes: weight_bytes(Path::new(&named)),
+            path: Some(named.clone().into()),
+            name: named,
+            partial: false,
+        });
     }
     if common.json {
-        let list: Vec<_> = found
-            .iter()
-            .map(|m| serde_json::json!({"name": m.name, "path": m.path, "bytes": m.path.as_ref().map(|_| m.bytes)}))
-            .collect();
+        let about = |m: &Found| {
+            let bytes = m.path.as_ref().map(|_| m.bytes);
+            json!({"name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial})
+        };
+        let list: Vec<_> = found.iter().map(about).collect();
         output::out(&format!("{}\n", serde_json::to_string(&list)?))?;
         return Ok(());
     }
@@ -66,36 +71,157 @@ fn list(common: &Common) -> Result<()> {
     for model in &found {
         let about = match &model.path {
             None => "built in".to_owned(),
-            Some(path) => format!("{:>6.1} GB  {}", model.bytes as f64 / 1e9, path.display()),
+            Some(path) => {
+                let partial = if model.partial { "  (not all here)" } else { "" };
+                format!("{:>8}  {}{partial}", bytes(model.bytes), path.display())
+            }
         };
         output::out(&output::visible(&format!("{:width$}  {about}\n", model.name)))?;
     }
     Ok(())
 }
 
-/// Complete snapshots in a Hugging Face cache: `models--ORG--NAME/snapshots/REVISION`.
-fn in_cache(cache: &Path) -> Vec<Found> {
+/// The models of the Hugging Face cache, each commit that is there; other repositories than those of
+/// safetensors models are not ours to list.
+fn in_cache(hub: &Hub) -> Vec<Found> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-        let file_name = entry.file_name();
-        let Some(id) = file_name.to_str().and_then(|n| n.strip_prefix("models--")) else { continue };
-        let name = id.replacen("--", "/", 1);
-        let snapshots = fs::read_dir(entry.path().join("snapshots")).into_iter().flatten().flatten();
-        found.extend(snapshots.filter_map(|s| folder(&s.path(), name.clone())));
+    for id in cache::ids(&hub.cache) {
+        let repo = hub.repo(&id);
+        let current = repo.references().remove(MAIN);
+        for commit in repo.commits() {
+            let path = repo.folder(&commit);
+            let extent = cache::extent(&path);
+            if extent == Extent::Part && !has_weights(&path) {
+                continue;
+            }
+            let name = if current.as_ref() == Some(&commit) { id.clone() } else { format!("{id}@{commit}") };
+            let bytes = weight_bytes(&path);
+            found.push(Found { name, path: Some(path), bytes, partial: extent < Extent::Weights });
+        }
+        // Begun, and no file of weights is whole yet.
+        let (_, partial) = repo.bytes();
+        if partial > 0 && found.iter().all(|m| m.name.split('@').next() != Some(&id)) {
+            found.push(Found { name: id, path: Some(repo.dir.clone()), bytes: partial, partial: true });
+        }
     }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }
 
-/// A folder with a configuration and safetensors.
-fn folder(path: &Path, name: String) -> Option<Found> {
-    if !path.join("config.json").is_file() {
-        return None;
+fn has_weights(folder: &Path) -> bool {
+    weight_bytes(folder) > 0 || folder.join(cache::INDEX).exists()
+}
+
+fn weight_bytes(folder: &Path) -> u64 {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    let weights = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
+    weights.filter_map(|p| fs::metadata(p).ok().map(|m| m.len())).sum()
+}
+
+/// The hub id that a command needs.
+fn id_of(model: &str) -> Result<(String, Option<String>)> {
+    match ModelRef::parse(model).map_err(output::as_wrong_use)? {
+        ModelRef::Hub { id, revision } => Ok((id, revision)),
+        _ => Err(wrong_use(format!("{model} is no hub id such as ORG/NAME; a folder of your own is yours to delete"))),
     }
-    let weights = fs::read_dir(path).ok()?.flatten().map(|e| e.path());
-    let bytes: Vec<u64> = weights
-        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
-        .filter_map(|p| fs::metadata(p).ok().map(|m| m.len()))
-        .collect();
-    (!bytes.is_empty()).then(|| Found { name, path: Some(path.to_owned()), bytes: bytes.iter().sum() })
+}
+
+fn remove(model: &str, common: &Common) -> Result<()> {
+    let (id, revision) = id_of(model)?;
+    let hub = hub()?;
+    let repo = hub.repo(&id);
+    if !repo.dir.is_dir() {
+        let (at, near) = (hub.cache.display(), hub.suggestion(&id));
+        return Err(wrong_use(format!("{id} is not in the Hugging Face cache ({at}){near}")));
+    }
+    let freed = match &revision {
+        None => repo.remove(),
+        Some(revision) if repo.snapshot(revision).map_err(output::as_wrong_use)?.is_none() => {
+            return Err(wrong_use(format!("{id} is in the Hugging Face cache without revision {revision}")));
+        }
+        Some(revision) => repo.remove_revision(revision),
+    };
+    let freed = freed.map_err(download::in_words)?;
+    let said = if common.json {
+        json!({"name": model, "freed_bytes": freed}).to_string()
+    } else {
+        format!("{model} is deleted, {} are free again", bytes(freed))
+    };
+    Ok(output::out(&format!("{said}\n"))?)
+}
+
+/// What a model is: from its files where they are here, else from the hub's word.
+fn info(model: &str, common: &Common) -> Result<()> {
+    let mut settings = settings(common)?;
+    settings.model = model.to_owned();
+    let about = match download::missing(model).map_err(output::as_wrong_use)? {
+        None => here(&settings)?,
+        Some(_) => on_hub(model, &settings)?,
+    };
+    if common.json {
+        return Ok(output::out(&format!("{}\n", Value::Object(about)))?);
+    }
+    for (name, value) in &about {
+        let value = match value {
+            Value::Null => continue,
+            Value::String(text) => text.clone(),
+            Value::Number(n) if name.ends_with("bytes") => bytes(n.as_u64().unwrap_or(0)),
+            other => other.to_string(),
+        };
+        output::out(&output::visible(&format!("{:<18} {value}\n", name.replace('_', " "))))?;
+    }
+    Ok(())
+}
+
+fn here(settings: &Settings) -> Result<Map<String, Value>> {
+    let checkpoint = spawn::open(settings).map_err(output::as_wrong_use)?;
+    let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
+        ModelRef::BuiltIn => None,
+        ModelRef::Folder(path) => Some(path),
+        ModelRef::Hub { id, revision } => hub()?.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN))?,
+    };
+    let c = &checkpoint.config;
+    let dms = c.dms.as_ref();
+    let about = json!({
+        "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.as_str(),
+        "parameters": checkpoint.n_params, "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
+        "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
+        "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
+        "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,
+        "fit": download::room(checkpoint.weight_bytes, settings.device),
+    });
+    Ok(object(about))
+}
+
+fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
+    let (id, revision) = id_of(model)?;
+    let about = hub()?.about(&id, revision.as_deref(), &mut Quiet).map_err(download::in_words)?;
+    Ok(object(json!({
+        "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
+        "licence": about.license, "gated": about.gated, "weight_bytes": about.weight_bytes,
+        "fit": download::room(about.weight_bytes, settings.device),
+    })))
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// A question that takes a moment: only what goes wrong is told.
+struct Quiet;
+
+impl Watch for Quiet {
+    fn stopped(&self) -> bool {
+        false
+    }
+
+    fn plan(&mut self, _: &Plan) {}
+
+    fn progress(&mut self, _: &Progress) {}
+
+    fn notice(&mut self, text: &str) {
+        output::notice(text);
+    }
 }

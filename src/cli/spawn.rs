@@ -1,17 +1,21 @@
 //! Opens a checkpoint and starts an engine on the device that was asked for: the one match on the
 //! device in the crate.
 
+use super::download;
 use super::machine::memory;
 use super::output::{as_wrong_use, notice, wrong_use};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
+use crate::checkpoint::hub::HubError;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::codec::Codec;
 use crate::config::{Adapter, Device, Kv, Settings};
 use crate::engine::{self, EngineOptions, Runner};
 use crate::protocol::EngineHandle;
 use anyhow::Result;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where kernels are read from instead of the program itself, for work on them.
 const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
@@ -29,16 +33,23 @@ pub enum Place {
     Card(u32),
 }
 
-/// Starts the engine's thread; loading goes on there and is told by events.
-pub fn engine(settings: &Settings) -> Result<EngineHandle> {
-    let place = place(settings)?;
-    let (wanted, options) = (settings.clone(), options(settings, place));
-    Ok(match place {
-        Place::Cpu => engine::spawn(move || open(&wanted), || Ok(Cpu::new(0)), options),
-        Place::Card(index) => {
-            engine::spawn(move || open_for_card(&wanted), move || Ok(Cuda::open(index, &card_options())?), options)
+/// Starts the engine's thread. There the model is downloaded where it is not here, opened, and
+/// loaded onto its device; all of it is told by events. `download_failed` is set where a download
+/// ended by no fault of the settings.
+pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
+    device(settings)?;
+    let settings = settings.clone();
+    Ok(engine::spawn_with(move |loading| {
+        download::for_chat(&settings, &loading).inspect_err(|error| {
+            download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
+        })?;
+        let (checkpoint, place) = opened(&settings)?;
+        let options = options(&settings, place);
+        match place {
+            Place::Cpu => loading.serve(checkpoint, || Ok(Cpu::new(0)), options),
+            Place::Card(index) => loading.serve(checkpoint, || Ok(Cuda::open(index, &card_options())?), options),
         }
-    })
+    }))
 }
 
 /// Work on a loaded model without the engine's thread, for any backend.
@@ -49,9 +60,9 @@ pub trait ModelJob {
 /// Loads the model on the device that was asked for and does `job`. Steps take up to `max_step`
 /// tokens.
 pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> Result<u8> {
-    let place = place(settings)?;
-    let opened = if matches!(place, Place::Cpu) { open(settings) } else { open_for_card(settings) };
-    let mut checkpoint = opened.map_err(as_wrong_use)?;
+    check_device(settings)?;
+    download::ensure(settings)?;
+    let (mut checkpoint, place) = opened(settings).map_err(as_wrong_use)?;
     let mut options = EngineOptions { max_step, ..options(settings, place) };
     engine::settle_context(&mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
     match place {
@@ -73,9 +84,19 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
     Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)
 }
 
-/// The checkpoint, if the card's kernels take its heads.
-fn open_for_card(settings: &Settings) -> Result<Checkpoint> {
+/// The checkpoint, and where it runs: `auto` takes the card only for heads that its kernels take.
+pub fn opened(settings: &Settings) -> Result<(Checkpoint, Place)> {
     let checkpoint = open(settings)?;
+    let place = match (device(settings)?, takes(&checkpoint)) {
+        (Place::Card(_), Err(_)) if settings.device == Device::Auto => Place::Cpu,
+        (Place::Card(_), Err(why)) => return Err(why),
+        (place, _) => place,
+    };
+    Ok((checkpoint, place))
+}
+
+/// Whether the card's kernels take the model's heads.
+fn takes(checkpoint: &Checkpoint) -> Result<()> {
     let c = &checkpoint.config;
     let group = c.n_q_heads / c.n_kv_heads.max(1);
     if c.head_dim > cuda::MAX_HEAD_DIM || group > cuda::MAX_GROUP {
@@ -87,7 +108,7 @@ fn open_for_card(settings: &Settings) -> Result<Checkpoint> {
             cuda::MAX_GROUP
         );
     }
-    Ok(checkpoint)
+    Ok(())
 }
 
 fn options(settings: &Settings, place: Place) -> EngineOptions {
@@ -114,9 +135,9 @@ pub fn codec(kv: Kv, place: Place) -> Codec {
     }
 }
 
-/// The device that the settings ask for; what cannot be had is said here.
-pub fn place(settings: &Settings) -> Result<Place> {
-    let place = match settings.device {
+/// The device that the settings ask for, whatever the model; what cannot be had is said here.
+pub fn device(settings: &Settings) -> Result<Place> {
+    Ok(match settings.device {
         Device::Cpu => Place::Cpu,
         Device::Cuda(index) => {
             let index = index.unwrap_or(0);
@@ -126,18 +147,16 @@ pub fn place(settings: &Settings) -> Result<Place> {
             }
             Place::Card(index)
         }
-        // f32 K and V are asked of a machine with a card too, and some models' heads only fit the CPU's ops.
+        // f32 K and V are asked of a machine with a card too.
         Device::Auto if settings.kv == Kv::F32 || cuda::usable(0).is_err() => Place::Cpu,
-        Device::Auto if open_for_card(settings).is_err() => Place::Cpu,
         Device::Auto => Place::Card(0),
-    };
-    if let (Place::Card(_), Some(folder)) = (place, card_options().kernels) {
-        notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
-    }
-    Ok(place)
+    })
 }
 
-/// Refuses a device that is not there.
+/// Refuses a device that is not there, and says once what differs from a usual run on it.
 pub fn check_device(settings: &Settings) -> Result<()> {
-    place(settings).map(|_| ())
+    if let (Place::Card(_), Some(folder)) = (device(settings)?, card_options().kernels) {
+        notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
+    }
+    Ok(())
 }

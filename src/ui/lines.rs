@@ -23,6 +23,8 @@ struct Printed {
     part: Option<TextKind>,
     /// Nothing of this part was printed yet.
     begins: bool,
+    /// Of the download that runs, in tenths.
+    tenth: Option<u64>,
     /// The last thing printed ended its line.
     at_line_start: bool,
     prompt: bool,
@@ -132,6 +134,12 @@ impl Runtime {
             lines.extend(clean(&local.text).split('\n').map(str::to_owned));
         }
         printed.locals = app.feed.locals.len();
+        let download = app.engine.loading.as_ref().and_then(|l| l.download.as_ref());
+        let tenth = download.map(|d| d.done_bytes * 10 / d.total_bytes.max(1));
+        if let (Some(download), true) = (download, tenth != printed.tenth) {
+            lines.push(numbers::download(download));
+        }
+        printed.tenth = tenth;
         if let Some(notice) = app.notice.take() {
             lines.push(clean_line(&notice.text));
         }

@@ -86,7 +86,7 @@ impl Runtime {
         let began = self.sessions.began();
         self.handle(began);
         let name = self.app.setup.settings.model.clone();
-        self.app.engine.loading = Some(super::state::Loading { name: name.clone(), done_bytes: 0, total_bytes: 0 });
+        self.app.engine.loading = Some(super::state::Loading::new(&name));
         self.effects(vec![Effect::Load(name)]);
     }
 
@@ -251,6 +251,7 @@ impl Runtime {
             Some(Event::Loading { done_bytes, total_bytes }) => {
                 self.handle(AppEvent::Loading { done_bytes, total_bytes });
             }
+            Some(Event::Downloading(download)) => self.handle(AppEvent::Downloading(download)),
             Some(Event::Ready(info)) => {
                 if let Some(old) = std::mem::replace(&mut self.current, self.next.take()) {
                     old.send(Command::Shutdown);

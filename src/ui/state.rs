@@ -10,7 +10,7 @@ use super::keymap::Keymap;
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::Settings;
-use crate::protocol::{ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
+use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
 use std::sync::Arc;
@@ -91,6 +91,14 @@ pub struct Loading {
     pub name: String,
     pub done_bytes: u64,
     pub total_bytes: u64,
+    /// It comes from the hub first.
+    pub download: Option<Download>,
+}
+
+impl Loading {
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), done_bytes: 0, total_bytes: 0, download: None }
+    }
 }
 
 /// What /set, /think and their like change.

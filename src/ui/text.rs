@@ -306,6 +306,16 @@ pub fn plural(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{} {one}s", count(n)) }
 }
 
+/// A longer while: `45 s`, `2 min 7 s`, `1 h 5 min`.
+pub fn duration(s: f64) -> String {
+    let s = s.round() as u64;
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        _ => format!("{} h {} min", s / 3600, s % 3600 / 60),
+    }
+}
+
 /// Seconds for a person: `0.4 s`, `3.2 s`, `75 s`.
 pub fn seconds(ms: f64) -> String {
     let s = ms / 1000.0;

@@ -16,7 +16,7 @@ pub use overlay::takes_keys;
 use super::feed::LocalKind;
 use super::state::{App, Level, SessionEntry};
 use crate::chat::Conversation;
-use crate::protocol::{Command, Event, ModelInfo, Snapshot};
+use crate::protocol::{Command, Download, Event, ModelInfo, Snapshot};
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +35,7 @@ pub enum AppEvent {
     Engine(Event),
     Snapshot(Arc<Snapshot>),
     /// From the engine that is being loaded.
+    Downloading(Download),
     Loading {
         done_bytes: u64,
         total_bytes: u64,
@@ -149,8 +150,15 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
         AppEvent::Tick => keys::tick(app),
         AppEvent::Engine(event) => engine::event(app, event),
         AppEvent::Snapshot(snapshot) => engine::snapshot(app, snapshot),
+        AppEvent::Downloading(download) => {
+            if let Some(loading) = &mut app.engine.loading {
+                loading.download = Some(download);
+            }
+            Vec::new()
+        }
         AppEvent::Loading { done_bytes, total_bytes } => {
             if let Some(loading) = &mut app.engine.loading {
+                loading.download = None;
                 (loading.done_bytes, loading.total_bytes) = (done_bytes, total_bytes);
             }
             Vec::new()

@@ -3,9 +3,11 @@
 mod checkpoint;
 mod cli;
 mod engine;
+mod fake_hub;
 mod folder;
 mod golden;
 mod harness;
+mod hub;
 mod kernels;
 mod limits;
 mod pool;

@@ -1,6 +1,8 @@
 //! The chat in a real terminal: the binary in a pty, real keys, and a terminal emulator that reads
 //! what it draws.
 
+use crate::fake_hub::{self, Do, Gate};
+use crate::hub;
 use portable_pty::{Child, CommandBuilder, MasterPty, NativePtySystem, PtySize, PtySystem};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -292,6 +294,40 @@ fn a_dumb_terminal_gets_lines() {
     chat.say("/quit");
     assert_eq!(chat.end(), 0);
     assert!(!chat.written().contains(&0x1b));
+}
+
+#[test]
+fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
+    let (home, hub) = (tempfile::tempdir().unwrap(), hub::healthy());
+    let gate = Arc::new(Gate::default());
+    hub.script("model.safetensors", vec![Do::Well, Do::Hold(80_000, gate.clone())]);
+    let env = [("HF_HOME", home.path().to_str().unwrap()), ("HF_ENDPOINT", &hub.url)];
+    let mut chat = Chat::start(home.path(), 120, 30, &env, &["--model", "any/model"]);
+    chat.until_shows("downloading any/model: ");
+    chat.until_shows("any/model at 01234567: 4 files, 168 kB; licence");
+    let blob = fake_hub::hash(&hub.bytes_of("model.safetensors"));
+    let partial = home.path().join(format!("hub/models--any--model/blobs/{blob}.incomplete"));
+    chat.until("half of the file", |_| std::fs::metadata(&partial).is_ok_and(|m| m.len() == 80_000));
+    chat.keys("\x1b");
+    chat.until_shows("the download of any/model stopped; what has come is kept");
+    gate.open();
+    chat.say("/model any/model");
+    chat.until("the model", |s| s.contains("eviction on") && !s.contains("downloading"));
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+    // The connection that was stopped may have brought the rest after all; else only that was asked for.
+    for again in hub.asked("model.safetensors").iter().filter(|s| s.cdn).skip(1) {
+        assert_eq!(again.header("range"), Some("bytes=80000-"));
+    }
+
+    // What went wrong is said when the terminal is given back: a name that is wrong is wrong use.
+    hub.script("/api/models/no/such", vec![Do::Answer(404, Vec::new())]);
+    hub.script("/api/models/no/luck", vec![Do::Answer(429, vec![("Retry-After", "9999".into())])]);
+    for (id, code, said) in [("no/such", 2, "no model no/such at"), ("no/luck", 1, "no/luck is not downloaded")] {
+        let mut chat = Chat::start(home.path(), 100, 30, &env, &["--model", id]);
+        assert_eq!(chat.end(), code, "{id}");
+        assert!(String::from_utf8_lossy(&chat.written()).contains(said), "{id}");
+    }
 }
 
 #[test]

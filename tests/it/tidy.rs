@@ -234,3 +234,15 @@ fn the_environment_is_read_at_the_edges() {
         assert!(allowed(&source.module()), "{} reads the environment", source.path);
     }
 }
+
+/// Connections are opened in one room, for a hub id that is not in the cache.
+#[test]
+fn the_network_is_used_in_one_room() {
+    let sources = sources("src");
+    let users: Vec<&Source> =
+        sources.iter().filter(|s| has_word(&s.code, "ureq") || s.code.contains("std::net")).collect();
+    assert!(!users.is_empty());
+    for source in users {
+        assert!(source.path.starts_with("src/checkpoint/hub/"), "{} opens connections", source.path);
+    }
+}

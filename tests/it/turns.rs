@@ -86,7 +86,8 @@ struct Driven {
 impl Driven {
     fn new() -> Self {
         let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into() };
-        let mut handle = spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap();
+        let mut handle =
+            spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap(), std::sync::Arc::default()).unwrap();
         let info = loop {
             if let Event::Ready(info) = handle.events.blocking_recv().unwrap() {
                 break info;

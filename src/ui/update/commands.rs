@@ -77,7 +77,7 @@ fn model(app: &mut App, name: &str) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
-    app.engine.loading = Some(Loading { name: name.to_owned(), done_bytes: 0, total_bytes: 0 });
+    app.engine.loading = Some(Loading::new(name));
     vec![Effect::Load(name.to_owned())]
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// An event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
     match event {
-        Event::Loading { .. } | Event::Ready(_) | Event::LoadFailed(_) => {}
+        Event::Downloading(_) | Event::Loading { .. } | Event::Ready(_) | Event::LoadFailed(_) => {}
         Event::TurnStarted { turn, prompt_tokens, .. } => {
             app.engine.rebuilding = None;
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {

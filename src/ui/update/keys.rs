@@ -7,7 +7,7 @@ use crate::ui::commands as slash;
 use crate::ui::examples::EXAMPLES;
 use crate::ui::feed::ItemKey;
 use crate::ui::keymap::Key;
-use crate::ui::state::{App, Level, MIN_SIZE, Overlay};
+use crate::ui::state::{App, Level, Loading, MIN_SIZE, Overlay};
 use crate::ui::widgets;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
@@ -366,8 +366,14 @@ fn stop(app: &mut App) -> Option<Vec<Effect>> {
     }
     if app.engine.loading.is_some() {
         let loading = app.engine.loading.take();
-        let name = loading.map(|l| l.name).unwrap_or_default();
-        app.say(Level::Info, format!("loading {name} stopped; /model NAME loads one"));
+        let text = match &loading {
+            Some(Loading { name, download: Some(_), .. }) => {
+                format!("the download of {name} stopped; what has come is kept, and /model {name} goes on with it")
+            }
+            Some(Loading { name, .. }) => format!("loading {name} stopped; /model NAME loads one"),
+            None => String::new(),
+        };
+        app.say(Level::Info, text);
         return Some(vec![Effect::CancelLoad]);
     }
     None

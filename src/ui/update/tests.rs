@@ -108,7 +108,7 @@ fn control_c_quits_at_the_second_press_only() {
 #[test]
 fn a_message_typed_while_loading_is_sent_when_ready() {
     let mut app = unloaded(80, 24, crate::ui::heat::Depth::Rgb, "dark");
-    app.engine.loading = Some(crate::ui::state::Loading { name: "demo".into(), done_bytes: 0, total_bytes: 0 });
+    app.engine.loading = Some(crate::ui::state::Loading::new("demo"));
     assert!(!sent(&say(&mut app, "hi")));
     assert_eq!(app.input.text(), "hi");
     assert!(sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));

@@ -36,6 +36,9 @@ fn banner_text(app: &App) -> Option<(String, Role)> {
 fn progress(app: &App, stop: &str) -> Option<String> {
     if let Some(loading) = &app.engine.loading {
         let name = clean_line(&loading.name);
+        if let Some(download) = &loading.download {
+            return Some(format!("downloading {name}: {} ({stop} stops)", numbers::download(download)));
+        }
         return Some(match loading.total_bytes {
             0 => format!("loading {name}"),
             total => {

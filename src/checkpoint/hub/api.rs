@@ -1,0 +1,233 @@
+//! What the hub says of a model: its commit, its files with sizes and hashes, its licence. All of it
+//! is a stranger's word and checked before it becomes a name on disk.
+
+use super::http::{self, Answer, Client, Fault, Patience, header};
+use super::{Hub, HubError, Watch, is_plain};
+use serde::Deserialize;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// Listings and headers: tried so often.
+const TRIES: u32 = 3;
+const MAX_LISTING_BYTES: u64 = 64 << 20;
+
+/// What a file's bytes have to add up to; also the blob's name in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hash(String);
+
+impl Hash {
+    /// sha256 (64 hex digits) of a large file, or git's blob hash (40) of a small one.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim().trim_start_matches("W/").trim_matches('"');
+        let hex = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        (hex && matches!(text.len(), 40 | 64)).then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Begins to hash a file of so many bytes.
+    pub fn hasher(&self, bytes: u64) -> Hasher {
+        if self.0.len() == 64 {
+            return Hasher::Sha256(Sha256::new());
+        }
+        let mut sha = Sha1::new();
+        sha.update(format!("blob {bytes}\0"));
+        Hasher::Git(sha)
+    }
+}
+
+#[derive(Clone)]
+pub enum Hasher {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+impl Hasher {
+    pub fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(h) => h.update(bytes),
+            Self::Git(h) => h.update(bytes),
+        }
+    }
+
+    pub fn matches(self, hash: &Hash) -> bool {
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        hash.0
+            == match self {
+                Self::Sha256(h) => hex(&h.finalize()),
+                Self::Git(h) => hex(&h.finalize()),
+            }
+    }
+}
+
+/// A file of a model. Size and hash are absent where a mirror does not list them.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    pub bytes: Option<u64>,
+    pub hash: Option<Hash>,
+}
+
+/// A model at one commit.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    pub commit: String,
+    pub license: Option<String>,
+    /// Its licence has to be accepted on the hub first.
+    pub gated: bool,
+    /// `qwen3`, ...; where the hub says so.
+    pub model_type: Option<String>,
+    pub files: BTreeMap<String, Listed>,
+}
+
+#[derive(Deserialize)]
+struct Info {
+    sha: Option<String>,
+    #[serde(default)]
+    gated: serde_json::Value,
+    #[serde(default)]
+    tags: Vec<String>,
+    #[serde(default, rename = "cardData")]
+    card: serde_json::Value,
+    #[serde(default)]
+    config: serde_json::Value,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+/// One model of the hub at one revision, for questions about it.
+pub struct Remote<'a> {
+    pub hub: &'a Hub,
+    pub client: Client,
+    pub id: &'a str,
+    pub revision: &'a str,
+}
+
+impl Remote<'_> {
+    pub fn listing(&self, watch: &mut dyn Watch) -> Result<Listing, HubError> {
+        let revision = self.revision.replace('/', "%2F");
+        let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.hub.endpoint, self.id);
+        let host = self.hub.host();
+        let raw = self.patiently(None, watch, |client| {
+            let mut answer = client.get(&url, &[])?;
+            let body = answer.body_mut().with_config().limit(MAX_LISTING_BYTES);
+            body.read_to_vec().map_err(|e| http::fault(&host, e))
+        })?;
+        let odd = |what: &str| HubError::Failed(format!("{host} says of {} what cannot be used: {what}", self.id));
+        let info: Info = serde_json::from_slice(&raw).map_err(|e| odd(&e.to_string()))?;
+        let commit = info.sha.filter(|sha| sha.len() <= 64 && is_plain(sha)).ok_or_else(|| odd("no commit"))?;
+        let license = match &info.card["license"] {
+            serde_json::Value::String(name) => Some(name.clone()),
+            _ => info.tags.iter().find_map(|t| t.strip_prefix("license:")).map(str::to_owned),
+        };
+        let listed = |s: Sibling| {
+            let lfs = s.lfs.as_ref();
+            let hash = lfs.map_or(s.blob_id.as_deref(), |l| l.sha256.as_deref()).and_then(Hash::parse);
+            (s.rfilename, Listed { bytes: lfs.and_then(|l| l.size).or(s.size), hash })
+        };
+        Ok(Listing {
+            commit,
+            license,
+            gated: !matches!(info.gated, serde_json::Value::Null | serde_json::Value::Bool(false)),
+            model_type: info.config["model_type"].as_str().map(str::to_owned),
+            files: info.siblings.into_iter().map(listed).collect(),
+        })
+    }
+
+    /// Where a file's bytes are had.
+    pub fn file_url(&self, commit: &str, name: &str) -> String {
+        let name: Vec<String> = name.split('/').map(percent).collect();
+        format!("{}/{}/resolve/{commit}/{}", self.hub.endpoint, self.id, name.join("/"))
+    }
+
+    /// Size and hash of a file from its headers, where the listing has none.
+    pub fn headers(&self, commit: &str, name: &str, watch: &mut dyn Watch) -> Result<Listed, HubError> {
+        let url = self.file_url(commit, name);
+        let answer = self.patiently(Some(name), watch, |client| client.head(&url))?;
+        let hash = header(&answer, "x-linked-etag").or(header(&answer, "etag")).and_then(Hash::parse);
+        let own = |answer: &Answer| (!answer.status().is_redirection()).then(|| http::length(answer)).flatten();
+        Ok(Listed { bytes: http::number(&answer, "x-linked-size").or_else(|| own(&answer)), hash })
+    }
+
+    fn patiently<T>(
+        &self,
+        file: Option<&str>,
+        watch: &mut dyn Watch,
+        mut ask: impl FnMut(&Client) -> Result<T, Fault>,
+    ) -> Result<T, HubError> {
+        let mut patience = Patience::new(self.hub, TRIES);
+        loop {
+            match ask(&self.client) {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => self.again(fault, file, &mut patience, watch)?,
+            }
+        }
+    }
+
+    /// Waits where another try may help; else says in one line what is wrong.
+    pub fn again(
+        &self,
+        fault: Fault,
+        file: Option<&str>,
+        patience: &mut Patience,
+        watch: &mut dyn Watch,
+    ) -> Result<(), HubError> {
+        match fault {
+            Fault::Passing { why, asked } => patience.wait(&why, asked, watch).map_err(|error| match error {
+                HubError::Failed(why) => HubError::Failed(format!("{} is not downloaded: {why}", self.id)),
+                other => other,
+            }),
+            Fault::Lasting(why) => Err(HubError::Failed(format!("{} is not downloaded: {why}", self.id))),
+            Fault::Refused { status, word } => Err(self.refused(status, &word, file)),
+        }
+    }
+
+    /// What the hub's refusal means for who asked.
+    fn refused(&self, status: u16, word: &str, file: Option<&str>) -> HubError {
+        let (id, host) = (self.id, self.hub.host());
+        let page = format!("{}/{id}", self.hub.endpoint);
+        let near = self.hub.suggestion(id);
+        let with_token = self.client.has_token();
+        // The hub lists a gated model to everyone, and refuses its files.
+        let gated = word == "GatedRepo" || (word.is_empty() && matches!((status, file), (403, _) | (401, Some(_))));
+        HubError::Wrong(match status {
+            _ if gated && with_token => {
+                format!("{id} is gated, and the token that is set has no access: accept its licence at {page}")
+            }
+            _ if gated => format!("{id} is gated: accept its licence at {page}, and set HF_TOKEN to your token"),
+            _ if word == "RevisionNotFound" => format!("{id} has no revision {:?} at {host}", self.revision),
+            404 if let Some(file) = file => {
+                return HubError::Failed(format!("{host} lists {file} of {id}, and does not have it"));
+            }
+            404 | 401 if word == "RepoNotFound" || status == 404 || !with_token => {
+                let seen = if with_token { "the token that is set" } else { "those without a token (HF_TOKEN)" };
+                format!("no model {id} at {host}, or none for {seen}{near}")
+            }
+            401 => format!("{host} does not accept the token that is set (HF_TOKEN, or the file HF_HOME/token)"),
+            _ => return HubError::Failed(format!("{id} is not downloaded: {host} answers {status}")),
+        })
+    }
+}
+
+/// A part of a path as an address spells it.
+fn percent(part: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
+    part.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}

@@ -1,0 +1,281 @@
+//! The Hugging Face cache on disk, which other tools share: `models--ORG--NAME/` with `blobs/HASH`,
+//! `snapshots/COMMIT/FILE` (links to blobs) and `refs/REVISION` (a commit), and beside them
+//! `.locks/models--ORG--NAME/HASH.lock`. No network.
+
+use super::{HubError, MAIN, is_hub_id, is_plain, near};
+use crate::checkpoint::files;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub const CONFIG: &str = "config.json";
+pub const TOKENIZER: &str = "tokenizer.json";
+pub const SINGLE: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
+const PARTIAL: &str = "incomplete";
+
+/// What a snapshot has of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extent {
+    /// Not what it takes to open it.
+    Part,
+    /// Configuration and weights.
+    Weights,
+    /// And a tokenizer: everything a chat needs.
+    Whole,
+}
+
+/// A model's place in a cache folder.
+#[derive(Clone, Debug)]
+pub struct Repo {
+    pub id: String,
+    pub dir: PathBuf,
+    locks: PathBuf,
+}
+
+impl Repo {
+    pub fn new(cache: &Path, id: &str) -> Self {
+        let name = format!("models--{}", id.replace('/', "--"));
+        Self { id: id.to_owned(), dir: cache.join(&name), locks: cache.join(".locks").join(name) }
+    }
+
+    /// The folder of a revision's files, which may lack some; `None` where there is none.
+    pub fn snapshot(&self, revision: &str) -> Result<Option<PathBuf>> {
+        let commit = match fs::read_to_string(self.dir.join("refs").join(revision)) {
+            Ok(commit) => commit.trim().to_owned(),
+            // A commit may be asked for by its own name.
+            Err(_) => revision.to_owned(),
+        };
+        files::plain_name(&commit).with_context(|| format!("{}: bad reference {revision}", self.dir.display()))?;
+        Ok(Some(self.folder(&commit)).filter(|dir| dir.is_dir()))
+    }
+
+    /// The folder of a commit's files.
+    pub fn folder(&self, commit: &str) -> PathBuf {
+        self.dir.join("snapshots").join(commit)
+    }
+
+    pub fn blob(&self, hash: &str) -> PathBuf {
+        self.dir.join("blobs").join(hash)
+    }
+
+    /// Where a blob is gathered.
+    pub fn partial(&self, hash: &str) -> PathBuf {
+        beside(&self.blob(hash), PARTIAL)
+    }
+
+    /// The lock that huggingface_hub takes too while it fetches this blob.
+    pub fn lock_file(&self, hash: &str) -> io::Result<File> {
+        fs::create_dir_all(&self.locks)?;
+        File::options().create(true).truncate(false).write(true).open(self.locks.join(format!("{hash}.lock")))
+    }
+
+    /// Puts a blob under its name into a commit's folder.
+    pub fn link(&self, commit: &str, name: &str, hash: &str) -> io::Result<()> {
+        let path = self.folder(commit).join(name);
+        fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
+        let up = "../".repeat(2 + Path::new(name).components().count() - 1);
+        let target = PathBuf::from(format!("{up}blobs/{hash}"));
+        if fs::read_link(&path).is_ok_and(|old| old == target) {
+            return Ok(());
+        }
+        // Beside it first, so that the name never points nowhere.
+        let fresh = beside(&path, &format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&fresh);
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(&target, &fresh)?;
+        #[cfg(not(unix))]
+        fs::hard_link(self.blob(hash), &fresh).or_else(|_| fs::copy(self.blob(hash), &fresh).map(|_| ()))?;
+        fs::rename(&fresh, &path)
+    }
+
+    /// From now on `revision` means `commit`.
+    pub fn set_reference(&self, revision: &str, commit: &str) -> io::Result<()> {
+        if revision == commit {
+            return Ok(());
+        }
+        let path = self.dir.join("refs").join(revision);
+        fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
+        let fresh = beside(&path, &format!("{}.new", std::process::id()));
+        fs::write(&fresh, commit)?;
+        fs::rename(&fresh, &path)
+    }
+
+    /// References and the commits they mean.
+    pub fn references(&self) -> BTreeMap<String, String> {
+        let mut out = BTreeMap::new();
+        let root = self.dir.join("refs");
+        let mut folders = vec![root.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let name = path.strip_prefix(&root).map(|n| n.to_string_lossy().replace('\\', "/"));
+                match (entry.file_type(), name) {
+                    (Ok(kind), _) if kind.is_dir() => folders.push(path),
+                    (Ok(_), Ok(name)) => {
+                        out.insert(name, fs::read_to_string(&path).unwrap_or_default().trim().to_owned());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        out
+    }
+
+    /// Commits that have a folder, sorted.
+    pub fn commits(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir.join("snapshots")).into_iter().flatten().flatten();
+        let mut commits: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+        commits.sort();
+        commits
+    }
+
+    /// Bytes of blobs, and of those that are on their way.
+    pub fn bytes(&self) -> (u64, u64) {
+        let (mut whole, mut partial) = (0, 0);
+        for entry in fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten() {
+            let bytes = entry.metadata().map_or(0, |m| m.len());
+            let part = entry.path().extension().is_some_and(|e| e == PARTIAL);
+            *if part { &mut partial } else { &mut whole } += bytes;
+        }
+        (whole, partial)
+    }
+
+    /// Deletes the model with all its revisions; how many bytes that freed. Refused while a
+    /// process downloads it.
+    pub fn remove(&self) -> Result<u64, HubError> {
+        let _held = self.hold()?;
+        let (whole, partial) = self.bytes();
+        let failed = |e: io::Error| HubError::Failed(format!("{}: {e}", self.dir.display()));
+        fs::remove_dir_all(&self.dir).map_err(failed)?;
+        let _ = fs::remove_dir_all(&self.locks);
+        Ok(whole + partial)
+    }
+
+    /// Keeps others from downloading it; refused while one does.
+    fn hold(&self) -> Result<Vec<File>, HubError> {
+        let mut held = Vec::new();
+        for entry in fs::read_dir(&self.locks).into_iter().flatten().flatten() {
+            let Ok(lock) = File::options().write(true).open(entry.path()) else { continue };
+            if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+                return Err(HubError::Failed(format!("{} is being downloaded by another process", self.id)));
+            }
+            held.push(lock);
+        }
+        Ok(held)
+    }
+
+    /// Deletes one revision: its folder, the references to it, and the blobs that no other uses.
+    pub fn remove_revision(&self, revision: &str) -> Result<u64, HubError> {
+        let references = self.references();
+        let commit = references.get(revision).cloned().unwrap_or_else(|| revision.to_owned());
+        let failed = |e: io::Error| HubError::Failed(format!("{}: {e}", self.dir.display()));
+        let held = self.hold()?;
+        let (before, _) = self.bytes();
+        if is_plain(&commit) && self.folder(&commit).is_dir() {
+            fs::remove_dir_all(self.folder(&commit)).map_err(failed)?;
+        }
+        for (name, _) in references.iter().filter(|(_, meant)| **meant == commit) {
+            fs::remove_file(self.dir.join("refs").join(name)).map_err(failed)?;
+        }
+        if self.commits().is_empty() {
+            drop(held);
+            return self.remove();
+        }
+        let kept = self.linked();
+        for entry in fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|e| e != PARTIAL) && !kept.contains(&path) {
+                fs::remove_file(&path).map_err(failed)?;
+            }
+        }
+        Ok(before - self.bytes().0)
+    }
+
+    /// Blobs that some snapshot links to.
+    fn linked(&self) -> BTreeSet<PathBuf> {
+        let blobs = self.dir.join("blobs");
+        let mut out = BTreeSet::new();
+        let mut folders = vec![self.dir.join("snapshots")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                match (entry.file_type(), fs::read_link(entry.path())) {
+                    (Ok(kind), _) if kind.is_dir() => folders.push(entry.path()),
+                    (_, Ok(target)) => out.extend(target.file_name().map(|hash| blobs.join(hash))),
+                    _ => {}
+                }
+            }
+        }
+        out
+    }
+}
+
+/// What a folder has of a model.
+pub fn extent(snapshot: &Path) -> Extent {
+    let there = |name: &str| snapshot.join(name).is_file();
+    let sharded = || {
+        let names = fs::read(snapshot.join(INDEX)).ok().and_then(|raw| shards(&raw).ok());
+        names.is_some_and(|names| !names.is_empty() && names.iter().all(|name| there(name)))
+    };
+    if !there(CONFIG) || !(there(SINGLE) || sharded()) {
+        Extent::Part
+    } else if there(TOKENIZER) {
+        Extent::Whole
+    } else {
+        Extent::Weights
+    }
+}
+
+/// The weight files that an index names, each a plain relative name.
+pub fn shards(index: &[u8]) -> Result<BTreeSet<String>> {
+    let json: serde_json::Value = serde_json::from_slice(index).with_context(|| format!("{INDEX} is not JSON"))?;
+    let map = json.get("weight_map").and_then(|m| m.as_object());
+    let map = map.with_context(|| format!("{INDEX} has no weight_map"))?;
+    let mut out = BTreeSet::new();
+    for value in map.values() {
+        let name = value.as_str().unwrap_or_default();
+        files::plain_name(name).with_context(|| format!("{INDEX} is refused"))?;
+        ensure!(name.ends_with(".safetensors"), "{INDEX} names {name:?}, and only safetensors are read");
+        out.insert(name.to_owned());
+    }
+    Ok(out)
+}
+
+/// The folder of a hub id's files in a given cache folder.
+pub fn folder_in(cache: &Path, id: &str, revision: Option<&str>) -> Result<PathBuf> {
+    let repo = Repo::new(cache, id);
+    let get = format!("dmschat models pull {id} downloads it");
+    if !repo.dir.is_dir() {
+        let near = near::suggestion(id, &ids(cache));
+        bail!("{id} is not in the Hugging Face cache ({}): {get}{near}", cache.display());
+    }
+    let wanted = revision.unwrap_or(MAIN);
+    let snapshot = repo.snapshot(wanted)?;
+    snapshot.with_context(|| {
+        let at = revision.map(|r| format!("@{r}")).unwrap_or_default();
+        let get = get.replace(" downloads", &format!("{at} downloads"));
+        format!("{id} is in the Hugging Face cache ({}) without revision {wanted}: {get}", cache.display())
+    })
+}
+
+/// Ids of the models in a cache folder, sorted.
+pub fn ids(cache: &Path) -> Vec<String> {
+    let entries = fs::read_dir(cache).into_iter().flatten().flatten();
+    let names = entries.filter_map(|e| e.file_name().into_string().ok());
+    let mut ids: Vec<String> = names
+        .filter_map(|n| Some(n.strip_prefix("models--")?.replacen("--", "/", 1)))
+        .filter(|n| is_hub_id(n))
+        .collect();
+    ids.sort();
+    ids
+}
+
+/// The path with `.added` behind its name.
+fn beside(path: &Path, added: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(added);
+    PathBuf::from(name)
+}

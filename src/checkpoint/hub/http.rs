@@ -1,0 +1,272 @@
+//! Requests to the hub and to where it sends us. Owns two rules: the token goes to the hub's own
+//! origin and nowhere else, and what may pass by itself is told apart from what will not.
+
+use super::{Hub, HubError, Token, Watch};
+use std::io;
+use std::time::{Duration, Instant};
+use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, LOCATION, RETRY_AFTER};
+use ureq::http::{Response, Uri};
+use ureq::{Agent, Body, Error};
+
+const MAX_REDIRECTS: usize = 8;
+const CONNECT: Duration = Duration::from_secs(20);
+/// No byte for so long counts as a cut connection.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Nobody waits longer than that because a server asks for it, nor between two tries.
+const LONGEST_ASKED: Duration = Duration::from_secs(300);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A shorter pause is over before anyone has read why.
+const WORTH_TELLING: Duration = Duration::from_secs(2);
+
+/// Scheme, host and port of an address: what a token is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    https: bool,
+    pub host: String,
+    port: u16,
+}
+
+impl Origin {
+    /// `None` unless it is an http or https address with a host.
+    pub fn of(url: &str) -> Option<Self> {
+        let uri: Uri = url.parse().ok()?;
+        let https = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let host = uri.host().filter(|h| !h.is_empty())?.to_lowercase();
+        Some(Self { https, host, port: uri.port_u16().unwrap_or(if https { 443 } else { 80 }) })
+    }
+}
+
+/// Why there is no answer to use.
+#[derive(Debug)]
+pub enum Fault {
+    /// A connection that failed or was cut, a server that is busy: worth another try, after what the
+    /// server asks for.
+    Passing { why: String, asked: Option<Duration> },
+    /// The hub refuses: the status, and its own word for it (`RepoNotFound`, `GatedRepo`, ...).
+    Refused { status: u16, word: String },
+    /// Nothing that another try would change.
+    Lasting(String),
+}
+
+pub fn passing(why: impl Into<String>) -> Fault {
+    Fault::Passing { why: why.into(), asked: None }
+}
+
+pub type Answer = Response<Body>;
+
+pub struct Client {
+    agent: Agent,
+    hub: Origin,
+    token: Option<Token>,
+}
+
+impl Client {
+    pub fn new(hub: &Hub) -> Self {
+        let config = Agent::config_builder()
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT))
+            .timeout_resolve(Some(CONNECT))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .timeout_per_write(Some(SILENCE))
+            .user_agent(concat!("dmschat/", env!("CARGO_PKG_VERSION")));
+        let origin = Origin::of(&hub.endpoint).expect("checked when it was read");
+        Self { agent: config.build().new_agent(), hub: origin, token: hub.token.clone() }
+    }
+
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Gets what lies at an address, through its redirects. Only answers of success come back.
+    pub fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Answer, Fault> {
+        let mut url = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let (origin, answer) = self.once(&url, headers, false)?;
+            if !answer.status().is_redirection() {
+                return self.judged(&origin, answer);
+            }
+            let next = header(&answer, LOCATION.as_str()).unwrap_or_default();
+            url = self.redirected(&url, &origin, next)?;
+        }
+        Err(Fault::Lasting(format!("{} sends from one address to the next without end", self.hub.host)))
+    }
+
+    /// Asks for the headers of a file. A redirect to another place is the answer; within the hub
+    /// (a model that was renamed) it is followed.
+    pub fn head(&self, url: &str) -> Result<Answer, Fault> {
+        let mut url = url.to_owned();
+        for _ in 0..=MAX_REDIRECTS {
+            let (origin, answer) = self.once(&url, &[], true)?;
+            if answer.status().is_redirection() && header(&answer, "x-linked-etag").is_none() {
+                let next = self.redirected(&url, &origin, header(&answer, LOCATION.as_str()).unwrap_or_default())?;
+                if Origin::of(&next).as_ref() == Some(&self.hub) {
+                    url = next;
+                    continue;
+                }
+            }
+            let fine = answer.status().is_redirection();
+            return if fine { Ok(answer) } else { self.judged(&origin, answer) };
+        }
+        Err(Fault::Lasting(format!("{} sends from one address to the next without end", self.hub.host)))
+    }
+
+    /// One request. The token is added here, for the hub's origin alone.
+    fn once(&self, url: &str, headers: &[(&str, String)], head: bool) -> Result<(Origin, Answer), Fault> {
+        let bad = || Fault::Lasting(format!("{} leads to an address that is none", self.hub.host));
+        let origin = Origin::of(url).ok_or_else(bad)?;
+        let mut request = if head { self.agent.head(url) } else { self.agent.get(url) };
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        if let Some(Token(token)) = self.token.as_ref().filter(|_| origin == self.hub) {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let answer = request.call().map_err(|error| fault(&origin.host, error))?;
+        Ok((origin, answer))
+    }
+
+    /// Where a redirect leads.
+    fn redirected(&self, from: &str, origin: &Origin, to: &str) -> Result<String, Fault> {
+        let base: Uri = from.parse().map_err(|_| Fault::Lasting(format!("{}: bad address", origin.host)))?;
+        let (scheme, authority) = (base.scheme_str().unwrap_or("https"), base.authority().map_or("", |a| a.as_str()));
+        let next = match to {
+            _ if to.contains("://") => to.to_owned(),
+            _ if to.starts_with("//") => format!("{scheme}:{to}"),
+            _ if to.starts_with('/') => format!("{scheme}://{authority}{to}"),
+            _ => {
+                let folder = base.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+                format!("{scheme}://{authority}{folder}/{to}")
+            }
+        };
+        match Origin::of(&next) {
+            None => Err(Fault::Lasting(format!("{} leads to an address that is none", origin.host))),
+            Some(next) if origin.https && !next.https => Err(Fault::Lasting(format!(
+                "{} leads to {} without encryption, which is refused",
+                origin.host, next.host
+            ))),
+            Some(_) => Ok(next),
+        }
+    }
+
+    fn judged(&self, origin: &Origin, answer: Answer) -> Result<Answer, Fault> {
+        let status = answer.status().as_u16();
+        let asked = header(&answer, RETRY_AFTER.as_str()).and_then(|s| s.trim().parse().ok()).map(Duration::from_secs);
+        match status {
+            200..=299 | 416 => Ok(answer),
+            408 | 425 | 429 | 500..=599 => {
+                let why = if status == 429 { "is asked too often".to_owned() } else { format!("answers {status}") };
+                Err(Fault::Passing { why: format!("{} {why}", origin.host), asked })
+            }
+            // An address signed for a short time may have run out; the hub gives a new one.
+            _ if *origin != self.hub => Err(passing(format!("{} answers {status}", origin.host))),
+            _ => {
+                let word = header(&answer, "x-error-code").unwrap_or_default().to_owned();
+                Err(Fault::Refused { status, word })
+            }
+        }
+    }
+}
+
+/// A header's text.
+pub fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
+}
+
+/// A header's number.
+pub fn number(answer: &Answer, name: &str) -> Option<u64> {
+    header(answer, name)?.trim().parse().ok()
+}
+
+/// What the body has to have, where that is said.
+pub fn length(answer: &Answer) -> Option<u64> {
+    number(answer, CONTENT_LENGTH.as_str())
+}
+
+/// What an error of the connection means. Never names the address: it may carry a signature.
+pub fn fault(host: &str, error: Error) -> Fault {
+    match error {
+        Error::Io(e) => passing(format!("{host}: {}", plain(&e))),
+        Error::HostNotFound => passing(format!("{host} is not found: is there a network?")),
+        Error::ConnectionFailed => passing(format!("{host} cannot be reached")),
+        Error::Timeout(_) => passing(format!("{host} does not answer")),
+        Error::Protocol(_) => passing(format!("{host} does not speak HTTP properly")),
+        Error::Rustls(e) => Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}")),
+        Error::Tls(e) => Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}")),
+        Error::BadUri(_) => Fault::Lasting(format!("{host} leads to an address that is none")),
+        other => Fault::Lasting(format!("{host}: {other}")),
+    }
+}
+
+/// An input error of a connection, in a few words.
+fn plain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "the connection is refused".to_owned(),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted => {
+            "the connection was cut".to_owned()
+        }
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => "there is no network".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// A read of a body that went wrong: ureq hands its own errors through as input errors.
+pub fn cut(host: &str, error: io::Error) -> Fault {
+    match error.downcast::<Error>() {
+        Ok(error) => fault(host, error),
+        Err(error) => passing(format!("{host}: {}", plain(&error))),
+    }
+}
+
+/// How often to try again, and how long to wait before it.
+pub struct Patience {
+    tries: u32,
+    first: Duration,
+    failed: u32,
+}
+
+impl Patience {
+    pub fn new(hub: &Hub, tries: u32) -> Self {
+        Self { tries, first: hub.pause, failed: 0 }
+    }
+
+    /// Something came: the count begins anew.
+    pub fn reset(&mut self) {
+        self.failed = 0;
+    }
+
+    /// Waits for the next try, or gives up.
+    pub fn wait(&mut self, why: &str, asked: Option<Duration>, watch: &mut dyn Watch) -> Result<(), HubError> {
+        self.failed += 1;
+        if self.failed >= self.tries {
+            return Err(HubError::Failed(format!("{why} (tried {} times)", self.failed)));
+        }
+        if let Some(asked) = asked.filter(|a| *a > LONGEST_ASKED) {
+            return Err(HubError::Failed(format!("{why}, and asks to come back in {} s", asked.as_secs())));
+        }
+        let pause = self.first.saturating_mul(1 << (self.failed - 1).min(10)).min(LONGEST_PAUSE);
+        let pause = asked.unwrap_or(pause);
+        if pause >= WORTH_TELLING {
+            watch.notice(&format!("{why}; trying again in {} s", pause.as_secs()));
+        }
+        let until = Instant::now() + pause;
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|l| !l.is_zero()) {
+            pause_unless_stopped(left, watch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Sleeps for a moment, at most `longest`.
+pub fn pause_unless_stopped(longest: Duration, watch: &dyn Watch) -> Result<(), HubError> {
+    if watch.stopped() {
+        return Err(HubError::Stopped);
+    }
+    std::thread::sleep(longest.min(Duration::from_millis(100)));
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Brings a model into the cache: what is needed of it, what that will take, and file by file the
+//! rest. Small files come first and are looked at, so that a model that cannot run is refused before
+//! its weights are fetched.
+
+use super::api::{Listing, Remote};
+use super::cache::{self, CONFIG, INDEX, Repo, SINGLE, TOKENIZER};
+use super::download::{Fetcher, File};
+use super::http::{Client, Origin};
+use super::{Hub, HubError, MAIN, Watch};
+use crate::checkpoint::config_in;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Read by [`crate::checkpoint::Checkpoint::open`] where they exist; the first ones decide whether
+/// the model can run.
+const TEXTS: [&str; 8] = [
+    CONFIG,
+    "dms_metadata.json",
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// What will be downloaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub id: String,
+    pub commit: String,
+    /// As the hub's card has it.
+    pub license: Option<String>,
+    pub n_files: usize,
+    /// All files, and of those what is still to come.
+    pub bytes: u64,
+    pub todo_bytes: u64,
+    pub weight_bytes: u64,
+    /// Of the cache's disk.
+    pub free_bytes: Option<u64>,
+}
+
+/// What the hub says of a model, without downloading it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct About {
+    pub commit: String,
+    pub license: Option<String>,
+    pub gated: bool,
+    pub model_type: Option<String>,
+    /// Bytes of safetensors, as far as the listing says.
+    pub weight_bytes: u64,
+}
+
+impl Hub {
+    /// Asks the hub about a model.
+    pub fn about(&self, id: &str, revision: Option<&str>, watch: &mut dyn Watch) -> Result<About, HubError> {
+        let listing = self.remote(id, revision)?.listing(watch)?;
+        let weights = listing.files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
+        let weight_bytes = weights.filter_map(|(_, file)| file.bytes).sum();
+        let Listing { commit, license, gated, model_type, .. } = listing;
+        Ok(About { commit, license, gated, model_type, weight_bytes })
+    }
+
+    /// Brings a model's newest commit into the cache, or that of a revision, and gives its folder.
+    /// What is there already is not fetched again.
+    pub fn pull(&self, id: &str, revision: Option<&str>, watch: &mut dyn Watch) -> Result<PathBuf, HubError> {
+        let remote = self.remote(id, revision)?;
+        let listing = remote.listing(watch)?;
+        let repo = self.repo(id);
+        let folder = repo.folder(&listing.commit);
+        let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
+        let mut texts = pull.files(TEXTS.iter().filter(|name| listing.files.contains_key(**name)), watch)?;
+        if texts.first().is_none_or(|file| file.name != CONFIG) {
+            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is no model that can be run")));
+        }
+        let early = texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())).count();
+        for file in &texts[..early] {
+            pull.fetcher.fetch(file, watch)?;
+        }
+        config_in(&folder).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
+        let weights = pull.weights(&folder, &mut texts, watch)?;
+
+        let plan = pull.plan(&texts, &weights, &self.cache);
+        watch.plan(&plan);
+        if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
+            let (need, at) = (plan.todo_bytes, self.cache.display());
+            return Err(HubError::Failed(format!(
+                "{id} is not downloaded: {need} bytes are needed and the disk of {at} has {free} free"
+            )));
+        }
+        pull.fetcher.meter.expect(plan.bytes);
+        for file in texts.iter().chain(&weights) {
+            pull.fetcher.fetch(file, watch)?;
+        }
+        repo.set_reference(revision.unwrap_or(MAIN), &listing.commit).map_err(|e| repo.failed(&e))?;
+        Ok(folder)
+    }
+
+    fn remote<'a>(&'a self, id: &'a str, revision: Option<&'a str>) -> Result<Remote<'a>, HubError> {
+        if self.offline {
+            return Err(HubError::Wrong(format!(
+                "{id} is not all in the Hugging Face cache ({}), and HF_HUB_OFFLINE forbids to ask the hub{}",
+                self.cache.display(),
+                self.suggestion(id)
+            )));
+        }
+        // A password in it would end up in messages.
+        if Origin::of(&self.endpoint).is_none() || self.endpoint.contains(['@', '?', '#']) {
+            return Err(HubError::Wrong("HF_ENDPOINT is no address such as https://huggingface.co".to_owned()));
+        }
+        if self.token.as_ref().is_some_and(|token| !token.is_sound()) {
+            let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) has characters that no token has";
+            return Err(HubError::Wrong(text.to_owned()));
+        }
+        Ok(Remote { hub: self, client: Client::new(self), id, revision: revision.unwrap_or(MAIN) })
+    }
+}
+
+struct Pull<'a> {
+    fetcher: Fetcher<'a>,
+    listing: &'a Listing,
+}
+
+impl Pull<'_> {
+    /// Names with their sizes and hashes, from the listing or else from the files' own headers.
+    fn files<S: AsRef<str>>(
+        &self,
+        names: impl Iterator<Item = S>,
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<File>, HubError> {
+        let remote = self.fetcher.remote;
+        let mut files = Vec::new();
+        for name in names {
+            let name = name.as_ref();
+            let mut listed = self.listing.files[name].clone();
+            if listed.bytes.is_none() || listed.hash.is_none() {
+                listed = remote.headers(&self.listing.commit, name, watch)?;
+            }
+            let (Some(bytes), Some(hash)) = (listed.bytes, listed.hash) else {
+                let (id, host) = (remote.id, remote.hub.host());
+                return Err(HubError::Failed(format!(
+                    "{id} is not downloaded: {host} gives no hash of {name}, so it could not be checked"
+                )));
+            };
+            files.push(File { name: name.to_owned(), bytes, hash });
+        }
+        Ok(files)
+    }
+
+    /// The weight files: one, or those that the index names, which is fetched for it and joins `texts`.
+    fn weights(&mut self, folder: &Path, texts: &mut Vec<File>, watch: &mut dyn Watch) -> Result<Vec<File>, HubError> {
+        let id = self.fetcher.remote.id;
+        let files = &self.listing.files;
+        if files.contains_key(SINGLE) {
+            return self.files([SINGLE].iter(), watch);
+        }
+        if !files.contains_key(INDEX) {
+            return Err(HubError::Wrong(format!(
+                "{id} has neither {SINGLE} nor {INDEX}, and only safetensors weights are read"
+            )));
+        }
+        let index = self.files([INDEX].iter(), watch)?;
+        self.fetcher.fetch(&index[0], watch)?;
+        texts.extend(index);
+        let raw = fs::read(folder.join(INDEX)).map_err(|e| self.fetcher.repo.failed(&e))?;
+        let names = cache::shards(&raw).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
+        if let Some(name) = names.iter().find(|name| !files.contains_key(*name)) {
+            return Err(HubError::Wrong(format!("{id}: {INDEX} names {name}, which the hub does not have")));
+        }
+        self.files(names.iter(), watch)
+    }
+
+    fn plan(&self, texts: &[File], weights: &[File], cache: &Path) -> Plan {
+        let sum = |files: &[File]| files.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
+        let here = |f: &File| f.bytes - self.fetcher.here(f);
+        Plan {
+            id: self.fetcher.remote.id.to_owned(),
+            commit: self.listing.commit.clone(),
+            license: self.listing.license.clone(),
+            n_files: texts.len() + weights.len(),
+            bytes: sum(texts).saturating_add(sum(weights)),
+            // The configuration came for this very download.
+            todo_bytes: texts.iter().chain(weights).map(here).fold(self.fetcher.meter.fetched(), u64::saturating_add),
+            weight_bytes: sum(weights),
+            free_bytes: free_bytes(cache),
+        }
+    }
+}
+
+impl Repo {
+    /// An error of the disk the cache is on.
+    pub(super) fn failed(&self, error: &std::io::Error) -> HubError {
+        let at = self.dir.display();
+        HubError::Failed(match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                format!("{} is not downloaded: the disk of {at} is full; what has come is kept", self.id)
+            }
+            _ => format!("{} is not downloaded: {at}: {error}", self.id),
+        })
+    }
+}
+
+/// What a folder's disk has left, whether or not the folder exists yet.
+#[cfg(unix)]
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let there = folder.ancestors().find(|f| f.exists())?;
+    let stat = rustix::fs::statvfs(there).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
