@@ -28,57 +28,82 @@ __device__ __forceinline__ void set_meta(const Kv& kv, const Lane& l, int slot, 
   __syncwarp();
 }
 
-__device__ __forceinline__ int append(const Kv& kv, const Lane& l, int* live, int lane) {
-  int slot = (*live)++;
-  if (slot % kv.page_slots == 0) {
-    int page = page_take(kv, lane);
-    if (lane == 0) l.pages[slot / kv.page_slots] = page;
-    __syncwarp();
-  }
-  return slot;
-}
+#define PLACE_THREADS 256  // most threads of a block of `place`
 
-// Token after token of one span and head; one warp a lane, whose threads all know the same. Grid
-// (n_kv_heads, spans), 32 threads. Moves a few words a token, and a page where one is shared.
+// Slots for one span's tokens in one lane, as if token after token. A piece of up to W + 1 tokens is placed
+// at once: what leaves the window at its tokens was placed before it, so each token knows by itself whether
+// it takes the slot that leaves or a new one, and a prefix sum numbers the new ones. Grid (n_kv_heads,
+// spans), whole warps: one for single tokens, PLACE_THREADS for chunks. Moves a few words a token, and a
+// page where one is shared.
 KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
-  int lane = threadIdx.x;
+  __shared__ int slot_of[PLACE_THREADS], grown[PLACE_THREADS / 32], top, shared;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
-  int heads = kv.n_kv_heads, ring_len = kv.window + 1;
+  int heads = kv.n_kv_heads, ring_len = kv.window + 1, size = kv.page_slots;
   int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq], live = kv.live[l.row];
-  __syncwarp();
-  for (int i = 0; i < span.len; i++) {
-    int n = base + i, at = (span.start + i) * heads + l.head;
-    if (kv.policy == DENSE) {
-      int slot = append(kv, l, &live, lane);
-      set_meta(kv, l, slot, n << 1, lane);
-      if (lane == 0) kv.slots[at] = slot;
-      continue;
-    }
-    bool marks = decisions[at] > 0.0f;
-    if (kv.shift == SHIFT_PREVIOUS && marks && n > 0) {
-      int previous = l.ring[(n - 1) % ring_len];
-      set_meta(kv, l, previous, slot_meta(kv, l, previous) | 1, lane);
-    }
-    int slot = -1;
-    if (n >= ring_len && eviction) {
+  bool dms = kv.policy == DMS, previous = kv.shift == SHIFT_PREVIOUS;
+  const float* decision = decisions + span.start * heads + l.head;
+  if (dms && previous && base > 0 && decision[0] > 0.0f && warp == 0) {
+    int newest = l.ring[(base - 1) % ring_len];
+    set_meta(kv, l, newest, slot_meta(kv, l, newest) | 1, lane);
+  }
+  int piece = dms && ring_len < threads ? ring_len : threads;
+#pragma unroll 1
+  for (int first = 0; first < span.len; first += piece) {
+    __syncthreads();
+    int i = first + threadIdx.x, n = base + i, slot = -1;
+    bool mine = (int)threadIdx.x < piece && i < span.len;
+    if (mine && dms && eviction && n >= ring_len) {
       int leaving = l.ring[n % ring_len];
       if (slot_meta(kv, l, leaving) & 1) slot = leaving;
     }
-    if (slot < 0) {
-      slot = append(kv, l, &live, lane);
-    } else if (i >= ring_len && lane == 0) {
-      // A token of this very step that held the slot is superseded before it is stored.
-      kv.slots[(span.start + i - ring_len) * heads + l.head] = -1;
+    bool taken = slot >= 0;
+    u32 growing = __ballot_sync(FULL, mine && !taken);
+    if (lane == 0) grown[warp] = __popc(growing);
+    if (threadIdx.x == 0) shared = 0;
+    __syncthreads();
+    int before = __popc(growing & ((1u << lane) - 1)), total = 0;
+    for (int w = 0; w < threads / 32; w++) {
+      before += w < warp ? grown[w] : 0;
+      total += grown[w];
     }
-    set_meta(kv, l, slot, (n << 1) | (kv.shift == SHIFT_SAME && marks), lane);
-    if (lane == 0) {
-      l.ring[n % ring_len] = slot;
+    if (mine && !taken) slot = live + before;
+    slot_of[threadIdx.x] = mine ? slot : -1;
+
+    int held = (live + size - 1) / size, fresh = (live + total + size - 1) / size - held;
+    if (threadIdx.x == 0 && fresh > 0) {
+      top = atomicAdd(&kv.counts[0], -fresh);
+      if (top < fresh) __trap();
+    }
+    // Each sees of the others' pages that one is shared, or that its copy is done.
+    if (mine && slot / size < held && *(volatile int*)&kv.refs[l.pages[slot / size]] > 1) shared = 1;
+    __syncthreads();
+    for (int j = threadIdx.x; j < fresh; j += threads) {
+      int page = kv.free_list[top - 1 - j];
+      kv.refs[page] = 1;
+      l.pages[held + j] = page;
+    }
+    if (shared && warp == 0) {
+      for (int k = 0; k < piece; k++) {
+        int entry = slot_of[k] / size;
+        if (slot_of[k] >= 0 && entry < held) page_own(kv, l.pages + entry, lane);
+      }
+    }
+    __syncthreads();
+
+    if (mine) {
+      int at = (span.start + i) * heads + l.head;
+      bool marked = dms && (previous ? i + 1 < span.len && decision[(i + 1) * heads] > 0.0f : decision[i * heads] > 0.0f);
+      *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = n << 1 | marked;
       kv.slots[at] = slot;
+      if (dms) l.ring[n % ring_len] = slot;
+      // A token of this very step that held the slot is superseded before it is stored.
+      if (taken && i >= ring_len) kv.slots[at - ring_len * heads] = -1;
     }
-    __syncwarp();
+    live += total;
   }
-  if (lane == 0) kv.live[l.row] = live;
+  if (threadIdx.x == 0) kv.live[l.row] = live;
 }
 
 // Pages given back become free. One block, any size, alone in its launch.

@@ -1,4 +1,4 @@
-// Instructions of tensor cores that CUDA C++ has no names for, one function each. The software GPU of the tests
+// Instructions of tensor cores, and of what feeds them, that CUDA C++ has no names for, one function each. The software GPU of the tests
 // has functions of its own in their place.
 #pragma once
 #include "common.cuh"
@@ -16,4 +16,42 @@ __device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Four matrices of 8 x 8 bf16 from shared memory: lane l gives the address of line l % 8 of matrix l / 8,
+// and gets of each matrix two neighbours of line l / 4, at column 2 (l % 4).
+__device__ __forceinline__ void load_matrices(u32 out[4], const u16* line) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(line)));
+}
+
+// 16 bytes to shared memory without passing through registers; zeros where not `real`.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(real ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most N of this thread's groups are under way.
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Two values as bf16, rounded to nearest even, `x` in the lower half.
+__device__ __forceinline__ u32 round_pair(float x, float y) {
+  u32 out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(y), "f"(x));
+  return out;
+}
+
 #endif
+
+
+// Two neighbours of a line as bf16, and what that leaves over as bf16: together good to 2^-17.
+__device__ __forceinline__ void split(float x, float y, u32* high, u32* low) {
+  *high = round_pair(x, y);
+  *low = round_pair(x - bf16_to_f32((u16)*high), y - bf16_to_f32((u16)(*high >> 16)));
+}

@@ -9,6 +9,7 @@ mod driver;
 mod kernels;
 mod kv;
 mod memory;
+mod parts;
 mod pool;
 mod probe;
 mod spans;
@@ -26,6 +27,7 @@ pub use driver::{CudaOptions, free_bytes, usable};
 pub use kernels::{Entry, KERNELS, Kernel, SOURCES, TARGET};
 pub use kv::VIEW_BYTES;
 pub use memory::{Acts, Buf, Weight};
+use parts::Parts;
 pub use pool::Pool;
 pub use probe::{NoCuda, probe};
 use spans::{Shape, Spans};
@@ -34,21 +36,33 @@ use std::rc::Rc;
 
 /// Threads of a block where nothing asks for another number.
 const BLOCK: usize = 256;
-/// Up to so many rows of activations are multiplied row by row of the weights.
+/// Up to so many rows of activations the plain kernels multiply row by row of the weights.
 const FEW_ROWS: usize = 8;
-/// Side of the tiles of `gemm`.
+/// Up to so many rows `gemm_few_32` takes; it reads the weight once.
+const SOME_ROWS: usize = 32;
+/// Side of the tiles of `gemm`, and of `gemm_tiles`.
 const TILE: usize = 64;
+const WIDE_TILE: usize = 128;
 /// Ids the repetition penalty takes at once.
 const PENALTY_IDS: usize = 4096;
 /// Largest head and group that the attention kernels have instances for.
 pub const MAX_HEAD_DIM: usize = 128;
 pub const MAX_GROUP: usize = 8;
 
+/// Whether products of many rows with it have kernels for tensor cores.
+fn on_tensor_cores(weight: &Weight) -> bool {
+    weight.dtype == DType::Bf16 && weight.cols.is_multiple_of(8)
+}
+
 /// One card.
 pub struct Cuda {
     driver: Rc<Driver>,
     spans: RefCell<Spans>,
     penalty_ids: RefCell<Buf<Token>>,
+    /// Activations on their way into a product on tensor cores.
+    parts: RefCell<Parts>,
+    /// Columns of the widest weight that such products have been loaded for.
+    widest: Cell<usize>,
     /// A wrong kernel in the place of a right one, for `doctor` to find.
     planted: Cell<bool>,
 }
@@ -62,6 +76,8 @@ impl Cuda {
             driver,
             spans: RefCell::default(),
             penalty_ids: RefCell::new(penalty_ids),
+            parts: RefCell::default(),
+            widest: Cell::new(0),
             planted: Cell::new(false),
         })
     }
@@ -93,13 +109,9 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
+    /// `out = x weight^T + bias`: bf16 weights of many rows go to tensor cores, all else to plain kernels.
     fn product(&self, out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
         use Kernel::*;
-        let (gemv1, gemv8, gemm) = match weight.dtype {
-            DType::F32 => (Gemv1F32, Gemv8F32, GemmF32),
-            DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
-            DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
-        };
         let (rows, cols) = (weight.rows, weight.cols);
         let mut args = vec![
             Ptr(out),
@@ -110,12 +122,29 @@ impl Cuda {
             I32(cols as i32),
             I32(n as i32),
         ];
+        if n > 1 && on_tensor_cores(weight) {
+            if n > SOME_ROWS {
+                let (high, low) = self.parts.borrow().split(&self.driver, x, n * cols);
+                args[1] = Ptr(high);
+                args.insert(2, Ptr(low));
+                let grid = [n.div_ceil(WIDE_TILE), rows.div_ceil(WIDE_TILE), 1];
+                return self.driver.launch(GemmTiles, grid, 256, &args);
+            }
+            let (kernel, side) = match n {
+                0..=8 => (GemmFew8, 16),
+                9..=16 => (GemmFew16, 32),
+                _ => (GemmFew32, 32),
+            };
+            return self.driver.launch(kernel, [rows.div_ceil(side), 1, 1], 256, &args);
+        }
+        let (gemv1, gemv8, gemm) = match weight.dtype {
+            DType::F32 => (Gemv1F32, Gemv8F32, GemmF32),
+            DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
+            DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
+        };
         if n <= FEW_ROWS {
             args.push(I32(cols.is_multiple_of(8) as i32));
             self.driver.launch(if n == 1 { gemv1 } else { gemv8 }, [rows.div_ceil(4), 1, 1], 128, &args);
-        } else if weight.dtype == DType::Bf16 && cols.is_multiple_of(8) {
-            let (kernel, tokens) = if n <= 64 { (GemmSplit64, 64) } else { (GemmSplit128, 128) };
-            self.driver.launch(kernel, [rows.div_ceil(128), n.div_ceil(tokens), 1], 256, &args);
         } else {
             self.driver.launch(gemm, [rows.div_ceil(TILE), n.div_ceil(TILE), 1], 256, &args);
         }
@@ -177,6 +206,9 @@ impl Backend for Cuda {
 
     fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
         self.spans.borrow_mut().reserve(&self.driver, rows)?;
+        if rows > SOME_ROWS {
+            self.parts.borrow_mut().reserve(&self.driver, rows * self.widest.get())?;
+        }
         Ok(Acts { buf: Buf::new(&self.driver, rows * width)?, width })
     }
 
@@ -189,7 +221,11 @@ impl Backend for Cuda {
     }
 
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
-        Weight::new(&self.driver, parts)
+        let weight = Weight::new(&self.driver, parts)?;
+        if on_tensor_cores(&weight) {
+            self.widest.set(self.widest.get().max(weight.cols));
+        }
+        Ok(weight)
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {

@@ -62,6 +62,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(ops::round_trips());
     check!(ops::samples());
     check!(history::all());
+    check!(history::wide());
 }
 
 /// Long histories of the cache.

@@ -266,3 +266,32 @@ inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
   int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
   for (int i = 0; i < 4; i++) c[i] += product[g + i / 2 * 8][2 * t + i % 2];
 }
+
+inline void load_matrices(unsigned out[4], const unsigned short* line) {
+  gpu::Exchange* e;
+  gpu::meet(0xffffffffu, gpu::Op::LDMATRIX, line, &e);
+  int lane = gpu::self->lane;
+  for (int m = 0; m < 4; m++) {
+    const unsigned short* from;
+    memcpy(&from, e->lanes[8 * m + lane / 4], sizeof from);
+    if ((uintptr_t)from % 16) gpu::fault("ldmatrix from an address that is no multiple of 16");
+    memcpy(&out[m], from + 2 * (lane % 4), 4);
+  }
+}
+// The copy is done when it is asked for, which is earlier than on a card.
+inline void copy_async(void* to, const void* from, bool real) {
+  if ((uintptr_t)to % 16 || (uintptr_t)from % 16) gpu::fault("cp.async at an address that is no multiple of 16");
+  if (real) memcpy(to, from, 16);
+  else memset(to, 0, 16);
+}
+inline void copy_commit() {}
+template <int N>
+inline void copy_wait() {}
+inline unsigned round_pair(float x, float y) {
+  auto round = [](float v) -> unsigned {
+    unsigned bits = gpu::bits<unsigned>(v);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  };
+  return round(x) | round(y) << 16;
+}

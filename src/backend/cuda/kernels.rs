@@ -22,7 +22,7 @@ macro_rules! sources {
     };
 }
 
-sources!["rows", "linear", "rope", "attend", "place", "store", "sample"];
+sources!["rows", "linear", "gemm", "rope", "attend", "place", "store", "sample"];
 
 pub struct Entry {
     pub source: &'static str,
@@ -58,8 +58,13 @@ kernels! {
         GemmF32 "gemm_f32" "ppppiii",
         GemmF16 "gemm_f16" "ppppiii",
         GemmBf16 "gemm_bf16" "ppppiii",
-        GemmSplit64 "gemm_split_64" "ppppiii",
-        GemmSplit128 "gemm_split_128" "ppppiii",
+    }
+    "gemm" {
+        SplitRows "split_rows" "pppl",
+        GemmTiles "gemm_tiles" "pppppiii",
+        GemmFew8 "gemm_few_8" "ppppiii",
+        GemmFew16 "gemm_few_16" "ppppiii",
+        GemmFew32 "gemm_few_32" "ppppiii",
     }
     "rope" {
         QkvRope "qkv_rope" "ppppppppiiiffiffi",

@@ -143,7 +143,9 @@ pub(super) fn attend(
 pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Kv(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
-    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], 32, &args);
+    // A token for each span: a warp does. Chunks are placed a block's threads at a time.
+    let threads = if shape.n_rows == shape.n_spans { 32 } else { BLOCK };
+    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], threads, &args);
 }
 
 pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, qkv: &Acts, layer: usize, spans: &[Span]) {

@@ -8,8 +8,13 @@ use crate::codec::Codec;
 use crate::policy::{Dms, Policy, Shift};
 
 const N_SEQS: usize = 4;
+/// Most tokens of a step, and of a sequence, where nothing else is asked for.
 const MAX_STEP: usize = 80;
 const CONTEXT: usize = 600;
+/// The same where a chunk is longer than a block of threads and than every window.
+const WIDE_STEP: usize = 800;
+const WIDE_CONTEXT: usize = 1600;
+const WIDE_EVENTS: usize = 8;
 const EVENTS: usize = 26;
 const MANY_EVENTS: usize = 1000;
 
@@ -21,6 +26,7 @@ pub struct History {
     heads: usize,
     group: usize,
     events: usize,
+    wide: bool,
     seed: u64,
 }
 
@@ -40,9 +46,38 @@ fn policies() -> [Policy; 6] {
 pub fn long() -> Vec<History> {
     let case = |(i, policy): (usize, Policy)| {
         let codec = [Codec::Fp8, Codec::Bf16][i % 2];
-        History { policy, codec, head_dim: 8, heads: 2, group: 1, events: MANY_EVENTS, seed: 100 + i as u64 }
+        History {
+            policy,
+            codec,
+            head_dim: 8,
+            heads: 2,
+            group: 1,
+            events: MANY_EVENTS,
+            wide: false,
+            seed: 100 + i as u64,
+        }
     };
     policies().into_iter().enumerate().map(case).collect()
+}
+
+/// Chunks of hundreds of tokens, under windows shorter and longer than a block of threads.
+pub fn wide() -> Vec<History> {
+    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
+    let case = |(i, policy): (usize, Policy)| {
+        let codec = [Codec::Bf16, Codec::Fp8][i % 2];
+        History {
+            policy,
+            codec,
+            head_dim: 32,
+            heads: 1,
+            group: 2,
+            events: WIDE_EVENTS,
+            wide: true,
+            seed: 200 + i as u64,
+        }
+    };
+    policies.into_iter().enumerate().map(case).collect()
 }
 
 /// Every head size and group, with policies and codecs in turn.
@@ -54,10 +89,21 @@ pub fn all() -> Vec<History> {
             let at = i * 8 + group;
             let codec = [Codec::Bf16, Codec::Fp8][at % 2];
             let policy = policies[at % policies.len()];
-            out.push(History { policy, codec, head_dim, heads: 1 + at % 3, group, events: EVENTS, seed: at as u64 });
+            let heads = 1 + at % 3;
+            out.push(History { policy, codec, head_dim, heads, group, events: EVENTS, wide: false, seed: at as u64 });
         }
     }
     out
+}
+
+impl History {
+    fn max_step(&self) -> usize {
+        if self.wide { WIDE_STEP } else { MAX_STEP }
+    }
+
+    fn context(&self) -> usize {
+        if self.wide { WIDE_CONTEXT } else { CONTEXT }
+    }
 }
 
 struct Run<'a, B: Backend> {
@@ -76,7 +122,8 @@ impl Case for History {
             Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
         };
         let many = if self.events > EVENTS { format!(", {} events", self.events) } else { String::new() };
-        format!("cache {policy} {} {} of {} x {}{many}", self.codec.name(), self.head_dim, self.heads, self.group)
+        let wide = if self.wide { ", long chunks" } else { "" };
+        format!("cache {policy} {} {} of {} x {}{many}{wide}", self.codec.name(), self.head_dim, self.heads, self.group)
     }
 
     fn limit(&self) -> f32 {
@@ -95,7 +142,7 @@ impl Case for History {
             codec: self.codec,
             policy: self.policy,
         };
-        let cache = KvCache::new(b, geometry, CONTEXT, MAX_STEP).expect("memory for a check");
+        let cache = KvCache::new(b, geometry, self.context(), self.max_step()).expect("memory for a check");
         let random = Random::new(1000 + self.seed);
         let mut run = Run { case: self, b, cache, seqs: Vec::new(), random, output: Output::default() };
         for _ in 0..self.events {
@@ -134,8 +181,9 @@ impl<B: Backend> Run<'_, B> {
     fn step(&mut self) {
         let (mut spans, mut n) = (Vec::new(), 0);
         for &seq in self.seqs.iter().rev() {
-            let most = (MAX_STEP - n).min(CONTEXT - self.cache.len(seq));
-            let len = [1, 1, 17, 40][self.random.below(4)].min(most);
+            let most = (self.case.max_step() - n).min(self.case.context() - self.cache.len(seq));
+            let lens = if self.case.wide { [1, 17, 290, 700] } else { [1, 1, 17, 40] };
+            let len = lens[self.random.below(4)].min(most);
             if len > 0 && self.random.below(5) > 0 {
                 spans.push(self.cache.span(seq, n, len));
                 n += len;

@@ -85,7 +85,7 @@ pub struct Linear {
 pub fn linears() -> Vec<Linear> {
     let mut out = Vec::new();
     for dtype in DTYPES {
-        for (i, n) in [1, 2, 3, 8, 9, 64, 65, 130].into_iter().enumerate() {
+        for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
             for (rows, cols) in [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)] {
                 out.push(Linear { dtype, rows, cols, n, bias: i % 2 == 0 });
             }
