@@ -439,6 +439,24 @@ fn models_that_cannot_run_are_refused_before_their_weights_are_fetched() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_said_in_one_line() {
+    let (hub, home) = (healthy(), Home::new());
+    let blobs = home.repo().join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let partial = blobs.join(format!("{}.incomplete", hash(&hub.bytes_of(WEIGHTS))));
+    std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
+    let (code, _, stderr) = home.pull(&hub);
+    let last = stderr.lines().last().unwrap();
+    assert!(code == 1 && last.contains("is full; what has come is kept"), "{stderr}");
+    assert_eq!(stderr.lines().filter(|l| l.contains("full")).count(), 1, "{stderr}");
+    // With room again it goes on.
+    fs::remove_file(&partial).unwrap();
+    assert_eq!(home.pull(&hub).0, 0);
+    home.assert_whole(&hub, &NEEDED);
+}
+
 #[test]
 fn redirects_end_and_do_not_leave_http() {
     let to = |place: &str| Do::Answer(302, vec![("Location", place.to_owned())]);

@@ -213,7 +213,8 @@ impl Remote<'_> {
             }
             _ if gated => format!("{id} is gated: accept its licence at {page}, and set HF_TOKEN to your token"),
             _ if word == "RevisionNotFound" => format!("{id} has no revision {:?} at {host}", self.revision),
-            404 if let Some(file) = file => {
+            404 if file.is_some() => {
+                let file = file.unwrap_or_default();
                 return HubError::Failed(format!("{host} lists {file} of {id}, and does not have it"));
             }
             404 | 401 if word == "RepoNotFound" || status == 404 || !with_token => {

@@ -154,19 +154,21 @@ impl<'a> Fetcher<'a> {
             part.clear(file).map_err(disk)?;
         }
         let mut buffer = vec![0; BUFFER];
-        loop {
-            match part.file.read(&mut buffer).map_err(disk)? {
-                0 => return Ok(part),
-                n => {
-                    part.hasher.update(&buffer[..n]);
-                    part.at += n as u64;
-                    self.meter.at(part.at, watch);
-                }
+        let mut left = part.file.metadata().map_err(disk)?.len();
+        while left > 0 {
+            let n = part.file.read(&mut buffer).map_err(disk)?;
+            if n == 0 {
+                break;
             }
+            part.hasher.update(&buffer[..n]);
+            part.at += n as u64;
+            left = left.saturating_sub(n as u64);
+            self.meter.at(part.at, watch);
             if watch.stopped() {
                 return Err(HubError::Stopped);
             }
         }
+        Ok(part)
     }
 
     /// Fetches what is missing. True when it came in several pieces.

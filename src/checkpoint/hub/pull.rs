@@ -98,11 +98,9 @@ impl Hub {
 
     fn remote<'a>(&'a self, id: &'a str, revision: Option<&'a str>) -> Result<Remote<'a>, HubError> {
         if self.offline {
-            return Err(HubError::Wrong(format!(
-                "{id} is not all in the Hugging Face cache ({}), and HF_HUB_OFFLINE forbids to ask the hub{}",
-                self.cache.display(),
-                self.suggestion(id)
-            )));
+            let (cache, near) = (self.cache.display(), self.suggestion(id));
+            let text = format!("HF_HUB_OFFLINE forbids to ask the hub for {id}, and only {cache} is looked at{near}");
+            return Err(HubError::Wrong(text));
         }
         // A password in it would end up in messages.
         if Origin::of(&self.endpoint).is_none() || self.endpoint.contains(['@', '?', '#']) {
