@@ -1,16 +1,43 @@
 // A row of logits to a token: the token that `sampler::sample` chooses from the same numbers.
 // CPU twin: `crate::sampler`, whose order of steps this follows.
-#include "common.cuh"
+#include "kv.cuh"
 
 #define THREADS 1024
 #define ONE 0x3f800000u
 
-// Divides or multiplies the logits of the given ids, each given once. Grid covers n.
-KERNEL penalise(float* logits, const u32* ids, int n, float penalty, int vocab) {
+// How a row's token is chosen: mirrors `backend::Draw`.
+struct Draw {
+  u64 seed;
+  u32 seq, top_k;
+  float temperature, top_p, min_p, repetition_penalty;
+};
+
+// Enters the step's tokens in the sets of their sequences, seen [n_seqs, words]. Grid covers n.
+KERNEL note(u32* seen, const u32* tokens, const Span* spans, const int* span_of_row, int words, int n) {
+  int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= n) return;
+  atomicOr(&seen[(u64)spans[span_of_row[row]].seq * words + tokens[row] / 32], 1u << (tokens[row] % 32));
+}
+
+// Divides or multiplies the logits of what the row's sequence was fed. Grid (blocks of vocab, n).
+KERNEL penalise(float* logits, const Draw* draws, const u32* seen, int vocab, int words) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= n || ids[i] >= (u32)vocab) return;
-  float x = logits[ids[i]];
-  logits[ids[i]] = x > 0.0f ? __fdiv_rn(x, penalty) : x * penalty;
+  Draw draw = draws[blockIdx.y];
+  float penalty = draw.repetition_penalty;
+  if (i >= vocab || penalty == 1.0f || !(penalty > 0.0f)) return;
+  if (!(seen[(u64)draw.seq * words + i / 32] >> (i % 32) & 1)) return;
+  logits += (u64)blockIdx.y * vocab;
+  float x = logits[i];
+  logits[i] = x > 0.0f ? __fdiv_rn(x, penalty) : x * penalty;
+}
+
+// What the host wants of a step, in its own memory: the fault, the free pages, the tokens. Grid 1.
+KERNEL post(int* out, const u32* sampled, const int* fault, const int* counts, int n) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) out[2 + i] = (int)sampled[i];
+  if (threadIdx.x == 0) {
+    out[0] = fault[0];
+    out[1] = counts[0] + counts[1];
+  }
 }
 
 // Running sums over the block's threads, in order of threads, in shared memory: s[t] becomes the sum
@@ -133,21 +160,27 @@ __device__ __forceinline__ Border keep_nucleus(const float* w, int vocab, Border
   return nucleus;
 }
 
-// One block; `logits [vocab]` become weights. top_k 0 and top_p 1 are off. Reads the row once when
-// greedy, some thirty times for each of top-k and top-p. A negative `inv_temperature` takes the likeliest.
+// A block a row; `logits [n, vocab]` become weights. top_k 0 and top_p 1 are off. Reads the row once when
+// greedy, some thirty times for each of top-k and top-p. The position is the sequence's length. Grid n.
 KERNEL __launch_bounds__(THREADS)
-    sample(u32* sampled, float* logits, int vocab, float inv_temperature, int top_k, float top_p, float min_p,
-           u64 seed, u64 position) {
+    sample(u32* sampled, float* logits, int vocab, const Draw* draws, const int* seq_len) {
   __shared__ double sums[THREADS];
   __shared__ int counts[THREADS];
   __shared__ int chosen, last;
+  __shared__ Draw draw;
   int t = threadIdx.x;
+  // In shared memory: registers are short with so many threads.
+  if (t == 0) draw = draws[blockIdx.x];
+  __syncthreads();
+  logits += (u64)blockIdx.x * vocab;
+  bool greedy = !(draw.temperature > 0.0f) || draw.top_k == 1;
   float max;
   int best = argmax(logits, vocab, &max, (float*)sums, counts);
-  if (inv_temperature < 0.0f || !(fabsf(max) < __int_as_float(0x7f800000))) {
-    if (t == 0) *sampled = best;
+  if (greedy || !(fabsf(max) < __int_as_float(0x7f800000))) {
+    if (t == 0) sampled[blockIdx.x] = best;
     return;
   }
+  float inv_temperature = __fdiv_rn(1.0f, draw.temperature);
   for (int i = t; i < vocab; i += THREADS) {
     // In f64 and then rounded: within f32's last bit as the CPU's.
     float w = (float)exp((double)__fmul_rn(__fsub_rn(logits[i], max), inv_temperature));
@@ -155,9 +188,9 @@ KERNEL __launch_bounds__(THREADS)
   }
   __syncthreads();
   Border border = {0, 0};
-  bool cut_k = top_k > 0 && top_k < vocab, cut_p = top_p < 1.0f;
-  if (cut_k) border = keep_top_k(logits, vocab, top_k, sums);
-  if (cut_p) border = keep_nucleus(logits, vocab, border, (double)top_p, sums);
+  bool cut_k = draw.top_k > 0 && draw.top_k < (u32)vocab, cut_p = draw.top_p < 1.0f;
+  if (cut_k) border = keep_top_k(logits, vocab, (int)draw.top_k, sums);
+  if (cut_p) border = keep_nucleus(logits, vocab, border, (double)draw.top_p, sums);
   // Survivors in order of ids: each thread has a run of neighbours.
   int run = (vocab + THREADS - 1) / THREADS, from = min(t * run, vocab), to = min(from + run, vocab);
   int equal = 0;
@@ -171,7 +204,7 @@ KERNEL __launch_bounds__(THREADS)
     float w = logits[i];
     u32 bits = __float_as_uint(w);
     bool in = bits > border.bits || (border.bits > 0 && bits == border.bits && rank++ < border.ties);
-    in = in && (w >= min_p || ((cut_k || cut_p) && i == best));
+    in = in && (w >= draw.min_p || ((cut_k || cut_p) && i == best));
     if (in) mass += w, mine = i;
     else logits[i] = 0.0f;
   }
@@ -180,11 +213,11 @@ KERNEL __launch_bounds__(THREADS)
   sums[t] = mass;
   atomicMax(&last, mine);
   running_sums(sums);
-  double goal = uniform(seed, position) * sums[THREADS - 1];
+  double goal = uniform(draw.seed, (u64)seq_len[draw.seq]) * sums[THREADS - 1];
   if (mine >= 0 && sums[t] > goal) atomicMin(&chosen, t);
   __syncthreads();
   if (chosen == THREADS) {
-    if (t == 0) *sampled = last >= 0 ? last : best;
+    if (t == 0) sampled[blockIdx.x] = last >= 0 ? last : best;
     return;
   }
   if (t != chosen) return;
@@ -196,5 +229,5 @@ KERNEL __launch_bounds__(THREADS)
       break;
     }
   }
-  *sampled = mine;
+  sampled[blockIdx.x] = mine;
 }

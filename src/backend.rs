@@ -28,6 +28,12 @@ pub struct OutOfMemory {
     pub needed_bytes: u64,
 }
 
+/// The device stopped working in the middle of something: what an op unwinds with, for nothing that it
+/// holds can be used any more. Whoever runs a model catches it and says so.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct DeviceLost(pub String);
+
 /// A run of consecutive tokens of one sequence inside a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -151,20 +157,76 @@ pub struct AdapterHead<'a, B: Backend> {
     pub alpha: Alpha,
 }
 
-/// How the token of one row of logits is chosen.
-pub struct SampleArgs<'a> {
-    pub params: &'a SamplingParams,
+/// How the token after one sequence's step is chosen. It lives in device memory, so that a step that
+/// is replayed finds what is wanted now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Draw {
+    /// With the token's position, all that the random number depends on.
     pub seed: u64,
-    /// Position the token will have: with `seed`, all that the random number depends on.
-    pub position: u64,
-    /// Tokens the repetition penalty counts.
-    pub recent: &'a [Token],
+    /// Row of the cache's sequence tables.
+    pub seq: u32,
+    pub top_k: u32,
+    pub temperature: f32,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub repetition_penalty: f32,
+}
+
+impl Draw {
+    pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
+        Self {
+            seed,
+            seq: seq as u32,
+            top_k: p.top_k,
+            temperature: p.temperature,
+            top_p: p.top_p,
+            min_p: p.min_p,
+            repetition_penalty: p.repetition_penalty,
+        }
+    }
+
+    pub fn params(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+        }
+    }
+}
+
+/// Arguments of [`Backend::sample`].
+pub struct SampleArgs<'a, B: Backend> {
+    /// `[n]` one for each row.
+    pub draws: &'a B::Buf<Draw>,
+    /// `[n_seqs, seen_words(vocab)]` a bit for each token that was fed: what the penalty counts.
+    pub seen: &'a B::Buf<u32>,
+    /// `[n_seqs]` tokens fed: the position of the token to be chosen.
+    pub seq_len: &'a B::Buf<i32>,
+}
+
+/// Words of a set of tokens.
+pub fn seen_words(vocab: usize) -> usize {
+    vocab.div_ceil(32)
+}
+
+/// What a step issues beside the forward pass. Steps of one kind whose spans are equally many and one
+/// token long issue the same ops on the same buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepKind {
+    /// Nothing: its logits may be read afterwards.
+    Feed,
+    /// Logits, sampling and the post of what was sampled.
+    Decode,
 }
 
 /// The read-back of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepResult {
-    pub token: Token,
+    /// One for each row that was sampled from.
+    pub tokens: Vec<Token>,
     /// First layer whose input was not finite; `n_layers` for the final norm.
     pub non_finite: Option<usize>,
 }
@@ -187,6 +249,8 @@ pub trait Backend: Sized + 'static {
     fn alloc<T: Plain>(&self, len: usize) -> Result<Self::Buf<T>, OutOfMemory>;
     fn write<T: Plain>(&self, dst: &mut Self::Buf<T>, at: usize, src: &[T]);
     fn read<T: Plain>(&self, src: &Self::Buf<T>, at: usize, dst: &mut [T]);
+    /// Copies `len` values within a buffer; the ranges do not overlap.
+    fn copy<T: Plain>(&self, buf: &mut Self::Buf<T>, from: usize, to: usize, len: usize);
     fn acts(&self, rows: usize, width: usize) -> Result<Self::Acts, OutOfMemory>;
     /// The first rows of activations, in f32, for checks and tests.
     fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
@@ -197,6 +261,8 @@ pub trait Backend: Sized + 'static {
     fn weight(&self, parts: &[Tensor]) -> Result<Self::Weight, OutOfMemory>;
 
     // The transformer. `n` is the number of rows in use.
+    /// Enters a step's tokens in their sequences' sets: see [`SampleArgs::seen`].
+    fn note(&self, seen: &mut Self::Buf<u32>, vocab: usize, tokens: &Self::Buf<Token>, spans: &[Span]);
     /// `out[i] = table[tokens[i]]`
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, n: usize);
     /// `out = x / sqrt(mean(x^2) + eps) * weight`; a row that is not finite records `layer` in
@@ -304,20 +370,39 @@ pub trait Backend: Sized + 'static {
     fn select_rows(&self, out: &mut Self::Acts, x: &Self::Acts, rows: &[usize]);
     /// `[n, vocab]` in f32.
     fn logits(&self, out: &mut Self::Buf<f32>, x: &Self::Acts, head: &Self::Weight, n: usize);
-    /// Chooses a token from row `row` of `logits` (which it may overwrite) into `sampled[row]`.
+    /// Chooses a token from each of the first `n` rows of `logits` (which it may overwrite).
     fn sample(
         &self,
         sampled: &mut Self::Buf<Token>,
         logits: &mut Self::Buf<f32>,
         vocab: usize,
-        row: usize,
-        args: &SampleArgs<'_>,
+        args: &SampleArgs<'_, Self>,
+        n: usize,
     );
-    fn read_step(&self, sampled: &Self::Buf<Token>, row: usize, fault: &Self::Buf<i32>) -> StepResult;
-    /// Runs a step of the given shape. A backend with graphs records the ops of a shape once and
-    /// replays them.
-    fn step(&self, _shape: &[Span], ops: impl FnOnce(&Self)) {
+    /// The last op of a step that samples: what [`Self::read_step`] will return starts on its way to
+    /// the host. A backend whose memory is the host's has nothing to do.
+    fn post(&self, _sampled: &Self::Buf<Token>, _fault: &Self::Buf<i32>, _kv: &KvTables<Self>, _n: usize) {}
+    /// What the step posted, once it is done: the only read-back of a step. Takes note of how many
+    /// pages are free.
+    fn read_step(
+        &self,
+        sampled: &Self::Buf<Token>,
+        fault: &Self::Buf<i32>,
+        kv: &KvTables<Self>,
+        n: usize,
+    ) -> StepResult;
+    /// Runs a step. A backend with graphs records `ops` once and then replays what they issued, so they
+    /// change nothing on the host; it may also call them a second time, where recording failed.
+    fn step(&self, _kind: StepKind, _spans: &[Span], mut ops: impl FnMut(&Self)) {
         ops(self)
+    }
+    /// Kinds of steps that are replayed from a recording.
+    fn recorded(&self) -> usize {
+        0
+    }
+    /// Something the user should know that came up in a step, told once.
+    fn notice(&self) -> Option<String> {
+        None
     }
     /// Returns when everything asked for so far is done: for whoever measures time. A backend that
     /// works in the caller's thread has nothing to wait for.

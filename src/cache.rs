@@ -17,6 +17,13 @@ pub const PAGE_SLOTS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SeqId(usize);
 
+impl SeqId {
+    /// The row, for tables of others beside the cache's.
+    pub fn row(self) -> usize {
+        self.0
+    }
+}
+
 /// A step that does not fit was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
@@ -52,6 +59,8 @@ pub struct KvCache<B: Backend> {
     seqs: Vec<SeqState>,
     /// Most pages that may be in use.
     page_limit: Option<usize>,
+    /// No more pages than this are in use: grows with what is reserved, until the pool is asked again.
+    used_at_most: usize,
 }
 
 impl<B: Backend> KvCache<B> {
@@ -73,7 +82,7 @@ impl<B: Backend> KvCache<B> {
             eviction: b.alloc(g.n_seqs)?,
             slots: b.alloc(max_step * g.n_kv_heads)?,
         };
-        Ok(Self { tables, seqs: vec![SeqState::default(); g.n_seqs], page_limit: None })
+        Ok(Self { tables, seqs: vec![SeqState::default(); g.n_seqs], page_limit: None, used_at_most: 0 })
     }
 
     pub fn geometry(&self) -> &KvGeometry {
@@ -116,6 +125,11 @@ impl<B: Backend> KvCache<B> {
     /// Tokens fed to a sequence.
     pub fn len(&self, seq: SeqId) -> usize {
         self.seqs[seq.0].len
+    }
+
+    /// Tokens fed to a span's sequence.
+    pub fn len_of(&self, span: &Span) -> usize {
+        self.seqs[span.seq].len
     }
 
     pub fn eviction(&self, seq: SeqId) -> bool {
@@ -187,9 +201,12 @@ impl<B: Backend> KvCache<B> {
     }
 
     fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {
-        if let Some(limit) = self.page_limit {
-            let used = b.pool_stats(&self.tables).used_pages;
-            if pages > 0 && used + pages > limit {
+        if let Some(limit) = self.page_limit.filter(|_| pages > 0) {
+            if self.used_at_most + pages > limit {
+                self.used_at_most = b.pool_stats(&self.tables).used_pages;
+            }
+            let used = self.used_at_most;
+            if used + pages > limit {
                 let page_bytes = self.geometry().page_bytes();
                 return Err(CacheError::Limit {
                     needed_bytes: ((used + pages - limit) * page_bytes) as u64,
@@ -197,6 +214,7 @@ impl<B: Backend> KvCache<B> {
                 });
             }
         }
+        self.used_at_most += pages;
         Ok(b.reserve(&mut self.tables, pages)?)
     }
 
@@ -226,12 +244,21 @@ impl<B: Backend> KvCache<B> {
         &self.tables.seq_len
     }
 
-    /// Ends a step: its tokens are part of their sequences.
+    /// The end of a step on the device: its tokens are part of their sequences.
     pub fn advance(&mut self, b: &B, spans: &[Span]) {
         b.advance(&mut self.tables, spans);
+    }
+
+    /// The same on the host, after the step: what runs inside one may be a replay.
+    pub fn fed(&mut self, spans: &[Span]) {
         for span in spans {
             self.seqs[span.seq].len += span.len;
         }
+    }
+
+    /// For ops that look at the pool beside what they are asked.
+    pub fn tables(&self) -> &KvTables<B> {
+        &self.tables
     }
 
     /// Gives memory that no page uses back, where whole steps of the pool are empty.

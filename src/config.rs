@@ -83,6 +83,8 @@ pub struct Settings {
     pub eviction: Option<bool>,
     pub kv: Kv,
     pub ctx_size: Option<usize>,
+    /// A card replays recorded steps.
+    pub graph: bool,
     pub kv_limit: Option<u64>,
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
@@ -151,6 +153,7 @@ impl Settings {
             eviction: layer.eviction.map(|e| e.0),
             kv: layer.kv.unwrap_or_default(),
             ctx_size: layer.ctx_size,
+            graph: layer.graph.is_none_or(|g| g.0),
             kv_limit: layer.kv_limit.map(|b| b.0),
             max_tokens: layer.max_tokens,
             seed: layer.seed,

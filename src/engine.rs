@@ -13,10 +13,10 @@ mod scheduler;
 pub mod score;
 mod worker;
 
-pub use runner::{NonFinite, Runner};
+pub use runner::{Decode, DecodeError, NonFinite, Runner};
 pub use scheduler::ChunkSizer;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::protocol::{Command, EngineHandle, Event, Plan, Snapshot};
@@ -40,11 +40,13 @@ pub struct EngineOptions {
     pub eviction: Option<bool>,
     /// Most tokens of one step.
     pub max_step: usize,
+    /// Sequences at once: the conversation, two checkpoints of the last turn, and a rebuild beside them.
+    pub max_seqs: usize,
 }
 
 impl EngineOptions {
     pub fn new(codec: Codec) -> Self {
-        Self { codec, context: None, memory_bytes: None, kv_limit: None, eviction: None, max_step: 512 }
+        Self { codec, context: None, memory_bytes: None, kv_limit: None, eviction: None, max_step: 512, max_seqs: 4 }
     }
 }
 
@@ -139,6 +141,9 @@ pub fn settle_context(
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    if let Some(lost) = panic.downcast_ref::<DeviceLost>() {
+        return lost.to_string();
+    }
     let text = panic.downcast_ref::<&str>().map(|s| s.to_string()).or_else(|| panic.downcast_ref::<String>().cloned());
     format!("the engine stopped: {}", text.unwrap_or_else(|| "a panic without a message".into()))
 }

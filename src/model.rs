@@ -72,8 +72,14 @@ fn attention<B: Backend>(
     b.linear(&mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
 }
 
-/// Logits `[rows.len(), vocab]` of rows of the step just run, in `ws.logits`.
-pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
+/// Logits `[n, vocab]` of the first `n` rows of the step just run, in `ws.logits`.
+pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usize) {
+    assert!(n <= ws.max_logits, "{n} rows of logits in a workspace for {}", ws.max_logits);
+    b.logits(&mut ws.logits, &ws.h, model.head.as_ref().unwrap_or(&model.embed), n);
+}
+
+/// As [`logits`], of any rows.
+pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
     assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
     b.select_rows(&mut ws.scratch, &ws.h, rows);
     b.logits(&mut ws.logits, &ws.scratch, model.head.as_ref().unwrap_or(&model.embed), rows.len());

@@ -3,8 +3,8 @@
 //!
 //! The order, each step seeing what the one before left over:
 //!
-//! 1. repetition penalty, once per distinct token of the penalty window: a positive logit is divided
-//!    by it, a negative one multiplied (Keskar et al. 2019, as transformers does);
+//! 1. repetition penalty, once per distinct token that was fed: a positive logit is divided by it, a
+//!    negative one multiplied (Keskar et al. 2019, as transformers does);
 //! 2. temperature divides the logits; 0 ends here with the likeliest token;
 //! 3. top-k keeps the k likeliest;
 //! 4. top-p keeps the shortest run of the likeliest whose probability reaches p, at least one;
@@ -53,10 +53,16 @@ fn mix64(mut z: u64) -> u64 {
 
 /// Chooses the next token from `logits [vocab]`, which the repetition penalty changes in place.
 ///
-/// `recent` is the penalty window (repeats and ids outside the vocabulary do no harm), `position`
-/// the index of the token to be chosen in its sequence. Takes O(vocab) time.
-pub fn sample(logits: &mut [f32], params: &SamplingParams, recent: &[Token], seed: u64, position: u64) -> Token {
-    penalise(logits, params.repetition_penalty, recent);
+/// `fed` is what the repetition penalty counts, each token once (ids outside the vocabulary do no harm); `position` the index of the token to be
+/// chosen in its sequence. Takes O(vocab) time.
+pub fn sample(
+    logits: &mut [f32],
+    params: &SamplingParams,
+    fed: impl IntoIterator<Item = Token>,
+    seed: u64,
+    position: u64,
+) -> Token {
+    penalise(logits, params.repetition_penalty, fed);
     if params.temperature.is_nan() || params.temperature <= 0.0 || params.top_k == 1 {
         return argmax(logits);
     }
@@ -137,14 +143,11 @@ fn weight(logit: f32, max: f32, inv_temperature: f32) -> f32 {
     if w.is_nan() { 0.0 } else { w }
 }
 
-fn penalise(logits: &mut [f32], penalty: f32, recent: &[Token]) {
+fn penalise(logits: &mut [f32], penalty: f32, fed: impl IntoIterator<Item = Token>) {
     if penalty == 1.0 || penalty.is_nan() || penalty <= 0.0 {
         return;
     }
-    let mut ids = recent.to_vec();
-    ids.sort_unstable();
-    ids.dedup();
-    for id in ids {
+    for id in fed {
         if let Some(x) = logits.get_mut(id as usize) {
             *x = if *x > 0.0 { *x / penalty } else { *x * penalty };
         }
@@ -208,9 +211,9 @@ mod tests {
     use super::*;
 
     /// The same distribution by the book: a full sort, one filter after the other.
-    fn distribution(logits: &[f32], params: &SamplingParams, recent: &[Token]) -> Vec<f64> {
+    fn distribution(logits: &[f32], params: &SamplingParams, fed: &[Token]) -> Vec<f64> {
         let mut row: Vec<f64> = logits.iter().map(|&x| if x.is_nan() { f64::NEG_INFINITY } else { x as f64 }).collect();
-        for id in recent.iter().copied().collect::<std::collections::BTreeSet<_>>() {
+        for &id in fed {
             let x = &mut row[id as usize];
             *x = if *x > 0.0 { *x / params.repetition_penalty as f64 } else { *x * params.repetition_penalty as f64 };
         }
@@ -262,12 +265,12 @@ mod tests {
             for params in cases() {
                 let mut row = noise(n, 11);
                 row[3] = f32::NAN;
-                let recent = [0, 1, 1, 4];
-                let want = distribution(&row, &params, &recent);
+                let fed = [0, 1, 4];
+                let want = distribution(&row, &params, &fed);
                 let draws = 20_000u64;
                 let mut seen = vec![0u64; n];
                 for position in 0..draws {
-                    seen[sample(&mut row.clone(), &params, &recent, 5, position) as usize] += 1;
+                    seen[sample(&mut row.clone(), &params, fed, 5, position) as usize] += 1;
                 }
                 let (mut chi2, mut cells) = (0.0f64, 0.0f64);
                 for (&count, &p) in seen.iter().zip(&want) {
@@ -288,24 +291,24 @@ mod tests {
     #[test]
     fn greedy_takes_the_lowest_of_equals_and_survives_nan() {
         let greedy = SamplingParams::default();
-        assert_eq!(sample(&mut [1.0, f32::NAN, 3.0, 3.0], &greedy, &[], 1, 0), 2);
+        assert_eq!(sample(&mut [1.0, f32::NAN, 3.0, 3.0], &greedy, [], 1, 0), 2);
         assert_eq!(argmax(&[f32::NAN; 9]), 0);
         assert_eq!(argmax(&[f32::NEG_INFINITY, f32::NAN, -1e30]), 2);
         let hot = SamplingParams { temperature: 2.0, top_p: 0.9, top_k: 3, ..greedy.clone() };
-        assert_eq!(sample(&mut [f32::NAN; 4], &hot, &[], 1, 0), 0);
-        assert_eq!(sample(&mut [0.0, f32::INFINITY, 1.0], &hot, &[], 1, 0), 1);
+        assert_eq!(sample(&mut [f32::NAN; 4], &hot, [], 1, 0), 0);
+        assert_eq!(sample(&mut [0.0, f32::INFINITY, 1.0], &hot, [], 1, 0), 1);
         let ties = SamplingParams { temperature: 1.0, top_k: 2, ..greedy.clone() };
         for position in 0..200 {
-            assert!(sample(&mut [0.0, 1.0, 1.0, 1.0], &ties, &[], 3, position) < 3);
+            assert!(sample(&mut [0.0, 1.0, 1.0, 1.0], &ties, [], 3, position) < 3);
         }
-        assert_eq!(sample(&mut [], &greedy, &[], 1, 0), 0);
+        assert_eq!(sample(&mut [], &greedy, [], 1, 0), 0);
     }
 
     #[test]
-    fn penalty_counts_a_repeated_token_once() {
+    fn the_penalty_divides_what_is_positive_and_multiplies_what_is_not() {
         let params = SamplingParams { repetition_penalty: 2.0, ..Default::default() };
         let mut row = [4.0, -1.0, 1.5];
-        assert_eq!(sample(&mut row, &params, &[0, 0, 1, 99], 0, 0), 0);
+        assert_eq!(sample(&mut row, &params, [0, 1, 99], 0, 0), 0);
         assert_eq!(row, [2.0, -2.0, 1.5]);
     }
 

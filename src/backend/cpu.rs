@@ -11,7 +11,7 @@ mod team;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepResult,
+    StepResult, seen_words,
 };
 use crate::codec::Codec;
 use crate::policy::SlotMeta;
@@ -136,6 +136,10 @@ impl Backend for Cpu {
         dst.copy_from_slice(&src[at..at + dst.len()]);
     }
 
+    fn copy<T: Plain>(&self, buf: &mut Vec<T>, from: usize, to: usize, len: usize) {
+        buf.copy_within(from..from + len, to);
+    }
+
     fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
         Ok(Acts { data: zeroed(rows * width)?, width })
     }
@@ -150,6 +154,15 @@ impl Backend for Cpu {
 
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
         Ok(Weight::new(parts))
+    }
+
+    fn note(&self, seen: &mut Vec<u32>, vocab: usize, tokens: &Vec<Token>, spans: &[Span]) {
+        let words = seen_words(vocab);
+        for span in spans {
+            for &token in &tokens[span.start..span.start + span.len] {
+                seen[span.seq * words + token as usize / 32] |= 1 << (token % 32);
+            }
+        }
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, n: usize) {
@@ -297,13 +310,26 @@ impl Backend for Cpu {
         linear::linear(self, out, &x.data[..n * head.cols()], head, None, n);
     }
 
-    fn sample(&self, sampled: &mut Vec<Token>, logits: &mut Vec<f32>, vocab: usize, row: usize, args: &SampleArgs<'_>) {
-        let logits = &mut logits[row * vocab..(row + 1) * vocab];
-        sampled[row] = crate::sampler::sample(logits, args.params, args.recent, args.seed, args.position);
+    fn sample(
+        &self,
+        sampled: &mut Vec<Token>,
+        logits: &mut Vec<f32>,
+        vocab: usize,
+        args: &SampleArgs<'_, Self>,
+        n: usize,
+    ) {
+        let words = seen_words(vocab);
+        for (i, draw) in args.draws[..n].iter().enumerate() {
+            let (seq, params) = (draw.seq as usize, draw.params());
+            let seen = &args.seen[seq * words..(seq + 1) * words];
+            let fed = (0..vocab as Token).filter(|&t| seen[t as usize / 32] >> (t % 32) & 1 > 0);
+            let logits = &mut logits[i * vocab..(i + 1) * vocab];
+            sampled[i] = crate::sampler::sample(logits, &params, fed, draw.seed, args.seq_len[seq] as u64);
+        }
     }
 
-    fn read_step(&self, sampled: &Vec<Token>, row: usize, fault: &Vec<i32>) -> StepResult {
+    fn read_step(&self, sampled: &Vec<Token>, fault: &Vec<i32>, _kv: &KvTables<Self>, n: usize) -> StepResult {
         let non_finite = (fault[0] != i32::MAX).then_some(fault[0] as usize);
-        StepResult { token: sampled[row], non_finite }
+        StepResult { tokens: sampled[..n].to_vec(), non_finite }
     }
 }

@@ -2,21 +2,24 @@
 //! program (`kernels/`). Weights stay as they are in the file; activations and sums are f32.
 //!
 //! Everything runs in order on one stream and is awaited only where the host reads. Pages are taken and
-//! given back on the card; between steps the host reserves, trims and sorts. All `unsafe` of this
-//! backend stands in `driver`, `pool` and `probe`, around calls of the driver.
+//! given back on the card; between steps the host reserves, trims and sorts. Decode steps are recorded
+//! as graphs. All `unsafe` of this backend stands in `driver`, `graph`, `pinned`, `pool` and `probe`,
+//! around calls of the driver.
 
 mod driver;
+mod graph;
 mod kernels;
 mod kv;
 mod memory;
 mod parts;
+mod pinned;
 mod pool;
 mod probe;
 mod spans;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepResult,
+    StepKind, StepResult, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
@@ -24,10 +27,12 @@ use crate::tensor::{DType, Tensor};
 use driver::Arg::{F32, I32, Ptr, U64};
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
+use graph::Graphs;
 pub use kernels::{Entry, KERNELS, Kernel, SOURCES, TARGET};
 pub use kv::VIEW_BYTES;
 pub use memory::{Acts, Buf, Weight};
 use parts::Parts;
+use pinned::Pinned;
 pub use pool::Pool;
 pub use probe::{NoCuda, probe};
 use spans::{Shape, Spans};
@@ -43,8 +48,8 @@ const SOME_ROWS: usize = 32;
 /// Side of the tiles of `gemm`, and of `gemm_tiles`.
 const TILE: usize = 64;
 const WIDE_TILE: usize = 128;
-/// Ids the repetition penalty takes at once.
-const PENALTY_IDS: usize = 4096;
+/// Words of what a step posts: the fault, the free pages, and a token for each sequence.
+const POST_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels have instances for.
 pub const MAX_HEAD_DIM: usize = 128;
 pub const MAX_GROUP: usize = 8;
@@ -56,13 +61,16 @@ fn on_tensor_cores(weight: &Weight) -> bool {
 
 /// One card.
 pub struct Cuda {
-    driver: Rc<Driver>,
+    graphs: Graphs,
+    /// What the last step gave back.
+    post: Pinned,
     spans: RefCell<Spans>,
-    penalty_ids: RefCell<Buf<Token>>,
     /// Activations on their way into a product on tensor cores.
     parts: RefCell<Parts>,
     /// Columns of the widest weight that such products have been loaded for.
     widest: Cell<usize>,
+    /// After all that needs its context to be given back.
+    driver: Rc<Driver>,
     /// A wrong kernel in the place of a right one, for `doctor` to find.
     planted: Cell<bool>,
 }
@@ -71,13 +79,14 @@ impl Cuda {
     /// The card of that index.
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         let driver = Rc::new(Driver::open(index, options)?);
-        let penalty_ids = Buf::new(&driver, PENALTY_IDS).map_err(|e| NoCuda::Driver(e.to_string()))?;
         Ok(Self {
-            driver,
+            // Waiting after every launch and recording launches exclude each other.
+            graphs: Graphs::new(!options.no_graphs && !options.wait_always),
+            post: Pinned::new(POST_WORDS * size_of::<i32>())?,
             spans: RefCell::default(),
-            penalty_ids: RefCell::new(penalty_ids),
             parts: RefCell::default(),
             widest: Cell::new(0),
+            driver,
             planted: Cell::new(false),
         })
     }
@@ -164,22 +173,6 @@ impl Cuda {
         ];
         self.driver.launch(Kernel::RmsNorm, [n, 1, 1], BLOCK, &args);
     }
-
-    /// Divides or multiplies what was said lately, each token once.
-    fn penalise(&self, logits: u64, vocab: usize, penalty: f32, recent: &[Token]) {
-        if penalty == 1.0 || penalty.is_nan() || penalty <= 0.0 {
-            return;
-        }
-        let mut ids = recent.to_vec();
-        ids.sort_unstable();
-        ids.dedup();
-        let mut buffer = self.penalty_ids.borrow_mut();
-        for part in ids.chunks(PENALTY_IDS) {
-            buffer.write(0, part);
-            let args = [Ptr(logits), Ptr(buffer.ptr()), I32(part.len() as i32), F32(penalty), I32(vocab as i32)];
-            self.driver.launch(Kernel::Penalise, [part.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
-        }
-    }
 }
 
 impl Backend for Cuda {
@@ -204,6 +197,10 @@ impl Backend for Cuda {
         src.read(at, dst);
     }
 
+    fn copy<T: Plain>(&self, buf: &mut Buf<T>, from: usize, to: usize, len: usize) {
+        buf.copy(from, to, len);
+    }
+
     fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
         self.spans.borrow_mut().reserve(&self.driver, rows)?;
         if rows > SOME_ROWS {
@@ -226,6 +223,19 @@ impl Backend for Cuda {
             self.widest.set(self.widest.get().max(weight.cols));
         }
         Ok(weight)
+    }
+
+    fn note(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
+        let shape = self.send(spans);
+        let args = [
+            Ptr(seen.ptr()),
+            Ptr(tokens.ptr()),
+            Ptr(shape.spans),
+            Ptr(shape.span_of_row),
+            I32(seen_words(vocab) as i32),
+            I32(shape.n_rows as i32),
+        ];
+        self.driver.launch(Kernel::Note, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
@@ -430,30 +440,55 @@ impl Backend for Cuda {
         self.product(out.ptr(), x.ptr(), head, None, n);
     }
 
-    fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Buf<f32>, vocab: usize, row: usize, args: &SampleArgs<'_>) {
-        let p = args.params;
-        let logits = logits.from(row * vocab);
-        self.penalise(logits, vocab, p.repetition_penalty, args.recent);
-        let greedy = p.temperature.is_nan() || p.temperature <= 0.0 || p.top_k == 1;
-        let args = [
-            Ptr(sampled.from(row)),
-            Ptr(logits),
-            I32(vocab as i32),
-            F32(if greedy { -1.0 } else { 1.0 / p.temperature }),
-            I32(p.top_k.min(i32::MAX as u32) as i32),
-            F32(p.top_p),
-            F32(p.min_p),
-            U64(args.seed),
-            U64(args.position),
-        ];
-        self.driver.launch(Kernel::Sample, [1, 1, 1], 1024, &args);
+    fn sample(
+        &self,
+        sampled: &mut Buf<Token>,
+        logits: &mut Buf<f32>,
+        vocab: usize,
+        args: &SampleArgs<'_, Self>,
+        n: usize,
+    ) {
+        assert!(n <= sampled.len() && n * vocab <= logits.len() && n <= args.draws.len(), "{n} rows do not fit");
+        let (logits, draws, words) = (logits.ptr(), args.draws.ptr(), seen_words(vocab));
+        let penalty = [Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), I32(words as i32)];
+        self.driver.launch(Kernel::Penalise, [vocab.div_ceil(BLOCK), n, 1], BLOCK, &penalty);
+        let draw = [Ptr(sampled.ptr()), Ptr(logits), I32(vocab as i32), Ptr(draws), Ptr(args.seq_len.ptr())];
+        self.driver.launch(Kernel::Sample, [n, 1, 1], 1024, &draw);
     }
 
-    fn read_step(&self, sampled: &Buf<Token>, row: usize, fault: &Buf<i32>) -> StepResult {
-        let (mut token, mut layer) = ([0], [0]);
-        sampled.read(row, &mut token);
-        fault.read(0, &mut layer);
-        StepResult { token: token[0], non_finite: (layer[0] != i32::MAX).then_some(layer[0] as usize) }
+    fn post(&self, sampled: &Buf<Token>, fault: &Buf<i32>, kv: &KvTables<Self>, n: usize) {
+        assert!(n + 2 <= POST_WORDS && n <= sampled.len(), "{n} tokens of one step");
+        let args =
+            [Ptr(self.post.ptr()), Ptr(sampled.ptr()), Ptr(fault.ptr()), Ptr(kv.pool.counts.ptr()), I32(n as i32)];
+        self.driver.launch(Kernel::Post, [1, 1, 1], BLOCK, &args);
+    }
+
+    fn read_step(&self, _: &Buf<Token>, _: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {
+        self.driver.wait();
+        let words = self.post.words(n + 2);
+        kv.pool.free_now(words[1] as usize);
+        StepResult {
+            tokens: words[2..].iter().map(|&t| t as Token).collect(),
+            non_finite: (words[0] != i32::MAX).then_some(words[0] as usize),
+        }
+    }
+
+    fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
+        self.send(spans);
+        let alike = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
+        if alike && self.graphs.wanted() {
+            self.graphs.run(&self.driver, kind, spans.len(), || ops(self));
+        } else {
+            ops(self);
+        }
+    }
+
+    fn recorded(&self) -> usize {
+        self.graphs.count()
+    }
+
+    fn notice(&self) -> Option<String> {
+        self.graphs.notice()
     }
 
     fn wait(&self) {
@@ -461,7 +496,6 @@ impl Backend for Cuda {
     }
 
     fn device_bytes(&self) -> Option<u64> {
-        let (free, all) = self.driver.memory();
-        Some(all - free)
+        Some(self.driver.taken_bytes())
     }
 }

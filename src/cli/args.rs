@@ -62,6 +62,10 @@ pub struct Common {
     #[arg(long, global = true, value_name = "DEVICE", help_heading = "Model")]
     pub device: Option<Device>,
 
+    /// On a card: launch every kernel by itself instead of replaying recorded steps; the tokens are the same
+    #[arg(long, global = true, help_heading = "Model")]
+    pub no_graph: bool,
+
     /// Whether tokens that heads have marked leave the cache: on or off
     ///
     /// Off keeps every token, as a dense model does. It can be switched at any time while chatting.
@@ -167,6 +171,7 @@ impl Common {
             eviction: self.eviction.as_ref().map(List::first),
             kv: self.kv.as_ref().map(List::first),
             ctx_size: self.ctx_size,
+            graph: self.no_graph.then_some(OnOff(false)),
             kv_limit: self.kv_limit,
             max_tokens: self.max_tokens,
             temperature: self.temperature,

@@ -7,13 +7,13 @@ mod calibrate;
 use super::args::{BenchArgs, Common};
 use super::output::{as_wrong_use, notice, out, wrong_use};
 use super::spawn::{self, Place};
+use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
-use crate::backend::{Backend, SampleArgs};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::{Kv, Settings};
-use crate::engine::{EngineOptions, Runner};
+use crate::engine::{Decode, EngineOptions, Runner};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     let Results { device, bandwidth, lines } = match place {
         Place::Cpu => bench.run(|| Ok(Cpu::new(threads)), |cpu| Ok(copy_bandwidth(cpu.threads())))?,
         Place::Card(index) => {
-            let open = || Ok(Cuda::open(index, &spawn::card_options())?);
+            let open = || Ok(Cuda::open(index, &spawn::card_options(settings.graph))?);
             bench.run(open, |card| Ok(card.copy_bytes_per_s()?))?
         }
     };
@@ -240,25 +240,23 @@ struct Run {
 /// Fills a sequence with `ctx` tokens, then generates `n`.
 fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let vocab = runner.config().vocab;
-    let mut tokens: Vec<Token> = prompt(case.ctx, vocab);
+    let tokens: Vec<Token> = prompt(case.ctx, vocab);
     let seq = runner.create(case.eviction)?;
     let start = Instant::now();
-    for step in tokens.chunks(runner.max_step()) {
+    for step in tokens[..case.ctx - 1].chunks(runner.max_step()) {
         runner.feed(seq, step)?;
     }
     runner.wait();
     let prefill = start.elapsed();
-    let sample = |runner: &mut Runner<B>, tokens: &[Token]| {
-        let recent = &tokens[tokens.len().saturating_sub(64)..];
-        runner.sample(&SampleArgs { params: &case.sampling, seed: SEED, position: tokens.len() as u64, recent })
+    let decode = |runner: &mut Runner<B>, token: Token| {
+        Ok::<_, anyhow::Error>(runner.decode(&[Decode { seq, token, sampling: &case.sampling, seed: SEED }])?[0])
     };
-    tokens.push(sample(runner, &tokens)?);
+    let mut token = decode(runner, tokens[case.ctx - 1])?;
     let first_token = start.elapsed();
     let before = runner.cache.stats(runner.backend(), seq).live_slots;
     let start = Instant::now();
     for _ in 0..case.n {
-        runner.feed(seq, &tokens[tokens.len() - 1..])?;
-        tokens.push(sample(runner, &tokens)?);
+        token = decode(runner, token)?;
     }
     let decode = start.elapsed();
     let live_slots = runner.cache.stats(runner.backend(), seq).live_slots;

@@ -2,7 +2,7 @@
 //! whole models.
 
 use super::args::DoctorArgs;
-use super::checks::{self, Finding, models};
+use super::checks::{self, Finding, models, steps};
 use super::output;
 use super::spawn::card_options;
 use crate::backend::Backend;
@@ -13,7 +13,7 @@ use std::time::Instant;
 pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     let free = free_bytes(index);
     let started = Instant::now();
-    let careful = CudaOptions { wait_always: true, ..card_options() };
+    let careful = CudaOptions { wait_always: true, ..card_options(false) };
     let cuda = Cuda::open(index, &careful).map_err(|why| output::wrong_use(format!("--device cuda: {why}")))?;
     let ms = started.elapsed().as_millis();
     let (_, all) = cuda.memory();
@@ -38,9 +38,10 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     };
     checks::run_all(&cuda, &mut tell);
     drop(cuda);
+    steps::run_all(|graphs| Cuda::open(index, &card_options(graphs)), &mut tell)?;
     if args.all {
-        checks::run_long(&Cuda::open(index, &card_options())?, &mut tell);
-        models::run_all(|| Cuda::open(index, &card_options()), &mut tell)?;
+        checks::run_long(&Cuda::open(index, &card_options(true))?, &mut tell);
+        models::run_all(|| Cuda::open(index, &card_options(true)), &mut tell)?;
     }
     output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
     Ok(if missed == 0 { output::OK } else { output::FAILED })

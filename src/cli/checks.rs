@@ -5,9 +5,10 @@
 mod history;
 pub mod models;
 mod ops;
+pub mod steps;
 
-use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
+use crate::backend::{Backend, Plain};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
 
@@ -139,7 +140,7 @@ impl Random {
 }
 
 /// A buffer with `values`.
-pub(super) fn buffer<B: Backend>(b: &B, values: &[f32]) -> B::Buf<f32> {
+pub(super) fn buffer<B: Backend, T: Plain>(b: &B, values: &[T]) -> B::Buf<T> {
     let mut buffer = b.alloc(values.len()).expect("memory for a check");
     b.write(&mut buffer, 0, values);
     buffer

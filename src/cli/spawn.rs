@@ -22,8 +22,10 @@ const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
 
 pub(super) const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16 or fp8, or --device cpu";
 
-pub(super) fn card_options() -> CudaOptions {
-    CudaOptions { kernels: std::env::var_os(KERNEL_DIR).map(Into::into), wait_always: false }
+/// How a card is opened, steps recorded as graphs or not.
+pub(super) fn card_options(graphs: bool) -> CudaOptions {
+    let kernels = std::env::var_os(KERNEL_DIR).map(Into::into);
+    CudaOptions { kernels, no_graphs: !graphs, wait_always: false }
 }
 
 /// Where a model runs.
@@ -47,7 +49,9 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let options = options(&settings, place);
         match place {
             Place::Cpu => loading.serve(checkpoint, || Ok(Cpu::new(0)), options),
-            Place::Card(index) => loading.serve(checkpoint, || Ok(Cuda::open(index, &card_options())?), options),
+            Place::Card(index) => {
+                loading.serve(checkpoint, || Ok(Cuda::open(index, &card_options(settings.graph))?), options)
+            }
         }
     }))
 }
@@ -68,7 +72,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     match place {
         Place::Cpu => job.run(&mut Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {})?, &checkpoint),
         Place::Card(index) => {
-            let card = Cuda::open(index, &card_options())?;
+            let card = Cuda::open(index, &card_options(settings.graph))?;
             job.run(&mut Runner::new(card, &checkpoint, &options, |_, _| {})?, &checkpoint)
         }
     }
@@ -155,7 +159,7 @@ pub fn device(settings: &Settings) -> Result<Place> {
 
 /// Refuses a device that is not there, and says once what differs from a usual run on it.
 pub fn check_device(settings: &Settings) -> Result<()> {
-    if let (Place::Card(_), Some(folder)) = (device(settings)?, card_options().kernels) {
+    if let (Place::Card(_), Some(folder)) = (device(settings)?, card_options(true).kernels) {
         notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
     }
     Ok(())

@@ -42,6 +42,8 @@ layer! {
     eviction: OnOff,
     kv: Kv,
     ctx_size: usize,
+    /// Whether a card replays recorded steps.
+    graph: OnOff,
     kv_limit: ByteSize,
     max_tokens: usize,
     temperature: f32,

@@ -1,10 +1,10 @@
 //! A conversation as the cache holds it: the token log with its toggles, the text it stands for,
 //! and the sequence that stores it. Checkpoints are the same thing, forked.
 
-use super::runner::Runner;
+use super::runner::{Decode, DecodeError, Runner};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
-use crate::protocol::{LogEntry, Token};
+use crate::protocol::{LogEntry, SamplingParams, Token};
 
 /// The log, not the text, is the truth. `flat` is what the log was rendered from (control
 /// literals set apart, see [`crate::tokenizer::flatten`]), the pending token's text included.
@@ -52,6 +52,19 @@ impl Context {
         runner.feed(self.seq, tokens)?;
         self.log.extend(tokens.iter().map(|&t| LogEntry::Token(t)));
         Ok(())
+    }
+
+    /// Feeds a token, notes it in the log and samples the one after it.
+    pub fn decode<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        token: Token,
+        sampling: &SamplingParams,
+        seed: u64,
+    ) -> Result<Token, DecodeError> {
+        let next = runner.decode(&[Decode { seq: self.seq, token, sampling, seed }])?;
+        self.log.push(LogEntry::Token(token));
+        Ok(next[0])
     }
 
     /// Tokens fed.

@@ -4,7 +4,7 @@ use super::context::Context;
 use super::reply::{Reply, ids_that_spell};
 use super::report::kv_stats;
 use super::worker::{Halt, Worker};
-use crate::backend::{Backend, SampleArgs};
+use crate::backend::Backend;
 use crate::protocol::{Event, GenerateRequest, LogEntry, Phase, Piece, StopReason, Token, TurnReport};
 use crate::tokenizer::{flatten, unflatten};
 use std::sync::Arc;
@@ -99,10 +99,9 @@ impl<B: Backend> Worker<'_, B> {
             self.prompt_end = self.active.fork(&mut self.runner).ok();
             self.active.pending = None;
         }
-        self.feed_some(&[last])?;
-        self.runner.wait();
+        let first = self.decode(last, &turn.request.sampling, turn.seed)?;
         turn.prefill_time = prefill.elapsed();
-        self.answer(turn)
+        self.answer(turn, first)
     }
 
     /// The newest state whose text begins the prompt's.
@@ -204,25 +203,17 @@ impl<B: Backend> Worker<'_, B> {
         Ok(())
     }
 
-    fn answer(&mut self, turn: &mut Turn) -> Result<StopReason, Halt> {
-        let mut recent: Vec<Token> = self.active.tokens().collect();
+    fn answer(&mut self, turn: &mut Turn, first: Token) -> Result<StopReason, Halt> {
+        let mut token = first;
         let tokenizer = Arc::clone(&self.tokenizer);
         let mut reply = Reply::new(&tokenizer, self.think, prompt_is_thinking(&turn.request.prompt));
         let max_tokens = turn.request.max_tokens.unwrap_or(usize::MAX);
         self.phase = Phase::Decode;
         let stop = loop {
-            let args = SampleArgs {
-                params: &turn.request.sampling,
-                seed: turn.seed,
-                position: recent.len() as u64,
-                recent: &recent,
-            };
-            let token = self.runner.sample(&args).map_err(|e| Halt::Error(e.to_string()))?;
             let now = Instant::now();
             turn.first_token.get_or_insert(now);
             turn.last_token = Some(now);
             turn.generated.push(token);
-            recent.push(token);
             let was_thinking = reply.is_thinking();
             let (kind, text, flat) = reply.push(token);
             if was_thinking && !reply.is_thinking() {
@@ -245,7 +236,7 @@ impl<B: Backend> Worker<'_, B> {
                 break StopReason::Cancelled;
             }
             self.publish_if_due();
-            self.feed_some(&[token])?;
+            token = self.decode(token, &turn.request.sampling, turn.seed)?;
             self.active.pending = None;
         };
         let (kind, rest) = reply.finish();

@@ -1,16 +1,14 @@
-//! One loaded model with its workspace and cache: feeds steps, reads logits, samples.
+//! One loaded model with its workspace and cache: feeds tokens, reads logits, decodes.
 
 use super::EngineOptions;
 use super::planner::kv_budget;
-use crate::backend::{Backend, KvGeometry, SampleArgs, StepResult};
+use crate::backend::{Backend, Draw, KvGeometry, SampleArgs, Span, StepKind, seen_words};
 use crate::cache::{CacheError, KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
-use crate::protocol::Token;
+use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context as _, Result};
 
-/// The conversation, two checkpoints of the last turn, and a rebuild beside them.
-const N_SEQS: usize = 4;
 /// Rows of logits at once: one in a chat, more when a text is scored.
 const MAX_LOGITS: usize = 16;
 
@@ -26,14 +24,36 @@ fn layer_name(layer: usize, n_layers: usize) -> String {
     if layer == n_layers { "before the output head".to_owned() } else { format!("in layer {layer}") }
 }
 
+/// A decode step that failed: on `Cache` nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    NonFinite(#[from] NonFinite),
+}
+
+/// One sequence's part of a decode step: the token to feed, and how the next one is chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Decode<'a> {
+    pub seq: SeqId,
+    pub token: Token,
+    pub sampling: &'a SamplingParams,
+    pub seed: u64,
+}
+
 pub struct Runner<B: Backend> {
     b: B,
     model: Model<B>,
     ws: Workspace<B>,
     pub cache: KvCache<B>,
     context: usize,
-    /// Rows of the last step.
-    rows: usize,
+    max_step: usize,
+    /// Tokens fed to each sequence, see [`SampleArgs::seen`].
+    seen: B::Buf<u32>,
+    draws: B::Buf<Draw>,
+    /// What stands in `draws`.
+    drawn: Vec<Draw>,
 }
 
 impl<B: Backend> Runner<B> {
@@ -47,17 +67,20 @@ impl<B: Backend> Runner<B> {
             n_q_heads: c.n_q_heads,
             n_kv_heads: c.n_kv_heads,
             head_dim: c.head_dim,
-            n_seqs: N_SEQS,
+            n_seqs: options.max_seqs,
             page_slots: PAGE_SLOTS,
             max_pages: 0,
             codec: options.codec,
             policy: model.policy(),
         };
-        let mut cache = KvCache::new(&b, geometry, context, max_step)?;
+        let (max_tokens, max_logits) = (max_step.max(options.max_seqs), MAX_LOGITS.max(options.max_seqs));
+        let mut cache = KvCache::new(&b, geometry, context, max_tokens)?;
         // Pages stop before memory does: a turn that is too long ends, and the process does not.
         cache.set_limit_bytes(kv_budget(checkpoint.weight_bytes, options.kv_limit, options.memory_bytes));
-        let ws = Workspace::new(&b, c, max_step, MAX_LOGITS)?;
-        Ok(Self { b, model, ws, cache, context, rows: 0 })
+        let ws = Workspace::new(&b, c, max_tokens, max_logits)?;
+        let seen = b.alloc(options.max_seqs * seen_words(c.vocab))?;
+        let draws = b.alloc(max_logits)?;
+        Ok(Self { b, model, ws, cache, context, max_step, seen, draws, drawn: Vec::new() })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -74,15 +97,21 @@ impl<B: Backend> Runner<B> {
     }
 
     pub fn max_step(&self) -> usize {
-        self.ws.max_tokens
+        self.max_step
     }
 
     pub fn create(&mut self, eviction: bool) -> Result<SeqId, CacheError> {
-        self.cache.create(&self.b, eviction)
+        let seq = self.cache.create(&self.b, eviction)?;
+        let words = seen_words(self.model.config.vocab);
+        self.b.write(&mut self.seen, seq.row() * words, &vec![0; words]);
+        Ok(seq)
     }
 
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, CacheError> {
-        self.cache.fork(&self.b, seq)
+        let copy = self.cache.fork(&self.b, seq)?;
+        let words = seen_words(self.model.config.vocab);
+        self.b.copy(&mut self.seen, seq.row() * words, copy.row() * words, words);
+        Ok(copy)
     }
 
     pub fn release(&mut self, seq: SeqId) {
@@ -101,13 +130,48 @@ impl<B: Backend> Runner<B> {
 
     /// Feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
     pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), CacheError> {
-        assert!(self.cache.len(seq) + tokens.len() <= self.context, "the caller checks the context");
         let spans = [self.cache.span(seq, 0, tokens.len())];
-        self.cache.reserve_step(&self.b, &spans)?;
+        self.step(StepKind::Feed, tokens, &spans)
+    }
+
+    /// Feeds one token to each of several sequences, no two the same, and samples the token after it.
+    pub fn decode(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Token>, DecodeError> {
+        let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
+        let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
+        let draws: Vec<Draw> = batch.iter().map(|d| Draw::new(d.seq.row(), d.seed, d.sampling)).collect();
+        if self.drawn != draws {
+            self.b.write(&mut self.draws, 0, &draws);
+            self.drawn = draws;
+        }
+        self.step(StepKind::Decode, &tokens, &spans)?;
+        let result = self.b.read_step(&self.ws.sampled, &self.ws.fault, self.cache.tables(), batch.len());
+        match result.non_finite {
+            None => Ok(result.tokens),
+            Some(layer) => {
+                self.forget_fault();
+                Err(NonFinite { layer, n_layers: self.model.config.n_layers }.into())
+            }
+        }
+    }
+
+    fn step(&mut self, kind: StepKind, tokens: &[Token], spans: &[Span]) -> Result<(), CacheError> {
+        let fits = |s: &Span| self.cache.len_of(s) + s.len <= self.context;
+        assert!(spans.iter().all(fits), "the caller checks the context");
+        self.cache.reserve_step(&self.b, spans)?;
         self.b.write(&mut self.ws.tokens, 0, tokens);
-        let Self { b, model, ws, cache, .. } = self;
-        b.step(&spans, |b| model::forward(b, model, ws, cache, &spans));
-        self.rows = tokens.len();
+        let Self { b, model, ws, cache, seen, draws, .. } = self;
+        let vocab = model.config.vocab;
+        b.step(kind, spans, |b| {
+            b.note(seen, vocab, &ws.tokens, spans);
+            model::forward(b, model, ws, cache, spans);
+            if kind == StepKind::Decode {
+                model::logits(b, model, ws, spans.len());
+                let args = SampleArgs { draws, seen, seq_len: cache.seq_len() };
+                b.sample(&mut ws.sampled, &mut ws.logits, vocab, &args, spans.len());
+                b.post(&ws.sampled, &ws.fault, cache.tables(), spans.len());
+            }
+        });
+        self.cache.fed(spans);
         Ok(())
     }
 
@@ -122,25 +186,10 @@ impl<B: Backend> Runner<B> {
         let mut buffer = vec![0.0; MAX_LOGITS * vocab];
         let rows: Vec<usize> = rows.collect();
         for part in rows.chunks(MAX_LOGITS) {
-            model::logits(&self.b, &self.model, &mut self.ws, part);
+            model::logits_of(&self.b, &self.model, &mut self.ws, part);
             self.b.read(&self.ws.logits, 0, &mut buffer[..part.len() * vocab]);
             for (row, logits) in part.iter().zip(buffer.chunks_exact(vocab)) {
                 each(*row, logits);
-            }
-        }
-    }
-
-    /// Samples the token after the last row of the step just run.
-    pub fn sample(&mut self, args: &SampleArgs<'_>) -> Result<Token, NonFinite> {
-        let last = self.rows - 1;
-        model::logits(&self.b, &self.model, &mut self.ws, &[last]);
-        self.b.sample(&mut self.ws.sampled, &mut self.ws.logits, self.model.config.vocab, 0, args);
-        let StepResult { token, non_finite } = self.b.read_step(&self.ws.sampled, 0, &self.ws.fault);
-        match non_finite {
-            None => Ok(token),
-            Some(layer) => {
-                self.forget_fault();
-                Err(NonFinite { layer, n_layers: self.model.config.n_layers })
             }
         }
     }

@@ -4,7 +4,7 @@
 use super::context::Context;
 use super::planner::kv_budget;
 use super::reply::{ThinkTags, flat_of};
-use super::runner::Runner;
+use super::runner::{DecodeError, Runner};
 use super::scheduler::ChunkSizer;
 use super::{EngineOptions, Outlet, report};
 use crate::backend::Backend;
@@ -131,6 +131,9 @@ impl<'a, B: Backend> Worker<'a, B> {
             }
             self.phase = Phase::Idle;
             self.runner.trim();
+            if let Some(text) = self.runner.backend().notice() {
+                self.outlet.notice(text);
+            }
             self.publish();
         }
     }
@@ -236,6 +239,19 @@ impl<'a, B: Backend> Worker<'a, B> {
                 Err(_) if n > 1 => n /= 2,
                 Err(_) if self.give_up_checkpoint() => {}
                 Err(error) => return Err(Halt::CacheFull(error.to_string())),
+            }
+        }
+    }
+
+    /// Feeds a token to the active context and samples the one after it. Checkpoints go where the cache
+    /// is full.
+    pub(super) fn decode(&mut self, token: Token, sampling: &SamplingParams, seed: u64) -> Result<Token, Halt> {
+        loop {
+            match self.active.decode(&mut self.runner, token, sampling, seed) {
+                Ok(next) => return Ok(next),
+                Err(DecodeError::Cache(_)) if self.give_up_checkpoint() => {}
+                Err(DecodeError::Cache(error)) => return Err(Halt::CacheFull(error.to_string())),
+                Err(DecodeError::NonFinite(error)) => return Err(Halt::Error(error.to_string())),
             }
         }
     }

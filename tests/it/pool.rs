@@ -187,6 +187,7 @@ impl Bench {
             }
         }
         self.cache.advance(&self.b, &steps);
+        self.cache.fed(&steps);
         spans.iter().for_each(|(i, span)| self.live[*i].len += span.len);
     }
 

@@ -5,7 +5,7 @@
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepResult,
+    StepKind, StepResult,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, Token};
@@ -132,6 +132,11 @@ impl Backend for Spy {
         self.cpu.read(&src.borrow(), at, dst);
     }
 
+    fn copy<T: Plain>(&self, buf: &mut Buf<T>, from: usize, to: usize, len: usize) {
+        self.watch.count("copy");
+        self.cpu.copy(&mut changed(buf), from, to, len);
+    }
+
     fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
         self.watch.count("acts");
         self.cpu.acts(rows, width)
@@ -150,6 +155,10 @@ impl Backend for Spy {
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
         self.watch.count("weight");
         self.cpu.weight(parts)
+    }
+
+    fn note(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
+        self.cpu.note(&mut changed(seen), vocab, &tokens.borrow(), spans);
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
@@ -318,17 +327,26 @@ impl Backend for Spy {
         self.cpu.logits(&mut changed(out), x, head, n);
     }
 
-    fn sample(&self, sampled: &mut Buf<Token>, logits: &mut Buf<f32>, vocab: usize, row: usize, args: &SampleArgs<'_>) {
-        self.watch.seen().logits.push(logits.borrow()[row * vocab..(row + 1) * vocab].to_vec());
-        self.cpu.sample(&mut changed(sampled), &mut changed(logits), vocab, row, args);
+    fn sample(
+        &self,
+        sampled: &mut Buf<Token>,
+        logits: &mut Buf<f32>,
+        vocab: usize,
+        args: &SampleArgs<'_, Self>,
+        n: usize,
+    ) {
+        self.watch.seen().logits.extend(logits.borrow()[..n * vocab].chunks(vocab).map(<[f32]>::to_vec));
+        let (draws, seen, seq_len) = (args.draws.borrow(), args.seen.borrow(), args.seq_len.borrow());
+        let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len };
+        self.cpu.sample(&mut changed(sampled), &mut changed(logits), vocab, &args, n);
     }
 
-    fn read_step(&self, sampled: &Buf<Token>, row: usize, fault: &Buf<i32>) -> StepResult {
+    fn read_step(&self, sampled: &Buf<Token>, fault: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {
         self.watch.count("read_step");
-        self.cpu.read_step(&sampled.borrow(), row, &fault.borrow())
+        self.lent(kv, |kv| self.cpu.read_step(&sampled.borrow(), &fault.borrow(), kv, n))
     }
 
-    fn step(&self, shape: &[Span], ops: impl FnOnce(&Self)) {
+    fn step(&self, _: StepKind, shape: &[Span], mut ops: impl FnMut(&Self)) {
         let panics = {
             let mut seen = self.watch.seen();
             seen.inside = true;

@@ -3,9 +3,8 @@
 
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::backend::SampleArgs;
 use dmschat::codec::Codec;
-use dmschat::engine::{EngineOptions, Runner};
+use dmschat::engine::{Decode, EngineOptions, Runner};
 use dmschat::protocol::SamplingParams;
 use std::collections::BTreeMap;
 
@@ -22,12 +21,12 @@ fn a_decode_step_allocates_nothing_and_reads_back_one_result() {
         let kept = runner.fork(seq).unwrap();
         watch.seen().calls.clear();
         const STEPS: usize = 100;
-        for position in 0..STEPS as u64 {
-            let args = SampleArgs { params: &params, seed: 1, position, recent: &prompt };
-            let token = runner.sample(&args).unwrap();
-            runner.feed(seq, &[token]).unwrap();
+        let mut token = 5;
+        for _ in 0..STEPS {
+            token = runner.decode(&[Decode { seq, token, sampling: &params, seed: 1 }]).unwrap()[0];
         }
-        let wanted = BTreeMap::from([("read_step".to_owned(), STEPS), ("write".to_owned(), STEPS)]);
+        // A write of the token, and once one of how to sample.
+        let wanted = BTreeMap::from([("read_step".to_owned(), STEPS), ("write".to_owned(), STEPS + 1)]);
         assert_eq!(watch.seen().calls, wanted, "{form:?}");
         runner.release(kept);
     }

@@ -1,12 +1,14 @@
 //! A thin layer over the driver: one card, its context and stream, modules, launches, copies. Every call
-//! is checked. What fails at load is an error; what fails later (a lost card, a broken kernel) is a panic
-//! with the driver's words, which the engine's thread turns into an event. Out of memory is typed.
+//! is checked. What fails at load is an error; what fails later (a lost card, a broken kernel) unwinds
+//! with [`DeviceLost`], which whoever runs a model catches. Out of memory is typed.
 
-use super::super::OutOfMemory;
+use super::super::{DeviceLost, OutOfMemory};
 use super::kernels::{KERNELS, Kernel, SOURCES, Source, TARGET};
 use super::kv::View;
+use super::pinned::Staging;
 use super::probe::{NoCuda, probe, words};
 use cudarc::driver::sys;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -20,6 +22,8 @@ pub struct CudaOptions {
     pub wait_always: bool,
     /// A folder of PTX that takes the place of the program's own, for work on kernels.
     pub kernels: Option<PathBuf>,
+    /// Launches every kernel of every step by itself instead of recording steps as graphs.
+    pub no_graphs: bool,
 }
 
 /// An argument of a kernel.
@@ -61,10 +65,19 @@ pub struct Driver {
     pub name: String,
     pub multiprocessors: usize,
     wait_always: bool,
+    staging: RefCell<Option<Staging>>,
+    /// Launches are being recorded and do not run.
+    recording: Cell<bool>,
+    /// What went wrong while recording.
+    broken: Cell<Option<String>>,
+    /// Counts how often memory was taken or given back.
+    generation: Cell<u64>,
+    /// Free bytes when the context was all there was.
+    free_at_first: u64,
 }
 
-/// Panics with the driver's words: `doing` is what was under way.
-fn must(result: sys::CUresult, doing: &str) {
+/// Unwinds with the driver's words: `doing` is what was under way. The panic's hook stays out of it.
+pub(super) fn must(result: sys::CUresult, doing: &str) {
     if let Err(error) = result.result() {
         // The process is ending and has shut the driver down under this thread: there is nobody to tell.
         if result == sys::CUresult::CUDA_ERROR_DEINITIALIZED {
@@ -72,11 +85,15 @@ fn must(result: sys::CUresult, doing: &str) {
                 std::thread::park();
             }
         }
-        panic!("the GPU failed: {doing}: {}", words(error));
+        std::panic::resume_unwind(Box::new(DeviceLost(format!("the GPU failed: {doing}: {}", words(error)))));
     }
 }
 
-fn ready(result: sys::CUresult, doing: &str) -> Result<(), NoCuda> {
+pub(super) fn failure(result: sys::CUresult, doing: &str) -> Result<(), String> {
+    result.result().map_err(|e| format!("{doing}: {}", words(e)))
+}
+
+pub(super) fn ready(result: sys::CUresult, doing: &str) -> Result<(), NoCuda> {
     result.result().map_err(|e| NoCuda::Driver(format!("the GPU cannot be used: {doing}: {}", words(e))))
 }
 
@@ -137,11 +154,18 @@ impl Driver {
             name,
             multiprocessors,
             wait_always: options.wait_always,
+            staging: RefCell::default(),
+            recording: Cell::new(false),
+            broken: Cell::default(),
+            generation: Cell::new(0),
+            free_at_first: 0,
         };
+        driver.free_at_first = driver.memory().0;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current; the pointer is to a live handle.
         ready(unsafe { sys::cuStreamCreate(&mut driver.stream, flags) }, "making a stream")?;
         driver.load_kernels(options.kernels.as_deref())?;
+        driver.staging.replace(Some(Staging::new()?));
         Ok(driver)
     }
 
@@ -184,11 +208,40 @@ impl Driver {
             let args = addresses.as_mut_ptr();
             sys::cuLaunchKernel(function, x, y, z, block as u32, 1, 1, 0, self.stream, args, null_mut())
         };
-        must(started, entry.name);
+        self.issued(started, entry.name);
         if self.wait_always {
             // SAFETY: the stream is this driver's own.
             must(unsafe { sys::cuStreamSynchronize(self.stream) }, entry.name);
         }
+    }
+
+    /// What was issued may fail where it is recorded: then nothing has run, and the recorder is told.
+    fn issued(&self, result: sys::CUresult, doing: &str) {
+        match failure(result, doing) {
+            Err(why) if self.recording.get() => self.broken.set(Some(why)),
+            _ => must(result, doing),
+        }
+    }
+
+    /// Calls `issue` while the stream records.
+    pub(super) fn recording(&self, issue: impl FnOnce()) -> Result<(), String> {
+        self.recording.set(true);
+        issue();
+        self.recording.set(false);
+        self.broken.take().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+
+    /// Bytes that this process has taken since its context began, as the card's free memory tells.
+    pub fn taken_bytes(&self) -> u64 {
+        self.free_at_first.saturating_sub(self.memory().0)
     }
 
     /// Waits until everything started has ended.
@@ -200,6 +253,7 @@ impl Driver {
     /// Zeroed memory, at least a byte.
     pub(super) fn alloc(&self, bytes: usize) -> Result<u64, OutOfMemory> {
         let bytes = bytes.max(1);
+        self.generation.set(self.generation.get() + 1);
         let mut at = 0;
         // SAFETY: a context is current; the pointer is to a live address.
         let result = unsafe { sys::cuMemAlloc_v2(&mut at, bytes) };
@@ -220,24 +274,21 @@ impl Driver {
 
     /// Gives memory back once nothing runs any more.
     pub(super) fn free(&self, at: u64) {
+        self.generation.set(self.generation.get() + 1);
         self.quiet();
         // SAFETY: `at` came from `alloc` and is freed once, by its owner's drop.
         let _ = unsafe { sys::cuMemFree_v2(at) };
     }
 
-    /// The caller vouches that `to` begins at least `from.len()` bytes of memory of this card.
+    /// Copies in stream order and waits for nothing. The caller vouches that `to` begins at least
+    /// `from.len()` bytes of memory of this card.
     pub(super) fn copy_in(&self, to: u64, from: &[u8]) {
-        if from.is_empty() {
-            return;
-        }
-        // SAFETY: the source is a live slice, the target is the caller's word; after the wait nothing
-        // refers to the slice.
-        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), self.stream) };
-        must(copied, "copying to it");
-        self.wait();
+        assert!(!self.recording.get(), "a step writes nothing from the host");
+        let mut staging = self.staging.borrow_mut();
+        staging.as_mut().expect("made when the card was opened").send(self.stream, to, from);
     }
 
-    /// As [`Self::copy_in`], the other way.
+    /// The other way, and waits. The caller vouches for the range on the card.
     pub(super) fn copy_out(&self, to: &mut [u8], from: u64) {
         if to.is_empty() {
             return;
@@ -251,7 +302,8 @@ impl Driver {
     /// Within the card, in stream order; both ranges are the caller's word.
     pub(super) fn copy_within(&self, to: u64, from: u64, bytes: usize) {
         // SAFETY: the caller vouches for both ranges; their owners free them only after a wait.
-        must(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) }, "copying within it");
+        let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
+        self.issued(copied, "copying within it");
     }
 
     /// Free and all memory of the card, in bytes.
@@ -291,6 +343,8 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        self.quiet();
+        self.staging.take();
         // SAFETY: all buffers hold this driver, so none is left; each handle is given back once. Errors
         // are ignored: the card may be gone.
         unsafe {

@@ -98,8 +98,10 @@ kernels! {
         Store "store" "kpipp",
     }
     "sample" {
-        Penalise "penalise" "ppifi",
-        Sample "sample" "ppififfll",
+        Note "note" "ppppii",
+        Penalise "penalise" "pppii",
+        Sample "sample" "ppipp",
+        Post "post" "ppppi",
     }
 }
 

@@ -30,6 +30,11 @@ impl<T: Plain> Buf<T> {
         self.driver.copy_in(self.from(at), bytemuck::cast_slice(src));
     }
 
+    pub(super) fn copy(&mut self, from: usize, to: usize, len: usize) {
+        assert!(from.max(to) + len <= self.len && from.abs_diff(to) >= len, "{len} values from {from} to {to}");
+        self.driver.copy_within(self.from(to), self.from(from), len * size_of::<T>());
+    }
+
     pub(super) fn read(&self, at: usize, dst: &mut [T]) {
         assert!(at + dst.len() <= self.len, "{} values at {at} of a buffer of {}", dst.len(), self.len);
         self.driver.copy_out(bytemuck::cast_slice_mut(dst), self.from(at));

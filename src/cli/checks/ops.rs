@@ -1,7 +1,7 @@
 //! Checks of the ops that keep nothing: rows in, rows out.
 
 use super::{Case, Output, Random, acts, buffer, poisoned, read, values};
-use crate::backend::{AdapterHead, Alpha, Backend, KvGeometry, Norm, QkvRope, SampleArgs, Span};
+use crate::backend::{AdapterHead, Alpha, Backend, Draw, KvGeometry, Norm, QkvRope, SampleArgs, Span, seen_words};
 use crate::codec::Codec;
 use crate::policy::Policy;
 use crate::protocol::SamplingParams;
@@ -307,28 +307,38 @@ impl Case for Sample {
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
         let (mut random, vocab, mut exact) = (Random::new(8), self.vocab, Vec::new());
-        let mut logits = b.alloc(3 * vocab).expect("memory");
+        let mut logits = b.alloc(2 * vocab).expect("memory");
         let mut sampled = b.alloc(3).expect("memory");
+        // Row 0 belongs to sequence 2, which was fed four tokens, and row 1 to sequence 0.
+        let mut seen = b.alloc(3 * seen_words(vocab)).expect("memory");
+        let mut fed = b.alloc(5).expect("memory");
+        b.write(&mut fed, 0, &[1, 0, 2, 2, 4]);
+        b.acts(5, 1).expect("memory");
+        b.note(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: 2, start: 1, len: 4 }]);
+        let mut draws = b.alloc(2).expect("memory");
+        let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
+        b.write(&mut draws, 0, &[Draw::new(2, 42, &self.params), Draw::new(0, 7, &other)]);
+        let mut seq_len = b.alloc(3).expect("memory");
         for position in 0..6 {
             // Steps of 1/8, so that there are ties; two outcasts.
-            let mut row: Vec<f32> = random.floats(vocab).iter().map(|x| (x * x * x * 64.0).round() / 8.0).collect();
-            row[1] = f32::NAN;
-            row[3] = f32::NEG_INFINITY;
-            b.write(&mut logits, vocab, &row);
-            let recent = [0, 2, 2, 4, vocab as u32 + 7];
-            let args = SampleArgs { params: &self.params, seed: 42, position, recent: &recent };
-            b.sample(&mut sampled, &mut logits, vocab, 1, &args);
+            let mut rows: Vec<f32> =
+                random.floats(2 * vocab).iter().map(|x| (x * x * x * 64.0).round() / 8.0).collect();
+            rows[1] = f32::NAN;
+            rows[3] = f32::NEG_INFINITY;
+            if position == 5 {
+                rows[..vocab].fill(f32::NAN);
+            }
+            b.write(&mut logits, 0, &rows);
+            b.write(&mut seq_len, 0, &[position, -1, position + 1]);
+            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len };
+            b.sample(&mut sampled, &mut logits, vocab, &args, 2);
             let mut tokens = [0; 3];
             b.read(&sampled, 0, &mut tokens);
             exact.extend(tokens.map(i64::from));
         }
-        b.write(&mut logits, vocab, &vec![f32::NAN; vocab]);
-        let args = SampleArgs { params: &self.params, seed: 1, position: 1, recent: &[] };
-        b.sample(&mut sampled, &mut logits, vocab, 1, &args);
-        let mut fault = b.alloc(1).expect("memory");
-        b.write(&mut fault, 0, &[3]);
-        let result = b.read_step(&sampled, 1, &fault);
-        exact.extend([result.token as i64, result.non_finite.map_or(-1, |l| l as i64)]);
+        let mut words = vec![0; 3 * seen_words(vocab)];
+        b.read(&seen, 0, &mut words);
+        exact.extend(words.into_iter().map(i64::from));
         Output { floats: vec![], exact }
     }
 }

@@ -1,0 +1,126 @@
+//! Checks of decode steps: what is replayed from a recording against what is launched one by one, and
+//! several sequences in one step against each by itself, while sequences are forked, released and
+//! toggled between the steps. Tokens and slots have to be the same.
+
+use super::Finding;
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::checkpoint::Checkpoint;
+use crate::codec::Codec;
+use crate::engine::{Decode, EngineOptions, Runner};
+use crate::policy::SlotMeta;
+use crate::protocol::{SamplingParams, Token};
+use anyhow::Result;
+use std::time::Instant;
+
+const STEPS: usize = 48;
+const PROMPTS: [usize; 3] = [1, 40, 90];
+
+/// What a run leaves behind.
+#[derive(PartialEq)]
+struct Trace {
+    tokens: Vec<Vec<Token>>,
+    slots: Vec<Vec<SlotMeta>>,
+}
+
+/// `open` gives a fresh backend that records steps, or one that does not.
+pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
+    open: impl Fn(bool) -> Result<B, E>,
+    tell: &mut impl FnMut(Finding),
+) -> Result<()> {
+    let checkpoint = Checkpoint::random("demo")?;
+    for codec in [Codec::Bf16, Codec::Fp8] {
+        let (plain, ..) = trace(open(false)?, &checkpoint, codec, false)?;
+        for (what, alone) in [("in one step", false), ("each by itself", true)] {
+            let started = Instant::now();
+            let (got, recorded, notice) = trace(open(true)?, &checkpoint, codec, alone)?;
+            let name = format!("steps {}: {} sequences {what}, {recorded} recorded", codec.name(), PROMPTS.len());
+            tell(finding(name, &got, &plain, notice, started));
+        }
+    }
+    Ok(())
+}
+
+/// Three sequences decode, `alone` in steps of their own; the trace, how many steps were recorded, and
+/// what the backend had to say.
+fn trace<B: Backend>(
+    b: B,
+    checkpoint: &Checkpoint,
+    codec: Codec,
+    alone: bool,
+) -> Result<(Trace, usize, Option<String>)> {
+    let options = EngineOptions { context: Some(256), max_step: 64, ..EngineOptions::new(codec) };
+    let mut runner = Runner::new(b, checkpoint, &options, |_, _| {})?;
+    let vocab = checkpoint.config.vocab;
+    let samplings = [
+        SamplingParams::default(),
+        SamplingParams { temperature: 1.1, top_k: 40, repetition_penalty: 1.2, ..SamplingParams::default() },
+        SamplingParams { temperature: 0.9, top_p: 0.95, min_p: 0.01, ..SamplingParams::default() },
+    ];
+    let mut seqs: Vec<SeqId> = Vec::new();
+    for (i, n) in PROMPTS.into_iter().enumerate() {
+        let seq = runner.create(i != 1)?;
+        let prompt: Vec<Token> = (0..n).map(|at| ((at + i) * 7919 % vocab) as Token).collect();
+        prompt.chunks(runner.max_step()).try_for_each(|part| runner.feed(seq, part))?;
+        seqs.push(seq);
+    }
+    let mut trace = Trace { tokens: vec![vec![3]; PROMPTS.len()], slots: Vec::new() };
+    let mut kept = None;
+    for step in 0..STEPS {
+        match step {
+            8 => kept = Some(runner.fork(seqs[2])?),
+            16 => drop(runner.set_eviction(seqs[0], false)?),
+            24 => drop(runner.set_eviction(seqs[1], true)?),
+            32 => drop(runner.set_eviction(seqs[0], true)?),
+            36 => kept.take().into_iter().for_each(|seq| runner.release(seq)),
+            40 => runner.trim(),
+            _ => {}
+        }
+        let decode = |i: usize| {
+            let (seq, token) = (seqs[i], trace.tokens[i][step]);
+            Decode { seq, token, sampling: &samplings[i], seed: 40 + i as u64 }
+        };
+        let batch: Vec<Decode<'_>> = (0..seqs.len()).map(decode).collect();
+        let size = if alone { 1 } else { batch.len() };
+        let mut next = Vec::new();
+        for part in batch.chunks(size) {
+            next.extend(runner.decode(part)?);
+        }
+        trace.tokens.iter_mut().zip(next).for_each(|(tokens, next)| tokens.push(next));
+    }
+    let c = runner.config();
+    for (layer, head) in (0..c.n_layers).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h))) {
+        for &seq in &seqs {
+            trace.slots.push(runner.cache.slot_metas(runner.backend(), seq, layer, head));
+        }
+    }
+    Ok((trace, runner.backend().recorded(), runner.backend().notice()))
+}
+
+fn finding(name: String, got: &Trace, plain: &Trace, notice: Option<String>, started: Instant) -> Finding {
+    let apart = (0..PROMPTS.len()).find_map(|i| {
+        let at = (0..=STEPS).find(|&at| got.tokens[i][at] != plain.tokens[i][at])?;
+        Some(format!("sequence {i} says {} instead of {} at step {at}", got.tokens[i][at], plain.tokens[i][at]))
+    });
+    let slots = (got.slots != plain.slots).then(|| "other slots are held".to_owned());
+    Finding { name, error: 0.0, limit: 0.0, broken: notice.or(apart).or(slots), time: started.elapsed() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Cpu;
+    use crate::backend::cuda::NoCuda;
+
+    #[test]
+    fn sequences_in_one_step_are_as_each_by_itself() {
+        let mut seen = 0;
+        let open = |_| Ok::<_, NoCuda>(Cpu::new(2));
+        let tell = &mut |finding: Finding| {
+            seen += 1;
+            assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
+        };
+        run_all(open, tell).unwrap();
+        assert_eq!(seen, 4);
+    }
+}
