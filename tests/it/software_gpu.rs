@@ -83,6 +83,8 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     assert!(fine.len() > 200, "{}{}", said.stdout, said.stderr);
     assert!(missed.iter().all(|l| l.contains("swiglu")), "{}", missed.join("\n"));
     assert_eq!((said.code, missed.len()), (1, 4), "{}", said.stderr);
+    let recorded = |line: &&&str| line.contains("in one step, 2 recorded") || line.contains("by itself, 1 recorded");
+    assert_eq!(fine.iter().filter(recorded).count(), 4, "steps are recorded and replayed");
 }
 
 #[test]

@@ -192,6 +192,12 @@ inline T atomicAdd(T* at, T x) {
   return old;
 }
 template <class T>
+inline T atomicOr(T* at, T x) {
+  T old = *at;
+  *at = old | x;
+  return old;
+}
+template <class T>
 inline T atomicMin(T* at, T x) {
   T old = *at;
   if (x < old) *at = x;
