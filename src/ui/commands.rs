@@ -2,6 +2,7 @@
 //! they do is in `update::commands`.
 
 use std::borrow::Cow;
+use strsim::osa_distance;
 
 /// What the argument of a command is, for completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,33 +94,13 @@ pub fn message(line: &str) -> Cow<'_, str> {
 
 /// The name nearest to a mistyped one, when one is near.
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let name = name.to_lowercase();
+    // No command is as long, and a pasted line may be any length.
+    let name: String = name.to_lowercase().chars().take(40).collect();
     names
-        .map(|n| (if n.starts_with(&name) { 1 } else { distance(&name, n) }, n))
+        .map(|n| (if n.starts_with(&name) { 1 } else { osa_distance(&name, n) }, n))
         .min_by_key(|(d, _)| *d)
         .filter(|(d, n)| *d <= 1 + n.len() / 5)
         .map(|(_, n)| n)
-}
-
-/// Edits between two words, a swap of neighbours counting as one.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(40).collect(), b.chars().collect());
-    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            rows[i][j] = if i == 0 || j == 0 {
-                i + j
-            } else {
-                let replaced = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-                let mut best = replaced.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
-                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                    best = best.min(rows[i - 2][j - 2] + 1);
-                }
-                best
-            };
-        }
-    }
-    rows[a.len()][b.len()]
 }
 
 /// One line of the completion list.
