@@ -1,5 +1,5 @@
-// Instructions of tensor cores, and of what feeds them, that CUDA C++ has no names for, one function each. The software GPU of the tests
-// has functions of its own in their place.
+// Instructions of tensor cores, and of what feeds them, that CUDA C++ has no names for, one function each. The
+// software GPU of the tests has functions of its own in their place.
 #pragma once
 #include "common.cuh"
 
@@ -22,6 +22,13 @@ __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cv
 // and gets of each matrix two neighbours of line l / 4, at column 2 (l % 4).
 __device__ __forceinline__ void load_matrices(u32 out[4], const u16* line) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(line)));
+}
+
+// The same of the turned matrices: two neighbours of column l / 4, at line 2 (l % 4).
+__device__ __forceinline__ void load_matrices_turned(u32 out[4], const u16* line) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(shared_address(line)));
 }

@@ -2,6 +2,7 @@
 //! NaN, and the cache's properties over random histories. `doctor --device cuda` runs them on the card;
 //! the test suite runs the same functions over the CPU.
 
+mod chunks;
 mod history;
 pub mod models;
 mod ops;
@@ -11,6 +12,10 @@ use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Plain};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
+
+/// How far attention may be off where it splits queries and weights into two bf16 parts: 2^-17 where one key has
+/// all the weight, and a little for the scores.
+const SPLIT_ATTENTION: f32 = 1e-5;
 
 /// What one backend made of a case: `exact` has to be equal, `floats` near.
 #[derive(Default)]
@@ -64,6 +69,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(ops::samples());
     check!(history::all());
     check!(history::wide());
+    check!(chunks::all());
 }
 
 /// Long histories of the cache.

@@ -246,6 +246,25 @@ inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
 // Twins of kernels/tensor.cuh.
 
+namespace gpu {
+inline void ldmatrix(unsigned out[4], const uint16_t* row, bool turned) {
+  if ((uintptr_t)row % 16) fault("ldmatrix from an address that is no multiple of 16");
+  Exchange* e;
+  meet(0xffffffffu, Op::LDMATRIX, row, &e);
+  int g = self->lane / 4, t = self->lane % 4;
+  auto at = [&](int matrix, int row, int column) {
+    const uint16_t* from;
+    memcpy(&from, e->lanes[8 * matrix + row], sizeof from);
+    return (unsigned)from[column];
+  };
+  for (int i = 0; i < 4; i++)
+    out[i] = turned ? at(i, 2 * t, g) | at(i, 2 * t + 1, g) << 16 : at(i, g, 2 * t) | at(i, g, 2 * t + 1) << 16;
+}
+}  // namespace gpu
+
+inline void load_matrices(unsigned out[4], const uint16_t* line) { gpu::ldmatrix(out, line, false); }
+inline void load_matrices_turned(unsigned out[4], const uint16_t* line) { gpu::ldmatrix(out, line, true); }
+
 // Fragments are as the PTX manual lays them out for mma.m16n8k16.
 inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
   struct Parts {
@@ -273,17 +292,6 @@ inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
   for (int i = 0; i < 4; i++) c[i] += product[g + i / 2 * 8][2 * t + i % 2];
 }
 
-inline void load_matrices(unsigned out[4], const unsigned short* line) {
-  gpu::Exchange* e;
-  gpu::meet(0xffffffffu, gpu::Op::LDMATRIX, line, &e);
-  int lane = gpu::self->lane;
-  for (int m = 0; m < 4; m++) {
-    const unsigned short* from;
-    memcpy(&from, e->lanes[8 * m + lane / 4], sizeof from);
-    if ((uintptr_t)from % 16) gpu::fault("ldmatrix from an address that is no multiple of 16");
-    memcpy(&out[m], from + 2 * (lane % 4), 4);
-  }
-}
 // The copy is done when it is asked for, which is earlier than on a card.
 inline void copy_async(void* to, const void* from, bool real) {
   if ((uintptr_t)to % 16 || (uintptr_t)from % 16) gpu::fault("cp.async at an address that is no multiple of 16");

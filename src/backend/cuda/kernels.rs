@@ -22,7 +22,7 @@ macro_rules! sources {
     };
 }
 
-sources!["rows", "linear", "gemm", "rope", "attend", "place", "store", "sample"];
+sources!["rows", "linear", "gemm", "rope", "attend", "attend_tiles", "place", "store", "sample"];
 
 pub struct Entry {
     pub source: &'static str,
@@ -83,6 +83,11 @@ kernels! {
         Attend44 "attend_4_4" "ppppkippf",
         Attend48 "attend_4_8" "ppppkippf",
         AttendMerge "attend_merge" "ppii",
+    }
+    "attend_tiles" {
+        AttendTiles32 "attend_tiles_32" "ppppkipf",
+        AttendTiles64 "attend_tiles_64" "ppppkipf",
+        AttendTiles128 "attend_tiles_128" "ppppkipf",
     }
     "place" {
         Place "place" "kpip",

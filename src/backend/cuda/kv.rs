@@ -43,6 +43,10 @@ pub const VIEW_BYTES: usize = std::mem::size_of::<View>();
 
 /// Most splits of one row's keys.
 const MAX_SPLITS: usize = 64;
+/// From so many rows to a span on, attention runs on tensor cores, by tiles.
+const TILE_ROWS: usize = 16;
+/// Rows times query heads of a group in a tile: `LINES` in `attend_tiles.cu`.
+const TILE_LINES: usize = 64;
 
 /// As `Codec` in `kv.cuh` counts. f32 is refused where the device is chosen.
 pub(super) fn codec_number(codec: Codec) -> i32 {
@@ -105,6 +109,16 @@ fn attend_kernel(head_dim: usize, group: usize) -> Kernel {
     }
 }
 
+/// The instance of `attend_tiles` for a head size, where there is one.
+fn tiles_kernel(head_dim: usize) -> Option<Kernel> {
+    match head_dim {
+        32 => Some(Kernel::AttendTiles32),
+        64 => Some(Kernel::AttendTiles64),
+        128 => Some(Kernel::AttendTiles128),
+        _ => None,
+    }
+}
+
 pub(super) fn attend(
     cuda: &Cuda,
     out: &mut Acts,
@@ -115,25 +129,29 @@ pub(super) fn attend(
     spans: &[Span],
 ) {
     let (g, shape, view) = (&kv.geometry, cuda.send(spans), view(kv));
-    let (rows, d) = (shape.n_rows, g.head_dim);
+    let (rows, d, group) = (shape.n_rows, g.head_dim, g.n_q_heads / g.n_kv_heads);
     // Few rows: enough blocks for the whole card by splitting the keys.
     let n_splits = (kv.pool.max_blocks / (rows * g.n_kv_heads).max(1)).clamp(1, MAX_SPLITS);
-    cuda.driver.launch(
-        attend_kernel(d, g.n_q_heads / g.n_kv_heads),
-        [n_splits, g.n_kv_heads, rows],
-        128,
-        &[
-            Ptr(out.ptr()),
-            Ptr(kv.pool.partials.ptr()),
-            Ptr(qkv.ptr()),
-            Ptr(decisions.ptr()),
-            Kv(&view),
-            I32(layer as i32),
-            Ptr(shape.spans),
-            Ptr(shape.span_of_row),
-            F32(1.0 / (d as f32).sqrt()),
-        ],
-    );
+    let mut args = vec![
+        Ptr(out.ptr()),
+        Ptr(kv.pool.partials.ptr()),
+        Ptr(qkv.ptr()),
+        Ptr(decisions.ptr()),
+        Kv(&view),
+        I32(layer as i32),
+        Ptr(shape.spans),
+    ];
+    let scale = F32(1.0 / (d as f32).sqrt());
+    let tiles = tiles_kernel(d).filter(|_| rows >= TILE_ROWS * shape.n_spans);
+    let (kernel, blocks) = match tiles {
+        Some(kernel) => (kernel, spans.iter().map(|s| s.len.div_ceil(TILE_LINES / group)).sum()),
+        None => {
+            args.push(Ptr(shape.span_of_row));
+            (attend_kernel(d, group), rows)
+        }
+    };
+    args.push(scale);
+    cuda.driver.launch(kernel, [n_splits, g.n_kv_heads, blocks], 128, &args);
     if n_splits > 1 {
         let args = [Ptr(out.ptr()), Ptr(kv.pool.partials.ptr()), I32(n_splits as i32), I32(d as i32)];
         cuda.driver.launch(Kernel::AttendMerge, [g.n_q_heads, rows, 1], 128, &args);

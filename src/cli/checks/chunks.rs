@@ -1,0 +1,108 @@
+//! Checks of long chunks over stored slots in shared pages: what every row sees, and that it does not matter
+//! how a chunk is divided.
+
+use super::{Case, Output, Random, acts, buffer, poisoned, values};
+use crate::backend::{Backend, KvGeometry};
+use crate::cache::{KvCache, SeqId};
+use crate::codec::Codec;
+use crate::policy::{Dms, Policy, Shift};
+
+/// Tokens before the chunk, and the chunk itself in several divisions: rows of tiles and of batches of keys
+/// come out at odd places.
+const BEFORE: [usize; 3] = [131, 1, 90];
+const DIVISIONS: [&[usize]; 2] = [&[333], &[16, 1, 1, 200, 17, 98]];
+const CONTEXT: usize = 600;
+const MAX_STEP: usize = 400;
+
+pub struct Chunks {
+    policy: Policy,
+    codec: Codec,
+    head_dim: usize,
+    heads: usize,
+    group: usize,
+}
+
+/// Every group, with head sizes, policies and codecs in turn.
+pub fn all() -> Vec<Chunks> {
+    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense];
+    let case = |group: usize| Chunks {
+        policy: policies[group % 4],
+        codec: [Codec::Bf16, Codec::Fp8][(group + group / 4) % 2],
+        head_dim: [32, 64, 128][group % 3],
+        heads: 1 + group % 2,
+        group,
+    };
+    (1..=8).map(case).collect()
+}
+
+struct Run<'a, B: Backend> {
+    case: &'a Chunks,
+    b: &'a B,
+    cache: KvCache<B>,
+    output: Output,
+}
+
+impl Case for Chunks {
+    fn name(&self) -> String {
+        let policy = match self.policy {
+            Policy::Dense => "dense".to_owned(),
+            Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
+        };
+        format!("chunk {policy} {} {} of {} x {}", self.codec.name(), self.head_dim, self.heads, self.group)
+    }
+
+    fn limit(&self) -> f32 {
+        super::SPLIT_ATTENTION
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let geometry = KvGeometry {
+            n_layers: 1,
+            n_q_heads: self.heads * self.group,
+            n_kv_heads: self.heads,
+            head_dim: self.head_dim,
+            n_seqs: 1 + DIVISIONS.len(),
+            page_slots: 16,
+            max_pages: 0,
+            codec: self.codec,
+            policy: self.policy,
+        };
+        let cache = KvCache::new(b, geometry, CONTEXT, MAX_STEP).expect("memory for a check");
+        let mut run = Run { case: self, b, cache, output: Output::default() };
+        let first = run.cache.create(b, true).expect("a free row");
+        run.feed(first, &BEFORE);
+        for division in DIVISIONS {
+            let seq = run.cache.fork(b, first).expect("a free row");
+            run.feed(seq, division);
+            for head in 0..self.heads {
+                let metas = run.cache.slot_metas(b, seq, 0, head);
+                run.output.exact.extend(metas.iter().map(|m| m.0 as i64));
+            }
+        }
+        run.output
+    }
+}
+
+impl<B: Backend> Run<'_, B> {
+    /// Tokens whose numbers depend on their positions alone, a step for each part.
+    fn feed(&mut self, seq: SeqId, parts: &[usize]) {
+        let case = self.case;
+        let width = (case.group + 2) * case.heads * case.head_dim;
+        for &n in parts {
+            let from = self.cache.len(seq);
+            let tokens = || (from..from + n).map(|at| Random::new(7000 + at as u64));
+            let rows: Vec<f32> = tokens().flat_map(|mut r| r.floats(width)).collect();
+            // Half of them mark.
+            let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();
+            let spans = [self.cache.span(seq, 0, n)];
+            self.cache.reserve_step(self.b, &spans).expect("memory for a check");
+            let (mut qkv, decisions) = (acts(self.b, width, &rows), buffer(self.b, &decided));
+            let out_width = case.group * case.heads * case.head_dim;
+            let mut out = poisoned(self.b, n, out_width);
+            self.cache.attention(self.b, &mut out, &mut qkv, &decisions, 0, &spans);
+            self.output.floats.extend(values(self.b, &out, n * out_width));
+            self.cache.advance(self.b, &spans);
+        }
+    }
+}
