@@ -191,6 +191,10 @@ pub fn length(answer: &Answer) -> Option<u64> {
 /// What an error of the connection means. Never names the address: it may carry a signature.
 pub fn fault(host: &str, error: Error) -> Fault {
     match error {
+        // A certificate that does not hold arrives so too.
+        Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
+            Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}"))
+        }
         Error::Io(e) => passing(format!("{host}: {}", plain(&e))),
         Error::HostNotFound => passing(format!("{host} is not found: is there a network?")),
         Error::ConnectionFailed => passing(format!("{host} cannot be reached")),
@@ -211,6 +215,8 @@ fn plain(error: &io::Error) -> String {
             "the connection was cut".to_owned()
         }
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => "there is no network".to_owned(),
+        // What the system's resolver says has no kind of its own.
+        _ if error.to_string().contains("lookup") => "its name is not found: is there a network?".to_owned(),
         _ => error.to_string(),
     }
 }
