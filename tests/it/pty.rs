@@ -315,9 +315,10 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
     chat.until("the model", |s| s.contains("eviction on") && !s.contains("downloading"));
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
-    // The connection that was stopped may have brought the rest after all; else only that was asked for.
+    // The connection that was stopped may have brought more after all; no more than the rest is asked for.
     for again in hub.asked("model.safetensors").iter().filter(|s| s.cdn).skip(1) {
-        assert_eq!(again.header("range"), Some("bytes=80000-"));
+        let from = again.header("range").and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<u64>().ok());
+        assert!(from >= Some(80_000), "{again:?}");
     }
 
     // What went wrong is said when the terminal is given back: a name that is wrong is wrong use.
