@@ -1,0 +1,140 @@
+"""Judge an adapter file on text it never saw, against the dense model, a sliding window and random eviction.
+
+    python evaluate.py --model FOLDER --adapter FILE --answers out/test.jsonl --json results.json
+
+Exact masks (key k is visible to query q if q - k <= W or k is not marked; the decision at t+1 marks t); base in
+`--dtype`, decisions in f32. Ratio: n * layers * KV heads / live slots after n tokens, the window counted. Window: 4 sinks and
+as many slots a head as DMS held on average. Random: as many marks a head as DMS made, spread at random.
+Recall: the share of facts whose every token is the greedy choice, given the answer's first words.
+"""
+import argparse
+import json
+
+import torch
+from safetensors import safe_open
+
+from model import Base, attend_blocks, norm
+from talk import conversation, load
+
+SINKS = 4
+
+
+class Adapter:
+    def __init__(self, path, device):
+        with safe_open(path, "pt") as f:
+            meta, get = f.metadata(), lambda l, n: f.get_tensor(f"model.layers.{l}.self_attn.{n}.weight").float().to(device)
+            self.window, self.scale, self.offset = int(meta["window"]), float(meta["alpha_scale"]), float(meta["alpha_offset"])
+            layers = range(int(meta["num_hidden_layers"]))
+            self.gain, self.proj = ([get(l, n) for l in layers] for n in ("dms_proj_alpha_norm", "dms_proj_alpha"))
+
+    def marks(self, layer, x, eps):
+        """x [B, T, hidden] -> [B, kv_heads, T] bool; the newest token has no mark."""
+        d = (norm(x.float(), self.gain[layer], eps) @ self.proj[layer].T).transpose(1, 2) * self.scale - self.offset
+        return torch.cat([d[..., 1:] > 0, torch.zeros_like(d[..., :1], dtype=torch.bool)], -1)
+
+
+def attend_window(q, k, v, slots):
+    """The last `slots` - SINKS tokens and the first SINKS."""
+    sinks = torch.full((k.shape[0], k.shape[1], k.shape[2]), float("-inf"), device=k.device)
+    sinks[..., :SINKS] = 0.0
+    return attend_masked(q, k, v, sinks, slots - SINKS - 1)
+
+
+def attend_masked(q, k, v, bias, window):
+    return attend_blocks(q, k, v, bias=bias.clamp(min=-1e9), window=window)
+
+
+def runs(base, adapter, ids):
+    """Yields (name, last hidden states, ratio)."""
+    n, window = ids.shape[1], adapter.window
+    yield "dense", base.hidden_states(ids, lambda l, x, q, k, v: attend_blocks(q, k, v)), 1.0
+    gone = {}
+
+    def dms(l, x, q, k, v):
+        marks = adapter.marks(l, x, base.eps)
+        gone[l] = marks[..., : max(0, n - 1 - window)].sum(-1)
+        return attend_masked(q, k, v, marks.float() * -1e9, window)
+
+    def spread(l, x, q, k, v):
+        share = gone[l] / max(1, n - 1 - window)
+        return attend_masked(q, k, v, (torch.rand(k.shape[:3], device=k.device) < share[..., None]).float() * -1e9, window)
+
+    out = base.hidden_states(ids, dms)
+    live = n * base.layers * base.kv_heads - sum(int(g.sum()) for g in gone.values())
+    ratio = n * base.layers * base.kv_heads / live
+    yield "dms", out, ratio
+    yield "window", base.hidden_states(ids, lambda l, x, q, k, v: attend_window(q, k, v, round(n / ratio))), ratio
+    yield "random", base.hidden_states(ids, spread), ratio
+
+
+def score(base, ids, out, dense, spans):
+    """Sums over positions: [KL, same top-1, -log p of the text, positions], and facts recalled."""
+    total, right = torch.zeros(4, dtype=torch.float64), torch.zeros(ids.shape[1], dtype=torch.bool)
+    for a in range(0, ids.shape[1] - 1, 512):
+        b = min(a + 512, ids.shape[1] - 1)
+        p, q = (base.head(h[0, a:b]).float().log_softmax(-1) for h in (dense, out))
+        top, next_ids = q.argmax(-1), ids[0, a + 1: b + 1]
+        total += torch.tensor([(p.exp() * (p - q)).sum(), (p.argmax(-1) == top).sum(),
+                               -q.gather(1, next_ids[:, None]).sum(), b - a], dtype=torch.float64)
+        right[a + 1: b + 1] = (top == next_ids).cpu()
+    return total, sum(bool(right[a:b].all()) for a, b in spans)
+
+
+@torch.inference_mode()
+def judge(base, adapter, sequences, only, **row):
+    """One row of the table over sequences of (ids, spans)."""
+    sums, ratios, recalled, facts = {}, [], {}, 0
+    for ids, spans in sequences:
+        facts += len(spans)
+        ids, dense = torch.tensor([ids], device=base.device), None
+        for name, out, ratio in runs(base, adapter, ids):
+            dense = out if dense is None else dense
+            part, hit = score(base, ids, out, dense, spans)
+            sums[name] = sums.get(name, 0) + part
+            recalled[name] = recalled.get(name, 0) + hit
+            if name == "dms":
+                ratios.append(ratio)
+            if name == only:
+                break
+    row["ratio"] = round(sum(ratios) / len(ratios), 3)
+    for name, (kl, same, nll, n) in sums.items():
+        row[name] = {"kl": round(float(kl / n), 5), "top1": round(float(same / n), 4), "ppl": round(float((nll / n).exp()), 4)}
+        if facts:
+            row[name]["recall"] = f"{recalled[name]}/{facts}"
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", required=True)
+    p.add_argument("--adapter", required=True)
+    p.add_argument("--answers", required=True)
+    p.add_argument("--chat", default="2048x16,4096x16,8192x8", help="lengths x sequences")
+    p.add_argument("--bare", default="4096x16")
+    p.add_argument("--recall", default="2048x64,3584x64")
+    p.add_argument("--text-file", help="a text as it is, to be held against `dmschat compare --text-file`")
+    p.add_argument("--only", help="stop after this run (dms: leave out window and random)")
+    p.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    p.add_argument("--json")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = p.parse_args()
+    torch.manual_seed(0)
+    base, answers = Base(args.model, args.device, getattr(torch, args.dtype)), load(args.answers)
+    adapter = Adapter(args.adapter, args.device)
+    rows = []
+    if args.text_file:
+        with open(args.text_file, encoding="utf-8") as f:
+            ids = base.encode(f.read())
+        rows.append(judge(base, adapter, [(ids, [])], args.only, text=args.text_file, length=len(ids)))
+    for kind, text in (("chat", args.chat), ("bare", args.bare), ("recall", args.recall)):
+        for length, count in (map(int, item.split("x")) for item in text.split(",") if item):
+            made = [conversation(base.encode, answers, length, "test", i, kind) for i in range(count)]
+            rows.append(judge(base, adapter, made, args.only, length=length, count=count, kind=kind))
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as f:
+            f.write("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
