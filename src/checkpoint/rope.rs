@@ -146,27 +146,32 @@ impl RopeScaling {
     }
 }
 
+/// Qwen3 was trained on 32,768 tokens; its configs say 40,960, which leaves 8,192 for a prompt (its model cards).
+const QWEN3_CONTEXT: usize = 40_960;
+const QWEN3_TRAINED: usize = 32_768;
+
 impl ModelConfig {
-    /// Makes room for `ctx` tokens, above the native context by YaRN with factor ctx / native
-    /// where the family documents that (Qwen3's model cards), else an error.
+    /// Makes room for `ctx` tokens: above the config's context by YaRN with factor ctx / (tokens trained on)
+    /// where the family documents that (Qwen3's model cards: factor 4 for 131,072), else an error.
     pub fn extend_yarn(&mut self, ctx: usize) -> Result<()> {
         if ctx <= self.context {
             return Ok(());
         }
-        let native = match &self.rope.scaling {
+        let trained = match &self.rope.scaling {
+            RopeScaling::Default if self.context == QWEN3_CONTEXT => QWEN3_TRAINED,
             RopeScaling::Default => self.context,
             RopeScaling::Yarn { original_context, .. } => *original_context,
             RopeScaling::Llama3 { .. } => 0,
         };
         ensure!(
-            self.family == "qwen3" && native > 0,
+            self.family == "qwen3" && trained > 0,
             "a context of {ctx} tokens is more than the {} this model was made for, and {} documents no way to extend it",
             self.context,
             self.family
         );
         self.rope.scaling = RopeScaling::Yarn {
-            factor: ctx as f64 / native as f64,
-            original_context: native,
+            factor: ctx as f64 / trained as f64,
+            original_context: trained,
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: None,

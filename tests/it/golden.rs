@@ -139,6 +139,22 @@ fn rope_of_published_configurations() {
     }
 }
 
+/// `--ctx-size 131072` on Qwen3 is what its model card says to write into config.json for that.
+#[test]
+fn qwen3_beyond_its_context_is_as_its_card_says() {
+    let ropes = parsed::<Ropes>("rope.json");
+    let card = ropes.cases.iter().find(|c| c.name == "qwen3-8b yarn x4").expect("a case");
+    let config = json!({
+        "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "rope_theta": 1e6, "rope_scaling": null
+    });
+    let mut config = ModelConfig::from_json("qwen3-8b", config.to_string().as_bytes()).expect("read");
+    config.extend_yarn(131_072).expect("documented");
+    let (inv_freq, scale) = config.rope.frequencies(config.head_dim);
+    same_frequencies(&card.name, &inv_freq, scale, &card.inv_freq, card.attention_scale);
+}
+
 #[derive(Deserialize)]
 struct Texts {
     vocab: usize,
