@@ -56,9 +56,13 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Doctor(args)) => return doctor::run(common, args),
         _ => {}
     }
-    let bench = matches!(cli.command, Some(Command::Bench(_)));
-    if let Some(flag) = common.several().filter(|_| !bench) {
-        return Err(output::wrong_use(format!("{flag} takes several values with bench only")));
+    let takes_several = |flag| match &cli.command {
+        Some(Command::Bench(_)) => true,
+        Some(Command::Compare(_)) => flag == "--kv",
+        _ => false,
+    };
+    if let Some(flag) = common.several().filter(|flag| !takes_several(*flag)) {
+        return Err(output::wrong_use(format!("{flag} takes several values with bench only (--kv with compare too)")));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     if let Some(theme) = &settings.theme {
@@ -67,7 +71,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
     match cli.command {
         Some(Command::Score(args)) => score::run(&settings, &args, common.json),
-        Some(Command::Compare(args)) => compare::run(&settings, &args, common.json),
+        Some(Command::Compare(args)) => compare::run(&settings, &args, common),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
         Some(Command::Eval(args)) => eval::run(&settings, &args),
         _ if common.prompt.is_some() => run::run(&settings, common),

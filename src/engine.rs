@@ -3,6 +3,7 @@
 //! Commands come in over a channel and are looked at between two steps, so a cancel costs at most
 //! a step; events go out in order, snapshots latest-wins. Knows nothing of terminals or files.
 
+pub mod compare;
 mod context;
 mod generate;
 mod planner;

@@ -189,7 +189,7 @@ impl Common {
     }
 }
 
-/// Values between commas, of which only `bench` takes more than one.
+/// Values between commas, of which only `bench` and `compare` take more than one.
 #[derive(Clone, Debug)]
 pub struct List<T>(pub Vec<T>);
 
@@ -213,7 +213,7 @@ pub enum Command {
     Chat,
     /// Log-probabilities of a given text, token by token, under a schedule of prefills and toggles
     Score(ScoreArgs),
-    /// What eviction costs on a text: perplexity, divergence and agreement, on against off
+    /// What eviction and smaller formats of the cache cost on a text: perplexity, divergence, agreement
     Compare(CompareArgs),
     /// Measure prefill and decode speed with random weights of a real model's shape
     Bench(BenchArgs),
@@ -254,6 +254,7 @@ pub struct ScoreArgs {
     pub schedule: Option<String>,
 }
 
+/// `--kv` takes several values here, of which the first, without eviction, is what the others are compared with.
 #[derive(Args, Debug)]
 pub struct CompareArgs {
     /// UTF-8 text of at least four windows

@@ -1,60 +1,138 @@
-//! `dmschat compare`: what eviction costs on a text.
+//! `dmschat compare`: what eviction and smaller codecs cost on a text.
 
-use super::args::CompareArgs;
+use super::args::{Common, CompareArgs};
 use super::output::{self, as_wrong_use, wrong_use};
 use super::score::{check_tokens, encode_text_file};
 use super::spawn::{ModelJob, with_model};
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::config::Settings;
+use crate::config::{Kv, Settings};
 use crate::engine::Runner;
-use crate::engine::score::compare;
+use crate::engine::compare::{self, Compared, Row};
+use crate::protocol::Token;
 use anyhow::Result;
+use serde_json::{Value, json};
 
 /// Logits of every token of a step are held at once.
 const MAX_STEP: usize = 64;
 
-pub fn run(settings: &Settings, args: &CompareArgs, json: bool) -> Result<u8> {
-    with_model(settings, MAX_STEP, Job { args, json })
+/// The first of `--kv`'s formats, dense, is what all else is compared with.
+pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
+    let kvs = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
+    let job = Job { settings, args, others: &kvs[1..], json: common.json };
+    with_model(&with_kv(settings, kvs[0]), MAX_STEP, job)
+}
+
+fn with_kv(settings: &Settings, kv: Kv) -> Settings {
+    let mut settings = settings.clone();
+    settings.kv = kv;
+    settings
 }
 
 struct Job<'a> {
+    settings: &'a Settings,
     args: &'a CompareArgs,
+    others: &'a [Kv],
     json: bool,
 }
 
 impl ModelJob for Job<'_> {
     fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
-        let Some(dms) = &checkpoint.config.dms else {
-            return Err(wrong_use(format!(
-                "{} was not trained to evict: there is nothing to compare",
-                checkpoint.name
-            )));
-        };
         let tokens = encode_text_file(checkpoint, &self.args.text_file).map_err(as_wrong_use)?;
         check_tokens(&tokens, runner).map_err(as_wrong_use)?;
-        let least = 4 * dms.rule.window;
-        if tokens.len() < least {
-            return Err(wrong_use(format!(
-                "the text has {} tokens; at least {least} (four windows) are needed for eviction to show",
-                tokens.len()
-            )));
+        let evictions = evictions(checkpoint, &tokens, self.others.is_empty())?;
+        let mut ppl = None;
+        let mut rows = Vec::new();
+        let mut take = |(dense, more): Compared| {
+            ppl = dense;
+            rows.extend(more);
+        };
+        if evictions.contains(&true) {
+            take(compare::eviction(runner, &tokens)?);
         }
-        let result = compare(runner, &tokens)?;
-        if self.json {
-            output::out(&format!("{}\n", serde_json::to_string(&result)?))?;
+        for &kv in self.others {
+            let beside = Beside { reference: runner, tokens: &tokens, evictions, take: &mut take };
+            with_model(&with_kv(self.settings, kv), MAX_STEP, beside)?;
+        }
+        let kv = runner.cache.geometry().codec.name();
+        let text = if self.json {
+            format!("{}\n", as_json(tokens.len(), kv, ppl, &rows))
         } else {
-            let show = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.3}"));
-            output::out(&format!(
-                "{} tokens: perplexity {} without eviction, {} with; KL {:.4} nats a token; top-1 agreement {:.1} %; compression {}x\n",
-                result.tokens,
-                show(result.ppl_off),
-                show(result.ppl_on),
-                result.kl,
-                100.0 * result.top1_agreement,
-                show(result.ratio)
-            ))?;
-        }
+            as_table(tokens.len(), kv, ppl, &rows)
+        };
+        output::out(&text)?;
         Ok(output::OK)
     }
+}
+
+/// With which states of eviction a codec is compared.
+fn evictions(checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
+    let Some(dms) = &checkpoint.config.dms else {
+        if alone {
+            let name = &checkpoint.name;
+            return Err(wrong_use(format!(
+                "{name} was not trained to evict: there is nothing to compare but formats, as in --kv f32,bf16,fp8"
+            )));
+        }
+        return Ok(&[false]);
+    };
+    let least = 4 * dms.rule.window;
+    if tokens.len() < least {
+        return Err(wrong_use(format!(
+            "the text has {} tokens; at least {least} (four windows) are needed for eviction to show",
+            tokens.len()
+        )));
+    }
+    Ok(&[false, true])
+}
+
+/// The same model again with another codec, beside the reference.
+struct Beside<'a, R: Backend, F: FnMut(Compared)> {
+    reference: &'a mut Runner<R>,
+    tokens: &'a [Token],
+    evictions: &'static [bool],
+    take: F,
+}
+
+impl<R: Backend, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
+    fn run<B: Backend>(mut self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
+        check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
+        (self.take)(compare::codec(self.reference, runner, self.tokens, self.evictions)?);
+        Ok(output::OK)
+    }
+}
+
+/// Eviction on against off in the reference's codec, and beside it all rows.
+fn as_json(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
+    let on = rows.iter().find(|r| r.kv == kv && r.eviction);
+    json!({
+        "tokens": tokens,
+        "kv": kv,
+        "ppl_off": ppl,
+        "ppl_on": on.and_then(|r| r.ppl),
+        "kl": on.map(|r| r.kl),
+        "top1_agreement": on.map(|r| r.top1_agreement),
+        "ratio": on.and_then(|r| r.ratio),
+        "rows": rows,
+    })
+}
+
+fn as_table(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> String {
+    let show = |x: Option<f64>, digits: usize| x.map_or("-".into(), |x| format!("{x:.digits$}"));
+    let mut out =
+        format!("{tokens} tokens; perplexity {} with {kv} and without eviction, against which:\n", show(ppl, 4));
+    out.push_str("kv    eviction  perplexity  KL, nats/token  same top token   ratio     KV MB\n");
+    for r in rows {
+        out.push_str(&format!(
+            "{:<4}  {:<8}  {:>10}  {:>14.6}  {:>12.2} %  {:>5}x  {:>8.3}\n",
+            r.kv,
+            if r.eviction { "on" } else { "off" },
+            show(r.ppl, 4),
+            r.kl,
+            100.0 * r.top1_agreement,
+            show(r.ratio, 2),
+            r.live_bytes as f64 / 1e6
+        ));
+    }
+    out
 }

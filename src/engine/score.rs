@@ -1,9 +1,8 @@
-//! Teacher-forced scoring: how likely a text is under a schedule of prefills, decodes and toggles,
-//! and what eviction changes about it.
+//! Teacher-forced scoring: how likely a text is under a schedule of prefills, decodes and toggles.
 
 use super::runner::Runner;
 use crate::backend::Backend;
-use crate::cache::SeqId;
+use crate::cache::SeqStats;
 use crate::protocol::Token;
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -100,80 +99,14 @@ pub fn score<B: Backend>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Sc
         }
     }
     let stats = runner.cache.stats(runner.backend(), seq);
-    let lanes = stats.live.iter().map(Vec::len).sum::<usize>();
     runner.release(seq);
-    Ok(Score {
-        ppl: perplexity(&logprobs),
-        logprobs,
-        argmax,
-        ratio: (stats.live_slots > 0).then(|| (stats.len * lanes) as f64 / stats.live_slots as f64),
-        live: stats.live,
-    })
+    Ok(Score { ppl: perplexity(&logprobs), logprobs, argmax, ratio: ratio(&stats), live: stats.live })
 }
 
-/// The JSON of `dmschat compare`: eviction on against off over the same tokens.
-#[derive(Debug, Serialize)]
-pub struct Comparison {
-    pub tokens: usize,
-    pub ppl_off: Option<f64>,
-    pub ppl_on: Option<f64>,
-    /// Mean KL(off || on) in nats a token.
-    pub kl: f64,
-    /// Share of positions whose likeliest token is the same.
-    pub top1_agreement: f64,
-    /// With eviction on, after the last token.
-    pub ratio: Option<f64>,
-}
-
-/// Feeds both sequences side by side, in steps of up to 64 tokens.
-pub fn compare<B: Backend>(runner: &mut Runner<B>, tokens: &[Token]) -> Result<Comparison> {
-    let (off, on) = (runner.create(false)?, runner.create(true)?);
-    let (mut lp_off, mut lp_on) = (vec![None; tokens.len()], vec![None; tokens.len()]);
-    let (mut kl, mut same, mut at) = (0.0, 0usize, 0);
-    for part in tokens.chunks(64.min(runner.max_step())) {
-        let mut rows = Vec::new();
-        feed_rows(runner, off, part, |row, logits| {
-            note(&mut lp_off, tokens, at + row, logits);
-            rows.push(log_softmax(logits));
-        })?;
-        feed_rows(runner, on, part, |row, logits| {
-            note(&mut lp_on, tokens, at + row, logits);
-            let q = log_softmax(logits);
-            let p = &rows[row];
-            kl += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-            same += (crate::sampler::argmax(logits) == argmax_f64(p)) as usize;
-        })?;
-        at += part.len();
-    }
-    let stats = runner.cache.stats(runner.backend(), on);
+/// Slots of a dense cache to slots held.
+pub(super) fn ratio(stats: &SeqStats) -> Option<f64> {
     let lanes = stats.live.iter().map(Vec::len).sum::<usize>();
-    runner.release(off);
-    runner.release(on);
-    Ok(Comparison {
-        tokens: tokens.len(),
-        ppl_off: perplexity(&lp_off),
-        ppl_on: perplexity(&lp_on),
-        kl: kl / tokens.len() as f64,
-        top1_agreement: same as f64 / tokens.len() as f64,
-        ratio: (stats.live_slots > 0).then(|| (stats.len * lanes) as f64 / stats.live_slots as f64),
-    })
-}
-
-fn feed_rows<B: Backend>(
-    runner: &mut Runner<B>,
-    seq: SeqId,
-    part: &[Token],
-    each: impl FnMut(usize, &[f32]),
-) -> Result<()> {
-    runner.feed(seq, part)?;
-    runner.logits(0..part.len(), each);
-    Ok(())
-}
-
-fn note(logprobs: &mut [Option<f64>], tokens: &[Token], at: usize, logits: &[f32]) {
-    if let Some(&next) = tokens.get(at + 1) {
-        logprobs[at + 1] = Some(log_softmax_at(logits, next));
-    }
+    (stats.live_slots > 0).then(|| (stats.len * lanes) as f64 / stats.live_slots as f64)
 }
 
 fn log_sum_exp(logits: &[f32]) -> f64 {
@@ -181,26 +114,16 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     max + logits.iter().map(|&l| (l as f64 - max).exp()).sum::<f64>().ln()
 }
 
-fn log_softmax_at(logits: &[f32], token: Token) -> f64 {
+pub(super) fn log_softmax_at(logits: &[f32], token: Token) -> f64 {
     logits[token as usize] as f64 - log_sum_exp(logits)
 }
 
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
+pub(super) fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let sum = log_sum_exp(logits);
     logits.iter().map(|&l| l as f64 - sum).collect()
 }
 
-fn argmax_f64(x: &[f64]) -> Token {
-    let mut best = 0;
-    for (i, v) in x.iter().enumerate() {
-        if *v > x[best] {
-            best = i;
-        }
-    }
-    best as Token
-}
-
-fn perplexity(logprobs: &[Option<f64>]) -> Option<f64> {
+pub(super) fn perplexity(logprobs: &[Option<f64>]) -> Option<f64> {
     let known: Vec<f64> = logprobs.iter().flatten().copied().collect();
     let mean = known.iter().sum::<f64>() / known.len() as f64;
     (-mean).exp().is_finite().then(|| (-mean).exp())

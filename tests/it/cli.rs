@@ -176,6 +176,42 @@ fn eval_answers_a_file_of_problems() {
     assert!(answers[1]["prompt_tokens"].as_u64() > answers[0]["prompt_tokens"].as_u64());
 }
 
+/// Every row of compare against what score says of the same text, and against itself.
+#[test]
+fn compare_agrees_with_score_and_with_itself() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("text");
+    let words: Vec<String> = (0..90).map(|i| format!("{} + {} is {}", i * 37 % 89, i, i * 37 % 89 + i)).collect();
+    fs::write(&file, words.join("\n")).unwrap();
+    let json = |args: &[&str]| -> Value {
+        let mut command = dmschat(&home);
+        let output = command.args(args).args(["--json", "--device", "cpu", "--text-file"]).arg(&file).output().unwrap();
+        let (code, stdout, stderr) = said(&output);
+        assert_eq!(code, 0, "{stderr}");
+        serde_json::from_str(&stdout).unwrap()
+    };
+    let same = |a: &Value, b: &Value| (a.as_f64().unwrap() / b.as_f64().unwrap() - 1.0).abs() < 1e-4;
+    let compared = json(&["compare", "--kv", "f32,f32,fp8"]);
+    let (on, off) = (json(&["score"]), json(&["score", "--eviction", "off"]));
+    assert!(same(&compared["ppl_on"], &on["ppl"]) && same(&compared["ppl_off"], &off["ppl"]), "{compared}");
+    assert_eq!((&compared["ratio"], compared["kv"].as_str()), (&on["ratio"], Some("f32")));
+    assert!(compared["ratio"].as_f64() > Some(1.5), "nothing was evicted: {compared}");
+    let rows = compared["rows"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|r| (r["kv"].as_str().unwrap(), r["eviction"].as_bool().unwrap())).collect();
+    assert_eq!(names, [("f32", true), ("f32", false), ("f32", true), ("fp8", false), ("fp8", true)]);
+    let number = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
+    assert_eq!((number(1, "kl"), number(1, "top1_agreement"), number(1, "ratio")), (0.0, 1.0, 1.0));
+    assert_eq!((number(2, "kl"), &compared["kl"]), (number(0, "kl"), &rows[0]["kl"]));
+    assert!(number(0, "kl") > number(3, "kl") && number(3, "kl") > 1e-6, "{compared}");
+    assert!(number(3, "live_bytes") < 0.5 * number(1, "live_bytes"));
+    // One list is enough, and only formats make one.
+    let refused_args = ["compare", "--eviction", "on,off", "--text-file", "x"];
+    refused(run(&refused_args), &["--eviction", "bench"]);
+    let dense = Tiny::new(Spec { context: 4096, ..Spec::new(false, Form::Plain) }, 3);
+    let folder = dense.folder.path().to_str().unwrap();
+    refused(run(&["compare", "-m", folder, "--text-file", file.to_str().unwrap()]), &["--kv f32,bf16,fp8"]);
+}
+
 /// Whether the process has a handler for SIGINT: before that a signal would just end it.
 #[cfg(target_os = "linux")]
 fn catches_ctrl_c(pid: u32) -> bool {
