@@ -12,6 +12,7 @@ mod kernels;
 mod limits;
 mod pool;
 mod pty;
+mod real;
 mod reference;
 mod rule;
 mod session;

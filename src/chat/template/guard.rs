@@ -8,6 +8,11 @@ const BREAK: char = '\u{FDD0}';
 const OPEN: char = '\u{FDD2}';
 const CLOSE: char = '\u{FDD3}';
 
+/// What templates trim: Python's white space, which is Unicode's and four control characters.
+pub fn is_space(c: char) -> bool {
+    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
+}
+
 fn is_sentinel(c: char) -> bool {
     ('\u{FDD0}'..='\u{FDD3}').contains(&c)
 }
@@ -72,8 +77,8 @@ impl<'a> Guard<'a> {
     pub fn protect(&self, text: &str) -> String {
         let clean: String = text.chars().filter(|c| !is_sentinel(*c)).collect();
         let text = clean.as_str();
-        let start = text.len() - text.trim_start().len();
-        let end = text.trim_end().len();
+        let start = text.len() - text.trim_start_matches(is_space).len();
+        let end = text.trim_end_matches(is_space).len();
         let mut out = String::with_capacity(text.len() + 8);
         for (at, c) in text.char_indices() {
             if at == start && self.ends_a_literal(&text[start..]) {

@@ -1,10 +1,11 @@
 //! minijinja set up as transformers sets up Jinja for chat templates, and the choice of where a
 //! template runs. Reads no file and no environment.
 
+use super::guard::is_space;
 use super::sandbox;
 use anyhow::{Result, anyhow};
 use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, syntax::SyntaxConfig};
+use minijinja::{Environment, Error, ErrorKind, State, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -71,7 +72,8 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(200);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(python_method);
+    env.add_filter("trim", |text: String, which: Option<String>| stripped("strip", &text, which.as_deref()));
     env.add_filter("tojson", tojson);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
@@ -81,6 +83,22 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
             .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))
     });
     Ok(env)
+}
+
+/// Methods that Python's values have and minijinja's have not.
+fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    match (value.as_str(), method, args) {
+        (Some(text), "strip" | "lstrip" | "rstrip", []) => Ok(stripped(method, text, None).into()),
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+    }
+}
+
+/// Python's `strip`, `lstrip` or `rstrip` of the characters in `which`, or of what Python calls white space.
+fn stripped(method: &str, text: &str, which: Option<&str>) -> String {
+    let goes = |c: char| which.map_or_else(|| is_space(c), |which| which.contains(c));
+    let text = if method == "rstrip" { text } else { text.trim_start_matches(goes) };
+    let text = if method == "lstrip" { text } else { text.trim_end_matches(goes) };
+    text.to_owned()
 }
 
 /// As Python's `json.dumps(value, ensure_ascii=False, indent=...)`, which transformers uses.

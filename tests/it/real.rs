@@ -1,0 +1,248 @@
+//! Real tokenizers, chat templates and a real model against transformers, as recorded by
+//! tests/golden/real/make_goldens.py. The files come from tests/models/fetch; where they were not
+//! fetched a test says so and is left out, and fails in CI.
+
+use dmschat::backend::cpu::Cpu;
+use dmschat::chat::{Conversation, RenderOptions, render};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use dmschat::codec::Codec;
+use dmschat::engine::score::{Op, Schedule, score};
+use dmschat::engine::{EngineOptions, Runner};
+use dmschat::protocol::{Piece, TemplateSpec, Token};
+use dmschat::sampler::argmax;
+use dmschat::tokenizer::{Tokenizer, flatten};
+use serde::Deserialize;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SMALL: &str = "SmolLM2-135M-Instruct";
+/// Two logits closer than this may change places by the order of a sum.
+const TIE: f32 = 1e-3;
+
+/// A folder of target/models, or `None` where it was not fetched.
+fn fetched(name: &str) -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/models").join(name);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    let why = format!("{} is not there: run tests/models/fetch", folder.display());
+    assert!(std::env::var_os("CI").is_none_or(|v| v != "true"), "{why}");
+    eprintln!("left out: {why}");
+    None
+}
+
+fn golden<T: for<'a> Deserialize<'a>>(name: &str) -> T {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/real").join(name);
+    let raw = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; make_goldens.py beside it makes it", path.display()));
+    serde_json::from_slice(&raw).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// What transformers makes of strings.json and conversations.json.
+#[derive(Deserialize)]
+struct Texts {
+    /// What encoding a file begins with.
+    bos: Vec<Token>,
+    ids: Vec<Vec<Token>>,
+    whole: Vec<(usize, Vec<Token>)>,
+    decoded: Vec<(usize, String)>,
+    cut: Vec<(usize, String)>,
+    chats: Vec<(String, Vec<Token>)>,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    system: Option<String>,
+    messages: Vec<Message>,
+    think: bool,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    content: String,
+    thought: Option<String>,
+}
+
+/// Every string and conversation through one tokenizer and its template.
+fn holds(name: &str, vocab: usize, thinks: bool) {
+    let Some(folder) = fetched(name) else { return };
+    let tokenizer = Tokenizer::new(&fs::read(folder.join("tokenizer.json")).unwrap(), vocab).expect("read");
+    let texts: Texts = golden(&format!("{name}.json"));
+    let strings: Vec<String> = golden("strings.json");
+    strings_hold(&tokenizer, &texts, &strings);
+    let config: Value = serde_json::from_slice(&fs::read(folder.join("tokenizer_config.json")).unwrap()).unwrap();
+    let text = |key: &str| config[key].as_str().unwrap_or_default().to_owned();
+    let spec = TemplateSpec {
+        source: Some(text("chat_template")),
+        bos_token: text("bos_token"),
+        eos_token: text("eos_token"),
+        control: tokenizer.added_literals(),
+        trusted: true,
+    };
+    chats_hold(&tokenizer, &texts, &spec, thinks);
+}
+
+fn strings_hold(tokenizer: &Tokenizer, texts: &Texts, strings: &[String]) {
+    assert!(strings.len() == 2000 && texts.ids.len() == 2000);
+    let stream = |ids: &[Token]| {
+        let mut decoder = tokenizer.decoder();
+        let mut out: String = ids.iter().map(|&id| decoder.push(id)).collect();
+        out.push_str(&decoder.flush());
+        out
+    };
+    for (at, (text, ids)) in strings.iter().zip(&texts.ids).enumerate() {
+        let content = [Piece::Text(text.clone())];
+        assert_eq!(&tokenizer.encode_pieces(&content).unwrap(), ids, "string {at} as content: {text:?}");
+        assert!(ids.iter().all(|&id| !tokenizer.is_control(id)), "string {at}: {text:?}");
+        let whole = texts.whole.iter().find(|(i, _)| *i == at).map(|(_, whole)| whole.clone());
+        let whole = whole.unwrap_or_else(|| [&texts.bos[..], ids].concat());
+        assert_eq!(tokenizer.encode_text(text).unwrap(), whole, "string {at} as a file: {text:?}");
+        let decoded = texts.decoded.iter().find(|(i, _)| *i == at).map_or(text, |(_, decoded)| decoded);
+        assert_eq!(&tokenizer.decode(ids).unwrap(), decoded, "string {at} decoded");
+        assert_eq!(&stream(ids), decoded, "string {at} decoded token by token");
+    }
+    assert_eq!(texts.cut.len(), 250);
+    for (at, decoded) in &texts.cut {
+        let ids = &texts.ids[*at];
+        assert_eq!(&stream(&ids[1..ids.len() - 1]), decoded, "string {at} without its ends: {:?}", strings[*at]);
+    }
+}
+
+fn chats_hold(tokenizer: &Tokenizer, texts: &Texts, spec: &TemplateSpec, thinks: bool) {
+    let chats: Vec<Chat> = golden("conversations.json");
+    assert!(chats.len() == 40 && texts.chats.len() == 40);
+    for (at, (chat, (text, ids))) in chats.iter().zip(&texts.chats).enumerate() {
+        let options = RenderOptions {
+            think: chat.think,
+            think_tags: thinks.then(|| ("<think>".into(), "</think>".into())),
+            date: jiff::civil::date(2026, 11, 21).at(4, 0, 0, 0),
+            ..Default::default()
+        };
+        let mut conversation = Conversation::new(chat.system.clone());
+        for m in &chat.messages {
+            match m.role.as_str() {
+                "user" => conversation.push_user(m.content.as_str()),
+                _ => conversation.push_assistant(m.content.as_str(), m.thought.clone()),
+            };
+        }
+        let pieces = render(conversation.system(), &conversation.context_path(), spec, &options).expect("rendered");
+        let plain = flatten(&pieces).replace(['\u{FDD0}', '\u{FDD1}'], "");
+        assert_eq!(&plain, text, "conversation {at}");
+        assert_eq!(&tokenizer.encode_pieces(&pieces).unwrap(), ids, "conversation {at}: {text:?}");
+    }
+}
+
+#[test]
+fn qwen3_reads_and_writes_as_by_transformers() {
+    holds("qwen3", 151_936, true);
+}
+
+#[test]
+fn llama_3_1_reads_and_writes_as_by_transformers() {
+    holds("llama3_1", 128_256, false);
+}
+
+#[test]
+fn smollm2_reads_and_writes_as_by_transformers() {
+    holds(SMALL, 49_152, false);
+}
+
+#[derive(Deserialize)]
+struct Continuations {
+    cases: Vec<Continuation>,
+}
+
+/// What transformers continues a prompt with in f32, 128 tokens, end tokens or not.
+#[derive(Deserialize)]
+struct Continuation {
+    prompt: String,
+    ids: Vec<Token>,
+    greedy: Vec<Token>,
+    /// Between the two likeliest logits, and the second one's token.
+    gap: Vec<f32>,
+    second: Vec<Token>,
+}
+
+impl Continuation {
+    /// Whether `token` may stand at step `at`.
+    fn accepts(&self, at: usize, token: Token) -> bool {
+        token == self.greedy[at] || (self.gap[at] < TIE && token == self.second[at])
+    }
+}
+
+fn runner(folder: &Path) -> (Checkpoint, Runner<Cpu>) {
+    let checkpoint = Checkpoint::open(&ModelRef::Folder(folder.to_owned()), &AdapterChoice::None).expect("opens");
+    let options = EngineOptions { context: Some(8192), ..EngineOptions::new(Codec::F32) };
+    let runner = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {}).expect("loads");
+    (checkpoint, runner)
+}
+
+/// Given the golden's own tokens, each likeliest next token is the golden's: the same as decoding it,
+/// as `prefill(T)` equals T decodes.
+#[test]
+fn smollm2_continues_as_by_transformers() {
+    let Some(folder) = fetched(SMALL) else { return };
+    let (_, mut runner) = runner(&folder);
+    let golden: Continuations = golden("greedy.json");
+    assert_eq!(golden.cases.len(), 20);
+    for case in &golden.cases {
+        assert_eq!(case.greedy.len(), 128);
+        let tokens = [&case.ids[..], &case.greedy[..127]].concat();
+        let off = Schedule(vec![Op::Eviction(false), Op::Prefill(tokens.len())]);
+        let scored = score(&mut runner, &tokens, &off).expect("scored");
+        for (at, &token) in scored.argmax[case.ids.len() - 1..].iter().enumerate() {
+            let (wanted, gap) = (case.greedy[at], case.gap[at]);
+            assert!(case.accepts(at, token), "{:?}: token {at} is {token}, not {wanted} (gap {gap})", case.prompt);
+        }
+    }
+}
+
+/// Decoding for real, token after token, for two short prompts and a long one.
+#[test]
+fn smollm2_decodes_as_by_transformers() {
+    let Some(folder) = fetched(SMALL) else { return };
+    let (_, mut runner) = runner(&folder);
+    let golden: Continuations = golden("greedy.json");
+    let cases = &golden.cases;
+    for case in [&cases[0], &cases[15], &cases[18]] {
+        let seq = runner.create(false).expect("a sequence");
+        let (last, before) = case.ids.split_last().expect("a prompt");
+        for part in before.chunks(runner.max_step()) {
+            runner.feed(seq, part).expect("fed");
+        }
+        let mut token = *last;
+        for (at, &wanted) in case.greedy.iter().enumerate() {
+            runner.feed(seq, &[token]).expect("fed");
+            runner.logits(0..1, |_, row| token = argmax(row));
+            assert!(case.accepts(at, token), "{:?}: token {at} is {token}, not {wanted}", case.prompt);
+            if token != wanted {
+                break; // a tie went the other way: from here on the two texts differ
+            }
+        }
+        runner.release(seq);
+    }
+}
+
+/// The program as a user starts it: template, tokenizer, greedy choice and end token of the folder.
+#[test]
+fn smollm2_answers_a_question() {
+    let Some(folder) = fetched(SMALL) else { return };
+    let case = &golden::<Continuations>("greedy.json").cases[0];
+    let tokenizer = Tokenizer::new(&fs::read(folder.join("tokenizer.json")).unwrap(), 49_152).expect("read");
+    let end = tokenizer.token_for("<|im_end|>").expect("an end token");
+    let answer = case.greedy.iter().position(|&t| t == end).expect("an end");
+    let home = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_dmschat"))
+        .args(["--device", "cpu", "--eviction", "off", "--temperature", "0", "-p", &case.prompt, "-m"])
+        .arg(&folder)
+        .env("DMSCHAT_CONFIG_DIR", home.path())
+        .env("DMSCHAT_DATA_DIR", home.path())
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said.trim_end(), tokenizer.decode(&case.greedy[..answer]).unwrap());
+}
