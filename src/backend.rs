@@ -351,7 +351,7 @@ pub trait Backend: Sized + 'static {
     fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Self::Pool, OutOfMemory>;
     /// Sees to it that `pages` can be taken without growing.
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory>;
-    /// Gives memory that no page uses back to the system where it can.
+    /// Gives memory that no page uses back to the system where it can; a backend may move pages for it.
     fn trim(&self, kv: &mut KvTables<Self>);
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
     /// Reference counts of the first `mapped_pages` pages (0 = free), for audits and tests.

@@ -236,6 +236,11 @@ impl<B: Backend> KvCache<B> {
         let n = spans.iter().map(|s| s.len).sum();
         b.kv_round_trip(qkv, &self.tables.geometry, n);
         b.attend(out, qkv, decisions, &self.tables, layer, spans);
+        self.take(b, qkv, decisions, layer, spans);
+    }
+
+    /// The step's tokens take their slots in one layer.
+    pub fn take(&mut self, b: &B, qkv: &B::Acts, decisions: &B::Buf<f32>, layer: usize, spans: &[Span]) {
         b.place(&mut self.tables, decisions, layer, spans);
         b.store(&mut self.tables, qkv, layer, spans);
     }

@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
-    match dispatch(cli) {
+    match crate::engine::unless_lost(|| dispatch(cli)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => output::report(&error),
     }

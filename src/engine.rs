@@ -22,7 +22,7 @@ use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::protocol::{Command, EngineHandle, Event, Plan, Snapshot};
 use anyhow::Result;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
@@ -139,6 +139,14 @@ pub fn settle_context(
     }
     let context = options.context.unwrap_or(wanted);
     Ok(planner::plan(checkpoint, options.codec, context, options.kv_limit, options.memory_bytes))
+}
+
+/// Does `work`, whose device may be lost on the way: that is an error like others.
+pub fn unless_lost<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| match panic.downcast::<DeviceLost>() {
+        Ok(lost) => Err((*lost).into()),
+        Err(panic) => resume_unwind(panic),
+    })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -399,7 +399,7 @@ impl Backend for Cuda {
     }
 
     fn trim(&self, kv: &mut KvTables<Self>) {
-        kv.pool.trim();
+        kv::trim(self, kv);
     }
 
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats {

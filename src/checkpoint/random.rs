@@ -7,12 +7,17 @@ use crate::policy::{Dms, Shift};
 use crate::tensor::{DType, Tensor};
 use anyhow::{Context, Result, bail, ensure};
 use rayon::prelude::*;
+use std::collections::HashMap;
 
 /// Names [`Checkpoint::random`] knows.
 pub const SHAPES: [&str; 4] = ["qwen3-8b", "llama-3.2-1b", "smollm2-135m", "demo"];
 
 /// Tensors start at multiples of this, so that any vector load is aligned.
 const ALIGN_BYTES: usize = 64;
+
+/// Places that tensors which share their bytes begin at, and how far these are apart.
+const SHIFTS: usize = 61;
+const SHIFT_BYTES: usize = 1 << 20;
 
 /// Weights filled by one task.
 const CHUNK: usize = 1 << 18;
@@ -22,6 +27,30 @@ impl Checkpoint {
     /// that shape, with decisions as random as the weights.
     pub fn random(shape: &str) -> Result<Self> {
         Self::random_of(shape, shape_config(shape)?)
+    }
+
+    /// As [`Self::random`], and tensors of one width lie over each other in memory, each from another
+    /// place on: for a device that copies them, where the weights of all layers would not fit the host.
+    pub fn random_shared(shape: &str) -> Result<Self> {
+        let config = shape_config(shape)?;
+        let mut blocks = HashMap::new();
+        for (_, shape) in names::expected(&config) {
+            let most = blocks.entry(width(&shape)).or_insert((shape.clone(), 0));
+            most.1 = most.1.max(bytes_of(&shape));
+        }
+        let filled = blocks.into_iter().map(|(width, (shape, len))| {
+            let bytes = mapped::buffer(len + SHIFTS * SHIFT_BYTES, |all| fill(all, &shape, width as u64))?;
+            Ok((width, bytes))
+        });
+        let filled = filled.collect::<Result<HashMap<_, _>>>()?;
+        let tensors = names::expected(&config).into_iter().enumerate().map(|(i, (name, shape))| {
+            let start = i % SHIFTS * SHIFT_BYTES;
+            let range = start..start + bytes_of(&shape);
+            let bytes = filled[&width(&shape)].clone();
+            Tensor::new(&name, DType::Bf16, shape, bytes, range)
+        });
+        let tensors = tensors.collect();
+        Ok(Self::with_tensors(shape, config, tensors))
     }
 
     /// As [`Self::random`], with decision tensors of its own whose offset lets about `1 - 1/ratio` of
@@ -44,7 +73,7 @@ impl Checkpoint {
         let mut places = Vec::with_capacity(wanted.len());
         let mut end = 0usize;
         for (_, shape) in &wanted {
-            let len = shape.iter().product::<usize>() * DType::Bf16.size_bytes();
+            let len = bytes_of(shape);
             places.push(end..end + len);
             end = (end + len).next_multiple_of(ALIGN_BYTES);
         }
@@ -58,12 +87,25 @@ impl Checkpoint {
             .zip(places)
             .map(|((name, shape), range)| Tensor::new(&name, DType::Bf16, shape, bytes.clone(), range))
             .collect();
+        Ok(Self::with_tensors(name, config, tensors))
+    }
+
+    fn with_tensors(name: &str, config: ModelConfig, tensors: Vec<Tensor>) -> Self {
         let mut checkpoint = Self::empty(name, config);
         checkpoint.generation = GenerationDefaults { do_sample: Some(false), ..Default::default() };
         checkpoint.fingerprint = format!("random-{name}");
         checkpoint.take_tensors(tensors);
-        Ok(checkpoint)
+        checkpoint
     }
+}
+
+fn bytes_of(shape: &[usize]) -> usize {
+    shape.iter().product::<usize>() * DType::Bf16.size_bytes()
+}
+
+/// Inputs of a matrix, on which the size of its random values depends; 0 for a norm, which is all ones.
+fn width(shape: &[usize]) -> usize {
+    if shape.len() == 1 { 0 } else { shape[1] }
 }
 
 /// One tensor: ones for a norm, else uniform values of variance 1/inputs.

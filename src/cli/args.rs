@@ -274,6 +274,9 @@ pub struct BenchArgs {
     /// Tokens to decode at each length
     #[arg(long = "gen", value_name = "TOKENS", default_value_t = 128)]
     pub gen_tokens: usize,
+    /// Sequences that decode in one step
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    pub parallel: Vec<usize>,
     /// Share of the tokens that are kept beyond the window, such as 0.125: sets the offset of the
     /// model's decisions to what leaves that share of random tokens
     #[arg(long, value_name = "SHARE")]

@@ -3,6 +3,7 @@
 //! skipped; the weights may be random, since speed does not depend on their values.
 
 mod calibrate;
+mod measure;
 
 use super::args::{BenchArgs, Common};
 use super::output::{as_wrong_use, notice, out, wrong_use};
@@ -10,14 +11,16 @@ use super::spawn::{self, Place};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
+use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::{Kv, Settings};
-use crate::engine::{Decode, EngineOptions, Runner};
+use crate::engine::{EngineOptions, Runner};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context, Result};
+use measure::{Case, HEADER, Line};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Tokens of one step of a prefill, as in a chat.
 const STEP_TOKENS: usize = 512;
@@ -26,7 +29,13 @@ const SEED: u64 = 1;
 pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8> {
     spawn::check_device(settings)?;
     let (mut checkpoint, place) = match &args.shape {
-        Some(shape) => (Checkpoint::random(shape).map_err(as_wrong_use)?, spawn::device(settings)?),
+        Some(shape) => {
+            let place = spawn::device(settings)?;
+            // A card copies every tensor, so that they may share their bytes on the host.
+            let shared = matches!(place, Place::Card(_));
+            let made = if shared { Checkpoint::random_shared(shape) } else { Checkpoint::random(shape) };
+            (made.map_err(as_wrong_use)?, place)
+        }
         None => {
             super::download::ensure(settings)?;
             spawn::opened(settings).map_err(as_wrong_use)?
@@ -34,13 +43,12 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     };
     let json = common.json;
     let lists = Lists::new(settings, common, place)?;
-    if args.ctx.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
-        return Err(wrong_use("--ctx, --gen and --runs count from 1"));
+    if args.parallel.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
+        return Err(wrong_use("--parallel, --gen and --runs count from 1"));
     }
     let longest = args.ctx.iter().max().context("a context length")? + args.gen_tokens + 1;
     if longest > checkpoint.config.context {
-        let context = checkpoint.config.context;
-        return Err(wrong_use(format!("{longest} tokens exceed the context of {context} tokens")));
+        checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
     let threads = args.threads.unwrap_or(0);
     if let Some(keep) = args.keep {
@@ -98,22 +106,33 @@ impl Bench<'_> {
         let mut results = Results { device: first.describe(), bandwidth: copy(&first)?, lines: Vec::new() };
         drop(first);
         for &codec in &self.lists.codecs {
-            let context = Some(self.longest);
-            let options = EngineOptions { context, max_step: STEP_TOKENS, ..EngineOptions::new(codec) };
+            // Several sequences are taken to share pages that they might write to, two each.
+            let context = Some(self.longest + 2 * PAGE_SLOTS);
+            let max_seqs = self.args.parallel.iter().copied().max().unwrap_or(1);
+            let options = EngineOptions { context, max_step: STEP_TOKENS, max_seqs, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| {})?;
-            for &eviction in &self.lists.eviction {
-                for &ctx in &self.args.ctx {
-                    let case = Case { ctx, n: self.args.gen_tokens, eviction, sampling: self.lists.sampling.clone() };
-                    let runs = self.args.runs;
-                    let line = Line::measure(&mut runner, self.checkpoint, &case, runs, results.bandwidth)?;
-                    if !self.json {
-                        out(&line.text(codec))?;
-                    }
-                    results.lines.push(line.json(codec, &case));
+            for case in self.cases() {
+                let line = Line::measure(&mut runner, self.checkpoint, &case, self.args.runs, results.bandwidth)?;
+                if !self.json {
+                    out(&line.text(codec))?;
                 }
+                results.lines.push(line.json(codec));
             }
         }
         Ok(results)
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &eviction in &self.lists.eviction {
+            for &ctx in &self.args.ctx {
+                for &parallel in &self.args.parallel {
+                    let sampling = self.lists.sampling.clone();
+                    cases.push(Case { ctx, n: self.args.gen_tokens, parallel, eviction, sampling });
+                }
+            }
+        }
+        cases
     }
 }
 
@@ -140,135 +159,10 @@ impl Lists {
     }
 }
 
-const HEADER: &str = "kv    eviction    ctx   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio";
-
-struct Case {
-    ctx: usize,
-    n: usize,
-    eviction: bool,
-    sampling: SamplingParams,
-}
-
-/// Figures of several runs of one case.
-struct Line {
-    eviction: bool,
-    ctx: usize,
-    prefill_tok_s: Spread,
-    ttft_ms: Spread,
-    decode_tok_s: Spread,
-    kv_bytes: u64,
-    live_slots: u64,
-    dense_slots: u64,
-    bytes_per_token: f64,
-    share_of_copy: f64,
-}
-
-impl Line {
-    fn measure<B: Backend>(
-        runner: &mut Runner<B>,
-        checkpoint: &Checkpoint,
-        case: &Case,
-        runs: usize,
-        bandwidth: f64,
-    ) -> Result<Self> {
-        // Warm-up: pages of the weights, scratch, the pool, the clock of the cores.
-        let warm = Case { ctx: case.ctx.min(STEP_TOKENS), n: case.n.min(16), sampling: case.sampling.clone(), ..*case };
-        once(runner, &warm)?;
-        let runs = (0..runs).map(|_| once(runner, case)).collect::<Result<Vec<_>>>()?;
-        let per_s = |n: usize, time: Duration| n as f64 / time.as_secs_f64();
-        let decode_tok_s = Spread::of(runs.iter().map(|r| per_s(case.n, r.decode)));
-        let last = runs.last().context("a run")?;
-        let c = runner.config();
-        let slot_bytes = runner.cache.geometry().slot_bytes() as f64;
-        let bytes_per_token = weight_bytes(checkpoint) as f64 + last.mean_live * slot_bytes;
-        Ok(Self {
-            eviction: case.eviction,
-            ctx: case.ctx,
-            prefill_tok_s: Spread::of(runs.iter().map(|r| per_s(case.ctx, r.prefill))),
-            ttft_ms: Spread::of(runs.iter().map(|r| r.first_token.as_secs_f64() * 1e3)),
-            share_of_copy: decode_tok_s.median * bytes_per_token / bandwidth,
-            decode_tok_s,
-            kv_bytes: last.kv_bytes,
-            live_slots: last.live_slots,
-            dense_slots: ((case.ctx + case.n) * c.n_layers * c.n_kv_heads) as u64,
-            bytes_per_token,
-        })
-    }
-
-    fn ratio(&self) -> f64 {
-        self.dense_slots as f64 / self.live_slots as f64
-    }
-
-    fn text(&self, codec: Codec) -> String {
-        format!(
-            "{:<5} {:<8} {:>6}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}\n",
-            codec.name(),
-            if self.eviction { "on" } else { "off" },
-            self.ctx,
-            self.prefill_tok_s.text(),
-            self.ttft_ms.median,
-            self.decode_tok_s.text(),
-            self.bytes_per_token / 1e6,
-            self.share_of_copy * 100.0,
-            self.kv_bytes as f64 / 1e6,
-            self.live_slots,
-            self.ratio(),
-        )
-    }
-
-    fn json(&self, codec: Codec, case: &Case) -> Value {
-        json!({
-            "kv": codec.name(), "eviction": self.eviction, "ctx": self.ctx, "gen": case.n,
-            "prefill_tok_s": self.prefill_tok_s.json(), "ttft_ms": self.ttft_ms.json(),
-            "decode_tok_s": self.decode_tok_s.json(), "bytes_per_token": self.bytes_per_token,
-            "share_of_copy": self.share_of_copy, "kv_bytes": self.kv_bytes,
-            "live_slots": self.live_slots, "dense_slots": self.dense_slots, "ratio": self.ratio(),
-        })
-    }
-}
-
-struct Run {
-    prefill: Duration,
-    first_token: Duration,
-    decode: Duration,
-    kv_bytes: u64,
-    live_slots: u64,
-    /// Live slots in the middle of decoding, about.
-    mean_live: f64,
-}
-
-/// Fills a sequence with `ctx` tokens, then generates `n`.
-fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
-    let vocab = runner.config().vocab;
-    let tokens: Vec<Token> = prompt(case.ctx, vocab);
-    let seq = runner.create(case.eviction)?;
-    let start = Instant::now();
-    for step in tokens[..case.ctx - 1].chunks(runner.max_step()) {
-        runner.feed(seq, step)?;
-    }
-    runner.wait();
-    let prefill = start.elapsed();
-    let decode = |runner: &mut Runner<B>, token: Token| {
-        Ok::<_, anyhow::Error>(runner.decode(&[Decode { seq, token, sampling: &case.sampling, seed: SEED }])?[0])
-    };
-    let mut token = decode(runner, tokens[case.ctx - 1])?;
-    let first_token = start.elapsed();
-    let before = runner.cache.stats(runner.backend(), seq).live_slots;
-    let start = Instant::now();
-    for _ in 0..case.n {
-        token = decode(runner, token)?;
-    }
-    let decode = start.elapsed();
-    let live_slots = runner.cache.stats(runner.backend(), seq).live_slots;
-    let pages = runner.cache.pool_stats(runner.backend()).used_pages;
-    let kv_bytes = (pages * runner.cache.geometry().page_bytes()) as u64;
-    runner.release(seq);
-    Ok(Run { prefill, first_token, decode, kv_bytes, live_slots, mean_live: (before + live_slots) as f64 / 2.0 })
-}
-
-/// The same tokens for the same length.
-fn prompt(len: usize, vocab: usize) -> Vec<Token> {
-    (0..len).map(|i| (crate::sampler::uniform(SEED ^ 0x5eed, i as u64) * vocab as f32) as Token).collect()
+/// The same tokens for the same length and number.
+fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
+    let seed = (SEED ^ 0x5eed) + (number << 32);
+    (0..len).map(|i| (crate::sampler::uniform(seed, i as u64) * vocab as f32) as Token).collect()
 }
 
 /// Bytes of weights that every decoded token reads: all but an embedding of its own.
@@ -296,33 +190,9 @@ fn copy_bandwidth(threads: usize) -> f64 {
     (2 * BLOCK * threads) as f64 / best
 }
 
-/// Median and range of several runs.
-#[derive(Clone, Copy)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_by(f64::total_cmp);
-        let n = values.len();
-        Self { median: (values[(n - 1) / 2] + values[n / 2]) / 2.0, min: values[0], max: values[n - 1] }
-    }
-
-    fn text(&self) -> String {
-        format!("{:.1} ({:.0}..{:.0})", self.median, self.min, self.max)
-    }
-
-    fn json(&self) -> Value {
-        json!({ "median": self.median, "min": self.min, "max": self.max })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::measure::Spread;
     use super::*;
 
     #[test]
@@ -330,14 +200,18 @@ mod tests {
         let checkpoint = Checkpoint::random("demo").unwrap();
         let options = EngineOptions { context: Some(64), ..EngineOptions::new(Codec::Bf16) };
         let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| {}).unwrap();
-        let case = Case { ctx: 40, n: 4, eviction: false, sampling: SamplingParams::default() };
-        let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
-        let c = &checkpoint.config;
-        assert_eq!(line.live_slots, (44 * c.n_layers * c.n_kv_heads) as u64);
-        assert_eq!((line.dense_slots, line.ratio()), (line.live_slots, 1.0));
-        assert!(line.decode_tok_s.min > 0.0 && line.decode_tok_s.min <= line.decode_tok_s.max);
-        let slots = line.live_slots as f64 * runner.cache.geometry().slot_bytes() as f64;
-        assert!(line.kv_bytes as f64 >= slots && line.bytes_per_token > weight_bytes(&checkpoint) as f64);
+        for (parallel, ctx) in [(1, 40), (3, 40), (2, 0)] {
+            let case = Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default() };
+            let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
+            let c = &checkpoint.config;
+            assert_eq!(line.live_slots, (parallel * (ctx.max(1) + 4) * c.n_layers * c.n_kv_heads) as u64);
+            assert_eq!((line.dense_slots, line.ratio()), (line.live_slots, 1.0));
+            assert_eq!(line.prefill_tok_s.is_some(), ctx > 1);
+            assert!(line.decode_tok_s.min > 0.0 && line.decode_tok_s.min <= line.decode_tok_s.max);
+            let slots = line.live_slots as f64 * runner.cache.geometry().slot_bytes() as f64;
+            let weights = weight_bytes(&checkpoint) as f64 / parallel as f64;
+            assert!(line.kv_bytes as f64 >= slots && line.bytes_per_token > weights);
+        }
         assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0, "a run gives its pages back");
     }
 

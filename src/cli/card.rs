@@ -2,7 +2,7 @@
 //! whole models.
 
 use super::args::DoctorArgs;
-use super::checks::{self, Finding, models, steps};
+use super::checks::{self, Finding, memory, models, steps};
 use super::output;
 use super::spawn::card_options;
 use crate::backend::Backend;
@@ -37,6 +37,7 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         let _ = output::out(&line);
     };
     checks::run_all(&cuda, &mut tell);
+    memory::run_all(&cuda, &mut tell);
     drop(cuda);
     steps::run_all(|graphs| Cuda::open(index, &card_options(graphs)), &mut tell)?;
     if args.all {

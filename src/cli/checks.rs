@@ -4,6 +4,7 @@
 
 mod chunks;
 mod history;
+pub mod memory;
 pub mod models;
 mod ops;
 pub mod steps;

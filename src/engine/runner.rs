@@ -8,6 +8,7 @@ use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context as _, Result};
+use std::time::{Duration, Instant};
 
 /// Rows of logits at once: one in a chat, more when a text is scored.
 const MAX_LOGITS: usize = 16;
@@ -54,6 +55,8 @@ pub struct Runner<B: Backend> {
     draws: B::Buf<Draw>,
     /// What stands in `draws`.
     drawn: Vec<Draw>,
+    /// Time that the last decode step was waited for.
+    waited: Duration,
 }
 
 impl<B: Backend> Runner<B> {
@@ -80,7 +83,7 @@ impl<B: Backend> Runner<B> {
         let ws = Workspace::new(&b, c, max_tokens, max_logits)?;
         let seen = b.alloc(options.max_seqs * seen_words(c.vocab))?;
         let draws = b.alloc(max_logits)?;
-        Ok(Self { b, model, ws, cache, context, max_step, seen, draws, drawn: Vec::new() })
+        Ok(Self { b, model, ws, cache, context, max_step, seen, draws, drawn: Vec::new(), waited: Duration::ZERO })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -144,7 +147,9 @@ impl<B: Backend> Runner<B> {
             self.drawn = draws;
         }
         self.step(StepKind::Decode, &tokens, &spans)?;
+        let issued = Instant::now();
         let result = self.b.read_step(&self.ws.sampled, &self.ws.fault, self.cache.tables(), batch.len());
+        self.waited = issued.elapsed();
         match result.non_finite {
             None => Ok(result.tokens),
             Some(layer) => {
@@ -178,6 +183,11 @@ impl<B: Backend> Runner<B> {
     /// Returns when the steps fed so far are done, for whoever measures them.
     pub fn wait(&self) {
         self.b.wait();
+    }
+
+    /// How long the host has waited for the last decode step; the rest of its time was the host's work.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Logits `[vocab]` of each row in `rows` of the step just run, handed to `each` in order.

@@ -85,6 +85,8 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     assert_eq!((said.code, missed.len()), (1, 4), "{}", said.stderr);
     let recorded = |line: &&&str| line.contains("in one step, 2 recorded") || line.contains("by itself, 1 recorded");
     assert_eq!(fine.iter().filter(recorded).count(), 4, "steps are recorded and replayed");
+    let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");
+    assert_eq!(fine.iter().filter(moved).count(), 1, "pages move, and memory is given back");
 }
 
 #[test]
@@ -155,6 +157,36 @@ fn a_card_that_is_small_or_lost_is_named() {
         let last = said.stderr.lines().last().unwrap_or_default();
         assert!((1..=2).contains(&said.code) && last.contains(words), "{setting}={value}: {}", said.stderr);
         assert_eq!(said.stdout, "", "{setting}={value}");
+    }
+}
+
+/// Outside the engine's thread too: one line, and no panic.
+#[test]
+fn a_card_lost_while_scoring_is_an_error() {
+    let Some(gpu) = software_gpu() else { return };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "1 2 3 4 5 6 7 8").unwrap();
+    let args = ["score", "--device", "cuda", "--tokens-file", file.path().to_str().unwrap()];
+    let said = dmschat(gpu, &[("SOFTWARE_GPU_LOSE_AFTER", "60")], &args);
+    assert_eq!((said.code, said.stderr.lines().count()), (1, 1), "{}", said.stderr);
+    assert!(said.stderr.contains("the GPU failed"), "{}", said.stderr);
+}
+
+#[test]
+fn several_sequences_are_measured() {
+    let Some(gpu) = software_gpu() else { return };
+    let cases = ["--ctx", "0,20", "--gen", "3", "--parallel", "1,2", "--runs", "1"];
+    let report = dmschat(gpu, &[], &[&["bench", "--shape", "demo", "--device", "cuda", "--json"], &cases[..]].concat());
+    let report = report.json();
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    let config = dmschat::checkpoint::Checkpoint::random_shared("demo").unwrap().config;
+    for result in results {
+        let number = |key: &str| result[key].as_u64().unwrap() as usize;
+        let fed = number("parallel") * (number("ctx").max(1) + 3);
+        assert_eq!(number("dense_slots"), fed * config.n_layers * config.n_kv_heads);
+        assert!(number("device_bytes") > number("kv_bytes"));
+        assert!(result["host_us_between_steps"].as_f64().unwrap() > 0.0);
     }
 }
 

@@ -22,7 +22,7 @@ macro_rules! sources {
     };
 }
 
-sources!["rows", "linear", "gemm", "rope", "attend", "attend_tiles", "place", "store", "sample"];
+sources!["rows", "linear", "gemm", "rope", "attend", "attend_tiles", "place", "move", "store", "sample"];
 
 pub struct Entry {
     pub source: &'static str,
@@ -97,6 +97,10 @@ kernels! {
         Release "release" "ki",
         Compact "compact" "ki",
         SlotMetas "slot_metas" "pkiii",
+    }
+    "move" {
+        MovePages "move_pages" "kpi",
+        RenamePages "rename_pages" "kpiil",
     }
     "store" {
         KvRoundTrip "kv_round_trip" "piiii",

@@ -1,7 +1,7 @@
 //! The cache's ops: what the kernels see of the tables, and how each op is launched.
 
 use super::super::{KvTables, Span};
-use super::driver::Arg::{F32, I32, Kv, Ptr};
+use super::driver::Arg::{F32, I32, Kv, Ptr, U64};
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
 use super::{BLOCK, Cuda};
@@ -207,6 +207,18 @@ pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
         over_lanes(cuda, kv, Kernel::Compact, 32, &[seq]);
         settle(cuda, kv);
     }
+}
+
+/// Moves pages down where that empties the last steps of the pool, which are then unmapped.
+pub(super) fn trim(cuda: &Cuda, kv: &mut KvTables<Cuda>) {
+    if let Some((first, n)) = kv.pool.moves() {
+        let (view, moved) = (view(kv), kv.pool.returned.ptr());
+        cuda.driver.launch(Kernel::MovePages, [n, 1, 1], BLOCK, &[Kv(&view), Ptr(moved), I32(first as i32)]);
+        let entries = kv.page_table.len();
+        let args = [Kv(&view), Ptr(moved), I32(first as i32), I32(n as i32), U64(entries as u64)];
+        cuda.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+    }
+    kv.pool.trim();
 }
 
 pub(super) fn slot_metas(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

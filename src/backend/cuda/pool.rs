@@ -160,6 +160,23 @@ impl Pool {
         Ok(())
     }
 
+    /// Which pages go down for the last steps to be empty: from the returned first page on, so many
+    /// entries of `returned` (which holds nothing between turns) say where each goes, -1 for nowhere.
+    pub(super) fn moves(&mut self) -> Option<(usize, usize)> {
+        let refs = self.refs();
+        let used = refs.iter().filter(|&&r| r > 0).count();
+        let steps = (used * self.stride).div_ceil(self.step_bytes);
+        let first = steps * self.step_bytes / self.stride;
+        if first >= refs.len() || refs[first..].iter().all(|&r| r == 0) {
+            return None;
+        }
+        let mut free = (0..first).filter(|&p| refs[p] == 0);
+        let place = |&r: &u32| if r > 0 { free.next().expect("as many fit below") as i32 } else { -1 };
+        let moved: Vec<i32> = refs[first..].iter().map(place).collect();
+        self.returned.write(0, &moved);
+        Some((first, moved.len()))
+    }
+
     /// Unmaps the last steps as long as no page of theirs is in use.
     pub(super) fn trim(&mut self) {
         if self.steps == 0 {

@@ -8,6 +8,8 @@ use anyhow::{Context, Result, ensure};
 
 /// Tokens beyond the window by which a share is judged.
 const TOKENS: usize = 256;
+/// Layers by which it is judged: random ones are all alike.
+const LAYERS: usize = 4;
 /// Halvings of the range: a share to about a hundredth.
 const ROUNDS: usize = 8;
 
@@ -18,11 +20,14 @@ pub(super) fn alpha_offset(checkpoint: &mut Checkpoint, threads: usize, keep: f6
     let scale = checkpoint.config.dms.as_ref().context("--keep: this model does not evict")?.alpha_scale;
     // Decisions are near N(0, 1) before scale and offset; a mark needs more than the offset.
     let (mut low, mut high) = (-4.0 * scale, 4.0 * scale);
+    let layers = checkpoint.config.n_layers;
+    checkpoint.config.n_layers = layers.min(LAYERS);
     for _ in 0..ROUNDS {
         let middle = (low + high) / 2.0;
         set(checkpoint, middle);
         if kept(checkpoint, threads)? < keep { low = middle } else { high = middle }
     }
+    checkpoint.config.n_layers = layers;
     let offset = (low + high) / 2.0;
     set(checkpoint, offset);
     Ok(offset)
@@ -42,7 +47,7 @@ pub(super) fn kept(checkpoint: &Checkpoint, threads: usize) -> Result<f64> {
     let options = EngineOptions { context: Some(context), ..EngineOptions::new(Codec::F32) };
     let mut runner = Runner::new(Cpu::new(threads), checkpoint, &options, |_, _| {})?;
     let seq = runner.create(true)?;
-    for step in super::prompt(context, c.vocab).chunks(runner.max_step()) {
+    for step in super::prompt(context, c.vocab, 0).chunks(runner.max_step()) {
         runner.feed(seq, step)?;
     }
     let lanes = c.n_layers * c.n_kv_heads;

@@ -1,0 +1,25 @@
+// Pages on the move to lower places, between turns, so that the last steps of the pool can be given back.
+// No CPU twin: where pages lie changes no result.
+#include "kv.cuh"
+
+// Page first + i goes, with its holders, to page moved[i]; -1 stays. Grid n, any block. Reads and writes a
+// page.
+KERNEL move_pages(Kv kv, const int* moved, int first) {
+  int from = first + blockIdx.x, to = moved[blockIdx.x];
+  if (to < 0) return;
+  const uint4* a = (const uint4*)page_at(kv, from);
+  uint4* b = (uint4*)page_at(kv, to);
+  for (int i = threadIdx.x; i < (int)(kv.stride / 16); i += blockDim.x) b[i] = a[i];
+  if (threadIdx.x == 0) {
+    kv.refs[to] = kv.refs[from];
+    kv.refs[from] = 0;
+  }
+}
+
+// The tables follow. Grid covers `entries` of them. Reads the tables once.
+KERNEL rename_pages(Kv kv, const int* moved, int first, int n, u64 entries) {
+  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= entries) return;
+  int page = kv.table[i] - first;
+  if (page >= 0 && page < n && moved[page] >= 0) kv.table[i] = moved[page];
+}

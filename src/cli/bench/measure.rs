@@ -1,0 +1,205 @@
+//! One case of a benchmark: fill sequences, decode from them, several times, and put the figures together.
+
+use super::{SEED, STEP_TOKENS, weight_bytes};
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::checkpoint::Checkpoint;
+use crate::codec::Codec;
+use crate::engine::{Decode, Runner};
+use crate::protocol::{SamplingParams, Token};
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+pub(super) const HEADER: &str = "kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB";
+
+#[derive(Clone)]
+pub(super) struct Case {
+    /// Tokens of each sequence before decoding; at 0 the first token is decoded from.
+    pub ctx: usize,
+    /// Tokens that each sequence decodes.
+    pub n: usize,
+    /// Sequences that decode in one step.
+    pub parallel: usize,
+    pub eviction: bool,
+    pub sampling: SamplingParams,
+}
+
+/// Figures of several runs of one case.
+pub(super) struct Line {
+    case: Case,
+    /// Tokens a second of one prefill; absent where there is none.
+    pub prefill_tok_s: Option<Spread>,
+    /// Until every sequence has its first token.
+    ttft_ms: Spread,
+    /// Of all sequences together.
+    pub decode_tok_s: Spread,
+    pub kv_bytes: u64,
+    pub live_slots: u64,
+    pub dense_slots: u64,
+    pub bytes_per_token: f64,
+    share_of_copy: f64,
+    /// Between two steps, on the host; absent where the host itself computes.
+    host_us: Option<f64>,
+    device_bytes: Option<u64>,
+}
+
+impl Line {
+    pub fn measure<B: Backend>(
+        runner: &mut Runner<B>,
+        checkpoint: &Checkpoint,
+        case: &Case,
+        runs: usize,
+        bandwidth: f64,
+    ) -> Result<Self> {
+        // Warm-up: pages of the weights, scratch, the pool, the clock of the cores, recorded steps.
+        once(runner, &Case { ctx: case.ctx.min(STEP_TOKENS), n: case.n.min(16), ..case.clone() })?;
+        let runs = (0..runs).map(|_| once(runner, case)).collect::<Result<Vec<_>>>()?;
+        runner.trim();
+        let per_s = |n: usize, time: Duration| n as f64 / time.as_secs_f64();
+        let decode_tok_s = Spread::of(runs.iter().map(|r| per_s(case.parallel * case.n, r.decode)));
+        let last = runs.last().context("a run")?;
+        let c = runner.config();
+        let slot_bytes = runner.cache.geometry().slot_bytes() as f64;
+        let bytes_per_step = weight_bytes(checkpoint) as f64 + last.mean_live * slot_bytes;
+        let bytes_per_token = bytes_per_step / case.parallel as f64;
+        let prefilled = case.parallel * case.ctx.saturating_sub(1);
+        Ok(Self {
+            prefill_tok_s: (prefilled > 0).then(|| Spread::of(runs.iter().map(|r| per_s(prefilled, r.prefill)))),
+            ttft_ms: Spread::of(runs.iter().map(|r| r.first_token.as_secs_f64() * 1e3)),
+            share_of_copy: decode_tok_s.median * bytes_per_token / bandwidth,
+            decode_tok_s,
+            kv_bytes: last.kv_bytes,
+            live_slots: last.live_slots,
+            dense_slots: (case.parallel * (case.ctx.max(1) + case.n) * c.n_layers * c.n_kv_heads) as u64,
+            bytes_per_token,
+            host_us: last.device_bytes.map(|_| Spread::of(runs.iter().map(|r| r.host_us)).median),
+            device_bytes: runs.iter().filter_map(|r| r.device_bytes).max(),
+            case: case.clone(),
+        })
+    }
+
+    pub fn ratio(&self) -> f64 {
+        self.dense_slots as f64 / self.live_slots as f64
+    }
+
+    pub fn text(&self, codec: Codec) -> String {
+        format!(
+            "{:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}\n",
+            codec.name(),
+            if self.case.eviction { "on" } else { "off" },
+            self.case.ctx,
+            self.case.parallel,
+            self.prefill_tok_s.map_or("-".to_owned(), |s| s.text()),
+            self.ttft_ms.median,
+            self.decode_tok_s.text(),
+            self.bytes_per_token / 1e6,
+            self.share_of_copy * 100.0,
+            self.kv_bytes as f64 / 1e6,
+            self.live_slots,
+            self.ratio(),
+            self.host_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
+            self.device_bytes.map_or("-".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6)),
+        )
+    }
+
+    pub fn json(&self, codec: Codec) -> Value {
+        json!({
+            "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
+            "parallel": self.case.parallel, "prefill_tok_s": self.prefill_tok_s.map(|s| s.json()),
+            "ttft_ms": self.ttft_ms.json(), "decode_tok_s": self.decode_tok_s.json(),
+            "bytes_per_token": self.bytes_per_token, "share_of_copy": self.share_of_copy,
+            "kv_bytes": self.kv_bytes, "live_slots": self.live_slots, "dense_slots": self.dense_slots,
+            "ratio": self.ratio(), "host_us_between_steps": self.host_us, "device_bytes": self.device_bytes,
+        })
+    }
+}
+
+struct Run {
+    prefill: Duration,
+    first_token: Duration,
+    decode: Duration,
+    kv_bytes: u64,
+    live_slots: u64,
+    /// Live slots in the middle of decoding, about.
+    mean_live: f64,
+    /// Median over the steps.
+    host_us: f64,
+    device_bytes: Option<u64>,
+}
+
+/// Fills every sequence with `ctx` tokens of its own, then generates `n` from each.
+fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
+    let vocab = runner.config().vocab;
+    let mut seqs = Vec::new();
+    for _ in 0..case.parallel {
+        seqs.push(runner.create(case.eviction)?);
+    }
+    let prompts: Vec<Vec<Token>> = (0..seqs.len()).map(|i| super::prompt(case.ctx.max(1), vocab, i as u64)).collect();
+    let start = Instant::now();
+    for (&seq, prompt) in seqs.iter().zip(&prompts) {
+        for step in prompt[..prompt.len() - 1].chunks(runner.max_step()) {
+            runner.feed(seq, step)?;
+        }
+    }
+    runner.wait();
+    let prefill = start.elapsed();
+    let mut tokens: Vec<Token> = prompts.iter().filter_map(|p| p.last().copied()).collect();
+    tokens = step(runner, case, &seqs, &tokens)?;
+    let first_token = start.elapsed();
+    let live = |runner: &Runner<B>| -> u64 {
+        seqs.iter().map(|&seq| runner.cache.stats(runner.backend(), seq).live_slots).sum()
+    };
+    let before = live(runner);
+    let (start, mut host) = (Instant::now(), Vec::with_capacity(case.n));
+    for _ in 0..case.n {
+        let began = Instant::now();
+        tokens = step(runner, case, &seqs, &tokens)?;
+        host.push((began.elapsed() - runner.waited()).as_secs_f64() * 1e6);
+    }
+    let decode = start.elapsed();
+    let live_slots = live(runner);
+    let pages = runner.cache.pool_stats(runner.backend()).used_pages;
+    let device_bytes = runner.backend().device_bytes();
+    seqs.into_iter().for_each(|seq| runner.release(seq));
+    Ok(Run {
+        prefill,
+        first_token,
+        decode,
+        kv_bytes: (pages * runner.cache.geometry().page_bytes()) as u64,
+        live_slots,
+        mean_live: (before + live_slots) as f64 / 2.0,
+        host_us: Spread::of(host.into_iter()).median,
+        device_bytes,
+    })
+}
+
+fn step<B: Backend>(runner: &mut Runner<B>, case: &Case, seqs: &[SeqId], tokens: &[Token]) -> Result<Vec<Token>> {
+    let one = |(&seq, &token)| Decode { seq, token, sampling: &case.sampling, seed: SEED };
+    Ok(runner.decode(&seqs.iter().zip(tokens).map(one).collect::<Vec<_>>())?)
+}
+
+/// Median and range of several runs.
+#[derive(Clone, Copy)]
+pub(super) struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    pub fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let n = values.len();
+        Self { median: (values[(n - 1) / 2] + values[n / 2]) / 2.0, min: values[0], max: values[n - 1] }
+    }
+
+    fn text(&self) -> String {
+        format!("{:.1} ({:.0}..{:.0})", self.median, self.min, self.max)
+    }
+
+    fn json(&self) -> Value {
+        json!({ "median": self.median, "min": self.min, "max": self.max })
+    }
+}

@@ -1,0 +1,81 @@
+//! Checks of what a card's memory does: pages move out of the last steps of the pool, the sequences that
+//! hold them notice nothing, and the driver's figure falls.
+
+use super::{Finding, Random, acts, buffer, poisoned, values};
+use crate::backend::{Backend, KvGeometry};
+use crate::cache::{KvCache, SeqId};
+use crate::codec::Codec;
+use crate::policy::Policy;
+use std::time::Instant;
+
+const HEADS: usize = 2;
+const HEAD_DIM: usize = 128;
+const CHUNK: usize = 512;
+const CHUNKS: usize = 60;
+/// What the driver may report beyond the pages in use: a step, and 3 %.
+const STEP_BYTES: u64 = 16 << 20;
+
+/// Two sequences grow in turns over several steps of the pool, then one of them goes.
+pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
+    let Some(before) = b.device_bytes() else { return };
+    let started = Instant::now();
+    let geometry = KvGeometry {
+        n_layers: 1,
+        n_q_heads: HEADS,
+        n_kv_heads: HEADS,
+        head_dim: HEAD_DIM,
+        n_seqs: 2,
+        // Large pages: few tokens fill a step.
+        page_slots: CHUNK,
+        max_pages: 0,
+        codec: Codec::Bf16,
+        policy: Policy::Dense,
+    };
+    let page_bytes = geometry.page_bytes() as u64;
+    let mut cache = KvCache::new(b, geometry, CHUNK * (CHUNKS + 1), CHUNK).expect("memory for a check");
+    let tables = b.device_bytes().unwrap_or(0).saturating_sub(before);
+    let seqs = [0, 1].map(|_| cache.create(b, true).expect("a free row"));
+    let mut random = Random::new(77);
+    for _ in 0..CHUNKS {
+        for seq in seqs {
+            fill(b, &mut cache, seq, &mut random);
+        }
+    }
+    cache.release(b, seqs[0]);
+    let query: Vec<f32> = random.floats(3 * HEADS * HEAD_DIM);
+    let seen = look(b, &cache, seqs[1], &query);
+    cache.trim(b);
+    let stats = cache.pool_stats(b);
+    let taken = b.device_bytes().unwrap_or(0).saturating_sub(before + tables);
+    let used = stats.used_pages as u64 * page_bytes;
+    let broken = if look(b, &cache, seqs[1], &query) != seen {
+        Some("a sequence reads other values after its pages moved".to_owned())
+    } else if let Err(why) = cache.audit(b) {
+        Some(why)
+    } else {
+        let most = used + used * 3 / 100 + STEP_BYTES;
+        (taken > most).then(|| format!("the driver reports {taken} bytes for {used} in use"))
+    };
+    let name = format!("memory: {} MiB of pages, {} MiB taken", used >> 20, taken >> 20);
+    tell(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+}
+
+/// A page of tokens for every head.
+fn fill<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, random: &mut Random) {
+    let spans = [cache.span(seq, 0, CHUNK)];
+    cache.reserve_step(b, &spans).expect("memory for a check");
+    let qkv = acts(b, 3 * HEADS * HEAD_DIM, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM));
+    let decisions = buffer(b, &[0.0f32; CHUNK * HEADS]);
+    cache.take(b, &qkv, &decisions, 0, &spans);
+    cache.advance(b, &spans);
+    cache.fed(&spans);
+}
+
+/// What one more token would read of a sequence.
+fn look<B: Backend>(b: &B, cache: &KvCache<B>, seq: SeqId, query: &[f32]) -> Vec<f32> {
+    let mut out = poisoned(b, 1, HEADS * HEAD_DIM);
+    let decisions = buffer(b, &[0.0f32; HEADS]);
+    let qkv = acts(b, 3 * HEADS * HEAD_DIM, query);
+    b.attend(&mut out, &qkv, &decisions, cache.tables(), 0, &[cache.span(seq, 0, 1)]);
+    values(b, &out, HEADS * HEAD_DIM)
+}
