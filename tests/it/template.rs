@@ -251,6 +251,11 @@ fn untrusted_templates_render_in_a_bounded_child() {
     let bombs = [
         (format!("{{% set x = 'x' %}}{doublings}{{{{ x }}}}"), "512 MiB"),
         ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}".to_owned(), "stopped"),
+        (
+            "{% set x = 'ab' * 4000000 %}{% for i in range(99999) %}{% set y = x|replace('a', 'b') %}{% endfor %}"
+                .to_owned(),
+            "3 s of computing",
+        ),
         ("{{ raise_exception('only one turn\nplease') }}".to_owned(), "only one turn please"),
         ("{% for %}".to_owned(), "chat template: "),
         ("{% include '/etc/passwd' %}".to_owned(), "chat template: "),

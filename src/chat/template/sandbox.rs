@@ -13,7 +13,9 @@ use std::time::Duration;
 
 /// What the child may map, in bytes; its own binary takes some 30 MB of that.
 const MEMORY_BYTES: u64 = 512 << 20;
-const TIME: Duration = Duration::from_secs(3);
+/// What it may compute, and how long it is waited for: on a busy machine the one is not the other.
+const COMPUTE: Duration = Duration::from_secs(3);
+const WAIT: Duration = Duration::from_secs(30);
 /// More than any conversation renders to.
 const OUTPUT_BYTES: u64 = 64 << 20;
 
@@ -60,7 +62,7 @@ pub fn render(source: &str, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<Stri
     }
     let status = child.wait().context("chat template: renderer")?;
     if timed_out {
-        bail!("chat template: it did not finish within {} s and was stopped", TIME.as_secs());
+        bail!("chat template: it did not finish within {} s and was stopped", WAIT.as_secs());
     }
     match serde_json::from_slice(&answer.unwrap_or_default()) {
         Ok(Reply::Texts(texts)) => Ok(texts),
@@ -83,19 +85,33 @@ fn talk(child: &mut Child, request: Vec<u8>) -> Option<Vec<u8>> {
         let _ = stdout.take(OUTPUT_BYTES).read_to_end(&mut answer);
         let _ = send.send(answer);
     });
-    receive.recv_timeout(TIME).ok()
+    receive.recv_timeout(WAIT).ok()
 }
 
 fn ended(status: ExitStatus) -> String {
     if status.success() {
         return format!("it rendered more than {} MiB and was stopped", OUTPUT_BYTES >> 20);
     }
+    if out_of_time(status) {
+        return format!("it did not finish within {} s of computing and was stopped", COMPUTE.as_secs());
+    }
     format!("it needs more than {} MiB of memory and was stopped", MEMORY_BYTES >> 20)
+}
+
+#[cfg(unix)]
+fn out_of_time(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    status.signal() == Some(rustix::process::Signal::XCPU.as_raw())
+}
+
+#[cfg(not(unix))]
+fn out_of_time(_: ExitStatus) -> bool {
+    false
 }
 
 /// The child: `dmschat __render`. Call it before anything else is set up.
 pub fn child_main() -> ExitCode {
-    limit_memory();
+    limit();
     let mut input = Vec::new();
     let reply = match std::io::stdin().lock().read_to_end(&mut input) {
         Ok(_) => answer(&input),
@@ -119,13 +135,16 @@ fn answer(input: &[u8]) -> Reply {
 }
 
 #[cfg(unix)]
-fn limit_memory() {
+fn limit() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let at_most = |n| Rlimit { current: Some(n), maximum: Some(n) };
-    // Where a limit is refused, steps and time still bound the child.
+    // Where a limit is refused, steps and the wait still bound the child.
     let _ = setrlimit(Resource::As, at_most(MEMORY_BYTES));
+    // At the first of the two it is told, which leaves a trace in its status; at the second it is ended.
+    let seconds = COMPUTE.as_secs();
+    let _ = setrlimit(Resource::Cpu, Rlimit { current: Some(seconds), maximum: Some(2 * seconds) });
     let _ = setrlimit(Resource::Core, at_most(0));
 }
 
 #[cfg(not(unix))]
-fn limit_memory() {}
+fn limit() {}
