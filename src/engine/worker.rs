@@ -9,7 +9,7 @@ use super::scheduler::ChunkSizer;
 use super::{EngineOptions, Outlet, report};
 use crate::backend::Backend;
 use crate::cache::CacheError;
-use crate::checkpoint::{Checkpoint, DmsVariant};
+use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::protocol::{
     Command, Event, LogEntry, ModelInfo, Phase, Piece, Plan, RestoreRequest, SamplingParams, SlotInfo, TemplateSpec,
     Token,
@@ -476,9 +476,6 @@ fn model_info<B: Backend>(
     thinks: bool,
 ) -> ModelInfo {
     let (c, g) = (&checkpoint.config, runner.cache.geometry());
-    let generation = &checkpoint.generation;
-    let greedy = generation.do_sample == Some(false);
-    let defaults = SamplingParams::default();
     ModelInfo {
         name: checkpoint.name.clone(),
         family: c.family.clone(),
@@ -513,14 +510,40 @@ fn model_info<B: Backend>(
             trusted: checkpoint.builtin,
         },
         think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
-        default_sampling: SamplingParams {
-            temperature: if greedy { 0.0 } else { generation.temperature.unwrap_or(1.0) },
-            top_k: generation.top_k.unwrap_or(defaults.top_k),
-            top_p: generation.top_p.unwrap_or(defaults.top_p),
-            min_p: generation.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: generation.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-        },
+        default_sampling: default_sampling(&checkpoint.generation),
         model_fingerprint: checkpoint.fingerprint.clone(),
         tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
+    }
+}
+
+/// What the model recommends. One that says nothing of sampling gets what chats commonly use: drawing from
+/// the whole distribution as it is makes small models ramble.
+fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
+    let g = generation;
+    let silent = (g.do_sample, g.temperature, g.top_k, g.top_p, g.min_p) == (None, None, None, None, None);
+    let (temperature, top_k, top_p) = if silent { (0.7, 40, 0.95) } else { (1.0, 0, 1.0) };
+    SamplingParams {
+        temperature: if g.do_sample == Some(false) { 0.0 } else { g.temperature.unwrap_or(temperature) },
+        top_k: g.top_k.unwrap_or(top_k),
+        top_p: g.top_p.unwrap_or(top_p),
+        min_p: g.min_p.unwrap_or(0.0),
+        repetition_penalty: g.repetition_penalty.unwrap_or(1.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_recommends_nothing_is_not_drawn_from_as_it_is() {
+        let says = |do_sample, temperature| {
+            let says = GenerationDefaults { do_sample, temperature, ..GenerationDefaults::default() };
+            let p = default_sampling(&says);
+            (p.temperature, p.top_k, p.top_p)
+        };
+        assert_eq!(says(None, None), (0.7, 40, 0.95));
+        assert_eq!(says(Some(true), Some(0.6)), (0.6, 0, 1.0));
+        assert_eq!(says(Some(false), Some(0.6)).0, 0.0);
     }
 }
