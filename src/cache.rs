@@ -261,6 +261,12 @@ impl<B: Backend> KvCache<B> {
         }
     }
 
+    /// The end of a step that is never replayed, on both sides.
+    pub fn finish(&mut self, b: &B, spans: &[Span]) {
+        self.advance(b, spans);
+        self.fed(spans);
+    }
+
     /// For ops that look at the pool beside what they are asked.
     pub fn tables(&self) -> &KvTables<B> {
         &self.tables

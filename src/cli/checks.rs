@@ -11,6 +11,7 @@ pub mod steps;
 
 use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Plain};
+use crate::policy::{Dms, Policy};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
 
@@ -175,6 +176,14 @@ pub(super) fn read<B: Backend>(b: &B, buffer: &B::Buf<f32>, n: usize) -> Vec<f32
     let mut values = vec![0.0; n];
     b.read(buffer, 0, &mut values);
     values
+}
+
+/// As the names of checks tell a policy.
+fn policy_name(policy: Policy) -> String {
+    match policy {
+        Policy::Dense => "dense".to_owned(),
+        Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
+    }
 }
 
 #[cfg(test)]

@@ -186,8 +186,7 @@ impl Bench {
                 }
             }
         }
-        self.cache.advance(&self.b, &steps);
-        self.cache.fed(&steps);
+        self.cache.finish(&self.b, &steps);
         spans.iter().for_each(|(i, span)| self.live[*i].len += span.len);
     }
 

@@ -1,7 +1,7 @@
 //! Checks of long chunks over stored slots in shared pages: what every row sees, and that it does not matter
 //! how a chunk is divided.
 
-use super::{Case, Output, Random, acts, buffer, poisoned, values};
+use super::{Case, Output, Random, acts, buffer, poisoned, policy_name, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
@@ -45,10 +45,7 @@ struct Run<'a, B: Backend> {
 
 impl Case for Chunks {
     fn name(&self) -> String {
-        let policy = match self.policy {
-            Policy::Dense => "dense".to_owned(),
-            Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
-        };
+        let policy = policy_name(self.policy);
         format!("chunk {policy} {} {} of {} x {}", self.codec.name(), self.head_dim, self.heads, self.group)
     }
 
@@ -102,7 +99,7 @@ impl<B: Backend> Run<'_, B> {
             let mut out = poisoned(self.b, n, out_width);
             self.cache.attention(self.b, &mut out, &mut qkv, &decisions, 0, &spans);
             self.output.floats.extend(values(self.b, &out, n * out_width));
-            self.cache.advance(self.b, &spans);
+            self.cache.finish(self.b, &spans);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Checks of the cache's ops: random histories of steps, forks, toggles, releases and trims, with every
 //! slot, page count and attention output compared.
 
-use super::{Case, Output, Random, acts, buffer, poisoned, values};
+use super::{Case, Output, Random, acts, buffer, poisoned, policy_name, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
@@ -117,10 +117,7 @@ struct Run<'a, B: Backend> {
 
 impl Case for History {
     fn name(&self) -> String {
-        let policy = match self.policy {
-            Policy::Dense => "dense".to_owned(),
-            Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
-        };
+        let policy = policy_name(self.policy);
         let many = if self.events > EVENTS { format!(", {} events", self.events) } else { String::new() };
         let wide = if self.wide { ", long chunks" } else { "" };
         format!("cache {policy} {} {} of {} x {}{many}{wide}", self.codec.name(), self.head_dim, self.heads, self.group)
@@ -204,8 +201,7 @@ impl<B: Backend> Run<'_, B> {
             self.cache.attention(self.b, &mut out, &mut qkv, &decisions, layer, &spans);
             self.output.floats.extend(values(self.b, &out, n * out_width));
         }
-        self.cache.advance(self.b, &spans);
-        self.cache.fed(&spans);
+        self.cache.finish(self.b, &spans);
         let (sampled, fault) = (self.b.alloc(3).expect("memory"), buffer(self.b, &[i32::MAX, 2][n % 2..]));
         self.b.post(&sampled, &fault, self.cache.tables(), 2);
         let result = self.b.read_step(&sampled, &fault, self.cache.tables(), 2);

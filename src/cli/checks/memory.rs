@@ -67,8 +67,7 @@ fn fill<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, random: &mut Rand
     let qkv = acts(b, 3 * HEADS * HEAD_DIM, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM));
     let decisions = buffer(b, &[0.0f32; CHUNK * HEADS]);
     cache.take(b, &qkv, &decisions, 0, &spans);
-    cache.advance(b, &spans);
-    cache.fed(&spans);
+    cache.finish(b, &spans);
 }
 
 /// What one more token would read of a sequence.
