@@ -8,7 +8,7 @@
 //! Knows nothing of models, tokens' meaning or conversations.
 
 use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, Span};
-use crate::policy::{Policy, SlotMeta};
+use crate::policy::SlotMeta;
 
 /// Slots in a page: small enough that a lane wastes 8 slots on average.
 pub const PAGE_SLOTS: usize = 16;
@@ -40,6 +40,8 @@ struct SeqState {
     used: bool,
     len: usize,
     eviction: bool,
+    /// The same number in a sequence and its forks: they may share pages.
+    family: u64,
 }
 
 /// Counts of one sequence, read from the tables.
@@ -61,6 +63,8 @@ pub struct KvCache<B: Backend> {
     page_limit: Option<usize>,
     /// No more pages than this are in use: grows with what is reserved, until the pool is asked again.
     used_at_most: usize,
+    /// Families so far.
+    families: u64,
 }
 
 impl<B: Backend> KvCache<B> {
@@ -70,11 +74,13 @@ impl<B: Backend> KvCache<B> {
         geometry.max_pages = context.div_ceil(geometry.page_slots);
         let g = geometry;
         let lanes = g.n_layers * g.n_lanes();
+        // Two sequences that write to a page they share may both copy it: one is free again after the step.
+        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
         let mut page_table = b.alloc(lanes * g.max_pages)?;
         b.write(&mut page_table, 0, &vec![-1; lanes * g.max_pages]);
         let tables = KvTables {
             geometry,
-            pool: b.pool(&g, lanes * g.max_pages)?,
+            pool: b.pool(&g, lanes * (g.max_pages + copies))?,
             page_table,
             live: b.alloc(lanes)?,
             ring: b.alloc(lanes * g.policy.ring_len())?,
@@ -82,7 +88,8 @@ impl<B: Backend> KvCache<B> {
             eviction: b.alloc(g.n_seqs)?,
             slots: b.alloc(max_step * g.n_kv_heads)?,
         };
-        Ok(Self { tables, seqs: vec![SeqState::default(); g.n_seqs], page_limit: None, used_at_most: 0 })
+        let seqs = vec![SeqState::default(); g.n_seqs];
+        Ok(Self { tables, seqs, page_limit: None, used_at_most: 0, families: 0 })
     }
 
     pub fn geometry(&self) -> &KvGeometry {
@@ -102,7 +109,8 @@ impl<B: Backend> KvCache<B> {
     pub fn create(&mut self, b: &B, eviction: bool) -> Result<SeqId, CacheError> {
         let n = self.seqs.len();
         let row = self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(n))?;
-        self.seqs[row] = SeqState { used: true, len: 0, eviction };
+        self.families += 1;
+        self.seqs[row] = SeqState { used: true, len: 0, eviction, family: self.families };
         b.write(&mut self.tables.eviction, row, &[eviction as i32]);
         Ok(SeqId(row))
     }
@@ -112,7 +120,7 @@ impl<B: Backend> KvCache<B> {
         let state = self.seqs[seq.0];
         let copy = self.create(b, state.eviction)?;
         b.fork(&mut self.tables, seq.0, copy.0);
-        self.seqs[copy.0].len = state.len;
+        self.seqs[copy.0] = state;
         Ok(copy)
     }
 
@@ -147,7 +155,7 @@ impl<B: Backend> KvCache<B> {
         if on {
             let before = self.stats(b, seq);
             // Pages that a checkpoint shares do not come back as a lane is rewritten.
-            let need = if self.is_shared() { before.pages } else { 0 };
+            let need = if self.is_shared(seq.0) { before.pages } else { 0 };
             self.reserve(b, need)?;
             b.compact(&mut self.tables, seq.0);
             dropped = before.live_slots - self.stats(b, seq).live_slots;
@@ -168,8 +176,9 @@ impl<B: Backend> KvCache<B> {
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {
         if spans.iter().all(|s| s.len == 1) {
             let g = self.geometry();
-            let writes = if self.is_shared() { self.writes(1) } else { 0 };
-            let most = spans.len() * g.n_layers * g.n_kv_heads * (1 + writes);
+            let copies =
+                spans.iter().filter(|s| self.is_shared(s.seq)).count() * self.geometry().policy.most_written(1);
+            let most = g.n_layers * g.n_kv_heads * (spans.len() + copies);
             if self.reserve(b, most).is_ok() {
                 return Ok(());
             }
@@ -182,22 +191,13 @@ impl<B: Backend> KvCache<B> {
     /// shared page it may write to.
     fn pages_needed(&self, b: &B, span: &Span) -> usize {
         let g = self.geometry();
-        let writes = if self.is_shared() { self.writes(span.len) } else { 0 };
+        let writes = if self.is_shared(span.seq) { self.geometry().policy.most_written(span.len) } else { 0 };
         let mut need = 0;
         for (live, _) in self.live_rows(b, span.seq) {
             let held = live.div_ceil(g.page_slots);
             need += (live + span.len).div_ceil(g.page_slots) - held + held.min(writes);
         }
         need
-    }
-
-    /// Most pages of a lane that `n` tokens write to, of those it has: the newest token's mark,
-    /// and one overwritten slot or the page appended to, each.
-    fn writes(&self, n: usize) -> usize {
-        match self.geometry().policy {
-            Policy::Dense => 1,
-            Policy::Dms(dms) => n.min(dms.ring_len()) + 1,
-        }
     }
 
     fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {
@@ -218,8 +218,10 @@ impl<B: Backend> KvCache<B> {
         Ok(b.reserve(&mut self.tables, pages)?)
     }
 
-    fn is_shared(&self) -> bool {
-        self.seqs.iter().filter(|s| s.used && s.len > 0).count() > 1
+    /// Whether another sequence may hold pages of this one.
+    fn is_shared(&self, seq: usize) -> bool {
+        let of_the_same = |(other, s): (usize, &SeqState)| other != seq && s.used && s.family == self.seqs[seq].family;
+        self.seqs.iter().enumerate().any(of_the_same)
     }
 
     /// One layer of a step: K and V as the codec keeps them, attention over what was stored and

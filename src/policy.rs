@@ -63,6 +63,12 @@ impl Policy {
         }
     }
 
+    /// Most pages of a lane that `n` tokens write to, of those it has: the newest token's mark, and one
+    /// overwritten slot or the page appended to, each.
+    pub fn most_written(&self, n: usize) -> usize {
+        self.dms().map_or(1, |d| n.min(d.ring_len()) + 1)
+    }
+
     /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 without a window.
     pub fn ring_len(&self) -> usize {
         self.dms().map_or(0, |d| d.ring_len())

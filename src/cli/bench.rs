@@ -11,7 +11,6 @@ use super::spawn::{self, Place};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
-use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::{Kv, Settings};
@@ -106,8 +105,7 @@ impl Bench<'_> {
         let mut results = Results { device: first.describe(), bandwidth: copy(&first)?, lines: Vec::new() };
         drop(first);
         for &codec in &self.lists.codecs {
-            // Several sequences are taken to share pages that they might write to, two each.
-            let context = Some(self.longest + 2 * PAGE_SLOTS);
+            let context = Some(self.longest);
             let max_seqs = self.args.parallel.iter().copied().max().unwrap_or(1);
             let options = EngineOptions { context, max_step: STEP_TOKENS, max_seqs, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| {})?;

@@ -104,12 +104,9 @@ impl Pool {
         }
         let mut free = self.free_pages();
         let (before, mut failed) = (self.mapped_pages(), None);
-        while free < pages {
+        // Where all is mapped there is a page for whatever the tables can name: more was asked for than can be needed.
+        while free < pages && self.mapped_pages() < self.max_pages {
             let had = self.mapped_pages();
-            if had >= self.max_pages {
-                failed = Some(out_of_memory(self.step_bytes));
-                break;
-            }
             if let Err(error) = self.map_step() {
                 failed = Some(error);
                 break;
@@ -122,7 +119,7 @@ impl Pool {
         if let Some(error) = failed {
             return Err(error);
         }
-        self.certain.set(free - pages);
+        self.certain.set(free.saturating_sub(pages));
         Ok(())
     }
 
