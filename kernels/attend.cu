@@ -224,6 +224,7 @@ __device__ __forceinline__ void attend(float* out, float* partials, const float*
   KERNEL __launch_bounds__(32 * WARPS)                                                                            \
       name(float* out, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,               \
            const Span* spans, const int* span_of_row, float scale) {                                              \
+    after_previous();                                                                                                      \
     attend<K, G>(out, partials, qkv, decisions, kv, layer, spans, span_of_row, scale);                            \
   }
 ATTEND(attend_1_1, 1, 1)
@@ -241,6 +242,7 @@ ATTEND(attend_4_8, 4, 8)
 
 // Puts the splits of `attend` together; one that saw nothing weighs 0. Grid (n_q_heads, n), any block.
 KERNEL attend_merge(float* out, const float* partials, int n_splits, int d) {
+  after_previous();
   int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y;
   const float* from = partials + ((u64)row * n_splits * heads + head) * (d + 2);
   u64 step = (u64)heads * (d + 2);

@@ -343,6 +343,7 @@ __device__ __forceinline__ void attend_tiles(float* out, float* partials, const 
   KERNEL __launch_bounds__(THREADS)                                                                               \
       name(float* out, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,               \
            const Span* spans, float scale) {                                                                      \
+    after_previous();                                                                                                      \
     attend_tiles<D>(out, partials, qkv, decisions, kv, layer, spans, scale);                                      \
   }
 ATTEND_TILES(attend_tiles_32, 32)

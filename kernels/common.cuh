@@ -11,6 +11,25 @@ typedef unsigned long long u64;
 #define FULL 0xffffffffu
 #define NEG_INFINITY __int_as_float(0xff800000)
 
+// A kernel may be started before the one in front of it has ended (programmatic dependent launch). `after_previous`
+// is what every kernel does first: it lets the next kernel's blocks start once all of this one's have, then waits
+// until all that went before has ended and can be seen. Only what no kernel writes, weights above all, may be
+// read in front of `wait_previous`. Both are nothing on cards that cannot do it.
+__device__ __forceinline__ void next_may_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void after_previous() {
+  next_may_begin();
+  wait_previous();
+}
+
 // Element types of weights, as `backend::cuda::weights` numbers them.
 enum DType { F32 = 0, F16 = 1, BF16 = 2 };
 

@@ -5,6 +5,7 @@
 // x as bf16 parts: high = bf16(x), low = bf16(x - high), together good to 2^-17. Reads 4 bytes a value and
 // writes 4; `len` is a multiple of 4. Grid covers len / 4.
 KERNEL split_rows(u16* high, u16* low, const float* x, u64 len) {
+  after_previous();
   u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
   if (at >= len) return;
   float4 v = *(const float4*)(x + at);
@@ -32,6 +33,7 @@ __device__ __forceinline__ int chunk_at(int line, int chunk) {
 // 48 KB, two blocks on a multiprocessor. cols is a multiple of 8.
 KERNEL __launch_bounds__(256, 2) gemm_tiles(float* out, const u16* high, const u16* low, const u16* weight,
                                            const float* bias, int rows, int cols, int n) {
+  after_previous();
   __shared__ __align__(128) u16 stages[2][3][SIDE * DEPTH];
   int token0 = blockIdx.x * SIDE, row0 = blockIdx.y * SIDE;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -202,6 +204,7 @@ __device__ __forceinline__ void gemm_few(float* out, const float* x, const u16* 
 #define GEMM_FEW(name, MT, NT, STEPS)                                                                             \
   KERNEL __launch_bounds__(256)                                                                                   \
       name(float* out, const float* x, const u16* weight, const float* bias, int rows, int cols, int n) {         \
+    after_previous();                                                                                                      \
     gemm_few<MT, NT, STEPS>(out, x, weight, bias, rows, cols, n);                                                 \
   }
 GEMM_FEW(gemm_few_8, 1, 1, 4)

@@ -47,6 +47,7 @@ __device__ __forceinline__ void gemv(float* out, const float* x, const void* wei
 #define GEMV(name, type, most)                                                                                    \
   KERNEL name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n,       \
               int vector) {                                                                                       \
+    after_previous();                                                                                                      \
     gemv<type, most>(out, x, weight, bias, rows, cols, n, vector);                                                \
   }
 GEMV(gemv1_f32, F32, 1)
@@ -112,6 +113,7 @@ __device__ __forceinline__ void gemm(float* out, const float* x, const void* wei
 #define GEMM(name, type)                                                                                          \
   KERNEL __launch_bounds__(256)                                                                                   \
       name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n) {        \
+    after_previous();                                                                                                      \
     gemm<type>(out, x, weight, bias, rows, cols, n);                                                              \
   }
 GEMM(gemm_f32, F32)

@@ -5,6 +5,7 @@
 // Page first + i goes, with its holders, to page moved[i]; -1 stays. Grid n, any block. Reads and writes a
 // page.
 KERNEL move_pages(Kv kv, const int* moved, int first) {
+  after_previous();
   int from = first + blockIdx.x, to = moved[blockIdx.x];
   if (to < 0) return;
   const uint4* a = (const uint4*)page_at(kv, from);
@@ -18,6 +19,7 @@ KERNEL move_pages(Kv kv, const int* moved, int first) {
 
 // The tables follow. Grid covers `entries` of them. Reads the tables once.
 KERNEL rename_pages(Kv kv, const int* moved, int first, int n, u64 entries) {
+  after_previous();
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= entries) return;
   int page = kv.table[i] - first;

@@ -36,6 +36,7 @@ __device__ __forceinline__ void set_meta(const Kv& kv, const Lane& l, int slot, 
 // spans), whole warps: one for single tokens, PLACE_THREADS for chunks. Moves a few words a token, and a
 // page where one is shared.
 KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
+  after_previous();
   __shared__ int slot_of[PLACE_THREADS], grown[PLACE_THREADS / 32], top, shared;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
@@ -119,16 +120,21 @@ __device__ __forceinline__ void take_up_returned(const Kv& kv) {
 
 // seq_len += len for every span: the end of a step. Grid 1.
 KERNEL advance(Kv kv, const Span* spans, int n_spans) {
+  after_previous();
   for (int i = threadIdx.x; i < n_spans; i += blockDim.x) kv.seq_len[spans[i].seq] += spans[i].len;
   take_up_returned(kv);
 }
 
 // Grid 1: after `release` and `compact`.
-KERNEL settle(Kv kv) { take_up_returned(kv); }
+KERNEL settle(Kv kv) {
+  after_previous();
+  take_up_returned(kv);
+}
 
 // Sequence `to` shares all that `from` holds. Grid (n_kv_heads, n_layers), any block. Moves a lane's
 // page numbers and ring.
 KERNEL fork(Kv kv, int from, int to) {
+  after_previous();
   Lane a = lane_of(kv, blockIdx.y, from, blockIdx.x), b = lane_of(kv, blockIdx.y, to, blockIdx.x);
   int live = kv.live[a.row], held = (live + kv.page_slots - 1) / kv.page_slots;
   for (int i = threadIdx.x; i < held; i += blockDim.x) {
@@ -146,6 +152,7 @@ KERNEL fork(Kv kv, int from, int to) {
 
 // Empties a sequence. Grid (n_kv_heads, n_layers), any block.
 KERNEL release(Kv kv, int seq) {
+  after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int held = (kv.live[l.row] + kv.page_slots - 1) / kv.page_slots;
   for (int i = threadIdx.x; i < held; i += blockDim.x) {
@@ -175,6 +182,7 @@ __device__ __forceinline__ void move_slot(const Kv& kv, u8* to, int to_row, u8* 
 // are; a shared one is replaced by a fresh one once all that moves into its place has moved. Moves at
 // most the lane's live slots.
 KERNEL compact(Kv kv, int seq) {
+  after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], ring_len = kv.window + 1, size = kv.page_slots;
   int window_start = n > ring_len ? n - ring_len : 0;
@@ -223,6 +231,7 @@ KERNEL compact(Kv kv, int seq) {
 
 // Positions and marks of one lane's slots, in slot order. Grid covers the lane's slots at most.
 KERNEL slot_metas(int* out, Kv kv, int layer, int seq, int head) {
+  after_previous();
   Lane l = lane_of(kv, layer, seq, head);
   int slot = blockIdx.x * blockDim.x + threadIdx.x;
   if (slot < kv.live[l.row]) out[slot] = slot_meta(kv, l, slot);

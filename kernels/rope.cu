@@ -11,6 +11,7 @@
 KERNEL qkv_rope(float* qkv, float* decisions, const int* seq_len, const Span* spans, const int* span_of_row,
                 const float* q_norm, const float* k_norm, const float* inv_freq, int n_q_heads, int n_kv_heads,
                 int head_dim, float eps, float factor, int borrowed, float scale, float offset, int per_layer) {
+  after_previous();
   __shared__ float shared[WARPS][MAX_DIM];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x, head = blockIdx.y * WARPS + warp;
   if (head >= n_q_heads + n_kv_heads) return;

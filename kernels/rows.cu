@@ -4,6 +4,7 @@
 
 // out[i] = table[tokens[i]]. Grid n, any block. Reads n rows of the table, writes n rows.
 KERNEL embed(float* out, const void* table, int dtype, const u32* tokens, int width) {
+  after_previous();
   u64 from = (u64)tokens[blockIdx.x] * width;
   float* to = out + (u64)blockIdx.x * width;
   for (int i = threadIdx.x; i < width; i += blockDim.x)
@@ -14,6 +15,7 @@ KERNEL embed(float* out, const void* table, int dtype, const u32* tokens, int wi
 
 // acc += x over `len` values. Grid covers them.
 KERNEL add(float* acc, const float* x, u64 len) {
+  after_previous();
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
   if (i < len) acc[i] += x[i];
 }
@@ -27,6 +29,7 @@ __device__ __forceinline__ float rms_scale(float squares, int width, float eps, 
 
 // out = x / sqrt(mean(x^2) + eps) * weight. Grid n, block of whole warps. `fault` may be null.
 KERNEL rms_norm(float* out, const float* x, const float* weight, float eps, int layer, int* fault, int width) {
+  after_previous();
   const float* from = x + (u64)blockIdx.x * width;
   float* to = out + (u64)blockIdx.x * width;
   float squares = 0.0f;
@@ -38,6 +41,7 @@ KERNEL rms_norm(float* out, const float* x, const float* weight, float eps, int 
 // residual += x, then the norm of it. Grid n, block of whole warps.
 KERNEL add_rms_norm(float* out, float* residual, const float* x, const float* weight, float eps, int layer, int* fault,
                     int width) {
+  after_previous();
   const float* more = x + (u64)blockIdx.x * width;
   float* row = residual + (u64)blockIdx.x * width;
   float* to = out + (u64)blockIdx.x * width;
@@ -53,6 +57,7 @@ KERNEL add_rms_norm(float* out, float* residual, const float* x, const float* we
 
 // out[n, ffn] = silu(gate) * up of rows [gate | up]. Grid (blocks of ffn, n).
 KERNEL swiglu(float* out, const float* gate_up, int ffn) {
+  after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= ffn) return;
   const float* row = gate_up + (u64)blockIdx.y * 2 * ffn;
@@ -62,6 +67,7 @@ KERNEL swiglu(float* out, const float* gate_up, int ffn) {
 
 // As `swiglu`, and wrong: gate and up change places. `doctor` plants it to show that it would notice.
 KERNEL swiglu_wrong(float* out, const float* gate_up, int ffn) {
+  after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= ffn) return;
   const float* row = gate_up + (u64)blockIdx.y * 2 * ffn;
@@ -72,6 +78,7 @@ KERNEL swiglu_wrong(float* out, const float* gate_up, int ffn) {
 // d = value * scale - offset of an adapter's logits [n, heads]. Grid covers n * heads. In two
 // roundings as on the CPU: near 0 a fused one marks differently.
 KERNEL decide(float* decisions, const float* raw, float scale, float offset, int per_layer, int heads, int n) {
+  after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n * heads) return;
   float value = raw[per_layer ? i / heads * heads : i];

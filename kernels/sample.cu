@@ -14,6 +14,7 @@ struct Draw {
 
 // Enters the step's tokens in the sets of their sequences, seen [n_seqs, words]. Grid covers n.
 KERNEL note(u32* seen, const u32* tokens, const Span* spans, const int* span_of_row, int words, int n) {
+  after_previous();
   int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= n) return;
   atomicOr(&seen[(u64)spans[span_of_row[row]].seq * words + tokens[row] / 32], 1u << (tokens[row] % 32));
@@ -21,6 +22,7 @@ KERNEL note(u32* seen, const u32* tokens, const Span* spans, const int* span_of_
 
 // Divides or multiplies the logits of what the row's sequence was fed. Grid (blocks of vocab, n).
 KERNEL penalise(float* logits, const Draw* draws, const u32* seen, int vocab, int words) {
+  after_previous();
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   Draw draw = draws[blockIdx.y];
   float penalty = draw.repetition_penalty;
@@ -33,6 +35,7 @@ KERNEL penalise(float* logits, const Draw* draws, const u32* seen, int vocab, in
 
 // What the host wants of a step, in its own memory: the fault, the free pages, the tokens. Grid 1.
 KERNEL post(int* out, const u32* sampled, const int* fault, const int* counts, int n) {
+  after_previous();
   for (int i = threadIdx.x; i < n; i += blockDim.x) out[2 + i] = (int)sampled[i];
   if (threadIdx.x == 0) {
     out[0] = fault[0];
@@ -164,6 +167,7 @@ __device__ __forceinline__ Border keep_nucleus(const float* w, int vocab, Border
 // greedy, some thirty times for each of top-k and top-p. The position is the sequence's length. Grid n.
 KERNEL __launch_bounds__(THREADS)
     sample(u32* sampled, float* logits, int vocab, const Draw* draws, const int* seq_len) {
+  after_previous();
   __shared__ double sums[THREADS];
   __shared__ int counts[THREADS];
   __shared__ int chosen, last;

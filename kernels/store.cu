@@ -5,6 +5,7 @@
 // K and V of rows [q | k | v] as the cache will give them back. Grid (2 * n_kv_heads, n), 32 threads.
 // Reads and writes K and V once.
 KERNEL kv_round_trip(float* qkv, int n_q_heads, int n_kv_heads, int head_dim, int codec) {
+  after_previous();
   int lane = threadIdx.x;
   float* x = qkv + ((u64)blockIdx.y * (n_q_heads + 2 * n_kv_heads) + n_q_heads + blockIdx.x) * head_dim;
   if (codec == CODEC_BF16) {
@@ -19,6 +20,7 @@ KERNEL kv_round_trip(float* qkv, int n_q_heads, int n_kv_heads, int head_dim, in
 // K and V of the step's rows into their slots; -1 stores nothing. Grid (n_kv_heads, n), 64 threads: a
 // warp for K, a warp for V. Reads K and V once, writes a slot's bytes.
 KERNEL store(Kv kv, const float* qkv, int layer, const Span* spans, const int* span_of_row) {
+  after_previous();
   int head = blockIdx.x, row = blockIdx.y, v = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim;
   int slot = kv.slots[row * kv.n_kv_heads + head];
   if (slot < 0) return;

@@ -28,7 +28,7 @@ use driver::Arg::{F32, I32, Ptr, U64};
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 use graph::Graphs;
-pub use kernels::{Entry, KERNELS, Kernel, SOURCES, TARGET};
+pub use kernels::{EARLY_START, Entry, KERNELS, Kernel, SOURCES, TARGETS};
 pub use kv::VIEW_BYTES;
 pub use memory::{Acts, Buf, Weight};
 use parts::Parts;

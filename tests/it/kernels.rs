@@ -4,7 +4,7 @@
 //!
 //! `UPDATE_PTX=1 cargo test --test it kernels` writes the PTX anew after a change of kernels.
 
-use dmschat::backend::cuda::{KERNELS, SOURCES, TARGET, VIEW_BYTES};
+use dmschat::backend::cuda::{EARLY_START, KERNELS, SOURCES, TARGETS, VIEW_BYTES};
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const HEADERS: [&str; 3] = ["common.cuh", "kv.cuh", "tensor.cuh"];
-/// Cards that ptxas makes code for.
-const CARDS: [&str; 4] = ["sm_80", "sm_86", "sm_89", "sm_90"];
+/// Cards that ptxas makes code for, by target.
+const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
 const SPILLS: &[(&str, usize)] = &[
     ("attend_1_1", 16),
@@ -35,17 +35,32 @@ fn kernels() -> PathBuf {
 
 #[test]
 fn the_kernel_table_is_that_of_the_ptx() {
-    for source in SOURCES {
+    for (source, ptx) in SOURCES.iter().flat_map(|source| source.ptx.map(|ptx| (source, ptx))) {
         let mut listed: Vec<(String, String)> = KERNELS
             .iter()
             .filter(|k| k.source == source.name)
             // In PTX an u64 is a pointer or a number.
             .map(|k| (k.name.to_owned(), k.takes.replace('l', "p")))
             .collect();
-        let mut found = entries(source.ptx);
+        let mut found = entries(ptx);
         listed.sort();
         found.sort();
         assert_eq!(found, listed, "kernels/{}.cu and the table in backend::cuda differ", source.name);
+    }
+}
+
+/// A kernel that never waited for the one in front of it would let those behind it run too early.
+#[test]
+fn every_kernel_that_may_start_early_waits() {
+    for source in SOURCES {
+        for (i, ptx) in source.ptx.iter().enumerate() {
+            for kernel in ptx.split(".entry ").skip(1) {
+                let waits =
+                    kernel.contains("griddepcontrol.wait;") && kernel.contains("griddepcontrol.launch_dependents;");
+                let name = kernel.split('(').next().unwrap_or_default();
+                assert_eq!(waits, i >= EARLY_START, "{name} for {}", TARGETS[i].1);
+            }
+        }
     }
 }
 
@@ -77,15 +92,15 @@ fn ptx_is_made_of_the_sources_and_does_not_spill() {
     let update = std::env::var_os("UPDATE_PTX").is_some_and(|v| v == "1");
     let nvrtc = Nvrtc::load(&tools.join("cuda_nvrtc/lib/libnvrtc.so.12"));
     let mut wrong = Vec::new();
-    for source in SOURCES {
-        let path = kernels().join(format!("ptx/{}.{TARGET}.ptx", source.name));
-        let ptx = nvrtc.compile(source.name).unwrap_or_else(|log| panic!("kernels/{}.cu: {log}", source.name));
+    for (source, (i, (_, target))) in SOURCES.iter().flat_map(|s| TARGETS.iter().enumerate().map(move |t| (s, t))) {
+        let path = kernels().join(format!("ptx/{}.{target}.ptx", source.name));
+        let ptx = nvrtc.compile(source.name, target).unwrap_or_else(|log| panic!("kernels/{}.cu: {log}", source.name));
         if update {
             fs::write(&path, &ptx).unwrap();
         } else if fs::read_to_string(&path).ok().as_deref() != Some(&ptx) {
             wrong.push(format!("{} is not what kernels/{}.cu makes: UPDATE_PTX=1", path.display(), source.name));
         }
-        for card in CARDS {
+        for card in CARDS[i] {
             wrong.extend(over_budget(&tools.join("cuda_nvcc/bin/ptxas"), &path, card));
         }
     }
@@ -143,13 +158,13 @@ impl Nvrtc {
     }
 
     /// PTX of `kernels/{name}.cu`, or the compiler's words.
-    fn compile(&self, name: &str) -> Result<String, String> {
+    fn compile(&self, name: &str, target: &str) -> Result<String, String> {
         let read = |file: &str| CString::new(fs::read(kernels().join(file)).unwrap()).unwrap();
         let (file, source) = (format!("{name}.cu"), read(&format!("{name}.cu")));
         let texts = HEADERS.map(read);
         let text = |s: &str| CString::new(s).unwrap();
         let (names, count) = (HEADERS.map(text), HEADERS.len() as c_int);
-        let options = [text(&format!("--gpu-architecture={TARGET}")), text("--std=c++17")];
+        let options = [text(&format!("--gpu-architecture={target}")), text("--std=c++17")];
         let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
         let (texts, names, arguments) = (pointers(&texts), pointers(&names), pointers(&options));
         let file = text(&file);

@@ -19,7 +19,7 @@ for source in "$kernels"/*.cu; do
     echo 'namespace {'
     echo "#include \"$name.cu\""
     sed -n 's/.*\.entry \([A-Za-z0-9_]*\)(.*/int number_of_\1 = gpu::Kernel<\&\1>::enlist("\1");/p' \
-      "$kernels/ptx/$name".*.ptx
+      "$kernels/ptx/$name".*.ptx | sort -u
     echo '}'
   } >"$work/$name.cpp"
   compile -c "$work/$name.cpp" -o "$work/$name.o"

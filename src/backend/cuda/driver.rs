@@ -3,7 +3,7 @@
 //! with [`DeviceLost`], which whoever runs a model catches. Out of memory is typed.
 
 use super::super::{DeviceLost, OutOfMemory};
-use super::kernels::{KERNELS, Kernel, SOURCES, Source, TARGET};
+use super::kernels::{EARLY_START, KERNELS, Kernel, SOURCES, Source, TARGETS};
 use super::kv::View;
 use super::pinned::Staging;
 use super::probe::{NoCuda, probe, words};
@@ -64,6 +64,10 @@ pub struct Driver {
     functions: Vec<sys::CUfunction>,
     pub name: String,
     pub multiprocessors: usize,
+    /// Of `TARGETS`: what kernels are made from.
+    target: usize,
+    /// Whether kernels are started before those in front of them have ended.
+    early: bool,
     wait_always: bool,
     staging: RefCell<Option<Staging>>,
     /// Launches are being recorded and do not run.
@@ -97,9 +101,23 @@ pub(super) fn ready(result: sys::CUresult, doing: &str) -> Result<(), NoCuda> {
     result.result().map_err(|e| NoCuda::Driver(format!("the GPU cannot be used: {doing}: {}", words(e))))
 }
 
-/// What the card of that index is: its handle, name, multiprocessors. An error says why it is none.
-fn describe(index: u32) -> Result<(i32, String, usize), NoCuda> {
-    let (_, count) = probe()?;
+/// CUDA version of the first driver that records early starts in a graph.
+const EARLY_START_RECORDED: i32 = 12040;
+
+/// What a card is.
+struct Described {
+    device: i32,
+    name: String,
+    multiprocessors: usize,
+    /// Of `TARGETS`: the newest that it runs.
+    target: usize,
+    /// The driver's CUDA version.
+    driver: i32,
+}
+
+/// The card of that index; an error says why it is none.
+fn describe(index: u32) -> Result<Described, NoCuda> {
+    let (driver, count) = probe()?;
     if index >= count {
         return Err(NoCuda::NoSuchDevice { index, count });
     }
@@ -111,10 +129,10 @@ fn describe(index: u32) -> Result<(i32, String, usize), NoCuda> {
     let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let multiprocessors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
     let name = name(device)?;
-    if major < 8 {
+    let Some(target) = TARGETS.iter().rposition(|t| t.0 <= major) else {
         return Err(NoCuda::OldCard { name, major, minor });
-    }
-    Ok((device, name, multiprocessors))
+    };
+    Ok(Described { device, name, multiprocessors, target, driver })
 }
 
 /// Whether the card of that index can be used.
@@ -124,7 +142,7 @@ pub fn usable(index: u32) -> Result<(), NoCuda> {
 
 /// Free memory of a card before anything is loaded on it.
 pub fn free_bytes(index: u32) -> Option<u64> {
-    let (device, ..) = describe(index).ok()?;
+    let device = describe(index).ok()?.device;
     retain(device).ok()?;
     let (mut free, mut all) = (0, 0);
     // SAFETY: `retain` has made a context current; both pointers are to live numbers. The context stays:
@@ -144,7 +162,7 @@ fn retain(device: i32) -> Result<(), NoCuda> {
 
 impl Driver {
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
-        let (device, name, multiprocessors) = describe(index)?;
+        let Described { device, name, multiprocessors, target, driver: version } = describe(index)?;
         retain(device)?;
         let mut driver = Self {
             device,
@@ -153,6 +171,8 @@ impl Driver {
             functions: Vec::new(),
             name,
             multiprocessors,
+            target,
+            early: target >= EARLY_START && version >= EARLY_START_RECORDED,
             wait_always: options.wait_always,
             staging: RefCell::default(),
             recording: Cell::new(false),
@@ -172,8 +192,8 @@ impl Driver {
     fn load_kernels(&mut self, folder: Option<&Path>) -> Result<(), NoCuda> {
         for source in SOURCES {
             let module = match folder {
-                None => load(source.name, source.ptx.as_bytes())?,
-                Some(folder) => load(source.name, &read(folder, source)?)?,
+                None => load(source.name, source.ptx[self.target].as_bytes())?,
+                Some(folder) => load(source.name, &read(folder, source, TARGETS[self.target].1)?)?,
             };
             self.modules.push(module);
         }
@@ -199,14 +219,20 @@ impl Driver {
             entry.takes
         );
         let mut addresses: Vec<*mut c_void> = args.iter().map(Arg::address).collect();
-        let [x, y, z] = grid.map(|n| n as u32);
+        // SAFETY: C unions and structs of numbers and pointers, for which all zeros is a value.
+        let (mut early, mut config) =
+            unsafe { (std::mem::zeroed::<sys::CUlaunchAttribute>(), std::mem::zeroed::<sys::CUlaunchConfig>()) };
+        early.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        early.value.programmaticStreamSerializationAllowed = 1;
+        [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
+        [config.blockDimX, config.blockDimY, config.blockDimZ] = [block as u32, 1, 1];
+        (config.hStream, config.attrs, config.numAttrs) = (self.stream, &mut early, self.early as u32);
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is
         // checked against the PTX); they outlive the call, which copies them. Pointers among them are
         // to memory that the caller's buffers own, which is freed in stream order after a wait.
         let started = unsafe {
             let function = self.functions[kernel as usize];
-            let args = addresses.as_mut_ptr();
-            sys::cuLaunchKernel(function, x, y, z, block as u32, 1, 1, 0, self.stream, args, null_mut())
+            sys::cuLaunchKernelEx(&config, function, addresses.as_mut_ptr(), null_mut())
         };
         self.issued(started, entry.name);
         if self.wait_always {
@@ -377,8 +403,8 @@ fn name(device: i32) -> Result<String, NoCuda> {
     Ok(CStr::from_bytes_until_nul(&text).map_or_else(|_| "GPU".into(), |s| s.to_string_lossy().into_owned()))
 }
 
-fn read(folder: &Path, source: &Source) -> Result<Vec<u8>, NoCuda> {
-    let path = folder.join(format!("{}.{TARGET}.ptx", source.name));
+fn read(folder: &Path, source: &Source, target: &str) -> Result<Vec<u8>, NoCuda> {
+    let path = folder.join(format!("{}.{target}.ptx", source.name));
     let mut ptx =
         std::fs::read(&path).map_err(|e| NoCuda::Driver(format!("{} cannot be read: {e}", path.display())))?;
     ptx.push(0);

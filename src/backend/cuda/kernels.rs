@@ -3,21 +3,28 @@
 //!
 //! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view.
 
-/// Target all kernels are compiled for; the driver makes code for the card at hand from it.
-pub const TARGET: &str = "compute_80";
+/// Targets that all kernels are compiled for, oldest first: the least major version of a card's compute
+/// capability, and its name. The driver makes code for the card at hand from the newest that it can run.
+pub const TARGETS: [(i32, &str); 2] = [(8, "compute_80"), (9, "compute_90")];
+/// From this target on, a kernel may be started before the one in front of it has ended (`after_previous` in
+/// `common.cuh`).
+pub const EARLY_START: usize = 1;
 
 /// A file of kernels.
 pub struct Source {
     pub name: &'static str,
-    /// Ends in a zero, as the driver wants it.
-    pub ptx: &'static str,
+    /// For each target; ends in a zero, as the driver wants it.
+    pub ptx: [&'static str; TARGETS.len()],
 }
 
 macro_rules! sources {
     ($($name:literal),* $(,)?) => {
         pub const SOURCES: &[Source] = &[$(Source {
             name: $name,
-            ptx: concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".compute_80.ptx")), "\0"),
+            ptx: [
+                concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".compute_80.ptx")), "\0"),
+                concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".compute_90.ptx")), "\0"),
+            ],
         }),*];
     };
 }

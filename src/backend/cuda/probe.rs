@@ -50,7 +50,7 @@ const SYMBOLS: &[&str] = &[
     "cuGraphExecDestroy",
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuMemAddressFree",
     "cuMemAddressReserve",
     "cuMemAlloc_v2",
