@@ -68,21 +68,24 @@ def tensors(c):
         yield "lm_head.weight", (c["vocab_size"], hidden)
 
 
-def values(rng, shape, pool=1 << 26):
+POOL = 1 << 26
+pools = {}
+
+
+def write_values(f, rng, shape):
     """bf16 words: ones for a norm, else about N(0, 1 / inputs) from a pool at random places, which is
     as good as fresh numbers for loading and speed, and written as fast as the disk takes it."""
     n = int(np.prod(shape))
     if len(shape) == 1:
-        return np.full(n, 0x3F80, np.uint16)
-    if values.pool is None:
-        values.pool = rng.standard_normal(min(pool, 1 << 26), np.float32)
-    words = (values.pool / np.float32(shape[1]) ** 0.5).view(np.uint32)
-    words = ((words + 0x8000) >> 16).astype(np.uint16)
-    start = int(rng.integers(len(words)))
-    return np.resize(np.roll(words, start), n)
-
-
-values.pool = None
+        return np.full(n, 0x3F80, np.uint16).tofile(f)
+    if shape[1] not in pools:
+        words = (rng.standard_normal(POOL, np.float32) / np.float32(shape[1]) ** 0.5).view(np.uint32)
+        pools[shape[1]] = ((words + 0x8000) >> 16).astype(np.uint16)
+    words, at = pools[shape[1]], int(rng.integers(POOL))
+    while n > 0:
+        piece = words[at : at + n]
+        piece.tofile(f)
+        n, at = n - len(piece), 0
 
 
 def write_shard(path, part, rng):
@@ -96,7 +99,7 @@ def write_shard(path, part, rng):
     with open(path, "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for _, shape in part:
-            values(rng, shape).tofile(f)
+            write_values(f, rng, shape)
     return end
 
 
