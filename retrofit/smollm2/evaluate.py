@@ -5,16 +5,19 @@
 Exact masks (key k is visible to query q if q - k <= W or k is not marked; the decision at t+1 marks t); base in
 `--dtype`, decisions in f32. Ratio: n * layers * KV heads / live slots after n tokens, the window counted. Window: 4 sinks and
 as many slots a head as DMS held on average. Random: as many marks a head as DMS made, spread at random.
-Recall: the share of facts whose every token is the greedy choice, given the answer's first words.
+Recall: the share of facts whose every token is the greedy choice, given the answer's first words; fact_kl: KL at the
+positions that predict their tokens.
 """
 import argparse
 import json
+import time
 
 import torch
 from safetensors import safe_open
 
 from model import Base, attend_blocks, norm
-from talk import conversation, load
+from talk import Talk, load
+from train import files_of
 
 SINKS = 4
 
@@ -68,14 +71,19 @@ def runs(base, adapter, ids):
 
 
 def score(base, ids, out, dense, spans):
-    """Sums over positions: [KL, same top-1, -log p of the text, positions], and facts recalled."""
-    total, right = torch.zeros(4, dtype=torch.float64), torch.zeros(ids.shape[1], dtype=torch.bool)
-    for a in range(0, ids.shape[1] - 1, 512):
-        b = min(a + 512, ids.shape[1] - 1)
+    """Sums over positions: [KL, same top-1, -log p of the text, positions, KL at facts, positions there], and facts recalled."""
+    n = ids.shape[1]
+    total, right = torch.zeros(6, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
+    at_fact = torch.zeros(n, dtype=torch.bool, device=base.device)
+    for a, b in spans:
+        at_fact[a - 1: b - 1] = True
+    for a in range(0, n - 1, 2048):
+        b = min(a + 2048, n - 1)
         p, q = (base.head(h[0, a:b]).float().log_softmax(-1) for h in (dense, out))
         top, next_ids = q.argmax(-1), ids[0, a + 1: b + 1]
-        total += torch.tensor([(p.exp() * (p - q)).sum(), (p.argmax(-1) == top).sum(),
-                               -q.gather(1, next_ids[:, None]).sum(), b - a], dtype=torch.float64)
+        kl, fact = (p.exp() * (p - q)).sum(-1).double(), at_fact[a:b]
+        total += torch.stack([kl.sum(), (p.argmax(-1) == top).sum(), -q.gather(1, next_ids[:, None]).double().sum(),
+                              torch.tensor(b - a, device=base.device), (kl * fact).sum(), fact.sum()]).double().cpu()
         right[a + 1: b + 1] = (top == next_ids).cpu()
     return total, sum(bool(right[a:b].all()) for a, b in spans)
 
@@ -83,7 +91,7 @@ def score(base, ids, out, dense, spans):
 @torch.inference_mode()
 def judge(base, adapter, sequences, only, **row):
     """One row of the table over sequences of (ids, spans)."""
-    sums, ratios, recalled, facts = {}, [], {}, 0
+    sums, ratios, recalled, facts, begun = {}, [], {}, 0, time.time()
     for ids, spans in sequences:
         facts += len(spans)
         ids, dense = torch.tensor([ids], device=base.device), None
@@ -97,11 +105,11 @@ def judge(base, adapter, sequences, only, **row):
             if name == only:
                 break
     row["ratio"] = round(sum(ratios) / len(ratios), 3)
-    for name, (kl, same, nll, n) in sums.items():
+    for name, (kl, same, nll, n, fact_kl, at_facts) in sums.items():
         row[name] = {"kl": round(float(kl / n), 5), "top1": round(float(same / n), 4), "ppl": round(float((nll / n).exp()), 4)}
         if facts:
-            row[name]["recall"] = f"{recalled[name]}/{facts}"
-    print(json.dumps(row), flush=True)
+            row[name].update(recall=f"{recalled[name]}/{facts}", fact_kl=round(float(fact_kl / at_facts), 4))
+    print(json.dumps(row), f"{time.time() - begun:.0f} s", flush=True)
     return row
 
 
@@ -109,30 +117,36 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
     p.add_argument("--adapter", required=True)
-    p.add_argument("--answers", required=True)
-    p.add_argument("--chat", default="2048x16,4096x16,8192x8", help="lengths x sequences")
-    p.add_argument("--bare", default="4096x16")
-    p.add_argument("--recall", default="2048x64,3584x64")
+    p.add_argument("--answers", help="generated text of the split `test`")
+    for kind, lengths in (("chat", "2048x16,4096x16,8192x8"), ("other", "4096x8"), ("bare", "2048x16,4096x16"), ("file", "4096x8"),
+                          ("recall", "1280x80,2048x48,3328x24")):
+        p.add_argument("--" + kind, default=lengths, help="lengths x sequences")
     p.add_argument("--text-file", help="a text as it is, to be held against `dmschat compare --text-file`")
     p.add_argument("--only", help="stop after this run (dms: leave out window and random)")
-    p.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     p.add_argument("--json")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
     torch.manual_seed(0)
-    base, answers = Base(args.model, args.device, getattr(torch, args.dtype)), load(args.answers)
+    base, answers = Base(args.model, args.device, getattr(torch, args.dtype)), load(args.answers) if args.answers else []
     adapter = Adapter(args.adapter, args.device)
     rows = []
     if args.text_file:
         with open(args.text_file, encoding="utf-8") as f:
             ids = base.encode(f.read())
         rows.append(judge(base, adapter, [(ids, [])], args.only, text=args.text_file, length=len(ids)))
-    for kind, text in (("chat", args.chat), ("bare", args.bare), ("recall", args.recall)):
-        for length, count in (map(int, item.split("x")) for item in text.split(",") if item):
-            made = [conversation(base.encode, answers, length, "test", i, kind) for i in range(count)]
+        write(args.json, rows)
+    talk = Talk(base.encode, answers, "test", files_of("test")) if answers else None
+    for kind in ("chat", "other", "bare", "file", "recall") if talk else ():
+        for length, count in (map(int, item.split("x")) for item in getattr(args, kind).split(",") if item):
+            made = [talk.row(length, i, kind) for i in range(count)]
             rows.append(judge(base, adapter, made, args.only, length=length, count=count, kind=kind))
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as f:
+            write(args.json, rows)
+
+
+def write(path, rows):
+    if path:
+        with open(path, "w", encoding="utf-8") as f:
             f.write("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 

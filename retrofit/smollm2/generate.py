@@ -1,14 +1,16 @@
-"""Answers of the base model to templated requests: the text that the adapter is trained and judged on.
+"""Text of the base model's own: answers to templated requests and bare continuations, to train and judge an adapter on.
 
-    python generate.py --model FOLDER --split train --count 512 --out out/train.jsonl
+    python generate.py --model FOLDER --split train --count 4096 --out out/train.jsonl
 
-One JSON line per answer: {"user", "answer"}. Seeded by its place in the list, batch by batch; an interrupted run goes on
-after the last whole batch. Topics of the split `test` never occur in `train`.
+One JSON line each: {"user", "answer"}; in bare text "user" is null and "answer" the whole text. Sampled batch by batch,
+seeded by its place; an interrupted run goes on after the last whole batch, and none is begun after `--seconds`.
+Topics of the split `test` never occur in `train`.
 """
 import argparse
 import json
 import os
 import random
+import time
 
 import torch
 
@@ -20,16 +22,32 @@ REQUESTS = [
     "Describe {} in detail.", "How would you teach a child about {}?", "Write a dialogue between two people about {}.",
     "Give me step-by-step instructions about {}.", "What is the history of {}?", "Write a small Python program about {}.",
     "Summarize what matters most about {}.", "Ask me five questions about {} and answer them yourself.",
+    "Write a news article about {}.", "What should I know before I start with {}?", "Write a diary entry that mentions {}.",
+    "Compare {} with something similar.", "Give me a table of numbers about {}.", "Write a speech about {}.",
+    "Tell me about {}, with names, dates and places.", "What mistakes do people make with {}?",
+    "Write a letter to the editor about {}.", "Make a plan for a week with {} in it.",
+]
+OPENINGS = [   # bare text: no template, no role, begins with whatever the row is cut at
+    "Once upon a time, {} ", "The first thing to say about {} is", "# {}\n\n", "An article about {}\n\n", "Q: What about {}?\nA:",
+    "Notes on {}:\n-", "Chapter 1: {}\n\n", "def main():\n    \"\"\"A program about {}.\"\"\"\n", "Dear Sir or Madam,\n\nI am writing about {}.",
+    "In the year 1987, {}", "Abstract. We study {}.", "{}: questions and answers\n\n1.",
 ]
 TRAIN = ["a lighthouse", "baking bread", "the solar system", "learning the violin", "gardening", "old maps", "electric cars",
          "the water cycle", "a lost dog", "mountain climbing", "saving money", "photosynthesis", "a busy market", "chess",
          "steam engines", "sleep", "a rainy city", "coral reefs", "job interviews", "volcanoes", "public libraries", "robots",
          "a long train journey", "cheese", "the Roman Empire", "running a marathon", "bees", "a haunted house", "fractions",
          "the stock market", "recycling", "painting with watercolours", "a spaceship crew", "healthy breakfasts", "bridges",
-         "the printing press", "a small bookshop", "whales", "moving to a new town", "prime numbers"]
+         "the printing press", "a small bookshop", "whales", "moving to a new town", "prime numbers", "a broken clock", "jazz",
+         "vaccines", "a farm in spring", "password safety", "the Vikings", "camping", "a chemistry lab", "dentists", "glaciers",
+         "a school play", "credit cards", "satellites", "a wedding", "medieval castles", "yoga", "databases", "a night train",
+         "sharks", "the Olympic Games", "a power cut", "tea", "probability", "a detective", "deserts", "a football match",
+         "the French Revolution", "batteries", "a grandmother", "typewriters", "rivers", "public speaking", "a lost letter in Paris",
+         "viruses", "carpentry", "an old piano", "rainbows", "hiking boots", "the nervous system", "a hospital", "spreadsheets"]
 TEST = ["a desert caravan", "making soup", "the human heart", "learning to swim", "bicycles", "a winter festival", "wind power",
         "earthquakes", "a forgotten letter", "time management", "owls", "the Silk Road", "telescopes", "a village school",
-        "composting", "board games", "sailing", "the immune system", "a night at the museum", "binary search"]
+        "composting", "board games", "sailing", "the immune system", "a night at the museum", "binary search", "a circus",
+        "honey", "the Cold War", "tax returns", "penguins", "a coffee shop", "matrices", "knitting", "a stolen painting", "islands"]
+BARE_SHARE = 0.2
 
 
 def turn(role, text):
@@ -37,10 +55,15 @@ def turn(role, text):
 
 
 def requests(split, count):
-    """`count` different requests of a split, always in the same order."""
-    pairs = [(r, t) for r in REQUESTS for t in (TRAIN if split == "train" else TEST)]
-    random.Random(f"requests {split}").shuffle(pairs)
-    return [pairs[i % len(pairs)][0].format(pairs[i % len(pairs)][1]) for i in range(count)]
+    """`count` pairs (user or None, prompt text) of a split, always in the same order."""
+    rng, topics, made = random.Random(f"requests {split}"), TRAIN if split == "train" else TEST, []
+    for _ in range(count):
+        if rng.random() < BARE_SHARE:
+            made.append((None, rng.choice(OPENINGS).format(rng.choice(topics))))
+        else:
+            user = rng.choice(REQUESTS).format(rng.choice(topics))
+            made.append((user, turn("system", SYSTEM) + turn("user", user) + "<|im_start|>assistant\n"))
+    return made
 
 
 def choose(logits, generator, temperature, top_p):
@@ -48,7 +71,7 @@ def choose(logits, generator, temperature, top_p):
     top, ids = logits.float().topk(64)
     p = (top / temperature).softmax(-1)
     p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0.0)
-    return ids.gather(1, torch.multinomial(p.cpu(), 1, generator=generator).to(ids.device))[:, 0]
+    return ids.gather(1, torch.multinomial(p, 1, generator=generator))[:, 0]
 
 
 @torch.inference_mode()
@@ -56,60 +79,60 @@ def answer(base, prompts, most, seed, temperature=0.8, top_p=0.95):
     """Sampled continuations (ids, end token left out) of prompts (ids), all rows in step from position 0."""
     rows, longest = len(prompts), max(map(len, prompts))
     size = longest + most
-    shape = (base.layers, rows, base.kv_heads, size, base.head_dim)
-    keys, values = (torch.zeros(shape, dtype=base.dtype, device=base.device) for _ in range(2))
-    generator = torch.Generator().manual_seed(seed)
-    token = torch.tensor([p[0] for p in prompts], device=base.device)
-    live, out, ended = list(range(rows)), [[] for _ in range(rows)], set()
+    given = torch.full((rows, size), -1, device=base.device)
+    for i, prompt in enumerate(prompts):
+        given[i, : len(prompt)] = torch.tensor(prompt, device=base.device)
+    keys, values = (torch.zeros(base.layers, rows, base.kv_heads, size, base.head_dim, dtype=base.dtype, device=base.device)
+                    for _ in range(2))
+    generator = torch.Generator(base.device).manual_seed(seed)
+    said = torch.full((rows, size), END, device=base.device)
+    said[:, 0], ended = given[:, 0], torch.zeros(rows, dtype=torch.bool, device=base.device)
     for at in range(size - 1):
-        x = base.embed(token[:, None])
+        x = base.embed(said[:, at: at + 1])
         cos, sin = base.cos[at: at + 1], base.sin[at: at + 1]
-        for layer in range(base.layers):
-            q, k, v = base.qkv(layer, x, cos, sin)
+        for layer, w in enumerate(base.layer):
+            q, k, v = base.qkv(w, x, cos, sin)
             keys[layer, :, :, at], values[layer, :, :, at] = k[:, :, 0], v[:, :, 0]
-            scores = q.view(len(live), base.kv_heads, base.group, -1) @ keys[layer, :, :, : at + 1].transpose(-1, -2)
+            scores = q.view(rows, base.kv_heads, base.group, -1) @ keys[layer, :, :, : at + 1].transpose(-1, -2)
             p = (scores.float() * base.head_dim ** -0.5).softmax(-1).to(base.dtype)
-            mixed = (p @ values[layer, :, :, : at + 1]).flatten(1, 2)[:, :, None]
-            x = x + base.project(layer, mixed)
-            x = x + base.mlp(layer, x)
+            x = base.finish(w, x, (p @ values[layer, :, :, : at + 1]).flatten(1, 2)[:, :, None])
         token = choose(base.head(x[:, 0]), generator, temperature, top_p)
-        for i, row in enumerate(live):
-            if at + 1 < len(prompts[row]):
-                token[i] = prompts[row][at + 1]
-            elif row not in ended and (token[i] == END or len(out[row]) >= most):
-                ended.add(row)
-            elif row not in ended:
-                out[row].append(int(token[i]))
-        keep = [i for i, row in enumerate(live) if row not in ended]
-        if not keep:
+        fixed = given[:, at + 1]
+        token = torch.where(fixed >= 0, fixed, torch.where(ended, END, token))
+        said[:, at + 1] = token
+        ended |= (fixed < 0) & (token == END)
+        if at % 32 == 0 and bool(ended.all()):
             break
-        if len(keep) <= 0.8 * len(live):
-            keys, values = keys[:, keep], values[:, keep]
-            token, live = token[keep], [live[i] for i in keep]
-    return out
+    out = [row[len(prompt): len(prompt) + most] for row, prompt in zip(said.tolist(), prompts)]
+    return [row[: row.index(END)] if END in row else row for row in out]
 
 
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
     p.add_argument("--split", choices=["train", "test"], required=True)
-    p.add_argument("--count", type=int, default=2048)
-    p.add_argument("--batch", type=int, default=64)
+    p.add_argument("--count", type=int, default=4096)
+    p.add_argument("--batch", type=int, default=1024)
     p.add_argument("--most", type=int, default=640)
+    p.add_argument("--seconds", type=float, default=3600)
     p.add_argument("--out", required=True)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
+    begun = time.time()
     os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
     done = sum(1 for _ in open(args.out, encoding="utf-8")) if os.path.exists(args.out) else 0
     base, wanted = Base(args.model, args.device), requests(args.split, args.count)
     for begin in range(done, args.count, args.batch):
-        users = wanted[begin: begin + args.batch]
-        prompts = [base.encode(turn("system", SYSTEM) + turn("user", u) + "<|im_start|>assistant\n") for u in users]
-        answers = answer(base, prompts, args.most, begin)
+        if begin and time.time() - begun > args.seconds:
+            print(f"{args.split}: stopped at {begin} of {args.count} after {args.seconds:.0f} s")
+            break
+        part = wanted[begin: begin + args.batch]
+        answers = answer(base, [base.encode(prompt) for _, prompt in part], args.most, begin)
         with open(args.out, "a", encoding="utf-8") as f:
-            for user, ids in zip(users, answers):
-                f.write(json.dumps({"user": user, "answer": base.tokenizer.decode(ids)}) + "\n")
-        print(f"{args.split}: {begin + len(users)} of {args.count}, {sum(map(len, answers))} tokens", flush=True)
+            for (user, prompt), ids in zip(part, answers):
+                text = base.tokenizer.decode(ids)
+                f.write(json.dumps({"user": user, "answer": text if user else prompt + text}) + "\n")
+        print(f"{args.split}: {begin + len(part)} of {args.count}, {sum(map(len, answers))} tokens, {time.time() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class Base:
         self.device, self.dtype = torch.device(device), dtype
         tensors = load_file(os.path.join(folder, "model.safetensors"))
         self.w = {k.removeprefix("model."): v.to(self.device, dtype) for k, v in tensors.items()}
+        self.layer = [{k.removeprefix(f"layers.{n}.").removesuffix(".weight"): v for k, v in self.w.items()
+                       if k.startswith(f"layers.{n}.")} for n in range(self.layers)]
         self.tokenizer = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
         inverse = theta ** (-torch.arange(0, self.head_dim, 2).float() / self.head_dim)
         angles = torch.outer(torch.arange(c["max_position_embeddings"]).float(), inverse)
@@ -48,27 +50,20 @@ class Base:
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def weight(self, layer, name):
-        return self.w[f"layers.{layer}.{name}.weight"]
-
     def embed(self, ids):
         return F.embedding(ids, self.w["embed_tokens.weight"])
 
-    def qkv(self, layer, x, cos, sin):
-        """Layer input x [B, T, hidden] -> rotated q [B, heads, T, d], rotated k and v [B, kv_heads, T, d]."""
-        h = norm(x, self.weight(layer, "input_layernorm"), self.eps)
-        q, k, v = (F.linear(h, self.weight(layer, f"self_attn.{n}_proj")).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-                   for n in "qkv")
+    def qkv(self, w, x, cos, sin):
+        """A layer's weights and input x [B, T, hidden] -> rotated q [B, heads, T, d], rotated k and v [B, kv_heads, T, d]."""
+        h = norm(x, w["input_layernorm"], self.eps)
+        q, k, v = [F.linear(h, w[f"self_attn.{n}_proj"]).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for n in "qkv"]
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
-    def project(self, layer, out):
-        """Attention output [B, heads, T, d] -> its contribution to the residual stream [B, T, hidden]."""
-        return F.linear(out.transpose(1, 2).flatten(2), self.weight(layer, "self_attn.o_proj"))
-
-    def mlp(self, layer, x):
-        h = norm(x, self.weight(layer, "post_attention_layernorm"), self.eps)
-        gate = F.silu(F.linear(h, self.weight(layer, "mlp.gate_proj")))
-        return F.linear(gate * F.linear(h, self.weight(layer, "mlp.up_proj")), self.weight(layer, "mlp.down_proj"))
+    def finish(self, w, x, out):
+        """The layer's input and its attention output [B, heads, T, d] -> the layer's output [B, T, hidden]."""
+        x = x + F.linear(out.transpose(1, 2).flatten(2), w["self_attn.o_proj"])
+        h = norm(x, w["post_attention_layernorm"], self.eps)
+        return x + F.linear(F.silu(F.linear(h, w["mlp.gate_proj"])) * F.linear(h, w["mlp.up_proj"]), w["mlp.down_proj"])
 
     def head(self, x):
         return F.linear(norm(x, self.w["norm.weight"], self.eps), self.w["embed_tokens.weight"])
@@ -77,10 +72,9 @@ class Base:
         """ids [B, T]; attend(layer, x, q, k, v) -> [B, heads, T, d]. Returns the last hidden state [B, T, hidden]."""
         x = self.embed(ids)
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        for layer in range(self.layers):
-            q, k, v = self.qkv(layer, x, cos, sin)
-            x = x + self.project(layer, attend(layer, x, q, k, v))
-            x = x + self.mlp(layer, x)
+        for layer, w in enumerate(self.layer):
+            q, k, v = self.qkv(w, x, cos, sin)
+            x = self.finish(w, x, attend(layer, x, q, k, v))
         return x
 
 
@@ -89,7 +83,7 @@ def grouped(q, kv_heads):
     return q.unflatten(1, (kv_heads, -1))
 
 
-def attend_blocks(q, k, v, bias=None, window=0, block=256):
+def attend_blocks(q, k, v, bias=None, window=0, block=512):
     """Causal attention in blocks of queries; bias(keys) adds to scores beyond the window.
 
     `bias` [B, kv_heads, T] f32 or None, `block` queries at a time so that no key of the future is multiplied.

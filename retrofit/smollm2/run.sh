@@ -1,12 +1,27 @@
 #!/bin/sh
 # Everything, one command: sh run.sh MODEL_FOLDER [OUT_FOLDER]. Goes on where it was interrupted.
-# The defaults want a CUDA GPU; PYTHON names another interpreter.
+# Made for one large CUDA GPU and nine minutes: SECONDS_IN_ALL is shared out, the training gets what the rest leaves.
+# EVALUATE holds further arguments for evaluate.py, PYTHON names another interpreter.
 set -eu
 cd "$(dirname "$0")"
-model=$1 out=${2:-../out/smollm2} py=${PYTHON:-python}
+model=$1 out=${2:-../out/smollm2} py=${PYTHON:-python3} all=${SECONDS_IN_ALL:-530} judging=${SECONDS_TO_EVALUATE:-110}
+begun=${BEGUN:-$(date +%s)}
 mkdir -p "$out"
-$py generate.py --model "$model" --split train --count 2048 --out "$out/train.jsonl"
-$py generate.py --model "$model" --split test --count 512 --out "$out/test.jsonl"
-$py fit.py --model "$model" --answers "$out/train.jsonl" --out "$out/adapter.pt"
-$py export.py --model "$model" --parts "$out/adapter.pt.0" --out "$out/adapter.safetensors"
-$py evaluate.py --model "$model" --adapter "$out/adapter.safetensors" --answers "$out/test.jsonl" --json "$out/evaluation.json"
+elapsed() { echo $(($(date +%s) - begun)); }
+finished() { $py -c "import sys, torch; d = torch.load(sys.argv[1], map_location='cpu', weights_only=True); sys.exit(d['step'] < (d['steps'] or 10 ** 9))" "$1"; }
+
+[ -e "$out/text.done" ] || {
+    $py generate.py --model "$model" --split test --count 512 --batch 512 --out "$out/test.jsonl"
+    $py generate.py --model "$model" --split train --count "${ANSWERS:-4096}" --seconds 60 --out "$out/train.jsonl"
+    touch "$out/text.done"
+}
+echo "text: $(elapsed) s"
+[ -e "$out/adapter.pt" ] && finished "$out/adapter.pt" || {
+    left=$((all - judging - $(elapsed)))
+    [ "$left" -gt 60 ] || left=60
+    $py train.py --model "$model" --answers "$out/train.jsonl" --out "$out/adapter.pt" --resume --minutes "$(echo "$left" | awk '{print $1 / 60}')"
+}
+echo "training: $(elapsed) s"
+$py export.py --model "$model" --init "$out/adapter.pt" --out "$out/adapter.safetensors"
+$py evaluate.py --model "$model" --adapter "$out/adapter.safetensors" --answers "$out/test.jsonl" --json "$out/evaluation.json" ${EVALUATE:-}
+echo "all: $(elapsed) s"

@@ -1,31 +1,59 @@
-"""Conversations for training and evaluation, put together from generated answers; some refer back over a distance."""
+"""Rows of tokens for training and evaluation, put together from generated text; some refer back over a distance."""
 import json
 import random
 
 from generate import turn
 from model import SYSTEM
 
-NAMES = {"train": ["Marta", "Jonas", "Priya", "Oscar", "Lena", "Tomas", "Aisha", "Victor", "Nora", "Felix", "Diego", "Hanna"],
-         "test": ["Clara", "Samuel", "Ingrid", "Rafael", "Yuki", "Bruno", "Alice", "Martin", "Sofia", "Daniel"]}
-TOWNS = {"train": ["Lisbon", "Oslo", "Denver", "Kyoto", "Cairo", "Prague", "Boston", "Lima"],
-         "test": ["Dublin", "Vienna", "Chicago", "Madrid", "Athens", "Seattle"]}
-PETS = {"train": ["parrot", "rabbit", "turtle", "pony", "kitten", "hamster"], "test": ["goldfish", "puppy", "canary", "lizard"]}
-ITEMS = {"train": ["apples", "candles", "rope", "coffee", "pencils", "salt", "tape", "honey", "paper", "nails"],
-         "test": ["lemons", "batteries", "soap", "butter", "ribbons", "pepper", "matches", "flour"]}
+NAMES = {"train": """Marta Jonas Priya Oscar Lena Tomas Aisha Victor Nora Felix Diego Hanna Peter Olga Simon Carla Ahmed Julia Kevin Rosa
+Emma Liam Noah Grace Henry Lucy Omar Nina Paul Vera Hugo Ella Marco Irene Ivan Leo Tara Adam Ruth Karl""".split(),
+         "test": """Clara Samuel Ingrid Rafael Yuki Bruno Alice Martin Sofia Daniel Helen Jack Maria Robert Laura Thomas Anna David""".split()}
+TOWNS = {"train": "Lisbon Oslo Denver Kyoto Cairo Prague Boston Lima Paris Rome Sydney Toronto Moscow Dallas Berlin Delhi".split(),
+         "test": "Dublin Vienna Chicago Madrid Athens Seattle London Tokyo Geneva Houston".split()}
+PEOPLE = {"train": "brother,aunt,teacher,neighbour,boss,cousin,daughter,doctor,horse,cat,friend,uncle".split(","),
+          "test": "sister,son,dog,grandmother,wife,dentist".split(",")}
+PLACES = {"train": "locker,garage,blue door,bicycle lock,office,cellar,library card,server,mailbox,north gate".split(","),
+          "test": "safe,red door,garden gate,alarm,boat house".split(",")}
+THINGS = {"train": "colour:green red white brown pink;fruit:apples grapes bananas cherries;sport:tennis golf rugby boxing;drink:tea milk cocoa".split(";"),
+          "test": "animal:horses cats tigers rabbits;season:spring winter autumn summer;subject:history biology music geography".split(";")}
+ITEMS = {"train": "apples candles rope coffee pencils salt tape honey paper nails sugar shoes rice glue eggs onions".split(),
+         "test": "lemons batteries soap butter ribbons pepper matches flour cheese bread".split()}
+JOBS = {"train": "nurse carpenter lawyer farmer pilot teacher cook painter".split(), "test": "baker doctor driver musician engineer".split()}
+DAYS = {"train": "Monday Tuesday Friday Sunday".split(), "test": "Wednesday Thursday Saturday".split()}
+OBJECTS = {"train": "umbrella passport hammer camera blanket map".split(), "test": "keys book guitar lamp".split()}
+ROOMS = {"train": "attic cellar hall garage office".split(), "test": "kitchen bathroom bedroom garden".split()}
+SYSTEMS = {"train": ["You are a helpful assistant.", "You are a patient teacher. Answer in full sentences.", "Answer briefly.",
+                     "You are a travel guide for a small town.", "You write for a newspaper.", "Reply as a pirate would.",
+                     "You are an expert in science, and you explain things with examples from everyday life.",
+                     "Today is a Monday. The user's time zone is UTC. Be polite, and never guess."],
+           "test": ["You are a careful assistant who remembers what the user says.", "You are a friendly chatbot.",
+                    "Always answer with facts, and say so when you do not know."]}
 
 
-def facts(rng, split):
-    """(what the user tells, [(question, start of the answer, fact, rest)]) about one person."""
-    name, town, pet = (rng.choice(x[split]) for x in (NAMES, TOWNS, PETS))
-    number, items = str(rng.randrange(1000, 9999)), ", ".join(rng.sample(ITEMS[split], 3))
-    told = [f"My name is {name}.", f"I live in {town}.", f"I have a {pet}.", f"My locker code is {number}.",
-            f"My shopping list is: {items}."]
-    asked = [("What is my name?", "Your name is", f" {name}", "."), ("Which city do I live in?", "You live in", f" {town}", "."),
-             ("Which pet do I have?", "You have a", f" {pet}", "."),
-             ("What is my locker code?", "Your locker code is", f" {number}", "."),
-             ("What is on my shopping list?", "Your shopping list is:", f" {items}", ".")]
-    pick = rng.sample(range(5), 4)
-    return "Please remember this about me. " + " ".join(told[i] for i in pick), [asked[i] for i in rng.sample(pick, 4)]
+def facts(rng, split, count):
+    """`count` facts of different kinds: (told, question, start of the answer, fact). The answer begins as the fact was told,
+    which is what a model of this size can use to find it again."""
+    name, other = rng.sample(NAMES[split], 2)
+    (person, second), (place, another) = rng.sample(PEOPLE[split], 2), rng.sample(PLACES[split], 2)
+    thing, values = rng.choice(THINGS[split]).split(":")
+    town, job, day, thing_lost, room = (rng.choice(x[split]) for x in (TOWNS, JOBS, DAYS, OBJECTS, ROOMS))
+    verb = "are" if thing_lost.endswith("s") else "is"
+    code, short = str(rng.randrange(1000, 9999)), str(rng.randrange(100, 999))
+    items = ", ".join(rng.sample(ITEMS[split], 3))
+    value = rng.choice(values.split())
+    made = [
+        (f"My {person} is called {name}.", f"What is my {person} called?", f"Your {person} is called", name),
+        (f"The name of my {second} is {other}.", f"What is the name of my {second}?", f"The name of your {second} is", other),
+        (f"The code of the {place} is {code}.", f"What is the code of the {place}?", f"The code of the {place} is", code),
+        (f"The number of the {another} is {short}.", f"What is the number of the {another}?", f"The number of the {another} is", short),
+        (f"I live in {town}.", "Where do I live?", "You live in", town),
+        (f"My favourite {thing} is {value}.", f"What is my favourite {thing}?", f"Your favourite {thing} is", value),
+        (f"I work as a {job}.", "What do I work as?", "You work as a", job),
+        (f"The party is on {day}.", "When is the party?", "The party is on", day),
+        (f"The {thing_lost} {verb} in the {room}.", f"Where {verb} the {thing_lost}?", f"The {thing_lost} {verb} in the", room),
+        (f"My shopping list is: {items}.", "What is on my shopping list?", "Your shopping list is:", items),
+    ]
+    return [(t, q, b, " " + f) for t, q, b, f in rng.sample(made, count)]
 
 
 def load(path):
@@ -33,23 +61,90 @@ def load(path):
         return [json.loads(line) for line in f]
 
 
-def conversation(encode, answers, length, split, seed, kind):
-    """(ids, spans): exactly `length` tokens of a `chat`, of `bare` text that begins anywhere (no system prompt: whatever
-    stands first is the attention sink), or of a chat with `recall`: facts at the start and questions at the end,
-    spans being (begin, end) of the facts inside the answers. Else spans are empty."""
-    rng = random.Random(f"{split} {seed} {kind}")
-    fill = [t for a in rng.sample(answers, len(answers)) for t in encode(turn("user", a["user"]) + turn("assistant", a["answer"]))]
-    start = encode(turn("system", SYSTEM))
-    if kind != "recall":
-        ids = start + fill if kind == "chat" else fill[rng.randrange(len(fill) // 2):]
-        return (ids * (length // len(ids) + 1))[:length], []
-    told, asked = facts(rng, split)
-    head = start + encode(turn("user", told) + turn("assistant", "Thank you, I will remember that."))
-    tail, spans = encode("<|im_end|>\n"), []
-    for question, begin, fact, rest in asked:
-        tail += encode(turn("user", question) + f"<|im_start|>assistant\n{begin}")
-        spans.append((len(tail), len(tail) + len(encode(fact))))
-        tail += encode(fact) + encode(f"{rest}<|im_end|>\n")
-    room = length - len(head) - len(tail)
-    ids = head + (fill * (room // len(fill) + 1))[:room] + tail
-    return ids, [(a + len(head) + room, b + len(head) + room) for a, b in spans]
+class Talk:
+    """Makes rows of a split out of generated text (answers of load()) and, for `files`, other texts."""
+
+    def __init__(self, encode, answers, split, files=()):
+        self.encode, self.split, self.files = encode, split, [encode(text) for text in files]
+        self.turns = [encode(turn("user", a["user"]) + turn("assistant", a["answer"])) for a in answers if a["user"]]
+        self.texts = [encode(a["answer"] + "\n\n") for a in answers]
+
+    def fill(self, rng, length, pieces):
+        """Exactly `length` tokens of pieces in random order."""
+        ids = []
+        while len(ids) < length:
+            ids += rng.choice(pieces)
+        return ids[:length]
+
+    def start(self, rng):
+        """The template's own system prompt, another one, or none."""
+        kind = rng.random()
+        if kind > 0.75:
+            return []
+        return self.encode(turn("system", SYSTEM if kind < 0.5 else rng.choice(SYSTEMS[self.split])))
+
+    def row(self, length, seed, kind):
+        """(ids, spans): exactly `length` tokens; spans are (begin, end) of facts inside answers, empty but for `recall`.
+
+        chat: the template's system prompt, then turns.  other: another system prompt or none.
+        bare: text that begins anywhere, without a template (whatever stands first is the attention sink).
+        file: a piece of another text.  recall: facts told and asked for later; in training at any place and distance, in
+        tests told at once and asked at the end.
+        """
+        rng = random.Random(f"{self.split} {seed} {kind}")
+        if kind == "file":
+            text = rng.choice(self.files)
+            at = rng.randrange(max(1, len(text) - length))
+            return (text[at:] + self.fill(rng, length, self.files))[:length], []
+        if kind == "bare":
+            first = rng.choice([self.texts, self.turns])
+            ids = self.fill(rng, length + 1500, first)
+            at = rng.choice([0, rng.randrange(1500)])
+            odd = [rng.randrange(100, 49000) for _ in range(rng.randint(1, 3))] if rng.random() < 0.2 else []
+            return (odd + ids[at:])[:length], []
+        if kind != "recall":
+            head = self.encode(turn("system", SYSTEM)) if kind == "chat" else self.start(rng)
+            return (head + self.fill(rng, length, self.turns))[:length], []
+        return self.recall(rng, length)
+
+    def tell(self, rng, told):
+        text = rng.choice(["Please remember this. ", "Here are some facts about me. ", "Keep this in mind: ", ""] if self.split == "train"
+                          else ["Please remember this about me. ", "Some things to know: "]) + " ".join(t for t, *_ in told)
+        if rng.random() < 0.5:
+            reply = "I will remember this. " + " ".join(f"{b}{f}." for _, _, b, f in told)
+        else:
+            reply = "Thank you, I will remember that."
+        return self.encode(turn("user", text) + turn("assistant", reply))
+
+    def ask(self, asked):
+        """(ids, spans) of questions with their answers."""
+        ids, spans = [], []
+        for _, question, begin, fact in asked:
+            ids += self.encode(turn("user", question) + f"<|im_start|>assistant\n{begin}")
+            part = self.encode(fact)
+            spans.append((len(ids), len(ids) + len(part)))
+            ids += part + self.encode(".<|im_end|>\n")
+        return ids, spans
+
+    def recall(self, rng, length):
+        end = self.encode("<|im_end|>\n")    # closes the turn that the filling was cut in
+        known = facts(rng, self.split, 6 if self.split == "test" else 10)
+        cut = len(known) if self.split == "test" or rng.random() < 0.4 else 5
+        first, second = known[:cut], known[cut:]
+        early = rng.sample(first, 2) if second else []
+        late = [x for x in known if x not in early]
+        rng.shuffle(late)
+        parts = [(self.start(rng) if self.split == "train" else self.encode(turn("system", SYSTEM))) + self.tell(rng, first)]
+        middle, middle_spans = self.ask(early)
+        if second:
+            middle = end + middle + self.tell(rng, second)
+            middle_spans = [(a + len(end), b + len(end)) for a, b in middle_spans]
+        tail, tail_spans = self.ask(late)
+        tail = end + tail
+        room = length - len(parts[0]) - len(middle) - len(tail)
+        before = int(room * rng.uniform(0.3, 0.7)) if second else 0
+        ids = parts[0] + self.fill(rng, before, self.turns)
+        spans = [(a + len(ids), b + len(ids)) for a, b in middle_spans]
+        ids += middle + self.fill(rng, room - before, self.turns)
+        spans += [(a + len(ids) + len(end), b + len(ids) + len(end)) for a, b in tail_spans]
+        return ids + tail, spans

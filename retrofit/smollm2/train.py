@@ -1,0 +1,265 @@
+"""Teach the frozen base model to evict: only the adapter is trained, end to end, on the KL to the dense model.
+
+    python train.py --model FOLDER --answers out/train.jsonl --out out/adapter.pt --minutes 5
+
+Student: every key beyond the window W is weakened by logsigmoid(-(logit + logistic noise) / temperature), the decision at
+t+1 marking t. Loss: KL(dense || student) a token, facts that are asked for counting `--recall` times more, + 3 * max(target -
+mean decision, 0); the target goes from 0 to 1 - 1/ratio while the ratio grows linearly from 1 over `--ramp` of the steps.
+The steps are fixed from the speed measured after a warm-up, or by --steps; --resume goes on from --out, which is also
+written every `--every` steps. On CUDA the attention is a compiled flex_attention; where that fails, and on a CPU, plain tensor code.
+"""
+import argparse
+import glob
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from model import Base, attend_blocks, norm
+from talk import Talk, load
+
+SCALE, OFFSET = 100.0, 5.0
+KINDS = ["recall", "bare", "chat", "recall", "other", "recall", "bare", "recall", "chat", "file"]   # in turn
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def parse():
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", required=True)
+    p.add_argument("--answers", required=True)
+    p.add_argument("--out", required=True)
+    p.add_argument("--resume", action="store_true")
+    p.add_argument("--minutes", type=float, default=5.0)
+    p.add_argument("--steps", type=int, default=0)
+    p.add_argument("--every", type=int, default=200)
+    p.add_argument("--rows", type=int, default=16)
+    p.add_argument("--length", type=int, default=2048)
+    p.add_argument("--window", type=int, default=128)
+    p.add_argument("--ratio", type=float, default=8.0)
+    p.add_argument("--ramp", type=float, default=0.85)
+    p.add_argument("--lr", type=float, default=5e-5)
+    p.add_argument("--temperature", type=float, default=0.1)
+    p.add_argument("--penalty", type=float, default=3.0)
+    p.add_argument("--recall", type=float, default=8.0, help="weight of the positions that predict a fact")
+    p.add_argument("--workers", type=int, default=6)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return p.parse_args()
+
+
+def files_of(split):
+    """This repository's own texts, so that not all text is the model's; every fourth file is for tests."""
+    root = os.path.join(HERE, "..", "..")
+    paths = sorted(p for pattern in ("docs/**/*.md", "src/**/*.rs", "retrofit/*.py") for p in glob.glob(f"{root}/{pattern}", recursive=True))
+    texts = []
+    for i, path in enumerate(paths):
+        if (i % 4 == 3) == (split == "test"):
+            with open(path, encoding="utf-8") as f:
+                texts.append(f.read())
+    return texts
+
+
+class Batches(torch.utils.data.Dataset):
+    """Batch number i: (ids [rows, length], weight [rows, length]), the same for the same i."""
+
+    def __init__(self, talk, args):
+        self.talk, self.args = talk, args
+
+    def __len__(self):
+        return 10 ** 6
+
+    def __getitem__(self, i):
+        a = self.args
+        made = [self.talk.row(a.length, f"{a.seed} {n}", KINDS[n % len(KINDS)]) for n in range(i * a.rows, (i + 1) * a.rows)]
+        weight = torch.ones(a.rows, a.length)
+        for row, (_, spans) in enumerate(made):
+            for begin, end in spans:
+                weight[row, begin - 1: end - 1] = a.recall      # the positions that predict it
+        return torch.tensor([ids for ids, _ in made]), weight
+
+
+def decide(x, gain, proj, u, eps, temperature):
+    """Layer input [B, T, hidden], uniform noise u [B, kv_heads, T] -> (decisions in 0..1, what they add to the score of the
+    key they mark), both [B, kv_heads, T]; the newest key is marked by none."""
+    logit = (norm(x.float(), gain, eps) @ proj.T).transpose(1, 2) * SCALE - OFFSET
+    z = (logit + u.log() - (-u).log1p()) / temperature
+    bias = F.logsigmoid(-z)
+    return torch.sigmoid(z), torch.cat([bias[..., 1:], torch.zeros_like(bias[..., :1])], -1).clamp(min=-1e4)
+
+
+def flex_attend(window, group, length, device):
+    """attend(q, k, v, bias), compiled together with the layer around it."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    blocks = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device=device)
+
+    def attend(q, k, v, bias):
+        def weaken(score, b, h, q_at, k_at):
+            return torch.where(q_at - k_at > window, score + bias[b, h // group, k_at], score)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        return flex_attention(q.contiguous(), k.contiguous(), v.contiguous(), score_mod=weaken, block_mask=blocks)
+    return attend
+
+
+def plain_attend(window):
+    return lambda q, k, v, bias: attend_blocks(q, k, v, bias=bias, window=window)
+
+
+class Student:
+    """The base with an adapter: its forward pass, the dense one and the loss, compiled or not."""
+
+    def __init__(self, base, gain, proj, args, compiled):
+        self.base, self.gain, self.proj, self.args, self.compiled = base, gain, proj, args, compiled
+        if compiled:
+            attend = flex_attend(args.window, base.group, args.length, base.device)
+        else:
+            attend = plain_attend(args.window)
+
+        def student(x, w, gain, proj, u, cos, sin):
+            decision, bias = decide(x, gain, proj, u, base.eps, args.temperature)
+            q, k, v = base.qkv(w, x, cos, sin)
+            return base.finish(w, x, attend(q, k, v, bias)), decision.mean()
+
+        def dense(x, w, cos, sin):
+            q, k, v = base.qkv(w, x, cos, sin)
+            return base.finish(w, x, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+
+        def loss(ours, theirs, weight):
+            a, b = F.log_softmax(base.head(theirs).float(), -1), F.log_softmax(base.head(ours).float(), -1)
+            kl = (a.exp() * (a - b)).sum(-1)
+            return (kl * weight).sum(), kl.detach().sum()
+
+        wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
+        self.layer, self.dense, self.loss = wrap(student), wrap(dense), wrap(loss)
+
+    def backward(self, ids, weight, target):
+        """Gradients of one batch; returns [weighted KL, KL, mean decision]."""
+        base, n = self.base, ids.numel()
+        cos, sin = base.cos[: ids.shape[1]], base.sin[: ids.shape[1]]
+        with torch.no_grad():
+            theirs = base.embed(ids)
+            for w in base.layer:
+                theirs = self.dense(theirs, w, cos, sin)
+        x, means = base.embed(ids).requires_grad_(), []      # as in the other layers, so that one compilation serves all
+        for w, gain, proj in zip(base.layer, self.gain, self.proj):
+            u = torch.rand(ids.shape[0], base.kv_heads, ids.shape[1], device=x.device).clamp(1e-6, 1 - 1e-6)
+            if self.compiled:
+                x, mean = self.layer(x, w, gain, proj, u, cos, sin)
+            else:      # the scores of all layers at once would not fit
+                x, mean = checkpoint(self.layer, x, w, gain, proj, u, cos, sin, use_reentrant=False)
+            means.append(mean)
+        ours, sums = x.detach().requires_grad_(), []
+        for row in range(ids.shape[0]):         # the vocabulary's logits a row at a time
+            weighted, plain = self.loss(ours[row], theirs[row], weight[row])
+            (weighted / n).backward()
+            sums.append(torch.stack([weighted.detach(), plain]) / n)
+        mean = torch.stack(means).mean()
+        extra = self.args.penalty * F.relu(target - mean)
+        torch.autograd.backward([x, extra], [ours.grad, None])
+        return torch.cat([torch.stack(sums).sum(0), mean.detach()[None]])
+
+
+def target_at(step, steps, args):
+    """The wanted mean decision."""
+    ratio = 1 + (args.ratio - 1) * min(1.0, step / max(1.0, steps * args.ramp))
+    return 1 - 1 / ratio
+
+
+def learning_rate(step, steps, args):
+    """Flat, then down to a twentieth in a line while the target stands still."""
+    x = max(0.0, step / steps - args.ramp) / max(1e-9, 1 - args.ramp) if steps else 0.0
+    return args.lr * (1 - 0.95 * min(1.0, x))
+
+
+def save(path, gain, proj, optimizer, step, steps, args):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    data = {"gain": torch.stack([g.detach().cpu() for g in gain]), "proj": torch.stack([p.detach().cpu() for p in proj]),
+            "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "window": args.window, "ratio": args.ratio,
+            "scale": SCALE, "offset": OFFSET}
+    torch.save(data, path + ".part")
+    os.replace(path + ".part", path)
+
+
+def start(base, args):
+    """(gains, projections, optimizer, step, steps), fresh or from the checkpoint."""
+    data = torch.load(args.out, map_location="cpu", weights_only=True) if args.resume and os.path.exists(args.out) else None
+    gain = list(data["gain"]) if data else [torch.ones(base.hidden) for _ in range(base.layers)]
+    proj = list(data["proj"]) if data else [torch.zeros(base.kv_heads, base.hidden) for _ in range(base.layers)]
+    gain, proj = ([t.clone().to(base.device).requires_grad_() for t in ts] for ts in (gain, proj))
+    optimizer = torch.optim.AdamW(gain + proj, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
+    if data:
+        optimizer.load_state_dict(data["optimizer"])
+        print(f"resumed at step {data['step']} of {data['steps']}", flush=True)
+    return gain, proj, optimizer, data["step"] if data else 0, args.steps or (data["steps"] if data else 0)
+
+
+def make_student(base, gain, proj, args, ids, weight):
+    """The compiled student where it runs, else the plain one, with a notice. Leaves no gradients."""
+    for compiled in ([True, False] if base.device.type == "cuda" else [False]):
+        try:
+            student = Student(base, gain, proj, args, compiled)
+            student.backward(ids, weight, 0.0)
+            break
+        except Exception as e:
+            if not compiled:
+                raise
+            print(f"compiled attention failed, going on without: {type(e).__name__}: {str(e)[:500]}", flush=True)
+            torch.cuda.empty_cache()
+    for p in gain + proj:
+        p.grad = None
+    return student
+
+
+def main():
+    args, begun = parse(), time.time()
+    torch.manual_seed(args.seed)
+    base = Base(args.model, args.device)
+    talk = Talk(base.encode, load(args.answers), "train", files_of("train"))
+    gain, proj, optimizer, step, steps = start(base, args)
+    base.tokenizer.no_padding()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    loader = iter(torch.utils.data.DataLoader(Batches(talk, args), batch_size=None, sampler=range(step, 10 ** 6),
+                                              num_workers=args.workers, pin_memory=base.device.type == "cuda"))
+
+    def batch():
+        return (x.to(base.device, non_blocking=True) for x in next(loader))
+
+    def wait():
+        if base.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.time()
+
+    ids, weight = batch()
+    print(f"data ready, {time.time() - begun:.0f} s", flush=True)
+    student = make_student(base, gain, proj, args, ids, weight)
+    print(f"compiled, {wait() - begun:.0f} s", flush=True)
+    limit, first, log = begun + 60 * args.minutes, step, []
+    while (not steps or step < steps) and time.time() < limit:
+        target = target_at(step, steps or 10 ** 9, args)
+        log.append(student.backward(ids, weight, target))
+        torch.nn.utils.clip_grad_norm_(gain + proj, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, args)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        ids, weight = batch()
+        step += 1
+        if step == first + 5:
+            measured = wait()
+        if not steps and step == first + 25:
+            each = (wait() - measured) / 20
+            steps = step + int((limit - time.time() - 3) * 0.97 / each)
+            print(f"{each * 1000:.0f} ms a step: {steps} steps", flush=True)
+        if step % 50 == 0 or step == steps:
+            weighted, kl, mean = torch.stack(log).mean(0).tolist()
+            print(f"step {step} KL {kl:.5f} weighted {weighted:.5f} decision {mean:.3f} target {target:.3f} {time.time() - begun:.0f} s", flush=True)
+            log = []
+        if step % args.every == 0:
+            save(args.out, gain, proj, optimizer, step, steps, args)
+    save(args.out, gain, proj, optimizer, step, steps, args)
+    print(f"saved {args.out} at step {step} of {steps}, {time.time() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
