@@ -4,17 +4,17 @@ import os
 import numpy as np
 
 import words as W
-from tasks_math import make_equation, make_sort, make_sum
+from tasks_math import make_equation, make_short_sum, make_sort, make_sum
 from tasks_talk import make_about, make_off_topic
 from tasks_text import make_hidden, make_recall, make_tell, told_sentence, FACTS, FACT_WEIGHTS
 from tasks_variables import make_variables
 
 MEMORY_TURNS = 8          # facts older than this are not asked for
-TASKS = ["equation", "sum", "sort", "variables", "hidden", "recall", "about", "other"]
-WEIGHTS = {"equation": 0.22, "sum": 0.09, "sort": 0.11, "variables": 0.14, "hidden": 0.09, "tell": 0.10,
-           "recall": 0.12, "about": 0.11, "other": 0.10}
-LATE_WEIGHTS = dict(WEIGHTS, hidden=0.12, equation=0.19)
-MAKERS = {"equation": make_equation, "sum": make_sum, "sort": make_sort, "variables": make_variables,
+TASKS = ["equation", "sum", "short", "sort", "variables", "hidden", "recall", "about", "other"]
+WEIGHTS = {"equation": 0.20, "sum": 0.11, "sort": 0.10, "variables": 0.13, "hidden": 0.09, "tell": 0.10,
+           "recall": 0.12, "about": 0.11, "other": 0.14}
+LATE_WEIGHTS = dict(WEIGHTS, hidden=0.12, equation=0.17)
+MAKERS = {"equation": make_equation, "sum": make_sum, "short": make_short_sum, "sort": make_sort, "variables": make_variables,
           "hidden": make_hidden, "about": make_about, "other": make_off_topic}
 TOKENIZER_PATH = os.path.join(os.path.dirname(__file__), "..", "assets", "demo", "tokenizer.json")
 

@@ -19,26 +19,11 @@ import time
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from conversation import TASKS, TOKENIZER_PATH, Encoder, make_problem, problem_ids
-from model import Model, Shape, attend_dense, attend_masked, marks_of, visible_dms, visible_sliding
+from model import attend_dense, attend_masked, load_folder, marks_of, visible_dms, visible_sliding
 
 SINKS = 4
-
-
-def load_folder(folder, device):
-    """The exported model with its bf16 values in f32."""
-    with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
-        c = json.load(f)
-    shape = Shape(vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"], heads=c["num_attention_heads"],
-                  kv_heads=c["num_key_value_heads"], head_dim=c["head_dim"], ffn=c["intermediate_size"], theta=c["rope_theta"],
-                  eps=c["rms_norm_eps"], context=c["max_position_embeddings"], window=c["dms_window_size"],
-                  alpha_scale=c["dms_alpha_scale"], alpha_offset=c["dms_initial_alpha_offset"])
-    model = Model(shape)
-    tensors = load_file(os.path.join(folder, "model.safetensors"))
-    model.load_state_dict({name.removeprefix("model."): value.float() for name, value in tensors.items()})
-    return model.to(device).eval()
 
 
 def build(job):
@@ -163,7 +148,7 @@ def main():
     p.add_argument("--json")
     args = p.parse_args()
     pool = multiprocessing.get_context("spawn").Pool(14)
-    model, encoder, table = load_folder(args.folder, "cuda"), Encoder(), {}
+    model, encoder, table = load_folder(args.folder, "cuda").eval(), Encoder(), {}
     for task in args.tasks:
         begun = time.time()
         items = problems(pool, task, False, args.count, args.seed)

@@ -4,12 +4,15 @@ Parameter names are those of transformers' Qwen3ForCausalLM without the leading 
 In the first query head of every group the last channel carries the eviction logit, so it is set
 to zero in attention, before RoPE and again after it, from the first training step on.
 """
+import json
 import math
+import os
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 
 @dataclass
@@ -152,6 +155,20 @@ class Model(nn.Module):
             x, d = layer(x, cos, sin, attend)
             decisions.append(d)
         return F.linear(self.norm(x), self.embed_tokens.weight), torch.stack(decisions)
+
+
+def load_folder(folder, device):
+    """An exported model with its bf16 values in f32."""
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
+        c = json.load(f)
+    shape = Shape(vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"], heads=c["num_attention_heads"],
+                  kv_heads=c["num_key_value_heads"], head_dim=c["head_dim"], ffn=c["intermediate_size"], theta=c["rope_theta"],
+                  eps=c["rms_norm_eps"], context=c["max_position_embeddings"], window=c["dms_window_size"],
+                  alpha_scale=c["dms_alpha_scale"], alpha_offset=c["dms_initial_alpha_offset"])
+    model = Model(shape)
+    tensors = load_file(os.path.join(folder, "model.safetensors"))
+    model.load_state_dict({name.removeprefix("model."): value.float() for name, value in tensors.items()})
+    return model.to(device)
 
 
 # ---------------------------------------------------------------- ways to attend

@@ -1,5 +1,6 @@
 """Requests outside the model's tasks, as broad as a word list allows."""
 import words as W
+from families import matcher, parts_request
 
 PLACES = """France Germany Italy Spain Japan China India Brazil Canada Australia Egypt Kenya Norway Sweden Poland
 Greece Turkey Mexico Peru Chile Russia Ireland Portugal Austria Hungary Europe Asia Africa America""".split()
@@ -127,20 +128,34 @@ def fill(rng, template):
         verb=word(W.VERBS_PAST), a=rng.randint(2, top), b=rng.randint(2, top), c=rng.randint(2, top))
 
 
+HELD_OUT = TEMPLATES[4::5]
+is_held_out = matcher([t for t in HELD_OUT if t != "{person}"])      # a lone name is no phrasing
+
+
+def from_parts(rng):
+    """A request put together from parts, never one that a held-out template gives."""
+    while True:
+        text = fill(rng, " ".join(parts_request(rng).replace("{madeup}", W.made_up_word(rng)).split()).replace(" ?", "?").replace(" .", "."))
+        if not is_held_out(text):
+            return text[0].upper() + text[1:] if rng.random() < 0.85 else text
+
+
 def off_topic_request(rng, held_out=False):
     """A request of this kind; every fifth template is kept out of training."""
     if held_out:
-        return fill(rng, rng.choice(TEMPLATES[4::5]))
+        return fill(rng, rng.choice(HELD_OUT))
     kind = rng.random()
-    if kind < 0.40:
+    if kind < 0.26:
         index = rng.randrange(len(TEMPLATES) * 4 // 5)
         return fill(rng, TEMPLATES[index // 4 * 5 + index % 4])
-    if kind < 0.74:
+    if kind < 0.48:
         text = fill(rng, rng.choice(MORE_TEMPLATES))
         return text + " " + fill(rng, rng.choice(MORE_TEMPLATES)) if rng.random() < 0.1 else text
     if kind < 0.80:
+        return from_parts(rng)
+    if kind < 0.84:
         return rng.choice(FOREIGN)
-    if kind < 0.9:
+    if kind < 0.92:
         return random_words(rng)
     starts = ["What", "Why", "How", "Who", "When", "Where", "Can you", "Please", "Tell me", "Do you", "Is", "Write", "Give me",
               "Explain", "Show", "Should I", "Could", "Which", "Make", "I want", "I think", "Let us", "My", "The"]

@@ -233,17 +233,47 @@ def draw_numbers(rng, count, digits):
     return [rng.randint(0, top) for _ in range(count)]
 
 
+SHORT_SUMS = [   # every fifth is kept out of training
+    "{n}", "{n} =", "{n}=", "what is {n}?", "Work out {n}.",
+    "{n}", "{n} = ?", "{n}=?", "What is {n}", "{n} gives?",
+    "{n}", "{n}?", "{n} ?", "what's {n}?", "Do you know what {n} is?",
+    "How much is {n}?", "how much is {n}", "Calculate {n}.", "Compute {n}.", "So {n} is how much?",
+    "{n} is?", "{n} makes?", "And {n}?", "Now {n}", "Give me {n}.",
+    "Tell me {n}.", "{n}, please", "What does {n} make?", "What do you get for {n}?", "What would {n} be?",
+    "Do {n}", "Can you do {n}?", "hey {n}", "{n} equals", "Try {n}.",
+]
+
+
+def make_short_sum(rng, held_out=False, core=False, thinking=True):
+    """The small sums people type to try a model out: "2+2", "what is 5 plus 7?"."""
+    count = rng.choice([2, 2, 2, 2, 2, 2, 3, 3, 4])
+    digits = rng.choice([1, 1, 1, 2, 2, 3])
+    numbers = [rng.randint(0, 10 ** (digits if rng.random() < 0.8 else rng.randint(1, 3)) - 1) for _ in range(count)]
+    plus = rng.choice(["+", "+", "+", " + ", " + ", " + ", "+ ", " +", " plus "])
+    user = pick_phrasing(rng, SHORT_SUMS, held_out).format(n=plus.join(map(str, numbers)))
+    if not held_out and rng.random() < 0.1:
+        user = rng.choice(["Add {n}", "add {n}.", "What is the sum of {n}?", "Sum {n}.", "Can you add {n}?"]).format(
+            n=", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}")
+    elif not held_out and rng.random() < 0.4:
+        user = dress(rng, user)
+    return sum_turn(user, numbers, thinking, held_out)
+
+
 def make_sum(rng, held_out=False, core=False, thinking=True, most=60):
-    """A sum with running totals."""
+    """A sum with running totals; outside of evaluation four in ten are short ones."""
+    if not core and not held_out and rng.random() < 0.4:
+        return make_short_sum(rng, thinking=thinking)
     count = rng.randint(5, most)
-    if not core and rng.random() < 0.15:
-        count = rng.randint(2, 6)
     numbers = draw_numbers(rng, count, 4)
     phrasing = pick_phrasing(rng, SUM_PHRASINGS, held_out, compose_sum)
     bare = "um" not in phrasing and "dd" not in phrasing and "otal" not in phrasing   # nothing but + says what to do
     plus = bare or rng.random() < 0.35
     user = phrasing.format(n=number_list(rng, numbers, plus))
-    user = user if held_out else dress(rng, user)
+    return sum_turn(user if held_out else dress(rng, user), numbers, thinking, held_out)
+
+
+def sum_turn(user, numbers, thinking, held_out=False):
+    """The reasoning and the answer for a sum."""
     lines, total = ["Each line: number:backwards=total backwards"], 0
     for number in numbers:
         total += number

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from data import make_loader
-from model import Model, Shape, attend_dense
+from model import Model, Shape, attend_dense, load_folder
 
 
 def parse():
     p = argparse.ArgumentParser()
     p.add_argument("--out", required=True)
-    p.add_argument("--init", help="start from these weights with a fresh optimizer")
+    p.add_argument("--init", help="start from these weights (a checkpoint or an exported folder) with a fresh optimizer")
     p.add_argument("--resume", action="store_true", help="go on from --out with its optimizer")
     p.add_argument("--steps", type=int, default=0)
     p.add_argument("--minutes", type=float, default=8.0)
@@ -74,6 +74,9 @@ def save(path, model, optimizer, step, steps):
 
 
 def load_model(path, device):
+    """(model, checkpoint) of a checkpoint, or of an exported folder, which has no more than the weights."""
+    if os.path.isdir(path):
+        return load_folder(path, device), {}
     data = torch.load(path, map_location="cpu", weights_only=True)
     model = Model(Shape(**data["shape"]))
     model.load_state_dict(data["model"])
