@@ -110,7 +110,7 @@ class Talk:
     def tell(self, rng, told):
         text = rng.choice(["Please remember this. ", "Here are some facts about me. ", "Keep this in mind: ", ""] if self.split == "train"
                           else ["Please remember this about me. ", "Some things to know: "]) + " ".join(t for t, *_ in told)
-        if rng.random() < 0.5:
+        if self.split == "test" or rng.random() < 0.6:     # said again as it will be asked for: a small model needs that
             reply = "I will remember this. " + " ".join(f"{b}{f}." for _, _, b, f in told)
         else:
             reply = "Thank you, I will remember that."
