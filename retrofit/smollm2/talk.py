@@ -53,6 +53,8 @@ def facts(rng, split, count):
         (f"The {thing_lost} {verb} in the {room}.", f"Where {verb} the {thing_lost}?", f"The {thing_lost} {verb} in the", room),
         (f"My shopping list is: {items}.", "What is on my shopping list?", "Your shopping list is:", items),
     ]
+    if split == "test":     # the kinds that the dense model can find again, so that there is something to lose
+        made = [made[i] for i in (0, 1, 2, 3, 7, 9)]
     return [(t, q, b, " " + f) for t, q, b, f in rng.sample(made, count)]
 
 
