@@ -5,7 +5,8 @@
 # weights to begin with, ARGS holds further arguments for every step, PYTHON another interpreter.
 set -eu
 cd "$(dirname "$0")"
-out=${1:-out/touch_up} out=${1:-out/touch_up} to=${2:-$1/demo}out=${1:-out/touch_up} to=${2:-$1/demo} to=${2:-$out/demo} py=${PYTHON:-python3} args=${ARGS:-} from=${FROM:-../assets/demo}
+out=${1:-out/touch_up}
+to=${2:-$out/demo} py=${PYTHON:-python3} args=${ARGS:-} from=${FROM:-../assets/demo}
 mkdir -p "$out" "$to"
 for file in tokenizer.json tokenizer_config.json; do [ "$to" -ef ../assets/demo ] || cp ../assets/demo/$file "$to"; done
 $py train.py --init "$from" --out "$out/base.pt" --minutes "${M1:-2.4}" --lr 6e-4 --seed 31 $args
