@@ -154,8 +154,8 @@ __device__ __forceinline__ void chunk_part(Softmax<K, G>& softmax, const Kv& kv,
 
 // The warps' parts as one: written out where there is one split, else left for `attend_merge`.
 template <int K, int G>
-__device__ __forceinline__ void merge_warps(const Softmax<K, G>& softmax, float* out, float* partial, int group, int d,
-                                            int n_splits, int warp, int lane) {
+__device__ __forceinline__ void merge_warps(const Softmax<K, G>& softmax, void* out, int rounded, u64 at, float* partial,
+                                            int group, int d, int n_splits, int warp, int lane) {
   __shared__ float ms[WARPS][G], ls[WARPS][G], accs[WARPS][G][32 * K];
 #pragma unroll
   for (int g = 0; g < G; g++) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ void merge_warps(const Softmax<K, G>& softmax, float*
       acc += by * accs[w][g][channel];
     }
     if (n_splits == 1) {
-      out[i] = acc / l;
+      put(out, rounded, at + i, acc / l);
     } else {
       float* to = partial + g * (d + 2);
       to[channel] = acc;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void merge_warps(const Softmax<K, G>& softmax, float*
 // n_q_heads, head_dim + 2]. Grid (n_splits, n_kv_heads, n), 128 threads. Each key and value is read
 // once for all query heads of its group; rows of one step read the same ones through the caches.
 template <int K, int G>
-__device__ __forceinline__ void attend(float* out, float* partials, const float* qkv, const float* decisions,
+__device__ __forceinline__ void attend(void* out, int rounded, float* partials, const float* qkv, const float* decisions,
                                        const Kv& kv, int layer, const Span* spans, const int* span_of_row,
                                        float scale) {
   int split = blockIdx.x, n_splits = gridDim.x, head = blockIdx.y, row = blockIdx.z;
@@ -214,18 +214,18 @@ __device__ __forceinline__ void attend(float* out, float* partials, const float*
                    base, eviction, newest_marked, group, scale, warp, lane);
   chunk_part<K, G>(softmax, kv, qkv, decisions, span, head, max(from - live, 0), to - live, row - span.start, eviction,
                    group, scale, warp, lane);
-  float* to_row = out + ((u64)row * kv.n_q_heads + head * group) * d;
+  u64 at = ((u64)row * kv.n_q_heads + head * group) * d;
   float* partial = partials + (((u64)row * n_splits + split) * kv.n_q_heads + head * group) * (d + 2);
-  merge_warps<K, G>(softmax, to_row, partial, group, d, n_splits, warp, lane);
+  merge_warps<K, G>(softmax, out, rounded, at, partial, group, d, n_splits, warp, lane);
 }
 
 // By channels a lane holds (head sizes up to 32, 64, 128) and query heads of a group (up to).
 #define ATTEND(name, K, G)                                                                                        \
   KERNEL __launch_bounds__(32 * WARPS)                                                                            \
-      name(float* out, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,               \
+      name(void* out, int rounded, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,               \
            const Span* spans, const int* span_of_row, float scale) {                                              \
-    after_previous();                                                                                                      \
-    attend<K, G>(out, partials, qkv, decisions, kv, layer, spans, span_of_row, scale);                            \
+    after_previous();                                                                                             \
+    attend<K, G>(out, rounded, partials, qkv, decisions, kv, layer, spans, span_of_row, scale);                   \
   }
 ATTEND(attend_1_1, 1, 1)
 ATTEND(attend_1_2, 1, 2)
@@ -241,7 +241,7 @@ ATTEND(attend_4_4, 4, 4)
 ATTEND(attend_4_8, 4, 8)
 
 // Puts the splits of `attend` together; one that saw nothing weighs 0. Grid (n_q_heads, n), any block.
-KERNEL attend_merge(float* out, const float* partials, int n_splits, int d) {
+KERNEL attend_merge(void* out, int rounded, const float* partials, int n_splits, int d) {
   after_previous();
   int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y;
   const float* from = partials + ((u64)row * n_splits * heads + head) * (d + 2);
@@ -255,6 +255,6 @@ KERNEL attend_merge(float* out, const float* partials, int n_splits, int d) {
       l += by * from[s * step + d + 1];
       acc += by * from[s * step + i];
     }
-    out[((u64)row * heads + head) * d + i] = acc / l;
+    put(out, rounded, ((u64)row * heads + head) * d + i, acc / l);
   }
 }

@@ -283,7 +283,7 @@ struct Lines {
   }
 
   // The result where there is one split, else a part that `attend_merge` puts together with the others.
-  __device__ __forceinline__ void end(float* to, float* partials, const Tile& t, int n_q_heads) {
+  __device__ __forceinline__ void end(void* to, int rounded, float* partials, const Tile& t, int n_q_heads) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = blockIdx.x, n_splits = gridDim.x;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -292,13 +292,18 @@ struct Lines {
       if (row[i] < 0) continue;
       u64 at = t.span.start + row[i];
       int q_head = t.head * t.group + (16 * warp + lane / 4 + 8 * i) % t.group;
-      float* line = n_splits == 1 ? to + (at * n_q_heads + q_head) * D
-                                  : partials + ((at * n_splits + split) * n_q_heads + q_head) * (D + 2);
-      float by = n_splits == 1 ? 1.0f / l[i] : 1.0f;
+      if (n_splits == 1) {
+        float by = 1.0f / l[i];
+        u64 first = (at * n_q_heads + q_head) * D + lane % 4 * 2;
 #pragma unroll
-      for (int j = 0; j < D / 8; j++)
-        *(float2*)(line + 8 * j + lane % 4 * 2) = float2{out[j][2 * i] * by, out[j][2 * i + 1] * by};
-      if (n_splits > 1 && lane % 4 == 0) {
+        for (int j = 0; j < D / 8; j++)
+          put2(to, rounded, first + 8 * j, out[j][2 * i] * by, out[j][2 * i + 1] * by);
+        continue;
+      }
+      float* line = partials + ((at * n_splits + split) * n_q_heads + q_head) * (D + 2);
+#pragma unroll
+      for (int j = 0; j < D / 8; j++) *(float2*)(line + 8 * j + lane % 4 * 2) = float2{out[j][2 * i], out[j][2 * i + 1]};
+      if (lane % 4 == 0) {
         line[D] = m[i];
         line[D + 1] = l[i];
       }
@@ -309,8 +314,9 @@ struct Lines {
 // out[n, n_q_heads * D]; partials [n, n_splits, n_q_heads, D + 2]. Grid (n_splits, n_kv_heads, tiles), where a
 // span of len rows has len / (LINES / group) tiles, rounded up; 128 threads.
 template <int D>
-__device__ __forceinline__ void attend_tiles(float* out, float* partials, const float* qkv, const float* decisions,
-                                             const Kv& kv, int layer, const Span* spans, float scale) {
+__device__ __forceinline__ void attend_tiles(void* out, int rounded, float* partials, const float* qkv,
+                                             const float* decisions, const Kv& kv, int layer, const Span* spans,
+                                             float scale) {
   __shared__ __align__(16) Shared<D> s;
   Tile t = tile_of(kv, layer, spans);
   Lines<D> lines;
@@ -336,15 +342,15 @@ __device__ __forceinline__ void attend_tiles(float* out, float* partials, const 
     begin = (begin + n) % RING;
     filled -= n;
   }
-  lines.end(out, partials, t, kv.n_q_heads);
+  lines.end(out, rounded, partials, t, kv.n_q_heads);
 }
 
 #define ATTEND_TILES(name, D)                                                                                     \
   KERNEL __launch_bounds__(THREADS)                                                                               \
-      name(float* out, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,               \
+      name(void* out, int rounded, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,   \
            const Span* spans, float scale) {                                                                      \
-    after_previous();                                                                                                      \
-    attend_tiles<D>(out, partials, qkv, decisions, kv, layer, spans, scale);                                      \
+    after_previous();                                                                                             \
+    attend_tiles<D>(out, rounded, partials, qkv, decisions, kv, layer, spans, scale);                             \
   }
 ATTEND_TILES(attend_tiles_32, 32)
 ATTEND_TILES(attend_tiles_64, 64)

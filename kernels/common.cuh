@@ -50,6 +50,36 @@ __device__ __forceinline__ float f16_to_f32(u16 x) {
   return __uint_as_float(bits | ((u32)(x & 0x8000) << 16));
 }
 
+// Element i of activations, which may be kept as bf16: then this is what rounds them.
+__device__ __forceinline__ void put(void* out, int rounded, u64 i, float x) {
+  if (rounded) {
+    ((u16*)out)[i] = f32_to_bf16(x);
+  } else {
+    ((float*)out)[i] = x;
+  }
+}
+
+// As `put`, two neighbours from an even index.
+__device__ __forceinline__ void put2(void* out, int rounded, u64 i, float x, float y) {
+  if (rounded) {
+    *(u32*)((u16*)out + i) = (u32)f32_to_bf16(x) | (u32)f32_to_bf16(y) << 16;
+  } else {
+    *(float2*)((float*)out + i) = float2{x, y};
+  }
+}
+
+// As `put`, four neighbours from an index that is a multiple of 4.
+__device__ __forceinline__ void put4(void* out, int rounded, u64 i, float4 x) {
+  if (rounded) {
+    *(uint2*)((u16*)out + i) = uint2{(u32)f32_to_bf16(x.x) | (u32)f32_to_bf16(x.y) << 16,
+                                     (u32)f32_to_bf16(x.z) | (u32)f32_to_bf16(x.w) << 16};
+  } else {
+    *(float4*)((float*)out + i) = x;
+  }
+}
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
 template <int T>
 __device__ __forceinline__ float weight_at(const void* w, u64 i) {
   if (T == F32) return ((const float*)w)[i];

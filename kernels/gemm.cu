@@ -1,212 +1,149 @@
-// Products of many rows of activations with bf16 weights on tensor cores. CPU twin: `backend::cpu::linear`.
+// Products of many rows of activations with bf16 weights on tensor cores. CPU twin: `backend::cpu::linear`, and
+// `swiglu` after it where the kernel is gated.
 #include "common.cuh"
 #include "tensor.cuh"
 
-// x as bf16 parts: high = bf16(x), low = bf16(x - high), together good to 2^-17. Reads 4 bytes a value and
-// writes 4; `len` is a multiple of 4. Grid covers len / 4.
-KERNEL split_rows(u16* high, u16* low, const float* x, u64 len) {
-  after_previous();
-  u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
-  if (at >= len) return;
-  float4 v = *(const float4*)(x + at);
-  u32 h[2], l[2];
-  split(v.x, v.y, &h[0], &l[0]);
-  split(v.z, v.w, &h[1], &l[1]);
-  *(uint2*)(high + at) = uint2{h[0], h[1]};
-  *(uint2*)(low + at) = uint2{l[0], l[1]};
-}
+#define DEPTH 64  // columns of a stage
+#define CHUNKS 8  // of 8 columns in a line of a stage
+#define STAGES 3  // on their way or being multiplied
 
-#define SIDE 128   // of a block's tile, tokens and rows
-#define DEPTH 32   // columns of a stage
-#define CHUNKS 4   // of 8 columns in a line of a stage
+// Where 8 columns of a line stand in a stage: shifted so that the eight lines that one ldmatrix reads meet all banks.
+__device__ __forceinline__ int chunk_at(int line, int chunk) { return line * DEPTH + (chunk ^ (line & 7)) * 8; }
 
-// Where 8 columns of a line stand in a stage: shifted so that the eight lines that one ldmatrix reads, and
-// the four chunks that one line is filled with, each meet all banks.
-__device__ __forceinline__ int chunk_at(int line, int chunk) {
-  return line * DEPTH + (chunk ^ ((line >> 1) & (CHUNKS - 1))) * 8;
-}
-
-// out[n, rows] = (high + low)[n, cols] weight[rows, cols]^T + bias with f32 sums. 256 threads: a warp has
-// 64 tokens x 32 rows, 4 x 4 tiles of 16 x 8, and meets every fragment of the weight with both parts of x.
-// Grid (n / 128, rows / 128): neighbours share a tile of the weight, which is read from memory about once,
-// while x stays in the second-level cache. The next stage travels while one is multiplied: two stages,
-// 48 KB, two blocks on a multiprocessor. cols is a multiple of 8.
-KERNEL __launch_bounds__(256, 2) gemm_tiles(float* out, const u16* high, const u16* low, const u16* weight,
-                                           const float* bias, int rows, int cols, int n) {
-  after_previous();
-  __shared__ __align__(128) u16 stages[2][3][SIDE * DEPTH];
-  int token0 = blockIdx.x * SIDE, row0 = blockIdx.y * SIDE;
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias with f32 sums, x in bf16. A block has a tile of BM tokens x BN
+// rows, a warp 64 x 64 of it (4 x 8 tiles of 16 x 8). Fragments of the next 16 columns are read from shared memory
+// while these are multiplied, and stages travel two ahead. Grid (n / BM, rows / BN): neighbours share a tile of the
+// weight, which is read from memory about once, while x stays in the second-level cache. cols is a multiple of 8.
+//
+// GATED: the weight is [gate | up], a warp has 32 rows of either, and silu(gate) * up goes to out[n, rows / 2] in bf16.
+template <int BM, int BN, bool GATED>
+__device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u16* weight, const float* bias, int rows,
+                                           int cols, int n) {
+  constexpr int SIDE = 64, ACROSS = BN / SIDE, THREADS = BM / SIDE * ACROSS * 32, AT_ONCE = THREADS / CHUNKS;
+  next_may_begin();
+  u16 *xs = (u16*)dynamic_shared_memory(), *ws = xs + STAGES * BM * DEPTH;
+  // Rows of out, and where the second half of the weight begins.
+  int wide = GATED ? rows / 2 : rows, token0 = blockIdx.x * BM, row0 = blockIdx.y * (GATED ? BN / 2 : BN);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int warp_token = warp / 4 * 64, warp_row = warp % 4 * 32;
-  float sums[4][4][4];
+  int warp_token = warp / ACROSS * SIDE, warp_row = warp % ACROSS * SIDE;
+  float sums[4][8][4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < 8; j++)
 #pragma unroll
       for (int k = 0; k < 4; k++) sums[i][j][k] = 0.0f;
 
+  int chunk = threadIdx.x % CHUNKS, line0 = threadIdx.x / CHUNKS;
   auto fetch = [&](int stage, int k0) {
-    int chunk = threadIdx.x % CHUNKS, col = k0 + chunk * 8;
+    int col = k0 + chunk * 8;
+    // What lies outside is filled with zeros; its address is not read, but has to be one.
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      int line = threadIdx.x / CHUNKS + 64 * i, token = token0 + line, row = row0 + line, to = chunk_at(line, chunk);
-      // What lies outside is filled with zeros; its address is not read, but has to be one.
-      bool in_x = token < n && col < cols, in_w = row < rows && col < cols;
-      u64 x_at = in_x ? (u64)token * cols + col : 0, w_at = in_w ? (u64)row * cols + col : 0;
-      copy_async(&stages[stage][0][to], high + x_at, in_x);
-      copy_async(&stages[stage][1][to], low + x_at, in_x);
-      copy_async(&stages[stage][2][to], weight + w_at, in_w);
+    for (int line = line0; line < BM; line += AT_ONCE) {
+      int token = token0 + line;
+      bool in = token < n && col < cols;
+      copy_async(xs + stage * BM * DEPTH + chunk_at(line, chunk), x + (in ? (u64)token * cols + col : 0), in);
     }
-    copy_commit();
+#pragma unroll
+    for (int line = line0; line < BN; line += AT_ONCE) {
+      int row = row0 + (GATED ? line / SIDE * (SIDE / 2) + line % (SIDE / 2) : line);
+      bool in = row < wide && col < cols;
+      if (GATED && line % SIDE >= SIDE / 2) row += wide;
+      copy_async(ws + stage * BN * DEPTH + chunk_at(line, chunk), weight + (in ? (u64)row * cols + col : 0), in);
+    }
+  };
+  u32 a[2][4][4], b[2][8][2];
+  auto read = [&](int to, int stage, int k) {
+    const u16 *xt = xs + stage * BM * DEPTH, *wt = ws + stage * BN * DEPTH;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      load_matrices(a[to][i], xt + chunk_at(warp_token + 16 * i + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      u32 two[4];
+      load_matrices(two, wt + chunk_at(warp_row + 8 * j + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      b[to][j][0] = two[0], b[to][j][1] = two[1], b[to][j + 1][0] = two[2], b[to][j + 1][1] = two[3];
+    }
   };
 
-  fetch(0, 0);
-  int stage = 0;
+  wait_previous();
+  int tiles = (cols + DEPTH - 1) / DEPTH;
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    if (s < tiles) fetch(s, s * DEPTH);
+    copy_commit();
+  }
+  copy_wait<STAGES - 2>();
+  __syncthreads();
+  read(0, 0, 0);
+  int stage = 0, free = STAGES - 1;
+  auto after = [](int stage) { return stage + 1 == STAGES ? 0 : stage + 1; };
 #pragma unroll 1
-  for (int k0 = 0; k0 < cols; k0 += DEPTH, stage ^= 1) {
-    if (k0 + DEPTH < cols) {
-      fetch(stage ^ 1, k0 + DEPTH);
-      copy_wait<1>();
-    } else {
-      copy_wait<0>();
-    }
-    __syncthreads();
-    const u16 *xh = stages[stage][0], *xl = stages[stage][1], *w = stages[stage][2];
+  for (int tile = 0; tile < tiles; tile++) {
 #pragma unroll
-    for (int k = 0; k < DEPTH / 8; k += 2) {
-      u32 b[4][2];
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        u32 two[4];
-        load_matrices(two, w + chunk_at(warp_row + 8 * j + lane / 16 * 8 + lane % 8, k + lane / 8 % 2));
-        b[j][0] = two[0], b[j][1] = two[1], b[j + 1][0] = two[2], b[j + 1][1] = two[3];
+    for (int k = 0; k < DEPTH / 16; k++) {
+      if (k == DEPTH / 16 - 1) {
+        copy_wait<STAGES - 2>();
+        __syncthreads();
+        stage = after(stage);
+      }
+      read((k + 1) % 2, stage, (k + 1) % (DEPTH / 16));
+      if (k == 0) {
+        // Into the stage that all warps were done with at the last barrier.
+        if (tile + STAGES - 1 < tiles) fetch(free, (tile + STAGES - 1) * DEPTH);
+        copy_commit();
+        free = after(free);
       }
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        int at = chunk_at(warp_token + 16 * i + lane % 16, k + lane / 16);
-        u32 a[4];
-        load_matrices(a, xl + at);
+      for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) mma(sums[i][j], a, b[j]);
-        load_matrices(a, xh + at);
-#pragma unroll
-        for (int j = 0; j < 4; j++) mma(sums[i][j], a, b[j]);
-      }
+        for (int j = 0; j < 8; j++) mma(sums[i][j], a[k % 2][i], b[k % 2][j]);
     }
-    __syncthreads();
   }
 
   int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    int row = row0 + warp_row + 8 * j + 2 * t;
-    if (row >= rows) continue;
-    bool both = row + 1 < rows;
-    float add0 = bias ? bias[row] : 0.0f, add1 = bias && both ? bias[row + 1] : 0.0f;
+  for (int j = 0; j < (GATED ? 4 : 8); j++) {
+    int row = row0 + (GATED ? warp_row / 2 : warp_row) + 8 * j + 2 * t;
+    if (row >= wide) continue;
+    bool both = row + 1 < wide;
+    float add[2], add_up[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      bool in = bias && row + k < wide;
+      add[k] = in ? bias[row + k] : 0.0f;
+      add_up[k] = GATED && in ? bias[wide + row + k] : 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         int token = token0 + warp_token + 16 * i + 8 * half + g;
         if (token >= n) continue;
-        float* to = out + (u64)token * rows + row;
-        float v0 = sums[i][j][2 * half] + add0, v1 = sums[i][j][2 * half + 1] + add1;
-        if (rows % 2 == 0) {
-          *(float2*)to = float2{v0, v1};
+        u64 at = (u64)token * wide + row;
+        float v[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          v[k] = sums[i][j][2 * half + k] + add[k];
+          if (GATED) v[k] = silu(v[k]) * (sums[i][(j + 4) % 8][2 * half + k] + add_up[k]);
+        }
+        if (wide % 2 == 0) {
+          put2(out, GATED, at, v[0], v[1]);
         } else {
-          to[0] = v0;
-          if (both) to[1] = v1;
+          put(out, GATED, at, v[0]);
+          if (both) put(out, GATED, at + 1, v[1]);
         }
       }
   }
 }
 
-// Few rows of activations: out[n, rows] as above, n <= 8 * NT. The weight is the left factor here, straight
-// from memory: lane t of group g takes 16 bytes of lines g and g + 8, and as the order of columns in a sum
-// is free, its eight columns are those of two products; x stands against them in the same order. A block
-// has 16 * MT rows, its warps each a part of the columns. Grid (rows / (16 * MT)), 256 threads. Bound by
-// the bytes of the weight; x is read once for every 16 * MT rows, from the caches.
-#define FEW_WARPS 8
-template <int MT, int NT, int STEPS>
-__device__ __forceinline__ void gemm_few(float* out, const float* x, const u16* weight, const float* bias, int rows,
-                                         int cols, int n) {
-  __shared__ float parts[FEW_WARPS][NT * 8][MT * 16 + 1];
-  int row0 = blockIdx.x * 16 * MT, warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int steps = (cols + 31) / 32, from = steps * warp / FEW_WARPS, to = steps * (warp + 1) / FEW_WARPS;
-  float sums[MT][NT][4];
-#pragma unroll
-  for (int i = 0; i < MT; i++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) sums[i][j][k] = 0.0f;
-
-#pragma unroll 1
-  for (int step = from; step < to; step += STEPS) {
-    uint4 w[STEPS][MT][2];
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-      int col = (step + s) * 32 + 8 * t;
-#pragma unroll
-      for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          int row = row0 + 16 * i + 8 * half + g;
-          bool in = step + s < to && col < cols && row < rows;
-          w[s][i][half] = in ? *(const uint4*)(weight + (u64)row * cols + col) : uint4{0, 0, 0, 0};
-        }
-    }
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-      int col = (step + s) * 32 + 8 * t;
-#pragma unroll
-      for (int j = 0; j < NT; j++) {
-        int token = 8 * j + g;
-        bool in = step + s < to && col < cols && token < n;
-        const float4* at = (const float4*)(x + (in ? (u64)token * cols + col : 0));
-        float4 zero = {0.0f, 0.0f, 0.0f, 0.0f}, a = in ? at[0] : zero, b = in ? at[1] : zero;
-        u32 high[4], low[4];
-        split(a.x, a.y, &high[0], &low[0]);
-        split(a.z, a.w, &high[1], &low[1]);
-        split(b.x, b.y, &high[2], &low[2]);
-        split(b.z, b.w, &high[3], &low[3]);
-#pragma unroll
-        for (int i = 0; i < MT; i++) {
-          uint4 p = w[s][i][0], q = w[s][i][1];
-          u32 first[4] = {p.x, q.x, p.y, q.y}, second[4] = {p.z, q.z, p.w, q.w};
-          mma(sums[i][j], first, low);
-          mma(sums[i][j], second, low + 2);
-          mma(sums[i][j], first, high);
-          mma(sums[i][j], second, high + 2);
-        }
-      }
-    }
+// STAGES * (BM + BN) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`.
+#define GEMM_TILES(name, BM, BN, GATED, BLOCKS)                                                                   \
+  KERNEL __launch_bounds__(BM / 64 * (BN / 64) * 32, BLOCKS)                                                      \
+      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) {            \
+    multiply_tiles<BM, BN, GATED>(out, x, weight, bias, rows, cols, n);                                               \
   }
-
-#pragma unroll
-  for (int i = 0; i < MT; i++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) parts[warp][8 * j + 2 * t + k % 2][16 * i + 8 * (k / 2) + g] = sums[i][j][k];
-  __syncthreads();
-  for (int at = threadIdx.x; at < NT * 8 * MT * 16; at += FEW_WARPS * 32) {
-    int token = at / (MT * 16), r = at % (MT * 16), row = row0 + r;
-    if (token >= n || row >= rows) continue;
-    float sum = bias ? bias[row] : 0.0f;
-#pragma unroll
-    for (int k = 0; k < FEW_WARPS; k++) sum += parts[k][token][r];
-    out[(u64)token * rows + row] = sum;
-  }
-}
-
-#define GEMM_FEW(name, MT, NT, STEPS)                                                                             \
-  KERNEL __launch_bounds__(256)                                                                                   \
-      name(float* out, const float* x, const u16* weight, const float* bias, int rows, int cols, int n) {         \
-    after_previous();                                                                                                      \
-    gemm_few<MT, NT, STEPS>(out, x, weight, bias, rows, cols, n);                                                 \
-  }
-GEMM_FEW(gemm_few_8, 1, 1, 4)
-GEMM_FEW(gemm_few_16, 2, 2, 2)
-GEMM_FEW(gemm_few_32, 2, 4, 2)
+GEMM_TILES(gemm_tiles, 128, 256, false, 1)
+GEMM_TILES(gemm_tiles_gated, 128, 256, true, 1)
+GEMM_TILES(gemm_tiles_small, 128, 128, false, 2)
+GEMM_TILES(gemm_tiles_small_gated, 128, 128, true, 2)

@@ -16,6 +16,21 @@ __device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// 16 bytes that are read once: the first of a cache's to make room for others.
+__device__ __forceinline__ uint4 load_once(const u16* at) {
+  uint4 v;
+  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at));
+  return v;
+}
+
+// What the launch gave a block beside its own arrays.
+__device__ __forceinline__ void* dynamic_shared_memory() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  return memory;
+}
+
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
 // Four matrices of 8 x 8 bf16 from shared memory: lane l gives the address of line l % 8 of matrix l / 8,

@@ -252,6 +252,22 @@ pub trait Backend: Sized + 'static {
     /// Copies `len` values within a buffer; the ranges do not overlap.
     fn copy<T: Plain>(&self, buf: &mut Self::Buf<T>, from: usize, to: usize, len: usize);
     fn acts(&self, rows: usize, width: usize) -> Result<Self::Acts, OutOfMemory>;
+    /// Activations that nothing but products with `readers` reads. A backend may keep them in the precision in which
+    /// it multiplies, so that what writes them rounds to it: norms, the gate, attention, [`Self::select_rows`].
+    fn operand(&self, rows: usize, width: usize, _readers: &[&Self::Weight]) -> Result<Self::Acts, OutOfMemory> {
+        self.acts(rows, width)
+    }
+    /// Room `[rows, width]` for what [`Self::gated`] of `x` into `out` has between its product and the gate. A backend
+    /// that does both at once needs none.
+    fn gate_scratch(
+        &self,
+        rows: usize,
+        width: usize,
+        _x: &Self::Acts,
+        _out: &Self::Acts,
+    ) -> Result<Self::Acts, OutOfMemory> {
+        self.acts(rows, width)
+    }
     /// The first rows of activations, in f32, for checks and tests.
     fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
     /// As [`Self::write_acts`], the other way.
@@ -300,6 +316,19 @@ pub trait Backend: Sized + 'static {
     );
     /// `out = silu(gate) * up` of rows `[gate | up]`
     fn swiglu(&self, out: &mut Self::Acts, gate_up: &Self::Acts, n: usize);
+    /// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`; `scratch` came from [`Self::gate_scratch`].
+    fn gated(
+        &self,
+        out: &mut Self::Acts,
+        scratch: &mut Self::Acts,
+        x: &Self::Acts,
+        weight: &Self::Weight,
+        bias: Option<&Self::Buf<f32>>,
+        n: usize,
+    ) {
+        self.linear(scratch, x, weight, bias, n);
+        self.swiglu(out, scratch, n);
+    }
     /// On rows `[q heads | k heads | v heads]`, in place: per-head norms of q and k, decisions
     /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head),
     /// that channel zeroed, RoPE of q and k at `seq_len + offset in span`, the channel zeroed again.
@@ -391,6 +420,10 @@ pub trait Backend: Sized + 'static {
         kv: &KvTables<Self>,
         n: usize,
     ) -> StepResult;
+    /// Tokens of a prefill's steps that serve it best, where a token takes so many bytes of scratch.
+    fn step_tokens(&self, _token_bytes: usize) -> usize {
+        512
+    }
     /// Runs a step. A backend with graphs records `ops` once and then replays what they issued, so they
     /// change nothing on the host; it may also call them a second time, where recording failed.
     fn step(&self, _kind: StepKind, _spans: &[Span], mut ops: impl FnMut(&Self)) {
@@ -399,6 +432,10 @@ pub trait Backend: Sized + 'static {
     /// Kinds of steps that are replayed from a recording.
     fn recorded(&self) -> usize {
         0
+    }
+    /// A library of others' that does some of its ops.
+    fn library(&self) -> Option<String> {
+        None
     }
     /// Something the user should know that came up in a step, told once.
     fn notice(&self) -> Option<String> {

@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod download;
 pub mod eval;
 pub mod headless;
+mod libraries;
 pub mod machine;
 pub mod man;
 pub mod models;

@@ -8,7 +8,7 @@ mod layer;
 mod values;
 
 pub use layer::Layer;
-pub use values::{ByteSize, Device, Kv, OnOff};
+pub use values::{ByteSize, Device, Gemm, Kv, OnOff};
 
 use crate::protocol::SamplingParams;
 use anyhow::{Context, Result, anyhow, bail};
@@ -85,6 +85,8 @@ pub struct Settings {
     pub ctx_size: Option<usize>,
     /// A card replays recorded steps.
     pub graph: bool,
+    /// What multiplies many rows on a card.
+    pub gemm: Gemm,
     pub kv_limit: Option<u64>,
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
@@ -154,6 +156,7 @@ impl Settings {
             kv: layer.kv.unwrap_or_default(),
             ctx_size: layer.ctx_size,
             graph: layer.graph.is_none_or(|g| g.0),
+            gemm: layer.gemm.unwrap_or_default(),
             kv_limit: layer.kv_limit.map(|b| b.0),
             max_tokens: layer.max_tokens,
             seed: layer.seed,

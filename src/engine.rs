@@ -39,15 +39,15 @@ pub struct EngineOptions {
     pub kv_limit: Option<u64>,
     /// Absent: on, unless the checkpoint asks to start without.
     pub eviction: Option<bool>,
-    /// Most tokens of one step.
-    pub max_step: usize,
+    /// Most tokens of one step; absent: as the backend likes.
+    pub max_step: Option<usize>,
     /// Sequences at once: the conversation, two checkpoints of the last turn, and a rebuild beside them.
     pub max_seqs: usize,
 }
 
 impl EngineOptions {
     pub fn new(codec: Codec) -> Self {
-        Self { codec, context: None, memory_bytes: None, kv_limit: None, eviction: None, max_step: 512, max_seqs: 4 }
+        Self { codec, context: None, memory_bytes: None, kv_limit: None, eviction: None, max_step: None, max_seqs: 4 }
     }
 }
 

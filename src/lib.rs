@@ -19,7 +19,7 @@
 //! | [`engine`] | the thread that runs a model: turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
-//! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (f32 activations, PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
+//! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol |
 //! | [`sampler`] | logits row to token, seeded | protocol |

@@ -31,8 +31,7 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
         attention(b, model, layer, ws, cache, l, spans, n);
         let norm = Norm { weight: &layer.post_norm, eps: model.config.rms_eps, layer: l };
         b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
-        b.linear(&mut ws.gate_up, &ws.h, &layer.gate_up, layer.gate_up_bias.as_ref(), n);
-        b.swiglu(&mut ws.act, &ws.gate_up, n);
+        b.gated(&mut ws.act, &mut ws.gate_up, &ws.h, &layer.gate_up, layer.gate_up_bias.as_ref(), n);
         b.linear(&mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), n);
     }
     let norm = Norm { weight: &model.norm, eps: model.config.rms_eps, layer: model.layers.len() };
@@ -54,7 +53,7 @@ fn attention<B: Backend>(
 ) {
     let c = &model.config;
     if let Some(head) = layer.adapter_head(model) {
-        b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.scratch, &mut ws.raw, &head, n);
+        b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
     }
     b.linear(&mut ws.qkv, &ws.h, &layer.qkv, layer.qkv_bias.as_ref(), n);
     let args = QkvRope {
@@ -75,12 +74,12 @@ fn attention<B: Backend>(
 /// Logits `[n, vocab]` of the first `n` rows of the step just run, in `ws.logits`.
 pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usize) {
     assert!(n <= ws.max_logits, "{n} rows of logits in a workspace for {}", ws.max_logits);
-    b.logits(&mut ws.logits, &ws.h, model.head.as_ref().unwrap_or(&model.embed), n);
+    b.logits(&mut ws.logits, &ws.h, model.head(), n);
 }
 
 /// As [`logits`], of any rows.
 pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
     assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
-    b.select_rows(&mut ws.scratch, &ws.h, rows);
-    b.logits(&mut ws.logits, &ws.scratch, model.head.as_ref().unwrap_or(&model.embed), rows.len());
+    b.select_rows(&mut ws.chosen, &ws.h, rows);
+    b.logits(&mut ws.logits, &ws.chosen, model.head(), rows.len());
 }

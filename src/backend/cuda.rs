@@ -1,20 +1,22 @@
 //! The CUDA backend: one NVIDIA card through the driver alone, kernels from PTX that is part of the
-//! program (`kernels/`). Weights stay as they are in the file; activations and sums are f32.
+//! program (`kernels/`). Weights stay as they are in the file; activations and sums are f32, but for what products with
+//! bf16 weights read, which is rounded to bf16 where it is written.
 //!
 //! Everything runs in order on one stream and is awaited only where the host reads. Pages are taken and
 //! given back on the card; between steps the host reserves, trims and sorts. Decode steps are recorded
-//! as graphs. All `unsafe` of this backend stands in `driver`, `graph`, `pinned`, `pool` and `probe`,
-//! around calls of the driver.
+//! as graphs. All `unsafe` of this backend stands in `cublaslt`, `driver`, `graph`, `pinned`, `pool` and
+//! `probe`, around calls of the driver and of that library.
 
+mod cublaslt;
 mod driver;
 mod graph;
 mod kernels;
 mod kv;
 mod memory;
-mod parts;
 mod pinned;
 mod pool;
 mod probe;
+mod products;
 mod spans;
 
 use super::{
@@ -23,7 +25,9 @@ use super::{
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::Tensor;
+use cublaslt::CublasLt;
+pub use cublaslt::cublaslt;
 use driver::Arg::{F32, I32, Ptr, U64};
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
@@ -31,7 +35,6 @@ use graph::Graphs;
 pub use kernels::{EARLY_START, Entry, KERNELS, Kernel, SOURCES, TARGETS};
 pub use kv::VIEW_BYTES;
 pub use memory::{Acts, Buf, Weight};
-use parts::Parts;
 use pinned::Pinned;
 pub use pool::Pool;
 pub use probe::{NoCuda, probe};
@@ -41,23 +44,17 @@ use std::rc::Rc;
 
 /// Threads of a block where nothing asks for another number.
 const BLOCK: usize = 256;
-/// Up to so many rows of activations the plain kernels multiply row by row of the weights.
-const FEW_ROWS: usize = 8;
-/// Up to so many rows `gemm_few_32` takes; it reads the weight once.
-const SOME_ROWS: usize = 32;
-/// Side of the tiles of `gemm`, and of `gemm_tiles`.
-const TILE: usize = 64;
-const WIDE_TILE: usize = 128;
+/// Most threads of a block of `rms_norm`: up to so many rows take them, more leave room for each other.
+const NORM_THREADS: usize = 1024;
+const FEW_NORMS: usize = 32;
+/// Tokens of a prefill's steps: more fill the card better, until its scratch is what memory goes into.
+const MOST_STEP: usize = 2048;
+const LEAST_STEP: usize = 128;
 /// Words of what a step posts: the fault, the free pages, and a token for each sequence.
 const POST_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels have instances for.
 pub const MAX_HEAD_DIM: usize = 128;
 pub const MAX_GROUP: usize = 8;
-
-/// Whether products of many rows with it have kernels for tensor cores.
-fn on_tensor_cores(weight: &Weight) -> bool {
-    weight.dtype == DType::Bf16 && weight.cols.is_multiple_of(8)
-}
 
 /// One card.
 pub struct Cuda {
@@ -65,10 +62,7 @@ pub struct Cuda {
     /// What the last step gave back.
     post: Pinned,
     spans: RefCell<Spans>,
-    /// Activations on their way into a product on tensor cores.
-    parts: RefCell<Parts>,
-    /// Columns of the widest weight that such products have been loaded for.
-    widest: Cell<usize>,
+    cublaslt: Option<CublasLt>,
     /// After all that needs its context to be given back.
     driver: Rc<Driver>,
     /// A wrong kernel in the place of a right one, for `doctor` to find.
@@ -79,13 +73,16 @@ impl Cuda {
     /// The card of that index.
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         let driver = Rc::new(Driver::open(index, options)?);
+        let cublaslt = CublasLt::open(&driver, &options.cublaslt);
+        if let (Err(why), true) = (&cublaslt, options.cublaslt_needed) {
+            return Err(NoCuda::NoCublasLt(why.clone()));
+        }
         Ok(Self {
             // Waiting after every launch and recording launches exclude each other.
             graphs: Graphs::new(!options.no_graphs && !options.wait_always),
             post: Pinned::new(POST_WORDS * size_of::<i32>())?,
             spans: RefCell::default(),
-            parts: RefCell::default(),
-            widest: Cell::new(0),
+            cublaslt: cublaslt.ok(),
             driver,
             planted: Cell::new(false),
         })
@@ -118,60 +115,36 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
-    /// `out = x weight^T + bias`: bf16 weights of many rows go to tensor cores, all else to plain kernels.
-    fn product(&self, out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
-        use Kernel::*;
-        let (rows, cols) = (weight.rows, weight.cols);
-        let mut args = vec![
-            Ptr(out),
-            Ptr(x),
-            Ptr(weight.ptr()),
-            Ptr(bias.map_or(0, Buf::ptr)),
-            I32(rows as i32),
-            I32(cols as i32),
-            I32(n as i32),
-        ];
-        if n > 1 && on_tensor_cores(weight) {
-            if n > SOME_ROWS {
-                let (high, low) = self.parts.borrow().split(&self.driver, x, n * cols);
-                args[1] = Ptr(high);
-                args.insert(2, Ptr(low));
-                let grid = [n.div_ceil(WIDE_TILE), rows.div_ceil(WIDE_TILE), 1];
-                return self.driver.launch(GemmTiles, grid, 256, &args);
-            }
-            let (kernel, side) = match n {
-                0..=8 => (GemmFew8, 16),
-                9..=16 => (GemmFew16, 32),
-                _ => (GemmFew32, 32),
-            };
-            return self.driver.launch(kernel, [rows.div_ceil(side), 1, 1], 256, &args);
-        }
-        let (gemv1, gemv8, gemm) = match weight.dtype {
-            DType::F32 => (Gemv1F32, Gemv8F32, GemmF32),
-            DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
-            DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
-        };
-        if n <= FEW_ROWS {
-            args.push(I32(cols.is_multiple_of(8) as i32));
-            self.driver.launch(if n == 1 { gemv1 } else { gemv8 }, [rows.div_ceil(4), 1, 1], 128, &args);
-        } else {
-            self.driver.launch(gemm, [rows.div_ceil(TILE), n.div_ceil(TILE), 1], 256, &args);
-        }
-    }
-
-    fn norm(&self, out: &mut Acts, x: &Acts, weight: &Buf<f32>, eps: f32, fault: Option<(usize, u64)>, n: usize) {
+    /// `x += more`, then its norm.
+    #[allow(clippy::too_many_arguments)]
+    fn norm(
+        &self,
+        out: &mut Acts,
+        x: &Acts,
+        more: Option<&Acts>,
+        weight: &Buf<f32>,
+        eps: f32,
+        fault: Option<(usize, u64)>,
+        n: usize,
+    ) {
         out.holds(n);
+        x.holds_exact(n);
         let (layer, fault) = fault.unwrap_or((0, 0));
         let args = [
             Ptr(out.ptr()),
+            I32(out.rounded as i32),
             Ptr(x.ptr()),
+            Ptr(more.map_or(0, Acts::ptr)),
             Ptr(weight.ptr()),
             F32(eps),
             I32(layer as i32),
             Ptr(fault),
             I32(x.width as i32),
         ];
-        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], BLOCK, &args);
+        // Four values to a thread; where rows are many, sixteen.
+        let values = if n <= FEW_NORMS { 4 } else { 16 };
+        let threads = x.width.div_ceil(values).next_multiple_of(32).min(NORM_THREADS);
+        self.driver.launch(Kernel::RmsNorm, [n, 1, 1], threads, &args);
     }
 }
 
@@ -203,26 +176,34 @@ impl Backend for Cuda {
 
     fn acts(&self, rows: usize, width: usize) -> Result<Acts, OutOfMemory> {
         self.spans.borrow_mut().reserve(&self.driver, rows)?;
-        if rows > SOME_ROWS {
-            self.parts.borrow_mut().reserve(&self.driver, rows * self.widest.get())?;
-        }
-        Ok(Acts { buf: Buf::new(&self.driver, rows * width)?, width })
+        Acts::new(&self.driver, rows, width, false)
+    }
+
+    fn operand(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
+        let rounded = !readers.is_empty() && readers.iter().all(|w| products::on_tensor_cores(w));
+        Acts::new(&self.driver, rows, width, rounded)
+    }
+
+    fn gate_scratch(&self, rows: usize, width: usize, x: &Acts, out: &Acts) -> Result<Acts, OutOfMemory> {
+        let rows = match (x.rounded && out.rounded, &self.cublaslt) {
+            (false, _) => rows,
+            // Our own kernels do it all at once; the library's products are gated a few rows at a time.
+            (true, None) => 0,
+            (true, Some(_)) => rows.min(products::GATED_ROWS),
+        };
+        self.acts(rows, width)
     }
 
     fn write_acts(&self, dst: &mut Acts, rows: &[f32]) {
-        dst.buf.write(0, rows);
+        dst.write(rows);
     }
 
     fn read_acts(&self, src: &Acts, rows: &mut [f32]) {
-        src.buf.read(0, rows);
+        src.read(rows);
     }
 
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
-        let weight = Weight::new(&self.driver, parts)?;
-        if on_tensor_cores(&weight) {
-            self.widest.set(self.widest.get().max(weight.cols));
-        }
-        Ok(weight)
+        Weight::new(&self.driver, parts)
     }
 
     fn note(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
@@ -239,18 +220,19 @@ impl Backend for Cuda {
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
-        out.holds(n);
+        out.holds_exact(n);
         let args =
             [Ptr(out.ptr()), Ptr(table.ptr()), I32(table.dtype_number()), Ptr(tokens.ptr()), I32(out.width as i32)];
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 
     fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Buf<i32>, n: usize) {
-        self.norm(out, x, norm.weight, norm.eps, Some((norm.layer, fault.ptr())), n);
+        self.norm(out, x, None, norm.weight, norm.eps, Some((norm.layer, fault.ptr())), n);
     }
 
     fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
-        acc.holds(n);
+        acc.holds_exact(n);
+        x.holds_exact(n);
         let len = n * acc.width;
         let args = [Ptr(acc.ptr()), Ptr(x.ptr()), U64(len as u64)];
         self.driver.launch(Kernel::Add, [len.div_ceil(BLOCK), 1, 1], BLOCK, &args);
@@ -265,31 +247,26 @@ impl Backend for Cuda {
         fault: &mut Buf<i32>,
         n: usize,
     ) {
-        out.holds(n);
-        let args = [
-            Ptr(out.ptr()),
-            Ptr(residual.ptr()),
-            Ptr(x.ptr()),
-            Ptr(norm.weight.ptr()),
-            F32(norm.eps),
-            I32(norm.layer as i32),
-            Ptr(fault.ptr()),
-            I32(x.width as i32),
-        ];
-        self.driver.launch(Kernel::AddRmsNorm, [n, 1, 1], BLOCK, &args);
+        self.norm(out, residual, Some(x), norm.weight, norm.eps, Some((norm.layer, fault.ptr())), n);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
         assert_eq!((out.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
-        out.holds(n);
-        self.product(out.ptr(), x.ptr(), weight, bias, n);
+        out.holds_exact(n);
+        products::product(self, out.ptr(), x, weight, bias, n);
     }
 
     fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
         out.holds(n);
-        let kernel = if self.planted.get() { Kernel::SwigluWrong } else { Kernel::Swiglu };
-        let args = [Ptr(out.ptr()), Ptr(gate_up.ptr()), I32(out.width as i32)];
-        self.driver.launch(kernel, [out.width.div_ceil(BLOCK), n, 1], BLOCK, &args);
+        products::gate(self, out, 0, gate_up, n);
+    }
+
+    fn gated(&self, out: &mut Acts, scratch: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
+        if x.rounded && out.rounded {
+            return products::gated(self, out, scratch, x, weight, bias, n);
+        }
+        self.linear(scratch, x, weight, bias, n);
+        self.swiglu(out, scratch, n);
     }
 
     fn qkv_rope(
@@ -340,7 +317,7 @@ impl Backend for Cuda {
         head: &AdapterHead<'_, Self>,
         n: usize,
     ) {
-        self.norm(scratch, x, head.norm, head.rms_eps, None, n);
+        self.norm(scratch, x, None, head.norm, head.rms_eps, None, n);
         self.linear(raw, scratch, head.proj, head.bias, n);
         let heads = head.proj.rows;
         let args = [
@@ -427,17 +404,17 @@ impl Backend for Cuda {
     }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
-        assert_eq!(out.width, x.width, "rows of different widths");
+        assert_eq!((out.width, out.rounded), (x.width, x.rounded), "rows of different kinds");
         out.holds(rows.len());
         for (i, &row) in rows.iter().enumerate() {
             x.holds(row + 1);
-            self.driver.copy_within(out.row(i), x.row(row), x.width * size_of::<f32>());
+            self.driver.copy_within(out.row(i), x.row(row), x.row_bytes());
         }
     }
 
     fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
         assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
-        self.product(out.ptr(), x.ptr(), head, None, n);
+        products::product(self, out.ptr(), x, head, None, n);
     }
 
     fn sample(
@@ -473,6 +450,14 @@ impl Backend for Cuda {
         }
     }
 
+    fn step_tokens(&self, token_bytes: usize) -> usize {
+        // Scratch takes an eighth of what is free at most.
+        let room = self.memory().0 as usize / 8;
+        let fits = |tokens: &usize| tokens * token_bytes <= room;
+        let halves = std::iter::successors(Some(MOST_STEP), |n| Some(n / 2)).take_while(|&n| n > LEAST_STEP);
+        halves.into_iter().find(fits).unwrap_or(LEAST_STEP)
+    }
+
     fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
         self.send(spans);
         let alike = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
@@ -485,6 +470,10 @@ impl Backend for Cuda {
 
     fn recorded(&self) -> usize {
         self.graphs.count()
+    }
+
+    fn library(&self) -> Option<String> {
+        self.cublaslt.as_ref().map(CublasLt::describe)
     }
 
     fn notice(&self) -> Option<String> {

@@ -1,7 +1,7 @@
 //! What the command line looks like, and the texts of `--help`. Parses; decides nothing.
 
 use super::machine::cuda_in_words;
-use crate::config::{ByteSize, Device, Kv, Layer, OnOff};
+use crate::config::{ByteSize, Device, Gemm, Kv, Layer, OnOff};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -65,6 +65,10 @@ pub struct Common {
     /// On a card: launch every kernel by itself instead of replaying recorded steps; the tokens are the same
     #[arg(long, global = true, help_heading = "Model")]
     pub no_graph: bool,
+
+    /// On a card: what multiplies many rows: auto, own or cublaslt
+    #[arg(long, global = true, value_name = "METHOD", help_heading = "Model")]
+    pub gemm: Option<Gemm>,
 
     /// Whether tokens that heads have marked leave the cache: on or off
     ///
@@ -172,6 +176,7 @@ impl Common {
             kv: self.kv.as_ref().map(List::first),
             ctx_size: self.ctx_size,
             graph: self.no_graph.then_some(OnOff(false)),
+            gemm: self.gemm,
             kv_limit: self.kv_limit,
             max_tokens: self.max_tokens,
             temperature: self.temperature,

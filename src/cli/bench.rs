@@ -21,8 +21,6 @@ use measure::{Case, HEADER, Line};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Tokens of one step of a prefill, as in a chat.
-const STEP_TOKENS: usize = 512;
 const SEED: u64 = 1;
 
 pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8> {
@@ -58,24 +56,25 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         out(&format!("{HEADER}\n"))?;
     }
     let bench = Bench { args, json, lists, checkpoint: &checkpoint, longest };
-    let Results { device, bandwidth, lines } = match place {
+    let Results { device, library, bandwidth, lines } = match place {
         Place::Cpu => bench.run(|| Ok(Cpu::new(threads)), |cpu| Ok(copy_bandwidth(cpu.threads())))?,
         Place::Card(index) => {
-            let open = || Ok(Cuda::open(index, &spawn::card_options(settings.graph))?);
+            let open = || Ok(Cuda::open(index, &spawn::card_options(settings.graph, settings.gemm))?);
             bench.run(open, |card| Ok(card.copy_bytes_per_s()?))?
         }
     };
     let weights = weight_bytes(&checkpoint);
     if json {
         let report = json!({
-            "model": checkpoint.name, "device": device, "runs": args.runs, "keep": args.keep,
+            "model": checkpoint.name, "device": device, "library": library, "runs": args.runs, "keep": args.keep,
             "weight_bytes_per_token": weights, "copy_bytes_per_s": bandwidth, "results": lines,
         });
         out(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
     } else {
         let copy = bandwidth / 1e9;
+        let library = library.map(|l| format!(", {l}")).unwrap_or_default();
         out(&format!(
-            "{}, {device}; {:.1} MB of weights a token; memory copy {copy:.1} GB/s\n",
+            "{}, {device}{library}; {:.1} MB of weights a token; memory copy {copy:.1} GB/s\n",
             checkpoint.name,
             weights as f64 / 1e6
         ))?;
@@ -94,6 +93,7 @@ struct Bench<'a> {
 
 struct Results {
     device: String,
+    library: Option<String>,
     bandwidth: f64,
     lines: Vec<Value>,
 }
@@ -102,12 +102,13 @@ impl Bench<'_> {
     /// `open` gives a backend for each codec; `copy` measures what its memory moves in a second.
     fn run<B: Backend>(&self, open: impl Fn() -> Result<B>, copy: impl Fn(&B) -> Result<f64>) -> Result<Results> {
         let first = open()?;
-        let mut results = Results { device: first.describe(), bandwidth: copy(&first)?, lines: Vec::new() };
+        let mut results =
+            Results { device: first.describe(), library: first.library(), bandwidth: copy(&first)?, lines: Vec::new() };
         drop(first);
         for &codec in &self.lists.codecs {
             let context = Some(self.longest);
             let max_seqs = self.args.parallel.iter().copied().max().unwrap_or(1);
-            let options = EngineOptions { context, max_step: STEP_TOKENS, max_seqs, ..EngineOptions::new(codec) };
+            let options = EngineOptions { context, max_seqs, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| {})?;
             for case in self.cases() {
                 let line = Line::measure(&mut runner, self.checkpoint, &case, self.args.runs, results.bandwidth)?;

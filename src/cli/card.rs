@@ -7,13 +7,15 @@ use super::output;
 use super::spawn::card_options;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
+use crate::config::Gemm;
 use anyhow::Result;
 use std::time::Instant;
 
 pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     let free = free_bytes(index);
     let started = Instant::now();
-    let careful = CudaOptions { wait_always: true, ..card_options(false) };
+    let own = |graphs| card_options(graphs, Gemm::Own);
+    let careful = CudaOptions { wait_always: true, ..own(false) };
     let cuda = Cuda::open(index, &careful).map_err(|why| output::wrong_use(format!("--device cuda: {why}")))?;
     let ms = started.elapsed().as_millis();
     let (_, all) = cuda.memory();
@@ -39,10 +41,17 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     checks::run_all(&cuda, &mut tell);
     memory::run_all(&cuda, &mut tell);
     drop(cuda);
-    steps::run_all(|graphs| Cuda::open(index, &card_options(graphs)), &mut tell)?;
+    // The same products by the library, where there is one.
+    let with_library = Cuda::open(index, &card_options(true, Gemm::Auto))?;
+    if let Some(library) = with_library.library() {
+        output::out(&format!("with {library}:\n"))?;
+        checks::run_products(&with_library, &mut tell);
+    }
+    drop(with_library);
+    steps::run_all(|graphs| Cuda::open(index, &own(graphs)), &mut tell)?;
     if args.all {
-        checks::run_long(&Cuda::open(index, &card_options(true))?, &mut tell);
-        models::run_all(|| Cuda::open(index, &card_options(true)), &mut tell)?;
+        checks::run_long(&Cuda::open(index, &own(true))?, &mut tell);
+        models::run_all(|| Cuda::open(index, &own(true)), &mut tell)?;
     }
     output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
     Ok(if missed == 0 { output::OK } else { output::FAILED })

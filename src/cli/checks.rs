@@ -11,10 +11,13 @@ pub mod steps;
 
 use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Plain};
+use crate::checkpoint::Checkpoint;
 use crate::policy::{Dms, Policy};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
 
+/// How far what is rounded to bf16 may be off: by one of its steps, where a last bit decides.
+const BF16_STEP: f32 = 4e-3;
 /// How far attention may be off where it splits queries and weights into two bf16 parts: 2^-17 where one key has
 /// all the weight, and a little for the scores.
 const SPLIT_ATTENTION: f32 = 1e-5;
@@ -65,6 +68,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(ops::norms());
     check!(ops::linears());
     check!(ops::gates());
+    check!(ops::gated());
     check!(ops::ropes());
     check!(ops::adapters());
     check!(ops::round_trips());
@@ -72,6 +76,13 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(history::all());
     check!(history::wide());
     check!(chunks::all());
+}
+
+/// Products alone, for another way to compute them.
+pub fn run_products<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+    let cpu = Cpu::new(2);
+    ops::linears().iter().for_each(|case| each(compare(case, b, &cpu)));
+    ops::gated().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
 /// Long histories of the cache.
@@ -147,6 +158,14 @@ impl Random {
     }
 }
 
+/// The same weights in f32, for which no activations are rounded: results are those of the CPU but for last bits, whatever
+/// the number of rows.
+pub(super) fn widen(checkpoint: &mut Checkpoint) {
+    for tensor in checkpoint.tensors.values_mut() {
+        *tensor = Tensor::from_f32(&tensor.name, tensor.shape.clone(), &tensor.to_f32());
+    }
+}
+
 /// A buffer with `values`.
 pub(super) fn buffer<B: Backend, T: Plain>(b: &B, values: &[T]) -> B::Buf<T> {
     let mut buffer = b.alloc(values.len()).expect("memory for a check");
@@ -164,6 +183,20 @@ pub(super) fn acts<B: Backend>(b: &B, width: usize, values: &[f32]) -> B::Acts {
 /// Activations in which an op that leaves something out would be seen to.
 pub(super) fn poisoned<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
     acts(b, width, &vec![f32::NAN; rows * width])
+}
+
+/// As [`poisoned`], activations that only products with bf16 weights read.
+pub(super) fn operand<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
+    let reader = b.weight(&[Random::new(0).tensor(DType::Bf16, 1, width)]).expect("memory for a check");
+    let mut acts = b.operand(rows, width, &[&reader]).expect("memory for a check");
+    b.write_acts(&mut acts, &vec![f32::NAN; rows * width]);
+    acts
+}
+
+/// Values that lose nothing where they are kept as bf16.
+pub(super) fn rounded(mut values: Vec<f32>) -> Vec<f32> {
+    values.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+    values
 }
 
 pub(super) fn values<B: Backend>(b: &B, acts: &B::Acts, n: usize) -> Vec<f32> {

@@ -1,6 +1,7 @@
 //! What this machine has: processor features, memory, a card.
 
-use crate::backend::cuda::probe;
+use super::libraries;
+use crate::backend::cuda::{cublaslt, probe};
 use std::fs;
 
 #[cfg(target_arch = "x86_64")]
@@ -41,7 +42,9 @@ pub fn cuda_in_words() -> String {
     match probe() {
         Ok((version, count)) => {
             let release = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-            format!("{count} GPU{}, driver for {release}", if count == 1 { "" } else { "s" })
+            let library =
+                cublaslt(&libraries::cublaslt()).unwrap_or_else(|_| "no libcublasLt, which is not needed".to_owned());
+            format!("{count} GPU{}, driver for {release}, {library}", if count == 1 { "" } else { "s" })
         }
         Err(why) => why.to_string(),
     }

@@ -2,6 +2,7 @@
 //! device in the crate.
 
 use super::download;
+use super::libraries;
 use super::machine::memory;
 use super::output::{as_wrong_use, notice, wrong_use};
 use crate::backend::Backend;
@@ -10,7 +11,7 @@ use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::codec::Codec;
-use crate::config::{Adapter, Device, Kv, Settings};
+use crate::config::{Adapter, Device, Gemm, Kv, Settings};
 use crate::engine::{self, EngineOptions, Runner};
 use crate::protocol::EngineHandle;
 use anyhow::Result;
@@ -22,10 +23,12 @@ const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
 
 pub(super) const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16 or fp8, or --device cpu";
 
-/// How a card is opened, steps recorded as graphs or not.
-pub(super) fn card_options(graphs: bool) -> CudaOptions {
+/// How a card is opened: steps recorded as graphs or not, and what multiplies.
+pub(super) fn card_options(graphs: bool, gemm: Gemm) -> CudaOptions {
     let kernels = std::env::var_os(KERNEL_DIR).map(Into::into);
-    CudaOptions { kernels, no_graphs: !graphs, wait_always: false }
+    let cublaslt = if gemm == Gemm::Own { Vec::new() } else { libraries::cublaslt() };
+    let cublaslt_needed = gemm == Gemm::CublasLt;
+    CudaOptions { kernels, no_graphs: !graphs, cublaslt, cublaslt_needed, wait_always: false }
 }
 
 /// Where a model runs.
@@ -49,9 +52,11 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let options = options(&settings, place);
         match place {
             Place::Cpu => loading.serve(checkpoint, || Ok(Cpu::new(0)), options),
-            Place::Card(index) => {
-                loading.serve(checkpoint, || Ok(Cuda::open(index, &card_options(settings.graph))?), options)
-            }
+            Place::Card(index) => loading.serve(
+                checkpoint,
+                || Ok(Cuda::open(index, &card_options(settings.graph, settings.gemm))?),
+                options,
+            ),
         }
     }))
 }
@@ -67,12 +72,12 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     check_device(settings)?;
     download::ensure(settings)?;
     let (mut checkpoint, place) = opened(settings).map_err(as_wrong_use)?;
-    let mut options = EngineOptions { max_step, ..options(settings, place) };
+    let mut options = EngineOptions { max_step: Some(max_step), ..options(settings, place) };
     engine::settle_context(&mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
     match place {
         Place::Cpu => job.run(&mut Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {})?, &checkpoint),
         Place::Card(index) => {
-            let card = Cuda::open(index, &card_options(settings.graph))?;
+            let card = Cuda::open(index, &card_options(settings.graph, settings.gemm))?;
             job.run(&mut Runner::new(card, &checkpoint, &options, |_, _| {})?, &checkpoint)
         }
     }
@@ -149,17 +154,31 @@ pub fn device(settings: &Settings) -> Result<Place> {
             if settings.kv == Kv::F32 {
                 return Err(wrong_use(NO_F32));
             }
+            library(settings)?;
             Place::Card(index)
         }
         // f32 K and V are asked of a machine with a card too.
         Device::Auto if settings.kv == Kv::F32 || cuda::usable(0).is_err() => Place::Cpu,
-        Device::Auto => Place::Card(0),
+        Device::Auto => {
+            library(settings)?;
+            Place::Card(0)
+        }
     })
+}
+
+/// The library that the settings ask for is there.
+fn library(settings: &Settings) -> Result<()> {
+    match settings.gemm {
+        Gemm::CublasLt => cuda::cublaslt(&libraries::cublaslt())
+            .map(drop)
+            .map_err(|why| wrong_use(format!("--gemm cublaslt: libcublasLt cannot be used: {why}"))),
+        Gemm::Auto | Gemm::Own => Ok(()),
+    }
 }
 
 /// Refuses a device that is not there, and says once what differs from a usual run on it.
 pub fn check_device(settings: &Settings) -> Result<()> {
-    if let (Place::Card(_), Some(folder)) = (device(settings)?, card_options(true).kernels) {
+    if let (Place::Card(_), Some(folder)) = (device(settings)?, card_options(true, settings.gemm).kernels) {
         notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! One source of settings: the flags, the environment or a file. Everything is optional; a layer
 //! laid over another wins where it says something.
 
-use super::values::{ByteSize, Device, Kv, OnOff};
+use super::values::{ByteSize, Device, Gemm, Kv, OnOff};
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -44,6 +44,8 @@ layer! {
     ctx_size: usize,
     /// Whether a card replays recorded steps.
     graph: OnOff,
+    /// What multiplies many rows on a card.
+    gemm: Gemm,
     kv_limit: ByteSize,
     max_tokens: usize,
     temperature: f32,

@@ -69,6 +69,28 @@ impl FromStr for Kv {
     }
 }
 
+/// What multiplies many rows on a card.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gemm {
+    /// libcublasLt where it can be loaded, else this program's own kernels.
+    #[default]
+    Auto,
+    Own,
+    CublasLt,
+}
+
+impl FromStr for Gemm {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "own" => Ok(Self::Own),
+            "cublaslt" => Ok(Self::CublasLt),
+            _ => Err(format!("{s:?} multiplies nothing, expected auto, own or cublaslt")),
+        }
+    }
+}
+
 /// Bytes, written plain or with a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
@@ -134,6 +156,7 @@ spelled! {
     OnOff: "true or false, \"on\" or \"off\"",
     Device: "\"auto\", \"cpu\" or \"cuda:N\"",
     Kv: "\"auto\", \"f32\", \"bf16\" or \"fp8\"",
+    Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",
 }
 

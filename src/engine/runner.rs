@@ -64,7 +64,8 @@ impl<B: Backend> Runner<B> {
         let model = Model::load(&b, checkpoint, progress).context("cannot load the model's weights")?;
         let c = &model.config;
         let context = options.context.unwrap_or(c.context);
-        let max_step = options.max_step.min(context).max(1);
+        let wanted = options.max_step.unwrap_or_else(|| b.step_tokens(Workspace::<B>::token_bytes(c)));
+        let max_step = wanted.min(context).max(1);
         let geometry = KvGeometry {
             n_layers: c.n_layers,
             n_q_heads: c.n_q_heads,
@@ -80,7 +81,7 @@ impl<B: Backend> Runner<B> {
         let mut cache = KvCache::new(&b, geometry, context, max_tokens)?;
         // Pages stop before memory does: a turn that is too long ends, and the process does not.
         cache.set_limit_bytes(kv_budget(checkpoint.weight_bytes, options.kv_limit, options.memory_bytes));
-        let ws = Workspace::new(&b, c, max_tokens, max_logits)?;
+        let ws = Workspace::new(&b, &model, max_tokens, max_logits)?;
         let seen = b.alloc(options.max_seqs * seen_words(c.vocab))?;
         let draws = b.alloc(max_logits)?;
         Ok(Self { b, model, ws, cache, context, max_step, seen, draws, drawn: Vec::new(), waited: Duration::ZERO })

@@ -59,6 +59,21 @@ impl<B: Backend> Layer<B> {
 }
 
 impl<B: Backend> Model<B> {
+    /// `[vocab, hidden]` of the output.
+    pub(super) fn head(&self) -> &B::Weight {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+
+    /// That weight of every layer.
+    pub(super) fn each<'a>(&'a self, of: impl Fn(&'a Layer<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
+        self.layers.iter().map(of).collect()
+    }
+
+    /// What decides in every layer, where layers have weights of their own for that.
+    pub(super) fn adapters(&self) -> Vec<&B::Weight> {
+        self.layers.iter().filter_map(|l| l.adapter.as_ref()).map(|a| &a.proj).collect()
+    }
+
     /// Loads every weight, reporting bytes done and bytes in all.
     pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64)) -> Result<Self> {
         let c = &checkpoint.config;

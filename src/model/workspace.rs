@@ -1,5 +1,6 @@
 //! All scratch of a forward pass, sized once.
 
+use super::Model;
 use crate::backend::{Backend, OutOfMemory};
 use crate::checkpoint::ModelConfig;
 use crate::protocol::Token;
@@ -25,12 +26,14 @@ pub struct Workspace<B: Backend> {
     pub(super) att: B::Acts,
     /// What the residual takes next, `[max_tokens, hidden]`.
     pub(super) proj: B::Acts,
-    /// `[max_tokens, 2 ffn]`
+    /// `[max_tokens, 2 ffn]`, where the gate is not part of the product.
     pub(super) gate_up: B::Acts,
     /// `[max_tokens, ffn]`
     pub(super) act: B::Acts,
-    /// `[max_tokens, hidden]`
-    pub(super) scratch: B::Acts,
+    /// Rows of `h` to read logits of, `[max_logits, hidden]`.
+    pub(super) chosen: B::Acts,
+    /// Normed input of an adapter, `[max_tokens, hidden]`.
+    pub(super) adapter: B::Acts,
     /// Adapter logits before scale and offset, `[max_tokens, n_kv_heads]`.
     pub(super) raw: B::Acts,
     /// Eviction decisions of one layer, `[max_tokens, n_kv_heads]`; positive marks.
@@ -38,11 +41,23 @@ pub struct Workspace<B: Backend> {
 }
 
 impl<B: Backend> Workspace<B> {
+    /// Bytes of a step's token, were all of it f32.
+    pub fn token_bytes(c: &ModelConfig) -> usize {
+        let heads = c.n_q_heads * c.head_dim;
+        let qkv = heads + 2 * c.n_kv_heads * c.head_dim;
+        size_of::<f32>() * (4 * c.hidden + qkv + heads + 3 * c.ffn)
+    }
+
     /// Scratch for steps of up to `max_tokens` tokens and `max_logits` rows of logits at once.
-    pub fn new(b: &B, c: &ModelConfig, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
-        let rows = max_tokens.max(max_logits);
+    pub fn new(b: &B, model: &Model<B>, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
+        let (c, rows) = (&model.config, max_tokens.max(max_logits));
         let mut fault = b.alloc(1)?;
         b.write(&mut fault, 0, &[i32::MAX]);
+        let readers = [&model.each(|l| &l.qkv)[..], &model.each(|l| &l.gate_up), &[model.head()]].concat();
+        let h = b.operand(rows, c.hidden, &readers)?;
+        let act = b.operand(rows, c.ffn, &model.each(|l| &l.down))?;
+        let adapters = model.adapters();
+        let adapter_rows = if adapters.is_empty() { 0 } else { rows };
         Ok(Self {
             max_tokens,
             max_logits,
@@ -51,15 +66,16 @@ impl<B: Backend> Workspace<B> {
             sampled: b.alloc(max_logits)?,
             fault,
             x: b.acts(rows, c.hidden)?,
-            h: b.acts(rows, c.hidden)?,
             qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim)?,
-            att: b.acts(rows, c.n_q_heads * c.head_dim)?,
+            att: b.operand(rows, c.n_q_heads * c.head_dim, &model.each(|l| &l.o))?,
             proj: b.acts(rows, c.hidden)?,
-            gate_up: b.acts(rows, 2 * c.ffn)?,
-            act: b.acts(rows, c.ffn)?,
-            scratch: b.acts(rows, c.hidden)?,
-            raw: b.acts(rows, c.n_kv_heads)?,
+            gate_up: b.gate_scratch(rows, 2 * c.ffn, &h, &act)?,
+            chosen: b.operand(max_logits, c.hidden, &readers)?,
+            adapter: b.operand(adapter_rows, c.hidden, &adapters)?,
+            raw: b.acts(adapter_rows, c.n_kv_heads)?,
             decisions: b.alloc(rows * c.n_kv_heads)?,
+            h,
+            act,
         })
     }
 }

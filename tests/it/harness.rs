@@ -45,7 +45,7 @@ impl<'a> Session<'a> {
     }
 
     pub fn with(tiny: &'a Tiny, change: impl FnOnce(&mut EngineOptions)) -> Self {
-        let mut options = EngineOptions { max_step: STEP, ..EngineOptions::new(Codec::F32) };
+        let mut options = EngineOptions { max_step: Some(STEP), ..EngineOptions::new(Codec::F32) };
         change(&mut options);
         let watch = Watch::default();
         let (open, seen) = (tiny.opener(), watch.clone());

@@ -21,13 +21,21 @@ const SPILLS: &[(&str, usize)] = &[
     ("attend_2_2", 16),
     ("attend_2_4", 16),
     ("attend_4_4", 16),
+    ("attend_tiles_32", 16),
     // 1,024 threads leave it 64 registers; it runs once a token.
     ("sample", 32),
 ];
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;
 /// Queries, scores and sums of a tile stay in registers: two blocks of 128 threads on a multiprocessor.
-const REGISTERS: &[(&str, usize)] = &[("attend_tiles_128", 255)];
+const REGISTERS: &[(&str, usize)] = &[
+    ("attend_tiles_128", 255),
+    // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on a multiprocessor.
+    ("gemm_tiles", 255),
+    ("gemm_tiles_gated", 255),
+    ("gemm_tiles_small", 255),
+    ("gemm_tiles_small_gated", 255),
+];
 
 fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")

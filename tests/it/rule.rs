@@ -16,7 +16,7 @@ fn runner(tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
 }
 
 fn runner_on(threads: usize, tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
-    let options = EngineOptions { max_step: MAX_STEP, ..EngineOptions::new(codec) };
+    let options = EngineOptions { max_step: Some(MAX_STEP), ..EngineOptions::new(codec) };
     Runner::new(Cpu::new(threads), &tiny.checkpoint(), &options, |_, _| {}).expect("it loads")
 }
 

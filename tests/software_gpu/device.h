@@ -292,6 +292,9 @@ inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
   for (int i = 0; i < 4; i++) c[i] += product[g + i / 2 * 8][2 * t + i % 2];
 }
 
+inline uint4 load_once(const uint16_t* at) { return *(const uint4*)at; }
+inline void* dynamic_shared_memory() { return gpu::dynamic_shared; }
+
 // The copy is done when it is asked for, which is earlier than on a card.
 inline void copy_async(void* to, const void* from, bool real) {
   if ((uintptr_t)to % 16 || (uintptr_t)from % 16) gpu::fault("cp.async at an address that is no multiple of 16");

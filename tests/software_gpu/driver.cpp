@@ -107,7 +107,7 @@ DRIVER cuDeviceTotalMem_v2(size_t* bytes, int) {
 }
 
 // Bytes of shared memory a block may have: without asking, and where a kernel asks.
-static const int SHARED = 48 << 10, SHARED_ON_ASKING = 99 << 10;
+static const int SHARED = 48 << 10, SHARED_ON_ASKING = 163 << 10;
 
 DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER

@@ -24,6 +24,10 @@ pub struct CudaOptions {
     pub kernels: Option<PathBuf>,
     /// Launches every kernel of every step by itself instead of recording steps as graphs.
     pub no_graphs: bool,
+    /// Where a libcublasLt may be, which then multiplies many rows: the first that works is taken.
+    pub cublaslt: Vec<PathBuf>,
+    /// Whether it is an error if none does.
+    pub cublaslt_needed: bool,
 }
 
 /// An argument of a kernel.
@@ -64,6 +68,8 @@ pub struct Driver {
     functions: Vec<sys::CUfunction>,
     pub name: String,
     pub multiprocessors: usize,
+    /// Most shared memory of a block.
+    shared_bytes: usize,
     /// Of `TARGETS`: what kernels are made from.
     target: usize,
     /// Whether kernels are started before those in front of them have ended.
@@ -109,6 +115,7 @@ struct Described {
     device: i32,
     name: String,
     multiprocessors: usize,
+    shared_bytes: usize,
     /// Of `TARGETS`: the newest that it runs.
     target: usize,
     /// The driver's CUDA version.
@@ -128,11 +135,12 @@ fn describe(index: u32) -> Result<Described, NoCuda> {
     let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let multiprocessors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+    let shared = attribute(device, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
     let name = name(device)?;
     let Some(target) = TARGETS.iter().rposition(|t| t.0 <= major) else {
         return Err(NoCuda::OldCard { name, major, minor });
     };
-    Ok(Described { device, name, multiprocessors, target, driver })
+    Ok(Described { device, name, multiprocessors, shared_bytes: shared as usize, target, driver })
 }
 
 /// Whether the card of that index can be used.
@@ -163,7 +171,7 @@ fn retain(device: i32) -> Result<sys::CUcontext, NoCuda> {
 
 impl Driver {
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
-        let Described { device, name, multiprocessors, target, driver: version } = describe(index)?;
+        let Described { device, name, multiprocessors, shared_bytes, target, driver: version } = describe(index)?;
         let context = retain(device)?;
         let mut driver = Self {
             device,
@@ -172,6 +180,7 @@ impl Driver {
             functions: Vec::new(),
             name,
             multiprocessors,
+            shared_bytes,
             target,
             early: target >= EARLY_START && version >= EARLY_START_RECORDED,
             wait_always: options.wait_always,
@@ -228,7 +237,18 @@ impl Driver {
             ready(found, entry.name)?;
             self.functions.push(function);
         }
+        for (kernel, &function) in Kernel::all().zip(&self.functions).filter(|(k, _)| self.takes(*k)) {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is one of a module that is loaded.
+            let set = unsafe { sys::cuFuncSetAttribute(function, most, kernel.shared_bytes() as i32) };
+            ready(set, kernel.entry().name)?;
+        }
         Ok(())
+    }
+
+    /// Whether a block may have the shared memory that the kernel wants.
+    pub fn takes(&self, kernel: Kernel) -> bool {
+        kernel.shared_bytes() <= self.shared_bytes
     }
 
     /// Starts a kernel after all that was started before.
@@ -248,6 +268,7 @@ impl Driver {
         early.value.programmaticStreamSerializationAllowed = 1;
         [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
         [config.blockDimX, config.blockDimY, config.blockDimZ] = [block as u32, 1, 1];
+        config.sharedMemBytes = kernel.shared_bytes() as u32;
         (config.hStream, config.attrs, config.numAttrs) = (self.stream, &mut early, self.early as u32);
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is
         // checked against the PTX); they outlive the call, which copies them. Pointers among them are

@@ -29,7 +29,7 @@ macro_rules! sources {
     };
 }
 
-sources!["rows", "linear", "gemm", "rope", "attend", "attend_tiles", "place", "move", "store", "sample"];
+sources!["rows", "linear", "gemv", "gemm", "rope", "attend", "attend_tiles", "place", "move", "store", "sample"];
 
 pub struct Entry {
     pub source: &'static str,
@@ -41,6 +41,12 @@ macro_rules! kernels {
     ($($source:literal { $($kernel:ident $name:literal $takes:literal),* $(,)? })*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kernel { $($($kernel),*),* }
+        impl Kernel {
+            /// In the order of [`KERNELS`].
+            pub fn all() -> impl Iterator<Item = Self> {
+                [$($(Self::$kernel),*),*].into_iter()
+            }
+        }
         pub const KERNELS: &[Entry] = &[$($(Entry { source: $source, name: $name, takes: $takes }),*),*];
     };
 }
@@ -49,10 +55,9 @@ kernels! {
     "rows" {
         Embed "embed" "ppipi",
         Add "add" "ppl",
-        RmsNorm "rms_norm" "pppfipi",
-        AddRmsNorm "add_rms_norm" "ppppfipi",
-        Swiglu "swiglu" "ppi",
-        SwigluWrong "swiglu_wrong" "ppi",
+        RmsNorm "rms_norm" "pipppfipi",
+        Swiglu "swiglu" "pipi",
+        SwigluWrong "swiglu_wrong" "pipi",
         Decide "decide" "ppffiii",
     }
     "linear" {
@@ -66,35 +71,44 @@ kernels! {
         GemmF16 "gemm_f16" "ppppiii",
         GemmBf16 "gemm_bf16" "ppppiii",
     }
-    "gemm" {
-        SplitRows "split_rows" "pppl",
-        GemmTiles "gemm_tiles" "pppppiii",
+    "gemv" {
+        Gemv "gemv" "ppppii",
+        GemvGated "gemv_gated" "ppppii",
         GemmFew8 "gemm_few_8" "ppppiii",
         GemmFew16 "gemm_few_16" "ppppiii",
         GemmFew32 "gemm_few_32" "ppppiii",
+        GemmFew8Gated "gemm_few_8_gated" "ppppiii",
+        GemmFew16Gated "gemm_few_16_gated" "ppppiii",
+        GemmFew32Gated "gemm_few_32_gated" "ppppiii",
+    }
+    "gemm" {
+        GemmTiles "gemm_tiles" "ppppiii",
+        GemmTilesGated "gemm_tiles_gated" "ppppiii",
+        GemmTilesSmall "gemm_tiles_small" "ppppiii",
+        GemmTilesSmallGated "gemm_tiles_small_gated" "ppppiii",
     }
     "rope" {
         QkvRope "qkv_rope" "ppppppppiiiffiffi",
     }
     "attend" {
-        Attend11 "attend_1_1" "ppppkippf",
-        Attend12 "attend_1_2" "ppppkippf",
-        Attend14 "attend_1_4" "ppppkippf",
-        Attend18 "attend_1_8" "ppppkippf",
-        Attend21 "attend_2_1" "ppppkippf",
-        Attend22 "attend_2_2" "ppppkippf",
-        Attend24 "attend_2_4" "ppppkippf",
-        Attend28 "attend_2_8" "ppppkippf",
-        Attend41 "attend_4_1" "ppppkippf",
-        Attend42 "attend_4_2" "ppppkippf",
-        Attend44 "attend_4_4" "ppppkippf",
-        Attend48 "attend_4_8" "ppppkippf",
-        AttendMerge "attend_merge" "ppii",
+        Attend11 "attend_1_1" "pipppkippf",
+        Attend12 "attend_1_2" "pipppkippf",
+        Attend14 "attend_1_4" "pipppkippf",
+        Attend18 "attend_1_8" "pipppkippf",
+        Attend21 "attend_2_1" "pipppkippf",
+        Attend22 "attend_2_2" "pipppkippf",
+        Attend24 "attend_2_4" "pipppkippf",
+        Attend28 "attend_2_8" "pipppkippf",
+        Attend41 "attend_4_1" "pipppkippf",
+        Attend42 "attend_4_2" "pipppkippf",
+        Attend44 "attend_4_4" "pipppkippf",
+        Attend48 "attend_4_8" "pipppkippf",
+        AttendMerge "attend_merge" "pipii",
     }
     "attend_tiles" {
-        AttendTiles32 "attend_tiles_32" "ppppkipf",
-        AttendTiles64 "attend_tiles_64" "ppppkipf",
-        AttendTiles128 "attend_tiles_128" "ppppkipf",
+        AttendTiles32 "attend_tiles_32" "pipppkipf",
+        AttendTiles64 "attend_tiles_64" "pipppkipf",
+        AttendTiles128 "attend_tiles_128" "pipppkipf",
     }
     "place" {
         Place "place" "kpip",
@@ -124,5 +138,16 @@ kernels! {
 impl Kernel {
     pub fn entry(self) -> &'static Entry {
         &KERNELS[self as usize]
+    }
+
+    /// Bytes of shared memory that a launch gives a block beside its own arrays.
+    pub fn shared_bytes(self) -> usize {
+        // Stages of both factors: `gemm.cu`.
+        let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
+        match self {
+            Kernel::GemmTiles | Kernel::GemmTilesGated => stages(128, 256),
+            Kernel::GemmTilesSmall | Kernel::GemmTilesSmallGated => stages(128, 128),
+            _ => 0,
+        }
     }
 }

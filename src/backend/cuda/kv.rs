@@ -132,8 +132,10 @@ pub(super) fn attend(
     let (rows, d, group) = (shape.n_rows, g.head_dim, g.n_q_heads / g.n_kv_heads);
     // Few rows: enough blocks for the whole card by splitting the keys.
     let n_splits = (kv.pool.max_blocks / (rows * g.n_kv_heads).max(1)).clamp(1, MAX_SPLITS);
+    out.holds(rows);
     let mut args = vec![
         Ptr(out.ptr()),
+        I32(out.rounded as i32),
         Ptr(kv.pool.partials.ptr()),
         Ptr(qkv.ptr()),
         Ptr(decisions.ptr()),
@@ -153,7 +155,8 @@ pub(super) fn attend(
     args.push(scale);
     cuda.driver.launch(kernel, [n_splits, g.n_kv_heads, blocks], 128, &args);
     if n_splits > 1 {
-        let args = [Ptr(out.ptr()), Ptr(kv.pool.partials.ptr()), I32(n_splits as i32), I32(d as i32)];
+        let args =
+            [Ptr(out.ptr()), I32(out.rounded as i32), Ptr(kv.pool.partials.ptr()), I32(n_splits as i32), I32(d as i32)];
         cuda.driver.launch(Kernel::AttendMerge, [g.n_q_heads, rows, 1], 128, &args);
     }
 }

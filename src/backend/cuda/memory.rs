@@ -58,24 +58,65 @@ impl<T> Drop for Buf<T> {
     }
 }
 
-/// f32 activations `[rows, width]`.
+/// Activations `[rows, width]`, in f32 or rounded to bf16.
 pub struct Acts {
-    pub(super) buf: Buf<f32>,
+    buf: Buf<u8>,
     pub(super) width: usize,
+    pub(super) rounded: bool,
 }
 
 impl Acts {
+    pub(super) fn new(driver: &Rc<Driver>, rows: usize, width: usize, rounded: bool) -> Result<Self, OutOfMemory> {
+        let value = if rounded { size_of::<u16>() } else { size_of::<f32>() };
+        Ok(Self { buf: Buf::new(driver, rows * width * value)?, width, rounded })
+    }
+
     pub(super) fn ptr(&self) -> u64 {
         self.buf.ptr()
     }
 
+    pub(super) fn row_bytes(&self) -> usize {
+        self.width * if self.rounded { size_of::<u16>() } else { size_of::<f32>() }
+    }
+
     pub(super) fn row(&self, row: usize) -> u64 {
-        self.buf.from(row * self.width)
+        self.buf.from(row * self.row_bytes())
+    }
+
+    /// Rows there is room for.
+    pub(super) fn rows(&self) -> usize {
+        self.buf.len() / self.row_bytes().max(1)
     }
 
     /// Panics where an op is asked for more rows than there are.
     pub(super) fn holds(&self, rows: usize) {
-        assert!(rows * self.width <= self.buf.len(), "{rows} rows of activations for {}", self.buf.len() / self.width);
+        assert!(rows <= self.rows(), "{rows} rows of activations for {}", self.rows());
+    }
+
+    /// As [`Self::holds`], of an op that only knows f32.
+    pub(super) fn holds_exact(&self, rows: usize) {
+        assert!(!self.rounded, "activations in f32 are wanted");
+        self.holds(rows);
+    }
+
+    pub(super) fn write(&mut self, values: &[f32]) {
+        if self.rounded {
+            let rounded: Vec<u16> = values.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
+            self.buf.write(0, bytemuck::cast_slice(&rounded));
+        } else {
+            self.buf.write(0, bytemuck::cast_slice(values));
+        }
+    }
+
+    pub(super) fn read(&self, values: &mut [f32]) {
+        if self.rounded {
+            let mut rounded = vec![0u16; values.len()];
+            self.buf.read(0, bytemuck::cast_slice_mut(&mut rounded));
+            let wide = rounded.into_iter().map(|x| half::bf16::from_bits(x).to_f32());
+            values.iter_mut().zip(wide).for_each(|(to, x)| *to = x);
+        } else {
+            self.buf.read(0, bytemuck::cast_slice_mut(values));
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub enum NoCuda {
     NoSuchDevice { index: u32, count: u32 },
     #[error("{name} has compute capability {major}.{minor}; 8.0 (Ampere) or newer is needed")]
     OldCard { name: String, major: i32, minor: i32 },
+    #[error("libcublasLt cannot be used: {0}")]
+    NoCublasLt(String),
     #[error("{0}")]
     Driver(String),
 }
@@ -44,6 +46,7 @@ const SYMBOLS: &[&str] = &[
     "cuEventElapsedTime",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuGraphDestroy",
@@ -128,6 +131,7 @@ mod tests {
             include_str!("pinned.rs"),
             include_str!("pool.rs"),
             include_str!("probe.rs"),
+            include_str!("products.rs"),
         ];
         for source in sources {
             for part in source.split("sys::cu").skip(1).filter(|p| p.starts_with(char::is_uppercase)) {

@@ -1,6 +1,6 @@
 //! One case of a benchmark: fill sequences, decode from them, several times, and put the figures together.
 
-use super::{SEED, STEP_TOKENS, weight_bytes};
+use super::{SEED, weight_bytes};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
@@ -53,7 +53,7 @@ impl Line {
         bandwidth: f64,
     ) -> Result<Self> {
         // Warm-up: pages of the weights, scratch, the pool, the clock of the cores, recorded steps.
-        once(runner, &Case { ctx: case.ctx.min(STEP_TOKENS), n: case.n.min(16), ..case.clone() })?;
+        once(runner, &Case { ctx: case.ctx.min(runner.max_step()), n: case.n.min(16), ..case.clone() })?;
         let runs = (0..runs).map(|_| once(runner, case)).collect::<Result<Vec<_>>>()?;
         runner.trim();
         let per_s = |n: usize, time: Duration| n as f64 / time.as_secs_f64();

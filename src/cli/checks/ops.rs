@@ -1,6 +1,6 @@
 //! Checks of the ops that keep nothing: rows in, rows out.
 
-use super::{Case, Output, Random, acts, buffer, poisoned, read, values};
+use super::{BF16_STEP, Case, Output, Random, acts, buffer, operand, poisoned, read, rounded, values};
 use crate::backend::{AdapterHead, Alpha, Backend, Draw, KvGeometry, Norm, QkvRope, SampleArgs, Span, seen_words};
 use crate::codec::Codec;
 use crate::policy::Policy;
@@ -30,47 +30,65 @@ impl Case for Embed {
         let (mut out, mut chosen) = (poisoned(b, 5, width), poisoned(b, 3, width));
         b.embed(&mut out, &table, &tokens, 5);
         b.select_rows(&mut chosen, &out, &[4, 0, 4]);
-        Output { floats: [values(b, &out, 5 * width), values(b, &chosen, 3 * width)].concat(), exact: vec![] }
+        let (mut from, mut to) = (operand(b, 5, width), operand(b, 3, width));
+        b.write_acts(&mut from, &rounded(random.floats(5 * width)));
+        b.select_rows(&mut to, &from, &[2, 4, 3]);
+        let floats = [values(b, &out, 5 * width), values(b, &chosen, 3 * width), values(b, &to, 3 * width)];
+        Output { floats: floats.concat(), exact: vec![] }
     }
 }
 
-/// Width, and whether a row is not finite.
-pub struct Norms(usize, bool);
+pub struct Norms {
+    width: usize,
+    /// Whether a row is not finite.
+    bad: bool,
+    /// What the norms are written to is for products only.
+    operand: bool,
+}
 
 pub fn norms() -> Vec<Norms> {
-    [(72, false), (96, true), (1000, false), (4096, false)].map(|(width, bad)| Norms(width, bad)).into()
+    let widths = [(72, false), (96, true), (577, false), (1000, false), (4096, false), (17_000, false)];
+    let both = widths.into_iter().flat_map(|(width, bad)| [false, true].map(|operand| Norms { width, bad, operand }));
+    both.collect()
 }
 
 impl Case for Norms {
     fn name(&self) -> String {
-        format!("add, rms_norm, add_rms_norm width {}{}", self.0, if self.1 { ", infinite" } else { "" })
+        let [bad, operand] =
+            [(self.bad, ", infinite"), (self.operand, ", operand")].map(|(is, t)| if is { t } else { "" });
+        format!("add, rms_norm, add_rms_norm width {}{bad}{operand}", self.width)
     }
     fn limit(&self) -> f32 {
-        2e-6
+        if self.operand { BF16_STEP } else { 2e-6 }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
-        let (mut random, width, n) = (Random::new(2), self.0, 3);
+        let (mut random, width, mut floats, mut exact) = (Random::new(2), self.width, Vec::new(), Vec::new());
         let weight = buffer(b, &random.floats(width));
-        let mut rows = random.floats(n * width);
-        if self.1 {
-            rows[2 * width + 5] = f32::INFINITY;
+        // Few rows and many.
+        for n in [3, 35] {
+            let mut rows = random.floats(n * width);
+            if self.bad {
+                rows[(n - 1) * width + 5] = f32::INFINITY;
+            }
+            let (mut acc, x) = (acts(b, width, &rows), acts(b, width, &random.floats(n * width)));
+            let mut fault = b.alloc(1).expect("memory");
+            b.write(&mut fault, 0, &[9]);
+            let out = || if self.operand { operand(b, n, width) } else { poisoned(b, n, width) };
+            let (mut plain, mut fused) = (out(), out());
+            b.add(&mut acc, &x, n);
+            b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut fault, n);
+            let mut first = [0];
+            b.read(&fault, 0, &mut first);
+            let norm = Norm { weight: &weight, eps: 1e-6, layer: 4 };
+            b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut fault, n);
+            let mut second = [0];
+            b.read(&fault, 0, &mut second);
+            // What an infinite row becomes is nobody's business but the fault's.
+            let rows = if self.bad { n - 1 } else { n };
+            floats.extend([&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat());
+            exact.extend([first[0] as i64, second[0] as i64]);
         }
-        let (mut acc, x) = (acts(b, width, &rows), acts(b, width, &random.floats(n * width)));
-        let mut fault = b.alloc(1).expect("memory");
-        b.write(&mut fault, 0, &[9]);
-        let (mut plain, mut fused) = (poisoned(b, n, width), poisoned(b, n, width));
-        b.add(&mut acc, &x, n);
-        b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut fault, n);
-        let mut first = [0];
-        b.read(&fault, 0, &mut first);
-        let norm = Norm { weight: &weight, eps: 1e-6, layer: 4 };
-        b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut fault, n);
-        let mut second = [0];
-        b.read(&fault, 0, &mut second);
-        // What an infinite row becomes is nobody's business but the fault's.
-        let rows = if self.1 { n - 1 } else { n };
-        let floats = [&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat();
-        Output { floats, exact: vec![first[0] as i64, second[0] as i64] }
+        Output { floats, exact }
     }
 }
 
@@ -80,34 +98,39 @@ pub struct Linear {
     cols: usize,
     n: usize,
     bias: bool,
+    /// Whether the activations are such a product's own.
+    operand: bool,
 }
 
 pub fn linears() -> Vec<Linear> {
     let mut out = Vec::new();
     for dtype in DTYPES {
         for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
-            for (rows, cols) in [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)] {
-                out.push(Linear { dtype, rows, cols, n, bias: i % 2 == 0 });
+            for (k, (rows, cols)) in
+                [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)].into_iter().enumerate()
+            {
+                let one = |operand| Linear { dtype, rows, cols, n, bias: i % 2 == 0, operand };
+                out.push(one(true));
+                if dtype == DType::Bf16 && i % 4 == k {
+                    out.push(one(false));
+                }
             }
         }
     }
+    // Enough tiles for a whole card.
+    let wide = |n| Linear { dtype: DType::Bf16, rows: [20_000, 357], cols: 72, n, bias: true, operand: true };
+    out.extend([wide(130), wide(257)]);
     out
 }
 
 impl Case for Linear {
     fn name(&self) -> String {
         let rows: usize = self.rows.iter().sum();
-        format!(
-            "linear {:?} {} x {} x {}{}",
-            self.dtype,
-            self.n,
-            rows,
-            self.cols,
-            if self.bias { " + bias" } else { "" }
-        )
+        let [bias, x] = [(self.bias, " + bias"), (!self.operand, ", x in f32")].map(|(is, t)| if is { t } else { "" });
+        format!("linear {:?} {} x {rows} x {}{bias}{x}", self.dtype, self.n, self.cols)
     }
     fn limit(&self) -> f32 {
-        // Tensor cores take x as the sum of two bf16 numbers.
+        // Tensor cores cut off what their sums cannot hold.
         if self.dtype == DType::Bf16 { 5e-6 } else { 2e-6 }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
@@ -115,7 +138,17 @@ impl Case for Linear {
         let parts: Vec<_> =
             self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.dtype, r, self.cols)).collect();
         let weight = b.weight(&parts).expect("memory");
-        let x = acts(b, self.cols, &random.floats(self.n * self.cols));
+        let mut numbers = random.floats(self.n * self.cols);
+        let x = if self.operand {
+            if self.dtype == DType::Bf16 {
+                numbers = rounded(numbers);
+            }
+            let mut x = b.operand(self.n, self.cols, &[&weight]).expect("memory");
+            b.write_acts(&mut x, &numbers);
+            x
+        } else {
+            acts(b, self.cols, &numbers)
+        };
         let bias = self.bias.then(|| buffer(b, &random.floats(rows)));
         // One row more than is used: nobody may write there.
         let mut out = acts(b, rows, &vec![7.0; (self.n + 1) * rows]);
@@ -124,6 +157,51 @@ impl Case for Linear {
         b.logits(&mut logits, &x, &weight, self.n);
         let len = (self.n + 1) * rows;
         Output { floats: [values(b, &out, len), read(b, &logits, len)].concat(), exact: vec![] }
+    }
+}
+
+/// A product whose rows are gate and up.
+pub struct Gated {
+    dtype: DType,
+    ffn: usize,
+    cols: usize,
+    n: usize,
+    bias: bool,
+}
+
+pub fn gated() -> Vec<Gated> {
+    let mut out = Vec::new();
+    for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+        for (k, (ffn, cols)) in [(72, 96), (257, 72), (1000, 576)].into_iter().enumerate() {
+            let dtype = if i % 4 == k { DType::F32 } else { DType::Bf16 };
+            out.push(Gated { dtype, ffn, cols, n, bias: (i + k) % 2 == 0 });
+        }
+    }
+    out
+}
+
+impl Case for Gated {
+    fn name(&self) -> String {
+        let bias = if self.bias { " + bias" } else { "" };
+        format!("swiglu of a product {:?} {} x {} x {}{bias}", self.dtype, self.n, self.ffn, self.cols)
+    }
+    fn limit(&self) -> f32 {
+        if self.dtype == DType::Bf16 { BF16_STEP } else { 4e-6 }
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, ffn, n) = (Random::new(9), self.ffn, self.n);
+        let mut half = || random.tensor(self.dtype, ffn, self.cols);
+        let weight = b.weight(&[half(), half()]).expect("memory");
+        let reader = b.weight(&[random.tensor(self.dtype, 1, ffn)]).expect("memory");
+        let mut x = b.operand(n, self.cols, &[&weight]).expect("memory");
+        b.write_acts(&mut x, &rounded(random.floats(n * self.cols)));
+        let bias = self.bias.then(|| buffer(b, &random.floats(2 * ffn)));
+        // One row more than is used: nobody may write there.
+        let mut out = b.operand(n + 1, ffn, &[&reader]).expect("memory");
+        b.write_acts(&mut out, &vec![7.0; (n + 1) * ffn]);
+        let mut scratch = b.gate_scratch(n, 2 * ffn, &x, &out).expect("memory");
+        b.gated(&mut out, &mut scratch, &x, &weight, bias.as_ref(), n);
+        Output { floats: values(b, &out, (n + 1) * ffn), exact: vec![] }
     }
 }
 

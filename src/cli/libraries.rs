@@ -1,0 +1,32 @@
+//! Where libraries of others may be on this machine.
+
+use std::path::{Path, PathBuf};
+
+/// Names the libcublasLt to load, in the place of all that is looked for.
+const CUBLASLT: &str = "DMSCHAT_CUBLASLT";
+/// Releases that the CUDA backend calls, newest first.
+const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
+
+/// Where libcublasLt may be: where the loader looks, then where CUDA, Ollama and Python's packages put it.
+pub fn cublaslt() -> Vec<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(path) = variable(CUBLASLT) {
+        return vec![path];
+    }
+    let mut folders: Vec<PathBuf> = vec!["/usr/local/cuda/lib64".into()];
+    for release in ["cuda_v13", "cuda_v12"] {
+        folders.extend(["/usr/lib/ollama", "/usr/local/lib/ollama"].map(|f| Path::new(f).join(release)));
+    }
+    let homes = [variable("VIRTUAL_ENV"), variable("CONDA_PREFIX"), variable("HOME").map(|h| h.join(".local"))];
+    for home in homes.into_iter().flatten().chain(["/usr/local".into(), "/usr".into()]) {
+        folders.push(home.join("lib"));
+        let within = std::fs::read_dir(home.join("lib")).into_iter().flatten().flatten().map(|e| e.path());
+        for python in within.filter(|p| p.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"python3"))) {
+            for packages in ["site-packages", "dist-packages"] {
+                folders.extend(["nvidia/cu13/lib", "nvidia/cublas/lib"].map(|f| python.join(packages).join(f)));
+            }
+        }
+    }
+    let files = NAMES.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    NAMES.iter().map(PathBuf::from).chain(files.filter(|path| path.exists())).collect()
+}
