@@ -43,6 +43,8 @@ pub struct Checkpoint {
     pub generation: GenerationDefaults,
     /// What the adapter file says it is for, when one is in use.
     pub adapter: Option<String>,
+    /// Whether the adapter is one that comes with the program and was not asked for by name.
+    pub adapter_found: bool,
     pub builtin: bool,
     pub weight_bytes: u64,
     pub n_params: u64,
@@ -86,6 +88,7 @@ impl Checkpoint {
 
         let mut tensors = Weights::open(&files)?.take(&config)?;
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
+        let found = *adapter == AdapterChoice::Auto;
         let adapter = choose_adapter(adapter, &name, &config)?;
         if let Some(adapter) = &adapter {
             adapter.fits(&name, &config)?;
@@ -101,11 +104,18 @@ impl Checkpoint {
         out.bos_token = texts.bos_token;
         out.eos_token = texts.eos_token;
         out.generation = generation;
+        out.adapter_found = found && adapter.is_some();
         out.adapter = adapter.map(|a| a.base().to_owned());
         out.builtin = matches!(model, ModelRef::BuiltIn);
         out.take_tensors(tensors);
         out.fingerprint = fingerprint(&identity, &out.tensors);
         Ok(out)
+    }
+
+    /// What a user is told where an adapter was put on unasked.
+    pub fn adapter_notice(&self) -> Option<String> {
+        let base = self.adapter.as_ref().filter(|_| self.adapter_found)?;
+        Some(format!("adapter for {base} in use; --adapter none turns it off"))
     }
 
     /// A tensor by name, which has to have this shape.
@@ -123,6 +133,7 @@ impl Checkpoint {
             eos_token: String::new(),
             generation: GenerationDefaults::default(),
             adapter: None,
+            adapter_found: false,
             builtin: false,
             weight_bytes: 0,
             n_params: 0,

@@ -28,16 +28,22 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// The adapter that comes with the program for this model, if there is one.
+    /// The adapter that comes with the program for this model, if there is one: of those that fit
+    /// its shapes the one made for a model of its name, else the first.
     pub fn find(model: &str, config: &ModelConfig) -> Result<Option<Self>> {
         let short = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
+        let mut found: Option<Self> = None;
         for (name, bytes) in builtin::ADAPTERS {
             let adapter = Self::new(name, Arc::new(*bytes))?;
-            if short(adapter.base()) == short(model) && adapter.fits(model, config).is_ok() {
-                return Ok(Some(adapter));
+            let named = short(adapter.base()) == short(model);
+            if adapter.fits(model, config).is_ok() && (named || found.is_none()) {
+                found = Some(adapter);
+                if named {
+                    break;
+                }
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// The model it says it is for.

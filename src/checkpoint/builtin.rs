@@ -20,8 +20,10 @@ static DEMO_FILES: [(&str, &[u8]); 5] = [
     ("model.safetensors", &DEMO_WEIGHTS.0),
 ];
 
+static SMOLLM2_ADAPTER: &Aligned<[u8]> = &Aligned(*asset!("adapters/smollm2-135m-instruct-dms.safetensors"));
+
 /// Adapters to be found by `AdapterChoice::Auto`: name and safetensors bytes.
-pub const ADAPTERS: &[(&str, &[u8])] = &[];
+pub static ADAPTERS: &[(&str, &[u8])] = &[("smollm2-135m-instruct-dms", &SMOLLM2_ADAPTER.0)];
 
 /// A file of the built-in model by name; `None` for a file it does not have.
 pub fn file(name: &str) -> Option<&'static [u8]> {

@@ -146,3 +146,15 @@ fn the_built_in_model_is_whole() {
     assert_eq!(file.as_ptr().align_offset(64), 0);
     assert!(c.tensors.values().all(|t| file.as_ptr_range().contains(&t.bytes().as_ptr())), "not copied");
 }
+
+#[test]
+fn the_shipped_adapter_is_found_by_shape() {
+    let mut config = Checkpoint::random_shared("smollm2-135m").unwrap().config;
+    let find = |config: &ModelConfig| Adapter::find("a-finetune", config).unwrap();
+    let adapter = find(&config).expect("fits");
+    assert_eq!(adapter.base(), "HuggingFaceTB/SmolLM2-135M-Instruct");
+    assert_eq!(adapter.dms().unwrap().rule.window, 128);
+    assert_eq!(adapter.tensors(&config).unwrap().len(), 2 * config.n_layers);
+    config.vocab += 1;
+    assert!(find(&config).is_none());
+}

@@ -72,6 +72,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     check_device(settings)?;
     download::ensure(settings)?;
     let (mut checkpoint, place) = opened(settings).map_err(as_wrong_use)?;
+    checkpoint.adapter_notice().into_iter().for_each(|text| notice(&text));
     let mut options = EngineOptions { max_step: Some(max_step), ..options(settings, place) };
     engine::settle_context(&mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
     match place {

@@ -106,6 +106,7 @@ impl<'a, B: Backend> Worker<'a, B> {
             last_snapshot: Instant::now(),
         };
         outlet.event(Event::Ready(Arc::new(info)));
+        checkpoint.adapter_notice().into_iter().for_each(|text| outlet.notice(text));
         worker.publish();
         Ok(worker)
     }

@@ -246,3 +246,15 @@ fn smollm2_answers_a_question() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(said.trim_end(), tokenizer.decode(&case.greedy[..answer]).unwrap());
 }
+
+#[test]
+fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
+    let Some(folder) = fetched(SMALL) else { return };
+    let open = |choice| Checkpoint::open(&ModelRef::Folder(folder.clone()), &choice).expect("opens");
+    let found = open(AdapterChoice::Auto);
+    assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(128));
+    let notice = "adapter for HuggingFaceTB/SmolLM2-135M-Instruct in use; --adapter none turns it off";
+    assert_eq!(found.adapter_notice().as_deref(), Some(notice));
+    let plain = open(AdapterChoice::None);
+    assert_eq!((plain.config.dms.clone(), plain.adapter_notice()), (None, None));
+}
