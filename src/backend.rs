@@ -399,6 +399,10 @@ pub trait Backend: Sized + 'static {
     fn select_rows(&self, out: &mut Self::Acts, x: &Self::Acts, rows: &[usize]);
     /// `[n, vocab]` in f32.
     fn logits(&self, out: &mut Self::Buf<f32>, x: &Self::Acts, head: &Self::Weight, n: usize);
+    /// Makes room for sampling from up to `rows` rows in a step. Never called inside a step.
+    fn reserve_sampling(&self, _rows: usize) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
     /// Chooses a token from each of the first `n` rows of `logits` (which it may overwrite).
     fn sample(
         &self,

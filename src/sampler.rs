@@ -12,7 +12,7 @@
 //! 6. inverse CDF over the survivors in ascending token id, at a uniform number that is a pure
 //!    function of (seed, position).
 //!
-//! Ties go to the lowest id everywhere. NaN counts as minus infinity.
+//! A tie is two equal logits, and goes to the lowest id everywhere. NaN counts as minus infinity.
 
 use crate::protocol::{SamplingParams, Token};
 use std::cmp::Ordering;
@@ -79,11 +79,12 @@ pub fn sample(
     if open && (params.top_p.is_nan() || params.top_p >= 1.0) {
         return draw_unsorted(logits, max, inv_temperature, params.min_p, u).unwrap_or(best);
     }
-    let candidate = |(id, &logit): (usize, &f32)| Candidate { weight: logit, id: id as Token };
+    // There is one zero among logits, not two.
+    let candidate = |(id, &x): (usize, &f32)| Candidate { logit: x + 0.0, weight: 0.0, id: id as Token };
     let all = logits.iter().enumerate().map(candidate);
     let mut kept = if open { all.collect() } else { top_k(all, params.top_k as usize) };
     for c in &mut kept {
-        c.weight = weight(c.weight, max, inv_temperature);
+        c.weight = weight(c.logit, max, inv_temperature);
     }
     kept.retain(|c| c.weight > 0.0);
     if params.top_p < 1.0 {
@@ -95,10 +96,10 @@ pub fn sample(
     inverse_cdf(kept.iter().map(|c| (c.id, c.weight)), u).unwrap_or(best)
 }
 
-/// A token still in the running; `weight` is its probability times a common factor (its logit
-/// until top-k is through).
+/// A token still in the running; `weight` is its probability times a common factor, 0 until top-k is through.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
+    logit: f32,
     weight: f32,
     id: Token,
 }
@@ -107,7 +108,7 @@ impl Candidate {
     /// The likelier first, the lower id first among equals: a total order, so that the set a
     /// partial selection keeps does not depend on how it went.
     fn order(&self, other: &Self) -> Ordering {
-        other.weight.total_cmp(&self.weight).then(self.id.cmp(&other.id))
+        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
 }
 
@@ -116,15 +117,15 @@ impl Candidate {
 fn top_k(all: impl Iterator<Item = Candidate>, k: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(2 * k + SORT_BELOW);
     let mut bar = f32::NEG_INFINITY;
-    for c in all.filter(|c| !c.weight.is_nan()) {
-        if c.weight <= bar {
+    for c in all.filter(|c| !c.logit.is_nan()) {
+        if c.logit <= bar {
             continue;
         }
         if best.len() == best.capacity() {
             best.select_nth_unstable_by(k - 1, Candidate::order);
             best.truncate(k);
-            bar = best[k - 1].weight;
-            if c.weight <= bar {
+            bar = best[k - 1].logit;
+            if c.logit <= bar {
                 continue;
             }
         }

@@ -17,6 +17,7 @@ mod pinned;
 mod pool;
 mod probe;
 mod products;
+mod sampling;
 mod spans;
 
 use super::{
@@ -38,6 +39,7 @@ pub use memory::{Acts, Buf, Weight};
 use pinned::Pinned;
 pub use pool::Pool;
 pub use probe::{NoCuda, probe};
+use sampling::Sampling;
 use spans::{Shape, Spans};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -63,6 +65,7 @@ pub struct Cuda {
     post: Pinned,
     spans: RefCell<Spans>,
     cublaslt: Option<CublasLt>,
+    sampling: RefCell<Sampling>,
     /// After all that needs its context to be given back.
     driver: Rc<Driver>,
     /// A wrong kernel in the place of a right one, for `doctor` to find.
@@ -83,6 +86,7 @@ impl Cuda {
             post: Pinned::new(POST_WORDS * size_of::<i32>())?,
             spans: RefCell::default(),
             cublaslt: cublaslt.ok(),
+            sampling: RefCell::default(),
             driver,
             planted: Cell::new(false),
         })
@@ -412,6 +416,10 @@ impl Backend for Cuda {
         }
     }
 
+    fn reserve_sampling(&self, rows: usize) -> Result<(), OutOfMemory> {
+        self.sampling.borrow_mut().reserve(&self.driver, rows)
+    }
+
     fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
         assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
         products::product(self, out.ptr(), x, head, None, n);
@@ -426,11 +434,7 @@ impl Backend for Cuda {
         n: usize,
     ) {
         assert!(n <= sampled.len() && n * vocab <= logits.len() && n <= args.draws.len(), "{n} rows do not fit");
-        let (logits, draws, words) = (logits.ptr(), args.draws.ptr(), seen_words(vocab));
-        let penalty = [Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), I32(words as i32)];
-        self.driver.launch(Kernel::Penalise, [vocab.div_ceil(BLOCK), n, 1], BLOCK, &penalty);
-        let draw = [Ptr(sampled.ptr()), Ptr(logits), I32(vocab as i32), Ptr(draws), Ptr(args.seq_len.ptr())];
-        self.driver.launch(Kernel::Sample, [n, 1, 1], 1024, &draw);
+        self.sampling.borrow().sample(&self.driver, sampled, logits, vocab, args, n);
     }
 
     fn post(&self, sampled: &Buf<Token>, fault: &Buf<i32>, kv: &KvTables<Self>, n: usize) {

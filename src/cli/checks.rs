@@ -7,6 +7,7 @@ mod history;
 pub mod memory;
 pub mod models;
 mod ops;
+mod sampling;
 pub mod steps;
 
 use crate::backend::cpu::Cpu;
@@ -72,7 +73,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(ops::ropes());
     check!(ops::adapters());
     check!(ops::round_trips());
-    check!(ops::samples());
+    check!(sampling::all());
     check!(history::all());
     check!(history::wide());
     check!(chunks::all());

@@ -58,6 +58,7 @@ impl<B: Backend> Workspace<B> {
         let act = b.operand(rows, c.ffn, &model.each(|l| &l.down))?;
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
+        b.reserve_sampling(max_logits)?;
         Ok(Self {
             max_tokens,
             max_logits,

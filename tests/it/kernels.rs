@@ -22,8 +22,6 @@ const SPILLS: &[(&str, usize)] = &[
     ("attend_2_4", 16),
     ("attend_4_4", 16),
     ("attend_tiles_32", 16),
-    // 1,024 threads leave it 64 registers; it runs once a token.
-    ("sample", 32),
 ];
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;

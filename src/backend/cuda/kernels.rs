@@ -129,8 +129,13 @@ kernels! {
     }
     "sample" {
         Note "note" "ppppii",
-        Penalise "penalise" "pppii",
-        Sample "sample" "ppipp",
+        Likeliest "likeliest" "ppppii",
+        Weigh "weigh" "pppi",
+        Border "border" "pppi",
+        List "list" "pppi",
+        Cut "cut" "pppppi",
+        Keep "keep" "pppi",
+        Choose "choose" "pppppi",
         Post "post" "ppppi",
     }
 }

@@ -1,10 +1,9 @@
 //! Checks of the ops that keep nothing: rows in, rows out.
 
 use super::{BF16_STEP, Case, Output, Random, acts, buffer, operand, poisoned, read, rounded, values};
-use crate::backend::{AdapterHead, Alpha, Backend, Draw, KvGeometry, Norm, QkvRope, SampleArgs, Span, seen_words};
+use crate::backend::{AdapterHead, Alpha, Backend, KvGeometry, Norm, QkvRope, Span};
 use crate::codec::Codec;
 use crate::policy::Policy;
-use crate::protocol::SamplingParams;
 use crate::tensor::DType;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -351,72 +350,5 @@ impl Case for RoundTrip {
         let floats = values(b, &qkv, n * width);
         let exact = floats.iter().map(|x| x.to_bits() as i64).collect();
         Output { floats, exact }
-    }
-}
-
-pub struct Sample {
-    vocab: usize,
-    params: SamplingParams,
-}
-
-pub fn samples() -> Vec<Sample> {
-    let base = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
-    let all = [
-        SamplingParams::default(),
-        base.clone(),
-        SamplingParams { top_k: 20, ..base.clone() },
-        SamplingParams { top_k: 1, ..base.clone() },
-        SamplingParams { top_p: 0.9, ..base.clone() },
-        SamplingParams { top_p: 0.0, ..base.clone() },
-        SamplingParams { min_p: 0.05, ..base.clone() },
-        SamplingParams { top_k: 40, top_p: 0.95, min_p: 0.02, temperature: 0.6, repetition_penalty: 1.3 },
-        SamplingParams { temperature: 5.0, top_p: 0.999, ..base },
-    ];
-    [5, 1000, 49_152].into_iter().flat_map(|vocab| all.clone().map(|params| Sample { vocab, params })).collect()
-}
-
-impl Case for Sample {
-    fn name(&self) -> String {
-        let p = &self.params;
-        format!("sample {} T {} k {} p {} min {}", self.vocab, p.temperature, p.top_k, p.top_p, p.min_p)
-    }
-    fn limit(&self) -> f32 {
-        0.0
-    }
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let (mut random, vocab, mut exact) = (Random::new(8), self.vocab, Vec::new());
-        let mut logits = b.alloc(2 * vocab).expect("memory");
-        let mut sampled = b.alloc(3).expect("memory");
-        // Row 0 belongs to sequence 2, which was fed four tokens, and row 1 to sequence 0.
-        let mut seen = b.alloc(3 * seen_words(vocab)).expect("memory");
-        let mut fed = b.alloc(5).expect("memory");
-        b.write(&mut fed, 0, &[1, 0, 2, 2, 4]);
-        b.acts(5, 1).expect("memory");
-        b.note(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: 2, start: 1, len: 4 }]);
-        let mut draws = b.alloc(2).expect("memory");
-        let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
-        b.write(&mut draws, 0, &[Draw::new(2, 42, &self.params), Draw::new(0, 7, &other)]);
-        let mut seq_len = b.alloc(3).expect("memory");
-        for position in 0..6 {
-            // Steps of 1/8, so that there are ties; two outcasts.
-            let mut rows: Vec<f32> =
-                random.floats(2 * vocab).iter().map(|x| (x * x * x * 64.0).round() / 8.0).collect();
-            rows[1] = f32::NAN;
-            rows[3] = f32::NEG_INFINITY;
-            if position == 5 {
-                rows[..vocab].fill(f32::NAN);
-            }
-            b.write(&mut logits, 0, &rows);
-            b.write(&mut seq_len, 0, &[position, -1, position + 1]);
-            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len };
-            b.sample(&mut sampled, &mut logits, vocab, &args, 2);
-            let mut tokens = [0; 3];
-            b.read(&sampled, 0, &mut tokens);
-            exact.extend(tokens.map(i64::from));
-        }
-        let mut words = vec![0; 3 * seen_words(vocab)];
-        b.read(&seen, 0, &mut words);
-        exact.extend(words.into_iter().map(i64::from));
-        Output { floats: vec![], exact }
     }
 }

@@ -1,0 +1,64 @@
+//! Logits to tokens: the kernels of `sample.cu`, and room for what they tell each other.
+
+use super::super::{OutOfMemory, SampleArgs, seen_words};
+use super::Cuda;
+use super::driver::Arg::{I32, Ptr};
+use super::driver::{Arg, Driver};
+use super::kernels::Kernel;
+use super::memory::Buf;
+use crate::protocol::Token;
+use std::rc::Rc;
+
+/// As `sample.cu` has them: threads of a block, the logits it takes, and the most of a row.
+const THREADS: usize = 512;
+const PART: usize = 8 * THREADS;
+const MOST_LOGITS: usize = 1 << 20;
+/// Size of its `Row`.
+pub const ROW_BYTES: usize = 133_176;
+
+/// Room for rows that are sampled from in one step.
+#[derive(Default)]
+pub(super) struct Sampling {
+    memory: Option<Buf<u8>>,
+    rows: usize,
+}
+
+impl Sampling {
+    pub fn reserve(&mut self, driver: &Rc<Driver>, rows: usize) -> Result<(), OutOfMemory> {
+        if rows > self.rows {
+            self.memory = Some(Buf::new(driver, rows * ROW_BYTES)?);
+            self.rows = rows;
+        }
+        Ok(())
+    }
+
+    pub fn sample(
+        &self,
+        driver: &Driver,
+        sampled: &Buf<Token>,
+        logits: &Buf<f32>,
+        vocab: usize,
+        args: &SampleArgs<'_, Cuda>,
+        n: usize,
+    ) {
+        assert!(n <= self.rows && vocab <= MOST_LOGITS, "{n} rows of {vocab} logits in room for {}", self.rows);
+        let rows = self.memory.as_ref().expect("room was made").ptr();
+        let (logits, draws, count) = (logits.ptr(), args.draws.ptr(), I32(vocab as i32));
+        let (all, one) = ([vocab.div_ceil(PART), n, 1], [1, n, 1]);
+        let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);
+        let words = I32(seen_words(vocab) as i32);
+        run(
+            Kernel::Likeliest,
+            all,
+            &[Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), words],
+        );
+        let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
+        let choose = [Ptr(sampled.ptr()), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seq_len.ptr()), count];
+        run(Kernel::Weigh, all, &look);
+        run(Kernel::Border, one, &look);
+        run(Kernel::List, all, &look);
+        run(Kernel::Cut, one, &choose);
+        run(Kernel::Keep, all, &look);
+        run(Kernel::Choose, one, &choose);
+    }
+}
