@@ -448,10 +448,33 @@ pub trait Backend: Sized + 'static {
     /// Returns when everything asked for so far is done: for whoever measures time. A backend that
     /// works in the caller's thread has nothing to wait for.
     fn wait(&self) {}
+    /// Median microseconds of one of `calls` calls of `op`, which hears its number, over several rounds: a first one
+    /// that is not timed, and [`TIMED_ROUNDS`]. Each begins with `before`, untimed. A backend may record a round and
+    /// replay it, so that what is timed is the device and not the host.
+    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
+        let mut round = || {
+            before(state);
+            self.wait();
+            let started = std::time::Instant::now();
+            (0..calls).for_each(|i| op(state, i));
+            self.wait();
+            started.elapsed().as_secs_f64() * 1e6 / calls as f64
+        };
+        round();
+        median((0..TIMED_ROUNDS).map(|_| round()).collect())
+    }
     /// Bytes of device memory as the driver reports them for this process.
     fn device_bytes(&self) -> Option<u64> {
         None
     }
+}
+
+/// Rounds that [`Backend::time_us`] times.
+pub const TIMED_ROUNDS: usize = 5;
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// An RMS norm and where it stands.

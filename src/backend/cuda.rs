@@ -22,7 +22,7 @@ mod spans;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepKind, StepResult, seen_words,
+    StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
@@ -486,6 +486,27 @@ impl Backend for Cuda {
 
     fn wait(&self) {
         self.driver.wait();
+    }
+
+    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
+        let round = |state: &mut S| (0..calls).for_each(|i| op(state, i));
+        before(state);
+        // Sends what steps have sent before them: nothing may be sent while they are recorded.
+        round(state);
+        let spans = self.spans.borrow().current().to_vec();
+        let recorded = self.graphs.record(&self.driver, || round(state));
+        let timed = (0..TIMED_ROUNDS).map(|_| {
+            before(state);
+            if !spans.is_empty() {
+                self.send(&spans);
+            }
+            let ms = self.driver.time_ms(|| match &recorded {
+                Some(graph) => graph.launch_once(),
+                None => round(state),
+            });
+            ms as f64 * 1e3 / calls as f64
+        });
+        median(timed.collect())
     }
 
     fn device_bytes(&self) -> Option<u64> {

@@ -53,6 +53,11 @@ impl Checkpoint {
         Ok(Self::with_tensors(shape, config, tensors))
     }
 
+    /// What the model of a shape is, without weights.
+    pub fn shape(shape: &str) -> Result<ModelConfig> {
+        shape_config(shape)
+    }
+
     /// As [`Self::random`], with decision tensors of its own whose offset lets about `1 - 1/ratio` of
     /// the tokens be marked: a cache that a benchmark can count on being that much smaller.
     pub fn random_evicting(shape: &str, ratio: f64) -> Result<Self> {

@@ -296,9 +296,13 @@ pub struct BenchArgs {
 
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// With --device cuda: also long histories of the cache and whole models, on the card against the CPU
+    /// With --device cuda: also long histories of the cache and whole models, on the card against the CPU, and
+    /// the speed of every op
     #[arg(long)]
     pub all: bool,
+    /// With --device cuda: only the speed of every op, at the shapes of qwen3-8b where the card is large enough
+    #[arg(long)]
+    pub speed: bool,
     /// Puts a wrong kernel among the right ones, which has to be found
     #[arg(long, hide = true)]
     pub plant_wrong_kernel: bool,

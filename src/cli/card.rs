@@ -1,12 +1,13 @@
 //! `dmschat doctor --device cuda [--all]`: every kernel against the CPU's op, as a table; with `--all` also
-//! whole models.
+//! whole models, and how fast every op is.
 
 use super::args::DoctorArgs;
-use super::checks::{self, Finding, memory, models, steps};
+use super::checks::{self, Finding, memory, models, speed, steps};
 use super::output;
 use super::spawn::card_options;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
+use crate::checkpoint::Checkpoint;
 use crate::config::Gemm;
 use anyhow::Result;
 use std::time::Instant;
@@ -22,6 +23,11 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     output::out(&format!("{}, {} MiB, kernels loaded in {ms} ms\n", cuda.describe(), all >> 20))?;
     if let Some(free) = free {
         output::out(&format!("held by a bare context and others: {} MiB\n", (all - free) >> 20))?;
+    }
+    if args.speed {
+        drop(cuda);
+        time_ops(index)?;
+        return Ok(output::OK);
     }
     cuda.plant(args.plant_wrong_kernel);
     let (mut seen, mut missed) = (0, 0);
@@ -54,5 +60,43 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         models::run_all(|| Cuda::open(index, &own(true)), &mut tell)?;
     }
     output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
+    if args.all {
+        time_ops(index)?;
+    }
     Ok(if missed == 0 { output::OK } else { output::FAILED })
+}
+
+/// Free memory for any table.
+const LEAST_BYTES: u64 = 2 << 30;
+/// Free memory and copy speed of a card at which the table takes a few seconds and 2 GB.
+const ROOMY_BYTES: u64 = 6 << 30;
+const FAST_BYTES_PER_S: f64 = 50e9;
+const SHAPE: &str = "qwen3-8b";
+const SMALL_SHAPE: &str = "demo";
+
+/// Every op's speed, at the shapes of a model that suits the card.
+fn time_ops(index: u32) -> Result<()> {
+    let cuda = Cuda::open(index, &card_options(true, Gemm::Own))?;
+    let (free, _) = cuda.memory();
+    if free < LEAST_BYTES {
+        output::out("ops are not timed: less than 2 GiB of the card's memory are free\n")?;
+        return Ok(());
+    }
+    let copy = cuda.copy_bytes_per_s()?;
+    let large = free >= ROOMY_BYTES && copy >= FAST_BYTES_PER_S;
+    let (shape, sizes) = if large { (SHAPE, speed::Sizes::large()) } else { (SMALL_SHAPE, speed::Sizes::small()) };
+    let config = Checkpoint::shape(shape)?;
+    let why = if large { "" } else { ": the card is too small or too slow for a larger one" };
+    let head = format!("\nops at the shapes of {shape}{why}; a copy within the card moves {:.0} GB/s\n", copy / 1e9);
+    output::out(&(head + speed::HEADER))?;
+    // A reader that has gone away hears of it at the end.
+    let tell = |line: String| drop(output::out(&line));
+    speed::run_all(&cuda, &config, &sizes, copy, tell)?;
+    drop(cuda);
+    let cuda = Cuda::open(index, &card_options(true, Gemm::Auto))?;
+    if let Some(library) = cuda.library() {
+        output::out(&format!("\nproducts by {library}\n{}", speed::HEADER))?;
+        speed::run_products(&cuda, &config, &sizes, copy, tell)?;
+    }
+    Ok(())
 }

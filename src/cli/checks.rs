@@ -8,6 +8,7 @@ pub mod memory;
 pub mod models;
 mod ops;
 mod sampling;
+pub mod speed;
 pub mod steps;
 
 use crate::backend::cpu::Cpu;

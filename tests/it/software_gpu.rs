@@ -193,6 +193,24 @@ fn several_sequences_are_measured() {
     }
 }
 
+/// Small shapes, since a CPU is no fast card; the table has all its columns.
+#[test]
+fn every_op_is_timed() {
+    let Some(gpu) = software_gpu() else { return };
+    let said = dmschat(gpu, &[], &["doctor", "--device", "cuda", "--speed"]);
+    assert_eq!(said.code, 0, "{}", said.stderr);
+    let lines: Vec<&str> = said.stdout.lines().filter(|l| l.starts_with('|')).collect();
+    let cells = |line: &&str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    for cells in lines[2..].iter().map(cells) {
+        assert!(cells.len() == 8 && cells[3].parse::<f64>().unwrap() > 0.0, "{cells:?}");
+    }
+    for op in ["embed", "qkv", "lm_head", "attention fp8 over 50", "sample greedy"] {
+        assert!(lines.iter().any(|l| l.contains(op)), "no {op} in\n{}", said.stdout);
+    }
+    let small = dmschat(gpu, &[("SOFTWARE_GPU_MEMORY_MIB", "1024")], &["doctor", "--device", "cuda", "--speed"]);
+    assert!(small.code == 0 && small.stdout.contains("ops are not timed"), "{}", small.stdout);
+}
+
 #[test]
 fn a_driver_or_card_that_cannot_be_used_is_named() {
     let Some(gpu) = software_gpu() else { return };

@@ -4,7 +4,7 @@
 //!
 //! Falling back is always possible: what is being recorded does not run.
 
-use super::super::StepKind;
+use super::super::{DeviceLost, StepKind};
 use super::driver::{Driver, failure};
 use cudarc::driver::sys;
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 
 /// A recording, made ready to run.
-struct Graph {
+pub(super) struct Graph {
     driver: Rc<Driver>,
     exec: sys::CUgraphExec,
 }
@@ -37,6 +37,11 @@ impl Graph {
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
         made.map(|()| Self { driver: driver.clone(), exec })
+    }
+
+    /// Of a recording that has run, or can.
+    pub fn launch_once(&self) {
+        self.launch().unwrap_or_else(|why| std::panic::resume_unwind(Box::new(DeviceLost(why))));
     }
 
     fn launch(&self) -> Result<(), String> {
@@ -71,6 +76,11 @@ impl Graphs {
 
     pub fn wanted(&self) -> bool {
         self.wanted.get()
+    }
+
+    /// Records what `issue` launches, where recording is wanted and possible.
+    pub fn record(&self, driver: &Rc<Driver>, issue: impl FnOnce()) -> Option<Graph> {
+        self.wanted().then(|| Graph::record(driver, issue).ok()).flatten()
     }
 
     /// Steps that were recorded.

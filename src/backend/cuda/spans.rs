@@ -44,6 +44,11 @@ impl Spans {
         Ok(())
     }
 
+    /// What was sent last.
+    pub fn current(&self) -> &[Span] {
+        &self.current
+    }
+
     /// Sends the spans unless they are there already: all layers of a step have the same.
     pub fn send(&mut self, spans: &[Span]) -> Shape {
         let n_rows = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
