@@ -1,260 +1,351 @@
-// Attention of a step's rows over stored slots as they were before the step, and the step's own rows up
-// to each, by the policy's rule. CPU twin: `backend::cpu::attention`.
+// Attention of single tokens over their heads' live slots, on tensor cores. The token itself has its slot by
+// then, and every slot that lives is one that it sees: what leaves the window at a token was dropped as that took
+// its slot. So there is nothing to mask here; chunks are for attend_tiles.cu. CPU twin: `backend::cpu::attention`.
+//
+// A warp takes a page at a time, straight from memory to registers: scores are q k^T with the group's heads as rows,
+// sums are v^T p^T with channels as rows, so the weights of the first product are the second's right side as they
+// lie. Channels are contracted, and keys summed, in the order in which 16-byte loads bring them.
+//
+// Precision: K and V are exact, queries and weights of V are rounded to bf16, sums are f32. Maxima are whole exponents
+// of 2, so that weights are rounded in the same way whatever they are compared with: how keys are divided among warps,
+// blocks and tiles changes the order of sums and nothing else.
 #include "kv.cuh"
+#include "tensor.cuh"
 
-#define WARPS 4
+#define WARPS 8
+#define THREADS (32 * WARPS)
+#define HEADS 8  // most query heads of a group
+#define LEAST_PAGES 4  // of a part: fewer are not worth putting parts together for
+#define SOON 2         // pages of a warp that are sent for early: no more than the second-level cache has room for
 
-// Softmax over the keys one warp has seen, for all query heads of a group: a lane holds K neighbouring
-// channels. Nothing seen: m = -inf, l = 0.
-template <int K, int G>
+// The block's part of the row's work: pages [first, last) of a head. head -1: none.
+struct Share {
+  int head, live, first, last, part, parts;
+};
+
+// Every head gets blocks by the pages it has, at least one. All blocks of a row come to the same division.
+__device__ __forceinline__ Share share_of(const int* live, int heads, int lane) {
+  int total = 0, block = blockIdx.x;
+  for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(FULL, total, m);
+  int spare = gridDim.x - heads, per = spare > 0 ? max(LEAST_PAGES, (total + spare - 1) / spare) : 1 << 30;
+  Share s = {-1, 0, 0, 0, 0, 0};
+  for (int h = lane, before = 0; h - lane < heads; h += 32) {
+    int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
+    int parts = h < heads ? max(1, (pages + per - 1) / per) : 0, end = parts;
+#pragma unroll
+    for (int k = 1; k < 32; k *= 2) {
+      int x = __shfl_up_sync(FULL, end, k);
+      if (lane >= k) end += x;
+    }
+    end += before;
+    before = __shfl_sync(FULL, end, 31);
+    u32 mine = __ballot_sync(FULL, block >= end - parts && block < end);
+    if (!mine) continue;
+    int from = __ffs(mine) - 1;
+    s.head = h - lane + from;
+    s.live = __shfl_sync(FULL, here, from);
+    s.parts = __shfl_sync(FULL, parts, from);
+    s.part = block - (__shfl_sync(FULL, end, from) - s.parts);
+    pages = __shfl_sync(FULL, pages, from);
+    s.first = s.part * pages / s.parts;
+    s.last = (s.part + 1) * pages / s.parts;
+    break;
+  }
+  return s;
+}
+
+// A page as the lanes of a warp hold it: K's channels 32 i + 8 t + 0..7 of slots g and g + 8, V's channels
+// 64 i + 8 g + 0..7 of slots 2 t, 2 t + 1 and 8 more.
+template <int D, int CODEC>
+struct Page {
+  Eight<CODEC> k[2][D / 32], v[4][D / 64];
+  float2 k_scale[2], v_scale[2];
+
+  // The first n slots live.
+  __device__ __forceinline__ void load(const Kv& kv, const u8* page, int n, int lane) {
+    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = row_bytes(kv);
+    const u8* v_rows = page + PAGE_SLOTS * bytes;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int i = 0; i < D / 32; i++) {
+        int channel = 32 * i + 8 * t;
+        k[half][i].load(page + (g + 8 * half) * bytes, channel, channel < d);
+      }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (CODEC != CODEC_FP8) continue;
+      const float* scales = (const float*)(page + 2 * PAGE_SLOTS * bytes) + 8 * half + 2 * t;
+      k_scale[half] = *(const float2*)scales;
+      v_scale[half] = *(const float2*)(scales + PAGE_SLOTS);
+    }
+#pragma unroll
+    for (int key = 0; key < 4; key++)
+#pragma unroll
+      for (int i = 0; i < D / 64; i++) {
+        int slot = 2 * t + key % 2 + key / 2 * 8, channel = 64 * i + 8 * g;
+        // What a slot that does not live holds may be no number.
+        v[key][i].load(v_rows + slot * bytes, channel, channel < d && slot < n);
+      }
+  }
+};
+
+// Softmax over the pages of a warp. Lane 4 g + t holds, of head g, the queries' channels 32 i + 8 t + 0..7 and
+// a quarter of the weights' sum; of heads 2 t and 2 t + 1, sums of channels 64 i + 8 g + 0..7.
+template <int D, int CODEC>
 struct Softmax {
-  float q[G][K], acc[G][K], m[G], l[G];
+  u32 q[D / 16][2];
+  float out[D / 16][4], m, l;
 
   __device__ __forceinline__ void begin(const float* row, int group, int d, int lane) {
+    float by = CODEC == CODEC_FP8 ? QUERY_FACTOR : 1.0f;
 #pragma unroll
-    for (int g = 0; g < G; g++) {
-      m[g] = NEG_INFINITY;
-      l[g] = 0.0f;
-#pragma unroll
-      for (int k = 0; k < K; k++) {
-        int channel = lane * K + k;
-        q[g][k] = g < group && channel < d ? row[g * d + channel] : 0.0f;
-        acc[g][k] = 0.0f;
+    for (int i = 0; i < D / 32; i++) {
+      int channel = 32 * i + lane % 4 * 8;
+      float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+      if (lane / 4 < group && channel < d) {
+        const float4* from = (const float4*)(row + lane / 4 * d + channel);
+        a = from[0], b = from[1];
       }
+      q[2 * i][0] = round_pair(a.x * by, a.y * by), q[2 * i][1] = round_pair(a.z * by, a.w * by);
+      q[2 * i + 1][0] = round_pair(b.x * by, b.y * by), q[2 * i + 1][1] = round_pair(b.z * by, b.w * by);
     }
+#pragma unroll
+    for (int j = 0; j < D / 16; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) out[j][k] = 0.0f;
+    m = NEG_INFINITY;
+    l = 0.0f;
   }
 
-  __device__ __forceinline__ void add(const float key[K], const float value[K], int group, float scale) {
+  // A page of which the first n slots live. Scores times `scale` are exponents of 2.
+  __device__ __forceinline__ void add(const Page<D, CODEC>& page, int n, float scale, int lane) {
+    int t = lane % 4;
+    float scores[2][4] = {};
 #pragma unroll
-    for (int g = 0; g < G; g++) {
-      if (g >= group) break;
-      float dot = 0.0f;
+    for (int i = 0; i < D / 32; i++)
 #pragma unroll
-      for (int k = 0; k < K; k++) dot += q[g][k] * key[k];
-      float s = warp_sum(dot) * scale, top = fmaxf(m[g], s);
-      float keep = expf(m[g] - top), p = expf(s - top);
-      m[g] = top;
-      l[g] = l[g] * keep + p;
+      for (int half = 0; half < 2; half++) {
+        uint4 x = page.k[half][i].as_bf16();
+        u32 a[4] = {q[2 * i][0], 0, q[2 * i][1], 0}, b[2] = {x.x, x.y};
+        mma(scores[half], a, b);
+        u32 c[4] = {q[2 * i + 1][0], 0, q[2 * i + 1][1], 0}, e[2] = {x.z, x.w};
+        mma(scores[half], c, e);
+      }
+    float top = NEG_INFINITY;
 #pragma unroll
-      for (int k = 0; k < K; k++) acc[g][k] = acc[g][k] * keep + p * value[k];
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        float& x = scores[half][k];
+        x *= CODEC == CODEC_FP8 ? (k ? page.k_scale[half].y : page.k_scale[half].x) * scale : scale;
+        if (2 * t + k + 8 * half >= n) x = NEG_INFINITY;
+        top = fmaxf(top, x);
+      }
+    top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+    top = fmaxf(m, ceilf(top));
+    float keep = exp2_fast(m - top);
+    m = top;
+    l *= keep;
+    u32 weights[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float x = exp2_fast(scores[half][0] - top), y = exp2_fast(scores[half][1] - top);
+      if (CODEC == CODEC_FP8) {
+        l += x + y;
+        // Slots that do not live have no scales either.
+        x = x > 0.0f ? x * (page.v_scale[half].x * WEIGHT_FACTOR) : 0.0f;
+        y = y > 0.0f ? y * (page.v_scale[half].y * WEIGHT_FACTOR) : 0.0f;
+      }
+      weights[half] = round_pair(x, y);
+      if (CODEC == CODEC_BF16) l += sum_pair(weights[half]);
+    }
+    float keep_x = __shfl_sync(FULL, keep, 8 * t), keep_y = __shfl_sync(FULL, keep, 8 * t + 4);
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+      uint4 x[4];
+#pragma unroll
+      for (int key = 0; key < 4; key++) x[key] = page.v[key][i].as_bf16();
+      u32 words[4][4] = {{x[0].x, x[1].x, x[2].x, x[3].x},
+                         {x[0].y, x[1].y, x[2].y, x[3].y},
+                         {x[0].z, x[1].z, x[2].z, x[3].z},
+                         {x[0].w, x[1].w, x[2].w, x[3].w}};
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        // Two channels of two keys become two keys of two channels.
+        u32 a[4] = {__byte_perm(words[w][0], words[w][1], 0x5410), __byte_perm(words[w][0], words[w][1], 0x7632),
+                    __byte_perm(words[w][2], words[w][3], 0x5410), __byte_perm(words[w][2], words[w][3], 0x7632)};
+        float* sum = out[4 * i + w];
+        sum[0] *= keep_x, sum[1] *= keep_y, sum[2] *= keep_x, sum[3] *= keep_y;
+        mma(sum, a, weights);
+      }
     }
   }
 };
 
-// A lane's K channels of an encoded row.
-template <int K>
-__device__ __forceinline__ void decode(float out[K], const u8* row, int codec, float scale, int d, int lane) {
-  bool whole = d == 32 * K;
-  if (codec == CODEC_BF16) {
-    const u16* from = (const u16*)row + lane * K;
-    if (K == 4 && whole) {
-      uint2 v = *(const uint2*)from;
-      out[0] = bf16_to_f32((u16)v.x), out[1 % K] = bf16_to_f32((u16)(v.x >> 16));
-      out[2 % K] = bf16_to_f32((u16)v.y), out[3 % K] = bf16_to_f32((u16)(v.y >> 16));
-    } else if (K == 2 && whole) {
-      u32 v = *(const u32*)from;
-      out[0] = bf16_to_f32((u16)v), out[1 % K] = bf16_to_f32((u16)(v >> 16));
-    } else {
-#pragma unroll
-      for (int k = 0; k < K; k++) out[k] = lane * K + k < d ? bf16_to_f32(from[k]) : 0.0f;
-    }
-    return;
-  }
-  const u8* from = row + lane * K;
-  if (K == 4 && whole) {
-    u32 v = *(const u32*)from;
-#pragma unroll
-    for (int k = 0; k < K; k++) out[k] = fp8_decode((u8)(v >> (8 * k))) * scale;
-  } else {
-#pragma unroll
-    for (int k = 0; k < K; k++) out[k] = lane * K + k < d ? fp8_decode(from[k]) * scale : 0.0f;
-  }
-}
+// What the warps of a block leave each other, and then the block that comes last what it needs of the others.
+template <int D>
+struct Shared {
+  float sums[WARPS * HEADS * D], m[WARPS][HEADS], l[WARPS][HEADS];
+  int arrived;
+};
 
-template <int K>
-__device__ __forceinline__ void channels(float out[K], const float* row, int d, int lane) {
-#pragma unroll
-  for (int k = 0; k < K; k++) out[k] = lane * K + k < d ? row[lane * K + k] : 0.0f;
-}
+#define AT_ONCE 16  // parts of a head that a thread has on their way
 
-__device__ __forceinline__ bool visible(const Kv& kv, int query, int key, bool marked, int eviction) {
-  return kv.policy == DENSE || !eviction || !marked || query - key <= kv.window;
-}
-
-// Stored slots [from, to): 32 at a time, each lane looks one up, then the warp takes the visible ones in
-// turn.
-template <int K, int G>
-__device__ __forceinline__ void slots_part(Softmax<K, G>& softmax, const Kv& kv, const int* table, int from, int to,
-                                           int query, int base, int eviction, bool newest_marked, int group,
-                                           float scale, int warp, int lane) {
-  int d = kv.head_dim;
+// Puts the parts of a head together: each is `group` rows of sums, maximum and weights' sum. Four channels to a thread,
+// and parts in turn where there are more threads.
+template <int D>
+__device__ __forceinline__ void merge(Shared<D>& s, void* out, int rounded, u64 row,
+                                      const float* partials, int parts, int group, int d) {
+  int items = group * d / 4, slices = THREADS / items, item = threadIdx.x % items, slice = threadIdx.x / items;
+  int head = 4 * item / d, channel = 4 * item % d, step = group * (d + 4);
+  float m = NEG_INFINITY, l = 0.0f;
+  float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-  for (int j0 = from + warp * 32; j0 < to; j0 += WARPS * 32) {
-    int j = j0 + lane, r = 0;
-    u8* page = kv.pages;
-    bool take = false;
-    float k_scale = 1.0f, v_scale = 1.0f;
-    if (j < to) {
-      page = page_at(kv, table[j / kv.page_slots]);
-      r = j % kv.page_slots;
-      int meta = *meta_at(kv, page, r), position = meta >> 1;
-      bool newest = kv.shift == SHIFT_PREVIOUS && position + 1 == base;
-      take = visible(kv, query, position, newest ? newest_marked : meta & 1, eviction);
-      if (kv.codec == CODEC_FP8) {
-        k_scale = *scale_at(kv, page, r, 0);
-        v_scale = *scale_at(kv, page, r, 1);
-      }
-    }
-    u64 k_row = (u64)kv_bytes(kv, page, r, 0), v_row = (u64)kv_bytes(kv, page, r, 1);
-    u32 left = __ballot_sync(FULL, take);
-#pragma unroll 1
-    while (left) {
-      int from_lane = __ffs(left) - 1;
-      left &= left - 1;
-      const u8* k_at = (const u8*)__shfl_sync(FULL, k_row, from_lane);
-      const u8* v_at = (const u8*)__shfl_sync(FULL, v_row, from_lane);
-      float ks = __shfl_sync(FULL, k_scale, from_lane), vs = __shfl_sync(FULL, v_scale, from_lane);
-      float key[K], value[K];
-      decode<K>(key, k_at, kv.codec, ks, d, lane);
-      decode<K>(value, v_at, kv.codec, vs, d, lane);
-      softmax.add(key, value, group, scale);
-    }
-  }
-}
-
-// Rows [from, to) of the step itself.
-template <int K, int G>
-__device__ __forceinline__ void chunk_part(Softmax<K, G>& softmax, const Kv& kv, const float* qkv,
-                                           const float* decisions, const Span& span, int head, int from, int to,
-                                           int query_row, int eviction, int group, float scale, int warp, int lane) {
-  int d = kv.head_dim, heads = kv.n_kv_heads, width = (kv.n_q_heads + 2 * heads) * d;
-  if (to > query_row + 1) to = query_row + 1;
-#pragma unroll 1
-  for (int j0 = from + warp * 32; j0 < to; j0 += WARPS * 32) {
-    int j = j0 + lane;
-    bool take = false;
-    if (j < to) {
-      int decided = kv.shift == SHIFT_SAME ? j : j + 1;
-      bool marked = decided < span.len && decisions[(span.start + decided) * heads + head] > 0.0f;
-      take = visible(kv, query_row, j, marked, eviction);
-    }
-    u32 left = __ballot_sync(FULL, take);
-#pragma unroll 1
-    while (left) {
-      int row = span.start + j0 + __ffs(left) - 1;
-      left &= left - 1;
-      const float* at = qkv + (u64)row * width + (kv.n_q_heads + head) * d;
-      float key[K], value[K];
-      channels<K>(key, at, d, lane);
-      channels<K>(value, at + heads * d, d, lane);
-      softmax.add(key, value, group, scale);
-    }
-  }
-}
-
-// The warps' parts as one: written out where there is one split, else left for `attend_merge`.
-template <int K, int G>
-__device__ __forceinline__ void merge_warps(const Softmax<K, G>& softmax, void* out, int rounded, u64 at, float* partial,
-                                            int group, int d, int n_splits, int warp, int lane) {
-  __shared__ float ms[WARPS][G], ls[WARPS][G], accs[WARPS][G][32 * K];
+  for (int first = slice; slice < slices && first < parts; first += AT_ONCE * slices) {
+    const float* from = partials + first * step + head * (d + 4);
+    float2 ml[AT_ONCE];
+    float4 x[AT_ONCE];
 #pragma unroll
-  for (int g = 0; g < G; g++) {
-    if (lane == 0) {
-      ms[warp][g] = softmax.m[g];
-      ls[warp][g] = softmax.l[g];
+    for (int i = 0; i < AT_ONCE; i++) {
+      bool real = first + i * slices < parts;
+      ml[i] = real ? *(const float2*)(from + i * slices * step + d) : float2{NEG_INFINITY, 0.0f};
+      x[i] = real ? *(const float4*)(from + i * slices * step + channel) : float4{0.0f, 0.0f, 0.0f, 0.0f};
     }
+    float top = m;
 #pragma unroll
-    for (int k = 0; k < K; k++) accs[warp][g][lane * K + k] = softmax.acc[g][k];
+    for (int i = 0; i < AT_ONCE; i++) top = fmaxf(top, ml[i].x);
+    float keep = exp2_fast(m - top);
+    m = top, l *= keep, sum.x *= keep, sum.y *= keep, sum.z *= keep, sum.w *= keep;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      float by = exp2_fast(ml[i].x - top);
+      l += by * ml[i].y, sum.x += by * x[i].x, sum.y += by * x[i].y, sum.z += by * x[i].z, sum.w += by * x[i].w;
+    }
   }
+  float4* sums = (float4*)s.sums;
+  float2* stats = (float2*)(s.sums + 4 * THREADS);
+  sums[threadIdx.x] = sum;
+  stats[threadIdx.x] = float2{m, l};
   __syncthreads();
-  for (int i = threadIdx.x; i < group * d; i += blockDim.x) {
-    int g = i / d, channel = i % d;
-    float m = NEG_INFINITY, l = 0.0f, acc = 0.0f;
-    for (int w = 0; w < WARPS; w++) m = fmaxf(m, ms[w][g]);
-    for (int w = 0; w < WARPS; w++) {
-      float by = ms[w][g] == NEG_INFINITY ? 0.0f : expf(ms[w][g] - m);
-      l += by * ls[w][g];
-      acc += by * accs[w][g][channel];
-    }
-    if (n_splits == 1) {
-      put(out, rounded, at + i, acc / l);
-    } else {
-      float* to = partial + g * (d + 2);
-      to[channel] = acc;
-      if (channel == 0) {
-        to[d] = m;
-        to[d + 1] = l;
-      }
-    }
+  if (slice > 0) return;
+  for (int i = 1; i < min(slices, parts); i++) {
+    float2 more = stats[i * items + item];
+    float4 x = sums[i * items + item];
+    float top = fmaxf(m, more.x), keep = exp2_fast(m - top), by = exp2_fast(more.x - top);
+    m = top, l = l * keep + more.y * by;
+    sum.x = sum.x * keep + x.x * by, sum.y = sum.y * keep + x.y * by;
+    sum.z = sum.z * keep + x.z * by, sum.w = sum.w * keep + x.w * by;
   }
+  float by = 1.0f / l;
+  put4(out, rounded, row + 4 * item, float4{sum.x * by, sum.y * by, sum.z * by, sum.w * by});
 }
 
-// One row, one KV head, one part of its keys. out[n, n_q_heads * head_dim]; partials [n, n_splits,
-// n_q_heads, head_dim + 2]. Grid (n_splits, n_kv_heads, n), 128 threads. Each key and value is read
-// once for all query heads of its group; rows of one step read the same ones through the caches.
-template <int K, int G>
-__device__ __forceinline__ void attend(void* out, int rounded, float* partials, const float* qkv, const float* decisions,
-                                       const Kv& kv, int layer, const Span* spans, const int* span_of_row,
-                                       float scale) {
-  int split = blockIdx.x, n_splits = gridDim.x, head = blockIdx.y, row = blockIdx.z;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+// out[n, n_q_heads * head_dim] of steps with one row to a span. partials: head_dim + 4 floats for each block and query
+// head of a group. arrivals [n, n_kv_heads], zero before and after. Grid (blocks of a row, at least n_kv_heads,
+// spans). Reads every live slot once.
+template <int D, int CODEC>
+__device__ __forceinline__ void attend(void* out, int rounded, float* partials, int* arrivals, const float* qkv,
+                                       const Kv& kv, int layer, const Span* spans, float scale) {
+  __shared__ __align__(16) Shared<D> s;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
-  Span span = spans[span_of_row[row]];
-  int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq];
-  int lane_row = kv_row(kv, layer, span.seq, head), live = kv.live[lane_row];
-  const float* q = qkv + (u64)row * (kv.n_q_heads + 2 * heads) * d + (u64)head * group * d;
-  Softmax<K, G> softmax;
-  softmax.begin(q, group, d, lane);
-  // Whole batches of 32 keys to a split.
-  int total = live + row - span.start + 1;
-  int per = ((total + n_splits - 1) / n_splits + 31) / 32 * 32;
-  int from = split * per, to = min(from + per, total);
-  bool newest_marked = decisions[span.start * heads + head] > 0.0f;
-  slots_part<K, G>(softmax, kv, kv.table + (u64)lane_row * kv.max_pages, from, min(to, live), base + row - span.start,
-                   base, eviction, newest_marked, group, scale, warp, lane);
-  chunk_part<K, G>(softmax, kv, qkv, decisions, span, head, max(from - live, 0), to - live, row - span.start, eviction,
-                   group, scale, warp, lane);
-  u64 at = ((u64)row * kv.n_q_heads + head * group) * d;
-  float* partial = partials + (((u64)row * n_splits + split) * kv.n_q_heads + head * group) * (d + 2);
-  merge_warps<K, G>(softmax, out, rounded, at, partial, group, d, n_splits, warp, lane);
-}
-
-// By channels a lane holds (head sizes up to 32, 64, 128) and query heads of a group (up to).
-#define ATTEND(name, K, G)                                                                                        \
-  KERNEL __launch_bounds__(32 * WARPS)                                                                            \
-      name(void* out, int rounded, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,               \
-           const Span* spans, const int* span_of_row, float scale) {                                              \
-    after_previous();                                                                                             \
-    attend<K, G>(out, rounded, partials, qkv, decisions, kv, layer, spans, span_of_row, scale);                   \
-  }
-ATTEND(attend_1_1, 1, 1)
-ATTEND(attend_1_2, 1, 2)
-ATTEND(attend_1_4, 1, 4)
-ATTEND(attend_1_8, 1, 8)
-ATTEND(attend_2_1, 2, 1)
-ATTEND(attend_2_2, 2, 2)
-ATTEND(attend_2_4, 2, 4)
-ATTEND(attend_2_8, 2, 8)
-ATTEND(attend_4_1, 4, 1)
-ATTEND(attend_4_2, 4, 2)
-ATTEND(attend_4_4, 4, 4)
-ATTEND(attend_4_8, 4, 8)
-
-// Puts the splits of `attend` together; one that saw nothing weighs 0. Grid (n_q_heads, n), any block.
-KERNEL attend_merge(void* out, int rounded, const float* partials, int n_splits, int d) {
-  after_previous();
-  int head = blockIdx.x, heads = gridDim.x, row = blockIdx.y;
-  const float* from = partials + ((u64)row * n_splits * heads + head) * (d + 2);
-  u64 step = (u64)heads * (d + 2);
-  float m = NEG_INFINITY;
-  for (int s = 0; s < n_splits; s++) m = fmaxf(m, from[s * step + d]);
-  for (int i = threadIdx.x; i < d; i += blockDim.x) {
-    float l = 0.0f, acc = 0.0f;
-    for (int s = 0; s < n_splits; s++) {
-      float part = from[s * step + d], by = part == NEG_INFINITY ? 0.0f : expf(part - m);
-      l += by * from[s * step + d + 1];
-      acc += by * from[s * step + i];
+  Span span = spans[blockIdx.y];
+  int first_lane = kv_row(kv, layer, span.seq, 0);
+  next_may_begin();
+#if __CUDA_ARCH__ >= 900
+  // The step before left nearly all of it as it will be: on its way while the kernels before this one run.
+  Share likely = share_of(kv.live + first_lane, heads, lane);
+  if (likely.head >= 0) {
+    const int* table = kv.table + (u64)(first_lane + likely.head) * kv.max_pages;
+    for (int i = 0, p = likely.first + warp; i < SOON && p < likely.last; i++, p += WARPS) {
+      int page = table[p];
+      for (int j = 128 * lane; page >= 0 && j < (int)kv.stride; j += 128 * 32) prefetch(page_at(kv, page) + j);
     }
-    put(out, rounded, ((u64)row * heads + head) * d + i, acc / l);
   }
+#endif
+  wait_previous();
+  Share share = share_of(kv.live + first_lane, heads, lane);
+  if (share.head < 0) return;
+  const int* table = kv.table + (u64)(first_lane + share.head) * kv.max_pages;
+  int p = share.first + warp;
+  Softmax<D, CODEC> softmax;
+  Page<D, CODEC> page;
+  float by = scale * LOG2E * (CODEC == CODEC_FP8 ? SCORE_FACTOR : 1.0f);
+  int number = p < share.last ? table[p] : 0;
+  softmax.begin(qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d + share.head * group * d, group, d, lane);
+#pragma unroll 1
+  for (; p < share.last; p += WARPS) {
+    page.load(kv, page_at(kv, number), share.live - p * PAGE_SLOTS, lane);
+    if (p + WARPS < share.last) number = table[p + WARPS];
+    softmax.add(page, share.live - p * PAGE_SLOTS, by, lane);
+  }
+  float l = softmax.l;
+  l += __shfl_xor_sync(FULL, l, 1);
+  l += __shfl_xor_sync(FULL, l, 2);
+  if (t == 0) {
+    s.m[warp][g] = softmax.m;
+    s.l[warp][g] = l;
+  }
+#pragma unroll
+  for (int k = 0; k < 2; k++)
+    if (2 * t + k < group)
+#pragma unroll
+      for (int j = 0; j < D / 16; j++)
+        *(float2*)&s.sums[(warp * HEADS + 2 * t + k) * D + j / 4 * 64 + 8 * g + j % 4 * 2] =
+            float2{softmax.out[j][k], softmax.out[j][2 + k]};
+  __syncthreads();
+
+  u64 row = ((u64)span.start * kv.n_q_heads + share.head * group) * d;
+  float* parts = partials + ((u64)blockIdx.y * gridDim.x + blockIdx.x - share.part) * group * (d + 4);
+  float* mine = parts + share.part * group * (d + 4);
+  int warps = min(WARPS, share.last - share.first);
+  for (int i = threadIdx.x; i < group * d / 2; i += THREADS) {
+    int head = 2 * i / d, channel = 2 * i % d;
+    float m = NEG_INFINITY, l = 0.0f;
+    float2 sum = {0.0f, 0.0f};
+    for (int w = 0; w < warps; w++) m = fmaxf(m, s.m[w][head]);
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      if (w >= warps) break;
+      float by = exp2_fast(s.m[w][head] - m);
+      float2 x = *(const float2*)&s.sums[(w * HEADS + head) * D + channel];
+      l += by * s.l[w][head];
+      sum.x += by * x.x;
+      sum.y += by * x.y;
+    }
+    float by = (CODEC == CODEC_FP8 ? SUM_FACTOR : 1.0f) * (share.parts == 1 ? 1.0f / l : 1.0f);
+    if (share.parts == 1) {
+      put2(out, rounded, row + 2 * i, sum.x * by, sum.y * by);
+      continue;
+    }
+    float* line = mine + head * (d + 4);
+    *(float2*)(line + channel) = float2{sum.x * by, sum.y * by};
+    if (channel == 0) *(float2*)(line + d) = float2{m, l};
+  }
+  if (share.parts == 1) return;
+  __threadfence();
+  __syncthreads();
+  int* arrival = arrivals + blockIdx.y * heads + share.head;
+  if (threadIdx.x == 0) s.arrived = atomicAdd(arrival, 1);
+  __syncthreads();
+  if (s.arrived != share.parts - 1) return;
+  __threadfence();
+  if (threadIdx.x == 0) *arrival = 0;
+  merge<D>(s, out, rounded, row, parts, share.parts, group, d);
 }
+
+// By channels (head sizes up to 64 and 128) and codec.
+#define ATTEND(name, D, CODEC)                                                                                      \
+  KERNEL __launch_bounds__(THREADS, 1)                                                                                   \
+      name(void* out, int rounded, float* partials, int* arrivals, const float* qkv, Kv kv, int layer,              \
+           const Span* spans, float scale) {                                                                        \
+    attend<D, CODEC>(out, rounded, partials, arrivals, qkv, kv, layer, spans, scale);                               \
+  }
+ATTEND(attend_64_bf16, 64, CODEC_BF16)
+ATTEND(attend_64_fp8, 64, CODEC_FP8)
+ATTEND(attend_128_bf16, 128, CODEC_BF16)
+ATTEND(attend_128_fp8, 128, CODEC_FP8)

@@ -1,44 +1,49 @@
-// Attention of many rows at once, on tensor cores: a tile of rows of one span and KV head, all query heads of
-// the group, over stored slots and the step's own rows. The same sums as attend.cu, which serves the few rows
-// of decodes. CPU twin: `backend::cpu::attention`.
+// Attention of chunks, on tensor cores: a tile of rows of one span and KV head, all query heads of the group, over
+// stored slots as they were before the step and the step's own rows up to each, by the policy's rule. Single tokens
+// are for attend.cu. CPU twin: `backend::cpu::attention`.
 //
-// Precision: K and V lie in shared memory as bf16, which holds them exactly: stored bf16 is bf16, an fp8 code
-// has 4 bits, and the step's rows have been through the codec, so that divided by their scale they are codes
-// again. The scales of fp8 go to the scores and to the weights of V. Queries and weights of V are split into
-// two bf16 parts each, good to 2^-17, at the price of every product twice.
+// Precision: as attend.cu, to the bit but for the order of sums.
 //
-// Cost: a tile of 64 lines (rows x query heads of the group) reads each key and value once: 4 D bytes of bf16
-// slots and 2 D of fp8, mostly from the second-level cache, for 256 D operations, which are 512 D on the tensor cores:
-// 128 to a byte of bf16, so arithmetic bounds it, and not by much. Keys that no row of the tile sees are left out
-// before they are read. docs/performance.md says what that comes to.
+// Cost: a tile of 128 lines (rows x query heads of the group) reads each key and value that one of its rows sees
+// once, mostly from the second-level cache: 4 D bytes of bf16 slots for 512 D operations on tensor cores. Keys that no row sees
+// are left out before they are read; those that all rows see are gathered apart from those that some see, so that
+// only a few batches need a mask.
 #include "kv.cuh"
 #include "tensor.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
-#define LINES (16 * WARPS)  // of a tile: a row and a query head of the group
+#define LINES (32 * WARPS)  // of a tile: a row and a query head of the group
 #define KEYS 64             // that lie in shared memory at once
-#define RING 256            // keys found and not yet attended to: at most KEYS - 1 + THREADS
+#define RING 256            // keys that all see, found and not yet attended to: at most 2 KEYS - 1 + THREADS
+#define PARTLY 256          // keys that some see: at most twice the rows of a tile less one
+#define LEAST_KEYS 256      // of a part: fewer are not worth putting parts together for
 #define FOREVER 0x7fffffff
 
-// A key that some row of the tile sees, and the rows of the span that do: first to last.
+// A key: the addresses of its K and of K's scale. It is seen by rows first to last of the span.
 struct Found {
-  int page, at;  // page and slot in it; page -1: row `at` of the span
+  const u8* at;
+  const u8* scale;
   int first, last;
 };
 
-template <int D>
+template <int D, int CODEC>
 struct Shared {
-  u16 k[KEYS][D + 8], v[KEYS][D + 8];  // 8 more, so that eight rows of a fragment meet in no bank
-  float k_scale[KEYS], v_scale[KEYS];
-  Found found[RING];
-  int counts[WARPS];
+  // Lines of 16-byte pieces that change places by the line, so that eight lines of a fragment meet in no bank.
+  u16 q[LINES * D], k[KEYS * D], v[KEYS * D];
+  u8 codes[2][CODEC == CODEC_FP8 ? KEYS * D : 16];  // on their way to k and v
+  float scales[2][2][KEYS];                          // of this batch and the next: K's, V's
+  const u8* ring[RING];
+  const u8* ring_scales[CODEC == CODEC_FP8 ? RING : 2];
+  Found partly[PARTLY];
+  int counts[WARPS], arrived;
 };
 
 // What a block works on.
 struct Tile {
   int head, group, base, eviction, live;
   int first_row, last_row;  // of the span
+  int at;                   // tile of the step
   Span span;
   const int* table;
 };
@@ -49,6 +54,7 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   t.group = kv.n_q_heads / kv.n_kv_heads;
   // Late rows have most keys: their tiles begin first.
   int rows = LINES / t.group, at = gridDim.z - 1 - blockIdx.z;
+  t.at = at;
   t.span = *spans;
   while (at >= (t.span.len + rows - 1) / rows) {
     at -= (t.span.len + rows - 1) / rows;
@@ -68,290 +74,434 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
 // every row up to one.
 __device__ __forceinline__ Found look_up(const Kv& kv, const Tile& t, const float* decisions, int c) {
   Found f;
-  bool marked;
+  bool marked = false;
   int position;  // counted as the span's rows are
   if (c < t.live) {
-    f.page = t.table[c / kv.page_slots];
-    f.at = c % kv.page_slots;
-    f.first = 0;
-    int meta = *meta_at(kv, page_at(kv, f.page), f.at);
-    marked = meta & 1;
-    position = (meta >> 1) - t.base;
-    if (kv.shift == SHIFT_PREVIOUS && position == -1) marked = decisions[t.span.start * kv.n_kv_heads + t.head] > 0.0f;
+    u8* page = page_at(kv, t.table[c / PAGE_SLOTS]);
+    f.at = kv_bytes(kv, page, c % PAGE_SLOTS, 0);
+    f.scale = (const u8*)scale_at(kv, page, c % PAGE_SLOTS, 0);
+    f.first = position = 0;
+    if (t.eviction) {
+      int meta = *meta_at(kv, page, c % PAGE_SLOTS);
+      marked = meta & 1;
+      position = (meta >> 1) - t.base;
+      if (kv.shift == SHIFT_PREVIOUS && position == -1)
+        marked = decisions[t.span.start * kv.n_kv_heads + t.head] > 0.0f;
+    }
   } else {
-    f.page = -1;
-    f.at = f.first = position = c - t.live;
-    int decided = kv.shift == SHIFT_SAME ? position : position + 1;
-    marked = decided < t.span.len && decisions[(t.span.start + decided) * kv.n_kv_heads + t.head] > 0.0f;
+    f.first = position = c - t.live;
+    int row = t.span.start + position, decided = kv.shift == SHIFT_SAME ? position : position + 1;
+    u8* page = staged_at(kv, row, t.head);
+    f.at = kv_bytes(kv, page, row % PAGE_SLOTS, 0);
+    f.scale = (const u8*)scale_at(kv, page, row % PAGE_SLOTS, 0);
+    if (t.eviction)
+      marked = decided < t.span.len && decisions[(t.span.start + decided) * kv.n_kv_heads + t.head] > 0.0f;
   }
-  f.last = t.eviction && marked ? position + kv.window : FOREVER;
+  f.last = marked ? position + kv.window : FOREVER;
   return f;
 }
 
-// Appends those of candidates [c, c + THREADS) to the ring that some row of the tile sees. Returns how many.
-template <int D>
-__device__ __forceinline__ int find(Shared<D>& s, const Kv& kv, const Tile& t, const float* decisions, int c, int to,
-                                    int tail) {
+// The keys found and not yet attended to.
+struct Keys {
+  int begin, whole, partly;  // first of the ring, how many there, how many that some see
+  int next, to;              // candidates still to look at
+  Found seen;                // candidate next + threadIdx.x
+};
+
+template <int D, int CODEC>
+__device__ __forceinline__ void find(Shared<D, CODEC>& s, Keys& keys, const Kv& kv, const Tile& t,
+                                     const float* decisions) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Found f;
-  bool take = false;
-  if (c + (int)threadIdx.x < to) {
-    f = look_up(kv, t, decisions, c + threadIdx.x);
-    take = f.first <= t.last_row && f.last >= t.first_row;
-  }
-  u32 taken = __ballot_sync(FULL, take);
-  if (lane == 0) s.counts[warp] = __popc(taken);
+  const Found& f = keys.seen;
+  bool real = keys.next + (int)threadIdx.x < keys.to, some = real && f.first <= t.last_row && f.last >= t.first_row;
+  bool all = some && f.first <= t.first_row && f.last >= t.last_row;
+  u32 alls = __ballot_sync(FULL, all), somes = __ballot_sync(FULL, some && !all), below = (1u << lane) - 1;
+  if (lane == 0) s.counts[warp] = __popc(alls) | __popc(somes) << 16;
   __syncthreads();
-  int before = __popc(taken & ((1u << lane) - 1)), all = 0;
+  int before = 0, total = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) {
     if (w < warp) before += s.counts[w];
-    all += s.counts[w];
+    total += s.counts[w];
   }
-  if (take) s.found[(tail + before) % RING] = f;
+  if (all) {
+    int at = (keys.begin + keys.whole + (before & 0xffff) + __popc(alls & below)) % RING;
+    s.ring[at] = f.at;
+    if (CODEC == CODEC_FP8) s.ring_scales[at] = f.scale;
+  } else if (some) s.partly[keys.partly + (before >> 16) + __popc(somes & below)] = f;
+  keys.whole += total & 0xffff;
+  keys.partly += total >> 16;
+  keys.next += THREADS;
+  // The next ones are on their way while these are attended to.
+  if (keys.next + (int)threadIdx.x < keys.to) keys.seen = look_up(kv, t, decisions, keys.next + threadIdx.x);
   __syncthreads();
-  return all;
 }
 
-__device__ __forceinline__ u32 fp8_pair(u32 codes) {
-  return round_pair(fp8_decode((u8)codes), fp8_decode((u8)(codes >> 8)));
+// Keys that are attended to together: the ring's from `begin`, or of those that some see. n = 0: none are left.
+struct Batch {
+  int begin, n;
+  bool whole;
+};
+
+template <int D, int CODEC>
+__device__ __forceinline__ Batch next_batch(Shared<D, CODEC>& s, Keys& keys, int& done, const Kv& kv, const Tile& t,
+                                            const float* decisions) {
+  while (keys.whole < KEYS && keys.next < keys.to) find(s, keys, kv, t, decisions);
+  Batch b;
+  b.whole = keys.whole > 0;
+  if (b.whole) {
+    b.begin = keys.begin;
+    b.n = min(keys.whole, KEYS);
+    keys.begin = (keys.begin + b.n) % RING;
+    keys.whole -= b.n;
+  } else {
+    b.begin = done;
+    b.n = min(keys.partly - done, KEYS);
+    done += b.n;
+  }
+  return b;
 }
 
-// Eight channels of a stored row as bf16; in fp8 its codes.
-__device__ __forceinline__ uint4 stored8(const u8* row, int codec, int channel) {
-  if (codec == CODEC_BF16) return *(const uint4*)(row + 2 * channel);
-  uint2 c = *(const uint2*)(row + channel);
-  return uint4{fp8_pair(c.x), fp8_pair(c.x >> 16), fp8_pair(c.y), fp8_pair(c.y >> 16)};
-}
-
-// K (v = 0) or V (v = 1) of `n` keys of the ring into shared memory, by D / 8 neighbouring threads a key, and
-// zeros behind them. The lanes of a warp stay together: those of a key look for its largest value.
 template <int D>
-__device__ __forceinline__ void fill(u16 (*rows)[D + 8], float* scales, const Found* found, int begin, int n,
-                                     const Kv& kv, const Tile& t, const float* qkv, int v) {
-  const int PER_KEY = D / 8;
-  int channel = threadIdx.x % PER_KEY * 8, width = (kv.n_q_heads + 2 * kv.n_kv_heads) * D;
-#pragma unroll 2
-  for (int i = threadIdx.x / PER_KEY; i < KEYS; i += THREADS / PER_KEY) {
-    uint4 out = {0, 0, 0, 0};
-    float x[8], most = 0.0f, scale = 1.0f;
-    bool own = false;
-    if (i < n) {
-      Found f = found[(begin + i) % RING];
-      own = f.page < 0;
-      if (own) {
-        int column = kv.n_q_heads + v * kv.n_kv_heads + t.head;
-        const float4* from = (const float4*)(qkv + (u64)(t.span.start + f.at) * width + column * D + channel);
-        float4 a = from[0], b = from[1];
-        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
-        x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+__device__ __forceinline__ int piece(int line, int channel) {
+  return line * D + ((channel / 8) ^ (line % 8)) * 8;
+}
+
+// Sends for K (which = 0) or V (1) of a batch, D / 8 neighbouring threads a key; zeros behind the last.
+template <int D, int CODEC>
+__device__ __forceinline__ void fetch(Shared<D, CODEC>& s, const Batch& b, int which, int parity, const Kv& kv) {
+  const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
+  int channel = threadIdx.x % PER_KEY * 8, bytes = row_bytes(kv), offset = which * PAGE_SLOTS * bytes;
+  offset += CODEC == CODEC_FP8 ? channel : 2 * channel;
+  bool within = channel < kv.head_dim;
 #pragma unroll
-        for (int k = 0; k < 8; k++) most = fmaxf(most, fabsf(x[k]));
-      } else {
-        u8* page = page_at(kv, f.page);
-        out = stored8(kv_bytes(kv, page, f.at, v), kv.codec, channel);
-        if (kv.codec == CODEC_FP8) scale = *scale_at(kv, page, f.at, v);
-      }
-    }
-    if (kv.codec == CODEC_FP8) {
+  for (int i = 0; i < KEYS / AT_ONCE; i++) {
+    int key = threadIdx.x / PER_KEY + i * AT_ONCE, at = b.begin + key;
+    bool real = key < b.n;
+    const u8* from = real ? (b.whole ? s.ring[at % RING] : s.partly[at % PARTLY].at) + offset : kv.pages;
+    if (CODEC == CODEC_FP8) copy_async8(&s.codes[which][key * D + channel], from, real && within);
+    else copy_async((which ? s.v : s.k) + piece<D>(key, channel), from, real && within);
+  }
+  if (CODEC == CODEC_FP8 && threadIdx.x < KEYS) {
+    int key = threadIdx.x, at = b.begin + key;
+    bool real = key < b.n;
+    const u8* from = real ? (b.whole ? s.ring_scales[at % RING] : s.partly[at % PARTLY].scale) : kv.pages;
+    copy_async4(&s.scales[parity][which][key], from + (real ? 4 * PAGE_SLOTS * which : 0), real);
+  }
+  copy_commit();
+}
+
+// Codes that this thread sent for become bf16.
+template <int D, int CODEC>
+__device__ __forceinline__ void unpack(Shared<D, CODEC>& s, int which) {
+  if (CODEC != CODEC_FP8) return;
+  const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
+  int channel = threadIdx.x % PER_KEY * 8;
 #pragma unroll
-      for (int m = PER_KEY / 2; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, m));
-      if (own && most > 0.0f) scale = __fdiv_rn(most, 448.0f);
-    }
-    if (own) {
-#pragma unroll
-      for (int k = 0; k < 8; k++) x[k] = kv.codec == CODEC_FP8 ? __fdiv_rn(x[k], scale) : x[k];
-      out = uint4{round_pair(x[0], x[1]), round_pair(x[2], x[3]), round_pair(x[4], x[5]), round_pair(x[6], x[7])};
-    }
-    *(uint4*)&rows[i][channel] = out;
-    if (channel == 0) scales[i] = scale;
+  for (int i = 0; i < KEYS / AT_ONCE; i++) {
+    int key = threadIdx.x / PER_KEY + i * AT_ONCE;
+    Eight<CODEC_FP8> x;
+    x.load(&s.codes[which][key * D], channel, true);
+    *(uint4*)((which ? s.v : s.k) + piece<D>(key, channel)) = x.as_bf16();
   }
 }
 
-// A warp's 16 lines: their queries as fragments, and their softmaxes so far. A lane holds parts of the two
-// lines lane / 4 and lane / 4 + 8. Nothing seen: m = -inf, l = 0.
-template <int D>
+// A warp's 32 lines: two fragments of 16, of each of which a lane holds parts of lines lane / 4 and lane / 4 + 8.
+// Nothing seen: m = -inf, l = 0.
+template <int D, int CODEC>
 struct Lines {
-  u32 high[D / 16][4], low[D / 16][4];
-  float out[D / 8][4], m[2], l[2];
-  int row[2];  // of the span, -1 where there is none
+  float out[2][D / 8][4], m[2][2], l[2][2];
 
-  __device__ __forceinline__ void begin(const Tile& t, const float* qkv, int n_q_heads, int n_kv_heads) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = (n_q_heads + 2 * n_kv_heads) * D;
-    const float* from[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      int line = 16 * warp + lane / 4 + 8 * i;
-      row[i] = t.first_row + line / t.group;
-      if (row[i] > t.last_row) row[i] = -1;
-      from[i] = qkv + (u64)(t.span.start + row[i]) * width + (t.head * t.group + line % t.group) * D;
-      m[i] = NEG_INFINITY;
-      l[i] = 0.0f;
-    }
-#pragma unroll
-    for (int c = 0; c < D / 16; c++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        int channel = 16 * c + i / 2 * 8 + lane % 4 * 2;
-        float2 q = row[i % 2] >= 0 ? *(const float2*)(from[i % 2] + channel) : float2{0.0f, 0.0f};
-        split(q.x, q.y, &high[c][i], &low[c][i]);
+  // Queries into shared memory, zeros where a line has no row.
+  __device__ __forceinline__ void begin(Shared<D, CODEC>& s, const Tile& t, const float* qkv, const Kv& kv) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim;
+    float by = CODEC == CODEC_FP8 ? QUERY_FACTOR : 1.0f;
+    u64 width = (kv.n_q_heads + 2 * kv.n_kv_heads) * d;
+#pragma unroll 4
+    for (int i = lane; i < 32 * D / 8; i += 32) {
+      int line = 32 * warp + i / (D / 8), channel = i % (D / 8) * 8, row = t.first_row + line / t.group;
+      float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+      if (row <= t.last_row && channel < d) {
+        const float* from = qkv + (t.span.start + row) * width + (t.head * t.group + line % t.group) * d + channel;
+        a = *(const float4*)from, b = *(const float4*)(from + 4);
       }
+      *(uint4*)(s.q + piece<D>(line, channel)) = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),
+                                                       round_pair(b.x * by, b.y * by), round_pair(b.z * by, b.w * by)};
+    }
+    __syncwarp();
 #pragma unroll
-    for (int j = 0; j < D / 8; j++)
+    for (int f = 0; f < 2; f++) {
+      m[f][0] = m[f][1] = NEG_INFINITY;
+      l[f][0] = l[f][1] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 4; i++) out[j][i] = 0.0f;
+      for (int j = 0; j < D / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) out[f][j][i] = 0.0f;
+    }
   }
 
   // Scores of all keys in shared memory: tile j of 8 keys, a lane's keys 2 (lane % 4) and the next.
-  __device__ __forceinline__ void score(float (*scores)[4], const Shared<D>& s) const {
-    int lane = threadIdx.x % 32, key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
+  __device__ __forceinline__ void score(float (*scores)[KEYS / 8][4], const Shared<D, CODEC>& s) const {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int line = 32 * warp + lane % 16, line_channel = lane / 16 * 8;
+    int key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
+    for (int f = 0; f < 2; f++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) scores[j][i] = 0.0f;
+      for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-    for (int c = 0; c < D / 16; c++)
+        for (int i = 0; i < 4; i++) scores[f][j][i] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < D; c += 16) {
+      u32 a[2][4];
+      load_matrices(a[0], s.q + piece<D>(line, c + line_channel));
+      load_matrices(a[1], s.q + piece<D>(line + 16, c + line_channel));
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j += 2) {
         u32 b[4];
-        load_matrices(b, &s.k[8 * j + key][16 * c + channel]);
-        mma(scores[j], low[c], b);
-        mma(scores[j], high[c], b);
-        mma(scores[j + 1], low[c], b + 2);
-        mma(scores[j + 1], high[c], b + 2);
+        load_matrices(b, s.k + piece<D>(8 * j + key, c + channel));
+        mma(scores[0][j], a[0], b);
+        mma(scores[1][j], a[1], b);
+        mma(scores[0][j + 1], a[0], b + 2);
+        mma(scores[1][j + 1], a[1], b + 2);
       }
+    }
   }
 
-  // Scores become weights, and what was summed before is brought to the new maximum. Keys [begin, begin + n)
-  // of the ring.
-  __device__ __forceinline__ void weigh(float (*scores)[4], const Shared<D>& s, int begin, int n, float scale) {
-    int lane = threadIdx.x % 32;
-    float top[2] = {m[0], m[1]};
+  // Scores become weights in bf16, and what was summed before is brought to the new maximum.
+  __device__ __forceinline__ void weigh(u32 (*weights)[KEYS / 8][2], float (*scores)[KEYS / 8][4],
+                                        const Shared<D, CODEC>& s, const Batch& b, int parity, const Tile& t,
+                                        float scale) {
+    // Scores times this are exponents of 2; those of fp8 have it from their keys.
+    float unit = CODEC == CODEC_FP8 ? 1.0f : scale * LOG2E;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (CODEC == CODEC_FP8) {
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
+      for (int j = 0; j < KEYS / 8; j++) {
+        float2 by = *(const float2*)&s.scales[parity][0][8 * j + lane % 4 * 2];
+        by.x *= scale * (LOG2E * SCORE_FACTOR), by.y *= scale * (LOG2E * SCORE_FACTOR);
 #pragma unroll
-      for (int k = 0; k < 2; k++) {
-        int key = 8 * j + lane % 4 * 2 + k;
-        Found f = s.found[(begin + key) % RING];
+        for (int f = 0; f < 2; f++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-          float& x = scores[j][2 * i + k];
-          bool seen = key < n && row[i] >= f.first && row[i] <= f.last;
-          x = seen ? x * (scale * s.k_scale[key]) : NEG_INFINITY;
-          top[i] = fmaxf(top[i], x);
-        }
+          for (int i = 0; i < 4; i++) scores[f][j][i] *= i % 2 ? by.y : by.x;
       }
+    }
+    if (!b.whole || b.n < KEYS) {
+      int line = 32 * warp + lane / 4;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      top[i] = fmaxf(top[i], __shfl_xor_sync(FULL, top[i], 1));
-      top[i] = fmaxf(top[i], __shfl_xor_sync(FULL, top[i], 2));
-      float keep = top[i] == NEG_INFINITY ? 1.0f : expf(m[i] - top[i]);
-      m[i] = top[i];
-      l[i] *= keep;
+      for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
-      for (int j = 0; j < D / 8; j++) out[j][2 * i] *= keep, out[j][2 * i + 1] *= keep;
+        for (int k = 0; k < 2; k++) {
+          int key = 8 * j + lane % 4 * 2 + k, first = 0, last = FOREVER;
+          if (!b.whole) {
+            const Found& found = s.partly[(b.begin + key) % PARTLY];
+            first = found.first, last = found.last;
+          }
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            int row = t.first_row + (line + 8 * i) / t.group;
+            if (key >= b.n || row < first || row > last) scores[i / 2][j][i % 2 * 2 + k] = NEG_INFINITY;
+          }
+        }
     }
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
+    for (int f = 0; f < 2; f++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        float p = scores[j][i] == NEG_INFINITY ? 0.0f : expf(scores[j][i] - m[i / 2]);
-        l[i / 2] += p;
-        scores[j][i] = p * s.v_scale[8 * j + lane % 4 * 2 + i % 2];
+      for (int i = 0; i < 2; i++) {
+        float top = NEG_INFINITY;
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(scores[f][j][2 * i], scores[f][j][2 * i + 1]));
+        top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+        top = fmaxf(m[f][i], ceilf(top * unit));
+        float from = top == NEG_INFINITY ? 0.0f : top;
+        // Maxima soon stay as they are.
+        if (__any_sync(FULL, top > m[f][i])) {
+          float keep = exp2_fast(m[f][i] - from);
+          m[f][i] = top;
+          l[f][i] *= keep;
+#pragma unroll
+          for (int j = 0; j < D / 8; j++) out[f][j][2 * i] *= keep, out[f][j][2 * i + 1] *= keep;
+        }
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) {
+          float x = exp2_fast(scores[f][j][2 * i] * unit - from), y = exp2_fast(scores[f][j][2 * i + 1] * unit - from);
+          if (CODEC == CODEC_FP8) {
+            l[f][i] += x + y;
+            float2 by = *(const float2*)&s.scales[parity][1][8 * j + lane % 4 * 2];
+            x *= by.x * WEIGHT_FACTOR, y *= by.y * WEIGHT_FACTOR;
+          }
+          weights[f][j][i] = round_pair(x, y);
+          if (CODEC == CODEC_BF16) l[f][i] += sum_pair(weights[f][j][i]);
+        }
       }
   }
 
-  __device__ __forceinline__ void add_values(const float (*weights)[4], const Shared<D>& s) {
+  __device__ __forceinline__ void add_values(const u32 (*weights)[KEYS / 8][2], const Shared<D, CODEC>& s) {
     int lane = threadIdx.x % 32, key = lane / 8 % 2 * 8 + lane % 8, channel = lane / 16 * 8;
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j += 2) {
-      u32 a[4], rest[4];
-      split(weights[j][0], weights[j][1], &a[0], &rest[0]);
-      split(weights[j][2], weights[j][3], &a[1], &rest[1]);
-      split(weights[j + 1][0], weights[j + 1][1], &a[2], &rest[2]);
-      split(weights[j + 1][2], weights[j + 1][3], &a[3], &rest[3]);
+    for (int j = 0; j < KEYS / 8; j += 2)
 #pragma unroll
       for (int c = 0; c < D / 8; c += 2) {
         u32 b[4];
-        load_matrices_turned(b, &s.v[8 * j + key][8 * c + channel]);
-        mma(out[c], rest, b);
-        mma(out[c], a, b);
-        mma(out[c + 1], rest, b + 2);
-        mma(out[c + 1], a, b + 2);
+        load_matrices_turned(b, s.v + piece<D>(8 * j + key, 8 * c + channel));
+#pragma unroll
+        for (int f = 0; f < 2; f++) {
+          u32 a[4] = {weights[f][j][0], weights[f][j][1], weights[f][j + 1][0], weights[f][j + 1][1]};
+          mma(out[f][c], a, b);
+          mma(out[f][c + 1], a, b + 2);
+        }
       }
-    }
   }
 
-  // The result where there is one split, else a part that `attend_merge` puts together with the others.
-  __device__ __forceinline__ void end(void* to, int rounded, float* partials, const Tile& t, int n_q_heads) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = blockIdx.x, n_splits = gridDim.x;
+  __device__ __forceinline__ void end(void* to, int rounded, const Tile& t, const Kv& kv) const {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      l[i] += __shfl_xor_sync(FULL, l[i], 1);
-      l[i] += __shfl_xor_sync(FULL, l[i], 2);
-      if (row[i] < 0) continue;
-      u64 at = t.span.start + row[i];
-      int q_head = t.head * t.group + (16 * warp + lane / 4 + 8 * i) % t.group;
-      if (n_splits == 1) {
-        float by = 1.0f / l[i];
-        u64 first = (at * n_q_heads + q_head) * D + lane % 4 * 2;
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        int line = 32 * warp + 16 * f + 8 * i + lane / 4, row = t.first_row + line / t.group;
+        if (row > t.last_row) continue;
+        int q_head = t.head * t.group + line % t.group;
+        u64 at = ((u64)(t.span.start + row) * kv.n_q_heads + q_head) * kv.head_dim + lane % 4 * 2;
+        float by = (CODEC == CODEC_FP8 ? SUM_FACTOR : 1.0f) / l[f][i];
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
-          put2(to, rounded, first + 8 * j, out[j][2 * i] * by, out[j][2 * i + 1] * by);
-        continue;
+          if (8 * j < kv.head_dim)
+            put2(to, rounded, at + 8 * j, out[f][j][2 * i] * by, out[f][j][2 * i + 1] * by);
       }
-      float* line = partials + ((at * n_splits + split) * n_q_heads + q_head) * (D + 2);
+  }
+
+  // Parts of a tile's keys are left in the order in which threads hold them.
+  __device__ __forceinline__ void leave(float* part) const {
+    float4* to = (float4*)part + threadIdx.x;
+    to[0] = float4{m[0][0], m[0][1], m[1][0], m[1][1]};
+    to[THREADS] = float4{l[0][0], l[0][1], l[1][0], l[1][1]};
 #pragma unroll
-      for (int j = 0; j < D / 8; j++) *(float2*)(line + 8 * j + lane % 4 * 2) = float2{out[j][2 * i], out[j][2 * i + 1]};
-      if (lane % 4 == 0) {
-        line[D] = m[i];
-        line[D + 1] = l[i];
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int j = 0; j < D / 8; j++)
+        to[(2 + f * (D / 8) + j) * THREADS] = float4{out[f][j][0], out[f][j][1], out[f][j][2], out[f][j][3]};
+  }
+
+  __device__ __forceinline__ void take_up(const float* part) {
+    const float4* from = (const float4*)part + threadIdx.x;
+    float4 a = from[0], b = from[THREADS];
+    float more_m[2][2] = {{a.x, a.y}, {a.z, a.w}}, more_l[2][2] = {{b.x, b.y}, {b.z, b.w}}, keep[2][2], by[2][2];
+#pragma unroll
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float top = fmaxf(m[f][i], more_m[f][i]), base = top == NEG_INFINITY ? 0.0f : top;
+        keep[f][i] = exp2_fast(m[f][i] - base);
+        by[f][i] = exp2_fast(more_m[f][i] - base);
+        m[f][i] = top;
+        l[f][i] = l[f][i] * keep[f][i] + more_l[f][i] * by[f][i];
       }
-    }
+#pragma unroll
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int j = 0; j < D / 8; j++) {
+        float4 x = from[(2 + f * (D / 8) + j) * THREADS];
+        float* sum = out[f][j];
+        sum[0] = sum[0] * keep[f][0] + x.x * by[f][0], sum[1] = sum[1] * keep[f][0] + x.y * by[f][0];
+        sum[2] = sum[2] * keep[f][1] + x.z * by[f][1], sum[3] = sum[3] * keep[f][1] + x.w * by[f][1];
+      }
   }
 };
 
-// out[n, n_q_heads * D]; partials [n, n_splits, n_q_heads, D + 2]. Grid (n_splits, n_kv_heads, tiles), where a
-// span of len rows has len / (LINES / group) tiles, rounded up; 128 threads.
-template <int D>
-__device__ __forceinline__ void attend_tiles(void* out, int rounded, float* partials, const float* qkv,
-                                             const float* decisions, const Kv& kv, int layer, const Span* spans,
-                                             float scale) {
-  __shared__ __align__(16) Shared<D> s;
+// out[n, n_q_heads * head_dim]. partials: (D + 8) LINES floats for each block. arrivals [tiles, n_kv_heads], zero before and
+// after. Grid (parts, n_kv_heads, tiles), where a span of len rows has len / (LINES / group) tiles, rounded up.
+template <int D, int CODEC>
+__device__ __forceinline__ void attend_tiles(void* out, int rounded, float* partials, int* arrivals,
+                                             const float* qkv, const float* decisions, const Kv& kv, int layer,
+                                             const Span* spans, float scale) {
+  Shared<D, CODEC>& s = *(Shared<D, CODEC>*)dynamic_shared_memory();
+  after_previous();
   Tile t = tile_of(kv, layer, spans);
-  Lines<D> lines;
-  lines.begin(t, qkv, kv.n_q_heads, kv.n_kv_heads);
-  int total = t.live + t.last_row + 1, n_splits = gridDim.x;
-  int per = ((total + n_splits - 1) / n_splits + 31) / 32 * 32;
-  int next = blockIdx.x * per, to = min(next + per, total), begin = 0, filled = 0;
-  while (true) {
-    while (filled < KEYS && next < to) {
-      filled += find<D>(s, kv, t, decisions, next, to, begin + filled);
-      next += THREADS;
-    }
-    if (filled == 0) break;
-    int n = min(filled, KEYS);
-    fill<D>(s.k, s.k_scale, s.found, begin, n, kv, t, qkv, 0);
-    fill<D>(s.v, s.v_scale, s.found, begin, n, kv, t, qkv, 1);
-    __syncthreads();
-    float scores[KEYS / 8][4];
-    lines.score(scores, s);
-    lines.weigh(scores, s, begin, n, scale);
-    lines.add_values(scores, s);
-    __syncthreads();
-    begin = (begin + n) % RING;
-    filled -= n;
+  int total = t.live + t.last_row + 1;
+  int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + KEYS - 1) / KEYS * KEYS, LEAST_KEYS);
+  int parts = (total + per - 1) / per, part = blockIdx.x;
+  if (part >= parts) return;
+  Keys keys;
+  keys.begin = keys.whole = keys.partly = 0;
+  keys.next = part * per;
+  keys.to = min(keys.next + per, total);
+  if (keys.next + (int)threadIdx.x < keys.to) keys.seen = look_up(kv, t, decisions, keys.next + threadIdx.x);
+  Lines<D, CODEC> lines;
+  lines.begin(s, t, qkv, kv);
+  int done = 0, parity = 0;
+  Batch now = next_batch(s, keys, done, kv, t, decisions);
+  if (now.n > 0) {
+    fetch(s, now, 0, parity, kv);
+    fetch(s, now, 1, parity, kv);
   }
-  lines.end(out, rounded, partials, t, kv.n_q_heads);
+#pragma unroll 1
+  while (now.n > 0) {
+    copy_wait<1>();
+    unpack(s, 0);
+    __syncthreads();
+    float scores[2][KEYS / 8][4];
+    lines.score(scores, s);
+    __syncthreads();
+    Batch next = next_batch(s, keys, done, kv, t, decisions);
+    if (next.n > 0) fetch(s, next, 0, parity ^ 1, kv);
+    else copy_commit();
+    // V's scales come with V.
+    if (CODEC == CODEC_FP8) {
+      copy_wait<1>();
+      unpack(s, 1);
+      __syncthreads();
+    }
+    u32 weights[2][KEYS / 8][2];
+    lines.weigh(weights, scores, s, now, parity, t, scale);
+    if (CODEC != CODEC_FP8) {
+      copy_wait<1>();
+      __syncthreads();
+    }
+    lines.add_values(weights, s);
+    __syncthreads();
+    if (next.n > 0) fetch(s, next, 1, parity ^ 1, kv);
+    now = next;
+    parity ^= 1;
+  }
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      lines.l[f][i] += __shfl_xor_sync(FULL, lines.l[f][i], 1);
+      lines.l[f][i] += __shfl_xor_sync(FULL, lines.l[f][i], 2);
+    }
+  if (parts > 1) {
+    const int SIZE = (D + 8) * LINES;
+    int tile = t.at * kv.n_kv_heads + t.head;
+    float* first = partials + (u64)tile * gridDim.x * SIZE;
+    lines.leave(first + part * SIZE);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) s.arrived = atomicAdd(arrivals + tile, 1);
+    __syncthreads();
+    if (s.arrived != parts - 1) return;
+    __threadfence();
+    if (threadIdx.x == 0) arrivals[tile] = 0;
+    // In their order, whoever comes last.
+#pragma unroll
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) lines.m[f][i] = NEG_INFINITY, lines.l[f][i] = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < parts; i++) lines.take_up(first + i * SIZE);
+  }
+  lines.end(out, rounded, t, kv);
 }
 
-#define ATTEND_TILES(name, D)                                                                                     \
-  KERNEL __launch_bounds__(THREADS)                                                                               \
-      name(void* out, int rounded, float* partials, const float* qkv, const float* decisions, Kv kv, int layer,   \
-           const Span* spans, float scale) {                                                                      \
-    after_previous();                                                                                             \
-    attend_tiles<D>(out, rounded, partials, qkv, decisions, kv, layer, spans, scale);                             \
+#define ATTEND_TILES(name, D, CODEC)                                                                                \
+  KERNEL __launch_bounds__(THREADS, 2)                                                                              \
+      name(void* out, int rounded, float* partials, int* arrivals, const float* qkv, const float* decisions, Kv kv, \
+           int layer, const Span* spans, float scale) {                                                             \
+    attend_tiles<D, CODEC>(out, rounded, partials, arrivals, qkv, decisions, kv, layer, spans, scale);              \
   }
-ATTEND_TILES(attend_tiles_32, 32)
-ATTEND_TILES(attend_tiles_64, 64)
-ATTEND_TILES(attend_tiles_128, 128)
+ATTEND_TILES(attend_tiles_64_bf16, 64, CODEC_BF16)
+ATTEND_TILES(attend_tiles_64_fp8, 64, CODEC_FP8)
+ATTEND_TILES(attend_tiles_128_bf16, 128, CODEC_BF16)
+ATTEND_TILES(attend_tiles_128_fp8, 128, CODEC_FP8)

@@ -10,11 +10,13 @@ typedef unsigned long long u64;
 #define KERNEL extern "C" __global__ void
 #define FULL 0xffffffffu
 #define NEG_INFINITY __int_as_float(0xff800000)
+#define LOG2E 1.44269504f
 
 // A kernel may be started before the one in front of it has ended (programmatic dependent launch). `after_previous`
 // is what every kernel does first: it lets the next kernel's blocks start once all of this one's have, then waits
-// until all that went before has ended and can be seen. Only what no kernel writes, weights above all, may be
-// read in front of `wait_previous`. Both are nothing on cards that cannot do it.
+// until all that went before has ended and can be seen. Only what no kernel of the step writes before this one may be
+// read in front of `wait_previous`: weights above all. Steps are kept apart by the copies they begin with. Both are
+// nothing on cards that cannot do it.
 __device__ __forceinline__ void next_may_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

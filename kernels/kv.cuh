@@ -7,6 +7,8 @@ enum Codec { CODEC_BF16 = 0, CODEC_FP8 = 1 };
 enum Policy { DENSE = 0, DMS = 1 };
 enum Shift { SHIFT_SAME = 0, SHIFT_PREVIOUS = 1 };
 
+#define PAGE_SLOTS 16  // as `cache::PAGE_SLOTS`
+
 // Mirrors `backend::cuda::kv::View` field by field.
 struct Kv {
   u8* pages;        // page p begins at p * stride
@@ -20,6 +22,7 @@ struct Kv {
   int* free_list;   // free pages, the next one last
   int* returned;    // pages given back in this step; taken up when it ends
   int* counts;      // lengths of free_list and returned
+  u8* staged;       // K and V of a chunk's rows as they will be stored: see staged_at
   u64 stride;       // bytes from page to page
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, page_slots, max_pages;
   int codec, policy, window, shift, unused;
@@ -46,6 +49,11 @@ __device__ __forceinline__ float* scale_at(const Kv& kv, u8* page, int r, int v)
 __device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) {
   int scales = kv.codec == CODEC_FP8 ? 8 * kv.page_slots : 0;
   return (int*)(page + 2 * kv.page_slots * row_bytes(kv) + scales) + r;
+}
+
+// The step's rows, 16 to a page of a head.
+__device__ __forceinline__ u8* staged_at(const Kv& kv, int row, int head) {
+  return kv.staged + ((u64)(row / PAGE_SLOTS) * kv.n_kv_heads + head) * kv.stride;
 }
 
 // e4m3fn, as `codec::fp8_encode` bit for bit: nearest even, saturating.

@@ -1,32 +1,6 @@
 // Who lives where: slots for a step's tokens by the policy, and what happens to whole sequences between
 // steps. Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
-#include "kv.cuh"
-
-struct Lane {
-  int row, head;
-  int* pages;
-  int* ring;
-};
-
-__device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int head) {
-  Lane l;
-  l.row = kv_row(kv, layer, seq, head);
-  l.head = head;
-  l.pages = kv.table + (u64)l.row * kv.max_pages;
-  l.ring = kv.ring + (u64)l.row * (kv.window + 1);
-  return l;
-}
-
-__device__ __forceinline__ int slot_meta(const Kv& kv, const Lane& l, int slot) {
-  return *meta_at(kv, page_at(kv, l.pages[slot / kv.page_slots]), slot % kv.page_slots);
-}
-
-// By a whole warp.
-__device__ __forceinline__ void set_meta(const Kv& kv, const Lane& l, int slot, int meta, int lane) {
-  int page = page_own(kv, l.pages + slot / kv.page_slots, lane);
-  if (lane == 0) *meta_at(kv, page_at(kv, page), slot % kv.page_slots) = meta;
-  __syncwarp();
-}
+#include "place.cuh"
 
 #define PLACE_THREADS 256  // most threads of a block of `place`
 

@@ -54,6 +54,15 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool real
                "r"(real ? 16 : 0)
                : "memory");
 }
+// The same of 8 bytes, and of 4.
+__device__ __forceinline__ void copy_async8(void* to, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(real ? 8 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async4(void* to, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(real ? 4 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most N of this thread's groups are under way.
@@ -69,11 +78,49 @@ __device__ __forceinline__ u32 round_pair(float x, float y) {
   return out;
 }
 
+// 2^x, good to 2^-22.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// Into the second-level cache.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 #endif
 
+// Tensor cores take codes of e4m3 as bf16 of the same bits, which is 2^-120 of their value: exact, also where that
+// is below bf16's normal numbers. The other side and the sums bring factors so that no f32 gets small in between.
+#define QUERY_FACTOR __uint_as_float(0x71800000u)   // 2^100
+#define SCORE_FACTOR 1048576.0f                     // 2^20
+#define WEIGHT_FACTOR __uint_as_float(0x73800000u)  // 2^104
+#define SUM_FACTOR 65536.0f                         // 2^16
 
-// Two neighbours of a line as bf16, and what that leaves over as bf16: together good to 2^-17.
-__device__ __forceinline__ void split(float x, float y, u32* high, u32* low) {
-  *high = round_pair(x, y);
-  *low = round_pair(x - bf16_to_f32((u16)*high), y - bf16_to_f32((u16)(*high >> 16)));
+__device__ __forceinline__ u32 fp8_pair(u32 codes, u32 which) {
+  u32 x = __byte_perm(codes, 0, which);
+  return (x & 0x80008000u) | ((x >> 4) & 0x07f007f0u);
 }
+
+// Eight neighbouring channels of a row as they are stored; zeros where not `real`.
+template <int CODEC>
+struct Eight {
+  uint4 x;
+  __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
+    x = real ? *(const uint4*)(row + 2 * channel) : uint4{0, 0, 0, 0};
+  }
+  __device__ __forceinline__ uint4 as_bf16() const { return x; }
+};
+template <>
+struct Eight<1> {
+  uint2 x;
+  __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
+    x = real ? *(const uint2*)(row + channel) : uint2{0, 0};
+  }
+  __device__ __forceinline__ uint4 as_bf16() const {
+    return uint4{fp8_pair(x.x, 0x1404), fp8_pair(x.x, 0x3424), fp8_pair(x.y, 0x1404), fp8_pair(x.y, 0x3424)};
+  }
+};
+
+// Both values of a pair of bf16.
+__device__ __forceinline__ float sum_pair(u32 x) { return bf16_to_f32((u16)x) + __uint_as_float(x & 0xffff0000u); }

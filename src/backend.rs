@@ -106,9 +106,32 @@ pub struct KvTables<B: Backend> {
     /// `[n_seqs]` 1 where eviction is on.
     pub eviction: B::Buf<i32>,
     /// `[n_tokens, n_kv_heads]` the seam of policy and codec: the slot each token of the step is
-    /// stored in, -1 where a later token of the same step has taken it. Written by `place` for
-    /// one layer, read by `store`.
+    /// stored in, -1 where a later token of the same step has taken it. Of one layer, and of chunks only where a
+    /// backend stores single tokens as it places them.
     pub slots: B::Buf<i32>,
+}
+
+impl<B: Backend> KvTables<B> {
+    /// Empty tables for sequences of up to `context` tokens, with steps of at most `max_step` tokens in all.
+    pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
+        geometry.max_pages = context.div_ceil(geometry.page_slots);
+        let g = geometry;
+        let lanes = g.n_layers * g.n_lanes();
+        // Two sequences that write to a page they share may both copy it: one is free again after the step.
+        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
+        let mut page_table = b.alloc(lanes * g.max_pages)?;
+        b.write(&mut page_table, 0, &vec![-1; lanes * g.max_pages]);
+        Ok(Self {
+            geometry,
+            pool: b.pool(&g, lanes * (g.max_pages + copies), max_step)?,
+            page_table,
+            live: b.alloc(lanes)?,
+            ring: b.alloc(lanes * g.policy.ring_len())?,
+            seq_len: b.alloc(g.n_seqs)?,
+            eviction: b.alloc(g.n_seqs)?,
+            slots: b.alloc(max_step * g.n_kv_heads)?,
+        })
+    }
 }
 
 /// Pages of the pool.
@@ -120,11 +143,8 @@ pub struct PoolStats {
     pub mapped_pages: usize,
 }
 
-/// Arguments of [`Backend::qkv_rope`].
+/// What [`Backend::attention`] does to q and k first.
 pub struct QkvRope<'a, B: Backend> {
-    pub n_q_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
     /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
     pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
     pub rms_eps: f32,
@@ -329,17 +349,6 @@ pub trait Backend: Sized + 'static {
         self.linear(scratch, x, weight, bias, n);
         self.swiglu(out, scratch, n);
     }
-    /// On rows `[q heads | k heads | v heads]`, in place: per-head norms of q and k, decisions
-    /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head),
-    /// that channel zeroed, RoPE of q and k at `seq_len + offset in span`, the channel zeroed again.
-    fn qkv_rope(
-        &self,
-        qkv: &mut Self::Acts,
-        decisions: &mut Self::Buf<f32>,
-        seq_len: &Self::Buf<i32>,
-        spans: &[Span],
-        args: &QkvRope<'_, Self>,
-    );
     /// Decisions `[n, n_kv_heads]` from the layer's input, before its input norm. `scratch` is
     /// `[n, hidden]`, `raw` is `[n, n_kv_heads]`.
     fn adapter_decisions(
@@ -352,32 +361,37 @@ pub trait Backend: Sized + 'static {
         n: usize,
     );
 
-    // The cache. One layer of a step is round trip, attend, place, store, in this order.
-    /// K and V of the step's rows become what storing and reading makes of them.
-    fn kv_round_trip(&self, qkv: &mut Self::Acts, geometry: &KvGeometry, n: usize);
-    /// Attention of every row over its sequence's slots as they were before the step, and the
-    /// step's own rows up to itself, by the policy's visibility rule. The mark of the newest
-    /// stored token comes from the step's first decision (shift `Previous`).
-    fn attend(
+    // The cache.
+    /// One layer of a step, from the projected rows `[q heads | k heads | v heads]` to attention's output:
+    ///
+    /// - on the rows, in place: per-head norms of q and k, decisions `[n, n_kv_heads]` read from the borrowed
+    ///   channel (last of each group's first query head), that channel zeroed, RoPE of q and k at
+    ///   `seq_len + offset in span`, the channel zeroed again; then K and V become what storing and reading
+    ///   makes of them;
+    /// - attention of every row over its sequence's slots as they were before the step, and the step's own rows
+    ///   up to itself, by the policy's visibility rule. The mark of the newest stored token comes from the
+    ///   step's first decision (shift `Previous`);
+    /// - every token of the step gets a slot (`kv.slots`), token after token by the policy: marks, rings, live
+    ///   counts and slot metadata are written, pages taken and shared ones copied; K and V are encoded into it.
+    ///
+    /// A single token sees exactly the slots that live once it has its own, so a backend may begin with the last.
+    #[allow(clippy::too_many_arguments)]
+    fn attention(
         &self,
         out: &mut Self::Acts,
-        qkv: &Self::Acts,
-        decisions: &Self::Buf<f32>,
-        kv: &KvTables<Self>,
+        qkv: &mut Self::Acts,
+        decisions: &mut Self::Buf<f32>,
+        kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
+        rope: &QkvRope<'_, Self>,
     );
-    /// Gives every token of the step a slot (`kv.slots`), token after token by the policy: writes
-    /// marks, rings, live counts and slot metadata, takes pages and copies shared ones.
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Self::Buf<f32>, layer: usize, spans: &[Span]);
-    /// Encodes K and V of the step's rows into their slots.
-    fn store(&self, kv: &mut KvTables<Self>, qkv: &Self::Acts, layer: usize, spans: &[Span]);
     /// `seq_len += len` for every span: the end of a step.
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]);
 
     // Between steps.
-    /// An empty pool that may grow to `max_pages`.
-    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Self::Pool, OutOfMemory>;
+    /// An empty pool that may grow to `max_pages`, for steps of up to `max_step` rows.
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory>;
     /// Sees to it that `pages` can be taken without growing.
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory>;
     /// Gives memory that no page uses back to the system where it can; a backend may move pages for it.

@@ -7,7 +7,7 @@
 //!
 //! Knows nothing of models, tokens' meaning or conversations.
 
-use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, Span};
+use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRope, Span};
 use crate::policy::SlotMeta;
 
 /// Slots in a page: small enough that a lane wastes 8 slots on average.
@@ -70,25 +70,9 @@ pub struct KvCache<B: Backend> {
 impl<B: Backend> KvCache<B> {
     /// A cache for `n_seqs` sequences of up to `context` tokens, empty, with steps of at most
     /// `max_step` tokens in all.
-    pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
-        geometry.max_pages = context.div_ceil(geometry.page_slots);
-        let g = geometry;
-        let lanes = g.n_layers * g.n_lanes();
-        // Two sequences that write to a page they share may both copy it: one is free again after the step.
-        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
-        let mut page_table = b.alloc(lanes * g.max_pages)?;
-        b.write(&mut page_table, 0, &vec![-1; lanes * g.max_pages]);
-        let tables = KvTables {
-            geometry,
-            pool: b.pool(&g, lanes * (g.max_pages + copies))?,
-            page_table,
-            live: b.alloc(lanes)?,
-            ring: b.alloc(lanes * g.policy.ring_len())?,
-            seq_len: b.alloc(g.n_seqs)?,
-            eviction: b.alloc(g.n_seqs)?,
-            slots: b.alloc(max_step * g.n_kv_heads)?,
-        };
-        let seqs = vec![SeqState::default(); g.n_seqs];
+    pub fn new(b: &B, geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
+        let tables = KvTables::new(b, geometry, context, max_step)?;
+        let seqs = vec![SeqState::default(); geometry.n_seqs];
         Ok(Self { tables, seqs, page_limit: None, used_at_most: 0, families: 0 })
     }
 
@@ -224,27 +208,19 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().enumerate().any(of_the_same)
     }
 
-    /// One layer of a step: K and V as the codec keeps them, attention over what was stored and
-    /// the step itself, then the step's tokens take their slots.
+    /// One layer of a step: [`Backend::attention`].
+    #[allow(clippy::too_many_arguments)]
     pub fn attention(
         &mut self,
         b: &B,
         out: &mut B::Acts,
         qkv: &mut B::Acts,
-        decisions: &B::Buf<f32>,
+        decisions: &mut B::Buf<f32>,
         layer: usize,
         spans: &[Span],
+        rope: &QkvRope<'_, B>,
     ) {
-        let n = spans.iter().map(|s| s.len).sum();
-        b.kv_round_trip(qkv, &self.tables.geometry, n);
-        b.attend(out, qkv, decisions, &self.tables, layer, spans);
-        self.take(b, qkv, decisions, layer, spans);
-    }
-
-    /// The step's tokens take their slots in one layer.
-    pub fn take(&mut self, b: &B, qkv: &B::Acts, decisions: &B::Buf<f32>, layer: usize, spans: &[Span]) {
-        b.place(&mut self.tables, decisions, layer, spans);
-        b.store(&mut self.tables, qkv, layer, spans);
+        b.attention(out, qkv, decisions, &mut self.tables, layer, spans, rope);
     }
 
     pub fn seq_len(&self) -> &B::Buf<i32> {

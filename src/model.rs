@@ -57,17 +57,13 @@ fn attention<B: Backend>(
     }
     b.linear(&mut ws.qkv, &ws.h, &layer.qkv, layer.qkv_bias.as_ref(), n);
     let args = QkvRope {
-        n_q_heads: c.n_q_heads,
-        n_kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
         qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
         rms_eps: c.rms_eps,
         inv_freq: &model.inv_freq,
         rope_scale: model.rope_scale,
         borrowed: model.borrowed_alpha(),
     };
-    b.qkv_rope(&mut ws.qkv, &mut ws.decisions, cache.seq_len(), spans, &args);
-    cache.attention(b, &mut ws.att, &mut ws.qkv, &ws.decisions, l, spans);
+    cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
     b.linear(&mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
 }
 

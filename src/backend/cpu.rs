@@ -92,6 +92,16 @@ impl Cpu {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// K and V of rows `[q | k | v]` become what storing and reading makes of them.
+    fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
+        if g.codec == Codec::F32 {
+            return;
+        }
+        self.rows(qkv, n, |row, _| {
+            row[g.n_q_heads * g.head_dim..].chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip(row));
+        });
+    }
+
     /// Calls `row(out row, its number)` for the first `n` rows.
     fn rows(&self, out: &mut Acts, n: usize, row: impl Fn(&mut [f32], usize) + Sync) {
         let width = out.width;
@@ -196,17 +206,6 @@ impl Backend for Cpu {
         });
     }
 
-    fn qkv_rope(
-        &self,
-        qkv: &mut Acts,
-        decisions: &mut Vec<f32>,
-        seq_len: &Vec<i32>,
-        spans: &[Span],
-        args: &QkvRope<'_, Self>,
-    ) {
-        rope::qkv_rope(self, qkv, decisions, seq_len, spans, args);
-    }
-
     fn adapter_decisions(
         &self,
         decisions: &mut Vec<f32>,
@@ -229,32 +228,20 @@ impl Backend for Cpu {
         }
     }
 
-    fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
-        if g.codec == Codec::F32 {
-            return;
-        }
-        self.rows(qkv, n, |row, _| {
-            row[g.n_q_heads * g.head_dim..].chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip(row));
-        });
-    }
-
-    fn attend(
+    fn attention(
         &self,
         out: &mut Acts,
-        qkv: &Acts,
-        decisions: &Vec<f32>,
-        kv: &KvTables<Self>,
+        qkv: &mut Acts,
+        decisions: &mut Vec<f32>,
+        kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
+        rope: &QkvRope<'_, Self>,
     ) {
+        rope::qkv_rope(self, qkv, decisions, &kv.seq_len, spans, &kv.geometry, rope);
+        self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
         attention::attend(self, out, qkv, decisions, kv, layer, spans);
-    }
-
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Vec<f32>, layer: usize, spans: &[Span]) {
         kv::place(kv, decisions, layer, spans);
-    }
-
-    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
         kv::store(kv, qkv, layer, spans);
     }
 
@@ -264,7 +251,7 @@ impl Backend for Cpu {
         }
     }
 
-    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Pool, OutOfMemory> {
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {
         Ok(Pool::new(geometry.page_bytes(), max_pages))
     }
 

@@ -273,45 +273,6 @@ impl Backend for Cuda {
         self.swiglu(out, scratch, n);
     }
 
-    fn qkv_rope(
-        &self,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        seq_len: &Buf<i32>,
-        spans: &[Span],
-        args: &QkvRope<'_, Self>,
-    ) {
-        let shape = self.send(spans);
-        let alpha = args.borrowed;
-        let (scale, offset, per_layer) = alpha.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
-        let (q_norm, k_norm) = args.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-        let heads = args.n_q_heads + args.n_kv_heads;
-        self.driver.launch(
-            Kernel::QkvRope,
-            [shape.n_rows, heads.div_ceil(4), 1],
-            128,
-            &[
-                Ptr(qkv.ptr()),
-                Ptr(decisions.ptr()),
-                Ptr(seq_len.ptr()),
-                Ptr(shape.spans),
-                Ptr(shape.span_of_row),
-                Ptr(q_norm),
-                Ptr(k_norm),
-                Ptr(args.inv_freq.ptr()),
-                I32(args.n_q_heads as i32),
-                I32(args.n_kv_heads as i32),
-                I32(args.head_dim as i32),
-                F32(args.rms_eps),
-                F32(args.rope_scale),
-                I32(alpha.is_some() as i32),
-                F32(scale),
-                F32(offset),
-                I32(per_layer as i32),
-            ],
-        );
-    }
-
     fn adapter_decisions(
         &self,
         decisions: &mut Buf<f32>,
@@ -336,43 +297,25 @@ impl Backend for Cuda {
         self.driver.launch(Kernel::Decide, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
-    fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
-        let args = [
-            Ptr(qkv.ptr()),
-            I32(g.n_q_heads as i32),
-            I32(g.n_kv_heads as i32),
-            I32(g.head_dim as i32),
-            I32(kv::codec_number(g.codec)),
-        ];
-        self.driver.launch(Kernel::KvRoundTrip, [2 * g.n_kv_heads, n, 1], 32, &args);
-    }
-
-    fn attend(
+    fn attention(
         &self,
         out: &mut Acts,
-        qkv: &Acts,
-        decisions: &Buf<f32>,
-        kv: &KvTables<Self>,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
+        rope: &QkvRope<'_, Self>,
     ) {
-        kv::attend(self, out, qkv, decisions, kv, layer, spans);
-    }
-
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
-        kv::place(self, kv, decisions, layer, spans);
-    }
-
-    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
-        kv::store(self, kv, qkv, layer, spans);
+        kv::attention(self, out, qkv, decisions, kv, layer, spans, rope);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
         kv::advance(self, kv, spans);
     }
 
-    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Pool, OutOfMemory> {
-        Pool::new(&self.driver, geometry, max_pages)
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Pool, OutOfMemory> {
+        Pool::new(&self.driver, geometry, max_pages, max_step)
     }
 
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {

@@ -109,10 +109,10 @@ pub fn opened(settings: &Settings) -> Result<(Checkpoint, Place)> {
 fn takes(checkpoint: &Checkpoint) -> Result<()> {
     let c = &checkpoint.config;
     let group = c.n_q_heads / c.n_kv_heads.max(1);
-    if c.head_dim > cuda::MAX_HEAD_DIM || group > cuda::MAX_GROUP {
+    if c.head_dim > cuda::MAX_HEAD_DIM || !c.head_dim.is_multiple_of(8) || group > cuda::MAX_GROUP {
         anyhow::bail!(
-            "heads of {} channels, {group} query heads to a KV head: the CUDA backend takes up to {} and {}; \
-             use --device cpu",
+            "heads of {} channels, {group} query heads to a KV head: the CUDA backend takes multiples of 8 up to {}, \
+             and up to {}; use --device cpu",
             c.head_dim,
             cuda::MAX_HEAD_DIM,
             cuda::MAX_GROUP

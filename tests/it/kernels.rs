@@ -11,23 +11,29 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const HEADERS: [&str; 3] = ["common.cuh", "kv.cuh", "tensor.cuh"];
+const HEADERS: [&str; 4] = ["common.cuh", "kv.cuh", "place.cuh", "tensor.cuh"];
 /// Cards that ptxas makes code for, by target.
 const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
 const SPILLS: &[(&str, usize)] = &[
-    ("attend_1_1", 16),
-    ("attend_1_8", 16),
-    ("attend_2_2", 16),
-    ("attend_2_4", 16),
-    ("attend_4_4", 16),
-    ("attend_tiles_32", 16),
+    // What a tile keeps beside its fragments, once for 64 keys.
+    ("attend_tiles_128_bf16", 256),
+    ("attend_tiles_128_fp8", 128),
+    // The slow path of sincos.
+    ("qkv_rope", 16),
+    ("qkv_rope_take", 16),
 ];
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;
-/// Queries, scores and sums of a tile stay in registers: two blocks of 128 threads on a multiprocessor.
 const REGISTERS: &[(&str, usize)] = &[
-    ("attend_tiles_128", 255),
+    // Scores and sums of a tile stay in registers: two blocks of 128 threads on a multiprocessor.
+    ("attend_tiles_64_bf16", 255),
+    ("attend_tiles_64_fp8", 255),
+    ("attend_tiles_128_bf16", 255),
+    ("attend_tiles_128_fp8", 255),
+    // A page of K and V is on its way to each warp: one block of 256 threads on a multiprocessor.
+    ("attend_128_bf16", 255),
+    ("attend_128_fp8", 255),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on a multiprocessor.
     ("gemm_tiles", 255),
     ("gemm_tiles_gated", 255),

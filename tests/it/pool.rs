@@ -3,7 +3,7 @@
 
 use crate::tiny::Rng;
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{Backend, KvGeometry};
+use dmschat::backend::{Backend, KvGeometry, QkvRope};
 use dmschat::cache::{CacheError, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy, Shift};
@@ -194,7 +194,9 @@ impl Bench {
     fn attend(&mut self, layer: usize, rows: &[u32], decisions: &[f32], spans: &[dmschat::backend::Span]) -> Vec<f32> {
         let Self { b, cache, qkv, out, .. } = self;
         b.embed(qkv, &self.table, &rows.to_vec(), rows.len());
-        cache.attention(b, out, qkv, &decisions.to_vec(), layer, spans);
+        let rope =
+            QkvRope { qk_norm: None, rms_eps: 0.0, inv_freq: &vec![0.0; DIM / 2], rope_scale: 1.0, borrowed: None };
+        cache.attention(b, out, qkv, &mut decisions.to_vec(), layer, spans, &rope);
         let mut got = vec![0.0; rows.len() * HEADS * DIM];
         b.logits(&mut got, out, &self.identity, rows.len());
         got

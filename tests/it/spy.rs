@@ -194,29 +194,6 @@ impl Backend for Spy {
         self.cpu.swiglu(out, gate_up, n);
     }
 
-    fn qkv_rope(
-        &self,
-        qkv: &mut Acts,
-        decisions: &mut Buf<f32>,
-        seq_len: &Buf<i32>,
-        spans: &[Span],
-        args: &QkvRope<'_, Self>,
-    ) {
-        let inv_freq = args.inv_freq.borrow();
-        let norms = args.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
-        let args = QkvRope {
-            n_q_heads: args.n_q_heads,
-            n_kv_heads: args.n_kv_heads,
-            head_dim: args.head_dim,
-            qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
-            rms_eps: args.rms_eps,
-            inv_freq: &*inv_freq,
-            rope_scale: args.rope_scale,
-            borrowed: args.borrowed,
-        };
-        self.cpu.qkv_rope(qkv, &mut changed(decisions), &seq_len.borrow(), spans, &args);
-    }
-
     fn adapter_decisions(
         &self,
         decisions: &mut Buf<f32>,
@@ -238,28 +215,26 @@ impl Backend for Spy {
         self.cpu.adapter_decisions(&mut changed(decisions), x, scratch, raw, &head, n);
     }
 
-    fn kv_round_trip(&self, qkv: &mut Acts, geometry: &KvGeometry, n: usize) {
-        self.cpu.kv_round_trip(qkv, geometry, n);
-    }
-
-    fn attend(
+    fn attention(
         &self,
         out: &mut Acts,
-        qkv: &Acts,
-        decisions: &Buf<f32>,
-        kv: &KvTables<Self>,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
+        rope: &QkvRope<'_, Self>,
     ) {
-        self.lent(kv, |kv| self.cpu.attend(out, qkv, &decisions.borrow(), kv, layer, spans));
-    }
-
-    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
-        self.lent(kv, |kv| self.cpu.place(kv, &decisions.borrow(), layer, spans));
-    }
-
-    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
-        self.lent(kv, |kv| self.cpu.store(kv, qkv, layer, spans));
+        let inv_freq = rope.inv_freq.borrow();
+        let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
+        let rope = QkvRope {
+            qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
+            rms_eps: rope.rms_eps,
+            inv_freq: &*inv_freq,
+            rope_scale: rope.rope_scale,
+            borrowed: rope.borrowed,
+        };
+        self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
@@ -271,8 +246,8 @@ impl Backend for Spy {
         });
     }
 
-    fn pool(&self, geometry: &KvGeometry, max_pages: usize) -> Result<Self::Pool, OutOfMemory> {
-        self.cpu.pool(geometry, max_pages).map(|pool| RefCell::new(Some(pool)))
+    fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory> {
+        self.cpu.pool(geometry, max_pages, max_step).map(|pool| RefCell::new(Some(pool)))
     }
 
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {

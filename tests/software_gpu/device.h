@@ -245,7 +245,18 @@ inline int max(int a, int b) { return a > b ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+  unsigned long long both = x | (unsigned long long)y << 32;
+  unsigned out = 0;
+  for (int i = 0; i < 4; i++) out |= (unsigned)(both >> (which >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  return out;
+}
+
 // Twins of kernels/tensor.cuh.
+
+inline float exp2_fast(float x) { return exp2f(x); }
+inline void prefetch(const void*) {}
+inline void* dynamic_shared_memory() { return gpu::dynamic_shared; }
 
 namespace gpu {
 inline void ldmatrix(unsigned out[4], const uint16_t* row, bool turned) {
@@ -294,13 +305,22 @@ inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
 }
 
 inline uint4 load_once(const uint16_t* at) { return *(const uint4*)at; }
-inline void* dynamic_shared_memory() { return gpu::dynamic_shared; }
 
 // The copy is done when it is asked for, which is earlier than on a card.
 inline void copy_async(void* to, const void* from, bool real) {
   if ((uintptr_t)to % 16 || (uintptr_t)from % 16) gpu::fault("cp.async at an address that is no multiple of 16");
   if (real) memcpy(to, from, 16);
   else memset(to, 0, 16);
+}
+inline void copy_async8(void* to, const void* from, bool real) {
+  if ((uintptr_t)to % 8 || (uintptr_t)from % 8) gpu::fault("cp.async of 8 bytes at an address that is no multiple of 8");
+  if (real) memcpy(to, from, 8);
+  else memset(to, 0, 8);
+}
+inline void copy_async4(void* to, const void* from, bool real) {
+  if ((uintptr_t)to % 4 || (uintptr_t)from % 4) gpu::fault("cp.async of 4 bytes at an address that is no multiple of 4");
+  if (real) memcpy(to, from, 4);
+  else memset(to, 0, 4);
 }
 inline void copy_commit() {}
 template <int N>

@@ -1,6 +1,6 @@
 //! Query and key rows after their projections: per-head norms, eviction decisions, RoPE.
 
-use super::super::{QkvRope, Span};
+use super::super::{KvGeometry, QkvRope, Span};
 use super::simd::maths;
 use super::{Acts, Cpu};
 
@@ -45,21 +45,22 @@ pub(super) fn qkv_rope(
     decisions: &mut [f32],
     seq_len: &[i32],
     spans: &[Span],
+    g: &KvGeometry,
     args: &QkvRope<'_, Cpu>,
 ) {
-    let (d, group) = (args.head_dim, args.n_q_heads / args.n_kv_heads);
+    let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
-    let (q_width, qk_width) = (args.n_q_heads * d, (args.n_q_heads + args.n_kv_heads) * d);
+    let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
     if let Some([q_norm, k_norm]) = args.qk_norm {
         cpu.rows(qkv, n, |row, _| {
             for (h, head) in row[..qk_width].chunks_exact_mut(d).enumerate() {
-                let weight = if h < args.n_q_heads { q_norm } else { k_norm };
+                let weight = if h < g.n_q_heads { q_norm } else { k_norm };
                 maths::rms_norm_in_place(cpu.level, head, weight, args.rms_eps);
             }
         });
     }
     if let Some(alpha) = args.borrowed {
-        for (i, decisions) in decisions.chunks_exact_mut(args.n_kv_heads).enumerate().take(n) {
+        for (i, decisions) in decisions.chunks_exact_mut(g.n_kv_heads).enumerate().take(n) {
             for (h, decision) in decisions.iter_mut().enumerate() {
                 let from = if alpha.per_layer { 0 } else { h };
                 *decision = qkv.row(i)[from * group * d + d - 1] * alpha.scale - alpha.offset;

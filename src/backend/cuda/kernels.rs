@@ -88,27 +88,20 @@ kernels! {
         GemmTilesSmallGated "gemm_tiles_small_gated" "ppppiii",
     }
     "rope" {
-        QkvRope "qkv_rope" "ppppppppiiiffiffi",
+        QkvRope "qkv_rope" "ppkipppppffiffi",
+        QkvRopeTake "qkv_rope_take" "ppkipppppffiffi",
     }
     "attend" {
-        Attend11 "attend_1_1" "pipppkippf",
-        Attend12 "attend_1_2" "pipppkippf",
-        Attend14 "attend_1_4" "pipppkippf",
-        Attend18 "attend_1_8" "pipppkippf",
-        Attend21 "attend_2_1" "pipppkippf",
-        Attend22 "attend_2_2" "pipppkippf",
-        Attend24 "attend_2_4" "pipppkippf",
-        Attend28 "attend_2_8" "pipppkippf",
-        Attend41 "attend_4_1" "pipppkippf",
-        Attend42 "attend_4_2" "pipppkippf",
-        Attend44 "attend_4_4" "pipppkippf",
-        Attend48 "attend_4_8" "pipppkippf",
-        AttendMerge "attend_merge" "pipii",
+        Attend64Bf16 "attend_64_bf16" "pipppkipf",
+        Attend64Fp8 "attend_64_fp8" "pipppkipf",
+        Attend128Bf16 "attend_128_bf16" "pipppkipf",
+        Attend128Fp8 "attend_128_fp8" "pipppkipf",
     }
     "attend_tiles" {
-        AttendTiles32 "attend_tiles_32" "pipppkipf",
-        AttendTiles64 "attend_tiles_64" "pipppkipf",
-        AttendTiles128 "attend_tiles_128" "pipppkipf",
+        AttendTiles64Bf16 "attend_tiles_64_bf16" "pippppkipf",
+        AttendTiles64Fp8 "attend_tiles_64_fp8" "pippppkipf",
+        AttendTiles128Bf16 "attend_tiles_128_bf16" "pippppkipf",
+        AttendTiles128Fp8 "attend_tiles_128_fp8" "pippppkipf",
     }
     "place" {
         Place "place" "kpip",
@@ -124,8 +117,7 @@ kernels! {
         RenamePages "rename_pages" "kpiil",
     }
     "store" {
-        KvRoundTrip "kv_round_trip" "piiii",
-        Store "store" "kpipp",
+        Store "store" "kippi",
     }
     "sample" {
         Note "note" "ppppii",
@@ -149,7 +141,13 @@ impl Kernel {
     pub fn shared_bytes(self) -> usize {
         // Stages of both factors: `gemm.cu`.
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
+        // `Shared` in `attend_tiles.cu`.
+        let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 2 * 256 * 8 + 256 * 24 + 32;
         match self {
+            Kernel::AttendTiles64Bf16 => tiles(64, 32),
+            Kernel::AttendTiles64Fp8 => tiles(64, 2 * 64 * 64),
+            Kernel::AttendTiles128Bf16 => tiles(128, 32),
+            Kernel::AttendTiles128Fp8 => tiles(128, 2 * 64 * 128),
             Kernel::GemmTiles | Kernel::GemmTilesGated => stages(128, 256),
             Kernel::GemmTilesSmall | Kernel::GemmTilesSmallGated => stages(128, 128),
             _ => 0,

@@ -1,10 +1,11 @@
 //! The cache's ops: what the kernels see of the tables, and how each op is launched.
 
-use super::super::{KvTables, Span};
+use super::super::{KvGeometry, KvTables, QkvRope, Span};
 use super::driver::Arg::{F32, I32, Kv, Ptr, U64};
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
-use super::{BLOCK, Cuda};
+use super::spans::Shape;
+use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
 use crate::codec::Codec;
 use crate::policy::{Policy, Shift, SlotMeta};
 
@@ -23,6 +24,7 @@ pub struct View {
     free_list: u64,
     returned: u64,
     counts: u64,
+    staged: u64,
     stride: u64,
     n_layers: i32,
     n_q_heads: i32,
@@ -41,12 +43,12 @@ pub struct View {
 /// Bytes of the view as a kernel's parameter.
 pub const VIEW_BYTES: usize = std::mem::size_of::<View>();
 
-/// Most splits of one row's keys.
-const MAX_SPLITS: usize = 64;
-/// From so many rows to a span on, attention runs on tensor cores, by tiles.
-const TILE_ROWS: usize = 16;
+/// Blocks of `qkv_rope` that keep a multiprocessor busy.
+const BLOCKS_OF_ROWS: usize = 4;
+/// Most parts of the keys of one tile.
+const MOST_PARTS: usize = 32;
 /// Rows times query heads of a group in a tile: `LINES` in `attend_tiles.cu`.
-const TILE_LINES: usize = 64;
+pub(super) const TILE_LINES: usize = 128;
 
 /// As `Codec` in `kv.cuh` counts. f32 is refused where the device is chosen.
 pub(super) fn codec_number(codec: Codec) -> i32 {
@@ -75,6 +77,7 @@ fn view(kv: &KvTables<Cuda>) -> View {
         free_list: kv.pool.free_list.ptr(),
         returned: kv.pool.returned.ptr(),
         counts: kv.pool.counts.ptr(),
+        staged: kv.pool.staged.ptr(),
         stride: kv.pool.stride as u64,
         n_layers: g.n_layers as i32,
         n_q_heads: g.n_q_heads as i32,
@@ -91,88 +94,109 @@ fn view(kv: &KvTables<Cuda>) -> View {
     }
 }
 
-/// The instance of `attend` for a head size and a group.
-fn attend_kernel(head_dim: usize, group: usize) -> Kernel {
+/// The instances of attention for single tokens and for chunks.
+fn attend_kernels(g: &KvGeometry) -> [Kernel; 2] {
     use Kernel::*;
-    let by_group = match head_dim {
-        0..=32 => [Attend11, Attend12, Attend14, Attend18],
-        33..=64 => [Attend21, Attend22, Attend24, Attend28],
-        65..=128 => [Attend41, Attend42, Attend44, Attend48],
-        _ => panic!("heads of {head_dim} channels are more than the CUDA backend takes"),
-    };
-    match group {
-        1 => by_group[0],
-        2 => by_group[1],
-        3..=4 => by_group[2],
-        5..=8 => by_group[3],
-        _ => panic!("{group} query heads to a KV head are more than the CUDA backend takes"),
+    let group = g.n_q_heads / g.n_kv_heads;
+    assert!(group <= MAX_GROUP, "{group} query heads to a KV head are more than the CUDA backend takes");
+    match (g.head_dim, codec_number(g.codec)) {
+        (..=64, 0) => [Attend64Bf16, AttendTiles64Bf16],
+        (..=64, _) => [Attend64Fp8, AttendTiles64Fp8],
+        (..=MAX_HEAD_DIM, 0) => [Attend128Bf16, AttendTiles128Bf16],
+        (..=MAX_HEAD_DIM, _) => [Attend128Fp8, AttendTiles128Fp8],
+        (d, _) => panic!("heads of {d} channels are more than the CUDA backend takes"),
     }
 }
 
-/// The instance of `attend_tiles` for a head size, where there is one.
-fn tiles_kernel(head_dim: usize) -> Option<Kernel> {
-    match head_dim {
-        32 => Some(Kernel::AttendTiles32),
-        64 => Some(Kernel::AttendTiles64),
-        128 => Some(Kernel::AttendTiles128),
-        _ => None,
-    }
+/// Channels that an instance of attention has room for.
+pub(super) fn padded(head_dim: usize) -> usize {
+    if head_dim <= 64 { 64 } else { MAX_HEAD_DIM }
 }
 
-pub(super) fn attend(
+#[allow(clippy::too_many_arguments)]
+pub(super) fn attention(
     cuda: &Cuda,
     out: &mut Acts,
-    qkv: &Acts,
-    decisions: &Buf<f32>,
-    kv: &KvTables<Cuda>,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    kv: &mut KvTables<Cuda>,
     layer: usize,
     spans: &[Span],
+    rope: &QkvRope<'_, Cuda>,
 ) {
     let (g, shape, view) = (&kv.geometry, cuda.send(spans), view(kv));
-    let (rows, d, group) = (shape.n_rows, g.head_dim, g.n_q_heads / g.n_kv_heads);
-    // Few rows: enough blocks for the whole card by splitting the keys.
-    let n_splits = (kv.pool.max_blocks / (rows * g.n_kv_heads).max(1)).clamp(1, MAX_SPLITS);
-    out.holds(rows);
+    out.holds(shape.n_rows);
+    let single = spans.iter().all(|s| s.len == 1);
+    turn(cuda, qkv, decisions, &view, layer, shape, single, rope);
+    let [few, tiles] = attend_kernels(g);
+    let number = layer as i32;
     let mut args = vec![
         Ptr(out.ptr()),
         I32(out.rounded as i32),
         Ptr(kv.pool.partials.ptr()),
+        Ptr(kv.pool.arrivals.ptr()),
+        Ptr(qkv.ptr()),
+        Kv(&view),
+        I32(number),
+        Ptr(shape.spans),
+        F32(1.0 / (g.head_dim as f32).sqrt()),
+    ];
+    if single {
+        // The card divides what its blocks have to do by the slots that live.
+        let blocks = (kv.pool.max_blocks / shape.n_spans).max(g.n_kv_heads);
+        return cuda.driver.launch(few, [blocks, shape.n_spans, 1], 256, &args);
+    }
+    args.insert(5, Ptr(decisions.ptr()));
+    let rows = TILE_LINES / (g.n_q_heads / g.n_kv_heads);
+    let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(rows)).sum();
+    // Few rows: enough blocks for the whole card by dividing the keys.
+    let parts = (kv.pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
+    cuda.driver.launch(tiles, [parts, g.n_kv_heads, n_tiles], 128, &args);
+    let args = [Kv(&view), Ptr(decisions.ptr()), I32(number), Ptr(shape.spans)];
+    cuda.driver.launch(Kernel::Place, [g.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
+    let args = [Kv(&view), I32(number), Ptr(shape.spans), Ptr(shape.span_of_row), I32(shape.n_rows as i32)];
+    cuda.driver.launch(Kernel::Store, [(shape.n_rows * g.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
+}
+
+/// Norms, decisions, RoPE and codec; `single` tokens take their slots as well.
+#[allow(clippy::too_many_arguments)]
+fn turn(
+    cuda: &Cuda,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    view: &View,
+    layer: usize,
+    shape: Shape,
+    single: bool,
+    rope: &QkvRope<'_, Cuda>,
+) {
+    let alpha = rope.borrowed;
+    let (scale, offset, per_layer) = alpha.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
+    let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
+    let args = [
         Ptr(qkv.ptr()),
         Ptr(decisions.ptr()),
-        Kv(&view),
+        Kv(view),
         I32(layer as i32),
         Ptr(shape.spans),
+        Ptr(shape.span_of_row),
+        Ptr(q_norm),
+        Ptr(k_norm),
+        Ptr(rope.inv_freq.ptr()),
+        F32(rope.rms_eps),
+        F32(rope.rope_scale),
+        I32(alpha.is_some() as i32),
+        F32(scale),
+        F32(offset),
+        I32(per_layer as i32),
     ];
-    let scale = F32(1.0 / (d as f32).sqrt());
-    let tiles = tiles_kernel(d).filter(|_| rows >= TILE_ROWS * shape.n_spans);
-    let (kernel, blocks) = match tiles {
-        Some(kernel) => (kernel, spans.iter().map(|s| s.len.div_ceil(TILE_LINES / group)).sum()),
-        None => {
-            args.push(Ptr(shape.span_of_row));
-            (attend_kernel(d, group), rows)
-        }
-    };
-    args.push(scale);
-    cuda.driver.launch(kernel, [n_splits, g.n_kv_heads, blocks], 128, &args);
-    if n_splits > 1 {
-        let args =
-            [Ptr(out.ptr()), I32(out.rounded as i32), Ptr(kv.pool.partials.ptr()), I32(n_splits as i32), I32(d as i32)];
-        cuda.driver.launch(Kernel::AttendMerge, [g.n_q_heads, rows, 1], 128, &args);
-    }
-}
-
-pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
-    let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Kv(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
-    // A token for each span: a warp does. Chunks are placed a block's threads at a time.
-    let threads = if shape.n_rows == shape.n_spans { 32 } else { BLOCK };
-    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], threads, &args);
-}
-
-pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, qkv: &Acts, layer: usize, spans: &[Span]) {
-    let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Kv(&view), Ptr(qkv.ptr()), I32(layer as i32), Ptr(shape.spans), Ptr(shape.span_of_row)];
-    cuda.driver.launch(Kernel::Store, [kv.geometry.n_kv_heads, shape.n_rows, 1], 64, &args);
+    // A warp for each query head of a group, for K and for V; and one to place.
+    let (kernel, warps) = if single { (Kernel::QkvRopeTake, 3) } else { (Kernel::QkvRope, 2) };
+    let (heads, group) = (view.n_kv_heads as usize, (view.n_q_heads / view.n_kv_heads) as usize);
+    // Heads share a row's angles, where there are rows enough.
+    let enough = (cuda.driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
+    let blocks = if per_layer { 1 } else { enough.clamp(1, heads) };
+    cuda.driver.launch(kernel, [blocks, shape.n_rows, 1], 32 * (group + warps), &args);
 }
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {

@@ -5,16 +5,19 @@
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::driver::{Driver, out_of_memory};
+use super::kv::{TILE_LINES, padded};
 use super::memory::Buf;
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::rc::Rc;
 
+/// As in `kv.cuh`: the kernels know no other page.
+const PAGE_SLOTS: usize = 16;
 const STEP_BYTES: usize = 16 << 20;
 /// Pages begin at multiples of this, for 16-byte copies.
 const PAGE_ALIGN: usize = 16;
-/// Blocks of one attention launch at which its keys are no longer split further, by multiprocessor.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
+/// Blocks of one attention launch at which its keys are no longer divided further, by multiprocessor.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
 pub struct Pool {
     driver: Rc<Driver>,
@@ -32,8 +35,11 @@ pub struct Pool {
     pub(super) counts: Buf<i32>,
     /// Free pages that no step since has had leave to take: saves asking the card.
     certain: Cell<usize>,
-    /// Softmaxes of splits, see `attend.cu`.
+    /// K and V of a chunk's rows as they will be stored: `staged_at` in `kv.cuh`.
+    pub(super) staged: Buf<u8>,
+    /// Softmaxes over parts of the keys, see `attend.cu` and `attend_tiles.cu`, and how many of them are done.
     pub(super) partials: Buf<f32>,
+    pub(super) arrivals: Buf<i32>,
     /// Blocks that `partials` has room for.
     pub(super) max_blocks: usize,
     /// One lane's slots, for `slot_metas`.
@@ -41,17 +47,24 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(driver: &Rc<Driver>, g: &KvGeometry, max_pages: usize) -> Result<Self, OutOfMemory> {
+    pub(super) fn new(
+        driver: &Rc<Driver>,
+        g: &KvGeometry,
+        max_pages: usize,
+        max_step: usize,
+    ) -> Result<Self, OutOfMemory> {
+        assert_eq!(g.page_slots, PAGE_SLOTS, "slots of a page");
         let stride = g.page_bytes().next_multiple_of(PAGE_ALIGN);
         let step_bytes = STEP_BYTES.next_multiple_of(granularity(driver)).max(stride);
         let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(step_bytes);
         let max_blocks = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors;
-        let group = g.n_q_heads / g.n_kv_heads;
         let refs = Buf::new(driver, max_pages)?;
         let free_list = Buf::new(driver, max_pages)?;
         let returned = Buf::new(driver, max_pages)?;
         let counts = Buf::new(driver, 2)?;
-        let partials = Buf::new(driver, max_blocks * group * (g.head_dim + 2))?;
+        let staged = Buf::new(driver, max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads * stride)?;
+        let partials = Buf::new(driver, max_blocks * TILE_LINES * (padded(g.head_dim) + 8))?;
+        let arrivals = Buf::new(driver, max_blocks)?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots)?;
         let mut base = 0;
         // SAFETY: a context is current; the pointer is to a live address.
@@ -72,7 +85,9 @@ impl Pool {
             returned,
             counts,
             certain: Cell::new(0),
+            staged,
             partials,
+            arrivals,
             max_blocks,
             metas,
         })

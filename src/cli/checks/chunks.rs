@@ -1,7 +1,7 @@
 //! Checks of long chunks over stored slots in shared pages: what every row sees, and that it does not matter
 //! how a chunk is divided.
 
-use super::{Case, Output, Random, acts, buffer, poisoned, policy_name, values};
+use super::{Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
@@ -50,7 +50,7 @@ impl Case for Chunks {
     }
 
     fn limit(&self) -> f32 {
-        super::SPLIT_ATTENTION
+        super::rounded_attention(self.codec)
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
@@ -94,10 +94,11 @@ impl<B: Backend> Run<'_, B> {
             let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();
             let spans = [self.cache.span(seq, 0, n)];
             self.cache.reserve_step(self.b, &spans).expect("memory for a check");
-            let (mut qkv, decisions) = (acts(self.b, width, &rows), buffer(self.b, &decided));
+            let (mut qkv, mut decisions) = (acts(self.b, width, &rounded(rows)), buffer(self.b, &decided));
             let out_width = case.group * case.heads * case.head_dim;
             let mut out = poisoned(self.b, n, out_width);
-            self.cache.attention(self.b, &mut out, &mut qkv, &decisions, 0, &spans);
+            let still = Still::new(self.b, case.head_dim);
+            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, 0, &spans, &still.rope());
             self.output.floats.extend(values(self.b, &out, n * out_width));
             self.cache.finish(self.b, &spans);
         }

@@ -1,7 +1,7 @@
 //! Checks of the cache's ops: random histories of steps, forks, toggles, releases and trims, with every
 //! slot, page count and attention output compared.
 
-use super::{Case, Output, Random, acts, buffer, poisoned, policy_name, values};
+use super::{Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
@@ -124,8 +124,7 @@ impl Case for History {
     }
 
     fn limit(&self) -> f32 {
-        // Smaller heads have no attention on tensor cores.
-        if self.head_dim < 32 { 4e-6 } else { super::SPLIT_ATTENTION }
+        super::rounded_attention(self.codec)
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
@@ -194,11 +193,12 @@ impl<B: Backend> Run<'_, B> {
         let (width, out_width) =
             ((case.group + 2) * case.heads * case.head_dim, case.group * case.heads * case.head_dim);
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
+        let still = Still::new(self.b, case.head_dim);
         for layer in 0..2 {
-            let mut qkv = acts(self.b, width, &self.random.floats(n * width));
-            let decisions = buffer(self.b, &self.random.floats(n * case.heads));
+            let mut qkv = acts(self.b, width, &rounded(self.random.floats(n * width)));
+            let mut decisions = buffer(self.b, &self.random.floats(n * case.heads));
             let mut out = poisoned(self.b, n, out_width);
-            self.cache.attention(self.b, &mut out, &mut qkv, &decisions, layer, &spans);
+            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &still.rope());
             self.output.floats.extend(values(self.b, &out, n * out_width));
         }
         self.cache.finish(self.b, &spans);

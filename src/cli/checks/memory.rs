@@ -1,9 +1,9 @@
 //! Checks of what a card's memory does: pages move out of the last steps of the pool, the sequences that
 //! hold them notice nothing, and the driver's figure falls.
 
-use super::{Finding, Random, acts, buffer, poisoned, values};
+use super::{Finding, Random, Still, acts, buffer, poisoned, values};
 use crate::backend::{Backend, KvGeometry};
-use crate::cache::{KvCache, SeqId};
+use crate::cache::{KvCache, PAGE_SLOTS, SeqId};
 use crate::codec::Codec;
 use crate::policy::Policy;
 use std::time::Instant;
@@ -25,8 +25,7 @@ pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
         n_kv_heads: HEADS,
         head_dim: HEAD_DIM,
         n_seqs: 2,
-        // Large pages: few tokens fill a step.
-        page_slots: CHUNK,
+        page_slots: PAGE_SLOTS,
         max_pages: 0,
         codec: Codec::Bf16,
         policy: Policy::Dense,
@@ -43,12 +42,12 @@ pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
     }
     cache.release(b, seqs[0]);
     let query: Vec<f32> = random.floats(3 * HEADS * HEAD_DIM);
-    let seen = look(b, &cache, seqs[1], &query);
+    let seen = look(b, &mut cache, seqs[1], &query);
     cache.trim(b);
     let stats = cache.pool_stats(b);
     let taken = b.device_bytes().unwrap_or(0).saturating_sub(before + tables);
     let used = stats.used_pages as u64 * page_bytes;
-    let broken = if look(b, &cache, seqs[1], &query) != seen {
+    let broken = if look(b, &mut cache, seqs[1], &query) != seen {
         Some("a sequence reads other values after its pages moved".to_owned())
     } else if let Err(why) = cache.audit(b) {
         Some(why)
@@ -60,21 +59,26 @@ pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
     tell(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
 }
 
-/// A page of tokens for every head.
+/// A chunk of tokens.
 fn fill<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, random: &mut Random) {
-    let spans = [cache.span(seq, 0, CHUNK)];
-    cache.reserve_step(b, &spans).expect("memory for a check");
-    let qkv = acts(b, 3 * HEADS * HEAD_DIM, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM));
-    let decisions = buffer(b, &[0.0f32; CHUNK * HEADS]);
-    cache.take(b, &qkv, &decisions, 0, &spans);
-    cache.finish(b, &spans);
+    attend(b, cache, seq, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM));
 }
 
-/// What one more token would read of a sequence.
-fn look<B: Backend>(b: &B, cache: &KvCache<B>, seq: SeqId, query: &[f32]) -> Vec<f32> {
-    let mut out = poisoned(b, 1, HEADS * HEAD_DIM);
-    let decisions = buffer(b, &[0.0f32; HEADS]);
-    let qkv = acts(b, 3 * HEADS * HEAD_DIM, query);
-    b.attend(&mut out, &qkv, &decisions, cache.tables(), 0, &[cache.span(seq, 0, 1)]);
-    values(b, &out, HEADS * HEAD_DIM)
+/// What one more token reads of a sequence, which forgets it again.
+fn look<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, row: &[f32]) -> Vec<f32> {
+    let copy = cache.fork(b, seq).expect("a free row");
+    let seen = attend(b, cache, copy, row);
+    cache.release(b, copy);
+    seen
+}
+
+fn attend<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, rows: &[f32]) -> Vec<f32> {
+    let n = rows.len() / (3 * HEADS * HEAD_DIM);
+    let spans = [cache.span(seq, 0, n)];
+    cache.reserve_step(b, &spans).expect("memory for a check");
+    let (mut qkv, mut out) = (acts(b, 3 * HEADS * HEAD_DIM, rows), poisoned(b, n, HEADS * HEAD_DIM));
+    let (mut decisions, still) = (buffer(b, &vec![0.0f32; n * HEADS]), Still::new(b, HEAD_DIM));
+    cache.attention(b, &mut out, &mut qkv, &mut decisions, 0, &spans, &still.rope());
+    cache.finish(b, &spans);
+    values(b, &out, n * HEADS * HEAD_DIM)
 }

@@ -1,9 +1,7 @@
 //! Checks of the ops that keep nothing: rows in, rows out.
 
 use super::{BF16_STEP, Case, Output, Random, acts, buffer, operand, poisoned, read, rounded, values};
-use crate::backend::{AdapterHead, Alpha, Backend, KvGeometry, Norm, QkvRope, Span};
-use crate::codec::Codec;
-use crate::policy::Policy;
+use crate::backend::{AdapterHead, Alpha, Backend, Norm};
 use crate::tensor::DType;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -228,64 +226,6 @@ impl Case for Gate {
     }
 }
 
-pub struct Rope {
-    head_dim: usize,
-    heads: usize,
-    group: usize,
-    norm: bool,
-    borrowed: Option<bool>,
-}
-
-pub fn ropes() -> Vec<Rope> {
-    let mut out = Vec::new();
-    for head_dim in [8, 32, 64, 128] {
-        for group in 1..=8 {
-            let heads = 1 + group % 3;
-            let borrowed = [None, Some(false), Some(true)][(group + head_dim / 32) % 3];
-            out.push(Rope { head_dim, heads, group, norm: group % 2 == 1, borrowed });
-        }
-    }
-    out
-}
-
-impl Case for Rope {
-    fn name(&self) -> String {
-        let dms = ["", ", borrowed", ", borrowed by layer"][self.borrowed.map_or(0, |l| 1 + l as usize)];
-        let norm = if self.norm { ", norms" } else { "" };
-        format!("qkv_rope {} of {} x {}{norm}{dms}", self.head_dim, self.heads, self.group)
-    }
-    fn limit(&self) -> f32 {
-        4e-6
-    }
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let (mut random, d, n) = (Random::new(5), self.head_dim, 7);
-        let n_q_heads = self.heads * self.group;
-        let width = (n_q_heads + 2 * self.heads) * d;
-        let mut qkv = acts(b, width, &random.floats(n * width));
-        let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
-        let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
-        let inv_freq = buffer(b, &inv_freq);
-        let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
-        let mut seq_len = b.alloc(3).expect("memory");
-        b.write(&mut seq_len, 0, &[7, 130_001, 40_000]);
-        let args = QkvRope {
-            n_q_heads,
-            n_kv_heads: self.heads,
-            head_dim: d,
-            qk_norm: self.norm.then_some([&q, &k]),
-            rms_eps: 1e-6,
-            inv_freq: &inv_freq,
-            rope_scale: 1.25,
-            borrowed: self.borrowed.map(|per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer }),
-        };
-        // Spans need not lie in the order of their sequences.
-        let spans = [Span { seq: 1, start: 2, len: 5 }, Span { seq: 0, start: 0, len: 2 }];
-        b.qkv_rope(&mut qkv, &mut decisions, &seq_len, &spans, &args);
-        let decided: Vec<f32> = read(b, &decisions, n * self.heads).iter().map(|d| d / 100.0).collect();
-        Output { floats: [values(b, &qkv, n * width), decided].concat(), exact: vec![] }
-    }
-}
-
 /// Rows, and whether one decision serves all heads.
 pub struct Adapter(usize, bool);
 
@@ -311,44 +251,5 @@ impl Case for Adapter {
         let head = AdapterHead { norm: &norm, proj: &proj, bias: Some(&bias), rms_eps: 1e-6, alpha };
         b.adapter_decisions(&mut decisions, &x, &mut scratch, &mut raw, &head, n);
         Output { floats: read(b, &decisions, n * heads), exact: vec![] }
-    }
-}
-
-pub struct RoundTrip(Codec, usize);
-
-pub fn round_trips() -> Vec<RoundTrip> {
-    [Codec::Bf16, Codec::Fp8].iter().flat_map(|&c| [8, 32, 64, 128].map(|d| RoundTrip(c, d))).collect()
-}
-
-impl Case for RoundTrip {
-    fn name(&self) -> String {
-        format!("kv_round_trip {} {}", self.0.name(), self.1)
-    }
-    fn limit(&self) -> f32 {
-        0.0
-    }
-    fn run<B: Backend>(&self, b: &B) -> Output {
-        let (mut random, d, n) = (Random::new(7), self.1, 9);
-        let width = (3 + 2 * 2) * d;
-        let mut rows = random.floats(n * width);
-        // Values of all sizes, and a head of zeros.
-        rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));
-        rows[4 * d..5 * d].fill(0.0);
-        let mut qkv = acts(b, width, &rows);
-        let geometry = KvGeometry {
-            n_layers: 1,
-            n_q_heads: 3,
-            n_kv_heads: 2,
-            head_dim: d,
-            n_seqs: 1,
-            page_slots: 16,
-            max_pages: 1,
-            codec: self.0,
-            policy: Policy::Dense,
-        };
-        b.kv_round_trip(&mut qkv, &geometry, n);
-        let floats = values(b, &qkv, n * width);
-        let exact = floats.iter().map(|x| x.to_bits() as i64).collect();
-        Output { floats, exact }
     }
 }

@@ -294,9 +294,6 @@ impl<B: Backend> Table<'_, B> {
         let inv_freq = buffer(b, &vec![0.01f32; c.head_dim / 2]);
         let norm = buffer(b, &vec![1.0f32; c.head_dim]);
         let rope = QkvRope {
-            n_q_heads: c.n_q_heads,
-            n_kv_heads: c.n_kv_heads,
-            head_dim: c.head_dim,
             qk_norm: c.qk_norm.then_some([&norm, &norm]),
             rms_eps: c.rms_eps,
             inv_freq: &inv_freq,
@@ -307,8 +304,7 @@ impl<B: Backend> Table<'_, B> {
             seqs.iter().enumerate().map(|(i, &seq)| cache.span(seq, i * len, len)).collect()
         };
         let layer = |s: &mut Attention<B>, layer: usize, spans: &[Span]| {
-            b.qkv_rope(&mut s.qkv, &mut s.decisions, s.cache.seq_len(), spans, &rope);
-            s.cache.attention(b, &mut s.out, &mut s.qkv, &s.decisions, layer, spans);
+            s.cache.attention(b, &mut s.out, &mut s.qkv, &mut s.decisions, layer, spans, &rope);
         };
         let filled = |s: &mut Attention<B>| {
             for &seq in &s.seqs.clone() {

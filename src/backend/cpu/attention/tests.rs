@@ -1,9 +1,10 @@
 //! The fast forms against the plain loops, over the steps of two sequences.
 
 use super::super::super::{Backend, KvGeometry, KvTables, Span};
+use super::super::kv::{place, store};
 use super::super::simd::maths::tests::random;
 use super::super::{Acts, Cpu};
-use super::reference;
+use super::{attend, reference};
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy, Shift};
 
@@ -11,7 +12,7 @@ fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
     let rows = geometry.n_layers * geometry.n_lanes();
     KvTables {
         geometry,
-        pool: cpu.pool(&geometry, 10_000).unwrap(),
+        pool: cpu.pool(&geometry, 10_000, 0).unwrap(),
         page_table: vec![-1; rows * geometry.max_pages],
         live: vec![0; rows],
         ring: vec![0; rows * geometry.policy.ring_len()],
@@ -67,8 +68,8 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         cpu.kv_round_trip(&mut qkv, &geometry, n);
         let acts = |poison: f32| Acts { data: vec![poison; n * q_heads * head_dim], width: q_heads * head_dim };
         let (mut got, mut again, mut want) = (acts(f32::NAN), acts(1.0), acts(0.0));
-        cpu.attend(&mut got, &qkv, &decisions, &kv, 0, &spans);
-        cpu.attend(&mut again, &qkv, &decisions, &kv, 0, &spans);
+        attend(&cpu, &mut got, &qkv, &decisions, &kv, 0, &spans);
+        attend(&cpu, &mut again, &qkv, &decisions, &kv, 0, &spans);
         reference::attend(&mut want, &qkv, &decisions, &kv, 0, &spans);
         for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
             assert!((g - w).abs() < 2e-5, "{name}, step {step}, row {}: {g} {w}", i / got.width);
@@ -78,8 +79,8 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
             "{name}: not the same twice"
         );
         cpu.reserve(&mut kv, 2 * n * heads).unwrap();
-        cpu.place(&mut kv, &decisions, 0, &spans);
-        cpu.store(&mut kv, &qkv, 0, &spans);
+        place(&mut kv, &decisions, 0, &spans);
+        store(&mut kv, &qkv, 0, &spans);
         cpu.advance(&mut kv, &spans);
     }
 }

@@ -1,0 +1,145 @@
+//! Checks of what attention does to the step's rows before it attends: norms, decisions, RoPE, codec. Attention itself
+//! is checked with the cache.
+
+use super::{Case, Output, Random, Still, acts, buffer, poisoned, read, values};
+use crate::backend::{Alpha, Backend, KvGeometry, KvTables, QkvRope, Span};
+use crate::cache::PAGE_SLOTS;
+use crate::codec::Codec;
+use crate::policy::Policy;
+
+/// A step of a dense cache's only layer.
+struct Step {
+    n_q_heads: usize,
+    heads: usize,
+    head_dim: usize,
+    codec: Codec,
+    /// Tokens that each sequence was fed.
+    fed: Vec<i32>,
+    spans: Vec<Span>,
+}
+
+impl Step {
+    fn width(&self) -> usize {
+        (self.n_q_heads + 2 * self.heads) * self.head_dim
+    }
+
+    /// What becomes of rows and decisions.
+    fn run<B: Backend>(&self, b: &B, rows: &[f32], rope: &QkvRope<'_, B>) -> (Vec<f32>, Vec<f32>) {
+        let (n, width) = (rows.len() / self.width(), self.width());
+        let geometry = KvGeometry {
+            n_layers: 1,
+            n_q_heads: self.n_q_heads,
+            n_kv_heads: self.heads,
+            head_dim: self.head_dim,
+            n_seqs: self.fed.len(),
+            page_slots: PAGE_SLOTS,
+            max_pages: 0,
+            codec: self.codec,
+            policy: Policy::Dense,
+        };
+        let mut kv = KvTables::new(b, geometry, PAGE_SLOTS, n).expect("memory for a check");
+        b.reserve(&mut kv, self.fed.len() * self.heads).expect("memory for a check");
+        b.write(&mut kv.seq_len, 0, &self.fed);
+        let mut qkv = acts(b, width, rows);
+        let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
+        let mut out = poisoned(b, n, self.n_q_heads * self.head_dim);
+        b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope);
+        (values(b, &qkv, n * width), read(b, &decisions, n * self.heads))
+    }
+}
+
+pub struct Rope {
+    head_dim: usize,
+    heads: usize,
+    group: usize,
+    norm: bool,
+    borrowed: Option<bool>,
+    single: bool,
+}
+
+pub fn ropes() -> Vec<Rope> {
+    let mut out = Vec::new();
+    for head_dim in [8, 32, 64, 128] {
+        for group in 1..=8 {
+            let heads = 1 + group % 3;
+            let borrowed = [None, Some(false), Some(true)][(group + head_dim / 32) % 3];
+            let norm = group % 2 == 1;
+            out.extend([false, true].map(|single| Rope { head_dim, heads, group, norm, borrowed, single }));
+        }
+    }
+    out
+}
+
+impl Case for Rope {
+    fn name(&self) -> String {
+        let dms = ["", ", borrowed", ", borrowed by layer"][self.borrowed.map_or(0, |l| 1 + l as usize)];
+        let norm = if self.norm { ", norms" } else { "" };
+        let single = if self.single { ", single tokens" } else { "" };
+        format!("rope {} of {} x {}{norm}{dms}{single}", self.head_dim, self.heads, self.group)
+    }
+    fn limit(&self) -> f32 {
+        4e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, d) = (Random::new(5), self.head_dim);
+        let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
+        let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
+        let rope = QkvRope {
+            qk_norm: self.norm.then_some([&q, &k]),
+            rms_eps: 1e-6,
+            inv_freq: &buffer(b, &inv_freq),
+            rope_scale: 1.25,
+            borrowed: self.borrowed.map(|per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer }),
+        };
+        // Spans need not lie in the order of their sequences.
+        let span = |seq, start, len| Span { seq, start, len };
+        let spans = if self.single { vec![span(2, 1, 1), span(1, 0, 1)] } else { vec![span(1, 2, 5), span(0, 0, 2)] };
+        let n: usize = spans.iter().map(|s| s.len).sum();
+        let n_q_heads = self.heads * self.group;
+        let fed = vec![7, 130_001, 40_000];
+        let step = Step { n_q_heads, heads: self.heads, head_dim: d, codec: Codec::Bf16, fed, spans };
+        let (mut rows, mut decided) = step.run(b, &random.floats(n * step.width()), &rope);
+        // A last bit before the codec may be a step of bf16 after it, which stands for two millionths.
+        rows.chunks_mut(step.width()).flat_map(|row| &mut row[n_q_heads * d..]).for_each(|x| *x *= 5e-4);
+        decided.iter_mut().for_each(|d| *d /= 100.0);
+        Output { floats: [rows, decided].concat(), exact: vec![] }
+    }
+}
+
+pub struct RoundTrip {
+    codec: Codec,
+    head_dim: usize,
+    single: bool,
+}
+
+pub fn round_trips() -> Vec<RoundTrip> {
+    let mut out = Vec::new();
+    for codec in [Codec::Bf16, Codec::Fp8] {
+        for head_dim in [8, 32, 64, 128] {
+            out.extend([false, true].map(|single| RoundTrip { codec, head_dim, single }));
+        }
+    }
+    out
+}
+
+impl Case for RoundTrip {
+    fn name(&self) -> String {
+        format!("codec {} {}{}", self.codec.name(), self.head_dim, if self.single { ", single tokens" } else { "" })
+    }
+    fn limit(&self) -> f32 {
+        0.0
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, d, n) = (Random::new(7), self.head_dim, 9);
+        let span = |i: usize| Span { seq: i, start: i, len: 1 };
+        let spans = if self.single { (0..n).map(span).collect() } else { vec![Span { seq: 0, start: 0, len: n }] };
+        let step = Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans };
+        let mut rows = random.floats(n * step.width());
+        // Values of all sizes, and a head of zeros.
+        rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));
+        rows[5 * d..6 * d].fill(0.0);
+        let (floats, _) = step.run(b, &rows, &Still::new(b, d).rope());
+        let exact = floats.iter().map(|x| x.to_bits() as i64).collect();
+        Output { floats, exact }
+    }
+}
