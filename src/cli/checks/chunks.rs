@@ -50,7 +50,7 @@ impl Case for Chunks {
     }
 
     fn limit(&self) -> f32 {
-        super::rounded_attention(self.codec)
+        super::BF16_STEP
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {

@@ -124,7 +124,7 @@ impl Case for History {
     }
 
     fn limit(&self) -> f32 {
-        super::rounded_attention(self.codec)
+        super::BF16_STEP
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
