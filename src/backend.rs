@@ -477,6 +477,11 @@ pub trait Backend: Sized + 'static {
         round();
         median((0..TIMED_ROUNDS).map(|_| round()).collect())
     }
+    /// Bytes of device memory that `make` takes, told without taking any; what it makes cannot be used. Absent where
+    /// memory is the host's.
+    fn rehearse<T>(&self, _make: impl FnOnce() -> T) -> Option<u64> {
+        None
+    }
     /// Bytes of device memory as the driver reports them for this process.
     fn device_bytes(&self) -> Option<u64> {
         None

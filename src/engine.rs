@@ -14,14 +14,14 @@ mod scheduler;
 pub mod score;
 mod worker;
 
-pub use runner::{Decode, DecodeError, NonFinite, Runner};
+pub use runner::{Decode, DecodeError, NonFinite, Runner, workspace_bytes};
 pub use scheduler::ChunkSizer;
 
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::protocol::{Command, EngineHandle, Event, Plan, Snapshot};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -35,6 +35,8 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Memory that is free before loading, where it is known.
     pub memory_bytes: Option<u64>,
+    /// What of it is taken beside weights and pages: [`settle_context`] asks the backend.
+    pub workspace_bytes: u64,
     /// Most bytes of allocated KV pages.
     pub kv_limit: Option<u64>,
     /// Absent: on, unless the checkpoint asks to start without.
@@ -47,7 +49,16 @@ pub struct EngineOptions {
 
 impl EngineOptions {
     pub fn new(codec: Codec) -> Self {
-        Self { codec, context: None, memory_bytes: None, kv_limit: None, eviction: None, max_step: None, max_seqs: 4 }
+        Self {
+            codec,
+            context: None,
+            memory_bytes: None,
+            workspace_bytes: 0,
+            kv_limit: None,
+            eviction: None,
+            max_step: None,
+            max_seqs: 4,
+        }
     }
 }
 
@@ -109,17 +120,20 @@ impl Loading {
         mut options: EngineOptions,
     ) -> Result<()> {
         let Self { inbox, outlet } = self;
-        let plan = settle_context(&mut checkpoint, &mut options, |text| outlet.notice(text))?;
+        let b = backend()?;
+        let plan = settle_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
         let progress = |done_bytes, total_bytes| outlet.event(Event::Loading { done_bytes, total_bytes });
-        let runner = Runner::new(backend()?, &checkpoint, &options, progress)?;
+        let runner = Runner::new(b, &checkpoint, &options, progress)?;
         worker::Worker::new(runner, &checkpoint, &options, plan, inbox, &outlet)?.run();
         Ok(())
     }
 }
 
 /// Settles the context: extends RoPE where more is asked for than the model was trained on, and
-/// lowers what nobody asked for to what surely fits. `notice` hears what a person should know.
-pub fn settle_context(
+/// lowers what nobody asked for to what surely fits. `notice` hears what a person should know. An error is a model
+/// that a device's memory has no room for.
+pub fn settle_context<B: Backend>(
+    b: &B,
     checkpoint: &mut Checkpoint,
     options: &mut EngineOptions,
     notice: impl Fn(String),
@@ -129,16 +143,31 @@ pub fn settle_context(
     if wanted > native {
         checkpoint.config.extend_yarn(wanted)?;
     }
+    let workspace = |options: &EngineOptions| workspace_bytes(b, checkpoint, options);
+    let on_device = workspace(options);
+    options.workspace_bytes = on_device.unwrap_or(0);
     // A limit on the pages is the user's own: the context is not lowered for it.
-    let certain = planner::plan(checkpoint, options.codec, wanted, None, options.memory_bytes).certain_context;
+    let plan = planner::plan(checkpoint, options, wanted, None);
+    let (certain, expected) = (plan.certain_context, plan.expected_context);
+    if certain == 0 && on_device.is_some() {
+        let mb = |bytes: u64| bytes as f64 / 1e6;
+        let free = mb(options.memory_bytes.unwrap_or(0));
+        let (weights, rest) = (mb(plan.weight_bytes), mb(plan.workspace_bytes));
+        bail!("the model does not fit: {weights:.0} MB of weights and {rest:.0} MB beside them, {free:.0} MB are free");
+    }
+    let more = if expected > certain { format!(" (about {expected} with what it evicts)") } else { String::new() };
     if certain < wanted && options.context.is_some() {
-        notice(format!("only {certain} of {wanted} tokens of context surely fit in memory"));
+        notice(format!("only {certain} of {wanted} tokens of context surely fit in memory{more}"));
     } else if certain < wanted {
-        notice(format!("the context is {certain} tokens, not {wanted}: that much surely fits; --ctx-size overrides"));
+        notice(format!(
+            "the context is {certain} tokens, not {wanted}: that much surely fits{more}; --ctx-size overrides"
+        ));
         options.context = Some(certain.max(1));
+        // Tables for a shorter context are smaller.
+        options.workspace_bytes = workspace(options).unwrap_or(0);
     }
     let context = options.context.unwrap_or(wanted);
-    Ok(planner::plan(checkpoint, options.codec, context, options.kv_limit, options.memory_bytes))
+    Ok(planner::plan(checkpoint, options, context, options.kv_limit))
 }
 
 /// Does `work`, whose device may be lost on the way: that is an error like others.

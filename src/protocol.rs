@@ -328,6 +328,8 @@ pub struct TemplateSpec {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub weight_bytes: u64,
+    /// Device memory beside weights and pages; 0 where memory is the host's.
+    pub workspace_bytes: u64,
     /// Room for KV pages; absent when neither memory nor limit is known.
     pub kv_budget_bytes: Option<u64>,
     /// A full context without eviction, and at the checkpoint's ratio.

@@ -452,6 +452,15 @@ impl Backend for Cuda {
         median(timed.collect())
     }
 
+    fn rehearse<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
+        // What it keeps of its own accord has to be made in earnest.
+        let (spans, sampling) = (self.spans.take(), self.sampling.take());
+        let bytes = self.driver.rehearse(make);
+        self.spans.replace(spans);
+        self.sampling.replace(sampling);
+        Some(bytes)
+    }
+
     fn device_bytes(&self) -> Option<u64> {
         Some(self.driver.taken_bytes())
     }

@@ -54,6 +54,7 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         checks::run_products(&with_library, &mut tell);
     }
     drop(with_library);
+    memory::run_plan(Cuda::open(index, &own(true))?, &mut tell)?;
     steps::run_all(|graphs| Cuda::open(index, &own(graphs)), &mut tell)?;
     if args.all {
         checks::run_long(&Cuda::open(index, &own(true))?, &mut tell);

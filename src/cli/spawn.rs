@@ -71,17 +71,21 @@ pub trait ModelJob {
 pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> Result<u8> {
     check_device(settings)?;
     download::ensure(settings)?;
-    let (mut checkpoint, place) = opened(settings).map_err(as_wrong_use)?;
+    let (checkpoint, place) = opened(settings).map_err(as_wrong_use)?;
     checkpoint.adapter_notice().into_iter().for_each(|text| notice(&text));
-    let mut options = EngineOptions { max_step: Some(max_step), ..options(settings, place) };
-    engine::settle_context(&mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
+    let options = EngineOptions { max_step: Some(max_step), ..options(settings, place) };
     match place {
-        Place::Cpu => job.run(&mut Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {})?, &checkpoint),
+        Place::Cpu => run_job(Cpu::new(0), checkpoint, options, job),
         Place::Card(index) => {
             let card = Cuda::open(index, &card_options(settings.graph, settings.gemm))?;
-            job.run(&mut Runner::new(card, &checkpoint, &options, |_, _| {})?, &checkpoint)
+            run_job(card, checkpoint, options, job)
         }
     }
+}
+
+fn run_job<B: Backend>(b: B, mut checkpoint: Checkpoint, mut options: EngineOptions, job: impl ModelJob) -> Result<u8> {
+    engine::settle_context(&b, &mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
+    job.run(&mut Runner::new(b, &checkpoint, &options, |_, _| {})?, &checkpoint)
 }
 
 /// The checkpoint that the settings name.

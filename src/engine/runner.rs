@@ -59,9 +59,20 @@ pub struct Runner<B: Backend> {
     waited: Duration,
 }
 
-impl<B: Backend> Runner<B> {
-    pub fn new(b: B, checkpoint: &Checkpoint, options: &EngineOptions, progress: impl FnMut(u64, u64)) -> Result<Self> {
-        let model = Model::load(&b, checkpoint, progress).context("cannot load the model's weights")?;
+/// All that is allocated for a model.
+struct Parts<B: Backend> {
+    model: Model<B>,
+    ws: Workspace<B>,
+    cache: KvCache<B>,
+    seen: B::Buf<u32>,
+    draws: B::Buf<Draw>,
+    context: usize,
+    max_step: usize,
+}
+
+impl<B: Backend> Parts<B> {
+    fn new(b: &B, checkpoint: &Checkpoint, options: &EngineOptions, progress: impl FnMut(u64, u64)) -> Result<Self> {
+        let model = Model::load(b, checkpoint, progress).context("cannot load the model's weights")?;
         let c = &model.config;
         let context = options.context.unwrap_or(c.context);
         let wanted = options.max_step.unwrap_or_else(|| b.step_tokens(Workspace::<B>::token_bytes(c)));
@@ -78,12 +89,32 @@ impl<B: Backend> Runner<B> {
             policy: model.policy(),
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), MAX_LOGITS.max(options.max_seqs));
-        let mut cache = KvCache::new(&b, geometry, context, max_tokens)?;
+        Ok(Self {
+            cache: KvCache::new(b, geometry, context, max_tokens)?,
+            ws: Workspace::new(b, &model, max_tokens, max_logits)?,
+            seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
+            draws: b.alloc(max_logits)?,
+            model,
+            context,
+            max_step,
+        })
+    }
+}
+
+/// Bytes of device memory that a model takes beside its weights and pages: told before loading by the very
+/// allocations that loading makes. Absent where memory is the host's.
+pub fn workspace_bytes<B: Backend>(b: &B, checkpoint: &Checkpoint, options: &EngineOptions) -> Option<u64> {
+    let all = b.rehearse(|| Parts::new(b, checkpoint, options, |_, _| {}))?;
+    Some(all.saturating_sub(checkpoint.weight_bytes))
+}
+
+impl<B: Backend> Runner<B> {
+    pub fn new(b: B, checkpoint: &Checkpoint, options: &EngineOptions, progress: impl FnMut(u64, u64)) -> Result<Self> {
+        let Parts { model, ws, mut cache, seen, draws, context, max_step } =
+            Parts::new(&b, checkpoint, options, progress)?;
         // Pages stop before memory does: a turn that is too long ends, and the process does not.
-        cache.set_limit_bytes(kv_budget(checkpoint.weight_bytes, options.kv_limit, options.memory_bytes));
-        let ws = Workspace::new(&b, &model, max_tokens, max_logits)?;
-        let seen = b.alloc(options.max_seqs * seen_words(c.vocab))?;
-        let draws = b.alloc(max_logits)?;
+        let fixed = checkpoint.weight_bytes + options.workspace_bytes;
+        cache.set_limit_bytes(kv_budget(fixed, options.kv_limit, options.memory_bytes));
         Ok(Self { b, model, ws, cache, context, max_step, seen, draws, drawn: Vec::new(), waited: Duration::ZERO })
     }
 

@@ -52,7 +52,8 @@ pub(super) struct Worker<'a, B: Backend> {
     /// Eviction as last set; restored contexts follow it.
     pub(super) eviction: bool,
     has_policy: bool,
-    weight_bytes: u64,
+    /// Of weights and workspace.
+    fixed_bytes: u64,
     memory_bytes: Option<u64>,
     deferred: VecDeque<Command>,
     pub(super) cancel: bool,
@@ -82,7 +83,7 @@ impl<'a, B: Backend> Worker<'a, B> {
         let active = Context::new(&mut runner, eviction)?;
         let worker = Self {
             has_policy: runner.config().dms.is_some(),
-            weight_bytes: checkpoint.weight_bytes,
+            fixed_bytes: checkpoint.weight_bytes + options.workspace_bytes,
             memory_bytes: options.memory_bytes,
             sizer: ChunkSizer::new(runner.max_step()),
             runner,
@@ -146,7 +147,7 @@ impl<'a, B: Backend> Worker<'a, B> {
             Command::Shutdown => self.shutdown = true,
             Command::SetEviction(on) if !self.replaying => self.toggle(on),
             Command::SetKvLimit(limit) => {
-                self.runner.cache.set_limit_bytes(kv_budget(self.weight_bytes, limit, self.memory_bytes));
+                self.runner.cache.set_limit_bytes(kv_budget(self.fixed_bytes, limit, self.memory_bytes));
                 self.publish();
             }
             Command::Inspect { layer, head } => self.inspect(layer, head),

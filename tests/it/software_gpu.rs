@@ -88,6 +88,10 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     assert_eq!(fine.iter().filter(recorded).count(), 4, "steps are recorded and replayed");
     let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");
     assert_eq!(fine.iter().filter(moved).count(), 1, "pages move, and memory is given back");
+    // The plan is made of the allocations themselves: to the rounding of the figures.
+    let plan = fine.iter().find(|line| line.contains("MB planned")).expect("a model is planned for");
+    let figures: Vec<f64> = plan.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!((figures[0] - figures[1]).abs() < 0.11, "{plan}");
 }
 
 #[test]
@@ -151,7 +155,7 @@ fn a_card_that_is_small_or_lost_is_named() {
     let Some(gpu) = software_gpu() else { return };
     let args = ["-p", EQUATION, "--max-tokens", "4", "--device", "cuda"];
     for (setting, value, words) in [
-        ("SOFTWARE_GPU_MEMORY_MIB", "72", "cannot load the model's weights: out of GPU memory"),
+        ("SOFTWARE_GPU_MEMORY_MIB", "72", "the model does not fit: 16 MB of weights and"),
         ("SOFTWARE_GPU_STEPS", "0", "out of GPU memory"),
         ("SOFTWARE_GPU_LOSE_AFTER", "40", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("SOFTWARE_GPU_LOSE_AFTER", "250", "CUDA_ERROR_ILLEGAL_ADDRESS"),

@@ -4,8 +4,11 @@
 use super::{Finding, Random, Still, acts, buffer, poisoned, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, PAGE_SLOTS, SeqId};
+use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
+use crate::engine::{EngineOptions, Runner, workspace_bytes};
 use crate::policy::Policy;
+use anyhow::Result;
 use std::time::Instant;
 
 const HEADS: usize = 2;
@@ -14,6 +17,8 @@ const CHUNK: usize = 512;
 const CHUNKS: usize = 60;
 /// What the driver may report beyond the pages in use: a step, and 3 %.
 const STEP_BYTES: u64 = 16 << 20;
+/// And beyond what was planned: a card may give every allocation pieces of 2 MiB.
+const PIECES_BYTES: u64 = 96 << 20;
 
 /// Two sequences grow in turns over several steps of the pool, then one of them goes.
 pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
@@ -57,6 +62,24 @@ pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
     };
     let name = format!("memory: {} MiB of pages, {} MiB taken", used >> 20, taken >> 20);
     tell(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+}
+
+/// What the planner says before loading that a model takes, against the driver's figure after it.
+pub fn run_plan<B: Backend>(b: B, tell: &mut impl FnMut(Finding)) -> Result<()> {
+    let Some(before) = b.device_bytes() else { return Ok(()) };
+    let started = Instant::now();
+    let checkpoint = Checkpoint::random("demo")?;
+    let options = EngineOptions::new(Codec::Bf16);
+    let workspace = workspace_bytes(&b, &checkpoint, &options).unwrap_or(0);
+    let planned = checkpoint.weight_bytes + workspace;
+    let runner = Runner::new(b, &checkpoint, &options, |_, _| {})?;
+    let taken = runner.backend().device_bytes().unwrap_or(0).saturating_sub(before);
+    let broken = (taken.abs_diff(planned) > planned * 3 / 100 + PIECES_BYTES)
+        .then(|| "the plan and the driver differ".to_owned());
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    let name = format!("memory: {:.1} MB planned for a model, {:.1} MB taken", mb(planned), mb(taken));
+    tell(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+    Ok(())
 }
 
 /// A chunk of tokens.

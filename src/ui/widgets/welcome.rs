@@ -40,9 +40,15 @@ pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
     if let Some(info) = &app.engine.info {
         let plan = &info.plan;
         let mut text = format!("weights {}", bytes(info.weight_bytes));
+        if plan.workspace_bytes > 0 {
+            text += &format!(", workspace {}", bytes(plan.workspace_bytes));
+        }
         if let Some(budget) = plan.kv_budget_bytes {
-            let surely = super::message::tokens(plan.certain_context);
+            let [surely, about] = [plan.certain_context, plan.expected_context].map(super::message::tokens);
             text += &format!(", room for {} of cache, {surely} tokens surely fit", bytes(budget));
+            if plan.expected_context > plan.certain_context {
+                text += &format!(", about {about} with what is evicted");
+            }
         }
         out.extend(wrap_plain(&text, dim, width, &[]));
     }
