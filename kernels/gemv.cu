@@ -91,17 +91,17 @@ GEMV(gemv_gated, true)
 
 // A few rows: out[n, rows] = x[n, cols] weight[rows, cols]^T + bias, n <= 8 * NT, x in bf16. The weight is the left factor, straight
 // from memory: lane t of group g takes 16 bytes of lines g and g + 8, and as the order of columns in a sum is free, its
-// eight columns are those of two products; x stands against them in the same order. A block has 16 * MT rows, its
+// eight columns are those of two products; x stands against them in the same order. A block has 32 rows, its
 // warps each a part of the columns; a token's sums are the same whatever n and the other tokens are. Grid
-// (rows / (16 * MT)), 256 threads. cols is a multiple of 8.
+// (rows / 32), 256 threads. cols is a multiple of 8.
 //
 // GATED: the weight is [gate | up], lines g are gate's and lines g + 8 up's, and silu(gate) * up goes to
 // out[n, rows / 2] in bf16.
 #define WARPS 8
-template <int MT, int NT, int STEPS, bool GATED>
+template <int NT, int STEPS, bool GATED>
 __device__ __forceinline__ void gemm_few(void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                          int cols, int n) {
-  constexpr int LINES = 16 * MT, OUT = GATED ? LINES / 2 : LINES;
+  constexpr int MT = 2, LINES = 16 * MT, OUT = GATED ? LINES / 2 : LINES;
   __shared__ float parts[WARPS][NT * 8][LINES + 1];
   next_may_begin();
   int wide = GATED ? rows / 2 : rows, row0 = blockIdx.x * OUT;
@@ -184,14 +184,14 @@ __device__ __forceinline__ void gemm_few(void* out, const u16* x, const u16* wei
   }
 }
 
-#define GEMM_FEW(name, MT, NT, STEPS, GATED)                                                                      \
+#define GEMM_FEW(name, NT, STEPS, GATED)                                                                          \
   KERNEL __launch_bounds__(32 * WARPS)                                                                            \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) {            \
-    gemm_few<MT, NT, STEPS, GATED>(out, x, weight, bias, rows, cols, n);                                          \
+    gemm_few<NT, STEPS, GATED>(out, x, weight, bias, rows, cols, n);                                              \
   }
-GEMM_FEW(gemm_few_8, 1, 1, 4, false)
-GEMM_FEW(gemm_few_16, 1, 2, 4, false)
-GEMM_FEW(gemm_few_32, 2, 4, 2, false)
-GEMM_FEW(gemm_few_8_gated, 1, 1, 4, true)
-GEMM_FEW(gemm_few_16_gated, 1, 2, 4, true)
-GEMM_FEW(gemm_few_32_gated, 2, 4, 2, true)
+GEMM_FEW(gemm_few_8, 1, 4, false)
+GEMM_FEW(gemm_few_16, 2, 4, false)
+GEMM_FEW(gemm_few_32, 4, 2, false)
+GEMM_FEW(gemm_few_8_gated, 1, 4, true)
+GEMM_FEW(gemm_few_16_gated, 2, 4, true)
+GEMM_FEW(gemm_few_32_gated, 4, 2, true)

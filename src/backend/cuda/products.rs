@@ -16,6 +16,8 @@ const TILE: usize = 64;
 const GEMV_ROWS: usize = 4;
 /// Up to so many rows `gemm_few_32` takes; it reads the weight once.
 pub(super) const SOME_ROWS: usize = 32;
+/// Rows of the weight that a block of `gemm_few` takes.
+const FEW_TILE_ROWS: usize = 32;
 /// Tokens and rows of the tiles of `gemm_tiles`; rows of those of `gemm_tiles_small`.
 const TILE_TOKENS: usize = 128;
 const TILE_ROWS: usize = 256;
@@ -102,12 +104,12 @@ fn rounded(cuda: &Cuda, p: &Product, gated: bool) {
         return cuda.driver.launch(pick([Gemv, GemvGated]), [p.rows.div_ceil(GEMV_ROWS), 1, 1], 128, &args);
     }
     if p.n <= SOME_ROWS {
-        let (kernels, rows) = match p.n {
-            0..=8 => ([GemmFew8, GemmFew8Gated], 16),
-            9..=16 => ([GemmFew16, GemmFew16Gated], 16),
-            _ => ([GemmFew32, GemmFew32Gated], 32),
+        let kernels = match p.n {
+            0..=8 => [GemmFew8, GemmFew8Gated],
+            9..=16 => [GemmFew16, GemmFew16Gated],
+            _ => [GemmFew32, GemmFew32Gated],
         };
-        return cuda.driver.launch(pick(kernels), [p.rows.div_ceil(rows), 1, 1], 256, &args);
+        return cuda.driver.launch(pick(kernels), [p.rows.div_ceil(FEW_TILE_ROWS), 1, 1], 256, &args);
     }
     // Wide tiles where there are enough of them for the card, and where it has the memory for their stages.
     let tokens = p.n.div_ceil(TILE_TOKENS);
