@@ -166,19 +166,18 @@ pub fn free_bytes(index: u32) -> Option<u64> {
 }
 
 /// Makes the card's context current on this thread.
-fn retain(device: i32) -> Result<sys::CUcontext, NoCuda> {
+fn retain(device: i32) -> Result<(), NoCuda> {
     let mut context = null_mut();
     // SAFETY: the device is one the driver named; the pointer is to a live handle.
     ready(unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) }, "making a context")?;
     // SAFETY: the context was just retained.
-    ready(unsafe { sys::cuCtxSetCurrent(context) }, "taking up its context")?;
-    Ok(context)
+    ready(unsafe { sys::cuCtxSetCurrent(context) }, "taking up its context")
 }
 
 impl Driver {
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         let Described { device, name, multiprocessors, shared_bytes, target, driver: version } = describe(index)?;
-        let context = retain(device)?;
+        retain(device)?;
         let mut driver = Self {
             device,
             stream: null_mut(),
@@ -201,39 +200,18 @@ impl Driver {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current; the pointer is to a live handle.
         ready(unsafe { sys::cuStreamCreate(&mut driver.stream, flags) }, "making a stream")?;
-        driver.load_kernels(context, options.kernels.as_deref())?;
+        driver.load_kernels(options.kernels.as_deref())?;
         driver.staging.replace(Some(Staging::new()?));
         Ok(driver)
     }
 
-    fn load_kernels(&mut self, context: sys::CUcontext, folder: Option<&Path>) -> Result<(), NoCuda> {
-        // Handles are numbers to other threads. The driver makes code for each file by itself, which takes a
-        // first start seconds.
-        let (context, target) = (context.expose_provenance(), self.target);
-        let load_one = |source: &Source| {
-            let context = std::ptr::with_exposed_provenance_mut(context);
-            // SAFETY: the context is retained for as long as this call lasts.
-            ready(unsafe { sys::cuCtxSetCurrent(context) }, "taking up its context")?;
+    fn load_kernels(&mut self, folder: Option<&Path>) -> Result<(), NoCuda> {
+        for source in SOURCES {
             let module = match folder {
-                None => load(source.name, source.ptx[target].as_bytes())?,
-                Some(folder) => load(source.name, &read(folder, source, TARGETS[target].1)?)?,
+                None => load(source.name, source.ptx[self.target].as_bytes())?,
+                Some(folder) => load(source.name, &read(folder, source, TARGETS[self.target].1)?)?,
             };
-            Ok(module.expose_provenance())
-        };
-        let loaded: Vec<Result<usize, NoCuda>> = std::thread::scope(|scope| {
-            let loading: Vec<_> = SOURCES.iter().map(|source| scope.spawn(move || load_one(source))).collect();
-            loading.into_iter().map(|thread| thread.join().expect("loading does not panic")).collect()
-        });
-        // All that were loaded are kept, to be given back where one was not.
-        let mut refused = None;
-        for module in loaded {
-            match module {
-                Ok(module) => self.modules.push(std::ptr::with_exposed_provenance_mut(module)),
-                Err(why) => refused = refused.or(Some(why)),
-            }
-        }
-        if let Some(why) = refused {
-            return Err(why);
+            self.modules.push(module);
         }
         for entry in KERNELS {
             let at = SOURCES.iter().position(|s| s.name == entry.source).expect("every kernel's file is listed");
