@@ -11,10 +11,11 @@ use crate::policy::Policy;
 use anyhow::Result;
 use std::time::Instant;
 
-const HEADS: usize = 2;
+/// Many, so that few tokens fill many pages.
+const HEADS: usize = 64;
 const HEAD_DIM: usize = 128;
-const CHUNK: usize = 512;
-const CHUNKS: usize = 60;
+const CHUNK: usize = 120;
+const CHUNKS: usize = 8;
 /// What the driver may report beyond the pages in use: a step, and 3 %.
 const STEP_BYTES: u64 = 16 << 20;
 /// And beyond what was planned: a card may give every allocation pieces of 2 MiB.
