@@ -15,6 +15,7 @@ use crate::config::{Adapter, Device, Gemm, Kv, Settings};
 use crate::engine::{self, EngineOptions, Runner};
 use crate::protocol::EngineHandle;
 use anyhow::Result;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,12 +24,15 @@ const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
 
 pub(super) const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16 or fp8, or --device cpu";
 
+fn kernel_folder() -> Option<PathBuf> {
+    std::env::var_os(KERNEL_DIR).map(Into::into)
+}
+
 /// How a card is opened: steps recorded as graphs or not, and what multiplies.
 pub(super) fn card_options(graphs: bool, gemm: Gemm) -> CudaOptions {
-    let kernels = std::env::var_os(KERNEL_DIR).map(Into::into);
     let cublaslt = if gemm == Gemm::Own { Vec::new() } else { libraries::cublaslt() };
     let cublaslt_needed = gemm == Gemm::CublasLt;
-    CudaOptions { kernels, no_graphs: !graphs, cublaslt, cublaslt_needed, wait_always: false }
+    CudaOptions { kernels: kernel_folder(), no_graphs: !graphs, cublaslt, cublaslt_needed, wait_always: false }
 }
 
 /// Where a model runs.
@@ -183,7 +187,7 @@ fn library(settings: &Settings) -> Result<()> {
 
 /// Refuses a device that is not there, and says once what differs from a usual run on it.
 pub fn check_device(settings: &Settings) -> Result<()> {
-    if let (Place::Card(_), Some(folder)) = (device(settings)?, card_options(true, settings.gemm).kernels) {
+    if let (Place::Card(_), Some(folder)) = (device(settings)?, kernel_folder()) {
         notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
     }
     Ok(())
