@@ -29,7 +29,20 @@ macro_rules! sources {
     };
 }
 
-sources!["rows", "linear", "gemv", "gemm", "rope", "attend", "attend_tiles", "place", "move", "store", "sample"];
+sources![
+    "rows",
+    "linear",
+    "gemv",
+    "gemm_few",
+    "gemm",
+    "rope",
+    "attend",
+    "attend_tiles",
+    "place",
+    "move",
+    "store",
+    "sample"
+];
 
 pub struct Entry {
     pub source: &'static str,
@@ -74,6 +87,8 @@ kernels! {
     "gemv" {
         Gemv "gemv" "ppppii",
         GemvGated "gemv_gated" "ppppii",
+    }
+    "gemm_few" {
         GemmFew8 "gemm_few_8" "ppppiii",
         GemmFew16 "gemm_few_16" "ppppiii",
         GemmFew32 "gemm_few_32" "ppppiii",
