@@ -24,8 +24,8 @@ struct Kv {
   int* counts;      // lengths of free_list and returned
   u8* staged;       // K and V of a chunk's rows as they will be stored: see staged_at
   u64 stride;       // bytes from page to page
-  int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, page_slots, max_pages;
-  int codec, policy, window, shift, unused;
+  int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
+  int codec, policy, window, shift;
 };
 
 // A run of rows of one sequence: mirrors `backend::cuda::spans::DeviceSpan`.
@@ -41,14 +41,14 @@ __device__ __forceinline__ int kv_row(const Kv& kv, int layer, int seq, int head
 __device__ __forceinline__ int row_bytes(const Kv& kv) { return kv.codec == CODEC_FP8 ? kv.head_dim : 2 * kv.head_dim; }
 __device__ __forceinline__ u8* page_at(const Kv& kv, int page) { return kv.pages + (u64)page * kv.stride; }
 __device__ __forceinline__ u8* kv_bytes(const Kv& kv, u8* page, int r, int v) {
-  return page + (v * kv.page_slots + r) * row_bytes(kv);
+  return page + (v * PAGE_SLOTS + r) * row_bytes(kv);
 }
 __device__ __forceinline__ float* scale_at(const Kv& kv, u8* page, int r, int v) {
-  return (float*)(page + 2 * kv.page_slots * row_bytes(kv)) + v * kv.page_slots + r;
+  return (float*)(page + 2 * PAGE_SLOTS * row_bytes(kv)) + v * PAGE_SLOTS + r;
 }
 __device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) {
-  int scales = kv.codec == CODEC_FP8 ? 8 * kv.page_slots : 0;
-  return (int*)(page + 2 * kv.page_slots * row_bytes(kv) + scales) + r;
+  int scales = kv.codec == CODEC_FP8 ? 8 * PAGE_SLOTS : 0;
+  return (int*)(page + 2 * PAGE_SLOTS * row_bytes(kv) + scales) + r;
 }
 
 // The step's rows, 16 to a page of a head.
@@ -77,13 +77,8 @@ __device__ __forceinline__ float fp8_decode(u8 code) {
   return code & 0x80 ? -a : a;
 }
 
-// Scale of one head's row, by a whole warp.
-__device__ __forceinline__ float fp8_scale(const float* x, int d, int lane) {
-  float m = 0.0f;
-  for (int i = lane; i < d; i += 32) m = fmaxf(m, fabsf(x[i]));
-  m = warp_max(m);
-  return m == 0.0f ? 1.0f : __fdiv_rn(m, 448.0f);
-}
+// Scale of a head's row whose largest magnitude is `most`.
+__device__ __forceinline__ float fp8_scale(float most) { return most == 0.0f ? 1.0f : __fdiv_rn(most, 448.0f); }
 
 // The lowest free page, held once, to a whole warp. The host has seen to it that there is one.
 __device__ __forceinline__ int page_take(const Kv& kv, int lane) {

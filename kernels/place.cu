@@ -15,7 +15,7 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
-  int heads = kv.n_kv_heads, ring_len = kv.window + 1, size = kv.page_slots;
+  int heads = kv.n_kv_heads, ring_len = kv.window + 1, size = PAGE_SLOTS;
   int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq], live = kv.live[l.row];
   bool dms = kv.policy == DMS, previous = kv.shift == SHIFT_PREVIOUS;
   const float* decision = decisions + span.start * heads + l.head;
@@ -110,7 +110,7 @@ KERNEL settle(Kv kv) {
 KERNEL fork(Kv kv, int from, int to) {
   after_previous();
   Lane a = lane_of(kv, blockIdx.y, from, blockIdx.x), b = lane_of(kv, blockIdx.y, to, blockIdx.x);
-  int live = kv.live[a.row], held = (live + kv.page_slots - 1) / kv.page_slots;
+  int live = kv.live[a.row], held = (live + PAGE_SLOTS - 1) / PAGE_SLOTS;
   for (int i = threadIdx.x; i < held; i += blockDim.x) {
     b.pages[i] = a.pages[i];
     atomicAdd(&kv.refs[a.pages[i]], 1);
@@ -128,7 +128,7 @@ KERNEL fork(Kv kv, int from, int to) {
 KERNEL release(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
-  int held = (kv.live[l.row] + kv.page_slots - 1) / kv.page_slots;
+  int held = (kv.live[l.row] + PAGE_SLOTS - 1) / PAGE_SLOTS;
   for (int i = threadIdx.x; i < held; i += blockDim.x) {
     page_drop(kv, l.pages[i]);
     l.pages[i] = -1;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void move_slot(const Kv& kv, u8* to, int to_row, u8* 
 KERNEL compact(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
-  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], ring_len = kv.window + 1, size = kv.page_slots;
+  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], ring_len = kv.window + 1, size = PAGE_SLOTS;
   int window_start = n > ring_len ? n - ring_len : 0;
   int kept = 0;
   for (int slot = 0; slot < live; slot++) {

@@ -18,13 +18,13 @@ __device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int he
 }
 
 __device__ __forceinline__ int slot_meta(const Kv& kv, const Lane& l, int slot) {
-  return *meta_at(kv, page_at(kv, l.pages[slot / kv.page_slots]), slot % kv.page_slots);
+  return *meta_at(kv, page_at(kv, l.pages[slot / PAGE_SLOTS]), slot % PAGE_SLOTS);
 }
 
 // By a whole warp.
 __device__ __forceinline__ void set_meta(const Kv& kv, const Lane& l, int slot, int meta, int lane) {
-  int page = page_own(kv, l.pages + slot / kv.page_slots, lane);
-  if (lane == 0) *meta_at(kv, page_at(kv, page), slot % kv.page_slots) = meta;
+  int page = page_own(kv, l.pages + slot / PAGE_SLOTS, lane);
+  if (lane == 0) *meta_at(kv, page_at(kv, page), slot % PAGE_SLOTS) = meta;
   __syncwarp();
 }
 
@@ -33,7 +33,7 @@ struct Single {
   int n, live, newest, leaving;  // slots, -1 where there is none
   bool marked, marks_newest;     // what leaves, who is marked by the token's decision
 
-  // All that the steps before this one left.
+  // All that the steps before this one left. Nothing before `take` changes it.
   __device__ __forceinline__ void look(const Kv& kv, const Lane& l, int n, int eviction) {
     int ring_len = kv.window + 1;
     this->n = n;
@@ -48,14 +48,19 @@ struct Single {
     }
   }
 
+  // Without a window the newest token leaves at once, by the decision that marks it.
+  __device__ __forceinline__ bool waits_for_decision() const { return !marked && newest >= 0 && newest == leaving; }
+
+  // The slot that the token overwrites, -1: none.
+  __device__ __forceinline__ int overwritten(bool decided) const {
+    return marked || (decided && waits_for_decision()) ? leaving : -1;
+  }
+
   // The slot, whose page is the lane's own.
   __device__ __forceinline__ int take(const Kv& kv, const Lane& l, bool decided, int lane) const {
-    bool overwrites = marked;
-    if (newest >= 0 && decided) {
-      set_meta(kv, l, newest, slot_meta(kv, l, newest) | 1, lane);
-      overwrites |= newest == leaving;
-    }
-    int slot = overwrites ? leaving : live, entry = slot / kv.page_slots, r = slot % kv.page_slots, page;
+    if (newest >= 0 && decided) set_meta(kv, l, newest, slot_meta(kv, l, newest) | 1, lane);
+    bool overwrites = overwritten(decided) >= 0;
+    int slot = overwrites ? leaving : live, entry = slot / PAGE_SLOTS, r = slot % PAGE_SLOTS, page;
     if (!overwrites && r == 0) {
       page = page_take(kv, lane);
       if (lane == 0) l.pages[entry] = page;

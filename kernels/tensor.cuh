@@ -48,6 +48,13 @@ __device__ __forceinline__ void load_matrices_turned(u32 out[4], const u16* line
                : "r"(shared_address(line)));
 }
 
+// A matrix of 8 x 8 bf16 turned: lane l holds two neighbours of line l / 4, at column 2 (l % 4), of one and the other.
+__device__ __forceinline__ u32 turned(u32 x) {
+  u32 out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
+  return out;
+}
+
 // 16 bytes to shared memory without passing through registers; zeros where not `real`.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
@@ -82,6 +89,13 @@ __device__ __forceinline__ u32 round_pair(float x, float y) {
 __device__ __forceinline__ float exp2_fast(float x) {
   float out;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// 1 / x, good to 2^-22.
+__device__ __forceinline__ float reciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
 

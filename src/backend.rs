@@ -374,7 +374,8 @@ pub trait Backend: Sized + 'static {
     /// - every token of the step gets a slot (`kv.slots`), token after token by the policy: marks, rings, live
     ///   counts and slot metadata are written, pages taken and shared ones copied; K and V are encoded into it.
     ///
-    /// A single token sees exactly the slots that live once it has its own, so a backend may begin with the last.
+    /// A single token sees exactly the slots that live once it has its own: a backend may begin with the last of these,
+    /// and leave the rows of single tokens as they are.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const HEADERS: [&str; 4] = ["common.cuh", "kv.cuh", "place.cuh", "tensor.cuh"];
+const HEADERS: [&str; 5] = ["common.cuh", "heads.cuh", "kv.cuh", "place.cuh", "tensor.cuh"];
 /// Cards that ptxas makes code for, by target.
 const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
@@ -21,7 +21,6 @@ const SPILLS: &[(&str, usize)] = &[
     ("attend_tiles_128_fp8", 128),
     // The slow path of sincos.
     ("qkv_rope", 16),
-    ("qkv_rope_take", 16),
 ];
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;
@@ -31,9 +30,8 @@ const REGISTERS: &[(&str, usize)] = &[
     ("attend_tiles_64_fp8", 255),
     ("attend_tiles_128_bf16", 255),
     ("attend_tiles_128_fp8", 255),
-    // A page of K and V is on its way to each warp: one block of 256 threads on a multiprocessor.
-    ("attend_128_bf16", 255),
-    ("attend_128_fp8", 255),
+    // Two blocks of 256 threads on a multiprocessor.
+    ("attend_128_fp8", 128),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on a multiprocessor.
     ("gemm_tiles", 255),
     ("gemm_tiles_gated", 255),

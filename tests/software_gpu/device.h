@@ -231,6 +231,9 @@ inline float __int_as_float(int x) { return gpu::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return gpu::bits<unsigned>(x); }
 inline int __float_as_int(float x) { return gpu::bits<int>(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline void sincospif(float x, float* sine, float* cosine) {
+  *sine = (float)sin(x * M_PI), *cosine = (float)cos(x * M_PI);
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline float __fmul_rn(float a, float b) { return gpu::apart(a * b); }
@@ -325,6 +328,13 @@ inline void copy_async4(void* to, const void* from, bool real) {
 inline void copy_commit() {}
 template <int N>
 inline void copy_wait() {}
+inline unsigned turned(unsigned x) {
+  int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
+  unsigned first = __shfl_sync(0xffffffffu, x, 8 * t + g / 2), second = __shfl_sync(0xffffffffu, x, 8 * t + 4 + g / 2);
+  int shift = 16 * (g % 2);
+  return (first >> shift & 0xffff) | (second >> shift & 0xffff) << 16;
+}
+inline float reciprocal(float x) { return 1.0f / x; }
 inline unsigned round_pair(float x, float y) {
   auto round = [](float v) -> unsigned {
     unsigned bits = gpu::bits<unsigned>(v);

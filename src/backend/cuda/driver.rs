@@ -35,6 +35,7 @@ pub struct CudaOptions {
 }
 
 /// An argument of a kernel.
+#[derive(Clone, Copy)]
 pub enum Arg<'a> {
     Ptr(u64),
     I32(i32),
@@ -234,6 +235,18 @@ impl Driver {
     /// Whether a block may have the shared memory that the kernel wants.
     pub fn takes(&self, kernel: Kernel) -> bool {
         kernel.shared_bytes() <= self.shared_bytes
+    }
+
+    /// Blocks of a kernel that a multiprocessor has room for, at least one.
+    pub fn resident(&self, kernel: Kernel, block: usize) -> usize {
+        let (mut blocks, function) = (0, self.functions[kernel as usize]);
+        // SAFETY: the function is one of a module that is loaded; the pointer is to a live i32.
+        let found = unsafe {
+            let shared = kernel.shared_bytes();
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, block as i32, shared)
+        };
+        must(found, kernel.entry().name);
+        blocks.max(1) as usize
     }
 
     /// Starts a kernel after all that was started before.

@@ -37,6 +37,7 @@ sources![
     "gemm",
     "rope",
     "attend",
+    "take",
     "attend_tiles",
     "place",
     "move",
@@ -103,14 +104,16 @@ kernels! {
         GemmTilesSmallGated "gemm_tiles_small_gated" "ppppiii",
     }
     "rope" {
-        QkvRope "qkv_rope" "ppkipppppffiffi",
-        QkvRopeTake "qkv_rope_take" "ppkipppppffiffi",
+        QkvRope "qkv_rope" "ppkpppppffiffi",
     }
     "attend" {
-        Attend64Bf16 "attend_64_bf16" "pipppkipf",
-        Attend64Fp8 "attend_64_fp8" "pipppkipf",
-        Attend128Bf16 "attend_128_bf16" "pipppkipf",
-        Attend128Fp8 "attend_128_fp8" "pipppkipf",
+        Attend64Bf16 "attend_64_bf16" "ppppkippppffiffif",
+        Attend64Fp8 "attend_64_fp8" "ppppkippppffiffif",
+        Attend128Bf16 "attend_128_bf16" "ppppkippppffiffif",
+        Attend128Fp8 "attend_128_fp8" "ppppkippppffiffif",
+    }
+    "take" {
+        Take "take" "pippppkippppffiffif",
     }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "pippppkipf",

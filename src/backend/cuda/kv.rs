@@ -1,7 +1,8 @@
 //! The cache's ops: what the kernels see of the tables, and how each op is launched.
 
 use super::super::{KvGeometry, KvTables, QkvRope, Span};
-use super::driver::Arg::{F32, I32, Kv, Ptr, U64};
+use super::driver::Arg::{self, F32, I32, Kv, Ptr, U64};
+use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
 use super::spans::Shape;
@@ -31,13 +32,11 @@ pub struct View {
     n_kv_heads: i32,
     head_dim: i32,
     n_seqs: i32,
-    page_slots: i32,
     max_pages: i32,
     codec: i32,
     policy: i32,
     window: i32,
     shift: i32,
-    unused: i32,
 }
 
 /// Bytes of the view as a kernel's parameter.
@@ -84,13 +83,11 @@ fn view(kv: &KvTables<Cuda>) -> View {
         n_kv_heads: g.n_kv_heads as i32,
         head_dim: g.head_dim as i32,
         n_seqs: g.n_seqs as i32,
-        page_slots: g.page_slots as i32,
         max_pages: g.max_pages as i32,
         codec: codec_number(g.codec),
         policy,
         window,
         shift,
-        unused: 0,
     }
 }
 
@@ -106,6 +103,14 @@ fn attend_kernels(g: &KvGeometry) -> [Kernel; 2] {
         (..=MAX_HEAD_DIM, _) => [Attend128Fp8, AttendTiles128Fp8],
         (d, _) => panic!("heads of {d} channels are more than the CUDA backend takes"),
     }
+}
+
+/// Threads of a block of `attend`.
+const SINGLE_THREADS: usize = 256;
+
+/// Blocks of attention for single tokens that a multiprocessor runs side by side.
+pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
+    driver.resident(attend_kernels(g)[0], SINGLE_THREADS)
 }
 
 /// Channels that an instance of attention has room for.
@@ -124,79 +129,111 @@ pub(super) fn attention(
     spans: &[Span],
     rope: &QkvRope<'_, Cuda>,
 ) {
-    let (g, shape, view) = (&kv.geometry, cuda.send(spans), view(kv));
+    let (shape, view) = (cuda.send(spans), view(kv));
     out.holds(shape.n_rows);
-    let single = spans.iter().all(|s| s.len == 1);
-    turn(cuda, qkv, decisions, &view, layer, shape, single, rope);
-    let [few, tiles] = attend_kernels(g);
-    let number = layer as i32;
-    let mut args = vec![
-        Ptr(out.ptr()),
-        I32(out.rounded as i32),
-        Ptr(kv.pool.partials.ptr()),
-        Ptr(kv.pool.arrivals.ptr()),
-        Ptr(qkv.ptr()),
-        Kv(&view),
-        I32(number),
-        Ptr(shape.spans),
-        F32(1.0 / (g.head_dim as f32).sqrt()),
-    ];
-    if single {
-        // The card divides what its blocks have to do by the slots that live.
-        let blocks = (kv.pool.max_blocks / shape.n_spans).max(g.n_kv_heads);
-        return cuda.driver.launch(few, [blocks, shape.n_spans, 1], 256, &args);
-    }
-    args.insert(5, Ptr(decisions.ptr()));
-    let rows = TILE_LINES / (g.n_q_heads / g.n_kv_heads);
-    let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(rows)).sum();
-    // Few rows: enough blocks for the whole card by dividing the keys.
-    let parts = (kv.pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
-    cuda.driver.launch(tiles, [parts, g.n_kv_heads, n_tiles], 128, &args);
-    let args = [Kv(&view), Ptr(decisions.ptr()), I32(number), Ptr(shape.spans)];
-    cuda.driver.launch(Kernel::Place, [g.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
-    let args = [Kv(&view), I32(number), Ptr(shape.spans), Ptr(shape.span_of_row), I32(shape.n_rows as i32)];
-    cuda.driver.launch(Kernel::Store, [(shape.n_rows * g.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
+    let step = Step { cuda, out, qkv, decisions, kv, view: &view, layer: layer as i32, shape, rope };
+    if spans.iter().all(|s| s.len == 1) { step.singles() } else { step.chunks(spans) }
 }
 
-/// Norms, decisions, RoPE and codec; `single` tokens take their slots as well.
-#[allow(clippy::too_many_arguments)]
-fn turn(
-    cuda: &Cuda,
-    qkv: &mut Acts,
-    decisions: &mut Buf<f32>,
-    view: &View,
-    layer: usize,
+/// Attention of a step's rows in one layer.
+struct Step<'a> {
+    cuda: &'a Cuda,
+    out: &'a Acts,
+    qkv: &'a Acts,
+    decisions: &'a Buf<f32>,
+    kv: &'a KvTables<Cuda>,
+    view: &'a View,
+    layer: i32,
     shape: Shape,
-    single: bool,
-    rope: &QkvRope<'_, Cuda>,
-) {
-    let alpha = rope.borrowed;
-    let (scale, offset, per_layer) = alpha.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
-    let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-    let args = [
-        Ptr(qkv.ptr()),
-        Ptr(decisions.ptr()),
-        Kv(view),
-        I32(layer as i32),
-        Ptr(shape.spans),
-        Ptr(shape.span_of_row),
-        Ptr(q_norm),
-        Ptr(k_norm),
-        Ptr(rope.inv_freq.ptr()),
-        F32(rope.rms_eps),
-        F32(rope.rope_scale),
-        I32(alpha.is_some() as i32),
-        F32(scale),
-        F32(offset),
-        I32(per_layer as i32),
-    ];
-    // A warp for each query head of a group, for K and for V; and one to place.
-    let (kernel, warps) = if single { (Kernel::QkvRopeTake, 3) } else { (Kernel::QkvRope, 2) };
-    let (heads, group) = (view.n_kv_heads as usize, (view.n_q_heads / view.n_kv_heads) as usize);
-    // Heads share a row's angles, where there are rows enough.
-    let enough = (cuda.driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
-    let blocks = if per_layer { 1 } else { enough.clamp(1, heads) };
-    cuda.driver.launch(kernel, [blocks, shape.n_rows, 1], 32 * (group + warps), &args);
+    rope: &'a QkvRope<'a, Cuda>,
+}
+
+impl Step<'_> {
+    /// Single tokens attend to what is stored, then enter the cache.
+    fn singles(&self) {
+        let (g, n) = (&self.kv.geometry, self.shape.n_spans);
+        let pool = &self.kv.pool;
+        let found = [Ptr(pool.partials.ptr()), Ptr(pool.shares.ptr()), Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr())];
+        let of_layer = [Kv(self.view), I32(self.layer), Ptr(self.shape.spans)];
+        let turn = self.turn();
+        let scale = [self.scale()];
+        // The card divides what its blocks have to do by the slots that live.
+        let blocks = (pool.single_blocks / n).max(g.n_kv_heads);
+        assert!(blocks * n <= pool.max_blocks * TILE_LINES / MAX_GROUP, "{n} sequences have no room for their parts");
+        let [kernel, _] = attend_kernels(g);
+        let args = [&found[..], &of_layer, &turn, &scale].concat();
+        self.cuda.driver.launch(kernel, [blocks, n, 1], SINGLE_THREADS, &args);
+        let out = [Ptr(self.out.ptr()), I32(self.out.rounded as i32)];
+        let args = [&out[..], &found, &of_layer, &turn, &scale].concat();
+        self.cuda.driver.launch(Kernel::Take, [g.n_kv_heads, n, 1], take_threads(g), &args);
+    }
+
+    /// Rows of chunks are stored in staged pages, attended to from there, and then enter the cache.
+    fn chunks(&self, spans: &[Span]) {
+        let (g, shape, driver) = (&self.kv.geometry, self.shape, &self.cuda.driver);
+        let pool = &self.kv.pool;
+        let group = g.n_q_heads / g.n_kv_heads;
+        let rows = [Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr()), Kv(self.view)];
+        let spans_of_rows = [Ptr(shape.spans), Ptr(shape.span_of_row)];
+        // Heads share a row's angles, where there are rows enough.
+        let enough = (driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
+        let per_layer = self.rope.borrowed.is_some_and(|a| a.per_layer);
+        let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
+        let args = [&rows[..], &spans_of_rows, &self.turn()].concat();
+        driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], 32 * (group + 2), &args);
+
+        let tile_rows = TILE_LINES / group;
+        let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_rows)).sum();
+        // Few rows: enough blocks for the whole card by dividing the keys.
+        let parts = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
+        let [_, kernel] = attend_kernels(g);
+        let args = [
+            Ptr(self.out.ptr()),
+            I32(self.out.rounded as i32),
+            Ptr(pool.partials.ptr()),
+            Ptr(pool.arrivals.ptr()),
+            Ptr(self.qkv.ptr()),
+            Ptr(self.decisions.ptr()),
+            Kv(self.view),
+            I32(self.layer),
+            Ptr(shape.spans),
+            self.scale(),
+        ];
+        driver.launch(kernel, [parts, g.n_kv_heads, n_tiles], 128, &args);
+        let args = [Kv(self.view), Ptr(self.decisions.ptr()), I32(self.layer), Ptr(shape.spans)];
+        driver.launch(Kernel::Place, [g.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
+        let n_rows = I32(shape.n_rows as i32);
+        let args = [Kv(self.view), I32(self.layer), Ptr(shape.spans), Ptr(shape.span_of_row), n_rows];
+        driver.launch(Kernel::Store, [(shape.n_rows * g.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
+    }
+
+    /// `Turn` in `heads.cuh`, field by field.
+    fn turn(&self) -> [Arg<'static>; 9] {
+        let rope = self.rope;
+        let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
+        let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
+        [
+            Ptr(q_norm),
+            Ptr(k_norm),
+            Ptr(rope.inv_freq.ptr()),
+            F32(rope.rms_eps),
+            F32(rope.rope_scale),
+            I32(rope.borrowed.is_some() as i32),
+            F32(scale),
+            F32(offset),
+            I32(per_layer as i32),
+        ]
+    }
+
+    fn scale(&self) -> Arg<'static> {
+        F32(1.0 / (self.kv.geometry.head_dim as f32).sqrt())
+    }
+}
+
+/// Of a block of `take`: a warp for each query head of a group, for K and for V, but at least those that put parts
+/// together; and one to find the slot.
+fn take_threads(g: &KvGeometry) -> usize {
+    32 * ((g.n_q_heads / g.n_kv_heads + 2).max(8) + 1)
 }
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {

@@ -5,7 +5,7 @@
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::driver::{Driver, out_of_memory};
-use super::kv::{TILE_LINES, padded};
+use super::kv::{TILE_LINES, attend_blocks, padded};
 use super::memory::Buf;
 use cudarc::driver::sys;
 use std::cell::Cell;
@@ -40,8 +40,12 @@ pub struct Pool {
     /// Softmaxes over parts of the keys, see `attend.cu` and `attend_tiles.cu`, and how many of them are done.
     pub(super) partials: Buf<f32>,
     pub(super) arrivals: Buf<i32>,
+    /// For each single token and KV head the first part, and how many.
+    pub(super) shares: Buf<i32>,
     /// Blocks that `partials` has room for.
     pub(super) max_blocks: usize,
+    /// Blocks of `attend` that the card runs side by side.
+    pub(super) single_blocks: usize,
     /// One lane's slots, for `slot_metas`.
     pub(super) metas: Buf<i32>,
 }
@@ -58,6 +62,7 @@ impl Pool {
         let step_bytes = STEP_BYTES.next_multiple_of(granularity(driver)).max(stride);
         let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(step_bytes);
         let max_blocks = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors;
+        let single_blocks = max_blocks.min(attend_blocks(driver, g) * driver.multiprocessors);
         let refs = Buf::new(driver, max_pages)?;
         let free_list = Buf::new(driver, max_pages)?;
         let returned = Buf::new(driver, max_pages)?;
@@ -65,6 +70,7 @@ impl Pool {
         let staged = Buf::new(driver, max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads * stride)?;
         let partials = Buf::new(driver, max_blocks * TILE_LINES * (padded(g.head_dim) + 8))?;
         let arrivals = Buf::new(driver, max_blocks)?;
+        let shares = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots)?;
         let mut base = 0;
         // SAFETY: a context is current; the pointer is to a live address.
@@ -88,7 +94,9 @@ impl Pool {
             staged,
             partials,
             arrivals,
+            shares,
             max_blocks,
+            single_blocks,
             metas,
         })
     }
