@@ -19,6 +19,7 @@ mod probe;
 mod products;
 mod sampling;
 mod spans;
+mod tiles;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,

@@ -11,9 +11,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const HEADERS: [&str; 5] = ["common.cuh", "heads.cuh", "kv.cuh", "place.cuh", "tensor.cuh"];
+const HEADERS: [&str; 6] = ["common.cuh", "heads.cuh", "hopper.cuh", "kv.cuh", "place.cuh", "tensor.cuh"];
 /// Cards that ptxas makes code for, by target.
-const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"]];
+const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"], &["sm_90a"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
 const SPILLS: &[(&str, usize)] = &[
     // What a tile keeps beside its fragments, once for 64 keys.
@@ -32,6 +32,8 @@ const REGISTERS: &[(&str, usize)] = &[
     ("attend_tiles_128_fp8", 255),
     // Two blocks of 256 threads on a multiprocessor.
     ("attend_128_fp8", 128),
+    // The sums of 64 x 256 to four warps: 9 warps on a multiprocessor.
+    ("gemm_wgmma_256", 224),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on a multiprocessor.
     ("gemm_tiles", 255),
     ("gemm_tiles_gated", 255),
@@ -45,7 +47,7 @@ fn kernels() -> PathBuf {
 
 #[test]
 fn the_kernel_table_is_that_of_the_ptx() {
-    for (source, ptx) in SOURCES.iter().flat_map(|source| source.ptx.map(|ptx| (source, ptx))) {
+    for (source, ptx) in SOURCES.iter().flat_map(|source| source.ptx.iter().flatten().map(move |ptx| (source, ptx))) {
         let mut listed: Vec<(String, String)> = KERNELS
             .iter()
             .filter(|k| k.source == source.name)
@@ -64,11 +66,11 @@ fn the_kernel_table_is_that_of_the_ptx() {
 fn every_kernel_that_may_start_early_waits() {
     for source in SOURCES {
         for (i, ptx) in source.ptx.iter().enumerate() {
-            for kernel in ptx.split(".entry ").skip(1) {
+            for kernel in ptx.iter().flat_map(|ptx| ptx.split(".entry ").skip(1)) {
                 let waits =
                     kernel.contains("griddepcontrol.wait;") && kernel.contains("griddepcontrol.launch_dependents;");
                 let name = kernel.split('(').next().unwrap_or_default();
-                assert_eq!(waits, i >= EARLY_START, "{name} for {}", TARGETS[i].1);
+                assert_eq!(waits, i >= EARLY_START, "{name} for {}", TARGETS[i].name);
             }
         }
     }
@@ -80,6 +82,7 @@ fn entries(ptx: &str) -> Vec<(String, String)> {
         [".param", ".u64", _] => "p".to_owned(),
         [".param", ".u32", _] => "i".to_owned(),
         [".param", ".f32", _] => "f".to_owned(),
+        [".param", ".align", "64", ".b8", name] if name.ends_with("[128]") => "t".to_owned(),
         [".param", ".align", "8", ".b8", name] if name.ends_with(&format!("[{VIEW_BYTES}]")) => "k".to_owned(),
         _ => format!("<{parameter}>"),
     };
@@ -102,7 +105,11 @@ fn ptx_is_made_of_the_sources_and_does_not_spill() {
     let update = std::env::var_os("UPDATE_PTX").is_some_and(|v| v == "1");
     let nvrtc = Nvrtc::load(&tools.join("cuda_nvrtc/lib/libnvrtc.so.12"));
     let mut wrong = Vec::new();
-    for (source, (i, (_, target))) in SOURCES.iter().flat_map(|s| TARGETS.iter().enumerate().map(move |t| (s, t))) {
+    for (source, i) in SOURCES.iter().flat_map(|s| (0..TARGETS.len()).map(move |i| (s, i))) {
+        if source.ptx[i].is_none() {
+            continue;
+        }
+        let target = TARGETS[i].name;
         let path = kernels().join(format!("ptx/{}.{target}.ptx", source.name));
         let ptx = nvrtc.compile(source.name, target).unwrap_or_else(|log| panic!("kernels/{}.cu: {log}", source.name));
         if update {
@@ -209,6 +216,10 @@ fn over_budget(ptxas: &Path, ptx: &Path, card: &str) -> Vec<String> {
     for line in said.lines() {
         if let Some(name) = line.split("entry function '").nth(1) {
             kernel = name.split('\'').next().unwrap_or_default().to_owned();
+        }
+        // Products of Hopper's that wait for each other, for one.
+        if line.contains("Potential Performance Loss") {
+            wrong.push(format!("{card}: {line}"));
         }
         let number = |before: &str| -> Option<usize> {
             line.split(before).next().filter(|_| line.contains(before))?.split_whitespace().last()?.parse().ok()

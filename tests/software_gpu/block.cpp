@@ -24,6 +24,8 @@ unsigned char* stacks;
 int n_threads, alive, at_barrier;
 // Lanes that wait for the whole block.
 uint32_t barrier_lanes[MAX_THREADS / WARP];
+// Lanes that wait at a barrier in shared memory.
+uint32_t waiting_lanes[MAX_THREADS / WARP];
 bool backwards;
 void (*kernel_call)(void* const*);
 void* const* kernel_args;
@@ -90,10 +92,13 @@ std::string divergence() {
     if (!warp.arrived) continue;
     uint32_t absent = warp.lanes & ~warp.arrived;
     int here = __builtin_ctz(warp.arrived), gone = absent ? __builtin_ctz(absent) : 0;
-    bool at_block = barrier_lanes[w] >> gone & 1;
+    bool at_block = barrier_lanes[w] >> gone & 1, at_own = waiting_lanes[w] >> gone & 1;
     return where(fibers[w * WARP + here]) + " waits in " + op_name(warp.op) + " for lane " + std::to_string(gone) +
-           ", which " + (at_block ? "waits at __syncthreads" : "has ended");
+           ", which " + (at_block ? "waits at __syncthreads" : at_own ? "waits at a barrier in shared memory" : "has ended");
   }
+  for (int w = 0; w * WARP < n_threads; w++)
+    if (waiting_lanes[w])
+      return where(fibers[w * WARP + __builtin_ctz(waiting_lanes[w])]) + " waits at a barrier in shared memory for nobody";
   return "threads wait at __syncthreads for nobody";
 }
 
@@ -168,7 +173,7 @@ void run_block(dim3 block) {
     warps[w].ready = warps[w].lanes;
     warps[w].arrived = 0;
     warps[w].turn = 0;
-    barrier_lanes[w] = 0;
+    barrier_lanes[w] = waiting_lanes[w] = 0;
     warps_ready |= 1u << w;
   }
   unsigned i = 0;
@@ -225,6 +230,20 @@ void block_barrier() {
   }
   me->warp->ready &= ~(1u << me->lane);
   yield(me);
+}
+
+void wait_for_barrier() {
+  Thread* me = self;
+  waiting_lanes[me->warp - warps] |= 1u << me->lane;
+  me->warp->ready &= ~(1u << me->lane);
+  yield(me);
+}
+
+void wake_waiting() {
+  for (int w = 0; w * WARP < n_threads; w++) {
+    make_ready(w, waiting_lanes[w]);
+    waiting_lanes[w] = 0;
+  }
 }
 
 void fault(const char* why) {

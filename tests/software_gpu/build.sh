@@ -7,7 +7,7 @@ out=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 flags="-std=c++20 -O2 -march=x86-64-v3 -fPIC -fvisibility=hidden -fno-strict-aliasing -fno-ipa-reference -I$here -I$kernels
-  -Wall -Wno-unknown-pragmas -Wno-unused-function"
+  -Wall -Wno-unknown-pragmas -Wno-unused-function -Wno-psabi"
 compile() { ${CXX:-c++} $flags "$@"; }
 
 objects=$work/first.o

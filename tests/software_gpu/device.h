@@ -20,6 +20,7 @@
 #define __noinline__
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 struct dim3 {
   unsigned x, y, z;
@@ -70,6 +71,9 @@ void block_barrier();
 // Lets the others of the warp come to where this lane is.
 void wait_for_warp();
 [[noreturn]] void wrong_meeting(unsigned mask, Op op);
+// Lets others go on until `wake_waiting`.
+void wait_for_barrier();
+void wake_waiting();
 
 // Hands `x` in and waits for the whole warp. True for the lane that came last.
 template <class T>
@@ -109,7 +113,14 @@ struct Kernel<F> {
   static constexpr size_t sizes[] = {sizeof(A)...};
   template <size_t... I>
   static void unpack(void* const* args, std::index_sequence<I...>) {
-    F(*static_cast<std::remove_cv_t<A>*>(args[I])...);
+    F(read<std::remove_cv_t<A>>(args[I])...);
+  }
+  // Whatever the alignment.
+  template <class T>
+  static T read(const void* at) {
+    T x;
+    memcpy(&x, at, sizeof x);
+    return x;
   }
   static void call(void* const* args) { unpack(args, std::index_sequence_for<A...>{}); }
   static int enlist(const char* name) { return gpu::enlist({name, call, sizes, sizeof...(A)}); }
@@ -343,3 +354,5 @@ inline unsigned round_pair(float x, float y) {
   };
   return round(x) | round(y) << 16;
 }
+
+#include "hopper.h"

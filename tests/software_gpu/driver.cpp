@@ -107,7 +107,8 @@ DRIVER cuDeviceTotalMem_v2(size_t* bytes, int) {
 }
 
 // Bytes of shared memory a block may have: without asking, and where a kernel asks.
-static const int SHARED = 48 << 10, SHARED_ON_ASKING = 163 << 10;
+static const int SHARED = 48 << 10;
+static int shared_on_asking() { return setting("SOFTWARE_GPU_CAPABILITY", 80) >= 90 ? 227 << 10 : 163 << 10; }
 
 DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER
@@ -124,7 +125,7 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     case 41: *value = 1; break;                          // unified addressing
     case 75: *value = capability / 10; break;            // major
     case 76: *value = capability % 10; break;            // minor
-    case 97: *value = SHARED_ON_ASKING; break;           // shared memory on asking
+    case 97: *value = shared_on_asking(); break;          // shared memory on asking
     case 102: *value = 1; break;                         // reserved addresses
     default: say("no value for device attribute " + std::to_string(attribute)); return INVALID_VALUE;
   }
@@ -202,8 +203,11 @@ static std::string mismatch(const std::string& name, const gpu::Entry* entry, co
 static Result load(Module* module, const std::string& ptx, std::string* log) {
   size_t target = ptx.find(".target sm_");
   if (ptx.find(".version") == std::string::npos || target == std::string::npos) return INVALID_IMAGE;
-  if (strtoul(ptx.c_str() + target + 11, nullptr, 10) > setting("SOFTWARE_GPU_CAPABILITY", 80)) {
-    *log = "the PTX is for a newer card";
+  char* rest;
+  uint64_t needed = strtoul(ptx.c_str() + target + 11, &rest, 10), is = setting("SOFTWARE_GPU_CAPABILITY", 80);
+  // What ends in an a is for cards of that very capability.
+  if (needed > is || (*rest == 'a' && needed != is)) {
+    *log = "the PTX is for another card";
     return INVALID_IMAGE;
   }
   for (size_t at = ptx.find(".entry "); at != std::string::npos; at = ptx.find(".entry ", at + 1)) {
@@ -256,7 +260,7 @@ DRIVER cuModuleUnload(Module* module) {
 DRIVER cuFuncSetAttribute(Function* function, int attribute, int value) {
   ENTER
   if (attribute == 8) {  // dynamic shared memory
-    if (value > SHARED_ON_ASKING) return INVALID_VALUE;
+    if (value > shared_on_asking()) return INVALID_VALUE;
     function->dynamic_shared = value;
   }
   return OK;
@@ -312,4 +316,20 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** params, void*
   if (extra) return NOT_SUPPORTED;
   dim3 grid = {c->grid[0], c->grid[1], c->grid[2]}, block = {c->block[0], c->block[1], c->block[2]};
   return launch_checked(f, grid, block, c->shared, c->stream, params);
+}
+
+// A matrix of bf16 in boxes of lines of up to 128 bytes, swizzled: all that dmschat asks for.
+DRIVER cuTensorMapEncodeTiled(void* out, int type, unsigned rank, void* at, const uint64_t* sizes, const uint64_t* strides,
+                              const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,
+                              int fill) {
+  ENTER
+  bool known = type == 9 && rank == 2 && interleave == 0 && swizzle == 3 && promotion >= 0 && promotion <= 3 && fill == 0;
+  if (!known || steps[0] != 1 || steps[1] != 1) return NOT_SUPPORTED;
+  bool fits = (uintptr_t)out % 64 == 0 && (uintptr_t)at % 16 == 0 && strides[0] % 16 == 0 && strides[0] < 1ull << 40;
+  for (int i = 0; i < 2; i++) fits &= sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256;
+  if (!fits || box[0] * 2 > 128 || box[0] % 8) return INVALID_VALUE;
+  gpu::TileMap map = {gpu::TileMap::MARK, (unsigned char*)at, sizes[0], sizes[1], strides[0], box[0], box[1]};
+  memset(out, 0, 128);
+  memcpy(out, &map, sizeof map);
+  return OK;
 }

@@ -1,5 +1,5 @@
 //! NVIDIA's own matrix products, where a libcublasLt is installed: nothing here is needed, and whatever goes wrong
-//! leaves the product to `gemm.cu`. Loaded at run time, with the fourteen functions that are called.
+//! leaves the product to our own kernels. Loaded at run time, with the fourteen functions that are called.
 
 use super::super::OutOfMemory;
 use super::driver::Driver;

@@ -42,6 +42,8 @@ pub enum Arg<'a> {
     F32(f32),
     U64(u64),
     Kv(&'a View),
+    /// A matrix whose tiles a kernel copies.
+    Tiles(&'a sys::CUtensorMap),
 }
 
 impl Arg<'_> {
@@ -52,6 +54,7 @@ impl Arg<'_> {
             Arg::F32(_) => b'f',
             Arg::U64(_) => b'l',
             Arg::Kv(_) => b'k',
+            Arg::Tiles(_) => b't',
         }
     }
 
@@ -61,6 +64,7 @@ impl Arg<'_> {
             Arg::I32(x) => std::ptr::from_ref(x).cast(),
             Arg::F32(x) => std::ptr::from_ref(x).cast(),
             Arg::Kv(x) => std::ptr::from_ref::<View>(x).cast(),
+            Arg::Tiles(x) => std::ptr::from_ref::<sys::CUtensorMap>(x).cast(),
         };
         at.cast_mut()
     }
@@ -70,13 +74,14 @@ pub struct Driver {
     device: i32,
     stream: sys::CUstream,
     modules: Vec<sys::CUmodule>,
+    /// Of every kernel; null for those that this card has not.
     functions: Vec<sys::CUfunction>,
     pub name: String,
     pub multiprocessors: usize,
     /// Most shared memory of a block.
     shared_bytes: usize,
-    /// Of `TARGETS`: what kernels are made from.
-    target: usize,
+    /// The card's compute capability, major and minor.
+    capability: (i32, i32),
     /// Whether kernels are started before those in front of them have ended.
     early: bool,
     wait_always: bool,
@@ -123,8 +128,8 @@ struct Described {
     name: String,
     multiprocessors: usize,
     shared_bytes: usize,
-    /// Of `TARGETS`: the newest that it runs.
-    target: usize,
+    /// Its compute capability, major and minor.
+    capability: (i32, i32),
     /// The driver's CUDA version.
     driver: i32,
 }
@@ -144,10 +149,11 @@ fn describe(index: u32) -> Result<Described, NoCuda> {
     let multiprocessors = attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
     let shared = attribute(device, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
     let name = name(device)?;
-    let Some(target) = TARGETS.iter().rposition(|t| t.0 <= major) else {
+    let capability = (major, minor);
+    if !TARGETS.iter().any(|t| t.runs_on(capability)) {
         return Err(NoCuda::OldCard { name, major, minor });
-    };
-    Ok(Described { device, name, multiprocessors, shared_bytes: shared as usize, target, driver })
+    }
+    Ok(Described { device, name, multiprocessors, shared_bytes: shared as usize, capability, driver })
 }
 
 /// Whether the card of that index can be used.
@@ -177,7 +183,7 @@ fn retain(device: i32) -> Result<(), NoCuda> {
 
 impl Driver {
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
-        let Described { device, name, multiprocessors, shared_bytes, target, driver: version } = describe(index)?;
+        let Described { device, name, multiprocessors, shared_bytes, capability, driver: version } = describe(index)?;
         retain(device)?;
         let mut driver = Self {
             device,
@@ -187,8 +193,8 @@ impl Driver {
             name,
             multiprocessors,
             shared_bytes,
-            target,
-            early: target >= EARLY_START && version >= EARLY_START_RECORDED,
+            capability,
+            early: TARGETS[EARLY_START].runs_on(capability) && version >= EARLY_START_RECORDED,
             wait_always: options.wait_always,
             staging: RefCell::default(),
             recording: Cell::new(false),
@@ -208,9 +214,10 @@ impl Driver {
 
     fn load_kernels(&mut self, folder: Option<&Path>) -> Result<(), NoCuda> {
         for source in SOURCES {
-            let module = match folder {
-                None => load(source.name, source.ptx[self.target].as_bytes())?,
-                Some(folder) => load(source.name, &read(folder, source, TARGETS[self.target].1)?)?,
+            let module = match (source.of_card(self.capability), folder) {
+                (None, _) => null_mut(),
+                (Some((_, ptx)), None) => load(source.name, ptx.as_bytes())?,
+                (Some((target, _)), Some(folder)) => load(source.name, &read(folder, source, target)?)?,
             };
             self.modules.push(module);
         }
@@ -218,6 +225,10 @@ impl Driver {
             let at = SOURCES.iter().position(|s| s.name == entry.source).expect("every kernel's file is listed");
             let name = CString::new(entry.name).expect("names have no zeros");
             let mut function = null_mut();
+            if self.modules[at].is_null() {
+                self.functions.push(function);
+                continue;
+            }
             // SAFETY: the module is loaded, the name ends in a zero, the pointer is to a live handle.
             let found = unsafe { sys::cuModuleGetFunction(&mut function, self.modules[at], name.as_ptr()) };
             ready(found, entry.name)?;
@@ -232,9 +243,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether a block may have the shared memory that the kernel wants.
+    /// Whether the card has the kernel, and the shared memory that it wants for a block.
     pub fn takes(&self, kernel: Kernel) -> bool {
-        kernel.shared_bytes() <= self.shared_bytes
+        !self.functions[kernel as usize].is_null() && kernel.shared_bytes() <= self.shared_bytes
     }
 
     /// Blocks of a kernel that a multiprocessor has room for, at least one.
@@ -432,7 +443,7 @@ impl Drop for Driver {
         // SAFETY: all buffers hold this driver, so none is left; each handle is given back once. Errors
         // are ignored: the card may be gone.
         unsafe {
-            for &module in &self.modules {
+            for &module in self.modules.iter().filter(|m| !m.is_null()) {
                 let _ = sys::cuModuleUnload(module);
             }
             if !self.stream.is_null() {

@@ -1,49 +1,81 @@
 //! The table of kernels: which file each is in and what it takes. A test compares it with the PTX, and
 //! a launch compares its arguments with the table, so neither side can drift.
 //!
-//! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view.
+//! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a matrix in tiles.
 
-/// Targets that all kernels are compiled for, oldest first: the least major version of a card's compute
-/// capability, and its name. The driver makes code for the card at hand from the newest that it can run.
-pub const TARGETS: [(i32, &str); 2] = [(8, "compute_80"), (9, "compute_90")];
+/// What kernels are compiled for. The driver makes code for the card at hand from the newest that it can run.
+///
+/// None for compute_89: nothing here uses an instruction that it adds (codes of fp8 become bf16 by a shift), so its PTX
+/// would be that of compute_80 under another name.
+pub const TARGETS: [Target; 3] = [
+    Target { name: "compute_80", capability: (8, 0), exact: false },
+    Target { name: "compute_90", capability: (9, 0), exact: false },
+    // Hopper's own instructions (`hopper.cuh`), which no later card has.
+    Target { name: "compute_90a", capability: (9, 0), exact: true },
+];
 /// From this target on, a kernel may be started before the one in front of it has ended (`after_previous` in
 /// `common.cuh`).
 pub const EARLY_START: usize = 1;
 
+pub struct Target {
+    pub name: &'static str,
+    /// Least compute capability of a card that runs it, major and minor.
+    pub capability: (i32, i32),
+    /// Whether other cards than those of that very capability do not run it.
+    pub exact: bool,
+}
+
+impl Target {
+    pub fn runs_on(&self, capability: (i32, i32)) -> bool {
+        if self.exact { capability == self.capability } else { capability >= self.capability }
+    }
+}
+
 /// A file of kernels.
 pub struct Source {
     pub name: &'static str,
-    /// For each target; ends in a zero, as the driver wants it.
-    pub ptx: [&'static str; TARGETS.len()],
+    /// For each target that it is compiled for; ends in a zero, as the driver wants it.
+    pub ptx: [Option<&'static str>; TARGETS.len()],
+    /// The file whose work this one does on cards that run it.
+    pub instead_of: Option<&'static str>,
 }
 
-macro_rules! sources {
-    ($($name:literal),* $(,)?) => {
-        pub const SOURCES: &[Source] = &[$(Source {
-            name: $name,
-            ptx: [
-                concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".compute_80.ptx")), "\0"),
-                concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".compute_90.ptx")), "\0"),
-            ],
-        }),*];
+impl Source {
+    /// The target that a card takes it for, and that PTX; none where another file does its work, or where it is for
+    /// other cards.
+    pub fn of_card(&self, capability: (i32, i32)) -> Option<(&'static str, &'static str)> {
+        let newest = |source: &Self| {
+            let ptx = TARGETS.iter().zip(source.ptx).filter(|(target, _)| target.runs_on(capability));
+            ptx.filter_map(|(target, ptx)| Some((target.name, ptx?))).next_back()
+        };
+        let better = SOURCES.iter().any(|s| s.instead_of == Some(self.name) && newest(s).is_some());
+        if better { None } else { newest(self) }
+    }
+}
+
+macro_rules! ptx {
+    ($name:literal, $target:literal) => {
+        Some(concat!(include_str!(concat!("../../../kernels/ptx/", $name, ".", $target, ".ptx")), "\0"))
     };
 }
 
-sources![
-    "rows",
-    "linear",
-    "gemv",
-    "gemm_few",
-    "gemm",
-    "rope",
-    "attend",
-    "take",
-    "attend_tiles",
-    "place",
-    "move",
-    "store",
-    "sample"
-];
+macro_rules! sources {
+    ($($name:literal)* | hopper: $($own:literal instead of $other:literal)*) => {
+        pub const SOURCES: &[Source] = &[
+            $(Source {
+                name: $name,
+                ptx: [ptx!($name, "compute_80"), ptx!($name, "compute_90"), None],
+                instead_of: None,
+            },)*
+            $(Source { name: $own, ptx: [None, None, ptx!($own, "compute_90a")], instead_of: Some($other) },)*
+        ];
+    };
+}
+
+sources! {
+    "rows" "linear" "gemv" "gemm_few" "gemm" "rope" "attend" "take" "attend_tiles" "place" "move" "store" "sample"
+    | hopper: "gemm_wgmma" instead of "gemm"
+}
 
 pub struct Entry {
     pub source: &'static str,
@@ -103,6 +135,13 @@ kernels! {
         GemmTilesSmall "gemm_tiles_small" "ppppiii",
         GemmTilesSmallGated "gemm_tiles_small_gated" "ppppiii",
     }
+    "gemm_wgmma" {
+        GemmWgmma256 "gemm_wgmma_256" "pttpiii",
+        GemmWgmma192 "gemm_wgmma_192" "pttpiii",
+        GemmWgmma128 "gemm_wgmma_128" "pttpiii",
+        GemmWgmma192Gated "gemm_wgmma_192_gated" "pttpiii",
+        GemmWgmma128Gated "gemm_wgmma_128_gated" "pttpiii",
+    }
     "rope" {
         QkvRope "qkv_rope" "ppkpppppffiffi",
     }
@@ -159,6 +198,8 @@ impl Kernel {
     pub fn shared_bytes(self) -> usize {
         // Stages of both factors: `gemm.cu`.
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
+        // As many of them as are named in `gemm_wgmma.cu`, from a multiple of 1,024 on.
+        let own = |rows: usize, stages: usize| stages * (128 + rows) * 64 * size_of::<u16>() + 1024;
         // `Shared` in `attend_tiles.cu`.
         let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 2 * 256 * 8 + 256 * 24 + 32;
         match self {
@@ -167,6 +208,9 @@ impl Kernel {
             Kernel::AttendTiles128Bf16 => tiles(128, 32),
             Kernel::AttendTiles128Fp8 => tiles(128, 2 * 64 * 128),
             Kernel::GemmTiles | Kernel::GemmTilesGated => stages(128, 256),
+            Kernel::GemmWgmma256 => own(256, 4),
+            Kernel::GemmWgmma192 | Kernel::GemmWgmma192Gated => own(192, 5),
+            Kernel::GemmWgmma128 | Kernel::GemmWgmma128Gated => own(128, 6),
             Kernel::GemmTilesSmall | Kernel::GemmTilesSmallGated => stages(128, 128),
             _ => 0,
         }

@@ -80,6 +80,7 @@ const SYMBOLS: &[&str] = &[
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamSynchronize",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// The driver's CUDA version (12020 for 12.2) and how many GPUs it shows.
@@ -133,6 +134,7 @@ mod tests {
             include_str!("pool.rs"),
             include_str!("probe.rs"),
             include_str!("products.rs"),
+            include_str!("tiles.rs"),
         ];
         for source in sources {
             for part in source.split("sys::cu").skip(1).filter(|p| p.starts_with(char::is_uppercase)) {

@@ -5,6 +5,7 @@ use super::cublaslt::Product;
 use super::driver::Arg::{self, I32, Ptr};
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Weight};
+use super::tiles::tiles;
 use super::{BLOCK, Cuda};
 use crate::tensor::DType;
 
@@ -18,7 +19,7 @@ const GEMV_ROWS: usize = 4;
 pub(super) const SOME_ROWS: usize = 32;
 /// Rows of the weight that a block of `gemm_few` takes.
 const FEW_TILE_ROWS: usize = 32;
-/// Tokens and rows of the tiles of `gemm_tiles`; rows of those of `gemm_tiles_small`.
+/// Tokens of the tiles of `gemm_tiles` and of `gemm_wgmma`; rows of the former, and of `gemm_tiles_small`.
 const TILE_TOKENS: usize = 128;
 const TILE_ROWS: usize = 256;
 const SMALL_TILE_ROWS: usize = 128;
@@ -89,7 +90,7 @@ fn whole(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) -
 }
 
 /// What the kernels take, rows of activations last.
-fn arguments(p: &Product) -> Vec<Arg<'static>> {
+fn arguments<'a>(p: &Product) -> Vec<Arg<'a>> {
     let [rows, cols, n] = [p.rows, p.cols, p.n].map(|n| I32(n as i32));
     vec![Ptr(p.out), Ptr(p.x), Ptr(p.weight), Ptr(p.bias), rows, cols, n]
 }
@@ -111,6 +112,9 @@ fn rounded(cuda: &Cuda, p: &Product, gated: bool) {
         };
         return cuda.driver.launch(pick(kernels), [p.rows.div_ceil(FEW_TILE_ROWS), 1, 1], 256, &args);
     }
+    if cuda.driver.takes(GemmWgmma256) {
+        return on_hopper(cuda, p, gated);
+    }
     // Wide tiles where there are enough of them for the card, and where it has the memory for their stages.
     let tokens = p.n.div_ceil(TILE_TOKENS);
     let enough = tokens * p.rows.div_ceil(TILE_ROWS) >= cuda.driver.multiprocessors;
@@ -120,6 +124,26 @@ fn rounded(cuda: &Cuda, p: &Product, gated: bool) {
         ([GemmTilesSmall, GemmTilesSmallGated], SMALL_TILE_ROWS, 128)
     };
     cuda.driver.launch(pick(kernels), [tokens, p.rows.div_ceil(rows), 1], threads, &args);
+}
+
+/// By Hopper's own instructions: a block takes one tile after the other, and the width of tiles is that at which the
+/// busiest block has the fewest rows of the weight; the widest of equals, which reads least.
+fn on_hopper(cuda: &Cuda, p: &Product, gated: bool) {
+    use Kernel::*;
+    let (tokens, blocks) = (p.n.div_ceil(TILE_TOKENS), cuda.driver.multiprocessors);
+    let all = |rows: usize| tokens * p.rows.div_ceil(rows);
+    let widths: &[(usize, Kernel)] = if gated {
+        // 256 is slower here than 192.
+        &[(192, GemmWgmma192Gated), (128, GemmWgmma128Gated)]
+    } else {
+        &[(256, GemmWgmma256), (192, GemmWgmma192), (128, GemmWgmma128)]
+    };
+    let best = widths.iter().min_by_key(|(rows, _)| all(*rows).div_ceil(blocks) * rows);
+    let &(rows, kernel) = best.expect("one of them");
+    let mut args = arguments(p);
+    let maps = [tiles(p.x, [p.n, p.cols], TILE_TOKENS), tiles(p.weight, [p.rows, p.cols], rows / 2)];
+    (args[1], args[2]) = (Arg::Tiles(&maps[0]), Arg::Tiles(&maps[1]));
+    cuda.driver.launch(kernel, [all(rows).min(blocks), 1, 1], 288, &args);
 }
 
 /// In f32, whatever the weight is kept in.

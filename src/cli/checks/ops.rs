@@ -115,8 +115,9 @@ pub fn linears() -> Vec<Linear> {
         }
     }
     // Enough tiles for a whole card.
-    let wide = |n| Linear { dtype: DType::Bf16, rows: [20_000, 357], cols: 72, n, bias: true, operand: true };
-    out.extend([wide(130), wide(257)]);
+    let wide =
+        |n, more| Linear { dtype: DType::Bf16, rows: [20_000, more], cols: 72, n, bias: more > 357, operand: true };
+    out.extend([wide(130, 357), wide(257, 360)]);
     out
 }
 

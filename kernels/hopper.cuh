@@ -1,0 +1,134 @@
+// Instructions of Hopper's tensor cores and of what feeds them, one function each: compute_90a only. The software GPU of
+// the tests has functions of its own in their place.
+#pragma once
+#include "common.cuh"
+#include "tensor.cuh"
+
+// What the host says of a matrix whose tiles are copied: `cuTensorMapEncodeTiled`.
+struct __align__(64) TensorMap {
+  u64 words[16];
+};
+
+#ifndef SOFTWARE_GPU
+
+// What the launch gave a block, from a multiple of 1,024 bytes on, as swizzled tiles want it.
+__device__ __forceinline__ u16* tile_memory() {
+  extern __shared__ __align__(1024) unsigned char tiles[];
+  return (u16*)(tiles + (0u - (u32)__cvta_generic_to_shared(tiles)) % 1024);
+}
+
+// 1 / x, good to the last bit or so; nothing below normal numbers.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// A barrier in shared memory that opens when `arrivals` have come, and all bytes that were announced.
+__device__ __forceinline__ void barrier_init(u64* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// What copies of tiles see of barriers made here.
+__device__ __forceinline__ void barriers_made() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives and announces bytes.
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Waits for the end of a phase of that parity: the first has parity 0, and the one before it counts as ended.
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\n"
+      "bra AGAIN;\nDONE:\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// A box of the matrix to shared memory, from that column and row on; zeros where there is no matrix.
+__device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, int column, int row, u64* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// How wgmma finds a tile of lines of 64 bf16 (128 bytes, swizzled, eight lines after 1,024 bytes), from its column
+// 16 k on.
+__device__ __forceinline__ u64 tile_at(const u16* tile, int k) {
+  return (u64)((shared_address(tile) + 32 * k) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// Products of a warpgroup: to be begun before the first, closed as a group, and waited for until N groups are left.
+__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// c = a b^T + (add ? c : 0) of a warpgroup: a [64, 16] and b [BN, 16] tiles in shared memory, in bf16 with f32 sums.
+// Warp w has rows 16 w and on; lane t of group g (lane = 4 g + t) holds, in c[4 j + 2 h + i], row g + 8 h and column
+// 8 j + 2 t + i.
+template <int BN>
+__device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add);
+#define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
+              "+f"(c[i + 6]), "+f"(c[i + 7])
+#define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
+template <>
+__device__ __forceinline__ void wgmma<128>(float (&c)[64], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, add, 1, 1, 0, 0;\n}"
+      : C32(0), C32(32)
+      : "l"(a), "l"(b), "r"(add));
+}
+template <>
+__device__ __forceinline__ void wgmma<192>(float (&c)[96], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      "%96, %97, add, 1, 1, 0, 0;\n}"
+      : C32(0), C32(32), C32(64)
+      : "l"(a), "l"(b), "r"(add));
+}
+template <>
+__device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+      "%128, %129, add, 1, 1, 0, 0;\n}"
+      : C32(0), C32(32), C32(64), C32(96)
+      : "l"(a), "l"(b), "r"(add));
+}
+#undef C8
+#undef C32
+
+#endif
+
+// As `silu`, good to 2^-20: for what is rounded to bf16.
+__device__ __forceinline__ float silu_fast(float x) {
+  return x * reciprocal_fast(1.0f + exp2_fast(-LOG2E * x));
+}

@@ -1,0 +1,127 @@
+// Twins of kernels/hopper.cuh: barriers in shared memory, copies of tiles, products of four warps.
+#pragma once
+#include "device.h"
+
+namespace gpu {
+
+// What `cuTensorMapEncodeTiled` makes here: a matrix of 16-bit numbers, and the box that one copy takes of it.
+struct TileMap {
+  static constexpr uint64_t MARK = 0x7469'6c65'6d61'7073;
+  uint64_t mark;
+  const unsigned char* at;
+  uint64_t columns, rows, row_bytes;
+  uint32_t box_columns, box_rows;
+};
+
+// An mbarrier: who and what is still to come in this phase.
+struct Barrier {
+  uint16_t phase, count, pending, chunks;
+};
+static_assert(sizeof(Barrier) == 8);
+
+inline Barrier& barrier_at(void* at) {
+  Barrier& b = *(Barrier*)at;
+  if (b.phase > 1) fault("a barrier in shared memory that was not made");
+  return b;
+}
+
+// `chunks` are of 16 bytes: announced, and not come yet.
+inline void barrier_step(Barrier& b) {
+  if (b.pending || b.chunks) return;
+  b.phase ^= 1;
+  b.pending = b.count;
+  wake_waiting();
+}
+
+// Byte of a swizzled tile of lines of 128 bytes.
+inline unsigned char* swizzled(unsigned char* tile, unsigned line, unsigned chunk) {
+  return tile + line * 128 + ((chunk ^ line) & 7) * 16;
+}
+
+}  // namespace gpu
+
+inline float reciprocal_fast(float x) { return 1.0f / x; }
+inline uint16_t* tile_memory() { return (uint16_t*)gpu::dynamic_shared; }
+inline void barrier_init(void* barrier, int arrivals) {
+  *(gpu::Barrier*)barrier = {0, (uint16_t)arrivals, (uint16_t)arrivals, 0};
+}
+inline void barriers_made() {}
+inline void barrier_arrive(void* barrier) {
+  gpu::Barrier& b = gpu::barrier_at(barrier);
+  if (!b.pending) gpu::fault("arrives at a barrier at which all have arrived");
+  b.pending--;
+  gpu::barrier_step(b);
+}
+inline void barrier_expect(void* barrier, unsigned bytes) {
+  gpu::Barrier& b = gpu::barrier_at(barrier);
+  b.chunks += bytes / 16;
+  barrier_arrive(barrier);
+}
+inline void barrier_wait(void* barrier, unsigned parity) {
+  while (gpu::barrier_at(barrier).phase == parity) gpu::wait_for_barrier();
+}
+
+// Done when it is asked for, which is earlier than on a card.
+inline void copy_tile(void* to, const void* map, int column, int row, void* barrier) {
+  gpu::TileMap m;
+  memcpy(&m, map, sizeof m);
+  if (m.mark != gpu::TileMap::MARK) gpu::fault("copies a tile by what is no tensor map");
+  if ((uintptr_t)to % 1024) gpu::fault("copies a tile to an address that is no multiple of 1,024");
+  for (unsigned line = 0; line < m.box_rows; line++)
+    for (unsigned chunk = 0; chunk < m.box_columns / 8; chunk++) {
+      int64_t c = column + 8 * (int64_t)chunk, r = row + (int64_t)line;
+      unsigned char* at = gpu::swizzled((unsigned char*)to, line, chunk);
+      int64_t real = r < 0 || r >= (int64_t)m.rows || c < 0 ? 0 : (int64_t)m.columns - c;
+      real = real < 0 ? 0 : real > 8 ? 8 : real;
+      memset(at, 0, 16);
+      if (real) memcpy(at, m.at + r * m.row_bytes + c * 2, real * 2);
+    }
+  gpu::Barrier& b = gpu::barrier_at(barrier);
+  b.chunks -= m.box_rows * m.box_columns * 2 / 16;
+  gpu::barrier_step(b);
+}
+
+inline uint64_t tile_at(const uint16_t* tile, int k) {
+  if ((uintptr_t)tile % 1024) gpu::fault("multiplies a tile at an address that is no multiple of 1,024");
+  return (uint64_t)(uintptr_t)tile + 32 * k;
+}
+inline void wgmma_begin() { __syncwarp(); }
+inline void wgmma_commit() {}
+// Whoever is told that products have ended is told so for its whole warp.
+template <int N>
+inline void wgmma_wait() {
+  __syncwarp();
+}
+
+// As wide as a line's part of one product.
+typedef float Sixteen __attribute__((vector_size(64)));
+
+namespace gpu {
+inline void sixteen(Sixteen& out, uint64_t at, int line) {
+  unsigned char* tile = (unsigned char*)(uintptr_t)(at & ~127ull);
+  unsigned chunk = at % 128 / 16;
+  uint16_t x[16];
+  memcpy(x, swizzled(tile, line, chunk), 16);
+  memcpy(x + 8, swizzled(tile, line, chunk + 1), 16);
+  for (int i = 0; i < 16; i++) out[i] = bf16(x[i]);
+}
+}  // namespace gpu
+
+// Sums are laid out as the PTX manual has them for wgmma.m64nNk16. Done when it is asked for.
+template <int BN>
+inline void wgmma(float (&c)[BN / 2], uint64_t a, uint64_t b, int add) {
+  int warp = threadIdx.x / 32 % 4, g = gpu::self->lane / 4, t = gpu::self->lane % 4;
+  Sixteen left[2], right;
+  for (int h = 0; h < 2; h++) gpu::sixteen(left[h], a, 16 * warp + g + 8 * h);
+  for (int j = 0; j < BN / 8; j++)
+    for (int i = 0; i < 2; i++) {
+      gpu::sixteen(right, b, 8 * j + 2 * t + i);
+      for (int h = 0; h < 2; h++) {
+        Sixteen p = left[h] * right;
+        float& sum = c[4 * j + 2 * h + i];
+        float all = add ? sum : 0.0f;
+        for (int k = 0; k < 16; k++) all += p[k];
+        sum = all;
+      }
+    }
+}
