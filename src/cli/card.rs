@@ -2,7 +2,7 @@
 //! whole models, and how fast every op is.
 
 use super::args::DoctorArgs;
-use super::checks::{self, Finding, memory, models, speed, steps};
+use super::checks::{self, Finding, answers, memory, models, speed, steps};
 use super::output;
 use super::spawn::card_options;
 use crate::backend::Backend;
@@ -59,6 +59,7 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     if args.all {
         checks::run_long(&Cuda::open(index, &own(true))?, &mut tell);
         models::run_all(|| Cuda::open(index, &own(true)), &mut tell)?;
+        answers::run_all(|| Cuda::open(index, &own(true)), &mut tell)?;
     }
     output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
     if args.all {

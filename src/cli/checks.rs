@@ -2,6 +2,7 @@
 //! NaN, and the cache's properties over random histories. `doctor --device cuda` runs them on the card;
 //! the test suite runs the same functions over the CPU.
 
+pub mod answers;
 mod chunks;
 mod history;
 pub mod memory;

@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where kernels are read from instead of the program itself, for work on them.
 const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
+/// Whose kernels are taken, `compute_80` say, instead of the newest that the card runs.
+const KERNEL_TARGET: &str = "DMSCHAT_KERNEL_TARGET";
 
 pub(super) const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16 or fp8, or --device cpu";
 
@@ -28,11 +30,16 @@ fn kernel_folder() -> Option<PathBuf> {
     std::env::var_os(KERNEL_DIR).map(Into::into)
 }
 
+fn kernel_target() -> Option<String> {
+    std::env::var(KERNEL_TARGET).ok()
+}
+
 /// How a card is opened: steps recorded as graphs or not, and what multiplies.
 pub(super) fn card_options(graphs: bool, gemm: Gemm) -> CudaOptions {
     let cublaslt = if gemm == Gemm::Own { Vec::new() } else { libraries::cublaslt() };
     let cublaslt_needed = gemm == Gemm::CublasLt;
-    CudaOptions { kernels: kernel_folder(), no_graphs: !graphs, cublaslt, cublaslt_needed, wait_always: false }
+    let (kernels, target) = (kernel_folder(), kernel_target());
+    CudaOptions { kernels, target, no_graphs: !graphs, cublaslt, cublaslt_needed, wait_always: false }
 }
 
 /// Where a model runs.
@@ -187,8 +194,13 @@ fn library(settings: &Settings) -> Result<()> {
 
 /// Refuses a device that is not there, and says once what differs from a usual run on it.
 pub fn check_device(settings: &Settings) -> Result<()> {
-    if let (Place::Card(_), Some(folder)) = (device(settings)?, kernel_folder()) {
-        notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
+    if let Place::Card(_) = device(settings)? {
+        if let Some(folder) = kernel_folder() {
+            notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
+        }
+        if let Some(target) = kernel_target() {
+            notice(&format!("{KERNEL_TARGET}: kernels for {target}"));
+        }
     }
     Ok(())
 }

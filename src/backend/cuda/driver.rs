@@ -26,6 +26,8 @@ pub struct CudaOptions {
     pub wait_always: bool,
     /// A folder of PTX that takes the place of the program's own, for work on kernels.
     pub kernels: Option<PathBuf>,
+    /// Kernels of this one of `TARGETS`, as an older card would get them, for work on kernels.
+    pub target: Option<String>,
     /// Launches every kernel of every step by itself instead of recording steps as graphs.
     pub no_graphs: bool,
     /// Where a libcublasLt may be, which then multiplies many rows: the first that works is taken.
@@ -156,6 +158,15 @@ fn describe(index: u32) -> Result<Described, NoCuda> {
     Ok(Described { device, name, multiprocessors, shared_bytes: shared as usize, capability, driver })
 }
 
+/// The capability of the oldest card that a target is for, where this card runs it.
+fn as_if(target: &str, capability: (i32, i32)) -> Result<(i32, i32), NoCuda> {
+    let all = || TARGETS.iter().filter(|t| t.runs_on(capability));
+    all().find(|t| t.name == target).map(|t| t.capability).ok_or_else(|| {
+        let names: Vec<&str> = all().map(|t| t.name).collect();
+        NoCuda::NoTarget { target: target.to_owned(), names: names.join(", ") }
+    })
+}
+
 /// Whether the card of that index can be used.
 pub fn usable(index: u32) -> Result<(), NoCuda> {
     describe(index).map(|_| ())
@@ -184,6 +195,7 @@ fn retain(device: i32) -> Result<(), NoCuda> {
 impl Driver {
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         let Described { device, name, multiprocessors, shared_bytes, capability, driver: version } = describe(index)?;
+        let capability = options.target.as_deref().map_or(Ok(capability), |name| as_if(name, capability))?;
         retain(device)?;
         let mut driver = Self {
             device,

@@ -21,6 +21,8 @@ pub enum NoCuda {
     NoSuchDevice { index: u32, count: u32 },
     #[error("{name} has compute capability {major}.{minor}; 8.0 (Ampere) or newer is needed")]
     OldCard { name: String, major: i32, minor: i32 },
+    #[error("there are no kernels for `{target}`, or the card cannot run them: {names}")]
+    NoTarget { target: String, names: String },
     #[error("libcublasLt cannot be used: {0}")]
     NoCublasLt(String),
     #[error("{0}")]

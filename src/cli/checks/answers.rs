@@ -1,0 +1,98 @@
+//! What the built-in model answers on a card: the CPU's greedy tokens are fed there one by one, and before each the
+//! likeliest token has to be the CPU's, or the CPU found the two all but even.
+
+use super::Finding;
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use crate::codec::Codec;
+use crate::engine::{EngineOptions, Runner};
+use crate::protocol::{Piece, Token};
+use crate::sampler::argmax;
+use crate::tokenizer::Tokenizer;
+use anyhow::Result;
+use std::time::Instant;
+
+const QUESTIONS: [&str; 4] = [
+    "Solve 5*b - 2355 = -50*b - 2740 for b.",
+    "What is 4827 + 3951?",
+    "Sort these numbers: 83, 12, 57, 94, 31, 76, 45, 20, 68.",
+    "Hello! What can you do?",
+];
+/// Tokens of an answer, its reasoning included.
+const TOKENS: usize = 200;
+/// By so much the CPU may prefer its token to the card's, in logits: a step of bf16 before the head is worth that.
+const EVEN: f32 = 0.05;
+
+/// `open` gives a fresh backend for each setting.
+pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
+    open: impl Fn() -> Result<B, E>,
+    tell: &mut impl FnMut(Finding),
+) -> Result<()> {
+    let checkpoint = Checkpoint::open(&ModelRef::BuiltIn, &AdapterChoice::Auto)?;
+    let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
+    for (codec, eviction) in [(Codec::Bf16, true), (Codec::Bf16, false), (Codec::Fp8, true), (Codec::Fp8, false)] {
+        let options = EngineOptions { context: Some(1024), ..EngineOptions::new(codec) };
+        let mut cpu = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {})?;
+        let mut card = Runner::new(open()?, &checkpoint, &options, |_, _| {})?;
+        let started = Instant::now();
+        let (mut seen, mut others, mut most) = (0, 0, 0f32);
+        for question in QUESTIONS {
+            let prompt = tokenizer.encode_pieces(&chat(question))?;
+            let expected = answer(&mut cpu, &prompt, eviction, None, &checkpoint.generation.eos)?;
+            let tokens: Vec<Token> = expected.iter().map(|row| argmax(row)).collect();
+            let got = answer(&mut card, &prompt, eviction, Some(&tokens), &[])?;
+            for (row, got) in expected.iter().zip(&got) {
+                let (best, chosen) = (argmax(row), argmax(got));
+                seen += 1;
+                others += (best != chosen) as usize;
+                most = most.max(row[best as usize] - row[chosen as usize]);
+            }
+        }
+        let name = format!(
+            "answers {}, eviction {}: {} of {seen} tokens the CPU's",
+            codec.name(),
+            if eviction { "on" } else { "off" },
+            seen - others
+        );
+        tell(Finding { name, error: most, limit: EVEN, broken: None, time: started.elapsed() });
+    }
+    Ok(())
+}
+
+fn chat(question: &str) -> [Piece; 6] {
+    let control = |literal: &str| Piece::Control(literal.to_owned());
+    let text = |text: String| Piece::Text(text);
+    [
+        control("<|im_start|>"),
+        text(format!("user\n{question}")),
+        control("<|im_end|>"),
+        text("\n".to_owned()),
+        control("<|im_start|>"),
+        text("assistant\n".to_owned()),
+    ]
+}
+
+/// The rows of logits before each token: the likeliest ones up to an end, or those that are forced.
+fn answer<B: Backend>(
+    runner: &mut Runner<B>,
+    prompt: &[Token],
+    eviction: bool,
+    forced: Option<&[Token]>,
+    ends: &[Token],
+) -> Result<Vec<Vec<f32>>> {
+    let seq = runner.create(eviction)?;
+    runner.feed(seq, prompt)?;
+    let (mut rows, mut last) = (Vec::new(), prompt.len() - 1);
+    while rows.len() < forced.map_or(TOKENS, <[Token]>::len) {
+        runner.logits(last..last + 1, |_, row| rows.push(row.to_vec()));
+        let token = forced.map_or_else(|| argmax(&rows[rows.len() - 1]), |tokens| tokens[rows.len() - 1]);
+        if ends.contains(&token) {
+            break;
+        }
+        runner.feed(seq, &[token])?;
+        last = 0;
+    }
+    runner.release(seq);
+    Ok(rows)
+}
