@@ -128,6 +128,7 @@ kernels! {
         GemmFew8Gated "gemm_few_8_gated" "ppppiii",
         GemmFew16Gated "gemm_few_16_gated" "ppppiii",
         GemmFew32Gated "gemm_few_32_gated" "ppppiii",
+        GemmFew32Deep "gemm_few_32_deep" "ppppiii",
     }
     "gemm" {
         GemmTiles "gemm_tiles" "ppppiii",
@@ -200,6 +201,8 @@ impl Kernel {
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
         // As many of them as are named in `gemm_wgmma.cu`, from a multiple of 1,024 on.
         let own = |rows: usize, stages: usize| stages * (128 + rows) * 64 * size_of::<u16>() + 1024;
+        // Stages of both factors: `gemm_few.cu`.
+        let few = |stages: usize, tokens: usize| stages * (tokens + 32) * 256 * size_of::<u16>();
         // `Shared` in `attend_tiles.cu`.
         let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 2 * 256 * 8 + 256 * 24 + 32;
         match self {
@@ -207,6 +210,10 @@ impl Kernel {
             Kernel::AttendTiles64Fp8 => tiles(64, 2 * 64 * 64),
             Kernel::AttendTiles128Bf16 => tiles(128, 32),
             Kernel::AttendTiles128Fp8 => tiles(128, 2 * 64 * 128),
+            Kernel::GemmFew8 | Kernel::GemmFew8Gated => few(4, 8),
+            Kernel::GemmFew16 | Kernel::GemmFew16Gated => few(4, 16),
+            Kernel::GemmFew32 | Kernel::GemmFew32Gated => few(3, 32),
+            Kernel::GemmFew32Deep => few(6, 32),
             Kernel::GemmTiles | Kernel::GemmTilesGated => stages(128, 256),
             Kernel::GemmWgmma256 => own(256, 4),
             Kernel::GemmWgmma192 | Kernel::GemmWgmma192Gated => own(192, 5),

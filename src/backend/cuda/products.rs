@@ -105,12 +105,16 @@ fn rounded(cuda: &Cuda, p: &Product, gated: bool) {
         return cuda.driver.launch(pick([Gemv, GemvGated]), [p.rows.div_ceil(GEMV_ROWS), 1, 1], 128, &args);
     }
     if p.n <= SOME_ROWS {
+        let blocks = p.rows.div_ceil(FEW_TILE_ROWS);
+        // Where each multiprocessor has one block at most, it may as well have all the memory.
+        let alone = blocks <= cuda.driver.multiprocessors && cuda.driver.takes(GemmFew32Deep);
         let kernels = match p.n {
             0..=8 => [GemmFew8, GemmFew8Gated],
             9..=16 => [GemmFew16, GemmFew16Gated],
+            _ if alone => [GemmFew32Deep, GemmFew32Gated],
             _ => [GemmFew32, GemmFew32Gated],
         };
-        return cuda.driver.launch(pick(kernels), [p.rows.div_ceil(FEW_TILE_ROWS), 1, 1], 256, &args);
+        return cuda.driver.launch(pick(kernels), [blocks, 1, 1], 256, &args);
     }
     if cuda.driver.takes(GemmWgmma256) {
         return on_hopper(cuda, p, gated);
