@@ -230,6 +230,7 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
   Span span = spans[blockIdx.y];
   int position = kv.seq_len[span.seq];
   Share share = share_of(kv.live + kv_row(kv, layer, span.seq, 0), heads, lane);
+  // The others wait, and the kernel ends with the last of them.
   if (share.head < 0) return;
   Lane place = lane_of(kv, layer, span.seq, share.head);
   int p = share.first + warp, number = p < share.last ? place.pages[p] : 0;
@@ -239,8 +240,8 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
     page.load_keys(kv, at, lane);
     page.load_values(kv, at, share.live - p * PAGE_SLOTS, lane);
   }
-  if (p + WARPS < share.last) number = place.pages[p + WARPS];
   if (p + WARPS < share.last) {
+    number = place.pages[p + WARPS];
     const u8* at = page_at(kv, number);
     if (CODEC == CODEC_FP8) {
       for (int i = lane; i < 2 * PAGE_SLOTS * (d + 4) / 16; i += 32) copy_async(s.of[warp].page + i, at + 16 * i, true);
@@ -282,7 +283,7 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
 #pragma unroll 1
   for (bool staged = CODEC == CODEC_FP8; p < share.last; staged = false) {
     int first = p * PAGE_SLOTS;
-    softmax.weigh(page, share.live - first, unseen < 0 ? -1 : unseen - first, by, lane);
+    softmax.weigh(page, share.live - first, unseen - first, by, lane);
     p += WARPS;
     // What is done with makes room for the next.
     const u8* at = staged ? (const u8*)s.of[warp].page : page_at(kv, number);

@@ -49,9 +49,9 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 3))
   Lanes lanes;
   lanes.weigh(is_q || finds ? q_norm : is_k ? k_norm : nullptr, d, lane);
   if (is_q || is_k) lanes.find(turn, position, d, lane);
-  // Neighbouring threads share an item of four channels, and parts take turns among them.
+  // Neighbours in a warp share an item of four channels, and parts take turns among them.
   int items = group * d / 4, slices = 1;
-  while (2 * slices * items <= MERGERS) slices *= 2;
+  while (slices < 32 && 2 * slices * items <= MERGERS) slices *= 2;
   int item = threadIdx.x / slices, slice = threadIdx.x % slices, channel = 4 * item % d;
   bool merges = item < items && threadIdx.x < MERGERS;
   int of = merges ? 4 * item / d : -1, step = slices * group * (d + 4);
