@@ -87,10 +87,11 @@ pub fn run_products<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     ops::gated().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
-/// Long histories of the cache.
+/// Long histories of the cache, and many slots.
 pub fn run_long<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     let cpu = Cpu::new(2);
     history::long().iter().for_each(|case| each(compare(case, b, &cpu)));
+    chunks::deep().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
 fn compare<B: Backend>(case: &impl Case, b: &B, cpu: &Cpu) -> Finding {

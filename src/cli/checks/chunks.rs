@@ -54,19 +54,7 @@ impl Case for Chunks {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
-        let geometry = KvGeometry {
-            n_layers: 1,
-            n_q_heads: self.heads * self.group,
-            n_kv_heads: self.heads,
-            head_dim: self.head_dim,
-            n_seqs: 1 + DIVISIONS.len(),
-            page_slots: 16,
-            max_pages: 0,
-            codec: self.codec,
-            policy: self.policy,
-        };
-        let cache = KvCache::new(b, geometry, CONTEXT, MAX_STEP).expect("memory for a check");
-        let mut run = Run { case: self, b, cache, output: Output::default() };
+        let mut run = Run::new(self, b, 1 + DIVISIONS.len(), CONTEXT, MAX_STEP);
         let first = run.cache.create(b, true).expect("a free row");
         run.feed(first, &BEFORE);
         for division in DIVISIONS {
@@ -81,7 +69,55 @@ impl Case for Chunks {
     }
 }
 
-impl<B: Backend> Run<'_, B> {
+/// Single tokens over more pages than a large card has warps for: each warp takes several, and a head has many parts.
+pub struct Deep(Chunks);
+
+const DEEP: [usize; 3] = [2048, 2048, 700];
+
+pub fn deep() -> Vec<Deep> {
+    let case = |(codec, head_dim, group)| Deep(Chunks { policy: Policy::Dense, codec, head_dim, heads: 8, group });
+    [(Codec::Fp8, 128, 1), (Codec::Bf16, 128, 1), (Codec::Fp8, 40, 2), (Codec::Bf16, 8, 1)].map(case).into()
+}
+
+impl Case for Deep {
+    fn name(&self) -> String {
+        let Chunks { codec, head_dim, heads, group, .. } = self.0;
+        format!("deep {} {head_dim} of {heads} x {group}", codec.name())
+    }
+
+    fn limit(&self) -> f32 {
+        super::BF16_STEP
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let tokens = DEEP.iter().sum::<usize>() + 3;
+        let mut run = Run::new(&self.0, b, 1, tokens, DEEP[0]);
+        let seq = run.cache.create(b, true).expect("a free row");
+        run.feed(seq, &DEEP);
+        // Means of thousands are small: they are not to be measured by those of few.
+        run.output.floats.clear();
+        run.feed(seq, &[1, 1, 1]);
+        run.output
+    }
+}
+
+impl<'a, B: Backend> Run<'a, B> {
+    fn new(case: &'a Chunks, b: &'a B, n_seqs: usize, context: usize, max_step: usize) -> Self {
+        let geometry = KvGeometry {
+            n_layers: 1,
+            n_q_heads: case.heads * case.group,
+            n_kv_heads: case.heads,
+            head_dim: case.head_dim,
+            n_seqs,
+            page_slots: 16,
+            max_pages: 0,
+            codec: case.codec,
+            policy: case.policy,
+        };
+        let cache = KvCache::new(b, geometry, context, max_step).expect("memory for a check");
+        Self { case, b, cache, output: Output::default() }
+    }
+
     /// Tokens whose numbers depend on their positions alone, a step for each part.
     fn feed(&mut self, seq: SeqId, parts: &[usize]) {
         let case = self.case;
