@@ -17,13 +17,6 @@ __device__ __forceinline__ u16* tile_memory() {
   return (u16*)(tiles + (0u - (u32)__cvta_generic_to_shared(tiles)) % 1024);
 }
 
-// 1 / x, good to the last bit or so; nothing below normal numbers.
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float out;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-
 // A barrier in shared memory that opens when `arrivals` have come, and all bytes that were announced.
 __device__ __forceinline__ void barrier_init(u64* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -78,15 +71,21 @@ __device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add)
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
               "+f"(c[i + 6]), "+f"(c[i + 7])
 #define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
+// Names of the first 64 accumulators in an instruction's text, and of the next 32.
+#define N64                                                                            \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "             \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "   \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "   \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define N96                                                                            \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 template <>
 __device__ __forceinline__ void wgmma<128>(float (&c)[64], u64 a, u64 b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      N64 "}, "
       "%64, %65, add, 1, 1, 0, 0;\n}"
       : C32(0), C32(32)
       : "l"(a), "l"(b), "r"(add));
@@ -96,12 +95,7 @@ __device__ __forceinline__ void wgmma<192>(float (&c)[96], u64 a, u64 b, int add
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+      N64 N96 "}, "
       "%96, %97, add, 1, 1, 0, 0;\n}"
       : C32(0), C32(32), C32(64)
       : "l"(a), "l"(b), "r"(add));
@@ -111,12 +105,7 @@ __device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int ad
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      N64 N96 ", "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
       "%128, %129, add, 1, 1, 0, 0;\n}"
@@ -125,10 +114,12 @@ __device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int ad
 }
 #undef C8
 #undef C32
+#undef N64
+#undef N96
 
 #endif
 
 // As `silu`, good to 2^-20: for what is rounded to bf16.
 __device__ __forceinline__ float silu_fast(float x) {
-  return x * reciprocal_fast(1.0f + exp2_fast(-LOG2E * x));
+  return x * reciprocal(1.0f + exp2_fast(-LOG2E * x));
 }

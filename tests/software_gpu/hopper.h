@@ -40,7 +40,6 @@ inline unsigned char* swizzled(unsigned char* tile, unsigned line, unsigned chun
 
 }  // namespace gpu
 
-inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline uint16_t* tile_memory() { return (uint16_t*)gpu::dynamic_shared; }
 inline void barrier_init(void* barrier, int arrivals) {
   *(gpu::Barrier*)barrier = {0, (uint16_t)arrivals, (uint16_t)arrivals, 0};
