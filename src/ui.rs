@@ -19,6 +19,7 @@ pub mod keymap;
 pub mod lines;
 pub mod markdown;
 pub mod numbers;
+mod outbox;
 pub mod runtime;
 pub mod sessions;
 pub mod signals;

@@ -18,6 +18,8 @@ use anyhow::{Context, Result};
 use guard::Guard;
 use jinja::{JinjaMessage, Job};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// How to render; all but `think` and `keep_thinking` is fixed when a session starts.
 #[derive(Clone, Debug)]
@@ -31,11 +33,20 @@ pub struct RenderOptions {
     pub think_tags: Option<(String, String)>,
     /// The dmschat binary, for templates that are not trusted; absent: the running one.
     pub exe: Option<PathBuf>,
+    /// Set from another thread: a rendering in a child process ends at once, with an error.
+    pub cancel: Arc<AtomicBool>,
 }
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        Self { think: true, keep_thinking: None, date: jiff::Zoned::now().datetime(), think_tags: None, exe: None }
+        Self {
+            think: true,
+            keep_thinking: None,
+            date: jiff::Zoned::now().datetime(),
+            think_tags: None,
+            exe: None,
+            cancel: Arc::default(),
+        }
     }
 }
 
@@ -95,7 +106,7 @@ impl<'a> Rendering<'a> {
             jobs.extend(self.probes());
         }
         let source = self.source();
-        let mut texts = jinja::render_jobs(&source, self.spec.trusted, self.opts.exe.as_deref(), &jobs)?.into_iter();
+        let mut texts = jinja::render_jobs(&source, self.spec.trusted, self.opts, &jobs)?.into_iter();
         let mut next = || texts.next().context("chat template: a rendering is missing");
         let dropped = if keep != Some(true) { Some(next()?) } else { None };
         if keep == Some(false) {

@@ -67,7 +67,10 @@ impl<B: Backend> Worker<'_, B> {
     fn take_turn(&mut self, turn: &mut Turn) -> Result<StopReason, Halt> {
         let flat = flatten(&turn.request.prompt);
         let base = self.choose_base(&flat);
+        // A cancel that came while the prompt was rendered or encoded acts before anything changes.
+        self.poll()?;
         let (reused, mut todo) = self.what_is_left(base, &turn.request.prompt)?;
+        self.poll()?;
         turn.reused = reused;
         turn.prompt_tokens = reused + todo.len();
         let context = self.runner.context();

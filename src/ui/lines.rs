@@ -1,6 +1,7 @@
 //! For terminals that cannot place a cursor (`TERM=dumb`): prompts and answers line by line, with the
 //! same commands and the same state; only what is new is printed.
 
+use super::outbox::Rendered;
 use super::runtime::Runtime;
 use super::signals::{Signal, Signals};
 use super::state::{App, Overlay};
@@ -34,6 +35,7 @@ enum Woken {
     Line(Option<String>),
     Engine(Option<Event>),
     Next(Option<Event>),
+    Rendered(Rendered),
     Signal(Signal),
 }
 
@@ -68,11 +70,12 @@ impl Runtime {
                 put("> ");
             }
             let woken = {
-                let (current, next) = self.engines();
+                let (current, next, rendered) = self.sources();
                 tokio::select! {
                     signal = signals.next() => Woken::Signal(signal),
                     event = super::runtime::receive(current) => Woken::Engine(event),
                     event = super::runtime::receive(next) => Woken::Next(event),
+                    Some(rendered) = rendered.recv() => Woken::Rendered(rendered),
                     line = lines.recv(), if !ended && !busy => Woken::Line(line),
                 }
             };
@@ -90,6 +93,7 @@ impl Runtime {
                     self.snapshot();
                 }
                 Woken::Next(event) => self.next(event),
+                Woken::Rendered(rendered) => self.rendered(rendered),
                 Woken::Signal(Signal::End(2)) if busy => self.press(KeyCode::Esc),
                 Woken::Signal(Signal::Stop) => super::signals::stop_here(),
                 Woken::Signal(Signal::Continue) => {}

@@ -4,15 +4,15 @@
 
 use super::clipboard::{Copied, Copier};
 use super::keyboard::{Keyboard, Typed};
-use super::sessions::{HistoryFile, Sessions, render_options};
+use super::outbox::{Outbox, Rendered};
+use super::sessions::{HistoryFile, Sessions};
 use super::signals::{Signal, Signals};
-use super::state::{App, Level};
+use super::state::App;
 use super::terminal::Screen;
 use super::update::{AppEvent, Effect, update};
 use super::{ExitKind, LoadRequest, Loader, Resume, editor_program};
-use crate::chat::render;
 use crate::config::Adapter;
-use crate::protocol::{Command, EngineHandle, Event, GenerateRequest, Snapshot};
+use crate::protocol::{Command, EngineHandle, Event, Snapshot};
 use crossterm::event::{Event as Input, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,9 +29,11 @@ pub struct Runtime {
     screen: Option<Screen>,
     load: Loader,
     /// The engine in use, and the one that is being loaded.
-    current: Option<EngineHandle>,
+    pub(super) current: Option<EngineHandle>,
     next: Option<EngineHandle>,
-    sessions: Sessions,
+    /// What the engine in use is still to be sent.
+    pub(super) outbox: Outbox,
+    pub(super) sessions: Sessions,
     history: HistoryFile,
     copier: Copier,
     started: Instant,
@@ -47,12 +49,14 @@ pub struct Runtime {
 
 /// What an engine says.
 pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Event>;
+type Renderings = tokio::sync::mpsc::UnboundedReceiver<Rendered>;
 
 /// What the loop woke up for.
 enum Woken {
     Input(Option<Typed>),
     Engine(Option<Event>),
     Next(Option<Event>),
+    Rendered(Rendered),
     Snapshot,
     Signal(Signal),
     Timer,
@@ -66,6 +70,7 @@ impl Runtime {
             load,
             current: None,
             next: None,
+            outbox: Outbox::default(),
             sessions,
             history,
             copier: Copier::default(),
@@ -131,9 +136,10 @@ impl Runtime {
         self.exit = Some(exit);
     }
 
-    /// The events of the engine in use and of the one that is being loaded.
-    pub(super) fn engines(&mut self) -> (Option<&mut Events>, Option<&mut Events>) {
-        (self.current.as_mut().map(|e| &mut e.events), self.next.as_mut().map(|e| &mut e.events))
+    /// The events of the engine in use, of the one that is being loaded, and finished renderings.
+    pub(super) fn sources(&mut self) -> (Option<&mut Events>, Option<&mut Events>, &mut Renderings) {
+        let current = self.current.as_mut().map(|e| &mut e.events);
+        (current, self.next.as_mut().map(|e| &mut e.events), &mut self.outbox.rendered)
     }
 
     fn frame(&self) -> Duration {
@@ -175,6 +181,7 @@ impl Runtime {
             typed = keyboard.events.recv() => Woken::Input(typed),
             event = receive(events) => Woken::Engine(event),
             event = receive(next) => Woken::Next(event),
+            Some(rendered) = self.outbox.rendered.recv() => Woken::Rendered(rendered),
             () = snapshot => Woken::Snapshot,
             () = sleep => Woken::Timer,
         }
@@ -186,6 +193,7 @@ impl Runtime {
             Woken::Input(None) => self.exit = Some(ExitKind::Signal(1)),
             Woken::Engine(event) => self.engine(event),
             Woken::Next(event) => self.next(event),
+            Woken::Rendered(rendered) => self.rendered(rendered),
             Woken::Snapshot => self.snapshot(),
             Woken::Signal(signal) => self.signal(signal),
             Woken::Timer => {}
@@ -201,6 +209,8 @@ impl Runtime {
                 self.typed(typed, keyboard);
             } else if let Some(event) = self.current.as_mut().and_then(|e| e.events.try_recv().ok()) {
                 self.engine(Some(event));
+            } else if let Ok(rendered) = self.outbox.rendered.try_recv() {
+                self.rendered(rendered);
             } else if self.current.as_ref().is_some_and(|e| e.snapshot.has_changed().unwrap_or(false)) {
                 self.snapshot();
             } else {
@@ -238,6 +248,7 @@ impl Runtime {
             Some(event) => self.handle(AppEvent::Engine(event)),
             None => {
                 self.current = None;
+                self.outbox.clear();
                 if self.app.engine.failed.is_none() {
                     self.handle(AppEvent::Engine(Event::Failed("its thread has ended".into())));
                 }
@@ -255,6 +266,7 @@ impl Runtime {
             Some(Event::Ready(info)) => {
                 if let Some(old) = std::mem::replace(&mut self.current, self.next.take()) {
                     old.send(Command::Shutdown);
+                    self.outbox.clear();
                     self.sessions.restore = None;
                 }
                 self.begun = true;
@@ -371,52 +383,6 @@ impl Runtime {
         }
     }
 
-    fn send(&mut self, command: Command) -> Vec<AppEvent> {
-        if let Some(engine) = &self.current {
-            engine.send(command);
-        }
-        Vec::new()
-    }
-
-    fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
-        let prompt = self.prompt();
-        match (prompt, &self.current) {
-            (Ok(prompt), Some(engine)) => {
-                if let Some(request) = self.sessions.restore.take() {
-                    engine.send(Command::Restore(Box::new(request)));
-                }
-                self.app.session.unrestored = false;
-                let options = &self.app.options;
-                engine.send(Command::Generate(Box::new(GenerateRequest {
-                    turn,
-                    prompt,
-                    sampling: options.sampling.clone(),
-                    seed: options.seed,
-                    max_tokens: options.max_tokens,
-                })));
-                Vec::new()
-            }
-            (Ok(_), None) => vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }],
-            (Err(error), _) => vec![AppEvent::GenerateFailed { turn, error: format!("{error:#}") }],
-        }
-    }
-
-    fn prompt(&self) -> anyhow::Result<Vec<crate::protocol::Piece>> {
-        let info = self.app.engine.info.as_ref().ok_or_else(|| anyhow::anyhow!("no model is loaded"))?;
-        let path = self.app.chat.context_path();
-        render(self.app.chat.system(), &path, &info.template, &render_options(&self.app))
-    }
-
-    fn rewind(&mut self) -> Vec<AppEvent> {
-        if self.app.chat.context_path().is_empty() {
-            return self.send(Command::Rewind(Vec::new()));
-        }
-        match self.prompt() {
-            Ok(pieces) => self.send(Command::Rewind(pieces)),
-            Err(error) => vec![AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}"))],
-        }
-    }
-
     fn load(&mut self, name: String) -> Vec<AppEvent> {
         let mut settings = self.app.setup.settings.clone();
         if name != settings.model {
@@ -474,7 +440,9 @@ impl Runtime {
     /// The turn that runs is cut off and saved, and what stands in the input is kept.
     pub(super) async fn leave(&mut self) {
         if self.app.turn.is_some() {
-            self.send(Command::Cancel);
+            for event in self.send(Command::Cancel) {
+                self.handle(event);
+            }
             let until = tokio::time::Instant::now() + LEAVE;
             while self.app.turn.is_some() {
                 let events = self.current.as_mut().map(|e| &mut e.events);

@@ -182,7 +182,7 @@ pub fn render_options(app: &App) -> RenderOptions {
         keep_thinking: app.options.keep_thinking,
         date: app.date,
         think_tags: app.engine.info.as_ref().and_then(|i| i.think_tags.clone()),
-        exe: None,
+        ..RenderOptions::default()
     }
 }
 

@@ -120,10 +120,26 @@ pub struct ActiveTurn {
     pub started_ms: u64,
     /// Tokens of the prompt, once encoded.
     pub prompt_tokens: Option<usize>,
+    /// The first text has come.
+    pub answering: bool,
     pub thinking_since_ms: Option<u64>,
     /// How long the think block took and how many tokens it has, once the answer began.
     pub thought: Option<(u64, usize)>,
     pub stopping: bool,
+}
+
+impl ActiveTurn {
+    /// When it is worth saying that the prompt is still being rendered and encoded.
+    const PREPARING_MS: u64 = 300;
+
+    /// The moment from which the preparation is shown; absent once the prompt is encoded.
+    pub fn shows_preparing_at(&self) -> Option<u64> {
+        (self.prompt_tokens.is_none() && !self.answering).then_some(self.started_ms + Self::PREPARING_MS)
+    }
+
+    pub fn is_preparing(&self, now_ms: u64) -> bool {
+        self.shows_preparing_at().is_some_and(|at| now_ms >= at)
+    }
 }
 
 /// One line above the input.

@@ -48,6 +48,10 @@ pub enum AppEvent {
         turn: u64,
         error: String,
     },
+    /// `turn` was taken back before it reached the engine.
+    Withdrawn {
+        turn: u64,
+    },
     /// The external editor came back.
     Edited(Result<String, String>),
     Copied {
@@ -166,6 +170,7 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
         AppEvent::ModelReady(info) => engine::ready(app, info),
         AppEvent::LoadFailed(error) => engine::load_failed(app, &error),
         AppEvent::GenerateFailed { turn, error } => turns::failed(app, turn, &error),
+        AppEvent::Withdrawn { turn } => turns::withdrawn(app, turn),
         AppEvent::Edited(Ok(text)) => {
             app.input.set(text.strip_suffix('\n').unwrap_or(&text));
             keys::input_changed(app);

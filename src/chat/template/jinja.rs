@@ -2,12 +2,11 @@
 //! template runs. Reads no file and no environment.
 
 use super::guard::is_space;
-use super::sandbox;
+use super::{RenderOptions, sandbox};
 use anyhow::{Result, anyhow};
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, State, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 
 /// Instructions one set of renderings may take; a long chat takes some hundred thousand.
 const FUEL: u64 = 50_000_000;
@@ -39,8 +38,8 @@ pub struct Job {
 }
 
 /// Renders every job: here when the template is trusted, else in a bounded child process.
-pub fn render_jobs(source: &str, trusted: bool, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<String>> {
-    if trusted { render_here(source, jobs) } else { sandbox::render(source, exe, jobs) }
+pub fn render_jobs(source: &str, trusted: bool, opts: &RenderOptions, jobs: &[Job]) -> Result<Vec<String>> {
+    if trusted { render_here(source, jobs) } else { sandbox::render(source, opts.exe.as_deref(), &opts.cancel, jobs) }
 }
 
 /// Renders in this process, bounded in instructions alone.

@@ -8,14 +8,17 @@ use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 /// What the child may map, in bytes; its own binary takes some 30 MB of that.
 const MEMORY_BYTES: u64 = 512 << 20;
 /// What it may compute, and how long it is waited for: on a busy machine the one is not the other.
 const COMPUTE: Duration = Duration::from_secs(3);
 const WAIT: Duration = Duration::from_secs(30);
+/// How often a cancel is looked for.
+const CANCEL_EVERY: Duration = Duration::from_millis(20);
 /// More than any conversation renders to.
 const OUTPUT_BYTES: u64 = 64 << 20;
 
@@ -38,8 +41,8 @@ enum Reply {
     Error(String),
 }
 
-/// Runs `jobs` in a child of `exe` (absent: the running binary).
-pub fn render(source: &str, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<String>> {
+/// Runs `jobs` in a child of `exe` (absent: the running binary). The child is killed when `cancel` is set.
+pub fn render(source: &str, exe: Option<&Path>, cancel: &AtomicBool, jobs: &[Job]) -> Result<Vec<String>> {
     let request = serde_json::to_vec(&RequestRef { source, jobs }).context("chat template: request")?;
     let exe = match exe {
         Some(path) => path.to_owned(),
@@ -55,12 +58,15 @@ pub fn render(source: &str, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<Stri
         .stderr(Stdio::null())
         .spawn()
         .with_context(|| format!("chat template: cannot start {}", exe.display()))?;
-    let answer = talk(&mut child, request);
+    let answer = talk(&mut child, request, cancel);
     let timed_out = answer.is_none();
     if timed_out {
         let _ = child.kill();
     }
     let status = child.wait().context("chat template: renderer")?;
+    if timed_out && cancel.load(Ordering::Relaxed) {
+        bail!("chat template: cancelled");
+    }
     if timed_out {
         bail!("chat template: it did not finish within {} s and was stopped", WAIT.as_secs());
     }
@@ -71,8 +77,8 @@ pub fn render(source: &str, exe: Option<&Path>, jobs: &[Job]) -> Result<Vec<Stri
     }
 }
 
-/// Writes the request, reads the answer; `None` when time ran out first.
-fn talk(child: &mut Child, request: Vec<u8>) -> Option<Vec<u8>> {
+/// Writes the request, reads the answer; `None` when time ran out first, or `cancel` was set.
+fn talk(child: &mut Child, request: Vec<u8>, cancel: &AtomicBool) -> Option<Vec<u8>> {
     let (stdin, stdout) = (child.stdin.take()?, child.stdout.take()?);
     std::thread::spawn(move || {
         let mut stdin = stdin;
@@ -85,7 +91,14 @@ fn talk(child: &mut Child, request: Vec<u8>) -> Option<Vec<u8>> {
         let _ = stdout.take(OUTPUT_BYTES).read_to_end(&mut answer);
         let _ = send.send(answer);
     });
-    receive.recv_timeout(WAIT).ok()
+    let until = Instant::now() + WAIT;
+    while Instant::now() < until && !cancel.load(Ordering::Relaxed) {
+        match receive.recv_timeout(CANCEL_EVERY) {
+            Err(RecvTimeoutError::Timeout) => {}
+            answer => return answer.ok(),
+        }
+    }
+    None
 }
 
 fn ended(status: ExitStatus) -> String {

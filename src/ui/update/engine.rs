@@ -47,6 +47,7 @@ fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
     app.chat.append(turn, kind, text);
     let (now, tokens) = (app.now_ms, app.tokens());
     let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) else { return };
+    active.answering = true;
     match kind {
         TextKind::Reasoning => {
             active.thinking_since_ms.get_or_insert(now);
@@ -62,8 +63,13 @@ fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
 
 fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     let turn = report.turn;
-    let refused = !report.in_context && report.generated.is_empty() && report.stop_reason != StopReason::Cancelled;
-    let why = report.detail.clone().unwrap_or_else(|| report.stop_reason.as_str().to_owned());
+    // Nothing was answered: the message goes back to the input.
+    let refused = !report.in_context && report.generated.is_empty();
+    let why = match (report.stop_reason, &report.detail) {
+        (StopReason::Cancelled, _) => "stopped before the answer began".to_owned(),
+        (_, Some(detail)) => detail.clone(),
+        (reason, None) => reason.as_str().to_owned(),
+    };
     app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
     app.chat.finish(report);
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {

@@ -43,6 +43,7 @@ fn begin(app: &mut App) -> Vec<Effect> {
         message,
         started_ms: app.now_ms,
         prompt_tokens: None,
+        answering: false,
         thinking_since_ms: None,
         thought: None,
         stopping: false,
@@ -147,6 +148,14 @@ pub fn failed(app: &mut App, turn: u64, error: &str) -> Vec<Effect> {
         app.turn = None;
     }
     take_back(app, error)
+}
+
+/// The turn was stopped before the engine saw it.
+pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
+    if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
+        app.turn = None;
+    }
+    take_back(app, "stopped while the prompt was being prepared")
 }
 
 /// What was asked returns to the input, with the reason in the conversation.

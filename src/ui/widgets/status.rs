@@ -53,6 +53,9 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
         (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("filling the cache", done, total),
         (Phase::Prefill { done, total }, _) => ("reading the prompt", done, total),
+        _ if app.turn.as_ref().is_some_and(|t| t.is_preparing(app.now_ms)) => {
+            return Some(format!("preparing the prompt ({stop} stops)"));
+        }
         _ => return None,
     };
     let percent = done.min(total) * 100 / total.max(1);

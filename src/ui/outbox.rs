@@ -1,0 +1,355 @@
+//! Commands on their way to the engine, in the order they were asked for. A command that carries a
+//! prompt waits until the prompt is rendered on a thread of its own, and what was asked for after
+//! it waits behind it. The screen never waits.
+
+use super::runtime::Runtime;
+use super::sessions::render_options;
+use super::state::Level;
+use super::update::AppEvent;
+use crate::chat::{Message, RenderOptions, render};
+use crate::protocol::{Command, Event, GenerateRequest, ModelInfo, Piece};
+use anyhow::{Result, anyhow};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc;
+
+/// What a prompt is rendered for.
+#[derive(Debug)]
+pub enum Purpose {
+    /// The request still lacks its prompt.
+    Generate(Box<GenerateRequest>),
+    Rewind,
+}
+
+/// Everything that a rendering reads, owned by its thread.
+struct Source {
+    system: Option<String>,
+    path: Vec<Message>,
+    info: Arc<ModelInfo>,
+    options: RenderOptions,
+}
+
+enum Waiting {
+    Command(Command),
+    Prompt {
+        purpose: Purpose,
+        /// Absent once the rendering has begun.
+        source: Option<Source>,
+        cancel: Arc<AtomicBool>,
+    },
+}
+
+/// A finished rendering. Its number tells whether anyone still waits for it.
+pub struct Rendered {
+    id: u64,
+    result: Result<Vec<Piece>>,
+}
+
+pub struct Outbox {
+    waiting: VecDeque<Waiting>,
+    /// The number of the rendering that runs, which is always that of the first in the queue.
+    running: Option<u64>,
+    last_id: u64,
+    results: mpsc::UnboundedSender<Rendered>,
+    pub(super) rendered: mpsc::UnboundedReceiver<Rendered>,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        let (results, rendered) = mpsc::unbounded_channel();
+        Self { waiting: VecDeque::new(), running: None, last_id: 0, results, rendered }
+    }
+}
+
+impl Outbox {
+    fn push(&mut self, command: Command) {
+        self.waiting.push_back(Waiting::Command(command));
+    }
+
+    /// A new prompt makes a rewind that stands directly before it needless.
+    fn push_prompt(&mut self, purpose: Purpose, source: Source) {
+        while let Some(Waiting::Prompt { purpose: Purpose::Rewind, .. }) = self.waiting.back() {
+            self.remove(self.waiting.len() - 1);
+        }
+        let cancel = source.options.cancel.clone();
+        self.waiting.push_back(Waiting::Prompt { purpose, source: Some(source), cancel });
+    }
+
+    /// Takes an entry out of the queue and ends its rendering.
+    fn remove(&mut self, at: usize) -> Option<Waiting> {
+        let entry = self.waiting.remove(at)?;
+        if let Waiting::Prompt { cancel, .. } = &entry {
+            cancel.store(true, Ordering::Relaxed);
+        }
+        if at == 0 {
+            self.running = None;
+        }
+        Some(entry)
+    }
+
+    /// The next command that can be sent; begins the rendering that stands in the way of the rest.
+    fn ready(&mut self) -> Option<Command> {
+        match self.waiting.pop_front()? {
+            Waiting::Command(command) => return Some(command),
+            Waiting::Prompt { purpose, source, cancel } => {
+                if let Some(source) = source {
+                    self.begin(source);
+                }
+                self.waiting.push_front(Waiting::Prompt { purpose, source: None, cancel });
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, source: Source) {
+        self.last_id += 1;
+        let (id, results) = (self.last_id, self.results.clone());
+        self.running = Some(id);
+        let work = move || {
+            let Source { system, path, info, options } = source;
+            let path: Vec<&Message> = path.iter().collect();
+            let work = AssertUnwindSafe(|| render(system.as_deref(), &path, &info.template, &options));
+            let result = catch_unwind(work).unwrap_or_else(|_| Err(anyhow!("chat template: the renderer crashed")));
+            let _ = results.send(Rendered { id, result });
+        };
+        if let Err(error) = std::thread::Builder::new().name("render".into()).spawn(work) {
+            let result = Err(anyhow!("chat template: no thread to render on: {error}"));
+            let _ = self.results.send(Rendered { id, result });
+        }
+    }
+
+    /// What a finished rendering was for; `None` when nobody waits for it any more.
+    fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<Vec<Piece>>)> {
+        if self.running != Some(rendered.id) {
+            return None;
+        }
+        match self.remove(0)? {
+            Waiting::Prompt { purpose, .. } => Some((purpose, rendered.result)),
+            Waiting::Command(_) => None,
+        }
+    }
+
+    /// Takes back the turn that has not reached the engine yet, and returns its number.
+    fn withdraw_turn(&mut self) -> Option<u64> {
+        let at =
+            self.waiting.iter().position(|w| matches!(w, Waiting::Prompt { purpose: Purpose::Generate(_), .. }))?;
+        match self.remove(at)? {
+            Waiting::Prompt { purpose: Purpose::Generate(request), .. } => Some(request.turn),
+            _ => None,
+        }
+    }
+
+    /// Takes back a rebuild that has not reached the engine yet; false when there is none.
+    fn withdraw_rebuild(&mut self) -> bool {
+        let at = self.waiting.iter().position(|w| matches!(w, Waiting::Command(Command::Rebuild)));
+        at.and_then(|at| self.remove(at)).is_some()
+    }
+
+    /// Forgets everything: the engine it was meant for is gone.
+    pub(super) fn clear(&mut self) {
+        while self.remove(0).is_some() {}
+    }
+}
+
+impl Runtime {
+    /// Sends a command behind those that still wait. Cancel acts on what waits, too.
+    pub(super) fn send(&mut self, command: Command) -> Vec<AppEvent> {
+        match command {
+            Command::Cancel => {
+                if let Some(turn) = self.outbox.withdraw_turn() {
+                    self.flush();
+                    return vec![AppEvent::Withdrawn { turn }];
+                }
+                if self.outbox.withdraw_rebuild() {
+                    let tokens = self.app.tokens();
+                    return vec![AppEvent::Engine(Event::RebuildDone { cancelled: true, tokens })];
+                }
+                self.send_now(command);
+            }
+            // It changes nothing, so that it needs no place in the order.
+            Command::Inspect { .. } => self.send_now(command),
+            command => {
+                self.outbox.push(command);
+                self.flush();
+            }
+        }
+        Vec::new()
+    }
+
+    fn send_now(&self, command: Command) {
+        if let Some(engine) = &self.current {
+            engine.send(command);
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(command) = self.outbox.ready() {
+            self.send_now(command);
+        }
+    }
+
+    /// Has the conversation rendered and `turn` answered.
+    pub(super) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
+        let Some(source) = self.source().filter(|_| self.current.is_some()) else {
+            return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
+        };
+        let options = &self.app.options;
+        let request = GenerateRequest {
+            turn,
+            prompt: Vec::new(),
+            sampling: options.sampling.clone(),
+            seed: options.seed,
+            max_tokens: options.max_tokens,
+        };
+        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
+        self.flush();
+        Vec::new()
+    }
+
+    /// Has what is left of the conversation rendered and the cache brought there.
+    pub(super) fn rewind(&mut self) -> Vec<AppEvent> {
+        match self.source() {
+            Some(source) if !source.path.is_empty() => self.outbox.push_prompt(Purpose::Rewind, source),
+            Some(_) => self.outbox.push(Command::Rewind(Vec::new())),
+            None => {}
+        }
+        self.flush();
+        Vec::new()
+    }
+
+    fn source(&self) -> Option<Source> {
+        Some(Source {
+            info: self.app.engine.info.clone()?,
+            system: self.app.chat.system().map(str::to_owned),
+            path: self.app.chat.context_path().into_iter().cloned().collect(),
+            options: render_options(&self.app),
+        })
+    }
+
+    /// A rendering has ended: its command goes out, and what waited behind it.
+    pub(super) fn rendered(&mut self, rendered: Rendered) {
+        let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
+        let event = match (purpose, result) {
+            (Purpose::Generate(mut request), Ok(prompt)) => {
+                if let Some(restore) = self.sessions.restore.take() {
+                    self.send_now(Command::Restore(Box::new(restore)));
+                }
+                self.app.session.unrestored = false;
+                request.prompt = prompt;
+                self.send_now(Command::Generate(request));
+                None
+            }
+            (Purpose::Generate(request), Err(error)) => {
+                Some(AppEvent::GenerateFailed { turn: request.turn, error: format!("{error:#}") })
+            }
+            (Purpose::Rewind, Ok(pieces)) => {
+                self.send_now(Command::Rewind(pieces));
+                None
+            }
+            (Purpose::Rewind, Err(error)) => {
+                Some(AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}")))
+            }
+        };
+        self.flush();
+        if let Some(event) = event {
+            self.handle(event);
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::chat::Conversation;
+    use crate::ui::testing;
+    use std::path::{Path, PathBuf};
+    use std::time::{Duration, Instant};
+
+    /// A renderer that never answers, and leaves its process id in `pid`. Written by a child process,
+    /// because a file that is open for writing cannot be run.
+    fn stalled(dir: &Path) -> PathBuf {
+        let script = "printf '#!/bin/sh\\necho $$ > \"%s/pid\"\\nexec sleep 600\\n' \"$0\" > \"$0/renderer\" && chmod +x \"$0/renderer\"";
+        assert!(std::process::Command::new("sh").args(["-c", script]).arg(dir).status().unwrap().success());
+        dir.join("renderer")
+    }
+
+    fn source(exe: Option<PathBuf>) -> Source {
+        let mut info = testing::model(1, 1);
+        info.template.trusted = exe.is_none();
+        let mut chat = Conversation::new(None);
+        chat.push_user("hi");
+        Source {
+            system: None,
+            path: chat.context_path().into_iter().cloned().collect(),
+            info: Arc::new(info),
+            options: RenderOptions { exe, ..RenderOptions::default() },
+        }
+    }
+
+    fn request(turn: u64) -> Purpose {
+        let sampling = crate::protocol::SamplingParams::default();
+        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed: None, max_tokens: None };
+        Purpose::Generate(Box::new(request))
+    }
+
+    fn finish(outbox: &mut Outbox) -> Option<(Purpose, Result<Vec<Piece>>)> {
+        let rendered = outbox.rendered.blocking_recv().unwrap();
+        outbox.finish(rendered)
+    }
+
+    #[test]
+    fn what_was_asked_after_a_prompt_waits_behind_it() {
+        let mut outbox = Outbox::default();
+        outbox.push_prompt(Purpose::Rewind, source(None));
+        outbox.push(Command::SetEviction(false));
+        outbox.push_prompt(request(1), source(None));
+        outbox.push(Command::Clear);
+        assert!(outbox.ready().is_none());
+        assert!(matches!(finish(&mut outbox), Some((Purpose::Rewind, Ok(_)))));
+        assert!(matches!(outbox.ready(), Some(Command::SetEviction(false))));
+        assert!(outbox.ready().is_none());
+        assert!(matches!(finish(&mut outbox), Some((Purpose::Generate(_), Ok(_)))));
+        assert!(matches!(outbox.ready(), Some(Command::Clear)));
+    }
+
+    #[test]
+    fn a_stalled_renderer_holds_nobody_up_and_is_killed_when_the_turn_is_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut outbox = Outbox::default();
+        let begin = Instant::now();
+        outbox.push_prompt(request(7), source(Some(stalled(dir.path()))));
+        outbox.push(Command::SetEviction(true));
+        assert!(outbox.ready().is_none());
+        let pid = dir.path().join("pid");
+        while !std::fs::read_to_string(&pid).is_ok_and(|p| p.ends_with('\n')) {
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(outbox.withdraw_turn(), Some(7));
+        assert!(matches!(outbox.ready(), Some(Command::SetEviction(true))));
+        // The late result is nobody's, and the child is gone.
+        assert!(finish(&mut outbox).is_none());
+        assert!(begin.elapsed() < Duration::from_secs(20), "the rendering was waited for");
+        let pid = std::fs::read_to_string(pid).unwrap();
+        let alive = std::process::Command::new("kill").args(["-0", pid.trim()]).output().unwrap();
+        assert!(!alive.status.success());
+    }
+
+    #[test]
+    fn a_newer_prompt_replaces_the_rewind_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut outbox = Outbox::default();
+        outbox.push_prompt(Purpose::Rewind, source(Some(stalled(dir.path()))));
+        assert!(outbox.ready().is_none());
+        outbox.push_prompt(request(1), source(None));
+        assert!(outbox.ready().is_none());
+        loop {
+            match finish(&mut outbox) {
+                Some((purpose, result)) => break assert!(matches!(purpose, Purpose::Generate(_)) && result.is_ok()),
+                None => continue,
+            }
+        }
+    }
+}
