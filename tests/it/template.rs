@@ -101,6 +101,7 @@ fn opts(think: bool, keep: Option<bool>) -> RenderOptions {
         date: jiff::civil::date(2026, 11, 21).at(4, 0, 0, 0),
         think_tags: Some(("<think>".into(), "</think>".into())),
         exe: Some(env!("CARGO_BIN_EXE_dmschat").into()),
+        cancel: Default::default(),
     }
 }
 
