@@ -114,13 +114,18 @@ pub struct KvTables<B: Backend> {
 impl<B: Backend> KvTables<B> {
     /// Empty tables for sequences of up to `context` tokens, with steps of at most `max_step` tokens in all.
     pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
+        /// Entries that are written at once.
+        const FILL: usize = 1 << 20;
         geometry.max_pages = context.div_ceil(geometry.page_slots);
         let g = geometry;
         let lanes = g.n_layers * g.n_lanes();
         // Two sequences that write to a page they share may both copy it: one is free again after the step.
         let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
         let mut page_table = b.alloc(lanes * g.max_pages)?;
-        b.write(&mut page_table, 0, &vec![-1; lanes * g.max_pages]);
+        let (entries, none) = (lanes * g.max_pages, vec![-1; (lanes * g.max_pages).min(FILL)]);
+        for at in (0..entries).step_by(FILL) {
+            b.write(&mut page_table, at, &none[..FILL.min(entries - at)]);
+        }
         Ok(Self {
             geometry,
             pool: b.pool(&g, lanes * (g.max_pages + copies), max_step)?,

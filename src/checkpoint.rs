@@ -2,6 +2,7 @@
 //! Knows nothing of devices or of the forward pass.
 
 mod adapter;
+pub mod bounds;
 mod builtin;
 pub mod config;
 mod files;

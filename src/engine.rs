@@ -14,14 +14,15 @@ mod scheduler;
 pub mod score;
 mod worker;
 
+pub use planner::host_bytes;
 pub use runner::{Decode, DecodeError, NonFinite, Runner, workspace_bytes};
 pub use scheduler::ChunkSizer;
 
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
-use crate::protocol::{Command, EngineHandle, Event, Plan, Snapshot};
-use anyhow::{Result, bail};
+use crate::protocol::{Command, EngineHandle, Event, MAX_CONTEXT, Plan, Snapshot};
+use anyhow::{Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -131,43 +132,79 @@ impl Loading {
 
 /// Settles the context: extends RoPE where more is asked for than the model was trained on, and
 /// lowers what nobody asked for to what surely fits. `notice` hears what a person should know. An error is a model
-/// that a device's memory has no room for.
+/// or a context that memory has no room for; nothing of their size has been allocated then.
 pub fn settle_context<B: Backend>(
     b: &B,
     checkpoint: &mut Checkpoint,
     options: &mut EngineOptions,
     notice: impl Fn(String),
 ) -> Result<Plan> {
-    let native = checkpoint.config.context;
-    let wanted = options.context.unwrap_or(native);
+    let (native, asked) = (checkpoint.config.context, options.context);
+    let wanted = asked.unwrap_or(native);
+    ensure!(wanted <= MAX_CONTEXT, "a context of {wanted} tokens is out of range, expected 1 to {MAX_CONTEXT}");
     if wanted > native {
         checkpoint.config.extend_yarn(wanted)?;
     }
-    let workspace = |options: &EngineOptions| workspace_bytes(b, checkpoint, options);
-    let on_device = workspace(options);
-    options.workspace_bytes = on_device.unwrap_or(0);
+    options.context = Some(shorter_by_tables(checkpoint, options, wanted, asked.is_some())?);
+    let on_host =
+        |options: &EngineOptions| planner::host_bytes(&checkpoint.config, options, options.context.unwrap_or(wanted));
+    let on_device = workspace_bytes(b, checkpoint, options);
+    options.workspace_bytes = on_device.unwrap_or_else(|| on_host(options));
     // A limit on the pages is the user's own: the context is not lowered for it.
-    let plan = planner::plan(checkpoint, options, wanted, None);
+    let plan = planner::plan(checkpoint, options, options.context.unwrap_or(wanted), None);
     let (certain, expected) = (plan.certain_context, plan.expected_context);
-    if certain == 0 && on_device.is_some() {
-        let mb = |bytes: u64| bytes as f64 / 1e6;
-        let free = mb(options.memory_bytes.unwrap_or(0));
-        let (weights, rest) = (mb(plan.weight_bytes), mb(plan.workspace_bytes));
-        bail!("the model does not fit: {weights:.0} MB of weights and {rest:.0} MB beside them, {free:.0} MB are free");
+    // Weights of a mapped file may exceed the host's memory where somebody asks for it.
+    let runs_slowly = on_device.is_none() && options.memory_bytes.is_none_or(|m| options.workspace_bytes < m);
+    if certain == 0 && !(runs_slowly && asked.is_some()) {
+        let hint = if runs_slowly { "; with --ctx-size it runs all the same, slowly" } else { "" };
+        bail!("{}{hint}", does_not_fit(plan.weight_bytes, plan.workspace_bytes, options));
     }
     let more = if expected > certain { format!(" (about {expected} with what it evicts)") } else { String::new() };
-    if certain < wanted && options.context.is_some() {
+    if certain < wanted && asked.is_some() {
         notice(format!("only {certain} of {wanted} tokens of context surely fit in memory{more}"));
     } else if certain < wanted {
         notice(format!(
             "the context is {certain} tokens, not {wanted}: that much surely fits{more}; --ctx-size overrides"
         ));
-        options.context = Some(certain.max(1));
+        options.context = Some(certain);
         // Tables for a shorter context are smaller.
-        options.workspace_bytes = workspace(options).unwrap_or(0);
+        options.workspace_bytes = workspace_bytes(b, checkpoint, options).unwrap_or_else(|| on_host(options));
     }
     let context = options.context.unwrap_or(wanted);
     Ok(planner::plan(checkpoint, options, context, options.kv_limit))
+}
+
+/// The context to plan with: `wanted`, or less where its page tables alone would take a large share of memory. An
+/// error where `asked` for it and they do not fit.
+fn shorter_by_tables(checkpoint: &Checkpoint, options: &EngineOptions, wanted: usize, asked: bool) -> Result<usize> {
+    let c = &checkpoint.config;
+    let (tables, rest) = (planner::table_bytes(c, options, wanted), planner::host_bytes(c, options, 0));
+    let Some(memory) = options.memory_bytes.filter(|m| tables > m / 4) else { return Ok(wanted) };
+    if asked {
+        let mb = |bytes: u64| bytes as f64 / 1e6;
+        ensure!(
+            tables + rest < memory,
+            "a context of {wanted} tokens needs page tables of {:.0} MB, {:.0} MB are free; give a smaller --ctx-size",
+            mb(tables),
+            mb(memory)
+        );
+        return Ok(wanted);
+    }
+    let fits = planner::longest_context(checkpoint, options, rest).map_or(wanted, |n| n.min(wanted));
+    if fits == 0 {
+        bail!("{}", does_not_fit(checkpoint.weight_bytes, rest, options));
+    }
+    Ok(fits)
+}
+
+fn does_not_fit(weights: u64, beside: u64, options: &EngineOptions) -> String {
+    let mb = |bytes: u64| bytes as f64 / 1e6;
+    let free = mb(options.memory_bytes.unwrap_or(0));
+    format!(
+        "the model does not fit: {:.0} MB of weights and {:.0} MB beside them, {free:.0} MB are free",
+        mb(weights),
+        mb(beside)
+    )
 }
 
 /// Does `work`, whose device may be lost on the way: that is an error like others.

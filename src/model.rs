@@ -7,7 +7,7 @@ mod weights;
 mod workspace;
 
 pub use weights::Model;
-pub use workspace::Workspace;
+pub use workspace::{Workspace, step_token_bytes};
 
 use crate::backend::{Backend, Norm, QkvRope, Span};
 use crate::cache::KvCache;

@@ -11,6 +11,9 @@ use tokio::sync::{mpsc, watch};
 /// A token id.
 pub type Token = u32;
 
+/// Most tokens of any context: a slot stores its position and one mark bit in an i32.
+pub const MAX_CONTEXT: usize = 1 << 30;
+
 /// A stretch of a rendered conversation. Only `Control` may become control tokens: what people
 /// type, paste or load always travels as `Text`, which is encoded without added tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]

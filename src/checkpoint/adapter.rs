@@ -1,6 +1,7 @@
 //! Sidecar adapter files: DMS decision tensors for a plain model, and the metadata that says which
 //! model they are for.
 
+use super::bounds;
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig};
 use super::names;
@@ -108,7 +109,7 @@ impl Adapter {
             other => bail!("{}: metadata alpha_per {other:?} is unknown (head, layer)", self.label),
         };
         let window: usize = self.number("window")?;
-        ensure!(window < 1 << 31, "{}: metadata window {window} is no length in tokens", self.label);
+        ensure!(window <= bounds::CONTEXT, "{}: metadata window {window} is no length in tokens", self.label);
         Ok(DmsConfig {
             variant: DmsVariant::Adapter,
             rule: Dms { window, shift },

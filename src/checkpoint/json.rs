@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Map, Value};
 
-/// Larger sizes are no model's; the bound keeps products of three of them inside usize.
+/// No size of a model is larger; [`super::bounds`] has the bounds of each.
 const MAX_SIZE: u64 = 1 << 31;
 
 /// An object and where it stands: `dir/config.json` or `dir/config.json: rope_scaling`.
@@ -66,9 +66,31 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A whole number from 1 to `most`.
+    pub fn size_to(&self, key: &str, most: usize) -> Result<usize> {
+        self.at_most(key, self.size(key)?, most)
+    }
+
+    /// A whole number up to `most`.
+    pub fn opt_size_to(&self, key: &str, most: usize) -> Result<Option<usize>> {
+        self.opt_size(key)?.map(|n| self.at_most(key, n, most)).transpose()
+    }
+
+    fn at_most(&self, key: &str, n: usize, most: usize) -> Result<usize> {
+        if n > most { Err(self.wrong(key, &format!("at most {most}"))) } else { Ok(n) }
+    }
+
     pub fn opt_f64(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_f64().filter(|f| f.is_finite()).map(Some).ok_or_else(|| self.wrong(key, "a number"))
+    }
+
+    /// A number that an f32 holds.
+    pub fn opt_f32(&self, key: &str) -> Result<Option<f32>> {
+        match self.opt_f64(key)?.map(|f| f as f32) {
+            Some(f) if !f.is_finite() => Err(self.wrong(key, "a number that fits in 32 bits")),
+            f => Ok(f),
+        }
     }
 
     /// A number above 0.

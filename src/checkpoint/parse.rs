@@ -2,6 +2,7 @@
 //! says that the forward pass would compute wrongly is refused here, not ignored.
 
 use super::GenerationDefaults;
+use super::bounds;
 use super::config::{DmsConfig, DmsVariant, ModelConfig};
 use super::json::{self, Fields};
 use super::rope;
@@ -28,10 +29,10 @@ const FOREIGN_KEYS: [&str; 9] = [
 pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<ModelConfig> {
     let family = family(config)?;
     refuse_unsupported(config, family)?;
-    let n_q_heads = config.size("num_attention_heads")?;
-    let hidden = config.size("hidden_size")?;
+    let n_q_heads = config.size_to("num_attention_heads", bounds::HEADS)?;
+    let hidden = config.size_to("hidden_size", bounds::HIDDEN)?;
     let n_kv_heads = match config.opt_size("num_key_value_heads")? {
-        Some(_) => config.size("num_key_value_heads")?,
+        Some(_) => config.size_to("num_key_value_heads", bounds::HEADS)?,
         // Llama before GQA; transformers' default for Qwen3 is a number nobody wrote down.
         None if family == "llama" => n_q_heads,
         None => return Err(config.missing("num_key_value_heads")),
@@ -46,25 +47,40 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         None if family == "llama" && hidden % n_q_heads == 0 => hidden / n_q_heads,
         None => return Err(config.missing("head_dim")),
     };
+    ensure!(
+        head_dim <= bounds::HEAD_DIM,
+        "{}: head_dim is {head_dim}, expected at most {}",
+        config.place(),
+        bounds::HEAD_DIM
+    );
     ensure!(head_dim % 2 == 0, "{}: head_dim {head_dim} is odd, so it cannot be rotated", config.place());
-    let context = config.size("max_position_embeddings")?;
+    let context = config.size_to("max_position_embeddings", bounds::CONTEXT)?;
     let mlp_bias = config.bool_or("mlp_bias", false)?;
     ensure!(!(mlp_bias && family == "qwen3"), "{}: mlp_bias is not part of qwen3", config.place());
+    let rms_eps = config.positive("rms_norm_eps")? as f32;
+    ensure!(rms_eps > 0.0 && rms_eps < 1.0, "{}: rms_norm_eps is not between 0 and 1 in 32 bits", config.place());
+    let rope = rope::parse(config, context)?;
+    let (angles, scale) = rope.frequencies(head_dim);
+    ensure!(
+        angles.iter().all(|a| a.is_finite()) && scale.is_finite() && scale > 0.0,
+        "{}: its RoPE parameters give angles that are no numbers",
+        config.place()
+    );
     Ok(ModelConfig {
         family: family.to_owned(),
-        n_layers: config.size("num_hidden_layers")?,
+        n_layers: config.size_to("num_hidden_layers", bounds::LAYERS)?,
         hidden,
         n_q_heads,
         n_kv_heads,
         head_dim,
-        ffn: config.size("intermediate_size")?,
-        vocab: config.size("vocab_size")?,
-        rms_eps: config.positive("rms_norm_eps")? as f32,
+        ffn: config.size_to("intermediate_size", bounds::FFN)?,
+        vocab: config.size_to("vocab_size", bounds::VOCAB)?,
+        rms_eps,
         tied: config.bool_or("tie_word_embeddings", false)?,
         qk_norm: family == "qwen3",
         attention_bias: config.bool_or("attention_bias", false)?,
         mlp_bias,
-        rope: rope::parse(config, context)?,
+        rope,
         context,
         dms: match dms_metadata {
             Some(metadata) => Some(dms_from_metadata(metadata)?),
@@ -134,9 +150,12 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
     let separate = config.bool_or("dms_separate_alpha", false)?;
     Ok(Some(DmsConfig {
         variant: if separate { DmsVariant::Adapter } else { DmsVariant::Borrowed },
-        rule: Dms { window: config.opt_size("dms_window_size")?.unwrap_or(512), shift: Shift::Previous },
-        alpha_scale: config.opt_f64("dms_alpha_scale")?.unwrap_or(100.0) as f32,
-        alpha_offset: config.opt_f64("dms_initial_alpha_offset")?.unwrap_or(5.0) as f32,
+        rule: Dms {
+            window: config.opt_size_to("dms_window_size", bounds::CONTEXT)?.unwrap_or(512),
+            shift: Shift::Previous,
+        },
+        alpha_scale: config.opt_f32("dms_alpha_scale")?.unwrap_or(100.0),
+        alpha_offset: config.opt_f32("dms_initial_alpha_offset")?.unwrap_or(5.0),
         per_layer,
         disabled: config.bool_or("dms_disable_eviction", false)?,
         target_ratio: config.opt_positive("dms_cr")?,
@@ -147,9 +166,9 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
 fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
     Ok(DmsConfig {
         variant: DmsVariant::Borrowed,
-        rule: Dms { window: metadata.opt_size("window_size")?.unwrap_or(256), shift: Shift::Same },
-        alpha_scale: metadata.opt_f64("alpha_scale")?.unwrap_or(100.0) as f32,
-        alpha_offset: metadata.opt_f64("alpha_offset")?.unwrap_or(5.0) as f32,
+        rule: Dms { window: metadata.opt_size_to("window_size", bounds::CONTEXT)?.unwrap_or(256), shift: Shift::Same },
+        alpha_scale: metadata.opt_f32("alpha_scale")?.unwrap_or(100.0),
+        alpha_offset: metadata.opt_f32("alpha_offset")?.unwrap_or(5.0),
         per_layer: false,
         disabled: false,
         target_ratio: metadata.opt_positive("target_cr")?,

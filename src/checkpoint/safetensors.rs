@@ -5,6 +5,7 @@
 //! The header's entries are the safetensors crate's; its own reader is not used, because it says
 //! that something is wrong and not which tensor of a hundred shards it is.
 
+use super::bounds;
 use super::mapped;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use ::safetensors::tensor::{Dtype, TensorInfo};
@@ -12,9 +13,6 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// The same bound the reference implementation sets.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// A parsed file. `label` names it in messages.
 pub struct TensorFile {
@@ -42,8 +40,13 @@ impl TensorFile {
         };
         let after_len = raw.len() as u64 - 8;
         ensure!(
-            header_len <= MAX_HEADER_BYTES && header_len <= after_len,
+            header_len <= after_len,
             "{label} is truncated or no safetensors file: its header claims {header_len} bytes, {after_len} follow"
+        );
+        ensure!(
+            header_len <= bounds::HEADER_BYTES,
+            "{label}: its header has {header_len} bytes, expected at most {}",
+            bounds::HEADER_BYTES
         );
         let data_start = 8 + header_len as usize;
         let header: Map<String, Value> = serde_json::from_slice(&raw[8..data_start])

@@ -6,6 +6,7 @@ mod calibrate;
 mod measure;
 
 use super::args::{BenchArgs, Common};
+use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
 use super::spawn::{self, Place};
 use crate::backend::Backend;
@@ -14,14 +15,16 @@ use crate::backend::cuda::Cuda;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::{Kv, Settings};
-use crate::engine::{EngineOptions, Runner};
-use crate::protocol::{SamplingParams, Token};
+use crate::engine::{EngineOptions, Runner, host_bytes};
+use crate::protocol::{MAX_CONTEXT, SamplingParams, Token};
 use anyhow::{Context, Result};
 use measure::{Case, HEADER, Line};
 use serde_json::{Value, json};
 use std::time::Instant;
 
 const SEED: u64 = 1;
+/// Most sequences or threads.
+const MAX_MANY: usize = 4096;
 
 pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8> {
     spawn::check_device(settings)?;
@@ -43,9 +46,13 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if args.parallel.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
         return Err(wrong_use("--parallel, --gen and --runs count from 1"));
     }
-    let longest = args.ctx.iter().max().context("a context length")? + args.gen_tokens + 1;
+    let longest = args.ctx.iter().max().context("a context length")?.saturating_add(args.gen_tokens).saturating_add(1);
+    check_sizes(args, longest)?;
     if longest > checkpoint.config.context {
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
+    }
+    if matches!(place, Place::Cpu) {
+        check_memory(args, &checkpoint, longest)?;
     }
     let threads = args.threads.unwrap_or(0);
     if let Some(keep) = args.keep {
@@ -80,6 +87,34 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         ))?;
     }
     Ok(0)
+}
+
+fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
+    let many = args.parallel.iter().chain(&args.threads).any(|&n| n > MAX_MANY);
+    if longest > MAX_CONTEXT || many {
+        return Err(wrong_use(format!(
+            "--ctx and --gen together are at most {MAX_CONTEXT} tokens, --parallel and --threads at most {MAX_MANY}"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses tables and scratch that the host has no memory for.
+fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Result<()> {
+    let max_seqs = args.parallel.iter().copied().max().unwrap_or(1);
+    let options = EngineOptions { max_seqs, ..EngineOptions::new(Codec::F32) };
+    let needed = host_bytes(&checkpoint.config, &options, longest);
+    match memory("MemAvailable:") {
+        Some(free) if needed > free => {
+            let mb = |bytes: u64| bytes as f64 / 1e6;
+            Err(wrong_use(format!(
+                "{max_seqs} sequences of {longest} tokens need {:.0} MB beside weights and cache, {:.0} MB are free",
+                mb(needed),
+                mb(free)
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What is measured, on whatever device.

@@ -2,6 +2,7 @@
 //! laid over another wins where it says something.
 
 use super::values::{ByteSize, Device, Gemm, Kv, OnOff};
+use crate::protocol::MAX_CONTEXT;
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -103,7 +104,12 @@ impl Layer {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
             }
         }
-        Ok(())
+        match self.ctx_size {
+            Some(n) if n > MAX_CONTEXT => {
+                Err(("ctx_size", format!("{n} is out of range, expected 1 to {MAX_CONTEXT} tokens")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

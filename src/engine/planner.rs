@@ -1,9 +1,16 @@
 //! What fits, said before anything is loaded: pure arithmetic over sizes.
 
 use super::EngineOptions;
+use super::runner::MAX_LOGITS;
+use crate::backend::seen_words;
+use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
-use crate::protocol::Plan;
+use crate::model::step_token_bytes;
+use crate::protocol::{MAX_CONTEXT, Plan};
+
+// Configurations and settings are bounded alike.
+const _: () = assert!(crate::checkpoint::bounds::CONTEXT == MAX_CONTEXT);
 
 /// Kept free of all that is planned, for everything else that runs: a share of the memory, and at most so much.
 const SPARE_SHARE: u64 = 16;
@@ -12,6 +19,40 @@ const SPARE_BYTES: u64 = 256 << 20;
 /// Bytes one token takes in a dense cache.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
     (c.n_layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
+}
+
+/// Bytes of the cache's tables that a token of context takes, whether or not it is used: one page-table
+/// entry per page in every lane.
+fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
+    (c.n_layers * c.n_kv_heads * options.max_seqs * size_of::<i32>()) as f64 / PAGE_SLOTS as f64
+}
+
+/// Bytes of page tables for `context` tokens.
+pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
+    (table_token_bytes(c, options) * context as f64) as u64
+}
+
+/// Bytes of host memory that a model takes beside its weights and pages: page tables, rings, the sets of
+/// seen tokens, and a step's activations and logits.
+pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
+    let lanes = c.n_layers * c.n_kv_heads * options.max_seqs;
+    let rings = size_of::<i32>() * lanes * (c.dms.as_ref().map_or(0, |d| d.rule.ring_len()) + 1);
+    let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
+    let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
+    let logits = size_of::<f32>() * c.vocab * MAX_LOGITS.max(options.max_seqs);
+    let scratch = step_token_bytes(c) * step.max(MAX_LOGITS);
+    table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
+}
+
+/// Tokens of a step where nobody sets a number: what backends on the host take.
+const HOST_STEP: usize = 512;
+
+/// The longest context whose dense cache and tables fit in memory beside weights and `beside` other bytes.
+pub fn longest_context(checkpoint: &Checkpoint, options: &EngineOptions, beside: u64) -> Option<usize> {
+    let c = &checkpoint.config;
+    let free = kv_budget(checkpoint.weight_bytes + beside, None, options.memory_bytes)?;
+    let token = dense_token_bytes(c, options.codec) as f64 + table_token_bytes(c, options);
+    Some((free as f64 / token) as usize)
 }
 
 /// Bytes that KV pages may take: what memory is left beside what is `fixed` (weights and workspace), or less

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use std::time::{Duration, Instant};
 
 /// Rows of logits at once: one in a chat, more when a text is scored.
-const MAX_LOGITS: usize = 16;
+pub(super) const MAX_LOGITS: usize = 16;
 
 /// The model's numbers overflowed or were broken to begin with; the step's token means nothing.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +75,7 @@ impl<B: Backend> Parts<B> {
         let model = Model::load(b, checkpoint, progress).context("cannot load the model's weights")?;
         let c = &model.config;
         let context = options.context.unwrap_or(c.context);
-        let wanted = options.max_step.unwrap_or_else(|| b.step_tokens(Workspace::<B>::token_bytes(c)));
+        let wanted = options.max_step.unwrap_or_else(|| b.step_tokens(model::step_token_bytes(c)));
         let max_step = wanted.min(context).max(1);
         let geometry = KvGeometry {
             n_layers: c.n_layers,

@@ -40,14 +40,14 @@ pub struct Workspace<B: Backend> {
     pub(super) decisions: B::Buf<f32>,
 }
 
-impl<B: Backend> Workspace<B> {
-    /// Bytes of a step's token, were all of it f32.
-    pub fn token_bytes(c: &ModelConfig) -> usize {
-        let heads = c.n_q_heads * c.head_dim;
-        let qkv = heads + 2 * c.n_kv_heads * c.head_dim;
-        size_of::<f32>() * (4 * c.hidden + qkv + heads + 3 * c.ffn)
-    }
+/// Bytes of scratch for one token of a step, were all of it f32.
+pub fn step_token_bytes(c: &ModelConfig) -> usize {
+    let heads = c.n_q_heads * c.head_dim;
+    let qkv = heads + 2 * c.n_kv_heads * c.head_dim;
+    size_of::<f32>() * (4 * c.hidden + qkv + heads + 3 * c.ffn)
+}
 
+impl<B: Backend> Workspace<B> {
     /// Scratch for steps of up to `max_tokens` tokens and `max_logits` rows of logits at once.
     pub fn new(b: &B, model: &Model<B>, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
         let (c, rows) = (&model.config, max_tokens.max(max_logits));

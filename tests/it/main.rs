@@ -1,5 +1,6 @@
 //! The one integration binary: what users and scripts rely on, each room in its file.
 
+mod bounds;
 mod checkpoint;
 mod cli;
 mod engine;
