@@ -1,5 +1,6 @@
 //! The heat scale: how a retention between 0 and 1 looks in what the terminal can show, from 24-bit
-//! colour down to ASCII. Knows no layout.
+//! colour down to ASCII. Heat means memory: few tokens kept is quiet, all kept is loud. Knows no
+//! layout.
 
 use super::theme::Theme;
 use ratatui::style::{Color, Style};
@@ -42,8 +43,8 @@ impl Depth {
     }
 }
 
-/// Shades of the ASCII scale, lowest first.
-pub const ASCII_SHADES: [&str; 10] = [".", ",", ":", ";", "-", "=", "+", "*", "%", "@"];
+/// Tenths of a retention, for terminals that draw ASCII only.
+const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
 /// Place on the scale of a retention. The square root spreads the low end, where eviction works:
 /// an eighth kept stands at a third of the scale.
@@ -67,24 +68,22 @@ pub fn colour(theme: &Theme, depth: Depth, level: f64) -> Option<Color> {
     }
 }
 
-/// A bar or shade for a place on the scale, for terminals without colour.
-pub fn shade(theme: &Theme, depth: Depth, level: f64) -> &'static str {
+/// A bar for a retention, or its first digit (9 is 90 % and more), for terminals without colour.
+pub fn shade(theme: &Theme, depth: Depth, retention: f64) -> &'static str {
     match depth {
-        Depth::Ascii => pick(&ASCII_SHADES, level),
-        _ => pick(theme.glyphs().bars, level),
+        Depth::Ascii => pick(&DIGITS, retention),
+        _ => pick(theme.glyphs().bars, level(retention)),
     }
 }
 
-/// Style of text that stands on a heat colour.
+/// Style of text on a heat colour: black or white, whichever has the higher contrast.
 pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
     let Some(background) = colour(theme, depth, level) else { return Style::new() };
-    let (r, g, b) = match background {
-        Color::Rgb(r, g, b) => (r, g, b),
-        Color::Black | Color::Blue | Color::DarkGray | Color::Magenta | Color::Red => (0, 0, 0),
-        Color::Indexed(_) => rgb(&theme.heat_rgb, level),
-        _ => (255, 255, 255),
+    let behind = match background {
+        Color::Rgb(..) => luminance(rgb(&theme.heat_rgb, level)),
+        other => luminance(xterm_rgb(other).unwrap_or_default()),
     };
-    let light = 0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b) > 120.0;
+    let light = contrast(behind, 0.0) > contrast(behind, 1.0);
     let foreground = match (depth, light) {
         (Depth::Rgb, true) => Color::Rgb(0, 0, 0),
         (Depth::Rgb, false) => Color::Rgb(255, 255, 255),
@@ -94,6 +93,49 @@ pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
         (_, false) => Color::White,
     };
     Style::new().fg(foreground).bg(background)
+}
+
+/// The RGB values that xterm gives a colour; `None` for the default colour.
+pub fn xterm_rgb(colour: Color) -> Option<(u8, u8, u8)> {
+    Some(match colour {
+        Color::Reset => return None,
+        Color::Rgb(r, g, b) => (r, g, b),
+        Color::Indexed(n @ 16..=231) => {
+            let step = |v: u8| CUBE[usize::from(v % 6)] as u8;
+            (step((n - 16) / 36), step((n - 16) / 6), step(n - 16))
+        }
+        Color::Indexed(n @ 232..) => (8 + 10 * (n - 232), 8 + 10 * (n - 232), 8 + 10 * (n - 232)),
+        Color::Black | Color::Indexed(0) => (0, 0, 0),
+        Color::Red | Color::Indexed(1) => (205, 0, 0),
+        Color::Green | Color::Indexed(2) => (0, 205, 0),
+        Color::Yellow | Color::Indexed(3) => (205, 205, 0),
+        Color::Blue | Color::Indexed(4) => (0, 0, 238),
+        Color::Magenta | Color::Indexed(5) => (205, 0, 205),
+        Color::Cyan | Color::Indexed(6) => (0, 205, 205),
+        Color::Gray | Color::Indexed(7) => (229, 229, 229),
+        Color::DarkGray | Color::Indexed(8) => (127, 127, 127),
+        Color::LightRed | Color::Indexed(9) => (255, 0, 0),
+        Color::LightGreen | Color::Indexed(10) => (0, 255, 0),
+        Color::LightYellow | Color::Indexed(11) => (255, 255, 0),
+        Color::LightBlue | Color::Indexed(12) => (92, 92, 255),
+        Color::LightMagenta | Color::Indexed(13) => (255, 0, 255),
+        Color::LightCyan | Color::Indexed(14) => (0, 255, 255),
+        Color::White | Color::Indexed(15) => (255, 255, 255),
+    })
+}
+
+/// Relative luminance of an sRGB colour, from 0 to 1 (WCAG 2).
+pub fn luminance((r, g, b): (u8, u8, u8)) -> f64 {
+    let linear = |v: u8| {
+        let v = f64::from(v) / 255.0;
+        if v <= 0.040_45 { v / 12.92 } else { ((v + 0.055) / 1.055).powf(2.4) }
+    };
+    0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b)
+}
+
+/// Contrast ratio of two luminances, from 1 to 21 (WCAG 2).
+pub fn contrast(a: f64, b: f64) -> f64 {
+    (a.max(b) + 0.05) / (a.min(b) + 0.05)
 }
 
 fn pick<T: Copy>(steps: &[T], level: f64) -> T {
@@ -110,15 +152,17 @@ fn rgb(stops: &[(u8, u8, u8)], level: f64) -> (u8, u8, u8) {
     (mix(a.0, b.0), mix(a.1, b.1), mix(a.2, b.2))
 }
 
+/// Levels of the 216-colour cube.
+const CUBE: [i32; 6] = [0, 95, 135, 175, 215, 255];
+
 /// The nearest of the 216 colours and 24 greys of a 256-colour terminal.
-fn nearest_indexed(r: u8, g: u8, b: u8) -> u8 {
-    const STEPS: [i32; 6] = [0, 95, 135, 175, 215, 255];
+pub fn nearest_indexed(r: u8, g: u8, b: u8) -> u8 {
     let target = [r, g, b].map(i32::from);
-    let cube = target.map(|v| (0..6).min_by_key(|&i| (STEPS[i] - v).abs()).unwrap_or(0));
+    let cube = target.map(|v| (0..6).min_by_key(|&i| (CUBE[i] - v).abs()).unwrap_or(0));
     let distance = |c: [i32; 3]| c.iter().zip(target).map(|(a, b)| (a - b).pow(2)).sum::<i32>();
     let grey = ((target.iter().sum::<i32>() / 3 - 8).clamp(0, 230) + 5) / 10;
     let grey = grey.min(23);
-    if distance([8 + 10 * grey; 3]) < distance(cube.map(|i| STEPS[i])) {
+    if distance([8 + 10 * grey; 3]) < distance(cube.map(|i| CUBE[i])) {
         (232 + grey) as u8
     } else {
         (16 + 36 * cube[0] + 6 * cube[1] + cube[2]) as u8

@@ -154,7 +154,7 @@ impl Runtime {
                 lines.push("/resume ID opens one".to_owned());
             }
             Some(Overlay::Confirm { question, .. }) => lines.push(format!("{} (y or n)", clean_line(question))),
-            Some(Overlay::Panel | Overlay::Inspect(_)) => {
+            Some(Overlay::Inspect(_)) => {
                 lines.extend(numbers::stats_note(app).split('\n').map(str::to_owned));
             }
             Some(Overlay::HistorySearch { .. }) | None => {}

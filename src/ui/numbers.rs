@@ -1,8 +1,8 @@
-//! The numbers of the cache in words: the panel and /stats print these same rows, so they cannot
-//! differ. Draws nothing.
+//! The numbers of the cache in words, for the panel, the status line and /stats alike, so that they
+//! cannot differ. Draws nothing.
 
 use super::state::App;
-use super::text::{bytes, clean_line, count, duration, ratio};
+use super::text::{bytes, clean_line, count, duration, plural, ratio};
 use crate::protocol::{Download, KvStats, Snapshot};
 
 /// Tokens that every head of a dense cache would hold.
@@ -32,41 +32,71 @@ pub fn download(d: &Download) -> String {
     format!("{all} % of {}{speed}{left}, {} {one} %", bytes(d.total_bytes), clean_line(&d.file))
 }
 
-/// The rows of the panel: what it is, and how much.
-pub fn figures(app: &App) -> Vec<(&'static str, String)> {
-    let mut rows = Vec::new();
-    if let Some(s) = &app.engine.snapshot {
-        cache_rows(s, &mut rows);
+/// What leads the panel, in parts: live bytes, what a dense cache would hold, and the ratio of the
+/// two. Empty before the first token.
+pub fn headline(app: &App) -> Vec<String> {
+    let Some(kv) = app.engine.snapshot.as_ref().map(|s| &s.kv).filter(|kv| kv.dense_slots > 0) else {
+        return Vec::new();
+    };
+    vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes)), ratio(kv.ratio)]
+}
+
+/// What is held beside the live slots, by purpose. With the live bytes it adds up to what the pool
+/// has mapped; what is zero is left out.
+pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
+    let Some(s) = &app.engine.snapshot else { return Vec::new() };
+    let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes);
+    let held = [
+        ("kept for undo", s.checkpoint_bytes),
+        ("free in pages", own_pages.saturating_sub(s.kv.live_bytes)),
+        ("reserved", s.mapped_bytes.saturating_sub(s.kv.bytes)),
+    ];
+    let mut rows: Vec<_> = held.into_iter().filter(|(_, n)| *n > 0).map(|(name, n)| (name, bytes(n))).collect();
+    if let Some(device) = s.device_bytes {
+        rows.push(("GPU memory used", bytes(device)));
     }
+    rows
+}
+
+/// How the cache is set, in parts: `dms`, `window 64`, `f32`, `eviction on`.
+pub fn cache_settings(app: &App) -> Vec<String> {
+    let Some(info) = &app.engine.info else { return Vec::new() };
+    let mut parts = vec![clean_line(&info.policy)];
+    if let Some(window) = info.window {
+        parts.push(format!("window {}", count(window as u64)));
+    }
+    parts.push(info.codec.clone());
+    if info.window.is_some() {
+        parts.push(format!("eviction {}", eviction_word(app)));
+    }
+    parts
+}
+
+/// The rows of /stats: the panel's numbers and some more.
+fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
+    let kv = &s.kv;
+    let mut rows = vec![
+        ("cache", bytes(kv.live_bytes)),
+        ("dense", bytes(kv.dense_bytes)),
+        ("ratio", ratio(kv.ratio)),
+        ("slots", format!("{} live, {} dense", count(kv.live_slots), count(kv.dense_slots))),
+        ("tokens", context_use(app)),
+    ];
+    rows.extend(also_held(app));
     if let Some(info) = &app.engine.info {
         let policy = match (info.policy.as_str(), info.dms.as_str()) {
             ("dms", "adapter") => info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}")),
             ("dms", how) if how != "none" => format!("dms, {how}"),
             (policy, _) => policy.to_owned(),
         };
-        rows.push(("policy", super::text::clean_line(&policy)));
+        rows.push(("policy", clean_line(&policy)));
         if let Some(window) = info.window {
-            rows.push(("window", format!("{} tokens", count(window as u64))));
+            rows.push(("window", plural(window as u64, "token")));
         }
         rows.push(("codec", info.codec.clone()));
         rows.push(("eviction", eviction_word(app).to_owned()));
     }
     rows
-}
-
-fn cache_rows(s: &Snapshot, rows: &mut Vec<(&'static str, String)>) {
-    let kv = &s.kv;
-    rows.push(("ratio", ratio(kv.ratio)));
-    rows.push(("live slots", format!("{} of {}", count(kv.live_slots), count(kv.dense_slots))));
-    rows.push(("KV memory", bytes(kv.bytes)));
-    rows.push(("dense would be", bytes(kv.dense_bytes)));
-    rows.push(("kept for undo", bytes(s.checkpoint_bytes)));
-    if s.mapped_bytes > kv.bytes {
-        rows.push(("reserved", bytes(s.mapped_bytes)));
-    }
-    if let Some(device) = s.device_bytes {
-        rows.push(("on the device", bytes(device)));
-    }
 }
 
 /// `on`, `off`, or what a dense model says.
@@ -78,12 +108,10 @@ pub fn eviction_word(app: &App) -> &'static str {
     }
 }
 
-/// What /stats writes: the panel's rows, and the live slots of every layer and head.
+/// What /stats writes: the panel's numbers, and the live slots of every layer and head.
 pub fn stats_note(app: &App) -> String {
     let Some(s) = &app.engine.snapshot else { return "no numbers yet: no model is loaded".to_owned() };
-    let mut lines: Vec<String> = figures(app).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
-    lines.push(format!("{:<15} {}", "live bytes", bytes(s.kv.live_bytes)));
-    lines.push(format!("{:<15} {}", "tokens", context_use(app)));
+    let mut lines: Vec<String> = stats_rows(app, s).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
     lines.push(String::new());
     lines.push(format!("live slots of {} tokens, by layer and head:", count(dense_per_head(&s.kv))));
     let widest = s.kv.live.iter().flatten().max().copied().unwrap_or(0).to_string().len().max(3);

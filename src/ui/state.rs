@@ -15,8 +15,6 @@ use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
 use std::sync::Arc;
 
-/// Below this many columns the panel is not beside the chat.
-pub const WIDE: u16 = 100;
 /// Smaller screens show a notice instead.
 pub const MIN_SIZE: (u16, u16) = (30, 8);
 
@@ -159,7 +157,7 @@ pub enum Level {
 /// The cache panel.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
-    /// Hidden by the user; it is shown beside the chat where there is room otherwise.
+    /// Hidden by the user; otherwise it is shown wherever there is room for it.
     pub hidden: bool,
     pub ratios: RatioHistory,
     /// First row of the heatmap shown, where it does not fit.
@@ -221,21 +219,11 @@ pub struct SessionView {
 /// What lies over the chat; the last one has the keys.
 #[derive(Clone, Debug)]
 pub enum Overlay {
-    Help {
-        scroll: usize,
-    },
-    /// The cache panel where there is no room beside the chat.
-    Panel,
+    Help { scroll: usize },
     Inspect(Inspect),
     Sessions(Picker),
-    HistorySearch {
-        query: Editor,
-        selected: usize,
-    },
-    Confirm {
-        question: String,
-        then: Confirmed,
-    },
+    HistorySearch { query: Editor, selected: usize },
+    Confirm { question: String, then: Confirmed },
 }
 
 /// What a confirmation is about.
@@ -349,10 +337,6 @@ impl App {
     /// An answer, a rebuild or a restore is running.
     pub fn is_busy(&self) -> bool {
         self.turn.is_some() || self.engine.rebuilding.is_some()
-    }
-
-    pub fn is_wide(&self) -> bool {
-        self.size.0 >= WIDE
     }
 
     /// From now on everything is drawn in this theme, as far as the terminal can show it.

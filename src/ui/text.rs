@@ -325,7 +325,7 @@ pub fn seconds(ms: f64) -> String {
 /// The compression ratio: `5.2x`, or a dash while nothing is stored.
 pub fn ratio(r: Option<f64>) -> String {
     match r {
-        Some(r) if r.is_finite() => format!("{r:.2}x"),
+        Some(r) if r.is_finite() => format!("{r:.1}x"),
         _ => "-".to_owned(),
     }
 }

@@ -91,6 +91,7 @@ pub struct Glyphs {
     pub separator: &'static str,
     /// Eight or fewer steps of a bar, lowest first.
     pub bars: &'static [&'static str],
+    pub spinner: &'static [&'static str],
     pub border: ratatui::symbols::border::Set<'static>,
 }
 
@@ -106,6 +107,7 @@ static UNICODE: Glyphs = Glyphs {
     more: "↓",
     separator: "·",
     bars: &["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
+    spinner: &["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"],
     border: ratatui::symbols::border::ROUNDED,
 };
 
@@ -121,6 +123,7 @@ static ASCII: Glyphs = Glyphs {
     more: "v",
     separator: "|",
     bars: &["_", ".", ":", "-", "=", "+", "*", "#"],
+    spinner: &["|", "/", "-", "\\"],
     border: ratatui::symbols::border::Set {
         top_left: "+",
         top_right: "+",

@@ -11,8 +11,6 @@ mod overlay;
 mod tests;
 mod turns;
 
-pub use overlay::takes_keys;
-
 use super::feed::LocalKind;
 use super::state::{App, Level, SessionEntry};
 use crate::chat::Conversation;

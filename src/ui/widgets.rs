@@ -17,15 +17,25 @@ pub mod welcome;
 
 use super::state::App;
 use ratatui::layout::Rect;
+use std::ops::RangeInclusive;
 
-/// Columns of the panel beside the chat.
-const PANEL: u16 = 38;
+/// Columns of the panel beside the chat: at least, and in its compact form on a small screen.
+const PANEL: u16 = 42;
+const COMPACT: u16 = 28;
+/// Narrower screens have the compact panel.
+const WIDE: u16 = 100;
+/// Columns and rows that the panel always leaves to the conversation.
+const CHAT: (u16, u16) = (44, 8);
+/// Columns that the conversation fills; a wider screen gives the rest to the panel.
+const CHAT_FILLS: u16 = message::PROSE as u16 + 6;
+/// Rows of a panel below the chat.
+const BELOW: RangeInclusive<u16> = 8..=18;
 
 /// Where everything is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Layout {
     pub conversation: Rect,
-    /// The line between conversation and panel.
+    /// The line between conversation and panel: a column, or a row where the panel is below.
     pub rule: Rect,
     pub panel: Option<Rect>,
     pub banner: Rect,
@@ -40,32 +50,51 @@ impl Layout {
     }
 }
 
-/// Divides the screen.
+/// Divides the screen. The panel never covers the conversation: it is beside it, or below it on a
+/// narrow screen, or not shown where neither leaves enough to the conversation.
 pub fn layout(app: &App) -> Layout {
     let (columns, rows) = app.size;
-    let beside = app.is_wide() && !app.panel.hidden;
-    let panel_width = if beside { PANEL.min(columns / 2) } else { 0 };
-    let chat_width = if beside { columns - panel_width - 1 } else { columns };
+    let beside = columns_beside(app);
+    let chat_width = columns - if beside > 0 { beside + 1 } else { 0 };
     let body = rows.saturating_sub(1);
-    let mut at = Layout {
-        status: Rect::new(0, body, columns, rows.min(1)),
-        rule: Rect::new(chat_width, 0, u16::from(beside), body),
-        panel: beside.then(|| Rect::new(chat_width + 1, 0, panel_width, body)),
-        input: Rect::new(0, 0, chat_width, 1),
-        ..Layout::default()
-    };
+    let mut at = Layout { status: Rect::new(0, body, columns, rows.min(1)), ..Layout::default() };
+    if beside > 0 {
+        at.rule = Rect::new(chat_width, 0, 1, body);
+        at.panel = Some(Rect::new(chat_width + 1, 0, beside, body));
+    }
+    at.input = Rect::new(0, 0, chat_width, 1);
     let most = (rows / 3).max(1);
     let wanted = app.input.rows(at.input_width()).len().min(usize::from(most)) as u16;
     at.input = Rect::new(0, body - wanted, chat_width, wanted);
     let banner = status::banner_height(app, chat_width).min(body - wanted);
     at.banner = Rect::new(0, at.input.y - banner, chat_width, banner);
-    at.conversation = Rect::new(0, 0, chat_width, at.banner.y);
+    let mut conversation = at.banner.y;
+    let below = conversation.saturating_sub(CHAT.1).min(*BELOW.end());
+    if beside == 0 && !app.panel.hidden && below >= *BELOW.start() {
+        conversation -= below;
+        at.rule = Rect::new(0, conversation, columns, 1);
+        at.panel = Some(Rect::new(0, conversation + 1, columns, below - 1));
+    }
+    at.conversation = Rect::new(0, 0, chat_width, conversation);
     at
+}
+
+/// Columns of the panel beside the chat; 0 where it is not beside it.
+fn columns_beside(app: &App) -> u16 {
+    let (columns, rows) = app.size;
+    if app.panel.hidden || columns < CHAT.0 + COMPACT + 1 {
+        return 0;
+    }
+    if columns < WIDE {
+        return COMPACT;
+    }
+    let most = columns.saturating_sub(CHAT_FILLS + 1).max(columns * 7 / 20).clamp(PANEL, columns / 2);
+    panel::wanted_width(app, most, rows.saturating_sub(1)).clamp(PANEL, most)
 }
 
 /// Columns of the input's text, for those who are asked while the layout is being made.
 fn layout_width(app: &App) -> usize {
-    let beside = app.is_wide() && !app.panel.hidden;
-    let columns = if beside { app.size.0 - PANEL.min(app.size.0 / 2) - 1 } else { app.size.0 };
+    let beside = columns_beside(app);
+    let columns = app.size.0 - if beside > 0 { beside + 1 } else { 0 };
     usize::from(columns).saturating_sub(input::PROMPT_WIDTH)
 }

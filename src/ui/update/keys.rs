@@ -27,7 +27,7 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Effect> {
             _ => effects,
         };
     }
-    if app.overlays.iter().any(overlay::takes_keys) {
+    if !app.overlays.is_empty() {
         return overlay::key(app, key);
     }
     if let Some(text) = typed(key) {
@@ -108,7 +108,7 @@ pub fn tick(app: &mut App) -> Vec<Effect> {
 
 /// The mouse: the wheel scrolls, a click on a thought's line opens or folds it.
 pub fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
-    if app.overlays.iter().any(overlay::takes_keys) {
+    if !app.overlays.is_empty() {
         match event.kind {
             MouseEventKind::ScrollUp => return overlay::scroll(app, false),
             MouseEventKind::ScrollDown => return overlay::scroll(app, true),

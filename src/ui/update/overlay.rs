@@ -11,11 +11,6 @@ use std::path::PathBuf;
 
 const PAGE: usize = 10;
 
-/// Whether an overlay has the keys; the panel over the chat leaves them to the chat.
-pub fn takes_keys(overlay: &Overlay) -> bool {
-    !matches!(overlay, Overlay::Panel)
-}
-
 /// A key for the topmost overlay.
 pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
     let action = app.keymap_action(key);
@@ -34,7 +29,7 @@ pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
         Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
         Some(Overlay::Confirm { .. }) => return confirm_key(app, key.code),
-        Some(Overlay::Panel) | None => {}
+        None => {}
     }
     Vec::new()
 }
@@ -66,7 +61,7 @@ pub fn paste(app: &mut App, text: &str) -> bool {
         Some(Overlay::Sessions(Picker { renaming: Some((_, title)), .. })) => title.insert(&line),
         Some(Overlay::Sessions(picker)) => picker.query.insert(&line),
         Some(Overlay::HistorySearch { query, .. }) => query.insert(&line),
-        Some(Overlay::Panel) | None => return false,
+        None => return false,
         Some(_) => {}
     }
     true
@@ -85,17 +80,12 @@ fn scroll_key(app: &mut App, code: KeyCode) {
     }
 }
 
-/// Shows or hides the panel: beside the chat where there is room, else over it.
+/// Shows or hides the panel.
 pub fn toggle_panel(app: &mut App) {
-    if app.is_wide() {
-        app.panel.hidden = !app.panel.hidden;
-        return;
-    }
-    match app.overlays.iter().position(|o| matches!(o, Overlay::Panel)) {
-        Some(at) => {
-            app.overlays.remove(at);
-        }
-        None => app.overlays.push(Overlay::Panel),
+    app.panel.hidden = !app.panel.hidden;
+    if !app.panel.hidden && crate::ui::widgets::layout(app).panel.is_none() {
+        let key = app.setup.keymap.key_of(Action::Inspect);
+        app.say(Level::Info, format!("the screen is too small for the panel; {key} shows the cache on all of it"));
     }
 }
 

@@ -317,7 +317,7 @@ fn stats_and_heatmap_show_the_same_numbers() {
         }
     }
     let ratio = crate::ui::text::ratio(s.kv.ratio);
-    assert_eq!(shown.matches(&ratio).count(), 4, "panel, /stats, status line, answer: {shown}");
+    assert_eq!(shown.matches(&ratio).count(), 5, "headline, history, /stats, status line, answer: {shown}");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use super::{conversation, help, input, inspect, layout, lists, panel, status, we
 use crate::ui::state::{App, MIN_SIZE, Overlay};
 use crate::ui::text::truncate;
 use crate::ui::theme::Role;
-use crate::ui::update::takes_keys;
 use ratatui::Frame;
 use ratatui::buffer::{Buffer, CellDiffOption};
 use ratatui::layout::Rect;
@@ -30,15 +29,12 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         welcome::draw(buffer, Rect { height: free, ..at.conversation }, app);
     }
     if let Some(panel) = at.panel {
-        let line = if app.setup.plain { " " } else { app.theme.glyphs().vertical };
-        for y in at.rule.y..at.rule.bottom() {
-            buffer.set_string(at.rule.x, y, line, app.theme.style(Role::Border));
-        }
+        draw_rule(buffer, at.rule, app);
         panel::draw(buffer, panel, app);
     }
     status::draw_banner(buffer, at.banner, app);
     status::draw_status(buffer, at.status, app);
-    let chat_has_keys = !app.overlays.iter().any(takes_keys);
+    let chat_has_keys = app.overlays.is_empty();
     input::draw(frame, at.input, app, chat_has_keys);
     for overlay in &app.overlays {
         draw_overlay(frame, app, overlay, &at);
@@ -47,6 +43,19 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         input::draw_completion(frame, Rect { y: at.banner.y, ..at.input }, app);
     }
     repaint_behind_joined_emoji(frame.buffer_mut());
+}
+
+/// The line between the conversation and the panel.
+fn draw_rule(buffer: &mut Buffer, rule: Rect, app: &App) {
+    let glyphs = app.theme.glyphs();
+    let line = match rule.height {
+        _ if app.setup.plain => " ",
+        1 => glyphs.horizontal,
+        _ => glyphs.vertical,
+    };
+    for position in rule.positions() {
+        buffer.set_string(position.x, position.y, line, app.theme.style(Role::Border));
+    }
 }
 
 /// Terminals that do not join emoji draw their parts one after the other, over what stands behind:
@@ -74,11 +83,6 @@ fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Lay
             Clear.render(whole, frame.buffer_mut());
             help::draw(frame.buffer_mut(), whole, app, *scroll);
         }
-        Overlay::Panel if at.panel.is_none() => {
-            Clear.render(at.conversation, frame.buffer_mut());
-            panel::draw(frame.buffer_mut(), at.conversation, app);
-        }
-        Overlay::Panel => {}
         Overlay::Inspect(chosen) => {
             Clear.render(whole, frame.buffer_mut());
             inspect::draw(frame.buffer_mut(), whole, app, chosen);

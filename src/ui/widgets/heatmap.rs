@@ -1,5 +1,6 @@
-//! The heatmap of layers and heads, in the densest form that fits and reads well: numbered tiles,
-//! half blocks (two layers a row), or bars and shades without colour. Always with its scale.
+//! The heatmap of layers and heads, in the form that fits and reads best: numbered tiles, plain cells
+//! or half blocks (two layers a row), folded into blocks of columns where there are more layers than
+//! rows. Always with its scale.
 
 use crate::ui::heat::{self, Depth, level, retention_at};
 use crate::ui::numbers::percent;
@@ -7,6 +8,7 @@ use crate::ui::theme::{Role, Theme};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
+use std::ops::Range;
 
 /// What is drawn: retention of every head, and the chosen cell.
 pub struct Heatmap<'a> {
@@ -17,113 +19,183 @@ pub struct Heatmap<'a> {
     pub chosen: Option<(usize, usize)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// Cells of `width` columns (a gap included) and `height` rows, with their percentage.
-    Tiles { width: usize, height: usize },
-    /// Two layers a row; cells of `width` columns.
-    Halves { width: usize },
-    /// One character's worth per cell, side by side in `blocks` of layers.
-    Shades { width: usize, blocks: usize },
+/// Columns between two blocks of layers.
+const GAP: usize = 1;
+/// Most blocks of layers side by side.
+const MAX_BLOCKS: usize = 8;
+
+/// How many cells there are, and whether they may have a colour: what the form depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub layers: usize,
+    pub heads: usize,
+    pub colour: bool,
 }
 
-impl Heatmap<'_> {
-    fn layers(&self) -> usize {
-        self.retention.len()
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cell {
+    /// With its percentage; the last column is a gap.
+    Tile,
+    /// A filled or shaded cell.
+    Block,
+    /// Half a row high: two layers a row.
+    Half,
+}
+
+/// Layers are rows and heads are columns; layers that do not fit go on in the next block of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Form {
+    cell: Cell,
+    /// Columns and rows of a cell.
+    width: usize,
+    height: usize,
+    blocks: usize,
+}
+
+impl Form {
+    fn layers_per_row(self) -> usize {
+        if self.cell == Cell::Half { 2 } else { 1 }
     }
 
-    fn heads(&self) -> usize {
-        self.retention.iter().map(Vec::len).max().unwrap_or(0)
+    /// Layers of a block, where all of them are in view.
+    fn layers_per_block(self, layers: usize) -> usize {
+        layers.div_ceil(self.blocks).next_multiple_of(self.layers_per_row())
     }
 
+    /// Rows of `layers` layers below each other.
+    fn rows(self, layers: usize) -> usize {
+        layers.div_ceil(self.layers_per_row()) * self.height
+    }
+}
+
+impl Shape {
     /// Columns of the layer's name.
-    fn label(&self) -> usize {
-        2 + self.layers().saturating_sub(1).to_string().len()
+    fn label(self) -> usize {
+        2 + self.layers.saturating_sub(1).to_string().len()
     }
 
-    fn form(&self, columns: usize, rows: usize) -> Form {
-        let (layers, heads) = (self.layers().max(1), self.heads().max(1));
-        let room = columns.saturating_sub(self.label());
-        let tile = room / heads;
-        if tile >= 4 && layers <= rows {
-            let height = if rows >= 2 * layers && layers <= 12 { 2 } else { 1 };
-            return Form::Tiles { width: tile.min(8), height };
+    /// The form that reads best among those that show every layer: percentages before plain cells,
+    /// few blocks before many. Where none does, the densest one, which scrolls.
+    fn form(self, columns: usize, rows: usize) -> Form {
+        // Narrowest and widest cell of each kind, and in how many blocks it is of use.
+        let coloured = [(Cell::Tile, 4, 8, 4), (Cell::Block, 2, 3, MAX_BLOCKS), (Cell::Half, 1, 3, MAX_BLOCKS)];
+        let shaded = [(Cell::Tile, 4, 8, 4), (Cell::Block, 2, 3, MAX_BLOCKS), (Cell::Block, 1, 1, MAX_BLOCKS)];
+        let layers = self.layers.max(1);
+        let kinds = if self.colour { coloured } else { shaded };
+        for (cell, least, most, blocks) in kinds {
+            for blocks in 1..=blocks.min(layers) {
+                let form = Form { cell, width: self.cell_width(columns, blocks).min(most), height: 1, blocks };
+                if form.width >= least && form.rows(form.layers_per_block(layers)) <= rows {
+                    let tall = cell == Cell::Tile && blocks == 1 && layers <= 12 && rows >= 2 * layers;
+                    return Form { height: if tall { 2 } else { 1 }, ..form };
+                }
+            }
         }
-        if self.depth.has_colour() {
-            return Form::Halves { width: tile.clamp(1, 3) };
-        }
-        let blocks = layers.div_ceil(rows.max(1));
-        let fits = blocks * (self.label() + heads + 1) <= columns + 1;
-        if fits && blocks > 1 {
-            let width = ((columns + 1) / blocks - self.label() - 1) / heads;
-            return Form::Shades { width: width.clamp(1, 3), blocks };
-        }
-        Form::Shades { width: tile.clamp(1, 3), blocks: 1 }
+        let cell = if self.colour { Cell::Half } else { Cell::Block };
+        let blocks = (1..=MAX_BLOCKS).rev().find(|b| self.cell_width(columns, *b) >= 1).unwrap_or(1);
+        Form { cell, width: self.cell_width(columns, blocks).clamp(1, 3), height: 1, blocks }
+    }
+
+    /// Widest cell of so many blocks in so many columns.
+    fn cell_width(self, columns: usize, blocks: usize) -> usize {
+        ((columns + GAP) / blocks).saturating_sub(GAP + self.label()) / self.heads.max(1)
+    }
+
+    fn block_width(self, form: Form) -> usize {
+        self.label() + self.heads * form.width
     }
 
     /// Columns that the map takes of at most `columns`.
-    pub fn width(&self, columns: usize, rows: usize) -> usize {
-        let heads = self.heads();
-        match self.form(columns, rows.saturating_sub(1)) {
-            Form::Tiles { width, .. } => self.label() + heads * width,
-            Form::Halves { width } => self.label() + heads * width,
-            Form::Shades { width, blocks } => blocks * (self.label() + heads * width + 1) - 1,
-        }
-        .min(columns)
+    pub fn width(self, columns: usize, rows: usize) -> usize {
+        let form = self.form(columns, rows.saturating_sub(1));
+        (form.blocks * (self.block_width(form) + GAP) - GAP).min(columns)
     }
 
     /// Rows that the map wants with this many columns, its head included.
-    pub fn height(&self, columns: usize, rows: usize) -> usize {
-        let layers = self.layers();
-        1 + match self.form(columns, rows.saturating_sub(1)) {
-            Form::Tiles { height, .. } => layers * height,
-            Form::Halves { .. } => layers.div_ceil(2),
-            Form::Shades { blocks, .. } => layers.div_ceil(blocks),
-        }
+    pub fn height(self, columns: usize, rows: usize) -> usize {
+        let form = self.form(columns, rows.saturating_sub(1));
+        1 + form.rows(form.layers_per_block(self.layers))
+    }
+}
+
+impl Heatmap<'_> {
+    pub fn shape(&self) -> Shape {
+        let heads = self.retention.iter().map(Vec::len).max().unwrap_or(0);
+        Shape { layers: self.retention.len(), heads, colour: self.depth.has_colour() }
     }
 
     /// Draws the head and as many layers as fit, from `scroll` on or around the chosen one.
     pub fn draw(&self, buffer: &mut Buffer, area: Rect, scroll: usize) {
-        if area.height < 2 || self.layers() == 0 {
+        let shape = self.shape();
+        if area.height < 2 || shape.layers == 0 {
             return;
         }
-        let (columns, rows) = (usize::from(area.width), usize::from(area.height) - 1);
-        let form = self.form(columns, rows);
-        let body = Rect { y: area.y + 1, height: area.height - 1, ..area };
-        match form {
-            Form::Tiles { width, height } => self.tiles(buffer, area, body, width, height),
-            Form::Halves { width } => self.halves(buffer, area, body, width, scroll),
-            Form::Shades { width, blocks } => self.shades(buffer, area, body, width, blocks, scroll),
+        let rows = usize::from(area.height) - 1;
+        let form = shape.form(usize::from(area.width), rows);
+        let mut per_block = form.layers_per_block(shape.layers);
+        let mut first = 0;
+        let scrolls = form.rows(per_block) > rows;
+        if scrolls {
+            per_block = (rows - 1) * form.layers_per_row();
+            first = self.first(per_block * form.blocks, scroll, form.layers_per_row());
+        }
+        for block in 0..form.blocks {
+            let layers = first + block * per_block..(first + (block + 1) * per_block).min(shape.layers);
+            let x = area.x + (block * (shape.block_width(form) + GAP)) as u16;
+            if layers.is_empty() || x >= area.right() {
+                break;
+            }
+            let area = Rect { x, width: area.right() - x, ..area };
+            self.block(buffer, area, form, layers);
+        }
+        if scrolls {
+            self.more_mark(buffer, area, first, per_block * form.blocks);
         }
     }
 
-    fn dim(&self) -> Style {
-        self.theme.style(Role::Dim)
+    /// One block: the heads' names, and below them its layers.
+    fn block(&self, buffer: &mut Buffer, area: Rect, form: Form, layers: Range<usize>) {
+        let x = area.x + self.shape().label() as u16;
+        self.head(buffer, Rect { x, width: area.right().saturating_sub(x), ..area }, form.width);
+        let last = layers.end;
+        for (n, layer) in layers.step_by(form.layers_per_row()).enumerate() {
+            let y = area.y + 1 + (n * form.height) as u16;
+            let pair = form.cell == Cell::Half && layer + 1 < last;
+            let chosen = self.chosen.filter(|(l, _)| *l == layer || (pair && *l == layer + 1));
+            let style = self.theme.style(if chosen.is_some() { Role::Key } else { Role::Dim });
+            let name = format!("L{}", chosen.map_or(layer, |(l, _)| l));
+            buffer.set_stringn(area.x, y, name, usize::from(area.width), style);
+            for head in 0..self.retention[layer].len() {
+                let at = x + (head * form.width) as u16;
+                if at + form.width as u16 > area.right() {
+                    break;
+                }
+                match form.cell {
+                    Cell::Tile => self.tile(buffer, at, y, form, (layer, head)),
+                    Cell::Block => self.shaded(buffer, at, y, form.width, (layer, head)),
+                    Cell::Half => self.halves(buffer, at, y, form.width, (layer, head)),
+                }
+            }
+        }
     }
 
-    fn head(&self, buffer: &mut Buffer, x: u16, y: u16, right: u16, width: usize) {
-        for head in 0..self.heads() {
-            let at = x + (head * width) as u16;
-            if at + width as u16 > right {
+    fn head(&self, buffer: &mut Buffer, area: Rect, width: usize) {
+        for head in 0..self.shape().heads {
+            let at = area.x + (head * width) as u16;
+            if at + width as u16 > area.right() {
                 break;
             }
             let name = if width >= 3 { format!("h{head}") } else { (head % 10).to_string() };
-            let name = format!("{name:^w$}", w = width.min(if width >= 4 { width - 1 } else { width }));
+            let name = format!("{name:^w$}", w = if width >= 4 { width - 1 } else { width });
             let chosen = self.chosen.is_some_and(|(_, h)| h == head);
-            let style = if chosen { self.theme.style(Role::Key) } else { self.dim() };
-            buffer.set_stringn(at, y, name, width, style);
+            let style = self.theme.style(if chosen { Role::Key } else { Role::Dim });
+            buffer.set_stringn(at, area.y, name, width, style);
         }
-    }
-
-    fn layer_name(&self, buffer: &mut Buffer, x: u16, y: u16, layer: usize) {
-        let chosen = self.chosen.is_some_and(|(l, _)| l == layer);
-        let style = if chosen { self.theme.style(Role::Key) } else { self.dim() };
-        buffer.set_string(x, y, format!("L{layer}"), style);
     }
 
     /// The first layer shown, where only `visible` fit.
     fn first(&self, visible: usize, scroll: usize, step: usize) -> usize {
-        let last = self.layers().saturating_sub(visible);
+        let last = self.retention.len().saturating_sub(visible);
         let first = match self.chosen {
             Some((layer, _)) => layer.saturating_sub(visible / 2).min(last),
             None => scroll.min(last),
@@ -132,156 +204,117 @@ impl Heatmap<'_> {
     }
 
     /// Says on the last row that there is more above or below.
-    fn more_mark(&self, buffer: &mut Buffer, body: Rect, first: usize, visible: usize) {
-        let layers = self.layers();
-        if visible < layers && body.height > 0 {
-            let text = format!("L{first}-L{} of {layers}", (first + visible).min(layers) - 1);
-            let y = body.bottom() - 1;
-            buffer.set_stringn(body.x, y, " ".repeat(usize::from(body.width)), usize::from(body.width), Style::new());
-            buffer.set_stringn(body.x, y, text, usize::from(body.width), self.theme.style(Role::Key));
-        }
+    fn more_mark(&self, buffer: &mut Buffer, area: Rect, first: usize, visible: usize) {
+        let layers = self.retention.len();
+        let text = format!("L{first}-L{} of {layers}", (first + visible).min(layers).saturating_sub(1));
+        let (y, width) = (area.bottom() - 1, usize::from(area.width));
+        buffer.set_stringn(area.x, y, " ".repeat(width), width, Style::new());
+        buffer.set_stringn(area.x, y, text, width, self.theme.style(Role::Key));
     }
 
-    fn tiles(&self, buffer: &mut Buffer, area: Rect, body: Rect, width: usize, height: usize) {
-        let x = area.x + self.label() as u16;
-        self.head(buffer, x, area.y, area.right(), width);
-        for (layer, cells) in self.retention.iter().enumerate() {
-            let y = body.y + (layer * height) as u16;
-            self.layer_name(buffer, area.x, y, layer);
-            for (head, cell) in cells.iter().enumerate() {
-                let at = x + (head * width) as u16;
-                let text = cell.map_or("-".to_owned(), |r| percent(r).to_string());
-                let inner = width - 1;
-                let mut style = match cell {
-                    Some(r) => heat::text_on(self.theme, self.depth, level(*r)),
-                    None => self.dim(),
-                };
-                let chosen = self.chosen == Some((layer, head));
-                if chosen {
-                    style = style.add_modifier(Modifier::BOLD | Modifier::REVERSED);
-                }
-                let bar = match cell {
-                    Some(r) if style.bg.is_none() && inner >= 4 && !chosen => {
-                        heat::shade(self.theme, self.depth, level(*r))
-                    }
-                    _ => "",
-                };
-                let text =
-                    if bar.is_empty() { format!("{text:^inner$}") } else { format!("{bar} {text:>w$}", w = inner - 2) };
-                buffer.set_stringn(at, y, &text, inner, style);
-                if height == 2 && style.bg.is_some() {
-                    buffer.set_stringn(at, y + 1, " ".repeat(inner), inner, style);
-                }
-            }
-        }
+    fn cell(&self, (layer, head): (usize, usize)) -> Option<f64> {
+        self.retention.get(layer)?.get(head).copied()?
     }
 
-    fn halves(&self, buffer: &mut Buffer, area: Rect, body: Rect, width: usize, scroll: usize) {
-        let x = area.x + self.label() as u16;
-        self.head(buffer, x, area.y, area.right(), width);
-        let all = 2 * usize::from(body.height) >= self.layers();
-        let visible = if all { self.layers() } else { 2 * usize::from(body.height - 1) };
-        let first = self.first(visible, scroll, 2);
-        let background = |cell: Option<f64>| cell.and_then(|r| heat::colour(self.theme, self.depth, level(r)));
-        for (n, pair) in (first..(first + visible).min(self.layers())).step_by(2).enumerate() {
-            let y = body.y + n as u16;
-            let named = self.chosen.map_or(pair, |(l, _)| if l == pair + 1 { l } else { pair });
-            self.layer_name(buffer, area.x, y, named);
-            for head in 0..self.heads() {
-                let cell = |layer: usize| self.retention.get(layer).and_then(|l| l.get(head).copied().flatten());
-                let (upper, lower) = (cell(pair), cell(pair + 1));
-                let mut style = Style::new();
-                style.fg = background(upper);
-                style.bg = background(lower);
-                let mut block = if upper.is_none() && lower.is_none() { "·" } else { "▀" };
-                if upper.is_none() && lower.is_some() {
-                    (style.fg, block) = (style.bg.take(), "▄");
-                }
-                for column in 0..width {
-                    let at = x + (head * width + column) as u16;
-                    let edge = self.chosen.filter(|c| c.1 == head && (c.0 == pair || c.0 == pair + 1));
-                    if at < area.right() {
-                        let (text, style) = match edge {
-                            // The chosen one has a sign on it, in the half that it is.
-                            Some((layer, _)) if column == width / 2 => {
-                                let on = level(cell(layer).unwrap_or(0.0));
-                                let sign = if layer == pair { "▴" } else { "▾" };
-                                (sign, heat::text_on(self.theme, self.depth, on).add_modifier(Modifier::BOLD))
-                            }
-                            _ => (block, style),
-                        };
-                        buffer.set_string(at, y, text, style);
-                    }
-                }
-            }
-        }
-        self.more_mark(buffer, body, first, visible);
-    }
-
-    fn shades(&self, buffer: &mut Buffer, area: Rect, body: Rect, width: usize, blocks: usize, scroll: usize) {
-        let per_block = if blocks > 1 {
-            self.layers().div_ceil(blocks)
-        } else if self.layers() > usize::from(body.height) {
-            usize::from(body.height) - 1
-        } else {
-            self.layers()
+    fn tile(&self, buffer: &mut Buffer, x: u16, y: u16, form: Form, at: (usize, usize)) {
+        let cell = self.cell(at);
+        let inner = form.width - 1;
+        let mut style = match cell {
+            Some(r) => heat::text_on(self.theme, self.depth, level(r)),
+            None => self.theme.style(Role::Dim),
         };
-        let visible = (per_block * blocks).min(self.layers());
-        let first = self.first(visible, scroll, 1);
-        let step = self.label() + self.heads() * width + 1;
-        for block in 0..blocks {
-            let left = area.x + (block * step) as u16;
-            let x = left + self.label() as u16;
-            self.head(buffer, x, area.y, area.right(), width);
-            for n in 0..per_block {
-                let layer = first + block * per_block + n;
-                let Some(cells) = self.retention.get(layer).filter(|_| layer < first + visible) else { break };
-                let y = body.y + n as u16;
-                self.layer_name(buffer, left, y, layer);
-                for (head, cell) in cells.iter().enumerate() {
-                    let at = x + (head * width) as u16;
-                    let shade = cell.map_or(" ", |r| heat::shade(self.theme, self.depth, level(r)));
-                    let chosen = self.chosen == Some((layer, head));
-                    let style = if chosen { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
-                    if at < area.right() {
-                        buffer.set_stringn(at, y, shade.repeat(width.min(2)), usize::from(area.right() - at), style);
-                    }
-                }
-            }
+        let chosen = self.chosen == Some(at);
+        if chosen {
+            style = style.add_modifier(Modifier::BOLD | Modifier::REVERSED);
         }
-        self.more_mark(buffer, body, first, visible);
+        let number = cell.map_or("-".to_owned(), |r| percent(r).to_string());
+        // Where there is no colour, a bar shows the level.
+        let bar = cell.filter(|_| style.bg.is_none() && inner >= 5 && !chosen && self.depth == Depth::Mono);
+        let text = match bar {
+            Some(r) => {
+                format!("{} {number:>w$}", heat::shade(self.theme, self.depth, r), w = inner - 2)
+            }
+            None => format!("{number:^inner$}"),
+        };
+        buffer.set_stringn(x, y, &text, inner, style);
+        if form.height == 2 && style.bg.is_some() {
+            buffer.set_stringn(x, y + 1, " ".repeat(inner), inner, style);
+        }
+    }
+
+    fn shaded(&self, buffer: &mut Buffer, x: u16, y: u16, width: usize, at: (usize, usize)) {
+        let mut style = Style::new();
+        if self.chosen == Some(at) {
+            style = style.add_modifier(Modifier::REVERSED);
+        }
+        let cell = self.cell(at);
+        let text = match (cell, cell.and_then(|r| heat::colour(self.theme, self.depth, level(r)))) {
+            (Some(_), Some(colour)) => {
+                style = style.bg(colour);
+                if self.chosen == Some(at) { "x" } else { " " }.repeat(width)
+            }
+            (Some(r), None) if self.depth == Depth::Ascii => heat::shade(self.theme, self.depth, r).to_owned(),
+            (Some(r), None) => heat::shade(self.theme, self.depth, r).repeat(width.min(2)),
+            (None, _) => "-".to_owned(),
+        };
+        buffer.set_stringn(x, y, text, width, style);
+    }
+
+    /// The layer in the upper half of a row, and the next one in the lower half.
+    fn halves(&self, buffer: &mut Buffer, x: u16, y: u16, width: usize, (layer, head): (usize, usize)) {
+        let (upper, lower) = (self.cell((layer, head)), self.cell((layer + 1, head)));
+        let colour = |cell: Option<f64>| cell.and_then(|r| heat::colour(self.theme, self.depth, level(r)));
+        let mut style = Style::new();
+        (style.fg, style.bg) = (colour(upper), colour(lower));
+        let mut block = if upper.is_none() && lower.is_none() { "·" } else { "▀" };
+        if upper.is_none() && lower.is_some() {
+            (style.fg, block) = (style.bg.take(), "▄");
+        }
+        buffer.set_stringn(x, y, block.repeat(width), width, style);
+        // The chosen one has a sign on it, in the half that it is.
+        if let Some((chosen, _)) = self.chosen.filter(|c| c.1 == head && (c.0 == layer || c.0 == layer + 1)) {
+            let on = level(self.cell((chosen, head)).unwrap_or(0.0));
+            let style = heat::text_on(self.theme, self.depth, on).add_modifier(Modifier::BOLD);
+            buffer.set_string(x + width as u16 / 2, y, if chosen == layer { "▴" } else { "▾" }, style);
+        }
     }
 }
 
 /// Rows of the scale.
 pub const SCALE_ROWS: u16 = 2;
 
-/// The scale: what which colour or shade means, in percent kept.
+/// The scale: which colour or shade stands for how many percent kept, and which end is the good one.
 pub fn draw_scale(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth) {
-    let width = area.width.min(32);
+    let (good, full) = ("good ", " as dense");
+    let width = area.width.min(46).saturating_sub((good.len() + full.len()) as u16);
     if area.height == 0 || width < 8 {
         return;
     }
+    let dim = theme.style(Role::Dim);
+    let x = area.x + good.len() as u16;
+    buffer.set_string(area.x, area.y, good, dim);
+    buffer.set_string(x + width, area.y, full, dim);
     for column in 0..width {
         let place = f64::from(column) / f64::from(width - 1);
         match heat::colour(theme, depth, place) {
-            Some(colour) => buffer.set_string(area.x + column, area.y, " ", Style::new().bg(colour)),
-            None => buffer.set_string(area.x + column, area.y, heat::shade(theme, depth, place), Style::new()),
+            Some(colour) => buffer.set_string(x + column, area.y, " ", Style::new().bg(colour)),
+            None => {
+                let shade = heat::shade(theme, depth, retention_at(place));
+                buffer.set_string(x + column, area.y, shade, Style::new());
+            }
         }
     }
     if area.height < 2 {
         return;
     }
-    for (n, quarter) in [0.0, 0.25, 0.5, 0.75, 1.0].into_iter().enumerate() {
-        let text = format!("{}{}", percent(retention_at(quarter)), if n == 4 { "%" } else { "" });
+    let quarters: &[f64] = if width >= 16 { &[0.0, 0.25, 0.5, 0.75, 1.0] } else { &[0.0, 0.5, 1.0] };
+    for &quarter in quarters {
+        let text = percent(retention_at(quarter)).to_string();
         let at = (f64::from(width - 1) * quarter).round() as u16;
-        let at = if n == 4 { at + 1 - text.len() as u16 } else { at };
-        buffer.set_string(area.x + at, area.y + 1, text, theme.style(Role::Dim));
+        let at = if quarter == 1.0 { at + 1 - text.len() as u16 } else { at };
+        buffer.set_string(x + at, area.y + 1, text, dim);
     }
-    let title = " kept";
-    if area.width >= width + title.len() as u16 {
-        buffer.set_string(area.x + width, area.y + 1, title, theme.style(Role::Dim));
-    }
+    buffer.set_string(x + width, area.y + 1, " % kept", dim);
 }
 
 #[cfg(test)]
@@ -299,11 +332,17 @@ mod tests {
     fn thirty_six_layers_of_eight_heads_fit_a_small_screen() {
         for name in ["dark", "ascii"] {
             let theme = Themes::default().load(name).unwrap();
-            for depth in [Depth::Rgb, Depth::Indexed, Depth::Sixteen, Depth::Mono, Depth::Ascii] {
+            for (depth, w, h) in [
+                (Depth::Rgb, 26, 13),
+                (Depth::Indexed, 26, 13),
+                (Depth::Sixteen, 38, 19),
+                (Depth::Mono, 38, 19),
+                (Depth::Ascii, 26, 19),
+            ] {
                 let map = map(&theme, depth, 36, 8);
-                assert!(map.height(38, 19) <= 19, "{depth:?}");
-                assert!(map.width(38, 19) <= 38);
-                let area = Rect::new(0, 0, 38, 19);
+                assert!(map.shape().height(w, h) <= h, "{depth:?}");
+                assert!(map.shape().width(w, h) <= w);
+                let area = Rect::new(0, 0, w as u16, h as u16);
                 let mut buffer = Buffer::empty(area);
                 map.draw(&mut buffer, area, 0);
                 let text: String = buffer.content().iter().map(|c| c.symbol()).collect();
@@ -324,7 +363,7 @@ mod tests {
                         let area = Rect::new(0, 0, w, h);
                         let mut buffer = Buffer::empty(Rect::new(0, 0, w.max(1), h.max(1)));
                         map.draw(&mut buffer, area, 7);
-                        map.width(w.into(), h.into());
+                        map.shape().width(w.into(), h.into());
                         draw_scale(&mut buffer, area, &theme, depth);
                     }
                 }
@@ -336,11 +375,30 @@ mod tests {
     fn small_models_get_tiles_with_their_percentage() {
         let theme = Themes::default().load("dark").unwrap();
         let map = map(&theme, Depth::Rgb, 8, 2);
-        assert_eq!(map.form(38, 30), Form::Tiles { width: 8, height: 2 });
+        assert_eq!(map.shape().form(38, 30), Form { cell: Cell::Tile, width: 8, height: 2, blocks: 1 });
         let area = Rect::new(0, 0, 38, 20);
         let mut buffer = Buffer::empty(area);
         map.draw(&mut buffer, area, 0);
         let row: String = (0..38).map(|x| buffer[(x, 1)].symbol()).collect();
         assert_eq!(row.trim_end(), "L0    3       9");
+    }
+
+    #[test]
+    fn many_layers_use_the_width_there_is() {
+        let shape = Shape { layers: 36, heads: 8, colour: true };
+        let form = |columns, rows| shape.form(columns, rows);
+        // One block with percentages where the rows are enough, else two, else plain cells, else halves.
+        assert_eq!(form(68, 40), Form { cell: Cell::Tile, width: 8, height: 1, blocks: 1 });
+        assert_eq!(form(91, 35), Form { cell: Cell::Tile, width: 5, height: 1, blocks: 2 });
+        assert_eq!(form(41, 20), Form { cell: Cell::Block, width: 2, height: 1, blocks: 2 });
+        assert_eq!(form(26, 12), Form { cell: Cell::Half, width: 1, height: 1, blocks: 2 });
+        let theme = Themes::default().load("dark").unwrap();
+        let map = map(&theme, Depth::Rgb, 36, 8);
+        let area = Rect::new(0, 0, 91, 19);
+        let mut buffer = Buffer::empty(area);
+        map.draw(&mut buffer, area, 0);
+        let row: String = (0..91).map(|x| buffer[(x, 18)].symbol()).collect();
+        assert!(row.starts_with("L17 ") && row.contains(" L35 "), "{row}");
+        assert!(row.contains("100"), "{row}");
     }
 }

@@ -2,7 +2,7 @@
 //! the conversation the positions are that it kept.
 
 use super::heatmap::{SCALE_ROWS, draw_scale};
-use super::panel::{below, draw_figures, draw_history, heatmap, strip_cell};
+use super::panel::{below, draw_history, draw_numbers, heatmap, strip_cell};
 use crate::ui::numbers;
 use crate::ui::state::{App, HeadSlots, Inspect};
 use crate::ui::text::{count, plural, truncate};
@@ -34,8 +34,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
     }
     let map = heatmap(app, Some((inspect.layer, inspect.head)));
     let (most, rows) = (usize::from(body.width / 2), usize::from(body.height));
-    let width = map.width(most, rows) as u16;
-    map.draw(buffer, Rect { width, height: body.height.min(map.height(most, rows) as u16), ..body }, 0);
+    let width = map.shape().width(most, rows) as u16;
+    map.draw(buffer, Rect { width, height: body.height.min(map.shape().height(most, rows) as u16), ..body }, 0);
     let x = body.x + width + 3;
     let right = Rect { x, width: body.right().saturating_sub(x), ..body };
     let mut y = 0;
@@ -56,7 +56,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
     let scale = below(right, y + 1);
     draw_scale(buffer, scale, theme, app.depth());
     let rest = below(scale, SCALE_ROWS + 1);
-    let used = draw_figures(buffer, rest, app);
+    let used = draw_numbers(buffer, rest, app);
     draw_history(buffer, below(rest, used + 1), app);
 }
 

@@ -13,6 +13,8 @@ use ratatui::text::{Line, Span};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
+/// Most columns of prose: longer lines are hard to read.
+pub const PROSE: usize = 100;
 /// Rows of a think block while it streams.
 const TAIL: usize = 4;
 /// Bytes of a streaming think block that are looked at for its tail.

@@ -1,17 +1,25 @@
-//! The cache panel: heatmap, scale, figures and the ratio's history, in a column beside the chat or
-//! in two columns over it.
+//! The cache panel: the headline, the heatmap with its scale, what else is held, the ratio's history
+//! and how the cache is set. Beside the chat, or below it.
 
-use super::heatmap::{Heatmap, SCALE_ROWS, draw_scale};
+use super::heatmap::{Heatmap, SCALE_ROWS, Shape, draw_scale};
 use crate::ui::heat;
 use crate::ui::numbers;
 use crate::ui::state::App;
-use crate::ui::text::truncate;
+use crate::ui::text::{truncate, width, wrap};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
 
-/// Columns of the figures' names.
+/// Columns of the numbers' names.
 const NAMES: usize = 16;
+/// Rows of the panel beside the heatmap, gaps included, when everything is shown.
+const FIXED: usize = 14;
+/// Rows that the heatmap gets before the history, the settings and what else is held; the larger
+/// number where it would have to scroll otherwise.
+const MAP_FIRST: [usize; 2] = [13, 19];
+/// What stands in place of the heatmap before the first turn.
+const EXPLANATION: [&str; 2] = ["A row per layer, a cell per KV head:", "% of the tokens that it still keeps."];
 
 /// The heatmap of the last snapshot.
 pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
@@ -25,51 +33,72 @@ pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
     Heatmap { theme: &app.theme, depth: app.depth(), retention, chosen }
 }
 
-/// Draws the panel in one column, or in two where there is width for it.
+/// Columns that the loaded model's panel wants beside the chat, of at most `most`.
+pub fn wanted_width(app: &App, most: u16, rows: u16) -> u16 {
+    let Some(info) = &app.engine.info else { return 0 };
+    let shape = Shape { layers: info.n_layers, heads: info.n_kv_heads, colour: app.depth().has_colour() };
+    let columns = usize::from(most.saturating_sub(2));
+    shape.width(columns, usize::from(rows).saturating_sub(FIXED)) as u16 + 2
+}
+
+/// Draws the panel: the heatmap in the middle gets what the rest leaves it.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
-    let inner = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
+    let columns = area.width.saturating_sub(if area.width >= 40 { 2 } else { 1 });
+    let inner = Rect { x: area.x + 1, width: columns, ..area };
     if inner.width < 10 || inner.height < 4 {
         return;
     }
-    buffer.set_string(inner.x, inner.y, "cache", app.theme.style(Role::Title));
-    let what = "slots kept in %, layer x head";
-    let style = app.theme.style(Role::Dim);
-    buffer.set_string(inner.x + 6, inner.y, truncate(what, usize::from(inner.width).saturating_sub(6)), style);
-    let inner = Rect { y: inner.y + 1, height: inner.height - 1, ..inner };
-    if inner.width >= 64 { two_columns(buffer, inner, app) } else { one_column(buffer, inner, app) }
+    let started = !numbers::headline(app).is_empty();
+    let columns = usize::from(inner.width);
+    let headline = headline_rows(app, columns);
+    let mut settings = settings_rows(app, columns);
+    let mut held = numbers::also_held(app).len();
+    let mut history = usize::from(started);
+    let room = usize::from(inner.height).saturating_sub(headline.len() + usize::from(SCALE_ROWS));
+    let map = heatmap(app, None);
+    let wanted = if started { wanted_rows(map.shape(), columns) } else { 0 };
+    for part in [&mut history, &mut held] {
+        if wanted + *part + settings.len() > room {
+            *part = 0;
+        }
+    }
+    if wanted + held + history + settings.len() > room {
+        settings.clear();
+    }
+    let rest = room.saturating_sub(held + history + settings.len());
+    let parts = [1, 1, held.min(1), history, settings.len().min(1)];
+    let gaps: usize = parts.iter().sum();
+    let explanation = explanation_rows(app, columns);
+    let least = if started { map.shape().height(columns, rest.saturating_sub(gaps)) } else { explanation.len() };
+    let gap = u16::from(least + gaps <= rest);
+    let map_rows = rest.saturating_sub(gaps * usize::from(gap)).min(least) as u16;
+
+    let mut rest = draw_lines(buffer, inner, &headline);
+    rest = below(rest, gap);
+    if started {
+        map.draw(buffer, Rect { height: map_rows.min(rest.height), ..rest }, app.panel.scroll);
+        rest = below(rest, map_rows);
+    } else {
+        rest = draw_lines(buffer, rest, &explanation);
+    }
+    rest = below(rest, gap);
+    draw_scale(buffer, rest, &app.theme, app.depth());
+    rest = below(rest, SCALE_ROWS);
+    if held > 0 {
+        rest = below(rest, gap);
+        rest = below(rest, draw_held(buffer, rest, app));
+    }
+    if history > 0 {
+        rest = below(rest, gap);
+        rest = below(rest, draw_history(buffer, rest, app));
+    }
+    draw_lines(buffer, below(rest, gap), &settings);
 }
 
-fn one_column(buffer: &mut Buffer, area: Rect, app: &App) {
-    let map = heatmap(app, None);
-    let figures = numbers::figures(app).len();
-    let columns = usize::from(area.width);
-    // The figures come first where it is tight; of the map at least a few rows.
-    let fixed = usize::from(SCALE_ROWS) + 1 + figures + 3;
-    let room = usize::from(area.height).saturating_sub(fixed).max(6).min(usize::from(area.height));
-    let height = map.height(columns, room).min(room) as u16;
-    map.draw(buffer, Rect { height, ..area }, app.panel.scroll);
-    // A row apart, where there are rows enough.
-    let gap = u16::from(usize::from(height) + fixed < usize::from(area.height));
-    let scale = below(area, height + gap);
-    draw_scale(buffer, scale, &app.theme, app.depth());
-    let rest = below(scale, SCALE_ROWS + 1);
-    let used = draw_figures(buffer, rest, app);
-    draw_history(buffer, below(rest, used + 1), app);
-}
-
-fn two_columns(buffer: &mut Buffer, area: Rect, app: &App) {
-    let map = heatmap(app, None);
-    let most = usize::from(area.width / 2);
-    let rows = usize::from(area.height);
-    let width = map.width(most, rows) as u16;
-    let left = Rect { width, height: area.height.min(map.height(most, rows) as u16), ..area };
-    map.draw(buffer, left, app.panel.scroll);
-    let x = area.x + width + 3;
-    let right = Rect { x, width: area.right().saturating_sub(x), y: area.y + 1, height: area.height - 1 };
-    let used = draw_figures(buffer, right, app);
-    let scale = below(right, used + 1);
-    draw_scale(buffer, scale, &app.theme, app.depth());
-    draw_history(buffer, below(scale, SCALE_ROWS + 1), app);
+fn wanted_rows(shape: Shape, columns: usize) -> usize {
+    let fits = |rows: &usize| shape.height(columns, *rows) <= *rows;
+    let rows = MAP_FIRST.into_iter().find(fits).unwrap_or(MAP_FIRST[1]);
+    shape.height(columns, rows).min(rows)
 }
 
 /// What is left of an area below its first rows.
@@ -78,48 +107,95 @@ pub fn below(area: Rect, rows: u16) -> Rect {
     Rect { y: area.y + rows, height: area.height - rows, ..area }
 }
 
-/// The figures, one a row; how many rows that took.
-pub fn draw_figures(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
+fn draw_lines<'a>(buffer: &mut Buffer, area: Rect, lines: &[Line<'a>]) -> Rect {
+    for (n, line) in lines.iter().take(usize::from(area.height)).enumerate() {
+        buffer.set_line(area.x, area.y + n as u16, line, area.width);
+    }
+    below(area, lines.len().min(usize::from(u16::MAX)) as u16)
+}
+
+/// Parts with a separator between them, broken into rows at the separators.
+fn joined(app: &App, parts: &[String], role: Role, columns: usize) -> Vec<Line<'static>> {
+    let separator = format!(" {} ", app.theme.glyphs().separator);
+    let mut rows: Vec<String> = Vec::new();
+    for part in parts {
+        match rows.last_mut() {
+            Some(row) if width(row) + width(&separator) + width(part) <= columns => {
+                row.push_str(&separator);
+                row.push_str(part);
+            }
+            _ => rows.push(truncate(part, columns)),
+        }
+    }
+    rows.into_iter().map(|row| Line::styled(row, app.theme.style(role))).collect()
+}
+
+fn headline_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
+    let parts = numbers::headline(app);
+    let parts = if parts.is_empty() { vec!["cache empty".to_owned()] } else { parts };
+    let rows = joined(app, &parts, Role::Value, columns);
+    // In two rows, the ratio stays beside what it compares with.
+    if rows.len() < 2 {
+        return rows;
+    }
+    [&parts[..1], &parts[1..]].into_iter().flat_map(|p| joined(app, p, Role::Value, columns)).collect()
+}
+
+fn settings_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
+    joined(app, &numbers::cache_settings(app), Role::Dim, columns)
+}
+
+fn explanation_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
+    let text = app.theme.style(Role::Text);
+    if columns >= EXPLANATION.iter().map(|l| l.len()).max().unwrap_or(0) {
+        return EXPLANATION.iter().map(|l| Line::styled(*l, text)).collect();
+    }
+    wrap(&[Span::styled(EXPLANATION.join(" "), text)], columns, &[], &[])
+}
+
+/// The headline and what else is held, as the whole-screen panel shows them. Returns the rows used.
+pub fn draw_numbers(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
+    let rest = draw_lines(buffer, area, &headline_rows(app, usize::from(area.width)));
+    let rest = below(rest, draw_held(buffer, rest, app));
+    area.height - rest.height
+}
+
+/// What is held beside the live slots, one purpose a row. Returns the rows used.
+fn draw_held(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     let width = usize::from(area.width);
+    let names = NAMES.min(width.saturating_sub(8));
     let mut y = 0;
-    for (name, value) in numbers::figures(app).into_iter().take(usize::from(area.height)) {
-        buffer.set_stringn(area.x, area.y + y, name, width, app.theme.style(Role::Dim));
-        let x = area.x + NAMES.min(width) as u16;
-        let value = truncate(&value, width.saturating_sub(NAMES));
-        let role = if name == "ratio" { Role::Value } else { Role::Text };
-        buffer.set_string(x, area.y + y, value, app.theme.style(role));
+    for (name, value) in numbers::also_held(app).into_iter().take(usize::from(area.height)) {
+        buffer.set_stringn(area.x, area.y + y, name, names, app.theme.style(Role::Dim));
+        let value = truncate(&value, width.saturating_sub(names));
+        buffer.set_string(area.x + names as u16, area.y + y, value, app.theme.style(Role::Text));
         y += 1;
     }
     y
 }
 
-/// The ratio over the conversation as a row of bars, with its range.
-pub fn draw_history(buffer: &mut Buffer, area: Rect, app: &App) {
+/// The ratio over the conversation, one row of bars between 1x and its largest value. Returns the rows used.
+pub fn draw_history(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     let points = app.panel.ratios.points();
-    if area.height < 2 || area.width < 10 || points.is_empty() {
-        return;
-    }
-    let columns = usize::from(area.width.min(48));
-    let last = points.last().map_or(0, |p| p.0).max(1);
     let highest = points.iter().map(|p| p.1).fold(1.0, f64::max);
-    let title = format!("ratio over {} tokens, 1.0x to {highest:.1}x", crate::ui::text::count(last as u64));
-    buffer.set_string(area.x, area.y, truncate(&title, usize::from(area.width)), app.theme.style(Role::Dim));
-    let rows = area.height.saturating_sub(1).min(2);
+    let (name, to) = ("ratio 1x ", format!(" {}", crate::ui::text::ratio(Some(highest))));
+    let columns = usize::from(area.width).saturating_sub(name.len() + to.len()).min(48);
+    if area.height == 0 || columns < 8 || points.is_empty() {
+        return 0;
+    }
+    let (dim, text) = (app.theme.style(Role::Dim), app.theme.style(Role::Spark));
+    let last = points.last().map_or(0, |p| p.0).max(1);
     let bars = app.theme.glyphs().bars;
+    buffer.set_string(area.x, area.y, name, dim);
+    let x = area.x + name.len() as u16;
     for column in 0..columns {
         let ratio = ratio_at(points, (column + 1) * last / columns);
         let height = if highest > 1.0 { (ratio - 1.0) / (highest - 1.0) } else { 0.0 };
-        let steps = (height.clamp(0.0, 1.0) * (usize::from(rows) * bars.len()) as f64).round() as usize;
-        let steps = steps.max(1);
-        for row in 0..rows {
-            let filled = steps.saturating_sub(usize::from(row) * bars.len());
-            if filled > 0 {
-                let bar = bars[filled.min(bars.len()) - 1];
-                let y = area.y + rows - row;
-                buffer.set_string(area.x + column as u16, y, bar, app.theme.style(Role::Spark));
-            }
-        }
+        let step = (height.clamp(0.0, 1.0) * bars.len() as f64).ceil() as usize;
+        buffer.set_string(x + column as u16, area.y, bars[step.clamp(1, bars.len()) - 1], text);
     }
+    buffer.set_string(x + columns as u16, area.y, to, dim);
+    1
 }
 
 /// The ratio after so many tokens, on a straight line between the points known.
@@ -142,6 +218,6 @@ pub fn strip_cell(app: &App, kept: f64) -> (&'static str, ratatui::style::Style)
     let place = heat::level(kept);
     match heat::colour(&app.theme, app.depth(), place) {
         Some(colour) => (" ", ratatui::style::Style::new().bg(colour)),
-        None => (heat::shade(&app.theme, app.depth(), place), ratatui::style::Style::new()),
+        None => (heat::shade(&app.theme, app.depth(), kept), ratatui::style::Style::new()),
     }
 }

@@ -11,6 +11,8 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 const MAX_BANNER: usize = 4;
+/// How long a frame of the spinner is shown.
+const SPINNER_MS: u64 = 100;
 
 /// What the banner says: progress first, then what a key did.
 fn banner_text(app: &App) -> Option<(String, Role)> {
@@ -113,7 +115,7 @@ fn parts(app: &App) -> Vec<Part> {
             add(2, Role::Status, clean_line(&info.device));
             add(7, Role::Status, format!("eviction {}", numbers::eviction_word(app)));
         }
-        None if app.engine.loading.is_some() => add(8, Role::Status, "loading".to_owned()),
+        None if app.engine.loading.is_some() => {}
         None => add(8, Role::Warning, "no model".to_owned()),
     }
     if let Some(s) = &app.engine.snapshot {
@@ -126,19 +128,42 @@ fn parts(app: &App) -> Vec<Part> {
         }
     }
     let last = app.chat.path().iter().rev().find_map(|m| m.stop_reason());
-    match (&app.turn, last) {
-        (Some(_), _) => add(3, Role::Status, "answering".to_owned()),
-        (None, Some(reason)) => add(3, Role::Status, super::message::stop_words(reason).to_owned()),
-        (None, None) => {}
+    if let (None, Some(reason)) = (&app.turn, last) {
+        add(3, Role::Status, super::message::stop_words(reason).to_owned());
     }
     parts
+}
+
+/// What is going on, in a word; `None` when nothing is.
+fn state(app: &App) -> Option<&'static str> {
+    let turn = app.turn.as_ref();
+    Some(match (app.engine.phase(), &app.engine.loading) {
+        _ if turn.is_some_and(|t| t.stopping) => "stopping",
+        (_, Some(loading)) if loading.download.is_some() => "downloading",
+        (_, Some(_)) => "loading",
+        _ if app.engine.rebuilding.is_some() => "rebuilding",
+        (Phase::Prefill { .. }, _) if turn.is_some() => "reading",
+        _ if turn.is_some_and(|t| t.thinking_since_ms.is_some() && t.thought.is_none()) => "thinking",
+        _ if turn.is_some() => "answering",
+        _ => return None,
+    })
+}
+
+/// The spinner and the state, at the right end of the status line.
+fn busy(app: &App) -> Option<String> {
+    let frames = app.theme.glyphs().spinner;
+    let frame = frames[(app.now_ms / SPINNER_MS) as usize % frames.len()];
+    state(app).map(|word| format!("{frame} {word} "))
 }
 
 /// The status line.
 pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
     let theme = &app.theme;
     let separator = format!(" {} ", theme.glyphs().separator);
-    let room = usize::from(area.width).saturating_sub(2);
+    // The state is never cut; the parts leave by rank.
+    let busy = busy(app);
+    let kept = busy.as_ref().map_or(0, |b| width(b) + 1);
+    let room = usize::from(area.width).saturating_sub(2 + kept);
     let mut parts = parts(app);
     let total = |parts: &[Part]| {
         parts.iter().map(|p| width(&p.text)).sum::<usize>() + parts.len().saturating_sub(1) * width(&separator)
@@ -156,8 +181,11 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
     }
     buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
     let help = format!("{} help ", app.setup.keymap.key_of(Action::Help));
-    if total(&parts) + width(&help) + 4 <= room {
-        let x = area.x + area.width - width(&help) as u16;
-        buffer.set_string(x, area.y, help, theme.style(Role::Dim));
-    }
+    let (text, role) = match busy {
+        Some(busy) => (truncate(&busy, usize::from(area.width)), Role::StatusValue),
+        None if total(&parts) + width(&help) + 4 <= room => (help, Role::Dim),
+        None => return,
+    };
+    let x = area.right() - width(&text) as u16;
+    buffer.set_string(x, area.y, text, theme.style(role));
 }

@@ -1,5 +1,6 @@
 //! What is drawn for a state, as text.
 
+use super::layout;
 use crate::protocol::{Phase, TextKind};
 use crate::ui::heat::Depth;
 use crate::ui::testing::*;
@@ -30,13 +31,92 @@ fn the_welcome_at_80x24() {
 }
 
 #[test]
-fn the_panel_of_a_large_model_over_a_small_screen() {
+fn the_panel_of_a_large_model_on_a_small_screen() {
     for (name, depth, theme) in [("rgb", Depth::Rgb, "dark"), ("ascii", Depth::Ascii, "ascii")] {
         let mut app = unloaded(80, 24, depth, theme);
         update(&mut app, AppEvent::ModelReady(Arc::new(model(36, 8))));
         update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(2000, 36, 8))));
-        press(&mut app, KeyCode::F(2));
         insta::assert_snapshot!(name, screen(&mut app));
+    }
+}
+
+/// The panel is never over the chat, and the chat keeps enough columns and rows.
+#[test]
+fn the_panel_leaves_the_chat_its_room_at_every_size() {
+    let mut app = app(80, 24, 36, 8);
+    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(2000, 36, 8))));
+    for columns in (30..260).step_by(7).chain([80, 120, 200]) {
+        for rows in (8..60).step_by(3).chain([24, 40, 50]) {
+            app.size = (columns, rows);
+            let at = layout(&app);
+            let Some(panel) = at.panel else {
+                assert!(columns < 80 && rows < 24, "no panel at {columns}x{rows}");
+                continue;
+            };
+            let parts = [at.conversation, at.rule, panel, at.banner, at.input, at.status];
+            for (i, a) in parts.iter().enumerate() {
+                assert!(parts[i + 1..].iter().all(|b| !a.intersects(*b)), "{columns}x{rows}: {parts:?}");
+            }
+            let beside = panel.x > 0;
+            assert!(at.conversation.width >= if beside { 44 } else { columns }, "{columns}x{rows}");
+            assert!(at.conversation.height >= if beside { rows - 4 } else { 8 }, "{columns}x{rows}");
+        }
+    }
+    app.size = (80, 24);
+    let shown = screen(&mut app);
+    for text in ["cache ", "dense ", "L34", "good ", "as dense", "eviction on"] {
+        assert!(shown.contains(text), "{text}: {shown}");
+    }
+    press(&mut app, KeyCode::F(2));
+    assert!(layout(&app).panel.is_none());
+}
+
+/// The headline, the status line, /stats and the answer's last line name the same ratio, and the
+/// bytes beside the headline add up to what the pool has mapped.
+#[test]
+fn the_panel_agrees_with_its_headline() {
+    let mut app = app(120, 40, 8, 4);
+    let before = screen(&mut app);
+    assert!(before.contains("cache empty") && before.contains("A row per layer"), "{before}");
+    assert!(!before.contains("L0"), "{before}");
+    turn(&mut app, "q", THOUGHT, "Fine.");
+    let mut s = snapshot(472, 8, 4);
+    (s.kv.live_bytes, s.kv.dense_bytes, s.kv.ratio) = (2_500_000, 13_900_000, Some(5.56));
+    (s.kv.bytes, s.checkpoint_bytes, s.mapped_bytes) = (14_600_000, 8_000_000, 20_000_000);
+    update(&mut app, AppEvent::Snapshot(Arc::new(s)));
+    let shown = screen(&mut app);
+    let expected = [
+        "cache 2.5 MB · dense 13.9 MB · 5.6x",
+        "kept for undo   8.0 MB",
+        "free in pages   4.1 MB",
+        "reserved        5.4 MB",
+        "dms · window 64 · f32 · eviction on",
+        "eviction on · 5.6x · context",
+    ];
+    for text in expected {
+        assert!(shown.contains(text), "{text}: {shown}");
+    }
+    let at = |text: &str| shown.find(text).unwrap();
+    assert!(at("cache 2.5") < at("L7") && at("L7") < at("kept for undo") && at("reserved") < at("dms · window"));
+    assert!(!shown.contains("14.6 MB") && !shown.contains("20.0 MB"), "{shown}");
+    let stats = crate::ui::numbers::stats_note(&app);
+    for row in ["cache           2.5 MB", "dense           13.9 MB", "ratio           5.6x", "reserved        5.4 MB"] {
+        assert!(stats.contains(row), "{row}: {stats}");
+    }
+}
+
+/// However narrow the screen, a running answer is seen in the status line.
+#[test]
+fn the_state_is_the_last_thing_cut_from_the_status_line() {
+    let mut app = app(200, 24, 8, 4);
+    say(&mut app, "q");
+    stream(&mut app, TextKind::Answer, "Fine");
+    for columns in [200, 100, 80, 60, 40, 30] {
+        app.size.0 = columns;
+        let shown = screen(&mut app);
+        let status = shown.lines().last().unwrap();
+        assert!(status.ends_with("⠋ answering"), "{columns}: {status}");
+        assert!(status.starts_with(" demo"), "{columns}: {status}");
     }
 }
 
