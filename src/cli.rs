@@ -28,7 +28,12 @@ use anyhow::Result;
 use args::{Cli, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
+use std::panic::catch_unwind;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the end of the program waits for engines to end.
+const ENGINE_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The program. Returns its exit code: 0 answered, 1 failed, 2 wrong use, 130 interrupted.
 pub fn main() -> ExitCode {
@@ -36,14 +41,23 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|a| a == "__render") {
         return crate::chat::template::child_main();
     }
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return refused(&error),
-    };
-    match crate::engine::unless_lost(|| dispatch(cli)) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => output::report(&error),
+    // A panic has told what it is by now.
+    let code = catch_unwind(run_program).unwrap_or(output::PANICKED);
+    // The exit handlers of NVIDIA's libraries crash beside a thread that still calls these. An engine that is in the
+    // middle of something long (a kernel that is compiled, a tensor from a slow disk) is not waited for: all that has
+    // to be written is written, and the system takes back the rest.
+    if !crate::engine::join_all(ENGINE_ENDS_WITHIN) {
+        crate::system::exit_now(code);
     }
+    ExitCode::from(code)
+}
+
+fn run_program() -> u8 {
+    let done = match Cli::try_parse() {
+        Ok(cli) => crate::engine::unless_lost(|| dispatch(cli)),
+        Err(error) => refused(&error),
+    };
+    done.unwrap_or_else(|error| output::report(&error))
 }
 
 fn dispatch(cli: Cli) -> Result<u8> {
@@ -81,14 +95,14 @@ fn dispatch(cli: Cli) -> Result<u8> {
 }
 
 /// Help and version go to stdout; a mistake is one line on stderr.
-fn refused(error: &clap::Error) -> ExitCode {
+fn refused(error: &clap::Error) -> Result<u8> {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        let printed = output::out(&text).map_err(anyhow::Error::from);
-        return printed.map_or_else(|e| output::report(&e), |()| ExitCode::SUCCESS);
+        output::out(&text)?;
+        return Ok(output::OK);
     }
     output::notice(&one_line(&text));
-    ExitCode::from(output::WRONG_USE)
+    Ok(output::WRONG_USE)
 }
 
 /// What clap says, without the usage and the invitation to try `--help` on lines of their own.

@@ -12,17 +12,19 @@ mod report;
 mod runner;
 mod scheduler;
 pub mod score;
+mod threads;
 mod worker;
 
 pub use planner::host_bytes;
 pub use runner::{Decode, DecodeError, NonFinite, Runner, workspace_bytes};
 pub use scheduler::ChunkSizer;
+pub use threads::join_all;
 
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::protocol::{Command, EngineHandle, Event, MAX_CONTEXT, Plan, Snapshot};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -65,25 +67,23 @@ impl EngineOptions {
 
 /// Starts the engine's thread. `load` runs inside it, so that neither checkpoint nor backend need
 /// cross threads: it opens a model and ends in [`Loading::serve`]. Its error arrives as
-/// [`Event::LoadFailed`].
-pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> EngineHandle {
+/// [`Event::LoadFailed`]. Everything that `load` made is dropped on that thread, which [`join_all`] waits for.
+pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> Result<EngineHandle> {
     let (commands, inbox) = std::sync::mpsc::channel();
     let (events, events_out) = mpsc::unbounded_channel();
     let (snapshots, snapshot) = watch::channel(None);
     let loading = Loading { inbox, outlet: Outlet { events, snapshots } };
-    std::thread::Builder::new()
-        .name("engine".into())
-        .spawn(move || {
-            let outlet = loading.outlet.events.clone();
-            let failed = match catch_unwind(AssertUnwindSafe(|| load(loading))) {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => Event::LoadFailed(format!("{error:#}")),
-                Err(panic) => Event::Failed(panic_text(&*panic)),
-            };
-            let _ = outlet.send(failed);
-        })
-        .expect("the system starts a thread");
-    EngineHandle { commands, events: events_out, snapshot }
+    let work = move || {
+        let outlet = loading.outlet.events.clone();
+        let failed = match catch_unwind(AssertUnwindSafe(|| load(loading))) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => Event::LoadFailed(format!("{error:#}")),
+            Err(panic) => Event::Failed(panic_text(&*panic)),
+        };
+        let _ = outlet.send(failed);
+    };
+    threads::spawn(work).context("the engine's thread cannot be started")?;
+    Ok(EngineHandle { commands, events: events_out, snapshot })
 }
 
 /// As [`spawn_with`], where nothing is to be told before the model is opened.
@@ -91,7 +91,7 @@ pub fn spawn<B: Backend>(
     open: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
     backend: impl FnOnce() -> Result<B> + Send + 'static,
     options: EngineOptions,
-) -> EngineHandle {
+) -> Result<EngineHandle> {
     spawn_with(move |loading| loading.serve(open()?, backend, options))
 }
 
@@ -123,7 +123,10 @@ impl Loading {
         let Self { inbox, outlet } = self;
         let b = backend()?;
         let plan = settle_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
-        let progress = |done_bytes, total_bytes| outlet.event(Event::Loading { done_bytes, total_bytes });
+        let progress = |done_bytes, total_bytes| {
+            outlet.event(Event::Loading { done_bytes, total_bytes });
+            !outlet.events.is_closed()
+        };
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
         worker::Worker::new(runner, &checkpoint, &options, plan, inbox, &outlet)?.run();
         Ok(())

@@ -25,6 +25,7 @@
 //! | [`sampler`] | logits row to token, seeded | protocol |
 //! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol |
+//! | [`system`] | the process itself: its end without exit handlers | nothing of ours |
 //! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
@@ -36,8 +37,9 @@
 //! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.
 //! - What a person types never becomes a control token.
+//! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's thread, or leaves without.
 //! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the cache.
-//! - `unsafe` stands in `backend::cpu::{simd, team}`, `backend::cuda` and `checkpoint::mapped` only.
+//! - `unsafe` stands in `backend::cpu::{simd, team}`, `backend::cuda`, `checkpoint::mapped` and `system` only.
 
 pub mod backend;
 pub mod cache;
@@ -51,6 +53,7 @@ pub mod model;
 pub mod policy;
 pub mod protocol;
 pub mod sampler;
+pub mod system;
 pub mod tensor;
 pub mod tokenizer;
 pub mod ui;

@@ -382,7 +382,7 @@ pub struct ModelInfo {
     pub tokenizer_fingerprint: String,
 }
 
-/// The two ends of a running engine. Dropping it ends the engine's thread.
+/// The two ends of a running engine. Dropping it tells the engine to end, after the step or the tensor that it is at.
 pub struct EngineHandle {
     pub commands: std::sync::mpsc::Sender<Command>,
     pub events: mpsc::UnboundedReceiver<Event>,
@@ -394,5 +394,11 @@ impl EngineHandle {
     /// Sends a command; false when the engine has ended.
     pub fn send(&self, command: Command) -> bool {
         self.commands.send(command).is_ok()
+    }
+}
+
+impl Drop for EngineHandle {
+    fn drop(&mut self) {
+        self.send(Command::Shutdown);
     }
 }

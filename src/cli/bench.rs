@@ -144,7 +144,7 @@ impl Bench<'_> {
             let context = Some(self.longest);
             let max_seqs = self.args.parallel.iter().copied().max().unwrap_or(1);
             let options = EngineOptions { context, max_seqs, ..EngineOptions::new(codec) };
-            let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| {})?;
+            let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
             for case in self.cases() {
                 let line = Line::measure(&mut runner, self.checkpoint, &case, self.args.runs, results.bandwidth)?;
                 if !self.json {
@@ -233,7 +233,7 @@ mod tests {
     fn figures_of_a_small_run_agree() {
         let checkpoint = Checkpoint::random("demo").unwrap();
         let options = EngineOptions { context: Some(64), ..EngineOptions::new(Codec::Bf16) };
-        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| {}).unwrap();
+        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
         for (parallel, ctx) in [(1, 40), (3, 40), (2, 0)] {
             let case = Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default() };
             let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 /// Wrong use, configuration or model: exit code 2.
 #[derive(Debug)]
@@ -43,18 +42,20 @@ pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
 pub const WRONG_USE: u8 = 2;
 pub const INTERRUPTED: u8 = 130;
+/// As Rust's own `main` ends after a panic.
+pub const PANICKED: u8 = 101;
 
 /// Says an error in one line on stderr and gives its exit code. A closed stdout is no error.
-pub fn report(error: &anyhow::Error) -> ExitCode {
+pub fn report(error: &anyhow::Error) -> u8 {
     if is_closed_pipe(error) {
-        return ExitCode::SUCCESS;
+        return OK;
     }
     notice(&format!("{error:#}"));
     if error.chain().any(|e| e.is::<Interrupted>()) {
-        return ExitCode::from(INTERRUPTED);
+        return INTERRUPTED;
     }
     let wrong_use = error.chain().any(|e| e.is::<WrongUse>());
-    ExitCode::from(if wrong_use { WRONG_USE } else { FAILED })
+    if wrong_use { WRONG_USE } else { FAILED }
 }
 
 /// True when a reader of ours has gone away.

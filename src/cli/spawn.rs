@@ -55,7 +55,7 @@ pub enum Place {
 pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
     device(settings)?;
     let settings = settings.clone();
-    Ok(engine::spawn_with(move |loading| {
+    engine::spawn_with(move |loading| {
         download::for_chat(&settings, &loading).inspect_err(|error| {
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
@@ -69,7 +69,7 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
                 options,
             ),
         }
-    }))
+    })
 }
 
 /// Work on a loaded model without the engine's thread, for any backend.
@@ -96,7 +96,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
 
 fn run_job<B: Backend>(b: B, mut checkpoint: Checkpoint, mut options: EngineOptions, job: impl ModelJob) -> Result<u8> {
     engine::settle_context(&b, &mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
-    job.run(&mut Runner::new(b, &checkpoint, &options, |_, _| {})?, &checkpoint)
+    job.run(&mut Runner::new(b, &checkpoint, &options, |_, _| true)?, &checkpoint)
 }
 
 /// The checkpoint that the settings name.

@@ -71,7 +71,12 @@ struct Parts<B: Backend> {
 }
 
 impl<B: Backend> Parts<B> {
-    fn new(b: &B, checkpoint: &Checkpoint, options: &EngineOptions, progress: impl FnMut(u64, u64)) -> Result<Self> {
+    fn new(
+        b: &B,
+        checkpoint: &Checkpoint,
+        options: &EngineOptions,
+        progress: impl FnMut(u64, u64) -> bool,
+    ) -> Result<Self> {
         let model = Model::load(b, checkpoint, progress).context("cannot load the model's weights")?;
         let c = &model.config;
         let context = options.context.unwrap_or(c.context);
@@ -104,12 +109,18 @@ impl<B: Backend> Parts<B> {
 /// Bytes of device memory that a model takes beside its weights and pages: told before loading by the very
 /// allocations that loading makes. Absent where memory is the host's.
 pub fn workspace_bytes<B: Backend>(b: &B, checkpoint: &Checkpoint, options: &EngineOptions) -> Option<u64> {
-    let all = b.rehearse(|| Parts::new(b, checkpoint, options, |_, _| {}))?;
+    let all = b.rehearse(|| Parts::new(b, checkpoint, options, |_, _| true))?;
     Some(all.saturating_sub(checkpoint.weight_bytes))
 }
 
 impl<B: Backend> Runner<B> {
-    pub fn new(b: B, checkpoint: &Checkpoint, options: &EngineOptions, progress: impl FnMut(u64, u64)) -> Result<Self> {
+    /// Loads a model: see [`Model::load`] for `progress`.
+    pub fn new(
+        b: B,
+        checkpoint: &Checkpoint,
+        options: &EngineOptions,
+        progress: impl FnMut(u64, u64) -> bool,
+    ) -> Result<Self> {
         let Parts { model, ws, mut cache, seen, draws, context, max_step } =
             Parts::new(&b, checkpoint, options, progress)?;
         // Pages stop before memory does: a turn that is too long ends, and the process does not.

@@ -4,7 +4,7 @@ use crate::backend::{AdapterHead, Alpha, Backend};
 use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 pub struct Model<B: Backend> {
     pub config: ModelConfig,
@@ -74,8 +74,8 @@ impl<B: Backend> Model<B> {
         self.layers.iter().filter_map(|l| l.adapter.as_ref()).map(|a| &a.proj).collect()
     }
 
-    /// Loads every weight, reporting bytes done and bytes in all.
-    pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64)) -> Result<Self> {
+    /// Loads every weight. `progress` gets the bytes done and the bytes in all, and returns whether to go on.
+    pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Self> {
         let c = &checkpoint.config;
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
         let embed = loader.matrix(&["model.embed_tokens"], &[c.vocab], c.hidden)?;
@@ -108,7 +108,7 @@ struct Loader<'a, B: Backend> {
     b: &'a B,
     checkpoint: &'a Checkpoint,
     done: u64,
-    progress: &'a mut dyn FnMut(u64, u64),
+    progress: &'a mut dyn FnMut(u64, u64) -> bool,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -151,7 +151,7 @@ impl<B: Backend> Loader<'_, B> {
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.checkpoint.tensor(name, shape)?;
         self.done += tensor.bytes().len() as u64;
-        (self.progress)(self.done, self.checkpoint.weight_bytes);
+        ensure!((self.progress)(self.done, self.checkpoint.weight_bytes), "loading was stopped");
         Ok(tensor)
     }
 

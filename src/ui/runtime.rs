@@ -264,8 +264,7 @@ impl Runtime {
             }
             Some(Event::Downloading(download)) => self.handle(AppEvent::Downloading(download)),
             Some(Event::Ready(info)) => {
-                if let Some(old) = std::mem::replace(&mut self.current, self.next.take()) {
-                    old.send(Command::Shutdown);
+                if std::mem::replace(&mut self.current, self.next.take()).is_some() {
                     self.outbox.clear();
                     self.sessions.restore = None;
                 }
@@ -456,9 +455,7 @@ impl Runtime {
         let draft = self.app.input.take();
         self.app.history.push(&draft);
         self.history.write(self.app.history.entries());
-        if let Some(engine) = self.current.take() {
-            engine.send(Command::Shutdown);
-        }
+        (self.current, self.next) = (None, None);
     }
 }
 

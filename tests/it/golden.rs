@@ -50,7 +50,8 @@ fn holds(name: &str) {
     let (inv_freq, scale) = checkpoint.config.rope.frequencies(checkpoint.config.head_dim);
     same_frequencies(name, &inv_freq, scale, &golden.inv_freq, golden.attention_scale);
 
-    let mut runner = Runner::new(Cpu::new(2), &checkpoint, &EngineOptions::new(Codec::F32), |_, _| {}).expect("loads");
+    let mut runner =
+        Runner::new(Cpu::new(2), &checkpoint, &EngineOptions::new(Codec::F32), |_, _| true).expect("loads");
     let n = golden.tokens.len();
     for steps in [vec![n], vec![1, 30, 1, 1, n - 33], vec![1; n]] {
         let seq = runner.create(true).expect("a sequence");

@@ -49,7 +49,7 @@ impl<'a> Session<'a> {
         change(&mut options);
         let watch = Watch::default();
         let (open, seen) = (tiny.opener(), watch.clone());
-        let mut handle = engine::spawn(open, move || Ok(Spy::new(&seen)), options);
+        let mut handle = engine::spawn(open, move || Ok(Spy::new(&seen)), options).unwrap();
         watch.seen().commands = Some(handle.commands.clone());
         let mut events = Vec::new();
         let ready = |e: &Event| if let Event::Ready(info) = e { Some(info.clone()) } else { None };

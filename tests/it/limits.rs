@@ -2,7 +2,10 @@
 //! each of them cache and log are what the report says, and the next turn goes on from there.
 
 use crate::harness::{STEP, Session, prompt_of};
+use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny, bf16_word};
+use dmschat::codec::Codec;
+use dmschat::engine::{self, EngineOptions};
 use dmschat::protocol::{Command, Event, LogEntry, RestoreRequest, StopReason, TurnReport};
 use std::time::{Duration, Instant};
 
@@ -339,7 +342,7 @@ fn nobody_left_ends_the_engine_and_a_panic_is_told() {
             s.send(Command::Generate(Box::new(request)));
             wait_until(|| watch.seen().steps.len() > 5);
         }
-        assert!(!watch.seen().ended);
+        assert!(!watch.seen().ended && !engine::join_all(Duration::ZERO));
         drop(s);
         wait_until(|| watch.seen().ended);
     }
@@ -357,4 +360,21 @@ fn nobody_left_ends_the_engine_and_a_panic_is_told() {
     });
     assert_eq!(failure.as_deref(), Some("the engine stopped: as the test wants it"));
     wait_until(|| !s.handle.send(Command::Clear));
+}
+
+#[test]
+fn a_model_that_nobody_waits_for_is_not_loaded() {
+    let tiny = talker(401);
+    let (watch, (dropped, until_dropped)) = (Watch::default(), std::sync::mpsc::channel());
+    let backend = {
+        let watch = watch.clone();
+        move || {
+            let _ = until_dropped.recv();
+            Ok(Spy::new(&watch))
+        }
+    };
+    drop(engine::spawn(tiny.opener(), backend, EngineOptions::new(Codec::F32)).unwrap());
+    dropped.send(()).unwrap();
+    wait_until(|| watch.seen().ended);
+    assert_eq!(watch.seen().calls.get("weight"), None);
 }

@@ -175,7 +175,7 @@ impl Continuation {
 fn runner(folder: &Path) -> (Checkpoint, Runner<Cpu>) {
     let checkpoint = Checkpoint::open(&ModelRef::Folder(folder.to_owned()), &AdapterChoice::None).expect("opens");
     let options = EngineOptions { context: Some(8192), ..EngineOptions::new(Codec::F32) };
-    let runner = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {}).expect("loads");
+    let runner = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| true).expect("loads");
     (checkpoint, runner)
 }
 

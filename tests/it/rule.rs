@@ -17,7 +17,7 @@ fn runner(tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
 
 fn runner_on(threads: usize, tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
     let options = EngineOptions { max_step: Some(MAX_STEP), ..EngineOptions::new(codec) };
-    Runner::new(Cpu::new(threads), &tiny.checkpoint(), &options, |_, _| {}).expect("it loads")
+    Runner::new(Cpu::new(threads), &tiny.checkpoint(), &options, |_, _| true).expect("it loads")
 }
 
 /// A sequence fed with `log` in steps whose lengths `step` draws; logits of every token.

@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// The folder of `libcuda.so.1`, built once for every state of its sources.
 fn software_gpu() -> Option<&'static Path> {
@@ -199,6 +200,29 @@ fn several_sequences_are_measured() {
         assert!(number("device_bytes") > number("kv_bytes"));
         assert!(result["host_us_between_steps"].as_f64().unwrap() > 0.0);
     }
+}
+
+/// NVIDIA's library has exit handlers: they run once, on the main thread, when no engine calls the library any more.
+#[test]
+fn the_engine_ends_before_exit_handlers_run() {
+    let Some(gpu) = software_gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("libcublasLt.so.13");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/software_gpu/cublaslt.c");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let built = Command::new(compiler).args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+    assert!(built.unwrap().success());
+    let settings = [("DMSCHAT_CUBLASLT", library.to_str().unwrap())];
+    for args in [&["-p", EQUATION, "--max-tokens", "1"][..], &["-p", EQUATION, "--max-tokens", "1", "--json"]] {
+        let said = dmschat(gpu, &settings, &[args, &["--device", "cuda", "--gemm", "cublaslt"]].concat());
+        assert_eq!(said.code, 0, "{args:?}: {}", said.stderr);
+    }
+    // An engine that does not end is not waited for, and no exit handler runs beside it.
+    let hangs = [settings[0], ("CUBLASLT_HANGS", "1")];
+    let started = Instant::now();
+    let said = dmschat(gpu, &hangs, &["-p", EQUATION, "--device", "cuda"]);
+    assert_eq!(said.code, 130, "{}", said.stderr);
+    assert!(started.elapsed() < Duration::from_secs(50));
 }
 
 /// Small shapes, since a CPU is no fast card; the table has all its columns.

@@ -13,7 +13,7 @@ fn a_decode_step_allocates_nothing_and_reads_back_one_result() {
     for form in [Form::Plain, Form::Borrowed, Form::Adapter, Form::Metadata] {
         let (watch, tiny) = (Watch::default(), Tiny::new(Spec::new(true, form), 3));
         let options = EngineOptions { max_step: Some(32), ..EngineOptions::new(Codec::F32) };
-        let mut runner = Runner::new(Spy::new(&watch), &tiny.checkpoint(), &options, |_, _| {}).unwrap();
+        let mut runner = Runner::new(Spy::new(&watch), &tiny.checkpoint(), &options, |_, _| true).unwrap();
         let seq = runner.create(true).unwrap();
         let prompt: Vec<u32> = (0..30).collect();
         runner.feed(seq, &prompt).unwrap();

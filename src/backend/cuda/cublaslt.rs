@@ -8,6 +8,7 @@ use libloading::Library;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::rc::Rc;
@@ -131,7 +132,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the library made this handle and is still loaded: whoever holds one holds the library longer.
+        // SAFETY: the library made this handle, and is never unloaded.
         let _ = unsafe { (self.1)(self.0) };
     }
 }
@@ -163,7 +164,6 @@ pub(super) struct Product {
 struct Found {
     functions: Functions,
     path: PathBuf,
-    _library: Library,
 }
 
 impl Found {
@@ -178,8 +178,10 @@ impl Found {
 fn load(path: &PathBuf) -> Result<Found, String> {
     // SAFETY: NVIDIA's library, whose start does no more than register itself.
     let library = unsafe { Library::new(path) }.map_err(|e| e.to_string())?;
+    // Never unloaded: it registers exit handlers, and unloading it while the process ends runs them twice at once.
+    let library = ManuallyDrop::new(library);
     let functions = Functions::of(&library).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(Found { functions, path: path.clone(), _library: library })
+    Ok(Found { functions, path: path.clone() })
 }
 
 /// The first of `paths` that can be loaded, in words. Needs no card.

@@ -103,12 +103,6 @@ pub struct Driver {
 /// Unwinds with the driver's words: `doing` is what was under way. The panic's hook stays out of it.
 pub(super) fn must(result: sys::CUresult, doing: &str) {
     if let Err(error) = result.result() {
-        // The process is ending and has shut the driver down under this thread: there is nobody to tell.
-        if result == sys::CUresult::CUDA_ERROR_DEINITIALIZED {
-            loop {
-                std::thread::park();
-            }
-        }
         std::panic::resume_unwind(Box::new(DeviceLost(format!("the GPU failed: {doing}: {}", words(error)))));
     }
 }

@@ -3,6 +3,7 @@
 
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
+use std::sync::OnceLock;
 
 /// Why CUDA cannot be used here.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,8 +88,18 @@ const SYMBOLS: &[&str] = &[
 
 /// The driver's CUDA version (12020 for 12.2) and how many GPUs it shows.
 pub fn probe() -> Result<(i32, u32), NoCuda> {
-    // SAFETY: asks the loader whether the library is there; nothing of it is called.
-    if !unsafe { sys::is_culib_present() } {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    let present_here = || {
+        // SAFETY: asks the loader whether the library is there; nothing of it is called.
+        let found = unsafe { sys::is_culib_present() };
+        if found {
+            // Loaded for good before anything of it is called: asking alone loads and unloads it each time.
+            // SAFETY: the library is there.
+            unsafe { sys::culib() };
+        }
+        found
+    };
+    if !PRESENT.get_or_init(present_here) {
         return Err(NoCuda::NoDriver);
     }
     SYMBOLS[..2].iter().try_for_each(|s| present(s))?;

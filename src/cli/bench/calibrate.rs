@@ -45,7 +45,7 @@ pub(super) fn kept(checkpoint: &Checkpoint, threads: usize) -> Result<f64> {
     let recent = c.dms.as_ref().context("a rule")?.rule.ring_len();
     let context = recent + TOKENS;
     let options = EngineOptions { context: Some(context), ..EngineOptions::new(Codec::F32) };
-    let mut runner = Runner::new(Cpu::new(threads), checkpoint, &options, |_, _| {})?;
+    let mut runner = Runner::new(Cpu::new(threads), checkpoint, &options, |_, _| true)?;
     let seq = runner.create(true)?;
     for step in super::prompt(context, c.vocab, 0).chunks(runner.max_step()) {
         runner.feed(seq, step)?;

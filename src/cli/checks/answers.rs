@@ -33,8 +33,8 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
     let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
     for (codec, eviction) in [(Codec::Bf16, true), (Codec::Bf16, false), (Codec::Fp8, true), (Codec::Fp8, false)] {
         let options = EngineOptions { context: Some(1024), ..EngineOptions::new(codec) };
-        let mut cpu = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| {})?;
-        let mut card = Runner::new(open()?, &checkpoint, &options, |_, _| {})?;
+        let mut cpu = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| true)?;
+        let mut card = Runner::new(open()?, &checkpoint, &options, |_, _| true)?;
         let started = Instant::now();
         let (mut seen, mut others, mut most) = (0, 0, 0f32);
         for question in QUESTIONS {

@@ -72,7 +72,7 @@ fn trace<B: Backend>(
     forced: Option<&[Token]>,
 ) -> Result<Trace> {
     let options = EngineOptions { context: Some(512), max_step: Some(256), ..EngineOptions::new(codec) };
-    let mut runner = Runner::new(b, checkpoint, &options, |_, _| {})?;
+    let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
     let vocab = checkpoint.config.vocab;
     let prompt: Vec<Token> = (0..PROMPT).map(|i| (i * 7919 % vocab) as Token).collect();
     let seq = runner.create(true)?;

@@ -60,7 +60,7 @@ fn trace<B: Backend>(
     alone: bool,
 ) -> Result<(Trace, usize, Option<String>)> {
     let options = EngineOptions { context: Some(64), max_step: Some(64), ..EngineOptions::new(codec) };
-    let mut runner = Runner::new(b, checkpoint, &options, |_, _| {})?;
+    let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
     let vocab = checkpoint.config.vocab;
     let samplings = [
         SamplingParams::default(),
