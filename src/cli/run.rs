@@ -78,13 +78,13 @@ fn stdin_is_given() -> bool {
 /// The conversation to go on with: read, never written.
 fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
     let store = Store::new(settings.dirs.sessions());
-    let name = match &common.resume {
-        Some(Some(name)) => name.clone(),
+    let loaded = match &common.resume {
+        Some(Some(name)) => store.read_named(name),
         Some(None) => return Err(wrong_use("--resume needs an id or a title with -p")),
-        None if common.continue_ => store.newest().map_err(output::as_wrong_use)?.id,
+        None if common.continue_ => store.newest().and_then(|entry| store.read(&entry.id)),
         None => return Ok(None),
     };
-    store.read(&name).map(Some).map_err(output::as_wrong_use)
+    loaded.map(Some).map_err(output::as_wrong_use)
 }
 
 /// Streams an answer without the newlines around it.

@@ -9,7 +9,7 @@ use super::sessions::{HistoryFile, Sessions};
 use super::signals::{Signal, Signals};
 use super::state::App;
 use super::terminal::Screen;
-use super::update::{AppEvent, Effect, update};
+use super::update::{AppEvent, Effect, Store, Which, update};
 use super::{ExitKind, LoadRequest, Loader, Resume, editor_program};
 use crate::config::Adapter;
 use crate::protocol::{Command, EngineHandle, Event, Snapshot};
@@ -292,9 +292,9 @@ impl Runtime {
     fn open_resumed(&mut self) {
         let store = match std::mem::take(&mut self.resume) {
             Resume::New => return,
-            Resume::Newest => super::update::Store::Open(None),
-            Resume::Named(name) => super::update::Store::Open(Some(name)),
-            Resume::Choose => super::update::Store::List,
+            Resume::Newest => Store::Open(Which::Newest),
+            Resume::Named(name) => Store::Open(Which::Named(name)),
+            Resume::Choose => Store::List,
         };
         self.effects(vec![Effect::Store(store)]);
     }
@@ -451,7 +451,7 @@ impl Runtime {
                 }
             }
         }
-        self.effects(vec![Effect::Store(super::update::Store::Sync)]);
+        self.effects(vec![Effect::Store(Store::Sync)]);
         let draft = self.app.input.take();
         self.app.history.push(&draft);
         self.history.write(self.app.history.entries());

@@ -3,7 +3,7 @@
 
 use super::state::{App, Level, SessionEntry};
 use super::text::clean_line;
-use super::update::{AppEvent, Opened, Store};
+use super::update::{AppEvent, Opened, Store, Which};
 use crate::chat::session::{self, Session};
 use crate::chat::{RenderOptions, session::Store as Folder};
 use crate::protocol::{ModelInfo, RestoreRequest};
@@ -51,13 +51,13 @@ impl Sessions {
             Store::Sync => self.sync(app)?,
             Store::Close => return Ok(self.begin_new()),
             Store::List => return Ok(vec![AppEvent::Sessions(self.entries())]),
-            Store::Open(name) => return self.open(app, name.as_deref()),
+            Store::Open(which) => return self.open(app, &which),
             Store::Rename { id, title } => self.rename(app, &id, &title)?,
             Store::Delete { id } => return self.delete(&id),
             Store::DeleteCurrent => {
                 let id = self.session.id().to_owned();
                 let mut events = self.begin_new();
-                self.folder.delete(&self.folder.find(&id)?)?;
+                self.folder.delete(&id)?;
                 events.push(AppEvent::Said(Level::Info, "deleted".into()));
                 return Ok(events);
             }
@@ -93,13 +93,14 @@ impl Sessions {
         self.folder.list().into_iter().map(entry).collect()
     }
 
-    fn open(&mut self, app: &App, name: Option<&str>) -> Result<Vec<AppEvent>> {
-        let (session, mut loaded) = match name {
-            Some(name) if name == self.session.id() => {
+    fn open(&mut self, app: &App, which: &Which) -> Result<Vec<AppEvent>> {
+        let (session, mut loaded) = match which {
+            Which::Id(id) | Which::Named(id) if id == self.session.id() => {
                 return Ok(vec![AppEvent::Said(Level::Info, "this conversation is open already".into())]);
             }
-            Some(name) => self.folder.resume(name)?,
-            None => self.folder.open(&self.folder.newest()?)?,
+            Which::Newest => self.folder.open(&self.folder.newest()?.id)?,
+            Which::Id(id) => self.folder.open(id)?,
+            Which::Named(name) => self.folder.resume(name)?,
         };
         self.session = session;
         let mut notices = std::mem::take(&mut loaded.problems);
@@ -123,14 +124,14 @@ impl Sessions {
             app.chat.rename(title);
             return self.sync(app);
         }
-        self.folder.rename(&self.folder.find(id)?, title)
+        self.folder.rename(id, title)
     }
 
     fn delete(&mut self, id: &str) -> Result<Vec<AppEvent>> {
         if id == self.session.id() {
             return Ok(vec![AppEvent::Said(Level::Info, "this conversation is open; /delete deletes it".into())]);
         }
-        self.folder.delete(&self.folder.find(id)?)?;
+        self.folder.delete(id)?;
         Ok(vec![AppEvent::Said(Level::Info, "deleted".into())])
     }
 

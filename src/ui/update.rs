@@ -110,6 +110,17 @@ pub enum Effect {
     Store(Store),
 }
 
+/// Which saved conversation is meant.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Which {
+    /// The one that was written last.
+    Newest,
+    /// From a list: this one and no other.
+    Id(String),
+    /// Typed: an id, a title, the beginning of an id, a few letters, or a file.
+    Named(String),
+}
+
 /// What to do with files of conversations.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Store {
@@ -118,8 +129,7 @@ pub enum Store {
     /// Another conversation begins; this one's file is closed.
     Close,
     List,
-    /// An id, a title, the beginning of one, or a file; absent: the newest.
-    Open(Option<String>),
+    Open(Which),
     Rename {
         id: String,
         title: String,

@@ -135,10 +135,39 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     );
 
     drop((session, copy));
-    store.rename(&store.find(&id).unwrap(), "new name").unwrap();
+    store.rename(&id, "new name").unwrap();
     assert_eq!(store.find("new name").unwrap().id, id);
-    store.delete(&store.find(&id).unwrap()).unwrap();
+    store.delete(&id).unwrap();
     assert!(store.find(&id).is_err());
+}
+
+#[test]
+fn an_id_from_a_list_names_one_session_whatever_others_are_titled() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path().join("sessions"));
+    let begin = |title: Option<&str>| {
+        let (mut session, mut chat) = (store.create(), Conversation::new(None));
+        turn(&mut chat, Some("question"), "answer", 0);
+        if let Some(title) = title {
+            chat.rename(title);
+        }
+        session.sync(&mut chat, &info()).unwrap();
+        session.id().to_owned()
+    };
+    let wanted = begin(None);
+    // Newer, and titled with the other's id.
+    let other = begin(Some(&wanted));
+    assert_eq!(store.find(&wanted).unwrap().id, wanted);
+    assert_eq!(store.open(&wanted).unwrap().0.id(), wanted);
+    store.rename(&wanted, "renamed").unwrap();
+    store.delete(&wanted).unwrap();
+    let left: Vec<_> = store.list().into_iter().map(|e| (e.id, e.title)).collect();
+    assert_eq!(left, [(other.clone(), wanted.clone())]);
+    // The id is gone: nothing that resembles it is touched in its place.
+    for id in [wanted.as_str(), "", "..", "../sessions", &other[..12]] {
+        assert!(store.delete(id).is_err() && store.open(id).is_err() && store.rename(id, "x").is_err(), "{id}");
+    }
+    assert_eq!(store.list().len(), 1);
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! The folder of sessions: list, find, open, rename, delete. Session names from people are looked
-//! up among the files that are there, so that no name leads out of the folder.
+//! The folder of sessions: list, find, open, rename, delete. What a person types is searched for
+//! ([`Store::find`]); everything else takes an id, which names one file and is never searched for.
+//! No name leads out of the folder.
 
 use super::file::{LineFile, part_of};
 use super::load::{Loaded, load};
@@ -88,10 +89,21 @@ impl Store {
         self.list().into_iter().next().ok_or_else(|| anyhow!("there is no session yet to go on with"))
     }
 
-    /// The session that a person means: its id, the beginning of it, its title, or a fuzzy match.
+    /// The file of the session with this id, or an error when there is none.
+    fn file_of(&self, id: &str) -> Result<PathBuf> {
+        let path = self.path_of(id);
+        let is_name = Path::new(id).file_name().is_some_and(|name| name == id);
+        if !is_name || !path.is_file() {
+            bail!("there is no session {id}");
+        }
+        Ok(path)
+    }
+
+    /// The session that a person means, from what was typed: its id, else its title, else the
+    /// beginning of its id, else a fuzzy match.
     pub fn find(&self, name: &str) -> Result<Entry> {
         let entries = self.list();
-        let exact = entries.iter().find(|e| e.id == name || e.title == name);
+        let exact = entries.iter().find(|e| e.id == name).or_else(|| entries.iter().find(|e| e.title == name));
         let mut beginnings = entries.iter().filter(|e| e.id.starts_with(name));
         let begins = match (beginnings.next(), beginnings.next()) {
             (Some(entry), None) => Some(entry),
@@ -116,44 +128,50 @@ impl Store {
             let text = with_session_name(&text, &id);
             return Ok((Session::of_loaded(id, Some(file), &text, false, &loaded), loaded));
         }
-        self.open(&self.find(name)?)
+        self.open(&self.find(name)?.id)
     }
 
-    /// As [`Store::resume`], for an entry of the list.
-    pub fn open(&self, entry: &Entry) -> Result<(Session, Loaded)> {
-        let opened = match LineFile::open(&entry.path, &entry.id) {
+    /// As [`Store::resume`], for the session with this id.
+    pub fn open(&self, id: &str) -> Result<(Session, Loaded)> {
+        let path = self.file_of(id)?;
+        let opened = match LineFile::open(&path, id) {
             Ok(opened) => opened,
             Err(e) if is_read_only(&e) => {
-                let mut loaded = self.read(&entry.id)?;
+                let mut loaded = read_whole_lines(&path, id)?;
                 loaded.problems.push(format!("{e:#}: it can be read only; what is added here is not saved"));
                 return Ok((Session::unsaved(), loaded));
             }
             Err(e) => return Err(e),
         };
         let text = String::from_utf8_lossy(&opened.bytes).into_owned();
-        let mut loaded = load(&opened.bytes, &entry.id)?;
+        let mut loaded = load(&opened.bytes, id)?;
         if let Some((bytes, aside)) = opened.cut {
             let aside = aside.display();
             loaded.problems.push(format!(
-                "session {}: its last line was half written; {bytes} bytes were cut off and are kept in {aside}",
-                entry.id
+                "session {id}: its last line was half written; {bytes} bytes were cut off and are kept in {aside}"
             ));
         }
-        let session = Session::of_loaded(entry.id.clone(), Some(opened.file), &text, true, &loaded);
+        let session = Session::of_loaded(id.to_owned(), Some(opened.file), &text, true, &loaded);
         Ok((session, loaded))
     }
 
-    /// Reads a session without locking or changing it (`-p` with `--continue` or `--resume`).
-    pub fn read(&self, name: &str) -> Result<Loaded> {
-        let path = if is_file_name(name) { PathBuf::from(name) } else { self.find(name)?.path };
-        let bytes = fs::read(&path).with_context(|| format!("session {}", path.display()))?;
-        let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-        load(&bytes[..whole], name)
+    /// Reads the session that a person means without locking or changing it (`-p --resume NAME`).
+    /// `name` as for [`Store::resume`].
+    pub fn read_named(&self, name: &str) -> Result<Loaded> {
+        if is_file_name(name) {
+            return read_whole_lines(Path::new(name), name);
+        }
+        self.read(&self.find(name)?.id)
     }
 
-    /// Gives a session that is not open a title.
-    pub fn rename(&self, entry: &Entry, title: &str) -> Result<()> {
-        let (mut session, mut loaded) = self.open(entry)?;
+    /// Reads the session with this id without locking or changing it.
+    pub fn read(&self, id: &str) -> Result<Loaded> {
+        read_whole_lines(&self.file_of(id)?, id)
+    }
+
+    /// Gives the session with this id a title. It must not be open.
+    pub fn rename(&self, id: &str, title: &str) -> Result<()> {
+        let (mut session, mut loaded) = self.open(id)?;
         loaded.conversation.rename(title);
         for change in loaded.conversation.take_changes() {
             let title = loaded.conversation.title().map(str::to_owned);
@@ -162,18 +180,24 @@ impl Store {
         session.flush()
     }
 
-    /// Deletes a session that is not open, and what was cut off from it.
-    pub fn delete(&self, entry: &Entry) -> Result<()> {
+    /// Deletes the session with this id, which must not be open, and what was cut off from it.
+    pub fn delete(&self, id: &str) -> Result<()> {
+        let path = self.file_of(id)?;
         // Locked while it goes: another process may have it open.
-        let _lock = LineFile::open(&entry.path, &entry.id)?;
-        fs::remove_file(&entry.path).with_context(|| format!("session {}", entry.id))?;
-        match fs::remove_file(part_of(&entry.path)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(e).with_context(|| format!("session {}", entry.id))
-            }
+        let _lock = LineFile::open(&path, id)?;
+        fs::remove_file(&path).with_context(|| format!("session {id}"))?;
+        match fs::remove_file(part_of(&path)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).with_context(|| format!("session {id}")),
             _ => Ok(()),
         }
     }
+}
+
+/// Reads a file without its half last line.
+fn read_whole_lines(path: &Path, name: &str) -> Result<Loaded> {
+    let bytes = fs::read(path).with_context(|| format!("session {}", path.display()))?;
+    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+    load(&bytes[..whole], name)
 }
 
 fn is_read_only(error: &anyhow::Error) -> bool {

@@ -1,6 +1,6 @@
 //! New, saved, loaded and exported conversations, as far as the state is concerned.
 
-use super::{Effect, Opened, Store, engine, note, turns};
+use super::{Effect, Opened, Store, Which, engine, note, turns};
 use crate::chat::{Conversation, Role};
 use crate::protocol::Command;
 use crate::ui::feed::{Local, LocalKind};
@@ -93,15 +93,21 @@ fn write_refused(app: &mut App) -> bool {
     nothing
 }
 
-/// /resume [ID]
+/// /resume [NAME]
 pub fn resume(app: &mut App, argument: &str) -> Vec<Effect> {
+    match argument {
+        "" if turns::refuse_busy(app) => Vec::new(),
+        "" => vec![Effect::Store(Store::List)],
+        name => open(app, Which::Named(name.to_owned())),
+    }
+}
+
+/// Opens a saved conversation in the place of this one.
+pub fn open(app: &mut App, which: Which) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
-    match argument {
-        "" => vec![Effect::Store(Store::List)],
-        name => vec![Effect::Store(Store::Open(Some(name.to_owned())))],
-    }
+    vec![Effect::Store(Store::Open(which))]
 }
 
 /// /rename TITLE

@@ -1,7 +1,7 @@
 //! Keys while something lies over the chat: help, the large panel, the list of conversations, the
 //! history search, questions.
 
-use super::{Effect, Store, engine, files, keys};
+use super::{Effect, Store, Which, engine, files, keys};
 use crate::ui::action::Action;
 use crate::ui::keymap::Key;
 use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay, Picker, SessionEntry};
@@ -157,7 +157,7 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
         (KeyCode::PageDown, _) => move_selected(&mut picker.selected, count, true, PAGE),
         (KeyCode::Enter, _) => {
             let Some((id, _)) = chosen else { return Vec::new() };
-            return files::resume(app, &id);
+            return files::open(app, Which::Id(id));
         }
         (KeyCode::F(2), _) | (_, Some(Action::SearchHistory)) => {
             if let Some((id, title)) = chosen {
