@@ -16,7 +16,7 @@ mod threads;
 mod worker;
 
 pub use planner::host_bytes;
-pub use runner::{Decode, DecodeError, NonFinite, Runner, workspace_bytes};
+pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use scheduler::ChunkSizer;
 pub use threads::join_all;
 

@@ -64,7 +64,7 @@ pub struct GenerateRequest {
 }
 
 /// An entry of the token log: what was fed, and the toggles at their places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum LogEntry {
     Token(Token),
@@ -74,12 +74,43 @@ pub enum LogEntry {
     },
 }
 
+/// Reads a number or `{"eviction": BOOL}` without buffering it first, as an untagged enum would: long logs hold
+/// millions of entries.
+impl<'de> Deserialize<'de> for LogEntry {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entry;
+        impl<'de> serde::de::Visitor<'de> for Entry {
+            type Value = LogEntry;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a token id or {\"eviction\": BOOL}")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<LogEntry, E> {
+                Token::try_from(id).map(LogEntry::Token).map_err(|_| E::custom(format!("{id} is not a token id")))
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<LogEntry, A::Error> {
+                #[derive(Deserialize)]
+                struct Toggle {
+                    eviction: bool,
+                }
+                let toggle = Toggle::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
+                Ok(LogEntry::Toggle { eviction: toggle.eviction })
+            }
+        }
+        deserializer.deserialize_any(Entry)
+    }
+}
+
 /// What a saved conversation hands back to the engine. Prefilled under its toggles, visibly.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreRequest {
     pub log: Vec<LogEntry>,
-    /// Generated token ids by turn, in order; the last id of the last one has not been fed.
+    /// Generated token ids by turn, in order.
     pub replies: Vec<(u64, Vec<Token>)>,
+    /// The token that was sampled last and not fed: it comes first in whatever is fed next.
+    pub pending: Option<Token>,
 }
 
 #[derive(Clone, Debug)]
@@ -195,9 +226,17 @@ pub struct TurnReport {
     pub log: Vec<LogEntry>,
     /// Every generated id, the last one (sampled, not fed) included.
     pub generated: Vec<Token>,
+    /// The token that stands after the log and has not been fed. Absent as a whole in files of older versions.
+    #[serde(default, deserialize_with = "present")]
+    pub pending: Option<Option<Token>>,
     /// False when cache and log went back to the turn's start: what was answered is on screen and
     /// in the file, and not part of the context.
     pub in_context: bool,
+}
+
+/// A field that is there, null or not; `serde(default)` supplies the one that is not.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Token>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 /// Which part of a reply a piece of text belongs to.

@@ -1,7 +1,7 @@
 //! A conversation as the cache holds it: the token log with its toggles, the text it stands for,
 //! and the sequence that stores it. Checkpoints are the same thing, forked.
 
-use super::runner::{Decode, DecodeError, Runner};
+use super::runner::{Decode, Runner, StepError};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
 use crate::protocol::{LogEntry, SamplingParams, Token};
@@ -48,7 +48,7 @@ impl Context {
     }
 
     /// Feeds tokens and notes them in the log.
-    pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, tokens: &[Token]) -> Result<(), CacheError> {
+    pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, tokens: &[Token]) -> Result<(), StepError> {
         runner.feed(self.seq, tokens)?;
         self.log.extend(tokens.iter().map(|&t| LogEntry::Token(t)));
         Ok(())
@@ -61,7 +61,7 @@ impl Context {
         token: Token,
         sampling: &SamplingParams,
         seed: u64,
-    ) -> Result<Token, DecodeError> {
+    ) -> Result<Token, StepError> {
         let next = runner.decode(&[Decode { seq: self.seq, token, sampling, seed }])?;
         self.log.push(LogEntry::Token(token));
         Ok(next[0])

@@ -287,6 +287,7 @@ impl<B: Backend> Worker<'_, B> {
             log_base,
             log: self.active.log[log_base..].to_vec(),
             generated: turn.generated,
+            pending: Some(self.active.pending),
             in_context,
         };
         self.publish();

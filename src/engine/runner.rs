@@ -25,13 +25,15 @@ fn layer_name(layer: usize, n_layers: usize) -> String {
     if layer == n_layers { "before the output head".to_owned() } else { format!("in layer {layer}") }
 }
 
-/// A decode step that failed: on `Cache` nothing has changed.
+/// A step that failed: nothing has changed, but on `NonFinite`.
 #[derive(Debug, thiserror::Error)]
-pub enum DecodeError {
+pub enum StepError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     #[error(transparent)]
     NonFinite(#[from] NonFinite),
+    #[error("token id {token} is not in the model's vocabulary of {vocab}")]
+    UnknownToken { token: Token, vocab: usize },
 }
 
 /// One sequence's part of a decode step: the token to feed, and how the next one is chosen.
@@ -175,13 +177,13 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
-    pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), CacheError> {
+    pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
         let spans = [self.cache.span(seq, 0, tokens.len())];
         self.step(StepKind::Feed, tokens, &spans)
     }
 
     /// Feeds one token to each of several sequences, no two the same, and samples the token after it.
-    pub fn decode(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Token>, DecodeError> {
+    pub fn decode(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Token>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
         let draws: Vec<Draw> = batch.iter().map(|d| Draw::new(d.seq.row(), d.seed, d.sampling)).collect();
@@ -202,13 +204,17 @@ impl<B: Backend> Runner<B> {
         }
     }
 
-    fn step(&mut self, kind: StepKind, tokens: &[Token], spans: &[Span]) -> Result<(), CacheError> {
+    fn step(&mut self, kind: StepKind, tokens: &[Token], spans: &[Span]) -> Result<(), StepError> {
+        // Embedding lookups index by token id without a check of their own.
+        let vocab = self.model.config.vocab;
+        if let Some(&token) = tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(StepError::UnknownToken { token, vocab });
+        }
         let fits = |s: &Span| self.cache.len_of(s) + s.len <= self.context;
         assert!(spans.iter().all(fits), "the caller checks the context");
         self.cache.reserve_step(&self.b, spans)?;
         self.b.write(&mut self.ws.tokens, 0, tokens);
         let Self { b, model, ws, cache, seen, draws, .. } = self;
-        let vocab = model.config.vocab;
         b.step(kind, spans, |b| {
             b.note(seen, vocab, &ws.tokens, spans);
             model::forward(b, model, ws, cache, spans);

@@ -4,7 +4,7 @@
 use super::context::Context;
 use super::planner::kv_budget;
 use super::reply::{ThinkTags, flat_of};
-use super::runner::{DecodeError, Runner};
+use super::runner::{Runner, StepError};
 use super::scheduler::ChunkSizer;
 use super::{EngineOptions, Outlet, report};
 use crate::backend::Backend;
@@ -238,9 +238,10 @@ impl<'a, B: Backend> Worker<'a, B> {
                     }
                     return Ok(n);
                 }
-                Err(_) if n > 1 => n /= 2,
-                Err(_) if self.give_up_checkpoint() => {}
-                Err(error) => return Err(Halt::CacheFull(error.to_string())),
+                Err(StepError::Cache(_)) if n > 1 => n /= 2,
+                Err(StepError::Cache(_)) if self.give_up_checkpoint() => {}
+                Err(StepError::Cache(error)) => return Err(Halt::CacheFull(error.to_string())),
+                Err(error) => return Err(Halt::Error(error.to_string())),
             }
         }
     }
@@ -251,9 +252,9 @@ impl<'a, B: Backend> Worker<'a, B> {
         loop {
             match self.active.decode(&mut self.runner, token, sampling, seed) {
                 Ok(next) => return Ok(next),
-                Err(DecodeError::Cache(_)) if self.give_up_checkpoint() => {}
-                Err(DecodeError::Cache(error)) => return Err(Halt::CacheFull(error.to_string())),
-                Err(DecodeError::NonFinite(error)) => return Err(Halt::Error(error.to_string())),
+                Err(StepError::Cache(_)) if self.give_up_checkpoint() => {}
+                Err(StepError::Cache(error)) => return Err(Halt::CacheFull(error.to_string())),
+                Err(error) => return Err(Halt::Error(error.to_string())),
             }
         }
     }
@@ -347,28 +348,19 @@ impl<'a, B: Backend> Worker<'a, B> {
     /// Takes up a saved conversation: its log is fed under its own toggles.
     fn restore(&mut self, request: RestoreRequest) {
         self.clear();
-        self.reported.clone_from(&request.log);
-        self.replies = request.replies.iter().cloned().collect();
+        let vocab = self.runner.config().vocab as Token;
+        self.replies = request.replies.into_iter().filter(|(_, ids)| ids.iter().all(|id| *id < vocab)).collect();
         let restored = self.feed_again(&request.log);
-        if restored {
-            self.recall_pending(&request.replies);
+        self.reported = request.log;
+        if let Some(pending) = request.pending.filter(|id| restored && *id < vocab) {
+            self.active.flat = flat_of(&self.tokenizer, self.active.tokens().chain([pending])).0;
+            self.active.pending = Some(pending);
         }
         if let Err(error) = self.follow_eviction() {
             self.outlet.notice(format!("eviction stays as it was: {error}"));
         }
         let tokens = self.active.len(&self.runner);
         self.outlet.event(Event::RebuildDone { cancelled: !restored, tokens });
-    }
-
-    /// As after any answer, the last token of the reply that ends the log was sampled and not fed.
-    fn recall_pending(&mut self, replies: &[(u64, Vec<Token>)]) {
-        let tokens: Vec<Token> = self.active.tokens().collect();
-        let fed_and_last = replies.iter().filter_map(|(_, ids)| ids.split_last().map(|(last, fed)| (fed, *last)));
-        let ends_log = fed_and_last.filter(|(fed, _)| !fed.is_empty() && tokens.ends_with(fed));
-        if let Some((_, last)) = ends_log.max_by_key(|(fed, _)| fed.len()) {
-            self.active.flat = flat_of(&self.tokenizer, tokens.into_iter().chain([last])).0;
-            self.active.pending = Some(last);
-        }
     }
 
     /// Makes the active context the one that `log` describes, or an empty one where that fails.

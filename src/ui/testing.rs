@@ -110,6 +110,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         log_base: 0,
         log: Vec::new(),
         generated: vec![1, 2],
+        pending: Some(None),
         in_context: true,
     }
 }

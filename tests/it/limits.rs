@@ -4,9 +4,10 @@
 use crate::harness::{STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny, bf16_word};
+use dmschat::backend::cpu::Cpu;
 use dmschat::codec::Codec;
-use dmschat::engine::{self, EngineOptions};
-use dmschat::protocol::{Command, Event, LogEntry, RestoreRequest, StopReason, TurnReport};
+use dmschat::engine::{self, Decode, EngineOptions, Runner, StepError};
+use dmschat::protocol::{Command, Event, LogEntry, RestoreRequest, SamplingParams, StopReason, TurnReport};
 use std::time::{Duration, Instant};
 
 fn talker(seed: u64) -> Tiny {
@@ -248,8 +249,9 @@ fn one_broken_token_does_not_spoil_the_turns_after_it() {
 
 /// What a session file hands back: the log and the replies.
 fn saved(s: &Session) -> RestoreRequest {
-    let replies = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
-    RestoreRequest { log: s.log.clone(), replies }
+    let replies: Vec<_> = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
+    let pending = replies.last().and_then(|(_, ids)| ids.last().copied());
+    RestoreRequest { log: s.log.clone(), replies, pending }
 }
 
 fn restored(s: &mut Session, request: RestoreRequest) -> (bool, usize) {
@@ -297,6 +299,31 @@ fn a_saved_log_is_taken_up_under_its_toggles() {
     s.log = foreign.log;
     let report = s.ask(QUESTION);
     assert_eq!((report.reused_tokens, report.log_base), (0, 0));
+
+    // The token that waits and the replies are checked too: neither reaches a step.
+    let mut broken = saved(&first);
+    broken.pending = Some(4_000_000_000);
+    broken.replies.iter_mut().for_each(|(_, ids)| ids.push(4_000_000_000));
+    s.exchanges = first.exchanges.clone();
+    s.log.clone_from(&broken.log);
+    assert!(!restored(&mut s, broken).0);
+    assert!(s.ask("and so on").in_context);
+}
+
+#[test]
+fn a_step_with_an_unknown_token_is_refused() {
+    let tiny = talker(380);
+    let options = EngineOptions::new(Codec::F32);
+    let mut runner = Runner::new(Cpu::new(1), &tiny.checkpoint(), &options, |_, _| true).unwrap();
+    let vocab = runner.config().vocab;
+    let seq = runner.create(true).unwrap();
+    let unknown =
+        |e: StepError| matches!(e, StepError::UnknownToken { token, vocab: v } if token as usize == v && v == vocab);
+    assert!(unknown(runner.feed(seq, &[1, vocab as u32]).unwrap_err()));
+    let sampling = SamplingParams::default();
+    let step = [Decode { seq, token: vocab as u32, sampling: &sampling, seed: 1 }];
+    assert!(unknown(runner.decode(&step).unwrap_err()));
+    assert_eq!(runner.cache.len(seq), 0);
 }
 
 #[test]

@@ -183,6 +183,44 @@ fn another_model_encodes_the_texts_anew() {
 }
 
 #[test]
+fn token_ids_that_the_model_does_not_have_are_not_handed_to_it() {
+    let mut session = Session::unsaved();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("a"), "b", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    let (text, vocab) = (session.jsonl(), info().vocab);
+    let restored = |text: &str| load(text.as_bytes(), "s").unwrap().restore_for(&info());
+    let with = |old: &str, new: &str| {
+        assert!(text.contains(old), "{text}");
+        restored(&text.replace(old, new))
+    };
+    let (request, notice) = with("\"pending\":null", "\"pending\":7");
+    assert_eq!((request.log.len(), request.pending, notice), (3, Some(7), None));
+    for (old, new) in [
+        ("\"log\":[1,", format!("\"log\":[{vocab},")),
+        ("\"pending\":null", format!("\"pending\":{vocab}")),
+        ("\"generated\":[", format!("\"generated\":[{vocab},")),
+    ] {
+        let (request, notice) = with(old, &new);
+        assert!(request.log.is_empty() && request.pending.is_none(), "{new}");
+        assert!(request.replies.iter().flat_map(|(_, ids)| ids).all(|id| (*id as usize) < vocab), "{new}");
+        assert!(notice.unwrap().contains(&format!("token {vocab}")), "{new}");
+    }
+    // Files from before the field: the reply that ends the log says it.
+    let (request, _) = restored(&text.replace("\"pending\":null,", "").replace("\"generated\":[", "\"generated\":[1,"));
+    assert_eq!((request.log.len(), request.pending), (3, request.replies[0].1.last().copied()));
+
+    // Ids and counts that no session has are refused by line, also where adding to them would overflow.
+    for (old, new) in [("\"id\":2", "\"id\":18446744073709551615"), ("\"turn\":1", "\"turn\":18446744073709551615")] {
+        assert!(text.contains(old), "{text}");
+        let loaded = load(text.replace(old, new).as_bytes(), "s").unwrap();
+        assert!(loaded.problems[0].contains("line 2") && loaded.problems[0].contains("larger than any"), "{new}");
+        let mut chat = loaded.conversation;
+        turn(&mut chat, Some("later"), "works", 0);
+    }
+}
+
+#[test]
 fn half_lines_are_cut_off_and_broken_ones_left_out() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(dir.path());

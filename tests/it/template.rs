@@ -125,6 +125,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         log_base: 0,
         log: Vec::new(),
         generated: vec![1, 2],
+        pending: Some(None),
         in_context: true,
     }
 }

@@ -5,6 +5,12 @@ use super::record::{FORMAT, Header, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
 use anyhow::{Result, bail};
+use std::collections::HashSet;
+
+/// Ids and counts above this are refused: they are no program's own, and sums of smaller ones do not overflow.
+const MAX_NUMBER: u64 = 1 << 53;
+/// Problems that are told one by one.
+const MAX_PROBLEMS: usize = 10;
 
 /// What a file says.
 #[derive(Debug)]
@@ -18,6 +24,8 @@ pub struct Loaded {
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
     log_fits: bool,
+    /// The token after the log that was not fed, as the last turn says it; absent where nothing says so.
+    pending: Option<Option<Token>>,
 }
 
 /// A turn's identity, for its tokens.
@@ -33,7 +41,7 @@ struct SavedTurn {
 /// this version understands nothing is read.
 pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     let mut lines = text.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
-    let header = match lines.next().map(|(_, line)| serde_json::from_slice(line)) {
+    let header = match lines.next().map(|(_, line)| Record::parse(line)) {
         Some(Ok(Record::Header(header))) if header.format == FORMAT => *header,
         Some(Ok(_) | Err(_)) => {
             let version = newer_version(text);
@@ -45,12 +53,19 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
         bail!("session {name}: version {} is newer than this dmschat reads ({VERSION})", header.version);
     }
     let mut loading = Loading { system: header.system.clone(), log_fits: true, ..Loading::default() };
-    let mut problems = Vec::new();
+    let (mut problems, mut more) = (Vec::new(), 0);
     for (index, line) in lines {
-        let read = serde_json::from_slice(line).map_err(|e| e.to_string()).and_then(|record| loading.take(record));
-        if let Err(what) = read {
-            problems.push(format!("session {name}: line {} is left out: {what}", index + 1));
+        let read = Record::parse(line).map_err(|e| e.to_string()).and_then(|record| loading.take(record));
+        match read {
+            Err(what) if problems.len() < MAX_PROBLEMS => {
+                problems.push(format!("session {name}: line {} is left out: {what}", index + 1));
+            }
+            Err(_) => more += 1,
+            Ok(()) => {}
         }
+    }
+    if more > 0 {
+        problems.push(format!("session {name}: {more} more lines are left out"));
     }
     Ok(loading.finish(header, problems))
 }
@@ -71,12 +86,16 @@ struct Loading {
     eviction: Option<bool>,
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
+    /// Tokens among `log`.
+    tokens: usize,
     /// False once a turn's log does not join the one before it.
     log_fits: bool,
+    pending: Option<Option<Token>>,
 }
 
 impl Loading {
     fn take(&mut self, record: Record) -> Result<(), String> {
+        check_numbers(&record)?;
         match record {
             Record::Header(_) => return Err("a second header".to_owned()),
             Record::Turn(turn) => return self.turn(*turn),
@@ -131,8 +150,10 @@ impl Loading {
         let report = turn.report;
         // The tokens count even where the text cannot be placed.
         self.log_fits &= report.log_base <= self.log.len();
-        self.log.truncate(report.log_base);
+        self.cut_log(report.log_base);
+        self.tokens += report.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
         self.log.extend(report.log.iter().copied());
+        self.pending = report.pending;
         self.eviction = Some(report.eviction);
         if let Some(user) = turn.user {
             self.user(user.id, user.parent, user.text)?;
@@ -152,16 +173,23 @@ impl Loading {
         Ok(())
     }
 
+    /// Shortens the log to `n` entries.
+    fn cut_log(&mut self, n: usize) {
+        while self.log.len() > n {
+            self.tokens -= usize::from(matches!(self.log.pop(), Some(LogEntry::Token(_))));
+        }
+    }
+
     /// Puts a toggle where it acted: after `at_token` tokens. One inside a turn is in that turn's log too,
     /// which then takes its place.
     fn log_toggle(&mut self, at_token: usize, eviction: bool) {
-        let mut tokens = 0;
-        let end = self.log.iter().position(|entry| {
-            let past = matches!(entry, LogEntry::Token(_)) && tokens == at_token;
-            tokens += usize::from(matches!(entry, LogEntry::Token(_)));
-            past
-        });
-        self.log.truncate(end.unwrap_or(self.log.len()));
+        if self.tokens > at_token {
+            // After an undo: another token waits here than at the end of the last turn.
+            self.pending = None;
+        }
+        while self.tokens > at_token {
+            self.cut_log(self.log.len() - 1);
+        }
         self.log.push(LogEntry::Toggle { eviction });
     }
 
@@ -176,7 +204,30 @@ impl Loading {
             turns: self.turns,
             log: self.log,
             log_fits: self.log_fits,
+            pending: self.pending,
         }
+    }
+}
+
+/// Refuses ids and counts that no session has.
+fn check_numbers(record: &Record) -> Result<(), String> {
+    let (id, parent) = record.place();
+    let mut numbers = vec![id, parent.unwrap_or(0)];
+    match record {
+        Record::Turn(turn) => {
+            let (r, kv) = (&turn.report, &turn.report.kv);
+            let counts = [r.prompt_tokens, r.reused_tokens, r.answer_tokens, r.reasoning_tokens, r.log_base];
+            numbers.extend(counts.map(|n| n as u64));
+            numbers.extend([r.turn, kv.live_slots, kv.dense_slots, kv.bytes, kv.live_bytes, kv.dense_bytes]);
+            numbers.extend(turn.user.iter().flat_map(|u| [u.id, u.parent.unwrap_or(0)]));
+        }
+        Record::Toggle(toggle) => numbers.extend([toggle.at_token as u64, toggle.dropped_slots]),
+        Record::Edit(edit) => numbers.push(edit.of),
+        _ => {}
+    }
+    match numbers.into_iter().find(|n| *n > MAX_NUMBER) {
+        Some(n) => Err(format!("{n} is larger than any id or count ({MAX_NUMBER})")),
+        None => Ok(()),
     }
 }
 
@@ -185,11 +236,14 @@ impl Loaded {
     /// and the request that brings its engine to where the file ends. The sentence, if any, is to
     /// be shown. Call it once for the model that goes on.
     pub fn restore_for(&mut self, info: &ModelInfo) -> (RestoreRequest, Option<String>) {
-        let own = |turn: u64| self.turns.iter().any(|t| t.turn == turn && t.stamp.fits(info));
-        self.conversation.own_replies(own);
+        let fitting: Vec<&SavedTurn> = self.turns.iter().filter(|t| t.stamp.fits(info)).collect();
+        let known = |id: &Token| (*id as usize) < info.vocab;
+        let spelled: Vec<&SavedTurn> = fitting.iter().copied().filter(|t| t.generated.iter().all(known)).collect();
+        let own: HashSet<u64> = spelled.iter().map(|t| t.turn).collect();
+        self.conversation.own_replies(|turn| own.contains(&turn));
         let mut request = RestoreRequest::default();
-        let fitting = self.turns.iter().filter(|t| t.in_context && t.stamp.fits(info));
-        request.replies = fitting.map(|t| (t.turn, t.generated.clone())).collect();
+        let in_context = spelled.iter().filter(|t| t.in_context);
+        request.replies = in_context.map(|t| (t.turn, t.generated.clone())).collect();
         if self.turns.is_empty() || (self.log.is_empty() && self.log_fits) {
             return (request, None);
         }
@@ -201,11 +255,38 @@ impl Loaded {
         if !self.log_fits {
             return (request, Some("the token log does not join up; the texts are encoded anew".to_owned()));
         }
+        let pending = self.pending.unwrap_or_else(|| recall_pending(&self.log, &request.replies));
+        let in_log = self.log.iter().filter_map(|e| if let LogEntry::Token(id) = e { Some(*id) } else { None });
+        if let Some(id) = in_log.chain(pending).find(|id| !known(id)).or(unknown(&fitting, info.vocab)) {
+            let notice = format!(
+                "the token log names token {id}, and the vocabulary of {} has {}; the texts are encoded again",
+                info.name, info.vocab
+            );
+            return (request, Some(notice));
+        }
         request.log.clone_from(&self.log);
+        request.pending = pending;
         (request, None)
     }
 
     fn last_fits(&self, info: &ModelInfo) -> bool {
         self.turns.last().is_some_and(|t| t.stamp.fits(info))
     }
+}
+
+/// A generated token that a vocabulary of this size does not have.
+fn unknown(turns: &[&SavedTurn], vocab: usize) -> Option<Token> {
+    turns.iter().flat_map(|t| &t.generated).copied().find(|id| *id as usize >= vocab)
+}
+
+/// The token after the log, for files whose turns do not say it: as after any answer, the last token of the
+/// reply that ends the log was sampled and not fed.
+fn recall_pending(log: &[LogEntry], replies: &[(u64, Vec<Token>)]) -> Option<Token> {
+    let ends_log = |fed: &[Token]| {
+        let mut tokens = log.iter().rev().filter(|e| matches!(e, LogEntry::Token(_)));
+        fed.iter().rev().all(|id| tokens.next() == Some(&LogEntry::Token(*id)))
+    };
+    let fed_and_last = replies.iter().filter_map(|(_, ids)| ids.split_last().map(|(last, fed)| (fed, *last)));
+    let ending = fed_and_last.filter(|(fed, _)| !fed.is_empty() && ends_log(fed));
+    ending.max_by_key(|(fed, _)| fed.len()).map(|(_, last)| last)
 }

@@ -3,6 +3,7 @@
 use crate::chat::conversation::MessageId;
 use crate::protocol::{ModelInfo, TurnReport};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// First field of a header.
 pub const FORMAT: &str = "dmschat-session";
@@ -10,7 +11,7 @@ pub const FORMAT: &str = "dmschat-session";
 pub const VERSION: u32 = 1;
 
 /// One line of a session file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Record {
     Header(Box<Header>),
@@ -21,6 +22,55 @@ pub enum Record {
     Head(Head),
     System(System),
     Title(Title),
+}
+
+impl Record {
+    /// Parses one line. The type is read first and the fields in a second pass: a derived reader of a tagged
+    /// enum would hold the whole line as a tree, some sixteen times its size.
+    pub fn parse(line: &[u8]) -> serde_json::Result<Self> {
+        use serde_json::from_slice;
+        Ok(match Kind::of(line)?.as_ref() {
+            "header" => Record::Header(from_slice(line)?),
+            "turn" => Record::Turn(from_slice(line)?),
+            "message" => Record::Message(from_slice(line)?),
+            "edit" => Record::Edit(from_slice(line)?),
+            "toggle" => Record::Toggle(from_slice(line)?),
+            "head" => Record::Head(from_slice(line)?),
+            "system" => Record::System(from_slice(line)?),
+            "title" => Record::Title(from_slice(line)?),
+            other => {
+                let other: String = other.chars().take(40).collect();
+                return Err(serde::de::Error::custom(format!("unknown record type {other:?}")));
+            }
+        })
+    }
+
+    /// The record's own id and the message it follows.
+    pub fn place(&self) -> (MessageId, Option<MessageId>) {
+        match self {
+            Record::Header(r) => (r.id, r.parent),
+            Record::Turn(r) => (r.id, r.parent),
+            Record::Message(r) => (r.id, r.parent),
+            Record::Edit(r) => (r.id, r.parent),
+            Record::Toggle(r) => (r.id, r.parent),
+            Record::Head(r) => (r.id, r.parent),
+            Record::System(r) => (r.id, r.parent),
+            Record::Title(r) => (r.id, r.parent),
+        }
+    }
+}
+
+/// The type of a record.
+#[derive(Deserialize)]
+pub(super) struct Kind<'a> {
+    #[serde(borrow, rename = "type")]
+    name: Cow<'a, str>,
+}
+
+impl Kind<'_> {
+    pub fn of(line: &[u8]) -> serde_json::Result<Cow<'_, str>> {
+        serde_json::from_slice(line).map(|kind: Kind| kind.name)
+    }
 }
 
 /// Line 1: what the session was begun with.

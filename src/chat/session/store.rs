@@ -223,7 +223,7 @@ fn read_text(path: &Path) -> Result<String> {
 /// The same lines under another session's name.
 fn with_session_name(text: &str, id: &str) -> String {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
-    match serde_json::from_str(first) {
+    match Record::parse(first.as_bytes()) {
         Ok(Record::Header(header)) => {
             let header = Record::Header(Box::new(Header { session: id.to_owned(), ..*header }));
             let line = serde_json::to_string(&header).unwrap_or_else(|_| first.to_owned());
@@ -239,19 +239,19 @@ fn entry(path: &Path) -> Option<Entry> {
     let modified = fs::metadata(path).ok()?.modified().ok()?;
     let bytes = fs::read(path).ok()?;
     let mut lines = bytes.split(|b| *b == b'\n');
-    let Ok(Record::Header(header)) = serde_json::from_slice(lines.next()?) else { return None };
+    let Ok(Record::Header(header)) = Record::parse(lines.next()?) else { return None };
     let (mut title, mut question, mut model, mut turns) = (None, String::new(), header.model.name, 0);
     for line in lines {
         if line.starts_with(br#"{"type":"turn""#) {
             turns += 1;
             if question.is_empty()
-                && let Ok(Record::Turn(turn)) = serde_json::from_slice(line)
+                && let Ok(Record::Turn(turn)) = Record::parse(line)
             {
                 question = turn.user.map(|u| u.text).unwrap_or_default();
                 model = turn.model.name;
             }
         } else if line.starts_with(br#"{"type":"title""#)
-            && let Ok(Record::Title(named)) = serde_json::from_slice(line)
+            && let Ok(Record::Title(named)) = Record::parse(line)
         {
             title = named.title;
         }
