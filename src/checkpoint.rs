@@ -28,7 +28,7 @@ use safetensors::TensorFile;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// An opened checkpoint: configuration, mapped tensors, and the texts that go with them.
 pub struct Checkpoint {
@@ -176,9 +176,9 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     Ok((config, map, metadata))
 }
 
-/// What a folder's configuration says, whether or not its weights are there.
-fn config_in(folder: &Path) -> Result<ModelConfig> {
-    Ok(configuration(&Files::folder(folder)?)?.0)
+/// What the configuration says, whether or not there are weights.
+fn config_of(files: &Files) -> Result<ModelConfig> {
+    Ok(configuration(files)?.0)
 }
 
 type Object = Map<String, Value>;

@@ -15,18 +15,19 @@
 //! | module | owns | may use |
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
-//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat |
+//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
-//! | [`chat`] | conversation, template, session store, transcripts | protocol |
+//! | [`chat`] | conversation, template, session store, transcripts | protocol, regular_file |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor |
-//! | [`config`] | TOML, environment and flags, immutable after start | protocol |
+//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor, regular_file |
+//! | [`config`] | TOML, environment and flags, immutable after start | protocol, regular_file |
 //! | [`system`] | the process itself: its end without exit handlers | nothing of ours |
 //! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
+//! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!
@@ -52,8 +53,10 @@ pub mod engine;
 pub mod model;
 pub mod policy;
 pub mod protocol;
+pub mod regular_file;
 pub mod sampler;
 pub mod system;
 pub mod tensor;
 pub mod tokenizer;
 pub mod ui;
+pub mod unicode;

@@ -2,30 +2,42 @@
 //! are plain and stay inside; knows nothing of what the files say.
 
 use super::{builtin, mapped};
+use crate::regular_file;
 use crate::tensor::SharedBytes;
 use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// JSON and Jinja files larger than this are refused unread (the largest tokenizer.json known is
-/// a tenth of it).
-const MAX_TEXT_BYTES: u64 = 256 << 20;
+/// The most that a JSON or Jinja file may have, on disk and on its way from the hub: several times the
+/// largest one known of its kind.
+pub fn max_text_bytes(name: &str) -> u64 {
+    const MIB: u64 = 1 << 20;
+    match name {
+        "tokenizer.json" => 128 * MIB,
+        "model.safetensors.index.json" => 32 * MIB,
+        "tokenizer_config.json" => 16 * MIB,
+        _ => 4 * MIB,
+    }
+}
 
 /// The files of one checkpoint.
 pub enum Files {
     Folder {
         /// As the user gave it, for messages.
         dir: PathBuf,
-        /// Canonical folder that every file must lie in once links are followed.
-        root: PathBuf,
+        /// Canonical folders: every file must lie in one of them once links are followed.
+        roots: Vec<PathBuf>,
     },
     BuiltIn,
+    /// Text files that are not on disk yet, by name.
+    Memory(BTreeMap<String, Vec<u8>>),
 }
 
 impl Files {
-    /// A folder of model files. A snapshot of the Hugging Face cache links into its sibling
-    /// `blobs`, so there the bound is the repository's folder.
+    /// A folder of model files. A snapshot of the Hugging Face cache
+    /// (`models--ORG--NAME/snapshots/COMMIT`) may also link into its repository's `blobs`.
     pub fn folder(dir: &Path) -> Result<Self> {
         let canonical = std::fs::canonicalize(dir).with_context(|| format!("no model folder {}", dir.display()))?;
         ensure!(
@@ -33,9 +45,8 @@ impl Files {
             "{} is a file; give the folder that holds config.json and the weights",
             dir.display()
         );
-        let snapshots = canonical.parent().filter(|p| p.ends_with("snapshots")).and_then(Path::parent);
-        let root = snapshots.unwrap_or(&canonical).to_owned();
-        Ok(Self::Folder { dir: dir.to_owned(), root })
+        let blobs = blobs_of(&canonical);
+        Ok(Self::Folder { dir: dir.to_owned(), roots: [Some(canonical), blobs].into_iter().flatten().collect() })
     }
 
     /// How messages name a file.
@@ -43,30 +54,34 @@ impl Files {
         match self {
             Self::Folder { dir, .. } => dir.join(name).display().to_string(),
             Self::BuiltIn => format!("demo/{name}"),
+            Self::Memory(_) => name.to_owned(),
         }
     }
 
     /// The whole of a text file, or `None` where there is none.
     pub fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let Some(path) = self.path(name)? else {
-            return Ok(builtin::file(name).filter(|_| matches!(self, Self::BuiltIn)).map(<[u8]>::to_vec));
-        };
-        let len = std::fs::metadata(&path).with_context(|| self.label(name))?.len();
-        ensure!(len <= MAX_TEXT_BYTES, "{} has {len} bytes, more than a file of its kind may", self.label(name));
-        Ok(Some(std::fs::read(&path).with_context(|| self.label(name))?))
+        Ok(match self {
+            Self::BuiltIn => builtin::file(name).map(<[u8]>::to_vec),
+            Self::Memory(files) => files.get(name).cloned(),
+            Self::Folder { .. } => match self.path(name)? {
+                Some(path) => Some(regular_file::read(&path, max_text_bytes(name)).with_context(|| self.label(name))?),
+                None => None,
+            },
+        })
     }
 
     /// The bytes of a weight file, shared and not copied, or `None` where there is none.
     pub fn bytes(&self, name: &str) -> Result<Option<SharedBytes>> {
         match self {
             Self::BuiltIn => Ok(builtin::file(name).map(|bytes| Arc::new(bytes) as SharedBytes)),
+            Self::Memory(_) => Ok(None),
             Self::Folder { .. } => self.path(name)?.map(|path| mapped::map_file(&path)).transpose(),
         }
     }
 
     /// Checks a name and follows its links; `None` where nothing is there (or it is embedded).
     fn path(&self, name: &str) -> Result<Option<PathBuf>> {
-        let Self::Folder { dir, root } = self else { return Ok(None) };
+        let Self::Folder { dir, roots } = self else { return Ok(None) };
         plain_name(name).with_context(|| format!("{} names a file outside the model folder", dir.display()))?;
         let path = match std::fs::canonicalize(dir.join(name)) {
             Ok(path) => path,
@@ -77,9 +92,18 @@ impl Files {
             }
             Err(e) => return Err(e).with_context(|| self.label(name)),
         };
-        ensure!(path.starts_with(root), "{} is a link out of the model folder, which is refused", self.label(name));
+        let inside = roots.iter().any(|root| path.starts_with(root));
+        ensure!(inside, "{} is a link out of the model folder, which is refused", self.label(name));
         Ok(Some(path))
     }
+}
+
+/// Where the snapshots of a repository of the Hugging Face cache link to.
+fn blobs_of(snapshot: &Path) -> Option<PathBuf> {
+    let snapshots = snapshot.parent().filter(|p| p.ends_with("snapshots"))?;
+    let repository = snapshots.parent()?;
+    let named = repository.file_name()?.to_str()?.starts_with("models--");
+    named.then(|| repository.join("blobs"))
 }
 
 /// Refuses what is not a relative path of ordinary names.

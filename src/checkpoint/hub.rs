@@ -34,6 +34,7 @@ pub use cache::Repo;
 pub use progress::Progress;
 pub use pull::{About, Plan};
 
+use crate::regular_file;
 use anyhow::{Context, Result, bail};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,9 @@ pub const DEMO: &str = "demo";
 
 /// The revision that is meant where none is named.
 pub const MAIN: &str = "main";
+
+/// Of the file that holds the token.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Which model is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +153,7 @@ impl Hub {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let file = || {
             let path = folder("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")))?;
-            let text = std::fs::read_to_string(path).ok()?.trim().to_owned();
+            let text = regular_file::read_text(&path, MAX_TOKEN_BYTES).ok()?.trim().to_owned();
             (!text.is_empty()).then_some(text)
         };
         let token = text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN")).or_else(file);

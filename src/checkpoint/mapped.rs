@@ -1,21 +1,18 @@
 //! Files and buffers as shared bytes: the one place that maps memory, so that weights are never
 //! copied. Knows nothing of what the bytes mean.
 
+use crate::regular_file;
 use crate::tensor::SharedBytes;
 use anyhow::{Context, Result, ensure};
 use memmap2::{Mmap, MmapMut};
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Maps a regular, non-empty file read-only.
 pub fn map_file(path: &Path) -> Result<SharedBytes> {
     let named = || path.display().to_string();
-    // Asked before opening: opening a named pipe would wait for its other end.
-    let meta = std::fs::metadata(path).with_context(named)?;
-    ensure!(meta.is_file(), "{} is not a regular file", path.display());
-    ensure!(meta.len() > 0, "{} is empty", path.display());
-    let file = File::open(path).with_context(named)?;
+    let file = regular_file::open(path).with_context(named)?;
+    ensure!(file.metadata().with_context(named)?.len() > 0, "{} is empty", path.display());
     // SAFETY: the map is private to this process's reads and never handed out as anything but
     // `&[u8]` whose lifetime the owner bounds. The one hazard a mapping has is another process
     // that shortens the file while it is in use; then the access ends the process with SIGBUS, and

@@ -17,6 +17,7 @@ use crate::codec::Codec;
 use crate::config::{Kv, Settings};
 use crate::engine::{EngineOptions, Runner, host_bytes};
 use crate::protocol::{MAX_CONTEXT, SamplingParams, Token};
+use crate::unicode;
 use anyhow::{Context, Result};
 use measure::{Case, HEADER, Line};
 use serde_json::{Value, json};
@@ -76,7 +77,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             "model": checkpoint.name, "device": device, "library": library, "runs": args.runs, "keep": args.keep,
             "weight_bytes_per_token": weights, "copy_bytes_per_s": bandwidth, "results": lines,
         });
-        out(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+        out(&format!("{}\n", unicode::escape_json(&serde_json::to_string_pretty(&report)?)))?;
     } else {
         let copy = bandwidth / 1e9;
         let library = library.map(|l| format!(", {l}")).unwrap_or_default();

@@ -55,12 +55,11 @@ impl ModelJob for Job<'_> {
             with_model(&with_kv(self.settings, kv), MAX_STEP, beside)?;
         }
         let kv = runner.cache.geometry().codec.name();
-        let text = if self.json {
-            format!("{}\n", as_json(tokens.len(), kv, ppl, &rows))
+        if self.json {
+            output::out_json(&as_json(tokens.len(), kv, ppl, &rows))?;
         } else {
-            as_table(tokens.len(), kv, ppl, &rows)
-        };
-        output::out(&text)?;
+            output::out(&as_table(tokens.len(), kv, ppl, &rows))?;
+        }
         Ok(output::OK)
     }
 }

@@ -39,7 +39,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
         let problems: Vec<String> =
             checks.iter().filter_map(|c| c.problem.as_ref().map(|p| format!("{}: {p}", c.name))).collect();
         object.insert("problems".into(), problems.into());
-        output::out(&format!("{}\n", Value::Object(object)))?;
+        output::out_json(&object)?;
     } else {
         for check in &checks {
             let value = match &check.value {

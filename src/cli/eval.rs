@@ -7,9 +7,13 @@ use super::output::{self, wrong_use};
 use crate::chat::Conversation;
 use crate::config::Settings;
 use crate::protocol::{SamplingParams, StopReason};
+use crate::regular_file;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::Value;
+
+/// Of a file of problems.
+const MAX_BYTES: u64 = 1 << 30;
 
 /// One line of the file.
 #[derive(Deserialize)]
@@ -30,8 +34,9 @@ struct Said {
 
 pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
     let file = args.problems.display();
-    let text =
-        std::fs::read_to_string(&args.problems).with_context(|| file.to_string()).map_err(output::as_wrong_use)?;
+    let text = regular_file::read_text(&args.problems, MAX_BYTES)
+        .with_context(|| file.to_string())
+        .map_err(output::as_wrong_use)?;
     let mut engine = Headless::start(settings)?;
     let drawing = Drawing { sampling: SamplingParams::default(), seed: settings.seed, max_tokens: settings.max_tokens };
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
@@ -43,7 +48,7 @@ pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
         let mut object = answer_json(&chat, &report, &engine.info);
         object["task"] = problem.task;
         object["expected"] = problem.expected;
-        output::out(&format!("{object}\n"))?;
+        output::out_json(&object)?;
         if report.stop_reason == StopReason::Cancelled {
             return Ok(output::INTERRUPTED);
         }

@@ -28,9 +28,11 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
         ModelsCommand::List => list(common)?,
         ModelsCommand::Pull { id } => {
             let path = download::newest(id, settings(common)?.device)?;
-            let line =
-                if common.json { json!({"name": id, "path": path}).to_string() } else { path.display().to_string() };
-            output::out(&format!("{line}\n"))?;
+            if common.json {
+                output::out_json(&json!({"name": id, "path": path}))?;
+            } else {
+                output::out(&format!("{}\n", path.display()))?;
+            }
         }
         ModelsCommand::Rm { id } => remove(id, common)?,
         ModelsCommand::Info { id } => info(id, common)?,
@@ -64,8 +66,7 @@ fn list(common: &Common) -> Result<()> {
             json!({"name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial})
         };
         let list: Vec<_> = found.iter().map(about).collect();
-        output::out(&format!("{}\n", serde_json::to_string(&list)?))?;
-        return Ok(());
+        return output::out_json(&list);
     }
     let width = found.iter().map(|m| m.name.len()).max().unwrap_or(0);
     for model in &found {
@@ -141,12 +142,10 @@ fn remove(model: &str, common: &Common) -> Result<()> {
         Some(revision) => repo.remove_revision(revision),
     };
     let freed = freed.map_err(download::in_words)?;
-    let said = if common.json {
-        json!({"name": model, "freed_bytes": freed}).to_string()
-    } else {
-        format!("{model} is deleted, {} are free again", bytes(freed))
-    };
-    Ok(output::out(&format!("{said}\n"))?)
+    if common.json {
+        return output::out_json(&json!({"name": model, "freed_bytes": freed}));
+    }
+    Ok(output::out(&format!("{model} is deleted, {} are free again\n", bytes(freed)))?)
 }
 
 /// What a model is: from its files where they are here, else from the hub's word.
@@ -158,7 +157,7 @@ fn info(model: &str, common: &Common) -> Result<()> {
         Some(_) => on_hub(model, &settings)?,
     };
     if common.json {
-        return Ok(output::out(&format!("{}\n", Value::Object(about)))?);
+        return output::out_json(&about);
     }
     for (name, value) in &about {
         let value = match value {

@@ -1,5 +1,8 @@
 //! What is written to stdout and stderr, and which exit code an error has.
 
+use crate::unicode::{self, Kind};
+use anyhow::Result;
+use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 
@@ -77,35 +80,55 @@ pub fn out(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// An answer as it may go to stdout: as [`visible`] to a terminal; into a pipe its own characters,
-/// but no control characters.
-pub fn printable(text: &str, terminal: bool) -> String {
-    if terminal {
-        return visible(text);
-    }
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' | '\t' | '\r' => out.push(c),
-            c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c => out.push(c),
-        }
-    }
-    out
+/// One object on one line of stdout, without a character that hides or steers.
+pub fn out_json(value: &impl Serialize) -> Result<()> {
+    Ok(out(&format!("{}\n", unicode::escape_json(&serde_json::to_string(value)?)))?)
 }
 
-/// Text from a model or a file as it may go to a terminal: control characters, bidi overrides and
-/// zero-width characters are spelled out; newlines and tabs stay. Emoji keep their joiners.
+/// Text from a model or a file, as it may go to a terminal.
 pub fn visible(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            '\u{200b}' | '\u{200c}' | '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{061c}' => {}
-            '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' => {}
-            c => out.push(c),
-        }
+    Visible::new(true).push(text)
+}
+
+/// A text that comes in pieces, as it may go out. To a terminal: control characters and bidi overrides
+/// are spelled out and hidden characters ([`unicode::kind`]) dropped, except what emoji need; newlines
+/// and tabs stay. Into a pipe: its own characters, but no control characters.
+pub struct Visible {
+    terminal: bool,
+    /// The last character that went out, for what may follow it.
+    before: Option<char>,
+    /// A joiner that waits for the character behind it.
+    joiner: bool,
+}
+
+impl Visible {
+    pub fn new(terminal: bool) -> Self {
+        Self { terminal, before: None, joiner: false }
     }
-    out
+
+    pub fn push(&mut self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        for c in text.chars() {
+            self.one(c, &mut out);
+        }
+        out
+    }
+
+    fn one(&mut self, c: char, out: &mut String) {
+        const JOINER: char = '\u{200d}';
+        if std::mem::take(&mut self.joiner) && unicode::keeps(self.before, JOINER, Some(c)) {
+            out.push(JOINER);
+        }
+        match unicode::kind(c) {
+            Kind::Control if matches!(c, '\n' | '\t') || (c == '\r' && !self.terminal) => out.push(c),
+            Kind::Control => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            _ if !self.terminal => out.push(c),
+            Kind::Bidi => out.push_str(&format!("<U+{:04X}>", u32::from(c))),
+            Kind::Joiner => return self.joiner = true,
+            _ if unicode::keeps(self.before, c, None) => out.push(c),
+            // Nothing went out, so nothing else is the character before the next.
+            _ => return,
+        }
+        self.before = Some(c);
+    }
 }

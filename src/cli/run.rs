@@ -27,13 +27,13 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         seed: settings.seed,
         max_tokens: settings.max_tokens,
     };
-    let mut stream = Stream { terminal: std::io::stdout().is_terminal(), ..Stream::default() };
+    let mut stream = Stream::new(std::io::stdout().is_terminal());
     let report = engine.answer(&mut chat, &drawing, |kind, text| match kind {
         TextKind::Answer if !common.json => stream.push(text),
         _ => Ok(()),
     })?;
     if common.json {
-        output::out(&format!("{}\n", answer_json(&chat, &report, &engine.info)))?;
+        output::out_json(&answer_json(&chat, &report, &engine.info))?;
     } else {
         stream.finish()?;
     }
@@ -88,22 +88,25 @@ fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
 }
 
 /// Streams an answer without the newlines around it.
-#[derive(Default)]
 struct Stream {
-    terminal: bool,
+    visible: output::Visible,
     begun: bool,
     /// Newlines that belong to the answer only if something follows them.
     held: String,
 }
 
 impl Stream {
+    fn new(terminal: bool) -> Self {
+        Self { visible: output::Visible::new(terminal), begun: false, held: String::new() }
+    }
+
     fn push(&mut self, text: &str) -> Result<()> {
         let text = if self.begun { text } else { text.trim_start_matches('\n') };
         let body = text.trim_end_matches('\n');
         if !body.is_empty() {
             self.begun = true;
             let held = std::mem::take(&mut self.held);
-            output::out(&output::printable(&format!("{held}{body}"), self.terminal))?;
+            output::out(&self.visible.push(&format!("{held}{body}")))?;
         }
         if self.begun {
             self.held.push_str(&text[body.len()..]);

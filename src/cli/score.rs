@@ -9,9 +9,14 @@ use crate::config::Settings;
 use crate::engine::Runner;
 use crate::engine::score::{Op, Schedule, score};
 use crate::protocol::Token;
+use crate::regular_file;
 use crate::tokenizer::Tokenizer;
 use anyhow::{Context, Result};
+use std::fs::File;
 use std::path::Path;
+
+/// Of a file of text or tokens.
+const MAX_INPUT_BYTES: u64 = 64 << 20;
 
 /// Steps longer than this are cut; the result does not depend on it.
 const MAX_STEP: usize = 2048;
@@ -44,7 +49,7 @@ impl ModelJob for Job<'_> {
         }
         let result = score(runner, &tokens, &schedule)?;
         if self.json {
-            output::out(&format!("{}\n", serde_json::to_string(&result)?))?;
+            output::out_json(&result)?;
         } else {
             let show = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.3}"));
             output::out(&format!(
@@ -77,7 +82,9 @@ pub fn encode_text_file(checkpoint: &Checkpoint, path: &Path) -> Result<Vec<Toke
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // Named by the user, so a pipe is read too: `--text-file <(...)`.
+    let read = File::open(path).and_then(|file| regular_file::read_at_most(file, MAX_INPUT_BYTES));
+    let bytes = read.with_context(|| format!("cannot read {}", path.display()))?;
     String::from_utf8(bytes)
         .map_err(|e| wrong_use(format!("{}: not UTF-8 at byte {}", path.display(), e.utf8_error().valid_up_to())))
 }

@@ -3,11 +3,15 @@
 
 use super::values::{ByteSize, Device, Gemm, Kv, OnOff};
 use crate::protocol::MAX_CONTEXT;
+use crate::regular_file;
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+/// A config file larger than this is refused.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Declares the layer once: the struct, `over`, and the environment's names.
 macro_rules! layer {
@@ -70,7 +74,7 @@ layer! {
 impl Layer {
     /// Reads a config file; `None` when there is none. Errors name file, line and key in one line.
     pub fn from_file(path: &Path) -> Result<Option<Layer>> {
-        let text = match std::fs::read(path) {
+        let text = match regular_file::read(path, MAX_BYTES) {
             Ok(bytes) => {
                 String::from_utf8(bytes).ok().with_context(|| format!("{}: not UTF-8 text", path.display()))?
             }

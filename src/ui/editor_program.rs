@@ -1,9 +1,13 @@
 //! The input in the user's own editor.
 
+use crate::regular_file;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::io::Write;
 use std::process::Command;
+
+/// Of the text that comes back.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Lets `program` (else `$VISUAL`, `$EDITOR`, `vi`) edit a text; the terminal must be lent out.
 pub fn edit(program: Option<&str>, text: &str) -> Result<String> {
@@ -22,7 +26,9 @@ pub fn edit(program: Option<&str>, text: &str) -> Result<String> {
         .write_all(text.as_bytes())
         .with_context(|| format!("cannot write {}", path.display()))
         .and_then(|()| run(&program, &path))
-        .and_then(|()| fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display())));
+        .and_then(|()| {
+            regular_file::read_text(&path, MAX_BYTES).with_context(|| format!("cannot read {}", path.display()))
+        });
     let _ = fs::remove_file(&path);
     result
 }

@@ -1,11 +1,15 @@
 //! The table from keys to actions: the embedded one, changed by the user's `keymap.toml`.
 
 use super::action::{Action, Group};
+use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+
+/// A keymap larger than this is refused.
+const MAX_BYTES: u64 = 1 << 20;
 
 const EMBEDDED: &str = include_str!("../../assets/keymap.toml");
 
@@ -100,8 +104,9 @@ impl Keymap {
     pub fn load(file: Option<&Path>) -> Result<Self> {
         let mut map = Self { keys: HashMap::new(), spelled: HashMap::new() };
         map.merge(EMBEDDED, "built-in keymap")?;
-        if let Some(file) = file.filter(|f| f.is_file()) {
-            let text = std::fs::read_to_string(file).with_context(|| format!("keymap {}", file.display()))?;
+        if let Some(file) = file.filter(|f| f.exists()) {
+            let text =
+                regular_file::read_text(file, MAX_BYTES).with_context(|| format!("keymap {}", file.display()))?;
             map.merge(&text, &format!("keymap {}", file.display()))?;
         }
         Ok(map)

@@ -7,6 +7,7 @@ use super::update::{AppEvent, Opened, Store, Which};
 use crate::chat::session::{self, Session};
 use crate::chat::{RenderOptions, session::Store as Folder};
 use crate::protocol::{ModelInfo, RestoreRequest};
+use crate::regular_file;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -194,6 +195,8 @@ pub struct HistoryFile {
 
 /// Entries that are kept.
 const MAX_HISTORY: usize = 1_000;
+/// A larger file is none of ours, and is not read.
+const MAX_HISTORY_BYTES: u64 = 64 << 20;
 
 impl HistoryFile {
     /// `path` absent: nothing is read or written.
@@ -202,7 +205,7 @@ impl HistoryFile {
     }
 
     pub fn read(&self) -> Vec<String> {
-        let text = self.path.as_ref().and_then(|p| std::fs::read(p).ok()).unwrap_or_default();
+        let text = self.path.as_ref().and_then(|p| regular_file::read(p, MAX_HISTORY_BYTES).ok()).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
         let from = lines.len().saturating_sub(MAX_HISTORY);

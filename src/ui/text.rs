@@ -2,6 +2,7 @@
 //! from a model, a file or a person passes through [`clean`] before it becomes a span; nothing
 //! here knows the application.
 
+use crate::unicode::{self, Kind};
 use ratatui::buffer::CellWidth;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -26,8 +27,8 @@ pub fn grapheme_width(grapheme: &str) -> usize {
 }
 
 /// The text with everything that could steer a terminal or hide from the reader made visible or
-/// dropped: C0 and C1 controls as `^[` or `\x9b`, bidi overrides as `<U+202E>`, zero-width
-/// characters dropped except a joiner between emoji. Newlines stay; tabs become spaces.
+/// dropped: C0 and C1 controls as `^[` or `\x9b`, bidi overrides as `<U+202E>`, hidden characters
+/// ([`unicode::kind`]) dropped except what emoji need. Newlines stay; tabs become spaces.
 pub fn clean(text: &str) -> Cow<'_, str> {
     if text.bytes().all(|b| (0x20..0x7f).contains(&b) || b == b'\n') {
         return Cow::Borrowed(text);
@@ -63,49 +64,30 @@ fn clean_grapheme(grapheme: &str, out: &mut String) {
     let mut previous = None;
     let mut chars = grapheme.chars().peekable();
     while let Some(c) = chars.next() {
-        match c {
-            '\0'..='\x1f' => out.extend(['^', (c as u8 + 0x40) as char]),
-            '\x7f' => out.push_str("^?"),
-            '\u{80}'..='\u{9f}' => out.push_str(&format!("\\x{:02x}", c as u32)),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push_str(&format!("<U+{:04X}>", c as u32)),
-            '\u{2028}' | '\u{2029}' => out.push(' '),
-            '\u{200d}' => {
-                let joins = previous.is_some_and(joins_emoji) && chars.peek().is_some_and(|&n| joins_emoji(n));
-                if joins {
-                    out.push(c);
-                }
-            }
-            '\u{fe00}'..='\u{fe0f}' if previous.is_none() => {}
-            c if is_invisible(c) => {}
-            c if is_mark(c) => {
+        match unicode::kind(c) {
+            Kind::Control => match c {
+                '\0'..='\x1f' => out.extend(['^', (c as u8 + 0x40) as char]),
+                '\x7f' => out.push_str("^?"),
+                _ => out.push_str(&format!("\\x{:02x}", c as u32)),
+            },
+            Kind::Bidi => out.push_str(&format!("<U+{:04X}>", c as u32)),
+            Kind::Separator => out.push(' '),
+            Kind::Shown if is_mark(c) => {
                 marks += 1;
                 if marks <= MAX_MARKS {
                     out.push(c);
                 }
             }
-            c => out.push(c),
+            _ if unicode::keeps(previous, c, chars.peek().copied()) => out.push(c),
+            _ => {}
         }
         previous = Some(c);
     }
 }
 
-/// Characters without a glyph that text could hide behind.
-fn is_invisible(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}' | '\u{200c}' | '\u{200e}' | '\u{200f}'
-        | '\u{2060}'..='\u{2065}' | '\u{206a}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-        | '\u{3164}' | '\u{ffa0}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
-}
-
 fn is_mark(c: char) -> bool {
     let mut buffer = [0; 4];
     !c.is_ascii() && !('\u{1100}'..='\u{11ff}').contains(&c) && c.encode_utf8(&mut buffer).cell_width() == 0
-}
-
-/// Whether a joiner beside this character is part of an emoji sequence.
-fn joins_emoji(c: char) -> bool {
-    matches!(c, '\u{2190}'..='\u{21ff}' | '\u{2300}'..='\u{27bf}' | '\u{2b00}'..='\u{2bff}' | '\u{fe0f}'
-        | '\u{1f000}'..='\u{1faff}')
 }
 
 /// Cuts a clean one-line text to `max` columns, with an ellipsis where something was cut.

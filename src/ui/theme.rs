@@ -2,11 +2,15 @@
 //! Text has the terminal's own sixteen colours; what the heatmap does with colour is in
 //! [`crate::ui::heat`].
 
+use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
 use ratatui::style::{Color, Modifier, Style};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+/// A theme larger than this is refused.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Every embedded theme, by name.
 const EMBEDDED: [(&str, &str); 4] = [
@@ -220,10 +224,11 @@ impl Themes {
 
     fn read(&self, name: &str) -> Result<RawTheme> {
         let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
-        let file = self.folder.as_ref().map(|f| f.join(format!("{name}.toml"))).filter(|f| plain && f.is_file());
+        let file = self.folder.as_ref().map(|f| f.join(format!("{name}.toml"))).filter(|f| plain && f.exists());
         match file {
             Some(file) => {
-                let text = std::fs::read_to_string(&file).with_context(|| format!("theme {}", file.display()))?;
+                let text =
+                    regular_file::read_text(&file, MAX_BYTES).with_context(|| format!("theme {}", file.display()))?;
                 parse(name, &text)
             }
             None => parse(name, embedded(name).ok_or_else(|| self.unknown(name))?),

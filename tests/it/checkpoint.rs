@@ -122,8 +122,29 @@ fn links_out_of_the_folder_are_refused_and_the_hub_cache_works() {
         std::fs::copy(made.file(name), cache.file("models--o--n/blobs").join(name)).unwrap();
         symlink(format!("../../blobs/{name}"), snapshot.join(name)).unwrap();
     }
-    let found = Checkpoint::open(&ModelRef::Folder(snapshot), &AdapterChoice::Auto);
-    assert_eq!(found.unwrap().config.n_layers, 2);
+    let open = |dir: &std::path::Path| Checkpoint::open(&ModelRef::Folder(dir.to_owned()), &AdapterChoice::Auto);
+    assert_eq!(open(&snapshot).unwrap().config.n_layers, 2);
+    // Only into the blobs, only below models--*, and not where the blobs are a link themselves.
+    let link_out = |dir: &std::path::Path| {
+        let said = format!("{:#}", open(dir).err().expect("refused"));
+        assert!(said.ends_with("config.json is a link out of the model folder, which is refused"), "{said}");
+    };
+    let other = cache.file("models--o--n/snapshots/other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(cache.file("models--o--n/mine"), "{}").unwrap();
+    std::fs::copy(made.file("config.json"), snapshot.join("own.json")).unwrap();
+    for target in ["../../mine", "../abc/own.json"] {
+        let _ = std::fs::remove_file(other.join("config.json"));
+        symlink(target, other.join("config.json")).unwrap();
+        link_out(&other);
+    }
+    std::fs::create_dir_all(cache.file("plain/snapshots")).unwrap();
+    std::fs::rename(cache.file("models--o--n/blobs"), cache.file("plain/blobs")).unwrap();
+    std::fs::rename(&snapshot, cache.file("plain/snapshots/abc")).unwrap();
+    link_out(&cache.file("plain/snapshots/abc"));
+    std::fs::rename(cache.file("plain/snapshots/abc"), &snapshot).unwrap();
+    symlink(cache.file("plain/blobs"), cache.file("models--o--n/blobs")).unwrap();
+    link_out(&snapshot);
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub enum Do {
     Whole(&'static str),
     /// Bytes of the right number, with one that is wrong.
     Wrong,
+    /// A body of no stated length, for as long as somebody reads it.
+    Endless,
     Well,
 }
 
@@ -205,8 +207,9 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, cdn: bool) -> Option<()> {
         head += &format!("{name}: {value}\r\n");
     }
     let (status, length) = (reply.status, reply.body.len());
-    let head =
-        format!("HTTP/1.1 {status} X\r\nETag: {etag}\r\nContent-Length: {length}\r\nConnection: close\r\n{head}\r\n");
+    let endless = matches!(what, Do::Endless);
+    let length_line = if endless { String::new() } else { format!("Content-Length: {length}\r\n") };
+    let head = format!("HTTP/1.1 {status} X\r\nETag: {etag}\r\n{length_line}Connection: close\r\n{head}\r\n");
     stream.write_all(head.as_bytes()).ok()?;
     if method == "HEAD" {
         return None;
@@ -222,6 +225,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, cdn: bool) -> Option<()> {
         state.lock().unwrap().seen[at].sent += bytes.len();
         Some(())
     };
+    if endless {
+        loop {
+            send(&[b' '; 64 << 10])?;
+        }
+    }
     send(&reply.body[..now])?;
     if let Some(gate) = gate {
         gate.pass();

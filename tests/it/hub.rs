@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub const WEIGHTS: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
 const SECRET: &str = "hf_SecretOfMine";
 const ID: &str = "any/model";
 
 /// A model that talks, and files beside it that nobody needs.
-fn files() -> BTreeMap<String, Vec<u8>> {
+pub fn files() -> BTreeMap<String, Vec<u8>> {
     let tiny = Tiny::new(Spec { tied: false, speaks: true, ..Spec::new(true, Form::Borrowed) }, 11);
     let mut files: BTreeMap<String, Vec<u8>> =
         [("README.md", "# hello"), ("pytorch_model.bin", "pickled"), ("original/model.safetensors", "other")]
@@ -37,7 +37,7 @@ pub fn healthy() -> FakeHub {
 }
 
 /// The same weights in two files.
-fn sharded() -> FakeHub {
+pub fn sharded() -> FakeHub {
     let mut files = files();
     let whole = files.remove(WEIGHTS).unwrap();
     let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
@@ -60,26 +60,26 @@ fn sharded() -> FakeHub {
 }
 
 /// A machine with a cache of its own.
-struct Home(TempDir);
+pub struct Home(pub TempDir);
 
 impl Home {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn cache(&self) -> PathBuf {
+    pub fn cache(&self) -> PathBuf {
         self.0.path().join("hf/hub")
     }
 
-    fn repo(&self) -> PathBuf {
+    pub fn repo(&self) -> PathBuf {
         self.cache().join("models--any--model")
     }
 
-    fn snapshot(&self) -> PathBuf {
+    pub fn snapshot(&self) -> PathBuf {
         self.repo().join("snapshots").join(COMMIT)
     }
 
-    fn command(&self, hub: &FakeHub, args: &[&str]) -> Command {
+    pub fn command(&self, hub: &FakeHub, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dmschat"));
         command.env_clear().env("DMSCHAT_CONFIG_DIR", self.0.path().join("config"));
         command.env("DMSCHAT_DATA_DIR", self.0.path().join("data")).env("HOME", self.0.path());
@@ -89,16 +89,16 @@ impl Home {
         command
     }
 
-    fn run(&self, hub: &FakeHub, args: &[&str]) -> (i32, String, String) {
+    pub fn run(&self, hub: &FakeHub, args: &[&str]) -> (i32, String, String) {
         said(self.command(hub, args).spawn().unwrap())
     }
 
-    fn pull(&self, hub: &FakeHub) -> (i32, String, String) {
+    pub fn pull(&self, hub: &FakeHub) -> (i32, String, String) {
         self.run(hub, &["models", "pull", ID])
     }
 
     /// One line on stderr with all of these in it, and this exit code.
-    fn refused(&self, hub: &FakeHub, code: i32, parts: &[&str]) {
+    pub fn refused(&self, hub: &FakeHub, code: i32, parts: &[&str]) {
         let (found, stdout, stderr) = self.pull(hub);
         assert_eq!((found, stdout.as_str()), (code, ""), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
@@ -106,7 +106,7 @@ impl Home {
     }
 
     /// The library's view of the same, without long pauses.
-    fn hub(&self, hub: &FakeHub) -> Hub {
+    pub fn hub(&self, hub: &FakeHub) -> Hub {
         Hub {
             cache: self.cache(),
             endpoint: hub.url.clone(),
@@ -116,13 +116,13 @@ impl Home {
         }
     }
 
-    fn lib_pull(&self, hub: &FakeHub) -> (Result<PathBuf, HubError>, Heard) {
+    pub fn lib_pull(&self, hub: &FakeHub) -> (Result<PathBuf, HubError>, Heard) {
         let mut heard = Heard::default();
         (self.hub(hub).pull(ID, None, &mut heard), heard)
     }
 
     /// Every file of the model is there with its bytes.
-    fn assert_whole(&self, hub: &FakeHub, names: &[&str]) {
+    pub fn assert_whole(&self, hub: &FakeHub, names: &[&str]) {
         for name in names {
             let path = self.snapshot().join(name);
             assert!(fs::read(&path).unwrap() == hub.bytes_of(name), "{name}");
@@ -139,7 +139,7 @@ impl Home {
     }
 }
 
-const NEEDED: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS];
+pub const NEEDED: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS];
 
 /// Exit code, stdout and stderr; the token is in neither.
 fn said(child: Child) -> (i32, String, String) {
@@ -154,8 +154,8 @@ fn said(child: Child) -> (i32, String, String) {
 
 /// What a watcher heard.
 #[derive(Default)]
-struct Heard {
-    plans: Vec<Plan>,
+pub struct Heard {
+    pub plans: Vec<Plan>,
     progress: Vec<Progress>,
     notices: Vec<String>,
 }
@@ -436,24 +436,6 @@ fn models_that_cannot_run_are_refused_before_their_weights_are_fetched() {
         listing["siblings"].as_array_mut().unwrap().push(file);
         refused(&|hub| _ = hub.file(INDEX, index.as_bytes()).listing(listing.clone()), 2, &[INDEX, name]);
     }
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn a_full_disk_is_said_in_one_line() {
-    let (hub, home) = (healthy(), Home::new());
-    let blobs = home.repo().join("blobs");
-    fs::create_dir_all(&blobs).unwrap();
-    let partial = blobs.join(format!("{}.incomplete", hash(&hub.bytes_of(WEIGHTS))));
-    std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
-    let (code, _, stderr) = home.pull(&hub);
-    let last = stderr.lines().last().unwrap();
-    assert!(code == 1 && last.contains("is full; what has come is kept"), "{stderr}");
-    assert_eq!(stderr.lines().filter(|l| l.contains("full")).count(), 1, "{stderr}");
-    // With room again it goes on.
-    fs::remove_file(&partial).unwrap();
-    assert_eq!(home.pull(&hub).0, 0);
-    home.assert_whole(&hub, &NEEDED);
 }
 
 #[test]

@@ -2,10 +2,14 @@
 //! never rewritten. A write that fails leaves the file as it was; the next one makes up for it.
 //! Knows bytes and lines, not what they say.
 
+use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+
+/// A session file larger than this is refused.
+pub const MAX_BYTES: u64 = 1 << 30;
 
 /// An append-only file of whole lines.
 #[derive(Debug)]
@@ -38,10 +42,9 @@ impl LineFile {
     /// `FILE.part`. `name` is what the session is called in errors.
     pub fn open(path: &Path, name: &str) -> Result<Opened> {
         let in_context = || format!("session {name}");
-        let mut file = OpenOptions::new().read(true).write(true).open(path).with_context(in_context)?;
+        let file = regular_file::open_with(OpenOptions::new().read(true).write(true), path).with_context(in_context)?;
         lock(&file, name)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).with_context(in_context)?;
+        let mut bytes = regular_file::read_at_most(&file, MAX_BYTES).with_context(in_context)?;
         let good = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
         let half = bytes.split_off(good);
         let mut opened = Self { path: path.to_owned(), file: Some(file), good: good as u64 };

@@ -2,11 +2,12 @@
 //! ([`Store::find`]); everything else takes an id, which names one file and is never searched for.
 //! No name leads out of the folder.
 
-use super::file::{LineFile, part_of};
+use super::file::{LineFile, MAX_BYTES, part_of};
 use super::load::{Loaded, load};
 use super::record::{Header, Record, Title};
 use super::{Session, new_id};
 use crate::chat::conversation::short_title;
+use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
@@ -195,7 +196,7 @@ impl Store {
 
 /// Reads a file without its half last line.
 fn read_whole_lines(path: &Path, name: &str) -> Result<Loaded> {
-    let bytes = fs::read(path).with_context(|| format!("session {}", path.display()))?;
+    let bytes = regular_file::read(path, MAX_BYTES).with_context(|| format!("session {}", path.display()))?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
     load(&bytes[..whole], name)
 }
@@ -212,7 +213,7 @@ fn is_file_name(name: &str) -> bool {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+    let bytes = regular_file::read(path, MAX_BYTES).with_context(|| path.display().to_string())?;
     let Ok(mut text) = String::from_utf8(bytes) else { bail!("{}: not UTF-8 text", path.display()) };
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
@@ -237,7 +238,7 @@ fn with_session_name(text: &str, id: &str) -> String {
 fn entry(path: &Path) -> Option<Entry> {
     let id = path.file_name()?.to_str()?.strip_suffix(".jsonl")?.to_owned();
     let modified = fs::metadata(path).ok()?.modified().ok()?;
-    let bytes = fs::read(path).ok()?;
+    let bytes = regular_file::read(path, MAX_BYTES).ok()?;
     let mut lines = bytes.split(|b| *b == b'\n');
     let Ok(Record::Header(header)) = Record::parse(lines.next()?) else { return None };
     let (mut title, mut question, mut model, mut turns) = (None, String::new(), header.model.name, 0);

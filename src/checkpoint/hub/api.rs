@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 
 /// Listings and headers: tried so often.
 const TRIES: u32 = 3;
-const MAX_LISTING_BYTES: u64 = 64 << 20;
+/// A listing of 20,000 files is half of it.
+const MAX_LISTING_BYTES: u64 = 8 << 20;
 
 /// What a file's bytes have to add up to; also the blob's name in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,11 +128,17 @@ impl Remote<'_> {
         let host = self.hub.host();
         let raw = self.patiently(None, watch, |client| {
             let mut answer = client.get(&url, &[])?;
-            let body = answer.body_mut().with_config().limit(MAX_LISTING_BYTES);
-            body.read_to_vec().map_err(|e| http::fault(&host, e))
+            http::body(&mut answer, &host, MAX_LISTING_BYTES)
         })?;
+        self.read_listing(&raw)
+    }
+
+    /// Reads what the hub says of a model. Nothing in it is believed that is not checked here or where it
+    /// is used.
+    fn read_listing(&self, raw: &[u8]) -> Result<Listing, HubError> {
+        let host = self.hub.host();
         let odd = |what: &str| HubError::Failed(format!("{host} says of {} what cannot be used: {what}", self.id));
-        let info: Info = serde_json::from_slice(&raw).map_err(|e| odd(&e.to_string()))?;
+        let info: Info = serde_json::from_slice(raw).map_err(|e| odd(&e.to_string()))?;
         let commit = info.sha.filter(|sha| sha.len() <= 64 && is_plain(sha)).ok_or_else(|| odd("no commit"))?;
         let license = match &info.card["license"] {
             serde_json::Value::String(name) => Some(name.clone()),

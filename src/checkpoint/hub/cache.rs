@@ -4,10 +4,11 @@
 
 use super::{HubError, MAIN, is_hub_id, is_plain, near};
 use crate::checkpoint::files;
+use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 pub const CONFIG: &str = "config.json";
@@ -15,6 +16,8 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 const PARTIAL: &str = "incomplete";
+/// A reference holds a commit's name.
+const MAX_REFERENCE_BYTES: u64 = 4096;
 
 /// What a snapshot has of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,21 +35,24 @@ pub enum Extent {
 pub struct Repo {
     pub id: String,
     pub dir: PathBuf,
+    /// The cache folder, and in it the folder of the locks.
+    cache: PathBuf,
     locks: PathBuf,
 }
 
 impl Repo {
     pub fn new(cache: &Path, id: &str) -> Self {
         let name = format!("models--{}", id.replace('/', "--"));
-        Self { id: id.to_owned(), dir: cache.join(&name), locks: cache.join(".locks").join(name) }
+        let locks = Path::new(".locks").join(&name);
+        Self { id: id.to_owned(), dir: cache.join(name), cache: cache.to_owned(), locks }
     }
 
     /// The folder of a revision's files, which may lack some; `None` where there is none.
     pub fn snapshot(&self, revision: &str) -> Result<Option<PathBuf>> {
-        let commit = match fs::read_to_string(self.dir.join("refs").join(revision)) {
-            Ok(commit) => commit.trim().to_owned(),
+        let commit = match reference(&self.dir.join("refs").join(revision)) {
+            Some(commit) => commit,
             // A commit may be asked for by its own name.
-            Err(_) => revision.to_owned(),
+            None => revision.to_owned(),
         };
         files::plain_name(&commit).with_context(|| format!("{}: bad reference {revision}", self.dir.display()))?;
         Ok(Some(self.folder(&commit)).filter(|dir| dir.is_dir()))
@@ -68,14 +74,24 @@ impl Repo {
 
     /// The lock that huggingface_hub takes too while it fetches this blob.
     pub fn lock_file(&self, hash: &str) -> io::Result<File> {
-        fs::create_dir_all(&self.locks)?;
-        File::options().create(true).truncate(false).write(true).open(self.locks.join(format!("{hash}.lock")))
+        let path = real_folder(&self.cache, &self.locks)?.join(format!("{hash}.lock"));
+        regular_file::open_no_follow(File::options().create(true).truncate(false).write(true), &path)
+            .map_err(|e| named(&path, &e))
+    }
+
+    /// Opens what is gathered of a blob, an empty file at first. A link in its place is not followed.
+    pub fn open_partial(&self, hash: &str) -> io::Result<File> {
+        real_folder(&self.dir, Path::new("blobs"))?;
+        let path = self.partial(hash);
+        regular_file::open_no_follow(File::options().create(true).truncate(false).read(true).write(true), &path)
+            .map_err(|e| named(&path, &e))
     }
 
     /// Puts a blob under its name into a commit's folder.
     pub fn link(&self, commit: &str, name: &str, hash: &str) -> io::Result<()> {
-        let path = self.folder(commit).join(name);
-        fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
+        let path = Path::new("snapshots").join(commit).join(name);
+        real_folder(&self.dir, path.parent().unwrap_or(&path))?;
+        let path = self.dir.join(path);
         let up = "../".repeat(2 + Path::new(name).components().count() - 1);
         let target = PathBuf::from(format!("{up}blobs/{hash}"));
         if fs::read_link(&path).is_ok_and(|old| old == target) {
@@ -96,10 +112,13 @@ impl Repo {
         if revision == commit {
             return Ok(());
         }
-        let path = self.dir.join("refs").join(revision);
-        fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
+        let path = Path::new("refs").join(revision);
+        real_folder(&self.dir, path.parent().unwrap_or(&path))?;
+        let path = self.dir.join(path);
         let fresh = beside(&path, &format!("{}.new", std::process::id()));
-        fs::write(&fresh, commit)?;
+        let _ = fs::remove_file(&fresh);
+        // Not through a link that somebody puts there.
+        File::options().write(true).create_new(true).open(&fresh)?.write_all(commit.as_bytes())?;
         fs::rename(&fresh, &path)
     }
 
@@ -115,7 +134,7 @@ impl Repo {
                 match (entry.file_type(), name) {
                     (Ok(kind), _) if kind.is_dir() => folders.push(path),
                     (Ok(_), Ok(name)) => {
-                        out.insert(name, fs::read_to_string(&path).unwrap_or_default().trim().to_owned());
+                        out.insert(name, reference(&path).unwrap_or_default());
                     }
                     _ => {}
                 }
@@ -150,15 +169,16 @@ impl Repo {
         let (whole, partial) = self.bytes();
         let failed = |e: io::Error| HubError::Failed(format!("{}: {e}", self.dir.display()));
         fs::remove_dir_all(&self.dir).map_err(failed)?;
-        let _ = fs::remove_dir_all(&self.locks);
+        let _ = fs::remove_dir_all(self.cache.join(&self.locks));
         Ok(whole + partial)
     }
 
     /// Keeps others from downloading it; refused while one does.
     fn hold(&self) -> Result<Vec<File>, HubError> {
         let mut held = Vec::new();
-        for entry in fs::read_dir(&self.locks).into_iter().flatten().flatten() {
-            let Ok(lock) = File::options().write(true).open(entry.path()) else { continue };
+        for entry in fs::read_dir(self.cache.join(&self.locks)).into_iter().flatten().flatten() {
+            let opened = regular_file::open_no_follow(File::options().write(true), &entry.path());
+            let Ok(lock) = opened else { continue };
             if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
                 return Err(HubError::Failed(format!("{} is being downloaded by another process", self.id)));
             }
@@ -216,7 +236,8 @@ impl Repo {
 pub fn extent(snapshot: &Path) -> Extent {
     let there = |name: &str| snapshot.join(name).is_file();
     let sharded = || {
-        let names = fs::read(snapshot.join(INDEX)).ok().and_then(|raw| shards(&raw).ok());
+        let raw = regular_file::read(&snapshot.join(INDEX), files::max_text_bytes(INDEX));
+        let names = raw.ok().and_then(|raw| shards(&raw).ok());
         names.is_some_and(|names| !names.is_empty() && names.iter().all(|name| there(name)))
     };
     if !there(CONFIG) || !(there(SINGLE) || sharded()) {
@@ -270,6 +291,36 @@ pub fn ids(cache: &Path) -> Vec<String> {
         .collect();
     ids.sort();
     ids
+}
+
+/// What a reference means.
+fn reference(path: &Path) -> Option<String> {
+    Some(regular_file::read_text(path, MAX_REFERENCE_BYTES).ok()?.trim().to_owned())
+}
+
+/// Makes the folders of a relative path below `root`. None of them may be a link: what is downloaded
+/// stays below `root`, whatever somebody else has put there.
+fn real_folder(root: &Path, below: &Path) -> io::Result<PathBuf> {
+    fs::create_dir_all(root)?;
+    let mut path = root.to_owned();
+    for part in below.components() {
+        path.push(part);
+        match fs::create_dir(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                if !fs::symlink_metadata(&path)?.is_dir() {
+                    let what = "a link or a file where the cache has a folder; move it away";
+                    return Err(named(&path, &io::Error::new(io::ErrorKind::NotADirectory, what)));
+                }
+            }
+            made => made?,
+        }
+    }
+    Ok(path)
+}
+
+/// The error with the path in it.
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// The path with `.added` behind its name.

@@ -5,8 +5,12 @@ use super::cache::Repo;
 use super::http::{self, Fault, Patience, header, passing, pause_unless_stopped};
 use super::progress::Meter;
 use super::{HubError, Watch};
+use crate::checkpoint::files::max_text_bytes;
+use crate::regular_file;
+use std::collections::BTreeMap;
 use std::fs::{self, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
 use std::time::Duration;
 
 /// A download is tried so often without a byte between.
@@ -27,11 +31,53 @@ pub struct Fetcher<'a> {
     pub repo: &'a Repo,
     commit: &'a str,
     pub meter: Meter,
+    /// Small files that were fetched before the plan, by hash; their bytes have that hash.
+    held: BTreeMap<String, Vec<u8>>,
+}
+
+/// Where the bytes of a file are gathered.
+enum Gathered {
+    Disk(fs::File),
+    Memory(io::Cursor<Vec<u8>>),
+}
+
+impl Gathered {
+    fn clear(&mut self) -> io::Result<()> {
+        match self {
+            Self::Disk(file) => file.set_len(0),
+            Self::Memory(bytes) => {
+                bytes.get_mut().clear();
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Write for Gathered {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Disk(file) => file.write(bytes),
+            Self::Memory(memory) => memory.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Seek for Gathered {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match self {
+            Self::Disk(file) => file.seek(to),
+            Self::Memory(memory) => memory.seek(to),
+        }
+    }
 }
 
 /// What is gathered of a file.
 struct Part {
-    file: fs::File,
+    to: Gathered,
     hasher: Hasher,
     at: u64,
     /// The server's name for what it sent, so that a rest of something else is not appended.
@@ -41,10 +87,20 @@ struct Part {
 impl Part {
     /// Begins anew.
     fn clear(&mut self, wanted: &File) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.rewind()?;
+        self.to.clear()?;
+        self.to.rewind()?;
         (self.at, self.hasher, self.etag) = (0, wanted.hash.hasher(wanted.bytes), None);
         Ok(())
+    }
+}
+
+impl Part {
+    fn in_memory(wanted: &File) -> Self {
+        Self::new(Gathered::Memory(io::Cursor::default()), wanted)
+    }
+
+    fn new(to: Gathered, wanted: &File) -> Self {
+        Self { to, hasher: wanted.hash.hasher(wanted.bytes), at: 0, etag: None }
     }
 }
 
@@ -58,15 +114,31 @@ enum End {
 
 impl<'a> Fetcher<'a> {
     pub fn new(remote: &'a Remote<'a>, repo: &'a Repo, commit: &'a str) -> Self {
-        Self { remote, repo, commit, meter: Meter::default() }
+        Self { remote, repo, commit, meter: Meter::default(), held: BTreeMap::new() }
     }
 
     /// Bytes of a file that are here already.
     pub fn here(&self, file: &File) -> u64 {
-        let len = |path| fs::metadata(path).map_or(0, |m| m.len());
+        if self.whole(file) {
+            return file.bytes;
+        }
+        regular_len(&self.repo.partial(file.hash.as_str())).map_or(0, |len| len.min(file.bytes))
+    }
+
+    /// The bytes of a small file, which stay in memory until [`Self::fetch`] puts them into the cache.
+    pub fn small(&mut self, file: &File, watch: &mut dyn Watch) -> Result<Vec<u8>, HubError> {
         let hash = file.hash.as_str();
-        let blob = self.repo.blob(hash);
-        if blob.exists() { file.bytes } else { len(self.repo.partial(hash)).min(file.bytes) }
+        if self.whole(file) {
+            let read = regular_file::read(&self.repo.blob(hash), max_text_bytes(&file.name));
+            return read.map_err(|e| self.repo.failed(&e));
+        }
+        self.meter.file(&file.name, file.bytes);
+        let mut part = Part::in_memory(file);
+        self.complete(&mut part, file, watch)?;
+        if let Gathered::Memory(bytes) = part.to {
+            self.held.insert(hash.to_owned(), bytes.into_inner());
+        }
+        Ok(self.held[hash].clone())
     }
 
     /// Sees to it that the file is in the commit's folder.
@@ -89,7 +161,7 @@ impl<'a> Fetcher<'a> {
 
     /// The blob is there. Its bytes were checked by whoever gave it its name.
     fn whole(&self, file: &File) -> bool {
-        fs::metadata(self.repo.blob(file.hash.as_str())).is_ok_and(|m| m.len() == file.bytes)
+        regular_len(&self.repo.blob(file.hash.as_str())) == Some(file.bytes)
     }
 
     /// Waits until no other process fetches this file.
@@ -118,45 +190,62 @@ impl<'a> Fetcher<'a> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
-        fs::create_dir_all(blob.parent().unwrap_or(&repo.dir)).map_err(disk)?;
-        let mut part = self.found(file, watch)?;
+        let opened = repo.open_partial(file.hash.as_str()).map_err(disk)?;
+        if let Some(bytes) = self.held.remove(file.hash.as_str()) {
+            let written = opened.set_len(0).and_then(|()| (&opened).write_all(&bytes)).and_then(|()| opened.sync_all());
+            written.map_err(disk)?;
+        } else {
+            let mut part = self.found(opened, file, watch)?;
+            if let Err(error) = self.complete(&mut part, file, watch) {
+                if part.at == file.bytes {
+                    let _ = fs::remove_file(&partial);
+                }
+                return Err(error);
+            }
+            if let Gathered::Disk(opened) = part.to {
+                opened.sync_all().map_err(disk)?;
+            }
+        }
+        fs::rename(&partial, &blob).map_err(disk)
+    }
+
+    /// Fetches what is missing of a file until its bytes have its hash: once from its beginning where
+    /// pieces turn out not to fit together.
+    fn complete(&mut self, part: &mut Part, file: &File, watch: &mut dyn Watch) -> Result<(), HubError> {
+        let repo = self.repo;
         let mut anew = false;
         loop {
             let found = part.at > 0;
-            let pieced = self.fill(&mut part, file, watch)? || found;
+            let pieced = self.fill(part, file, watch)? || found;
             if part.hasher.clone().matches(&file.hash) {
-                break;
+                return Ok(());
             }
             if anew || !pieced {
-                let _ = fs::remove_file(&partial);
                 let (id, name, host) = (&repo.id, &file.name, self.remote.hub.host());
                 return Err(HubError::Failed(format!(
                     "{id}: {name} does not have the hash that {host} lists, and was thrown away; try again later"
                 )));
             }
             watch.notice(&format!("{}: its pieces do not fit together; it is fetched anew", file.name));
-            part.clear(file).map_err(disk)?;
+            part.clear(file).map_err(|e| repo.failed(&e))?;
             anew = true;
         }
-        part.file.sync_all().map_err(disk)?;
-        fs::rename(&partial, &blob).map_err(disk)
     }
 
     /// What an earlier download left, hashed.
-    fn found(&mut self, file: &File, watch: &mut dyn Watch) -> Result<Part, HubError> {
+    fn found(&mut self, opened: fs::File, file: &File, watch: &mut dyn Watch) -> Result<Part, HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
-        let path = repo.partial(file.hash.as_str());
-        let opened = fs::File::options().create(true).truncate(false).read(true).write(true).open(path);
-        let hasher = file.hash.hasher(file.bytes);
-        let mut part = Part { file: opened.map_err(disk)?, hasher, at: 0, etag: None };
-        if part.file.metadata().map_err(disk)?.len() > file.bytes {
+        let mut left = opened.metadata().map_err(disk)?.len();
+        let mut reader = opened.try_clone().map_err(disk)?;
+        let mut part = Part::new(Gathered::Disk(opened), file);
+        if left > file.bytes {
             part.clear(file).map_err(disk)?;
+            left = 0;
         }
         let mut buffer = vec![0; BUFFER];
-        let mut left = part.file.metadata().map_err(disk)?.len();
         while left > 0 {
-            let n = part.file.read(&mut buffer).map_err(disk)?;
+            let n = reader.read(&mut buffer).map_err(disk)?;
             if n == 0 {
                 break;
             }
@@ -225,13 +314,13 @@ impl<'a> Fetcher<'a> {
         }
         // A weak one does not vouch for bytes.
         part.etag = header(&answer, "etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
-        let body = answer.body_mut().with_config().limit(rest + 1).reader();
+        let body = answer.body_mut().with_config().limit(rest.saturating_add(1)).reader();
         self.copy(body, part, file, watch)
     }
 
     fn copy(&mut self, mut body: impl Read, part: &mut Part, file: &File, watch: &mut dyn Watch) -> Result<(), End> {
         let host = self.remote.hub.host();
-        part.file.seek(SeekFrom::Start(part.at)).map_err(End::Disk)?;
+        part.to.seek(SeekFrom::Start(part.at)).map_err(End::Disk)?;
         let mut buffer = vec![0; BUFFER];
         while part.at < file.bytes {
             if watch.stopped() {
@@ -243,7 +332,7 @@ impl<'a> Fetcher<'a> {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(End::Fault(http::cut(&host, e))),
             };
-            part.file.write_all(&buffer[..n]).map_err(End::Disk)?;
+            part.to.write_all(&buffer[..n]).map_err(End::Disk)?;
             part.hasher.update(&buffer[..n]);
             part.at += n as u64;
             self.meter.fetch(n);
@@ -251,4 +340,9 @@ impl<'a> Fetcher<'a> {
         }
         Ok(())
     }
+}
+
+/// Length of a regular file; nothing for what is none, such as a link.
+fn regular_len(path: &Path) -> Option<u64> {
+    fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file).map(|m| m.len())
 }

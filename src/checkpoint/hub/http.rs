@@ -2,7 +2,7 @@
 //! origin and nowhere else, and what may pass by itself is told apart from what will not.
 
 use super::{Hub, HubError, Token, Watch};
-use std::io;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, LOCATION, RETRY_AFTER};
 use ureq::http::{Response, Uri};
@@ -12,6 +12,8 @@ const MAX_REDIRECTS: usize = 8;
 const CONNECT: Duration = Duration::from_secs(20);
 /// No byte for so long counts as a cut connection.
 const SILENCE: Duration = Duration::from_secs(30);
+/// What is not a file of the model has to have come by then.
+const SMALL_BODY: Duration = Duration::from_secs(120);
 /// Nobody waits longer than that because a server asks for it, nor between two tries.
 const LONGEST_ASKED: Duration = Duration::from_secs(300);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -186,6 +188,24 @@ pub fn number(answer: &Answer, name: &str) -> Option<u64> {
 /// What the body has to have, where that is said.
 pub fn length(answer: &Answer) -> Option<u64> {
     number(answer, CONTENT_LENGTH.as_str())
+}
+
+/// The whole of a small body, which has to come soon: a server could send a byte every second for ever.
+pub fn body(answer: &mut Answer, host: &str, max_bytes: u64) -> Result<Vec<u8>, Fault> {
+    let until = Instant::now() + SMALL_BODY;
+    let mut reader = answer.body_mut().with_config().limit(max_bytes).reader();
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 16 << 10]);
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok(bytes),
+            Ok(n) => bytes.extend_from_slice(&buffer[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(cut(host, e)),
+        }
+        if Instant::now() > until {
+            return Err(Fault::Lasting(format!("{host} sends its answer too slowly")));
+        }
+    }
 }
 
 /// What an error of the connection means. Never names the address: it may carry a signature.

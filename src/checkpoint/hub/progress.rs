@@ -55,11 +55,6 @@ impl Meter {
         (self.shown.file_done, self.shown.file_bytes) = (0, bytes);
     }
 
-    /// Bytes that came over the network.
-    pub fn fetched(&self) -> u64 {
-        self.fetched
-    }
-
     /// So many more bytes came over the network.
     pub fn fetch(&mut self, n: usize) {
         self.fetched += n as u64;

@@ -1,14 +1,15 @@
 //! Brings a model into the cache: what is needed of it, what that will take, and file by file the
-//! rest. Small files come first and are looked at, so that a model that cannot run is refused before
-//! its weights are fetched.
+//! rest. What decides is fetched into memory and looked at first, so that a model that cannot run, or that
+//! the disk has no room for, is refused before a byte of it is written.
 
 use super::api::{Listing, Remote};
 use super::cache::{self, CONFIG, INDEX, Repo, SINGLE, TOKENIZER};
 use super::download::{Fetcher, File};
 use super::http::{Client, Origin};
 use super::{Hub, HubError, MAIN, Watch};
-use crate::checkpoint::config_in;
-use std::fs;
+use crate::checkpoint::config_of;
+use crate::checkpoint::files::{Files, max_text_bytes};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Read by [`crate::checkpoint::Checkpoint::open`] where they exist; the first ones decide whether
@@ -73,12 +74,12 @@ impl Hub {
         if texts.first().is_none_or(|file| file.name != CONFIG) {
             return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is no model that can be run")));
         }
-        let early = texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())).count();
-        for file in &texts[..early] {
-            pull.fetcher.fetch(file, watch)?;
+        let mut early = BTreeMap::new();
+        for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
+            early.insert(file.name.clone(), pull.fetcher.small(file, watch)?);
         }
-        config_in(&folder).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
-        let weights = pull.weights(&folder, &mut texts, watch)?;
+        config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
+        let weights = pull.weights(&mut texts, watch)?;
 
         let plan = pull.plan(&texts, &weights, &self.cache);
         watch.plan(&plan);
@@ -140,13 +141,21 @@ impl Pull<'_> {
                     "{id} is not downloaded: {host} gives no hash of {name}, so it could not be checked"
                 )));
             };
+            // Read into memory, here and whenever the model is opened.
+            let most = if name.ends_with(".safetensors") { u64::MAX } else { max_text_bytes(name) };
+            if bytes > most {
+                let (id, host) = (remote.id, remote.hub.host());
+                return Err(HubError::Wrong(format!(
+                    "{id} is not downloaded: {host} lists {name} with {bytes} bytes, and {most} are the most it may have"
+                )));
+            }
             files.push(File { name: name.to_owned(), bytes, hash });
         }
         Ok(files)
     }
 
     /// The weight files: one, or those that the index names, which is fetched for it and joins `texts`.
-    fn weights(&mut self, folder: &Path, texts: &mut Vec<File>, watch: &mut dyn Watch) -> Result<Vec<File>, HubError> {
+    fn weights(&mut self, texts: &mut Vec<File>, watch: &mut dyn Watch) -> Result<Vec<File>, HubError> {
         let id = self.fetcher.remote.id;
         let files = &self.listing.files;
         if files.contains_key(SINGLE) {
@@ -158,9 +167,8 @@ impl Pull<'_> {
             )));
         }
         let index = self.files([INDEX].iter(), watch)?;
-        self.fetcher.fetch(&index[0], watch)?;
+        let raw = self.fetcher.small(&index[0], watch)?;
         texts.extend(index);
-        let raw = fs::read(folder.join(INDEX)).map_err(|e| self.fetcher.repo.failed(&e))?;
         let names = cache::shards(&raw).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
         if let Some(name) = names.iter().find(|name| !files.contains_key(*name)) {
             return Err(HubError::Wrong(format!("{id}: {INDEX} names {name}, which the hub does not have")));
@@ -177,8 +185,7 @@ impl Pull<'_> {
             license: self.listing.license.clone(),
             n_files: texts.len() + weights.len(),
             bytes: sum(texts).saturating_add(sum(weights)),
-            // The configuration came for this very download.
-            todo_bytes: texts.iter().chain(weights).map(here).fold(self.fetcher.meter.fetched(), u64::saturating_add),
+            todo_bytes: texts.iter().chain(weights).map(here).fold(0, u64::saturating_add),
             weight_bytes: sum(weights),
             free_bytes: free_bytes(cache),
         }
@@ -209,4 +216,18 @@ fn free_bytes(folder: &Path) -> Option<u64> {
 #[cfg(not(unix))]
 fn free_bytes(_: &Path) -> Option<u64> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_said_in_one_line() {
+        let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let said = Repo::new(Path::new("/cache"), "any/model").failed(&error).to_string();
+        let wanted =
+            "any/model is not downloaded: the disk of /cache/models--any--model is full; what has come is kept";
+        assert_eq!(said, wanted);
+    }
 }

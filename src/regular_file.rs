@@ -1,0 +1,137 @@
+//! Files from outside: regular files only, and never more bytes than a file of that kind may have. A
+//! named pipe would block its reader, and a device never ends. Knows paths and bytes, not what they say.
+
+use std::fs::{File, FileType, OpenOptions};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Opens a regular file for reading. Never waits: not for the other end of a pipe, not for a device.
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(OpenOptions::new().read(true), path)
+}
+
+/// [`open`] with other options; a link at the end of the path is followed.
+pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    opened(options, path, 0)
+}
+
+/// [`open_with`], which refuses a link at the end of the path.
+pub fn open_no_follow(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    #[cfg(unix)]
+    let flag = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    #[cfg(not(unix))]
+    let flag = 0;
+    opened(options, path, flag)
+        .map_err(|e| if path.is_symlink() { invalid("a link, which is not followed here") } else { e })
+}
+
+/// Reads a whole regular file of at most `max_bytes`.
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    read_at_most(open(path)?, max_bytes)
+}
+
+/// [`read`] for UTF-8 text.
+pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read(path, max_bytes)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
+}
+
+/// Reads an open file or a stream to its end, which has to come within `max_bytes`.
+pub fn read_at_most(mut from: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.by_ref().take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(invalid(&format!("more than {max_bytes} bytes, the most that a file of this kind may have")));
+    }
+    Ok(bytes)
+}
+
+fn opened(options: &mut OpenOptions, path: &Path, flags: i32) -> io::Result<File> {
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        // O_NONBLOCK has no effect on regular files.
+        options.custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32 | flags);
+    }
+    #[cfg(not(unix))]
+    let _ = flags;
+    let file = options.open(path).map_err(|e| match std::fs::metadata(path) {
+        // ENXIO of a pipe or a socket, EISDIR of a folder.
+        Ok(found) if !found.is_file() => not_regular(found.file_type()),
+        _ => e,
+    })?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() { Ok(file) } else { Err(not_regular(kind)) }
+}
+
+fn not_regular(kind: FileType) -> io::Error {
+    #[cfg(unix)]
+    let other = {
+        use std::os::unix::fs::FileTypeExt;
+        match kind {
+            _ if kind.is_fifo() => "a named pipe",
+            _ if kind.is_socket() => "a socket",
+            _ => "a device",
+        }
+    };
+    #[cfg(not(unix))]
+    let other = "a device";
+    invalid(&format!("not a regular file but {}", if kind.is_dir() { "a folder" } else { other }))
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal<T>(result: io::Result<T>) -> String {
+        result.err().expect("refused").to_string()
+    }
+
+    #[test]
+    fn the_bound_is_the_files_and_the_streams() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, "12345").unwrap();
+        assert_eq!(read(&path, 5).unwrap(), b"12345");
+        let wanted = "more than 4 bytes, the most that a file of this kind may have";
+        assert_eq!(refusal(read(&path, 4)), wanted);
+        assert_eq!(refusal(read_at_most(io::repeat(0), 4)), wanted);
+        assert_eq!(refusal(read(dir.path(), 4)), "not a regular file but a folder");
+        std::fs::write(&path, [0xff]).unwrap();
+        assert_eq!(refusal(read_text(&path, 4)), "not UTF-8 text");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipes_sockets_devices_and_links_are_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        make_pipe(&pipe);
+        let writable = |path: &Path| open_with(OpenOptions::new().read(true).write(true), path);
+        for result in [open(&pipe), writable(&pipe), open_with(OpenOptions::new().append(true), &pipe)] {
+            assert_eq!(refusal(result), "not a regular file but a named pipe");
+        }
+        let socket = dir.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert_eq!(refusal(open(&socket)), "not a regular file but a socket");
+        assert_eq!(refusal(read(Path::new("/dev/zero"), 9)), "not a regular file but a device");
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let create = |path: &Path| open_no_follow(OpenOptions::new().append(true).create(true), path);
+        assert_eq!(refusal(create(&link)), "a link, which is not followed here");
+        assert!(!target.exists());
+        create(&target).unwrap();
+        assert_eq!(refusal(create(&link)), "a link, which is not followed here");
+        open(&link).unwrap();
+    }
+
+    #[cfg(unix)]
+    fn make_pipe(path: &Path) {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    }
+}
