@@ -18,6 +18,7 @@ pub mod machine;
 pub mod man;
 pub mod models;
 pub mod output;
+pub mod reference;
 pub mod run;
 pub mod score;
 pub mod spawn;

@@ -48,6 +48,8 @@ pub struct EngineOptions {
     pub max_step: Option<usize>,
     /// Sequences at once: the conversation, two checkpoints of the last turn, and a rebuild beside them.
     pub max_seqs: usize,
+    /// How the model is named in sessions; reported in `ModelInfo`.
+    pub reference: Option<crate::protocol::ModelReference>,
 }
 
 impl EngineOptions {
@@ -61,6 +63,7 @@ impl EngineOptions {
             eviction: None,
             max_step: None,
             max_seqs: 4,
+            reference: None,
         }
     }
 }

@@ -382,11 +382,34 @@ pub struct Plan {
     pub expected_context: usize,
 }
 
+/// What it takes to load a model again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelReference {
+    /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.
+    pub model: String,
+    /// The commit of a hub model; null for others.
+    pub revision: Option<String>,
+    /// `auto`, `none`, or the absolute path of an adapter file.
+    pub adapter: String,
+}
+
+impl ModelReference {
+    /// The reference as it is written after `-m`.
+    pub fn name(&self) -> String {
+        match &self.revision {
+            Some(revision) => format!("{}@{revision}", self.model),
+            None => self.model.clone(),
+        }
+    }
+}
+
 /// What the loaded model is; constant until another one is loaded.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     /// As the user names it: `demo`, a folder's name, `ORG/NAME`.
     pub name: String,
+    /// Absent where nothing can load the model by a name (tests).
+    pub reference: Option<ModelReference>,
     pub family: String,
     pub n_params: u64,
     pub n_layers: usize,
@@ -406,6 +429,8 @@ pub struct ModelInfo {
     /// Where the decisions come from: `borrowed`, `adapter`, `none`.
     pub dms: String,
     pub adapter: Option<String>,
+    /// Element type of the weights as stored: `f32`, `f16` or `bf16`.
+    pub weights: String,
     pub weight_bytes: u64,
     pub slot_bytes: usize,
     pub page_slots: usize,

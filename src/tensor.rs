@@ -13,6 +13,14 @@ pub enum DType {
 }
 
 impl DType {
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+        }
+    }
+
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::F32 => 4,

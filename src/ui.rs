@@ -32,14 +32,16 @@ pub mod theme;
 pub mod update;
 pub mod widgets;
 
+use crate::chat::session::Stamp;
 use crate::config::Settings;
-use crate::protocol::EngineHandle;
+use crate::protocol::{EngineHandle, ModelReference};
 use anyhow::Result;
 use heat::Depth;
 use keymap::Keymap;
 use runtime::Runtime;
 use sessions::{HistoryFile, Sessions};
 use state::{App, Setup};
+use std::sync::Arc;
 use theme::Themes;
 
 /// What the command line says about the chat.
@@ -48,6 +50,20 @@ pub struct UiOptions {
     pub resume: Resume,
     /// Keep this conversation out of the data folder.
     pub no_session: bool,
+    /// `-m` was given: the conversation that the command line opens goes on with that model.
+    pub model_given: bool,
+    /// `--adapter` was given: it stays, whatever a conversation was held with.
+    pub adapter_given: bool,
+    pub models: Arc<dyn Models>,
+}
+
+/// The models of this machine, as far as the chat has to know them. Opens no connection.
+pub trait Models: Send + Sync {
+    /// What loads the model of a conversation again, or why it is gone.
+    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String>;
+
+    /// The settings that load it. An adapter given on the command line stays.
+    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings;
 }
 
 /// Which conversation to begin with.
@@ -68,6 +84,13 @@ pub struct LoadRequest {
 
 /// Starts an engine. An error is one line; what fails later arrives as `Event::LoadFailed`.
 pub type Loader = Box<dyn Fn(LoadRequest) -> Result<EngineHandle>>;
+
+/// What the runtime needs to load models.
+pub struct LoadParts {
+    pub load: Loader,
+    pub models: Arc<dyn Models>,
+    pub adapter_given: bool,
+}
 
 /// How the chat ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,12 +119,15 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let depth = if settings.plain { Depth::Ascii } else { Depth::detect(&env) };
     let usual = if settings.plain || lines { "ascii" } else { usual_theme(&env) };
     let theme = themes.load(settings.theme.as_deref().unwrap_or(usual))?;
-    let sessions = Sessions::new(settings.dirs.sessions(), options.no_session);
+    let models = options.models;
+    let sessions =
+        Sessions::new(settings.dirs.sessions(), options.no_session, Arc::clone(&models), options.model_given);
     let history = HistoryFile::new((!options.no_session).then(|| settings.dirs.data.join("history.jsonl")));
+    let loading = LoadParts { load, models, adapter_given: options.adapter_given };
     let plain = settings.plain;
     let setup = Setup { settings, themes, keymap, depth, plain, no_session: options.no_session };
     let app = App::new(setup, theme);
-    Ok(Chat { runtime: Runtime::new(app, load, sessions, history, options.resume), lines })
+    Ok(Chat { runtime: Runtime::new(app, loading, sessions, history, options.resume), lines })
 }
 
 impl Chat {

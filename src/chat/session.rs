@@ -13,15 +13,15 @@ mod store;
 
 pub use export::markdown;
 pub use file::write_atomically;
-pub use load::{Loaded, load};
-pub use record::{FORMAT, Record, VERSION};
+pub use load::{Loaded, last_stamp, load};
+pub use record::{FORMAT, Record, Stamp, VERSION};
 pub use store::{Entry, Store};
 
 use super::conversation::{Change, ChangeKind, Conversation, MessageId, Role};
 use crate::protocol::ModelInfo;
 use anyhow::Result;
 use file::LineFile;
-use record::{Edit, Head, Header, Question, Said, Stamp, System, Title, Toggle, Turn};
+use record::{Edit, Head, Header, Question, Said, System, Title, Toggle, Turn};
 use std::collections::HashSet;
 use std::path::Path;
 

@@ -1,6 +1,7 @@
 //! `dmschat [chat]`: the conversation in the terminal.
 
 use super::args::Common;
+use super::models;
 use super::output::{as_wrong_use, wrong_use};
 use crate::config::Settings;
 use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
@@ -23,7 +24,15 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         (None, true) => Resume::Newest,
         (None, false) => Resume::New,
     };
-    let options = UiOptions { settings: settings.clone(), resume, no_session: common.no_session };
+    let flags = common.layer();
+    let options = UiOptions {
+        settings: settings.clone(),
+        resume,
+        no_session: common.no_session,
+        model_given: flags.model.is_some(),
+        adapter_given: flags.adapter.is_some(),
+        models: Arc::new(models::Local),
+    };
     // A download that failed may go better next time: that is no wrong use.
     let download_failed = Arc::new(AtomicBool::new(false));
     let failed = download_failed.clone();

@@ -2,11 +2,14 @@
 
 use super::args::{Common, ModelsCommand};
 use super::output::{self, wrong_use};
-use super::{download, spawn};
+use super::{download, reference, spawn};
+use crate::chat::session::Stamp;
 use crate::checkpoint::ModelRef;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, MAIN, Plan, Progress, Watch};
 use crate::config::{BUILTIN_MODEL, Settings};
+use crate::protocol::ModelReference;
+use crate::ui::Models;
 use crate::ui::text::bytes;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -205,6 +208,19 @@ fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),
+    }
+}
+
+/// The models of this machine, for the chat.
+pub struct Local;
+
+impl Models for Local {
+    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String> {
+        reference::find(stamp)
+    }
+
+    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings {
+        reference::settings(found, settings, adapter_given)
     }
 }
 

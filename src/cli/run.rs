@@ -3,6 +3,7 @@
 use super::args::Common;
 use super::headless::{Drawing, Headless, answer_json};
 use super::output::{self, wrong_use};
+use super::reference;
 use crate::chat::session::{Loaded, Store};
 use crate::chat::{Conversation, Message};
 use crate::config::Settings;
@@ -13,6 +14,7 @@ use std::io::{IsTerminal, Read};
 pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let prompt = prompt(common)?;
     let saved = saved(settings, common)?;
+    let settings = &own_model(settings, common, saved.as_ref());
     let mut engine = Headless::start(settings)?;
     let mut chat = match saved {
         Some(loaded) => engine.restore(loaded)?,
@@ -85,6 +87,22 @@ fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
         None => return Ok(None),
     };
     loaded.map(Some).map_err(output::as_wrong_use)
+}
+
+/// The settings that load the model of the conversation, unless `-m` names another one.
+fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Settings {
+    let flags = common.layer();
+    let Some(stamp) = saved.map(Loaded::stamp).filter(|_| flags.model.is_none()) else { return settings.clone() };
+    match reference::find(stamp) {
+        Ok(found) => reference::settings(&found, settings, flags.adapter.is_some()),
+        Err(why) => {
+            output::notice(&format!(
+                "{}: the model of this conversation is not there any more ({why}); {} answers, -m names another one",
+                stamp.name, settings.model
+            ));
+            settings.clone()
+        }
+    }
 }
 
 /// Streams an answer without the newlines around it.

@@ -60,7 +60,7 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, place) = opened(&settings)?;
-        let options = options(&settings, place);
+        let options = EngineOptions { reference: super::reference::of(&settings), ..options(&settings, place) };
         match place {
             Place::Cpu => loading.serve(checkpoint, || Ok(Cpu::new(0)), options),
             Place::Card(index) => loading.serve(

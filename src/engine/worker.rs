@@ -472,6 +472,7 @@ fn model_info<B: Backend>(
     let (c, g) = (&checkpoint.config, runner.cache.geometry());
     ModelInfo {
         name: checkpoint.name.clone(),
+        reference: options.reference.clone(),
         family: c.family.clone(),
         n_params: checkpoint.n_params,
         n_layers: c.n_layers,
@@ -491,6 +492,7 @@ fn model_info<B: Backend>(
         }
         .to_owned(),
         adapter: checkpoint.adapter.clone(),
+        weights: weight_format(checkpoint).to_owned(),
         weight_bytes: checkpoint.weight_bytes,
         slot_bytes: g.slot_bytes(),
         page_slots: g.page_slots,
@@ -508,6 +510,11 @@ fn model_info<B: Backend>(
         model_fingerprint: checkpoint.fingerprint.clone(),
         tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
     }
+}
+
+/// Element type of the largest tensor, which stands for the model: norms and adapters may differ.
+fn weight_format(checkpoint: &Checkpoint) -> &'static str {
+    checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.dtype.name())
 }
 
 /// What the model recommends. One that says nothing of sampling gets what chats commonly use: drawing from

@@ -10,8 +10,8 @@ use super::signals::{Signal, Signals};
 use super::state::App;
 use super::terminal::Screen;
 use super::update::{AppEvent, Effect, Store, Which, update};
-use super::{ExitKind, LoadRequest, Loader, Resume, editor_program};
-use crate::config::Adapter;
+use super::{ExitKind, LoadParts, LoadRequest, Resume, editor_program};
+use crate::config::{Adapter, Settings};
 use crate::protocol::{Command, EngineHandle, Event, Snapshot};
 use crossterm::event::{Event as Input, MouseEventKind};
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ const LEAVE: Duration = Duration::from_millis(1500);
 pub struct Runtime {
     pub app: App,
     screen: Option<Screen>,
-    load: Loader,
+    loading: LoadParts,
     /// The engine in use, and the one that is being loaded.
     pub(super) current: Option<EngineHandle>,
     next: Option<EngineHandle>,
@@ -45,6 +45,10 @@ pub struct Runtime {
     begun: bool,
     /// A conversation to open once the model is there.
     resume: Resume,
+    /// The name of that conversation's model, while it loads.
+    own: Option<String>,
+    /// It did not load: its name, and why.
+    lacking: Option<(String, String)>,
 }
 
 /// What an engine says.
@@ -63,11 +67,11 @@ enum Woken {
 }
 
 impl Runtime {
-    pub fn new(app: App, load: Loader, sessions: Sessions, history: HistoryFile, resume: Resume) -> Self {
+    pub fn new(app: App, loading: LoadParts, sessions: Sessions, history: HistoryFile, resume: Resume) -> Self {
         Self {
             app,
             screen: None,
-            load,
+            loading,
             current: None,
             next: None,
             outbox: Outbox::default(),
@@ -80,6 +84,8 @@ impl Runtime {
             exit: None,
             begun: false,
             resume,
+            own: None,
+            lacking: None,
         }
     }
 
@@ -90,6 +96,22 @@ impl Runtime {
         }
         let began = self.sessions.began();
         self.handle(began);
+        let own = match &self.resume {
+            Resume::Newest => self.sessions.model_of(&Which::Newest),
+            Resume::Named(name) => self.sessions.model_of(&Which::Named(name.clone())),
+            Resume::New | Resume::Choose => None,
+        };
+        match own {
+            Some(reference) => {
+                self.own = Some(reference.name());
+                self.app.engine.loading = Some(super::state::Loading::new(&reference.name()));
+                self.effects(vec![Effect::LoadReference(reference)]);
+            }
+            None => self.load_default(),
+        }
+    }
+
+    fn load_default(&mut self) {
         let name = self.app.setup.settings.model.clone();
         self.app.engine.loading = Some(super::state::Loading::new(&name));
         self.effects(vec![Effect::Load(name)]);
@@ -282,21 +304,28 @@ impl Runtime {
 
     fn load_failed(&mut self, error: String) {
         self.next = None;
+        let own = self.own.take();
         if self.begun {
             self.handle(AppEvent::LoadFailed(error));
+        } else if let Some(model) = own {
+            self.lacking = Some((model, error));
+            self.load_default();
         } else {
             self.exit = Some(ExitKind::NotLoaded(error));
         }
     }
 
     fn open_resumed(&mut self) {
-        let store = match std::mem::take(&mut self.resume) {
+        let which = match std::mem::take(&mut self.resume) {
             Resume::New => return,
-            Resume::Newest => Store::Open(Which::Newest),
-            Resume::Named(name) => Store::Open(Which::Named(name)),
-            Resume::Choose => Store::List,
+            Resume::Newest => Which::Newest,
+            Resume::Named(name) => Which::Named(name),
+            Resume::Choose => return self.effects(vec![Effect::Store(Store::List)]),
         };
-        self.effects(vec![Effect::Store(store)]);
+        match self.lacking.take() {
+            Some((model, why)) => self.handle(AppEvent::OpenLacksModel { which, model, why }),
+            None => self.effects(vec![Effect::Store(Store::Open(which))]),
+        }
     }
 
     pub(super) fn snapshot(&mut self) {
@@ -351,8 +380,16 @@ impl Runtime {
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
             Effect::Load(name) => self.load(name),
+            Effect::LoadReference(reference) => {
+                let parts = &self.loading;
+                let settings = parts.models.settings(&reference, &self.app.setup.settings, parts.adapter_given);
+                self.load_settings(settings)
+            }
             Effect::CancelLoad => {
-                self.begun = true;
+                if !std::mem::replace(&mut self.begun, true) {
+                    // Whatever is loaded instead is the user's choice for the conversation that waits.
+                    self.sessions.keep_model();
+                }
                 self.next = None;
                 Vec::new()
             }
@@ -388,11 +425,15 @@ impl Runtime {
             settings.adapter = Adapter::Auto;
             settings.model = name;
         }
+        self.load_settings(settings)
+    }
+
+    fn load_settings(&mut self, mut settings: Settings) -> Vec<AppEvent> {
         if self.current.is_some() {
             settings.eviction = Some(self.app.engine.eviction);
         }
         settings.kv_limit = self.app.options.kv_limit;
-        match (self.load)(LoadRequest { settings }) {
+        match (self.loading.load)(LoadRequest { settings }) {
             Ok(handle) => {
                 self.next = Some(handle);
                 Vec::new()

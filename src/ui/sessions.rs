@@ -1,12 +1,13 @@
 //! The files behind the chat: the session that is open, the list of all, transcripts, and the input
 //! history. Does what [`Store`] asks and answers with events; draws nothing.
 
+use super::Models;
 use super::state::{App, Level, SessionEntry};
 use super::text::clean_line;
 use super::update::{AppEvent, Opened, Store, Which};
 use crate::chat::session::{self, Session};
 use crate::chat::{RenderOptions, session::Store as Folder};
-use crate::protocol::{ModelInfo, RestoreRequest};
+use crate::protocol::{ModelInfo, ModelReference, RestoreRequest};
 use crate::regular_file;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -21,13 +22,57 @@ pub struct Sessions {
     pub restore: Option<RestoreRequest>,
     /// The model last in use, for records.
     info: Option<Arc<ModelInfo>>,
+    models: Arc<dyn Models>,
+    /// The next conversation is opened with the model that the user named.
+    model_given: bool,
 }
 
 impl Sessions {
-    pub fn new(folder: PathBuf, unsaved: bool) -> Self {
+    /// `model_given`: the user named a model, which the first conversation is opened with.
+    pub fn new(folder: PathBuf, unsaved: bool, models: Arc<dyn Models>, model_given: bool) -> Self {
         let folder = Folder::new(folder);
         let session = if unsaved { Session::unsaved() } else { folder.create() };
-        Self { folder, session, unsaved, restore: None, info: None }
+        Self { folder, session, unsaved, restore: None, info: None, models, model_given }
+    }
+
+    /// The next conversation is opened with the model that is loaded then.
+    pub fn keep_model(&mut self) {
+        self.model_given = true;
+    }
+
+    /// The model that a conversation was held with, when it can be loaded.
+    pub fn model_of(&self, which: &Which) -> Option<ModelReference> {
+        self.models.find(&self.stamp(which)?).ok()
+    }
+
+    /// The model that a conversation was last held with; none where the user named another one.
+    fn stamp(&self, which: &Which) -> Option<session::Stamp> {
+        if self.model_given {
+            return None;
+        }
+        let stamp = match which {
+            Which::Newest => self.folder.newest().and_then(|entry| self.folder.stamp(&entry.id)),
+            Which::Id(id) => self.folder.stamp(id),
+            Which::Named(name) => self.folder.stamp_named(name),
+        };
+        stamp.ok()
+    }
+
+    /// What has to happen before a conversation can go on with the model it was held with.
+    fn other_model(&self, app: &App, which: &Which) -> Option<AppEvent> {
+        let stamp = self.stamp(which)?;
+        let current = app.engine.info.as_ref();
+        if current.is_some_and(|info| stamp.fits(info)) {
+            return None;
+        }
+        let which = which.clone();
+        match self.models.find(&stamp) {
+            Ok(reference) if current.and_then(|i| i.reference.as_ref()) == Some(&reference) => None,
+            Ok(reference) => Some(AppEvent::OpenNeedsModel { which, reference }),
+            // Such files name no model that could be looked up: a notice tells when they are opened.
+            Err(_) if stamp.reference.is_none() => None,
+            Err(why) => Some(AppEvent::OpenLacksModel { which, model: stamp.name, why }),
+        }
     }
 
     pub fn set_model(&mut self, info: &Arc<ModelInfo>) {
@@ -52,7 +97,13 @@ impl Sessions {
             Store::Sync => self.sync(app)?,
             Store::Close => return Ok(self.begin_new()),
             Store::List => return Ok(vec![AppEvent::Sessions(self.entries())]),
-            Store::Open(which) => return self.open(app, &which),
+            Store::Open(which) => {
+                return match self.other_model(app, &which) {
+                    Some(event) => Ok(vec![event]),
+                    None => self.open(app, &which),
+                };
+            }
+            Store::OpenWithCurrent(which) => return self.open(app, &which),
             Store::Rename { id, title } => self.rename(app, &id, &title)?,
             Store::Delete { id } => return self.delete(&id),
             Store::DeleteCurrent => {
@@ -104,6 +155,7 @@ impl Sessions {
             Which::Named(name) => self.folder.resume(name)?,
         };
         self.session = session;
+        self.model_given = false;
         let mut notices = std::mem::take(&mut loaded.problems);
         self.restore = None;
         if let Some(info) = &app.engine.info {

@@ -8,6 +8,7 @@ use super::feed::Feed;
 use super::heat::Depth;
 use super::keymap::Keymap;
 use super::theme::{Theme, Themes};
+use super::update::Which;
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::Settings;
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
@@ -91,11 +92,13 @@ pub struct Loading {
     pub total_bytes: u64,
     /// It comes from the hub first.
     pub download: Option<Download>,
+    /// The conversation to open with it.
+    pub then_open: Option<Which>,
 }
 
 impl Loading {
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), done_bytes: 0, total_bytes: 0, download: None }
+        Self { name: name.to_owned(), done_bytes: 0, total_bytes: 0, download: None, then_open: None }
     }
 }
 
@@ -231,7 +234,12 @@ pub enum Overlay {
 pub enum Confirmed {
     DeleteSession(String),
     DeleteCurrent,
-    OverwriteFile { path: std::path::PathBuf, export: bool },
+    OverwriteFile {
+        path: std::path::PathBuf,
+        export: bool,
+    },
+    /// Open a conversation with the model that is loaded.
+    OpenWithCurrent(Which),
 }
 
 /// The cache on the whole screen.

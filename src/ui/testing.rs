@@ -36,6 +36,7 @@ pub fn app(columns: u16, rows: u16, layers: usize, heads: usize) -> App {
 pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
     ModelInfo {
         name: "demo".into(),
+        reference: Some(ModelReference { model: "demo".into(), revision: None, adapter: "auto".into() }),
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
@@ -50,6 +51,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         window: Some(64),
         dms: "borrowed".into(),
         adapter: None,
+        weights: "f32".into(),
         weight_bytes: 1000,
         slot_bytes: 260,
         page_slots: 16,

@@ -14,7 +14,7 @@ mod turns;
 use super::feed::LocalKind;
 use super::state::{App, Level, SessionEntry};
 use crate::chat::Conversation;
-use crate::protocol::{Command, Download, Event, ModelInfo, Snapshot};
+use crate::protocol::{Command, Download, Event, ModelInfo, ModelReference, Snapshot};
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,6 +60,17 @@ pub enum AppEvent {
     Sessions(Vec<SessionEntry>),
     /// A saved conversation was read.
     Opened(Box<Opened>),
+    /// A conversation was held with another model, which is still there.
+    OpenNeedsModel {
+        which: Which,
+        reference: ModelReference,
+    },
+    /// A conversation was held with a model that is gone or does not load; why.
+    OpenLacksModel {
+        which: Which,
+        model: String,
+        why: String,
+    },
     /// The conversation's session, and what "now" is in it.
     SessionBegan {
         id: String,
@@ -97,6 +108,8 @@ pub enum Effect {
     /// Render what is left of the conversation and bring the cache there.
     Rewind,
     Load(String),
+    /// Load the model of a conversation.
+    LoadReference(ModelReference),
     CancelLoad,
     Copy {
         text: String,
@@ -130,6 +143,8 @@ pub enum Store {
     Close,
     List,
     Open(Which),
+    /// As `Open`, whatever model it was held with.
+    OpenWithCurrent(Which),
     Rename {
         id: String,
         title: String,
@@ -192,6 +207,8 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::Sessions(entries) => overlay::sessions(app, entries),
         AppEvent::Opened(opened) => files::opened(app, *opened),
+        AppEvent::OpenNeedsModel { which, reference } => files::open_needs_model(app, which, reference),
+        AppEvent::OpenLacksModel { which, model, why } => files::open_lacks_model(app, which, &model, &why),
         AppEvent::SessionBegan { id, date } => {
             app.session.id = Some(id);
             app.date = date;

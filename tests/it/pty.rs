@@ -340,3 +340,56 @@ fn the_examples_offered_are_answered_rightly() {
         assert!(answer.contains(expected), "{example}: {answer}");
     }
 }
+
+#[test]
+fn a_conversation_comes_back_with_its_own_model() {
+    let home = tempfile::tempdir().unwrap();
+    // Another model than the built-in one, as far as fingerprints tell.
+    let folder = home.path().join("other");
+    std::fs::create_dir(&folder).unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/demo");
+    for entry in std::fs::read_dir(demo).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    std::fs::write(folder.join("config.json"), config.replacen('{', "{\"_name_or_path\": \"other\",", 1)).unwrap();
+
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &["-m", "other"]);
+    chat.until_shows("other");
+    chat.say("What is 2+2?");
+    chat.until_shows("tok/s");
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+
+    // Without -m that model is loaded; with -m the one that is named.
+    let own = |args: &[&str]| {
+        let mut chat = Chat::start(home.path(), 120, 40, &[], args);
+        chat.until_shows("opened");
+        chat.say("/model");
+        let screen = chat.until_shows("/model NAME loads another");
+        chat.keys("\x04");
+        assert_eq!(chat.end(), 0);
+        screen
+    };
+    assert!(own(&["--continue"]).contains("other, cpu"));
+    assert!(own(&["--continue", "-m", "demo"]).contains("demo, cpu"));
+
+    // Opened in a running chat, it is loaded first; the answer comes from its cache.
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &[]);
+    chat.until_shows("demo");
+    chat.say("/resume What");
+    chat.until_shows("opened");
+    chat.say("/model");
+    chat.until_shows("other, cpu");
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+
+    // Gone: the model in use is offered.
+    std::fs::remove_dir_all(&folder).unwrap();
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
+    chat.until_shows("Open it with demo?");
+    chat.keys("y");
+    chat.until_shows("another model (other)");
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+}

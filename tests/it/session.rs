@@ -3,7 +3,7 @@
 use crate::template::report;
 use dmschat::chat::Conversation;
 use dmschat::chat::session::{Session, Store, load, markdown, write_atomically};
-use dmschat::protocol::{KvStats, LogEntry, ModelInfo, SamplingParams, TemplateSpec, TextKind};
+use dmschat::protocol::{KvStats, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -11,6 +11,7 @@ use std::path::Path;
 pub fn info() -> ModelInfo {
     ModelInfo {
         name: "demo".into(),
+        reference: Some(ModelReference { model: "demo".into(), revision: None, adapter: "auto".into() }),
         family: "qwen3".into(),
         n_params: 1,
         n_layers: 2,
@@ -25,6 +26,7 @@ pub fn info() -> ModelInfo {
         window: Some(64),
         dms: "borrowed".into(),
         adapter: None,
+        weights: "f32".into(),
         weight_bytes: 1,
         slot_bytes: 1,
         page_slots: 16,

@@ -5,6 +5,7 @@ use super::record::{FORMAT, Header, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
 use anyhow::{Result, bail};
+use serde::Deserialize;
 use std::collections::HashSet;
 
 /// Ids and counts above this are refused: they are no program's own, and sums of smaller ones do not overflow.
@@ -68,6 +69,21 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
         problems.push(format!("session {name}: {more} more lines are left out"));
     }
     Ok(loading.finish(header, problems))
+}
+
+/// The stamp of the last turn, else of the header: which model a conversation goes on with. Reads
+/// backwards and stops at the first turn it finds.
+pub fn last_stamp(text: &[u8]) -> Option<Stamp> {
+    #[derive(Deserialize)]
+    struct Stamped {
+        #[serde(rename = "type")]
+        kind: String,
+        model: Stamp,
+    }
+    let read = |line: &[u8]| serde_json::from_slice::<Stamped>(line).ok();
+    let lines = text.split(|b| *b == b'\n').filter(|line| !line.is_empty());
+    let turn = lines.clone().rev().filter_map(read).find(|s| s.kind == "turn");
+    turn.or_else(|| lines.take(1).find_map(read).filter(|s| s.kind == "header")).map(|s| s.model)
 }
 
 /// Says so when line 1 is the header of a version whose fields are not known here.
@@ -232,6 +248,11 @@ fn check_numbers(record: &Record) -> Result<(), String> {
 }
 
 impl Loaded {
+    /// The model that the conversation was last held with.
+    pub fn stamp(&self) -> &Stamp {
+        self.turns.last().map_or(&self.header.model, |t| &t.stamp)
+    }
+
     /// Prepares the conversation for a model: replies whose tokens it may take over become its own,
     /// and the request that brings its engine to where the file ends. The sentence, if any, is to
     /// be shown. Call it once for the model that goes on.

@@ -1,9 +1,9 @@
 //! What the engine says: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, keys, note, turns};
+use super::{Effect, Store, files, keys, note, turns};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
-use crate::ui::state::{App, HeadSlots, Level, Overlay};
+use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
 use crate::ui::text::{count, plural};
 use std::sync::Arc;
 
@@ -158,7 +158,7 @@ pub fn inspect_again(app: &App) -> Vec<Effect> {
 pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
     app.options.sampling = app.setup.settings.sampling(&info.default_sampling);
-    app.engine.loading = None;
+    let then_open = app.engine.loading.take().and_then(|l| l.then_open);
     app.engine.failed = None;
     app.engine.snapshot = None;
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
@@ -173,7 +173,10 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     }
     app.engine.info = Some(info);
     let mut effects = Vec::new();
-    if std::mem::take(&mut app.send_when_ready) {
+    if let Some(which) = then_open {
+        app.send_when_ready = false;
+        effects.push(Effect::Store(Store::OpenWithCurrent(which)));
+    } else if std::mem::take(&mut app.send_when_ready) {
         effects.extend(keys::submit(app));
     }
     effects
@@ -181,8 +184,11 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
 
 /// The model asked for did not load; the one before stays.
 pub fn load_failed(app: &mut App, error: &str) -> Vec<Effect> {
-    app.engine.loading = None;
+    let loading = app.engine.loading.take();
     app.send_when_ready = false;
+    if let Some(Loading { name: model, then_open: Some(which), .. }) = loading {
+        return files::open_lacks_model(app, which, &model, error);
+    }
     let kept = match &app.engine.info {
         Some(info) => format!("; {} stays loaded", info.name),
         None => "; /model NAME loads another".to_owned(),

@@ -2,9 +2,10 @@
 
 use super::{Effect, Opened, Store, Which, engine, note, turns};
 use crate::chat::{Conversation, Role};
-use crate::protocol::Command;
+use crate::protocol::{Command, ModelReference};
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Level, RatioHistory, SessionView};
+use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, RatioHistory, SessionView};
+use crate::ui::text::clean_line;
 use std::path::PathBuf;
 
 /// /new: an empty conversation; the old one is in its file.
@@ -62,6 +63,30 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
         }
     }
     effects
+}
+
+/// A conversation of another model: that model is loaded first, then the conversation is opened.
+pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) -> Vec<Effect> {
+    app.overlays.clear();
+    app.say(Level::Info, format!("loading {}, which this conversation was held with; Esc stops", reference.model));
+    app.engine.loading = Some(Loading { then_open: Some(which), ..Loading::new(&reference.name()) });
+    vec![Effect::LoadReference(reference)]
+}
+
+/// The model of a conversation cannot be had: offers the one that is loaded.
+pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) -> Vec<Effect> {
+    let (model, why) = (clean_line(model), clean_line(why));
+    let Some(info) = &app.engine.info else {
+        app.say(Level::Error, format!("this conversation was held with {model}, which cannot be loaded: {why}"));
+        return Vec::new();
+    };
+    let question = format!(
+        "This conversation was held with {model}, which cannot be loaded: {why}. Open it with {}? Its texts are encoded \
+         again.",
+        info.name
+    );
+    app.overlays.push(Overlay::Confirm { question, then: Confirmed::OpenWithCurrent(which) });
+    Vec::new()
 }
 
 /// /save [FILE]

@@ -257,6 +257,7 @@ fn confirm_key(app: &mut App, code: KeyCode) -> Vec<Effect> {
             }
             effects
         }
+        Confirmed::OpenWithCurrent(which) => vec![Effect::Store(Store::OpenWithCurrent(which))],
         Confirmed::OverwriteFile { path, export: false } => {
             vec![Effect::Store(Store::Save { path: Some(path), overwrite: true })]
         }
