@@ -176,6 +176,27 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     Ok((config, map, metadata))
 }
 
+/// What a model's files say of it, without its weights.
+pub struct Summary {
+    pub config: ModelConfig,
+    /// The model that an adapter of this program was made for, where one fits.
+    pub adapter: Option<String>,
+    pub licence: Option<String>,
+}
+
+/// Reads configuration and model card. `name` helps to choose between adapters that fit.
+pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
+    const CARD: &str = "README.md";
+    let (_, files) = locate(model)?;
+    let config = configuration(&files)?.0;
+    let adapter = choose_adapter(&AdapterChoice::Auto, name, &config)?.map(|a| a.base().to_owned());
+    let licence = match model {
+        ModelRef::BuiltIn => Some("apache-2.0".to_owned()),
+        _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
+    };
+    Ok(Summary { config, adapter, licence })
+}
+
 /// What the configuration says, whether or not there are weights.
 fn config_of(files: &Files) -> Result<ModelConfig> {
     Ok(configuration(files)?.0)

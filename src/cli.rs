@@ -14,6 +14,7 @@ pub mod download;
 pub mod eval;
 pub mod headless;
 mod libraries;
+pub mod local_models;
 pub mod machine;
 pub mod man;
 pub mod models;

@@ -18,8 +18,10 @@ pub mod keyboard;
 pub mod keymap;
 pub mod lines;
 pub mod markdown;
+pub mod models;
 pub mod numbers;
 mod outbox;
+pub mod paths;
 pub mod runtime;
 pub mod sessions;
 pub mod signals;
@@ -32,12 +34,12 @@ pub mod theme;
 pub mod update;
 pub mod widgets;
 
-use crate::chat::session::Stamp;
 use crate::config::Settings;
-use crate::protocol::{EngineHandle, ModelReference};
+use crate::protocol::EngineHandle;
 use anyhow::Result;
 use heat::Depth;
 use keymap::Keymap;
+use models::Models;
 use runtime::Runtime;
 use sessions::{HistoryFile, Sessions};
 use state::{App, Setup};
@@ -55,15 +57,6 @@ pub struct UiOptions {
     /// `--adapter` was given: it stays, whatever a conversation was held with.
     pub adapter_given: bool,
     pub models: Arc<dyn Models>,
-}
-
-/// The models of this machine, as far as the chat has to know them. Opens no connection.
-pub trait Models: Send + Sync {
-    /// What loads the model of a conversation again, or why it is gone.
-    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String>;
-
-    /// The settings that load it. An adapter given on the command line stays.
-    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings;
 }
 
 /// Which conversation to begin with.

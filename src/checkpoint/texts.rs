@@ -35,6 +35,16 @@ pub fn read(files: &Files) -> Result<ChatTexts> {
     Ok(ChatTexts { template, bos_token: token("bos_token"), eos_token: token("eos_token") })
 }
 
+/// The `license` of a model card's front matter.
+pub fn licence(card: &[u8]) -> Option<String> {
+    const MAX_LEN: usize = 60;
+    let card = String::from_utf8_lossy(&card[..card.len().min(64 << 10)]);
+    let matter = card.strip_prefix("---")?.split("\n---").next()?;
+    let line = matter.lines().find_map(|l| l.strip_prefix("license:"))?;
+    let name: String = line.trim().trim_matches(['"', '\'']).chars().take(MAX_LEN).collect();
+    (!name.is_empty()).then_some(name)
+}
+
 fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
     match files.text(name)? {
         Some(raw) => json::object(&files.label(name), &raw),

@@ -1,7 +1,6 @@
 //! `dmschat [chat]`: the conversation in the terminal.
 
 use super::args::Common;
-use super::models;
 use super::output::{as_wrong_use, wrong_use};
 use crate::config::Settings;
 use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
@@ -31,7 +30,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         no_session: common.no_session,
         model_given: flags.model.is_some(),
         adapter_given: flags.adapter.is_some(),
-        models: Arc::new(models::Local),
+        models: Arc::new(super::local_models::Local),
     };
     // A download that failed may go better next time: that is no wrong use.
     let download_failed = Arc::new(AtomicBool::new(false));

@@ -209,13 +209,18 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     [Some(size), room(plan.weight_bytes, device)].into_iter().flatten().collect()
 }
 
-/// Whether weights of so many bytes fit where they would run; nothing where that is not known.
-pub fn room(weight_bytes: u64, device: Device) -> Option<String> {
-    let (place, free) = match device {
+/// Where a model would run, and the free bytes there.
+pub(super) fn free(device: Device) -> Option<(&'static str, u64)> {
+    Some(match device {
         Device::Cuda(index) => ("the GPU", cuda::free_bytes(index.unwrap_or(0))?),
         Device::Auto if cuda::usable(0).is_ok() => ("the GPU", cuda::free_bytes(0)?),
         _ => ("this machine", memory("MemAvailable:")?),
-    };
+    })
+}
+
+/// Whether weights of so many bytes fit where they would run; nothing where that is not known.
+pub fn room(weight_bytes: u64, device: Device) -> Option<String> {
+    let (place, free) = free(device)?;
     let said = if weight_bytes < free { "fit" } else { "will NOT fit" };
     Some(format!("its weights ({}) {said} the memory of {place} ({} free)", bytes(weight_bytes), bytes(free)))
 }

@@ -2,14 +2,11 @@
 
 use super::args::{Common, ModelsCommand};
 use super::output::{self, wrong_use};
-use super::{download, reference, spawn};
-use crate::chat::session::Stamp;
+use super::{download, spawn};
 use crate::checkpoint::ModelRef;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, MAIN, Plan, Progress, Watch};
 use crate::config::{BUILTIN_MODEL, Settings};
-use crate::protocol::ModelReference;
-use crate::ui::Models;
 use crate::ui::text::bytes;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
@@ -17,12 +14,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A model's folder and how to name it after `-m`.
-struct Found {
-    name: String,
-    path: Option<PathBuf>,
-    bytes: u64,
+pub(super) struct Found {
+    pub name: String,
+    pub path: Option<PathBuf>,
+    pub bytes: u64,
     /// Something is missing that a chat needs.
-    partial: bool,
+    pub partial: bool,
 }
 
 pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
@@ -51,18 +48,20 @@ fn hub() -> Result<Hub> {
     Hub::from_env().map_err(output::as_wrong_use)
 }
 
-fn list(common: &Common) -> Result<()> {
+/// The built-in model, those of the cache, and the folder that the settings name.
+pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
     let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0, partial: false }];
     found.extend(in_cache(&hub()?));
-    let named = settings(common)?.model;
-    if cache::extent(Path::new(&named)) >= Extent::Weights {
-        found.push(Found {
-            bytes: weight_bytes(Path::new(&named)),
-            path: Some(named.clone().into()),
-            name: named,
-            partial: false,
-        });
+    let named = &settings.model;
+    if cache::extent(Path::new(named)) >= Extent::Weights {
+        let (bytes, path) = (weight_bytes(Path::new(named)), Some(named.into()));
+        found.push(Found { name: named.clone(), path, bytes, partial: false });
     }
+    Ok(found)
+}
+
+fn list(common: &Common) -> Result<()> {
+    let found = found(&settings(common)?)?;
     if common.json {
         let about = |m: &Found| {
             let bytes = m.path.as_ref().map(|_| m.bytes);
@@ -208,19 +207,6 @@ fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
         _ => Map::new(),
-    }
-}
-
-/// The models of this machine, for the chat.
-pub struct Local;
-
-impl Models for Local {
-    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String> {
-        reference::find(stamp)
-    }
-
-    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings {
-        reference::settings(found, settings, adapter_given)
     }
 }
 

@@ -14,6 +14,16 @@ pub enum Argument {
     Setting,
     Theme,
     Copy,
+    Model,
+}
+
+/// Where names for completion come from.
+pub struct Sources<'a> {
+    pub themes: &'a dyn Fn() -> Vec<String>,
+    /// Hub ids in the cache.
+    pub models: &'a [String],
+    /// Paths that begin as typed; folders only, where it is set.
+    pub paths: &'a dyn Fn(&str, bool) -> Vec<String>,
 }
 
 /// A slash command.
@@ -35,7 +45,8 @@ macro_rules! specs {
 specs! {
     "help" "" None "keys and commands",
     "new" "" None "begin a new conversation; this one stays saved",
-    "model" "[NAME]" Text "load another model: demo, a folder, or ORG/NAME",
+    "model" "[NAME]" Model "load another model: demo, a folder, or ORG/NAME",
+    "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
     "rebuild" "" None "fill the cache anew under the eviction state now set",
     "think" "on|off" OnOff "let the model think before it answers",
@@ -122,7 +133,7 @@ pub struct Completion {
 }
 
 /// What fits what stands before the caret; `None` when it is no command.
-pub fn complete(text: &str, caret: usize, themes: &dyn Fn() -> Vec<String>) -> Option<Completion> {
+pub fn complete(text: &str, caret: usize, sources: &Sources) -> Option<Completion> {
     let before = text.get(..caret)?;
     if !text.starts_with('/') || text.contains('\n') || before.is_empty() {
         return None;
@@ -131,7 +142,7 @@ pub fn complete(text: &str, caret: usize, themes: &dyn Fn() -> Vec<String>) -> O
         None => (0, command_candidates(&before[1..])),
         Some((name, argument)) => {
             let start = before.len() - argument.len();
-            (start, argument_candidates(spec(name)?.argument, argument, themes))
+            (start, argument_candidates(spec(name)?.argument, argument, sources))
         }
     };
     (!candidates.is_empty()).then_some(Completion { start, candidates, selected: 0 })
@@ -148,11 +159,12 @@ fn command_candidates(typed: &str) -> Vec<Candidate> {
         .collect()
 }
 
-fn argument_candidates(argument: Argument, typed: &str, themes: &dyn Fn() -> Vec<String>) -> Vec<Candidate> {
+fn argument_candidates(argument: Argument, typed: &str, sources: &Sources) -> Vec<Candidate> {
     let words: Vec<(String, String)> = match argument {
         Argument::None | Argument::Text => Vec::new(),
         Argument::OnOff => pairs(&[("on", ""), ("off", "")]),
-        Argument::Theme => themes().into_iter().map(|t| (t, String::new())).collect(),
+        Argument::Theme => (sources.themes)().into_iter().map(|t| (t, String::new())).collect(),
+        Argument::Model => models(typed, sources),
         Argument::Copy => pairs(&[("code", "the last code block"), ("all", "the whole conversation")]),
         Argument::Setting => match typed.split_once(' ') {
             Some(("mouse", value)) if "on".starts_with(value) || "off".starts_with(value) => {
@@ -164,6 +176,16 @@ fn argument_candidates(argument: Argument, typed: &str, themes: &dyn Fn() -> Vec
     };
     let fitting = words.into_iter().filter(|(w, _)| w.starts_with(typed) && w != typed);
     fitting.map(|(w, help)| Candidate { label: w.trim_end().to_owned(), insert: w, help }).collect()
+}
+
+/// The built-in model, cached ones, and folders once the beginning of a path is typed.
+fn models(typed: &str, sources: &Sources) -> Vec<(String, String)> {
+    let mut out = pairs(&[("demo", "built in")]);
+    out.extend(sources.models.iter().map(|id| (id.clone(), "in the Hugging Face cache".to_owned())));
+    if !typed.is_empty() {
+        out.extend((sources.paths)(typed, true).into_iter().map(|path| (path, "folder".to_owned())));
+    }
+    out
 }
 
 fn pairs(words: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -198,8 +220,11 @@ mod tests {
     #[test]
     fn completion_offers_commands_and_arguments() {
         let themes = || vec!["dark".to_owned(), "light".to_owned()];
+        let models = ["nvidia/Qwen3-8B-DMS-8x".to_owned()];
+        let paths = |typed: &str, _| if typed == "./Q" { vec!["./Qwen3/".to_owned()] } else { Vec::new() };
+        let sources = Sources { themes: &themes, models: &models, paths: &paths };
         let labels = |text: &str| {
-            complete(text, text.len(), &themes)
+            complete(text, text.len(), &sources)
                 .map(|c| c.candidates.into_iter().map(|c| c.label).collect::<Vec<_>>())
                 .unwrap_or_default()
         };
@@ -207,6 +232,9 @@ mod tests {
         assert_eq!(labels("/re"), ["/rebuild", "/regen", "/resume [ID]", "/rename TITLE"]);
         assert_eq!(labels("/eviction o"), ["on", "off"]);
         assert_eq!(labels("/theme l"), ["light"]);
+        assert_eq!(labels("/model "), ["demo", "nvidia/Qwen3-8B-DMS-8x"]);
+        assert_eq!(labels("/model nv"), ["nvidia/Qwen3-8B-DMS-8x"]);
+        assert_eq!(labels("/model ./Q"), ["./Qwen3/"]);
         assert_eq!(labels("/set top"), ["top_k", "top_p"]);
         assert!(labels("hello /").is_empty());
         assert!(labels("/nonsense x").is_empty());

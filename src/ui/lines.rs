@@ -5,7 +5,7 @@ use super::outbox::Rendered;
 use super::runtime::Runtime;
 use super::signals::{Signal, Signals};
 use super::state::{App, Overlay};
-use super::text::{clean, clean_line};
+use super::text::{bytes, clean, clean_line};
 use super::update::AppEvent;
 use super::widgets::{help, message, welcome};
 use super::{ExitKind, numbers};
@@ -36,6 +36,7 @@ enum Woken {
     Engine(Option<Event>),
     Next(Option<Event>),
     Rendered(Rendered),
+    LookedUp(Option<AppEvent>),
     Signal(Signal),
 }
 
@@ -70,12 +71,13 @@ impl Runtime {
                 put("> ");
             }
             let woken = {
-                let (current, next, rendered) = self.sources();
+                let (current, next, rendered, looked_up) = self.sources();
                 tokio::select! {
                     signal = signals.next() => Woken::Signal(signal),
                     event = super::runtime::receive(current) => Woken::Engine(event),
                     event = super::runtime::receive(next) => Woken::Next(event),
                     Some(rendered) = rendered.recv() => Woken::Rendered(rendered),
+                    event = looked_up.recv() => Woken::LookedUp(event),
                     line = lines.recv(), if !ended && !busy => Woken::Line(line),
                 }
             };
@@ -94,6 +96,7 @@ impl Runtime {
                 }
                 Woken::Next(event) => self.next(event),
                 Woken::Rendered(rendered) => self.rendered(rendered),
+                Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
                 Woken::Signal(Signal::End(2)) if busy => self.press(KeyCode::Esc),
                 Woken::Signal(Signal::Stop) => super::signals::stop_here(),
                 Woken::Signal(Signal::Continue) => {}
@@ -152,6 +155,11 @@ impl Runtime {
             Some(Overlay::Sessions(picker)) => {
                 lines.extend(picker.entries.iter().map(|e| format!("{}  {}  {}", e.id, e.when, clean_line(&e.title))));
                 lines.push("/resume ID opens one".to_owned());
+            }
+            Some(Overlay::Models(picker)) => {
+                let Some(entries) = &picker.entries else { return };
+                lines.extend(entries.iter().map(|e| format!("{}  {}  {}", e.name, bytes(e.bytes), clean_line(&e.dms))));
+                lines.push("/model NAME loads one".to_owned());
             }
             Some(Overlay::Confirm { question, .. }) => lines.push(format!("{} (y or n)", clean_line(question))),
             Some(Overlay::Inspect(_)) => {

@@ -4,6 +4,7 @@
 
 use super::clipboard::{Copied, Copier};
 use super::keyboard::{Keyboard, Typed};
+use super::models::Models;
 use super::outbox::{Outbox, Rendered};
 use super::sessions::{HistoryFile, Sessions};
 use super::signals::{Signal, Signals};
@@ -17,6 +18,7 @@ use crossterm::event::{Event as Input, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Between two frames at least, after a key and while only the model writes: it needs the cores more.
 const FRAME: Duration = Duration::from_millis(16);
@@ -45,6 +47,8 @@ pub struct Runtime {
     begun: bool,
     /// A conversation to open once the model is there.
     resume: Resume,
+    /// Answers about models, and where they come in.
+    looked_up: (UnboundedSender<AppEvent>, Answers),
     /// The name of that conversation's model, while it loads.
     own: Option<String>,
     /// It did not load: its name, and why.
@@ -53,7 +57,8 @@ pub struct Runtime {
 
 /// What an engine says.
 pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Event>;
-type Renderings = tokio::sync::mpsc::UnboundedReceiver<Rendered>;
+type Renderings = UnboundedReceiver<Rendered>;
+type Answers = UnboundedReceiver<AppEvent>;
 
 /// What the loop woke up for.
 enum Woken {
@@ -62,6 +67,7 @@ enum Woken {
     Next(Option<Event>),
     Rendered(Rendered),
     Snapshot,
+    LookedUp(Option<AppEvent>),
     Signal(Signal),
     Timer,
 }
@@ -84,6 +90,7 @@ impl Runtime {
             exit: None,
             begun: false,
             resume,
+            looked_up: unbounded_channel(),
             own: None,
             lacking: None,
         }
@@ -94,6 +101,7 @@ impl Runtime {
         for entry in self.history.read() {
             self.app.history.push(&entry);
         }
+        self.look_up(|models| AppEvent::CachedModels(models.cached()));
         let began = self.sessions.began();
         self.handle(began);
         let own = match &self.resume {
@@ -108,6 +116,16 @@ impl Runtime {
                 self.effects(vec![Effect::LoadReference(reference)]);
             }
             None => self.load_default(),
+        }
+    }
+
+    /// Asks for models on a thread of its own; the answer comes as an event.
+    fn look_up(&self, ask: impl FnOnce(&dyn Models) -> AppEvent + Send + 'static) -> Vec<AppEvent> {
+        let (models, send) = (Arc::clone(&self.loading.models), self.looked_up.0.clone());
+        let asked = std::thread::Builder::new().name("models".into()).spawn(move || send.send(ask(&*models)));
+        match asked {
+            Ok(_) => Vec::new(),
+            Err(error) => vec![AppEvent::Said(Level::Error, format!("the models cannot be listed: {error}"))],
         }
     }
 
@@ -158,10 +176,12 @@ impl Runtime {
         self.exit = Some(exit);
     }
 
-    /// The events of the engine in use, of the one that is being loaded, and finished renderings.
-    pub(super) fn sources(&mut self) -> (Option<&mut Events>, Option<&mut Events>, &mut Renderings) {
+    /// The events of the engine in use, of the one that is being loaded, finished renderings, and
+    /// answers about models.
+    pub(super) fn sources(&mut self) -> (Option<&mut Events>, Option<&mut Events>, &mut Renderings, &mut Answers) {
         let current = self.current.as_mut().map(|e| &mut e.events);
-        (current, self.next.as_mut().map(|e| &mut e.events), &mut self.outbox.rendered)
+        let next = self.next.as_mut().map(|e| &mut e.events);
+        (current, next, &mut self.outbox.rendered, &mut self.looked_up.1)
     }
 
     fn frame(&self) -> Duration {
@@ -205,6 +225,7 @@ impl Runtime {
             event = receive(next) => Woken::Next(event),
             Some(rendered) = self.outbox.rendered.recv() => Woken::Rendered(rendered),
             () = snapshot => Woken::Snapshot,
+            event = self.looked_up.1.recv() => Woken::LookedUp(event),
             () = sleep => Woken::Timer,
         }
     }
@@ -217,6 +238,7 @@ impl Runtime {
             Woken::Next(event) => self.next(event),
             Woken::Rendered(rendered) => self.rendered(rendered),
             Woken::Snapshot => self.snapshot(),
+            Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
             Woken::Signal(signal) => self.signal(signal),
             Woken::Timer => {}
         }
@@ -380,6 +402,10 @@ impl Runtime {
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
             Effect::Load(name) => self.load(name),
+            Effect::ListModels => {
+                let settings = self.app.setup.settings.clone();
+                self.look_up(move |models| AppEvent::Models(models.list(&settings)))
+            }
             Effect::LoadReference(reference) => {
                 let parts = &self.loading;
                 let settings = parts.models.settings(&reference, &self.app.setup.settings, parts.adapter_given);

@@ -1,7 +1,8 @@
 //! The files behind the chat: the session that is open, the list of all, transcripts, and the input
 //! history. Does what [`Store`] asks and answers with events; draws nothing.
 
-use super::Models;
+use super::models::Models;
+use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
 use super::text::clean_line;
 use super::update::{AppEvent, Opened, Store, Which};
@@ -220,13 +221,6 @@ impl Sessions {
 fn saved(path: &Path) -> AppEvent {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     AppEvent::Said(Level::Info, format!("saved in {}", clean_line(&whole.display().to_string())))
-}
-
-fn expand_home(path: &Path) -> PathBuf {
-    match (path.strip_prefix("~"), std::env::var_os("HOME")) {
-        (Ok(rest), Some(home)) => PathBuf::from(home).join(rest),
-        _ => path.to_owned(),
-    }
 }
 
 /// How the conversation is rendered now.

@@ -7,6 +7,7 @@ use super::editor::{Editor, History};
 use super::feed::Feed;
 use super::heat::Depth;
 use super::keymap::Keymap;
+use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
 use super::update::Which;
 use crate::chat::{Conversation, Message, MessageId};
@@ -44,6 +45,8 @@ pub struct App {
     /// A second Ctrl+C quits.
     pub quit_armed: bool,
     pub mouse: bool,
+    /// Hub ids in the cache, for completion; read when the chat begins.
+    pub cached_models: Vec<String>,
     /// Where this conversation is saved; absent before the first turn and with `--no-session`.
     pub session: SessionView,
     /// Columns and rows of the terminal.
@@ -225,6 +228,7 @@ pub enum Overlay {
     Help { scroll: usize },
     Inspect(Inspect),
     Sessions(Picker),
+    Models(ModelPicker),
     HistorySearch { query: Editor, selected: usize },
     Confirm { question: String, then: Confirmed },
 }
@@ -333,6 +337,7 @@ impl App {
             notice: None,
             send_when_ready: false,
             quit_armed: false,
+            cached_models: Vec::new(),
             session: SessionView::default(),
             size: (80, 24),
             now_ms: 0,

@@ -6,12 +6,14 @@ mod commands;
 mod engine;
 mod files;
 mod keys;
+mod models;
 mod overlay;
 #[cfg(test)]
 mod tests;
 mod turns;
 
 use super::feed::LocalKind;
+use super::models::ModelEntry;
 use super::state::{App, Level, SessionEntry};
 use crate::chat::Conversation;
 use crate::protocol::{Command, Download, Event, ModelInfo, ModelReference, Snapshot};
@@ -58,6 +60,10 @@ pub enum AppEvent {
         sent: bool,
     },
     Sessions(Vec<SessionEntry>),
+    /// Hub ids in the cache.
+    CachedModels(Vec<String>),
+    /// The models of this machine have been read.
+    Models(Vec<ModelEntry>),
     /// A saved conversation was read.
     Opened(Box<Opened>),
     /// A conversation was held with another model, which is still there.
@@ -108,6 +114,8 @@ pub enum Effect {
     /// Render what is left of the conversation and bring the cache there.
     Rewind,
     Load(String),
+    /// Read what models there are, for the list.
+    ListModels,
     /// Load the model of a conversation.
     LoadReference(ModelReference),
     CancelLoad,
@@ -206,6 +214,11 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
             said(app, Level::Info, text)
         }
         AppEvent::Sessions(entries) => overlay::sessions(app, entries),
+        AppEvent::CachedModels(ids) => {
+            app.cached_models = ids;
+            Vec::new()
+        }
+        AppEvent::Models(entries) => models::listed(app, entries),
         AppEvent::Opened(opened) => files::opened(app, *opened),
         AppEvent::OpenNeedsModel { which, reference } => files::open_needs_model(app, which, reference),
         AppEvent::OpenLacksModel { which, model, why } => files::open_lacks_model(app, which, &model, &why),

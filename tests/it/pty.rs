@@ -387,7 +387,7 @@ fn a_conversation_comes_back_with_its_own_model() {
     // Gone: the model in use is offered.
     std::fs::remove_dir_all(&folder).unwrap();
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
-    chat.until_shows("Open it with demo?");
+    chat.until_shows("demo? Its texts are encoded again");
     chat.keys("y");
     chat.until_shows("another model (other)");
     chat.keys("\x04");

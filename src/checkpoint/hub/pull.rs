@@ -14,13 +14,15 @@ use std::path::{Path, PathBuf};
 
 /// Read by [`crate::checkpoint::Checkpoint::open`] where they exist; the first ones decide whether
 /// the model can run.
-const TEXTS: [&str; 8] = [
+const TEXTS: [&str; 9] = [
     CONFIG,
     "dms_metadata.json",
     "generation_config.json",
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
+    // Says the licence.
+    "README.md",
     "chat_template.jinja",
     "chat_template.json",
 ];

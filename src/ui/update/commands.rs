@@ -1,14 +1,16 @@
 //! What the slash commands do.
 
-use super::{Effect, Store, files, note, overlay, turns};
+use super::{Effect, Store, files, models, note, overlay, turns};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::Command;
 use crate::ui::commands::{SETTINGS, nearest};
 use crate::ui::feed::LocalKind;
+use crate::ui::paths::expand_home;
 use crate::ui::state::{App, Level, Loading, Overlay};
 use crate::ui::text::clean_line;
 use crate::ui::{markdown, numbers};
+use std::path::Path;
 
 /// Runs a command that [`crate::ui::commands::spec`] knows.
 pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
@@ -16,6 +18,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "help" => app.overlays.push(Overlay::Help { scroll: 0 }),
         "new" => return files::new_conversation(app),
         "model" => return model(app, argument),
+        "models" => return models::open(app),
         "eviction" => return eviction(app, argument),
         "rebuild" => return rebuild(app),
         "think" => return think(app, argument),
@@ -66,7 +69,8 @@ fn on_off(app: &mut App, name: &str, argument: &str) -> Option<bool> {
     }
 }
 
-fn model(app: &mut App, name: &str) -> Vec<Effect> {
+/// /model [NAME]
+pub fn model(app: &mut App, name: &str) -> Vec<Effect> {
     if name.is_empty() {
         let text = match &app.engine.info {
             Some(i) => format!("{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME", i.name, i.device),
@@ -77,8 +81,9 @@ fn model(app: &mut App, name: &str) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
-    app.engine.loading = Some(Loading::new(name));
-    vec![Effect::Load(name.to_owned())]
+    let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
+    app.engine.loading = Some(Loading::new(&name));
+    vec![Effect::Load(name)]
 }
 
 fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {

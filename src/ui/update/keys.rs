@@ -98,7 +98,9 @@ pub fn paste(app: &mut App, text: &str) -> Vec<Effect> {
 /// Offers completions for what now stands in the input.
 pub fn input_changed(app: &mut App) {
     let themes = app.setup.themes.clone();
-    app.completion = slash::complete(app.input.text(), app.input.caret(), &|| themes.names());
+    let sources =
+        slash::Sources { themes: &|| themes.names(), models: &app.cached_models, paths: &crate::ui::paths::complete };
+    app.completion = slash::complete(app.input.text(), app.input.caret(), &sources);
 }
 
 /// Time has passed: a held Enter was the last key after all.

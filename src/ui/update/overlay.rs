@@ -1,7 +1,7 @@
 //! Keys while something lies over the chat: help, the large panel, the list of conversations, the
 //! history search, questions.
 
-use super::{Effect, Store, Which, engine, files, keys};
+use super::{Effect, Store, Which, engine, files, keys, models};
 use crate::ui::action::Action;
 use crate::ui::keymap::Key;
 use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay, Picker, SessionEntry};
@@ -9,7 +9,7 @@ use crate::ui::text::clean_line;
 use crossterm::event::KeyCode;
 use std::path::PathBuf;
 
-const PAGE: usize = 10;
+pub(super) const PAGE: usize = 10;
 
 /// A key for the topmost overlay.
 pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
@@ -27,6 +27,7 @@ pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
         },
         Some(Overlay::Inspect(_)) => return inspect_key(app, key.code, action),
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
+        Some(Overlay::Models(_)) => return models::key(app, key, action),
         Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
         Some(Overlay::Confirm { .. }) => return confirm_key(app, key.code),
         None => {}
@@ -49,6 +50,10 @@ pub fn scroll(app: &mut App, down: bool) -> Vec<Effect> {
     match app.overlays.last_mut() {
         Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
         Some(Overlay::Sessions(picker)) => move_selected(&mut picker.selected, picker.entries.len(), down, 1),
+        Some(Overlay::Models(picker)) => {
+            let count = picker.matching().len();
+            move_selected(&mut picker.selected, count, down, 1);
+        }
         _ => {}
     }
     Vec::new()
@@ -60,6 +65,7 @@ pub fn paste(app: &mut App, text: &str) -> bool {
     match app.overlays.last_mut() {
         Some(Overlay::Sessions(Picker { renaming: Some((_, title)), .. })) => title.insert(&line),
         Some(Overlay::Sessions(picker)) => picker.query.insert(&line),
+        Some(Overlay::Models(picker)) => picker.query.insert(&line),
         Some(Overlay::HistorySearch { query, .. }) => query.insert(&line),
         None => return false,
         Some(_) => {}
@@ -203,13 +209,13 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
     Vec::new()
 }
 
-fn move_selected(selected: &mut usize, count: usize, down: bool, by: usize) {
+pub(super) fn move_selected(selected: &mut usize, count: usize, down: bool, by: usize) {
     let last = count.saturating_sub(1);
     *selected = if down { (*selected + by).min(last) } else { selected.saturating_sub(by) };
 }
 
 /// Keys of a one-line field.
-fn edit_line(line: &mut crate::ui::editor::Editor, key: Key, action: Option<Action>) {
+pub(super) fn edit_line(line: &mut crate::ui::editor::Editor, key: Key, action: Option<Action>) {
     match (key.code, action) {
         (KeyCode::Char(c), None) if key.modifiers.is_empty() => line.insert(&c.to_string()),
         (_, Some(Action::Backspace)) => line.backspace(),

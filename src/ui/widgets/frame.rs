@@ -91,6 +91,10 @@ fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Lay
             Clear.render(whole, frame.buffer_mut());
             lists::draw_sessions(frame, whole, app, picker);
         }
+        Overlay::Models(picker) => {
+            Clear.render(whole, frame.buffer_mut());
+            lists::draw_models(frame, whole, app, picker);
+        }
         Overlay::HistorySearch { query, selected } => {
             let area = strip(whole, lists::history_rows(app, query) as u16 + 2);
             Clear.render(area, frame.buffer_mut());

@@ -1,8 +1,9 @@
 //! Lists and questions over the chat: saved conversations, the history search, yes or no.
 
 use crate::ui::editor::Editor;
+use crate::ui::models::{ModelEntry, ModelPicker};
 use crate::ui::state::{App, Picker};
-use crate::ui::text::{clean_line, plural, truncate, width, wrap_plain};
+use crate::ui::text::{bytes, clean_line, plural, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::Frame;
 use ratatui::layout::{Position, Rect};
@@ -72,6 +73,65 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
     }
     let keys = "Enter opens, F2 renames, Delete deletes, Esc closes";
     buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));
+}
+
+/// The models of this machine: one a row, and more about the chosen one at the bottom.
+pub fn draw_models(frame: &mut Frame, area: Rect, app: &App, picker: &ModelPicker) {
+    let theme = &app.theme;
+    let top = Rect { x: area.x + 1, width: area.width.saturating_sub(2), height: 1, ..area };
+    field(frame, top, app, "models:", &picker.query);
+    let matching = picker.matching();
+    let rows = usize::from(area.height).saturating_sub(6);
+    let start = first(picker.selected, matching.len(), rows);
+    let room = usize::from(top.width);
+    let buffer = frame.buffer_mut();
+    for (n, entry) in matching.iter().skip(start).take(rows).enumerate() {
+        let y = area.y + 2 + n as u16;
+        let facts =
+            format!("{:>9}  {:<18}  {:<12}", model_size(entry), truncate(&clean_line(&entry.dms), 18), fit(entry));
+        let name_room = room.saturating_sub(width(&facts) + 2);
+        let name = truncate(&clean_line(&entry.name), name_room);
+        let pad = " ".repeat(room.saturating_sub(width(&name) + width(&facts)));
+        let chosen = start + n == picker.selected;
+        let role = |usual| theme.style(if chosen { Role::Selected } else { usual });
+        buffer.set_stringn(top.x, y, format!("{name}{pad}"), room, role(Role::Text));
+        let warn = !chosen && (entry.fits == Some(false) || !entry.complete);
+        let x = top.x + width(&name) as u16 + pad.len() as u16;
+        buffer.set_stringn(x, y, facts, room, role(if warn { Role::Warning } else { Role::Dim }));
+    }
+    let said = match (&picker.entries, matching.is_empty()) {
+        (None, _) => Some("reading the models on this machine"),
+        (_, true) => Some("nothing fits"),
+        _ => None,
+    };
+    if let Some(said) = said {
+        buffer.set_stringn(top.x, area.y + 2, said, room, theme.style(Role::Dim));
+    }
+    if let Some(entry) = matching.get(picker.selected) {
+        let licence = entry.licence.as_deref().map_or("licence not recorded".to_owned(), |l| format!("licence {l}"));
+        let about = [
+            format!("{}; {}", entry.shape, entry.dms),
+            [Some(licence), entry.path.clone()].into_iter().flatten().collect::<Vec<_>>().join("; "),
+        ];
+        for (n, line) in about.iter().enumerate() {
+            let y = area.bottom() - 3 + n as u16;
+            buffer.set_stringn(top.x, y, truncate(&clean_line(line), room), room, theme.style(Role::Text));
+        }
+    }
+    buffer.set_stringn(top.x, area.bottom() - 1, "Enter loads, Esc closes", room, theme.style(Role::Dim));
+}
+
+fn model_size(entry: &ModelEntry) -> String {
+    if entry.path.is_some() { bytes(entry.bytes) } else { "built in".to_owned() }
+}
+
+fn fit(entry: &ModelEntry) -> &'static str {
+    match (entry.complete, entry.fits) {
+        (false, _) => "not all here",
+        (true, Some(true)) => "fits",
+        (true, Some(false)) => "does not fit",
+        (true, None) => "",
+    }
 }
 
 /// The line that parts a list from the chat above it.

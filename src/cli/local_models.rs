@@ -1,0 +1,97 @@
+//! The models of this machine, as the chat lists and finds them. Opens no connection.
+
+use super::models::{self, Found};
+use super::{download, reference};
+use crate::chat::session::Stamp;
+use crate::checkpoint::hub::{Hub, cache};
+use crate::checkpoint::{self, ModelRef};
+use crate::config::Settings;
+use crate::protocol::ModelReference;
+use crate::ui::models::{ModelEntry, Models};
+use crate::ui::text::{count, plural};
+use std::path::Path;
+
+pub struct Local;
+
+impl Models for Local {
+    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String> {
+        reference::find(stamp)
+    }
+
+    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings {
+        reference::settings(found, settings, adapter_given)
+    }
+
+    fn cached(&self) -> Vec<String> {
+        Hub::from_env().map(|hub| cache::ids(&hub.cache)).unwrap_or_default()
+    }
+
+    fn list(&self, settings: &Settings) -> Vec<ModelEntry> {
+        let free = download::free(settings.device).map(|(_, bytes)| bytes);
+        models::found(settings).unwrap_or_default().into_iter().map(|model| entry(model, free)).collect()
+    }
+}
+
+/// Reads what the model's files say, without its weights.
+fn entry(model: Found, free: Option<u64>) -> ModelEntry {
+    let place = match &model.path {
+        Some(path) => ModelRef::Folder(path.clone()),
+        None => ModelRef::BuiltIn,
+    };
+    let mut out = ModelEntry {
+        name: model.name,
+        path: model.path.map(|p| p.display().to_string()),
+        bytes: model.bytes,
+        complete: !model.partial,
+        shape: String::new(),
+        dms: "?".to_owned(),
+        licence: None,
+        fits: free.map(|free| model.bytes < free),
+    };
+    match checkpoint::summary(&place, short(&out.name)) {
+        Ok(s) => {
+            let c = &s.config;
+            out.shape = format!(
+                "{}, {} of {} heads, context {}",
+                c.family,
+                plural(c.n_layers as u64, "layer"),
+                format_args!("{}/{}", c.n_q_heads, c.n_kv_heads),
+                count(c.context as u64)
+            );
+            out.dms = match (&c.dms, s.adapter) {
+                (Some(dms), _) => format!("DMS, window {}", dms.rule.window),
+                (None, Some(base)) => format!("adapter for {base}"),
+                (None, None) => "dense".to_owned(),
+            };
+            out.licence = s.licence;
+        }
+        Err(error) => out.shape = format!("{error:#}"),
+    }
+    out
+}
+
+/// The name without a revision.
+fn short(name: &str) -> &str {
+    let name = name.split('@').next().unwrap_or(name);
+    Path::new(name).file_name().and_then(|n| n.to_str()).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_says_what_the_files_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = include_str!("../../assets/demo/config.json");
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        std::fs::write(folder.path().join("README.md"), "---\nlicense: mit\n---\n# A model").unwrap();
+        let found =
+            || Found { name: "a/b@main".into(), path: Some(folder.path().to_owned()), bytes: 10, partial: false };
+        let model = entry(found(), Some(9));
+        assert_eq!((&*model.dms, model.licence.as_deref(), model.fits), ("DMS, window 64", Some("mit"), Some(false)));
+        assert_eq!(model.shape, "qwen3, 8 layers, 8/4 heads, context 8,192");
+        std::fs::write(folder.path().join("config.json"), "{").unwrap();
+        assert!(entry(found(), None).shape.contains("config.json"));
+    }
+}

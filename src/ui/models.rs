@@ -1,0 +1,60 @@
+//! The models of this machine, as the chat shows them: the list of `/models`, and the names that
+//! `/model` completes. Who looks them up is handed in from outside.
+
+use super::editor::Editor;
+use crate::chat::session::Stamp;
+use crate::config::Settings;
+use crate::protocol::ModelReference;
+
+/// Looks models up on this machine. Opens no connection.
+pub trait Models: Send + Sync {
+    /// What loads the model of a conversation again, or why it is gone.
+    fn find(&self, stamp: &Stamp) -> Result<ModelReference, String>;
+
+    /// The settings that load it. An adapter given on the command line stays.
+    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings;
+
+    /// Hub ids in the cache.
+    fn cached(&self) -> Vec<String>;
+
+    /// All models, with what their files say. Reads many files: not for the screen's thread.
+    fn list(&self, settings: &Settings) -> Vec<ModelEntry>;
+}
+
+/// A model in the list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelEntry {
+    /// What `/model` loads: `demo`, a folder, or `ORG/NAME[@COMMIT]`.
+    pub name: String,
+    /// Absent for the built-in model.
+    pub path: Option<String>,
+    /// Of the weights.
+    pub bytes: u64,
+    /// All files are there.
+    pub complete: bool,
+    /// Architecture, layers, heads and context; why they cannot be read.
+    pub shape: String,
+    /// `DMS, window 256`, `adapter for NAME`, or `dense`.
+    pub dms: String,
+    pub licence: Option<String>,
+    /// The weights fit the free memory; absent where that is unknown.
+    pub fits: Option<bool>,
+}
+
+/// The list over the chat.
+#[derive(Clone, Debug, Default)]
+pub struct ModelPicker {
+    pub query: Editor,
+    /// Absent while the files are read.
+    pub entries: Option<Vec<ModelEntry>>,
+    /// Among those that match.
+    pub selected: usize,
+}
+
+impl ModelPicker {
+    /// The entries whose name contains what was typed.
+    pub fn matching(&self) -> Vec<&ModelEntry> {
+        let query = self.query.text().trim().to_lowercase();
+        self.entries.iter().flatten().filter(|e| e.name.to_lowercase().contains(&query)).collect()
+    }
+}

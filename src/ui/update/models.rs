@@ -1,0 +1,92 @@
+//! The list of models: keys, and what Enter loads.
+
+use super::overlay::{PAGE, edit_line, move_selected};
+use super::{Effect, commands, turns};
+use crate::ui::action::Action;
+use crate::ui::keymap::Key;
+use crate::ui::models::{ModelEntry, ModelPicker};
+use crate::ui::state::{App, Level, Overlay};
+use crossterm::event::KeyCode;
+
+/// /models: the list opens at once and is filled when the files have been read.
+pub fn open(app: &mut App) -> Vec<Effect> {
+    app.overlays.push(Overlay::Models(ModelPicker::default()));
+    vec![Effect::ListModels]
+}
+
+/// The models have been read. The list may be closed by now.
+pub fn listed(app: &mut App, entries: Vec<ModelEntry>) -> Vec<Effect> {
+    let current = app.engine.info.as_ref().map(|i| i.name.clone());
+    let open = app.overlays.iter_mut().find_map(|o| if let Overlay::Models(picker) = o { Some(picker) } else { None });
+    if let Some(picker) = open {
+        picker.entries = Some(entries);
+        let at = picker.matching().iter().position(|e| Some(&e.name) == current.as_ref());
+        picker.selected = at.unwrap_or(0);
+    }
+    Vec::new()
+}
+
+/// A key for the list.
+pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
+    let Some(Overlay::Models(picker)) = app.overlays.last_mut() else { return Vec::new() };
+    let count = picker.matching().len();
+    match key.code {
+        KeyCode::Up => move_selected(&mut picker.selected, count, false, 1),
+        KeyCode::Down => move_selected(&mut picker.selected, count, true, 1),
+        KeyCode::PageUp => move_selected(&mut picker.selected, count, false, PAGE),
+        KeyCode::PageDown => move_selected(&mut picker.selected, count, true, PAGE),
+        KeyCode::Enter => {
+            let chosen = picker.matching().get(picker.selected).map(|e| (e.name.clone(), e.complete));
+            let Some((name, complete)) = chosen else { return Vec::new() };
+            app.overlays.pop();
+            if !complete {
+                app.say(Level::Info, format!("{name} is not all here; /model {name} downloads the rest"));
+                return Vec::new();
+            }
+            if turns::refuse_busy(app) {
+                return Vec::new();
+            }
+            return commands::model(app, &name);
+        }
+        _ => {
+            edit_line(&mut picker.query, key, action);
+            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+        }
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::testing::{app, press, say, screen};
+    use crate::ui::update::{AppEvent, update};
+
+    #[test]
+    fn the_list_shows_what_models_are_and_loads_the_chosen_one() {
+        let mut app = app(100, 24, 8, 4);
+        assert!(matches!(say(&mut app, "/models")[..], [Effect::ListModels]));
+        assert!(screen(&mut app).contains("reading the models"));
+        let entry = |name: &str, dms: &str, fits| ModelEntry {
+            name: name.into(),
+            path: Some(format!("/models/{name}")),
+            bytes: 8_000_000_000,
+            complete: true,
+            shape: "qwen3, 36 layers, 32/8 heads, context 40,960".into(),
+            dms: dms.into(),
+            licence: Some("apache-2.0".into()),
+            fits: Some(fits),
+        };
+        let demo = ModelEntry { path: None, ..entry("demo", "DMS, window 64", true) };
+        let entries = vec![demo, entry("nvidia/Qwen3-8B-DMS-8x", "DMS, window 256", false)];
+        update(&mut app, AppEvent::Models(entries));
+        press(&mut app, KeyCode::Down);
+        let shown = screen(&mut app);
+        for part in ["8.0 GB", "does not fit", "36 layers, 32/8 heads", "DMS, window 256", "licence apache-2.0"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        let effects = press(&mut app, KeyCode::Enter);
+        assert!(matches!(&effects[..], [Effect::Load(name)] if name == "nvidia/Qwen3-8B-DMS-8x"));
+        assert!(app.overlays.is_empty());
+    }
+}
