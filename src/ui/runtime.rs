@@ -8,7 +8,7 @@ use super::models::Models;
 use super::outbox::{Outbox, Rendered};
 use super::sessions::{HistoryFile, Sessions};
 use super::signals::{Signal, Signals};
-use super::state::App;
+use super::state::{App, Level};
 use super::terminal::Screen;
 use super::update::{AppEvent, Effect, Store, Which, update};
 use super::{ExitKind, LoadParts, LoadRequest, Resume, editor_program};
