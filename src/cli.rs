@@ -83,7 +83,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     if let Some(theme) = &settings.theme {
-        let themes = Themes { folder: Some(settings.dirs.themes()) };
+        let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
         themes.load(theme).map_err(output::as_wrong_use)?;
     }
     match cli.command {

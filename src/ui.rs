@@ -6,6 +6,7 @@
 
 pub mod action;
 pub mod burst;
+pub mod capabilities;
 pub mod clipboard;
 pub mod commands;
 pub mod editor;
@@ -104,14 +105,18 @@ pub struct Chat {
 
 /// Reads themes and keymap. Errors are one line: an unknown theme, a fault in the keymap.
 pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
-    let settings = options.settings;
+    let mut settings = options.settings;
     let env = |name: &str| std::env::var(name).ok();
     let lines = env("TERM").as_deref() == Some("dumb");
-    let themes = Themes { folder: Some(settings.dirs.themes()) };
+    let background = capabilities::background(&env);
+    let themes = Themes { folder: Some(settings.dirs.themes()), background: background.unwrap_or_default() };
     let keymap = Keymap::load(settings.keymap.as_deref())?;
     let depth = if settings.plain { Depth::Ascii } else { Depth::detect(&env) };
-    let usual = if settings.plain || lines { "ascii" } else { usual_theme(&env) };
-    let theme = themes.load(settings.theme.as_deref().unwrap_or(usual))?;
+    settings.ascii |= !capabilities::unicode(&env);
+    let usual = if settings.plain || lines { "ascii" } else { theme::AUTO };
+    let named = settings.theme.as_deref().unwrap_or(usual);
+    let theme = themes.load(named)?;
+    let ask_background = named == theme::AUTO && depth.has_colour() && capabilities::answers(&env);
     let models = options.models;
     let sessions =
         Sessions::new(settings.dirs.sessions(), options.no_session, Arc::clone(&models), options.model_given);
@@ -120,7 +125,9 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let plain = settings.plain;
     let setup = Setup { settings, themes, keymap, depth, plain, no_session: options.no_session };
     let app = App::new(setup, theme);
-    Ok(Chat { runtime: Runtime::new(app, loading, sessions, history, options.resume), lines })
+    let mut runtime = Runtime::new(app, loading, sessions, history, options.resume);
+    runtime.follow_background = ask_background;
+    Ok(Chat { runtime, lines })
 }
 
 impl Chat {
@@ -129,10 +136,4 @@ impl Chat {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         if self.lines { tokio.block_on(self.runtime.run_lines()) } else { tokio.block_on(self.runtime.run()) }
     }
-}
-
-/// Terminals that say so (COLORFGBG) get the theme of their background, others the dark one.
-fn usual_theme(env: &dyn Fn(&str) -> Option<String>) -> &'static str {
-    let background = env("COLORFGBG").and_then(|v| v.rsplit(';').next().and_then(|b| b.parse::<u8>().ok()));
-    if matches!(background, Some(7 | 15)) { "light" } else { "dark" }
 }

@@ -21,7 +21,7 @@ impl Depth {
     pub fn detect(env: &dyn Fn(&str) -> Option<String>) -> Depth {
         let get = |name: &str| env(name).unwrap_or_default().to_lowercase();
         let (colorterm, term, program) = (get("COLORTERM"), get("TERM"), get("TERM_PROGRAM"));
-        if !get("NO_COLOR").is_empty() || term == "dumb" {
+        if !get("NO_COLOR").is_empty() || term == "dumb" || is_serial(&term) {
             return Depth::Mono;
         }
         if colorterm.contains("truecolor") || colorterm.contains("24bit") || term.contains("direct") {
@@ -41,6 +41,12 @@ impl Depth {
     pub fn has_colour(self) -> bool {
         matches!(self, Depth::Rgb | Depth::Indexed | Depth::Sixteen)
     }
+}
+
+/// Whether TERM names a terminal of DEC's line (`vt100`, `vt220`), which has neither colours nor
+/// Unicode.
+pub fn is_serial(term: &str) -> bool {
+    term.strip_prefix("vt").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// Tenths of a retention, for terminals that draw ASCII only.
@@ -183,6 +189,8 @@ mod tests {
         assert_eq!(detect(&[("TERM", "xterm-256color"), ("COLORTERM", "truecolor")]), Depth::Rgb);
         assert_eq!(detect(&[("TERM", "xterm-256color")]), Depth::Indexed);
         assert_eq!(detect(&[("TERM", "linux")]), Depth::Sixteen);
+        assert_eq!(detect(&[("TERM", "vt100")]), Depth::Mono);
+        assert_eq!(detect(&[("TERM", "vte-256color")]), Depth::Indexed);
         assert_eq!(detect(&[("TERM", "xterm-kitty"), ("NO_COLOR", "1")]), Depth::Mono);
         assert_eq!(detect(&[("TERM", "xterm-kitty"), ("NO_COLOR", "")]), Depth::Rgb);
         assert_eq!(detect(&[]), Depth::Sixteen);

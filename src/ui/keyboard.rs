@@ -2,7 +2,9 @@
 //! it came in, so that a busy screen does not change what was typed fast and what was not. (The
 //! async stream of crossterm hands over one event per wake-up; pastes without brackets are thousands.)
 
-use crossterm::event::{self, Event};
+use super::capabilities::{LONGEST_REPLY, background_of};
+use super::theme::Background;
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -11,8 +13,18 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 /// How often the thread looks whether it is to pause or end.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long the terminal's answer about its background may take to be taken for one.
+const LATE: Duration = Duration::from_secs(10);
+
 /// What came in, and when; an error when the terminal is gone.
-pub type Typed = (Instant, io::Result<Event>);
+pub type Typed = (Instant, io::Result<Input>);
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    Event(Event),
+    /// The terminal said its background after the start had stopped waiting for it.
+    Background(Background),
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -46,13 +58,21 @@ pub struct Keyboard {
 }
 
 impl Keyboard {
-    /// Starts to read; the terminal must be in raw mode.
-    pub fn start() -> io::Result<Self> {
+    /// Starts to read; the terminal must be in raw mode. `typed` was read before; with `reply_due`
+    /// the terminal may still answer the question about its background.
+    pub fn start(typed: &[u8], reply_due: bool) -> io::Result<Self> {
         let (send, events) = unbounded_channel();
+        // Keys that are no text cannot be told from other sequences here: they are dropped.
+        let text: String = String::from_utf8_lossy(typed).chars().take_while(|c| *c != '\x1b').collect();
+        if !text.is_empty() {
+            let _ = send.send((Instant::now(), Ok(Input::Event(Event::Paste(text)))));
+        }
         let shared = Arc::new(Shared::default());
         shared.set(State::Reading);
         let theirs = Arc::clone(&shared);
-        std::thread::Builder::new().name("keyboard".into()).spawn(move || read(&theirs, &send))?;
+        std::thread::Builder::new().name("keyboard".into()).spawn(move || {
+            read(&theirs, &send, LateReply { until: reply_due.then(|| Instant::now() + LATE), held: Vec::new() });
+        })?;
         Ok(Self { events, shared })
     }
 
@@ -83,7 +103,7 @@ impl Drop for Keyboard {
     }
 }
 
-fn read(shared: &Shared, send: &UnboundedSender<Typed>) {
+fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
     loop {
         {
             let mut state = shared.lock();
@@ -98,16 +118,112 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>) {
                 return;
             }
         }
-        let event = match event::poll(LOOK) {
-            Ok(false) => continue,
-            Ok(true) => event::read(),
-            Err(e) => Err(e),
+        let (inputs, gone) = match event::poll(LOOK).and_then(|any| any.then(event::read).transpose()) {
+            Ok(Some(event)) => (late.pass(event), false),
+            Ok(None) => (late.give_up(), false),
+            Err(e) => (vec![Err(e)], true),
         };
-        let gone = event.is_err();
-        if send.send((Instant::now(), event)).is_err() || gone {
+        let now = Instant::now();
+        let heard = inputs.into_iter().all(|input| send.send((now, input)).is_ok());
+        if !heard || gone {
             // Nobody must wait for a pause of a thread that is gone.
             shared.set(State::Ended);
             return;
         }
+    }
+}
+
+/// Takes a late reply to OSC 11 out of the keys: crossterm reads it as Alt+], characters, and Ctrl+G or
+/// Alt+backslash.
+struct LateReply {
+    /// Until when a reply is looked for; `None` when none is due.
+    until: Option<Instant>,
+    /// Events that look like the beginning of a reply.
+    held: Vec<Event>,
+}
+
+impl LateReply {
+    /// What an event means, in order; nothing while it may be part of a reply.
+    fn pass(&mut self, event: Event) -> Vec<io::Result<Input>> {
+        if self.until.is_none_or(|until| Instant::now() > until) {
+            self.until = None;
+            let mut all = self.give_up();
+            all.push(Ok(Input::Event(event)));
+            return all;
+        }
+        let key = |e: &Event| match e {
+            Event::Key(KeyEvent { code: KeyCode::Char(c), modifiers, .. }) => Some((*c, *modifiers)),
+            _ => None,
+        };
+        let (c, modifiers) = key(&event).unwrap_or(('\0', KeyModifiers::NONE));
+        let opens = (c, modifiers) == (']', KeyModifiers::ALT);
+        if self.held.is_empty() && !opens {
+            return vec![Ok(Input::Event(event))];
+        }
+        let body: String = self.held.iter().skip(1).filter_map(key).map(|(c, _)| c).collect();
+        let closes = matches!((c, modifiers), ('g', KeyModifiers::CONTROL) | ('\\', KeyModifiers::ALT));
+        if let (true, Some(colour)) = (closes, body.strip_prefix("11;")) {
+            (self.until, self.held) = (None, Vec::new());
+            return background_of(colour).map(|b| Ok(Input::Background(b))).into_iter().collect();
+        }
+        let plain = c.is_ascii_graphic() && (modifiers - KeyModifiers::SHIFT).is_empty();
+        let next = format!("{body}{c}");
+        let fits = next.starts_with("11;") || "11;".starts_with(&next);
+        self.held.push(event);
+        if opens && self.held.len() == 1 || plain && fits && self.held.len() <= LONGEST_REPLY {
+            return Vec::new();
+        }
+        self.give_up()
+    }
+
+    /// The held events were typed after all.
+    fn give_up(&mut self) -> Vec<io::Result<Input>> {
+        self.held.drain(..).map(|e| Ok(Input::Event(e))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(text: &str) -> Vec<Event> {
+        let key = |c, modifiers| Event::Key(KeyEvent::new(KeyCode::Char(c), modifiers));
+        let mut out = Vec::new();
+        let mut chars = text.chars();
+        while let Some(c) = chars.next() {
+            out.push(match c {
+                '^' => key(chars.next().unwrap(), KeyModifiers::CONTROL),
+                '!' => key(chars.next().unwrap(), KeyModifiers::ALT),
+                c if c.is_uppercase() => key(c, KeyModifiers::SHIFT),
+                c => key(c, KeyModifiers::NONE),
+            });
+        }
+        out
+    }
+
+    fn pass(text: &str, due: bool) -> Vec<Input> {
+        let mut late = LateReply { until: due.then(|| Instant::now() + LATE), held: Vec::new() };
+        let mut out: Vec<_> = keys(text).into_iter().flat_map(|e| late.pass(e)).collect();
+        out.extend(late.give_up());
+        out.into_iter().map(Result::unwrap).collect()
+    }
+
+    /// A reply that comes late is never typed text; everything else is.
+    #[test]
+    fn late_replies_are_not_typed() {
+        let typed = |text: &str| keys(text).into_iter().map(Input::Event).collect::<Vec<_>>();
+        for end in ["^g", "!\\"] {
+            let mut expected = typed("a");
+            expected.push(Input::Background(Background::Light));
+            expected.extend(typed("b"));
+            assert_eq!(pass(&format!("a!]11;rgb:FFff/ffff/ffff{end}b"), true), expected);
+        }
+        for text in ["!]", "!]1", "!]12;x", "!]11;rgb:00", "plain text", "!]11;rgb:^c", "!]!]x"] {
+            assert_eq!(pass(text, true), typed(text), "{text}");
+        }
+        let reply = "!]11;rgb:ffff/ffff/ffff^g";
+        assert_eq!(pass(reply, false), typed(reply));
+        let twice = pass(&format!("{reply}{reply}"), true);
+        assert_eq!(twice.len(), 1 + keys(reply).len());
     }
 }

@@ -59,7 +59,7 @@ impl Runtime {
         self.begin();
         let mut signals = Signals::new()?;
         let mut ended = false;
-        self.print_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS)));
+        self.print_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS, false)));
         while self.exit_kind().is_none() {
             self.print_news(&mut printed);
             let busy = self.app.is_busy() || self.app.engine.loading.is_some();
@@ -151,7 +151,7 @@ impl Runtime {
             lines.push(clean_line(&notice.text));
         }
         match app.overlays.last() {
-            Some(Overlay::Help { .. }) => lines.extend(message::plain_lines(&help::lines(app, COLUMNS))),
+            Some(Overlay::Help { .. }) => lines.extend(message::plain_lines(&help::lines(app, COLUMNS, false))),
             Some(Overlay::Sessions(picker)) => {
                 lines.extend(picker.entries.iter().map(|e| format!("{}  {}  {}", e.id, e.when, clean_line(&e.title))));
                 lines.push("/resume ID opens one".to_owned());

@@ -3,18 +3,19 @@
 //! most 60 a second, and none when nothing changed.
 
 use super::clipboard::{Copied, Copier};
-use super::keyboard::{Keyboard, Typed};
+use super::keyboard::{Input, Keyboard, Typed};
 use super::models::Models;
 use super::outbox::{Outbox, Rendered};
 use super::sessions::{HistoryFile, Sessions};
 use super::signals::{Signal, Signals};
 use super::state::{App, Level};
 use super::terminal::Screen;
+use super::theme::{AUTO, Background};
 use super::update::{AppEvent, Effect, Store, Which, update};
 use super::{ExitKind, LoadParts, LoadRequest, Resume, editor_program};
 use crate::config::{Adapter, Settings};
 use crate::protocol::{Command, EngineHandle, Event, Snapshot};
-use crossterm::event::{Event as Input, MouseEventKind};
+use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ pub struct Runtime {
     own: Option<String>,
     /// It did not load: its name, and why.
     lacking: Option<(String, String)>,
+    /// The theme is that of the terminal's background.
+    pub(super) follow_background: bool,
 }
 
 /// What an engine says.
@@ -93,6 +96,7 @@ impl Runtime {
             looked_up: unbounded_channel(),
             own: None,
             lacking: None,
+            follow_background: false,
         }
     }
 
@@ -141,7 +145,8 @@ impl Runtime {
         self.app.size = self.screen.as_ref().map_or((80, 24), Screen::size);
         self.begin();
         let mut signals = Signals::new()?;
-        let mut keyboard = Keyboard::start()?;
+        let (typed, reply_due) = self.ask_background();
+        let mut keyboard = Keyboard::start(&typed, reply_due)?;
         let mut drawn = self.started;
         while self.exit.is_none() {
             if self.dirty && drawn.elapsed() >= self.frame() {
@@ -166,6 +171,33 @@ impl Runtime {
         drop(keyboard);
         self.screen = None;
         Ok(self.exit.take().unwrap_or(ExitKind::Quit))
+    }
+
+    /// Asks for the terminal's background where the theme follows it. Returns what was typed meanwhile,
+    /// and whether the answer may still come.
+    fn ask_background(&mut self) -> (Vec<u8>, bool) {
+        if !self.follow_background {
+            return (Vec::new(), false);
+        }
+        let asked = self.screen.as_mut().and_then(|s| s.ask_background().ok());
+        let (background, typed) = asked.unwrap_or_default();
+        if let Some(background) = background {
+            self.set_background(background);
+        }
+        (typed, background.is_none())
+    }
+
+    /// The terminal has said its background.
+    fn set_background(&mut self, background: Background) {
+        let themes = &mut self.app.setup.themes;
+        themes.background = background;
+        // A theme that was chosen meanwhile stays.
+        if Background::named(&self.app.theme.name).is_some_and(|now| now != background)
+            && let Ok(theme) = themes.load(AUTO)
+        {
+            self.app.set_theme(theme);
+        }
+        self.dirty = true;
     }
 
     pub(super) fn exit_kind(&self) -> Option<ExitKind> {
@@ -265,12 +297,17 @@ impl Runtime {
 
     fn typed(&mut self, (at, event): Typed, keyboard: &Keyboard) {
         let event = match event {
-            Ok(Input::Key(key)) => AppEvent::Key(key),
-            Ok(Input::Paste(text)) => AppEvent::Paste(text),
-            Ok(Input::Mouse(mouse)) if matches!(mouse.kind, MouseEventKind::Moved | MouseEventKind::Up(_)) => return,
-            Ok(Input::Mouse(mouse)) => AppEvent::Mouse(mouse),
-            Ok(Input::Resize(columns, rows)) => AppEvent::Resize(columns, rows),
-            Ok(Input::FocusGained | Input::FocusLost) => return,
+            Ok(Input::Event(Terminal::Key(key))) => AppEvent::Key(key),
+            Ok(Input::Event(Terminal::Paste(text))) => AppEvent::Paste(text),
+            Ok(Input::Event(Terminal::Mouse(mouse)))
+                if matches!(mouse.kind, MouseEventKind::Moved | MouseEventKind::Up(_)) =>
+            {
+                return;
+            }
+            Ok(Input::Event(Terminal::Mouse(mouse))) => AppEvent::Mouse(mouse),
+            Ok(Input::Event(Terminal::Resize(columns, rows))) => AppEvent::Resize(columns, rows),
+            Ok(Input::Event(Terminal::FocusGained | Terminal::FocusLost)) => return,
+            Ok(Input::Background(background)) => return self.set_background(background),
             // The terminal is gone.
             Err(_) => return self.exit = Some(ExitKind::Signal(1)),
         };

@@ -354,8 +354,7 @@ impl App {
 
     /// From now on everything is drawn in this theme, as far as the terminal can show it.
     pub fn set_theme(&mut self, theme: Theme) {
-        let colourless = self.setup.plain || !self.setup.depth.has_colour();
-        self.theme = if colourless { theme.without_colour() } else { theme };
+        self.theme = theme.at_depth(if self.setup.plain { Depth::Mono } else { self.setup.depth });
         self.theme.ascii |= self.setup.plain || self.setup.settings.ascii;
         self.feed.generation += 1;
     }

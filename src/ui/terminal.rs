@@ -1,7 +1,8 @@
 //! The terminal itself: taking it, giving it back whatever happens, and drawing frames into it.
-//! Asks it nothing: a terminal that does not answer would hang us.
+//! Asks it one thing, its background, and waits 50 ms for the answer at most.
 
 use super::state::App;
+use super::theme::Background;
 use super::widgets::frame;
 use anyhow::{Context, Result};
 use crossterm::Command;
@@ -77,6 +78,12 @@ impl Screen {
         enter(mouse).context("cannot set up the terminal")?;
         let terminal = open().inspect_err(|_| give_back())?;
         Ok(Self { terminal: ManuallyDrop::new(terminal), sized: real_size().is_some(), mouse })
+    }
+
+    /// Asks the terminal for its background; also returns what was typed meanwhile. To be called before
+    /// anything else reads the keyboard.
+    pub fn ask_background(&mut self) -> io::Result<(Option<Background>, Vec<u8>)> {
+        super::capabilities::ask_background(self.terminal.backend_mut())
     }
 
     /// Draws one frame; the terminal shows it as a whole.

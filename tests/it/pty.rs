@@ -291,9 +291,15 @@ fn a_dumb_terminal_gets_lines() {
     chat.until_shows("[end,");
     chat.say("/stats");
     chat.until_shows("by layer and head");
+    chat.say("/help");
+    chat.until_shows("What the panel shows");
     chat.say("/quit");
     assert_eq!(chat.end(), 0);
     assert!(!chat.written().contains(&0x1b));
+    let text = String::from_utf8_lossy(&chat.written()).into_owned();
+    for hint in ["F1", "Tab", "Alt+", "Ctrl+", "Shift+"] {
+        assert!(!text.contains(hint), "{hint}: {text}");
+    }
 }
 
 #[test]
@@ -392,4 +398,43 @@ fn a_conversation_comes_back_with_its_own_model() {
     chat.until_shows("another model (other)");
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
+}
+
+/// The theme follows the background that the terminal says at the start; a reply that comes late changes
+/// the theme too, and none is typed into the input.
+#[test]
+fn the_terminals_background_is_asked_for_and_never_typed() {
+    const WHITE: &str = "\x1b]11;rgb:ffff/ffff/ffff\x1b\\";
+    for late in [false, true] {
+        let home = tempfile::tempdir().unwrap();
+        let mut chat = Chat::start(home.path(), 100, 30, &[], &["--no-session"]);
+        let asked = |chat: &Chat| chat.written().windows(5).any(|w| w == b"\x1b]11;");
+        let begin = Instant::now();
+        while !asked(&chat) {
+            assert!(begin.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if late {
+            chat.until_shows("Try one of these");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        chat.keys(&format!("ab{WHITE}c"));
+        chat.until_shows("› abc");
+        // Quiet text has its own grey in each theme.
+        let grey = b"38;2;95;95;95";
+        chat.until("the light theme", |_| chat.written().windows(grey.len()).any(|w| w == grey));
+        assert!(!chat.screen().contains("rgb:") && !chat.screen().contains("ffff"), "{}", chat.screen());
+        chat.keys("\x15\x04");
+        assert_eq!(chat.end(), 0);
+    }
+    // An old console and a plain locale get ASCII, and are not asked.
+    for env in [("TERM", "vt100"), ("LANG", "C")] {
+        let home = tempfile::tempdir().unwrap();
+        let mut chat = Chat::start(home.path(), 100, 30, &[env], &["--no-session", "--theme", "dark"]);
+        chat.until_shows("F1 help");
+        assert!(chat.screen().is_ascii(), "{env:?}: {}", chat.screen());
+        assert!(!chat.written().windows(5).any(|w| w == b"\x1b]11;"));
+        chat.keys("\x04");
+        assert_eq!(chat.end(), 0);
+    }
 }

@@ -241,7 +241,7 @@ fn unknown_commands_and_values_say_what_was_expected() {
         ("/hepl", "no command /hepl; did you mean /help?"),
         ("/set temprature 1", "did you mean temperature?"),
         ("/set top_p 2", "top_p takes 0 to 1"),
-        ("/theme nope", "no theme \"nope\"; themes: dark, light, cividis, ascii"),
+        ("/theme nope", "no theme \"nope\"; themes: auto, dark, light, cividis, ascii"),
         ("/think maybe", "/think takes on or off"),
         ("/export notes.txt", ".md or .jsonl"),
         ("/copy x", "a number, code or all"),

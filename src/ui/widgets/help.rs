@@ -12,7 +12,7 @@ use ratatui::text::{Line, Span};
 /// Draws the help from row `scroll` on.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, scroll: usize) {
     let width = usize::from(area.width).saturating_sub(2);
-    let lines = lines(app, width);
+    let lines = lines(app, width, true);
     let room = usize::from(area.height).saturating_sub(1);
     let top = scroll.min(lines.len().saturating_sub(room));
     for (n, line) in lines.iter().skip(top).take(room).enumerate() {
@@ -23,8 +23,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, scroll: usize) {
     buffer.set_stringn(area.x + 1, area.bottom() - 1, text, width, app.theme.style(Role::Dim));
 }
 
-/// The whole help as rows.
-pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
+/// The whole help as rows; without `keys` for terminals that have none.
+pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     let theme = &app.theme;
     let mut out = Vec::new();
     let title = |out: &mut Vec<Line<'static>>, text: &str| {
@@ -43,7 +43,8 @@ pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
     for spec in SPECS {
         row(&mut out, format!("/{} {}", spec.name, spec.usage), spec.help);
     }
-    for (group, name) in [(Group::Chat, "Keys"), (Group::Edit, "Keys in the input")] {
+    let groups = [(Group::Chat, "Keys"), (Group::Edit, "Keys in the input")];
+    for (group, name) in groups.into_iter().filter(|_| keys) {
         title(&mut out, name);
         for action in Action::ALL.iter().filter(|a| a.group() == group) {
             let keys = app.setup.keymap.keys_of(*action).join(", ");
@@ -66,7 +67,7 @@ pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
     let text = "Every layer of the model keeps keys and values of earlier tokens, in slots, for each of its heads. \
                 A model trained with DMS marks tokens it will not need; with eviction on, their slots are given to \
                 new tokens once they leave the window. A cell of the heatmap is one head: how many percent of the \
-                tokens it still keeps. The ratio is dense slots over live slots.";
+                tokens it still keeps; few is good, and drawn quietly. The ratio is dense slots over live slots.";
     out.extend(wrap_plain(text, theme.style(Role::Text), width, &[]));
     out
 }

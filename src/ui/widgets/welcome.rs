@@ -11,7 +11,7 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
-    let lines = lines(app, usize::from(area.width).saturating_sub(3).min(88));
+    let lines = lines(app, usize::from(area.width).saturating_sub(3).min(88), true);
     let height = lines.len().min(usize::from(area.height));
     let y = area.y + (usize::from(area.height) - height) as u16 / 2;
     for (n, line) in lines.iter().take(height).enumerate() {
@@ -19,8 +19,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     }
 }
 
-/// The welcome as rows.
-pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
+/// The welcome as rows; without `keys` for terminals that have none.
+pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     let theme = &app.theme;
     let text = theme.style(Role::Text);
     let dim = theme.style(Role::Dim);
@@ -53,12 +53,32 @@ pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
         out.extend(wrap_plain(&text, dim, width, &[]));
     }
     out.push(Line::default());
-    out.extend(wrap_plain("Try one of these (Tab or Alt+1 to Alt+3 puts it into the input):", text, width, &[]));
+    let how =
+        if keys { "Tab or Alt+1 to Alt+3 puts it into the input" } else { "its number sends it; /help lists commands" };
+    out.extend(wrap_plain(&format!("Try one of these ({how}):"), text, width, &[]));
     for (n, example) in EXAMPLES.iter().enumerate() {
         let first = Span::styled(format!("  {}  ", n + 1), key);
         out.extend(wrap(&[Span::styled(*example, text)], width, &[first], &[Span::raw("     ")]));
     }
+    if keys {
+        out.push(Line::default());
+        out.extend(key_rows(app, width));
+    }
     out.push(Line::default());
+    let saved = if app.setup.no_session {
+        "This conversation is not saved.".to_owned()
+    } else {
+        let folder = clean_line(&app.setup.settings.dirs.sessions().display().to_string());
+        format!("Conversations are saved in {folder}")
+    };
+    out.extend(wrap_plain(&saved, dim, width, &[]));
+    out
+}
+
+/// The keys that matter, in one column or two.
+fn key_rows(app: &App, width: usize) -> Vec<Line<'static>> {
+    let (text, key) = (app.theme.style(Role::Text), app.theme.style(Role::Key));
+    let mut out = Vec::new();
     let keys = [
         (Action::Newline, "new line"),
         (Action::Stop, "stop an answer"),
@@ -75,13 +95,5 @@ pub fn lines(app: &App, width: usize) -> Vec<Line<'static>> {
             out.push(Line::from(std::mem::take(&mut row)));
         }
     }
-    out.push(Line::default());
-    let saved = if app.setup.no_session {
-        "This conversation is not saved.".to_owned()
-    } else {
-        let folder = clean_line(&app.setup.settings.dirs.sessions().display().to_string());
-        format!("Conversations are saved in {folder}")
-    };
-    out.extend(wrap_plain(&saved, dim, width, &[]));
     out
 }
