@@ -18,6 +18,7 @@ pub mod highlight;
 pub mod keyboard;
 pub mod keymap;
 pub mod lines;
+pub mod links;
 pub mod markdown;
 pub mod models;
 pub mod numbers;
@@ -123,7 +124,15 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let history = HistoryFile::new((!options.no_session).then(|| settings.dirs.data.join("history.jsonl")));
     let loading = LoadParts { load, models, adapter_given: options.adapter_given };
     let plain = settings.plain;
-    let setup = Setup { settings, themes, keymap, depth, plain, no_session: options.no_session };
+    let setup = Setup {
+        settings,
+        themes,
+        keymap,
+        depth,
+        plain,
+        links: capabilities::links(&env),
+        no_session: options.no_session,
+    };
     let app = App::new(setup, theme);
     let mut runtime = Runtime::new(app, loading, sessions, history, options.resume);
     runtime.follow_background = ask_background;

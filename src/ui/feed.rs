@@ -47,8 +47,17 @@ pub struct Rows {
     pub lines: Vec<Line<'static>>,
     /// Rows that a click opens or folds.
     pub fold_row: Option<usize>,
-    /// While streaming: bytes of the answer that are finished, and their rows.
-    pub finished: Option<(usize, Vec<Line<'static>>)>,
+    /// The URLs that spans of these rows have the numbers of.
+    pub links: Vec<String>,
+    pub finished: Option<Finished>,
+}
+
+/// What of a streaming answer will not change any more: so many bytes, their rows and links.
+#[derive(Clone, Debug, Default)]
+pub struct Finished {
+    pub bytes: usize,
+    pub lines: Vec<Line<'static>>,
+    pub links: usize,
 }
 
 #[derive(Default)]

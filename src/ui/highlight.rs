@@ -13,10 +13,35 @@ const MAX_LINE: usize = 2_000;
 /// The lines of a code block, styled; plain where the language is unknown.
 pub fn lines(language: &str, code: &str, theme: &Theme) -> Vec<Vec<Span<'static>>> {
     let plain = || code.split('\n').map(|l| vec![Span::styled(l.to_owned(), theme.style(Role::Code))]).collect();
+    if ["diff", "patch", "udiff"].contains(&language) {
+        return diff(code, theme);
+    }
     if language.is_empty() || code.len() > MAX_BYTES || code.split('\n').any(|l| l.len() > MAX_LINE) {
         return plain();
     }
     highlighted(language, code, theme).unwrap_or_else(plain)
+}
+
+/// A unified diff: what was added and removed, and the lines that say where.
+fn diff(code: &str, theme: &Theme) -> Vec<Vec<Span<'static>>> {
+    let mut lines = code.split('\n').peekable();
+    let mut out = Vec::new();
+    let mut in_head = false;
+    while let Some(line) = lines.next() {
+        // A removed line may begin with three dashes too.
+        let names = line.starts_with("--- ") && lines.peek().is_some_and(|next| next.starts_with("+++ "));
+        let head = names || in_head || ["diff ", "index "].iter().any(|word| line.starts_with(word));
+        in_head = names;
+        let role = match line.chars().next() {
+            _ if head => Role::CodeLabel,
+            Some('+') => Role::DiffAdded,
+            Some('-') => Role::DiffRemoved,
+            Some('@') => Role::DiffHunk,
+            _ => Role::Text,
+        };
+        out.push(vec![Span::styled(line.to_owned(), theme.style(role))]);
+    }
+    out
 }
 
 fn syntaxes() -> &'static SyntaxSet {

@@ -4,20 +4,24 @@
 
 mod table;
 
-use super::highlight;
-use super::text::{clean, wrap};
+use super::text::{clean, truncate, wrap};
 use super::theme::{Role, Theme};
+use super::{highlight, links};
 use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use std::ops::Range;
 use table::Table;
 
-/// Renders a whole text to rows of at most `width` columns.
-pub fn render(text: &str, width: usize, theme: &Theme) -> Vec<Line<'static>> {
+/// Most columns of prose: longer rows are hard to read. Code and tables may be wider.
+pub const PROSE: usize = 100;
+
+/// Renders a whole text to rows of at most `width` columns. URLs are added to `links`, and the spans
+/// that show them have their numbers.
+pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) -> Vec<Line<'static>> {
     let text = clean(text);
     let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
-    let mut renderer = Renderer::new(&text, width, theme);
+    let mut renderer = Renderer::new(&text, width, theme, links);
     for (event, range) in Parser::new_ext(&text, options).into_offset_iter() {
         renderer.event(event, range);
     }
@@ -73,6 +77,9 @@ pub fn code_blocks(text: &str) -> Vec<String> {
     blocks
 }
 
+/// Longest name of a code block's language.
+const LABEL: usize = 24;
+
 enum Container {
     Quote,
     List { next: Option<u64> },
@@ -82,8 +89,11 @@ enum Container {
 struct Renderer<'a> {
     source: &'a str,
     theme: &'a Theme,
+    /// Columns of prose, and of what may be wider.
     width: usize,
+    full: usize,
     lines: Vec<Line<'static>>,
+    links: &'a mut Vec<String>,
     /// Logical lines of the paragraph being collected.
     inline: Vec<Vec<Span<'static>>>,
     styles: Vec<Style>,
@@ -96,12 +106,14 @@ struct Renderer<'a> {
 }
 
 impl<'a> Renderer<'a> {
-    fn new(source: &'a str, width: usize, theme: &'a Theme) -> Self {
+    fn new(source: &'a str, width: usize, theme: &'a Theme, links: &'a mut Vec<String>) -> Self {
         Self {
             source,
             theme,
-            width,
+            width: width.min(PROSE),
+            full: width,
             lines: Vec::new(),
+            links,
             inline: vec![Vec::new()],
             styles: vec![theme.style(Role::Text)],
             containers: Vec::new(),
@@ -173,8 +185,8 @@ impl<'a> Renderer<'a> {
             Tag::Strong => self.emphasis(range, Role::Strong),
             Tag::Strikethrough => self.emphasis(range, Role::Strike),
             Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. } => {
+                self.styles.push(links::linked(self.theme.style(Role::Link), &dest_url, self.links));
                 self.link = Some(dest_url.to_string());
-                self.styles.push(self.theme.style(Role::Link));
             }
             Tag::Table(alignments) => {
                 self.begin_block();
@@ -220,15 +232,17 @@ impl<'a> Renderer<'a> {
             TagEnd::Link | TagEnd::Image => self.end_link(),
             TagEnd::TableCell => {
                 let cell = std::mem::replace(&mut self.inline, vec![Vec::new()]);
+                let cell = links::mark(cell.into_iter().flatten().collect(), self.theme.style(Role::Link), self.links);
                 if let Some(table) = &mut self.table {
-                    table.push_cell(cell.into_iter().flatten().collect());
+                    table.push_cell(cell);
                 }
             }
             TagEnd::Table => {
                 if let Some(table) = self.table.take() {
-                    let room = self.width.saturating_sub(self.prefix_width());
+                    let room = self.full.saturating_sub(self.prefix_width());
                     for row in table.render(room, self.theme) {
-                        self.emit(&row.spans);
+                        let (first, rest) = self.prefixes();
+                        self.lines.extend(wrap(&row.spans, self.full, &first, &rest));
                     }
                     self.gap = true;
                 }
@@ -291,20 +305,36 @@ impl<'a> Renderer<'a> {
         let shown: String = self.inline.last().into_iter().flatten().map(|s| s.content.as_ref()).collect();
         if !url.is_empty() && !shown.ends_with(url.trim_start_matches("mailto:")) {
             let style = self.theme.style(Role::Dim);
-            self.push(&format!(" ({})", super::text::clean_line(&url)), style);
+            let linked = links::linked(style, &url, self.links);
+            self.push(" (", style);
+            self.push(&super::text::clean_line(&url), linked);
+            self.push(")", style);
         }
     }
 
+    /// A code block: its language on a row of its own, and a quiet background as wide as prose, or as
+    /// the code where that is wider.
     fn end_code(&mut self) {
         let Some((language, code)) = self.code.take() else { return };
-        let indent = Span::raw("  ");
-        for spans in highlight::lines(&language, code.strip_suffix('\n').unwrap_or(&code), self.theme) {
-            let mut row = vec![indent.clone()];
-            row.extend(spans);
+        let block = self.theme.style(Role::CodeBlock);
+        let indent = Span::styled("  ", block);
+        let label = truncate(&super::text::clean_line(&language), LABEL);
+        let label = (!label.is_empty()).then(|| vec![Span::styled(label, self.theme.style(Role::CodeLabel))]);
+        let code = highlight::lines(&language, code.strip_suffix('\n').unwrap_or(&code), self.theme);
+        let from = self.lines.len();
+        for spans in label.into_iter().chain(code) {
             let (mut first, mut rest) = self.prefixes();
             first.push(indent.clone());
             rest.push(indent.clone());
-            self.lines.extend(wrap(&row[1..], self.width, &first, &rest));
+            let spans: Vec<Span> = spans.into_iter().map(|s| Span::styled(s.content, block.patch(s.style))).collect();
+            self.lines.extend(wrap(&spans, self.full, &first, &rest));
+        }
+        if block.bg.is_some() {
+            let widest = self.lines[from..].iter().map(|l| columns(l)).max().unwrap_or(0);
+            let width = self.width.max(widest + 1).min(self.full);
+            for line in &mut self.lines[from..] {
+                line.spans.push(Span::styled(" ".repeat(width.saturating_sub(columns(line))), block));
+            }
         }
         self.gap = true;
     }
@@ -369,6 +399,7 @@ impl<'a> Renderer<'a> {
             lines.pop();
         }
         for line in lines {
+            let line = links::mark(line, self.theme.style(Role::Link), self.links);
             self.emit(&line);
         }
         // Tight items have no paragraph, and no gap between them.
@@ -417,6 +448,11 @@ impl<'a> Renderer<'a> {
     }
 }
 
+/// Columns of a row.
+fn columns(line: &Line) -> usize {
+    line.spans.iter().map(|s| super::text::width(&s.content)).sum()
+}
+
 /// The mark that an emphasis begins with.
 fn mark_of(source: &str) -> &str {
     ["**", "__", "~~", "*", "_", "~"].into_iter().find(|m| source.starts_with(m)).unwrap_or("")
@@ -433,7 +469,7 @@ mod tests {
     }
 
     fn plain(text: &str, columns: usize) -> String {
-        let lines = render(text, columns, &theme());
+        let lines = render(text, columns, &theme(), &mut Vec::new());
         let rows = lines.iter().map(|l| l.spans.iter().map(|s| s.content.as_ref()).collect::<String>());
         rows.map(|r| r.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
     }
@@ -476,6 +512,7 @@ mod tests {
         ▎ quoted
         ▎ text
 
+          rust
           fn f() {}
 
         ────────────────────────
@@ -508,7 +545,7 @@ mod tests {
     fn any_text_fits_any_width_and_has_no_control() {
         let nasty = "# A\x1b[31m `b\x07` *c\u{202e}*\n\n| x | y |\n|-|-|\n| \x1b]0;t\x07 | 漢字漢字 |\n\n> - 1. a\n>   b\n\n```\nx\ty\n```\n&#27;[2J &#x9b; [l\x1b](http://a\x1bb)";
         for columns in 2..70 {
-            for line in render(nasty, columns, &theme()) {
+            for line in render(nasty, columns, &theme(), &mut Vec::new()) {
                 let row: String = line.spans.iter().map(|s| s.content.as_ref()).collect();
                 assert!(!row.chars().any(char::is_control), "{row:?}");
                 assert!(columns < 14 || width(&row) <= columns, "{columns}: {row:?}");
@@ -523,5 +560,28 @@ mod tests {
         let open = "One.\n\n```\na\n\nb";
         assert_eq!(&open[finished_prefix(open)..], "```\na\n\nb");
         assert_eq!(code_blocks(text), ["a\n\nb\n"]);
+    }
+
+    #[test]
+    fn prose_is_at_most_100_columns_and_code_has_a_background() {
+        let long = "word ".repeat(60);
+        let text =
+            format!("{long}\n\n- {long}\n\n```diff\n--- a\n+++ b\n@@ -1 +1 @@\n-old\n+new\n{}\n```", "x".repeat(130));
+        let rows = render(&text, 160, &theme(), &mut Vec::new());
+        let (code, prose): (Vec<_>, Vec<_>) = rows.iter().partition(|l| l.spans.iter().any(|s| s.style.bg.is_some()));
+        assert!(prose.iter().all(|l| columns(l) <= PROSE));
+        assert!(prose.iter().any(|l| columns(l) > 90));
+        // The language, and the code as wide as its longest line.
+        assert_eq!(code.len(), 7);
+        assert!(code.iter().all(|l| columns(l) == 133), "{:?}", code.iter().map(|l| columns(l)).collect::<Vec<_>>());
+        let style = |row: usize| code[row].spans[1].style.fg;
+        assert_eq!(code[0].spans[1].content, "diff");
+        assert_eq!((style(4), style(5)), (theme().style(Role::DiffRemoved).fg, theme().style(Role::DiffAdded).fg));
+        assert_eq!((style(1), style(3)), (theme().style(Role::CodeLabel).fg, theme().style(Role::DiffHunk).fg));
+        // Short code is as wide as prose, and never wider than there is room.
+        for (room, expected) in [(160, 100), (60, 60)] {
+            let rows = render("```\nx\n```", room, &theme(), &mut Vec::new());
+            assert_eq!(rows.iter().map(columns).collect::<Vec<_>>(), [expected]);
+        }
     }
 }

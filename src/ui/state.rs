@@ -63,6 +63,8 @@ pub struct Setup {
     pub depth: Depth,
     /// No frames, no colours, nothing but ASCII.
     pub plain: bool,
+    /// URLs may be written as links.
+    pub links: bool,
     /// Nothing is written to the sessions folder.
     pub no_session: bool,
 }

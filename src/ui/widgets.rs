@@ -27,7 +27,7 @@ const WIDE: u16 = 100;
 /// Columns and rows that the panel always leaves to the conversation.
 const CHAT: (u16, u16) = (44, 8);
 /// Columns that the conversation fills; a wider screen gives the rest to the panel.
-const CHAT_FILLS: u16 = message::PROSE as u16 + 6;
+const CHAT_FILLS: u16 = crate::ui::markdown::PROSE as u16 + 5;
 /// Rows of a panel below the chat.
 const BELOW: RangeInclusive<u16> = 8..=18;
 

@@ -1,6 +1,7 @@
 //! The conversation pane: keeps the rows of every item up to date, and draws those in view.
 
 use super::message;
+use crate::ui::links;
 use crate::ui::state::App;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -37,6 +38,7 @@ pub fn prepare(app: &mut App, area: Rect) {
 /// Draws the rows in view.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let feed = &app.feed;
+    let linked = app.setup.links && !app.theme.ascii;
     let top = feed.top();
     let total = feed.total();
     // A short conversation stands at the bottom, above the input.
@@ -54,6 +56,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
                 return;
             }
             buffer.set_line(area.x, y, line, area.width);
+            links::draw(buffer, Rect { y, height: 1, ..area }, &rows.links, linked);
             y += 1;
         }
         row += height;

@@ -70,7 +70,11 @@ fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
             }
             let parts = 2 * symbol.chars().filter(|c| *c == '\u{200d}').count() as u16;
             for behind in x + 2..(x + 3 + parts).min(area.right()) {
-                buffer[(behind, y)].set_diff_option(CellDiffOption::AlwaysUpdate);
+                let cell = &mut buffer[(behind, y)];
+                // A link's width is not that of its symbol.
+                if !matches!(cell.diff_option, CellDiffOption::ForcedWidth(_)) {
+                    cell.set_diff_option(CellDiffOption::AlwaysUpdate);
+                }
             }
         }
     }

@@ -101,6 +101,15 @@ impl Shape {
         ((columns + GAP) / blocks).saturating_sub(GAP + self.label()) / self.heads.max(1)
     }
 
+    /// Whether the map says as much in fewer rows: the same cells in as many blocks.
+    pub fn says_as_much(self, columns: usize, fewer: usize, rows: usize) -> bool {
+        let form = |rows: usize| {
+            let form = self.form(columns, rows.saturating_sub(1));
+            (form.cell, form.blocks)
+        };
+        form(fewer) == form(rows)
+    }
+
     fn block_width(self, form: Form) -> usize {
         self.label() + self.heads * form.width
     }

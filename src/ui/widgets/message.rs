@@ -3,7 +3,7 @@
 
 use crate::chat::{Message, Role as Who};
 use crate::protocol::StopReason;
-use crate::ui::feed::{ItemKey, LocalKind, Rows};
+use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::markdown;
 use crate::ui::state::App;
 use crate::ui::text::{clean, count, plural, ratio, seconds, wrap, wrap_plain};
@@ -13,8 +13,9 @@ use ratatui::text::{Line, Span};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// Most columns of prose: longer lines are hard to read.
-pub const PROSE: usize = 100;
+/// Columns before the text and after it.
+const MARGIN: usize = 3;
+pub const RIGHT_MARGIN: usize = 2;
 /// Rows of a think block while it streams.
 const TAIL: usize = 4;
 /// Bytes of a streaming think block that are looked at for its tail.
@@ -38,11 +39,13 @@ pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows
     if let Some(old) = old.as_ref().filter(|o| o.fingerprint == fingerprint) {
         return old.clone();
     }
+    let full = width.saturating_sub(RIGHT_MARGIN);
+    let prose = full.min(markdown::PROSE + MARGIN);
     let mut made = match key {
-        ItemKey::Local(at) => local(app, at, width),
+        ItemKey::Local(at) => local(app, at, width, prose),
         ItemKey::Message(id) => match app.chat.get(id) {
-            Some(message) if message.role == Who::User => user(app, message, width),
-            Some(message) => reply(app, message, width, old),
+            Some(message) if message.role == Who::User => user(app, message, prose),
+            Some(message) => reply(app, message, prose, full, old),
             None => Rows::default(),
         },
     };
@@ -117,52 +120,64 @@ fn version(app: &App, message: &Message) -> String {
     format!("version {} of {}", at + 1, siblings.len())
 }
 
-fn reply(app: &App, message: &Message, width: usize, old: Option<Rows>) -> Rows {
+fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Rows>) -> Rows {
     let mut lines = Vec::new();
+    let mut links = Vec::new();
     let fold_row = thoughts(app, message, width, &mut lines);
     let text = message.text.trim_start_matches('\n');
     let finished = if message.is_open() && !text.trim().is_empty() {
-        Some(streaming(app, text, width, old, &mut lines))
+        let (finished, all) = streaming(app, text, full, old, &mut lines);
+        links = all;
+        Some(finished)
     } else {
         if !text.trim().is_empty() {
-            lines.extend(indented(markdown::render(message.shown(), width.saturating_sub(3), &app.theme)));
+            let room = full.saturating_sub(MARGIN);
+            lines.extend(indented(markdown::render(message.shown(), room, &app.theme, &mut links)));
         }
         None
     };
     if message.report.is_some() {
         last_line(app, message, width, &mut lines);
     }
-    Rows { lines, fold_row, finished, ..Rows::default() }
+    Rows { lines, fold_row, links, finished, ..Rows::default() }
 }
 
-/// The answer so far: its finished blocks as they were, only the rest made anew.
+/// The answer so far: its finished blocks as they were, only the rest made anew. Also returns the links
+/// of all of it.
 fn streaming(
     app: &App,
     text: &str,
-    width: usize,
+    full: usize,
     old: Option<Rows>,
     lines: &mut Vec<Line<'static>>,
-) -> (usize, Vec<Line<'static>>) {
-    let room = width.saturating_sub(3);
-    let same_width = app.feed.width == width;
-    let (mut bytes, mut done) = old.and_then(|o| o.finished).filter(|_| same_width).unwrap_or_default();
-    if bytes > text.len() || !text.is_char_boundary(bytes) {
-        (bytes, done) = (0, Vec::new());
-    }
-    let more = markdown::finished_prefix(&text[bytes..]);
-    if more > 0 {
-        if !done.is_empty() {
-            done.push(Line::default());
+) -> (Finished, Vec<String>) {
+    let room = full.saturating_sub(MARGIN);
+    let same_width = app.feed.width == full + RIGHT_MARGIN;
+    let (mut links, mut done) = match old {
+        Some(Rows { links, finished: Some(done), .. })
+            if same_width && done.bytes <= text.len() && text.is_char_boundary(done.bytes) =>
+        {
+            (links, done)
         }
-        done.extend(indented(markdown::render(&text[bytes..bytes + more], room, &app.theme)));
-        bytes += more;
+        _ => (Vec::new(), Finished::default()),
+    };
+    links.truncate(done.links);
+    let more = markdown::finished_prefix(&text[done.bytes..]);
+    if more > 0 {
+        if !done.lines.is_empty() {
+            done.lines.push(Line::default());
+        }
+        let blocks = &text[done.bytes..done.bytes + more];
+        done.lines.extend(indented(markdown::render(blocks, room, &app.theme, &mut links)));
+        done.bytes += more;
+        done.links = links.len();
     }
-    lines.extend(done.iter().cloned());
-    if !done.is_empty() {
+    lines.extend(done.lines.iter().cloned());
+    if !done.lines.is_empty() {
         lines.push(Line::default());
     }
-    lines.extend(indented(markdown::render(&text[bytes..], room, &app.theme)));
-    (bytes, done)
+    lines.extend(indented(markdown::render(&text[done.bytes..], room, &app.theme, &mut links)));
+    (done, links)
 }
 
 fn indented(lines: Vec<Line<'static>>) -> impl Iterator<Item = Line<'static>> {
@@ -261,15 +276,15 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     lines.extend(wrap(&spans, width, &margin(), &margin()));
 }
 
-fn local(app: &App, at: usize, width: usize) -> Rows {
+fn local(app: &App, at: usize, width: usize, prose: usize) -> Rows {
     let theme = &app.theme;
     let Some(local) = app.feed.locals.get(at) else { return Rows::default() };
     let lines = match local.kind {
         LocalKind::Mark => mark(&local.text, width, theme, app.setup.plain),
-        LocalKind::Note => wrap_plain(&local.text, theme.style(Role::Note), width, &margin()),
+        LocalKind::Note => wrap_plain(&local.text, theme.style(Role::Note), prose, &margin()),
         LocalKind::Table => wrap_plain(&local.text, theme.style(Role::Text), width, &margin()),
-        LocalKind::Warning => wrap_plain(&local.text, theme.style(Role::Warning), width, &margin()),
-        LocalKind::Error => wrap_plain(&local.text, theme.style(Role::Error), width, &margin()),
+        LocalKind::Warning => wrap_plain(&local.text, theme.style(Role::Warning), prose, &margin()),
+        LocalKind::Error => wrap_plain(&local.text, theme.style(Role::Error), prose, &margin()),
     };
     Rows { lines, ..Rows::default() }
 }

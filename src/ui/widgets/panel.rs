@@ -19,7 +19,7 @@ const FIXED: usize = 14;
 /// number where it would have to scroll otherwise.
 const MAP_FIRST: [usize; 2] = [13, 19];
 /// What stands in place of the heatmap before the first turn.
-const EXPLANATION: [&str; 2] = ["A row per layer, a cell per KV head:", "% of the tokens that it still keeps."];
+const EXPLANATION: [&str; 2] = ["A row per layer, a cell per KV head:", "% of the tokens that it keeps."];
 
 /// The heatmap of the last snapshot.
 pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
@@ -43,8 +43,7 @@ pub fn wanted_width(app: &App, most: u16, rows: u16) -> u16 {
 
 /// Draws the panel: the heatmap in the middle gets what the rest leaves it.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
-    let columns = area.width.saturating_sub(if area.width >= 40 { 2 } else { 1 });
-    let inner = Rect { x: area.x + 1, width: columns, ..area };
+    let inner = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
     if inner.width < 10 || inner.height < 4 {
         return;
     }
@@ -69,15 +68,15 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let parts = [1, 1, held.min(1), history, settings.len().min(1)];
     let gaps: usize = parts.iter().sum();
     let explanation = explanation_rows(app, columns);
-    let least = if started { map.shape().height(columns, rest.saturating_sub(gaps)) } else { explanation.len() };
+    let least = if started { map_rows(map.shape(), columns, rest, gaps) } else { explanation.len() };
     let gap = u16::from(least + gaps <= rest);
-    let map_rows = rest.saturating_sub(gaps * usize::from(gap)).min(least) as u16;
+    let map_height = rest.saturating_sub(gaps * usize::from(gap)).min(least) as u16;
 
     let mut rest = draw_lines(buffer, inner, &headline);
     rest = below(rest, gap);
     if started {
-        map.draw(buffer, Rect { height: map_rows.min(rest.height), ..rest }, app.panel.scroll);
-        rest = below(rest, map_rows);
+        map.draw(buffer, Rect { height: map_height.min(rest.height), ..rest }, app.panel.scroll);
+        rest = below(rest, map_height);
     } else {
         rest = draw_lines(buffer, rest, &explanation);
     }
@@ -99,6 +98,12 @@ fn wanted_rows(shape: Shape, columns: usize) -> usize {
     let fits = |rows: &usize| shape.height(columns, *rows) <= *rows;
     let rows = MAP_FIRST.into_iter().find(fits).unwrap_or(MAP_FIRST[1]);
     shape.height(columns, rows).min(rows)
+}
+
+/// Rows of the map where `rows` are left: the gaps go before the map takes a form that says less.
+fn map_rows(shape: Shape, columns: usize, rows: usize, gaps: usize) -> usize {
+    let airy = rows.saturating_sub(gaps);
+    shape.height(columns, if shape.says_as_much(columns, airy, rows) { airy } else { rows })
 }
 
 /// What is left of an area below its first rows.

@@ -120,6 +120,66 @@ fn the_state_is_the_last_thing_cut_from_the_status_line() {
     }
 }
 
+/// Links are sequences around cells: what a terminal makes of the bytes is the same screen, row by row.
+#[test]
+fn links_leave_every_row_its_width() {
+    const LINKS: &str = "See https://example.org/a/long/path/that/wraps?over=several&rows=of-the-screen#and-more 日本語, \
+        [the **paper** 👩](https://arxiv.org/abs/2506.05345) or [mail](mailto:a@b.c), \
+        not [this](javascript:alert).\n\n| a | b |\n|-|-|\n| https://a.b/c | 2 |\n\n```\nhttps://in.code\n```";
+    let mut plain = app(80, 40, 8, 4);
+    let mut linked = app(80, 40, 8, 4);
+    linked.setup.links = true;
+    let mut emulator = vt100::Parser::new(40, 80, 0);
+    let area = ratatui::layout::Rect::new(0, 0, 80, 40);
+    let options = ratatui::TerminalOptions { viewport: ratatui::Viewport::Fixed(area) };
+    let mut bytes = Vec::new();
+    let backend = ratatui::backend::CrosstermBackend::new(&mut bytes);
+    let mut terminal = ratatui::Terminal::with_options(backend, options).unwrap();
+    say(&mut plain, "q");
+    say(&mut linked, "q");
+    // Several frames, so that parts of rows are drawn again.
+    for part in LINKS.split_inclusive(' ') {
+        stream(&mut plain, TextKind::Answer, part);
+        stream(&mut linked, TextKind::Answer, part);
+        terminal.draw(|f| super::frame::draw(f, &mut linked)).unwrap();
+    }
+    drop(terminal);
+    emulator.process(&bytes);
+    let expected = screen(&mut plain);
+    let seen: Vec<String> = emulator.screen().rows(0, 80).map(|r| r.trim_end().to_owned()).collect();
+    let columns = |row: &str| crate::ui::text::width(row);
+    for (seen, expected) in seen.iter().zip(expected.lines()) {
+        assert_eq!(columns(seen), columns(expected), "{seen:?} {expected:?}");
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    for url in ["https://example.org/a/long", "https://arxiv.org/abs", "mailto:a@b.c", "https://a.b/c"] {
+        assert!(text.contains(&format!(";{url}")), "{url}");
+    }
+    assert!(!text.contains(";javascript") && !text.contains(";https://in.code"));
+    assert_eq!(text.matches("\x1b]8;;\x1b\\").count() * 2, text.matches("\x1b]8;").count());
+}
+
+/// Prose keeps a right margin, and rows are never wider than the pane.
+#[test]
+fn the_conversation_has_a_right_margin() {
+    for columns in [44, 60, 80, 120, 200] {
+        let mut app = app(columns, 40, 8, 4);
+        app.panel.hidden = true;
+        turn(
+            &mut app,
+            &"question ".repeat(40),
+            "",
+            &format!("{}\n\n```\n{}\n```", "word ".repeat(80), "x".repeat(300)),
+        );
+        let shown = screen(&mut app);
+        for row in shown.lines().take_while(|r| !r.starts_with('─')) {
+            assert!(crate::ui::text::width(row) <= usize::from(columns) - 2, "{columns}: {row}");
+            let prose = row.contains("word") || row.contains("question");
+            assert!(!prose || crate::ui::text::width(row) <= 103, "{columns}: {row}");
+        }
+    }
+}
+
 #[test]
 fn every_size_draws_and_nothing_is_lost_by_resizing() {
     let mut app = app(200, 50, 36, 8);
