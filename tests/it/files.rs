@@ -69,7 +69,7 @@ fn themes_keys_and_history_are_regular_files() {
     for name in ["own.toml", "keymap.toml", "history.jsonl"] {
         make_pipe(&file(name));
     }
-    let themes = Themes { folder: Some(home.path().to_owned()) };
+    let themes = Themes { folder: Some(home.path().to_owned()), ..Themes::default() };
     let said = at_once("theme", move || format!("{:#}", themes.load("own").expect_err("refused")));
     assert!(said.ends_with(PIPE), "{said}");
     let keys = file("keymap.toml");
