@@ -37,8 +37,8 @@ pub enum Group {
 actions! {
     Send Chat "send" "send the message (a \\ before it makes a newline)",
     Newline Chat "newline" "new line",
-    Stop Chat "stop" "stop the answer, close what is open",
-    Interrupt Chat "interrupt" "stop the answer; twice when idle: quit",
+    Stop Chat "stop" "take back a queued message, stop the answer, close what is open",
+    Interrupt Chat "interrupt" "stop the answer, else clear the draft, else quit at the second press",
     QuitWhenEmpty Chat "quit-when-empty" "quit when the input is empty, else delete forward",
     Complete Chat "complete" "complete a command",
     HistoryOlder Chat "history-older" "up a row; at the top: the message sent before",

@@ -68,6 +68,11 @@ impl Burst {
         self.held_enter.map(|_| if self.newlines > 0 { PASTE_HOLD_MS } else { HOLD_MS })
     }
 
+    /// When the held Enter is due.
+    pub fn due_at(&self) -> Option<u64> {
+        Some(self.held_enter? + self.hold_ms()?)
+    }
+
     /// True once when a held Enter was the last key after all: send.
     pub fn due(&mut self, now: u64) -> bool {
         let hold = self.hold_ms().unwrap_or(0);

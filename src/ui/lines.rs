@@ -4,7 +4,7 @@
 use super::outbox::Rendered;
 use super::runtime::Runtime;
 use super::signals::{Signal, Signals};
-use super::state::{App, Overlay};
+use super::state::{About, App, Overlay};
 use super::text::{bytes, clean, clean_line};
 use super::update::AppEvent;
 use super::widgets::{help, message, welcome};
@@ -97,7 +97,13 @@ impl Runtime {
                 Woken::Next(event) => self.next(event),
                 Woken::Rendered(rendered) => self.rendered(rendered),
                 Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
-                Woken::Signal(Signal::End(2)) if busy => self.press(KeyCode::Esc),
+                Woken::Signal(Signal::End(2)) if busy => {
+                    self.press(KeyCode::Esc);
+                    // The signal is the answer to the question, too.
+                    if self.app.asked() == About::StopLoading {
+                        self.press(KeyCode::Esc);
+                    }
+                }
                 Woken::Signal(Signal::Stop) => super::signals::stop_here(),
                 Woken::Signal(Signal::Continue) => {}
                 Woken::Signal(Signal::End(number)) => self.set_exit(ExitKind::Signal(number)),

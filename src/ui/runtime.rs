@@ -106,6 +106,7 @@ impl Runtime {
             self.app.history.push(&entry);
         }
         self.look_up(|models| AppEvent::CachedModels(models.cached()));
+        self.app.resuming = self.resume != Resume::New;
         let began = self.sessions.began();
         self.handle(began);
         let own = match &self.resume {
@@ -163,7 +164,7 @@ impl Runtime {
             let woken = self.wait(&mut keyboard, &mut signals, timer).await;
             self.woken(woken, &keyboard);
             self.drain(&mut keyboard);
-            if self.app.wants_tick().is_some() {
+            if self.app.wants_tick().is_some_and(|at| at <= self.elapsed_ms()) {
                 self.handle(AppEvent::Tick);
             }
         }
@@ -216,6 +217,10 @@ impl Runtime {
         (current, next, &mut self.outbox.rendered, &mut self.looked_up.1)
     }
 
+    fn elapsed_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
     fn frame(&self) -> Duration {
         if self.pressed { FRAME } else { QUIET_FRAME }
     }
@@ -223,7 +228,7 @@ impl Runtime {
     /// When to wake up though nothing comes in.
     fn timer(&self, drawn: Instant) -> Option<Duration> {
         let frame = self.dirty.then(|| self.frame().saturating_sub(drawn.elapsed()));
-        let tick = self.app.wants_tick().map(Duration::from_millis);
+        let tick = self.app.wants_tick().map(|at| Duration::from_millis((at + 1).saturating_sub(self.elapsed_ms())));
         [frame, tick].into_iter().flatten().min()
     }
 
@@ -557,7 +562,9 @@ impl Runtime {
         }
         self.effects(vec![Effect::Store(Store::Sync)]);
         let draft = self.app.input.take();
-        self.app.history.push(&draft);
+        for text in self.app.aside.take().into_iter().chain([draft]) {
+            self.app.history.push(&text);
+        }
         self.history.write(self.app.history.entries());
         (self.current, self.next) = (None, None);
     }

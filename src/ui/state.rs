@@ -15,8 +15,13 @@ use crate::config::Settings;
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// How long a notice stays that is no warning.
+const INFO_MS: u64 = 6_000;
+/// Most messages that wait.
+pub const MAX_QUEUE: usize = 20;
 /// Smaller screens show a notice instead.
 pub const MIN_SIZE: (u16, u16) = (30, 8);
 
@@ -40,10 +45,14 @@ pub struct App {
     pub turn: Option<ActiveTurn>,
     pub panel: Panel,
     pub notice: Option<Notice>,
-    /// A message waits in the input for the model to be loaded.
-    pub send_when_ready: bool,
-    /// A second Ctrl+C quits.
-    pub quit_armed: bool,
+    /// Messages that wait for the model or for the answer that runs.
+    pub queue: VecDeque<Queued>,
+    /// A draft that returns to the input when the command that is being typed has run.
+    pub aside: Option<String>,
+    /// The text that the program itself put into the input last: `/` sets it aside.
+    pub given_back: Option<String>,
+    /// The conversation that the command line asks for is still to be opened.
+    pub resuming: bool,
     pub mouse: bool,
     /// Hub ids in the cache, for completion; read when the chat begins.
     pub cached_models: Vec<String>,
@@ -74,6 +83,9 @@ pub struct Setup {
 pub struct EngineView {
     pub info: Option<Arc<ModelInfo>>,
     pub loading: Option<Loading>,
+    /// The model asked for last, and the one in use, as the user named them.
+    pub chosen: String,
+    pub loaded: String,
     pub snapshot: Option<Arc<Snapshot>>,
     /// As last set or reported.
     pub eviction: bool,
@@ -148,11 +160,34 @@ impl ActiveTurn {
     }
 }
 
+/// A message that waits to be sent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Queued {
+    pub text: String,
+    /// The message that it is sent in place of.
+    pub replaces: Option<MessageId>,
+}
+
 /// One line above the input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
     pub text: String,
     pub level: Level,
+    /// When it goes; warnings and errors stay until the next key that does something.
+    pub until_ms: Option<u64>,
+    pub about: About,
+}
+
+/// What a notice is about: it goes when that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    Nothing,
+    /// The answer or rebuild that runs.
+    Busy,
+    /// The same key again quits.
+    Quit,
+    /// The same key again stops the loading of a model.
+    StopLoading,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -319,7 +354,11 @@ impl App {
             max_tokens: settings.max_tokens,
             kv_limit: settings.kv_limit,
         };
-        let engine = EngineView { eviction: settings.eviction.unwrap_or(true), ..EngineView::default() };
+        let engine = EngineView {
+            eviction: settings.eviction.unwrap_or(true),
+            chosen: settings.model.clone(),
+            ..EngineView::default()
+        };
         let mut app = Self {
             chat: Conversation::new(settings.system.clone()),
             date: jiff::civil::DateTime::default(),
@@ -337,9 +376,11 @@ impl App {
             turn: None,
             panel: Panel::default(),
             notice: None,
-            send_when_ready: false,
-            quit_armed: false,
             cached_models: Vec::new(),
+            queue: VecDeque::new(),
+            aside: None,
+            given_back: None,
+            resuming: false,
             session: SessionView::default(),
             size: (80, 24),
             now_ms: 0,
@@ -367,7 +408,31 @@ impl App {
     }
 
     pub fn say(&mut self, level: Level, text: impl Into<String>) {
-        self.notice = Some(Notice { text: text.into(), level });
+        self.say_about(About::Nothing, level, text);
+    }
+
+    /// Says something that is over with what it is about.
+    pub fn say_about(&mut self, about: About, level: Level, text: impl Into<String>) {
+        let until_ms = (level == Level::Info).then_some(self.now_ms + INFO_MS);
+        self.notice = Some(Notice { text: text.into(), level, until_ms, about });
+    }
+
+    /// Takes away a notice whose time has come or whose cause is gone.
+    pub fn expire_notice(&mut self) {
+        let Some(notice) = &self.notice else { return };
+        let over = match notice.about {
+            About::Busy => !self.is_busy(),
+            About::StopLoading => self.engine.loading.is_none(),
+            About::Nothing | About::Quit => false,
+        };
+        if over || notice.until_ms.is_some_and(|until| self.now_ms >= until) {
+            self.notice = None;
+        }
+    }
+
+    /// The question that the notice on the screen asks, answered by the same key again.
+    pub fn asked(&self) -> About {
+        self.notice.as_ref().map_or(About::Nothing, |n| n.about)
     }
 
     /// The message that fold and copy act on: the chosen one, else the last answer.

@@ -10,6 +10,8 @@ mod models;
 mod overlay;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_waiting;
 mod turns;
 
 use super::feed::LocalKind;
@@ -20,6 +22,9 @@ use crate::protocol::{Command, Download, Event, ModelInfo, ModelReference, Snaps
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// How long a frame of the spinner is shown.
+pub const SPINNER_MS: u64 = 100;
 
 /// Something that happened.
 #[derive(Debug)]
@@ -174,6 +179,13 @@ pub enum Store {
 
 /// Handles one event.
 pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
+    let effects = handle(app, event);
+    app.expire_notice();
+    turns::return_draft(app);
+    effects
+}
+
+fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
     match event {
         AppEvent::Key(key) => keys::key(app, key),
         AppEvent::Paste(text) => keys::paste(app, &text),
@@ -233,9 +245,12 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
 }
 
 impl App {
-    /// Milliseconds after which a [`AppEvent::Tick`] is wanted.
+    /// When a [`AppEvent::Tick`] is wanted, on the clock of [`App::now_ms`].
     pub fn wants_tick(&self) -> Option<u64> {
-        self.burst.hold_ms()
+        let notice = self.notice.as_ref().and_then(|n| n.until_ms);
+        let preparing = self.turn.as_ref().and_then(|t| t.shows_preparing_at()).filter(|at| *at > self.now_ms);
+        let spinner = (self.is_busy() || self.engine.loading.is_some()).then_some(self.now_ms + SPINNER_MS);
+        [self.burst.due_at(), notice, preparing, spinner].into_iter().flatten().min()
     }
 }
 

@@ -262,9 +262,11 @@ fn keys_of_all_kinds_edit_and_nothing_is_sent_by_a_paste() {
     chat.keys(&lines);
     chat.until_shows("1,001 lines in the input");
     assert!(!chat.screen().contains("answering"));
-    // Twice Ctrl+C would quit; Ctrl+U and Ctrl+K empty a line; the caret is where the text ends.
+    // Ctrl+C clears the draft, and undo brings it back; the caret is where the text ends.
     chat.keys("\x03");
-    chat.until_shows("press Ctrl+C again to quit");
+    chat.until_shows("cleared; Alt+Z brings it back");
+    chat.keys("\x1bz");
+    chat.until_shows("1,001 lines in the input");
     chat.keys("e\u{301}日\u{1112}\u{1161}\u{11ab}👩\u{200d}👩\u{200d}👧x");
     chat.until("the graphemes", |s| s.contains("日"));
     chat.keys("\x7f\x7f\x7f\x7f\x7f");
@@ -314,6 +316,8 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
     let blob = fake_hub::hash(&hub.bytes_of("model.safetensors"));
     let partial = home.path().join(format!("hub/models--any--model/blobs/{blob}.incomplete"));
     chat.until("half of the file", |_| std::fs::metadata(&partial).is_ok_and(|m| m.len() == 80_000));
+    chat.keys("\x1b");
+    chat.until_shows("press Esc again to stop loading any/model");
     chat.keys("\x1b");
     chat.until_shows("the download of any/model stopped; what has come is kept");
     gate.open();

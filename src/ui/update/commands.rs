@@ -7,7 +7,7 @@ use crate::protocol::Command;
 use crate::ui::commands::{SETTINGS, nearest};
 use crate::ui::feed::LocalKind;
 use crate::ui::paths::expand_home;
-use crate::ui::state::{App, Level, Loading, Overlay};
+use crate::ui::state::{App, Level, Overlay};
 use crate::ui::text::clean_line;
 use crate::ui::{markdown, numbers};
 use std::path::Path;
@@ -82,8 +82,7 @@ pub fn model(app: &mut App, name: &str) -> Vec<Effect> {
         return Vec::new();
     }
     let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
-    app.engine.loading = Some(Loading::new(&name));
-    vec![Effect::Load(name)]
+    turns::load(app, &name)
 }
 
 fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {

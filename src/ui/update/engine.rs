@@ -1,6 +1,6 @@
 //! What the engine says: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, files, keys, note, turns};
+use super::{Effect, Store, files, note, turns};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
@@ -28,6 +28,9 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 false => format!("the cache was filled anew with {}", plural(tokens as u64, "token")),
             };
             app.say(Level::Info, text);
+            if !cancelled {
+                return turns::send_next(app);
+            }
         }
         Event::HeadPositions { layer, head, slots } => {
             let tokens = app.tokens();
@@ -70,6 +73,8 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
         (_, Some(detail)) => detail.clone(),
         (reason, None) => reason.as_str().to_owned(),
     };
+    // After a stop or a failure, what waits goes out when the user says so.
+    let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
     app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
     app.chat.finish(report);
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
@@ -82,6 +87,9 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
         effects.push(Effect::Store(Store::Sync));
     }
     effects.extend(inspect_again(app));
+    if ended_well {
+        effects.extend(turns::send_next(app));
+    }
     effects
 }
 
@@ -158,7 +166,12 @@ pub fn inspect_again(app: &App) -> Vec<Effect> {
 pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
     app.options.sampling = app.setup.settings.sampling(&info.default_sampling);
-    let then_open = app.engine.loading.take().and_then(|l| l.then_open);
+    let mut then_open = None;
+    if let Some(loading) = app.engine.loading.take() {
+        then_open = loading.then_open;
+        app.engine.loaded.clone_from(&loading.name);
+        app.engine.chosen = loading.name;
+    }
     app.engine.failed = None;
     app.engine.snapshot = None;
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
@@ -172,25 +185,25 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         note(app, LocalKind::Note, format!("the cache is limited to {} bytes", count(limit)));
     }
     app.engine.info = Some(info);
-    let mut effects = Vec::new();
-    if let Some(which) = then_open {
-        app.send_when_ready = false;
-        effects.push(Effect::Store(Store::OpenWithCurrent(which)));
-    } else if std::mem::take(&mut app.send_when_ready) {
-        effects.extend(keys::submit(app));
+    match then_open {
+        Some(which) => vec![Effect::Store(Store::OpenWithCurrent(which))],
+        // What was typed while a saved conversation is still to be opened belongs to that one.
+        None if app.resuming => Vec::new(),
+        None => turns::send_next(app),
     }
-    effects
 }
 
 /// The model asked for did not load; the one before stays.
 pub fn load_failed(app: &mut App, error: &str) -> Vec<Effect> {
     let loading = app.engine.loading.take();
-    app.send_when_ready = false;
     if let Some(Loading { name: model, then_open: Some(which), .. }) = loading {
         return files::open_lacks_model(app, which, &model, error);
     }
     let kept = match &app.engine.info {
-        Some(info) => format!("; {} stays loaded", info.name),
+        Some(info) => {
+            app.engine.chosen.clone_from(&app.engine.loaded);
+            format!("; {} stays loaded", info.name)
+        }
         None => "; /model NAME loads another".to_owned(),
     };
     note(app, LocalKind::Error, format!("not loaded: {error}{kept}"))

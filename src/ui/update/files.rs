@@ -24,6 +24,10 @@ fn show(app: &mut App, chat: Conversation) {
     app.chat = chat;
     app.feed.clear();
     app.editing = None;
+    if !app.resuming {
+        // They were meant for the conversation before; Up recalls them.
+        app.queue.clear();
+    }
     app.session = SessionView::default();
     app.panel.ratios = RatioHistory::default();
     for mark in app.chat.marks() {
@@ -62,12 +66,19 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
             note(app, LocalKind::Warning, format!("this conversation ended with eviction {word}; now it is not"));
         }
     }
+    if app.resuming {
+        effects.extend(turns::send_next(app));
+        app.resuming = false;
+    }
     effects
 }
 
 /// A conversation of another model: that model is loaded first, then the conversation is opened.
 pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) -> Vec<Effect> {
     app.overlays.clear();
+    // What is typed from now on is meant for the conversation that is opened.
+    app.queue.clear();
+    app.resuming = true;
     app.say(Level::Info, format!("loading {}, which this conversation was held with; Esc stops", reference.model));
     app.engine.loading = Some(Loading { then_open: Some(which), ..Loading::new(&reference.name()) });
     vec![Effect::LoadReference(reference)]

@@ -7,7 +7,8 @@ use crate::ui::commands as slash;
 use crate::ui::examples::EXAMPLES;
 use crate::ui::feed::ItemKey;
 use crate::ui::keymap::Key;
-use crate::ui::state::{App, Level, Loading, MIN_SIZE, Overlay};
+use crate::ui::state::{About, App, Level, Loading, MIN_SIZE, Overlay};
+use crate::ui::text::clean_line;
 use crate::ui::widgets;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 
@@ -31,8 +32,12 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Effect> {
         return overlay::key(app, key);
     }
     if let Some(text) = typed(key) {
+        let pasted = app.burst.is_fast(app.now_ms);
         if app.burst.typed(app.now_ms) {
             app.input.insert("\n");
+        }
+        if text == "/" && !pasted {
+            set_aside(app);
         }
         type_text(app, &text);
         return effects;
@@ -44,8 +49,8 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Effect> {
             _ => effects.append(&mut submit(app)),
         }
     }
-    if action != Some(Action::Interrupt) {
-        app.quit_armed = false;
+    if app.asked() == About::Quit && action != Some(Action::Interrupt) {
+        app.notice = None;
     }
     match action {
         Some(action) => effects.append(&mut act(app, action)),
@@ -65,8 +70,18 @@ fn typed(key: Key) -> Option<String> {
     }
 }
 
+/// A slash that begins a command sets the draft aside: before its first character, and behind a
+/// text that the program itself put into the input.
+fn set_aside(app: &mut App) {
+    let input = &app.input;
+    let before = input.caret() == 0 && !input.text().starts_with('/');
+    let given = app.given_back.as_deref() == Some(input.text());
+    if !input.is_empty() && app.editing.is_none() && (before || given) {
+        app.aside = Some(app.input.take());
+    }
+}
+
 fn type_text(app: &mut App, text: &str) {
-    app.quit_armed = false;
     app.notice = None;
     app.input.insert(text);
     input_changed(app);
@@ -87,7 +102,6 @@ pub fn paste(app: &mut App, text: &str) -> Vec<Effect> {
     if overlay::paste(app, text) {
         return Vec::new();
     }
-    app.quit_armed = false;
     app.notice = None;
     app.input.insert(text);
     input_changed(app);
@@ -244,7 +258,7 @@ pub fn submit(app: &mut App) -> Vec<Effect> {
     }
     let text = app.input.text().to_owned();
     if text.trim().is_empty() {
-        return Vec::new();
+        return turns::send_next(app);
     }
     app.notice = None;
     app.completion = None;
@@ -321,20 +335,27 @@ fn vertical(app: &mut App, down: bool) {
 }
 
 fn stop_or_close(app: &mut App) -> Vec<Effect> {
+    let asked = app.asked();
     app.notice = None;
     if app.completion.take().is_some() {
         return Vec::new();
     }
-    if app.is_busy()
-        && let Some(effects) = stop(app)
-    {
-        return effects;
+    if app.aside.is_some() {
+        // The draft that was set aside returns.
+        app.input.take();
+        return Vec::new();
+    }
+    if turns::unqueue(app) {
+        return Vec::new();
+    }
+    if app.is_busy() {
+        return stop(app);
     }
     if app.overlays.pop().is_some() {
         return Vec::new();
     }
-    if let Some(effects) = stop(app) {
-        return effects;
+    if app.engine.loading.is_some() {
+        return stop_loading(app, asked, Action::Stop);
     }
     if app.editing.take().is_some() {
         app.input.take();
@@ -346,39 +367,62 @@ fn stop_or_close(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
+/// Stops what runs; else clears the draft; else asks once more before it stops loading or quits.
 fn interrupt(app: &mut App) -> Vec<Effect> {
-    if let Some(effects) = stop(app) {
-        return effects;
+    if app.is_busy() {
+        return stop(app);
     }
-    if app.quit_armed {
+    if !app.input.is_empty() {
+        app.input.take();
+        app.editing = None;
+        app.completion = None;
+        let undo = app.setup.keymap.key_of(Action::Undo);
+        app.say(Level::Info, format!("cleared; {undo} brings it back"));
+        return Vec::new();
+    }
+    let asked = app.asked();
+    if app.engine.loading.is_some() {
+        return stop_loading(app, asked, Action::Interrupt);
+    }
+    if asked == About::Quit {
         return vec![Effect::Quit];
     }
-    app.quit_armed = true;
-    app.say(Level::Info, "press Ctrl+C again to quit (Ctrl+D quits when the input is empty)");
+    let key = app.setup.keymap.key_of(Action::Interrupt);
+    app.say_about(About::Quit, Level::Info, format!("press {key} again to quit"));
     Vec::new()
 }
 
-/// Stops what is running; `None` when nothing is.
-fn stop(app: &mut App) -> Option<Vec<Effect>> {
-    if app.is_busy() {
-        if let Some(turn) = &mut app.turn {
-            turn.stopping = true;
+/// Stops the answer or rebuild that runs.
+fn stop(app: &mut App) -> Vec<Effect> {
+    if let Some(turn) = &mut app.turn {
+        turn.stopping = true;
+    }
+    vec![Effect::Engine(crate::protocol::Command::Cancel)]
+}
+
+/// Stops the loading of a model at the second press.
+fn stop_loading(app: &mut App, asked: About, key: Action) -> Vec<Effect> {
+    let Some(loading) = &app.engine.loading else { return Vec::new() };
+    let name = clean_line(&loading.name);
+    if asked != About::StopLoading {
+        let key = app.setup.keymap.key_of(key);
+        app.say_about(About::StopLoading, Level::Info, format!("press {key} again to stop loading {name}"));
+        return Vec::new();
+    }
+    let text = match &loading {
+        Loading { download: Some(_), .. } => {
+            format!("the download of {name} stopped; what has come is kept, and /model {name} goes on with it")
         }
-        return Some(vec![Effect::Engine(crate::protocol::Command::Cancel)]);
+        _ if app.engine.info.is_some() => format!("loading {name} stopped"),
+        _ => format!("loading {name} stopped; a message loads it again, /model NAME another"),
+    };
+    app.resuming &= loading.then_open.is_none();
+    app.engine.loading = None;
+    if app.engine.info.is_some() {
+        app.engine.chosen.clone_from(&app.engine.loaded);
     }
-    if app.engine.loading.is_some() {
-        let loading = app.engine.loading.take();
-        let text = match &loading {
-            Some(Loading { name, download: Some(_), .. }) => {
-                format!("the download of {name} stopped; what has come is kept, and /model {name} goes on with it")
-            }
-            Some(Loading { name, .. }) => format!("loading {name} stopped; /model NAME loads one"),
-            None => String::new(),
-        };
-        app.say(Level::Info, text);
-        return Some(vec![Effect::CancelLoad]);
-    }
-    None
+    app.say(Level::Info, text);
+    vec![Effect::CancelLoad]
 }
 
 impl App {

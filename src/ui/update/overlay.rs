@@ -14,6 +14,7 @@ pub(super) const PAGE: usize = 10;
 /// A key for the topmost overlay.
 pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
     let action = app.keymap_action(key);
+    app.notice = None;
     match action {
         Some(Action::Stop | Action::Interrupt | Action::QuitWhenEmpty) => return close(app),
         Some(Action::Suspend) => return vec![Effect::Suspend],

@@ -2,36 +2,64 @@
 
 use super::{Effect, Store, note};
 use crate::chat::{MessageId, Role};
+use crate::ui::action::Action;
 use crate::ui::commands as slash;
 use crate::ui::feed::LocalKind;
-use crate::ui::state::{ActiveTurn, App, Level};
+use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
 
-/// Sends the input as a message, or in the place of the message being edited.
+/// Sends the input as a message, or in the place of the message being edited. What cannot be sent
+/// yet waits in the queue.
 pub fn ask(app: &mut App) -> Vec<Effect> {
-    if refuse_busy(app) {
-        return Vec::new();
-    }
-    if app.engine.info.is_none() {
-        match (&app.engine.failed, &app.engine.loading) {
-            (None, Some(loading)) => {
-                let text = format!("{} is still loading; this is sent when it is ready", loading.name);
-                app.send_when_ready = true;
-                app.say(Level::Info, text);
-            }
-            _ => app.say(Level::Error, "no model is loaded; /model NAME loads one"),
-        }
+    if app.queue.len() >= MAX_QUEUE {
+        app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; Esc takes the newest back"));
         return Vec::new();
     }
     let text = app.input.take();
     app.history.push(&text);
+    app.given_back = None;
+    app.queue.push_back(Queued { text, replaces: app.editing.take() });
+    send_next(app)
+}
+
+/// Sends the message that has waited longest, where the engine is free. Without a model, the one
+/// chosen last is loaded first.
+pub fn send_next(app: &mut App) -> Vec<Effect> {
+    if app.queue.is_empty() || app.is_busy() || app.engine.loading.is_some() {
+        return Vec::new();
+    }
+    if app.engine.info.is_none() {
+        let name = app.engine.chosen.clone();
+        return load(app, &name);
+    }
+    app.resuming = false;
+    let Some(Queued { text, replaces }) = app.queue.pop_front() else { return Vec::new() };
     let said = slash::message(&text).trim_matches('\n').to_owned();
-    match app.editing.take() {
+    match replaces {
         Some(id) if app.chat.edit(id, said.clone()).is_some() => {}
         _ => {
             app.chat.push_user(said);
         }
     }
     begin(app)
+}
+
+/// Takes the newest waiting message back into the empty input; false when there is none.
+pub fn unqueue(app: &mut App) -> bool {
+    if !app.input.is_empty() {
+        return false;
+    }
+    let Some(Queued { text, replaces }) = app.queue.pop_back() else { return false };
+    app.input.set(&text);
+    app.editing = replaces;
+    app.given_back = Some(text);
+    true
+}
+
+/// Loads a model beside the one in use.
+pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
+    app.engine.loading = Some(Loading::new(name));
+    name.clone_into(&mut app.engine.chosen);
+    vec![Effect::Load(name.to_owned())]
 }
 
 /// Opens the reply to the head and has it generated.
@@ -79,11 +107,34 @@ pub fn undo(app: &mut App) -> Vec<Effect> {
         app.say(Level::Info, "nothing to take back");
         return Vec::new();
     };
-    if app.input.is_empty() {
-        app.input.set(&text);
-    }
-    app.say(Level::Info, "taken back; it stays in the file as a branch");
+    let place = give_back(app, &text);
+    app.say(Level::Info, format!("taken back{place}; it stays in the file as a branch"));
     moved(app)
+}
+
+/// Puts a text of the user back into the input where that is free, else into the history. Returns
+/// the words that say where it is when it is not in the input.
+fn give_back(app: &mut App, text: &str) -> String {
+    app.history.push(text);
+    if app.input.is_empty() && (app.aside.is_none() || app.aside == app.given_back) {
+        app.aside = None;
+        app.input.set(text);
+        app.given_back = Some(text.to_owned());
+        return String::new();
+    }
+    format!(" ({} recalls it)", app.setup.keymap.key_of(Action::HistoryOlder))
+}
+
+/// Brings the draft that was set aside back into the input, once that is empty again.
+pub fn return_draft(app: &mut App) {
+    if app.input.is_empty()
+        && app.editing.is_none()
+        && let Some(draft) = app.aside.take()
+    {
+        app.input.set(&draft);
+        app.completion = None;
+        app.given_back = Some(draft);
+    }
 }
 
 /// The active path changed: the screen, the cache and the file follow.
@@ -155,26 +206,22 @@ pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
     }
-    take_back(app, "stopped while the prompt was being prepared")
+    take_back(app, "stopped before the answer began")
 }
 
 /// What was asked returns to the input, with the reason in the conversation.
 pub fn take_back(app: &mut App, why: &str) -> Vec<Effect> {
-    if let Some(text) = app.chat.undo()
-        && app.input.is_empty()
-    {
-        app.input.set(&text);
-    }
+    let place = app.chat.undo().map_or(String::new(), |text| give_back(app, &text));
     app.feed.arrange(&app.chat);
-    note(app, LocalKind::Error, format!("not sent: {why}"))
+    note(app, LocalKind::Error, format!("not sent{place}: {why}"))
 }
 
 /// True, with a word about it, while an answer or a rebuild runs.
 pub fn refuse_busy(app: &mut App) -> bool {
     if app.turn.is_some() {
-        app.say(Level::Info, "the answer is still running; Esc stops it");
+        app.say_about(About::Busy, Level::Info, "the answer is still running; Esc stops it");
     } else if app.engine.rebuilding.is_some() {
-        app.say(Level::Info, "the cache is being filled; Esc stops that");
+        app.say_about(About::Busy, Level::Info, "the cache is being filled; Esc stops that");
     }
     app.is_busy()
 }

@@ -39,6 +39,10 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
     for overlay in &app.overlays {
         draw_overlay(frame, app, overlay, &at);
     }
+    let hides_banner = |o: &Overlay| !matches!(o, Overlay::Confirm { .. } | Overlay::HistorySearch { .. });
+    if app.overlays.last().is_some_and(hides_banner) {
+        status::draw_notice(frame.buffer_mut(), area, app);
+    }
     if chat_has_keys {
         input::draw_completion(frame, Rect { y: at.banner.y, ..at.input }, app);
     }

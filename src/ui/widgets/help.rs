@@ -9,6 +9,15 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
+/// What happens to texts that are not sent yet.
+const DRAFTS: &[(&str, &str)] = &[
+    ("Enter", "while a model loads or an answer runs: the message waits, and is sent when its turn comes"),
+    ("Enter, input empty", "sends the next waiting message, where a stop or an error has held them up"),
+    ("Esc, input empty", "takes the newest waiting message back into the input"),
+    ("/ before a draft", "sets the draft aside for a command; it returns when the command has run"),
+    ("/undo", "puts the text back into the input; / right after it begins a command and sets the text aside"),
+];
+
 /// Draws the help from row `scroll` on.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, scroll: usize) {
     let width = usize::from(area.width).saturating_sub(2);
@@ -50,6 +59,10 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
             let keys = app.setup.keymap.keys_of(*action).join(", ");
             row(&mut out, if keys.is_empty() { "no key".to_owned() } else { keys }, action.help());
         }
+    }
+    title(&mut out, "Drafts and waiting messages");
+    for (what, words) in DRAFTS {
+        row(&mut out, (*what).to_owned(), words);
     }
     title(&mut out, "Files");
     let dirs = &app.setup.settings.dirs;

@@ -3,35 +3,64 @@
 use crate::protocol::Phase;
 use crate::ui::action::Action;
 use crate::ui::numbers;
-use crate::ui::state::{App, Level};
+use crate::ui::state::{App, Level, Queued};
 use crate::ui::text::{bytes, clean, clean_line, count, plural, ratio, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
+use crate::ui::update::SPINNER_MS;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
+use ratatui::widgets::{Clear, Widget};
 
 const MAX_BANNER: usize = 4;
-/// How long a frame of the spinner is shown.
-const SPINNER_MS: u64 = 100;
+/// Most waiting messages that are shown.
+const MAX_QUEUE_ROWS: usize = 3;
 
-/// What the banner says: progress first, then what a key did.
+/// What the banner says: what a key did, which soon goes, then progress.
 fn banner_text(app: &App) -> Option<(String, Role)> {
     let stop = app.setup.keymap.key_of(Action::Stop);
-    if let Some(notice) = app.notice.as_ref().filter(|n| n.level != Level::Info) {
-        let role = if notice.level == Level::Error { Role::Error } else { Role::Warning };
-        return Some((notice.text.clone(), role));
+    if let Some(notice) = &app.notice {
+        return Some((notice.text.clone(), notice_role(notice.level)));
     }
     if let Some(text) = progress(app, &stop) {
         return Some((text, Role::Mark));
     }
-    if let Some(notice) = &app.notice {
-        return Some((notice.text.clone(), Role::Note));
+    if app.aside.is_some() {
+        return Some((format!("your draft is kept aside until the command has run ({stop}: now)"), Role::Note));
     }
     if app.editing.is_some() {
         return Some((format!("changing an earlier message; Enter sends it, {stop} leaves it"), Role::Mark));
     }
     let width = super::layout_width(app);
     super::input::size_note(app, width).map(|text| (text, Role::Note))
+}
+
+fn notice_role(level: Level) -> Role {
+    match level {
+        Level::Info => Role::Note,
+        Level::Warning => Role::Warning,
+        Level::Error => Role::Error,
+    }
+}
+
+/// The messages that wait, newest last, and the keys that act on them.
+fn queue_rows(app: &App, columns: u16) -> Vec<String> {
+    let Some(last) = app.queue.len().checked_sub(1) else { return Vec::new() };
+    let first = app.queue.len().saturating_sub(MAX_QUEUE_ROWS);
+    let paused = !app.is_busy() && app.engine.loading.is_none();
+    let stop = app.setup.keymap.key_of(Action::Stop);
+    let send = app.setup.keymap.key_of(Action::Send);
+    let row = |(n, queued): (usize, &Queued)| {
+        let keys = match (n == last && app.input.is_empty(), paused) {
+            (false, _) => String::new(),
+            (true, false) => format!("  ({stop} takes it back)"),
+            (true, true) => format!("  ({send} sends, {stop} takes it back)"),
+        };
+        let more = if n == first && first > 0 { format!("{first} more, ") } else { String::new() };
+        let room = usize::from(columns).saturating_sub(4 + width(&more) + "queued: ".len() + width(&keys));
+        format!("{more}queued: {}{keys}", truncate(&clean_line(&queued.text), room))
+    };
+    app.queue.iter().enumerate().skip(first).map(row).collect()
 }
 
 /// What is running, how far it is, and how to stop it.
@@ -66,8 +95,24 @@ fn progress(app: &App, stop: &str) -> Option<String> {
 
 /// Rows that the banner needs.
 pub fn banner_height(app: &App, columns: u16) -> u16 {
-    let Some((text, _)) = banner_text(app) else { return 1 };
-    wrapped(&text, columns).len().clamp(1, MAX_BANNER) as u16
+    (text_rows(app, columns) + queue_rows(app, columns).len()) as u16
+}
+
+fn text_rows(app: &App, columns: u16) -> usize {
+    banner_text(app).map_or(1, |(text, _)| wrapped(&text, columns).len().clamp(1, MAX_BANNER))
+}
+
+/// A notice over an overlay that hides the banner: in the lowest rows of `area`.
+pub fn draw_notice(buffer: &mut Buffer, area: Rect, app: &App) {
+    let Some(notice) = &app.notice else { return };
+    let rows = wrapped(&notice.text, area.width);
+    let height = rows.len().min(MAX_BANNER).min(usize::from(area.height)) as u16;
+    let area = Rect { y: area.bottom() - height, height, ..area };
+    Clear.render(area, buffer);
+    for (n, row) in rows.iter().take(usize::from(height)).enumerate() {
+        let row: String = row.spans.iter().map(|s| s.content.as_ref()).collect();
+        buffer.set_string(area.x + 1, area.y + n as u16, row, app.theme.style(notice_role(notice.level)));
+    }
 }
 
 fn wrapped(text: &str, columns: u16) -> Vec<Line<'static>> {
@@ -87,6 +132,11 @@ pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
             let row = format!(" {row} ");
             buffer.set_string(area.x + 1, area.y + n as u16, row, theme.style(role));
         }
+    }
+    let above = text_rows(app, area.width);
+    for (n, row) in queue_rows(app, area.width).iter().enumerate().take(usize::from(area.height).saturating_sub(above))
+    {
+        buffer.set_string(area.x + 2, area.y + (above + n) as u16, row, theme.style(Role::Note));
     }
     let unseen = app.feed.unseen();
     if !app.feed.is_following() {

@@ -1,0 +1,207 @@
+//! Drafts, waiting messages and notices: what is kept, what returns, what goes by itself.
+
+use super::*;
+use crate::protocol::{StopReason, TextKind};
+use crate::ui::heat::Depth;
+use crate::ui::state::{Loading, Overlay, Picker};
+use crate::ui::testing::*;
+use crossterm::event::{KeyCode, KeyModifiers};
+
+fn sent(effects: &[Effect]) -> bool {
+    effects.iter().any(|e| matches!(e, Effect::Generate { .. }))
+}
+
+fn quits(effects: &[Effect]) -> bool {
+    effects.iter().any(|e| matches!(e, Effect::Quit))
+}
+
+fn notice(app: &App) -> &str {
+    app.notice.as_ref().map_or("", |n| &n.text)
+}
+
+fn ctrl(app: &mut App, c: char) -> Vec<Effect> {
+    press_with(app, KeyCode::Char(c), KeyModifiers::CONTROL)
+}
+
+fn type_in(app: &mut App, text: &str) {
+    for c in text.chars() {
+        press(app, KeyCode::Char(c));
+    }
+}
+
+/// The answer that runs ends.
+fn end(app: &mut App, stop_reason: StopReason) -> Vec<Effect> {
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(app, Event::TurnDone(Box::new(report(turn, stop_reason))))
+}
+
+fn loading() -> App {
+    let mut app = unloaded(80, 24, Depth::Rgb, "dark");
+    app.engine.loading = Some(Loading::new("demo"));
+    app
+}
+
+#[test]
+fn control_c_clears_the_draft_then_asks_then_quits() {
+    let mut app = app(120, 40, 8, 4);
+    type_in(&mut app, "draft");
+    assert!(!quits(&ctrl(&mut app, 'c')));
+    assert!(app.input.is_empty());
+    assert!(notice(&app).contains("Alt+Z brings it back"), "{}", notice(&app));
+    press_with(&mut app, KeyCode::Char('z'), KeyModifiers::ALT);
+    assert_eq!(app.input.text(), "draft");
+    ctrl(&mut app, 'c');
+    assert!(!quits(&ctrl(&mut app, 'c')));
+    assert!(notice(&app).contains("again to quit"));
+    // Any other key, and time, take the question back.
+    press(&mut app, KeyCode::PageUp);
+    assert!(!quits(&ctrl(&mut app, 'c')));
+    app.now_ms += 7_000;
+    update(&mut app, AppEvent::Tick);
+    assert!(!quits(&ctrl(&mut app, 'c')));
+    assert!(quits(&ctrl(&mut app, 'c')));
+    press(&mut app, KeyCode::Char('x'));
+    assert!(!quits(&ctrl(&mut app, 'd')));
+    ctrl(&mut app, 'u');
+    assert!(quits(&ctrl(&mut app, 'd')));
+}
+
+#[test]
+fn a_command_works_while_a_draft_stands() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "first", "", "one");
+    turn(&mut app, "second", "", "two");
+    say(&mut app, "/undo");
+    assert_eq!(app.input.text(), "second");
+    // The text given back makes way for the next command, and returns.
+    type_in(&mut app, "/");
+    assert_eq!((app.input.text(), app.aside.as_deref()), ("/", Some("second")));
+    assert!(screen(&mut app).contains("your draft is kept aside"));
+    press(&mut app, KeyCode::Backspace);
+    assert_eq!((app.input.text(), &app.aside), ("second", &None));
+    say(&mut app, "/set temperature 1");
+    assert_eq!(app.options.sampling.temperature, 1.0);
+    assert_eq!(app.input.text(), "second");
+    // Taken back again: the newer text is in the input, Up has the other.
+    say(&mut app, "/undo");
+    assert_eq!(app.input.text(), "first");
+    assert!(app.history.entries().contains(&"second".to_owned()));
+    // A draft of the user's own makes way when the slash stands before it.
+    press(&mut app, KeyCode::Char('!'));
+    type_in(&mut app, "/x");
+    assert_eq!(app.input.text(), "first!/x");
+    press(&mut app, KeyCode::Home);
+    say(&mut app, "/set temperature 2");
+    assert_eq!((app.options.sampling.temperature, app.input.text()), (2.0, "first!/x"));
+}
+
+#[test]
+fn a_text_given_back_never_replaces_a_draft() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "too long");
+    type_in(&mut app, "my draft");
+    let refused = crate::protocol::TurnReport {
+        in_context: false,
+        generated: Vec::new(),
+        detail: Some("too many tokens".into()),
+        ..report(app.turn.as_ref().unwrap().turn, StopReason::ContextFull)
+    };
+    engine(&mut app, Event::TurnDone(Box::new(refused)));
+    assert_eq!(app.input.text(), "my draft");
+    assert_eq!(app.history.entries().last().map(String::as_str), Some("too long"));
+    assert!(screen(&mut app).contains("not sent (Up recalls it): too many tokens"));
+}
+
+#[test]
+fn messages_sent_while_a_model_loads_or_answers_wait_their_turn() {
+    let mut app = loading();
+    assert!(!sent(&say(&mut app, "hi")));
+    assert!(!sent(&say(&mut app, "more")));
+    assert!(screen(&mut app).contains("queued: more  (Esc takes it back)"));
+    press(&mut app, KeyCode::Esc);
+    assert_eq!((app.input.text(), app.queue.len()), ("more", 1));
+    press(&mut app, KeyCode::Enter);
+    assert!(sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    assert_eq!(app.chat.path()[0].text, "hi");
+    assert!(sent(&end(&mut app, StopReason::End)));
+    assert_eq!(app.chat.path()[2].text, "more");
+    // After a stop they wait for Enter.
+    say(&mut app, "third");
+    ctrl(&mut app, 'c');
+    assert!(!sent(&end(&mut app, StopReason::Cancelled)));
+    assert!(screen(&mut app).contains("queued: third  (Enter sends, Esc takes it back)"));
+    assert!(sent(&press(&mut app, KeyCode::Enter)));
+    // With a draft in the input, Esc stops the answer.
+    say(&mut app, "fourth");
+    type_in(&mut app, "d");
+    assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
+    assert_eq!(app.queue.len(), 1);
+}
+
+#[test]
+fn loading_is_stopped_at_the_second_press_and_a_message_begins_it_again() {
+    let mut app = loading();
+    assert!(press(&mut app, KeyCode::Esc).is_empty());
+    assert!(notice(&app).contains("press Esc again to stop loading demo"), "{}", notice(&app));
+    assert!(app.engine.loading.is_some());
+    assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::CancelLoad]));
+    assert!(app.engine.loading.is_none());
+    assert!(matches!(&say(&mut app, "hi")[..], [Effect::Load(name)] if name == "demo"));
+    // A load that fails leaves the message where it is, and the chat usable.
+    update(&mut app, AppEvent::LoadFailed("no room".into()));
+    assert_eq!(app.queue.len(), 1);
+    assert!(matches!(&say(&mut app, "/model other")[..], [Effect::Load(name)] if name == "other"));
+    assert!(sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+}
+
+#[test]
+fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
+    let mut app = loading();
+    app.resuming = true;
+    say(&mut app, "go on");
+    assert!(!sent(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    let opened = Opened {
+        id: "x".into(),
+        chat: crate::chat::Conversation::new(None),
+        date: Default::default(),
+        eviction: None,
+        notices: Vec::new(),
+    };
+    assert!(sent(&update(&mut app, AppEvent::Opened(Box::new(opened)))));
+}
+
+#[test]
+fn notices_go_with_time_and_with_what_they_are_about() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "q");
+    assert!(app.wants_tick().is_some());
+    stream(&mut app, TextKind::Answer, "a");
+    say(&mut app, "/regen");
+    assert_eq!(notice(&app), "the answer is still running; Esc stops it");
+    end(&mut app, StopReason::End);
+    assert_eq!(notice(&app), "");
+    assert_eq!(app.wants_tick(), None);
+
+    say(&mut app, "/eviction");
+    let until = app.wants_tick().unwrap();
+    assert_eq!(until, app.now_ms + 6_000);
+    app.now_ms = until - 1;
+    update(&mut app, AppEvent::Tick);
+    assert!(notice(&app).contains("eviction is on"));
+    app.now_ms = until;
+    update(&mut app, AppEvent::Tick);
+    assert_eq!((notice(&app), app.wants_tick()), ("", None));
+    // Errors stay until a key does something.
+    say(&mut app, "/nonsense");
+    assert_eq!(app.wants_tick(), None);
+}
+
+#[test]
+fn an_error_raised_from_a_list_shows_in_the_list() {
+    let mut app = app(80, 24, 8, 4);
+    app.overlays.push(Overlay::Sessions(Picker::default()));
+    update(&mut app, AppEvent::Said(Level::Error, "that file cannot be removed".into()));
+    assert!(screen(&mut app).contains("that file cannot be removed"));
+    press(&mut app, KeyCode::Down);
+    assert!(!screen(&mut app).contains("that file cannot be removed"));
+}
