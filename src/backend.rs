@@ -13,6 +13,7 @@ pub mod cuda;
 
 use crate::codec::Codec;
 use crate::policy::Policy;
+pub(crate) use crate::protocol::bytes as in_units;
 use crate::protocol::{SamplingParams, Token};
 use crate::tensor::Tensor;
 
@@ -22,7 +23,7 @@ impl<T: bytemuck::Pod + Send + Sync + Default> Plain for T {}
 
 /// Memory ran out. The engine survives it: the step has not run.
 #[derive(Debug, thiserror::Error)]
-#[error("out of {what} memory: {needed_bytes} bytes more are needed")]
+#[error("out of {what} memory: {} more needed", in_units(*needed_bytes))]
 pub struct OutOfMemory {
     pub what: &'static str,
     pub needed_bytes: u64,

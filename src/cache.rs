@@ -7,7 +7,7 @@
 //!
 //! Knows nothing of models, tokens' meaning or conversations.
 
-use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRope, Span};
+use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRope, Span, in_units};
 use crate::policy::SlotMeta;
 
 /// Slots in a page: small enough that a lane wastes 8 slots on average.
@@ -27,7 +27,7 @@ impl SeqId {
 /// A step that does not fit was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    #[error("the KV cache is full: {needed_bytes} bytes more would pass the limit of {limit_bytes} bytes")]
+    #[error("the KV cache is full: {} more would pass the limit of {}", in_units(*needed_bytes), in_units(*limit_bytes))]
     Limit { needed_bytes: u64, limit_bytes: u64 },
     #[error(transparent)]
     Memory(#[from] OutOfMemory),

@@ -26,7 +26,7 @@ pub mod spawn;
 
 use crate::config::Settings;
 use crate::ui::theme::Themes;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use args::{Cli, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
@@ -84,7 +84,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     if let Some(theme) = &settings.theme {
         let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
-        themes.load(theme).map_err(output::as_wrong_use)?;
+        themes.load(theme).with_context(|| settings.theme_set_by.clone()).map_err(output::as_wrong_use)?;
     }
     match cli.command {
         Some(Command::Score(args)) => score::run(&settings, &args, common.json),
@@ -103,8 +103,21 @@ fn refused(error: &clap::Error) -> Result<u8> {
         output::out(&text)?;
         return Ok(output::OK);
     }
-    output::notice(&one_line(&text));
+    let missing = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    output::notice(&if missing { subcommands(&text) } else { one_line(&text) });
     Ok(output::WRONG_USE)
+}
+
+/// The subcommands that a help text lists, in one line.
+fn subcommands(help: &str) -> String {
+    let usage = help.lines().find_map(|l| l.trim().strip_prefix("Usage: ")).unwrap_or("dmschat");
+    let program: Vec<&str> = usage.split_whitespace().take_while(|w| !w.starts_with(['[', '<'])).collect();
+    let program = program.join(" ");
+    let listed = help.lines().skip_while(|l| l.trim() != "Commands:").skip(1).take_while(|l| !l.trim().is_empty());
+    // A long description goes on in lines that are indented further.
+    let names = listed.filter_map(|l| l.strip_prefix("  ").filter(|l| !l.starts_with(' ')));
+    let names: Vec<&str> = names.filter_map(|l| l.split_whitespace().next()).filter(|n| *n != "help").collect();
+    format!("{program} needs a subcommand: {}; see {program} --help", names.join(", "))
 }
 
 /// What clap says, without the usage and the invitation to try `--help` on lines of their own.
@@ -135,6 +148,13 @@ mod tests {
         let cli = parse(&["-m", "x", "-p", "-5 + 3?", "--resume"]).unwrap();
         assert_eq!((cli.common.prompt.as_deref(), cli.common.resume), (Some("-5 + 3?"), Some(None)));
         assert!(matches!(parse(&["chat", "--seed", "3"]).unwrap().command, Some(Command::Chat)));
+    }
+
+    #[test]
+    fn a_missing_subcommand_lists_what_there_is() {
+        let error = Cli::try_parse_from(["dmschat", "models"]).unwrap_err();
+        let said = subcommands(&error.render().to_string());
+        assert_eq!(said, "dmschat models needs a subcommand: list, path, pull, rm, info; see dmschat models --help");
     }
 
     #[test]

@@ -96,9 +96,15 @@ pub struct Settings {
     pub system: Option<String>,
     /// Absent: chosen for the terminal.
     pub theme: Option<String>,
+    /// Where the theme is set, for messages about it: `--theme`, `DMSCHAT_THEME` or `FILE:LINE: theme`.
+    pub theme_set_by: String,
     /// The user's keymap, when there is one.
     pub keymap: Option<PathBuf>,
     pub mouse: bool,
+    /// The terminal's title names the conversation.
+    pub title: bool,
+    /// A bell rings at the end of a long answer.
+    pub bell: bool,
     /// For long messages; absent: `$VISUAL`, `$EDITOR`.
     pub editor: Option<String>,
     /// Draw with ASCII characters only.
@@ -124,13 +130,31 @@ impl Settings {
     pub fn load(flags: Layer, config: Option<&Path>) -> Result<Self> {
         let dirs = Dirs::find()?;
         let env = Layer::from_env(|name| std::env::var_os(name))?;
+        let path = config.map_or_else(|| dirs.config_file(), Path::to_owned);
         let file = match config {
             Some(path) => Layer::from_file(path)?
                 .with_context(|| format!("config file {} does not exist; name one that does", path.display()))?,
             None => Layer::from_file(&dirs.config_file())?.unwrap_or_default(),
         };
         flags.check().map_err(|(key, what)| anyhow!("--{}: {what}", key.replace('_', "-")))?;
-        Self::from_layer(dirs, flags.over(env).over(file))
+        let set_by = |key: &str, flag: bool, variable: bool| match (flag, variable) {
+            (true, _) => format!("--{}", key.replace('_', "-")),
+            (_, true) => layer::env_name(key),
+            _ => layer::place_of_key(&path, key),
+        };
+        let theme_set_by = match &file.theme {
+            None if flags.theme.is_none() && env.theme.is_none() => String::new(),
+            _ => set_by("theme", flags.theme.is_some(), env.theme.is_some()),
+        };
+        let keys_set_by = file.keys.is_some() || env.keys.is_some();
+        let keys_set_by = keys_set_by.then(|| set_by("keys", false, env.keys.is_some()));
+        let settings = Self { theme_set_by, ..Self::from_layer(dirs, flags.over(env).over(file))? };
+        match (keys_set_by, &settings.keymap) {
+            (Some(set_by), Some(keymap)) if !keymap.is_file() => {
+                bail!("{set_by}: there is no file {}", keymap.display())
+            }
+            _ => Ok(settings),
+        }
     }
 
     /// The built-in values under one layer.
@@ -141,9 +165,6 @@ impl Settings {
             None => Some(dirs.config.join("keymap.toml")).filter(|p| p.exists()),
         };
         let model = layer.model.unwrap_or_else(|| BUILTIN_MODEL.to_owned());
-        if model.is_empty() {
-            bail!("model: the name is empty; expected {BUILTIN_MODEL}, a folder or a hub id");
-        }
         Ok(Self {
             model,
             adapter: match layer.adapter.as_deref() {
@@ -164,8 +185,11 @@ impl Settings {
             keep_thinking: layer.keep_thinking.map(|t| t.0),
             system: layer.system,
             theme: layer.theme,
+            theme_set_by: String::new(),
             keymap,
             mouse: layer.mouse.is_none_or(|m| m.0),
+            title: layer.title.is_none_or(|t| t.0),
+            bell: layer.bell.is_some_and(|b| b.0),
             editor: layer.editor,
             ascii: layer.ascii.is_some_and(|a| a.0),
             plain: layer.plain.is_some_and(|p| p.0),

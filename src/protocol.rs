@@ -11,6 +11,24 @@ use tokio::sync::{mpsc, watch};
 /// A token id.
 pub type Token = u32;
 
+/// Bytes with a decimal unit: `812 B`, `3.4 MB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{n} B")
+    } else if value < 99.95 {
+        format!("{value:.1} {}", UNITS[unit])
+    } else {
+        format!("{value:.0} {}", UNITS[unit])
+    }
+}
+
 /// Most tokens of any context: a slot stores its position and one mark bit in an i32.
 pub const MAX_CONTEXT: usize = 1 << 30;
 
@@ -135,6 +153,11 @@ pub enum Command {
     },
     /// The largest number of bytes the allocated KV pages may take; `None` lifts it.
     SetKvLimit(Option<u64>),
+    /// Ask how many tokens a text has; answered between two steps.
+    CountTokens {
+        id: u64,
+        text: String,
+    },
     Shutdown,
 }
 
@@ -306,6 +329,11 @@ pub enum Event {
         head: usize,
         slots: Vec<SlotInfo>,
     },
+    /// The answer to [`Command::CountTokens`].
+    TokensCounted {
+        id: u64,
+        tokens: usize,
+    },
     /// One sentence a person should see.
     Notice(String),
     /// The engine broke (a bug or a lost device) and takes no more commands.
@@ -444,6 +472,27 @@ pub struct ModelInfo {
     /// Hex digests: equal when a saved token log may be fed again.
     pub model_fingerprint: String,
     pub tokenizer_fingerprint: String,
+}
+
+/// Whether thinking can be switched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// The model has no think blocks.
+    None,
+    /// The model thinks when it likes: its template has no switch.
+    Fixed,
+    Switchable,
+}
+
+impl ModelInfo {
+    pub fn thinking(&self) -> Thinking {
+        let switch = self.template.source.as_ref().is_some_and(|s| s.contains("enable_thinking"));
+        match (&self.think_tags, switch) {
+            (None, _) => Thinking::None,
+            (Some(_), false) => Thinking::Fixed,
+            (Some(_), true) => Thinking::Switchable,
+        }
+    }
 }
 
 /// The two ends of a running engine. Dropping it tells the engine to end, after the step or the tensor that it is at.

@@ -7,7 +7,7 @@ use super::reference;
 use crate::chat::session::{Loaded, Store};
 use crate::chat::{Conversation, Message};
 use crate::config::Settings;
-use crate::protocol::{StopReason, TextKind, TurnReport};
+use crate::protocol::{StopReason, TextKind, Thinking, TurnReport};
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
@@ -16,6 +16,14 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let saved = saved(settings, common)?;
     let settings = &own_model(settings, common, saved.as_ref());
     let mut engine = Headless::start(settings)?;
+    if common.think.is_some() {
+        let name = &engine.info.name;
+        match engine.info.thinking() {
+            Thinking::None => output::notice(&format!("--think: {name} has no thinking to switch")),
+            Thinking::Fixed => output::notice(&format!("--think: {name} decides by itself whether it thinks")),
+            Thinking::Switchable => {}
+        }
+    }
     let mut chat = match saved {
         Some(loaded) => engine.restore(loaded)?,
         None => Conversation::new(settings.system.clone()),
@@ -143,7 +151,7 @@ impl Stream {
 /// Says why an answer ended, unless it ended by itself, and gives the exit code.
 fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
     let answered = reply.is_some_and(|m| !m.shown().trim().is_empty());
-    let detail = report.detail.as_deref().map(|d| format!(": {d}")).unwrap_or_default();
+    let mut detail = report.detail.as_deref().map(|d| format!(": {d}")).unwrap_or_default();
     let (said, code) = match report.stop_reason {
         StopReason::End if answered => return output::OK,
         StopReason::End if report.reasoning_tokens > 0 => {
@@ -153,8 +161,14 @@ fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
         StopReason::MaxTokens if answered => ("stopped at the token limit (--max-tokens)", output::OK),
         StopReason::MaxTokens => ("stopped at the token limit, all of it thinking (--max-tokens)", output::OK),
         StopReason::ContextFull if answered => ("stopped: the context is full", output::OK),
-        StopReason::ContextFull => ("the context is full", output::FAILED),
-        StopReason::CacheFull => ("stopped: no memory for more of the cache", output::FAILED),
+        StopReason::ContextFull => {
+            detail += "; shorten it, or raise --ctx-size where the model allows it";
+            ("not answered", output::FAILED)
+        }
+        StopReason::CacheFull => {
+            detail += "; raise --kv-limit, shorten the prompt, or use --eviction on";
+            ("stopped", output::FAILED)
+        }
         StopReason::Cancelled => ("interrupted", output::INTERRUPTED),
         StopReason::Error => ("failed", output::FAILED),
     };

@@ -66,6 +66,10 @@ layer! {
     /// A keymap file; relative to the config folder.
     keys: PathBuf,
     mouse: OnOff,
+    /// Whether the terminal's title names the conversation.
+    title: OnOff,
+    /// Whether a bell rings at the end of a long answer.
+    bell: OnOff,
     editor: String,
     ascii: OnOff,
     plain: OnOff,
@@ -103,6 +107,9 @@ impl Layer {
         within("top_p", self.top_p, 0.0..=1.0)?;
         within("min_p", self.min_p, 0.0..=1.0)?;
         within("repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
+        if self.model.as_deref() == Some("") {
+            return Err(("model", "the name is empty, expected demo, a folder or a hub id".to_owned()));
+        }
         for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
             if value == Some(0) {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
@@ -117,7 +124,7 @@ impl Layer {
     }
 }
 
-fn env_name(key: &str) -> String {
+pub fn env_name(key: &str) -> String {
     format!("DMSCHAT_{}", key.to_ascii_uppercase())
 }
 
@@ -141,6 +148,12 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     let named = message.contains(&format!("`{key}`")) || key.is_empty();
     let key = if named { String::new() } else { format!("{key}: ") };
     format!("{}:{line}: {key}{message}", path.display())
+}
+
+/// Where a file sets a key: `FILE:LINE: KEY`.
+pub fn place_of_key(path: &Path, key: &str) -> String {
+    let text = regular_file::read_text(path, MAX_BYTES).unwrap_or_default();
+    format!("{}:{}: {key}", path.display(), line_of_key(&text, key))
 }
 
 fn line_of_key(text: &str, key: &str) -> usize {

@@ -76,7 +76,7 @@ impl<B: Backend> Worker<'_, B> {
         let context = self.runner.context();
         if turn.prompt_tokens >= context {
             return Err(Halt::ContextFull(format!(
-                "the prompt has {} tokens, and the context holds {context} with the answer; shorten it, /new starts over",
+                "the prompt has {} tokens, and the context holds {context} with the answer",
                 turn.prompt_tokens
             )));
         }

@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 /// Panels are redrawn at most this often.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
 
+/// Bytes of a draft that are encoded to count its tokens: some tens of milliseconds.
+const MAX_COUNTED: usize = 128 << 10;
+
 /// Why work ended before it was done.
 #[derive(Debug)]
 pub(super) enum Halt {
@@ -151,6 +154,7 @@ impl<'a, B: Backend> Worker<'a, B> {
                 self.publish();
             }
             Command::Inspect { layer, head } => self.inspect(layer, head),
+            Command::CountTokens { id, text } => self.count_tokens(id, &text),
             other => self.deferred.push_back(other),
         }
     }
@@ -198,6 +202,14 @@ impl<'a, B: Backend> Worker<'a, B> {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Counts the tokens of a text. A long one is counted in part, and the rest estimated.
+    fn count_tokens(&self, id: u64, text: &str) {
+        let part = text.floor_char_boundary(MAX_COUNTED);
+        let Ok(ids) = self.tokenizer.encode_pieces(&[Piece::Text(text[..part].to_owned())]) else { return };
+        let tokens = ids.len() * text.len() / part.max(1);
+        self.outlet.event(Event::TokensCounted { id, tokens });
     }
 
     fn inspect(&mut self, layer: usize, head: usize) {

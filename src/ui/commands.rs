@@ -82,7 +82,17 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("mouse", "on or off"),
 ];
 
+/// Other names that people bring along from other programs.
+pub const ALIASES: &[(&str, &str)] =
+    &[("exit", "quit"), ("bye", "quit"), ("clear", "new"), ("retry", "regen"), ("list", "models")];
+
+/// The command's own name.
+pub fn canonical(name: &str) -> &str {
+    ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, name)| name)
+}
+
 pub fn spec(name: &str) -> Option<&'static Spec> {
+    let name = canonical(name);
     SPECS.iter().find(|s| s.name == name)
 }
 
@@ -150,12 +160,19 @@ pub fn complete(text: &str, caret: usize, sources: &Sources) -> Option<Completio
 
 fn command_candidates(typed: &str) -> Vec<Candidate> {
     let specs = SPECS.iter().filter(|s| s.name.starts_with(typed));
+    let aliases = ALIASES.iter().filter(|(alias, _)| !typed.is_empty() && alias.starts_with(typed));
+    let aliases = aliases.map(|(alias, name)| Candidate {
+        insert: format!("/{alias}"),
+        label: format!("/{alias}"),
+        help: format!("the same as /{name}"),
+    });
     specs
         .map(|s| Candidate {
             insert: format!("/{}{}", s.name, if s.usage.is_empty() { "" } else { " " }),
             label: format!("/{} {}", s.name, s.usage).trim_end().to_owned(),
             help: s.help.to_owned(),
         })
+        .chain(aliases)
         .collect()
 }
 
@@ -229,7 +246,7 @@ mod tests {
                 .unwrap_or_default()
         };
         assert_eq!(labels("/").len(), SPECS.len());
-        assert_eq!(labels("/re"), ["/rebuild", "/regen", "/resume [ID]", "/rename TITLE"]);
+        assert_eq!(labels("/re"), ["/rebuild", "/regen", "/resume [ID]", "/rename TITLE", "/retry"]);
         assert_eq!(labels("/eviction o"), ["on", "off"]);
         assert_eq!(labels("/theme l"), ["light"]);
         assert_eq!(labels("/model "), ["demo", "nvidia/Qwen3-8B-DMS-8x"]);

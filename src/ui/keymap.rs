@@ -133,6 +133,10 @@ impl Keymap {
         })?;
         for (group, table) in [(Group::Chat, raw.chat), (Group::Edit, raw.edit)] {
             for (name, keys) in table {
+                // A key of a table may be quoted.
+                let of_name = |l: &str| l.trim_start_matches([' ', '\t', '"', '\'']).starts_with(name.as_str());
+                let line = text.lines().position(of_name).map_or(1, |n| n + 1);
+                let source = format!("{source}, line {line}");
                 let mut actions = Action::ALL.iter().filter(|a| a.group() == group);
                 let Some(&action) = actions.clone().find(|a| a.name() == name) else {
                     let names: Vec<&str> = actions.by_ref().map(|a| a.name()).collect();
@@ -140,7 +144,7 @@ impl Keymap {
                 };
                 self.keys.retain(|_, a| *a != action);
                 for key in &keys {
-                    let key = Key::parse(key).with_context(|| source.to_owned())?;
+                    let key = Key::parse(key).with_context(|| format!("{source}: {name}"))?;
                     self.keys.insert(key, action);
                 }
                 self.spelled.insert(action, keys);
@@ -200,8 +204,8 @@ mod tests {
         assert_eq!(map.action(Key { code: KeyCode::F(2), modifiers: KeyModifiers::NONE }), None);
         assert!(map.keys_of(Action::Mouse).is_empty());
         for (text, expected) in [
-            ("[chat]\nfly = []\n", "unknown action \"fly\"; actions: send"),
-            ("[chat]\nhelp = [\"hyper+x\"]\n", "unknown modifier \"hyper\""),
+            ("[chat]\nfly = []\n", "keymap.toml, line 2: unknown action \"fly\"; actions: send"),
+            ("[chat]\nhelp = [\"hyper+x\"]\n", "keymap.toml, line 2: help: unknown modifier \"hyper\""),
             ("[chat]\nhelp = [\"f13\"]\n", "unknown key \"f13\""),
             ("\n[chats]\n", "line 2: unknown field `chats`"),
         ] {

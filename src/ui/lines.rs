@@ -122,7 +122,8 @@ impl Runtime {
             self.press(KeyCode::Char(if yes { 'y' } else { 'n' }));
             return;
         }
-        let example = line.trim().parse::<usize>().ok().and_then(|n| super::examples::EXAMPLES.get(n.wrapping_sub(1)));
+        let offered = super::examples::offered(&self.app.engine);
+        let example = line.trim().parse::<usize>().ok().and_then(|n| offered.get(n.wrapping_sub(1)));
         let text = example.filter(|_| self.app.chat.is_empty()).map_or(line, |e| e);
         self.app.input.insert(text);
         self.handle(AppEvent::Paste(String::new()));
@@ -223,7 +224,7 @@ fn last_words(app: &App) -> Option<String> {
     let path = app.chat.path();
     let report = path.last()?.report.as_ref()?;
     let tokens = report.answer_tokens + report.reasoning_tokens;
-    let detail = report.detail.as_ref().map_or(String::new(), |d| format!(": {}", clean_line(d)));
-    let words = message::stop_words(report.stop_reason);
-    Some(format!("[{words}{detail}, {tokens} tokens, ratio {}]", super::text::ratio(report.kv.ratio)))
+    let tokens = super::text::plural(tokens as u64, "token");
+    let (how, advice) = (clean_line(&message::ending(report)), message::advice(report.stop_reason));
+    Some(format!("[{how}{advice}, {tokens}, ratio {}]", super::text::ratio(report.kv.ratio)))
 }

@@ -113,7 +113,7 @@ pub fn stats_note(app: &App) -> String {
     let Some(s) = &app.engine.snapshot else { return "no numbers yet: no model is loaded".to_owned() };
     let mut lines: Vec<String> = stats_rows(app, s).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
     lines.push(String::new());
-    lines.push(format!("live slots of {} tokens, by layer and head:", count(dense_per_head(&s.kv))));
+    lines.push(format!("live slots of {}, by layer and head:", plural(dense_per_head(&s.kv), "token")));
     let widest = s.kv.live.iter().flatten().max().copied().unwrap_or(0).to_string().len().max(3);
     let heads = s.kv.live.iter().map(Vec::len).max().unwrap_or(0);
     let head: String = (0..heads).map(|h| format!(" {:>widest$}", format!("h{h}"))).collect();

@@ -168,8 +168,8 @@ impl Runtime {
                 }
                 self.send_now(command);
             }
-            // It changes nothing, so that it needs no place in the order.
-            Command::Inspect { .. } => self.send_now(command),
+            // They change nothing, so that they need no place in the order.
+            Command::Inspect { .. } | Command::CountTokens { .. } => self.send_now(command),
             command => {
                 self.outbox.push(command);
                 self.flush();

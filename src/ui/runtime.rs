@@ -475,6 +475,12 @@ impl Runtime {
                 }
                 Vec::new()
             }
+            Effect::Bell => {
+                if let Some(screen) = &mut self.screen {
+                    let _ = screen.write_raw("\x07");
+                }
+                Vec::new()
+            }
             Effect::Suspend => {
                 self.suspend();
                 Vec::new()

@@ -9,6 +9,7 @@ use super::heat::Depth;
 use super::keymap::Keymap;
 use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
+use super::update::DraftCount;
 use super::update::Which;
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::Settings;
@@ -37,6 +38,7 @@ pub struct App {
     pub feed: Feed,
     pub input: Editor,
     pub history: History,
+    pub draft_count: DraftCount,
     pub burst: Burst,
     pub completion: Option<Completion>,
     /// The user's message that the input will replace.
@@ -369,6 +371,7 @@ impl App {
             feed: Feed::default(),
             input: Editor::default(),
             history: History::default(),
+            draft_count: DraftCount::default(),
             burst: Burst::default(),
             completion: None,
             editing: None,
@@ -441,6 +444,15 @@ impl App {
             return self.chat.get(id);
         }
         self.chat.path().into_iter().rev().find(|m| m.role == crate::chat::Role::Assistant)
+    }
+
+    /// What the terminal's title says.
+    pub fn title(&self) -> String {
+        let title = super::text::clean_line(&self.chat.title_or_first_line());
+        match title.trim() {
+            "" => "dmschat".to_owned(),
+            title => super::text::truncate(&format!("{title} - dmschat"), 80),
+        }
     }
 
     /// Tokens fed, as of the last snapshot.

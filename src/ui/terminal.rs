@@ -29,6 +29,17 @@ use std::thread::{self, ThreadId};
 /// The terminal is ours now: what a panic has to give back.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
+/// The window's title is ours.
+static TITLED: AtomicBool = AtomicBool::new(false);
+/// xterm's stack of titles. A terminal without one is left with an empty title, which shells set again.
+const KEEP_TITLE: &str = "\x1b[22;2t";
+const RESTORE_TITLE: &str = "\x1b]2;\x1b\\\x1b[23;2t";
+
+/// Linux's console takes some sequences for others.
+fn is_console() -> bool {
+    std::env::var("TERM").as_deref() == Ok("linux")
+}
+
 /// Clicks and the wheel, without the stream of moves that crossterm's own command asks for.
 struct Mouse(bool);
 
@@ -69,6 +80,8 @@ pub struct Screen {
     /// The terminal says how large it is.
     sized: bool,
     mouse: bool,
+    /// The title written last.
+    title: String,
 }
 
 impl Screen {
@@ -77,7 +90,7 @@ impl Screen {
         give_back_on_panic(thread::current().id());
         enter(mouse).context("cannot set up the terminal")?;
         let terminal = open().inspect_err(|_| give_back())?;
-        Ok(Self { terminal: ManuallyDrop::new(terminal), sized: real_size().is_some(), mouse })
+        Ok(Self { terminal: ManuallyDrop::new(terminal), sized: real_size().is_some(), mouse, title: String::new() })
     }
 
     /// Asks the terminal for its background; also returns what was typed meanwhile. To be called before
@@ -95,7 +108,21 @@ impl Screen {
         queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
         self.terminal.draw(|f| frame::draw(f, app))?;
         queue!(self.terminal.backend_mut(), EndSynchronizedUpdate)?;
+        if app.setup.settings.title {
+            self.set_title(app.title())?;
+        }
         Write::flush(self.terminal.backend_mut())
+    }
+
+    /// Names the window, and the first time keeps the title that it had.
+    fn set_title(&mut self, title: String) -> io::Result<()> {
+        if title == self.title || is_console() {
+            return Ok(());
+        }
+        let keep = if TITLED.swap(true, Ordering::SeqCst) { "" } else { KEEP_TITLE };
+        write!(self.terminal.backend_mut(), "{keep}\x1b]2;{title}\x1b\\")?;
+        self.title = title;
+        Ok(())
     }
 
     /// The next frame is drawn from nothing. (`Terminal::clear` would ask where the cursor is.)
@@ -129,6 +156,7 @@ impl Screen {
     /// Takes it again, and draws from nothing.
     pub fn retake(&mut self) -> io::Result<()> {
         enter(self.mouse)?;
+        self.title.clear();
         self.redraw()
     }
 }
@@ -163,6 +191,9 @@ pub fn give_back() {
     let _ = queue!(out, EndSynchronizedUpdate, Mouse(false), DisableBracketedPaste);
     if std::env::var("TERM").as_deref() != Ok("linux") {
         let _ = queue!(out, PopKeyboardEnhancementFlags);
+    }
+    if TITLED.swap(false, Ordering::SeqCst) {
+        let _ = out.write_all(RESTORE_TITLE.as_bytes());
     }
     let _ = queue!(out, Show, LeaveAlternateScreen);
     let _ = out.flush();

@@ -57,7 +57,11 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         page_slots: 16,
         kv_limit: None,
         plan: Plan::default(),
-        template: TemplateSpec { trusted: true, ..TemplateSpec::default() },
+        template: TemplateSpec {
+            trusted: true,
+            source: Some("{{ enable_thinking }}".into()),
+            ..TemplateSpec::default()
+        },
         think_tags: Some(("<think>".into(), "</think>".into())),
         default_sampling: SamplingParams::default(),
         model_fingerprint: "m".into(),

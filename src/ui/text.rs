@@ -260,23 +260,7 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// Bytes with a decimal unit: `812 B`, `3.4 MB`.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{n} B")
-    } else if value < 99.95 {
-        format!("{value:.1} {}", UNITS[unit])
-    } else {
-        format!("{value:.0} {}", UNITS[unit])
-    }
-}
+pub use crate::protocol::bytes;
 
 /// The line, from 1, that a byte of a text stands on.
 pub fn line_number(text: &str, byte: usize) -> usize {

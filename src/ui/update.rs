@@ -3,6 +3,7 @@
 //! [`overlay`], [`turns`], [`files`].
 
 mod commands;
+mod count;
 mod engine;
 mod files;
 mod keys;
@@ -11,8 +12,12 @@ mod overlay;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_texts;
+#[cfg(test)]
 mod tests_waiting;
 mod turns;
+
+pub use count::DraftCount;
 
 use super::feed::LocalKind;
 use super::models::ModelEntry;
@@ -131,6 +136,7 @@ pub enum Effect {
     ExternalEditor(String),
     Mouse(bool),
     Redraw,
+    Bell,
     Suspend,
     Quit,
     Store(Store),
@@ -179,9 +185,10 @@ pub enum Store {
 
 /// Handles one event.
 pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
-    let effects = handle(app, event);
+    let mut effects = handle(app, event);
     app.expire_notice();
     turns::return_draft(app);
+    effects.extend(count::draft(app));
     effects
 }
 
@@ -250,7 +257,7 @@ impl App {
         let notice = self.notice.as_ref().and_then(|n| n.until_ms);
         let preparing = self.turn.as_ref().and_then(|t| t.shows_preparing_at()).filter(|at| *at > self.now_ms);
         let spinner = (self.is_busy() || self.engine.loading.is_some()).then_some(self.now_ms + SPINNER_MS);
-        [self.burst.due_at(), notice, preparing, spinner].into_iter().flatten().min()
+        [self.burst.due_at(), notice, preparing, spinner, count::due_at(self)].into_iter().flatten().min()
     }
 }
 

@@ -253,3 +253,32 @@ fn ctrl_c_keeps_what_there_is_and_says_130() {
         assert_eq!(json["stop_reason"], "cancelled");
     }
 }
+
+#[test]
+fn config_errors_name_file_line_and_key() {
+    let home = tempfile::tempdir().unwrap();
+    let config = home.path().join("config/config.toml");
+    fs::create_dir_all(home.path().join("config")).unwrap();
+    for (text, parts) in [
+        ("seed = 1\ntheme = \"nope\"", ["config.toml:2: theme: ", "no theme \"nope\"; themes: dark"]),
+        ("\nkeys = \"none.toml\"", ["config.toml:2: keys: there is no file ", "none.toml"]),
+        ("\n\nmodel = \"\"", ["config.toml:3: model: ", "the name is empty"]),
+        ("top_k = -1", ["config.toml:1: ", "top_k"]),
+    ] {
+        fs::write(&config, text).unwrap();
+        refused(said(&dmschat(&home).args(["-p", "hi"]).output().unwrap()), &parts);
+    }
+    fs::write(&config, "").unwrap();
+    let output = dmschat(&home).env("DMSCHAT_THEME", "nope").args(["-p", "hi"]).output().unwrap();
+    refused(said(&output), &["DMSCHAT_THEME: no theme"]);
+}
+
+#[test]
+fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
+    let long = "word ".repeat(400);
+    let (code, stdout, stderr) = run(&["-p", &long, "--think", "off", "--ctx-size", "128"]);
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    assert!(stderr.contains("the context holds 128") && stderr.contains("--ctx-size"), "{stderr}");
+    assert!(!stderr.contains(" /"), "{stderr}");
+    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, info"]);
+}

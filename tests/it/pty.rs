@@ -224,6 +224,9 @@ fn an_idle_chat_writes_nothing_and_signals_give_the_terminal_back() {
     std::process::Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap();
     chat.end();
     let text = String::from_utf8_lossy(&chat.written()).into_owned();
+    // The window's title is kept, set, and restored.
+    let (kept, restored) = (text.find("\x1b[22;2t\x1b]2;dmschat\x1b\\"), text.rfind("\x1b[23;2t"));
+    assert!(kept.is_some() && kept < restored);
     for sequence in ["\x1b[?1049l", "\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h", "\x1b[<1u"] {
         let (on, off) = (text.rfind(&sequence.replace('l', "h")), text.rfind(sequence));
         assert!(off.is_some() && on <= off, "{sequence:?}");

@@ -20,29 +20,39 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
         }
         for mark in chat.marks().iter().filter(|m| m.after == Some(message.id)) {
             let state = if mark.eviction { "on" } else { "off" };
-            let _ =
-                write!(out, "\n*eviction {state} at token {}, {} slots dropped*\n", mark.at_token, mark.dropped_slots);
+            let _ = write!(
+                out,
+                "\n*eviction {state} at token {}, {} dropped*\n",
+                mark.at_token,
+                n_of(mark.dropped_slots, "slot")
+            );
         }
     }
     out
+}
+
+/// `1 slot`, `2 slots`.
+fn n_of(n: u64, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
 fn assistant(out: &mut String, message: &Message) {
     out.push_str("\n## Assistant\n");
     if let Some(reasoning) = message.shown_reasoning() {
         let tokens = message.report.as_ref().map_or(0, |r| r.reasoning_tokens);
-        let _ = write!(out, "\n<details><summary>thought for {tokens} tokens</summary>\n\n{reasoning}\n\n</details>\n");
+        let tokens = n_of(tokens as u64, "token");
+        let _ = write!(out, "\n<details><summary>thought for {tokens}</summary>\n\n{reasoning}\n\n</details>\n");
     }
     let _ = write!(out, "\n{}\n", message.shown());
     let Some(report) = &message.report else { return };
     let ratio = report.kv.ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
     let _ = write!(
         out,
-        "\n*{}{} | {} + {} tokens | ratio {ratio} | {} KV bytes | seed {}*\n",
+        "\n*{}{} | {} + {} | ratio {ratio} | {} KV bytes | seed {}*\n",
         report.stop_reason.as_str(),
         if report.in_context { "" } else { ", not part of the context" },
         report.prompt_tokens,
-        report.answer_tokens + report.reasoning_tokens,
+        n_of((report.answer_tokens + report.reasoning_tokens) as u64, "token"),
         report.kv.bytes,
         report.seed,
     );

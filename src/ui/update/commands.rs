@@ -3,12 +3,12 @@
 use super::{Effect, Store, files, models, note, overlay, turns};
 use crate::chat::Role;
 use crate::config::ByteSize;
-use crate::protocol::Command;
+use crate::protocol::{Command, Thinking};
 use crate::ui::commands::{SETTINGS, nearest};
 use crate::ui::feed::LocalKind;
 use crate::ui::paths::expand_home;
 use crate::ui::state::{App, Level, Overlay};
-use crate::ui::text::clean_line;
+use crate::ui::text::{clean_line, plural};
 use crate::ui::{markdown, numbers};
 use std::path::Path;
 
@@ -118,12 +118,29 @@ fn rebuild(app: &mut App) -> Vec<Effect> {
 }
 
 fn think(app: &mut App, argument: &str) -> Vec<Effect> {
+    if let Some(text) = unswitchable(app) {
+        return info(app, text);
+    }
+    if argument.is_empty() {
+        let state = if app.options.think { "on" } else { "off" };
+        return info(app, format!("thinking is {state}; /think on or /think off"));
+    }
     let Some(on) = on_off(app, "think", argument) else { return Vec::new() };
     app.options.think = on;
     info(
         app,
         if on { "the model thinks before it answers" } else { "the model answers at once, from the next turn on" },
     )
+}
+
+/// Why /think would change nothing.
+fn unswitchable(app: &App) -> Option<String> {
+    let model = app.engine.info.as_ref()?;
+    match model.thinking() {
+        Thinking::None => Some(format!("{} has no thinking to switch", model.name)),
+        Thinking::Fixed => Some(format!("{} decides by itself whether it thinks", model.name)),
+        Thinking::Switchable => None,
+    }
 }
 
 fn keep_thinking(app: &mut App, argument: &str) -> Vec<Effect> {
@@ -275,7 +292,7 @@ pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
     match argument.parse::<usize>().ok().filter(|n| *n > 0) {
         Some(n) => match answers.get(n - 1) {
             Some(text) => vec![Effect::Copy { text: text.clone(), what: format!("answer {n} from the end") }],
-            None => info(app, format!("there are only {} answers", answers.len())),
+            None => info(app, format!("there are only {}", plural(answers.len() as u64, "answer"))),
         },
         None => error(app, format!("/copy takes a number, code or all, not {:?}", clean_line(argument))),
     }

@@ -4,8 +4,12 @@ use super::{Effect, Store, files, note, turns};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
-use crate::ui::text::{count, plural};
+use crate::ui::text::{bytes, plural};
+use crate::ui::widgets::message::advice;
 use std::sync::Arc;
+
+/// A bell rings at the end of an answer that took this long, where it is asked for.
+const BELL_MS: u64 = 10_000;
 
 /// An event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
@@ -40,6 +44,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 }
             }
         }
+        Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
     }
@@ -70,9 +75,10 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     let refused = !report.in_context && report.generated.is_empty();
     let why = match (report.stop_reason, &report.detail) {
         (StopReason::Cancelled, _) => "stopped before the answer began".to_owned(),
-        (_, Some(detail)) => detail.clone(),
+        (reason, Some(detail)) => format!("{detail}{}", advice(reason)),
         (reason, None) => reason.as_str().to_owned(),
     };
+    let long = app.turn.as_ref().is_some_and(|t| t.turn == turn && app.now_ms >= t.started_ms + BELL_MS);
     // After a stop or a failure, what waits goes out when the user says so.
     let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
     app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
@@ -82,6 +88,9 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     }
     app.engine.rebuilding = None;
     let mut effects = vec![Effect::Store(Store::Sync)];
+    if long && app.setup.settings.bell {
+        effects.push(Effect::Bell);
+    }
     if refused {
         effects.extend(turns::take_back(app, &why));
         effects.push(Effect::Store(Store::Sync));
@@ -182,7 +191,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         note(app, LocalKind::Note, format!("model {}, {}{again}", info.name, info.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
-        note(app, LocalKind::Note, format!("the cache is limited to {} bytes", count(limit)));
+        note(app, LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));
     }
     app.engine.info = Some(info);
     match then_open {

@@ -4,7 +4,7 @@ use super::{Effect, commands, overlay, turns};
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
 use crate::ui::commands as slash;
-use crate::ui::examples::EXAMPLES;
+use crate::ui::examples::offered;
 use crate::ui::feed::ItemKey;
 use crate::ui::keymap::Key;
 use crate::ui::state::{About, App, Level, Loading, MIN_SIZE, Overlay};
@@ -89,7 +89,7 @@ fn type_text(app: &mut App, text: &str) {
 
 fn example_key(app: &mut App, key: Key) -> Vec<Effect> {
     if let (KeyCode::Char(c), KeyModifiers::ALT) = (key.code, key.modifiers)
-        && let Some(example) = c.to_digit(10).and_then(|n| EXAMPLES.get(n as usize - 1))
+        && let Some(example) = c.to_digit(10).and_then(|n| offered(&app.engine).get((n as usize).wrapping_sub(1)))
     {
         app.input.set(example);
         input_changed(app);
@@ -272,7 +272,7 @@ pub fn submit(app: &mut App) -> Vec<Effect> {
             return Vec::new();
         }
         let argument = argument.to_owned();
-        let name = name.to_owned();
+        let name = slash::canonical(name).to_owned();
         app.history.push(&text);
         app.input.take();
         return commands::run(app, &name, &argument);
@@ -280,15 +280,15 @@ pub fn submit(app: &mut App) -> Vec<Effect> {
     turns::ask(app)
 }
 
-/// Enter on a command that is not written out takes the one of the list. True when there is no
-/// doubt which one is meant and it can be run as it stands.
+/// Enter on a command that is not written out completes it. True when it can be run as it stands:
+/// it was typed in full, or chosen in the list.
 fn accept_partial_command(app: &mut App) -> bool {
     let Some(completion) = &app.completion else { return true };
     let known = slash::parse(app.input.text()).is_some_and(|(name, _)| slash::spec(name).is_some());
     if completion.start != 0 || known {
         return true;
     }
-    let chosen = completion.candidates.len() == 1 || completion.selected > 0;
+    let chosen = completion.selected > 0;
     complete(app);
     let spec = slash::parse(app.input.text()).and_then(|(name, _)| slash::spec(name));
     chosen && spec.is_some_and(|s| s.usage.is_empty() || s.usage.starts_with('['))
@@ -308,9 +308,10 @@ fn complete(app: &mut App) {
         app.burst.typed(app.now_ms);
         app.input.insert("\t");
     } else if app.chat.path().is_empty() {
-        let at = EXAMPLES.iter().position(|e| *e == app.input.text());
+        let examples = offered(&app.engine);
+        let at = examples.iter().position(|e| *e == app.input.text());
         if app.input.is_empty() || at.is_some() {
-            app.input.set(EXAMPLES[at.map_or(0, |i| (i + 1) % EXAMPLES.len())]);
+            app.input.set(examples[at.map_or(0, |i| (i + 1) % examples.len())]);
         }
     }
 }

@@ -52,7 +52,7 @@ fn pasted_lines_are_one_text_and_are_never_sent() {
         assert!(effects.is_empty());
     }
     app2.now_ms += 1000;
-    assert!(update(&mut app2, AppEvent::Tick).is_empty());
+    assert!(!sent(&update(&mut app2, AppEvent::Tick)));
     assert_eq!(app2.input.text(), text);
     assert!(screen(&mut app2).contains("501 lines in the input"));
     press(&mut app2, KeyCode::Backspace);

@@ -1,7 +1,7 @@
 //! The help: every key and every command, from the tables that define them.
 
 use crate::ui::action::{Action, Group};
-use crate::ui::commands::SPECS;
+use crate::ui::commands::{ALIASES, SPECS};
 use crate::ui::state::App;
 use crate::ui::text::{wrap, wrap_plain};
 use crate::ui::theme::Role;
@@ -50,7 +50,10 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     };
     title(&mut out, "Commands");
     for spec in SPECS {
-        row(&mut out, format!("/{} {}", spec.name, spec.usage), spec.help);
+        let also: Vec<String> =
+            ALIASES.iter().filter(|(_, name)| *name == spec.name).map(|(alias, _)| format!("/{alias}")).collect();
+        let also = if also.is_empty() { String::new() } else { format!(" (also {})", also.join(", ")) };
+        row(&mut out, format!("/{} {}", spec.name, spec.usage), &format!("{}{also}", spec.help));
     }
     let groups = [(Group::Chat, "Keys"), (Group::Edit, "Keys in the input")];
     for (group, name) in groups.into_iter().filter(|_| keys) {

@@ -2,7 +2,7 @@
 //! line of our own.
 
 use crate::chat::{Message, Role as Who};
-use crate::protocol::StopReason;
+use crate::protocol::{StopReason, TurnReport};
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::markdown;
 use crate::ui::state::App;
@@ -26,10 +26,30 @@ pub fn stop_words(reason: StopReason) -> &'static str {
     match reason {
         StopReason::End => "end",
         StopReason::MaxTokens => "token limit",
-        StopReason::ContextFull => "window full",
+        StopReason::ContextFull => "context full",
         StopReason::CacheFull => "cache full",
         StopReason::Cancelled => "interrupted",
         StopReason::Error => "error",
+    }
+}
+
+/// How a turn ended, in words, said once: the detail of a full cache or context says it by itself.
+pub fn ending(report: &TurnReport) -> String {
+    let words = stop_words(report.stop_reason);
+    match (&report.detail, report.stop_reason) {
+        (None, _) | (_, StopReason::End) => words.to_owned(),
+        (Some(detail), StopReason::ContextFull | StopReason::CacheFull) => detail.replace('\n', " "),
+        (Some(detail), _) => format!("{words}: {}", detail.replace('\n', " ")),
+    }
+}
+
+/// What can be done about it.
+pub fn advice(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::ContextFull => "; shorten the message, or /new starts over",
+        StopReason::CacheFull => "; /set kv_limit raises the limit, /eviction on saves room, /new starts over",
+        StopReason::MaxTokens => "; /set max_tokens raises it",
+        _ => "",
     }
 }
 
@@ -247,13 +267,11 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
         let text = "all of it was thinking; there is no answer";
         lines.extend(wrap_plain(text, theme.style(Role::Warning), width, &margin()));
     }
-    let mut text = stop_words(report.stop_reason).to_owned();
-    if let Some(detail) = report.detail.as_ref().filter(|_| !plain) {
-        text = format!("{text}: {}", detail.replace('\n', " "));
-    }
+    let mut text = ending(report);
     if !report.in_context {
         text += "; not part of the context";
     }
+    text += advice(report.stop_reason);
     let separator = format!(" {} ", theme.glyphs().separator);
     let mut facts = Vec::new();
     let tokens = report.answer_tokens + report.reasoning_tokens;

@@ -139,7 +139,9 @@ pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
         buffer.set_string(area.x + 2, area.y + (above + n) as u16, row, theme.style(Role::Note));
     }
     let unseen = app.feed.unseen();
-    if !app.feed.is_following() {
+    if app.feed.is_following() {
+        draw_draft_count(buffer, area, app);
+    } else {
         let text = match unseen {
             0 => " End to follow ".to_owned(),
             n => format!(" {}, End to follow ", plural(n as u64, "new line")),
@@ -147,6 +149,21 @@ pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
         let x = (area.x + area.width).saturating_sub(width(&text) as u16 + 1);
         buffer.set_string(x, area.y, text, theme.style(Role::Badge));
     }
+}
+
+/// The tokens of the draft, at the right end of the banner where that is free.
+fn draw_draft_count(buffer: &mut Buffer, area: Rect, app: &App) {
+    let Some(tokens) = app.draft_count.tokens() else { return };
+    let about = if app.theme.ascii { "about" } else { "≈" };
+    let text = format!(" {about} {} ", plural(tokens as u64, "token"));
+    let used = banner_text(app).map_or(0, |(text, _)| 4 + wrapped(&text, area.width).first().map_or(0, Line::width));
+    if used + width(&text) + 2 > usize::from(area.width) {
+        return;
+    }
+    let full = app.engine.info.as_ref().is_some_and(|i| app.tokens() + tokens >= i.context);
+    let role = if full { Role::Warning } else { Role::Dim };
+    let x = area.right() - width(&text) as u16 - 1;
+    buffer.set_string(x, area.y, text, app.theme.style(role));
 }
 
 /// One part of the status line; the last to leave when it is narrow has the highest rank.

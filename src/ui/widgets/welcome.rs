@@ -2,7 +2,7 @@
 //! things are saved.
 
 use crate::ui::action::Action;
-use crate::ui::examples::EXAMPLES;
+use crate::ui::examples::offered;
 use crate::ui::state::App;
 use crate::ui::text::{bytes, clean_line, wrap, wrap_plain};
 use crate::ui::theme::Role;
@@ -56,7 +56,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     let how =
         if keys { "Tab or Alt+1 to Alt+3 puts it into the input" } else { "its number sends it; /help lists commands" };
     out.extend(wrap_plain(&format!("Try one of these ({how}):"), text, width, &[]));
-    for (n, example) in EXAMPLES.iter().enumerate() {
+    for (n, example) in offered(&app.engine).iter().enumerate() {
         let first = Span::styled(format!("  {}  ", n + 1), key);
         out.extend(wrap(&[Span::styled(*example, text)], width, &[first], &[Span::raw("     ")]));
     }
