@@ -52,7 +52,7 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
         Ok(s) => {
             let c = &s.config;
             out.shape = format!(
-                "{}, {} of {} heads, context {}",
+                "{}, {}, {} heads, context {}",
                 c.family,
                 plural(c.n_layers as u64, "layer"),
                 format_args!("{}/{}", c.n_q_heads, c.n_kv_heads),

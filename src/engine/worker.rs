@@ -206,7 +206,10 @@ impl<'a, B: Backend> Worker<'a, B> {
 
     /// Counts the tokens of a text. A long one is counted in part, and the rest estimated.
     fn count_tokens(&self, id: u64, text: &str) {
-        let part = text.floor_char_boundary(MAX_COUNTED);
+        let mut part = text.len().min(MAX_COUNTED);
+        while !text.is_char_boundary(part) {
+            part -= 1;
+        }
         let Ok(ids) = self.tokenizer.encode_pieces(&[Piece::Text(text[..part].to_owned())]) else { return };
         let tokens = ids.len() * text.len() / part.max(1);
         self.outlet.event(Event::TokensCounted { id, tokens });
