@@ -42,6 +42,8 @@ pub struct Checkpoint {
     pub bos_token: String,
     pub eos_token: String,
     pub generation: GenerationDefaults,
+    /// What of `generation_config.json` is not believed.
+    pub ignored: Option<String>,
     /// What the adapter file says it is for, when one is in use.
     pub adapter: Option<String>,
     /// Whether the adapter is one that comes with the program and was not asked for by name.
@@ -85,7 +87,7 @@ impl Checkpoint {
         let config_fields = Fields::new(&files.label("config.json"), &config_map);
         let generation = optional_object(&files, "generation_config.json")?;
         let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
-        let generation = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
+        let (generation, ignored) = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
 
         let mut tensors = Weights::open(&files)?.take(&config)?;
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
@@ -105,6 +107,7 @@ impl Checkpoint {
         out.bos_token = texts.bos_token;
         out.eos_token = texts.eos_token;
         out.generation = generation;
+        out.ignored = ignored;
         out.adapter_found = found && adapter.is_some();
         out.adapter = adapter.map(|a| a.base().to_owned());
         out.builtin = matches!(model, ModelRef::BuiltIn);
@@ -113,10 +116,11 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// What a user is told where an adapter was put on unasked.
-    pub fn adapter_notice(&self) -> Option<String> {
-        let base = self.adapter.as_ref().filter(|_| self.adapter_found)?;
-        Some(format!("adapter for {base} in use; --adapter none turns it off"))
+    /// What a user is told of it: an adapter that was put on unasked, defaults that are ignored.
+    pub fn notices(&self) -> impl Iterator<Item = String> {
+        let found = self.adapter.as_ref().filter(|_| self.adapter_found);
+        let adapter = found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"));
+        adapter.into_iter().chain(self.ignored.clone())
     }
 
     /// A tensor by name, which has to have this shape.
@@ -133,6 +137,7 @@ impl Checkpoint {
             bos_token: String::new(),
             eos_token: String::new(),
             generation: GenerationDefaults::default(),
+            ignored: None,
             adapter: None,
             adapter_found: false,
             builtin: false,

@@ -392,6 +392,36 @@ pub struct TemplateSpec {
     pub control: Vec<String>,
     /// True for the built-in model, whose template needs no sandbox.
     pub trusted: bool,
+    /// Absent: any length.
+    pub limit: Option<TextLimit>,
+}
+
+/// How long a prompt can be: a longer text is refused before it is rendered or encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextLimit {
+    /// Tokens of the context.
+    pub context: usize,
+    /// Bytes of the longest token.
+    pub token_bytes: usize,
+}
+
+impl TextLimit {
+    /// Most bytes that the context can hold.
+    pub fn bytes(self) -> usize {
+        self.context.saturating_mul(self.token_bytes)
+    }
+
+    /// Why a text of `bytes` is refused, when it is.
+    pub fn refusal(self, what: &str, bytes: usize) -> Option<String> {
+        let Self { context, token_bytes } = self;
+        (bytes > self.bytes()).then(|| {
+            format!(
+                "{what} has {bytes} bytes, and a context of {context} tokens of up to {token_bytes} bytes holds at most \
+                 {}; shorten it, /new starts over",
+                self.bytes()
+            )
+        })
+    }
 }
 
 /// What fits, as far as sizes tell before loading.

@@ -7,6 +7,7 @@
 
 pub mod decoder;
 pub mod flat;
+mod parts;
 
 pub use decoder::Decoder;
 pub use flat::{flatten, unflatten};
@@ -17,8 +18,17 @@ use sha2::{Digest, Sha256};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once};
-use tokenizers::{AddedToken, AddedVocabulary};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once, mpsc};
+use std::time::Duration;
+use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
+
+/// A longer token would make the bound on a prompt's bytes mean nothing; known ones have up to 512.
+const LONGEST_TOKEN_BYTES: usize = 4096;
+/// Long texts are encoded in slices of about this size, where slices give the same tokens.
+const SLICE_BYTES: usize = 64 << 10;
+/// How long patterns that are not known may take for [`PROBE`].
+const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// A loaded `tokenizer.json`. Cloning shares it.
 #[derive(Clone)]
@@ -34,26 +44,28 @@ struct Inner {
     control: HashMap<String, Token>,
     added: HashMap<Token, AddedToken>,
     vocab: usize,
+    /// Most bytes that one token spells.
+    longest: usize,
+    /// See [`parts::Checked::splits_at_spaces`].
+    splits_at_spaces: bool,
     fingerprint: String,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses what the tokenizers crate
-    /// does not understand, ids at or above `vocab`, and added tokens that would get another id
-    /// than the file gives them.
+    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses parts that are not known or not
+    /// bounded ([`parts`]), ids at or above `vocab`, and added tokens that would get another id than the
+    /// file gives them.
     pub fn new(json: &[u8], vocab: usize) -> Result<Self> {
         ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
-        let said: Said = serde_json::from_slice(json)
-            .map_err(|e| anyhow!("tokenizer.json is not a tokenizer: {}", one_line(&e.to_string())))?;
-        if said.model.dropout.is_some_and(|d| d > 0.0) {
-            bail!(
-                "tokenizer.json: BPE dropout is set, so the same text would not give the same tokens; set it to null"
-            );
-        }
+        let checked = parts::check(json, vocab)?;
         let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(json))?;
         whole.with_padding(None);
         whole.with_truncation(None).map_err(|e| anyhow!("tokenizer.json: {e}"))?;
-        check_ids(&whole, &said, vocab)?;
+        ensure!(
+            matches!(whole.get_model(), ModelWrapper::BPE(_)),
+            "tokenizer.json: its model is not BPE, as is needed"
+        );
+        let longest = check_tokens(&whole, &checked.added, vocab)?;
 
         let mut plain = whole.clone();
         plain.with_added_vocabulary(AddedVocabulary::new());
@@ -61,12 +73,24 @@ impl Tokenizer {
         let added: HashMap<Token, AddedToken> = whole.get_added_tokens_decoder().into_iter().collect();
         let control = added.iter().map(|(&id, t)| (t.content.clone(), id)).collect();
         let fingerprint = Sha256::digest(json).iter().map(|b| format!("{b:02x}")).collect();
-        Ok(Self { inner: Arc::new(Inner { whole, plain, control, added, vocab, fingerprint }) })
+        let splits_at_spaces = checked.splits_at_spaces;
+        let inner = Inner { whole, plain, control, added, vocab, longest, splits_at_spaces, fingerprint };
+        let out = Self { inner: Arc::new(inner) };
+        if !checked.patterns.iter().all(|p| parts::is_known_pattern(p)) {
+            out.probe()?;
+        }
+        Ok(out)
     }
 
     /// Encodes a rendered conversation. Control pieces become their one token, runs of text are
     /// encoded as one text without added tokens. An unknown control literal is an error.
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<Token>> {
+        Ok(self.encode_unless(pieces, &AtomicBool::new(false))?.unwrap_or_default())
+    }
+
+    /// As [`Self::encode_pieces`]; `None` where `stop` was set on the way. It is looked at between pieces and
+    /// between slices of long texts.
+    pub fn encode_unless(&self, pieces: &[Piece], stop: &AtomicBool) -> Result<Option<Vec<Token>>> {
         let mut out = Vec::new();
         let mut text = String::new();
         let mut after: Option<&AddedToken> = None;
@@ -77,7 +101,7 @@ impl Tokenizer {
                         format!("the template writes {literal:?}, which is no added token of tokenizer.json")
                     })?;
                     let token = &self.inner.added[&id];
-                    self.encode_between(&mut out, after, &text, Some(token))?;
+                    self.encode_between(&mut out, after, &text, Some(token), stop)?;
                     text.clear();
                     out.push(id);
                     after = Some(token);
@@ -86,8 +110,8 @@ impl Tokenizer {
                 Piece::Reply { .. } => unreachable!("normalise flattens replies"),
             }
         }
-        self.encode_between(&mut out, after, &text, None)?;
-        Ok(out)
+        self.encode_between(&mut out, after, &text, None, stop)?;
+        Ok((!stop.load(Ordering::Relaxed)).then_some(out))
     }
 
     /// Content between two control tokens, which may swallow the white space beside them.
@@ -97,11 +121,15 @@ impl Tokenizer {
         before: Option<&AddedToken>,
         text: &str,
         after: Option<&AddedToken>,
+        stop: &AtomicBool,
     ) -> Result<()> {
         let text = if before.is_some_and(|t| t.rstrip) { text.trim_start() } else { text };
         let text = if after.is_some_and(|t| t.lstrip) { text.trim_end() } else { text };
-        if !text.is_empty() {
-            self.encode_plain(out, text, 0)?;
+        let mut rest = text;
+        while !rest.is_empty() && !stop.load(Ordering::Relaxed) {
+            let (slice, after) = rest.split_at(if self.inner.splits_at_spaces { slice_end(rest) } else { rest.len() });
+            self.encode_plain(out, slice, 0)?;
+            rest = after;
         }
         Ok(())
     }
@@ -109,12 +137,14 @@ impl Tokenizer {
     /// A model's own vocabulary may hold control tokens too (byte-level vocabularies that ignore
     /// merges, unigram ones): such a hit is cut in two after its first character.
     fn encode_plain(&self, out: &mut Vec<Token>, text: &str, depth: usize) -> Result<()> {
-        let encoding = guarded("encoding text", || self.inner.plain.encode(text, false))?;
-        let hit = encoding.get_ids().iter().position(|&id| self.is_control(id));
+        let fast = guarded("encoding text", || self.inner.plain.encode_fast(text, false))?;
+        let hit = fast.get_ids().iter().position(|&id| self.is_control(id));
         let Some(hit) = hit else {
-            out.extend_from_slice(encoding.get_ids());
+            out.extend_from_slice(fast.get_ids());
             return Ok(());
         };
+        // Only now are the places of tokens needed.
+        let encoding = guarded("encoding text", || self.inner.plain.encode(text, false))?;
         let (start, end) = encoding.get_offsets()[hit];
         let first = text.get(start..end).and_then(|s| s.chars().next()).map_or(0, char::len_utf8);
         let cut = start + first;
@@ -176,6 +206,28 @@ impl Tokenizer {
         self.inner.vocab
     }
 
+    /// Most bytes of text that one token stands for.
+    pub fn longest_token_bytes(&self) -> usize {
+        self.inner.longest
+    }
+
+    /// Refuses patterns that take long for an ordinary text. They are tried on a thread of their own, since
+    /// nothing stops one that has begun.
+    fn probe(&self) -> Result<()> {
+        let (send, receive) = mpsc::channel();
+        let plain = self.clone();
+        let encode = move || drop(send.send(plain.encode_pieces(&[Piece::Text(probe_text())]).map(drop)));
+        std::thread::Builder::new().name("probe".into()).spawn(encode).context("a thread to try tokenizer.json on")?;
+        match receive.recv_timeout(PROBE_TIME) {
+            Ok(result) => result,
+            Err(_) => bail!(
+                "tokenizer.json: its patterns take more than {} s for a text of {} bytes",
+                PROBE_TIME.as_secs(),
+                probe_text().len()
+            ),
+        }
+    }
+
     /// SHA-256 of tokenizer.json, hex: equal when token ids mean the same.
     pub fn fingerprint(&self) -> &str {
         &self.inner.fingerprint
@@ -188,27 +240,23 @@ impl Tokenizer {
     }
 }
 
-/// The parts of tokenizer.json that the tokenizers crate reads and does not tell.
-#[derive(serde::Deserialize)]
-struct Said {
-    #[serde(default)]
-    added_tokens: Vec<SaidToken>,
-    model: SaidModel,
+/// Runs of every kind of character, and a mixture of them.
+fn probe_text() -> String {
+    let runs = ["a", "A", " ", "1", "!", "\n", "é", "世", "'", "aA1 !\n"];
+    runs.map(|run| run.repeat(200)).concat()
 }
 
-#[derive(serde::Deserialize)]
-struct SaidToken {
-    id: Token,
-    content: String,
+/// Where the first slice of a text ends: before a space between two ASCII letters, or at the text's end.
+fn slice_end(text: &str) -> usize {
+    let at_space = |w: &[u8]| w[0].is_ascii_alphabetic() && w[1] == b' ' && w[2].is_ascii_alphabetic();
+    let found = text.as_bytes().get(SLICE_BYTES..).and_then(|rest| rest.windows(3).position(at_space));
+    found.map_or(text.len(), |at| SLICE_BYTES + at + 1)
 }
 
-#[derive(serde::Deserialize)]
-struct SaidModel {
-    dropout: Option<f32>,
-}
-
-fn check_ids(whole: &tokenizers::Tokenizer, said: &Said, vocab: usize) -> Result<()> {
-    for token in &said.added_tokens {
+/// Refuses ids beyond the vocabulary, ids that the crate would give otherwise, and endless tokens. Returns the
+/// bytes of the longest token.
+fn check_tokens(whole: &tokenizers::Tokenizer, said: &[parts::Added], vocab: usize) -> Result<usize> {
+    for token in said {
         // The crate gives added tokens ids of its own counting and ignores those of the file.
         let given = whole.token_to_id(&token.content);
         ensure!(
@@ -219,12 +267,18 @@ fn check_ids(whole: &tokenizers::Tokenizer, said: &Said, vocab: usize) -> Result
             given.map_or("none".to_owned(), |id| id.to_string())
         );
     }
-    let said_ids = said.added_tokens.iter().map(|t| (t.content.clone(), t.id));
-    let beyond = whole.get_vocab(true).into_iter().chain(said_ids).filter(|(_, id)| *id as usize >= vocab);
-    if let Some((token, id)) = beyond.min_by_key(|(_, id)| *id) {
+    let tokens = whole.get_vocab(true);
+    let said_ids = said.iter().map(|t| (&t.content, &t.id));
+    let beyond = tokens.iter().chain(said_ids).filter(|(_, id)| **id as usize >= vocab);
+    if let Some((token, id)) = beyond.min_by_key(|(_, id)| **id) {
         bail!("tokenizer.json: token {token:?} has id {id}, beyond the model's vocabulary of {vocab}");
     }
-    Ok(())
+    let longest = tokens.keys().map(|token| decoder::spelt_bytes(token)).max().unwrap_or(0);
+    ensure!(
+        longest <= LONGEST_TOKEN_BYTES,
+        "tokenizer.json: a token has {longest} bytes, expected at most {LONGEST_TOKEN_BYTES}"
+    );
+    Ok(longest)
 }
 
 thread_local! {

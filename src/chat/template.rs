@@ -14,7 +14,7 @@ pub use sandbox::child_main;
 
 use crate::chat::conversation::{Message, Role};
 use crate::protocol::{Piece, TemplateSpec};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use guard::Guard;
 use jinja::{JinjaMessage, Job};
 use std::path::PathBuf;
@@ -94,6 +94,7 @@ impl<'a> Rendering<'a> {
     }
 
     fn render(&self, system: Option<&str>, path: &[&Message]) -> Result<Vec<Piece>> {
+        self.check_given(system, path)?;
         let has_reply = path.iter().any(|m| m.role == Role::Assistant);
         // Without tags or without replies there is nothing to keep or drop.
         let keep = if has_reply && self.opts.think_tags.is_some() { self.opts.keep_thinking } else { Some(false) };
@@ -106,19 +107,38 @@ impl<'a> Rendering<'a> {
             jobs.extend(self.probes());
         }
         let source = self.source();
-        let mut texts = jinja::render_jobs(&source, self.spec.trusted, self.opts, &jobs)?.into_iter();
+        let mut texts =
+            jinja::render_jobs(&source, self.spec.trusted, self.text_bytes(), self.opts, &jobs)?.into_iter();
         let mut next = || texts.next().context("chat template: a rendering is missing");
         let dropped = if keep != Some(true) { Some(next()?) } else { None };
         if keep == Some(false) {
-            return Ok(self.pieces(&dropped.unwrap_or_default(), path, None));
+            return self.pieces(&dropped.unwrap_or_default(), path, None);
         }
         let kept = next()?;
         let (between, with, without, thought) = (next()?, next()?, next()?, next()?);
         if keep.is_none() && !thought.contains(PROBE_THOUGHT) {
-            return Ok(self.pieces(&dropped.unwrap_or_default(), path, None));
+            return self.pieces(&dropped.unwrap_or_default(), path, None);
         }
         let opening = self.opening(&between, &with, &without);
-        Ok(self.pieces(&kept, path, Some(&opening)))
+        self.pieces(&kept, path, Some(&opening))
+    }
+
+    /// Refuses texts that no context holds before they are rendered.
+    fn check_given(&self, system: Option<&str>, path: &[&Message]) -> Result<()> {
+        let bytes = system.map_or(0, str::len) + path.iter().map(|m| m.text.len()).sum::<usize>();
+        self.check_bytes("the conversation", bytes)
+    }
+
+    fn check_bytes(&self, what: &str, bytes: usize) -> Result<()> {
+        match self.spec.limit.and_then(|limit| limit.refusal(what, bytes)) {
+            Some(why) => bail!("{why}"),
+            None => Ok(()),
+        }
+    }
+
+    /// What one rendering may have; the short ones that show what a template does may always have a little.
+    fn text_bytes(&self) -> usize {
+        self.spec.limit.map_or(usize::MAX, |limit| limit.bytes().max(SHORT_TEXT_BYTES))
     }
 
     /// The template in use: the checkpoint's, else ChatML where its tokens exist, else plain lines.
@@ -208,8 +228,8 @@ impl<'a> Rendering<'a> {
     }
 
     /// Splits a rendering into pieces and puts the replies in the place of their placeholders.
-    fn pieces(&self, text: &str, path: &[&Message], keep: Option<&Opening>) -> Vec<Piece> {
-        let mut out = Vec::new();
+    fn pieces(&self, text: &str, path: &[&Message], keep: Option<&Opening>) -> Result<Vec<Piece>> {
+        let (mut out, mut bytes, mut counted) = (Vec::new(), 0, 0);
         let parts = guard::parts(text);
         for (at, part) in parts.iter().enumerate() {
             let message = |part: Option<&guard::Part>| match part {
@@ -222,8 +242,12 @@ impl<'a> Rendering<'a> {
             } else if let Some(message) = message(Some(part)) {
                 self.reply(&mut out, message, keep.filter(|_| self.is_raw(message)));
             }
+            // A template may name a reply many times.
+            bytes += out[counted..].iter().map(bytes_of).sum::<usize>();
+            counted = out.len();
+            self.check_bytes("what the chat template makes of the conversation", bytes)?;
         }
-        merge(out)
+        Ok(merge(out))
     }
 
     fn reply(&self, out: &mut Vec<Piece>, message: &Message, keep: Option<&Opening>) {
@@ -264,6 +288,14 @@ impl<'a> Rendering<'a> {
     }
 }
 
+/// Bytes of text in a piece; a control token counts as its literal.
+fn bytes_of(piece: &Piece) -> usize {
+    match piece {
+        Piece::Control(text) | Piece::Text(text) => text.len(),
+        Piece::Reply { pieces, .. } => pieces.iter().map(bytes_of).sum(),
+    }
+}
+
 /// Joins neighbouring texts and leaves out empty ones.
 fn merge(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
     let mut out: Vec<Piece> = Vec::new();
@@ -276,6 +308,9 @@ fn merge(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
     }
     out
 }
+
+/// What any rendering may have: more than the short ones need.
+const SHORT_TEXT_BYTES: usize = 64 << 10;
 
 const PROBE_USER: &str = "dmschat-probe-user";
 const PROBE_THOUGHT: &str = "dmschat-probe-thought";

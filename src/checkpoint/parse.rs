@@ -176,22 +176,38 @@ fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
 }
 
 /// Sampling defaults and end tokens: each from `generation_config.json`, the end tokens else from
-/// `config.json`. Ids beyond the vocabulary are refused.
-pub fn generation(generation: Option<&Fields>, config: &Fields, vocab: usize) -> Result<GenerationDefaults> {
-    let mut out = GenerationDefaults::default();
+/// `config.json`. Ids beyond the vocabulary are refused; sampling defaults out of their range are left out,
+/// and the second value says so.
+pub fn generation(
+    generation: Option<&Fields>,
+    config: &Fields,
+    vocab: usize,
+) -> Result<(GenerationDefaults, Option<String>)> {
+    let (mut out, mut ignored) = (GenerationDefaults::default(), Vec::new());
     if let Some(g) = generation {
+        let mut within = |key: &str, least: f64, most: f64| {
+            let value = g.get(key)?;
+            let number = value.as_f64().filter(|n| (least..=most).contains(n));
+            if number.is_none() {
+                let shown: String = value.to_string().chars().take(60).collect();
+                ignored.push(format!("{key} {shown} (expected {least} to {most})"));
+            }
+            number.map(|n| n as f32)
+        };
+        out.temperature = within("temperature", 0.0, 100.0);
+        out.top_p = within("top_p", 0.0, 1.0);
+        out.min_p = within("min_p", 0.0, 1.0);
+        out.repetition_penalty = within("repetition_penalty", 0.01, 100.0);
+        out.top_k = within("top_k", 0.0, 1e9).map(|k| k as u32);
         out.do_sample = g.opt_bool("do_sample")?;
-        out.temperature = g.opt_f64("temperature")?.map(|f| f as f32);
-        out.top_k = g.opt_size("top_k")?.map(|k| k as u32);
-        out.top_p = g.opt_f64("top_p")?.map(|f| f as f32);
-        out.min_p = g.opt_f64("min_p")?.map(|f| f as f32);
-        out.repetition_penalty = g.opt_positive("repetition_penalty")?.map(|f| f as f32);
         out.eos = end_tokens(g, vocab)?;
     }
     if out.eos.is_empty() {
         out.eos = end_tokens(config, vocab)?;
     }
-    Ok(out)
+    let place = generation.map_or("", |g| g.place());
+    let notice = (!ignored.is_empty()).then(|| format!("{place}: ignored, out of range: {}", ignored.join(", ")));
+    Ok((out, notice))
 }
 
 fn end_tokens(fields: &Fields, vocab: usize) -> Result<Vec<u32>> {

@@ -38,7 +38,7 @@ struct Job<'a> {
 
 impl ModelJob for Job<'_> {
     fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
-        let tokens = encode_text_file(checkpoint, &self.args.text_file).map_err(as_wrong_use)?;
+        let tokens = encode_text_file(checkpoint, &self.args.text_file, runner.context()).map_err(as_wrong_use)?;
         check_tokens(&tokens, runner).map_err(as_wrong_use)?;
         let evictions = evictions(checkpoint, &tokens, self.others.is_empty())?;
         let mut ppl = None;

@@ -8,7 +8,7 @@ use crate::chat::Conversation;
 use crate::config::Settings;
 use crate::protocol::{SamplingParams, StopReason};
 use crate::regular_file;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -51,6 +51,9 @@ pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
         output::out_json(&object)?;
         if report.stop_reason == StopReason::Cancelled {
             return Ok(output::INTERRUPTED);
+        }
+        if report.stop_reason == StopReason::Error {
+            bail!("{file}:{}: {}", index + 1, report.detail.as_deref().unwrap_or("the engine failed"));
         }
     }
     Ok(output::OK)

@@ -11,6 +11,9 @@ use crate::protocol::{StopReason, TextKind, Thinking, TurnReport};
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
+/// What is read of a pipe or a file at most: no context holds as much.
+const STDIN_BYTES: u64 = 256 << 20;
+
 pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let prompt = prompt(common)?;
     let saved = saved(settings, common)?;
@@ -55,7 +58,10 @@ fn prompt(common: &Common) -> Result<String> {
     let mut prompt = common.prompt.clone().unwrap_or_default();
     if stdin_is_given() {
         let mut bytes = Vec::new();
-        std::io::stdin().lock().read_to_end(&mut bytes)?;
+        std::io::stdin().lock().take(STDIN_BYTES + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > STDIN_BYTES {
+            return Err(wrong_use(format!("stdin: more than {STDIN_BYTES} bytes, which no context holds")));
+        }
         let text = String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
             wrong_use(format!("stdin: byte {at} is not UTF-8; give text, or convert it first (iconv -t utf-8)"))

@@ -8,7 +8,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::Settings;
 use crate::engine::Runner;
 use crate::engine::score::{Op, Schedule, score};
-use crate::protocol::Token;
+use crate::protocol::{TextLimit, Token};
 use crate::regular_file;
 use crate::tokenizer::Tokenizer;
 use anyhow::{Context, Result};
@@ -35,7 +35,7 @@ impl ModelJob for Job<'_> {
     fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = match (&self.args.tokens_file, &self.args.text_file) {
             (Some(file), _) => read_tokens(file),
-            (None, Some(file)) => encode_text_file(checkpoint, file),
+            (None, Some(file)) => encode_text_file(checkpoint, file, runner.context()),
             (None, None) => Err(wrong_use("score needs --tokens-file or --text-file")),
         }
         .map_err(as_wrong_use)?;
@@ -76,9 +76,14 @@ fn read_tokens(path: &Path) -> Result<Vec<Token>> {
 }
 
 /// The tokens of a text file, as tokenizer.json's own post-processor has them.
-pub fn encode_text_file(checkpoint: &Checkpoint, path: &Path) -> Result<Vec<Token>> {
+pub fn encode_text_file(checkpoint: &Checkpoint, path: &Path, context: usize) -> Result<Vec<Token>> {
     let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
-    tokenizer.encode_text(&read_text(path)?)
+    let text = read_text(path)?;
+    let limit = TextLimit { context, token_bytes: tokenizer.longest_token_bytes() };
+    if let Some(why) = limit.refusal(&path.display().to_string(), text.len()) {
+        return Err(wrong_use(why));
+    }
+    tokenizer.encode_text(&text)
 }
 
 fn read_text(path: &Path) -> Result<String> {

@@ -83,7 +83,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     check_device(settings)?;
     download::ensure(settings)?;
     let (checkpoint, place) = opened(settings).map_err(as_wrong_use)?;
-    checkpoint.adapter_notice().into_iter().for_each(|text| notice(&text));
+    checkpoint.notices().for_each(|text| notice(&text));
     let options = EngineOptions { max_step: Some(max_step), ..options(settings, place) };
     match place {
         Place::Cpu => run_job(Cpu::new(0), checkpoint, options, job),

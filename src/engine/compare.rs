@@ -90,7 +90,7 @@ impl<'a> Dense<'a> {
         runner.logits(0..part.len(), |_, logits| {
             out.rows.push(log_softmax(logits));
             out.likeliest.push(argmax(logits));
-        });
+        })?;
         let next = self.tokens[self.at + 1..].iter();
         self.logprobs.extend(out.rows.iter().zip(next).map(|(row, &t)| Some(row[t as usize])));
         self.at += part.len();
@@ -123,7 +123,7 @@ impl Beside {
             self.kl += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
             self.same += usize::from(argmax(logits) == part.likeliest[row]);
             self.logprobs.extend(tokens.get(part.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
-        });
+        })?;
         Ok(())
     }
 

@@ -3,12 +3,20 @@
 use super::context::Context;
 use super::reply::{Reply, ids_that_spell};
 use super::report::kv_stats;
-use super::worker::{Halt, Worker};
+use super::worker::{Halt, Worker, text_limit};
 use crate::backend::Backend;
 use crate::protocol::{Event, GenerateRequest, LogEntry, Phase, Piece, StopReason, Token, TurnReport};
-use crate::tokenizer::{flatten, unflatten};
+use crate::tokenizer::flat::{CLOSE, OPEN};
+use crate::tokenizer::{Tokenizer, flatten, unflatten};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
+
+/// Texts longer than this are encoded on a thread of their own.
+const LONG_TEXT_BYTES: usize = 64 << 10;
+/// How long a cancel waits for being seen while a prompt is encoded.
+const CANCEL_WAIT: Duration = Duration::from_millis(10);
 
 /// Which state a turn starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +28,31 @@ enum Base {
     /// Before the last turn's user message: undo, edit.
     Before,
     Nothing,
+}
+
+/// Part of a prompt: what is to be encoded, or the ids that it has already.
+enum Stretch {
+    Plain(Vec<Piece>),
+    Known(Vec<Token>),
+}
+
+impl Stretch {
+    fn text_bytes(&self) -> usize {
+        let text = |piece: &Piece| if let Piece::Text(text) = piece { text.len() } else { 0 };
+        if let Self::Plain(pieces) = self { pieces.iter().map(text).sum() } else { 0 }
+    }
+}
+
+/// The tokens of a prompt, or as many as were found until `stop` was set.
+fn encode_all(tokenizer: &Tokenizer, stretches: &[Stretch], stop: &AtomicBool) -> anyhow::Result<Vec<Token>> {
+    let mut out = Vec::new();
+    for stretch in stretches {
+        match stretch {
+            Stretch::Known(ids) => out.extend(ids),
+            Stretch::Plain(pieces) => out.extend(tokenizer.encode_unless(pieces, stop)?.unwrap_or_default()),
+        }
+    }
+    Ok(out)
 }
 
 /// Figures of a turn as they come in.
@@ -66,6 +99,12 @@ impl<B: Backend> Worker<'_, B> {
 
     fn take_turn(&mut self, turn: &mut Turn) -> Result<StopReason, Halt> {
         let flat = flatten(&turn.request.prompt);
+        let limit = text_limit(self.runner.context(), &self.tokenizer);
+        // The marks around control tokens are no text.
+        let marks = (OPEN.len_utf8() + CLOSE.len_utf8()) * flat.matches(OPEN).count();
+        if let Some(why) = limit.refusal("the prompt", flat.len() - marks) {
+            return Err(Halt::ContextFull(why));
+        }
         let base = self.choose_base(&flat);
         // A cancel that came while the prompt was rendered or encoded acts before anything changes.
         self.poll()?;
@@ -131,21 +170,21 @@ impl<B: Backend> Worker<'_, B> {
     }
 
     /// How many tokens the base holds, and the tokens that complete the prompt from there.
-    fn what_is_left(&self, base: Base, prompt: &[Piece]) -> Result<(usize, Vec<Token>), Halt> {
+    fn what_is_left(&mut self, base: Base, prompt: &[Piece]) -> Result<(usize, Vec<Token>), Halt> {
         let context = self.context_of(base);
         let (reused, pending, skip) = context.map_or((0, None, 0), |c| (c.len(&self.runner), c.pending, c.flat.len()));
         let mut todo: Vec<Token> = pending.into_iter().collect();
-        todo.extend(self.encode_from(prompt, skip).map_err(|e| Halt::Error(format!("{e:#}")))?);
+        let stretches = self.stretches_from(prompt, skip);
+        todo.extend(self.encode(stretches)?);
         if todo.is_empty() {
             return Err(Halt::Error("the prompt is empty".into()));
         }
         Ok((reused, todo))
     }
 
-    /// Encodes the rendering from byte `skip` of its flat text on. Replies keep the ids they were
-    /// generated with.
-    fn encode_from(&self, prompt: &[Piece], skip: usize) -> anyhow::Result<Vec<Token>> {
-        let (mut tokens, mut plain, mut at) = (Vec::new(), Vec::new(), 0);
+    /// The rendering from byte `skip` of its flat text on. Replies keep the ids they were generated with.
+    fn stretches_from(&self, prompt: &[Piece], skip: usize) -> Vec<Stretch> {
+        let (mut out, mut plain, mut at) = (Vec::new(), Vec::new(), 0);
         for piece in prompt {
             let flat = flatten(std::slice::from_ref(piece));
             let from = skip.saturating_sub(at).min(flat.len());
@@ -157,15 +196,36 @@ impl<B: Backend> Worker<'_, B> {
                 _ => None,
             };
             match known {
-                Some(ids) => {
-                    tokens.extend(self.tokenizer.encode_pieces(&std::mem::take(&mut plain))?);
-                    tokens.extend(ids);
-                }
+                Some(ids) => out.extend([Stretch::Plain(std::mem::take(&mut plain)), Stretch::Known(ids)]),
                 None => plain.extend(unflatten(&flat[from..])),
             }
         }
-        tokens.extend(self.tokenizer.encode_pieces(&plain)?);
-        Ok(tokens)
+        out.push(Stretch::Plain(plain));
+        out
+    }
+
+    /// Encodes a prompt. A long one is encoded on a thread of its own, so that a cancel ends the wait at once.
+    fn encode(&mut self, stretches: Vec<Stretch>) -> Result<Vec<Token>, Halt> {
+        let failed = |e: anyhow::Error| Halt::Error(format!("{e:#}"));
+        let tokenizer = Arc::clone(&self.tokenizer);
+        if stretches.iter().map(Stretch::text_bytes).sum::<usize>() <= LONG_TEXT_BYTES {
+            return encode_all(&tokenizer, &stretches, &AtomicBool::new(false)).map_err(failed);
+        }
+        let (send, receive) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let encode = move || drop(send.send(encode_all(&tokenizer, &stretches, &stopped)));
+        std::thread::Builder::new().name("encode".into()).spawn(encode).map_err(|e| failed(e.into()))?;
+        loop {
+            match receive.recv_timeout(CANCEL_WAIT) {
+                Ok(tokens) => return tokens.map_err(failed),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Halt::Error("the thread that encodes the prompt has ended".into()));
+                }
+                // The thread ends by itself; nobody waits for what it still finds.
+                Err(RecvTimeoutError::Timeout) => self.poll().inspect_err(|_| stop.store(true, Ordering::Relaxed))?,
+            }
+        }
     }
 
     /// Makes `base` the active context and lays down the checkpoint before this turn.

@@ -22,7 +22,11 @@ pub struct NonFinite {
 }
 
 fn layer_name(layer: usize, n_layers: usize) -> String {
-    if layer == n_layers { "before the output head".to_owned() } else { format!("in layer {layer}") }
+    match layer {
+        _ if layer == n_layers => "before the output head".to_owned(),
+        _ if layer > n_layers => "in the output head".to_owned(),
+        _ => format!("in layer {layer}"),
+    }
 }
 
 /// A step that failed: nothing has changed, but on `NonFinite`.
@@ -239,8 +243,13 @@ impl<B: Backend> Runner<B> {
         self.waited
     }
 
-    /// Logits `[vocab]` of each row in `rows` of the step just run, handed to `each` in order.
-    pub fn logits(&mut self, rows: std::ops::Range<usize>, mut each: impl FnMut(usize, &[f32])) {
+    /// Logits `[vocab]` of each row in `rows` of the step just run, handed to `each` in order. An error where
+    /// they are not finite, or where what they were made from was not.
+    pub fn logits(
+        &mut self,
+        rows: std::ops::Range<usize>,
+        mut each: impl FnMut(usize, &[f32]),
+    ) -> Result<(), NonFinite> {
         let vocab = self.model.config.vocab;
         let mut buffer = vec![0.0; MAX_LOGITS * vocab];
         let rows: Vec<usize> = rows.collect();
@@ -248,9 +257,24 @@ impl<B: Backend> Runner<B> {
             model::logits_of(&self.b, &self.model, &mut self.ws, part);
             self.b.read(&self.ws.logits, 0, &mut buffer[..part.len() * vocab]);
             for (row, logits) in part.iter().zip(buffer.chunks_exact(vocab)) {
+                self.check_finite(logits)?;
                 each(*row, logits);
             }
         }
+        Ok(())
+    }
+
+    /// The first layer whose numbers were not finite in the steps fed since the last question.
+    fn check_finite(&mut self, logits: &[f32]) -> Result<(), NonFinite> {
+        if logits.iter().all(|l| l.is_finite()) {
+            return Ok(());
+        }
+        let n_layers = self.model.config.n_layers;
+        let mut fault = [i32::MAX];
+        self.b.read(&self.ws.fault, 0, &mut fault);
+        self.forget_fault();
+        let layer = if fault[0] == i32::MAX { n_layers + 1 } else { fault[0] as usize };
+        Err(NonFinite { layer, n_layers })
     }
 
     /// Forgets numbers that were not finite in steps nobody sampled from: a prefill that was given up.

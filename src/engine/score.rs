@@ -94,7 +94,7 @@ pub fn score<B: Backend>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Sc
                 if let Some(&next) = tokens.get(at + row + 1) {
                     logprobs[at + row + 1] = Some(log_softmax_at(logits, next));
                 }
-            });
+            })?;
             at += part.len();
         }
     }

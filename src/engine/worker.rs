@@ -12,7 +12,7 @@ use crate::cache::CacheError;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::protocol::{
     Command, Event, LogEntry, ModelInfo, Phase, Piece, Plan, RestoreRequest, SamplingParams, SlotInfo, TemplateSpec,
-    Token,
+    TextLimit, Token,
 };
 use crate::tokenizer::{Tokenizer, flatten};
 use anyhow::Result;
@@ -110,7 +110,7 @@ impl<'a, B: Backend> Worker<'a, B> {
             last_snapshot: Instant::now(),
         };
         outlet.event(Event::Ready(Arc::new(info)));
-        checkpoint.adapter_notice().into_iter().for_each(|text| outlet.notice(text));
+        checkpoint.notices().for_each(|text| outlet.notice(text));
         worker.publish();
         Ok(worker)
     }
@@ -476,6 +476,11 @@ impl<'a, B: Backend> Worker<'a, B> {
     }
 }
 
+/// What a prompt's bytes are held to.
+pub(super) fn text_limit(context: usize, tokenizer: &Tokenizer) -> TextLimit {
+    TextLimit { context, token_bytes: tokenizer.longest_token_bytes() }
+}
+
 fn model_info<B: Backend>(
     runner: &Runner<B>,
     checkpoint: &Checkpoint,
@@ -519,6 +524,7 @@ fn model_info<B: Backend>(
             eos_token: checkpoint.eos_token.clone(),
             control: tokenizer.added_literals(),
             trusted: checkpoint.builtin,
+            limit: Some(text_limit(runner.context(), tokenizer)),
         },
         think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
         default_sampling: default_sampling(&checkpoint.generation),

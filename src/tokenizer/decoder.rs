@@ -120,6 +120,13 @@ fn extend_bytes(out: &mut Vec<u8>, spelling: &str) {
     }
 }
 
+/// Bytes that a token's spelling stands for, at most: a byte-level spelling has one character for each.
+pub(super) fn spelt_bytes(spelling: &str) -> usize {
+    let mut bytes = Vec::new();
+    extend_bytes(&mut bytes, spelling);
+    bytes.len()
+}
+
 /// GPT-2's reversible byte alphabet: printable Latin-1 bytes are themselves, the others count up
 /// from U+0100.
 static BYTE_OF: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {

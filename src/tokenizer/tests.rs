@@ -131,7 +131,10 @@ fn bad_files_give_one_line() {
         "tokenizer.json: added token \"<think>\" has id 262, but its place in the list gives 259"
     );
     assert!(fails("{", 10).starts_with("tokenizer.json is not a tokenizer: "));
-    assert!(fails(&json("").replace("\"BPE\"", "\"XYZ\""), 300).starts_with("reading tokenizer.json failed: "));
+    assert_eq!(
+        fails(&json("").replace("\"BPE\"", "\"XYZ\""), 300),
+        "tokenizer.json: model type \"XYZ\" is not supported (BPE is)"
+    );
     assert!(fails(&json(",\"x\":1").replace("\"dropout\":null", "\"dropout\":0.5"), 300).contains("dropout"));
 }
 
@@ -195,4 +198,101 @@ fn damaged_files_never_panic() {
             assert!(!format!("{e:#}").contains('\n'), "{e:#}");
         }
     }
+}
+
+/// The tokenizer of [`json`] with other parts, which are given as JSON.
+fn with_parts(parts: &[(&str, &str)]) -> String {
+    let mut file: serde_json::Value = serde_json::from_str(&json("")).unwrap();
+    for (key, part) in parts {
+        file[*key] = serde_json::from_str(part).unwrap();
+    }
+    file.to_string()
+}
+
+const LLAMA3: &str = r#"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#;
+
+fn split_by(regex: &str) -> String {
+    let regex = serde_json::to_string(regex).unwrap();
+    let split = format!(r#"{{"type":"Split","pattern":{{"Regex":{regex}}},"behavior":"Isolated","invert":false}}"#);
+    let byte_level = r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}"#;
+    with_parts(&[
+        ("normalizer", r#"{"type":"NFC"}"#),
+        ("pre_tokenizer", &format!(r#"{{"type":"Sequence","pretokenizers":[{split},{byte_level}]}}"#)),
+    ])
+}
+
+#[test]
+fn only_known_and_bounded_parts_are_read() {
+    let fails = |raw: &str| format!("{:#}", Tokenizer::new(raw.as_bytes(), 300).err().expect("refused"));
+    let sequence =
+        |part: &str, n: usize| format!(r#"{{"type":"Sequence","normalizers":[{}]}}"#, vec![part; n].join(","));
+    let cases = [
+        (("normalizer", sequence(r#"{"type":"NFC"}"#, 17)), "a list of more than 16 entries"),
+        (("normalizer", sequence(&sequence(r#"{"type":"NFC"}"#, 1), 1)), "normalizer \"Sequence\" is not supported"),
+        (("normalizer", r#"{"pattern":{"String":"a"},"content":"b"}"#.into()), "a normalizer names no type"),
+        (
+            ("normalizer", r#"{"type":"Replace","pattern":{"String":""},"content":"b"}"#.into()),
+            "replaces the empty text",
+        ),
+        (("normalizer", r#"{"type":"Replace","pattern":{"Regex":"a*"},"content":"b"}"#.into()), "replaces a regex"),
+        (("pre_tokenizer", r#"{"type":"FixedLength","length":0}"#.into()), "pre-tokenizer \"FixedLength\""),
+        (
+            ("decoder", r#"{"type":"CTC","pad_token":"","word_delimiter_token":"","cleanup":true}"#.into()),
+            "decoder \"CTC\"",
+        ),
+        (
+            ("added_tokens", format!("[{}]", vec![r#"{"id":1,"content":"a"}"#; 16_385].join(","))),
+            "more than 16384 entries",
+        ),
+    ];
+    for ((key, part), wanted) in cases {
+        let line = fails(&with_parts(&[(key, &part)]));
+        assert!(line.contains(wanted) && !line.contains('\n'), "{wanted}: {line}");
+    }
+    for (regex, wanted) in
+        [(r"(a+)\1", "a back reference"), (r"(?<=a)b", "look-behind"), (r"(a)?(?(1)b|c)", "a conditional")]
+    {
+        assert!(fails(&split_by(regex)).contains(wanted));
+    }
+    assert!(fails(&split_by(&"a".repeat(5000))).contains("a pattern has 5000 bytes, expected at most 4096"));
+    let many = (0..301).map(|i| format!("\"t{i}\":{i}")).collect::<Vec<_>>().join(",");
+    let model = format!(r#"{{"type":"BPE","vocab":{{{many}}},"merges":[]}}"#);
+    assert!(fails(&with_parts(&[("model", &model)])).contains("301 tokens and 0 merges are too many"));
+}
+
+/// Slices of a long text give the tokens of the whole, and a stop ends the work.
+#[test]
+fn long_texts_are_encoded_in_slices() {
+    let digits = r#"{"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},
+        {"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}]}"#;
+    let words =
+        ["he", "hehe", "it's", "I'll", "x", "é", "e\u{301}", "世", "12", "!", "\n", "\r\n", "\t", " ", "Z\n", "  "];
+    let mut state = 5u64;
+    let mut long = String::new();
+    while long.len() < 5 * SLICE_BYTES / 2 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        long.push_str(words[(state >> 33) as usize % words.len()]);
+        long.push_str([" ", "", " "][(state >> 50) as usize % 3]);
+    }
+    assert!(slice_end(&long) < long.len() / 2);
+    for raw in [json(""), split_by(LLAMA3), with_parts(&[("pre_tokenizer", digits)])] {
+        let t = Tokenizer::new(raw.as_bytes(), 300).unwrap();
+        assert!(t.inner.splits_at_spaces);
+        let whole = guarded("", || t.inner.plain.encode_fast(&*long, false)).unwrap();
+        assert_eq!(t.encode_pieces(&[text(&long)]).unwrap(), whole.get_ids());
+        assert_eq!(t.encode_unless(&[text(&long)], &AtomicBool::new(true)).unwrap(), None);
+        // Wherever two letters stand around a space, and not only at the slices' ends.
+        let part = &long[..2000.min(long.len())];
+        let part = &part[..(0..=2000).rev().find(|&at| long.is_char_boundary(at)).unwrap().min(part.len())];
+        let whole = t.encode_pieces(&[text(part)]).unwrap();
+        for (at, w) in part.as_bytes().windows(3).enumerate() {
+            if w[0].is_ascii_alphabetic() && w[1] == b' ' && w[2].is_ascii_alphabetic() {
+                let halves = [&part[..at + 1], &part[at + 1..]].map(|half| t.encode_pieces(&[text(half)]).unwrap());
+                assert_eq!(halves.concat(), whole, "cut at {at}");
+            }
+        }
+    }
+    let prefixed = json("").replacen("\"add_prefix_space\":false", "\"add_prefix_space\":true", 1);
+    assert!(!Tokenizer::new(prefixed.as_bytes(), 300).unwrap().inner.splits_at_spaces);
+    assert_eq!(tokenizer().longest_token_bytes(), "<think>".len());
 }

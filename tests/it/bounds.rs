@@ -112,3 +112,104 @@ fn a_context_beyond_every_bound_is_wrong_use() {
     );
     refused(limited(&["bench", "--shape", "demo", "--ctx", "18446744073709551615"], &[], None), 2, &["--ctx"]);
 }
+
+/// A model whose chat template is this.
+fn with_template(source: &str) -> Tiny {
+    let model = tiny();
+    model.folder.json("tokenizer_config.json", &json!({"chat_template": source}));
+    model
+}
+
+#[test]
+fn a_prompt_longer_than_any_context_is_refused_unrendered() {
+    let text = "a long story, ".repeat(20_000_000 / 14);
+    for args in [&["-p", "Summarize:"][..], &["-p", "Summarize:", "--json"]] {
+        refused(
+            limited(args, &[], Some(text.as_bytes())),
+            1,
+            &["the conversation has 200000", "a context of 8192 tokens"],
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("long.txt");
+    fs::write(&file, &text).unwrap();
+    refused(limited(&["score", "--text-file", file.to_str().unwrap()], &[], None), 2, &["a context of 8192 tokens"]);
+}
+
+#[test]
+fn what_a_template_renders_is_bounded() {
+    let model = with_template("{% for i in range(50000) %}{{ 'x' * 1200 }}{% endfor %}");
+    refused(ask(&model.folder), 1, &["chat template: it rendered 60000000 bytes, and the context holds at most 65536"]);
+    let model = with_template(&format!("{{{{ raise_exception('{}') }}}}", "no ".repeat(5000)));
+    let (code, _, stderr) = ask(&model.folder);
+    assert_eq!((code, stderr.lines().count()), (1, 1), "{stderr}");
+    assert!(stderr.contains("chat template: no no no") && (2000..2100).contains(&stderr.len()), "{}", stderr.len());
+}
+
+#[test]
+fn weights_that_are_no_numbers_end_score_and_compare() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text.txt");
+    fs::write(&file, "a text of more than four windows ".repeat(3)).unwrap();
+    let text = file.to_str().unwrap();
+    for (tensor, place) in [
+        ("model.layers.0.mlp.up_proj.weight", "in layer 1"),
+        ("model.layers.1.mlp.down_proj.weight", "before the output head"),
+        ("lm_head.weight", "in the output head"),
+    ] {
+        let spec = Spec { tied: false, ..Spec::new(true, Form::Borrowed) };
+        let model = Tiny::edited(spec, 9, |block| {
+            if block.name == tensor {
+                block.words[5] = 0x7fc0;
+            }
+        });
+        let folder = model.folder.path().to_str().unwrap();
+        for command in ["score", "compare"] {
+            for json in [&[][..], &["--json"]] {
+                let args = [&[command, "--device", "cpu", "-m", folder, "--text-file", text], json].concat();
+                refused(limited(&args, &[], None), 1, &["no longer finite", place]);
+            }
+        }
+    }
+}
+
+#[test]
+fn senseless_sampling_defaults_of_a_model_are_ignored_with_a_notice() {
+    let model = Tiny::new(Spec { speaks: true, tied: false, ..Spec::new(true, Form::Borrowed) }, 11);
+    change(
+        &model.folder,
+        "generation_config.json",
+        json!({"temperature": -1, "top_p": 7.5, "top_k": 3, "repetition_penalty": 1e300, "min_p": "x"}),
+    );
+    let folder = model.folder.path().to_str().unwrap();
+    let (code, stdout, stderr) =
+        limited(&["--device", "cpu", "-m", folder, "-p", "hi", "--max-tokens", "3", "--json"], &[], None);
+    assert_eq!((code, stderr.lines().count()), (0, 2), "{stderr}");
+    let line = stderr.lines().next().unwrap();
+    let wanted = "generation_config.json: ignored, out of range: temperature -1 (expected 0 to 100), top_p 7.5 (expected 0 to 1), \
+                  min_p \"x\" (expected 0 to 1), repetition_penalty 1e+300 (expected 0.01 to 100)";
+    assert!(line.ends_with(wanted), "{line}");
+    assert!(serde_json::from_str::<Value>(&stdout).is_ok());
+}
+
+#[test]
+fn a_tokenizer_with_unbounded_parts_is_refused_by_name() {
+    let replace = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"});
+    let chain = vec![replace; 12];
+    let cases = [
+        (
+            json!({"normalizer": {"type": "Sequence", "normalizers": chain}}),
+            "normalizers make a text more than 4 times",
+        ),
+        (json!({"decoder": {"type": "Sequence", "decoders": chain}}), "decoders make a text more than 4 times"),
+        (
+            json!({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAgAAAAAA="}}),
+            "normalizer \"Precompiled\" is not supported (NFC, NFD,",
+        ),
+    ];
+    for (changes, wanted) in cases {
+        let model = tiny();
+        change(&model.folder, "tokenizer.json", changes);
+        refused(ask(&model.folder), 2, &[wanted]);
+    }
+}

@@ -58,13 +58,15 @@ fn holds(name: &str) {
         let mut at = 0;
         for step in steps {
             runner.feed(seq, &golden.tokens[at..at + step]).expect("fed");
-            runner.logits(0..step, |row, got| {
-                let want = &logits[(at + row) * golden.vocab..][..golden.vocab];
-                for (id, (g, w)) in got.iter().zip(want).enumerate() {
-                    let place = at + row;
-                    assert!((g - w).abs() < LOGIT_TOLERANCE, "{name}: token {place}, logit {id}: {g}, not {w}");
-                }
-            });
+            runner
+                .logits(0..step, |row, got| {
+                    let want = &logits[(at + row) * golden.vocab..][..golden.vocab];
+                    for (id, (g, w)) in got.iter().zip(want).enumerate() {
+                        let place = at + row;
+                        assert!((g - w).abs() < LOGIT_TOLERANCE, "{name}: token {place}, logit {id}: {g}, not {w}");
+                    }
+                })
+                .unwrap();
             at += step;
         }
         runner.release(seq);
@@ -76,7 +78,7 @@ fn holds(name: &str) {
     while continuation.len() < golden.greedy.len() {
         runner.feed(seq, &fed).expect("fed");
         let last = fed.len() - 1;
-        runner.logits(last..last + 1, |_, row| fed = vec![sampler::argmax(row)]);
+        runner.logits(last..last + 1, |_, row| fed = vec![sampler::argmax(row)]).unwrap();
         continuation.push(fed[0]);
     }
     assert_eq!(continuation, golden.greedy, "{name}");
@@ -208,6 +210,7 @@ fn chats_render_and_encode_as_by_transformers() {
         eos_token: "<|im_end|>".into(),
         control: tokenizer.added_literals(),
         trusted: true,
+        limit: None,
     };
     let mut compared = 0;
     for case in &golden.chats {

@@ -3,11 +3,12 @@
 
 use crate::harness::{STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
-use crate::tiny::{Form, Spec, Tiny, bf16_word};
+use crate::tiny::{Form, Spec, Tiny, bf16_word, tokenizer_json};
 use dmschat::backend::cpu::Cpu;
 use dmschat::codec::Codec;
 use dmschat::engine::{self, Decode, EngineOptions, Runner, StepError};
-use dmschat::protocol::{Command, Event, LogEntry, RestoreRequest, SamplingParams, StopReason, TurnReport};
+use dmschat::protocol::{Command, Event, LogEntry, Piece, RestoreRequest, SamplingParams, StopReason, TurnReport};
+use dmschat::tokenizer::Tokenizer;
 use std::time::{Duration, Instant};
 
 fn talker(seed: u64) -> Tiny {
@@ -404,4 +405,31 @@ fn a_model_that_nobody_waits_for_is_not_loaded() {
     dropped.send(()).unwrap();
     wait_until(|| watch.seen().ended);
     assert_eq!(watch.seen().calls.get("weight"), None);
+}
+
+#[test]
+fn a_cancel_ends_the_encoding_of_a_long_prompt() {
+    let tiny = Tiny::new(Spec { context: 1 << 20, ..talker(410).spec }, 410);
+    let mut s = Session::new(&tiny);
+    // Without a space between letters, so that it is encoded in one piece.
+    let question = "hé\n".repeat(400_000);
+    let tokenizer = Tokenizer::new(tokenizer_json(tiny.spec.vocab).as_bytes(), tiny.spec.vocab).unwrap();
+    let started = Instant::now();
+    tokenizer.encode_pieces(&[Piece::Text(question.clone())]).unwrap();
+    let whole = started.elapsed();
+    let prompt = s.prompt(&question);
+    let request = Box::new(s.request(prompt));
+    s.send(Command::Generate(request));
+    std::thread::sleep(whole / 8);
+    let cancelled = Instant::now();
+    s.handle.send(Command::Cancel);
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    assert_undone(&s, &report, StopReason::Cancelled, &[]);
+    assert!(cancelled.elapsed() < whole / 2, "{:?} of {whole:?}", cancelled.elapsed());
+    // Longer than any prompt of this context can be: refused without being encoded.
+    let prompt = s.prompt(&"a".repeat((12 << 20) + 1));
+    let report = s.generate(prompt);
+    assert_undone(&s, &report, StopReason::ContextFull, &[]);
+    let detail = report.detail.expect("it says why");
+    assert!(detail.starts_with("the prompt has 12582") && detail.contains("holds at most 12582912;"), "{detail}");
 }

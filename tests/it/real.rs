@@ -80,6 +80,7 @@ fn holds(name: &str, vocab: usize, thinks: bool) {
         eos_token: text("eos_token"),
         control: tokenizer.added_literals(),
         trusted: true,
+        limit: None,
     };
     chats_hold(&tokenizer, &texts, &spec, thinks);
 }
@@ -215,7 +216,7 @@ fn smollm2_decodes_as_by_transformers() {
         let mut token = *last;
         for (at, &wanted) in case.greedy.iter().enumerate() {
             runner.feed(seq, &[token]).expect("fed");
-            runner.logits(0..1, |_, row| token = argmax(row));
+            runner.logits(0..1, |_, row| token = argmax(row)).unwrap();
             assert!(case.accepts(at, token), "{:?}: token {at} is {token}, not {wanted}", case.prompt);
             if token != wanted {
                 break; // a tie went the other way: from here on the two texts differ
@@ -254,7 +255,7 @@ fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
     let found = open(AdapterChoice::Auto);
     assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(128));
     let notice = "adapter for HuggingFaceTB/SmolLM2-135M-Instruct in use; --adapter none turns it off";
-    assert_eq!(found.adapter_notice().as_deref(), Some(notice));
+    assert_eq!(found.notices().next().as_deref(), Some(notice));
     let plain = open(AdapterChoice::None);
-    assert_eq!((plain.config.dms.clone(), plain.adapter_notice()), (None, None));
+    assert_eq!((plain.config.dms.clone(), plain.notices().next()), (None, None));
 }

@@ -35,7 +35,7 @@ fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -> us
         while !rest.is_empty() {
             let n = step().clamp(1, MAX_STEP).min(rest.len());
             runner.feed(seq, &rest[..n]).expect("room");
-            runner.logits(0..n, |_, row| logits.push(row.to_vec()));
+            runner.logits(0..n, |_, row| logits.push(row.to_vec())).unwrap();
             rest = &rest[n..];
         }
     }

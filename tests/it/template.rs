@@ -2,7 +2,7 @@
 //! renders them, and hostile ones.
 
 use dmschat::chat::{Conversation, RenderOptions, render};
-use dmschat::protocol::{KvStats, Piece, SamplingParams, StopReason, TemplateSpec, TextKind, TurnReport};
+use dmschat::protocol::{KvStats, Piece, SamplingParams, StopReason, TemplateSpec, TextKind, TextLimit, TurnReport};
 use std::time::{Duration, Instant};
 
 const CHATML: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] \
@@ -91,6 +91,7 @@ fn spec(source: &str) -> TemplateSpec {
         eos_token: "<|im_end|>".into(),
         control: control.map(str::to_owned).to_vec(),
         trusted: true,
+        limit: None,
     }
 }
 
@@ -239,6 +240,30 @@ fn no_template_means_chatml_or_plain_lines() {
     let text = flat(&render(None, &chat.context_path(), &none, &o).unwrap());
     assert!(text.starts_with("[<|begin_of_text|>]User: 2+2?\nAssistant: {1:4}\nUser: and <|im_end|>"), "{text}");
     assert!(text.ends_with("\nAssistant:"), "{text}");
+}
+
+#[test]
+fn what_a_template_makes_of_replies_is_bounded() {
+    let mut chat = Conversation::new(None);
+    chat.push_user("a");
+    chat.push_assistant("long ".repeat(100), None);
+    chat.push_user("b");
+    let many = "{% for i in range(1000) %}{{ messages[1].content }}{% endfor %}";
+    for (trusted, bytes, fits) in [(true, 500_000, true), (true, 499_999, false), (false, 499_999, false)] {
+        let limit = Some(TextLimit { context: bytes, token_bytes: 1 });
+        let spec = TemplateSpec { trusted, limit, ..spec(many) };
+        match render(None, &chat.context_path(), &spec, &opts(true, Some(false))) {
+            Ok(pieces) => assert!(fits && flat(&pieces).len() == 500_000),
+            Err(e) => assert!(!fits && format!("{e:#}").contains("makes of the conversation has 5000"), "{e:#}"),
+        }
+    }
+    // And what people give, before anything is rendered.
+    let spec = TemplateSpec { limit: Some(TextLimit { context: 100, token_bytes: 5 }), ..spec("{% for %}") };
+    let error = render(None, &chat.context_path(), &spec, &opts(true, Some(false))).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the conversation has 502 bytes, and a context of 100 tokens of up to 5 bytes holds at most 500; shorten it, /new starts over"
+    );
 }
 
 #[test]

@@ -17,6 +17,11 @@ fn is_sentinel(c: char) -> bool {
     ('\u{FDD0}'..='\u{FDD3}').contains(&c)
 }
 
+/// Bytes of a rendering without the noncharacters.
+pub fn text_bytes_of(rendered: &str) -> usize {
+    rendered.len() - BREAK.len_utf8() * rendered.chars().filter(|c| is_sentinel(*c)).count()
+}
+
 /// The mark that stands for the reply at `index` of the path.
 pub fn placeholder(index: usize) -> String {
     format!("{OPEN}{index}{CLOSE}")
@@ -44,10 +49,14 @@ pub fn parts(text: &str) -> Vec<Part<'_>> {
     out
 }
 
-/// The control literals of a tokenizer, longest first.
+/// The control literals of a tokenizer.
 pub struct Guard<'a> {
+    /// Sorted.
     literals: Vec<&'a str>,
+    /// For each literal the longest other one that it begins with.
+    parents: Vec<Option<usize>>,
     first_bytes: [bool; 256],
+    longest: usize,
 }
 
 impl<'a> Guard<'a> {
@@ -56,20 +65,40 @@ impl<'a> Guard<'a> {
     pub fn new(control: &'a [String]) -> Self {
         let mut literals: Vec<&str> =
             control.iter().map(String::as_str).filter(|l| l.chars().nth(1).is_some()).collect();
-        literals.sort_by_key(|l| std::cmp::Reverse(l.len()));
+        literals.sort_unstable();
+        literals.dedup();
         let mut first_bytes = [false; 256];
         for literal in &literals {
             first_bytes[usize::from(literal.as_bytes()[0])] = true;
         }
-        Self { literals, first_bytes }
+        // Sorted, those that a literal begins with stand before it, and the longest of them last.
+        let mut parents: Vec<Option<usize>> = Vec::with_capacity(literals.len());
+        for (at, literal) in literals.iter().enumerate() {
+            let mut parent = at.checked_sub(1);
+            while let Some(p) = parent.filter(|&p| !literal.starts_with(literals[p])) {
+                parent = parents[p];
+            }
+            parents.push(parent);
+        }
+        let longest = literals.iter().map(|l| l.len()).max().unwrap_or(0);
+        Self { literals, parents, first_bytes, longest }
     }
 
+    /// The longest literal that `text` begins with.
     fn literal_at(&self, text: &str) -> Option<&'a str> {
         let first = text.as_bytes().first()?;
         if !self.first_bytes[usize::from(*first)] {
             return None;
         }
-        self.literals.iter().copied().find(|l| text.starts_with(l))
+        // All that `text` begins with are parents of the last literal that is not behind it.
+        let mut at = self.literals.partition_point(|l| *l <= text).checked_sub(1);
+        while let Some(candidate) = at {
+            if text.starts_with(self.literals[candidate]) {
+                return Some(self.literals[candidate]);
+            }
+            at = self.parents[candidate];
+        }
+        None
     }
 
     /// A message's text with every control literal broken, those included that it could form
@@ -95,7 +124,8 @@ impl<'a> Guard<'a> {
 
     /// The whole of `tail` is the beginning of a literal.
     fn starts_a_literal(&self, tail: &str) -> bool {
-        self.first_bytes[usize::from(tail.as_bytes()[0])] && self.literals.iter().any(|l| l.starts_with(tail))
+        let possible = tail.len() <= self.longest && self.first_bytes[usize::from(tail.as_bytes()[0])];
+        possible && self.literals.iter().any(|l| l.starts_with(tail))
     }
 
     /// `text` begins with the end of a literal.

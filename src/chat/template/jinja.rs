@@ -1,9 +1,9 @@
 //! minijinja set up as transformers sets up Jinja for chat templates, and the choice of where a
 //! template runs. Reads no file and no environment.
 
-use super::guard::is_space;
+use super::guard::{is_space, text_bytes_of};
 use super::{RenderOptions, sandbox};
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, State, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
@@ -37,13 +37,25 @@ pub struct Job {
     pub date: String,
 }
 
-/// Renders every job: here when the template is trusted, else in a bounded child process.
-pub fn render_jobs(source: &str, trusted: bool, opts: &RenderOptions, jobs: &[Job]) -> Result<Vec<String>> {
-    if trusted { render_here(source, jobs) } else { sandbox::render(source, opts.exe.as_deref(), &opts.cancel, jobs) }
+/// What a template says, at most: an exception's text, a reason.
+const MESSAGE_CHARS: usize = 2000;
+
+/// Renders every job to at most `text_bytes`: here when the template is trusted, else in a bounded child process.
+pub fn render_jobs(
+    source: &str,
+    trusted: bool,
+    text_bytes: usize,
+    opts: &RenderOptions,
+    jobs: &[Job],
+) -> Result<Vec<String>> {
+    if trusted {
+        return render_here(source, text_bytes, jobs);
+    }
+    sandbox::render(source, text_bytes, opts.exe.as_deref(), &opts.cancel, jobs)
 }
 
 /// Renders in this process, bounded in instructions alone.
-pub fn render_here(source: &str, jobs: &[Job]) -> Result<Vec<String>> {
+pub fn render_here(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<String>> {
     let source = without_generation_tags(source);
     let date = jobs.first().and_then(|j| j.date.parse().ok()).unwrap_or_default();
     let mut env = environment(date)?;
@@ -60,7 +72,13 @@ pub fn render_here(source: &str, jobs: &[Job]) -> Result<Vec<String>> {
                 bos_token => &job.bos_token,
                 eos_token => &job.eos_token,
             };
-            template.render(context).map_err(|e| anyhow!("chat template: {}", one_line(&e)))
+            let text = template.render(context).map_err(|e| anyhow!("chat template: {}", one_line(&e)))?;
+            let n = text_bytes_of(&text);
+            ensure!(
+                n <= text_bytes,
+                "chat template: it rendered {n} bytes, and the context holds at most {text_bytes}"
+            );
+            Ok(text)
         })
         .collect()
 }
@@ -173,5 +191,17 @@ fn one_line(error: &Error) -> String {
         Some(line) => format!("{what} (line {line} of the template)"),
         None => what,
     };
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    cut(&text)
+}
+
+/// One line of at most [`MESSAGE_CHARS`] characters.
+pub fn cut(text: &str) -> String {
+    // Twice as many, of which white space may be joined.
+    let begun: String = text.chars().take(2 * MESSAGE_CHARS).collect();
+    let line = begun.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MESSAGE_CHARS) {
+        Some((at, _)) => format!("{}...", &line[..at]),
+        None if begun.len() < text.len() => format!("{line}..."),
+        None => line,
+    }
 }

@@ -2,7 +2,7 @@
 //! in memory (where the system has a limit for it), steps and time. The child gets no environment
 //! and opens no file.
 
-use super::jinja::{Job, render_here};
+use super::jinja::{Job, cut, render_here};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -21,16 +21,20 @@ const WAIT: Duration = Duration::from_secs(30);
 const CANCEL_EVERY: Duration = Duration::from_millis(20);
 /// More than any conversation renders to.
 const OUTPUT_BYTES: u64 = 64 << 20;
+/// What is kept of what the child says on stderr as it crashes.
+const STDERR_BYTES: u64 = 4096;
 
 #[derive(Serialize)]
 struct RequestRef<'a> {
     source: &'a str,
+    text_bytes: usize,
     jobs: &'a [Job],
 }
 
 #[derive(Deserialize)]
 struct Request {
     source: String,
+    text_bytes: usize,
     jobs: Vec<Job>,
 }
 
@@ -41,9 +45,16 @@ enum Reply {
     Error(String),
 }
 
-/// Runs `jobs` in a child of `exe` (absent: the running binary). The child is killed when `cancel` is set.
-pub fn render(source: &str, exe: Option<&Path>, cancel: &AtomicBool, jobs: &[Job]) -> Result<Vec<String>> {
-    let request = serde_json::to_vec(&RequestRef { source, jobs }).context("chat template: request")?;
+/// Runs `jobs` in a child of `exe` (absent: the running binary), each of which may render to `text_bytes`. The
+/// child is killed when `cancel` is set.
+pub fn render(
+    source: &str,
+    text_bytes: usize,
+    exe: Option<&Path>,
+    cancel: &AtomicBool,
+    jobs: &[Job],
+) -> Result<Vec<String>> {
+    let request = serde_json::to_vec(&RequestRef { source, text_bytes, jobs }).context("chat template: request")?;
     let exe = match exe {
         Some(path) => path.to_owned(),
         // This name holds even when a newer build has taken the file's place.
@@ -55,10 +66,13 @@ pub fn render(source: &str, exe: Option<&Path>, cancel: &AtomicBool, jobs: &[Job
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("chat template: cannot start {}", exe.display()))?;
-    let answer = talk(&mut child, request, cancel);
+    // The child refuses longer texts itself; JSON spells a byte with up to six.
+    let most = (text_bytes as u64).saturating_mul(8 * jobs.len() as u64).saturating_add(64 << 10).min(OUTPUT_BYTES);
+    let last_words = child.stderr.take().map(|stderr| std::thread::spawn(move || read_last_words(stderr)));
+    let answer = talk(&mut child, request, most, cancel);
     let timed_out = answer.is_none();
     if timed_out {
         let _ = child.kill();
@@ -70,15 +84,30 @@ pub fn render(source: &str, exe: Option<&Path>, cancel: &AtomicBool, jobs: &[Job
     if timed_out {
         bail!("chat template: it did not finish within {} s and was stopped", WAIT.as_secs());
     }
-    match serde_json::from_slice(&answer.unwrap_or_default()) {
+    let answer = answer.unwrap_or_default();
+    if answer.len() as u64 >= most {
+        bail!("chat template: it rendered more than {most} bytes and was stopped");
+    }
+    match serde_json::from_slice(&answer) {
         Ok(Reply::Texts(texts)) => Ok(texts),
         Ok(Reply::Error(line)) => bail!("{line}"),
-        Err(_) => bail!("chat template: {}", ended(status)),
+        Err(_) => {
+            let said = last_words.and_then(|thread| thread.join().ok()).unwrap_or_default();
+            bail!("chat template: {}", ended(status, &said))
+        }
     }
 }
 
-/// Writes the request, reads the answer; `None` when time ran out first, or `cancel` was set.
-fn talk(child: &mut Child, request: Vec<u8>, cancel: &AtomicBool) -> Option<Vec<u8>> {
+/// The beginning of what the child writes to stderr; the rest is read and dropped.
+fn read_last_words(mut stderr: impl Read) -> String {
+    let mut kept = Vec::new();
+    let _ = stderr.by_ref().take(STDERR_BYTES).read_to_end(&mut kept);
+    let _ = std::io::copy(&mut stderr, &mut std::io::sink());
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+/// Writes the request, reads up to `most` bytes of the answer; `None` when time ran out first, or `cancel` was set.
+fn talk(child: &mut Child, request: Vec<u8>, most: u64, cancel: &AtomicBool) -> Option<Vec<u8>> {
     let (stdin, stdout) = (child.stdin.take()?, child.stdout.take()?);
     std::thread::spawn(move || {
         let mut stdin = stdin;
@@ -88,7 +117,7 @@ fn talk(child: &mut Child, request: Vec<u8>, cancel: &AtomicBool) -> Option<Vec<
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
         let mut answer = Vec::new();
-        let _ = stdout.take(OUTPUT_BYTES).read_to_end(&mut answer);
+        let _ = stdout.take(most).read_to_end(&mut answer);
         let _ = send.send(answer);
     });
     let until = Instant::now() + WAIT;
@@ -101,25 +130,47 @@ fn talk(child: &mut Child, request: Vec<u8>, cancel: &AtomicBool) -> Option<Vec<
     None
 }
 
-fn ended(status: ExitStatus) -> String {
-    if status.success() {
-        return format!("it rendered more than {} MiB and was stopped", OUTPUT_BYTES >> 20);
+/// What became of a child that gave no answer, by its status and its last words.
+fn ended(status: ExitStatus, said: &str) -> String {
+    let signal = signal_of(status);
+    if said.contains("memory allocation of") {
+        return format!("it needs more than {} MiB of memory and was stopped", MEMORY_BYTES >> 20);
     }
-    if out_of_time(status) {
-        return format!("it did not finish within {} s of computing and was stopped", COMPUTE.as_secs());
+    if said.contains("overflowed its stack") {
+        return "it nests too deeply and was stopped".to_owned();
     }
-    format!("it needs more than {} MiB of memory and was stopped", MEMORY_BYTES >> 20)
+    let first_line = said.lines().map(str::trim).find(|l| !l.is_empty());
+    let what = first_line.map_or(String::new(), |line| format!(": {}", cut(line)));
+    match (signal, status.code()) {
+        (Some(CPU_LIMIT), _) => {
+            format!("it did not finish within {} s of computing and was stopped", COMPUTE.as_secs())
+        }
+        (Some(KILLED), _) => "the system ended the renderer (signal 9), perhaps for want of memory".to_owned(),
+        (Some(signal), _) => format!("the renderer crashed with signal {signal}{what}"),
+        (None, Some(0)) => "the renderer ended without an answer".to_owned(),
+        (None, Some(code)) => format!("the renderer failed with exit code {code}{what}"),
+        (None, None) => format!("the renderer failed{what}"),
+    }
 }
 
 #[cfg(unix)]
-fn out_of_time(status: ExitStatus) -> bool {
+const CPU_LIMIT: i32 = rustix::process::Signal::XCPU.as_raw();
+#[cfg(unix)]
+const KILLED: i32 = rustix::process::Signal::KILL.as_raw();
+#[cfg(not(unix))]
+const CPU_LIMIT: i32 = 24;
+#[cfg(not(unix))]
+const KILLED: i32 = 9;
+
+#[cfg(unix)]
+fn signal_of(status: ExitStatus) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
-    status.signal() == Some(rustix::process::Signal::XCPU.as_raw())
+    status.signal()
 }
 
 #[cfg(not(unix))]
-fn out_of_time(_: ExitStatus) -> bool {
-    false
+fn signal_of(_: ExitStatus) -> Option<i32> {
+    None
 }
 
 /// The child: `dmschat __render`. Call it before anything else is set up.
@@ -140,7 +191,7 @@ pub fn child_main() -> ExitCode {
 fn answer(input: &[u8]) -> Reply {
     let result = serde_json::from_slice::<Request>(input)
         .context("chat template: the request does not parse")
-        .and_then(|request| render_here(&request.source, &request.jobs));
+        .and_then(|request| render_here(&request.source, request.text_bytes, &request.jobs));
     match result {
         Ok(texts) => Reply::Texts(texts),
         Err(e) => Reply::Error(format!("{e:#}")),
@@ -161,3 +212,21 @@ fn limit() {
 
 #[cfg(not(unix))]
 fn limit() {}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn a_crashed_renderer_is_told_as_what_it_was() {
+        let by_signal = |n: i32, said: &str| ended(ExitStatus::from_raw(n), said);
+        assert!(by_signal(6, "memory allocation of 99 bytes failed").contains("512 MiB of memory"));
+        assert!(by_signal(6, "\nthread 'main' has overflowed its stack").contains("nests too deeply"));
+        assert!(by_signal(CPU_LIMIT, "").contains("3 s of computing"));
+        assert!(by_signal(KILLED, "").contains("signal 9"));
+        assert_eq!(by_signal(11, ""), "the renderer crashed with signal 11");
+        let panicked = ended(ExitStatus::from_raw(101 << 8), "\nthread 'main' panicked at x.rs:1:\nboom");
+        assert_eq!(panicked, "the renderer failed with exit code 101: thread 'main' panicked at x.rs:1:");
+    }
+}

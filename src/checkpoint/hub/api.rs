@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 const TRIES: u32 = 3;
 /// A listing of 20,000 files is half of it.
 const MAX_LISTING_BYTES: u64 = 8 << 20;
+/// Characters of a licence's name or text that are shown.
+const LICENSE_CHARS: usize = 2000;
 
 /// What a file's bytes have to add up to; also the blob's name in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,6 +146,8 @@ impl Remote<'_> {
             serde_json::Value::String(name) => Some(name.clone()),
             _ => info.tags.iter().find_map(|t| t.strip_prefix("license:")).map(str::to_owned),
         };
+        // A name is a few characters; some write a text there.
+        let license = license.map(|text| text.chars().take(LICENSE_CHARS).collect());
         let listed = |s: Sibling| {
             let lfs = s.lfs.as_ref();
             let hash = lfs.map_or(s.blob_id.as_deref(), |l| l.sha256.as_deref()).and_then(Hash::parse);

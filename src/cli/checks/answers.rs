@@ -85,7 +85,7 @@ fn answer<B: Backend>(
     runner.feed(seq, prompt)?;
     let (mut rows, mut last) = (Vec::new(), prompt.len() - 1);
     while rows.len() < forced.map_or(TOKENS, <[Token]>::len) {
-        runner.logits(last..last + 1, |_, row| rows.push(row.to_vec()));
+        runner.logits(last..last + 1, |_, row| rows.push(row.to_vec()))?;
         let token = forced.map_or_else(|| argmax(&rows[rows.len() - 1]), |tokens| tokens[rows.len() - 1]);
         if ends.contains(&token) {
             break;

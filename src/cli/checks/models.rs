@@ -83,7 +83,7 @@ fn trace<B: Backend>(
     }
     let mut last = parts.last().copied().unwrap_or(1) - 1;
     for i in 0..=ANSWER {
-        runner.logits(last..last + 1, |_, row| trace.logits.push(row.to_vec()));
+        runner.logits(last..last + 1, |_, row| trace.logits.push(row.to_vec()))?;
         let likeliest = argmax(trace.logits.last().expect("a row was read"));
         let token = forced.map_or(likeliest, |f| f[i]);
         trace.tokens.push(token);
