@@ -19,7 +19,8 @@ mod texts;
 pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 pub use hub::ModelRef;
 
-use crate::tensor::Tensor;
+use crate::tensor::{SharedBytes, Tensor};
+use crate::unicode;
 use adapter::Adapter;
 use anyhow::{Context, Result, bail, ensure};
 use files::Files;
@@ -83,25 +84,34 @@ impl Checkpoint {
     /// configuration calls for is there in its shape. Each error is one line.
     pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
         let (name, files) = locate(model)?;
-        let (mut config, config_map, metadata) = configuration(&files)?;
+        Self::from_files(&name, &files, adapter).map_err(unicode::one_line_error)
+    }
+
+    /// [`Checkpoint::open`] for files that are in memory, by name.
+    pub fn from_memory(name: &str, files: BTreeMap<String, SharedBytes>, adapter: &AdapterChoice) -> Result<Self> {
+        Self::from_files(name, &Files::Memory(files), adapter).map_err(unicode::one_line_error)
+    }
+
+    fn from_files(name: &str, files: &Files, adapter: &AdapterChoice) -> Result<Self> {
+        let (mut config, config_map, metadata) = configuration(files)?;
         let config_fields = Fields::new(&files.label("config.json"), &config_map);
-        let generation = optional_object(&files, "generation_config.json")?;
+        let generation = optional_object(files, "generation_config.json")?;
         let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
         let (generation, ignored) = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
 
-        let mut tensors = Weights::open(&files)?.take(&config)?;
+        let mut tensors = Weights::open(files)?.take(&config)?;
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
         let found = *adapter == AdapterChoice::Auto;
-        let adapter = choose_adapter(adapter, &name, &config)?;
+        let adapter = choose_adapter(adapter, name, &config)?;
         if let Some(adapter) = &adapter {
-            adapter.fits(&name, &config)?;
+            adapter.fits(name, &config)?;
             config.dms = Some(adapter.dms()?);
             tensors.extend(adapter.tensors(&config)?);
             identity.push_str(&adapter.identity());
         }
 
-        let texts = texts::read(&files)?;
-        let mut out = Self::empty(&name, config);
+        let texts = texts::read(files)?;
+        let mut out = Self::empty(name, config);
         out.tokenizer_json = files.text("tokenizer.json")?.unwrap_or_default();
         out.chat_template = texts.template;
         out.bos_token = texts.bos_token;
@@ -110,7 +120,7 @@ impl Checkpoint {
         out.ignored = ignored;
         out.adapter_found = found && adapter.is_some();
         out.adapter = adapter.map(|a| a.base().to_owned());
-        out.builtin = matches!(model, ModelRef::BuiltIn);
+        out.builtin = matches!(files, Files::BuiltIn);
         out.take_tensors(tensors);
         out.fingerprint = fingerprint(&identity, &out.tensors);
         Ok(out)

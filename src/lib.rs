@@ -20,14 +20,14 @@
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
-//! | [`chat`] | conversation, template, session store, transcripts | protocol, regular_file |
-//! | [`tokenizer`] | pieces to ids, ids to text | protocol |
+//! | [`chat`] | conversation, template, session store, transcripts | protocol, regular_file, unicode |
+//! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor, regular_file |
-//! | [`config`] | TOML, environment and flags, immutable after start | protocol, regular_file |
+//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor, regular_file, unicode |
+//! | [`config`] | TOML, environment and flags, immutable after start | protocol, regular_file, unicode |
 //! | [`system`] | the process itself: its end without exit handlers | nothing of ours |
 //! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
-//! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown | nothing of ours |
+//! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, and messages of one line | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!

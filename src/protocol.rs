@@ -462,7 +462,7 @@ impl ModelReference {
 }
 
 /// What the loaded model is; constant until another one is loaded.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ModelInfo {
     /// As the user names it: `demo`, a folder's name, `ORG/NAME`.
     pub name: String,

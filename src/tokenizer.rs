@@ -13,6 +13,7 @@ pub use decoder::Decoder;
 pub use flat::{flatten, unflatten};
 
 use crate::protocol::{Piece, Token};
+use crate::unicode::{one_line, one_line_error};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 use std::cell::Cell;
@@ -56,6 +57,10 @@ impl Tokenizer {
     /// bounded ([`parts`]), ids at or above `vocab`, and added tokens that would get another id than the
     /// file gives them.
     pub fn new(json: &[u8], vocab: usize) -> Result<Self> {
+        Self::read(json, vocab).map_err(one_line_error)
+    }
+
+    fn read(json: &[u8], vocab: usize) -> Result<Self> {
         ensure!(!json.is_empty(), "the model has no tokenizer.json, so it can neither read nor write text");
         let checked = parts::check(json, vocab)?;
         let mut whole = guarded("reading tokenizer.json", || tokenizers::Tokenizer::from_bytes(json))?;
@@ -308,10 +313,6 @@ fn guarded<T>(what: &str, call: impl FnOnce() -> tokenizers::Result<T>) -> Resul
             bail!("{what} failed: the tokenizers crate panicked: {}", one_line(text))
         }
     }
-}
-
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

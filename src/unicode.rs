@@ -1,5 +1,5 @@
 //! Which characters may be shown: the one list of those that steer a terminal or hide from the reader,
-//! and JSON in which they are escaped. Knows no terminal.
+//! JSON in which they are escaped, and messages of one line. Knows no terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -91,6 +91,37 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// Most characters of a message: a hostile file could fill the screen with one of its names.
+const MAX_MESSAGE: usize = 2_000;
+
+/// A message with words from a file in it, on one line and cut where it is too long.
+pub fn one_line(text: &str) -> String {
+    let mut out = String::new();
+    let mut n = 0;
+    for word in text.split_whitespace() {
+        if n > 0 {
+            out.push(' ');
+        }
+        for c in word.chars() {
+            if n == MAX_MESSAGE {
+                out.push_str(" [cut]");
+                return out;
+            }
+            out.push(c);
+            n += 1;
+        }
+        n += 1;
+    }
+    out
+}
+
+/// The error itself where its message is one line already, else one with [`one_line`] of it.
+pub fn one_line_error(error: anyhow::Error) -> anyhow::Error {
+    let message = format!("{error:#}");
+    let short = message.len() <= MAX_MESSAGE && !message.contains(['\n', '\r']);
+    if short { error } else { anyhow::anyhow!("{}", one_line(&message)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +144,16 @@ mod tests {
             assert!(back == text.as_str() || back[0][0] == text.as_str());
         }
         assert!(matches!(escape_json("{\"a\": \"plain é\"}"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn messages_are_one_line_and_end() {
+        assert_eq!(one_line(" a\n\tb  c\r\n"), "a b c");
+        let long = one_line(&"ab ".repeat(10_000));
+        assert!(long.chars().count() < 2_010 && long.ends_with(" [cut]"), "{long}");
+        let error = anyhow::Error::from(std::io::Error::other("x")).context("file");
+        assert!(one_line_error(error).downcast_ref::<std::io::Error>().is_some());
+        assert_eq!(format!("{:#}", one_line_error(anyhow::anyhow!("x\ny").context("file"))), "file: x y");
     }
 
     #[test]

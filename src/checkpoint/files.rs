@@ -31,8 +31,8 @@ pub enum Files {
         roots: Vec<PathBuf>,
     },
     BuiltIn,
-    /// Text files that are not on disk yet, by name.
-    Memory(BTreeMap<String, Vec<u8>>),
+    /// Files that are not on disk, by name.
+    Memory(BTreeMap<String, SharedBytes>),
 }
 
 impl Files {
@@ -62,7 +62,7 @@ impl Files {
     pub fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         Ok(match self {
             Self::BuiltIn => builtin::file(name).map(<[u8]>::to_vec),
-            Self::Memory(files) => files.get(name).cloned(),
+            Self::Memory(files) => files.get(name).map(|bytes| (**bytes).as_ref().to_vec()),
             Self::Folder { .. } => match self.path(name)? {
                 Some(path) => Some(regular_file::read(&path, max_text_bytes(name)).with_context(|| self.label(name))?),
                 None => None,
@@ -74,7 +74,7 @@ impl Files {
     pub fn bytes(&self, name: &str) -> Result<Option<SharedBytes>> {
         match self {
             Self::BuiltIn => Ok(builtin::file(name).map(|bytes| Arc::new(bytes) as SharedBytes)),
-            Self::Memory(_) => Ok(None),
+            Self::Memory(files) => Ok(files.get(name).cloned()),
             Self::Folder { .. } => self.path(name)?.map(|path| mapped::map_file(&path)).transpose(),
         }
     }

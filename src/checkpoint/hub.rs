@@ -30,6 +30,7 @@ mod near;
 pub mod progress;
 mod pull;
 
+pub use api::Listing;
 pub use cache::Repo;
 pub use progress::Progress;
 pub use pull::{About, Plan};

@@ -68,9 +68,8 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// One line on stderr.
 pub fn notice(line: &str) {
-    let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
     // Nobody is left to tell when stderr is closed.
-    let _ = writeln!(io::stderr(), "dmschat: {}", visible(&line));
+    let _ = writeln!(io::stderr(), "dmschat: {}", visible(&unicode::one_line(line)));
 }
 
 /// Writes to stdout and flushes it.

@@ -4,6 +4,7 @@
 use super::values::{ByteSize, Device, Gemm, Kv, OnOff};
 use crate::protocol::MAX_CONTEXT;
 use crate::regular_file;
+use crate::unicode;
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -78,6 +79,10 @@ layer! {
 impl Layer {
     /// Reads a config file; `None` when there is none. Errors name file, line and key in one line.
     pub fn from_file(path: &Path) -> Result<Option<Layer>> {
+        Self::read_file(path).map_err(unicode::one_line_error)
+    }
+
+    fn read_file(path: &Path) -> Result<Option<Layer>> {
         let text = match regular_file::read(path, MAX_BYTES) {
             Ok(bytes) => {
                 String::from_utf8(bytes).ok().with_context(|| format!("{}: not UTF-8 text", path.display()))?

@@ -2,6 +2,7 @@
 
 use super::action::{Action, Group};
 use crate::regular_file;
+use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde::Deserialize;
@@ -107,7 +108,8 @@ impl Keymap {
         if let Some(file) = file.filter(|f| f.exists()) {
             let text =
                 regular_file::read_text(file, MAX_BYTES).with_context(|| format!("keymap {}", file.display()))?;
-            map.merge(&text, &format!("keymap {}", file.display()))?;
+            let merged = map.merge(&text, &format!("keymap {}", file.display()));
+            merged.map_err(unicode::one_line_error)?;
         }
         Ok(map)
     }

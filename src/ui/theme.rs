@@ -4,6 +4,7 @@
 
 use super::heat::{Depth, nearest_indexed};
 use crate::regular_file;
+use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail};
 use ratatui::style::{Color, Modifier, Style};
 use serde::Deserialize;
@@ -253,6 +254,10 @@ impl Themes {
     /// one line that names what was expected.
     pub fn load(&self, name: &str) -> Result<Theme> {
         let name = if name == AUTO { self.background.theme() } else { name };
+        self.inherited(name).map_err(unicode::one_line_error)
+    }
+
+    fn inherited(&self, name: &str) -> Result<Theme> {
         let mut chain = Vec::new();
         let mut next = Some(name.to_owned());
         while let Some(name) = next {

@@ -4,6 +4,7 @@
 use super::record::{FORMAT, Header, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
+use crate::unicode::one_line;
 use anyhow::{Result, bail};
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -59,7 +60,7 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
         let read = Record::parse(line).map_err(|e| e.to_string()).and_then(|record| loading.take(record));
         match read {
             Err(what) if problems.len() < MAX_PROBLEMS => {
-                problems.push(format!("session {name}: line {} is left out: {what}", index + 1));
+                problems.push(one_line(&format!("session {name}: line {} is left out: {what}", index + 1)));
             }
             Err(_) => more += 1,
             Ok(()) => {}

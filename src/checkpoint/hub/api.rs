@@ -3,6 +3,7 @@
 
 use super::http::{self, Answer, Client, Fault, Patience, header};
 use super::{Hub, HubError, Watch, is_plain};
+use crate::unicode::one_line;
 use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -85,6 +86,34 @@ pub struct Listing {
     pub files: BTreeMap<String, Listed>,
 }
 
+impl Listing {
+    /// Reads what `host` says of the model `id`. Nothing in it is believed that is not checked here or
+    /// where it is used.
+    pub fn parse(host: &str, id: &str, raw: &[u8]) -> Result<Self, HubError> {
+        let odd = |what: &str| HubError::Failed(one_line(&format!("{host} says of {id} what cannot be used: {what}")));
+        let info: Info = serde_json::from_slice(raw).map_err(|e| odd(&e.to_string()))?;
+        let commit = info.sha.filter(|sha| sha.len() <= 64 && is_plain(sha)).ok_or_else(|| odd("no commit"))?;
+        let license = match &info.card["license"] {
+            serde_json::Value::String(name) => Some(name.clone()),
+            _ => info.tags.iter().find_map(|t| t.strip_prefix("license:")).map(str::to_owned),
+        };
+        // A name is a few characters; some write a text there.
+        let license = license.map(|text| text.chars().take(LICENSE_CHARS).collect());
+        let listed = |s: Sibling| {
+            let lfs = s.lfs.as_ref();
+            let hash = lfs.map_or(s.blob_id.as_deref(), |l| l.sha256.as_deref()).and_then(Hash::parse);
+            (s.rfilename, Listed { bytes: lfs.and_then(|l| l.size).or(s.size), hash })
+        };
+        Ok(Self {
+            commit,
+            license,
+            gated: !matches!(info.gated, serde_json::Value::Null | serde_json::Value::Bool(false)),
+            model_type: info.config["model_type"].as_str().map(str::to_owned),
+            files: info.siblings.into_iter().map(listed).collect(),
+        })
+    }
+}
+
 #[derive(Deserialize)]
 struct Info {
     sha: Option<String>,
@@ -132,34 +161,7 @@ impl Remote<'_> {
             let mut answer = client.get(&url, &[])?;
             http::body(&mut answer, &host, MAX_LISTING_BYTES)
         })?;
-        self.read_listing(&raw)
-    }
-
-    /// Reads what the hub says of a model. Nothing in it is believed that is not checked here or where it
-    /// is used.
-    fn read_listing(&self, raw: &[u8]) -> Result<Listing, HubError> {
-        let host = self.hub.host();
-        let odd = |what: &str| HubError::Failed(format!("{host} says of {} what cannot be used: {what}", self.id));
-        let info: Info = serde_json::from_slice(raw).map_err(|e| odd(&e.to_string()))?;
-        let commit = info.sha.filter(|sha| sha.len() <= 64 && is_plain(sha)).ok_or_else(|| odd("no commit"))?;
-        let license = match &info.card["license"] {
-            serde_json::Value::String(name) => Some(name.clone()),
-            _ => info.tags.iter().find_map(|t| t.strip_prefix("license:")).map(str::to_owned),
-        };
-        // A name is a few characters; some write a text there.
-        let license = license.map(|text| text.chars().take(LICENSE_CHARS).collect());
-        let listed = |s: Sibling| {
-            let lfs = s.lfs.as_ref();
-            let hash = lfs.map_or(s.blob_id.as_deref(), |l| l.sha256.as_deref()).and_then(Hash::parse);
-            (s.rfilename, Listed { bytes: lfs.and_then(|l| l.size).or(s.size), hash })
-        };
-        Ok(Listing {
-            commit,
-            license,
-            gated: !matches!(info.gated, serde_json::Value::Null | serde_json::Value::Bool(false)),
-            model_type: info.config["model_type"].as_str().map(str::to_owned),
-            files: info.siblings.into_iter().map(listed).collect(),
-        })
+        Listing::parse(&host, self.id, &raw)
     }
 
     /// Where a file's bytes are had.

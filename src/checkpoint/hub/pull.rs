@@ -9,8 +9,11 @@ use super::http::{Client, Origin};
 use super::{Hub, HubError, MAIN, Watch};
 use crate::checkpoint::config_of;
 use crate::checkpoint::files::{Files, max_text_bytes};
+use crate::tensor::SharedBytes;
+use crate::unicode::one_line;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Read by [`crate::checkpoint::Checkpoint::open`] where they exist; the first ones decide whether
 /// the model can run.
@@ -78,9 +81,10 @@ impl Hub {
         }
         let mut early = BTreeMap::new();
         for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
-            early.insert(file.name.clone(), pull.fetcher.small(file, watch)?);
+            let bytes: SharedBytes = Arc::new(pull.fetcher.small(file, watch)?);
+            early.insert(file.name.clone(), bytes);
         }
-        config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
+        config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
         let weights = pull.weights(&mut texts, watch)?;
 
         let plan = pull.plan(&texts, &weights, &self.cache);
@@ -171,7 +175,7 @@ impl Pull<'_> {
         let index = self.files([INDEX].iter(), watch)?;
         let raw = self.fetcher.small(&index[0], watch)?;
         texts.extend(index);
-        let names = cache::shards(&raw).map_err(|e| HubError::Wrong(format!("{id}: {e:#}")))?;
+        let names = cache::shards(&raw).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
         if let Some(name) = names.iter().find(|name| !files.contains_key(*name)) {
             return Err(HubError::Wrong(format!("{id}: {INDEX} names {name}, which the hub does not have")));
         }

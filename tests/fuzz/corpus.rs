@@ -1,0 +1,165 @@
+//! Valid inputs to begin from: the golden models, the built-in files, the examples of the documentation.
+
+use crate::mutate::{Example, Shape};
+use dmschat::tensor::SharedBytes;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+pub const CONFIG: &str = "config.json";
+pub const WEIGHTS: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
+/// The golden models, of which the first is the smallest and the last is sharded.
+const MODELS: [&str; 4] = ["qwen3_gqa", "qwen3_yarn", "llama_tied_llama3", "llama_bias_sharded"];
+
+pub type Files = BTreeMap<String, SharedBytes>;
+
+pub fn bytes(path: &str) -> Vec<u8> {
+    std::fs::read(Path::new(ROOT).join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+fn examples(shape: Shape, all: impl IntoIterator<Item = Vec<u8>>) -> Vec<Example> {
+    all.into_iter().map(|bytes| Example::new(shape, bytes)).collect()
+}
+
+fn json_examples(all: impl IntoIterator<Item = Value>) -> Vec<Example> {
+    examples(Shape::Json, all.into_iter().map(|v| v.to_string().into_bytes()))
+}
+
+/// The files of the golden models.
+pub fn models() -> Vec<Files> {
+    let files = |name: &&str| {
+        let folder = Path::new(ROOT).join("tests/golden").join(name);
+        let entries = std::fs::read_dir(folder).expect("a golden model").map(|e| e.expect("an entry").path());
+        let read = |path: std::path::PathBuf| {
+            let name = path.file_name()?.to_str()?.to_owned();
+            let needed =
+                name.ends_with(".safetensors") || ["config.json", "generation_config.json", INDEX].contains(&&*name);
+            needed.then(|| (name, Arc::new(std::fs::read(&path).expect("a file")) as SharedBytes))
+        };
+        entries.filter_map(read).collect()
+    };
+    MODELS.iter().map(files).collect()
+}
+
+pub fn configs() -> Vec<Example> {
+    let golden = MODELS.map(|m| bytes(&format!("tests/golden/{m}/config.json")));
+    examples(Shape::Json, golden.into_iter().chain([bytes("assets/demo/config.json")]))
+}
+
+pub fn generation_configs() -> Vec<Example> {
+    let golden = MODELS.map(|m| bytes(&format!("tests/golden/{m}/generation_config.json")));
+    examples(Shape::Json, golden.into_iter().chain([bytes("assets/demo/generation_config.json")]))
+}
+
+pub fn dms_metadata() -> Vec<Example> {
+    let own = json!({"window_size": 7, "alpha_scale": 50.0, "alpha_offset": 2.5, "target_cr": 4});
+    json_examples([own.clone(), json!({ "config": own })])
+}
+
+pub fn indexes() -> Vec<Example> {
+    examples(Shape::Json, [bytes("tests/golden/llama_bias_sharded/model.safetensors.index.json")])
+}
+
+pub fn headers() -> Vec<Example> {
+    examples(Shape::Header, [split(&bytes("tests/golden/qwen3_gqa/model.safetensors")).0])
+}
+
+/// A safetensors file's length and header, and its data.
+pub fn split(file: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let length = u64::from_le_bytes(*file.first_chunk().expect("a length")) as usize;
+    let (head, data) = file.split_at(8 + length);
+    (head.to_vec(), data.to_vec())
+}
+
+pub fn tokenizer_configs() -> Vec<Example> {
+    let template = String::from_utf8(bytes("tests/golden/tokenizer/chat_template.jinja")).expect("UTF-8");
+    let named = json!({"chat_template": [{"name": "default", "template": template}, {"name": "tool", "template": "x"}],
+        "bos_token": {"content": "<s>", "special": true}, "eos_token": "</s>"});
+    let files = ["tests/golden/tokenizer/tokenizer_config.json", "assets/demo/tokenizer_config.json"].map(bytes);
+    examples(Shape::Json, files.into_iter().chain([named.to_string().into_bytes()]))
+}
+
+pub fn tokenizers() -> Vec<Example> {
+    // Other kinds of parts than the byte-level ones of the golden tokenizer.
+    let word = json!({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [{"id": 4, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}, {"type": "NFKC"}, {"type": "Lowercase"}]},
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\s+|\\p{L}+"}, "behavior": "Isolated", "invert": false},
+        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "b", "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": {"a": 0, "b": 1, "ab": 2, "<0x0A>": 3, "\u{2581}": 5},
+            "merges": [["a", "b"]]}});
+    let files = ["tests/golden/tokenizer/tokenizer.json", "assets/demo/tokenizer.json"].map(bytes);
+    examples(Shape::Json, files.into_iter().chain([word.to_string().into_bytes()]))
+}
+
+pub fn sessions() -> Vec<Example> {
+    examples(Shape::JsonLines, [bytes("tests/fuzz/session.jsonl")])
+}
+
+/// An adapter for the first golden model: its beginning, and its data.
+pub fn adapter() -> (Vec<u8>, Vec<u8>) {
+    let (layers, heads, hidden) = (3, 2, 48);
+    let mut header = json!({"__metadata__": {"format": "dmschat-adapter-1", "base": "org/tiny", "model_type": "qwen3",
+        "num_hidden_layers": "3", "hidden_size": "48", "num_key_value_heads": "2", "vocab_size": "128", "window": "16",
+        "shift": "1", "alpha_scale": "100.0", "alpha_offset": "5.0", "alpha_per": "head", "license": "Apache-2.0"}});
+    let mut end = 0;
+    for layer in 0..layers {
+        for (name, shape) in [("", vec![heads, hidden]), ("_norm", vec![hidden])] {
+            let begin = end;
+            end += 2 * shape.iter().product::<usize>();
+            header[format!("model.layers.{layer}.self_attn.dms_proj_alpha{name}.weight")] =
+                json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]});
+        }
+    }
+    let mut text = header.to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut head = (text.len() as u64).to_le_bytes().to_vec();
+    head.extend(text);
+    (head, vec![0x3c; end])
+}
+
+pub fn adapters() -> Vec<Example> {
+    examples(Shape::Header, [adapter().0])
+}
+
+pub fn settings() -> Vec<Example> {
+    let page = String::from_utf8(bytes("docs/config.md")).expect("UTF-8");
+    let example = page.split("```toml\n").nth(1).and_then(|p| p.split("```").next()).expect("an example");
+    examples(Shape::Lines, [example.as_bytes().to_vec(), b"model = \"demo\"\nseed = 7\ntop_p = 0.9\n".to_vec()])
+}
+
+pub fn keymaps() -> Vec<Example> {
+    examples(Shape::Lines, [bytes("assets/keymap.toml"), b"[chat]\npanel = [\"ctrl+x\"]\nmouse = []\n".to_vec()])
+}
+
+pub fn themes() -> Vec<Example> {
+    let names = ["dark", "light", "cividis", "ascii"];
+    let own =
+        b"inherits = \"dark\"\n[palette]\na = \"#112233\"\n[roles]\ntext = { fg = \"a\", bold = true }\n".to_vec();
+    examples(Shape::Lines, names.map(|n| bytes(&format!("themes/{n}.toml"))).into_iter().chain([own]))
+}
+
+pub fn listings() -> Vec<Example> {
+    let (git, sha) = ("0123456789abcdef0123456789abcdef01234567", "ab".repeat(32));
+    let files = json!([{"rfilename": "config.json", "size": 726, "blobId": git},
+        {"rfilename": "model.safetensors", "size": 269_060_552u64, "blobId": git, "lfs": {"sha256": sha, "size": 269_060_552u64, "pointerSize": 134}}]);
+    json_examples([
+        json!({"id": "any/model", "sha": git, "gated": false, "tags": ["license:apache-2.0", "safetensors"],
+            "config": {"model_type": "qwen3"}, "cardData": {"license": "apache-2.0"}, "siblings": files}),
+        json!({"sha": "main", "gated": "manual", "siblings": [{"rfilename": "a/b.json"}]}),
+    ])
+}
+
+pub fn templates() -> Vec<Example> {
+    let config: Value = serde_json::from_slice(&bytes("assets/demo/tokenizer_config.json")).expect("JSON");
+    let own = config["chat_template"].as_str().unwrap_or("{{ messages }}").as_bytes().to_vec();
+    examples(Shape::Lines, [bytes("tests/golden/tokenizer/chat_template.jinja"), own])
+}

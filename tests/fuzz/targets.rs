@@ -1,0 +1,288 @@
+//! The targets: what each input is given to, through the program's own entries.
+
+use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
+use crate::mutate::{self, Example, Rng, Shape};
+use anyhow::{Result, bail};
+use dmschat::chat::session::{Store, load, markdown};
+use dmschat::chat::{Conversation, RenderOptions, render};
+use dmschat::checkpoint::hub::{Listing, cache};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint};
+use dmschat::config::Layer;
+use dmschat::protocol::{ModelInfo, TemplateSpec, TextKind};
+use dmschat::tokenizer::Tokenizer;
+use dmschat::ui::keymap::Keymap;
+use dmschat::ui::theme::Themes;
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub struct Target {
+    pub name: &'static str,
+    /// Of the time, in parts of the sum of all shares.
+    pub share: u32,
+    pub shape: Shape,
+    /// Spellings that mean something to the parser.
+    words: &'static str,
+    pub examples: fn() -> Vec<Example>,
+    pub run: fn(&mut Place, &[u8]) -> Result<()>,
+}
+
+/// The input of a trial.
+pub fn input(target: &Target, examples: &[Example], rng: &mut Rng) -> Vec<u8> {
+    let words: Vec<&str> = target.words.split_whitespace().collect();
+    mutate::input(rng, target.shape, examples, &words)
+}
+
+/// What trials share: a folder of their own, and models whose other files are whole.
+pub struct Place {
+    folder: tempfile::TempDir,
+    models: Vec<Files>,
+    /// What follows a header: of the first model's weights, of its adapter.
+    weights: Vec<u8>,
+    adapter: Vec<u8>,
+    info: ModelInfo,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let memory = PathBuf::from("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let models = corpus::models();
+        let weights = corpus::split((*models[0][WEIGHTS]).as_ref()).1;
+        let info = ModelInfo {
+            name: "demo".into(),
+            vocab: 300,
+            context: 8192,
+            n_layers: 2,
+            n_kv_heads: 2,
+            model_fingerprint: "851134f4e9bdf5adb62a29b257cd13a0".into(),
+            tokenizer_fingerprint: "b6eb92dc99d76379a57be8290d377ef6c308c2afeb88c1eda86d2dbb5b01c8d1".into(),
+            ..ModelInfo::default()
+        };
+        Self { folder: folder.expect("a temporary folder"), models, weights, adapter: corpus::adapter().1, info }
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, bytes).expect("written");
+        path
+    }
+
+    /// Opens one of the models with another file of this name.
+    fn open(&self, model: usize, name: &str, bytes: Vec<u8>, adapter: &AdapterChoice) -> Result<()> {
+        let mut files = self.models[model].clone();
+        files.insert(name.to_owned(), Arc::new(bytes));
+        let checkpoint = Checkpoint::from_memory("fuzz", files, adapter)?;
+        for tensor in checkpoint.tensors.values() {
+            black_box((tensor.bytes().first(), tensor.bytes().last(), tensor.len()));
+        }
+        Ok(())
+    }
+
+    fn open_any(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.open(hash(bytes) % self.models.len(), name, bytes.to_vec(), &AdapterChoice::Auto)
+    }
+}
+
+/// The same choice for the same input, so that a replay makes it too.
+fn hash(bytes: &[u8]) -> usize {
+    bytes.iter().fold(7usize, |h, b| h.wrapping_mul(31).wrapping_add(usize::from(*b))) >> 3
+}
+
+const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
+    model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
+
+pub const ALL: [Target; 14] = [
+    Target {
+        name: "config.json",
+        share: 12,
+        shape: Shape::Json,
+        words: "model_type qwen3 llama architectures num_hidden_layers hidden_size num_attention_heads num_key_value_heads head_dim \
+            intermediate_size vocab_size rms_norm_eps tie_word_embeddings max_position_embeddings rope_theta rope_scaling \
+            rope_parameters rope_type type yarn llama3 linear factor original_max_position_embeddings beta_fast beta_slow mscale \
+            mscale_all_dim attention_factor truncate low_freq_factor high_freq_factor sliding_window use_sliding_window layer_types \
+            full_attention attention_bias mlp_bias hidden_act silu quantization_config partial_rotary_factor eos_token_id \
+            dms_window_size dms_alpha_scale dms_initial_alpha_offset dms_alpha_per head layer dms_separate_alpha \
+            dms_disable_eviction dms_cr do_sample temperature top_k",
+        examples: corpus::configs,
+        run: |place, bytes| place.open_any(CONFIG, bytes),
+    },
+    Target {
+        name: "dms_metadata.json",
+        share: 3,
+        shape: Shape::Json,
+        words: "config window_size alpha_scale alpha_offset target_cr alpha_per head layer separate_alpha disable_eviction",
+        examples: corpus::dms_metadata,
+        run: |place, bytes| place.open_any("dms_metadata.json", bytes),
+    },
+    Target {
+        name: "generation_config.json",
+        share: 5,
+        shape: Shape::Json,
+        words: "eos_token_id bos_token_id pad_token_id do_sample temperature top_k top_p min_p repetition_penalty",
+        examples: corpus::generation_configs,
+        run: |place, bytes| place.open_any("generation_config.json", bytes),
+    },
+    Target {
+        name: "index",
+        share: 8,
+        shape: Shape::Json,
+        words: "weight_map metadata total_size model-00001-of-00006.safetensors ../x.safetensors /etc/passwd a/b.safetensors \
+            config.json model.norm.weight lm_head.weight C:\\x . ..",
+        examples: corpus::indexes,
+        run: |place, bytes| {
+            let named = cache::shards(bytes).map(|_| ());
+            place.open(3, INDEX, bytes.to_vec(), &AdapterChoice::Auto).and(named)
+        },
+    },
+    Target {
+        name: "safetensors-header",
+        share: 12,
+        shape: Shape::Header,
+        words: TENSORS,
+        examples: corpus::headers,
+        run: |place, bytes| {
+            let file = [bytes, &place.weights].concat();
+            place.open(0, WEIGHTS, file, &AdapterChoice::Auto)
+        },
+    },
+    Target {
+        name: "adapter",
+        share: 8,
+        shape: Shape::Header,
+        words: "format dmschat-adapter-1 base model_type qwen3 llama num_hidden_layers hidden_size num_key_value_heads vocab_size \
+            window shift alpha_scale alpha_offset alpha_per head layer target_ratio NaN inf 1e39 -1 4294967296 dtype shape data_offsets",
+        examples: corpus::adapters,
+        run: |place, bytes| {
+            let path = place.file("adapter.safetensors", &[bytes, &place.adapter].concat());
+            place.open(0, "README", Vec::new(), &AdapterChoice::File(path))
+        },
+    },
+    Target {
+        name: "tokenizer_config.json",
+        share: 5,
+        shape: Shape::Json,
+        words: "bos_token eos_token content chat_template default name template special add_bos_token added_tokens_decoder <s> \
+            {{messages}} {%if%}",
+        examples: corpus::tokenizer_configs,
+        run: |place, bytes| {
+            let names =
+                ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "tokenizer_config.json"];
+            place.open(0, names[hash(bytes) % 4], bytes.to_vec(), &AdapterChoice::Auto)
+        },
+    },
+    Target {
+        name: "tokenizer.json",
+        share: 14,
+        shape: Shape::Json,
+        words: "BPE WordPiece Unigram WordLevel ByteLevel Replace Precompiled precompiled_charsmap Sequence Split Regex String \
+            Metaspace Digits Punctuation NFC NFKD Prepend Strip StripAccents BertNormalizer TemplateProcessing RobertaProcessing \
+            ByteFallback Fuse WordPieceCTC type model vocab merges added_tokens id content single_word normalized lstrip rstrip \
+            normalizer normalizers pre_tokenizer pretokenizers post_processor processors decoder decoders truncation padding \
+            max_length stride strategy LongestFirst Fixed BatchLongest pattern behavior Isolated Removed MergedWithNext invert \
+            unk_token unk_id dropout byte_fallback fuse_unk ignore_merges (a+)+$ (?=x) (.*){9}",
+        examples: corpus::tokenizers,
+        run: |_, bytes| {
+            let tokenizer = Tokenizer::new(bytes, 100_000)?;
+            let tokens = tokenizer.encode_text("Hello <|im_end|> w\u{f6}rld 123  a\u{2581}b\n\u{1f680}")?;
+            tokenizer.decode(&tokens)?;
+            tokenizer.decode(&(0..64).collect::<Vec<_>>())?;
+            black_box((tokenizer.added_literals(), tokenizer.fingerprint().len()));
+            Ok(())
+        },
+    },
+    Target {
+        name: "chat-template",
+        share: 4,
+        shape: Shape::Lines,
+        words: "{{ }} {% %} {%- -%} {# #} for in messages endfor if elif else endif message.role message['content'] set loop.index0 \
+            namespace() range(99999999) ~ |trim |tojson |length |join(',') raise_exception('x') add_generation_prompt \
+            enable_thinking strftime_now('%Y') .split('x') [::-1] * 999999999 ** macro endmacro call include import break \
+            bos_token reasoning_content |string |items 'x'*9999999",
+        examples: corpus::templates,
+        run: template,
+    },
+    Target {
+        name: "session",
+        share: 12,
+        shape: Shape::JsonLines,
+        words: "type header turn message edit toggle head system title id parent version format dmschat-session session user text \
+            reasoning report log log_base generated eviction at_token dropped_slots in_context kv live live_slots ratio stop_reason \
+            end cancelled seed sampling temperature null pending model name model_fingerprint template_date of time turn",
+        examples: corpus::sessions,
+        run: session,
+    },
+    Target {
+        name: "config.toml",
+        share: 4,
+        shape: Shape::Lines,
+        words: "model adapter device auto cpu cuda:1 eviction on off kv fp8 bf16 ctx_size kv_limit 2GiB 1e9 max_tokens temperature top_p \
+            top_k min_p repetition_penalty seed think system theme keys mouse editor ascii plain = [ ] [[x]] ''' \"\"\" # \\u0000",
+        examples: corpus::settings,
+        run: |place, bytes| Layer::from_file(&place.file("config.toml", bytes)).map(drop),
+    },
+    Target {
+        name: "keymap",
+        share: 3,
+        shape: Shape::Lines,
+        words: "[chat] [edit] ctrl+x alt+enter shift+tab f12 f99 esc space ctrl+ + - panel mouse newline send = [ ] '' ctrl+ctrl+a",
+        examples: corpus::keymaps,
+        run: |place, bytes| Keymap::load(Some(&place.file("keymap.toml", bytes))).map(drop),
+    },
+    Target {
+        name: "theme",
+        share: 3,
+        shape: Shape::Lines,
+        words: "inherits dark own light [palette] [roles] [heat] fg bg bold dim italic underline reverse strike #ffffff #fff red \
+            bright-blue 255 256 -1 text heading = { } , true ''",
+        examples: corpus::themes,
+        run: |place, bytes| {
+            place.file("own.toml", bytes);
+            let folder = Some(place.folder.path().to_owned());
+            Themes { folder, ..Themes::default() }.load("own").map(drop)
+        },
+    },
+    Target {
+        name: "hub-listing",
+        share: 6,
+        shape: Shape::Json,
+        words: "sha siblings rfilename size blobId lfs sha256 gated tags license:mit config model_type cardData license ../../x /x \
+            model.safetensors auto manual",
+        examples: corpus::listings,
+        run: |_, bytes| Ok(Listing::parse("hub.example", "any/model", bytes).map(drop)?),
+    },
+];
+
+fn session(place: &mut Place, bytes: &[u8]) -> Result<()> {
+    if hash(bytes).is_multiple_of(4) {
+        let path = place.file("a-session.jsonl", bytes);
+        let store = Store::new(place.folder.path());
+        black_box((store.list().len(), store.search("sums").len()));
+        let _ = store.read("a-session");
+        let _ = std::fs::remove_file(path);
+    }
+    let mut loaded = load(bytes, "s")?;
+    // What is left out is said in one line each.
+    if let Some(long) = loaded.problems.iter().find(|p| p.contains('\n') || p.len() > 3_000) {
+        bail!("{long}");
+    }
+    let (request, _) = loaded.restore_for(&place.info);
+    black_box((request.log.len(), markdown(&loaded.conversation, &place.info).len()));
+    Ok(())
+}
+
+fn template(_: &mut Place, bytes: &[u8]) -> Result<()> {
+    let spec = TemplateSpec {
+        source: Some(String::from_utf8_lossy(bytes).into_owned()),
+        control: ["<|im_start|>", "<|im_end|>", "<think>", "</think>"].map(str::to_owned).to_vec(),
+        ..TemplateSpec::default()
+    };
+    let opts = RenderOptions { exe: Some(env!("CARGO_BIN_EXE_dmschat").into()), ..RenderOptions::default() };
+    let mut chat = Conversation::new(Some("be brief".to_owned()));
+    chat.push_user("first");
+    chat.push_assistant("one", Some("hm".to_owned()));
+    chat.push_user("second");
+    let turn = chat.begin_reply(true, None);
+    chat.append(turn, TextKind::Answer, "");
+    render(chat.system(), &chat.context_path(), &spec, &opts).map(drop)
+}
