@@ -5,6 +5,7 @@
 //! be done, the runtime does it and draws ([`widgets::frame`]).
 
 pub mod action;
+mod attach;
 pub mod burst;
 pub mod capabilities;
 pub mod clipboard;
@@ -13,6 +14,7 @@ pub mod editor;
 pub mod editor_program;
 pub mod examples;
 pub mod feed;
+pub mod folded;
 pub mod heat;
 pub mod highlight;
 pub mod keyboard;

@@ -142,11 +142,42 @@ pub struct Completion {
     pub selected: usize,
 }
 
-/// What fits what stands before the caret; `None` when it is no command.
+/// The path of a candidate that attaches a file: `@notes.md`, `@"my notes.md"`.
+pub fn attachment(insert: &str) -> Option<&str> {
+    let path = insert.strip_prefix('@')?;
+    let path = path.strip_prefix('"').map_or(Some(path), |quoted| quoted.strip_suffix('"'))?;
+    (!path.is_empty() && !path.ends_with('/')).then_some(path)
+}
+
+/// Files whose path begins as the word before the caret, which begins with `@`.
+fn files(before: &str, sources: &Sources) -> Option<Completion> {
+    // A quoted path may hold spaces.
+    let quoted = before.rfind("@\"").filter(|at| !before[at + 2..].contains(['"', '\n']));
+    let word =
+        before.rfind(char::is_whitespace).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+    let start = quoted.unwrap_or(word);
+    let typed = before[start..].strip_prefix('@')?;
+    let paths = (sources.paths)(typed.trim_start_matches('"'), false);
+    let candidate = |path: String| {
+        let quoted = path.contains(char::is_whitespace) || path.contains('"');
+        let open = path.ends_with('/');
+        let insert = match (quoted, open) {
+            (false, _) => format!("@{path}"),
+            (true, true) => format!("@\"{path}"),
+            (true, false) => format!("@\"{path}\""),
+        };
+        let help = if open { "" } else { "attach" };
+        Candidate { insert, label: path, help: help.to_owned() }
+    };
+    let candidates: Vec<Candidate> = paths.into_iter().map(candidate).collect();
+    (!candidates.is_empty()).then_some(Completion { start, candidates, selected: 0 })
+}
+
+/// What fits what stands before the caret: commands and their arguments, files after `@`.
 pub fn complete(text: &str, caret: usize, sources: &Sources) -> Option<Completion> {
     let before = text.get(..caret)?;
     if !text.starts_with('/') || text.contains('\n') || before.is_empty() {
-        return None;
+        return files(before, sources);
     }
     let (start, candidates) = match before[1..].split_once(' ') {
         None => (0, command_candidates(&before[1..])),
@@ -235,6 +266,17 @@ mod tests {
     }
 
     #[test]
+    fn a_path_with_spaces_is_quoted_when_attached() {
+        let paths = |typed: &str, _| if typed == "my n" { vec!["my notes.md".to_owned()] } else { Vec::new() };
+        let sources = Sources { themes: &Vec::new, models: &[], paths: &paths };
+        let text = "read @\"my n";
+        let found = complete(text, text.len(), &sources).unwrap();
+        assert_eq!((found.start, &*found.candidates[0].insert), (5, "@\"my notes.md\""));
+        assert_eq!(attachment(&found.candidates[0].insert), Some("my notes.md"));
+        assert_eq!(attachment("@src/"), None);
+    }
+
+    #[test]
     fn completion_offers_commands_and_arguments() {
         let themes = || vec!["dark".to_owned(), "light".to_owned()];
         let models = ["nvidia/Qwen3-8B-DMS-8x".to_owned()];
@@ -252,6 +294,8 @@ mod tests {
         assert_eq!(labels("/model "), ["demo", "nvidia/Qwen3-8B-DMS-8x"]);
         assert_eq!(labels("/model nv"), ["nvidia/Qwen3-8B-DMS-8x"]);
         assert_eq!(labels("/model ./Q"), ["./Qwen3/"]);
+        assert_eq!(labels("see @./Q"), ["./Qwen3/"]);
+        assert!(labels("see me@./Q").is_empty());
         assert_eq!(labels("/set top"), ["top_k", "top_p"]);
         assert!(labels("hello /").is_empty());
         assert!(labels("/nonsense x").is_empty());

@@ -1,7 +1,9 @@
 //! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme, which is why it
 //! is our own (the text areas at hand count characters). Draws nothing.
 
+use super::folded::{Fold, Parts, is_mark};
 use super::text::{clean, grapheme_width};
+use std::borrow::Cow;
 use unicode_segmentation::UnicodeSegmentation;
 
 const UNDO_STEPS: usize = 200;
@@ -25,11 +27,27 @@ pub struct Editor {
     /// The last edit typed a character, so that the next one joins its undo step.
     typing: bool,
     killed: String,
+    /// What the marks in the text stand for.
+    parts: Parts,
 }
 
 impl Editor {
+    /// The text as it is edited: a folded part is one character.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The text as it is sent: folded parts are what they stand for.
+    pub fn expanded(&self) -> Cow<'_, str> {
+        match self.text.contains(is_mark) {
+            true => Cow::Owned(self.parts.expand(&self.text)),
+            false => Cow::Borrowed(&self.text),
+        }
+    }
+
+    /// Where pastes and files that were folded here occur in a text.
+    pub fn folds(&self, text: &str) -> Vec<Fold> {
+        self.parts.folds(text)
     }
 
     pub fn caret(&self) -> usize {
@@ -40,31 +58,75 @@ impl Editor {
         self.text.is_empty()
     }
 
-    /// Replaces everything; the caret goes to the end. Can be undone.
+    /// Replaces everything; the caret goes to the end. Can be undone. What was folded before is
+    /// folded again.
     pub fn set(&mut self, text: &str) {
         self.remember();
-        self.text = text.to_owned();
+        self.text = self.parts.refold(text);
         self.caret = self.text.len();
     }
 
-    /// Empties the input and returns what was in it.
+    /// Empties the input and returns what was in it, folded parts included.
     pub fn take(&mut self) -> String {
         self.remember();
         self.caret = 0;
-        std::mem::take(&mut self.text)
+        let text = std::mem::take(&mut self.text);
+        self.parts.expand(&text)
     }
 
-    /// Inserts typed or pasted text at the caret; all newlines become `\n`.
+    /// Inserts typed text at the caret; all newlines become `\n`.
     pub fn insert(&mut self, text: &str) {
+        let text = self.parts.shield(&unix_newlines(text));
+        self.insert_raw(&text);
+    }
+
+    /// Inserts pasted text at the caret, folded where it is long. True when it was folded.
+    pub fn paste(&mut self, text: &str) -> bool {
+        let text = unix_newlines(text);
+        let short = self.parts.shorten(&text);
+        self.insert_raw(&short);
+        short != text
+    }
+
+    /// Puts a folded block, such as an attached file, in the place of `typed`, which stands at or
+    /// before the caret. False when it does not stand there any more.
+    pub fn attach(&mut self, typed: &str, text: &str, label: String) -> bool {
+        let Some(start) = self.text[..self.caret].rfind(typed).or_else(|| self.text.rfind(typed)) else {
+            return false;
+        };
+        self.remember();
+        let mark = self.parts.fold(text, label, true);
+        self.text.replace_range(start..start + typed.len(), &mark);
+        self.caret = start + mark.len();
+        true
+    }
+
+    /// Turns the folded part at the caret into plain text. False when there is none.
+    pub fn open_part(&mut self) -> bool {
+        let (before, after) = self.text.split_at(self.caret);
+        let found = match (before.chars().next_back(), after.chars().next()) {
+            (Some(mark), _) if is_mark(mark) => Some((mark, self.caret - mark.len_utf8())),
+            (_, Some(mark)) if is_mark(mark) => Some((mark, self.caret)),
+            _ => None,
+        };
+        // A text that holds marks itself stays a part.
+        let whole = found.and_then(|(mark, at)| Some((mark, at, self.parts.text(mark)?.to_owned())));
+        let Some((mark, at, text)) = whole.filter(|(.., text)| !text.contains(is_mark)) else { return false };
+        self.remember();
+        self.text.replace_range(at..at + mark.len_utf8(), &text);
+        self.caret = at + text.len();
+        true
+    }
+
+    fn insert_raw(&mut self, text: &str) {
         if text.is_empty() {
             return;
         }
-        let text = text.replace("\r\n", "\n").replace('\r', "\n");
         let one = text.chars().nth(1).is_none() && !text.starts_with(char::is_whitespace);
         if !(one && self.typing) {
             self.remember();
         }
-        self.text.insert_str(self.caret, &text);
+        self.text.insert_str(self.caret, text);
         self.caret = self.next_boundary(self.caret + text.len() - 1);
         self.typing = one;
     }
@@ -111,7 +173,7 @@ impl Editor {
     /// Puts back what was killed last.
     pub fn yank(&mut self) {
         let killed = self.killed.clone();
-        self.insert(&killed);
+        self.insert_raw(&killed);
     }
 
     pub fn undo(&mut self) {
@@ -168,7 +230,7 @@ impl Editor {
         let mut rows = Vec::new();
         let mut offset = 0;
         for line in self.text.split('\n') {
-            wrap_row(line, offset, width, &mut rows);
+            wrap_row(line, offset, width, &|g| self.width_of(g), &mut rows);
             offset += line.len() + 1;
         }
         rows
@@ -178,7 +240,35 @@ impl Editor {
     pub fn caret_cell(&self, rows: &[Row]) -> (usize, usize) {
         let row = rows.iter().rposition(|r| r.start <= self.caret).unwrap_or(0);
         let start = rows.get(row).map_or(0, |r| r.start);
-        (row, shown_width(&self.text[start..self.caret]))
+        (row, self.width_of(&self.text[start..self.caret]))
+    }
+
+    /// The pieces of a row as they are shown; true for the label of a folded part.
+    pub fn shown(&self, row: &Row) -> Vec<(String, bool)> {
+        let mut pieces: Vec<(String, bool)> = Vec::new();
+        for grapheme in self.text[row.start..row.end].graphemes(true) {
+            let mark = grapheme.chars().next().filter(|c| is_mark(*c));
+            let rest = &grapheme[mark.map_or(0, char::len_utf8)..];
+            pieces.extend(mark.map(|m| (self.label(m).to_owned(), true)));
+            match pieces.last_mut() {
+                Some((text, false)) => text.push_str(&clean(rest)),
+                _ => pieces.push((clean(rest).into_owned(), false)),
+            }
+        }
+        pieces
+    }
+
+    fn label(&self, mark: char) -> &str {
+        self.parts.label(mark).unwrap_or("\u{fffd}")
+    }
+
+    /// Columns of text as the input shows it.
+    fn width_of(&self, text: &str) -> usize {
+        if !text.contains(is_mark) {
+            return shown_width(text);
+        }
+        let marks: usize = text.chars().filter(|c| is_mark(*c)).map(|m| shown_width(self.label(m))).sum();
+        marks + text.split(is_mark).map(shown_width).sum::<usize>()
     }
 
     fn vertical(&mut self, width: usize, down: bool) -> bool {
@@ -191,7 +281,7 @@ impl Editor {
         let mut at = target.start;
         let mut used = 0;
         for grapheme in self.text[target.start..target.end].graphemes(true) {
-            used += shown_width(grapheme);
+            used += self.width_of(grapheme);
             if used > goal {
                 break;
             }
@@ -270,19 +360,23 @@ impl Editor {
     }
 }
 
-/// Columns of text as the input shows it.
-pub fn shown_width(text: &str) -> usize {
+fn unix_newlines(text: &str) -> String {
+    text.replace("\r\n", "\n").replace('\r', "\n")
+}
+
+/// Columns of text without folded parts.
+fn shown_width(text: &str) -> usize {
     text.graphemes(true).map(|g| clean(g).graphemes(true).map(grapheme_width).sum::<usize>()).sum()
 }
 
-fn wrap_row(line: &str, offset: usize, width: usize, rows: &mut Vec<Row>) {
+fn wrap_row(line: &str, offset: usize, width: usize, width_of: &dyn Fn(&str) -> usize, rows: &mut Vec<Row>) {
     let mut start = 0;
     let mut used = 0;
     // Where a word begins, and the columns before it.
     let mut word: Option<(usize, usize)> = None;
     let mut after_space = false;
     for (i, grapheme) in line.grapheme_indices(true) {
-        let w = shown_width(grapheme);
+        let w = width_of(grapheme);
         if grapheme == " " {
             after_space = true;
         } else if after_space {
@@ -445,6 +539,36 @@ mod tests {
             }
             assert!(!e.down(width));
         }
+    }
+
+    #[test]
+    fn a_long_paste_is_one_character_and_is_sent_whole() {
+        let long: String = (0..500).map(|n| format!("\r\nline {n}")).collect();
+        let long = long.trim_start();
+        let sent = long.replace('\r', "");
+        let mut e = editor("look: ");
+        assert!(e.paste(long));
+        e.insert("!");
+        assert_eq!(e.expanded(), format!("look: {sent}!"));
+        let rows = e.rows(40);
+        let shown: String = e.shown(&rows[0]).into_iter().map(|(text, _)| text).collect();
+        assert_eq!((rows.len(), &*shown, e.caret_cell(&rows)), (1, "look: [500 lines]!", (0, 18)));
+        // Backspace removes it whole, undo and yank bring it back.
+        e.backspace();
+        e.backspace();
+        assert_eq!(e.expanded(), "look: ");
+        e.undo();
+        e.kill_to_line_start();
+        assert!(e.is_empty());
+        e.yank();
+        assert_eq!(e.expanded(), format!("look: {sent}"));
+        // What was sent comes back folded; the key opens it.
+        let text = e.take();
+        e.set(&text);
+        assert_eq!(e.text().chars().count(), 7);
+        assert!(e.open_part() && !e.open_part());
+        assert_eq!(e.text(), format!("look: {sent}"));
+        assert!(!e.paste("short"));
     }
 
     #[test]

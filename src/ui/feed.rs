@@ -2,6 +2,7 @@
 //! marks, notes) between them; with the wrapped rows of each and the place one has scrolled to.
 //! Knows no widget; rows are made by `widgets::conversation`.
 
+use super::folded::Fold;
 use crate::chat::{Conversation, MessageId};
 use ratatui::text::Line;
 use std::collections::{HashMap, HashSet};
@@ -75,6 +76,8 @@ pub struct Feed {
     /// Think blocks: all open, but for those in `exceptions` (or the other way round).
     all_open: bool,
     exceptions: HashSet<MessageId>,
+    /// Pastes and files in messages of the user, as they were folded in the input.
+    pub folds: HashMap<MessageId, Vec<Fold>>,
     /// The message chosen for fold and copy.
     pub selected: Option<MessageId>,
     /// Changes when everything has to be made anew (theme).

@@ -124,13 +124,13 @@ impl Runtime {
         }
     }
 
-    /// Asks for models on a thread of its own; the answer comes as an event.
+    /// Asks for models, or reads a file, on a thread of its own; the answer comes as an event.
     fn look_up(&self, ask: impl FnOnce(&dyn Models) -> AppEvent + Send + 'static) -> Vec<AppEvent> {
         let (models, send) = (Arc::clone(&self.loading.models), self.looked_up.0.clone());
-        let asked = std::thread::Builder::new().name("models".into()).spawn(move || send.send(ask(&*models)));
+        let asked = std::thread::Builder::new().name("look up".into()).spawn(move || send.send(ask(&*models)));
         match asked {
             Ok(_) => Vec::new(),
-            Err(error) => vec![AppEvent::Said(Level::Error, format!("the models cannot be listed: {error}"))],
+            Err(error) => vec![AppEvent::Said(Level::Error, format!("no thread could be started: {error}"))],
         }
     }
 
@@ -444,6 +444,9 @@ impl Runtime {
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
             Effect::Load(name) => self.load(name),
+            Effect::Attach { typed, path } => {
+                self.look_up(move |_| AppEvent::Attached { read: super::attach::read(&path), typed })
+            }
             Effect::ListModels => {
                 let settings = self.app.setup.settings.clone();
                 self.look_up(move |models| AppEvent::Models(models.list(&settings)))

@@ -19,6 +19,7 @@ mod turns;
 
 pub use count::DraftCount;
 
+use super::attach::Attachment;
 use super::feed::LocalKind;
 use super::models::ModelEntry;
 use super::state::{App, Level, SessionEntry};
@@ -70,6 +71,11 @@ pub enum AppEvent {
         sent: bool,
     },
     Sessions(Vec<SessionEntry>),
+    /// A file for the input was read.
+    Attached {
+        typed: String,
+        read: Result<Attachment, String>,
+    },
     /// Hub ids in the cache.
     CachedModels(Vec<String>),
     /// The models of this machine have been read.
@@ -124,6 +130,11 @@ pub enum Effect {
     /// Render what is left of the conversation and bring the cache there.
     Rewind,
     Load(String),
+    /// Read a file; `typed` is what names it in the input.
+    Attach {
+        typed: String,
+        path: String,
+    },
     /// Read what models there are, for the list.
     ListModels,
     /// Load the model of a conversation.
@@ -233,6 +244,7 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
             said(app, Level::Info, text)
         }
         AppEvent::Sessions(entries) => overlay::sessions(app, entries),
+        AppEvent::Attached { typed, read } => keys::attached(app, &typed, read),
         AppEvent::CachedModels(ids) => {
             app.cached_models = ids;
             Vec::new()

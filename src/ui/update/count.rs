@@ -56,7 +56,7 @@ pub fn due_at(app: &App) -> Option<u64> {
 
 /// Notices a changed draft, and has it counted when its time has come.
 pub fn draft(app: &mut App) -> Option<Effect> {
-    let id = id_of(app.input.text());
+    let id = id_of(&app.input.expanded());
     if id != app.draft_count.id {
         let tokens = app.draft_count.tokens.filter(|_| id != 0);
         app.draft_count = DraftCount { id, changed_ms: app.now_ms, asked: false, tokens };
@@ -65,6 +65,6 @@ pub fn draft(app: &mut App) -> Option<Effect> {
         return None;
     }
     app.draft_count.asked = true;
-    let text = app.input.text().to_owned();
+    let text = app.input.expanded().into_owned();
     Some(Effect::Engine(Command::CountTokens { id, text }))
 }

@@ -2,6 +2,7 @@
 
 use super::{Effect, commands, overlay, turns};
 use crate::ui::action::Action;
+use crate::ui::attach::Attachment;
 use crate::ui::burst::Enter;
 use crate::ui::commands as slash;
 use crate::ui::examples::offered;
@@ -75,7 +76,7 @@ fn typed(key: Key) -> Option<String> {
 fn set_aside(app: &mut App) {
     let input = &app.input;
     let before = input.caret() == 0 && !input.text().starts_with('/');
-    let given = app.given_back.as_deref() == Some(input.text());
+    let given = app.given_back.as_deref() == Some(&*input.expanded());
     if !input.is_empty() && app.editing.is_none() && (before || given) {
         app.aside = Some(app.input.take());
     }
@@ -103,9 +104,25 @@ pub fn paste(app: &mut App, text: &str) -> Vec<Effect> {
         return Vec::new();
     }
     app.notice = None;
-    app.input.insert(text);
+    if app.input.paste(text) {
+        let key = app.setup.keymap.key_of(Action::Fold);
+        app.say(Level::Info, format!("the paste is folded and sent whole; {key} beside it opens it"));
+    }
     input_changed(app);
     app.completion = None;
+    Vec::new()
+}
+
+/// A file was read: it takes the place of its name in the input.
+pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) -> Vec<Effect> {
+    match read {
+        Err(why) => app.say(Level::Error, why),
+        Ok(Attachment { label, text }) if app.input.attach(typed, &text, label.clone()) => {
+            app.say(Level::Info, format!("attached {label}"));
+            input_changed(app);
+        }
+        Ok(_) => app.say(Level::Info, format!("not attached: {} left the input", clean_line(typed))),
+    }
     Vec::new()
 }
 
@@ -169,12 +186,12 @@ pub fn act(app: &mut App, action: Action) -> Vec<Effect> {
         Action::Interrupt => return interrupt(app),
         Action::QuitWhenEmpty if app.input.is_empty() => return vec![Effect::Quit],
         Action::QuitWhenEmpty => return edit(app, Action::Delete),
-        Action::Complete => complete(app),
+        Action::Complete => return complete(app),
         Action::HistoryOlder | Action::HistoryNewer => vertical(app, action == Action::HistoryNewer),
         Action::SearchHistory => {
             app.overlays.push(Overlay::HistorySearch { query: Default::default(), selected: 0 });
         }
-        Action::ExternalEditor => return vec![Effect::ExternalEditor(app.input.text().to_owned())],
+        Action::ExternalEditor => return vec![Effect::ExternalEditor(app.input.expanded().into_owned())],
         Action::PageUp => app.feed.scroll(-(app.feed.height.saturating_sub(2).max(1) as isize)),
         Action::PageDown => app.feed.scroll(app.feed.height.saturating_sub(2).max(1) as isize),
         Action::LineUp => app.feed.scroll(-1),
@@ -189,6 +206,7 @@ pub fn act(app: &mut App, action: Action) -> Vec<Effect> {
         Action::Panel => overlay::toggle_panel(app),
         Action::Inspect => return overlay::open_inspect(app),
         Action::Eviction => return commands::set_eviction(app, !app.engine.eviction),
+        Action::Fold if app.input.open_part() => input_changed(app),
         Action::Fold => fold(app),
         Action::FoldAll => app.feed.toggle_all(),
         Action::Sessions => return commands::run(app, "sessions", ""),
@@ -248,6 +266,9 @@ fn send(app: &mut App) -> Vec<Effect> {
 
 /// Sends what stands in the input, as a command or a message.
 pub fn submit(app: &mut App) -> Vec<Effect> {
+    if completes_file(app) {
+        return complete(app);
+    }
     if app.input.text()[..app.input.caret()].ends_with('\\') {
         app.input.backspace();
         app.input.insert("\n");
@@ -256,7 +277,7 @@ pub fn submit(app: &mut App) -> Vec<Effect> {
     if !accept_partial_command(app) {
         return Vec::new();
     }
-    let text = app.input.text().to_owned();
+    let text = app.input.expanded().into_owned();
     if text.trim().is_empty() {
         return turns::send_next(app);
     }
@@ -285,7 +306,7 @@ pub fn submit(app: &mut App) -> Vec<Effect> {
 fn accept_partial_command(app: &mut App) -> bool {
     let Some(completion) = &app.completion else { return true };
     let known = slash::parse(app.input.text()).is_some_and(|(name, _)| slash::spec(name).is_some());
-    if completion.start != 0 || known {
+    if completion.start != 0 || known || !app.input.text().starts_with('/') {
         return true;
     }
     let chosen = completion.selected > 0;
@@ -294,14 +315,27 @@ fn accept_partial_command(app: &mut App) -> bool {
     chosen && spec.is_some_and(|s| s.usage.is_empty() || s.usage.starts_with('['))
 }
 
-fn complete(app: &mut App) {
+/// The file whose name is typed out is the one that would be attached.
+fn completes_file(app: &App) -> bool {
+    let chosen = app.completion.as_ref().and_then(|c| Some((c.start, c.candidates.get(c.selected)?)));
+    chosen.is_some_and(|(start, candidate)| {
+        let typed = app.input.text().get(start..app.input.caret());
+        slash::attachment(&candidate.insert).is_some() && typed == Some(&*candidate.insert)
+    })
+}
+
+fn complete(app: &mut App) -> Vec<Effect> {
     if let Some(completion) = &app.completion
         && let Some(candidate) = completion.candidates.get(completion.selected)
     {
         let (start, insert) = (completion.start, candidate.insert.clone());
         app.input.replace_before_caret(start, &insert);
+        if let Some(path) = slash::attachment(&insert) {
+            app.completion = None;
+            return vec![Effect::Attach { typed: insert.clone(), path: path.to_owned() }];
+        }
         input_changed(app);
-        return;
+        return Vec::new();
     }
     if app.burst.is_fast(app.now_ms) && !app.input.is_empty() {
         // A pasted tab.
@@ -314,6 +348,7 @@ fn complete(app: &mut App) {
             app.input.set(examples[at.map_or(0, |i| (i + 1) % examples.len())]);
         }
     }
+    Vec::new()
 }
 
 fn vertical(app: &mut App, down: bool) {
@@ -327,7 +362,7 @@ fn vertical(app: &mut App, down: bool) {
     if moved {
         return;
     }
-    let recalled = if down { app.history.newer() } else { app.history.older(app.input.text()) };
+    let recalled = if down { app.history.newer() } else { app.history.older(&app.input.expanded()) };
     match recalled {
         Some(text) => app.input.set(&text),
         None if down => app.input.to_line_end(),

@@ -42,7 +42,8 @@ fn pasted_lines_are_one_text_and_are_never_sent() {
     let mut app1 = app(120, 40, 8, 4);
     assert!(update(&mut app1, AppEvent::Paste(text.replace('\n', "\r"))).is_empty());
     update(&mut app1, AppEvent::Paste(text.clone()));
-    assert_eq!(app1.input.text(), format!("{text}{text}"));
+    assert_eq!(app1.input.text().chars().count(), 4);
+    assert_eq!(app1.input.expanded(), format!("{text}{text}"));
     // As keys that come at once, in three bursts.
     let mut app2 = app(120, 40, 8, 4);
     for (n, c) in text.chars().enumerate() {
@@ -379,4 +380,40 @@ fn the_wheel_scrolls_and_a_click_opens_thoughts() {
     update(&mut app, mouse(MouseEventKind::ScrollDown, 3));
     assert!(!screen(&mut app).contains("End to follow"));
     assert!(matches!(press(&mut app, KeyCode::F(9))[..], [Effect::Mouse(false)]));
+}
+
+#[test]
+fn a_long_paste_is_folded_in_the_message_too_and_a_key_opens_it() {
+    let mut app = app(80, 24, 8, 4);
+    let text: String = (0..500).map(|n| format!("line {n}\n")).collect();
+    for c in "Sum up: ".chars() {
+        press(&mut app, KeyCode::Char(c));
+    }
+    update(&mut app, AppEvent::Paste(text.clone()));
+    assert!(screen(&mut app).contains("Sum up: [500 lines]"));
+    assert!(sent(&press(&mut app, KeyCode::Enter)));
+    assert_eq!(app.chat.path()[0].text, format!("Sum up: {}", text.trim_end()));
+    assert!(screen(&mut app).contains("Sum up: [500 lines]"));
+    press(&mut app, KeyCode::F(5));
+    assert!(!screen(&mut app).contains("[500 lines]") && screen(&mut app).contains("line 499"));
+    assert_eq!(app.history.entries().last(), Some(&format!("Sum up: {text}")));
+}
+
+#[test]
+fn a_file_is_attached_in_place_of_its_name() {
+    let mut app = app(80, 24, 8, 4);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notes.md").display().to_string();
+    std::fs::write(&path, "one\ntwo\n").unwrap();
+    for c in format!("Read @{}", path.trim_end_matches("tes.md")).chars() {
+        press(&mut app, KeyCode::Char(c));
+    }
+    let effects = press(&mut app, KeyCode::Tab);
+    let [Effect::Attach { typed, path: asked }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!(*asked, path);
+    let read = crate::ui::attach::read(asked);
+    update(&mut app, AppEvent::Attached { typed: typed.clone(), read });
+    assert!(screen(&mut app).contains("2 lines, 8 B]"), "{}", screen(&mut app));
+    assert!(sent(&press(&mut app, KeyCode::Enter)));
+    assert_eq!(app.chat.path()[0].text, format!("Read \n{path}:\n```\none\ntwo\n```"));
 }

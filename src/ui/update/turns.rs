@@ -66,6 +66,10 @@ pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
 fn begin(app: &mut App) -> Vec<Effect> {
     let turn = app.chat.begin_reply(app.options.think, app.options.keep_thinking);
     let Some(message) = app.chat.head() else { return Vec::new() };
+    let asked = app.chat.get(message).and_then(|m| app.chat.get(m.parent?));
+    if let Some((id, folds)) = asked.map(|m| (m.id, app.input.folds(&m.text))).filter(|(_, folds)| !folds.is_empty()) {
+        app.feed.folds.insert(id, folds);
+    }
     app.turn = Some(ActiveTurn {
         turn,
         message,

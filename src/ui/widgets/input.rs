@@ -1,8 +1,7 @@
 //! The input: prompt, text, caret, and the list of completions over it.
 
-use crate::ui::editor::Row;
 use crate::ui::state::App;
-use crate::ui::text::{clean, count, truncate};
+use crate::ui::text::{count, truncate};
 use crate::ui::theme::Role;
 use ratatui::Frame;
 use ratatui::layout::{Position, Rect};
@@ -32,18 +31,15 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, has_keys: bool) {
         buffer.set_string(x, area.y, text, theme.style(Role::Placeholder));
     }
     for (n, row) in rows.iter().skip(first).take(height).enumerate() {
-        let text = shown(app.input.text(), row);
-        buffer.set_stringn(x, area.y + n as u16, text, width, theme.style(Role::Input));
+        let pieces = app.input.shown(row).into_iter();
+        let role = |folded| if folded { Role::Key } else { Role::Input };
+        let spans = pieces.map(|(text, folded)| Span::styled(text, theme.style(role(folded))));
+        buffer.set_line(x, area.y + n as u16, &spans.collect::<Line>(), width as u16);
     }
     if has_keys {
         let column = caret_column.min(width.saturating_sub(1)) as u16;
         frame.set_cursor_position(Position { x: x + column, y: area.y + (caret_row - first) as u16 });
     }
-}
-
-/// A row as it may be shown.
-fn shown(text: &str, row: &Row) -> String {
-    text[row.start..row.end].graphemes(true).map(clean).collect()
 }
 
 /// How much stands in the input, when it is more than is seen.

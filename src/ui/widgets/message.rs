@@ -4,6 +4,7 @@
 use crate::chat::{Message, Role as Who};
 use crate::protocol::{StopReason, TurnReport};
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
+use crate::ui::folded;
 use crate::ui::markdown;
 use crate::ui::state::App;
 use crate::ui::text::{clean, count, plural, ratio, seconds, wrap, wrap_plain};
@@ -119,19 +120,50 @@ fn user(app: &App, message: &Message, width: usize) -> Rows {
     let theme = &app.theme;
     let mut lines = Vec::new();
     let first = [Span::raw(" "), Span::styled(format!("{} ", theme.glyphs().prompt), theme.style(Role::User))];
-    for (n, line) in clean(message.shown()).split('\n').enumerate() {
-        let span = Span::styled(line, theme.style(Role::UserText));
-        lines.extend(if n == 0 {
-            wrap(&[span], width, &first, &margin())
-        } else {
-            wrap(&[span], width, &margin(), &margin())
-        });
+    let (text, fold_line) = user_lines(app, message);
+    let (indent, mut fold_row) = (margin(), None);
+    for (n, spans) in text.iter().enumerate() {
+        if fold_line == Some(n) {
+            fold_row = Some(lines.len());
+        }
+        lines.extend(wrap(spans, width, if n == 0 { &first } else { &indent }, &indent));
     }
     let siblings = app.chat.siblings(message.id);
     if siblings.len() > 1 {
         lines.extend(wrap_plain(&version(app, message), theme.style(Role::Dim), width, &margin()));
     }
-    Rows { lines, ..Rows::default() }
+    Rows { lines, fold_row, ..Rows::default() }
+}
+
+/// The lines of a user's message: pastes and files as they were folded in the input, of other long
+/// texts the middle. And the line that opens and folds them.
+fn user_lines<'a>(app: &'a App, message: &'a Message) -> (Vec<Vec<Span<'a>>>, Option<usize>) {
+    let text = message.shown();
+    let stored = app.feed.folds.get(&message.id).cloned();
+    let folds = stored.unwrap_or_else(|| folded::middle(text).into_iter().collect());
+    let open = app.feed.is_open(message.id);
+    let mut lines = vec![Vec::new()];
+    let mut add = |text: &str, role: Role| {
+        for (n, part) in clean(text).split('\n').enumerate() {
+            if n > 0 {
+                lines.push(Vec::new());
+            }
+            if let Some(line) = lines.last_mut() {
+                line.push(Span::styled(part.to_owned(), app.theme.style(role)));
+            }
+        }
+        lines.len() - 1
+    };
+    let (mut at, mut fold_line) = (0, (open && !folds.is_empty()).then_some(0));
+    for fold in folds.iter().filter(|_| !open) {
+        let Some(before) = text.get(at..fold.range.start) else { continue };
+        add(before, Role::UserText);
+        let line = add(&fold.label, Role::Key);
+        fold_line.get_or_insert(line);
+        at = fold.range.end;
+    }
+    add(text.get(at..).unwrap_or(""), Role::UserText);
+    (lines, fold_line)
 }
 
 fn version(app: &App, message: &Message) -> String {
