@@ -14,6 +14,7 @@ pub mod editor;
 pub mod editor_program;
 pub mod examples;
 pub mod feed;
+pub mod find;
 pub mod folded;
 pub mod heat;
 pub mod highlight;

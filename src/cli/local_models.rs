@@ -51,13 +51,9 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
     match checkpoint::summary(&place, short(&out.name)) {
         Ok(s) => {
             let c = &s.config;
-            out.shape = format!(
-                "{}, {}, {} heads, context {}",
-                c.family,
-                plural(c.n_layers as u64, "layer"),
-                format_args!("{}/{}", c.n_q_heads, c.n_kv_heads),
-                count(c.context as u64)
-            );
+            let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
+            let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
+            out.shape = format!("{}, {layers}, {heads}, context {context}", c.family);
             out.dms = match (&c.dms, s.adapter) {
                 (Some(dms), _) => format!("DMS, window {}", dms.rule.window),
                 (None, Some(base)) => format!("adapter for {base}"),
@@ -90,7 +86,7 @@ mod tests {
             || Found { name: "a/b@main".into(), path: Some(folder.path().to_owned()), bytes: 10, partial: false };
         let model = entry(found(), Some(9));
         assert_eq!((&*model.dms, model.licence.as_deref(), model.fits), ("DMS, window 64", Some("mit"), Some(false)));
-        assert_eq!(model.shape, "qwen3, 8 layers, 8/4 heads, context 8,192");
+        assert_eq!(model.shape, "qwen3, 8 layers, 8 query and 4 KV heads, context 8,192");
         std::fs::write(folder.path().join("config.json"), "{").unwrap();
         assert!(entry(found(), None).shape.contains("config.json"));
     }

@@ -44,6 +44,7 @@ actions! {
     HistoryOlder Chat "history-older" "up a row; at the top: the message sent before",
     HistoryNewer Chat "history-newer" "down a row; at the bottom: the message sent after",
     SearchHistory Chat "search-history" "search what was sent",
+    Find Chat "find" "find in the conversation (with text in the input: a character right)",
     ExternalEditor Chat "external-editor" "edit the input in $EDITOR",
     PageUp Chat "page-up" "scroll back a page",
     PageDown Chat "page-down" "scroll on a page",

@@ -53,7 +53,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("notes.md"), "one\n```\ntwo\n```\n</think><|im_end|>").unwrap();
         let notes = read(&path("notes.md")).unwrap();
-        assert!(notes.label.ends_with(", 5 lines, 35 B]"), "{}", notes.label);
+        assert!(notes.label.ends_with(", 5 lines, 34 B]"), "{}", notes.label);
         let body = notes.text.split_once(":\n").unwrap().1;
         assert_eq!(body, "````\none\n```\ntwo\n```\n</think><|im_end|>\n````");
         std::fs::write(path("image"), [0xff, 0xd8]).unwrap();

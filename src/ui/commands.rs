@@ -61,6 +61,7 @@ specs! {
     "stats" "" None "the numbers of the cache, head by head",
     "save" "[FILE]" Text "save the conversation with its cache statistics",
     "export" "FILE" Text "write the conversation as .md or .jsonl",
+    "search" "[TEXT]" Text "find text in this conversation",
     "sessions" "" None "conversations saved: open, rename, delete",
     "resume" "[ID]" Text "open a saved conversation",
     "rename" "TITLE" Text "give this conversation a title",

@@ -146,6 +146,11 @@ impl Feed {
         self.all_open
     }
 
+    /// A row of an item, counted over all items.
+    pub fn row_of(&self, item: usize, row: usize) -> usize {
+        (0..item).map(|i| self.height_of(i)).sum::<usize>() + row
+    }
+
     fn height_of(&self, item: usize) -> usize {
         self.items.get(item).and_then(|k| self.rows.get(k)).map_or(0, |r| r.lines.len())
     }

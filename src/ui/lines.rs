@@ -5,7 +5,7 @@ use super::outbox::Rendered;
 use super::runtime::Runtime;
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
-use super::text::{bytes, clean, clean_line};
+use super::text::{bytes, clean, clean_line, plural};
 use super::update::AppEvent;
 use super::widgets::{help, message, welcome};
 use super::{ExitKind, numbers};
@@ -172,6 +172,7 @@ impl Runtime {
             Some(Overlay::Inspect(_)) => {
                 lines.extend(numbers::stats_note(app).split('\n').map(str::to_owned));
             }
+            Some(Overlay::Find(find)) => lines.push(format!("{} found", plural(find.count as u64, "row"))),
             Some(Overlay::HistorySearch { .. }) | None => {}
         }
         if !matches!(app.overlays.last(), Some(Overlay::Confirm { .. })) {

@@ -5,6 +5,7 @@ use super::burst::Burst;
 use super::commands::Completion;
 use super::editor::{Editor, History};
 use super::feed::Feed;
+use super::find::Find;
 use super::heat::Depth;
 use super::keymap::Keymap;
 use super::models::ModelPicker;
@@ -268,6 +269,7 @@ pub enum Overlay {
     Inspect(Inspect),
     Sessions(Picker),
     Models(ModelPicker),
+    Find(Find),
     HistorySearch { query: Editor, selected: usize },
     Confirm { question: String, then: Confirmed },
 }

@@ -6,6 +6,7 @@ mod commands;
 mod count;
 mod engine;
 mod files;
+mod find;
 mod keys;
 mod models;
 mod overlay;

@@ -1,6 +1,6 @@
 //! What the slash commands do.
 
-use super::{Effect, Store, files, models, note, overlay, turns};
+use super::{Effect, Store, files, find, models, note, overlay, turns};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Thinking};
@@ -19,6 +19,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "new" => return files::new_conversation(app),
         "model" => return model(app, argument),
         "models" => return models::open(app),
+        "search" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
         "rebuild" => return rebuild(app),
         "think" => return think(app, argument),

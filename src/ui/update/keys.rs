@@ -1,6 +1,6 @@
 //! Keys, pastes and the mouse, while the chat itself has them.
 
-use super::{Effect, commands, overlay, turns};
+use super::{Effect, commands, find, overlay, turns};
 use crate::ui::action::Action;
 use crate::ui::attach::Attachment;
 use crate::ui::burst::Enter;
@@ -191,6 +191,9 @@ pub fn act(app: &mut App, action: Action) -> Vec<Effect> {
         Action::SearchHistory => {
             app.overlays.push(Overlay::HistorySearch { query: Default::default(), selected: 0 });
         }
+        // What Ctrl+F means to emacs, while there is a text to move in.
+        Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => return edit(app, Action::Right),
+        Action::Find => find::open(app, ""),
         Action::ExternalEditor => return vec![Effect::ExternalEditor(app.input.expanded().into_owned())],
         Action::PageUp => app.feed.scroll(-(app.feed.height.saturating_sub(2).max(1) as isize)),
         Action::PageDown => app.feed.scroll(app.feed.height.saturating_sub(2).max(1) as isize),

@@ -1,7 +1,7 @@
 //! Keys while something lies over the chat: help, the large panel, the list of conversations, the
 //! history search, questions.
 
-use super::{Effect, Store, Which, engine, files, keys, models};
+use super::{Effect, Store, Which, engine, files, find, keys, models};
 use crate::ui::action::Action;
 use crate::ui::keymap::Key;
 use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay, Picker, SessionEntry};
@@ -28,6 +28,7 @@ pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
         },
         Some(Overlay::Inspect(_)) => return inspect_key(app, key.code, action),
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
+        Some(Overlay::Find(_)) => return find::key(app, key, action),
         Some(Overlay::Models(_)) => return models::key(app, key, action),
         Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
         Some(Overlay::Confirm { .. }) => return confirm_key(app, key.code),
@@ -51,6 +52,7 @@ pub fn scroll(app: &mut App, down: bool) -> Vec<Effect> {
     match app.overlays.last_mut() {
         Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
         Some(Overlay::Sessions(picker)) => move_selected(&mut picker.selected, picker.entries.len(), down, 1),
+        Some(Overlay::Find(_)) => app.feed.scroll(if down { 3 } else { -3 }),
         Some(Overlay::Models(picker)) => {
             let count = picker.matching().len();
             move_selected(&mut picker.selected, count, down, 1);
@@ -67,6 +69,10 @@ pub fn paste(app: &mut App, text: &str) -> bool {
         Some(Overlay::Sessions(Picker { renaming: Some((_, title)), .. })) => title.insert(&line),
         Some(Overlay::Sessions(picker)) => picker.query.insert(&line),
         Some(Overlay::Models(picker)) => picker.query.insert(&line),
+        Some(Overlay::Find(bar)) => {
+            bar.query.insert(&line);
+            find::changed(app);
+        }
         Some(Overlay::HistorySearch { query, .. }) => query.insert(&line),
         None => return false,
         Some(_) => {}

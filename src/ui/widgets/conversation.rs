@@ -1,8 +1,10 @@
 //! The conversation pane: keeps the rows of every item up to date, and draws those in view.
 
 use super::message;
+use crate::ui::find::{Hit, hits_in};
 use crate::ui::links;
-use crate::ui::state::App;
+use crate::ui::state::{App, Overlay};
+use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
@@ -44,21 +46,43 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     // A short conversation stands at the bottom, above the input.
     let mut y = area.y + (usize::from(area.height).saturating_sub(total)) as u16;
     let mut row = 0;
-    for key in &feed.items {
+    let mut marks = Vec::new();
+    let find = app.overlays.iter().find_map(|o| if let Overlay::Find(find) = o { Some(find) } else { None });
+    for (item, key) in feed.items.iter().enumerate() {
         let Some(rows) = feed.rows.get(key) else { continue };
         let height = rows.lines.len();
         if row + height <= top {
             row += height;
             continue;
         }
-        for line in rows.lines.iter().skip(top.saturating_sub(row)) {
+        let first_y = y;
+        let skipped = top.saturating_sub(row);
+        if let Some(find) = find {
+            let origin = (area.x, i32::from(first_y) - skipped as i32);
+            marks.extend(hits_in(item, rows, find.query.text()).into_iter().map(|hit| (origin, hit)));
+        }
+        for line in rows.lines.iter().skip(skipped) {
             if y >= area.bottom() {
-                return;
+                return mark_hits(buffer, area, app, &marks);
             }
             buffer.set_line(area.x, y, line, area.width);
             links::draw(buffer, Rect { y, height: 1, ..area }, &rows.links, linked);
             y += 1;
         }
         row += height;
+    }
+    mark_hits(buffer, area, app, &marks);
+}
+
+/// Draws what was found in the colours of a selection. Each hit comes with the cell of its item's
+/// first row, which may lie above the pane.
+fn mark_hits(buffer: &mut Buffer, area: Rect, app: &App, marks: &[((u16, i32), Hit)]) {
+    for ((x, first), hit) in marks {
+        for (row, column, columns) in &hit.cells {
+            let y = u16::try_from(first + *row as i32).ok().filter(|y| (area.y..area.bottom()).contains(y));
+            let Some(y) = y else { continue };
+            let at = Rect { x: x + column, y, width: *columns, height: 1 }.intersection(area);
+            buffer.set_style(at, app.theme.style(Role::Selected));
+        }
     }
 }

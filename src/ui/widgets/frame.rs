@@ -99,6 +99,11 @@ fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Lay
             Clear.render(whole, frame.buffer_mut());
             lists::draw_sessions(frame, whole, app, picker);
         }
+        Overlay::Find(find) => {
+            let area = strip(whole, 2);
+            Clear.render(area, frame.buffer_mut());
+            lists::draw_find(frame, area, app, find);
+        }
         Overlay::Models(picker) => {
             Clear.render(whole, frame.buffer_mut());
             lists::draw_models(frame, whole, app, picker);

@@ -1,6 +1,8 @@
 //! Lists and questions over the chat: saved conversations, the history search, yes or no.
 
+use crate::ui::action::Action;
 use crate::ui::editor::Editor;
+use crate::ui::find::Find;
 use crate::ui::models::{ModelEntry, ModelPicker};
 use crate::ui::state::{App, Picker};
 use crate::ui::text::{bytes, clean_line, plural, truncate, width, wrap_plain};
@@ -73,6 +75,26 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
     }
     let keys = "Enter opens, F2 renames, Delete deletes, Esc closes";
     buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));
+}
+
+/// The bar that finds in the conversation, over the input.
+pub fn draw_find(frame: &mut Frame, area: Rect, app: &App, find: &Find) {
+    rule(frame, area, app);
+    let found = match (find.query.text().trim().is_empty(), find.count) {
+        (true, _) => "Enter next, Up previous, Esc closes".to_owned(),
+        (false, 0) => "not found".to_owned(),
+        (false, n) => format!("{} of {n}", find.current + 1),
+    };
+    let key = app.setup.keymap.key_of(Action::FoldAll);
+    let hidden = match find.hidden {
+        0 => String::new(),
+        n => format!("; {n} more in folded parts ({key} opens them)"),
+    };
+    let said = truncate(&format!("  {found}{hidden}"), usize::from(area.width) * 2 / 3);
+    let room = area.width.saturating_sub(width(&said) as u16 + 2);
+    let line = Rect { x: area.x + 1, y: area.bottom() - 1, width: room, height: 1 };
+    field(frame, line, app, "find:", &find.query);
+    frame.buffer_mut().set_string(line.right(), line.y, said, app.theme.style(Role::Dim));
 }
 
 /// The models of this machine: one a row, and more about the chosen one at the bottom.
