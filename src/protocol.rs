@@ -428,7 +428,7 @@ impl TextLimit {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub weight_bytes: u64,
-    /// Device memory beside weights and pages; 0 where memory is the host's.
+    /// Memory beside weights and pages: tables, rings, activations, logits.
     pub workspace_bytes: u64,
     /// Room for KV pages; absent when neither memory nor limit is known.
     pub kv_budget_bytes: Option<u64>,

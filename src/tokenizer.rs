@@ -28,7 +28,8 @@ use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 const LONGEST_TOKEN_BYTES: usize = 4096;
 /// Long texts are encoded in slices of about this size, where slices give the same tokens.
 const SLICE_BYTES: usize = 64 << 10;
-/// How long patterns that are not known may take for [`PROBE`].
+/// How long patterns that are not known may take for [`probe_text`]: time that grows with the square of a text's
+/// length is some minutes there.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// A loaded `tokenizer.json`. Cloning shares it.
@@ -82,7 +83,7 @@ impl Tokenizer {
         let inner = Inner { whole, plain, control, added, vocab, longest, splits_at_spaces, fingerprint };
         let out = Self { inner: Arc::new(inner) };
         if !checked.patterns.iter().all(|p| parts::is_known_pattern(p)) {
-            out.probe()?;
+            out.probe(PROBE_TIME)?;
         }
         Ok(out)
     }
@@ -216,18 +217,18 @@ impl Tokenizer {
         self.inner.longest
     }
 
-    /// Refuses patterns that take long for an ordinary text. They are tried on a thread of their own, since
-    /// nothing stops one that has begun.
-    fn probe(&self) -> Result<()> {
+    /// Refuses patterns that take longer than `limit` for an ordinary text. They are tried on a thread of their
+    /// own, since nothing stops one that has begun.
+    fn probe(&self, limit: Duration) -> Result<()> {
         let (send, receive) = mpsc::channel();
         let plain = self.clone();
         let encode = move || drop(send.send(plain.encode_pieces(&[Piece::Text(probe_text())]).map(drop)));
         std::thread::Builder::new().name("probe".into()).spawn(encode).context("a thread to try tokenizer.json on")?;
-        match receive.recv_timeout(PROBE_TIME) {
+        match receive.recv_timeout(limit) {
             Ok(result) => result,
             Err(_) => bail!(
                 "tokenizer.json: its patterns take more than {} s for a text of {} bytes",
-                PROBE_TIME.as_secs(),
+                limit.as_secs(),
                 probe_text().len()
             ),
         }
@@ -248,7 +249,7 @@ impl Tokenizer {
 /// Runs of every kind of character, and a mixture of them.
 fn probe_text() -> String {
     let runs = ["a", "A", " ", "1", "!", "\n", "é", "世", "'", "aA1 !\n"];
-    runs.map(|run| run.repeat(200)).concat()
+    runs.map(|run| run.repeat(6400)).concat()
 }
 
 /// Where the first slice of a text ends: before a space between two ASCII letters, or at the text's end.

@@ -254,6 +254,9 @@ fn only_known_and_bounded_parts_are_read() {
     {
         assert!(fails(&split_by(regex)).contains(wanted));
     }
+    let own = Tokenizer::new(split_by(r"\p{L}+|[^\p{L}]").as_bytes(), 300).unwrap();
+    let late = own.probe(Duration::ZERO).unwrap_err().to_string();
+    assert_eq!(late, "tokenizer.json: its patterns take more than 0 s for a text of 115200 bytes");
     assert!(fails(&split_by(&"a".repeat(5000))).contains("a pattern has 5000 bytes, expected at most 4096"));
     let many = (0..301).map(|i| format!("\"t{i}\":{i}")).collect::<Vec<_>>().join(",");
     let model = format!(r#"{{"type":"BPE","vocab":{{{many}}},"merges":[]}}"#);
