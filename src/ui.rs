@@ -18,6 +18,7 @@ pub mod find;
 pub mod folded;
 pub mod heat;
 pub mod highlight;
+pub mod history;
 pub mod keyboard;
 pub mod keymap;
 pub mod lines;
@@ -38,18 +39,21 @@ pub mod text;
 pub mod theme;
 pub mod update;
 pub mod widgets;
+mod writer;
 
 use crate::config::Settings;
 use crate::protocol::EngineHandle;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use heat::Depth;
+use history::HistoryFile;
 use keymap::Keymap;
 use models::Models;
 use runtime::Runtime;
-use sessions::{HistoryFile, Sessions};
+use sessions::Sessions;
 use state::{App, Setup};
 use std::sync::Arc;
 use theme::Themes;
+use writer::Writer;
 
 /// What the command line says about the chat.
 pub struct UiOptions {
@@ -98,6 +102,8 @@ pub enum ExitKind {
     Signal(i32),
     /// The model that was asked for at the start did not load; why, in one line.
     NotLoaded(String),
+    /// Something could not be saved; what, why and where it is instead, in one line.
+    NotSaved(String),
 }
 
 /// The chat, ready to begin; the terminal is not touched yet.
@@ -122,9 +128,10 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let theme = themes.load(named)?;
     let ask_background = named == theme::AUTO && depth.has_colour() && capabilities::answers(&env);
     let models = options.models;
-    let sessions =
-        Sessions::new(settings.dirs.sessions(), options.no_session, Arc::clone(&models), options.model_given);
     let history = HistoryFile::new((!options.no_session).then(|| settings.dirs.data.join("history.jsonl")));
+    let writer = Writer::start(history.clone()).context("cannot start the thread that saves conversations")?;
+    let folder = settings.dirs.sessions();
+    let sessions = Sessions::new(folder, options.no_session, writer, Arc::clone(&models), options.model_given);
     let loading = LoadParts { load, models, adapter_given: options.adapter_given };
     let plain = settings.plain;
     let setup = Setup {

@@ -103,6 +103,8 @@ impl Message {
 pub struct Mark {
     /// The last message when it happened.
     pub after: Option<MessageId>,
+    /// So many bytes of that message's text were there, when it was still being answered.
+    pub within: Option<usize>,
     pub eviction: bool,
     /// Position in the token log.
     pub at_token: usize,
@@ -142,6 +144,8 @@ pub struct Conversation {
     marks: Vec<Mark>,
     messages: Vec<Message>,
     head: Option<MessageId>,
+    /// The head before the last question was asked, edited or asked again.
+    asked_from: Option<MessageId>,
     last_turn: u64,
     last_id: MessageId,
     changes: Vec<Change>,
@@ -257,6 +261,7 @@ impl Conversation {
 
     /// Adds what the user said at the end of the active path.
     pub fn push_user(&mut self, text: impl Into<String>) -> MessageId {
+        self.asked_from = self.head;
         self.add(Role::User, text.into(), self.head)
     }
 
@@ -320,6 +325,7 @@ impl Conversation {
     /// to come. `None` when `id` is no message of the user.
     pub fn edit(&mut self, id: MessageId, text: impl Into<String>) -> Option<MessageId> {
         let parent = self.get(id).filter(|m| m.role == Role::User)?.parent;
+        self.asked_from = self.head;
         let new = self.add(Role::User, text.into(), parent);
         self.changes.push(Change { id: new, after: parent, kind: ChangeKind::Edit { of: id } });
         Some(new)
@@ -329,8 +335,31 @@ impl Conversation {
     /// `None` when nothing was asked yet.
     pub fn regenerate(&mut self) -> Option<MessageId> {
         let asked = self.path().iter().rev().find(|m| m.role == Role::User).map(|m| m.id)?;
+        self.asked_from = self.head;
         self.head = Some(asked);
         Some(asked)
+    }
+
+    /// Forgets a turn that came to nothing: its reply goes, and its question where nothing else
+    /// hangs on it; the head is where it was before. Returns the question's text.
+    pub fn retract(&mut self, turn: u64) -> Option<String> {
+        let reply = self.reply(turn)?.id;
+        let asked = self.path_to(Some(reply)).iter().rev().find(|m| m.role == Role::User).map(|m| m.id)?;
+        let text = self.get(asked)?.text.clone();
+        for id in [reply, asked] {
+            if self.messages.iter().any(|m| m.parent == Some(id)) {
+                continue;
+            }
+            self.messages.retain(|m| m.id != id);
+            self.changes.retain(|change| change.id != id);
+            for mark in self.marks.iter_mut().filter(|mark| mark.after == Some(id)) {
+                (mark.after, mark.within) = (self.asked_from, None);
+            }
+        }
+        self.head = self.asked_from.filter(|id| self.get(*id).is_some());
+        // A toggle on the way may have brought the question into the file.
+        self.note(ChangeKind::Head);
+        Some(text)
     }
 
     /// Moves the head to before the user's last message and returns that message's text, to be
@@ -362,7 +391,9 @@ impl Conversation {
 
     /// Notes a toggle after the last message.
     pub fn mark_toggle(&mut self, eviction: bool, at_token: usize, dropped_slots: u64) -> Mark {
-        let mark = Mark { after: self.head, eviction, at_token, dropped_slots };
+        let open = self.head.and_then(|id| self.get(id)).filter(|m| m.is_open());
+        let within = open.map(|m| m.text.len());
+        let mark = Mark { after: self.head, within, eviction, at_token, dropped_slots };
         self.marks.push(mark);
         self.note(ChangeKind::Toggle(mark));
         mark

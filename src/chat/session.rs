@@ -2,8 +2,8 @@
 //! and its cache statistics read later. `docs/session.md` is the schema.
 //!
 //! A session takes what the conversation's journal says and appends it; what could not be written
-//! waits for the next time, so that nothing is lost while the program runs. Knows no widget and no
-//! engine.
+//! waits for the next time, so that nothing is lost while the program runs. Writing is a step of its
+//! own ([`Session::begin_write`]), so that a thread may wait for the disk. Knows no widget and no engine.
 
 mod export;
 mod file;
@@ -12,18 +12,18 @@ mod record;
 mod store;
 
 pub use export::markdown;
-pub use file::write_atomically;
+pub use file::{create_new, is_at, make_private_folder, private, write_atomically};
 pub use load::{Loaded, last_stamp, load};
 pub use record::{FORMAT, Record, Stamp, VERSION};
 pub use store::{Entry, Store};
 
-use super::conversation::{Change, ChangeKind, Conversation, MessageId, Role};
+use super::conversation::{Change, ChangeKind, Conversation, Mark, MessageId, Role};
 use crate::protocol::ModelInfo;
-use anyhow::Result;
-use file::LineFile;
+use anyhow::{Result, anyhow};
+use file::{AppendError, LineFile};
 use record::{Edit, Head, Header, Question, Said, System, Title, Toggle, Turn};
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One conversation's records: those written, and those that wait.
 #[derive(Debug)]
@@ -32,14 +32,62 @@ pub struct Session {
     created: String,
     date: jiff::civil::DateTime,
     /// Absent: this conversation is kept out of the data folder.
-    file: Option<LineFile>,
+    file: File,
     /// Every record, each a line with its newline; the header first, once there is a turn.
-    lines: Vec<String>,
-    /// So many of `lines` are safely in the file.
+    text: String,
+    /// So many bytes of `text` are safely in the file.
     written: usize,
     started: bool,
     /// Messages that some record tells.
     told: HashSet<MessageId>,
+}
+
+/// Where a session is kept.
+#[derive(Debug)]
+enum File {
+    /// Nowhere: this conversation stays out of the data folder.
+    None,
+    Here(LineFile),
+    /// A [`Write`] has it; its path.
+    Away(PathBuf),
+}
+
+/// Lines on their way to the disk, with the file they go to.
+#[derive(Debug)]
+pub struct Write {
+    file: LineFile,
+    lines: String,
+    id: String,
+}
+
+/// A [`Write`] that was tried.
+#[derive(Debug)]
+pub struct Written {
+    file: LineFile,
+    bytes: usize,
+    outcome: Result<(), AppendError>,
+}
+
+impl Written {
+    /// The file it went to.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+}
+
+impl Write {
+    /// Appends and syncs; as slow as the disk.
+    pub fn run(mut self) -> Written {
+        let outcome = self.file.append(&self.lines, &self.id);
+        Written { file: self.file, bytes: self.lines.len(), outcome }
+    }
+}
+
+/// A session whose file was changed by another program: it goes on in a new one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    pub from: String,
+    pub to: String,
 }
 
 impl Session {
@@ -54,8 +102,8 @@ impl Session {
             id,
             created: now.timestamp().to_string(),
             date: now.datetime(),
-            file,
-            lines: Vec::new(),
+            file: file.map_or(File::None, File::Here),
+            text: String::new(),
             written: 0,
             started: false,
             told: HashSet::new(),
@@ -64,10 +112,10 @@ impl Session {
 
     /// Takes the place of a session that was read from `text`, of which `written` says whether it
     /// is the content of `file`.
-    fn of_loaded(id: String, file: Option<LineFile>, text: &str, written: bool, loaded: &Loaded) -> Self {
+    fn of_loaded(id: String, file: Option<LineFile>, text: String, written: bool, loaded: &Loaded) -> Self {
         let mut session = Self::with_file(id, file);
-        session.lines = text.split_inclusive('\n').map(str::to_owned).collect();
-        session.written = if written { session.lines.len() } else { 0 };
+        session.text = text;
+        session.written = if written { session.text.len() } else { 0 };
         session.started = true;
         session.created.clone_from(&loaded.header.created);
         session.date = loaded.header.template_date.parse().unwrap_or(session.date);
@@ -82,7 +130,11 @@ impl Session {
 
     /// Where it is written, or would be at the first turn.
     pub fn path(&self) -> Option<&Path> {
-        self.file.as_ref().map(LineFile::path)
+        match &self.file {
+            File::None => None,
+            File::Here(file) => Some(file.path()),
+            File::Away(path) => Some(path),
+        }
     }
 
     /// "Now" to the chat template, for as long as the session lasts.
@@ -93,32 +145,94 @@ impl Session {
     /// Writes what has happened since the last call. Before the first finished turn nothing is
     /// written and no file is made. The error is one line to show: the records wait, and the next
     /// call tries again.
-    pub fn sync(&mut self, chat: &mut Conversation, info: &ModelInfo) -> Result<()> {
-        for change in chat.take_changes() {
-            self.note(chat, &change, info);
-        }
+    pub fn sync(&mut self, chat: &mut Conversation, info: &ModelInfo) -> Result<Option<Moved>> {
+        self.take(chat, info);
         self.flush()
     }
 
-    /// Tries again to write what waits.
-    pub fn flush(&mut self) -> Result<()> {
-        let Some(file) = self.file.as_mut().filter(|_| self.started && self.written < self.lines.len()) else {
-            return Ok(());
-        };
-        file.append(&self.lines[self.written..].concat(), &self.id)
-            .map_err(|e| anyhow::anyhow!("the session is not saved for now: {e:#}; the next turn tries again"))?;
-        self.written = self.lines.len();
-        Ok(())
+    /// Takes what has happened since the last call, to be written later.
+    pub fn take(&mut self, chat: &mut Conversation, info: &ModelInfo) {
+        for change in chat.take_changes() {
+            self.note(chat, &change, info);
+        }
     }
 
-    /// True while there are records that could not be written.
+    /// Writes what waits, and says when that was to a new file.
+    pub fn flush(&mut self) -> Result<Option<Moved>> {
+        let mut moved = None;
+        while let Some(write) = self.begin_write() {
+            moved = self.end_write(write.run())?.or(moved);
+        }
+        Ok(moved)
+    }
+
+    /// What waits to be written, to be run and handed to [`Session::end_write`]; absent when nothing
+    /// waits or a write is under way.
+    pub fn begin_write(&mut self) -> Option<Write> {
+        if !self.is_behind() {
+            return None;
+        }
+        let lines = self.text[self.written..].to_owned();
+        match std::mem::replace(&mut self.file, File::None) {
+            File::Here(file) => {
+                self.file = File::Away(file.path().to_owned());
+                Some(Write { file, lines, id: self.id.clone() })
+            }
+            other => {
+                self.file = other;
+                None
+            }
+        }
+    }
+
+    /// Takes a write's outcome. A file that another program has changed is left as it is: all
+    /// records go to a new one.
+    pub fn end_write(&mut self, written: Written) -> Result<Option<Moved>> {
+        let path = written.file.path().to_owned();
+        self.file = File::Here(written.file);
+        match written.outcome {
+            Ok(()) => {
+                self.written += written.bytes;
+                Ok(None)
+            }
+            Err(AppendError::Changed(_)) => {
+                let moved = Moved { from: self.id.clone(), to: new_id() };
+                self.id.clone_from(&moved.to);
+                self.text = store::with_session_name(&self.text, &self.id);
+                self.file = File::Here(LineFile::new(path.with_file_name(format!("{}.jsonl", self.id))));
+                self.written = 0;
+                Ok(Some(moved))
+            }
+            Err(AppendError::Failed(e)) => {
+                Err(anyhow!("the session is not saved for now: {e:#}; the next turn tries again"))
+            }
+        }
+    }
+
+    /// True while a [`Write`] of it is under way.
+    pub fn is_writing(&self) -> bool {
+        matches!(self.file, File::Away(_))
+    }
+
+    /// True while there are records that are not in the file.
     pub fn is_behind(&self) -> bool {
-        self.started && self.file.is_some() && self.written < self.lines.len()
+        self.started && !matches!(self.file, File::None) && self.written < self.text.len()
+    }
+
+    /// Writes the whole session to a new file in the folder for temporary files: for the end, where
+    /// its own file cannot be written.
+    pub fn rescue(&self) -> Result<PathBuf> {
+        use std::io::Write;
+        let folder = std::env::temp_dir();
+        let in_context = |e: std::io::Error| anyhow!("{}: {e}", folder.display());
+        let (path, mut file) = create_new(&folder, "dmschat-", ".jsonl").map_err(in_context)?;
+        file.write_all(self.text.as_bytes()).and_then(|()| file.sync_all()).map_err(in_context)?;
+        Ok(path)
     }
 
     /// The whole session in the schema of the session file; empty before the first turn.
-    pub fn jsonl(&self) -> String {
-        if self.started { self.lines.concat() } else { String::new() }
+    pub fn jsonl(&self) -> &str {
+        if self.started { &self.text } else { "" }
     }
 
     fn note(&mut self, chat: &Conversation, change: &Change, info: &ModelInfo) {
@@ -139,8 +253,8 @@ impl Session {
             }
             ChangeKind::Toggle(mark) => {
                 self.tell_users(chat, parent);
-                let (eviction, at_token, dropped_slots) = (mark.eviction, mark.at_token, mark.dropped_slots);
-                self.push(&Record::Toggle(Toggle { id, parent, time, eviction, at_token, dropped_slots }));
+                let Mark { within: at_text, eviction, at_token, dropped_slots, .. } = mark;
+                self.push(&Record::Toggle(Toggle { id, parent, time, eviction, at_token, at_text, dropped_slots }));
             }
             ChangeKind::Head => {
                 self.tell_users(chat, parent);
@@ -160,9 +274,9 @@ impl Session {
     /// The header comes first, before what was noted while there was no turn yet.
     fn start(&mut self, chat: &Conversation, info: &ModelInfo) {
         let header = Header::new(&self.id, self.created.clone(), self.date.to_string(), info, chat.system());
-        let noted = std::mem::take(&mut self.lines);
+        let noted = std::mem::take(&mut self.text);
         self.push(&Record::Header(Box::new(header)));
-        self.lines.extend(noted);
+        self.text.push_str(&noted);
         self.started = true;
     }
 
@@ -200,9 +314,9 @@ impl Session {
 
     fn push(&mut self, record: &Record) {
         // Plain data with string keys: this cannot fail.
-        if let Ok(mut line) = serde_json::to_string(record) {
-            line.push('\n');
-            self.lines.push(line);
+        if let Ok(line) = serde_json::to_string(record) {
+            self.text.push_str(&line);
+            self.text.push('\n');
         }
     }
 }

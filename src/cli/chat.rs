@@ -39,6 +39,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     match ui::prepare(options, load).map_err(as_wrong_use)?.run()? {
         ExitKind::Quit => Ok(0),
         ExitKind::Signal(number) => Ok(128 + number as u8),
+        ExitKind::NotSaved(why) => Err(anyhow!(why)),
         ExitKind::NotLoaded(why) if download_failed.load(Ordering::Relaxed) => Err(anyhow!(why)),
         ExitKind::NotLoaded(why) => Err(wrong_use(why)),
     }

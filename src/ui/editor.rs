@@ -400,20 +400,36 @@ fn wrap_row(line: &str, offset: usize, width: usize, width_of: &dyn Fn(&str) -> 
 #[derive(Clone, Debug, Default)]
 pub struct History {
     entries: Vec<String>,
+    /// Entries since [`History::take_new`].
+    new: Vec<String>,
     /// The entry shown, and what stood in the input before.
     at: Option<(usize, String)>,
 }
 
 impl History {
     pub fn push(&mut self, text: &str) {
+        if self.add_old(text) {
+            self.new.push(text.to_owned());
+        }
+    }
+
+    /// Adds what was typed in another run. False when the entry before is the same.
+    pub fn add_old(&mut self, text: &str) -> bool {
         self.at = None;
-        if !text.trim().is_empty() && self.entries.last().is_none_or(|last| last != text) {
+        let added = !text.trim().is_empty() && self.entries.last().is_none_or(|last| last != text);
+        if added {
             self.entries.push(text.to_owned());
         }
+        added
     }
 
     pub fn entries(&self) -> &[String] {
         &self.entries
+    }
+
+    /// What was added since the last call: what the file still lacks.
+    pub fn take_new(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.new)
     }
 
     /// The entry before the one shown; `draft` is kept to come back to.

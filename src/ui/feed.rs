@@ -3,7 +3,7 @@
 //! Knows no widget; rows are made by `widgets::conversation`.
 
 use super::folded::Fold;
-use crate::chat::{Conversation, MessageId};
+use crate::chat::{Conversation, Mark, MessageId};
 use ratatui::text::Line;
 use std::collections::{HashMap, HashSet};
 
@@ -12,6 +12,8 @@ use std::collections::{HashMap, HashSet};
 pub struct Local {
     /// The message it follows.
     pub after: Option<MessageId>,
+    /// It stands inside of that message, after so many bytes of its text.
+    pub within: Option<usize>,
     pub kind: LocalKind,
     pub text: String,
 }
@@ -89,7 +91,9 @@ impl Feed {
     pub fn arrange(&mut self, chat: &Conversation) {
         let mut after: HashMap<Option<MessageId>, Vec<usize>> = HashMap::new();
         for (i, local) in self.locals.iter().enumerate() {
-            after.entry(local.after).or_default().push(i);
+            if local.within.is_none() {
+                after.entry(local.after).or_default().push(i);
+            }
         }
         let mut items = Vec::new();
         let mut take = |id: Option<MessageId>, items: &mut Vec<ItemKey>| {
@@ -111,7 +115,29 @@ impl Feed {
 
     /// Adds a line of our own after the last message.
     pub fn push_local(&mut self, chat: &Conversation, kind: LocalKind, text: impl Into<String>) {
-        self.locals.push(Local { after: chat.head(), kind, text: text.into() });
+        self.locals.push(Local { after: chat.head(), within: None, kind, text: text.into() });
+        self.arrange(chat);
+    }
+
+    /// Adds the line of a toggle.
+    pub fn push_mark(&mut self, chat: &Conversation, mark: Mark, text: String) {
+        self.locals.push(Local { after: mark.after, within: mark.within, kind: LocalKind::Mark, text });
+        self.arrange(chat);
+    }
+
+    /// Lines inside of a message, in order: after how many bytes of its text, and what they say.
+    pub fn within(&self, id: MessageId) -> impl Iterator<Item = (usize, &str)> {
+        let here = self.locals.iter().filter(move |l| l.after == Some(id));
+        here.filter_map(|l| Some((l.within?, l.text.as_str())))
+    }
+
+    /// Lines of messages that are gone stand after the last message.
+    pub fn reattach(&mut self, chat: &Conversation) {
+        for local in &mut self.locals {
+            if local.after.is_some_and(|id| chat.get(id).is_none()) {
+                (local.after, local.within) = (chat.head(), None);
+            }
+        }
         self.arrange(chat);
     }
 

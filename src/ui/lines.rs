@@ -2,13 +2,14 @@
 //! same commands and the same state; only what is new is printed.
 
 use super::outbox::Rendered;
-use super::runtime::Runtime;
+use super::runtime::{Runtime, Sources};
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
 use super::text::{bytes, clean, clean_line, plural};
 use super::update::AppEvent;
 use super::widgets::{help, message, welcome};
 use super::{ExitKind, numbers};
+use crate::chat::session::Written;
 use crate::protocol::{Event, TextKind};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
@@ -35,6 +36,7 @@ enum Woken {
     Line(Option<String>),
     Engine(Option<Event>),
     Next(Option<Event>),
+    Written(Written),
     Rendered(Rendered),
     LookedUp(Option<AppEvent>),
     Signal(Signal),
@@ -71,13 +73,14 @@ impl Runtime {
                 put("> ");
             }
             let woken = {
-                let (current, next, rendered, looked_up) = self.sources();
+                let Sources { current, next, rendered, looked_up, written } = self.sources();
                 tokio::select! {
                     signal = signals.next() => Woken::Signal(signal),
                     event = super::runtime::receive(current) => Woken::Engine(event),
                     event = super::runtime::receive(next) => Woken::Next(event),
                     Some(rendered) = rendered.recv() => Woken::Rendered(rendered),
                     event = looked_up.recv() => Woken::LookedUp(event),
+                    Some(written) = written.recv() => Woken::Written(written),
                     line = lines.recv(), if !ended && !busy => Woken::Line(line),
                 }
             };
@@ -97,6 +100,7 @@ impl Runtime {
                 Woken::Next(event) => self.next(event),
                 Woken::Rendered(rendered) => self.rendered(rendered),
                 Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
+                Woken::Written(written) => self.written(written),
                 Woken::Signal(Signal::End(2)) if busy => {
                     self.press(KeyCode::Esc);
                     // The signal is the answer to the question, too.

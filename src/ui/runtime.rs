@@ -2,19 +2,23 @@
 //! does the effects, draws. Everything that has come in is handled before a frame is drawn, at
 //! most 60 a second, and none when nothing changed.
 
+mod saving;
+
 use super::clipboard::{Copied, Copier};
+use super::history::HistoryFile;
 use super::keyboard::{Input, Keyboard, Typed};
 use super::models::Models;
 use super::outbox::{Outbox, Rendered};
-use super::sessions::{HistoryFile, Sessions};
+use super::sessions::Sessions;
 use super::signals::{Signal, Signals};
 use super::state::{App, Level};
 use super::terminal::Screen;
 use super::theme::{AUTO, Background};
 use super::update::{AppEvent, Effect, Store, Which, update};
 use super::{ExitKind, LoadParts, LoadRequest, Resume, editor_program};
+use crate::chat::session::Written;
 use crate::config::{Adapter, Settings};
-use crate::protocol::{Command, EngineHandle, Event, Snapshot};
+use crate::protocol::{EngineHandle, Event, Snapshot};
 use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,8 +28,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 /// Between two frames at least, after a key and while only the model writes: it needs the cores more.
 const FRAME: Duration = Duration::from_millis(16);
 const QUIET_FRAME: Duration = Duration::from_millis(33);
-/// How long leaving waits for the answer that runs to be cut off and saved.
-const LEAVE: Duration = Duration::from_millis(1500);
 
 pub struct Runtime {
     pub app: App,
@@ -71,8 +73,22 @@ enum Woken {
     Rendered(Rendered),
     Snapshot,
     LookedUp(Option<AppEvent>),
+    Written(Written),
     Signal(Signal),
     Timer,
+}
+
+/// What comes in beside keys and signals.
+pub(super) struct Sources<'a> {
+    /// The events of the engine in use, and of the one that is being loaded.
+    pub current: Option<&'a mut Events>,
+    pub next: Option<&'a mut Events>,
+    /// Prompts that are rendered.
+    pub rendered: &'a mut Renderings,
+    /// Answers about models.
+    pub looked_up: &'a mut Answers,
+    /// Lines of sessions that are on disk.
+    pub written: &'a mut UnboundedReceiver<Written>,
 }
 
 impl Runtime {
@@ -103,7 +119,7 @@ impl Runtime {
     /// Begins: the history, the session, the model.
     pub fn begin(&mut self) {
         for entry in self.history.read() {
-            self.app.history.push(&entry);
+            self.app.history.add_old(&entry);
         }
         self.look_up(|models| AppEvent::CachedModels(models.cached()));
         self.app.resuming = self.resume != Resume::New;
@@ -209,12 +225,15 @@ impl Runtime {
         self.exit = Some(exit);
     }
 
-    /// The events of the engine in use, of the one that is being loaded, finished renderings, and
-    /// answers about models.
-    pub(super) fn sources(&mut self) -> (Option<&mut Events>, Option<&mut Events>, &mut Renderings, &mut Answers) {
-        let current = self.current.as_mut().map(|e| &mut e.events);
-        let next = self.next.as_mut().map(|e| &mut e.events);
-        (current, next, &mut self.outbox.rendered, &mut self.looked_up.1)
+    /// What comes in beside keys and signals.
+    pub(super) fn sources(&mut self) -> Sources<'_> {
+        Sources {
+            current: self.current.as_mut().map(|e| &mut e.events),
+            next: self.next.as_mut().map(|e| &mut e.events),
+            rendered: &mut self.outbox.rendered,
+            looked_up: &mut self.looked_up.1,
+            written: &mut self.sessions.writer.written,
+        }
     }
 
     fn elapsed_ms(&self) -> u64 {
@@ -263,6 +282,7 @@ impl Runtime {
             Some(rendered) = self.outbox.rendered.recv() => Woken::Rendered(rendered),
             () = snapshot => Woken::Snapshot,
             event = self.looked_up.1.recv() => Woken::LookedUp(event),
+            Some(written) = self.sessions.writer.written.recv() => Woken::Written(written),
             () = sleep => Woken::Timer,
         }
     }
@@ -276,6 +296,7 @@ impl Runtime {
             Woken::Rendered(rendered) => self.rendered(rendered),
             Woken::Snapshot => self.snapshot(),
             Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
+            Woken::Written(written) => self.written(written),
             Woken::Signal(signal) => self.signal(signal),
             Woken::Timer => {}
         }
@@ -420,7 +441,9 @@ impl Runtime {
     fn update_at(&mut self, event: AppEvent, at: Instant) -> Vec<Effect> {
         self.dirty = true;
         self.app.now_ms = at.saturating_duration_since(self.started).as_millis() as u64;
-        update(&mut self.app, event)
+        let effects = update(&mut self.app, event);
+        self.remember();
+        effects
     }
 
     /// Handles an event and all that follows from it.
@@ -552,30 +575,6 @@ impl Runtime {
         let _ = screen.retake();
         keyboard.resume();
         edited.map_err(|e| format!("{e:#}"))
-    }
-
-    /// The turn that runs is cut off and saved, and what stands in the input is kept.
-    pub(super) async fn leave(&mut self) {
-        if self.app.turn.is_some() {
-            for event in self.send(Command::Cancel) {
-                self.handle(event);
-            }
-            let until = tokio::time::Instant::now() + LEAVE;
-            while self.app.turn.is_some() {
-                let events = self.current.as_mut().map(|e| &mut e.events);
-                match tokio::time::timeout_at(until, receive(events)).await {
-                    Ok(Some(event)) => self.handle(AppEvent::Engine(event)),
-                    _ => break,
-                }
-            }
-        }
-        self.effects(vec![Effect::Store(Store::Sync)]);
-        let draft = self.app.input.take();
-        for text in self.app.aside.take().into_iter().chain([draft]) {
-            self.app.history.push(&text);
-        }
-        self.history.write(self.app.history.entries());
-        (self.current, self.next) = (None, None);
     }
 }
 

@@ -10,8 +10,7 @@ use super::heat::Depth;
 use super::keymap::Keymap;
 use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
-use super::update::DraftCount;
-use super::update::Which;
+use super::update::{DraftCount, Store, Which};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::Settings;
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
@@ -279,6 +278,8 @@ pub enum Overlay {
 pub enum Confirmed {
     DeleteSession(String),
     DeleteCurrent,
+    /// Do this though the conversation could not be saved.
+    Leave(Store),
     OverwriteFile {
         path: std::path::PathBuf,
         export: bool,
@@ -343,6 +344,11 @@ pub struct SessionEntry {
     pub when: String,
     pub turns: usize,
     pub model: String,
+    /// What was asked last, and on the next line what was answered.
+    pub preview: String,
+    pub ratio: Option<f64>,
+    /// Of its file.
+    pub bytes: u64,
     /// What the search looks at.
     pub haystack: String,
 }

@@ -99,6 +99,21 @@ pub enum AppEvent {
         id: String,
         date: jiff::civil::DateTime,
     },
+    /// /new, or the open conversation was deleted: an empty one takes its place.
+    NewConversation {
+        id: String,
+        date: jiff::civil::DateTime,
+    },
+    /// Another program has changed the session's file: it goes on in a new one.
+    SessionMoved {
+        from: String,
+        to: String,
+    },
+    /// The conversation's last records are in no file; what was asked for would leave it.
+    NotSaved {
+        why: String,
+        then: Store,
+    },
     /// A file exists: ask before it is replaced.
     Exists {
         path: PathBuf,
@@ -172,6 +187,8 @@ pub enum Store {
     Sync,
     /// Another conversation begins; this one's file is closed.
     Close,
+    /// As the one within, also where this conversation could not be saved.
+    Leave(Box<Store>),
     List,
     Open(Which),
     /// As `Open`, whatever model it was held with.
@@ -259,6 +276,9 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
             app.date = date;
             Vec::new()
         }
+        AppEvent::NewConversation { id, date } => files::began_new(app, id, date),
+        AppEvent::SessionMoved { from, to } => files::moved(app, &from, to),
+        AppEvent::NotSaved { why, then } => overlay::ask_leave(app, &why, then),
         AppEvent::Exists { path, export } => overlay::ask_overwrite(app, path, export),
         AppEvent::Said(level, text) => said(app, level, text),
     }

@@ -4,8 +4,8 @@
 
 use crate::folder::Folder;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use dmschat::ui::history::HistoryFile;
 use dmschat::ui::keymap::Keymap;
-use dmschat::ui::sessions::HistoryFile;
 use dmschat::ui::theme::Themes;
 use std::fs;
 use std::path::Path;

@@ -210,6 +210,47 @@ fn a_conversation_with_real_keys() {
 }
 
 #[test]
+fn turns_that_cannot_be_written_are_kept_and_told() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("data/sessions");
+    let temporary = home.path().join("tmp");
+    std::fs::create_dir_all(home.path().join("data")).unwrap();
+    std::fs::create_dir(&temporary).unwrap();
+    // A file where the folder should be: nothing can be written there.
+    std::fs::write(&folder, "").unwrap();
+    let env = [("TMPDIR", temporary.to_str().unwrap())];
+    let mut chat = Chat::start(home.path(), 120, 40, &env, &[]);
+    chat.until_shows("Try one of these");
+    chat.say("What can you do?");
+    answer(&chat, 1);
+    chat.until_shows("the session is not saved for now");
+    chat.say("/new");
+    chat.until_shows("Leave this conversation all the same?");
+    chat.keys("n");
+    chat.until("the question to go", |s| !s.contains("all the same"));
+    // Room again: the turn is written before the conversation is left.
+    std::fs::remove_file(&folder).unwrap();
+    chat.say("/new");
+    chat.until_shows("a new conversation");
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    assert!(files.len() == 1 && std::fs::read_to_string(&files[0]).unwrap().contains("What can you do?"));
+    // No room to the end: the last turn is kept elsewhere, and the exit code says so.
+    std::fs::rename(&folder, home.path().join("data/kept")).unwrap();
+    std::fs::write(&folder, "").unwrap();
+    chat.say("What can you do?");
+    answer(&chat, 1);
+    chat.until_shows("the session is not saved for now");
+    chat.say("/quit");
+    assert_eq!(chat.end(), 1);
+    let files: Vec<_> = std::fs::read_dir(&temporary).unwrap().map(|e| e.unwrap().path()).collect();
+    let path = files.iter().find(|p| p.extension().is_some_and(|e| e == "jsonl")).expect("it was written");
+    let (written, name) = (chat.written(), path.file_name().unwrap().to_str().unwrap().to_owned());
+    assert!(String::from_utf8_lossy(&written).contains(&name));
+    let saved = dmschat::chat::session::load(&std::fs::read(path).unwrap(), "s").unwrap();
+    assert_eq!((saved.conversation.turns(), saved.problems.len()), (1, 0));
+}
+
+#[test]
 fn an_idle_chat_writes_nothing_and_signals_give_the_terminal_back() {
     let home = tempfile::tempdir().unwrap();
     let mut chat = Chat::start(home.path(), 100, 30, &[], &[]);

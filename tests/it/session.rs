@@ -99,7 +99,7 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
         assert_eq!((mode(session.path().unwrap()), mode(&dir.path().join("data/sessions"))), (0o600, 0o700));
     }
     let id = session.id().to_owned();
-    let written = session.jsonl();
+    let written = session.jsonl().to_owned();
     let refused = format!("{:#}", store.resume("a title").unwrap_err());
     assert!(refused.contains(&id) && refused.contains("open in another dmschat"), "{refused}");
     drop(session);
@@ -121,7 +121,7 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     let mut chat = loaded.conversation;
     turn(&mut chat, Some("later"), "five", 0);
     session.sync(&mut chat, &info()).unwrap();
-    assert!(session.jsonl().starts_with(&written) && session.jsonl().len() > written.len());
+    assert!(session.jsonl().starts_with(&*written) && session.jsonl().len() > written.len());
     assert_eq!(fs::read_to_string(session.path().unwrap()).unwrap(), session.jsonl());
 
     // An export is a session too.
@@ -190,7 +190,7 @@ fn token_ids_that_the_model_does_not_have_are_not_handed_to_it() {
     let mut chat = Conversation::new(None);
     turn(&mut chat, Some("a"), "b", 0);
     session.sync(&mut chat, &info()).unwrap();
-    let (text, vocab) = (session.jsonl(), info().vocab);
+    let (text, vocab) = (session.jsonl().to_owned(), info().vocab);
     let restored = |text: &str| load(text.as_bytes(), "s").unwrap().restore_for(&info());
     let with = |old: &str, new: &str| {
         assert!(text.contains(old), "{text}");
@@ -229,7 +229,7 @@ fn half_lines_are_cut_off_and_broken_ones_left_out() {
     let mut session = store.create();
     branchy(&mut session);
     let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
-    let whole = session.jsonl();
+    let whole = session.jsonl().to_owned();
     drop(session);
     // Killed in the middle of a record.
     fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"type\":\"turn\",\"id\":99,\"te").unwrap();
@@ -255,6 +255,135 @@ fn half_lines_are_cut_off_and_broken_ones_left_out() {
         let line = format!("{:#}", load(text.as_bytes(), "s").unwrap_err());
         assert!(line.contains(said) && !line.contains('\n'), "{line}");
     }
+}
+
+#[test]
+fn a_file_that_somebody_else_has_changed_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let mut session = store.create();
+    let mut chat = branchy(&mut session);
+    let (mut path, mut id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+    // Longer, shorter, another file at its place, none at all: each time it goes on in a new one, whole.
+    let changes: [&dyn Fn(&Path); 4] = [
+        &|p| fs::OpenOptions::new().append(true).open(p).unwrap().write_all(b"{\"type\":\"title\"}\n").unwrap(),
+        &|p| fs::OpenOptions::new().write(true).open(p).unwrap().set_len(40).unwrap(),
+        &|p| {
+            fs::copy(p, p.with_extension("new")).unwrap();
+            fs::rename(p.with_extension("new"), p).unwrap();
+        },
+        &|p| fs::remove_file(p).unwrap(),
+    ];
+    for change in changes {
+        change(&path);
+        let theirs = fs::read(&path).ok();
+        turn(&mut chat, Some("more"), "answer", 0);
+        let moved = session.sync(&mut chat, &info()).unwrap().unwrap();
+        assert_eq!((moved.from.as_str(), moved.to.as_str()), (id.as_str(), session.id()));
+        assert_eq!(fs::read(&path).ok(), theirs);
+        (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text == session.jsonl() && text.lines().next().unwrap().contains(&id));
+        assert_eq!(load(text.as_bytes(), "s").unwrap().conversation.turns(), chat.turns());
+    }
+}
+
+#[test]
+fn a_refused_file_is_not_touched_and_a_record_without_newline_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let newer = "{\"type\":\"header\",\"format\":\"dmschat-session\",\"version\":2}\n{\"half";
+    for (id, text) in [("newer", newer), ("other", "notes of mine\nwithout an end"), ("half", "{\"type\":\"head")] {
+        let path = dir.path().join(format!("{id}.jsonl"));
+        fs::write(&path, text).unwrap();
+        assert!(store.open(id).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+
+    let mut session = store.create();
+    branchy(&mut session);
+    let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+    drop(session);
+    let whole = fs::read_to_string(&path).unwrap();
+    fs::write(&path, whole.trim_end()).unwrap();
+    let (mut session, loaded) = store.open(&id).unwrap();
+    assert_eq!((loaded.problems.len(), loaded.conversation.title()), (0, Some("a title")));
+    assert_eq!(fs::read_to_string(&path).unwrap(), whole.trim_end());
+    let mut chat = loaded.conversation;
+    turn(&mut chat, Some("later"), "five", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), session.jsonl());
+    assert!(session.jsonl().starts_with(&whole));
+}
+
+#[cfg(unix)]
+#[test]
+fn links_in_the_way_are_not_followed() {
+    use std::os::unix::fs::symlink;
+    let dir = tempfile::tempdir().unwrap();
+    let mine = dir.path().join("mine");
+    fs::write(&mine, "mine").unwrap();
+    let store = Store::new(dir.path().join("sessions"));
+    let mut session = store.create();
+    branchy(&mut session);
+    let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+    drop(session);
+    // Where a half line is kept.
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"half").unwrap();
+    symlink(&mine, format!("{}.part", path.display())).unwrap();
+    let before = fs::read(&path).unwrap();
+    assert!(store.open(&id).is_err());
+    assert_eq!(fs::read(&path).unwrap(), before);
+    // Where a new session, or a transcript, would be.
+    let mut session = store.create();
+    symlink(&mine, session.path().unwrap()).unwrap();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("a"), "b", 0);
+    assert!(session.sync(&mut chat, &info()).unwrap().is_some(), "it goes on in a new file");
+    let target = dir.path().join("x.jsonl");
+    symlink(&mine, &target).unwrap();
+    write_atomically(&target, b"transcript").unwrap();
+    assert!(!fs::symlink_metadata(&target).unwrap().is_symlink());
+    assert_eq!(fs::read_to_string(&mine).unwrap(), "mine");
+}
+
+#[test]
+fn the_list_reads_any_json_and_passes_over_refused_prompts() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let mut session = store.create();
+    branchy(&mut session);
+    let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+    drop(session);
+    let entry = &store.list()[0];
+    assert_eq!((entry.ratio, entry.preview.as_str()), (Some(4.0 / 3.0), "second, edited\nthree"));
+    assert_eq!(entry.bytes, fs::metadata(&path).unwrap().len());
+    // The same records with their fields in another order, as another program may write them.
+    let sorted = |line: &str| {
+        let value: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+        let sorted: std::collections::BTreeMap<_, _> = value.into_iter().collect();
+        serde_json::to_string(&sorted).unwrap().replace(':', " : ") + "\n"
+    };
+    fs::write(&path, fs::read_to_string(&path).unwrap().lines().map(sorted).collect::<String>()).unwrap();
+    let again = &store.list()[0];
+    assert_eq!((again.turns, &again.title, &again.preview), (entry.turns, &entry.title, &entry.preview));
+
+    // A file of an older version whose only prompt was refused, and one without any turn.
+    let mut empty = Session::unsaved();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("too long"), "", 0);
+    empty.sync(&mut chat, &info()).unwrap();
+    let refused =
+        empty.jsonl().replace("\"in_context\":true", "\"in_context\":false").replace("\"end\"", "\"context_full\"");
+    let refused = refused
+        .replace("\"answer_tokens\":3", "\"answer_tokens\":0")
+        .replace("\"reasoning_tokens\":4", "\"reasoning_tokens\":0");
+    fs::write(dir.path().join("99990101-000000-0000.jsonl"), &refused).unwrap();
+    fs::write(dir.path().join("99990101-000000-0001.jsonl"), refused.lines().next().unwrap()).unwrap();
+    let turns: Vec<usize> = store.list().iter().map(|e| e.turns).collect();
+    assert_eq!((turns.len(), turns.iter().sum::<usize>()), (3, entry.turns));
+    assert_eq!(store.newest().unwrap().id, id);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! A session file on disk: created at the first record, locked while open, appended and synced,
-//! never rewritten. A write that fails leaves the file as it was; the next one makes up for it.
-//! Knows bytes and lines, not what they say.
+//! never rewritten. A write that fails leaves the file as it was; the next one makes up for it. A
+//! file that another program has changed is left alone. Knows bytes and lines, not what they say.
 
 use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -18,98 +18,151 @@ pub struct LineFile {
     file: Option<File>,
     /// Bytes that are known to be whole lines.
     good: u64,
+    /// Its length as this process left it: more than `good` where a failed write could not be undone.
+    len: u64,
+    /// The last line is whole but lacks its newline; the next append writes it first.
+    unended: bool,
 }
 
-/// What was read from an existing file.
+/// Why lines were not appended.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// It was not touched.
+    #[error("{}: changed, replaced or removed by another program", .0.display())]
+    Changed(PathBuf),
+    #[error(transparent)]
+    Failed(#[from] anyhow::Error),
+}
+
+/// What was read from an existing file. Nothing has been changed in it.
 pub struct Opened {
     pub file: LineFile,
     pub bytes: Vec<u8>,
-    /// Bytes of a half last line that were cut off, and where they are kept now.
-    pub cut: Option<(usize, PathBuf)>,
 }
 
 impl LineFile {
     /// A file that does not exist yet; nothing is touched before the first append.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, file: None, good: 0 }
+        Self { path, file: None, good: 0, len: 0, unended: false }
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens and locks an existing file, and cuts off a half last line, which is kept in
-    /// `FILE.part`. `name` is what the session is called in errors.
+    /// Opens, locks and reads an existing file. `name` is what the session is called in errors.
     pub fn open(path: &Path, name: &str) -> Result<Opened> {
         let in_context = || format!("session {name}");
         let file = regular_file::open_with(OpenOptions::new().read(true).write(true), path).with_context(in_context)?;
         lock(&file, name)?;
-        let mut bytes = regular_file::read_at_most(&file, MAX_BYTES).with_context(in_context)?;
-        let good = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-        let half = bytes.split_off(good);
-        let mut opened = Self { path: path.to_owned(), file: Some(file), good: good as u64 };
-        let cut =
-            if half.is_empty() { None } else { Some((half.len(), opened.cut_off(&half).with_context(in_context)?)) };
-        Ok(Opened { file: opened, bytes, cut })
+        let bytes = regular_file::read_at_most(&file, MAX_BYTES).with_context(in_context)?;
+        let len = bytes.len() as u64;
+        let file = Self { path: path.to_owned(), file: Some(file), good: len, len, unended: false };
+        Ok(Opened { file, bytes })
     }
 
-    /// Keeps a half line aside before it goes.
-    fn cut_off(&mut self, half: &[u8]) -> io::Result<PathBuf> {
+    /// The last line is whole, and has no newline.
+    pub fn end_line_later(&mut self) {
+        self.unended = true;
+    }
+
+    /// Cuts a half last line off, which is first kept in `FILE.part`.
+    pub fn cut_off(&mut self, half: &[u8]) -> io::Result<PathBuf> {
         let aside = part_of(&self.path);
-        let mut part = private(OpenOptions::new().append(true).create(true)).open(&aside)?;
+        let options = &mut OpenOptions::new();
+        let mut part = regular_file::open_no_follow(private(options.append(true).create(true)), &aside)
+            .map_err(|e| io::Error::other(format!("{}: {e}", aside.display())))?;
         part.write_all(half)?;
         part.write_all(b"\n")?;
         part.sync_all()?;
         if let Some(file) = &self.file {
-            file.set_len(self.good)?;
+            let good = self.good - half.len() as u64;
+            file.set_len(good)?;
             file.sync_all()?;
+            (self.good, self.len) = (good, good);
         }
         Ok(aside)
     }
 
     /// Appends whole lines and syncs them: all of them, or none.
-    pub fn append(&mut self, lines: &str, name: &str) -> Result<()> {
+    pub fn append(&mut self, lines: &str, name: &str) -> Result<(), AppendError> {
         self.create(name)?;
-        let Some(file) = &mut self.file else { bail!("session {name}: not open") };
-        let good = self.good;
+        let Some(file) = &mut self.file else { return Err(anyhow!("session {name}: not open").into()) };
+        let failed = |e: io::Error| AppendError::Failed(anyhow!("{}: {e}", self.path.display()));
+        let open = file.metadata().map_err(failed)?;
+        if open.len() != self.len || !is_at(&self.path, &open).map_err(failed)? {
+            return Err(AppendError::Changed(self.path.clone()));
+        }
+        let (good, begin) = (self.good, if self.unended { "\n" } else { "" });
         let written = (|| {
-            file.set_len(good)?;
+            if self.len != good {
+                file.set_len(good)?;
+            }
             file.seek(SeekFrom::Start(good))?;
+            file.write_all(begin.as_bytes())?;
             file.write_all(lines.as_bytes())?;
             file.sync_data()
         })();
         match written {
             Ok(()) => {
-                self.good += lines.len() as u64;
+                self.good += (begin.len() + lines.len()) as u64;
+                (self.len, self.unended) = (self.good, false);
                 Ok(())
             }
             Err(e) => {
                 // What stands half is taken away now, or before the next write.
                 let _ = file.set_len(good);
-                Err(anyhow!("{}: {e}", self.path.display()))
+                self.len = file.metadata().map_or(good, |m| m.len());
+                Err(failed(e))
             }
         }
     }
 
-    fn create(&mut self, name: &str) -> Result<()> {
+    fn create(&mut self, name: &str) -> Result<(), AppendError> {
         if self.file.is_some() {
             return Ok(());
         }
-        let said = |e: io::Error| anyhow!("{}: {e}", self.path.display());
         if let Some(folder) = self.path.parent() {
             make_private_folder(folder).map_err(|e| anyhow!("{}: {e}", folder.display()))?;
         }
-        let file =
-            private(OpenOptions::new().read(true).write(true).create_new(true)).open(&self.path).map_err(said)?;
+        let made = private(OpenOptions::new().read(true).write(true).create_new(true)).open(&self.path);
+        let file = match made {
+            Ok(file) => file,
+            // A name that is taken is somebody else's, link or file.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(AppendError::Changed(self.path.clone()));
+            }
+            Err(e) => return Err(anyhow!("{}: {e}", self.path.display()).into()),
+        };
         lock(&file, name)?;
         self.file = Some(file);
-        self.good = 0;
-        // The folder's entry for the new file; where folders cannot be synced, the file's own sync must do.
-        if let Some(folder) = self.path.parent().and_then(|f| File::open(f).ok()) {
-            let _ = folder.sync_all();
-        }
+        (self.good, self.len) = (0, 0);
+        sync_folder(&self.path);
         Ok(())
     }
+}
+
+/// Syncs the folder's entry for a new file; where folders cannot be synced, the file's own sync must do.
+fn sync_folder(file: &Path) {
+    if let Some(folder) = file.parent().and_then(|f| File::open(f).ok()) {
+        let _ = folder.sync_all();
+    }
+}
+
+/// Whether `path` still names the open file.
+#[cfg(unix)]
+pub fn is_at(path: &Path, open: &Metadata) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    match fs::symlink_metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (open.dev(), open.ino())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(not(unix))]
+pub fn is_at(path: &Path, _: &Metadata) -> io::Result<bool> {
+    path.try_exists()
 }
 
 /// Where the half line of a session is kept.
@@ -143,7 +196,7 @@ pub fn make_private_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Files made with these options are readable by their owner alone.
-fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
@@ -153,19 +206,34 @@ fn private(options: &mut OpenOptions) -> &mut OpenOptions {
 }
 
 /// Writes a file under another name, syncs it and puts it in place: the old one or the new one is
-/// there, never half of it. Errors name the file in one line.
+/// there, never half of it. A link at its place is replaced, not followed. Errors name the file in one line.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let name =
-        path.file_name().and_then(|n| n.to_str()).with_context(|| format!("{}: no file name", path.display()))?;
-    let beside = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
+    let (beside, mut file) = create_new(path.parent().unwrap_or(Path::new("")), ".dmschat-", ".tmp")
+        .map_err(|e| anyhow!("{}: {e}", path.display()))?;
     let written = (|| {
-        let mut file = private(OpenOptions::new().write(true).create(true).truncate(true)).open(&beside)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&beside, path)
     })();
-    written.map_err(|e| {
+    if let Err(e) = written {
         let _ = fs::remove_file(&beside);
-        anyhow!("{}: {e}", path.display())
-    })
+        bail!("{}: {e}", path.display());
+    }
+    sync_folder(path);
+    Ok(())
+}
+
+/// Creates a file under a random name that nothing had before, readable by its owner alone.
+pub fn create_new(folder: &Path, before: &str, after: &str) -> io::Result<(PathBuf, File)> {
+    let mut tries = 0;
+    loop {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|e| io::Error::other(e.to_string()))?;
+        let path = folder.join(format!("{before}{:016x}{after}", u64::from_ne_bytes(random)));
+        match private(OpenOptions::new().write(true).create_new(true)).open(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && tries < 16 => tries += 1,
+            made => return made.map(|file| (path, file)),
+        }
+    }
 }

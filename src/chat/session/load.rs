@@ -122,6 +122,7 @@ impl Loading {
                 self.conversation.restore_id(toggle.id);
                 self.conversation.restore_mark(Mark {
                     after: toggle.parent,
+                    within: toggle.at_text,
                     eviction: toggle.eviction,
                     at_token: toggle.at_token,
                     dropped_slots: toggle.dropped_slots,

@@ -217,6 +217,9 @@ pub struct Toggle {
     pub eviction: bool,
     /// Tokens of the log before it.
     pub at_token: usize,
+    /// Bytes of the text of the reply `parent` that were there; absent where no answer was running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_text: Option<usize>,
     pub dropped_slots: u64,
 }
 

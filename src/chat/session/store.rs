@@ -7,10 +7,13 @@ use super::load::{Loaded, last_stamp, load};
 use super::record::{Header, Record, Stamp, Title};
 use super::{Session, new_id};
 use crate::chat::conversation::short_title;
+use crate::protocol::StopReason;
 use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
+use serde::Deserialize;
+use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -27,7 +30,13 @@ pub struct Entry {
     pub id: String,
     pub title: String,
     pub model: String,
+    /// Turns that were answered or begun; a prompt that was refused is none.
     pub turns: usize,
+    /// What was asked and answered last.
+    pub preview: String,
+    /// Of the cache, after the last turn.
+    pub ratio: Option<f64>,
+    pub bytes: u64,
     /// When it was last written.
     pub modified: SystemTime,
     pub path: PathBuf,
@@ -85,9 +94,14 @@ impl Store {
         matched.into_iter().map(|(entry, _)| entry).collect()
     }
 
-    /// The one that was written last.
+    /// The one that was written last, of those with a turn.
     pub fn newest(&self) -> Result<Entry> {
-        self.list().into_iter().next().ok_or_else(|| anyhow!("there is no session yet to go on with"))
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
+        let mut files: Vec<(SystemTime, PathBuf)> =
+            files.filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path))).collect();
+        files.sort_by(|a, b| b.cmp(a));
+        let mut entries = files.iter().filter_map(|(_, path)| entry(path));
+        entries.find(|e| e.turns > 0).ok_or_else(|| anyhow!("there is no session yet to go on with"))
     }
 
     /// The file of the session with this id, or an error when there is none.
@@ -127,7 +141,7 @@ impl Store {
             let id = new_id();
             let file = LineFile::new(self.path_of(&id));
             let text = with_session_name(&text, &id);
-            return Ok((Session::of_loaded(id, Some(file), &text, false, &loaded), loaded));
+            return Ok((Session::of_loaded(id, Some(file), text, false, &loaded), loaded));
         }
         self.open(&self.find(name)?.id)
     }
@@ -144,15 +158,25 @@ impl Store {
             }
             Err(e) => return Err(e),
         };
-        let text = String::from_utf8_lossy(&opened.bytes).into_owned();
-        let mut loaded = load(&opened.bytes, id)?;
-        if let Some((bytes, aside)) = opened.cut {
-            let aside = aside.display();
+        let mut file = opened.file;
+        let whole = whole_lines(&opened.bytes);
+        // A file that is refused here has not been touched.
+        let mut loaded = load(&opened.bytes[..whole], id)?;
+        let half = &opened.bytes[whole..];
+        if !half.is_empty() {
+            let aside = file.cut_off(half).with_context(|| format!("session {id}"))?;
             loaded.problems.push(format!(
-                "session {id}: its last line was half written; {bytes} bytes were cut off and are kept in {aside}"
+                "session {id}: its last line was half written; {} bytes were cut off and are kept in {}",
+                half.len(),
+                aside.display()
             ));
         }
-        let session = Session::of_loaded(id.to_owned(), Some(opened.file), &text, true, &loaded);
+        let mut text = String::from_utf8_lossy(&opened.bytes[..whole]).into_owned();
+        if !text.ends_with('\n') {
+            text.push('\n');
+            file.end_line_later();
+        }
+        let session = Session::of_loaded(id.to_owned(), Some(file), text, true, &loaded);
         Ok((session, loaded))
     }
 
@@ -189,7 +213,7 @@ impl Store {
             let title = loaded.conversation.title().map(str::to_owned);
             session.push(&Record::Title(Title { id: change.id, parent: change.after, title }));
         }
-        session.flush()
+        session.flush().map(|_| ())
     }
 
     /// Deletes the session with this id, which must not be open, and what was cut off from it.
@@ -208,8 +232,14 @@ impl Store {
 /// Reads a file without its half last line.
 fn read_whole_lines(path: &Path, name: &str) -> Result<Loaded> {
     let bytes = regular_file::read(path, MAX_BYTES).with_context(|| format!("session {}", path.display()))?;
-    let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-    load(&bytes[..whole], name)
+    load(&bytes[..whole_lines(&bytes)], name)
+}
+
+/// Bytes up to the end of the last whole line. One that lacks only its newline is whole.
+fn whole_lines(bytes: &[u8]) -> usize {
+    let ended = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+    let is_record = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes[ended..]).is_ok();
+    if is_record { bytes.len() } else { ended }
 }
 
 fn read_stamp(path: &Path, name: &str) -> Result<Stamp> {
@@ -238,7 +268,7 @@ fn read_text(path: &Path) -> Result<String> {
 }
 
 /// The same lines under another session's name.
-fn with_session_name(text: &str, id: &str) -> String {
+pub(super) fn with_session_name(text: &str, id: &str) -> String {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     match Record::parse(first.as_bytes()) {
         Ok(Record::Header(header)) => {
@@ -250,31 +280,105 @@ fn with_session_name(text: &str, id: &str) -> String {
     }
 }
 
+/// What the list reads of a record, wherever its fields stand.
+#[derive(Deserialize)]
+struct Glance<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    title: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    user: Option<GlanceUser<'a>>,
+    #[serde(borrow)]
+    model: Option<GlanceModel<'a>>,
+    report: Option<GlanceReport>,
+}
+
+#[derive(Deserialize)]
+struct GlanceUser<'a> {
+    #[serde(borrow)]
+    text: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct GlanceModel<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct GlanceReport {
+    stop_reason: StopReason,
+    answer_tokens: u64,
+    reasoning_tokens: u64,
+    in_context: bool,
+    kv: GlanceKv,
+}
+
+#[derive(Deserialize)]
+struct GlanceKv {
+    ratio: Option<f64>,
+}
+
+impl GlanceReport {
+    /// The prompt was refused before anything was generated.
+    fn is_refused(&self) -> bool {
+        let nothing = self.answer_tokens == 0 && self.reasoning_tokens == 0;
+        nothing && !self.in_context && self.stop_reason != StopReason::Cancelled
+    }
+}
+
 /// Reads as much of a file as the list shows; `None` for what is no session.
 fn entry(path: &Path) -> Option<Entry> {
     let id = path.file_name()?.to_str()?.strip_suffix(".jsonl")?.to_owned();
-    let modified = fs::metadata(path).ok()?.modified().ok()?;
+    let meta = fs::metadata(path).ok()?;
     let bytes = regular_file::read(path, MAX_BYTES).ok()?;
-    let mut lines = bytes.split(|b| *b == b'\n');
+    let mut lines = bytes.split(|b| *b == b'\n').filter(|l| !l.is_empty());
     let Ok(Record::Header(header)) = Record::parse(lines.next()?) else { return None };
-    let (mut title, mut question, mut model, mut turns) = (None, String::new(), header.model.name, 0);
+    let modified = meta.modified().ok()?;
+    let (mut title, mut first, mut preview, mut text) = (None, None, String::new(), String::new());
+    let mut entry = Entry {
+        id,
+        title: String::new(),
+        model: header.model.name,
+        turns: 0,
+        preview: String::new(),
+        ratio: None,
+        bytes: meta.len(),
+        modified,
+        path: path.to_owned(),
+        text: String::new(),
+    };
     for line in lines {
-        if line.starts_with(br#"{"type":"turn""#) {
-            turns += 1;
-            if question.is_empty()
-                && let Ok(Record::Turn(turn)) = Record::parse(line)
-            {
-                question = turn.user.map(|u| u.text).unwrap_or_default();
-                model = turn.model.name;
+        let Ok(glance) = serde_json::from_slice::<Glance>(line) else { continue };
+        match (glance.kind.as_ref(), &glance.report) {
+            ("title", _) => title = glance.title.map(Cow::into_owned),
+            ("turn", Some(report)) if !report.is_refused() => {
+                entry.turns += 1;
+                entry.ratio = report.kv.ratio.or(entry.ratio);
+                if let Some(model) = glance.model {
+                    entry.model = model.name.into_owned();
+                }
+                if let Some(user) = &glance.user {
+                    preview = one_line(&user.text);
+                    first.get_or_insert_with(|| short_title(&user.text));
+                }
+                text = one_line(glance.text.as_deref().unwrap_or(""));
             }
-        } else if line.starts_with(br#"{"type":"title""#)
-            && let Ok(Record::Title(named)) = Record::parse(line)
-        {
-            title = named.title;
+            _ => {}
         }
     }
-    let title = title.unwrap_or_else(|| short_title(&question));
-    let mut entry = Entry { id, title, model, turns, modified, path: path.to_owned(), text: String::new() };
-    entry.text = format!("{} {} {} {}", entry.title, entry.model, entry.date(), short_title(&question));
+    let first = first.unwrap_or_default();
+    entry.title = title.unwrap_or_else(|| first.clone());
+    entry.text = format!("{} {} {} {first}", entry.title, entry.model, entry.date());
+    entry.preview = format!("{preview}\n{text}");
     Some(entry)
+}
+
+/// The beginning of a text, in one line.
+fn one_line(text: &str) -> String {
+    let begin: String = text.chars().take(400).collect();
+    begin.split_whitespace().collect::<Vec<_>>().join(" ")
 }

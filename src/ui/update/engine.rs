@@ -27,7 +27,12 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => {
             app.engine.rebuilding = None;
+            // Nothing was fed where another model reads the texts again, with the next message.
+            if tokens == 0 && !cancelled {
+                return Vec::new();
+            }
             let text = match cancelled {
+                true if tokens == 0 => "stopped; the cache is empty".to_owned(),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
                 false => format!("the cache was filled anew with {}", plural(tokens as u64, "token")),
             };
@@ -82,19 +87,21 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     // After a stop or a failure, what waits goes out when the user says so.
     let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
     app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
-    app.chat.finish(report);
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
     }
     app.engine.rebuilding = None;
-    let mut effects = vec![Effect::Store(Store::Sync)];
+    let mut effects = Vec::new();
     if long && app.setup.settings.bell {
         effects.push(Effect::Bell);
     }
     if refused {
-        effects.extend(turns::take_back(app, &why));
-        effects.push(Effect::Store(Store::Sync));
+        // No turn: it stands in no file.
+        effects.extend(turns::take_back(app, turn, &why));
+    } else {
+        app.chat.finish(report);
     }
+    effects.push(Effect::Store(Store::Sync));
     effects.extend(inspect_again(app));
     if ended_well {
         effects.extend(turns::send_next(app));
@@ -104,9 +111,8 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
 
 fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<Effect> {
     app.engine.eviction = on;
-    app.chat.mark_toggle(on, at_token, dropped_slots);
-    let text = mark_text(on, at_token, dropped_slots);
-    note(app, LocalKind::Mark, text);
+    let mark = app.chat.mark_toggle(on, at_token, dropped_slots);
+    app.feed.push_mark(&app.chat, mark, mark_text(on, at_token, dropped_slots));
     let mut effects = vec![Effect::Store(Store::Sync)];
     effects.extend(inspect_again(app));
     effects

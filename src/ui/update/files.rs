@@ -8,15 +8,31 @@ use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, RatioHistory, Se
 use crate::ui::text::clean_line;
 use std::path::PathBuf;
 
-/// /new: an empty conversation; the old one is in its file.
+/// /new: an empty conversation, once the old one is in its file.
 pub fn new_conversation(app: &mut App) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
+    vec![Effect::Store(Store::Close)]
+}
+
+/// The session of a new conversation has begun.
+pub fn began_new(app: &mut App, id: String, date: jiff::civil::DateTime) -> Vec<Effect> {
     let system = app.chat.system().map(str::to_owned);
     show(app, Conversation::new(system));
+    app.session.id = Some(id);
+    app.date = date;
     app.say(Level::Info, "a new conversation");
-    vec![Effect::Store(Store::Close), Effect::Engine(Command::Clear)]
+    vec![Effect::Engine(Command::Clear)]
+}
+
+/// The session's file was changed by another program.
+pub fn moved(app: &mut App, from: &str, to: String) -> Vec<Effect> {
+    let text = format!("another program has changed the file of session {from}; this conversation goes on in {to}");
+    if app.session.id.as_deref() == Some(from) {
+        app.session.id = Some(to);
+    }
+    note(app, LocalKind::Warning, text)
 }
 
 /// Puts another conversation on the screen.
@@ -32,7 +48,7 @@ fn show(app: &mut App, chat: Conversation) {
     app.panel.ratios = RatioHistory::default();
     for mark in app.chat.marks() {
         let text = engine::mark_text(mark.eviction, mark.at_token, mark.dropped_slots);
-        app.feed.locals.push(Local { after: mark.after, kind: LocalKind::Mark, text });
+        app.feed.locals.push(Local { after: mark.after, within: mark.within, kind: LocalKind::Mark, text });
     }
     app.feed.arrange(&app.chat);
 }
@@ -46,7 +62,7 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     let asked: Vec<String> =
         app.chat.messages().iter().filter(|m| m.role == Role::User).map(|m| m.text.clone()).collect();
     for text in &asked {
-        app.history.push(text);
+        app.history.add_old(text);
     }
     let reports: Vec<_> = app.chat.path().iter().filter_map(|m| m.report.clone()).collect();
     for report in reports {

@@ -1,7 +1,7 @@
 //! Keys while something lies over the chat: help, the large panel, the list of conversations, the
 //! history search, questions.
 
-use super::{Effect, Store, Which, engine, files, find, keys, models};
+use super::{Effect, Store, Which, engine, files, find, keys, models, turns};
 use crate::ui::action::Action;
 use crate::ui::keymap::Key;
 use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay, Picker, SessionEntry};
@@ -247,6 +247,17 @@ pub fn ask_delete(app: &mut App) {
     app.overlays.push(Overlay::Confirm { question, then: Confirmed::DeleteCurrent });
 }
 
+/// Leaving a conversation whose last records are in no file.
+pub fn ask_leave(app: &mut App, why: &str, then: Store) -> Vec<Effect> {
+    let question = format!(
+        "{why}. Leave this conversation all the same? It is tried again with every answer; what is not saved when you \
+         quit goes to a file in {}.",
+        clean_line(&std::env::temp_dir().display().to_string())
+    );
+    app.overlays.push(Overlay::Confirm { question, then: Confirmed::Leave(then) });
+    Vec::new()
+}
+
 /// A file is in the way.
 pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) -> Vec<Effect> {
     let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
@@ -263,13 +274,9 @@ fn confirm_key(app: &mut App, code: KeyCode) -> Vec<Effect> {
     let Some(Overlay::Confirm { then, .. }) = app.overlays.pop() else { return Vec::new() };
     match then {
         Confirmed::DeleteSession(id) => vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)],
-        Confirmed::DeleteCurrent => {
-            let mut effects = files::new_conversation(app);
-            if !effects.is_empty() {
-                effects[0] = Effect::Store(Store::DeleteCurrent);
-            }
-            effects
-        }
+        Confirmed::DeleteCurrent if turns::refuse_busy(app) => Vec::new(),
+        Confirmed::DeleteCurrent => vec![Effect::Store(Store::DeleteCurrent)],
+        Confirmed::Leave(then) => vec![Effect::Store(Store::Leave(Box::new(then)))],
         Confirmed::OpenWithCurrent(which) => vec![Effect::Store(Store::OpenWithCurrent(which))],
         Confirmed::OverwriteFile { path, export: false } => {
             vec![Effect::Store(Store::Save { path: Some(path), overwrite: true })]

@@ -100,7 +100,53 @@ fn a_refused_prompt_returns_to_the_input() {
     engine(&mut app, Event::TurnDone(Box::new(refused)));
     assert_eq!(app.input.text(), "too long");
     assert!(screen(&mut app).contains("not sent: the prompt has 9000 tokens"));
-    assert!(app.chat.context_path().is_empty());
+    // It is no part of the conversation, nor of its file.
+    assert!(app.chat.is_empty());
+    let changes = app.chat.take_changes();
+    assert!(changes.iter().all(|c| c.kind == crate::chat::ChangeKind::Head), "{changes:?}");
+}
+
+#[test]
+fn a_toggle_in_mid_answer_stands_where_it_happened() {
+    let mut app = app(120, 40, 8, 4);
+    say(&mut app, "question");
+    stream(&mut app, TextKind::Answer, "before the toggle\n\nin the middle of");
+    engine(&mut app, Event::EvictionSet { on: false, at_token: 60, dropped_slots: 0 });
+    stream(&mut app, TextKind::Answer, " a line\n\nafter the toggle");
+    let order = |app: &mut crate::ui::state::App| {
+        let shown = screen(app);
+        let row =
+            |text: &str| shown.lines().position(|l| l.contains(text)).unwrap_or_else(|| panic!("{text}: {shown}"));
+        [
+            row("before the toggle"),
+            row("in the middle of a line"),
+            row("eviction off from here"),
+            row("after the toggle"),
+        ]
+    };
+    assert!(order(&mut app).is_sorted());
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    assert!(order(&mut app).is_sorted());
+    assert_eq!(app.chat.marks()[0].within, Some("before the toggle\n\nin the middle of".len()));
+}
+
+#[test]
+fn a_conversation_that_is_not_saved_is_left_only_when_the_user_says_so() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "q", "", "a");
+    let effects = say(&mut app, "/new");
+    assert!(matches!(effects[..], [Effect::Store(Store::Close)]));
+    assert_eq!(app.chat.path().len(), 2, "it stays until its file is written");
+    update(&mut app, AppEvent::NotSaved { why: "no space".into(), then: Store::Close });
+    assert!(screen(&mut app).contains("no space. Leave this conversation all the same?"));
+    assert!(press(&mut app, KeyCode::Char('n')).is_empty() && app.chat.path().len() == 2);
+    update(&mut app, AppEvent::NotSaved { why: "no space".into(), then: Store::Close });
+    let effects = press(&mut app, KeyCode::Char('y'));
+    assert!(matches!(&effects[..], [Effect::Store(Store::Leave(then))] if **then == Store::Close));
+    // Nothing was fed: not worth a word.
+    engine(&mut app, Event::RebuildDone { cancelled: false, tokens: 0 });
+    assert!(!screen(&mut app).contains("0 tokens"));
 }
 
 #[test]
@@ -320,6 +366,7 @@ fn questions_are_asked_before_files_go() {
     say(&mut app, "/delete");
     let effects = press(&mut app, KeyCode::Char('y'));
     assert!(matches!(effects[0], Effect::Store(Store::DeleteCurrent)));
+    update(&mut app, AppEvent::NewConversation { id: "new".into(), date: Default::default() });
     assert!(app.chat.is_empty());
     let effects = update(&mut app, AppEvent::Exists { path: "x.md".into(), export: true });
     assert!(effects.is_empty());

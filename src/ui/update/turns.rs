@@ -202,7 +202,7 @@ pub fn failed(app: &mut App, turn: u64, error: &str) -> Vec<Effect> {
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
     }
-    take_back(app, error)
+    take_back(app, turn, error)
 }
 
 /// The turn was stopped before the engine saw it.
@@ -210,13 +210,13 @@ pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
     }
-    take_back(app, "stopped before the answer began")
+    take_back(app, turn, "stopped before the answer began")
 }
 
 /// What was asked returns to the input, with the reason in the conversation.
-pub fn take_back(app: &mut App, why: &str) -> Vec<Effect> {
-    let place = app.chat.undo().map_or(String::new(), |text| give_back(app, &text));
-    app.feed.arrange(&app.chat);
+pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
+    let place = app.chat.retract(turn).map_or(String::new(), |text| give_back(app, &text));
+    app.feed.reattach(&app.chat);
     note(app, LocalKind::Error, format!("not sent{place}: {why}"))
 }
 

@@ -5,7 +5,7 @@ use crate::ui::editor::Editor;
 use crate::ui::find::Find;
 use crate::ui::models::{ModelEntry, ModelPicker};
 use crate::ui::state::{App, Picker};
-use crate::ui::text::{bytes, clean_line, plural, truncate, width, wrap_plain};
+use crate::ui::text::{bytes, clean_line, plural, ratio, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::Frame;
 use ratatui::layout::{Position, Rect};
@@ -44,19 +44,23 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
         None => field(frame, top, app, "conversations:", &picker.query),
     }
     let matching = picker.matching();
-    let rows = usize::from(area.height).saturating_sub(3);
+    // The bottom shows what was said last in the chosen one, where there is room.
+    let preview_rows = if area.height >= 12 { 3 } else { 0 };
+    let rows = usize::from(area.height).saturating_sub(3 + preview_rows);
     let start = first(picker.selected, matching.len(), rows);
     let room = usize::from(top.width);
     let buffer = frame.buffer_mut();
     for (n, entry) in matching.iter().skip(start).take(rows).enumerate() {
         let y = area.y + 2 + n as u16;
         let facts = format!(
-            "{}  {:>8}  {}",
+            "{}  {:>8}  {:>6}  {:>7}  {}",
             clean_line(&entry.when),
             plural(entry.turns as u64, "turn"),
+            entry.ratio.map_or_else(String::new, |r| ratio(Some(r))),
+            bytes(entry.bytes),
             clean_line(&entry.model)
         );
-        let facts = truncate(&facts, room / 2);
+        let facts = truncate(&facts, room * 2 / 3);
         let title_room = room.saturating_sub(width(&facts) + 2);
         let title = truncate(&clean_line(&entry.title), title_room);
         let pad = " ".repeat(room.saturating_sub(width(&title) + width(&facts)));
@@ -72,6 +76,13 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
     }
     if matching.is_empty() {
         buffer.set_stringn(top.x, area.y + 2, "nothing fits", room, theme.style(Role::Dim));
+    }
+    if let Some(entry) = matching.get(picker.selected).filter(|_| preview_rows > 0) {
+        let signs = [theme.glyphs().prompt, " "];
+        for ((n, line), sign) in entry.preview.lines().take(2).enumerate().zip(signs) {
+            let line = truncate(&format!("{sign} {}", clean_line(line)), room);
+            buffer.set_string(top.x, area.bottom() - 3 + n as u16, line, theme.style(Role::Dim));
+        }
     }
     let keys = "Enter opens, F2 renames, Delete deletes, Esc closes";
     buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));

@@ -13,6 +13,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 /// Columns before the text and after it.
 const MARGIN: usize = 3;
@@ -99,7 +100,7 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         let chosen = app.feed.selected == Some(id);
         let reasoning = m.reasoning.as_ref().map(String::len);
         (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen).hash(&mut hasher);
-        app.chat.siblings(id).len().hash(&mut hasher);
+        (app.chat.siblings(id).len(), app.feed.within(id).count()).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
         turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);
     }
@@ -177,15 +178,17 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     let mut links = Vec::new();
     let fold_row = thoughts(app, message, width, &mut lines);
     let text = message.text.trim_start_matches('\n');
+    let lead = message.text.len() - text.len();
+    let cuts = |text: &str| -> Vec<(usize, &str)> {
+        app.feed.within(message.id).map(|(at, words)| (line_after(text, at.saturating_sub(lead)), words)).collect()
+    };
     let finished = if message.is_open() && !text.trim().is_empty() {
-        let (finished, all) = streaming(app, text, full, old, &mut lines);
+        let (finished, all) = streaming(app, text, &cuts(text), full, old, &mut lines);
         links = all;
         Some(finished)
     } else {
-        if !text.trim().is_empty() {
-            let room = full.saturating_sub(MARGIN);
-            lines.extend(indented(markdown::render(message.shown(), room, &app.theme, &mut links)));
-        }
+        let text = message.shown();
+        lines.extend(with_marks(app, text, 0..text.len(), &cuts(text), full, &mut links));
         None
     };
     if message.report.is_some() {
@@ -194,16 +197,56 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     Rows { lines, fold_row, links, finished, ..Rows::default() }
 }
 
+/// The first beginning of a line at or after byte `at` that is not inside of a code block, else the end.
+fn line_after(text: &str, at: usize) -> usize {
+    let (mut start, mut code) = (0, false);
+    for line in text.split_inclusive('\n') {
+        if start >= at && !code {
+            return start;
+        }
+        let line_text = line.trim_start();
+        code ^= line_text.starts_with("```") || line_text.starts_with("~~~");
+        start += line.len();
+    }
+    text.len()
+}
+
+/// The rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut where the stretch
+/// ends belongs to the next one.
+fn with_marks(
+    app: &App,
+    text: &str,
+    stretch: Range<usize>,
+    cuts: &[(usize, &str)],
+    full: usize,
+    links: &mut Vec<String>,
+) -> Vec<Line<'static>> {
+    let (mut lines, mut from) = (Vec::new(), stretch.start);
+    let mut write = |lines: &mut Vec<Line<'static>>, part: &str| {
+        if !part.trim().is_empty() {
+            lines.extend(indented(markdown::render(part, full.saturating_sub(MARGIN), &app.theme, links)));
+        }
+    };
+    let last = stretch.end == text.len();
+    for (at, words) in cuts.iter().filter(|(at, _)| stretch.contains(at) || (last && *at == stretch.end)) {
+        write(&mut lines, &text[from..*at]);
+        lines.extend(mark(words, full, &app.theme, app.setup.plain));
+        from = *at;
+    }
+    write(&mut lines, &text[from..stretch.end]);
+    lines
+}
+
 /// The answer so far: its finished blocks as they were, only the rest made anew. Also returns the links
 /// of all of it.
 fn streaming(
     app: &App,
     text: &str,
+    cuts: &[(usize, &str)],
     full: usize,
     old: Option<Rows>,
     lines: &mut Vec<Line<'static>>,
 ) -> (Finished, Vec<String>) {
-    let room = full.saturating_sub(MARGIN);
     let same_width = app.feed.width == full + RIGHT_MARGIN;
     let (mut links, mut done) = match old {
         Some(Rows { links, finished: Some(done), .. })
@@ -219,8 +262,8 @@ fn streaming(
         if !done.lines.is_empty() {
             done.lines.push(Line::default());
         }
-        let blocks = &text[done.bytes..done.bytes + more];
-        done.lines.extend(indented(markdown::render(blocks, room, &app.theme, &mut links)));
+        let blocks = done.bytes..done.bytes + more;
+        done.lines.extend(with_marks(app, text, blocks, cuts, full, &mut links));
         done.bytes += more;
         done.links = links.len();
     }
@@ -228,7 +271,7 @@ fn streaming(
     if !done.lines.is_empty() {
         lines.push(Line::default());
     }
-    lines.extend(indented(markdown::render(&text[done.bytes..], room, &app.theme, &mut links)));
+    lines.extend(with_marks(app, text, done.bytes..text.len(), cuts, full, &mut links));
     (done, links)
 }
 

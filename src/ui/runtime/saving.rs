@@ -1,0 +1,53 @@
+//! What the loop saves: records of the conversation, what was typed, and everything at the end.
+
+use super::{Runtime, receive};
+use crate::chat::session::Written;
+use crate::protocol::Command;
+use crate::ui::ExitKind;
+use crate::ui::update::AppEvent;
+use std::time::Duration;
+
+/// How long leaving waits for the answer that runs to be cut off.
+const LEAVE: Duration = Duration::from_millis(1500);
+
+impl Runtime {
+    /// Appends what was typed to the history's file.
+    pub(super) fn remember(&mut self) {
+        for entry in self.app.history.take_new() {
+            self.sessions.writer.remember(entry);
+        }
+    }
+
+    /// The writer is done with some lines of a session.
+    pub(in crate::ui) fn written(&mut self, written: Written) {
+        for event in self.sessions.written(written) {
+            self.handle(event);
+        }
+    }
+
+    /// The turn that runs is cut off and saved, and what stands in the input is kept.
+    pub(in crate::ui) async fn leave(&mut self) {
+        if self.app.turn.is_some() {
+            for event in self.send(Command::Cancel) {
+                self.handle(event);
+            }
+            let until = tokio::time::Instant::now() + LEAVE;
+            while self.app.turn.is_some() {
+                let events = self.current.as_mut().map(|e| &mut e.events);
+                match tokio::time::timeout_at(until, receive(events)).await {
+                    Ok(Some(event)) => self.handle(AppEvent::Engine(event)),
+                    _ => break,
+                }
+            }
+        }
+        let draft = self.app.input.take();
+        for text in self.app.aside.take().into_iter().chain([draft]) {
+            self.app.history.push(&text);
+        }
+        self.remember();
+        if let Some(line) = self.sessions.leave(&mut self.app) {
+            self.exit = Some(ExitKind::NotSaved(line));
+        }
+        (self.current, self.next) = (None, None);
+    }
+}

@@ -1,0 +1,83 @@
+//! A thread that writes: sessions, and the input history. The screen does not wait for a disk.
+
+use super::history::HistoryFile;
+use crate::chat::session::{Write, Written};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// How often a result that is waited for is looked for.
+const LOOK: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+enum Job {
+    Session(Write),
+    History(String),
+    ShortenHistory,
+}
+
+pub struct Writer {
+    /// Absent once it was told to end.
+    jobs: Option<Sender<Job>>,
+    /// What became of each session's write, in order.
+    pub written: UnboundedReceiver<Written>,
+}
+
+impl Writer {
+    pub fn start(history: HistoryFile) -> std::io::Result<Self> {
+        let (jobs, inbox) = channel();
+        let (outcomes, written) = unbounded_channel();
+        std::thread::Builder::new().name("writer".into()).spawn(move || {
+            for job in inbox {
+                match job {
+                    Job::Session(write) => drop(outcomes.send(write.run())),
+                    Job::History(entry) => history.append(&entry),
+                    Job::ShortenHistory => history.shorten(),
+                }
+            }
+        })?;
+        Ok(Self { jobs: Some(jobs), written })
+    }
+
+    /// Hands lines over. Where the thread has ended they come back.
+    pub fn write(&self, write: Write) -> Result<(), Box<Write>> {
+        match self.send(Job::Session(write)) {
+            Some(Job::Session(write)) => Err(Box::new(write)),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn remember(&self, entry: String) {
+        self.send(Job::History(entry));
+    }
+
+    fn send(&self, job: Job) -> Option<Job> {
+        match &self.jobs {
+            Some(jobs) => jobs.send(job).err().map(|e| e.0),
+            None => Some(job),
+        }
+    }
+
+    /// The next outcome, waited for so long.
+    pub fn wait(&mut self, limit: Duration) -> Option<Written> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.written.try_recv() {
+                Ok(written) => return Some(written),
+                Err(TryRecvError::Empty) if Instant::now() < until => std::thread::sleep(LOOK),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Waits until everything handed over is done, but no longer than that.
+    pub fn end(&mut self, limit: Duration) {
+        self.send(Job::ShortenHistory);
+        self.jobs = None;
+        let until = Instant::now() + limit;
+        while !matches!(self.written.try_recv(), Err(TryRecvError::Disconnected)) && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
