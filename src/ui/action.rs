@@ -60,7 +60,7 @@ actions! {
     Panel Chat "panel" "show or hide the cache panel",
     Inspect Chat "inspect" "the cache on the whole screen: choose a head, see what it kept",
     Eviction Chat "eviction" "switch eviction on or off",
-    Fold Chat "fold" "open or fold the thoughts of the chosen message (or a click)",
+    Fold Chat "fold" "open or fold the thoughts of the chosen message, or a folded paste (or a click)",
     FoldAll Chat "fold-all" "open or fold all thoughts",
     Sessions Chat "sessions" "conversations saved",
     Copy Chat "copy" "copy the chosen message, or the last answer",

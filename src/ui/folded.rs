@@ -184,6 +184,9 @@ mod tests {
         assert_ne!(shielded, own);
         assert_eq!(parts.expand(&shielded), own);
         assert_eq!(parts.shorten("short\ntext"), "short\ntext");
+        assert_eq!(middle(&long).map(|f| (f.label, f.range.start)), Some(("[496 lines]".into(), 21)));
+        assert_eq!(middle(&"x".repeat(5_000)).map(|f| f.range), Some(400..4_900));
+        assert_eq!(middle("short"), None);
         let file = parts.fold("```\nx\n```", "[@x]".into(), true);
         assert_eq!(parts.expand(&format!("read {file} now")), "read \n```\nx\n```\n now");
     }

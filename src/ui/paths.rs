@@ -1,6 +1,7 @@
 //! Paths for completion: names in one folder that begin as typed. Bounded, because a folder may hold
 //! anything.
 
+use super::text::clean_line;
 use std::path::{Path, PathBuf};
 
 /// Entries of a folder that are looked at, and names that are offered.
@@ -17,7 +18,11 @@ pub fn complete(typed: &str, folders_only: bool) -> Vec<String> {
     let mut names: Vec<String> = entries
         .filter_map(|entry| {
             let found = entry.file_name().into_string().ok()?;
-            if !found.starts_with(name) || (found.starts_with('.') && !name.starts_with('.')) {
+            // Names that cannot be shown as they are would be offered under another one.
+            if clean_line(&found) != found
+                || !found.starts_with(name)
+                || (found.starts_with('.') && !name.starts_with('.'))
+            {
                 return None;
             }
             let kind = std::fs::metadata(entry.path()).ok()?;
@@ -48,7 +53,7 @@ mod tests {
     fn paths_are_completed_in_their_folder() {
         let folder = tempfile::tempdir().unwrap();
         let at = format!("{}/", folder.path().display());
-        for name in ["notes.md", "nothing", ".hidden"] {
+        for name in ["notes.md", "nothing", ".hidden", "no\u{202e}txt.exe", "no\x1b[31m"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
         std::fs::create_dir(folder.path().join("nested")).unwrap();

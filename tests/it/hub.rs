@@ -22,7 +22,7 @@ const ID: &str = "any/model";
 pub fn files() -> BTreeMap<String, Vec<u8>> {
     let tiny = Tiny::new(Spec { tied: false, speaks: true, ..Spec::new(true, Form::Borrowed) }, 11);
     let mut files: BTreeMap<String, Vec<u8>> =
-        [("README.md", "# hello"), ("pytorch_model.bin", "pickled"), ("original/model.safetensors", "other")]
+        [("NOTES.md", "# hello"), ("pytorch_model.bin", "pickled"), ("original/model.safetensors", "other")]
             .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()))
             .into();
     for name in ["config.json", "tokenizer.json", WEIGHTS] {

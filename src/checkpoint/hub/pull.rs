@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Says the licence. A model does not need it.
+const CARD: &str = "README.md";
+
 /// Read by [`crate::checkpoint::Checkpoint::open`] where they exist; the first ones decide whether
 /// the model can run.
 const TEXTS: [&str; 9] = [
@@ -24,8 +27,7 @@ const TEXTS: [&str; 9] = [
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
-    // Says the licence.
-    "README.md",
+    CARD,
     "chat_template.jinja",
     "chat_template.json",
 ];
@@ -75,7 +77,7 @@ impl Hub {
         let repo = self.repo(id);
         let folder = repo.folder(&listing.commit);
         let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
-        let mut texts = pull.files(TEXTS.iter().filter(|name| listing.files.contains_key(**name)), watch)?;
+        let mut texts = pull.files(TEXTS.iter().filter(|name| is_wanted(&listing, name)), watch)?;
         if texts.first().is_none_or(|file| file.name != CONFIG) {
             return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is no model that can be run")));
         }
@@ -119,6 +121,12 @@ impl Hub {
         }
         Ok(Remote { hub: self, client: Client::new(self), id, revision: revision.unwrap_or(MAIN) })
     }
+}
+
+/// The repository has the file; a card that is larger than such files may be is left there.
+fn is_wanted(listing: &Listing, name: &str) -> bool {
+    let fits = |bytes: Option<u64>| bytes.is_some_and(|n| n <= max_text_bytes(name));
+    listing.files.get(name).is_some_and(|file| name != CARD || fits(file.bytes))
 }
 
 struct Pull<'a> {
