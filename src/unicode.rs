@@ -103,7 +103,7 @@ pub fn one_line(text: &str) -> String {
             out.push(' ');
         }
         for c in word.chars() {
-            if n == MAX_MESSAGE {
+            if n >= MAX_MESSAGE {
                 out.push_str(" [cut]");
                 return out;
             }
@@ -149,8 +149,10 @@ mod tests {
     #[test]
     fn messages_are_one_line_and_end() {
         assert_eq!(one_line(" a\n\tb  c\r\n"), "a b c");
-        let long = one_line(&"ab ".repeat(10_000));
-        assert!(long.chars().count() < 2_010 && long.ends_with(" [cut]"), "{long}");
+        for word in ["a ", "ab ", "abc "] {
+            let long = one_line(&word.repeat(10_000));
+            assert!(long.chars().count() < 2_010 && long.ends_with(" [cut]"), "{long}");
+        }
         let error = anyhow::Error::from(std::io::Error::other("x")).context("file");
         assert!(one_line_error(error).downcast_ref::<std::io::Error>().is_some());
         assert_eq!(format!("{:#}", one_line_error(anyhow::anyhow!("x\ny").context("file"))), "file: x y");

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Without arguments it runs for 20 s (5 s in a debug build). A trial fails if it panics, ends the child, maps
-//! more than 512 MiB, takes longer than 5 s, or gives an error message of several lines or of more than 4,000
-//! bytes. Each failure is printed with target, seed and number, and its input is written to a file.
+//! more than 512 MiB, takes longer than 5 s, or gives an error message of several lines or of more than 2,100
+//! characters. Each failure is printed with target, seed and number, and its input is written to a file.
 
 mod corpus;
 mod mutate;

@@ -150,7 +150,8 @@ fn bytes_edits(rng: &mut Rng, out: &mut Vec<u8>, other: &[u8], words: &[&str]) {
                 let end = (at + span(rng, out.len())).min(out.len());
                 let piece = out[at..end].to_vec();
                 let times = if rng.one_in(8) { 1 + rng.below(400) } else { 1 + rng.below(3) };
-                out.splice(at..at, piece.repeat(times.min(1 + (1 << 18) / piece.len().max(1))));
+                let most = if rng.one_in(16) { 1 << 18 } else { 1 << 13 };
+                out.splice(at..at, piece.repeat(times.min(1 + most / piece.len().max(1))));
             }
             4 | 5 => drop(out.splice(at..at, rng.pick(words).bytes())),
             6 | 7 => number_edit(rng, out, at),
@@ -300,7 +301,7 @@ fn json_edit(rng: &mut Rng, root: &mut Value, other: &Value, words: &[&str]) {
         (2, Value::Array(items)) if !items.is_empty() => {
             let item = items[rng.below(items.len())].clone();
             let times = if rng.one_in(8) { 1 + rng.below(500) } else { 1 };
-            let times = times.min(1 + 20_000 / count(&item));
+            let times = times.min(1 + 2_000 / count(&item));
             items.extend(std::iter::repeat_n(item, times));
         }
         (3, Value::Array(items)) => items.push(any(rng, words, 0)),
@@ -317,7 +318,10 @@ fn json_edit(rng: &mut Rng, root: &mut Value, other: &Value, words: &[&str]) {
             let depth = 1 + rng.below(130);
             let mut nested = std::mem::take(value);
             for _ in 0..depth {
-                nested = if rng.one_in(2) { json!([nested]) } else { json!({"a": nested}) };
+                nested = match rng.one_in(2) {
+                    true => Value::Array(vec![nested]),
+                    false => Value::Object(Map::from_iter([("a".to_owned(), nested)])),
+                };
             }
             *value = nested;
         }

@@ -263,7 +263,7 @@ fn session(place: &mut Place, bytes: &[u8]) -> Result<()> {
     }
     let mut loaded = load(bytes, "s")?;
     // What is left out is said in one line each.
-    if let Some(long) = loaded.problems.iter().find(|p| p.contains('\n') || p.len() > 3_000) {
+    if let Some(long) = loaded.problems.iter().find(|p| p.contains('\n') || p.chars().count() > 2_100) {
         bail!("{long}");
     }
     let (request, _) = loaded.restore_for(&place.info);

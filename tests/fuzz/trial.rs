@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 pub const CHILD: &str = "--child";
 /// Above what is mapped before the first trial.
 const MEMORY_BYTES: u64 = 512 << 20;
-const MAX_MESSAGE_BYTES: usize = 4_000;
+/// Somewhat more than the 2,000 at which the program cuts.
+const MAX_MESSAGE_CHARS: usize = 2_100;
 
 thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
@@ -65,9 +66,13 @@ fn one(target: &targets::Target, place: &mut Place, bytes: &[u8]) -> Result<Opti
         Ok(Err(error)) => format!("{error:#}"),
         Err(_) => return Err(format!("panic: {}", PANIC.with(|p| p.take()))),
     };
-    if message.contains('\n') || message.len() > MAX_MESSAGE_BYTES {
+    if message.contains('\n') || message.chars().count() > MAX_MESSAGE_CHARS {
         let shown: String = message.chars().take(300).collect();
-        return Err(format!("message of {} bytes, {} lines: {shown:?}", message.len(), message.lines().count()));
+        return Err(format!(
+            "message of {} characters, {} lines: {shown:?}",
+            message.chars().count(),
+            message.lines().count()
+        ));
     }
     Ok(Some(message))
 }
