@@ -146,7 +146,7 @@ pub struct Common {
     #[arg(long, global = true, help_heading = "Sessions")]
     pub no_session: bool,
 
-    /// Colours of the chat: a theme's name
+    /// Colours of the chat: auto (dark or light, as the terminal's background) or a theme's name
     #[arg(long, global = true, value_name = "NAME", help_heading = "Screen")]
     pub theme: Option<String>,
 

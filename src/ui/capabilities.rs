@@ -31,9 +31,9 @@ pub fn links(env: Env) -> bool {
     !(matches!(term.as_str(), "linux" | "dumb" | "") || is_serial(&term))
 }
 
-/// Whether the terminal may be asked for its background.
+/// Whether the terminal may be asked for its background: Emacs's shows the question instead.
 pub fn answers(env: Env) -> bool {
-    links(env)
+    links(env) && !env("TERM").unwrap_or_default().starts_with("eterm")
 }
 
 /// The background that COLORFGBG names, if it does.

@@ -101,6 +101,9 @@ fn urls(text: &str) -> Vec<Range<usize>> {
 
 /// Turns the numbers of links in a drawn area into their sequences, or takes them away.
 pub fn draw(buffer: &mut Buffer, area: Rect, links: &[String], on: bool) {
+    if links.is_empty() {
+        return;
+    }
     for position in area.intersection(buffer.area).positions() {
         let cell = &mut buffer[position];
         let Color::Rgb(r, g, b) = cell.underline_color else { continue };
