@@ -26,13 +26,18 @@ pub mod spawn;
 
 use crate::config::Settings;
 use crate::ui::theme::Themes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use args::{Cli, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
+use std::io;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// Files that a chat has open, and some more.
+#[cfg(unix)]
+const FILES: usize = 24;
 
 /// How long the end of the program waits for engines to end.
 const ENGINE_ENDS_WITHIN: Duration = Duration::from_secs(2);
@@ -43,6 +48,7 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|a| a == "__render") {
         return crate::chat::template::child_main();
     }
+    crate::system::take_shortened_files();
     // A panic has told what it is by now.
     let code = catch_unwind(run_program).unwrap_or(output::PANICKED);
     // The exit handlers of NVIDIA's libraries crash beside a thread that still calls these. An engine that is in the
@@ -56,10 +62,26 @@ pub fn main() -> ExitCode {
 
 fn run_program() -> u8 {
     let done = match Cli::try_parse() {
-        Ok(cli) => crate::engine::unless_lost(|| dispatch(cli)),
+        Ok(cli) => files_can_be_opened().and_then(|()| crate::engine::unless_lost(|| dispatch(cli))),
         Err(error) => refused(&error),
     };
     done.unwrap_or_else(|error| output::report(&error))
+}
+
+/// Whether the process may open as many files as a chat needs: tokio panics where it may not.
+#[cfg(unix)]
+fn files_can_be_opened() -> Result<()> {
+    let opened: Vec<_> = (0..FILES).map(|_| std::fs::File::open("/dev/null")).collect();
+    let refused = |file: &io::Result<_>| file.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMFILE));
+    if opened.iter().any(refused) {
+        bail!("this process may not open {FILES} more files; raise the limit (ulimit -n 256)");
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn files_can_be_opened() -> Result<()> {
+    Ok(())
 }
 
 fn dispatch(cli: Cli) -> Result<u8> {

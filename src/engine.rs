@@ -27,7 +27,11 @@ use crate::protocol::{Command, EngineHandle, Event, MAX_CONTEXT, Plan, Snapshot}
 use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
+
+/// Kernels that are compiled in less than that are not reported.
+const NOTICEABLE: Duration = Duration::from_millis(500);
 
 /// What the user chose about the engine, resolved.
 #[derive(Clone, Debug)]
@@ -95,7 +99,7 @@ pub fn spawn<B: Backend>(
     backend: impl FnOnce() -> Result<B> + Send + 'static,
     options: EngineOptions,
 ) -> Result<EngineHandle> {
-    spawn_with(move |loading| loading.serve(open()?, backend, options))
+    spawn_with(move |loading| loading.serve(open()?, |_| backend(), options))
 }
 
 /// An engine on its way: what is known before there is a model.
@@ -115,16 +119,29 @@ impl Loading {
         !self.outlet.events.is_closed()
     }
 
+    /// A callback for a backend that compiles kernels: reports how many are done, once that has taken noticeably long,
+    /// and returns whether to go on.
+    pub fn on_kernels(&self) -> impl FnMut(usize, usize) -> bool {
+        let mut began = None;
+        move |done, total| {
+            let elapsed = began.get_or_insert_with(Instant::now).elapsed();
+            if elapsed >= NOTICEABLE {
+                self.event(Event::CompilingKernels { done, total, seconds: elapsed.as_secs() });
+            }
+            self.is_wanted()
+        }
+    }
+
     /// Loads the checkpoint onto a backend and serves commands until the end. Errors are those of
     /// loading.
     pub fn serve<B: Backend>(
         self,
         mut checkpoint: Checkpoint,
-        backend: impl FnOnce() -> Result<B>,
+        backend: impl FnOnce(&Self) -> Result<B>,
         mut options: EngineOptions,
     ) -> Result<()> {
+        let b = backend(&self)?;
         let Self { inbox, outlet } = self;
-        let b = backend()?;
         let plan = settle_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
@@ -246,5 +263,23 @@ impl Outlet {
 
     fn snapshot(&self, snapshot: Snapshot) {
         self.snapshots.send_replace(Some(Arc::new(snapshot)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_reported_only_where_they_take_long() {
+        let ((_, inbox), (events, mut seen)) = (std::sync::mpsc::channel(), mpsc::unbounded_channel());
+        let loading = Loading { inbox, outlet: Outlet { events, snapshots: watch::channel(None).0 } };
+        let mut on_kernels = loading.on_kernels();
+        assert!(on_kernels(0, 2) && seen.try_recv().is_err());
+        std::thread::sleep(NOTICEABLE);
+        assert!(on_kernels(1, 2));
+        assert!(matches!(seen.try_recv(), Ok(Event::CompilingKernels { done: 1, total: 2, .. })));
+        drop(seen);
+        assert!(!on_kernels(2, 2), "nobody waits for the model any more");
     }
 }

@@ -15,7 +15,7 @@
 //! | module | owns | may use |
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
-//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, regular_file, unicode |
+//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
@@ -25,7 +25,7 @@
 //! | [`sampler`] | logits row to token, seeded | protocol |
 //! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor, regular_file, unicode |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol, regular_file, unicode |
-//! | [`system`] | the process itself: its end without exit handlers | nothing of ours |
+//! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS | nothing of ours |
 //! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
 //! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, and messages of one line | nothing of ours |
 //!

@@ -292,6 +292,13 @@ pub enum Event {
         done_bytes: u64,
         total_bytes: u64,
     },
+    /// The driver compiles kernels for this GPU, which it does once; kernel files so far and in all. Sent only where it
+    /// takes long enough to be noticed.
+    CompilingKernels {
+        done: usize,
+        total: usize,
+        seconds: u64,
+    },
     Ready(Arc<ModelInfo>),
     /// Loading failed; the engine's thread has ended.
     LoadFailed(String),

@@ -76,7 +76,17 @@ pub struct Cuda {
 impl Cuda {
     /// The card of that index.
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
-        let driver = Rc::new(Driver::open(index, options)?);
+        Self::open_reporting(index, options, &mut |_, _| true)
+    }
+
+    /// As [`Cuda::open`]. `on_kernels` gets the number of kernel files that are compiled and their total, before each of
+    /// them, and returns whether to go on.
+    pub fn open_reporting(
+        index: u32,
+        options: &CudaOptions,
+        on_kernels: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<Self, NoCuda> {
+        let driver = Rc::new(Driver::open(index, options, on_kernels)?);
         let cublaslt = CublasLt::open(&driver, &options.cublaslt);
         if let (Err(why), true) = (&cublaslt, options.cublaslt_needed) {
             return Err(NoCuda::NoCublasLt(why.clone()));

@@ -67,12 +67,13 @@ fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
     let (send, done) = tokio::sync::oneshot::channel();
     let stop = Arc::new(AtomicBool::new(false));
     let mut bar = Bar { device, stop: stop.clone(), terminal: std::io::stderr().is_terminal(), drawn: 0, tenth: 0 };
-    std::thread::spawn(move || {
+    let work = move || {
         let Missing { hub, id, revision, .. } = missing;
         let result = hub.pull(&id, revision.as_deref(), &mut bar);
         bar.clear();
         let _ = send.send(result);
-    });
+    };
+    std::thread::Builder::new().name("download".into()).spawn(work)?;
     runtime.block_on(async {
         tokio::select! {
             result = done => result?.map_err(in_words),

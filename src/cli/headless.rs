@@ -35,9 +35,15 @@ impl Headless {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let interrupts = runtime.block_on(async { Interrupts::new() })?;
         let mut ends = Ends { handle: spawn::engine(settings, Arc::default())?, interrupts };
+        let mut compiles = false;
         let info = runtime.block_on(async {
             loop {
                 match ends.next().await? {
+                    Some(Event::CompilingKernels { .. }) => {
+                        if !std::mem::replace(&mut compiles, true) {
+                            output::notice("compiling kernels for this GPU (once)");
+                        }
+                    }
                     Some(Event::Ready(info)) => return Ok(info),
                     Some(event) => told(event)?,
                     None => return Err(anyhow::Error::from(Interrupted)),

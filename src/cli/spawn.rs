@@ -62,10 +62,13 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let (checkpoint, place) = opened(&settings)?;
         let options = EngineOptions { reference: super::reference::of(&settings), ..options(&settings, place) };
         match place {
-            Place::Cpu => loading.serve(checkpoint, || Ok(Cpu::new(0)), options),
+            Place::Cpu => loading.serve(checkpoint, |_| Ok(Cpu::new(0)), options),
             Place::Card(index) => loading.serve(
                 checkpoint,
-                || Ok(Cuda::open(index, &card_options(settings.graph, settings.gemm))?),
+                |loading| {
+                    let card = card_options(settings.graph, settings.gemm);
+                    Ok(Cuda::open_reporting(index, &card, &mut loading.on_kernels())?)
+                },
                 options,
             ),
         }

@@ -46,7 +46,7 @@ impl Runtime {
     /// Runs line by line until the input ends.
     pub async fn run_lines(&mut self) -> anyhow::Result<ExitKind> {
         let (send, mut lines) = mpsc::unbounded_channel();
-        std::thread::spawn(move || {
+        let read = move || {
             let mut input = std::io::stdin().lock();
             let mut line = Vec::new();
             while input.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
@@ -56,7 +56,8 @@ impl Runtime {
                     return;
                 }
             }
-        });
+        };
+        std::thread::Builder::new().name("lines".into()).spawn(read)?;
         let mut printed = Printed { at_line_start: true, ..Printed::default() };
         self.begin();
         let mut signals = Signals::new()?;

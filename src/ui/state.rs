@@ -111,13 +111,16 @@ pub struct Loading {
     pub total_bytes: u64,
     /// It comes from the hub first.
     pub download: Option<Download>,
+    /// Kernel files that were compiled for this GPU, of how many, and the seconds that took.
+    pub kernels: Option<(usize, usize, u64)>,
     /// The conversation to open with it.
     pub then_open: Option<Which>,
 }
 
 impl Loading {
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), done_bytes: 0, total_bytes: 0, download: None, then_open: None }
+        let name = name.to_owned();
+        Self { name, done_bytes: 0, total_bytes: 0, download: None, kernels: None, then_open: None }
     }
 }
 

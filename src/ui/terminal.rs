@@ -4,6 +4,7 @@
 use super::state::App;
 use super::theme::Background;
 use super::widgets::frame;
+use crate::system;
 use anyhow::{Context, Result};
 use crossterm::Command;
 use crossterm::cursor::Show;
@@ -168,8 +169,11 @@ impl Drop for Screen {
 }
 
 fn enter(mouse: bool) -> io::Result<()> {
+    // Kept from the first time on, when the settings are the shell's.
+    system::remember_terminal(leaving());
     enable_raw_mode()?;
     TAKEN.store(true, Ordering::SeqCst);
+    system::terminal_is_ours(true);
     let mut out = io::stdout();
     queue!(out, EnterAlternateScreen, EnableBracketedPaste)?;
     // Linux's console takes the sequence for another one.
@@ -188,6 +192,15 @@ pub fn give_back() {
         return;
     }
     let mut out = io::stdout();
+    let _ = out.write_all(&leaving());
+    let _ = out.flush();
+    let _ = disable_raw_mode();
+    system::terminal_is_ours(false);
+}
+
+/// What undoes [`enter`] on the screen.
+fn leaving() -> Vec<u8> {
+    let mut out = Vec::new();
     let _ = queue!(out, EndSynchronizedUpdate, Mouse(false), DisableBracketedPaste);
     if std::env::var("TERM").as_deref() != Ok("linux") {
         let _ = queue!(out, PopKeyboardEnhancementFlags);
@@ -196,8 +209,7 @@ pub fn give_back() {
         let _ = out.write_all(RESTORE_TITLE.as_bytes());
     }
     let _ = queue!(out, Show, LeaveAlternateScreen);
-    let _ = out.flush();
-    let _ = disable_raw_mode();
+    out
 }
 
 /// A panic of the interface gives the terminal back before its text is printed; one of another

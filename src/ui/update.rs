@@ -241,7 +241,7 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::Loading { done_bytes, total_bytes } => {
             if let Some(loading) = &mut app.engine.loading {
-                loading.download = None;
+                (loading.download, loading.kernels) = (None, None);
                 (loading.done_bytes, loading.total_bytes) = (done_bytes, total_bytes);
             }
             Vec::new()

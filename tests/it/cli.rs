@@ -282,3 +282,26 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
     assert!(!stderr.contains(" /"), "{stderr}");
     refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, info"]);
 }
+
+/// Few files and little memory: an answer, or one line and code 1, and no panic.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_system_that_gives_little_is_told_in_one_line() {
+    let limited = |limit: &str, n: usize| {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -c 0; ulimit {limit} {n}; exec \"$0\" -p 2+2 --max-tokens 1 --device cpu");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_dmschat")]).env_clear().env("HOME", home.path());
+        command.env("DMSCHAT_CONFIG_DIR", home.path()).env("DMSCHAT_DATA_DIR", home.path());
+        said(&command.stdin(Stdio::null()).output().unwrap())
+    };
+    for files in [5, 6, 7, 8, 12, 20] {
+        let (code, stdout, stderr) = limited("-n", files);
+        assert_eq!((code, stdout.as_str(), stderr.lines().count()), (1, "", 1), "{files} files: {stderr}");
+        assert!(stderr.contains("ulimit -n"), "{stderr}");
+    }
+    for kilobytes in [70_000, 80_000, 90_000] {
+        let (code, _, stderr) = limited("-v", kilobytes);
+        assert!((0..=2).contains(&code) && stderr.lines().count() <= 1, "{kilobytes} kB: {code} {stderr}");
+    }
+}

@@ -19,7 +19,7 @@ mod real;
 mod reference;
 mod rule;
 mod session;
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod software_gpu;
 mod spy;
 mod steps;

@@ -3,6 +3,7 @@
 
 use crate::fake_hub::{self, Do, Gate};
 use crate::hub;
+use crate::tiny::{Form, Spec, Tiny};
 use portable_pty::{Child, CommandBuilder, MasterPty, NativePtySystem, PtySize, PtySystem};
 use std::io::{Read, Write};
 use std::path::Path;
@@ -484,5 +485,29 @@ fn the_terminals_background_is_asked_for_and_never_typed() {
         assert!(!chat.written().windows(5).any(|w| w == b"\x1b]11;"));
         chat.keys("\x04");
         assert_eq!(chat.end(), 0);
+    }
+}
+
+/// A model's files are mapped: one that gets shorter while it is read gives the terminal back before the process ends.
+#[cfg(unix)]
+#[test]
+fn a_model_file_that_is_shortened_gives_the_terminal_back() {
+    let tiny = Tiny::new(Spec { speaks: true, context: 1024, ..Spec::new(false, Form::Borrowed) }, 500);
+    let home = tempfile::tempdir().unwrap();
+    let model = tiny.folder.path().to_str().unwrap().to_owned();
+    let mut chat = Chat::start(home.path(), 100, 30, &[], &["--device", "cpu", "-m", &model]);
+    chat.until_shows("eviction on");
+    for file in std::fs::read_dir(&model).unwrap().map(|e| e.unwrap().path()) {
+        if file.extension().is_some_and(|e| e == "safetensors") {
+            std::fs::File::options().write(true).open(file).unwrap().set_len(0).unwrap();
+        }
+    }
+    chat.say("hello");
+    assert_eq!(chat.end(), 1);
+    let text = String::from_utf8_lossy(&chat.written()).into_owned();
+    let after = &text[text.rfind("\x1b[?1049l").expect("the alternate screen is left")..];
+    assert!(after.contains("dmschat: a file of the model became shorter"), "{after:?}");
+    for sequence in ["\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h"] {
+        assert!(text.rfind(&sequence.replace('l', "h")) <= text.rfind(sequence), "{sequence:?}");
     }
 }

@@ -187,7 +187,11 @@ fn retain(device: i32) -> Result<(), NoCuda> {
 }
 
 impl Driver {
-    pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
+    pub fn open(
+        index: u32,
+        options: &CudaOptions,
+        on_kernels: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<Self, NoCuda> {
         let Described { device, name, multiprocessors, shared_bytes, capability, driver: version } = describe(index)?;
         let capability = options.target.as_deref().map_or(Ok(capability), |name| as_if(name, capability))?;
         retain(device)?;
@@ -213,13 +217,22 @@ impl Driver {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current; the pointer is to a live handle.
         ready(unsafe { sys::cuStreamCreate(&mut driver.stream, flags) }, "making a stream")?;
-        driver.load_kernels(options.kernels.as_deref())?;
+        driver.load_kernels(options.kernels.as_deref(), on_kernels)?;
         driver.staging.replace(Some(Staging::new()?));
         Ok(driver)
     }
 
-    fn load_kernels(&mut self, folder: Option<&Path>) -> Result<(), NoCuda> {
+    fn load_kernels(
+        &mut self,
+        folder: Option<&Path>,
+        on_kernels: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<(), NoCuda> {
+        let total = SOURCES.iter().filter(|s| s.of_card(self.capability).is_some()).count();
         for source in SOURCES {
+            let done = self.modules.iter().filter(|m| !m.is_null()).count();
+            if !on_kernels(done, total) {
+                return Err(NoCuda::Stopped);
+            }
             let module = match (source.of_card(self.capability), folder) {
                 (None, _) => null_mut(),
                 (Some((_, ptx)), None) => load(source.name, ptx.as_bytes())?,

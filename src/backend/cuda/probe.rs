@@ -26,6 +26,8 @@ pub enum NoCuda {
     NoTarget { target: String, names: String },
     #[error("libcublasLt cannot be used: {0}")]
     NoCublasLt(String),
+    #[error("nobody waits for it any more")]
+    Stopped,
     #[error("{0}")]
     Driver(String),
 }

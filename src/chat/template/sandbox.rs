@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What the child may map, in bytes; its own binary takes some 30 MB of that.
@@ -71,8 +72,11 @@ pub fn render(
         .with_context(|| format!("chat template: cannot start {}", exe.display()))?;
     // The child refuses longer texts itself; JSON spells a byte with up to six.
     let most = (text_bytes as u64).saturating_mul(8 * jobs.len() as u64).saturating_add(64 << 10).min(OUTPUT_BYTES);
-    let last_words = child.stderr.take().map(|stderr| std::thread::spawn(move || read_last_words(stderr)));
-    let answer = talk(&mut child, request, most, cancel);
+    let last_words = child.stderr.take().and_then(|stderr| start(move || read_last_words(stderr)).ok());
+    let answer = talk(&mut child, request, most, cancel).inspect_err(|_| {
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
     let timed_out = answer.is_none();
     if timed_out {
         let _ = child.kill();
@@ -107,33 +111,37 @@ fn read_last_words(mut stderr: impl Read) -> String {
 }
 
 /// Writes the request, reads up to `most` bytes of the answer; `None` when time ran out first, or `cancel` was set.
-fn talk(child: &mut Child, request: Vec<u8>, most: u64, cancel: &AtomicBool) -> Option<Vec<u8>> {
-    let (stdin, stdout) = (child.stdin.take()?, child.stdout.take()?);
-    std::thread::spawn(move || {
+fn talk(child: &mut Child, request: Vec<u8>, most: u64, cancel: &AtomicBool) -> Result<Option<Vec<u8>>> {
+    let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else { return Ok(None) };
+    start(move || {
         let mut stdin = stdin;
         // A child that has ended already says so by its status.
         let _ = stdin.write_all(&request);
-    });
+    })?;
     let (send, receive) = mpsc::channel();
-    std::thread::spawn(move || {
+    start(move || {
         let mut answer = Vec::new();
         let _ = stdout.take(most).read_to_end(&mut answer);
         let _ = send.send(answer);
-    });
+    })?;
     let until = Instant::now() + WAIT;
     while Instant::now() < until && !cancel.load(Ordering::Relaxed) {
         match receive.recv_timeout(CANCEL_EVERY) {
             Err(RecvTimeoutError::Timeout) => {}
-            answer => return answer.ok(),
+            answer => return Ok(answer.ok()),
         }
     }
-    None
+    Ok(None)
+}
+
+fn start<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    std::thread::Builder::new().spawn(work).context("chat template: a thread cannot be started")
 }
 
 /// What became of a child that gave no answer, by its status and its last words.
 fn ended(status: ExitStatus, said: &str) -> String {
     let signal = signal_of(status);
-    if said.contains("memory allocation of") {
+    if said.contains("memory allocation of") || said.contains("out of memory") {
         return format!("it needs more than {} MiB of memory and was stopped", MEMORY_BYTES >> 20);
     }
     if said.contains("overflowed its stack") {

@@ -70,6 +70,11 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         if let Some(download) = &loading.download {
             return Some(format!("downloading {name}: {} ({stop} stops)", numbers::download(download)));
         }
+        if let Some((done, total, seconds)) = loading.kernels {
+            return Some(format!(
+                "compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)"
+            ));
+        }
         return Some(match loading.total_bytes {
             0 => format!("loading {name}"),
             total => {
@@ -255,4 +260,25 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
     };
     let x = area.right() - width(&text) as u16;
     buffer.set_string(x, area.y, text, theme.style(role));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Event;
+    use crate::ui::heat::Depth;
+    use crate::ui::state::Loading;
+    use crate::ui::testing::unloaded;
+    use crate::ui::update::{AppEvent, update};
+
+    #[test]
+    fn kernels_that_are_compiled_are_told_until_weights_are_read() {
+        let mut app = unloaded(80, 24, Depth::Rgb, "dark");
+        app.engine.loading = Some(Loading::new("demo"));
+        update(&mut app, AppEvent::Engine(Event::CompilingKernels { done: 4, total: 13, seconds: 3 }));
+        let said = |app: &App| banner_text(app).unwrap().0;
+        assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc stops)");
+        update(&mut app, AppEvent::Loading { done_bytes: 1, total_bytes: 2 });
+        assert!(said(&app).starts_with("loading demo: 50 %"));
+    }
 }

@@ -47,26 +47,27 @@ fn product(out: &mut Tile<'_>, a: &[f32], a_stride: usize, b: &[f32], b_strides:
     // SAFETY: both callers have checked that every element of a and b that the strides reach lies
     // inside its slice; the tile is its holder's alone.
     unsafe {
-        gemm::gemm::<f32>(
-            m,
+        // It computes column-major matrices: out^T [n, m] = b^T [n, k] a^T [k, m]. Strides go by column, then row.
+        gemm_f32::gemm::f32::get_gemm_fn()(
             n,
+            m,
             k,
             out.as_mut_ptr(),
-            1,
             width as isize,
-            add,
-            a.as_ptr(),
             1,
-            a_stride as isize,
+            add,
             b.as_ptr(),
-            b_strides.1 as isize,
             b_strides.0 as isize,
+            b_strides.1 as isize,
+            a.as_ptr(),
+            a_stride as isize,
+            1,
             1.0,
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }
