@@ -205,3 +205,20 @@ fn an_error_raised_from_a_list_shows_in_the_list() {
     press(&mut app, KeyCode::Down);
     assert!(!screen(&mut app).contains("that file cannot be removed"));
 }
+
+#[test]
+fn an_answer_asked_for_again_and_stopped_leaves_the_first_one() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "question", "", "first answer");
+    assert!(sent(&say(&mut app, "/regen")));
+    let id = app.turn.as_ref().unwrap().turn;
+    update(&mut app, AppEvent::Withdrawn { turn: id });
+    assert!(app.turn.is_none() && app.input.is_empty());
+    let texts: Vec<&str> = app.chat.path().iter().map(|m| m.text.as_str()).collect();
+    assert_eq!(texts, ["question", "first answer"]);
+    // A message of its own goes back to the input.
+    say(&mut app, "another");
+    let id = app.turn.as_ref().unwrap().turn;
+    update(&mut app, AppEvent::Withdrawn { turn: id });
+    assert_eq!((app.input.text(), app.chat.path().len()), ("another", 2));
+}

@@ -213,11 +213,18 @@ pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
     take_back(app, turn, "stopped before the answer began")
 }
 
-/// What was asked returns to the input, with the reason in the conversation.
+/// What was asked returns to the input, with the reason in the conversation. A message that has an
+/// answer already (/regen) stays, with that answer.
 pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
-    let place = app.chat.retract(turn).map_or(String::new(), |text| give_back(app, &text));
+    let question = app.chat.reply(turn).and_then(|reply| reply.parent);
+    let text = app.chat.retract(turn);
+    let stays = question.is_some_and(|id| app.chat.get(id).is_some());
+    let what = match text.filter(|_| !stays) {
+        Some(text) => format!("not sent{}", give_back(app, &text)),
+        None => "not answered again".to_owned(),
+    };
     app.feed.reattach(&app.chat);
-    note(app, LocalKind::Error, format!("not sent{place}: {why}"))
+    note(app, LocalKind::Error, format!("{what}: {why}"))
 }
 
 /// True, with a word about it, while an answer or a rebuild runs.
