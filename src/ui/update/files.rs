@@ -172,3 +172,36 @@ pub fn rename(app: &mut App, title: &str) -> Vec<Effect> {
     app.say(Level::Info, "renamed");
     vec![Effect::Store(Store::Sync)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::testing::{app, model, press, screen};
+    use crate::ui::update::{AppEvent, update};
+    use crossterm::event::KeyCode;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_conversations_model_is_loaded_before_it_is_opened_or_the_current_one_offered() {
+        let mut app = app(100, 24, 8, 4);
+        let which = Which::Named("x".into());
+        let reference = ModelReference { model: "/models/other".into(), revision: None, adapter: "auto".into() };
+        let needs = || AppEvent::OpenNeedsModel { which: which.clone(), reference: reference.clone() };
+        let opens = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Store(Store::OpenWithCurrent(_))));
+        assert!(matches!(&update(&mut app, needs())[..], [Effect::LoadReference(r)] if *r == reference));
+        assert!(screen(&mut app).contains("/models/other"));
+        assert!(opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+
+        update(&mut app, needs());
+        assert!(!opens(&update(&mut app, AppEvent::LoadFailed("no room".into()))));
+        assert!(screen(&mut app).contains("no room. Open it with demo?"), "{}", screen(&mut app));
+        assert!(opens(&press(&mut app, KeyCode::Char('y'))));
+
+        // Stopped: the conversation that is open stays.
+        update(&mut app, needs());
+        press(&mut app, KeyCode::Esc);
+        let effects = press(&mut app, KeyCode::Esc);
+        assert!(matches!(effects[..], [Effect::CancelLoad]) && app.engine.loading.is_none(), "{effects:?}");
+        assert!(!opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    }
+}
