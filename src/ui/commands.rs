@@ -152,10 +152,14 @@ pub fn attachment(insert: &str) -> Option<&str> {
 
 /// Files whose path begins as the word before the caret, which begins with `@`.
 fn files(before: &str, sources: &Sources) -> Option<Completion> {
+    // No path is longer, and a text may be any length.
+    const MAX_BACK: usize = 4_096;
+    let back = before.char_indices().rev().map(|(at, _)| at).take(MAX_BACK).last().unwrap_or(0);
+    let line = before[back..].rfind('\n').map_or(back, |at| back + at + 1);
     // A quoted path may hold spaces.
-    let quoted = before.rfind("@\"").filter(|at| !before[at + 2..].contains(['"', '\n']));
-    let word =
-        before.rfind(char::is_whitespace).map_or(0, |at| at + before[at..].chars().next().map_or(1, char::len_utf8));
+    let quoted = before[line..].rfind("@\"").map(|at| line + at).filter(|at| !before[at + 2..].contains('"'));
+    let space = before[line..].char_indices().rev().find(|(_, c)| c.is_whitespace());
+    let word = space.map_or(line, |(at, c)| line + at + c.len_utf8());
     let start = quoted.unwrap_or(word);
     let typed = before[start..].strip_prefix('@')?;
     let paths = (sources.paths)(typed.trim_start_matches('"'), false);

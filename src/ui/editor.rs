@@ -39,7 +39,8 @@ impl Editor {
 
     /// The text as it is sent: folded parts are what they stand for.
     pub fn expanded(&self) -> Cow<'_, str> {
-        match self.text.contains(is_mark) {
+        // Asked for with every key: a text without parts is not looked through.
+        match !self.parts.is_empty() && self.text.contains(is_mark) {
             true => Cow::Owned(self.parts.expand(&self.text)),
             false => Cow::Borrowed(&self.text),
         }

@@ -63,6 +63,10 @@ pub fn middle(text: &str) -> Option<Fold> {
 }
 
 impl Parts {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The text as the input holds it: a mark where it is long, or holds marks itself.
     pub fn shorten(&mut self, text: &str) -> String {
         let long = text.lines().nth(MAX_LINES).is_some() || text.chars().nth(MAX_CHARS).is_some();
