@@ -16,6 +16,8 @@ const TRIAL_WAITED: Duration = Duration::from_secs(60);
 /// One child's work. A fresh one begins with fresh memory.
 const SLICE: Duration = Duration::from_secs(4);
 const SLICE_INPUTS: u64 = 100_000;
+/// A long run says how far it is.
+const EVERY: Duration = Duration::from_secs(60);
 /// Failures that are written down, per target.
 const MAX_FAILURES: usize = 20;
 
@@ -46,9 +48,14 @@ pub fn run(options: &Options) -> ExitCode {
     let begin = Instant::now();
     let mut tallies: Vec<Tally> = chosen.iter().map(|_| Tally::default()).collect();
     let progress = tempfile::NamedTempFile::new().expect("a temporary file");
+    let mut told = begin;
     loop {
         let left = options.seconds.map_or(SLICE, |s| s.saturating_sub(begin.elapsed()));
         let done: u64 = tallies.iter().map(|t| t.inputs).sum();
+        if told.elapsed() > EVERY {
+            told = Instant::now();
+            println!("{done} inputs after {:.0} s", begin.elapsed().as_secs_f64());
+        }
         let inputs_left = options.inputs.map_or(u64::MAX, |n| n.saturating_sub(done));
         if left.is_zero() || inputs_left == 0 {
             break;
