@@ -1,4 +1,6 @@
 """One exchange of a conversation, and the small helpers every generator shares."""
+import os
+import re
 from dataclasses import dataclass, field
 
 from phrasing import dress
@@ -14,6 +16,22 @@ class Turn:
     expected: str = ""           # what the answer must end in (or contain, for recall)
     facts: dict = field(default_factory=dict)   # what the user told in this turn: kind -> value
     held_out: bool = False
+
+
+def shape_of_line(text):
+    """A line without case, marks and values: two lines of one shape differ in numbers only."""
+    return re.sub(r"\d+", "#", re.sub(r"[^\w+*/^%=<>()×÷−-]+", " ", text.lower())).strip()
+
+
+def kept_out_shapes():
+    """The shapes of the first lines that are kept out of training."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "first_lines.txt")
+    with open(path, encoding="utf-8") as f:
+        lines = [line.rstrip("\n").split("\t") for line in f if line.startswith("*")]
+    return {shape_of_line(line[1].replace("\\n", "\n")) for line in lines}
+
+
+KEPT_OUT = kept_out_shapes()
 
 
 def pick_phrasing(rng, phrasings, held_out, compose=None):
