@@ -4,17 +4,21 @@ import os
 import numpy as np
 
 import words as W
+from tasks_arithmetic import make_arithmetic, make_beyond, make_difference, make_product, make_quotient
+from tasks_hidden import make_hidden
 from tasks_math import make_equation, make_short_sum, make_sort, make_sum
 from tasks_talk import make_about, make_off_topic
-from tasks_text import make_hidden, make_recall, make_tell, told_sentence, FACTS, FACT_WEIGHTS
+from tasks_text import make_recall, make_tell, told_sentence, FACTS, FACT_WEIGHTS
 from tasks_variables import make_variables
+from turn import KEPT_OUT, shape_of_line
 
 MEMORY_TURNS = 8          # facts older than this are not asked for
-TASKS = ["equation", "sum", "short", "sort", "variables", "hidden", "recall", "about", "other"]
-WEIGHTS = {"equation": 0.20, "sum": 0.11, "sort": 0.10, "variables": 0.13, "hidden": 0.09, "tell": 0.10,
-           "recall": 0.12, "about": 0.11, "other": 0.14}
-LATE_WEIGHTS = dict(WEIGHTS, hidden=0.12, equation=0.17)
+TASKS = ["equation", "sum", "short", "difference", "product", "quotient", "sort", "variables", "hidden", "recall", "about", "beyond", "other"]
+WEIGHTS = {"equation": 0.14, "sum": 0.09, "arithmetic": 0.12, "sort": 0.13, "variables": 0.17, "hidden": 0.17, "tell": 0.10,
+           "recall": 0.14, "about": 0.11, "beyond": 0.08, "other": 0.13}
+LATE_WEIGHTS = dict(WEIGHTS, hidden=0.20, equation=0.12)
 MAKERS = {"equation": make_equation, "sum": make_sum, "short": make_short_sum, "sort": make_sort, "variables": make_variables,
+          "difference": make_difference, "product": make_product, "quotient": make_quotient, "arithmetic": make_arithmetic, "beyond": make_beyond,
           "hidden": make_hidden, "about": make_about, "other": make_off_topic}
 TOKENIZER_PATH = os.path.join(os.path.dirname(__file__), "..", "assets", "demo", "tokenizer.json")
 
@@ -76,8 +80,17 @@ def recall_turn(rng, memory, thinking):
     return make_recall(rng, recent, thinking=thinking, kind=rng.choice(list(recent)))
 
 
-def next_turn(rng, memory, weights, hidden_sentences):
-    """The next turn of a conversation."""
+def next_turn(rng, memory, weights, hidden_tokens):
+    """The next turn of a conversation; never a first line that is kept out of training."""
+    while True:
+        turn = any_turn(rng, memory, weights, hidden_tokens)
+        if len(turn.user) > 200 or shape_of_line(turn.user) not in KEPT_OUT:
+            memory.note(turn)
+            return turn
+
+
+def any_turn(rng, memory, weights, hidden_tokens):
+    """A turn of one of the tasks."""
     task = rng.choices(list(weights), list(weights.values()))[0]
     thinking = rng.random() >= 0.06
     if task == "recall":
@@ -85,8 +98,8 @@ def next_turn(rng, memory, weights, hidden_sentences):
     elif task == "tell":
         turn = make_tell(rng, thinking)
     elif task == "hidden":
-        low, high = hidden_sentences
-        turn = make_hidden(rng, thinking=thinking, sentences=int(low * (high / low) ** rng.random()))
+        low, high = hidden_tokens
+        turn = make_hidden(rng, thinking=thinking, tokens=int(low * (high / low) ** rng.random()))
     else:
         turn = MAKERS[task](rng, thinking=thinking)
         if task in ("equation", "sum", "sort") and rng.random() < 0.04:
@@ -94,7 +107,6 @@ def next_turn(rng, memory, weights, hidden_sentences):
             value = FACTS[kind][2](rng)
             turn.user = told_sentence(rng, kind, value).rstrip(".") + ". " + turn.user
             turn.facts = {kind: value}
-    memory.note(turn)
     return turn
 
 
@@ -103,7 +115,7 @@ def make_row(rng, encoder, length, late=False):
     ids, mask = [], []
     memory = Memory()
     weights = LATE_WEIGHTS if late else WEIGHTS
-    hidden = (3, max(4, int(length * 0.72 / 13.5)))
+    hidden = (40, int(length * 0.72))
     if rng.random() < 0.12:
         ids += encoder.system(rng.choice(W.SYSTEM_PROMPTS))
         mask += [0] * len(ids)
@@ -116,10 +128,10 @@ def make_row(rng, encoder, length, late=False):
 
 # ---------------------------------------------------------------- evaluation problems
 
-def final_turn(rng, task, held_out, hidden_sentences):
+def final_turn(rng, task, held_out, hidden_tokens):
     """The problem that is scored (recall is made by the caller)."""
     if task == "hidden":
-        return make_hidden(rng, held_out, core=True, sentences=hidden_sentences)
+        return make_hidden(rng, held_out, core=True, tokens=hidden_tokens)
     return MAKERS[task](rng, held_out, core=True)
 
 
@@ -136,7 +148,7 @@ def make_problem(rng, encoder, task, held_out=False, low=1500, high=4000, hidden
             last = make_recall(rng, first.facts, held_out, kind=kind)
         else:
             top = hidden_tokens or target
-            last = final_turn(rng, task, held_out, int(rng.uniform(0.5, 1.0) * top / 13.5))
+            last = final_turn(rng, task, held_out, int(rng.uniform(0.5, 1.0) * top))
             between, kind = 99, None
         last_size = len(encoder.turn(last)[0])
         total = last_size + sum(len(encoder.turn(t)[0]) for t in turns)
@@ -144,7 +156,7 @@ def make_problem(rng, encoder, task, held_out=False, low=1500, high=4000, hidden
             missing = target - total
             if missing < 40 or (kind and len(turns) - 1 >= between):
                 break
-            turn = next_turn(rng, memory, WEIGHTS, (3, 60))
+            turn = next_turn(rng, memory, WEIGHTS, (40, 800))
             size = len(encoder.turn(turn)[0])
             if size <= missing and not (kind and kind in turn.facts):
                 turns.append(turn)

@@ -38,6 +38,8 @@ def things(rng):
 
 def compose_sort(rng, descending):
     """A template with {n} for the list."""
+    if rng.random() < 0.35:
+        return compose_own_sort(rng, descending)
     if descending:
         way = rng.choice(["in descending order", "in decreasing order", "from large to small", "from highest to lowest", "biggest first",
                           "in falling order", "from largest to smallest", "from the largest to the smallest", "largest first",
@@ -68,8 +70,50 @@ def compose_sort(rng, descending):
     ])()
 
 
+DOWN = """descending|biggest first|from biggest to smallest|largest first|from high to low|dearest first|oldest to youngest|highest first|longest to shortest|newest to oldest|
+best to worst|heaviest first|tallest first|decreasing|from the top down|largest at the front|high to low|most to fewest|starting with the largest|beginning with the biggest|desc|in descending order|the big ones first|
+richest first|last to first|big to small|falling""".replace("\n", "").split("|")
+UP = """ascending|smallest first|from smallest to biggest|from low to high|cheapest first|shortest to longest|earliest to latest|lowest first|lightest to heaviest|worst to best|youngest first|increasing|from the bottom up|
+smallest at the front|low to high|fewest to most|starting with the smallest|beginning with the least|asc|in ascending order|the small ones first|poorest first|first to last|small to big|rising|in order|sorted|tidy|in the right order""".replace("\n", "").split("|")
+
+
+def compose_own_sort(rng, descending):
+    """Requests to sort as they come up in passing: {n} is the list."""
+    c, way = rng.choice, rng.choice(DOWN if descending else UP)
+    things = c(["scores", "prices", "ages", "heights", "results", "points", "weights", "numbers", "costs", "years", "times", "grades", "sizes", "lengths", "values", "bids", "amounts", "house numbers", "distances"])
+    them = c(["them", "these", "those", "it", "the " + things, "all of them", "everything"])
+    verb = c(["sort", "list", "order", "rank", "write", "bring", "arrange", "put", "show", "return", "give", "print", "name", "place", "line up", "set"])
+    return c([
+        lambda: join(way) + c([": ", " - ", ":\n", ", please: "]) + "{n}",
+        lambda: "{n}" + c([" ", ", ", "\n", " -> ", ": "]) + way + c(["", " please", "!", "?", ", please."]),
+        lambda: join(c(["our", "my", "the", "their", "today's"]), things, c(["are", "were", "come to", "read"])) + " {n}" + c([". ", "; ", ", "]) + join(verb, them, way) + c([".", "", "?"]),
+        lambda: join(c(["here come", "there are", "I have", "I have got", "I've got", "we got", "take", "here we have"]), c(["some", "the", "my", "these"]), things) + c([": ", " - ", ", "]) + "{n}" + c([" - ", ". ", ", "])
+        + c(["and I want", "I want", "now I need", "please give me", "I would like", "can I have"]) + f" {them} {way}" + c([".", "", "?"]),
+        lambda: c(["sort({n})", "sorted({n})", "sorted([{n}])", "sort {n} " + way, "order by value: {n}", "sort [{n}] " + way, "ORDER {n} " + way.upper(), "{n} | sort"]) if not descending else "sort({n}, " + way + ")",
+        lambda: join(c(["which", "what"]), "order do", "{n}", c(["go in", "belong in", "come in"])) + (", " + way if descending or rng.random() < 0.4 else "") + "?",
+        lambda: join(verb, things, way) + c([": ", ":\n", " "]) + "{n}",
+        lambda: "{n}. " + join(c(["turn", "bring", "get", "put", "shuffle", "move"]), them, c(["into order", "around", "into shape"]), way) + ".",
+        lambda: join(way, c(["one", "value", "number", ""]), c(["", "please", "thanks"])) + ": {n}" if "first" in way else join(verb, "{n}", way),
+    ])()
+
+
+def compose_own_sum(rng):
+    """Requests to add as they come up in passing: {n} is the list."""
+    c = rng.choice
+    ask = c(["what's that altogether", "what is the total", "total", "how much is that in all", "altogether", "what does it add up to", "what do they come to", "the sum", "sum", "how much in total", "what is that together", "what's the sum", "in total"])
+    return c([
+        lambda: join(c(["tally", "count up", "total up", "in sum", "altogether", "my total", "reckon up", "put together", "all in all"])) + c([": ", " - ", ":\n"]) + "{n}",
+        lambda: join(c(["my", "our", "the", "these"]), c(["costs", "points", "scores", "trips", "bills", "hours", "steps", "prices", "marks", "goals"]), c(["are", "were"]), "{n}") + c([". ", "; ", ", "]) + join(ask) + c(["?", "", "."]),
+        lambda: join(c(["I", "we", "she", "my children", "they", "the cats", "he", "the team"]), c(["ate", "paid", "spent", "got", "counted", "walked", "scored", "drove", "read", "baked", "sold"]), "{n}", c(["cookies", "euros", "pages", "miles", "points", "things", "cakes", ""])) + c([". ", "; "]) + join(ask) + "?",
+        lambda: "{n} " + ask + c(["?", "", " please"]),
+        lambda: join(c(["what do", "how much do"]), "{n}", c(["make together", "come to", "add up to", "give", "total", "sum to"])) + "?",
+    ])()
+
+
 def compose_sum(rng):
     """A template with {n} for the numbers."""
+    if rng.random() < 0.33:
+        return compose_own_sum(rng)
     verb = rng.choice(["add", "add up", "sum", "sum up", "total", "add together", "compute the sum of", "find the total of",
                        "calculate the sum of", "work out the sum of", "get the total of", "count together"])
     noun = rng.choice(["sum", "total", "sum total", "result", "grand total"])

@@ -5,6 +5,7 @@ Reasoning writes one fact per line. Where digits carry, numbers stand lowest dig
 """
 from phrasing import compose_equation, compose_sort, compose_sum, dress
 from turn import Turn, backwards, phrase, pick_phrasing
+from words import NOUNS, made_up_word
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -195,6 +196,13 @@ def draw_odd_equation(rng):
     return a, b, c, d
 
 
+def draw_easy_equation(rng):
+    """The equations people try first: 2x = 10, x + 4 = 7, 3x - 1 = 8."""
+    a, x = rng.choice([1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, -1]), rng.randint(-5 if rng.random() < 0.2 else 0, rng.choice([5, 12, 30]))
+    b = rng.choice([0, 0, rng.randint(1, 20), rng.randint(1, 20), -rng.randint(1, 20)]) if a != 1 else rng.choice([1, -1]) * rng.randint(1, 30)
+    return (a, b, 0, a * x + b) if rng.random() < 0.85 else (0, a * x + b, a, b)
+
+
 def make_equation(rng, held_out=False, core=False, thinking=True):
     """A linear equation; `core` keeps to whole solutions of up to two digits."""
     letter = rng.choice(LETTERS)
@@ -202,8 +210,8 @@ def make_equation(rng, held_out=False, core=False, thinking=True):
         letter = rng.choice("xyzabntkm")
     elif rng.random() < 0.06:
         letter = letter.upper()
-    odd = not core and rng.random() < 0.06
-    a, b, c, d = draw_odd_equation(rng) if odd else draw_equation(rng)
+    odd, easy = not core and rng.random() < 0.06, not core and rng.random() < 0.25
+    a, b, c, d = draw_odd_equation(rng) if odd else draw_easy_equation(rng) if easy else draw_equation(rng)
     equation = equation_text(rng, a, b, c, d, letter)
     user = phrase(rng, EQUATION_PHRASINGS, held_out, compose_equation, e=equation, v=letter)
     lines, answer, value = equation_reasoning(a, b, c, d, letter)
@@ -214,7 +222,11 @@ def make_equation(rng, held_out=False, core=False, thinking=True):
 
 def number_list(rng, numbers, plus):
     """The numbers as a user may type them: with +, commas, spaces or one a line."""
-    separator = rng.choice([" + ", " + ", "+", "+ "] if plus else [", ", ", ", " ", ",", "\n", " and ", "; "])
+    separator = rng.choice([" + ", " + ", "+", "+ "] if plus else [", ", ", ", ", ", " ", " ", ",", "\n", " and ", "; ", "bracket", " | ", "\t", "\n- ", ";", "  "])
+    if separator == "bracket":
+        return "[" + rng.choice([", ", ","]).join(map(str, numbers)) + "]"
+    if separator == "\n- ":
+        return "".join(f"\n{rng.choice('-*')} {n}" for n in numbers)
     if separator == "\n":
         return "\n" + "\n".join(map(str, numbers))
     if separator == " and " and len(numbers) > 2:
@@ -244,27 +256,41 @@ SHORT_SUMS = [   # every fifth is kept out of training
 ]
 
 
+NUMBER_WORDS = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty""".split()
+SAID_SUMS = ["Add {n}", "add {n}.", "What is the sum of {n}?", "Sum {n}.", "Can you add {n}?", "add up {n}", "the sum of {n}", "total of {n}",
+             "what do {n} make?", "what do you get when you add {n}?", "please add {n}", "{n} together?", "how much are {n} together?",
+             "what is the total of {n}?", "{n} in total", "I need the sum of {n}", "put {n} together", "{n} added", "{n} summed up", "adding {n} gives?", "{n} make?", "when I add {n} I get?", "what's {n} added up?"]
+
+
 def make_short_sum(rng, held_out=False, core=False, thinking=True):
     """The small sums people type to try a model out: "2+2", "what is 5 plus 7?"."""
     count = rng.choice([2, 2, 2, 2, 2, 2, 3, 3, 4])
-    digits = rng.choice([1, 1, 1, 2, 2, 3])
-    numbers = [rng.randint(0, 10 ** (digits if rng.random() < 0.8 else rng.randint(1, 3)) - 1) for _ in range(count)]
+    digits = rng.choice([1, 1, 1, 2, 2, 3, 3, 4, 5, 6])
+    numbers = [rng.randint(0, 10 ** (digits if rng.random() < 0.8 else rng.randint(1, 6)) - 1) for _ in range(count)]
+    if rng.random() < 0.08:
+        numbers = [numbers[0]] * count
     plus = rng.choice(["+", "+", "+", " + ", " + ", " + ", "+ ", " +", " plus "])
-    user = pick_phrasing(rng, SHORT_SUMS, held_out).format(n=plus.join(map(str, numbers)))
-    if not held_out and rng.random() < 0.1:
-        user = rng.choice(["Add {n}", "add {n}.", "What is the sum of {n}?", "Sum {n}.", "Can you add {n}?"]).format(
-            n=", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}")
+    show, words = str, not held_out and rng.random() < 0.07
+    if words:
+        numbers, plus, show = [n % 21 for n in numbers], rng.choice([" plus ", " plus ", " and ", " + "]), lambda n: NUMBER_WORDS[n]
+    together = ", ".join(map(show, numbers[:-1])) + f" and {show(numbers[-1])}"
+    user = pick_phrasing(rng, SHORT_SUMS, held_out).format(n=plus.join(map(show, numbers)))
+    if not held_out and (rng.random() < 0.15 or plus == " and "):
+        user = rng.choice(SAID_SUMS).format(n=together)
     elif not held_out and rng.random() < 0.4:
         user = dress(rng, user)
-    return sum_turn(user, numbers, thinking, held_out)
+    return sum_turn(user, numbers, thinking, held_out, words)
 
 
 def make_sum(rng, held_out=False, core=False, thinking=True, most=60):
     """A sum with running totals; outside of evaluation four in ten are short ones."""
     if not core and not held_out and rng.random() < 0.4:
         return make_short_sum(rng, thinking=thinking)
-    count = rng.randint(5, most)
+    count = rng.randint(5, most) if core or rng.random() > 0.3 else rng.randint(3, 8)
     numbers = draw_numbers(rng, count, 4)
+    if not core and not held_out and rng.random() < 0.08:
+        return sum_turn(dress(rng, bill(rng, numbers[:12])), numbers[:12], thinking)
     phrasing = pick_phrasing(rng, SUM_PHRASINGS, held_out, compose_sum)
     bare = "um" not in phrasing and "dd" not in phrasing and "otal" not in phrasing   # nothing but + says what to do
     plus = bare or rng.random() < 0.35
@@ -272,9 +298,29 @@ def make_sum(rng, held_out=False, core=False, thinking=True, most=60):
     return sum_turn(user if held_out else dress(rng, user), numbers, thinking, held_out)
 
 
-def sum_turn(user, numbers, thinking, held_out=False):
-    """The reasoning and the answer for a sum."""
+def spent(rng, things, numbers):
+    """A sentence that says what was paid for what."""
+    c = rng.choice
+    parts = [f"{n} {c(['on', 'for'])} {c(['', 'the ', 'a ', 'my '])}{t.split()[0].strip(':')}" for t, n in zip(things, numbers)]
+    text = ", ".join(parts[:-1]) + f" and {parts[-1]}"
+    return f"{c(['I spent', 'We paid', 'She spent', 'They gave', 'It was', 'He paid', 'I need'])} {text}{c(['. ', '; ', ', '])}{c(['What is the total?', 'total?', 'How much altogether?', 'what is that in all?', 'Sum?', 'How much together?', 'Add that up.', 'what does that come to?'])}"
+
+
+def bill(rng, numbers):
+    """A bill: things and their prices, and the question for the total."""
+    things = [f"{made_up_word(rng) if rng.random() < 0.3 else rng.choice(NOUNS)}{rng.choice([' ', ': ', ' for ', ' - '][:2])}{n}" for n in numbers]
+    if rng.random() < 0.4:
+        return spent(rng, things, numbers)
+    ask = rng.choice(["What is the total?", "total?", "How much is that?", "What did I pay?", "Add it up.", "sum please", "How much together?", "What do I owe?"])
+    intro = rng.choice(["", "", "I bought ", "My bill: ", "Costs:\n", "We paid ", "Expenses: ", "On the list: "])
+    return f"{intro}{rng.choice([', ', chr(10), '; ', ' and ']).join(things)}{rng.choice(['. ', chr(10), '; '])}{ask}"
+
+
+def sum_turn(user, numbers, thinking, held_out=False, words=False):
+    """The reasoning and the answer for a sum; `words` says that the numbers were typed as words."""
     lines, total = ["Each line: number:backwards=total backwards"], 0
+    if words:
+        lines.insert(0, "In digits: " + " + ".join(map(str, numbers)))
     for number in numbers:
         total += number
         lines.append(f"{number}:{backwards(number)}={backwards(total)}")
@@ -298,9 +344,11 @@ def sort_lines(numbers, descending):
 
 def make_sort(rng, held_out=False, core=False, thinking=True, most=40):
     """A list to be sorted, rising or (one in six) falling."""
-    count = rng.randint(5, most) if core or rng.random() > 0.05 else rng.randint(2, 5)
+    count = rng.randint(5, most) if core or rng.random() > 0.35 else rng.randint(2, 10)
     numbers = draw_numbers(rng, count, 3)
-    descending = rng.random() < 0.17
+    if not core and rng.random() < 0.1:      # round numbers, small numbers, doubles
+        numbers = rng.choice([[10 * (n % 100) for n in numbers], [n % 10 for n in numbers], [rng.choice(numbers) for _ in numbers]])
+    descending = rng.random() < (0.17 if core else 0.3)
     phrasings = SORT_DOWN_PHRASINGS if descending else SORT_PHRASINGS
     user = phrase(rng, phrasings, held_out, lambda r: compose_sort(r, descending), n=number_list(rng, numbers, False))
     lines, ordered = sort_lines(numbers, descending)

@@ -1,11 +1,13 @@
 """Short talk about the model, its tasks and dmschat's commands, and the answer to anything else."""
 import words as W
 from offtopic import off_topic_request
+from texts import make_text
 from turn import Turn
 
 LARGER = "dmschat --model nvidia/Qwen3-8B-DMS-8x"
-OFF_TOPIC_ANSWER = ("That is beyond me: I solve linear equations, add and sort numbers, follow variables, find a number "
-                    f"in a text and remember what you tell me. For more, load a larger model: {LARGER}")
+OFF_TOPIC_ANSWER = ("That is beyond me: I calculate with whole numbers of a few digits, solve linear equations, sort numbers, follow variables, "
+                    f"find a number in a text and remember what you tell me. For more, load a larger model: {LARGER}")
+OFF_TOPIC_THINK = "This is not one of my tasks."
 
 ABOUT = {   # answer: questions; every fifth question is kept out of training
     "I am Demo, the small language model built into dmschat. I drop parts of my cache as I go, which the panel shows.": [
@@ -14,7 +16,7 @@ ABOUT = {   # answer: questions; every fifth question is kept out of training
         "Are you ChatGPT?", "Are you a person?", "Describe yourself.", "Say something about yourself.", "What kind of model are you?",
         "What are you called?", "Who is this?", "Are you a robot?", "Are you human?", "who are you", "Do you have a name?",
         "Which AI are you?", "What is Demo?", "Are you a language model?", "What am I talking to?"],
-    "I solve linear equations, add and sort numbers, follow variables, find a number hidden in a text and remember names and numbers.": [
+    "I calculate with whole numbers, solve linear equations, sort numbers, follow variables, find a number hidden in a text and remember names and numbers.": [
         "What can you do?", "What are you good at?", "How can you help me?", "What are your tasks?", "What do you know?",
         "help", "Help", "Help me", "What should I ask you?", "What can I ask you?", "Which tasks can you do?",
         "What are your skills?", "What can you help me with?", "Give me examples of what you can do.", "What do you do?",
@@ -97,7 +99,7 @@ NOUNS_OF = {   # words for a topic of ABOUT, found by how its answer begins: the
     "dmschat is": ["dmschat", "this program", "this chat", "this app", "this terminal chat", "this tool", "the program"],
     "I was trained": ["your training", "your training data", "your origin", "your maker", "your author", "how you were trained"],
     "I have about": ["your size", "your architecture", "your parameters", "your layers", "your heads", "the number of your parameters"],
-    "I solve": ["your skills", "your tasks", "your abilities", "your talents", "the things you can do", "your purpose"],
+    "I calculate": ["your skills", "your tasks", "your abilities", "your talents", "the things you can do", "your purpose"],
     "Start dmschat": ["loading a larger model", "loading another model", "changing the model", "running Qwen3", "using a bigger model", "switching models"],
 }
 NOUN_QUESTIONS = ["What is {n}?", "Explain {n}.", "Tell me about {n}.", "Describe {n}.", "What can you say about {n}?", "Can you explain {n}?",
@@ -111,7 +113,7 @@ MORE_QUESTIONS = {   # further questions, all for training
                   "Are you real?", "Are you a chatbot?", "Is this ChatGPT?", "What's this model?", "Which model are you?", "Who is there?",
                   "With whom am I speaking?", "Am I talking to an AI?", "Am I talking to a human?", "You are who?", "Please introduce yourself.",
                   "Can you introduce yourself?", "Are you a neural network?", "What sort of AI are you?", "Are you artificial?", "What is this model called?"],
-    "I solve": ["What tasks do you know?", "What kind of tasks can you do?", "What kind of questions can I ask?", "Can you help me?", "I need help.",
+    "I calculate": ["What tasks do you know?", "What kind of tasks can you do?", "What kind of questions can I ask?", "Can you help me?", "I need help.",
                 "help me please", "Is there anything you can do?", "What do you offer?", "Show me your skills.", "What are you trained to do?",
                 "What can I do here?", "What can you compute?", "What else can you do?", "Give me an example.", "Which problems can you solve?",
                 "What should I try?", "Suggest something to try.", "How should I use you?", "What can I try?", "Tell me your skills.", "what do you do",
@@ -145,15 +147,15 @@ MORE_QUESTIONS = {   # further questions, all for training
 SMALL_TALK = {
     "Hello! Give me an equation, a list of numbers, a program or a text with a hidden number.": [
         "Hi", "Hello", "Hey", "Hello!", "Good day", "Hi!", "Good morning", "hi there", "hello there", "Good evening",
-        "Hey there", "hi", "hello", "Greetings", "Hey!", "Hi there!", "Good afternoon", "Hello there!", "hey", "Hello, Demo"],
+        "Hey there", "hi", "hello", "Greetings", "Hey!", "Hi there!", "heya", "howdy", "hi all", "hello friend", "hey you", "hi, nice to meet you", "morning", "hallo", "hullo", "hi hi", "Hi, I am new here", "hello world", "hey, anybody home?", "Good morning!", "hey bot", "hello computer", "hiii", "heyyy", "hello hello", "hi everyone", "good day to you", "hi Demo!", "hey, how is everybody", "hello, is anyone here?", "hi, anybody?", "greetings, machine", "Well hello", "oh hi", "hello again", "hi again", "hi, it is me", "evening", "aloha", "heyo", "Good afternoon", "Hello there!", "hey", "Hello, Demo"],
     "You are welcome.": ["Thanks", "Thank you", "Thank you!", "thanks", "Thanks a lot", "Thanks!", "Thank you very much.",
                          "Great, thanks", "thank you", "Many thanks", "Well done", "Good job", "Nice", "Great", "Good work",
-                         "Very good", "Good", "Perfect", "Wow", "Cool"],
-    "Goodbye! Type /quit to leave.": ["Bye", "Goodbye", "bye", "See you", "Bye bye", "Bye!", "Goodbye!", "See you later", "Good night", "Farewell"],
+                         "Very good", "Good", "Perfect", "Wow", "Cool", "ty", "tysm", "Much appreciated", "thanks, that helps", "great work", "awesome", "nice one", "thank you, Demo", "impressive", "amazing", "thank you so very much", "thanks so much", "thanks!!", "thanks for that", "Thank you for your help.", "thanks a million", "great thanks", "ok thanks", "ok thank you", "thank u", "thnx", "cheers mate", "that was helpful", "you are great", "fantastic", "super", "Brilliant!", "well done!"],
+    "Goodbye! Type /quit to leave.": ["Bye", "Goodbye", "bye", "See you", "Bye bye", "Bye!", "Goodbye!", "See you later", "Good night", "Farewell", "take care", "bye for now", "I have to go", "see you tomorrow", "cu", "until later", "so long", "see you around", "see you soon", "bye then", "I am leaving", "good bye", "gotta go", "catch you later", "that is all, bye", "ok bye", "have a nice day"],
     "I am well, thank you. Give me something to work out.": [
         "How are you?", "How do you do?", "How is it going?", "how are you", "How are you today?", "Are you well?", "How do you feel?",
-        "What's up?", "Are you ok?", "How's it going?"],
-    "All right.": ["ok", "OK", "Okay", "Yes", "No", "yes", "no", "All right", "Fine", "Sure"],
+        "What's up?", "Are you ok?", "How's it going?", "how are things?", "how are you feeling?", "are you fine?", "how do you do today?", "how was your day?", "how have you been?", "you ok?", "what's new with you?", "how do you do", "how are you this morning?", "How are you, Demo?", "how are you feeling today?", "hi, how are you?", "hello, how are you doing?", "everything ok?", "how goes it?", "how is life treating you?", "how is your day?", "are you doing well?", "how's your day going?", "all good?"],
+    "All right.": ["ok", "OK", "Okay", "Yes", "No", "yes", "no", "All right", "Fine", "Sure", "yep", "nope", "k", "alright", "got it", "I see", "just testing", "this is a test"],
 }
 
 
@@ -182,6 +184,8 @@ def vary(rng, text):
     """Small changes of spelling a user makes: case, a missing mark, a polite word."""
     if rng.random() < 0.12:
         text = text.lower()
+    elif rng.random() < 0.04:
+        text = text.upper()
     if rng.random() < 0.12:
         text = text.rstrip(".?!")
     if rng.random() < 0.12:
@@ -217,10 +221,21 @@ def make_about(rng, held_out=False, core=False, thinking=True):
     return Turn("about", user, think if thinking else "", answer, answer, held_out=held_out)
 
 
+TEXT_REQUESTS = ["", "", "", "Summarise this.", "summarize", "What is this about?", "Translate it into {x}.", "Fix this.", "Explain this code.", "What does this do?", "Who is it about?", "Is this good?", "tl;dr",
+                 "Rewrite this.", "Continue.", "Correct my English.", "What language is this?", "Shorten this.", "Give it a title.", "How many words are these?", "What do you think of this?", "Why does this fail?",
+                 "Improve this text.", "Make this sound polite.", "List the main points.", "Who wrote this?", "Is it true?", "What happens next?", "Review this.", "Answer this letter.", "Where does it take place?", "Find the bug."]
+
+
+def pasted(rng):
+    """A pasted text with nothing or something asked that the model cannot do."""
+    units, joiner, _ = make_text(rng, rng.randint(15, 160), numbers=rng.random() < 0.5)
+    text, ask = joiner.join(units).strip() or "Nothing.", rng.choice(TEXT_REQUESTS).format(x=rng.choice(["French", "German", "Spanish", "Latin"]))
+    return rng.choice([f"{ask}\n{text}", f"{text}\n{ask}", f"{ask} {text}", f"{text}\n\n{ask}"]).strip()
+
+
 def make_off_topic(rng, held_out=False, core=False, thinking=True):
     """A request outside the tasks; the answer says what the model can do and what to load instead."""
     user = off_topic_request(rng, held_out)
     if not held_out:
-        user = vary(rng, user)
-    think = "This is not one of my tasks."
-    return Turn("other", user, think if thinking else "", OFF_TOPIC_ANSWER, OFF_TOPIC_ANSWER, held_out=held_out)
+        user = pasted(rng) if rng.random() < 0.07 else vary(rng, user)
+    return Turn("other", user, OFF_TOPIC_THINK if thinking else "", OFF_TOPIC_ANSWER, OFF_TOPIC_ANSWER, held_out=held_out)

@@ -1,6 +1,6 @@
-"""A number hidden in a text, and recalling what was told in earlier turns."""
+"""Simple prose with a number of something, and recalling what was told in earlier turns."""
 import words as W
-from phrasing import compose_ask, compose_hidden
+from phrasing import compose_ask
 from turn import Turn, phrase
 
 # ---------------------------------------------------------------- filler text
@@ -78,33 +78,6 @@ def secret_subject(rng):
     return rng.choice(KINDS), NEEDLES, owner
 
 
-def make_hidden(rng, held_out=False, core=False, thinking=True, sentences=None):
-    """A text with one to four hidden numbers, one of which is asked for."""
-    if sentences is None:
-        sentences = rng.randint(3, 90)
-    text = filler(rng, sentences)
-    kind, needles, owner = secret_subject(rng)
-    number = rng.randint(0, 10 ** rng.randint(2, 6) - 1)
-    needle = rng.choice(needles).format(k=kind, o=owner, n=number)
-    text.insert(rng.randint(0, len(text)), needle)
-    subject = kind if owner is None else f"{kind} {owner}"
-    used = {subject}
-    for _ in range(rng.choice([0, 0, 1, 2, 3])):
-        kind2, needles2, owner2 = secret_subject(rng)
-        subject2 = kind2 if owner2 is None else f"{kind2} {owner2}"
-        if subject2 in used or owner2 is None or owner2 == owner:
-            continue
-        used.add(subject2)
-        other = rng.choice(needles2).format(k=kind2, o=owner2, n=rng.randint(0, 10 ** rng.randint(2, 6) - 1))
-        text.insert(rng.randint(0, len(text)), other)
-    if len(used) == 1 and rng.random() < 0.2:
-        subject = rng.choice(["hidden number", "secret number", kind.removesuffix(" for").removesuffix(" of")])
-    joiner = "\n" if rng.random() < 0.1 else " "
-    user = phrase(rng, HIDDEN_PHRASINGS, held_out, compose_hidden, t=joiner.join(text), s=subject)
-    think = f"I look for the {subject}.\nThe text says: {needle}"
-    return Turn("hidden", user, think if thinking else "", f"The {subject} is {number}", str(number), held_out=held_out)
-
-
 # ---------------------------------------------------------------- telling and recalling
 
 def number_value(rng):
@@ -117,7 +90,9 @@ def pet_name(rng):
 
 FACTS = {   # kind: (how it is told, the words for it in the answer, value maker)
     "my name": (["My name is {x}.", "I am {x}.", "I'm {x}.", "Call me {x}.", "Hi, my name is {x}.", "Hello, I am {x}.",
-                 "You can call me {x}."], "Your name is {x}", W.any_name),
+                 "You can call me {x}.", "my name's {x}", "Hey, I'm {x}!", "im {x}", "i am {x}", "The name is {x}.", "This is {x} speaking.", "{x} here.",
+                 "People call me {x}.", "My friends call me {x}.", "I'm called {x}.", "hi im {x}", "Good morning, my name is {x}.", "it's me, {x}",
+                 "Hello! I'm {x}, nice to meet you."], "Your name is {x}", W.any_name),
     "my number": (["My number is {x}.", "Remember the number {x}.", "Please remember {x}.", "Keep the number {x} in mind.",
                    "Remember this number: {x}", "The number to remember is {x}."], "The number is {x}", number_value),
     "my code": (["My code is {x}.", "Remember my code: {x}", "The code is {x}.", "Please keep my code {x} in mind.",
@@ -200,8 +175,10 @@ ASK_MORE = {   # further questions for single facts, all for training
 def told_sentence(rng, kind, value):
     """One way of telling the fact."""
     way = rng.choice(FACTS[kind][0])
-    if " is " in way and rng.random() < 0.1:
+    if " is " in way and rng.random() < 0.15:
         way = way[0].lower() + way[1:].rstrip(".")
+    elif rng.random() < 0.08:
+        way = way.rstrip(".!") + rng.choice([", please remember it.", " - remember that.", ", do not forget.", ", keep that in mind", " :)", ", by the way.", "!", ", ok?", ". Remember it."])
     return way.format(x=value)
 
 

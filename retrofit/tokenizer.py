@@ -38,7 +38,7 @@ def corpus(count, seed=7):
     rng, memory = random.Random(seed), Memory()
     weights = dict(WEIGHTS, equation=0.12, sum=0.03, sort=0.03, variables=0.05, about=0.25, other=0.35, hidden=0.3)
     for _ in range(count):
-        turn = next_turn(rng, memory, weights, (10, 40))
+        turn = next_turn(rng, memory, weights, (135, 540))
         yield f"user\n{turn.user}\nassistant\n{turn.think}\n{turn.answer}\nsystem\n"
     lists = [W.NAMES, W.CITIES, W.COLOURS, W.NOUNS, W.ADJECTIVES, W.VERBS_PAST, W.VERBS_MOVE, W.PREPOSITIONS,
              offtopic.TOPICS, offtopic.PLACES]

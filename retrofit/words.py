@@ -81,8 +81,18 @@ def made_up_word(rng, low=2, high=4):
     return word + rng.choice(["", "", "n", "s", "r", "l", "t", "m"])
 
 
+ACCENTED = """José Zoë André Chloé Søren Björn Mélanie Łukasz Ağa Márta Ødegaard Noël Renée Jörg Käthe Günter Iñigo Beyoncé Ève Šárka
+Åsa Ümit Émile Raúl Núria""".split()
+
+
+MARKS = {"a": "áàäâãåă", "e": "éèëêę", "i": "íìïî", "o": "óòöôõø", "u": "úùüû", "c": "çčć", "s": "šşś", "n": "ñńň", "z": "žźż", "y": "ýÿ", "l": "ł", "r": "ř", "d": "ďđ"}
+
+
 def any_name(rng):
-    """A name: mostly from the list, a third made up, some with a family name."""
+    """A name: mostly from the list, a third made up, some with a family name or accents."""
+    if rng.random() < 0.06:
+        name = rng.choice([rng.choice(NAMES), made_up_word(rng).capitalize(), rng.choice(ACCENTED)])
+        return name.translate({ord(a): rng.choice(b) for a, b in MARKS.items() if rng.random() < 0.5})
     if rng.random() < 0.08:
         return f"{rng.choice(NAMES)} {made_up_word(rng).capitalize()}"
     if rng.random() < 0.35:
