@@ -5,6 +5,7 @@
 //! back, and every branch stays reachable.
 
 use crate::protocol::{StopReason, TextKind, TurnReport};
+use std::collections::HashMap;
 
 /// Names a message within its conversation. Ids grow from 1; some name other records of its file.
 pub type MessageId = u64;
@@ -143,6 +144,8 @@ pub struct Conversation {
     system: Option<String>,
     marks: Vec<Mark>,
     messages: Vec<Message>,
+    /// How many messages follow each one, and how many none.
+    children: HashMap<Option<MessageId>, usize>,
     head: Option<MessageId>,
     /// The head before the last question was asked, edited or asked again.
     asked_from: Option<MessageId>,
@@ -350,6 +353,9 @@ impl Conversation {
             if self.messages.iter().any(|m| m.parent == Some(id)) {
                 continue;
             }
+            if let Some(count) = self.get(id).map(|m| m.parent).and_then(|parent| self.children.get_mut(&parent)) {
+                *count -= 1;
+            }
             self.messages.retain(|m| m.id != id);
             self.changes.retain(|change| change.id != id);
             for mark in self.marks.iter_mut().filter(|mark| mark.after == Some(id)) {
@@ -375,6 +381,11 @@ impl Conversation {
     pub fn siblings(&self, id: MessageId) -> Vec<MessageId> {
         let Some(message) = self.get(id) else { return Vec::new() };
         self.messages.iter().filter(|m| m.parent == message.parent).map(|m| m.id).collect()
+    }
+
+    /// How many [`Conversation::siblings`] there are.
+    pub fn sibling_count(&self, id: MessageId) -> usize {
+        self.get(id).and_then(|m| self.children.get(&m.parent)).copied().unwrap_or(0)
     }
 
     /// Makes the branch through `id` active, down to its newest message. False when unknown.
@@ -434,6 +445,7 @@ impl Conversation {
         self.last_id += 1;
         let id = self.last_id;
         self.messages.push(Message::new(id, parent, role, text));
+        *self.children.entry(parent).or_default() += 1;
         self.head = Some(id);
         id
     }
@@ -445,6 +457,7 @@ impl Conversation {
         self.last_turn = self.last_turn.max(message.turn.unwrap_or(0));
         self.head = Some(message.id);
         if let Err(at) = self.messages.binary_search_by_key(&message.id, |m| m.id) {
+            *self.children.entry(message.parent).or_default() += 1;
             self.messages.insert(at, message);
         }
     }

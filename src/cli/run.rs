@@ -97,7 +97,7 @@ fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
     let loaded = match &common.resume {
         Some(Some(name)) => store.read_named(name),
         Some(None) => return Err(wrong_use("--resume needs an id or a title with -p")),
-        None if common.continue_ => store.newest().and_then(|entry| store.read(&entry.id)),
+        None if common.continue_ => store.newest().and_then(|id| store.read(&id)),
         None => return Ok(None),
     };
     loaded.map(Some).map_err(output::as_wrong_use)

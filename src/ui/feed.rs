@@ -72,6 +72,8 @@ pub struct Feed {
     pub anchor: Option<Anchor>,
     /// Rows in all when following ended.
     seen: usize,
+    /// Some items have no rows yet: the next frame makes more.
+    pub behind: bool,
     /// Height and width of the pane when last drawn.
     pub height: usize,
     pub width: usize,
@@ -257,6 +259,11 @@ impl Feed {
     /// Rows in all when following ended, after a change of width.
     pub fn reset_seen(&mut self) {
         self.seen = self.total();
+    }
+
+    /// Rows that are not to count as new.
+    pub fn add_seen(&mut self, rows: usize) {
+        self.seen += rows;
     }
 
     /// Chooses the message before or after the chosen one, and brings it into view.

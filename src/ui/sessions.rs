@@ -61,7 +61,7 @@ impl Sessions {
             return None;
         }
         let stamp = match which {
-            Which::Newest => self.folder.newest().and_then(|entry| self.folder.stamp(&entry.id)),
+            Which::Newest => self.folder.newest().and_then(|id| self.folder.stamp(&id)),
             Which::Id(id) => self.folder.stamp(id),
             Which::Named(name) => self.folder.stamp_named(name),
         };
@@ -254,7 +254,7 @@ impl Sessions {
             Which::Id(id) | Which::Named(id) if id == self.session.id() => {
                 return Ok(AppEvent::Said(Level::Info, "this conversation is open already".into()));
             }
-            Which::Newest => self.folder.open(&self.folder.newest()?.id)?,
+            Which::Newest => self.folder.open(&self.folder.newest()?)?,
             Which::Id(id) => self.folder.open(id)?,
             Which::Named(name) => self.folder.resume(name)?,
         };

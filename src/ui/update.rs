@@ -290,7 +290,8 @@ impl App {
         let notice = self.notice.as_ref().and_then(|n| n.until_ms);
         let preparing = self.turn.as_ref().and_then(|t| t.shows_preparing_at()).filter(|at| *at > self.now_ms);
         let spinner = (self.is_busy() || self.engine.loading.is_some()).then_some(self.now_ms + SPINNER_MS);
-        [self.burst.due_at(), notice, preparing, spinner, count::due_at(self)].into_iter().flatten().min()
+        let rows = self.feed.behind.then_some(self.now_ms);
+        [self.burst.due_at(), notice, preparing, spinner, rows, count::due_at(self)].into_iter().flatten().min()
     }
 }
 

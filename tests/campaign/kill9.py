@@ -101,7 +101,7 @@ def trial(binary, home, rng, figures):
     dumb = rng.random() < 0.6
     pid, fd = start(binary, home, "dumb" if dumb else "xterm-256color", [*ARGS, *([] if fresh else ["--continue"])])
     seen, sent, alive = bytearray(), [], True
-    kill_at = time.monotonic() + rng.choice([rng.uniform(0.0, 0.6), rng.uniform(0.3, 2.5), rng.uniform(1.0, 4.0)])
+    kill_at = time.monotonic() + rng.choice([rng.uniform(0.0, 0.6), rng.uniform(0.2, 1.2), rng.uniform(0.5, 2.0)])
     left = lambda: kill_at - time.monotonic()
     ready = b"> " if dumb else b"F1"
     read_for(fd, max(left(), 0), seen, lambda s: ready in s)

@@ -383,7 +383,7 @@ fn the_list_reads_any_json_and_passes_over_refused_prompts() {
     fs::write(dir.path().join("99990101-000000-0001.jsonl"), refused.lines().next().unwrap()).unwrap();
     let turns: Vec<usize> = store.list().iter().map(|e| e.turns).collect();
     assert_eq!((turns.len(), turns.iter().sum::<usize>()), (3, entry.turns));
-    assert_eq!(store.newest().unwrap().id, id);
+    assert_eq!(store.newest().unwrap(), id);
 }
 
 #[test]

@@ -94,14 +94,14 @@ impl Store {
         matched.into_iter().map(|(entry, _)| entry).collect()
     }
 
-    /// The one that was written last, of those with a turn.
-    pub fn newest(&self) -> Result<Entry> {
+    /// The id of the one that was written last, of those with a turn.
+    pub fn newest(&self) -> Result<String> {
         let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         let mut files: Vec<(SystemTime, PathBuf)> =
             files.filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path))).collect();
         files.sort_by(|a, b| b.cmp(a));
-        let mut entries = files.iter().filter_map(|(_, path)| entry(path));
-        entries.find(|e| e.turns > 0).ok_or_else(|| anyhow!("there is no session yet to go on with"))
+        let mut ids = files.iter().filter_map(|(_, path)| id_with_a_turn(path));
+        ids.next().ok_or_else(|| anyhow!("there is no session yet to go on with"))
     }
 
     /// The file of the session with this id, or an error when there is none.
@@ -328,6 +328,17 @@ impl GlanceReport {
         let nothing = self.answer_tokens == 0 && self.reasoning_tokens == 0;
         nothing && !self.in_context && self.stop_reason != StopReason::Cancelled
     }
+}
+
+/// A session's id, when the file holds an answered turn.
+fn id_with_a_turn(path: &Path) -> Option<String> {
+    let id = path.file_name()?.to_str()?.strip_suffix(".jsonl")?.to_owned();
+    let bytes = regular_file::read(path, MAX_BYTES).ok()?;
+    let mut lines = bytes.split(|b| *b == b'\n').filter(|l| !l.is_empty());
+    Record::parse(lines.next()?).ok().filter(|first| matches!(first, Record::Header(_)))?;
+    let mut glances = lines.filter_map(|line| serde_json::from_slice::<Glance>(line).ok());
+    let answered = |g: &Glance| g.kind == "turn" && g.report.as_ref().is_some_and(|r| !r.is_refused());
+    glances.any(|g| answered(&g)).then_some(id)
 }
 
 /// Reads as much of a file as the list shows; `None` for what is no session.

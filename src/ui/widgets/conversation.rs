@@ -1,6 +1,7 @@
 //! The conversation pane: keeps the rows of every item up to date, and draws those in view.
 
 use super::message;
+use crate::ui::feed::ItemKey;
 use crate::ui::find::{Hit, hits_in};
 use crate::ui::links;
 use crate::ui::state::{App, Overlay};
@@ -8,12 +9,22 @@ use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
+/// Bytes of messages without rows that get theirs in one frame: a long conversation that was opened
+/// shows its end at once, and the rest follows.
+const FRAME_BYTES: usize = 256 << 10;
+
 /// Brings the cached rows up to the state, for a pane of this size.
 pub fn prepare(app: &mut App, area: Rect) {
     let width = usize::from(area.width);
     let new_width = app.feed.width != width;
     let keys = app.feed.items.clone();
-    for (n, key) in keys.iter().enumerate() {
+    let (mut left, was_behind) = (FRAME_BYTES, std::mem::take(&mut app.feed.behind));
+    for (n, key) in keys.iter().enumerate().rev() {
+        let is_new = !app.feed.rows.contains_key(key);
+        if is_new && left == 0 {
+            app.feed.behind = true;
+            continue;
+        }
         let fingerprint = message::fingerprint(app, *key, width, n == 0);
         if app.feed.rows.get(key).is_some_and(|r| r.fingerprint == fingerprint) {
             continue;
@@ -23,6 +34,11 @@ pub fn prepare(app: &mut App, area: Rect) {
         let rows = message::rows(app, *key, width, n == 0, old);
         let height = rows.lines.len();
         app.feed.rows.insert(*key, rows);
+        if is_new {
+            left = left.saturating_sub(bytes_of(app, *key));
+            // What was there already is nothing new to one who has scrolled back.
+            app.feed.add_seen(if was_behind { height } else { 0 });
+        }
         if new_width {
             app.feed.rescale(n, old_height, height);
         }
@@ -34,6 +50,15 @@ pub fn prepare(app: &mut App, area: Rect) {
     app.feed.height = usize::from(area.height);
     if new_width && !app.feed.is_following() {
         app.feed.reset_seen();
+    }
+}
+
+fn bytes_of(app: &App, key: ItemKey) -> usize {
+    match key {
+        ItemKey::Message(id) => {
+            app.chat.get(id).map_or(0, |m| m.text.len() + m.reasoning.as_ref().map_or(0, String::len))
+        }
+        ItemKey::Local(_) => 0,
     }
 }
 

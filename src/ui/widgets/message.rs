@@ -100,7 +100,7 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         let chosen = app.feed.selected == Some(id);
         let reasoning = m.reasoning.as_ref().map(String::len);
         (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen).hash(&mut hasher);
-        (app.chat.siblings(id).len(), app.feed.within(id).count()).hash(&mut hasher);
+        (app.chat.sibling_count(id), app.feed.within(id).count()).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
         turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);
     }
@@ -129,8 +129,7 @@ fn user(app: &App, message: &Message, width: usize) -> Rows {
         }
         lines.extend(wrap(spans, width, if n == 0 { &first } else { &indent }, &indent));
     }
-    let siblings = app.chat.siblings(message.id);
-    if siblings.len() > 1 {
+    if app.chat.sibling_count(message.id) > 1 {
         lines.extend(wrap_plain(&version(app, message), theme.style(Role::Dim), width, &margin()));
     }
     Rows { lines, fold_row, ..Rows::default() }
@@ -359,7 +358,7 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     if report.kv.ratio.is_some() {
         facts.push(format!("ratio {}", ratio(report.kv.ratio)));
     }
-    if app.chat.siblings(message.id).len() > 1 {
+    if app.chat.sibling_count(message.id) > 1 {
         facts.push(version(app, message));
     }
     let mut spans = vec![Span::styled(clean(&text).into_owned(), style)];

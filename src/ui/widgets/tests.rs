@@ -260,3 +260,25 @@ fn nothing_from_outside_reaches_the_terminal_as_it_is() {
         assert!(!shown.contains(bad), "{shown:?}");
     }
 }
+
+#[test]
+fn a_long_conversation_shows_its_end_at_once_and_the_rest_by_and_by() {
+    let mut app = app(100, 30, 8, 4);
+    let text = "a word and another one ".repeat(2_000);
+    for n in 0..40 {
+        app.chat.push_user(format!("question {n}"));
+        app.chat.push_assistant(format!("{text}\n\nend {n}"), None);
+    }
+    app.feed.arrange(&app.chat);
+    let shown = screen(&mut app);
+    assert!(shown.contains("end 39") && app.feed.behind, "{shown}");
+    assert!(app.wants_tick().is_some_and(|at| at <= app.now_ms));
+    app.feed.scroll(-40);
+    let (first, mut frames) = (screen(&mut app), 1);
+    while app.feed.behind {
+        assert_eq!(screen(&mut app), first, "what is in view stays in place");
+        frames += 1;
+    }
+    assert!((3..20).contains(&frames), "{frames}");
+    assert_eq!((app.feed.unseen(), app.feed.rows.len()), (0, app.feed.items.len()));
+}
