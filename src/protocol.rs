@@ -424,7 +424,7 @@ impl TextLimit {
         (bytes > self.bytes()).then(|| {
             format!(
                 "{what} has {bytes} bytes, and a context of {context} tokens of up to {token_bytes} bytes holds at most \
-                 {}; shorten it, /new starts over",
+                 {}; shorten it",
                 self.bytes()
             )
         })

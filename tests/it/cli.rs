@@ -275,7 +275,10 @@ fn config_errors_name_file_line_and_key() {
 
 #[test]
 fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
-    let long = "word ".repeat(400);
+    // Too long by tokens, and by bytes alone.
+    let (long, longer) = ("7 ".repeat(300), "word ".repeat(400));
+    let (_, _, stderr) = run(&["-p", &longer, "--ctx-size", "128"]);
+    assert!(stderr.contains("shorten it") && !stderr.contains(" /"), "{stderr}");
     let (code, stdout, stderr) = run(&["-p", &long, "--think", "off", "--ctx-size", "128"]);
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
     assert!(stderr.contains("the context holds 128") && stderr.contains("--ctx-size"), "{stderr}");
