@@ -262,7 +262,7 @@ fn what_a_template_makes_of_replies_is_bounded() {
     let error = render(None, &chat.context_path(), &spec, &opts(true, Some(false))).unwrap_err().to_string();
     assert_eq!(
         error,
-        "the conversation has 502 bytes, and a context of 100 tokens of up to 5 bytes holds at most 500; shorten it, /new starts over"
+        "the conversation has 502 bytes, and a context of 100 tokens of up to 5 bytes holds at most 500; shorten it"
     );
 }
 
