@@ -29,6 +29,8 @@ pub struct Editor {
     killed: String,
     /// What the marks in the text stand for.
     parts: Parts,
+    /// Counts the changes of the text.
+    revision: u64,
 }
 
 impl Editor {
@@ -51,6 +53,11 @@ impl Editor {
         self.parts.folds(text)
     }
 
+    /// A number that differs after every change of the text.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
     pub fn caret(&self) -> usize {
         self.caret
     }
@@ -63,6 +70,7 @@ impl Editor {
     /// folded again.
     pub fn set(&mut self, text: &str) {
         self.remember();
+        self.revision += 1;
         self.text = self.parts.refold(text);
         self.caret = self.text.len();
     }
@@ -71,6 +79,7 @@ impl Editor {
     pub fn take(&mut self) -> String {
         self.remember();
         self.caret = 0;
+        self.revision += 1;
         let text = std::mem::take(&mut self.text);
         self.parts.expand(&text)
     }
@@ -97,6 +106,7 @@ impl Editor {
         };
         self.remember();
         let mark = self.parts.fold(text, label, true);
+        self.revision += 1;
         self.text.replace_range(start..start + typed.len(), &mark);
         self.caret = start + mark.len();
         true
@@ -114,6 +124,7 @@ impl Editor {
         let whole = found.and_then(|(mark, at)| Some((mark, at, self.parts.text(mark)?.to_owned())));
         let Some((mark, at, text)) = whole.filter(|(.., text)| !text.contains(is_mark)) else { return false };
         self.remember();
+        self.revision += 1;
         self.text.replace_range(at..at + mark.len_utf8(), &text);
         self.caret = at + text.len();
         true
@@ -127,6 +138,7 @@ impl Editor {
         if !(one && self.typing) {
             self.remember();
         }
+        self.revision += 1;
         self.text.insert_str(self.caret, text);
         self.caret = self.next_boundary(self.caret + text.len() - 1);
         self.typing = one;
@@ -135,6 +147,7 @@ impl Editor {
     /// Replaces the bytes `start..caret`, for completion.
     pub fn replace_before_caret(&mut self, start: usize, with: &str) {
         self.remember();
+        self.revision += 1;
         self.text.replace_range(start..self.caret, with);
         self.caret = start + with.len();
     }
@@ -179,6 +192,7 @@ impl Editor {
 
     pub fn undo(&mut self) {
         if let Some((text, caret)) = self.undo.pop() {
+            self.revision += 1;
             self.redo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
             self.typing = false;
         }
@@ -186,6 +200,7 @@ impl Editor {
 
     pub fn redo(&mut self) {
         if let Some((text, caret)) = self.redo.pop() {
+            self.revision += 1;
             self.undo.push((std::mem::replace(&mut self.text, text), std::mem::replace(&mut self.caret, caret)));
             self.typing = false;
         }
@@ -317,6 +332,7 @@ impl Editor {
     fn delete(&mut self, from: usize, to: usize) {
         if from < to {
             self.remember();
+            self.revision += 1;
             self.text.replace_range(from..to, "");
             self.caret = from;
         }
