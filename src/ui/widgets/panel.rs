@@ -14,7 +14,7 @@ use ratatui::text::{Line, Span};
 /// Columns of the numbers' names.
 const NAMES: usize = 16;
 /// Rows of the panel beside the heatmap, gaps included, when everything is shown.
-const FIXED: usize = 14;
+const FIXED: usize = 12;
 /// Rows that the heatmap gets before the history, the settings and what else is held; the larger
 /// number where it would have to scroll otherwise.
 const MAP_FIRST: [usize; 2] = [13, 19];
@@ -56,42 +56,48 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let room = usize::from(inner.height).saturating_sub(headline.len() + usize::from(SCALE_ROWS));
     let map = heatmap(app, None);
     let wanted = if started { wanted_rows(map.shape(), columns) } else { 0 };
-    for part in [&mut history, &mut held] {
-        if wanted + *part + settings.len() > room {
-            *part = 0;
-        }
-    }
     if wanted + held + history + settings.len() > room {
+        history = 0;
+    }
+    if wanted + held + settings.len() > room {
         settings.clear();
+    }
+    if wanted + held > room {
+        held = 0;
     }
     let rest = room.saturating_sub(held + history + settings.len());
     let parts = [1, 1, held.min(1), history, settings.len().min(1)];
     let gaps: usize = parts.iter().sum();
     let explanation = explanation_rows(app, columns);
     let least = if started { map_rows(map.shape(), columns, rest, gaps) } else { explanation.len() };
-    let gap = u16::from(least + gaps <= rest);
-    let map_height = rest.saturating_sub(gaps * usize::from(gap)).min(least) as u16;
+    let map_height = least.min(rest) as u16;
+    // Rows that are left go between the parts, from the top.
+    let mut spare = rest.saturating_sub(least);
+    let mut apart = |area: Rect| {
+        let rows = spare.min(1);
+        spare -= rows;
+        below(area, rows as u16)
+    };
 
-    let mut rest = draw_lines(buffer, inner, &headline);
-    rest = below(rest, gap);
+    let mut rest = apart(draw_lines(buffer, inner, &headline));
     if started {
         map.draw(buffer, Rect { height: map_height.min(rest.height), ..rest }, app.panel.scroll);
         rest = below(rest, map_height);
     } else {
         rest = draw_lines(buffer, rest, &explanation);
     }
-    rest = below(rest, gap);
+    rest = apart(rest);
     draw_scale(buffer, rest, &app.theme, app.depth());
     rest = below(rest, SCALE_ROWS);
     if held > 0 {
-        rest = below(rest, gap);
+        rest = apart(rest);
         rest = below(rest, draw_held(buffer, rest, app));
     }
     if history > 0 {
-        rest = below(rest, gap);
+        rest = apart(rest);
         rest = below(rest, draw_history(buffer, rest, app));
     }
-    draw_lines(buffer, below(rest, gap), &settings);
+    draw_lines(buffer, apart(rest), &settings);
 }
 
 fn wanted_rows(shape: Shape, columns: usize) -> usize {

@@ -191,7 +191,9 @@ fn parts(app: &App) -> Vec<Part> {
         None => add(8, Role::Warning, "no model".to_owned()),
     }
     if let Some(s) = &app.engine.snapshot {
-        add(6, Role::StatusValue, ratio(s.kv.ratio));
+        if s.kv.ratio.is_some() {
+            add(6, Role::StatusValue, ratio(s.kv.ratio));
+        }
         let (role, word) =
             if numbers::context_is_short(app) { (Role::Warning, " nearly full") } else { (Role::Status, "") };
         add(5, role, format!("context {}{word}", numbers::context_use(app)));
