@@ -357,7 +357,7 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
     let env = [("HF_HOME", home.path().to_str().unwrap()), ("HF_ENDPOINT", &hub.url)];
     let mut chat = Chat::start(home.path(), 120, 30, &env, &["--model", "any/model"]);
     chat.until_shows("downloading any/model: ");
-    chat.until_shows("any/model at 01234567: 5 files, 168 kB; licence");
+    chat.until_shows("any/model at 01234567: 4 files, 168 kB; licence");
     let blob = fake_hub::hash(&hub.bytes_of("model.safetensors"));
     let partial = home.path().join(format!("hub/models--any--model/blobs/{blob}.incomplete"));
     chat.until("half of the file", |_| std::fs::metadata(&partial).is_ok_and(|m| m.len() == 80_000));
