@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# usage: docs/screen.sh target/release/dmschat docs/screen.svg   (needs tmux and `pip install rich`)
+# Makes the README's picture: a real conversation of four turns on 120x40, drawn by rich from the screen of tmux.
+set -euo pipefail
+bin=$(realpath "$1"); out=$(realpath -m "$2"); home=$(mktemp -d)
+t() { tmux -L svg "$@"; }
+t -f /dev/null new-session -d -s q -x 120 -y 40 "cd $home; env HOME=$home LANG=C.UTF-8 TERM=xterm-256color COLORTERM=truecolor DMSCHAT_DATA_DIR=$home/d DMSCHAT_CONFIG_DIR=$home/c $bin --theme dark"
+trap 't kill-server 2>/dev/null; rm -rf "$home"' EXIT
+until t capture-pane -p -t q | grep -q "Try one of these"; do sleep 0.3; done; sleep 1
+for q in "What can you do?" "a = 4; b = a + 7; c = b - 2; a = c + 5. What is a?" "Solve 5*b - 2355 = -50*b - 2740 for b." "Solve 3*x + 14 = 5*x - 8 for x."; do
+  t send-keys -t q "$q"; sleep 0.5; t send-keys -t q Enter; sleep 1
+  while t capture-pane -p -t q | tail -1 | grep -qE "thinking|answering|reading|stopping"; do sleep 0.3; done; sleep 0.5
+done
+t capture-pane -N -e -p -t q > "$home/screen.txt"
+python3 - "$home/screen.txt" "$out" <<'P'
+import re, sys
+from rich.console import Console
+from rich.text import Text
+text = re.sub(r"\x1b\]8;[^\x1b]*\x1b\\", "", open(sys.argv[1], encoding="utf8").read().rstrip("\n"))
+console = Console(record=True, width=120, file=open("/dev/null", "w"), force_terminal=True, color_system="truecolor", legacy_windows=False)
+for line in text.split("\n"):
+    console.print(Text.from_ansi(line), no_wrap=True, overflow="ignore", crop=False)
+svg = console.export_svg(title="dmschat")
+svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
+open(sys.argv[2], "w", encoding="utf8").write(svg)
+P
+echo "wrote $out"
