@@ -168,8 +168,12 @@ fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
         StopReason::MaxTokens => ("stopped at the token limit, all of it thinking (--max-tokens)", output::OK),
         StopReason::ContextFull if answered => ("stopped: the context is full", output::OK),
         StopReason::ContextFull => {
-            detail += "; shorten it, or raise --ctx-size where the model allows it";
-            ("not answered", output::FAILED)
+            detail += "; shorten the prompt, or raise --ctx-size where the model allows it";
+            let thought = report.reasoning_tokens > 0;
+            (
+                if thought { "not answered: the context was full while the model thought" } else { "not answered" },
+                output::FAILED,
+            )
         }
         StopReason::CacheFull => {
             detail += "; raise --kv-limit, shorten the prompt, or use --eviction on";

@@ -283,6 +283,11 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
     assert!(stderr.contains("the context holds 128") && stderr.contains("--ctx-size"), "{stderr}");
     assert!(!stderr.contains(" /"), "{stderr}");
+    let (code, _, stderr) = run(&["-p", "2+2", "--ctx-size", "20"]);
+    assert!(
+        code == 1 && stderr.contains("the context was full while the model thought; shorten the prompt"),
+        "{stderr}"
+    );
     refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, info"]);
 }
 
