@@ -72,7 +72,12 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
     let token = dense_token_bytes(c, options.codec);
     let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, kv_limit, options.memory_bytes);
     let ratio = c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0);
-    let fits = |ratio: f64| budget.map_or(context, |b| ((b as f64 * ratio / token as f64) as usize).min(context));
+    // Every lane takes whole pages.
+    let page_row = (token * PAGE_SLOTS as u64) as f64;
+    let fits = |ratio: f64| {
+        let tokens = |bytes: u64| (bytes as f64 * ratio / page_row) as usize * PAGE_SLOTS;
+        budget.map_or(context, |bytes| tokens(bytes).min(context))
+    };
     Plan {
         weight_bytes: checkpoint.weight_bytes,
         workspace_bytes: options.workspace_bytes,
@@ -81,5 +86,18 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64,
         certain_context: fits(1.0),
         expected_context: fits(ratio),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_is_counted_in_whole_pages() {
+        let checkpoint = Checkpoint::random("demo").unwrap();
+        let options = EngineOptions::new(Codec::F32);
+        // 32 lanes x 16 slots x 516 bytes are 264,192 bytes: three times in 1 MiB.
+        assert_eq!(plan(&checkpoint, &options, 8192, Some(1 << 20)).certain_context, 48);
     }
 }
