@@ -169,11 +169,11 @@ fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
         StopReason::ContextFull if answered => ("stopped: the context is full", output::OK),
         StopReason::ContextFull => {
             detail += "; shorten the prompt, or raise --ctx-size where the model allows it";
-            let thought = report.reasoning_tokens > 0;
-            (
-                if thought { "not answered: the context was full while the model thought" } else { "not answered" },
-                output::FAILED,
-            )
+            let said = match report.reasoning_tokens {
+                0 => "not answered",
+                _ => "not answered: the context was full while the model thought",
+            };
+            (said, output::FAILED)
         }
         StopReason::CacheFull => {
             detail += "; raise --kv-limit, shorten the prompt, or use --eviction on";
