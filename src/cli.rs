@@ -5,7 +5,6 @@ pub mod args;
 pub mod bench;
 pub mod card;
 pub mod chat;
-pub mod checks;
 pub mod compare;
 pub mod completions;
 pub mod config;

@@ -15,6 +15,8 @@
 //! | module | owns | may use |
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
+//! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, protocol, the backend trait |
+//! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, tensor, protocol, the backend trait, backend::cpu |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
@@ -43,9 +45,11 @@
 //! - `unsafe` stands in `backend::cpu::{simd, team}`, `backend::cuda`, `checkpoint::mapped` and `system` only.
 
 pub mod backend;
+pub mod bench;
 pub mod cache;
 pub mod chat;
 pub mod checkpoint;
+pub mod checks;
 pub mod cli;
 pub mod codec;
 pub mod config;

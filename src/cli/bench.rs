@@ -1,29 +1,21 @@
-//! `dmschat bench`: how fast this machine prefills and decodes, and how near that is to what its
-//! memory allows. A real prefill fills the cache, tokens are sampled from real logits, no layer is
-//! skipped; the weights may be random, since speed does not depend on their values.
-
-mod calibrate;
-mod measure;
+//! `dmschat bench`: reads the flags, runs [`crate::bench`] on the device and prints the results.
 
 use super::args::{BenchArgs, Common};
 use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
 use super::spawn::{self, Place};
-use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::Cuda;
+use crate::bench::{Bench, Case, HEADER, Line, host_copy_bytes_per_s, set_kept_share, weight_bytes};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::config::{Kv, Settings};
-use crate::engine::{EngineOptions, Runner, host_bytes};
-use crate::protocol::{MAX_CONTEXT, SamplingParams, Token};
+use crate::engine::{EngineOptions, host_bytes};
+use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::unicode;
 use anyhow::{Context, Result};
-use measure::{Case, HEADER, Line};
-use serde_json::{Value, json};
-use std::time::Instant;
+use serde_json::json;
 
-const SEED: u64 = 1;
 /// Most sequences or threads.
 const MAX_MANY: usize = 4096;
 
@@ -57,33 +49,48 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     }
     let threads = args.threads.unwrap_or(0);
     if let Some(keep) = args.keep {
-        let offset = calibrate::alpha_offset(&mut checkpoint, threads, keep).map_err(as_wrong_use)?;
-        notice(&format!("about {:.1} % of the tokens are kept beyond the window at offset {offset:.2}", keep * 100.0));
+        let offset = set_kept_share(&mut checkpoint, keep, || Cpu::new(threads)).map_err(as_wrong_use)?;
+        notice(&format!("about {:.1} % of the tokens beyond the window are kept at offset {offset:.2}", keep * 100.0));
     }
     if !json {
         out(&format!("{HEADER}\n"))?;
     }
-    let bench = Bench { args, json, lists, checkpoint: &checkpoint, longest };
-    let Results { device, library, bandwidth, lines } = match place {
-        Place::Cpu => bench.run(|| Ok(Cpu::new(threads)), |cpu| Ok(copy_bandwidth(cpu.threads())))?,
+    let bench = Bench {
+        checkpoint: &checkpoint,
+        cases: lists.cases(args),
+        codecs: lists.codecs,
+        runs: args.runs,
+        context: longest,
+    };
+    let mut results = Vec::new();
+    let report = |codec, line: &Line| {
+        if !json {
+            out(&line.text(codec))?;
+        }
+        results.push(line.json(codec));
+        Ok(())
+    };
+    let device = match place {
+        Place::Cpu => bench.run(|| Ok(Cpu::new(threads)), |cpu| Ok(host_copy_bytes_per_s(cpu.threads())), report)?,
         Place::Card(index) => {
             let open = || Ok(Cuda::open(index, &spawn::card_options(settings.graph, settings.gemm))?);
-            bench.run(open, |card| Ok(card.copy_bytes_per_s()?))?
+            bench.run(open, |cuda| Ok(cuda.copy_bytes_per_s()?), report)?
         }
     };
     let weights = weight_bytes(&checkpoint);
     if json {
         let report = json!({
-            "model": checkpoint.name, "device": device, "library": library, "runs": args.runs, "keep": args.keep,
-            "weight_bytes_per_token": weights, "copy_bytes_per_s": bandwidth, "results": lines,
+            "model": checkpoint.name, "device": device.name, "library": device.library, "runs": args.runs, "keep": args.keep,
+            "weight_bytes_per_token": weights, "copy_bytes_per_s": device.copy_bytes_per_s, "results": results,
         });
         out(&format!("{}\n", unicode::escape_json(&serde_json::to_string_pretty(&report)?)))?;
     } else {
-        let copy = bandwidth / 1e9;
-        let library = library.map(|l| format!(", {l}")).unwrap_or_default();
+        let copy = device.copy_bytes_per_s / 1e9;
+        let library = device.library.map(|l| format!(", {l}")).unwrap_or_default();
         out(&format!(
-            "{}, {device}{library}; {:.1} MB of weights a token; memory copy {copy:.1} GB/s\n",
+            "{}, {}{library}; {:.1} MB of weights per token; memory copy {copy:.1} GB/s\n",
             checkpoint.name,
+            device.name,
             weights as f64 / 1e6
         ))?;
     }
@@ -118,59 +125,6 @@ fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Re
     }
 }
 
-/// What is measured, on whatever device.
-struct Bench<'a> {
-    args: &'a BenchArgs,
-    json: bool,
-    lists: Lists,
-    checkpoint: &'a Checkpoint,
-    longest: usize,
-}
-
-struct Results {
-    device: String,
-    library: Option<String>,
-    bandwidth: f64,
-    lines: Vec<Value>,
-}
-
-impl Bench<'_> {
-    /// `open` gives a backend for each codec; `copy` measures what its memory moves in a second.
-    fn run<B: Backend>(&self, open: impl Fn() -> Result<B>, copy: impl Fn(&B) -> Result<f64>) -> Result<Results> {
-        let first = open()?;
-        let mut results =
-            Results { device: first.describe(), library: first.library(), bandwidth: copy(&first)?, lines: Vec::new() };
-        drop(first);
-        for &codec in &self.lists.codecs {
-            let context = Some(self.longest);
-            let max_seqs = self.args.parallel.iter().copied().max().unwrap_or(1);
-            let options = EngineOptions { context, max_seqs, ..EngineOptions::new(codec) };
-            let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
-            for case in self.cases() {
-                let line = Line::measure(&mut runner, self.checkpoint, &case, self.args.runs, results.bandwidth)?;
-                if !self.json {
-                    out(&line.text(codec))?;
-                }
-                results.lines.push(line.json(codec));
-            }
-        }
-        Ok(results)
-    }
-
-    fn cases(&self) -> Vec<Case> {
-        let mut cases = Vec::new();
-        for &eviction in &self.lists.eviction {
-            for &ctx in &self.args.ctx {
-                for &parallel in &self.args.parallel {
-                    let sampling = self.lists.sampling.clone();
-                    cases.push(Case { ctx, n: self.args.gen_tokens, parallel, eviction, sampling });
-                }
-            }
-        }
-        cases
-    }
-}
-
 /// What `--eviction`, `--kv` and the sampling flags ask for, every value of them.
 struct Lists {
     eviction: Vec<bool>,
@@ -192,77 +146,17 @@ impl Lists {
         }
         Ok(Self { eviction, codecs: kv.into_iter().map(|kv| spawn::codec(kv, place)).collect(), sampling })
     }
-}
 
-/// The same tokens for the same length and number.
-fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
-    let seed = (SEED ^ 0x5eed) + (number << 32);
-    (0..len).map(|i| (crate::sampler::uniform(seed, i as u64) * vocab as f32) as Token).collect()
-}
-
-/// Bytes of weights that every decoded token reads: all but an embedding of its own.
-fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
-    let own = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
-    let read = checkpoint.tensors.iter().filter(|(name, _)| !own(name));
-    read.map(|(_, t)| t.bytes().len() as u64).sum()
-}
-
-/// Bytes a second, read and written, of copying blocks too large for any cache.
-fn copy_bandwidth(threads: usize) -> f64 {
-    const BLOCK: usize = 64 << 20;
-    let mut blocks: Vec<(Vec<u8>, Vec<u8>)> = (0..threads).map(|_| (vec![1; BLOCK], vec![2; BLOCK])).collect();
-    let mut best = f64::INFINITY;
-    for _ in 0..4 {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for (from, to) in &mut blocks {
-                scope.spawn(move || to.copy_from_slice(std::hint::black_box(from)));
+    /// Every eviction setting with every context and number of sequences.
+    fn cases(&self, args: &BenchArgs) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &eviction in &self.eviction {
+            for &ctx in &args.ctx {
+                for &parallel in &args.parallel {
+                    cases.push(Case { ctx, n: args.gen_tokens, parallel, eviction, sampling: self.sampling.clone() });
+                }
             }
-        });
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    std::hint::black_box(&blocks);
-    (2 * BLOCK * threads) as f64 / best
-}
-
-#[cfg(test)]
-mod tests {
-    use super::measure::Spread;
-    use super::*;
-
-    #[test]
-    fn figures_of_a_small_run_agree() {
-        let checkpoint = Checkpoint::random("demo").unwrap();
-        let options = EngineOptions { context: Some(64), ..EngineOptions::new(Codec::Bf16) };
-        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
-        for (parallel, ctx) in [(1, 40), (3, 40), (2, 0)] {
-            let case = Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default() };
-            let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
-            let c = &checkpoint.config;
-            assert_eq!(line.live_slots, (parallel * (ctx.max(1) + 4) * c.n_layers * c.n_kv_heads) as u64);
-            assert_eq!((line.dense_slots, line.ratio()), (line.live_slots, 1.0));
-            assert_eq!(line.prefill_tok_s.is_some(), ctx > 1);
-            assert!(line.decode_tok_s.min > 0.0 && line.decode_tok_s.min <= line.decode_tok_s.max);
-            let slots = line.live_slots as f64 * runner.cache.geometry().slot_bytes() as f64;
-            let weights = weight_bytes(&checkpoint) as f64 / parallel as f64;
-            assert!(line.kv_bytes as f64 >= slots && line.bytes_per_token > weights);
         }
-        assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0, "a run gives its pages back");
-    }
-
-    #[test]
-    fn the_offset_leaves_the_share_that_was_asked_for() {
-        let mut checkpoint = Checkpoint::random("demo").unwrap();
-        calibrate::alpha_offset(&mut checkpoint, 2, 0.3).unwrap();
-        let kept = calibrate::kept(&checkpoint, 2).unwrap();
-        assert!((kept - 0.3).abs() < 0.05, "{kept} kept");
-        assert!(calibrate::alpha_offset(&mut checkpoint, 2, 0.0).is_err());
-    }
-
-    #[test]
-    fn spreads_are_medians_and_ranges() {
-        let s = Spread::of([3.0, 1.0, 2.0, 10.0].into_iter());
-        assert_eq!((s.median, s.min, s.max), (2.5, 1.0, 10.0));
-        assert_eq!(Spread::of(std::iter::once(4.0)).median, 4.0);
+        cases
     }
 }

@@ -2,12 +2,12 @@
 //! whole models, and how fast every op is.
 
 use super::args::DoctorArgs;
-use super::checks::{self, Finding, answers, memory, models, speed, steps};
 use super::output;
 use super::spawn::card_options;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
 use crate::checkpoint::Checkpoint;
+use crate::checks::{self, Finding, answers, memory, models, speed, steps};
 use crate::config::Gemm;
 use anyhow::Result;
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! One case of a benchmark: fill sequences, decode from them, several times, and put the figures together.
+//! Measures one case of a benchmark: fills sequences, decodes from them, repeats, and summarizes.
 
-use super::{SEED, weight_bytes};
+use super::{SEED, prompt, weight_bytes};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
@@ -11,11 +11,13 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-pub(super) const HEADER: &str = "kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB";
+/// Header of the table whose rows [`Line::text`] gives.
+pub const HEADER: &str = "kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB";
 
+/// Lengths and settings at which speed is measured.
 #[derive(Clone)]
-pub(super) struct Case {
-    /// Tokens of each sequence before decoding; at 0 the first token is decoded from.
+pub struct Case {
+    /// Tokens in each sequence before decoding; 0 decodes from the first token.
     pub ctx: usize,
     /// Tokens that each sequence decodes.
     pub n: usize,
@@ -25,34 +27,35 @@ pub(super) struct Case {
     pub sampling: SamplingParams,
 }
 
-/// Figures of several runs of one case.
-pub(super) struct Line {
+/// Results of one case over several runs.
+pub struct Line {
     case: Case,
-    /// Tokens a second of one prefill; absent where there is none.
+    /// Tokens prefilled per second; `None` without a prefill.
     pub prefill_tok_s: Option<Spread>,
-    /// Until every sequence has its first token.
+    /// Time until every sequence has its first token.
     ttft_ms: Spread,
-    /// Of all sequences together.
+    /// Tokens decoded per second by all sequences together.
     pub decode_tok_s: Spread,
     pub kv_bytes: u64,
     pub live_slots: u64,
     pub dense_slots: u64,
     pub bytes_per_token: f64,
     share_of_copy: f64,
-    /// Between two steps, on the host; absent where the host itself computes.
+    /// Host time between two steps; `None` on the CPU backend, where the host computes.
     host_us: Option<f64>,
     device_bytes: Option<u64>,
 }
 
 impl Line {
+    /// Measures `case` with `runs` runs after one that warms up. `copy_bytes_per_s`: the device's copy speed.
     pub fn measure<B: Backend>(
         runner: &mut Runner<B>,
         checkpoint: &Checkpoint,
         case: &Case,
         runs: usize,
-        bandwidth: f64,
+        copy_bytes_per_s: f64,
     ) -> Result<Self> {
-        // Warm-up: pages of the weights, scratch, the pool, the clock of the cores, recorded steps.
+        // Warm-up: page faults of the weights, scratch, the pool, CPU clocks, captured graphs.
         once(runner, &Case { ctx: case.ctx.min(runner.max_step()), n: case.n.min(16), ..case.clone() })?;
         let runs = (0..runs).map(|_| once(runner, case)).collect::<Result<Vec<_>>>()?;
         runner.trim();
@@ -67,7 +70,7 @@ impl Line {
         Ok(Self {
             prefill_tok_s: (prefilled > 0).then(|| Spread::of(runs.iter().map(|r| per_s(prefilled, r.prefill)))),
             ttft_ms: Spread::of(runs.iter().map(|r| r.first_token.as_secs_f64() * 1e3)),
-            share_of_copy: decode_tok_s.median * bytes_per_token / bandwidth,
+            share_of_copy: decode_tok_s.median * bytes_per_token / copy_bytes_per_s,
             decode_tok_s,
             kv_bytes: last.kv_bytes,
             live_slots: last.live_slots,
@@ -79,10 +82,12 @@ impl Line {
         })
     }
 
+    /// Compression ratio: slots of a dense cache per live slot.
     pub fn ratio(&self) -> f64 {
         self.dense_slots as f64 / self.live_slots as f64
     }
 
+    /// One row of the table under [`HEADER`].
     pub fn text(&self, codec: Codec) -> String {
         format!(
             "{:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}\n",
@@ -103,6 +108,7 @@ impl Line {
         )
     }
 
+    /// One object of `bench --json`'s `results`.
     pub fn json(&self, codec: Codec) -> Value {
         json!({
             "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
@@ -121,21 +127,21 @@ struct Run {
     decode: Duration,
     kv_bytes: u64,
     live_slots: u64,
-    /// Live slots in the middle of decoding, about.
+    /// Live slots halfway through decoding, approximately.
     mean_live: f64,
     /// Median over the steps.
     host_us: f64,
     device_bytes: Option<u64>,
 }
 
-/// Fills every sequence with `ctx` tokens of its own, then generates `n` from each.
+/// One run: prefills every sequence with its own `ctx` tokens, then generates `n` in each.
 fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let vocab = runner.config().vocab;
     let mut seqs = Vec::new();
     for _ in 0..case.parallel {
         seqs.push(runner.create(case.eviction)?);
     }
-    let prompts: Vec<Vec<Token>> = (0..seqs.len()).map(|i| super::prompt(case.ctx.max(1), vocab, i as u64)).collect();
+    let prompts: Vec<Vec<Token>> = (0..seqs.len()).map(|i| prompt(case.ctx.max(1), vocab, i as u64)).collect();
     let start = Instant::now();
     for (&seq, prompt) in seqs.iter().zip(&prompts) {
         for step in prompt[..prompt.len() - 1].chunks(runner.max_step()) {
@@ -179,9 +185,9 @@ fn step<B: Backend>(runner: &mut Runner<B>, case: &Case, seqs: &[SeqId], tokens:
     Ok(runner.decode(&seqs.iter().zip(tokens).map(one).collect::<Vec<_>>())?)
 }
 
-/// Median and range of several runs.
+/// Median and range over several runs.
 #[derive(Clone, Copy)]
-pub(super) struct Spread {
+pub struct Spread {
     pub median: f64,
     pub min: f64,
     pub max: f64,

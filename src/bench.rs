@@ -1,0 +1,146 @@
+//! Benchmarks of prefill and decode, generic over the backend.
+//!
+//! A real prefill fills the cache, tokens are sampled from real logits and no layer is skipped. The weights may be
+//! random: speed does not depend on their values.
+
+mod calibrate;
+mod measure;
+
+pub use calibrate::set_kept_share;
+pub use measure::{Case, HEADER, Line};
+
+use crate::backend::Backend;
+use crate::checkpoint::Checkpoint;
+use crate::codec::Codec;
+use crate::engine::{EngineOptions, Runner};
+use crate::protocol::Token;
+use anyhow::Result;
+use std::time::Instant;
+
+const SEED: u64 = 1;
+
+/// What to measure: every case with every codec.
+pub struct Bench<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub codecs: Vec<Codec>,
+    pub cases: Vec<Case>,
+    /// Measured runs of each case, after one run that warms up.
+    pub runs: usize,
+    /// Tokens that the longest sequence of any case has at its end.
+    pub context: usize,
+}
+
+/// The device that a benchmark ran on.
+pub struct Device {
+    pub name: String,
+    /// The GEMM library in use, if any.
+    pub library: Option<String>,
+    /// Bytes read and written per second by a copy within the device's memory.
+    pub copy_bytes_per_s: f64,
+}
+
+impl Bench<'_> {
+    /// Sequences that decode together, at most.
+    pub fn max_seqs(&self) -> usize {
+        self.cases.iter().map(|case| case.parallel).max().unwrap_or(1)
+    }
+
+    /// Measures all cases and passes each result to `report`. `open` opens the backend (once per codec);
+    /// `copy_bytes_per_s` measures its memory.
+    pub fn run<B: Backend>(
+        &self,
+        open: impl Fn() -> Result<B>,
+        copy_bytes_per_s: impl Fn(&B) -> Result<f64>,
+        mut report: impl FnMut(Codec, &Line) -> Result<()>,
+    ) -> Result<Device> {
+        let b = open()?;
+        let device = Device { name: b.describe(), library: b.library(), copy_bytes_per_s: copy_bytes_per_s(&b)? };
+        drop(b);
+        for &codec in &self.codecs {
+            let (context, max_seqs) = (Some(self.context), self.max_seqs());
+            let options = EngineOptions { context, max_seqs, ..EngineOptions::new(codec) };
+            let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
+            for case in &self.cases {
+                let line = Line::measure(&mut runner, self.checkpoint, case, self.runs, device.copy_bytes_per_s)?;
+                report(codec, &line)?;
+            }
+        }
+        Ok(device)
+    }
+}
+
+/// The prompt of sequence `number`: random tokens, the same on every call.
+fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
+    let seed = (SEED ^ 0x5eed) + (number << 32);
+    (0..len).map(|i| (crate::sampler::uniform(seed, i as u64) * vocab as f32) as Token).collect()
+}
+
+/// Bytes of weights that each decoded token reads: all but an untied embedding.
+pub fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
+    let untied = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
+    let read = checkpoint.tensors.iter().filter(|(name, _)| !untied(name));
+    read.map(|(_, t)| t.bytes().len() as u64).sum()
+}
+
+/// Bytes read and written per second when every thread of the host copies a block larger than its caches.
+pub fn host_copy_bytes_per_s(threads: usize) -> f64 {
+    const BLOCK: usize = 64 << 20;
+    let mut blocks: Vec<(Vec<u8>, Vec<u8>)> = (0..threads).map(|_| (vec![1; BLOCK], vec![2; BLOCK])).collect();
+    let mut best = f64::INFINITY;
+    for _ in 0..4 {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for (from, to) in &mut blocks {
+                scope.spawn(move || to.copy_from_slice(std::hint::black_box(from)));
+            }
+        });
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    std::hint::black_box(&blocks);
+    (2 * BLOCK * threads) as f64 / best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::measure::Spread;
+    use super::*;
+    use crate::backend::cpu::Cpu;
+    use crate::protocol::SamplingParams;
+
+    #[test]
+    fn figures_of_a_small_run_agree() {
+        let checkpoint = Checkpoint::random("demo").unwrap();
+        let options = EngineOptions { context: Some(64), ..EngineOptions::new(Codec::Bf16) };
+        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
+        for (parallel, ctx) in [(1, 40), (3, 40), (2, 0)] {
+            let case = Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default() };
+            let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
+            let c = &checkpoint.config;
+            assert_eq!(line.live_slots, (parallel * (ctx.max(1) + 4) * c.n_layers * c.n_kv_heads) as u64);
+            assert_eq!((line.dense_slots, line.ratio()), (line.live_slots, 1.0));
+            assert_eq!(line.prefill_tok_s.is_some(), ctx > 1);
+            assert!(line.decode_tok_s.min > 0.0 && line.decode_tok_s.min <= line.decode_tok_s.max);
+            let slots = line.live_slots as f64 * runner.cache.geometry().slot_bytes() as f64;
+            let weights = weight_bytes(&checkpoint) as f64 / parallel as f64;
+            assert!(line.kv_bytes as f64 >= slots && line.bytes_per_token > weights);
+        }
+        assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0, "a run releases its pages");
+    }
+
+    #[test]
+    fn the_offset_leaves_the_share_that_was_asked_for() {
+        let mut checkpoint = Checkpoint::random("demo").unwrap();
+        let open = || Cpu::new(2);
+        set_kept_share(&mut checkpoint, 0.3, open).unwrap();
+        let kept = calibrate::kept(&checkpoint, open()).unwrap();
+        assert!((kept - 0.3).abs() < 0.05, "{kept} kept");
+        assert!(set_kept_share(&mut checkpoint, 0.0, open).is_err());
+    }
+
+    #[test]
+    fn spreads_are_medians_and_ranges() {
+        let s = Spread::of([3.0, 1.0, 2.0, 10.0].into_iter());
+        assert_eq!((s.median, s.min, s.max), (2.5, 1.0, 10.0));
+        assert_eq!(Spread::of(std::iter::once(4.0)).median, 4.0);
+    }
+}
