@@ -12,6 +12,13 @@ typedef unsigned long long u64;
 #define NEG_INFINITY __int_as_float(0xff800000)
 #define LOG2E 1.44269504f
 
+// Offset of a field, for the layouts that `backend::cuda::abi` asserts too.
+#ifdef SOFTWARE_GPU
+#define OFFSET_OF(type, field) __builtin_offsetof(type, field)
+#else
+#define OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
+#endif
+
 // A kernel may be started before the one in front of it has ended (programmatic dependent launch). `after_previous`
 // is what every kernel does first: it lets the next kernel's blocks start once all of this one's have, then waits
 // until all that went before has ended and can be seen. Only what no kernel of the step writes before this one may be

@@ -8,6 +8,7 @@
 struct __align__(64) TensorMap {
   u64 words[16];
 };
+static_assert(sizeof(TensorMap) == 128 && alignof(TensorMap) == 64, "backend::cuda::abi::TensorMap has another layout");
 
 #ifndef SOFTWARE_GPU
 

@@ -9,7 +9,7 @@ enum Shift { SHIFT_SAME = 0, SHIFT_PREVIOUS = 1 };
 
 #define PAGE_SLOTS 16  // as `cache::PAGE_SLOTS`
 
-// Mirrors `backend::cuda::kv::View` field by field.
+// Mirrors `backend::cuda::abi::View` field by field.
 struct Kv {
   u8* pages;        // page p begins at p * stride
   int* table;       // [n_layers, n_lanes, max_pages]
@@ -27,11 +27,17 @@ struct Kv {
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
   int codec, policy, window, shift;
 };
+static_assert(sizeof(Kv) == 144 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+                  OFFSET_OF(Kv, stride) == 96 && OFFSET_OF(Kv, n_layers) == 104 &&
+                  OFFSET_OF(Kv, codec) == 128 && OFFSET_OF(Kv, shift) == 140,
+              "backend::cuda::abi::View has another layout");
 
-// A run of rows of one sequence: mirrors `backend::cuda::spans::DeviceSpan`.
+// Consecutive rows of one sequence: mirrors `backend::cuda::abi::DeviceSpan`.
 struct Span {
   int seq, start, len, unused;
 };
+static_assert(sizeof(Span) == 16 && OFFSET_OF(Span, start) == 4 && OFFSET_OF(Span, len) == 8,
+              "backend::cuda::abi::DeviceSpan has another layout");
 
 __device__ __forceinline__ int kv_row(const Kv& kv, int layer, int seq, int head) {
   return (layer * kv.n_seqs + seq) * kv.n_kv_heads + head;

@@ -32,6 +32,9 @@ struct Draw {
   u32 seq, top_k;
   float temperature, top_p, min_p, repetition_penalty;
 };
+static_assert(sizeof(Draw) == 32 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw, temperature) == 16 &&
+                  OFFSET_OF(Draw, repetition_penalty) == 28,
+              "backend::cuda::abi asserts another layout");
 
 // A bin, and what lies above it.
 struct Bin {
@@ -39,7 +42,7 @@ struct Bin {
   double mass_above;
 };
 
-// What the kernels of a row tell each other; its size is in `backend::cuda::sampling`. Nothing in it outlives a
+// What the kernels of a row tell each other; its size is in `backend::cuda::abi`. Nothing in it outlives a
 // step.
 struct Row {
   u64 best[MOST_PARTS];  // rank of each part's likeliest
@@ -55,7 +58,7 @@ struct Row {
   u64 list[LISTED];
   double masses[MOST_RUNS];  // what is kept of each run
 };
-static_assert(sizeof(Row) == 133176, "backend::cuda::sampling has another size");
+static_assert(sizeof(Row) == 133176, "backend::cuda::abi::SAMPLE_ROW_BYTES is another size");
 
 // Enters the step's tokens in the sets of their sequences, seen [n_seqs, words]. Grid covers n.
 KERNEL note(u32* seen, const u32* tokens, const Span* spans, const int* span_of_row, int words, int n) {

@@ -7,6 +7,7 @@
 //! as graphs. All `unsafe` of this backend stands in `cublaslt`, `driver`, `graph`, `pinned`, `pool` and
 //! `probe`, around calls of the driver and of that library.
 
+mod abi;
 mod cublaslt;
 mod driver;
 mod graph;
@@ -28,14 +29,14 @@ use super::{
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
 use crate::tensor::Tensor;
+use abi::Arg::{F32, I32, Ptr, U64};
+pub use abi::{PARAMS, ParamLayout};
 use cublaslt::CublasLt;
 pub use cublaslt::cublaslt;
-use driver::Arg::{F32, I32, Ptr, U64};
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 use graph::Graphs;
 pub use kernels::{EARLY_START, Entry, KERNELS, Kernel, SOURCES, TARGETS};
-pub use kv::VIEW_BYTES;
 pub use memory::{Acts, Buf, Weight};
 use pinned::Pinned;
 pub use pool::Pool;

@@ -4,7 +4,7 @@
 //!
 //! `UPDATE_PTX=1 cargo test --test it kernels` writes the PTX anew after a change of kernels.
 
-use dmschat::backend::cuda::{EARLY_START, KERNELS, SOURCES, TARGETS, VIEW_BYTES};
+use dmschat::backend::cuda::{EARLY_START, KERNELS, PARAMS, SOURCES, TARGETS};
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -48,11 +48,10 @@ fn kernels() -> PathBuf {
 #[test]
 fn the_kernel_table_is_that_of_the_ptx() {
     for (source, ptx) in SOURCES.iter().flat_map(|source| source.ptx.iter().flatten().map(move |ptx| (source, ptx))) {
-        let mut listed: Vec<(String, String)> = KERNELS
+        let mut listed: Vec<(String, Vec<String>)> = KERNELS
             .iter()
             .filter(|k| k.source == source.name)
-            // In PTX an u64 is a pointer or a number.
-            .map(|k| (k.name.to_owned(), k.takes.replace('l', "p")))
+            .map(|k| (k.name.to_owned(), k.takes.bytes().map(form).collect()))
             .collect();
         let mut found = entries(ptx);
         listed.sort();
@@ -76,21 +75,35 @@ fn every_kernel_that_may_start_early_waits() {
     }
 }
 
-/// Entry points and the letters of their parameters.
-fn entries(ptx: &str) -> Vec<(String, String)> {
-    let letter = |parameter: &str| match parameter.split_whitespace().collect::<Vec<_>>()[..] {
-        [".param", ".u64", _] => "p".to_owned(),
-        [".param", ".u32", _] => "i".to_owned(),
-        [".param", ".f32", _] => "f".to_owned(),
-        [".param", ".align", "64", ".b8", name] if name.ends_with("[128]") => "t".to_owned(),
-        [".param", ".align", "8", ".b8", name] if name.ends_with(&format!("[{VIEW_BYTES}]")) => "k".to_owned(),
+/// How PTX declares a parameter that the table of kernels gives this letter, but for its name.
+fn form(letter: u8) -> String {
+    match letter {
+        // In PTX an u64 is a pointer or a number.
+        b'p' | b'l' => ".u64".to_owned(),
+        b'i' => ".u32".to_owned(),
+        b'f' => ".f32".to_owned(),
+        _ => {
+            let param = PARAMS.iter().find(|p| p.letter == letter);
+            let param = param.unwrap_or_else(|| panic!("no parameter is called {}", letter as char));
+            format!(".align {} .b8 [{}]", param.align, param.bytes)
+        }
+    }
+}
+
+/// Entry points and the forms of their parameters.
+fn entries(ptx: &str) -> Vec<(String, Vec<String>)> {
+    let form = |parameter: &str| match parameter.split_whitespace().collect::<Vec<_>>()[..] {
+        [".param", number, _] => number.to_owned(),
+        [".param", ".align", align, ".b8", name] => {
+            format!(".align {align} .b8 {}", name.find('[').map_or("", |at| &name[at..]))
+        }
         _ => format!("<{parameter}>"),
     };
     let entry = |part: &str| {
         let (name, rest) = part.split_once('(').expect("parameters");
         let (parameters, _) = rest.split_once(')').expect("an end of parameters");
-        let letters = parameters.split(',').map(|p| letter(p.trim())).collect();
-        (name.trim().to_owned(), letters)
+        let forms = parameters.split(',').map(|p| form(p.trim())).collect();
+        (name.trim().to_owned(), forms)
     };
     ptx.split(".entry ").skip(1).map(entry).collect()
 }

@@ -3,8 +3,8 @@
 //! with [`DeviceLost`], which whoever runs a model catches. Out of memory is typed.
 
 use super::super::{DeviceLost, OutOfMemory};
+use super::abi::Arg;
 use super::kernels::{EARLY_START, KERNELS, Kernel, SOURCES, Source, TARGETS};
-use super::kv::View;
 use super::pinned::Staging;
 use super::probe::{NoCuda, probe, words};
 use cudarc::driver::sys;
@@ -34,42 +34,6 @@ pub struct CudaOptions {
     pub cublaslt: Vec<PathBuf>,
     /// Whether it is an error if none does.
     pub cublaslt_needed: bool,
-}
-
-/// An argument of a kernel.
-#[derive(Clone, Copy)]
-pub enum Arg<'a> {
-    Ptr(u64),
-    I32(i32),
-    F32(f32),
-    U64(u64),
-    Kv(&'a View),
-    /// A matrix whose tiles a kernel copies.
-    Tiles(&'a sys::CUtensorMap),
-}
-
-impl Arg<'_> {
-    fn letter(&self) -> u8 {
-        match self {
-            Arg::Ptr(_) => b'p',
-            Arg::I32(_) => b'i',
-            Arg::F32(_) => b'f',
-            Arg::U64(_) => b'l',
-            Arg::Kv(_) => b'k',
-            Arg::Tiles(_) => b't',
-        }
-    }
-
-    fn address(&self) -> *mut c_void {
-        let at: *const c_void = match self {
-            Arg::Ptr(x) | Arg::U64(x) => std::ptr::from_ref(x).cast(),
-            Arg::I32(x) => std::ptr::from_ref(x).cast(),
-            Arg::F32(x) => std::ptr::from_ref(x).cast(),
-            Arg::Kv(x) => std::ptr::from_ref::<View>(x).cast(),
-            Arg::Tiles(x) => std::ptr::from_ref::<sys::CUtensorMap>(x).cast(),
-        };
-        at.cast_mut()
-    }
 }
 
 pub struct Driver {

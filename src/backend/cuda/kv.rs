@@ -1,7 +1,8 @@
 //! The cache's ops: what the kernels see of the tables, and how each op is launched.
 
 use super::super::{KvGeometry, KvTables, QkvRope, Span};
-use super::driver::Arg::{self, F32, I32, Kv, Ptr, U64};
+use super::abi::Arg::{self, F32, I32, Ptr, U64};
+use super::abi::View;
 use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
@@ -9,38 +10,6 @@ use super::spans::Shape;
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
 use crate::codec::Codec;
 use crate::policy::{Policy, Shift, SlotMeta};
-
-/// Mirrors `Kv` in `kv.cuh` field by field.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct View {
-    pages: u64,
-    table: u64,
-    live: u64,
-    ring: u64,
-    seq_len: u64,
-    eviction: u64,
-    slots: u64,
-    refs: u64,
-    free_list: u64,
-    returned: u64,
-    counts: u64,
-    staged: u64,
-    stride: u64,
-    n_layers: i32,
-    n_q_heads: i32,
-    n_kv_heads: i32,
-    head_dim: i32,
-    n_seqs: i32,
-    max_pages: i32,
-    codec: i32,
-    policy: i32,
-    window: i32,
-    shift: i32,
-}
-
-/// Bytes of the view as a kernel's parameter.
-pub const VIEW_BYTES: usize = std::mem::size_of::<View>();
 
 /// Blocks of `qkv_rope` that keep a multiprocessor busy.
 const BLOCKS_OF_ROWS: usize = 4;
@@ -154,7 +123,7 @@ impl Step<'_> {
         let (g, n) = (&self.kv.geometry, self.shape.n_spans);
         let pool = &self.kv.pool;
         let found = [Ptr(pool.partials.ptr()), Ptr(pool.shares.ptr()), Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr())];
-        let of_layer = [Kv(self.view), I32(self.layer), Ptr(self.shape.spans)];
+        let of_layer = [Arg::of(self.view), I32(self.layer), Ptr(self.shape.spans)];
         let turn = self.turn();
         let scale = [self.scale()];
         // The card divides what its blocks have to do by the slots that live.
@@ -173,7 +142,7 @@ impl Step<'_> {
         let (g, shape, driver) = (&self.kv.geometry, self.shape, &self.cuda.driver);
         let pool = &self.kv.pool;
         let group = g.n_q_heads / g.n_kv_heads;
-        let rows = [Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr()), Kv(self.view)];
+        let rows = [Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr()), Arg::of(self.view)];
         let spans_of_rows = [Ptr(shape.spans), Ptr(shape.span_of_row)];
         // Heads share a row's angles, where there are rows enough.
         let enough = (driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
@@ -194,16 +163,16 @@ impl Step<'_> {
             Ptr(pool.arrivals.ptr()),
             Ptr(self.qkv.ptr()),
             Ptr(self.decisions.ptr()),
-            Kv(self.view),
+            Arg::of(self.view),
             I32(self.layer),
             Ptr(shape.spans),
             self.scale(),
         ];
         driver.launch(kernel, [parts, g.n_kv_heads, n_tiles], 128, &args);
-        let args = [Kv(self.view), Ptr(self.decisions.ptr()), I32(self.layer), Ptr(shape.spans)];
+        let args = [Arg::of(self.view), Ptr(self.decisions.ptr()), I32(self.layer), Ptr(shape.spans)];
         driver.launch(Kernel::Place, [g.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
         let n_rows = I32(shape.n_rows as i32);
-        let args = [Kv(self.view), I32(self.layer), Ptr(shape.spans), Ptr(shape.span_of_row), n_rows];
+        let args = [Arg::of(self.view), I32(self.layer), Ptr(shape.spans), Ptr(shape.span_of_row), n_rows];
         driver.launch(Kernel::Store, [(shape.n_rows * g.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
     }
 
@@ -238,20 +207,20 @@ fn take_threads(g: &KvGeometry) -> usize {
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Kv(&view), Ptr(shape.spans), I32(shape.n_spans as i32)];
+    let args = [Arg::of(&view), Ptr(shape.spans), I32(shape.n_spans as i32)];
     cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &args);
 }
 
 /// A kernel over all lanes of a sequence.
 fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, numbers: &[usize]) {
     let view = view(kv);
-    let mut args = vec![Kv(&view)];
+    let mut args = vec![Arg::of(&view)];
     args.extend(numbers.iter().map(|&n| I32(n as i32)));
     cuda.driver.launch(kernel, [kv.geometry.n_kv_heads, kv.geometry.n_layers, 1], block, &args);
 }
 
 fn settle(cuda: &Cuda, kv: &KvTables<Cuda>) {
-    cuda.driver.launch(Kernel::Settle, [1, 1, 1], BLOCK, &[Kv(&view(kv))]);
+    cuda.driver.launch(Kernel::Settle, [1, 1, 1], BLOCK, &[Arg::of(&view(kv))]);
 }
 
 pub(super) fn fork(cuda: &Cuda, kv: &mut KvTables<Cuda>, from: usize, to: usize) {
@@ -277,9 +246,9 @@ pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
 pub(super) fn trim(cuda: &Cuda, kv: &mut KvTables<Cuda>) {
     if let Some((first, n)) = kv.pool.moves() {
         let (view, moved) = (view(kv), kv.pool.returned.ptr());
-        cuda.driver.launch(Kernel::MovePages, [n, 1, 1], BLOCK, &[Kv(&view), Ptr(moved), I32(first as i32)]);
+        cuda.driver.launch(Kernel::MovePages, [n, 1, 1], BLOCK, &[Arg::of(&view), Ptr(moved), I32(first as i32)]);
         let entries = kv.page_table.len();
-        let args = [Kv(&view), Ptr(moved), I32(first as i32), I32(n as i32), U64(entries as u64)];
+        let args = [Arg::of(&view), Ptr(moved), I32(first as i32), I32(n as i32), U64(entries as u64)];
         cuda.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
     kv.pool.trim();
@@ -293,7 +262,7 @@ pub(super) fn slot_metas(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, seq: us
         return Vec::new();
     }
     let (view, out) = (view(kv), &kv.pool.metas);
-    let args = [Ptr(out.ptr()), Kv(&view), I32(layer as i32), I32(seq as i32), I32(head as i32)];
+    let args = [Ptr(out.ptr()), Arg::of(&view), I32(layer as i32), I32(seq as i32), I32(head as i32)];
     cuda.driver.launch(Kernel::SlotMetas, [metas.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
     out.read(0, &mut metas);
     metas.into_iter().map(SlotMeta).collect()

@@ -1,8 +1,8 @@
 //! What multiplies: bf16 weights and activations go to tensor cores, many rows of them through libcublasLt where there
 //! is one, all else to plain kernels in f32.
 
+use super::abi::Arg::{self, I32, Ptr};
 use super::cublaslt::Product;
-use super::driver::Arg::{self, I32, Ptr};
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Weight};
 use super::tiles::tiles;
@@ -146,7 +146,7 @@ fn on_hopper(cuda: &Cuda, p: &Product, gated: bool) {
     let &(rows, kernel) = best.expect("one of them");
     let mut args = arguments(p);
     let maps = [tiles(p.x, [p.n, p.cols], TILE_TOKENS), tiles(p.weight, [p.rows, p.cols], rows / 2)];
-    (args[1], args[2]) = (Arg::Tiles(&maps[0]), Arg::Tiles(&maps[1]));
+    (args[1], args[2]) = (Arg::of(&maps[0]), Arg::of(&maps[1]));
     cuda.driver.launch(kernel, [all(rows).min(blocks), 1, 1], 288, &args);
 }
 

@@ -2,8 +2,9 @@
 
 use super::super::{OutOfMemory, SampleArgs, seen_words};
 use super::Cuda;
-use super::driver::Arg::{I32, Ptr};
-use super::driver::{Arg, Driver};
+use super::abi::Arg::{self, I32, Ptr};
+use super::abi::SAMPLE_ROW_BYTES;
+use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::Buf;
 use crate::protocol::Token;
@@ -13,8 +14,6 @@ use std::rc::Rc;
 const THREADS: usize = 512;
 const PART: usize = 8 * THREADS;
 const MOST_LOGITS: usize = 1 << 20;
-/// Size of its `Row`.
-pub const ROW_BYTES: usize = 133_176;
 
 /// Room for rows that are sampled from in one step.
 #[derive(Default)]
@@ -26,7 +25,7 @@ pub(super) struct Sampling {
 impl Sampling {
     pub fn reserve(&mut self, driver: &Rc<Driver>, rows: usize) -> Result<(), OutOfMemory> {
         if rows > self.rows {
-            self.memory = Some(Buf::new(driver, rows * ROW_BYTES)?);
+            self.memory = Some(Buf::new(driver, rows * SAMPLE_ROW_BYTES)?);
             self.rows = rows;
         }
         Ok(())

@@ -1,19 +1,10 @@
 //! The shape of the step under way, on the card: spans, and the span of every row.
 
 use super::super::{OutOfMemory, Span};
+use super::abi::DeviceSpan;
 use super::driver::Driver;
 use super::memory::Buf;
 use std::rc::Rc;
-
-/// Mirrors `Span` in `kv.cuh`.
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub(super) struct DeviceSpan {
-    seq: i32,
-    start: i32,
-    len: i32,
-    unused: i32,
-}
 
 /// What a kernel needs of a step's spans.
 #[derive(Clone, Copy)]

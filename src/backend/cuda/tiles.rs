@@ -1,6 +1,7 @@
 //! Matrices of bf16 as kernels with Hopper's instructions copy them: by tiles of 64 columns, each line of 128 bytes
 //! swizzled (`kernels/hopper.cuh`).
 
+use super::abi::TensorMap;
 use super::driver::must;
 use cudarc::driver::sys;
 
@@ -9,7 +10,7 @@ const COLUMNS: u32 = 64;
 
 /// A matrix at that address of the card, `rows` by `cols`, in tiles of `tile_rows` rows. What a tile has outside the
 /// matrix is zero.
-pub(super) fn tiles(at: u64, [rows, cols]: [usize; 2], tile_rows: usize) -> sys::CUtensorMap {
+pub(super) fn tiles(at: u64, [rows, cols]: [usize; 2], tile_rows: usize) -> TensorMap {
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
     let (sizes, line_bytes) = ([cols as u64, rows as u64], [(cols * size_of::<u16>()) as u64]);
     let (tile, steps) = ([COLUMNS, tile_rows as u32], [1, 1]);
@@ -32,5 +33,5 @@ pub(super) fn tiles(at: u64, [rows, cols]: [usize; 2], tile_rows: usize) -> sys:
         )
     };
     must(made, "describing a matrix to it");
-    map
+    TensorMap { words: map.opaque }
 }

@@ -1,0 +1,158 @@
+//! The ABI of the kernels: every struct that crosses to a kernel, and the arguments of a launch. Sizes and offsets are
+//! asserted at compile time here and, with the same numbers, where `kernels/` declares the struct.
+
+use super::super::Draw;
+use bytemuck::{Pod, Zeroable};
+use std::ffi::c_void;
+use std::mem::{align_of, offset_of, size_of};
+
+/// Asserts the size of a struct and the offsets of the fields named.
+macro_rules! layout {
+    ($struct:ty: $size:literal { $($field:ident: $at:literal),* $(,)? }) => {
+        const _: () = {
+            assert!(size_of::<$struct>() == $size);
+            $(assert!(offset_of!($struct, $field) == $at);)*
+        };
+    };
+}
+
+/// A struct that a kernel takes by value as one parameter.
+pub trait Param: Pod {
+    /// How `takes` in the table of kernels names it.
+    const LETTER: u8;
+}
+
+/// Size and alignment of a [`Param`]: what the PTX says of such a parameter.
+pub struct ParamLayout {
+    pub letter: u8,
+    pub bytes: usize,
+    pub align: usize,
+}
+
+/// Declares the structs that kernels take by value: each with a letter of its own, other than those of [`Arg`]'s
+/// numbers and pointers.
+macro_rules! params {
+    ($($struct:ty: $letter:literal),* $(,)?) => {
+        $(impl Param for $struct {
+            const LETTER: u8 = $letter;
+        })*
+        pub const PARAMS: &[ParamLayout] = &[$(ParamLayout {
+            letter: $letter,
+            bytes: size_of::<$struct>(),
+            align: align_of::<$struct>(),
+        }),*];
+    };
+}
+
+params! {
+    View: b'k',
+    TensorMap: b't',
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Copy)]
+pub enum Arg<'a> {
+    Ptr(u64),
+    I32(i32),
+    F32(f32),
+    U64(u64),
+    /// A parameter struct by value: its letter and its bytes. [`Arg::of`] makes it.
+    Struct(u8, &'a [u8]),
+}
+
+impl<'a> Arg<'a> {
+    /// A parameter struct, passed by value.
+    pub fn of<P: Param>(param: &'a P) -> Self {
+        Self::Struct(P::LETTER, bytemuck::bytes_of(param))
+    }
+
+    /// The argument's letter in the table of kernels.
+    pub(super) fn letter(&self) -> u8 {
+        match self {
+            Arg::Ptr(_) => b'p',
+            Arg::I32(_) => b'i',
+            Arg::F32(_) => b'f',
+            Arg::U64(_) => b'l',
+            Arg::Struct(letter, _) => *letter,
+        }
+    }
+
+    /// Where the driver reads the argument's value, as long as the argument lives.
+    pub(super) fn address(&self) -> *mut c_void {
+        let at: *const c_void = match self {
+            Arg::Ptr(x) | Arg::U64(x) => std::ptr::from_ref(x).cast(),
+            Arg::I32(x) => std::ptr::from_ref(x).cast(),
+            Arg::F32(x) => std::ptr::from_ref(x).cast(),
+            Arg::Struct(_, bytes) => bytes.as_ptr().cast(),
+        };
+        at.cast_mut()
+    }
+}
+
+/// The KV cache as kernels see it: `Kv` in `kv.cuh`, field by field. Addresses are device pointers.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct View {
+    pub pages: u64,
+    pub table: u64,
+    pub live: u64,
+    pub ring: u64,
+    pub seq_len: u64,
+    pub eviction: u64,
+    pub slots: u64,
+    pub refs: u64,
+    pub free_list: u64,
+    pub returned: u64,
+    pub counts: u64,
+    pub staged: u64,
+    pub stride: u64,
+    pub n_layers: i32,
+    pub n_q_heads: i32,
+    pub n_kv_heads: i32,
+    pub head_dim: i32,
+    pub n_seqs: i32,
+    pub max_pages: i32,
+    pub codec: i32,
+    pub policy: i32,
+    pub window: i32,
+    pub shift: i32,
+}
+layout!(View: 144 { table: 8, staged: 88, stride: 96, n_layers: 104, codec: 128, shift: 140 });
+
+/// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct TensorMap {
+    pub words: [u64; 16],
+}
+layout!(TensorMap: 128 { words: 0 });
+const _: () = assert!(align_of::<TensorMap>() == 64);
+
+/// Consecutive rows of one sequence in a step: `Span` in `kv.cuh`. Kernels read an array of them.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct DeviceSpan {
+    pub seq: i32,
+    pub start: i32,
+    pub len: i32,
+    pub unused: i32,
+}
+layout!(DeviceSpan: 16 { seq: 0, start: 4, len: 8 });
+
+// How one row is sampled: `Draw` in `sample.cu`. Kernels read an array of them.
+layout!(Draw: 32 { seed: 0, seq: 8, top_k: 12, temperature: 16, top_p: 20, min_p: 24, repetition_penalty: 28 });
+
+/// Bytes of `Row` in `sample.cu`: what the sampling kernels keep of one row of logits within a step.
+pub const SAMPLE_ROW_BYTES: usize = 133_176;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_of_parameters_are_distinct() {
+        let mut letters: Vec<u8> = PARAMS.iter().map(|p| p.letter).chain(*b"pifl").collect();
+        letters.sort_unstable();
+        assert!(letters.windows(2).all(|pair| pair[0] != pair[1]), "{letters:?}");
+    }
+}
