@@ -3,16 +3,17 @@
 
 pub mod args;
 pub mod bench;
-pub mod card;
 pub mod chat;
+pub mod client;
 pub mod compare;
 pub mod completions;
 pub mod config;
+mod devices;
 pub mod doctor;
 pub mod download;
 pub mod eval;
-pub mod headless;
-mod libraries;
+mod interrupts;
+mod library_paths;
 pub mod local_models;
 pub mod machine;
 pub mod man;

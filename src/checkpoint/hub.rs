@@ -1,6 +1,6 @@
 //! Names of models, and the Hugging Face hub: looking a model up in the local cache, and bringing it
 //! there. The one room that opens a connection, and only for a hub id that is not in the cache (or
-//! when asked to look for news). Knows nothing of screens: who waits hears by [`Watch`].
+//! when asked to look for news). Knows nothing of screens: who waits hears by [`Observer`].
 //!
 //! # Why ureq and not hf-hub
 //!
@@ -94,13 +94,13 @@ pub enum HubError {
     /// May be tried again; what has come is kept.
     #[error("{0}")]
     Failed(String),
-    /// [`Watch::stopped`] said so.
+    /// [`Observer::stopped`] said so.
     #[error("stopped; what has come is kept, and the next download goes on from there")]
     Stopped,
 }
 
 /// Who waits for a download.
-pub trait Watch {
+pub trait Observer {
     /// Asked several times a second: true ends the download.
     fn stopped(&self) -> bool;
     /// What will be downloaded, before it is.

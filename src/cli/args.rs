@@ -1,6 +1,6 @@
 //! What the command line looks like, and the texts of `--help`. Parses; decides nothing.
 
-use super::machine::cuda_in_words;
+use super::devices::cuda_summary;
 use crate::config::{ByteSize, Device, Gemm, Kv, Layer, OnOff};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ fn version() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
         let asked = std::env::args_os().any(|a| a == "--version" || a == "-V");
-        if asked { format!("{VERSION}\ncuda: {}", cuda_in_words()) } else { VERSION.to_owned() }
+        if asked { format!("{VERSION}\ncuda: {}", cuda_summary()) } else { VERSION.to_owned() }
     })
 }
 

@@ -1,15 +1,15 @@
 //! `dmschat bench`: reads the flags, runs [`crate::bench`] on the device and prints the results.
 
 use super::args::{BenchArgs, Common};
+use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
-use super::spawn::{self, Place};
+use super::{download, spawn};
 use crate::backend::cpu::Cpu;
-use crate::backend::cuda::Cuda;
-use crate::bench::{Bench, Case, HEADER, Line, host_copy_bytes_per_s, set_kept_share, weight_bytes};
+use crate::bench::{self, Bench, Case, HEADER, Line, set_kept_share, weight_bytes};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
-use crate::config::{Kv, Settings};
+use crate::config::Settings;
 use crate::engine::{EngineOptions, host_bytes};
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::unicode;
@@ -20,22 +20,22 @@ use serde_json::json;
 const MAX_MANY: usize = 4096;
 
 pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8> {
-    spawn::check_device(settings)?;
-    let (mut checkpoint, place) = match &args.shape {
+    devices::check(settings)?;
+    let (mut checkpoint, target) = match &args.shape {
         Some(shape) => {
-            let place = spawn::device(settings)?;
-            // A card copies every tensor, so that they may share their bytes on the host.
-            let shared = matches!(place, Place::Card(_));
-            let made = if shared { Checkpoint::random_shared(shape) } else { Checkpoint::random(shape) };
-            (made.map_err(as_wrong_use)?, place)
+            let target = Target::new(settings)?;
+            // Tensors that are copied to a device may share their bytes on the host.
+            let made =
+                if target.copies_weights() { Checkpoint::random_shared(shape) } else { Checkpoint::random(shape) };
+            (made.map_err(as_wrong_use)?, target)
         }
         None => {
-            super::download::ensure(settings)?;
-            spawn::opened(settings).map_err(as_wrong_use)?
+            download::ensure(settings)?;
+            spawn::open_on_target(settings).map_err(as_wrong_use)?
         }
     };
     let json = common.json;
-    let lists = Lists::new(settings, common, place)?;
+    let lists = Lists::new(settings, common, target)?;
     if args.parallel.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
         return Err(wrong_use("--parallel, --gen and --runs count from 1"));
     }
@@ -44,7 +44,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if longest > checkpoint.config.context {
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
-    if matches!(place, Place::Cpu) {
+    if target == Target::Cpu {
         check_memory(args, &checkpoint, longest)?;
     }
     let threads = args.threads.unwrap_or(0);
@@ -70,13 +70,8 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         results.push(line.json(codec));
         Ok(())
     };
-    let device = match place {
-        Place::Cpu => bench.run(|| Ok(Cpu::new(threads)), |cpu| Ok(host_copy_bytes_per_s(cpu.threads())), report)?,
-        Place::Card(index) => {
-            let open = || Ok(Cuda::open(index, &spawn::card_options(settings.graph, settings.gemm))?);
-            bench.run(open, |cuda| Ok(cuda.copy_bytes_per_s()?), report)?
-        }
-    };
+    let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };
+    let device = target.run(options, Job { bench, report })?;
     let weights = weight_bytes(&checkpoint);
     if json {
         let report = json!({
@@ -95,6 +90,20 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         ))?;
     }
     Ok(0)
+}
+
+/// A benchmark on any device; `report` gets each line.
+struct Job<'a, F> {
+    bench: Bench<'a>,
+    report: F,
+}
+
+impl<F: FnMut(Codec, &Line) -> Result<()>> DeviceJob for Job<'_, F> {
+    type Output = bench::Device;
+
+    fn run<D: DeviceKind>(self, device: &D) -> Result<bench::Device> {
+        self.bench.run(|| device.open(), |b| device.copy_bytes_per_s(b), self.report)
+    }
 }
 
 fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
@@ -133,7 +142,7 @@ struct Lists {
 }
 
 impl Lists {
-    fn new(settings: &Settings, common: &Common, place: Place) -> Result<Self> {
+    fn new(settings: &Settings, common: &Common, target: Target) -> Result<Self> {
         let eviction = common
             .eviction
             .as_ref()
@@ -141,10 +150,8 @@ impl Lists {
         let kv = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
         // At temperature 1 random weights give ever new tokens; the likeliest would soon repeat.
         let sampling = settings.sampling(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
-        if let (Place::Card(_), true) = (place, kv.contains(&Kv::F32)) {
-            return Err(wrong_use(spawn::NO_F32));
-        }
-        Ok(Self { eviction, codecs: kv.into_iter().map(|kv| spawn::codec(kv, place)).collect(), sampling })
+        target.check_kv(&kv)?;
+        Ok(Self { eviction, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), sampling })
     }
 
     /// Every eviction setting with every context and number of sequences.

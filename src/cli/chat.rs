@@ -16,7 +16,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     if common.json {
         return Err(wrong_use("--json prints one answer; it needs -p TEXT"));
     }
-    super::spawn::check_device(settings)?;
+    super::devices::check(settings)?;
     let resume = match (&common.resume, common.continue_) {
         (Some(Some(name)), _) => Resume::Named(name.clone()),
         (Some(None), _) => Resume::Choose,

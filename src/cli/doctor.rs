@@ -1,9 +1,12 @@
-//! `dmschat doctor [--json]`: would a chat start here, and if not, why. With `--device cuda` the card is
-//! checked instead, by [`super::card`].
+//! `dmschat doctor [--json]`: whether a chat would start on this machine, and if not, why. With `--device cuda` it
+//! checks the GPU instead.
+
+mod cuda;
 
 use super::args::{Common, DoctorArgs, VERSION};
-use super::machine::{cpu_features, cuda_in_words, memory};
-use super::{card, output};
+use super::devices::cuda_summary;
+use super::machine::{cpu_features, memory};
+use super::output;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
 use anyhow::{Context, Result};
@@ -11,7 +14,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// One finding: its name, what was found, and whether a chat can start with it.
+/// One fact about the machine. `problem` says why a chat cannot start with it.
 struct Check {
     name: &'static str,
     value: Value,
@@ -26,7 +29,7 @@ impl Check {
 
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
     if let Some(Device::Cuda(index)) = common.device {
-        return card::check(index.unwrap_or(0), args);
+        return cuda::check(index.unwrap_or(0), args);
     }
     let checks = checks(common);
     let fine = checks.iter().all(|c| c.problem.is_none());
@@ -65,7 +68,7 @@ fn checks(common: &Common) -> Vec<Check> {
         Check::fact("threads", std::thread::available_parallelism().map_or(1, |n| n.get())),
         Check::fact("memory_bytes", memory("MemTotal:").map_or(Value::Null, Into::into)),
         Check::fact("available_bytes", memory("MemAvailable:").map_or(Value::Null, Into::into)),
-        Check::fact("cuda", cuda_in_words()),
+        Check::fact("cuda", cuda_summary()),
     ];
     let settings = Settings::load(common.layer(), common.config.as_deref());
     let config = settings.as_ref().map(|s| s.dirs.config_file().display().to_string());
@@ -84,10 +87,10 @@ fn checks(common: &Common) -> Vec<Check> {
     checks
 }
 
-/// Can sessions be written? A folder that is missing would be made.
+/// Whether sessions can be written to this folder, which is created if it is missing.
 fn folder_check(name: &'static str, path: &Path) -> Check {
     let problem = writable(path).err().map(|e| format!("not writable, chats would not be saved: {e:#}"));
-    // A chat starts all the same, and says so.
+    // A chat still starts, with a warning.
     let value = match &problem {
         Some(problem) => json!(format!("{} ({problem})", path.display())),
         None => json!(path.display().to_string()),
@@ -103,7 +106,7 @@ fn writable(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens the model that is in the binary, which checks every tensor's place and shape.
+/// Opens the built-in model, which checks the range and the shape of every tensor.
 fn builtin_model() -> Result<String> {
     let model = Checkpoint::open(&ModelRef::parse(BUILTIN_MODEL)?, &AdapterChoice::Auto)?;
     let (parameters, megabytes) = (model.n_params as f64 / 1e6, model.weight_bytes as f64 / 1e6);

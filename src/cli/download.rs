@@ -1,13 +1,12 @@
-//! Downloads as the command line and the chat see them: what will come, how far it is, and how
-//! Ctrl+C stops it. The download itself is [`crate::checkpoint::hub`]'s.
+//! Downloads for the command line and the chat: shows the plan and the progress, and stops on Ctrl+C.
+//! [`crate::checkpoint::hub`] does the download.
 
-use super::headless::Interrupts;
-use super::machine::memory;
+use super::devices;
+use super::interrupts::Interrupts;
 use super::output::{self, Interrupted, notice, wrong_use};
-use crate::backend::cuda;
 use crate::checkpoint::ModelRef;
 use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{Hub, HubError, MAIN, Plan, Progress, Watch};
+use crate::checkpoint::hub::{Hub, HubError, MAIN, Observer, Plan, Progress};
 use crate::config::{Device, Settings};
 use crate::engine::Loading;
 use crate::protocol::{Download, Event};
@@ -19,17 +18,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A hub id whose files are not all in the cache.
+/// A hub model whose files are not all in the cache.
 pub struct Missing {
     hub: Hub,
     id: String,
     revision: Option<String>,
-    /// What is there can be opened.
+    /// Whether the files in the cache suffice to open it.
     usable: bool,
 }
 
-/// What has to be downloaded before this model can be opened; nothing for a model that is here. A
-/// model that is in the cache is used as it is: `models pull` looks for news.
+/// Returns what has to be downloaded before this model can be opened; `None` for a model that is on this machine.
+/// A cached model is used as it is: only `models pull` checks for updates.
 pub fn missing(model: &str) -> Result<Option<Missing>> {
     let ModelRef::Hub { id, revision } = ModelRef::parse(model)? else { return Ok(None) };
     let hub = Hub::from_env()?;
@@ -39,28 +38,28 @@ pub fn missing(model: &str) -> Result<Option<Missing>> {
     Ok(needed.then_some(Missing { hub, id, revision, usable: extent == Extent::Weights }))
 }
 
-/// Downloads the model of these settings where it is not here, told on stderr.
+/// Downloads the model of the settings if it is missing, with progress on stderr.
 pub fn ensure(settings: &Settings) -> Result<()> {
     let Some(missing) = missing(&settings.model).map_err(output::as_wrong_use)? else { return Ok(()) };
     let usable = missing.usable;
     match pull(missing, settings.device) {
         Err(error) if usable && !error.is::<Interrupted>() => {
-            notice(&format!("{error:#}; what the cache has is used"));
+            notice(&format!("{error:#}; using what is in the cache"));
             Ok(())
         }
         done => done.map(|_| ()),
     }
 }
 
-/// `models pull`: also where all is here, for what is new on the hub.
+/// `models pull`: downloads what is missing or newer on the hub, and returns the folder.
 pub fn newest(model: &str, device: Device) -> Result<PathBuf> {
     let ModelRef::Hub { id, revision } = ModelRef::parse(model).map_err(output::as_wrong_use)? else {
-        return Err(wrong_use(format!("{model} is no hub id such as ORG/NAME, so there is nothing to download")));
+        return Err(wrong_use(format!("{model} is not a hub id (ORG/NAME), so there is nothing to download")));
     };
     pull(Missing { hub: Hub::from_env().map_err(output::as_wrong_use)?, id, revision, usable: false }, device)
 }
 
-/// Downloads on a thread of its own, while this one waits for Ctrl+C.
+/// Downloads on its own thread, while this one waits for Ctrl+C.
 fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut interrupts = runtime.block_on(async { Interrupts::new() })?;
@@ -76,46 +75,47 @@ fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
     std::thread::Builder::new().name("download".into()).spawn(work)?;
     runtime.block_on(async {
         tokio::select! {
-            result = done => result?.map_err(in_words),
+            result = done => result?.map_err(with_exit_code),
             () = interrupts.next() => {
                 stop.store(true, Ordering::Relaxed);
                 if std::io::stderr().is_terminal() {
                     eprintln!();
                 }
-                Err(in_words(HubError::Stopped))
+                Err(with_exit_code(HubError::Stopped))
             }
         }
     })
 }
 
-/// As an error with its exit code: 2 where another try would give the same, else 1; stopped is 130.
-pub fn in_words(error: HubError) -> anyhow::Error {
+/// The error with its exit code: 2 if another try would fail in the same way, 130 if it was stopped, else 1.
+pub fn with_exit_code(error: HubError) -> anyhow::Error {
     match error {
         HubError::Wrong(why) => wrong_use(why),
-        HubError::Stopped => anyhow::Error::from(Interrupted).context("what has come is kept for the next download"),
+        HubError::Stopped => anyhow::Error::from(Interrupted).context("the next download continues from here"),
         failed => failed.into(),
     }
 }
 
-/// Downloads for the chat, from the engine's thread: told by events, and over when nobody waits.
+/// Downloads for the chat, on the engine's thread: reports by events, and stops when the chat does not wait any more.
 pub fn for_chat(settings: &Settings, loading: &Loading) -> Result<()> {
     let Some(missing) = missing(&settings.model)? else { return Ok(()) };
-    let mut watch = Told { device: settings.device, loading };
-    match missing.hub.pull(&missing.id, missing.revision.as_deref(), &mut watch) {
+    let mut observer = Events { device: settings.device, loading };
+    match missing.hub.pull(&missing.id, missing.revision.as_deref(), &mut observer) {
         Err(error) if missing.usable && loading.is_wanted() => {
-            watch.notice(&format!("{error}; what the cache has is used"));
+            observer.notice(&format!("{error}; using what is in the cache"));
             Ok(())
         }
         done => Ok(done.map(|_| ())?),
     }
 }
 
-struct Told<'a> {
+/// Reports a download as events of the engine.
+struct Events<'a> {
     device: Device,
     loading: &'a Loading,
 }
 
-impl Watch for Told<'_> {
+impl Observer for Events<'_> {
     fn stopped(&self) -> bool {
         !self.loading.is_wanted()
     }
@@ -125,7 +125,7 @@ impl Watch for Told<'_> {
     }
 
     fn progress(&mut self, p: &Progress) {
-        self.loading.event(Event::Downloading(told(p)));
+        self.loading.event(Event::Downloading(snapshot(p)));
     }
 
     fn notice(&mut self, text: &str) {
@@ -133,12 +133,12 @@ impl Watch for Told<'_> {
     }
 }
 
-/// Progress on stderr: a line that is drawn over on a terminal, else a line for each tenth.
+/// Reports a download on stderr: by one line that is redrawn on a terminal, else by one line per tenth.
 struct Bar {
     device: Device,
     stop: Arc<AtomicBool>,
     terminal: bool,
-    /// Columns of the line that stands there.
+    /// Columns of the line on the terminal.
     drawn: usize,
     tenth: u64,
 }
@@ -152,7 +152,7 @@ impl Bar {
     }
 }
 
-impl Watch for Bar {
+impl Observer for Bar {
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -164,14 +164,14 @@ impl Watch for Bar {
     fn progress(&mut self, p: &Progress) {
         let tenth = p.done * 10 / p.bytes.max(1);
         if self.terminal && !self.stopped() {
-            let line = numbers::download(&told(p));
+            let line = numbers::download(&snapshot(p));
             let width = line.chars().count();
-            // One row of the usual width: what is wider would not be drawn over.
+            // At most one row of a usual terminal: a carriage return does not reach back over a wrapped line.
             let line: String = line.chars().take(79).collect();
             let _ = write!(std::io::stderr(), "\r{line:0$}", self.drawn.min(79));
             self.drawn = width.min(79);
         } else if tenth > self.tenth {
-            notice(&numbers::download(&told(p)));
+            notice(&numbers::download(&snapshot(p)));
         }
         self.tenth = tenth;
     }
@@ -182,8 +182,8 @@ impl Watch for Bar {
     }
 }
 
-/// As the screens tell it.
-fn told(p: &Progress) -> Download {
+/// The progress as the protocol has it.
+fn snapshot(p: &Progress) -> Download {
     Download {
         file: p.file.clone(),
         file_done_bytes: p.file_done,
@@ -195,33 +195,17 @@ fn told(p: &Progress) -> Download {
     }
 }
 
-/// What will be downloaded, and whether this machine has room for it.
+/// Lines that say what will be downloaded, and whether it fits into this machine's memory.
 fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     let Plan { id, commit, n_files, .. } = plan;
     let commit: String = commit.chars().take(8).collect();
-    let license = plan.license.as_deref().unwrap_or("not named");
+    let license = plan.license.as_deref().unwrap_or("not stated");
     let here = match (plan.todo_bytes, plan.bytes - plan.todo_bytes) {
-        (0, _) => ", all here".to_owned(),
+        (0, _) => ", all downloaded".to_owned(),
         (_, 0) => String::new(),
-        (todo, _) => format!(", {} of it still to come", bytes(todo)),
+        (todo, _) => format!(", {} left to download", bytes(todo)),
     };
-    let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
+    let disk = plan.free_bytes.map(|free| format!("; {} free on the disk", bytes(free))).unwrap_or_default();
     let size = format!("{id} at {commit}: {n_files} files, {}{here}; licence {license}{disk}", bytes(plan.bytes));
-    [Some(size), room(plan.weight_bytes, device)].into_iter().flatten().collect()
-}
-
-/// Where a model would run, and the free bytes there.
-pub(super) fn free(device: Device) -> Option<(&'static str, u64)> {
-    Some(match device {
-        Device::Cuda(index) => ("the GPU", cuda::free_bytes(index.unwrap_or(0))?),
-        Device::Auto if cuda::usable(0).is_ok() => ("the GPU", cuda::free_bytes(0)?),
-        _ => ("this machine", memory("MemAvailable:")?),
-    })
-}
-
-/// Whether weights of so many bytes fit where they would run; nothing where that is not known.
-pub fn room(weight_bytes: u64, device: Device) -> Option<String> {
-    let (place, free) = free(device)?;
-    let said = if weight_bytes < free { "fit" } else { "will NOT fit" };
-    Some(format!("its weights ({}) {said} the memory of {place} ({} free)", bytes(weight_bytes), bytes(free)))
+    [Some(size), devices::fit(plan.weight_bytes, device)].into_iter().flatten().collect()
 }

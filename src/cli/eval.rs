@@ -2,7 +2,7 @@
 //! for the evaluation of a model by the release binary itself.
 
 use super::args::EvalArgs;
-use super::headless::{Drawing, Headless, answer_json};
+use super::client::{Client, Sampling, answer_json};
 use super::output::{self, wrong_use};
 use crate::chat::Conversation;
 use crate::config::Settings;
@@ -37,14 +37,14 @@ pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
     let text = regular_file::read_text(&args.problems, MAX_BYTES)
         .with_context(|| file.to_string())
         .map_err(output::as_wrong_use)?;
-    let mut engine = Headless::start(settings)?;
-    let drawing = Drawing { sampling: SamplingParams::default(), seed: settings.seed, max_tokens: settings.max_tokens };
+    let mut engine = Client::start(settings)?;
+    let sampling = Sampling { params: SamplingParams::default(), seed: settings.seed, max_tokens: settings.max_tokens };
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let problem: Problem =
             serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
         let mut chat = conversation(settings, &problem).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
         engine.clear()?;
-        let report = engine.answer(&mut chat, &drawing, |_, _| Ok(()))?;
+        let report = engine.answer(&mut chat, &sampling, |_, _| Ok(()))?;
         let mut object = answer_json(&chat, &report, &engine.info);
         object["task"] = problem.task;
         object["expected"] = problem.expected;

@@ -1,7 +1,7 @@
-//! The models of this machine, as the chat lists and finds them. Opens no connection.
+//! The models on this machine, for the chat's lists. Opens no connection.
 
 use super::models::{self, Found};
-use super::{download, reference};
+use super::{devices, reference};
 use crate::chat::session::Stamp;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
@@ -27,12 +27,12 @@ impl Models for Local {
     }
 
     fn list(&self, settings: &Settings) -> Vec<ModelEntry> {
-        let free = download::free(settings.device).map(|(_, bytes)| bytes);
+        let free = devices::free_bytes(settings.device);
         models::found(settings).unwrap_or_default().into_iter().map(|model| entry(model, free)).collect()
     }
 }
 
-/// Reads what the model's files say, without its weights.
+/// Describes a model by its files, without reading its weights.
 fn entry(model: Found, free: Option<u64>) -> ModelEntry {
     let place = match &model.path {
         Some(path) => ModelRef::Folder(path.clone()),

@@ -1,9 +1,8 @@
-//! What this machine has: processor features, memory, a card.
+//! Facts about this machine: CPU features and memory.
 
-use super::libraries;
-use crate::backend::cuda::{cublaslt, probe};
 use std::fs;
 
+/// CPU features that matter for speed.
 #[cfg(target_arch = "x86_64")]
 pub fn cpu_features() -> Vec<&'static str> {
     macro_rules! present {
@@ -15,6 +14,7 @@ pub fn cpu_features() -> Vec<&'static str> {
     all.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
 }
 
+/// CPU features that matter for speed.
 #[cfg(target_arch = "aarch64")]
 pub fn cpu_features() -> Vec<&'static str> {
     let all = [
@@ -26,26 +26,14 @@ pub fn cpu_features() -> Vec<&'static str> {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+/// CPU features that matter for speed: none are known here.
 pub fn cpu_features() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// A line of `/proc/meminfo`, in bytes; absent elsewhere than on Linux.
+/// Bytes in a field of `/proc/meminfo`, such as `MemTotal:`; `None` outside Linux.
 pub fn memory(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// What the probe says, in a few words.
-pub fn cuda_in_words() -> String {
-    match probe() {
-        Ok((version, count)) => {
-            let release = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-            let library =
-                cublaslt(&libraries::cublaslt()).unwrap_or_else(|_| "no libcublasLt, which is not needed".to_owned());
-            format!("{count} GPU{}, driver for {release}, {library}", if count == 1 { "" } else { "s" })
-        }
-        Err(why) => why.to_string(),
-    }
 }

@@ -2,10 +2,10 @@
 
 use super::args::{Common, ModelsCommand};
 use super::output::{self, wrong_use};
-use super::{download, spawn};
+use super::{devices, download, spawn};
 use crate::checkpoint::ModelRef;
 use crate::checkpoint::hub::cache::{self, Extent};
-use crate::checkpoint::hub::{Hub, MAIN, Plan, Progress, Watch};
+use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
 use crate::config::{BUILTIN_MODEL, Settings};
 use crate::ui::text::bytes;
 use anyhow::Result;
@@ -143,7 +143,7 @@ fn remove(model: &str, common: &Common) -> Result<()> {
         }
         Some(revision) => repo.remove_revision(revision),
     };
-    let freed = freed.map_err(download::in_words)?;
+    let freed = freed.map_err(download::with_exit_code)?;
     if common.json {
         return output::out_json(&json!({"name": model, "freed_bytes": freed}));
     }
@@ -188,18 +188,18 @@ fn here(settings: &Settings) -> Result<Map<String, Value>> {
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,
-        "fit": download::room(checkpoint.weight_bytes, settings.device),
+        "fit": devices::fit(checkpoint.weight_bytes, settings.device),
     });
     Ok(object(about))
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
     let (id, revision) = id_of(model)?;
-    let about = hub()?.about(&id, revision.as_deref(), &mut Quiet).map_err(download::in_words)?;
+    let about = hub()?.about(&id, revision.as_deref(), &mut Quiet).map_err(download::with_exit_code)?;
     Ok(object(json!({
         "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
         "licence": about.license, "gated": about.gated, "weight_bytes": about.weight_bytes,
-        "fit": download::room(about.weight_bytes, settings.device),
+        "fit": devices::fit(about.weight_bytes, settings.device),
     })))
 }
 
@@ -213,7 +213,7 @@ fn object(value: Value) -> Map<String, Value> {
 /// A question that takes a moment: only what goes wrong is told.
 struct Quiet;
 
-impl Watch for Quiet {
+impl Observer for Quiet {
     fn stopped(&self) -> bool {
         false
     }

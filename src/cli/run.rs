@@ -1,7 +1,7 @@
 //! `dmschat -p TEXT`: one answer. Only the answer goes to stdout; no session is written.
 
 use super::args::Common;
-use super::headless::{Drawing, Headless, answer_json};
+use super::client::{Client, Sampling, answer_json};
 use super::output::{self, wrong_use};
 use super::reference;
 use crate::chat::session::{Loaded, Store};
@@ -18,7 +18,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let prompt = prompt(common)?;
     let saved = saved(settings, common)?;
     let settings = &own_model(settings, common, saved.as_ref());
-    let mut engine = Headless::start(settings)?;
+    let mut engine = Client::start(settings)?;
     if common.think.is_some() {
         let name = &engine.info.name;
         match engine.info.thinking() {
@@ -35,13 +35,13 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         chat.set_system(system);
     }
     chat.push_user(prompt);
-    let drawing = Drawing {
-        sampling: settings.sampling(&engine.info.default_sampling),
+    let sampling = Sampling {
+        params: settings.sampling(&engine.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
     };
     let mut stream = Stream::new(std::io::stdout().is_terminal());
-    let report = engine.answer(&mut chat, &drawing, |kind, text| match kind {
+    let report = engine.answer(&mut chat, &sampling, |kind, text| match kind {
         TextKind::Answer if !common.json => stream.push(text),
         _ => Ok(()),
     })?;

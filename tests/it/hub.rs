@@ -3,7 +3,7 @@
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, Gate, git_hash, hash, sha256};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::checkpoint::hub::{Hub, HubError, Plan, Progress, Token, Watch};
+use dmschat::checkpoint::hub::{Hub, HubError, Observer, Plan, Progress, Token};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -160,7 +160,7 @@ pub struct Heard {
     notices: Vec<String>,
 }
 
-impl Watch for Heard {
+impl Observer for Heard {
     fn stopped(&self) -> bool {
         false
     }

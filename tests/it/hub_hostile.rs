@@ -2,7 +2,7 @@
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, git_hash, hash};
 use crate::hub::{Heard, Home, INDEX, NEEDED, WEIGHTS, files, healthy, sharded};
-use dmschat::checkpoint::hub::{Plan, Progress, Watch};
+use dmschat::checkpoint::hub::{Observer, Plan, Progress};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ struct Early {
     plans: Vec<Plan>,
 }
 
-impl Watch for Early {
+impl Observer for Early {
     fn stopped(&self) -> bool {
         false
     }

@@ -2,15 +2,15 @@
 
 use dmschat::chat::session::{Session, Store, load};
 use dmschat::chat::{Conversation, RenderOptions, render};
-use dmschat::cli::headless::{Drawing, Headless};
+use dmschat::cli::client::{Client, Sampling};
 use dmschat::cli::spawn;
 use dmschat::config::{Dirs, Layer, Settings};
 use dmschat::protocol::{Command, EngineHandle, Event, GenerateRequest, ModelInfo, Piece, SamplingParams, TurnReport};
 use std::sync::Arc;
 
-fn engine() -> Headless {
+fn engine() -> Client {
     let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into() };
-    Headless::start(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap()
+    Client::start(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap()
 }
 
 /// Another process goes on with what was saved, under `-p`, and leaves the file as it is.
@@ -45,10 +45,10 @@ fn one_answer_continues_a_saved_session_without_writing_it() {
     assert_eq!(std::fs::read_dir(home.path().join("sessions")).unwrap().count(), 1);
 }
 
-fn ask(engine: &mut Headless, chat: &mut Conversation, question: &str) -> TurnReport {
-    let drawing = Drawing { sampling: SamplingParams::default(), seed: Some(1), max_tokens: Some(200) };
+fn ask(engine: &mut Client, chat: &mut Conversation, question: &str) -> TurnReport {
+    let sampling = Sampling { params: SamplingParams::default(), seed: Some(1), max_tokens: Some(200) };
     chat.push_user(question);
-    engine.answer(chat, &drawing, |_, _| Ok(())).unwrap()
+    engine.answer(chat, &sampling, |_, _| Ok(())).unwrap()
 }
 
 #[test]

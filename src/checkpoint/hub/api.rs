@@ -2,7 +2,7 @@
 //! is a stranger's word and checked before it becomes a name on disk.
 
 use super::http::{self, Answer, Client, Fault, Patience, header};
-use super::{Hub, HubError, Watch, is_plain};
+use super::{Hub, HubError, Observer, is_plain};
 use crate::unicode::one_line;
 use serde::Deserialize;
 use sha1::Sha1;
@@ -153,11 +153,11 @@ pub struct Remote<'a> {
 }
 
 impl Remote<'_> {
-    pub fn listing(&self, watch: &mut dyn Watch) -> Result<Listing, HubError> {
+    pub fn listing(&self, observer: &mut dyn Observer) -> Result<Listing, HubError> {
         let revision = self.revision.replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.hub.endpoint, self.id);
         let host = self.hub.host();
-        let raw = self.patiently(None, watch, |client| {
+        let raw = self.patiently(None, observer, |client| {
             let mut answer = client.get(&url, &[])?;
             http::body(&mut answer, &host, MAX_LISTING_BYTES)
         })?;
@@ -171,9 +171,9 @@ impl Remote<'_> {
     }
 
     /// Size and hash of a file from its headers, where the listing has none.
-    pub fn headers(&self, commit: &str, name: &str, watch: &mut dyn Watch) -> Result<Listed, HubError> {
+    pub fn headers(&self, commit: &str, name: &str, observer: &mut dyn Observer) -> Result<Listed, HubError> {
         let url = self.file_url(commit, name);
-        let answer = self.patiently(Some(name), watch, |client| client.head(&url))?;
+        let answer = self.patiently(Some(name), observer, |client| client.head(&url))?;
         let hash = header(&answer, "x-linked-etag").or(header(&answer, "etag")).and_then(Hash::parse);
         let own = |answer: &Answer| (!answer.status().is_redirection()).then(|| http::length(answer)).flatten();
         Ok(Listed { bytes: http::number(&answer, "x-linked-size").or_else(|| own(&answer)), hash })
@@ -182,14 +182,14 @@ impl Remote<'_> {
     fn patiently<T>(
         &self,
         file: Option<&str>,
-        watch: &mut dyn Watch,
+        observer: &mut dyn Observer,
         mut ask: impl FnMut(&Client) -> Result<T, Fault>,
     ) -> Result<T, HubError> {
         let mut patience = Patience::new(self.hub, TRIES);
         loop {
             match ask(&self.client) {
                 Ok(answer) => return Ok(answer),
-                Err(fault) => self.again(fault, file, &mut patience, watch)?,
+                Err(fault) => self.again(fault, file, &mut patience, observer)?,
             }
         }
     }
@@ -200,10 +200,10 @@ impl Remote<'_> {
         fault: Fault,
         file: Option<&str>,
         patience: &mut Patience,
-        watch: &mut dyn Watch,
+        observer: &mut dyn Observer,
     ) -> Result<(), HubError> {
         match fault {
-            Fault::Passing { why, asked } => patience.wait(&why, asked, watch).map_err(|error| match error {
+            Fault::Passing { why, asked } => patience.wait(&why, asked, observer).map_err(|error| match error {
                 HubError::Failed(why) => HubError::Failed(format!("{} is not downloaded: {why}", self.id)),
                 other => other,
             }),

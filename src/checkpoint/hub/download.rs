@@ -4,7 +4,7 @@ use super::api::{Hash, Hasher, Remote};
 use super::cache::Repo;
 use super::http::{self, Fault, Patience, header, passing, pause_unless_stopped};
 use super::progress::Meter;
-use super::{HubError, Watch};
+use super::{HubError, Observer};
 use crate::checkpoint::files::max_text_bytes;
 use crate::regular_file;
 use std::collections::BTreeMap;
@@ -126,7 +126,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// The bytes of a small file, which stay in memory until [`Self::fetch`] puts them into the cache.
-    pub fn small(&mut self, file: &File, watch: &mut dyn Watch) -> Result<Vec<u8>, HubError> {
+    pub fn small(&mut self, file: &File, observer: &mut dyn Observer) -> Result<Vec<u8>, HubError> {
         let hash = file.hash.as_str();
         if self.whole(file) {
             let read = regular_file::read(&self.repo.blob(hash), max_text_bytes(&file.name));
@@ -134,7 +134,7 @@ impl<'a> Fetcher<'a> {
         }
         self.meter.file(&file.name, file.bytes);
         let mut part = Part::in_memory(file);
-        self.complete(&mut part, file, watch)?;
+        self.complete(&mut part, file, observer)?;
         if let Gathered::Memory(bytes) = part.to {
             self.held.insert(hash.to_owned(), bytes.into_inner());
         }
@@ -142,20 +142,20 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Sees to it that the file is in the commit's folder.
-    pub fn fetch(&mut self, file: &File, watch: &mut dyn Watch) -> Result<(), HubError> {
+    pub fn fetch(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         self.meter.file(&file.name, file.bytes);
         let repo = self.repo;
         let hash = file.hash.as_str();
         if !self.whole(file) {
-            let lock = self.lock(file, watch)?;
+            let lock = self.lock(file, observer)?;
             // Another process may have brought it meanwhile.
             if !self.whole(file) {
-                self.gather(file, watch)?;
+                self.gather(file, observer)?;
             }
             drop(lock);
         }
         repo.link(self.commit, &file.name, hash).map_err(|e| repo.failed(&e))?;
-        self.meter.file_done(watch);
+        self.meter.file_done(observer);
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Waits until no other process fetches this file.
-    fn lock(&mut self, file: &File, watch: &mut dyn Watch) -> Result<fs::File, HubError> {
+    fn lock(&mut self, file: &File, observer: &mut dyn Observer) -> Result<fs::File, HubError> {
         let hash = file.hash.as_str();
         let lock = self.repo.lock_file(hash).map_err(|e| self.repo.failed(&e))?;
         let mut told = false;
@@ -176,17 +176,17 @@ impl<'a> Fetcher<'a> {
                 Err(TryLockError::Error(e)) => return Err(self.repo.failed(&e)),
             }
             if !told {
-                watch.notice(&format!("{}: waiting for another process that downloads it", file.name));
+                observer.notice(&format!("{}: waiting for another process that downloads it", file.name));
                 told = true;
             }
             let done = self.here(file);
-            self.meter.at(done, watch);
-            pause_unless_stopped(Duration::from_millis(100), watch)?;
+            self.meter.at(done, observer);
+            pause_unless_stopped(Duration::from_millis(100), observer)?;
         }
     }
 
     /// Gathers the file, checks it, and gives it its name.
-    fn gather(&mut self, file: &File, watch: &mut dyn Watch) -> Result<(), HubError> {
+    fn gather(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
@@ -195,8 +195,8 @@ impl<'a> Fetcher<'a> {
             let written = opened.set_len(0).and_then(|()| (&opened).write_all(&bytes)).and_then(|()| opened.sync_all());
             written.map_err(disk)?;
         } else {
-            let mut part = self.found(opened, file, watch)?;
-            if let Err(error) = self.complete(&mut part, file, watch) {
+            let mut part = self.found(opened, file, observer)?;
+            if let Err(error) = self.complete(&mut part, file, observer) {
                 if part.at == file.bytes {
                     let _ = fs::remove_file(&partial);
                 }
@@ -211,12 +211,12 @@ impl<'a> Fetcher<'a> {
 
     /// Fetches what is missing of a file until its bytes have its hash: once from its beginning where
     /// pieces turn out not to fit together.
-    fn complete(&mut self, part: &mut Part, file: &File, watch: &mut dyn Watch) -> Result<(), HubError> {
+    fn complete(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         let repo = self.repo;
         let mut anew = false;
         loop {
             let found = part.at > 0;
-            let pieced = self.fill(part, file, watch)? || found;
+            let pieced = self.fill(part, file, observer)? || found;
             if part.hasher.clone().matches(&file.hash) {
                 return Ok(());
             }
@@ -226,14 +226,14 @@ impl<'a> Fetcher<'a> {
                     "{id}: {name} does not have the hash that {host} lists, and was thrown away; try again later"
                 )));
             }
-            watch.notice(&format!("{}: its pieces do not fit together; it is fetched anew", file.name));
+            observer.notice(&format!("{}: its pieces do not fit together; it is fetched anew", file.name));
             part.clear(file).map_err(|e| repo.failed(&e))?;
             anew = true;
         }
     }
 
     /// What an earlier download left, hashed.
-    fn found(&mut self, opened: fs::File, file: &File, watch: &mut dyn Watch) -> Result<Part, HubError> {
+    fn found(&mut self, opened: fs::File, file: &File, observer: &mut dyn Observer) -> Result<Part, HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let mut left = opened.metadata().map_err(disk)?.len();
@@ -252,8 +252,8 @@ impl<'a> Fetcher<'a> {
             part.hasher.update(&buffer[..n]);
             part.at += n as u64;
             left = left.saturating_sub(n as u64);
-            self.meter.at(part.at, watch);
-            if watch.stopped() {
+            self.meter.at(part.at, observer);
+            if observer.stopped() {
                 return Err(HubError::Stopped);
             }
         }
@@ -261,12 +261,12 @@ impl<'a> Fetcher<'a> {
     }
 
     /// Fetches what is missing. True when it came in several pieces.
-    fn fill(&mut self, part: &mut Part, file: &File, watch: &mut dyn Watch) -> Result<bool, HubError> {
+    fn fill(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<bool, HubError> {
         let mut patience = Patience::new(self.remote.hub, TRIES);
         let mut pieces = 0;
         while part.at < file.bytes {
             let from = part.at;
-            let end = self.request(part, file, watch);
+            let end = self.request(part, file, observer);
             pieces += u32::from(part.at != from);
             match end {
                 Ok(()) => {}
@@ -276,7 +276,7 @@ impl<'a> Fetcher<'a> {
                     if part.at > from {
                         patience.reset();
                     }
-                    self.remote.again(fault, Some(&file.name), &mut patience, watch)?;
+                    self.remote.again(fault, Some(&file.name), &mut patience, observer)?;
                 }
             }
         }
@@ -284,7 +284,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// One request, for all that is missing.
-    fn request(&mut self, part: &mut Part, file: &File, watch: &mut dyn Watch) -> Result<(), End> {
+    fn request(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), End> {
         let host = self.remote.hub.host();
         let mut headers = Vec::new();
         if part.at > 0 {
@@ -315,15 +315,21 @@ impl<'a> Fetcher<'a> {
         // A weak one does not vouch for bytes.
         part.etag = header(&answer, "etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = answer.body_mut().with_config().limit(rest.saturating_add(1)).reader();
-        self.copy(body, part, file, watch)
+        self.copy(body, part, file, observer)
     }
 
-    fn copy(&mut self, mut body: impl Read, part: &mut Part, file: &File, watch: &mut dyn Watch) -> Result<(), End> {
+    fn copy(
+        &mut self,
+        mut body: impl Read,
+        part: &mut Part,
+        file: &File,
+        observer: &mut dyn Observer,
+    ) -> Result<(), End> {
         let host = self.remote.hub.host();
         part.to.seek(SeekFrom::Start(part.at)).map_err(End::Disk)?;
         let mut buffer = vec![0; BUFFER];
         while part.at < file.bytes {
-            if watch.stopped() {
+            if observer.stopped() {
                 return Err(End::Stopped);
             }
             let n = match body.read(&mut buffer) {
@@ -336,7 +342,7 @@ impl<'a> Fetcher<'a> {
             part.hasher.update(&buffer[..n]);
             part.at += n as u64;
             self.meter.fetch(n);
-            self.meter.at(part.at, watch);
+            self.meter.at(part.at, observer);
         }
         Ok(())
     }

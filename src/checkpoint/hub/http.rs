@@ -1,7 +1,7 @@
 //! Requests to the hub and to where it sends us. Owns two rules: the token goes to the hub's own
 //! origin and nowhere else, and what may pass by itself is told apart from what will not.
 
-use super::{Hub, HubError, Token, Watch};
+use super::{Hub, HubError, Observer, Token};
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, LOCATION, RETRY_AFTER};
@@ -267,7 +267,7 @@ impl Patience {
     }
 
     /// Waits for the next try, or gives up.
-    pub fn wait(&mut self, why: &str, asked: Option<Duration>, watch: &mut dyn Watch) -> Result<(), HubError> {
+    pub fn wait(&mut self, why: &str, asked: Option<Duration>, observer: &mut dyn Observer) -> Result<(), HubError> {
         self.failed += 1;
         if self.failed >= self.tries {
             return Err(HubError::Failed(format!("{why} (tried {} times)", self.failed)));
@@ -278,19 +278,19 @@ impl Patience {
         let pause = self.first.saturating_mul(1 << (self.failed - 1).min(10)).min(LONGEST_PAUSE);
         let pause = asked.unwrap_or(pause);
         if pause >= WORTH_TELLING {
-            watch.notice(&format!("{why}; trying again in {} s", pause.as_secs()));
+            observer.notice(&format!("{why}; trying again in {} s", pause.as_secs()));
         }
         let until = Instant::now() + pause;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|l| !l.is_zero()) {
-            pause_unless_stopped(left, watch)?;
+            pause_unless_stopped(left, observer)?;
         }
         Ok(())
     }
 }
 
 /// Sleeps for a moment, at most `longest`.
-pub fn pause_unless_stopped(longest: Duration, watch: &dyn Watch) -> Result<(), HubError> {
-    if watch.stopped() {
+pub fn pause_unless_stopped(longest: Duration, observer: &dyn Observer) -> Result<(), HubError> {
+    if observer.stopped() {
         return Err(HubError::Stopped);
     }
     std::thread::sleep(longest.min(Duration::from_millis(100)));

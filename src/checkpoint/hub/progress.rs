@@ -1,7 +1,7 @@
 //! How far a download is and how fast it goes. What it says never goes back: bytes that have to be
 //! fetched again are not counted again.
 
-use super::Watch;
+use super::Observer;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -73,27 +73,27 @@ impl Meter {
     }
 
     /// The file is so far.
-    pub fn at(&mut self, file_done: u64, watch: &mut dyn Watch) {
+    pub fn at(&mut self, file_done: u64, observer: &mut dyn Observer) {
         self.shown.file_done = self.shown.file_done.max(file_done.min(self.shown.file_bytes));
         self.shown.done = self.shown.done.max(self.before + self.shown.file_done);
         if self.told.is_none_or(|t| t.elapsed() >= EVERY) {
-            self.tell(watch);
+            self.tell(observer);
         }
     }
 
     /// The file is whole.
-    pub fn file_done(&mut self, watch: &mut dyn Watch) {
+    pub fn file_done(&mut self, observer: &mut dyn Observer) {
         self.before += self.shown.file_bytes;
         self.shown.file_done = self.shown.file_bytes;
         self.shown.done = self.shown.done.max(self.before);
-        self.tell(watch);
+        self.tell(observer);
     }
 
-    fn tell(&mut self, watch: &mut dyn Watch) {
+    fn tell(&mut self, observer: &mut dyn Observer) {
         self.told = Some(Instant::now());
         // Nothing to hold it against before the plan.
         if self.shown.bytes > 0 {
-            watch.progress(&self.shown);
+            observer.progress(&self.shown);
         }
     }
 }

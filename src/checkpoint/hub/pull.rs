@@ -6,7 +6,7 @@ use super::api::{Listing, Remote};
 use super::cache::{self, CONFIG, INDEX, Repo, SINGLE, TOKENIZER};
 use super::download::{Fetcher, File};
 use super::http::{Client, Origin};
-use super::{Hub, HubError, MAIN, Watch};
+use super::{Hub, HubError, MAIN, Observer};
 use crate::checkpoint::config_of;
 use crate::checkpoint::files::{Files, max_text_bytes};
 use crate::tensor::SharedBytes;
@@ -61,8 +61,8 @@ pub struct About {
 
 impl Hub {
     /// Asks the hub about a model.
-    pub fn about(&self, id: &str, revision: Option<&str>, watch: &mut dyn Watch) -> Result<About, HubError> {
-        let listing = self.remote(id, revision)?.listing(watch)?;
+    pub fn about(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<About, HubError> {
+        let listing = self.remote(id, revision)?.listing(observer)?;
         let weights = listing.files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
         let weight_bytes = weights.filter_map(|(_, file)| file.bytes).sum();
         let Listing { commit, license, gated, model_type, .. } = listing;
@@ -71,26 +71,26 @@ impl Hub {
 
     /// Brings a model's newest commit into the cache, or that of a revision, and gives its folder.
     /// What is there already is not fetched again.
-    pub fn pull(&self, id: &str, revision: Option<&str>, watch: &mut dyn Watch) -> Result<PathBuf, HubError> {
+    pub fn pull(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<PathBuf, HubError> {
         let remote = self.remote(id, revision)?;
-        let listing = remote.listing(watch)?;
+        let listing = remote.listing(observer)?;
         let repo = self.repo(id);
         let folder = repo.folder(&listing.commit);
         let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
-        let mut texts = pull.files(TEXTS.iter().filter(|name| is_wanted(&listing, name)), watch)?;
+        let mut texts = pull.files(TEXTS.iter().filter(|name| is_wanted(&listing, name)), observer)?;
         if texts.first().is_none_or(|file| file.name != CONFIG) {
             return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is no model that can be run")));
         }
         let mut early = BTreeMap::new();
         for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
-            let bytes: SharedBytes = Arc::new(pull.fetcher.small(file, watch)?);
+            let bytes: SharedBytes = Arc::new(pull.fetcher.small(file, observer)?);
             early.insert(file.name.clone(), bytes);
         }
         config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
-        let weights = pull.weights(&mut texts, watch)?;
+        let weights = pull.weights(&mut texts, observer)?;
 
         let plan = pull.plan(&texts, &weights, &self.cache);
-        watch.plan(&plan);
+        observer.plan(&plan);
         if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
             let (need, at) = (plan.todo_bytes, self.cache.display());
             return Err(HubError::Failed(format!(
@@ -99,7 +99,7 @@ impl Hub {
         }
         pull.fetcher.meter.expect(plan.bytes);
         for file in texts.iter().chain(&weights) {
-            pull.fetcher.fetch(file, watch)?;
+            pull.fetcher.fetch(file, observer)?;
         }
         repo.set_reference(revision.unwrap_or(MAIN), &listing.commit).map_err(|e| repo.failed(&e))?;
         Ok(folder)
@@ -139,7 +139,7 @@ impl Pull<'_> {
     fn files<S: AsRef<str>>(
         &self,
         names: impl Iterator<Item = S>,
-        watch: &mut dyn Watch,
+        observer: &mut dyn Observer,
     ) -> Result<Vec<File>, HubError> {
         let remote = self.fetcher.remote;
         let mut files = Vec::new();
@@ -147,7 +147,7 @@ impl Pull<'_> {
             let name = name.as_ref();
             let mut listed = self.listing.files[name].clone();
             if listed.bytes.is_none() || listed.hash.is_none() {
-                listed = remote.headers(&self.listing.commit, name, watch)?;
+                listed = remote.headers(&self.listing.commit, name, observer)?;
             }
             let (Some(bytes), Some(hash)) = (listed.bytes, listed.hash) else {
                 let (id, host) = (remote.id, remote.hub.host());
@@ -169,25 +169,25 @@ impl Pull<'_> {
     }
 
     /// The weight files: one, or those that the index names, which is fetched for it and joins `texts`.
-    fn weights(&mut self, texts: &mut Vec<File>, watch: &mut dyn Watch) -> Result<Vec<File>, HubError> {
+    fn weights(&mut self, texts: &mut Vec<File>, observer: &mut dyn Observer) -> Result<Vec<File>, HubError> {
         let id = self.fetcher.remote.id;
         let files = &self.listing.files;
         if files.contains_key(SINGLE) {
-            return self.files([SINGLE].iter(), watch);
+            return self.files([SINGLE].iter(), observer);
         }
         if !files.contains_key(INDEX) {
             return Err(HubError::Wrong(format!(
                 "{id} has neither {SINGLE} nor {INDEX}, and only safetensors weights are read"
             )));
         }
-        let index = self.files([INDEX].iter(), watch)?;
-        let raw = self.fetcher.small(&index[0], watch)?;
+        let index = self.files([INDEX].iter(), observer)?;
+        let raw = self.fetcher.small(&index[0], observer)?;
         texts.extend(index);
         let names = cache::shards(&raw).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
         if let Some(name) = names.iter().find(|name| !files.contains_key(*name)) {
             return Err(HubError::Wrong(format!("{id}: {INDEX} names {name}, which the hub does not have")));
         }
-        self.files(names.iter(), watch)
+        self.files(names.iter(), observer)
     }
 
     fn plan(&self, texts: &[File], weights: &[File], cache: &Path) -> Plan {

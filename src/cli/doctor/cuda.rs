@@ -1,28 +1,29 @@
-//! `dmschat doctor --device cuda [--all]`: every kernel against the CPU's op, as a table; with `--all` also
-//! whole models, and how fast every op is.
+//! `dmschat doctor --device cuda [--all]`: compares every kernel with the CPU's op and prints a table. `--all` adds
+//! whole models and the speed of every op.
 
-use super::args::DoctorArgs;
-use super::output;
-use super::spawn::card_options;
 use crate::backend::Backend;
 use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
 use crate::checkpoint::Checkpoint;
 use crate::checks::{self, Finding, answers, memory, models, speed, steps};
+use crate::cli::args::DoctorArgs;
+use crate::cli::devices::cuda_options;
+use crate::cli::output;
 use crate::config::Gemm;
 use anyhow::Result;
 use std::time::Instant;
 
+/// Runs all checks on the GPU of that index. The exit code is 1 if one failed.
 pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     let free = free_bytes(index);
     let started = Instant::now();
-    let own = |graphs| card_options(graphs, Gemm::Own);
+    let own = |graphs| cuda_options(graphs, Gemm::Own);
     let careful = CudaOptions { wait_always: true, ..own(false) };
     let cuda = Cuda::open(index, &careful).map_err(|why| output::wrong_use(format!("--device cuda: {why}")))?;
     let ms = started.elapsed().as_millis();
     let (_, all) = cuda.memory();
     output::out(&format!("{}, {} MiB, kernels loaded in {ms} ms\n", cuda.describe(), all >> 20))?;
     if let Some(free) = free {
-        output::out(&format!("held by a bare context and others: {} MiB\n", (all - free) >> 20))?;
+        output::out(&format!("in use by an empty context and other programs: {} MiB\n", (all - free) >> 20))?;
     }
     if args.speed {
         drop(cuda);
@@ -41,14 +42,14 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
             "{mark}  {:<56} {:>9.1e} of {:>7.0e} {ms:>9.1} ms{why}\n",
             finding.name, finding.error, finding.limit
         );
-        // A reader that has gone away hears of it at the end.
+        // A closed stdout is reported by the last write.
         let _ = output::out(&line);
     };
     checks::run_all(&cuda, &mut tell);
     memory::run_all(&cuda, &mut tell);
     drop(cuda);
-    // The same products by the library, where there is one.
-    let with_library = Cuda::open(index, &card_options(true, Gemm::Auto))?;
+    // The GEMMs again by the library, if there is one.
+    let with_library = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = with_library.library() {
         output::out(&format!("with {library}:\n"))?;
         checks::run_products(&with_library, &mut tell);
@@ -68,37 +69,37 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     Ok(if missed == 0 { output::OK } else { output::FAILED })
 }
 
-/// Free memory for any table.
+/// Free bytes that the smallest table needs.
 const LEAST_BYTES: u64 = 2 << 30;
-/// Free memory and copy speed of a card at which the table takes a few seconds and 2 GB.
+/// Free bytes and copy speed of a GPU on which the large table takes a few seconds.
 const ROOMY_BYTES: u64 = 6 << 30;
 const FAST_BYTES_PER_S: f64 = 50e9;
 const SHAPE: &str = "qwen3-8b";
 const SMALL_SHAPE: &str = "demo";
 
-/// Every op's speed, at the shapes of a model that suits the card.
+/// Prints the speed of every op, at the shapes of a model that suits the GPU.
 fn time_ops(index: u32) -> Result<()> {
-    let cuda = Cuda::open(index, &card_options(true, Gemm::Own))?;
+    let cuda = Cuda::open(index, &cuda_options(true, Gemm::Own))?;
     let (free, _) = cuda.memory();
     if free < LEAST_BYTES {
-        output::out("ops are not timed: less than 2 GiB of the card's memory are free\n")?;
+        output::out("ops are not timed: the GPU has less than 2 GiB of free memory\n")?;
         return Ok(());
     }
     let copy = cuda.copy_bytes_per_s()?;
     let large = free >= ROOMY_BYTES && copy >= FAST_BYTES_PER_S;
     let (shape, sizes) = if large { (SHAPE, speed::Sizes::large()) } else { (SMALL_SHAPE, speed::Sizes::small()) };
     let config = Checkpoint::shape(shape)?;
-    let why = if large { "" } else { ": the card is too small or too slow for a larger one" };
-    let head = format!("\nops at the shapes of {shape}{why}; a copy within the card moves {:.0} GB/s\n", copy / 1e9);
+    let why = if large { "" } else { ": the GPU is too small or too slow for a larger one" };
+    let head = format!("\nops at the shapes of {shape}{why}; a copy within the GPU moves {:.0} GB/s\n", copy / 1e9);
     output::out(&(head + speed::HEADER))?;
-    // A reader that has gone away hears of it at the end.
-    let tell = |line: String| drop(output::out(&line));
-    speed::run_all(&cuda, &config, &sizes, copy, tell)?;
+    // A closed stdout is reported by the last write.
+    let print = |line: String| drop(output::out(&line));
+    speed::run_all(&cuda, &config, &sizes, copy, print)?;
     drop(cuda);
-    let cuda = Cuda::open(index, &card_options(true, Gemm::Auto))?;
+    let cuda = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = cuda.library() {
-        output::out(&format!("\nproducts by {library}\n{}", speed::HEADER))?;
-        speed::run_products(&cuda, &config, &sizes, copy, tell)?;
+        output::out(&format!("\nGEMMs by {library}\n{}", speed::HEADER))?;
+        speed::run_products(&cuda, &config, &sizes, copy, print)?;
     }
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! Answers without a screen: starts an engine, restores, asks, and hands text on as it comes.
-//! What `-p` and `eval` share; writes nothing but notices to stderr.
+//! A client of the engine without a screen, for `-p` and `eval`: starts an engine, restores a conversation, asks and
+//! streams the answer. Writes only notices, to stderr.
 
+use super::interrupts::Interrupts;
 use super::output::{self, Interrupted};
-use super::spawn;
+use super::{devices, download, spawn};
 use crate::chat::session::Loaded;
 use crate::chat::{Conversation, RenderOptions, render};
 use crate::config::Settings;
@@ -11,41 +12,41 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// How one answer is drawn.
+/// How one answer is sampled.
 #[derive(Clone, Debug)]
-pub struct Drawing {
-    pub sampling: SamplingParams,
+pub struct Sampling {
+    pub params: SamplingParams,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
 }
 
 /// An engine with a loaded model, and the runtime its events are awaited on.
-pub struct Headless {
+pub struct Client {
     runtime: tokio::runtime::Runtime,
-    ends: Ends,
+    source: Source,
     pub info: Arc<ModelInfo>,
     pub opts: RenderOptions,
 }
 
-impl Headless {
-    /// Loads the model of these settings. A model that cannot be loaded is wrong use.
+impl Client {
+    /// Starts an engine with the model of the settings. Errors of the model are wrong use.
     pub fn start(settings: &Settings) -> Result<Self> {
-        spawn::check_device(settings)?;
-        super::download::ensure(settings)?;
+        devices::check(settings)?;
+        download::ensure(settings)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let interrupts = runtime.block_on(async { Interrupts::new() })?;
-        let mut ends = Ends { handle: spawn::engine(settings, Arc::default())?, interrupts };
+        let mut source = Source { handle: spawn::engine(settings, Arc::default())?, interrupts };
         let mut compiles = false;
         let info = runtime.block_on(async {
             loop {
-                match ends.next().await? {
+                match source.next().await? {
                     Some(Event::CompilingKernels { .. }) => {
                         if !std::mem::replace(&mut compiles, true) {
                             output::notice("compiling kernels for this GPU (once)");
                         }
                     }
                     Some(Event::Ready(info)) => return Ok(info),
-                    Some(event) => told(event)?,
+                    Some(event) => handle(event)?,
                     None => return Err(anyhow::Error::from(Interrupted)),
                 }
             }
@@ -56,19 +57,19 @@ impl Headless {
             think_tags: info.think_tags.clone(),
             ..RenderOptions::default()
         };
-        Ok(Self { runtime, ends, info, opts })
+        Ok(Self { runtime, source, info, opts })
     }
 
     fn send(&self, command: Command) -> Result<()> {
-        if self.ends.handle.send(command) { Ok(()) } else { Err(anyhow!("the engine has ended")) }
+        if self.source.handle.send(command) { Ok(()) } else { Err(anyhow!("the engine has ended")) }
     }
 
-    /// Forgets the conversation so far.
+    /// Starts an empty conversation.
     pub fn clear(&self) -> Result<()> {
         self.send(Command::Clear)
     }
 
-    /// Brings the engine to where a saved conversation ended.
+    /// Restores a saved conversation in the engine, and returns it.
     pub fn restore(&mut self, mut loaded: Loaded) -> Result<Conversation> {
         for problem in &loaded.problems {
             output::notice(problem);
@@ -81,12 +82,12 @@ impl Headless {
             output::notice(&notice);
         }
         self.send(Command::Restore(Box::new(request)))?;
-        let Self { runtime, ends, .. } = self;
+        let Self { runtime, source, .. } = self;
         runtime.block_on(async {
             loop {
-                match ends.next().await? {
+                match source.next().await? {
                     Some(Event::RebuildDone { .. }) => return Ok(()),
-                    Some(event) => told(event)?,
+                    Some(event) => handle(event)?,
                     None => return Err(anyhow::Error::from(Interrupted)),
                 }
             }
@@ -94,23 +95,23 @@ impl Headless {
         Ok(loaded.conversation)
     }
 
-    /// Answers the last message. `sink` gets the text as it comes; its error ends the answer.
-    /// Ctrl+C ends it too, keeping what there is; a second one does not wait.
+    /// Answers the last message. `sink` receives the text as it is generated; an error from it ends the answer.
+    /// Ctrl+C cancels the answer and keeps its text; a second Ctrl+C returns at once.
     pub fn answer(
         &mut self,
         chat: &mut Conversation,
-        drawing: &Drawing,
+        sampling: &Sampling,
         mut sink: impl FnMut(TextKind, &str) -> Result<()>,
     ) -> Result<TurnReport> {
         let prompt = render(chat.system(), &chat.context_path(), &self.info.template, &self.opts)?;
         let turn = chat.begin_reply(self.opts.think, self.opts.keep_thinking);
-        let Drawing { sampling, seed, max_tokens } = drawing.clone();
+        let Sampling { params: sampling, seed, max_tokens } = sampling.clone();
         self.send(Command::Generate(Box::new(GenerateRequest { turn, prompt, sampling, seed, max_tokens })))?;
         let mut cancelled = false;
-        let Self { runtime, ends, .. } = self;
+        let Self { runtime, source, .. } = self;
         runtime.block_on(async {
             loop {
-                match ends.next().await? {
+                match source.next().await? {
                     Some(Event::Text { turn: of, kind, text }) if of == turn => {
                         chat.append(turn, kind, &text);
                         sink(kind, &text)?;
@@ -119,11 +120,11 @@ impl Headless {
                         chat.finish((*report).clone());
                         return Ok(*report);
                     }
-                    Some(event) => told(event)?,
+                    Some(event) => handle(event)?,
                     None if cancelled => return Err(Interrupted.into()),
                     None => {
                         cancelled = true;
-                        ends.handle.send(Command::Cancel);
+                        source.handle.send(Command::Cancel);
                     }
                 }
             }
@@ -131,56 +132,24 @@ impl Headless {
     }
 }
 
-/// What an answer waits for.
-struct Ends {
+/// What a client waits for.
+struct Source {
     handle: EngineHandle,
     interrupts: Interrupts,
 }
 
-impl Ends {
+impl Source {
     /// The next event; `None` on Ctrl+C.
     async fn next(&mut self) -> Result<Option<Event>> {
         tokio::select! {
-            event = self.handle.events.recv() => event.map(Some).context("the engine ended without a word"),
+            event = self.handle.events.recv() => event.map(Some).context("the engine ended unexpectedly"),
             () = self.interrupts.next() => Ok(None),
         }
     }
 }
 
-/// Ctrl+C, also when it comes while nobody waits.
-#[cfg(unix)]
-pub(super) struct Interrupts(tokio::signal::unix::Signal);
-
-#[cfg(unix)]
-impl Interrupts {
-    pub(super) fn new() -> Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self(signal(SignalKind::interrupt()).context("Ctrl+C cannot be listened to")?))
-    }
-
-    pub(super) async fn next(&mut self) {
-        self.0.recv().await;
-    }
-}
-
-#[cfg(not(unix))]
-pub(super) struct Interrupts;
-
-#[cfg(not(unix))]
-impl Interrupts {
-    pub(super) fn new() -> Result<Self> {
-        Ok(Self)
-    }
-
-    pub(super) async fn next(&mut self) {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-/// Events that matter whatever is being waited for.
-fn told(event: Event) -> Result<()> {
+/// Handles the events that matter at any time: failures and notices.
+fn handle(event: Event) -> Result<()> {
     match event {
         Event::LoadFailed(why) => Err(output::wrong_use(why)),
         Event::Failed(why) => Err(anyhow!("{why}")),

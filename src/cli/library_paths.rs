@@ -1,13 +1,13 @@
-//! Where libraries of others may be on this machine.
+//! Search paths of NVIDIA's libraries.
 
 use std::path::{Path, PathBuf};
 
-/// Names the libcublasLt to load, in the place of all that is looked for.
+/// Names the libcublasLt to load, instead of a search.
 const CUBLASLT: &str = "DMSCHAT_CUBLASLT";
-/// Releases that the CUDA backend calls, newest first.
+/// Versions that the CUDA backend supports, newest first.
 const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so.12"];
 
-/// Where libcublasLt may be: where the loader looks, then where CUDA, Ollama and Python's packages put it.
+/// Candidate paths of libcublasLt: the dynamic loader's own, then those of CUDA, Ollama and Python packages.
 pub fn cublaslt() -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(path) = variable(CUBLASLT) {

@@ -1,0 +1,255 @@
+//! The kinds of device that a model runs on. Each kind has one entry here: how it is found, opened and asked for its
+//! free memory, and what it supports. No other file of the program but `doctor` names a concrete backend.
+
+use super::library_paths;
+use super::machine::memory;
+use super::output::{notice, wrong_use};
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::backend::cuda::{self, Cuda, CudaOptions};
+use crate::bench::host_copy_bytes_per_s;
+use crate::checkpoint::ModelConfig;
+use crate::codec::Codec;
+use crate::config::{Device, Gemm, Kv, Settings};
+use crate::ui::text::bytes;
+use anyhow::{Result, bail};
+use std::path::PathBuf;
+
+/// Names a folder from which kernels are read instead of from the program, for work on them.
+const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
+/// Names the kernels to load, such as `compute_80`, instead of the newest that the GPU runs.
+const KERNEL_TARGET: &str = "DMSCHAT_KERNEL_TARGET";
+
+const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16 or fp8, or --device cpu";
+
+/// The device that a model runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    Cpu,
+    /// The GPU of that index.
+    Cuda(u32),
+}
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceOptions {
+    /// Threads of the CPU; 0 is one per core.
+    pub threads: usize,
+    /// Whether decode steps are captured as CUDA graphs.
+    pub graphs: bool,
+    /// What computes GEMMs on a GPU.
+    pub gemm: Gemm,
+}
+
+impl From<&Settings> for DeviceOptions {
+    fn from(settings: &Settings) -> Self {
+        Self { threads: 0, graphs: settings.graph, gemm: settings.gemm }
+    }
+}
+
+/// What the commands need of a kind of device.
+pub trait DeviceKind {
+    type Backend: Backend;
+
+    /// Opens the device. `on_kernels` gets the number of kernel files compiled so far and their total before each is
+    /// compiled, and returns whether to go on.
+    fn open_reporting(&self, on_kernels: &mut dyn FnMut(usize, usize) -> bool) -> Result<Self::Backend>;
+
+    /// Opens the device.
+    fn open(&self) -> Result<Self::Backend> {
+        self.open_reporting(&mut |_, _| true)
+    }
+
+    /// Bytes read and written per second by a copy within the device's memory.
+    fn copy_bytes_per_s(&self, b: &Self::Backend) -> Result<f64>;
+}
+
+/// Work that runs on any kind of device.
+pub trait DeviceJob {
+    type Output;
+
+    fn run<D: DeviceKind>(self, device: &D) -> Result<Self::Output>;
+}
+
+struct CpuKind {
+    threads: usize,
+}
+
+impl DeviceKind for CpuKind {
+    type Backend = Cpu;
+
+    fn open_reporting(&self, _: &mut dyn FnMut(usize, usize) -> bool) -> Result<Cpu> {
+        Ok(Cpu::new(self.threads))
+    }
+
+    fn copy_bytes_per_s(&self, b: &Cpu) -> Result<f64> {
+        Ok(host_copy_bytes_per_s(b.threads()))
+    }
+}
+
+struct CudaKind {
+    index: u32,
+    options: CudaOptions,
+}
+
+impl DeviceKind for CudaKind {
+    type Backend = Cuda;
+
+    fn open_reporting(&self, on_kernels: &mut dyn FnMut(usize, usize) -> bool) -> Result<Cuda> {
+        Ok(Cuda::open_reporting(self.index, &self.options, on_kernels)?)
+    }
+
+    fn copy_bytes_per_s(&self, b: &Cuda) -> Result<f64> {
+        Ok(b.copy_bytes_per_s()?)
+    }
+}
+
+impl Target {
+    /// The device that the settings ask for, whatever the model. An error says why it cannot be used.
+    pub fn new(settings: &Settings) -> Result<Self> {
+        let target = match settings.device {
+            // A GPU cannot store K and V in f32.
+            Device::Auto if settings.kv == Kv::F32 => Self::Cpu,
+            Device::Cuda(index) => {
+                let index = index.unwrap_or(0);
+                cuda::usable(index).map_err(|why| wrong_use(format!("--device cuda: {why}; use --device cpu")))?;
+                Self::Cuda(index)
+            }
+            device => Self::guess(device),
+        };
+        if let Self::Cuda(_) = target {
+            target.check_kv(&[settings.kv])?;
+            if settings.gemm == Gemm::CublasLt {
+                let library = cuda::cublaslt(&library_paths::cublaslt());
+                library.map_err(|why| wrong_use(format!("--gemm cublaslt: libcublasLt cannot be used: {why}")))?;
+            }
+        }
+        Ok(target)
+    }
+
+    /// The device that `device` means on this machine, without a check that it can be used.
+    fn guess(device: Device) -> Self {
+        match device {
+            Device::Cuda(index) => Self::Cuda(index.unwrap_or(0)),
+            Device::Auto if cuda::usable(0).is_ok() => Self::Cuda(0),
+            Device::Auto | Device::Cpu => Self::Cpu,
+        }
+    }
+
+    /// Does `job` on this device.
+    pub fn run<J: DeviceJob>(self, options: DeviceOptions, job: J) -> Result<J::Output> {
+        match self {
+            Self::Cpu => job.run(&CpuKind { threads: options.threads }),
+            Self::Cuda(index) => job.run(&CudaKind { index, options: cuda_options(options.graphs, options.gemm) }),
+        }
+    }
+
+    /// Free bytes of the device's memory, where that is known.
+    pub fn free_bytes(self) -> Option<u64> {
+        match self {
+            Self::Cpu => memory("MemAvailable:"),
+            Self::Cuda(index) => cuda::free_bytes(index),
+        }
+    }
+
+    /// Whether weights are copied to the device, so that the host's copy is short-lived.
+    pub fn copies_weights(self) -> bool {
+        matches!(self, Self::Cuda(_))
+    }
+
+    /// The codec that `--kv` selects on this device.
+    pub fn codec(self, kv: Kv) -> Codec {
+        match (kv, self) {
+            (Kv::Auto | Kv::F32, Self::Cpu) => Codec::F32,
+            (Kv::Auto | Kv::F32, Self::Cuda(_)) | (Kv::Bf16, _) => Codec::Bf16,
+            (Kv::Fp8, _) => Codec::Fp8,
+        }
+    }
+
+    /// Refuses formats of K and V that this device cannot store.
+    pub fn check_kv(self, formats: &[Kv]) -> Result<()> {
+        match self {
+            Self::Cuda(_) if formats.contains(&Kv::F32) => Err(wrong_use(NO_F32)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses models whose heads this device's kernels do not support.
+    pub fn check_model(self, c: &ModelConfig) -> Result<()> {
+        let group = c.n_q_heads / c.n_kv_heads.max(1);
+        let fits = c.head_dim <= cuda::MAX_HEAD_DIM && c.head_dim.is_multiple_of(8) && group <= cuda::MAX_GROUP;
+        if matches!(self, Self::Cuda(_)) && !fits {
+            bail!(
+                "head_dim {} and {group} query heads per KV head: the CUDA backend supports multiples of 8 up to {}, \
+                 and up to {}; use --device cpu",
+                c.head_dim,
+                cuda::MAX_HEAD_DIM,
+                cuda::MAX_GROUP
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Options of the CUDA backend, with the variables for work on its kernels.
+pub(super) fn cuda_options(graphs: bool, gemm: Gemm) -> CudaOptions {
+    CudaOptions {
+        kernels: kernel_folder(),
+        target: kernel_target(),
+        no_graphs: !graphs,
+        cublaslt: if gemm == Gemm::Own { Vec::new() } else { library_paths::cublaslt() },
+        cublaslt_needed: gemm == Gemm::CublasLt,
+        wait_always: false,
+    }
+}
+
+fn kernel_folder() -> Option<PathBuf> {
+    std::env::var_os(KERNEL_DIR).map(Into::into)
+}
+
+fn kernel_target() -> Option<String> {
+    std::env::var(KERNEL_TARGET).ok()
+}
+
+/// Refuses a device that cannot be used, and reports once what differs from a usual run on it.
+pub fn check(settings: &Settings) -> Result<()> {
+    if let Target::Cuda(_) = Target::new(settings)? {
+        if let Some(folder) = kernel_folder() {
+            notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
+        }
+        if let Some(target) = kernel_target() {
+            notice(&format!("{KERNEL_TARGET}: kernels for {target}"));
+        }
+    }
+    Ok(())
+}
+
+/// Free bytes where a model would run.
+pub fn free_bytes(device: Device) -> Option<u64> {
+    Target::guess(device).free_bytes()
+}
+
+/// One line on whether weights of this size fit where they would run; `None` where that is not known.
+pub fn fit(weight_bytes: u64, device: Device) -> Option<String> {
+    let target = Target::guess(device);
+    let place = match target {
+        Target::Cpu => "this machine",
+        Target::Cuda(_) => "the GPU",
+    };
+    let free = target.free_bytes()?;
+    let fit = if weight_bytes < free { "fit" } else { "will NOT fit" };
+    Some(format!("its weights ({}) {fit} into the memory of {place} ({} free)", bytes(weight_bytes), bytes(free)))
+}
+
+/// One line on the GPUs, the driver and cuBLASLt of this machine.
+pub fn cuda_summary() -> String {
+    match cuda::probe() {
+        Ok((version, count)) => {
+            let release = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+            let library = cuda::cublaslt(&library_paths::cublaslt())
+                .unwrap_or_else(|_| "no libcublasLt, which is not needed".to_owned());
+            format!("{count} GPU{}, driver for {release}, {library}", if count == 1 { "" } else { "s" })
+        }
+        Err(why) => why.to_string(),
+    }
+}
