@@ -10,12 +10,12 @@
 
 pub mod cpu;
 pub mod cuda;
+mod kv;
 
-use crate::codec::Codec;
-use crate::policy::Policy;
 pub(crate) use crate::protocol::bytes as in_units;
 use crate::protocol::{SamplingParams, Token};
 use crate::tensor::Tensor;
+pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, Span};
 
 /// Elements a device buffer may hold.
 pub trait Plain: bytemuck::Pod + Send + Sync + Default {}
@@ -35,121 +35,7 @@ pub struct OutOfMemory {
 #[error("{0}")]
 pub struct DeviceLost(pub String);
 
-/// A run of consecutive tokens of one sequence inside a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Row of the cache's sequence tables.
-    pub seq: usize,
-    /// First row of the step's activations.
-    pub start: usize,
-    pub len: usize,
-}
-
-/// What is fixed about a KV cache when it is made.
-#[derive(Clone, Copy, Debug)]
-pub struct KvGeometry {
-    pub n_layers: usize,
-    pub n_q_heads: usize,
-    pub n_kv_heads: usize,
-    pub head_dim: usize,
-    /// Sequences the tables have rows for.
-    pub n_seqs: usize,
-    /// Slots in a page.
-    pub page_slots: usize,
-    /// Entries of one lane's page table.
-    pub max_pages: usize,
-    pub codec: Codec,
-    pub policy: Policy,
-}
-
-impl KvGeometry {
-    /// Lanes of one layer. Lane `seq * n_kv_heads + head` is one KV head of one sequence.
-    pub fn n_lanes(&self) -> usize {
-        self.n_seqs * self.n_kv_heads
-    }
-
-    pub fn lane(&self, seq: usize, head: usize) -> usize {
-        seq * self.n_kv_heads + head
-    }
-
-    /// Index of a lane in `[n_layers, n_lanes]`.
-    pub fn row(&self, layer: usize, seq: usize, head: usize) -> usize {
-        layer * self.n_lanes() + self.lane(seq, head)
-    }
-
-    pub fn slot_bytes(&self) -> usize {
-        self.codec.slot_bytes(self.head_dim)
-    }
-
-    pub fn page_bytes(&self) -> usize {
-        self.page_slots * self.slot_bytes()
-    }
-}
-
-/// The cache in device memory: pages, and who holds them. Only backend ops change it.
-///
-/// ```text
-/// page   | K row 0..P | V row 0..P | K scales, V scales (fp8) | P x i32 position and mark |
-/// table  lane -> page 0, page 1, ...        slot s = page s / P, row s % P
-/// ring   token n of the newest W + 1 -> its slot, at n % (W + 1)
-/// ```
-pub struct KvTables<B: Backend> {
-    pub geometry: KvGeometry,
-    pub pool: B::Pool,
-    /// `[n_layers, n_lanes, max_pages]`, -1 where there is none.
-    pub page_table: B::Buf<i32>,
-    /// `[n_layers, n_lanes]` stored slots.
-    pub live: B::Buf<i32>,
-    /// `[n_layers, n_lanes, ring_len]`.
-    pub ring: B::Buf<i32>,
-    /// `[n_seqs]` tokens fed before the step that is running.
-    pub seq_len: B::Buf<i32>,
-    /// `[n_seqs]` 1 where eviction is on.
-    pub eviction: B::Buf<i32>,
-    /// `[n_tokens, n_kv_heads]` the seam of policy and codec: the slot each token of the step is
-    /// stored in, -1 where a later token of the same step has taken it. Of one layer, and of chunks only where a
-    /// backend stores single tokens as it places them.
-    pub slots: B::Buf<i32>,
-}
-
-impl<B: Backend> KvTables<B> {
-    /// Empty tables for sequences of up to `context` tokens, with steps of at most `max_step` tokens in all.
-    pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
-        /// Entries that are written at once.
-        const FILL: usize = 1 << 20;
-        geometry.max_pages = context.div_ceil(geometry.page_slots);
-        let g = geometry;
-        let lanes = g.n_layers * g.n_lanes();
-        // Two sequences that write to a page they share may both copy it: one is free again after the step.
-        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
-        let mut page_table = b.alloc(lanes * g.max_pages)?;
-        let (entries, none) = (lanes * g.max_pages, vec![-1; (lanes * g.max_pages).min(FILL)]);
-        for at in (0..entries).step_by(FILL) {
-            b.write(&mut page_table, at, &none[..FILL.min(entries - at)]);
-        }
-        Ok(Self {
-            geometry,
-            pool: b.pool(&g, lanes * (g.max_pages + copies), max_step)?,
-            page_table,
-            live: b.alloc(lanes)?,
-            ring: b.alloc(lanes * g.policy.ring_len())?,
-            seq_len: b.alloc(g.n_seqs)?,
-            eviction: b.alloc(g.n_seqs)?,
-            slots: b.alloc(max_step * g.n_kv_heads)?,
-        })
-    }
-}
-
-/// Pages of the pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Pages held by at least one table.
-    pub used_pages: usize,
-    /// Pages of memory taken from the system.
-    pub mapped_pages: usize,
-}
-
-/// What [`Backend::attention`] does to q and k first.
+/// Arguments of [`Backend::qkv_rope`].
 pub struct QkvRope<'a, B: Backend> {
     /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
     pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
@@ -258,7 +144,7 @@ pub struct StepResult {
 }
 
 /// A device that runs the ops. A weight shares the tensor's bytes or copies them, once, at load.
-pub trait Backend: Sized + 'static {
+pub trait Backend: Profile + Sized + 'static {
     /// Typed device memory.
     type Buf<T: Plain>;
     /// Activations `[rows, width]` in the precision the backend computes in.
@@ -267,9 +153,6 @@ pub trait Backend: Sized + 'static {
     type Weight;
     /// Pages, their reference counts and the free list.
     type Pool;
-
-    /// `cpu, 2 threads` or the card's name.
-    fn describe(&self) -> String;
 
     // Memory. Never called inside a step.
     fn alloc<T: Plain>(&self, len: usize) -> Result<Self::Buf<T>, OutOfMemory>;
@@ -367,21 +250,38 @@ pub trait Backend: Sized + 'static {
         n: usize,
     );
 
-    // The cache.
-    /// One layer of a step, from the projected rows `[q heads | k heads | v heads]` to attention's output:
-    ///
-    /// - on the rows, in place: per-head norms of q and k, decisions `[n, n_kv_heads]` read from the borrowed
-    ///   channel (last of each group's first query head), that channel zeroed, RoPE of q and k at
-    ///   `seq_len + offset in span`, the channel zeroed again; then K and V become what storing and reading
-    ///   makes of them;
-    /// - attention of every row over its sequence's slots as they were before the step, and the step's own rows
-    ///   up to itself, by the policy's visibility rule. The mark of the newest stored token comes from the
-    ///   step's first decision (shift `Previous`);
-    /// - every token of the step gets a slot (`kv.slots`), token after token by the policy: marks, rings, live
-    ///   counts and slot metadata are written, pages taken and shared ones copied; K and V are encoded into it.
-    ///
-    /// A single token sees exactly the slots that live once it has its own: a backend may begin with the last of these,
-    /// and leave the rows of single tokens as they are.
+    // Attention and the cache, one layer of a step.
+    /// Prepares projected rows `[q heads | k heads | v heads]` in place: per-head norms of q and k; decisions
+    /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head), which is then zero;
+    /// RoPE of q and k at `seq_len + offset in span`, after which the borrowed channel is zero again; K and V become
+    /// what storing and reading makes of them.
+    fn qkv_rope(
+        &self,
+        qkv: &mut Self::Acts,
+        decisions: &mut Self::Buf<f32>,
+        kv: &mut KvTables<Self>,
+        spans: &[Span],
+        rope: &QkvRope<'_, Self>,
+    );
+    /// Attention of every prepared row over its sequence's slots as they were before the step, and over the step's own
+    /// rows up to itself, by the policy's rule of visibility. `out` is `[n, n_q_heads * head_dim]`. The mark of the newest
+    /// stored token comes from the step's first decision (shift `Previous`).
+    fn attend(
+        &self,
+        out: &mut Self::Acts,
+        qkv: &Self::Acts,
+        decisions: &Self::Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    );
+    /// Assigns a slot to every token of the step, token after token by [`Policy::store`](crate::policy::Policy::store):
+    /// writes `kv.slots`, marks, rings, live counts and slot metadata; takes pages and copies shared ones.
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Self::Buf<f32>, layer: usize, spans: &[Span]);
+    /// Encodes K and V of the prepared rows into the slots that [`Self::place`] assigned.
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Self::Acts, layer: usize, spans: &[Span]);
+    /// [`Self::qkv_rope`], [`Self::attend`], [`Self::place`], [`Self::store`]. A backend may fuse them: a single token sees
+    /// exactly the slots that live once it has its own, so a fused form may leave the rows of single tokens as they are.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
@@ -392,8 +292,13 @@ pub trait Backend: Sized + 'static {
         layer: usize,
         spans: &[Span],
         rope: &QkvRope<'_, Self>,
-    );
-    /// `seq_len += len` for every span: the end of a step.
+    ) {
+        self.qkv_rope(qkv, decisions, kv, spans, rope);
+        self.attend(out, qkv, decisions, kv, layer, spans);
+        self.place(kv, decisions, layer, spans);
+        self.store(kv, qkv, layer, spans);
+    }
+    /// Ends a step: `seq_len += len` for every span; `peak` and, for spans of one token, `reads` count the live slots.
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]);
 
     // Between steps.
@@ -454,48 +359,54 @@ pub trait Backend: Sized + 'static {
     fn step(&self, _kind: StepKind, _spans: &[Span], mut ops: impl FnMut(&Self)) {
         ops(self)
     }
-    /// Kinds of steps that are replayed from a recording.
-    fn recorded(&self) -> usize {
+}
+
+/// What a backend says about itself and its work: names, notices, timings, memory. No op of a step is here.
+pub trait Profile {
+    /// `cpu, 2 threads` or the GPU's name.
+    fn describe(&self) -> String;
+    /// Returns when all work issued so far is done, for callers that measure time. A backend that works in the caller's
+    /// thread has nothing to wait for.
+    fn synchronize(&self) {}
+    /// Steps captured as graphs.
+    fn captured_steps(&self) -> usize {
         0
     }
-    /// A library of others' that does some of its ops.
+    /// An external library that runs some of the ops.
     fn library(&self) -> Option<String> {
         None
     }
-    /// Something the user should know that came up in a step, told once.
+    /// A message for the user that came up in a step, returned once.
     fn notice(&self) -> Option<String> {
-        None
-    }
-    /// Returns when everything asked for so far is done: for whoever measures time. A backend that
-    /// works in the caller's thread has nothing to wait for.
-    fn wait(&self) {}
-    /// Median microseconds of one of `calls` calls of `op`, which hears its number, over several rounds: a first one
-    /// that is not timed, and [`TIMED_ROUNDS`]. Each begins with `before`, untimed. A backend may record a round and
-    /// replay it, so that what is timed is the device and not the host.
-    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
-        let mut round = || {
-            before(state);
-            self.wait();
-            let started = std::time::Instant::now();
-            (0..calls).for_each(|i| op(state, i));
-            self.wait();
-            started.elapsed().as_secs_f64() * 1e6 / calls as f64
-        };
-        round();
-        median((0..TIMED_ROUNDS).map(|_| round()).collect())
-    }
-    /// Bytes of device memory that `make` takes, told without taking any; what it makes cannot be used. Absent where
-    /// memory is the host's.
-    fn rehearse<T>(&self, _make: impl FnOnce() -> T) -> Option<u64> {
         None
     }
     /// Bytes of device memory as the driver reports them for this process.
     fn device_bytes(&self) -> Option<u64> {
         None
     }
+    /// Bytes of device memory that the allocations of `make` would take, without taking any; what it returns cannot be
+    /// used. `None` where memory is the host's.
+    fn dry_run_bytes<T>(&self, _make: impl FnOnce() -> T) -> Option<u64> {
+        None
+    }
+    /// Median microseconds of one of `calls` calls of `op`, which gets the call's number, over [`TIMED_ROUNDS`] rounds after
+    /// one that is not timed. Each round begins with `before`, untimed. A backend may capture a round and replay it, so
+    /// that the device is timed and not the host.
+    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
+        let mut round = || {
+            before(state);
+            self.synchronize();
+            let started = std::time::Instant::now();
+            (0..calls).for_each(|i| op(state, i));
+            self.synchronize();
+            started.elapsed().as_secs_f64() * 1e6 / calls as f64
+        };
+        round();
+        median((0..TIMED_ROUNDS).map(|_| round()).collect())
+    }
 }
 
-/// Rounds that [`Backend::time_us`] times.
+/// Rounds that [`Profile::time_us`] times.
 pub const TIMED_ROUNDS: usize = 5;
 
 fn median(mut values: Vec<f64>) -> f64 {

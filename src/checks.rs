@@ -231,7 +231,8 @@ impl<B: Backend> Still<B> {
 fn policy_name(policy: Policy) -> String {
     match policy {
         Policy::Dense => "dense".to_owned(),
-        Policy::Dms(Dms { window, shift }) => format!("dms {window} {shift:?}").to_lowercase(),
+        Policy::Dms(Dms { window, shift, .. }) => format!("dms {window} {shift:?}").to_lowercase(),
+        Policy::Window(window) => format!("window {}", window.budget),
     }
 }
 

@@ -1,51 +1,43 @@
-//! Which slots live: the placement rule of each policy, as pure per-head code. Every backend's
-//! `place` op must agree with it slot for slot.
+//! Which slots of a lane live: one file per policy, pure per-head code. Every backend's `place` and `attend` must agree with
+//! it slot for slot.
 //!
-//! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without
-//! holes: a token either appends a slot or overwrites one.
+//! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without holes: a token either
+//! appends a slot or overwrites one. Policies that drop anything are described by a rule, [`Dms`]; a policy whose rule is of
+//! another kind gets its own file and an arm in each function of [`Policy`].
 
-/// Where the incoming token of a lane goes.
+mod dense;
+mod dms;
+mod window;
+
+pub use dms::{Dms, Shift};
+pub use window::{SINKS, Window};
+
+/// Slot of an incoming token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     Append,
     Overwrite(usize),
 }
 
-/// How a model decides what to forget, fixed when it is loaded.
+/// Policy of a cache, fixed when a model is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Nothing is ever dropped.
     Dense,
     Dms(Dms),
+    Window(Window),
 }
 
-/// Dynamic Memory Sparsification (arXiv 2506.05345): delayed eviction with a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dms {
-    /// W: a marked token stays visible to the W tokens after it.
-    pub window: usize,
-    pub shift: Shift,
-}
-
-/// Whose mark a decision is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shift {
-    /// The decision computed at token t marks token t (dms_metadata.json checkpoints).
-    Same,
-    /// The decision computed at token t+1 marks token t (NVIDIA's checkpoints, adapters).
-    Previous,
-}
-
-impl Dms {
-    /// Slots that hold the newest token and the W before it.
-    pub fn ring_len(&self) -> usize {
-        self.window + 1
-    }
-
-    /// Whether the key at `key` is visible to the query at `query` (`key <= query`).
-    pub fn visible(&self, query: usize, key: usize, marked: bool, eviction: bool) -> bool {
-        !eviction || !marked || query - key <= self.window
-    }
+/// What a policy reads and writes of one lane.
+pub trait LaneSlots {
+    fn meta(&self, slot: usize) -> SlotMeta;
+    /// Writes to a slot, whose page becomes the lane's own first.
+    fn set_meta(&mut self, slot: usize, meta: SlotMeta);
+    /// Slot in an entry of the ring of newest tokens.
+    fn ring(&self, entry: usize) -> usize;
+    fn set_ring(&mut self, entry: usize, slot: usize);
+    /// A new slot behind the last one.
+    fn append(&mut self) -> usize;
 }
 
 impl Policy {
@@ -53,39 +45,49 @@ impl Policy {
         match self {
             Policy::Dense => "dense",
             Policy::Dms(_) => "dms",
+            Policy::Window(_) => "window",
         }
     }
 
-    pub fn dms(&self) -> Option<Dms> {
+    /// The rule by which tokens are marked and dropped; `None` where nothing is.
+    pub fn rule(&self) -> Option<Dms> {
         match self {
             Policy::Dense => None,
-            Policy::Dms(d) => Some(*d),
+            Policy::Dms(rule) => Some(*rule),
+            Policy::Window(window) => Some(window.rule()),
         }
     }
 
-    /// Most pages of a lane that `n` tokens write to, of those it has: the newest token's mark, and one
-    /// overwritten slot or the page appended to, each.
-    pub fn most_written(&self, n: usize) -> usize {
-        self.dms().map_or(1, |d| n.min(d.ring_len()) + 1)
+    /// The decision of every token, where it is not the model's.
+    pub fn constant_decision(&self) -> Option<f32> {
+        match self {
+            Policy::Window(_) => Some(Window::DECISION),
+            Policy::Dense | Policy::Dms(_) => None,
+        }
     }
 
-    /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 without a window.
+    /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 where the policy needs none.
     pub fn ring_len(&self) -> usize {
-        self.dms().map_or(0, |d| d.ring_len())
+        self.rule().map_or(0, |rule| rule.ring_len())
     }
 
-    /// Placement of the incoming token, given the slot and mark of the token that leaves the
-    /// window with its arrival (absent while the window is not full).
-    pub fn place(&self, leaving: Option<(usize, bool)>, eviction: bool) -> Placement {
-        match (self, leaving) {
-            (Policy::Dms(_), Some((slot, true))) if eviction => Placement::Overwrite(slot),
-            _ => Placement::Append,
+    /// Most existing pages of a lane that `n` tokens write to: the page of the newest token's mark, and for each token one
+    /// overwritten slot or the page appended to.
+    pub fn most_written(&self, n: usize) -> usize {
+        self.rule().map_or(1, |rule| n.min(rule.ring_len()) + 1)
+    }
+
+    /// Stores token `n` of a lane and returns where. Sequential form, and thereby the definition, of `Backend::place`.
+    pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
+        match self.rule() {
+            Some(rule) => rule.store(lane, n, decision, eviction),
+            None => (dense::store(lane, n), Placement::Append),
         }
     }
 }
 
-/// A slot's i32: the token's position and whether it is marked. Kept beside K and V because
-/// prefill masks, compaction and the panel read it.
+/// A slot's i32: the token's position and whether it is marked. It is stored beside K and V, because prefill masks,
+/// compaction and the panel read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotMeta(pub i32);
 

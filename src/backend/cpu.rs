@@ -10,8 +10,8 @@ mod simd;
 mod team;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepResult, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
+    Span, StepResult, seen_words,
 };
 use crate::codec::Codec;
 use crate::policy::SlotMeta;
@@ -123,16 +123,18 @@ fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
     Ok(v)
 }
 
+impl Profile for Cpu {
+    fn describe(&self) -> String {
+        let threads = self.threads();
+        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.level.name())
+    }
+}
+
 impl Backend for Cpu {
     type Buf<T: Plain> = Vec<T>;
     type Acts = Acts;
     type Weight = Weight;
     type Pool = Pool;
-
-    fn describe(&self) -> String {
-        let threads = self.threads();
-        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.level.name())
-    }
 
     fn alloc<T: Plain>(&self, len: usize) -> Result<Vec<T>, OutOfMemory> {
         zeroed(len)
@@ -228,27 +230,40 @@ impl Backend for Cpu {
         }
     }
 
-    fn attention(
+    fn qkv_rope(
         &self,
-        out: &mut Acts,
         qkv: &mut Acts,
         decisions: &mut Vec<f32>,
         kv: &mut KvTables<Self>,
-        layer: usize,
         spans: &[Span],
         rope: &QkvRope<'_, Self>,
     ) {
         rope::qkv_rope(self, qkv, decisions, &kv.seq_len, spans, &kv.geometry, rope);
         self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
+    }
+
+    fn attend(
+        &self,
+        out: &mut Acts,
+        qkv: &Acts,
+        decisions: &Vec<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    ) {
         attention::attend(self, out, qkv, decisions, kv, layer, spans);
+    }
+
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Vec<f32>, layer: usize, spans: &[Span]) {
         kv::place(kv, decisions, layer, spans);
+    }
+
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
         kv::store(kv, qkv, layer, spans);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
-        for span in spans {
-            kv.seq_len[span.seq] += span.len as i32;
-        }
+        kv::advance(kv, spans);
     }
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {

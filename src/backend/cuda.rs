@@ -23,8 +23,8 @@ mod spans;
 mod tiles;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
+    Span, StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
@@ -170,10 +170,6 @@ impl Backend for Cuda {
     type Weight = Weight;
     type Pool = Pool;
 
-    fn describe(&self) -> String {
-        self.driver.name.clone()
-    }
-
     fn alloc<T: Plain>(&self, len: usize) -> Result<Buf<T>, OutOfMemory> {
         Buf::new(&self.driver, len)
     }
@@ -309,6 +305,37 @@ impl Backend for Cuda {
         self.driver.launch(Kernel::Decide, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
+    fn qkv_rope(
+        &self,
+        qkv: &mut Acts,
+        decisions: &mut Buf<f32>,
+        kv: &mut KvTables<Self>,
+        spans: &[Span],
+        rope: &QkvRope<'_, Self>,
+    ) {
+        kv::qkv_rope(self, qkv, decisions, kv, spans, rope);
+    }
+
+    fn attend(
+        &self,
+        out: &mut Acts,
+        qkv: &Acts,
+        decisions: &Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    ) {
+        kv::attend(self, out, qkv, decisions, kv, layer, spans);
+    }
+
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+        kv::place(self, kv, decisions, layer, spans);
+    }
+
+    fn store(&self, kv: &mut KvTables<Self>, _qkv: &Acts, layer: usize, spans: &[Span]) {
+        kv::store(self, kv, layer, spans);
+    }
+
     fn attention(
         &self,
         out: &mut Acts,
@@ -319,7 +346,13 @@ impl Backend for Cuda {
         spans: &[Span],
         rope: &QkvRope<'_, Self>,
     ) {
-        kv::attention(self, out, qkv, decisions, kv, layer, spans, rope);
+        if spans.iter().all(|s| s.len == 1) {
+            return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
+        }
+        self.qkv_rope(qkv, decisions, kv, spans, rope);
+        self.attend(out, qkv, decisions, kv, layer, spans);
+        self.place(kv, decisions, layer, spans);
+        self.store(kv, qkv, layer, spans);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {
@@ -426,8 +459,14 @@ impl Backend for Cuda {
             ops(self);
         }
     }
+}
 
-    fn recorded(&self) -> usize {
+impl Profile for Cuda {
+    fn describe(&self) -> String {
+        self.driver.name.clone()
+    }
+
+    fn captured_steps(&self) -> usize {
         self.graphs.count()
     }
 
@@ -439,7 +478,7 @@ impl Backend for Cuda {
         self.graphs.notice()
     }
 
-    fn wait(&self) {
+    fn synchronize(&self) {
         self.driver.wait();
     }
 
@@ -464,7 +503,7 @@ impl Backend for Cuda {
         median(timed.collect())
     }
 
-    fn rehearse<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
+    fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
         // What it keeps of its own accord has to be made in earnest.
         let (spans, sampling) = (self.spans.take(), self.sampling.take());
         let bytes = self.driver.rehearse(make);

@@ -148,7 +148,7 @@ fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
             runner.feed(seq, step)?;
         }
     }
-    runner.wait();
+    runner.synchronize();
     let prefill = start.elapsed();
     let mut tokens: Vec<Token> = prompts.iter().filter_map(|p| p.last().copied()).collect();
     tokens = step(runner, case, &seqs, &tokens)?;

@@ -153,6 +153,7 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
         rule: Dms {
             window: config.opt_size_to("dms_window_size", bounds::CONTEXT)?.unwrap_or(512),
             shift: Shift::Previous,
+            sinks: 0,
         },
         alpha_scale: config.opt_f32("dms_alpha_scale")?.unwrap_or(100.0),
         alpha_offset: config.opt_f32("dms_initial_alpha_offset")?.unwrap_or(5.0),
@@ -166,7 +167,11 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
 fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
     Ok(DmsConfig {
         variant: DmsVariant::Borrowed,
-        rule: Dms { window: metadata.opt_size_to("window_size", bounds::CONTEXT)?.unwrap_or(256), shift: Shift::Same },
+        rule: Dms {
+            window: metadata.opt_size_to("window_size", bounds::CONTEXT)?.unwrap_or(256),
+            shift: Shift::Same,
+            sinks: 0,
+        },
         alpha_scale: metadata.opt_f32("alpha_scale")?.unwrap_or(100.0),
         alpha_offset: metadata.opt_f32("alpha_offset")?.unwrap_or(5.0),
         per_layer: false,

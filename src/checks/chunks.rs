@@ -24,7 +24,7 @@ pub struct Chunks {
 
 /// Every group, with head sizes, policies and codecs in turn.
 pub fn all() -> Vec<Chunks> {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense];
     let case = |group: usize| Chunks {
         policy: policies[group % 4],

@@ -31,7 +31,7 @@ pub struct History {
 }
 
 fn policies() -> [Policy; 6] {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     [
         Policy::Dense,
         dms(5, Shift::Previous),
@@ -62,7 +62,7 @@ pub fn long() -> Vec<History> {
 
 /// Chunks of hundreds of tokens, under windows shorter and longer than a block of threads.
 pub fn wide() -> Vec<History> {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
     let case = |(i, policy): (usize, Policy)| {
         let codec = [Codec::Bf16, Codec::Fp8][i % 2];

@@ -274,7 +274,9 @@ impl<B: Backend> Table<'_, B> {
             page_slots: PAGE_SLOTS,
             max_pages: 0,
             codec,
-            policy: Policy::Dms(c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous }, |d| d.rule)),
+            policy: Policy::Dms(
+                c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0 }, |d| d.rule),
+            ),
         };
         // Every launch of a recording adds a token to each lane.
         let more = if decode { 8 * calls.div_ceil(n_layers) } else { len };

@@ -106,7 +106,7 @@ fn trace<B: Backend>(
             trace.slots.push(runner.cache.slot_metas(runner.backend(), seq, layer, head));
         }
     }
-    Ok((trace, runner.backend().recorded(), runner.backend().notice()))
+    Ok((trace, runner.backend().captured_steps(), runner.backend().notice()))
 }
 
 fn finding(name: String, got: &Trace, plain: &Trace, notice: Option<String>, started: Instant) -> Finding {

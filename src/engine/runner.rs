@@ -115,7 +115,7 @@ impl<B: Backend> Parts<B> {
 /// Bytes of device memory that a model takes beside its weights and pages: told before loading by the very
 /// allocations that loading makes. Absent where memory is the host's.
 pub fn workspace_bytes<B: Backend>(b: &B, checkpoint: &Checkpoint, options: &EngineOptions) -> Option<u64> {
-    let all = b.rehearse(|| Parts::new(b, checkpoint, options, |_, _| true))?;
+    let all = b.dry_run_bytes(|| Parts::new(b, checkpoint, options, |_, _| true))?;
     Some(all.saturating_sub(checkpoint.weight_bytes))
 }
 
@@ -234,8 +234,8 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Returns when the steps fed so far are done, for whoever measures them.
-    pub fn wait(&self) {
-        self.b.wait();
+    pub fn synchronize(&self) {
+        self.b.synchronize();
     }
 
     /// How long the host has waited for the last decode step; the rest of its time was the host's work.

@@ -248,7 +248,7 @@ impl<'a, B: Backend> Worker<'a, B> {
             match self.active.feed(&mut self.runner, &tokens[..n]) {
                 Ok(()) => {
                     if n > 1 {
-                        self.runner.wait();
+                        self.runner.synchronize();
                         self.sizer.observe(n, started.elapsed());
                     }
                     return Ok(n);
@@ -504,7 +504,7 @@ fn model_info<B: Backend>(
         device: runner.backend().describe(),
         codec: options.codec.name().to_owned(),
         policy: g.policy.name().to_owned(),
-        window: g.policy.dms().map(|d| d.window),
+        window: g.policy.rule().map(|rule| rule.window),
         dms: match c.dms.as_ref().map(|d| d.variant) {
             None => "none",
             Some(DmsVariant::Borrowed) => "borrowed",

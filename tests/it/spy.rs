@@ -4,8 +4,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, QkvRope, SampleArgs, Span,
-    StepKind, StepResult,
+    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
+    Span, StepKind, StepResult,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, Token};
@@ -76,6 +76,8 @@ impl Spy {
             seq_len: kv.seq_len.take(),
             eviction: kv.eviction.take(),
             slots: kv.slots.take(),
+            reads: kv.reads.take(),
+            peak: kv.peak.take(),
         };
         let result = op(&mut own);
         kv.pool.replace(Some(own.pool));
@@ -85,6 +87,8 @@ impl Spy {
         kv.seq_len.replace(own.seq_len);
         kv.eviction.replace(own.eviction);
         kv.slots.replace(own.slots);
+        kv.reads.replace(own.reads);
+        kv.peak.replace(own.peak);
         result
     }
 
@@ -107,15 +111,17 @@ fn changed<T>(buf: &Buf<T>) -> RefMut<'_, Vec<T>> {
     buf.borrow_mut()
 }
 
+impl Profile for Spy {
+    fn describe(&self) -> String {
+        self.cpu.describe()
+    }
+}
+
 impl Backend for Spy {
     type Buf<T: Plain> = Buf<T>;
     type Acts = Acts;
     type Weight = Weight;
     type Pool = RefCell<Option<<Cpu as Backend>::Pool>>;
-
-    fn describe(&self) -> String {
-        self.cpu.describe()
-    }
 
     fn alloc<T: Plain>(&self, len: usize) -> Result<Buf<T>, OutOfMemory> {
         self.watch.count("alloc");
@@ -215,13 +221,11 @@ impl Backend for Spy {
         self.cpu.adapter_decisions(&mut changed(decisions), x, scratch, raw, &head, n);
     }
 
-    fn attention(
+    fn qkv_rope(
         &self,
-        out: &mut Acts,
         qkv: &mut Acts,
         decisions: &mut Buf<f32>,
         kv: &mut KvTables<Self>,
-        layer: usize,
         spans: &[Span],
         rope: &QkvRope<'_, Self>,
     ) {
@@ -234,7 +238,27 @@ impl Backend for Spy {
             rope_scale: rope.rope_scale,
             borrowed: rope.borrowed,
         };
-        self.lent(kv, |kv| self.cpu.attention(out, qkv, &mut changed(decisions), kv, layer, spans, &rope));
+        self.lent(kv, |kv| self.cpu.qkv_rope(qkv, &mut changed(decisions), kv, spans, &rope));
+    }
+
+    fn attend(
+        &self,
+        out: &mut Acts,
+        qkv: &Acts,
+        decisions: &Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    ) {
+        self.lent(kv, |kv| self.cpu.attend(out, qkv, &decisions.borrow(), kv, layer, spans));
+    }
+
+    fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+        self.lent(kv, |kv| self.cpu.place(kv, &decisions.borrow(), layer, spans));
+    }
+
+    fn store(&self, kv: &mut KvTables<Self>, qkv: &Acts, layer: usize, spans: &[Span]) {
+        self.lent(kv, |kv| self.cpu.store(kv, qkv, layer, spans));
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -14,14 +14,13 @@ mod softmax;
 #[cfg(test)]
 mod tests;
 
-use super::super::{KvGeometry, KvTables, Span};
-use super::kv::PageLayout;
+use super::super::{KvGeometry, KvTables, PageLayout, Span};
 use super::simd::dots::{Rows, dots, fetch, widen};
 use super::simd::{Format, Level, maths, matmul};
 use super::team::Tile;
 use super::{Acts, Cpu};
 use crate::codec::Codec;
-use crate::policy::{Policy, Shift};
+use crate::policy::{Dms, SlotMeta};
 use softmax::Softmax;
 use std::ops::Range;
 
@@ -97,7 +96,7 @@ pub(super) fn attend(
 ) {
     let g = &kv.geometry;
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
-    let call = Call { level: cpu.level, qkv, decisions, kv, geometry: g, layout: PageLayout::new(g), layer, spans };
+    let call = Call { level: cpu.level, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans };
     let mut plan = cpu.plan();
     plan.fill(kv, layer, spans, cpu.threads());
     let rows = plan.groups.iter().map(|g| g.tokens.len() * group).max().unwrap_or(0);
@@ -194,30 +193,27 @@ impl Call<'_> {
         self.kv.seq_len[span.seq] as usize
     }
 
-    /// The window beyond which marked keys are not seen, where eviction is on.
-    fn window(&self, span: &Span) -> Option<usize> {
-        let on = self.kv.eviction[span.seq] != 0;
-        self.geometry.policy.dms().filter(|_| on).map(|p| p.window)
+    /// The rule that hides keys from queries, where eviction is on.
+    fn rule(&self, span: &Span) -> Option<Dms> {
+        self.geometry.policy.rule().filter(|_| self.kv.eviction[span.seq] != 0)
     }
 
-    fn decided(&self, span: &Span, token: usize, head: usize) -> bool {
-        self.decisions[(span.start + token) * self.geometry.n_kv_heads + head] > 0.0
+    /// Decision of a token of the step; `None` behind its last one.
+    fn decision(&self, span: &Span, token: usize, head: usize) -> Option<f32> {
+        let at = (span.start + token) * self.geometry.n_kv_heads + head;
+        (token < span.len).then(|| self.decisions[at])
     }
 
-    /// The mark of a token of the step.
-    fn own_mark(&self, span: &Span, token: usize, head: usize) -> bool {
-        match self.geometry.policy {
-            Policy::Dense => false,
-            Policy::Dms(p) if p.shift == Shift::Same => self.decided(span, token, head),
-            Policy::Dms(_) => token + 1 < span.len && self.decided(span, token + 1, head),
-        }
+    /// Mark of a token of the step.
+    fn own_mark(&self, rule: &Dms, span: &Span, token: usize, head: usize) -> bool {
+        rule.own_mark(self.base(span), token, |i| self.decision(span, i, head))
     }
 
-    /// The newest stored token, where the step's first decision is its mark, and that mark.
-    fn newest(&self, span: &Span, head: usize) -> Option<(usize, bool)> {
-        let previous = self.geometry.policy.dms().is_some_and(|p| p.shift == Shift::Previous);
-        let position = self.base(span).checked_sub(1)?;
-        previous.then(|| (position, self.decided(span, 0, head)))
+    /// Mark of a stored token: in its slot, but for the one that the step's first decision marks.
+    fn stored_mark(&self, rule: &Dms, span: &Span, head: usize, meta: SlotMeta) -> bool {
+        meta.marked()
+            || (rule.marked_by_first(self.base(span)) == Some(meta.position())
+                && self.decision(span, 0, head).is_some_and(|d| rule.marks(meta.position(), d)))
     }
 
     fn page(&self, span: &Span, head: usize, slot: usize) -> &[u8] {
@@ -238,6 +234,7 @@ impl Call<'_> {
             Codec::F32 => Format::F32,
             Codec::Bf16 => Format::Bf16,
             Codec::Fp8 => Format::Fp8,
+            Codec::Int8 => Format::Int8,
         }
     }
 }
@@ -282,7 +279,7 @@ fn absorb_pages(
         let keys = stored(k_rows(start), taken.len()).then(next);
         dots(level, keys, queries, &mut Tile::new(scores, rows, n).narrow(taken.clone()));
         if layout.has_scale() {
-            let (scales, _) = layout.all_scales(page(start));
+            let [scales, _] = layout.all_scales(page(start));
             for scores in scores.chunks_exact_mut(n) {
                 maths::mul(level, &mut scores[taken.clone()], &scales[..taken.len()]);
             }
@@ -294,7 +291,7 @@ fn absorb_pages(
         let (next, at) = (start + page_slots, start - slots.start);
         let taken = at..n.min(at + page_slots);
         if layout.has_scale() {
-            let (_, scales) = layout.all_scales(page(start));
+            let [_, scales] = layout.all_scales(page(start));
             for weights in scores.chunks_exact_mut(n) {
                 maths::mul(level, &mut weights[taken.clone()], &scales[..taken.len()]);
             }
@@ -313,21 +310,17 @@ fn absorb_pages(
 /// hides from each row.
 fn hide_evicted(call: &Call<'_>, group: &Group, page: &[u8], taken: Range<usize>, n: usize, scores: &mut [f32]) {
     let span = &call.spans[group.span];
-    let Some(window) = call.window(span) else { return };
-    let (newest, base) = (call.newest(span, group.head), call.base(span));
+    let Some(rule) = call.rule(span) else { return };
+    let base = call.base(span);
     let q_heads = scores.len() / n / group.tokens.len();
-    let first_seen = |token: usize| (base + token).saturating_sub(window);
-    for (slot, meta) in taken.clone().zip(call.layout.metas(page, taken.len())) {
-        let marked = match newest {
-            Some((newest, mark)) if meta.position() == newest => mark,
-            _ => meta.marked(),
-        };
-        if !marked || meta.position() >= first_seen(group.tokens.start) && group.tokens.len() == 1 {
+    for (row, column) in taken.enumerate() {
+        let meta = call.layout.meta(page, row);
+        if !call.stored_mark(&rule, span, group.head, meta) {
             continue;
         }
         for (token, scores) in group.tokens.clone().zip(scores.chunks_exact_mut(q_heads * n)) {
-            if meta.position() < first_seen(token) {
-                scores.iter_mut().skip(slot).step_by(n).for_each(|s| *s = f32::NEG_INFINITY);
+            if !rule.visible(base + token, meta.position(), true) {
+                scores.iter_mut().skip(column).step_by(n).for_each(|s| *s = f32::NEG_INFINITY);
             }
         }
     }
@@ -337,7 +330,7 @@ fn hide_evicted(call: &Call<'_>, group: &Group, page: &[u8], taken: Range<usize>
 fn absorb_own(call: &Call<'_>, group: &Group, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
     let (d, level, rows, n) = (call.geometry.head_dim, call.level, softmax.rows(), group.tokens.end);
     let span = &call.spans[group.span];
-    let q_heads = rows / group.tokens.len();
+    let (q_heads, rule) = (rows / group.tokens.len(), call.rule(span));
     let Scratch { queries, keys, values, scores, .. } = scratch;
     keys.resize(n * d, 0.0);
     values.resize(n * d, 0.0);
@@ -351,8 +344,8 @@ fn absorb_own(call: &Call<'_>, group: &Group, softmax: &mut Softmax<'_>, scratch
     for (r, scores) in scores.chunks_exact_mut(n).enumerate() {
         let query = group.tokens.start + r / q_heads;
         for (t, score) in scores.iter_mut().enumerate() {
-            let gone = call.window(span).is_some_and(|w| t + w < query && call.own_mark(span, t, group.head));
-            if t > query || gone {
+            let hidden = |rule: &Dms| !rule.visible(query, t, call.own_mark(rule, span, t, group.head));
+            if t > query || rule.as_ref().is_some_and(hidden) {
                 *score = f32::NEG_INFINITY;
             }
         }
@@ -366,7 +359,7 @@ fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'
     let (g, layout) = (call.geometry, call.layout);
     let (d, page_slots) = (g.head_dim, g.page_slots);
     let span = &call.spans[group.span];
-    let (base, window) = (call.base(span), call.window(span));
+    let (base, rule) = (call.base(span), call.rule(span));
     scratch.keys.resize(BLOCK_KEYS * d, 0.0);
     scratch.values.resize(BLOCK_KEYS * d, 0.0);
     scratch.seen_by.clear();
@@ -375,26 +368,21 @@ fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'
     // The tokens of the group that see a key; empty where it is hidden from all.
     let seen_by = |position: usize, marked: bool| {
         let from = position.saturating_sub(first).min(n_tokens);
-        let to = match window {
-            Some(window) if marked => (position + window + 1).saturating_sub(first).min(n_tokens),
-            _ => n_tokens,
-        };
+        let last = rule.filter(|_| marked).map(|rule| rule.last_to_see(position));
+        let to = last.map_or(n_tokens, |last| (last + 1).saturating_sub(first).min(n_tokens));
         (from as u32, to.max(from) as u32)
     };
-    let newest = call.newest(span, group.head);
     for start in part.slots.clone().step_by(page_slots) {
         let page = call.page(span, group.head, start);
         let n = page_slots.min(part.slots.end - start);
-        for (row, meta) in layout.metas(page, n).enumerate() {
-            let marked = match newest {
-                Some((newest, mark)) if meta.position() == newest => mark,
-                _ => meta.marked(),
-            };
+        for row in 0..n {
+            let meta = layout.meta(page, row);
+            let marked = rule.is_some_and(|rule| call.stored_mark(&rule, span, group.head, meta));
             let seen = seen_by(meta.position(), marked);
             if seen.0 == seen.1 {
                 continue;
             }
-            let (at, (k_scale, v_scale)) = (scratch.seen_by.len() * d, layout.scales(page, row));
+            let (at, [k_scale, v_scale]) = (scratch.seen_by.len() * d, layout.scales(page, row));
             widen(call.level, &page[layout.k(row)], call.format(), k_scale, &mut scratch.keys[at..at + d]);
             widen(call.level, &page[layout.v(row)], call.format(), v_scale, &mut scratch.values[at..at + d]);
             scratch.seen_by.push(seen);
@@ -405,7 +393,8 @@ fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'
     }
     if part.own {
         for token in 0..group.tokens.end {
-            let seen = seen_by(base + token, window.is_some() && call.own_mark(span, token, group.head));
+            let marked = rule.is_some_and(|rule| call.own_mark(&rule, span, token, group.head));
+            let seen = seen_by(base + token, marked);
             if seen.0 == seen.1 {
                 continue;
             }

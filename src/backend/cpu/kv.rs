@@ -1,96 +1,13 @@
-//! Placement, storing and bookkeeping of slots on the CPU, token after token: the reference for
-//! parallel forms of the same.
+//! Slot assignment, storing and bookkeeping of slots on the CPU, token after token: the reference for parallel forms of the
+//! same.
 
-use super::super::{KvGeometry, KvTables, Span};
+use super::super::{KvTables, PageLayout, Span};
 use super::{Acts, Cpu};
-use crate::policy::{Placement, Policy, Shift, SlotMeta};
-use std::ops::Range;
-
-/// Where the parts of a page lie, in bytes.
-#[derive(Clone, Copy)]
-pub(super) struct PageLayout {
-    pub row_bytes: usize,
-    page_slots: usize,
-    has_scale: bool,
-}
-
-impl PageLayout {
-    pub fn new(g: &KvGeometry) -> Self {
-        Self { row_bytes: g.codec.row_bytes(g.head_dim), page_slots: g.page_slots, has_scale: g.codec.has_scale() }
-    }
-
-    /// All K rows of a page.
-    pub fn k_rows(&self) -> Range<usize> {
-        0..self.page_slots * self.row_bytes
-    }
-
-    pub fn v_rows(&self) -> Range<usize> {
-        let len = self.page_slots * self.row_bytes;
-        len..2 * len
-    }
-
-    pub fn k(&self, row: usize) -> Range<usize> {
-        row * self.row_bytes..(row + 1) * self.row_bytes
-    }
-
-    pub fn v(&self, row: usize) -> Range<usize> {
-        let at = (self.page_slots + row) * self.row_bytes;
-        at..at + self.row_bytes
-    }
-
-    fn k_scale(&self, row: usize) -> Range<usize> {
-        let at = 2 * self.page_slots * self.row_bytes + 4 * row;
-        at..at + 4
-    }
-
-    fn v_scale(&self, row: usize) -> Range<usize> {
-        let at = self.k_scale(row).start + 4 * self.page_slots;
-        at..at + 4
-    }
-
-    pub fn scales(&self, page: &[u8], row: usize) -> (f32, f32) {
-        if !self.has_scale {
-            return (1.0, 1.0);
-        }
-        let at = |r: Range<usize>| f32::from_le_bytes(page[r].try_into().expect("four bytes"));
-        (at(self.k_scale(row)), at(self.v_scale(row)))
-    }
-
-    pub fn has_scale(&self) -> bool {
-        self.has_scale
-    }
-
-    /// Scales of all K rows and of all V rows.
-    pub fn all_scales<'a>(&self, page: &'a [u8]) -> (&'a [f32], &'a [f32]) {
-        let at = self.k_scale(0).start;
-        bytemuck::cast_slice(&page[at..at + 8 * self.page_slots]).split_at(self.page_slots)
-    }
-
-    /// Metadata of the first `n` rows.
-    pub fn metas<'a>(&self, page: &'a [u8], n: usize) -> impl Iterator<Item = SlotMeta> + use<'a> {
-        let at = self.meta_range(0).start;
-        page[at..at + 4 * n].chunks_exact(4).map(|c| SlotMeta(i32::from_le_bytes([c[0], c[1], c[2], c[3]])))
-    }
-
-    fn meta_range(&self, row: usize) -> Range<usize> {
-        let scales = if self.has_scale { 8 * self.page_slots } else { 0 };
-        let at = 2 * self.page_slots * self.row_bytes + scales + 4 * row;
-        at..at + 4
-    }
-
-    pub fn meta(&self, page: &[u8], row: usize) -> SlotMeta {
-        SlotMeta(i32::from_le_bytes(page[self.meta_range(row)].try_into().expect("four bytes")))
-    }
-
-    fn set_meta(&self, page: &mut [u8], row: usize, meta: SlotMeta) {
-        page[self.meta_range(row)].copy_from_slice(&meta.0.to_le_bytes());
-    }
-}
+use crate::policy::{LaneSlots, Placement, SlotMeta};
 
 /// One lane's part of the tables, with the pool it takes pages from.
 struct Lane<'a> {
     layout: PageLayout,
-    page_slots: usize,
     pages: &'a mut [i32],
     live: &'a mut i32,
     ring: &'a mut [i32],
@@ -102,8 +19,7 @@ impl<'a> Lane<'a> {
         let g = &kv.geometry;
         let (row, ring_len) = (g.row(layer, seq, head), g.policy.ring_len());
         Self {
-            layout: PageLayout::new(g),
-            page_slots: g.page_slots,
+            layout: g.page(),
             pages: &mut kv.page_table[row * g.max_pages..(row + 1) * g.max_pages],
             live: &mut kv.live[row],
             ring: &mut kv.ring[row * ring_len..(row + 1) * ring_len],
@@ -111,97 +27,78 @@ impl<'a> Lane<'a> {
         }
     }
 
-    fn meta(&self, slot: usize) -> SlotMeta {
-        self.layout.meta(self.pool.page(self.pages[slot / self.page_slots]), slot % self.page_slots)
-    }
-
     /// The page of `slot`, fit to be written: never one that another sequence holds too.
     fn own_page(&mut self, slot: usize) -> &mut [u8] {
-        let entry = &mut self.pages[slot / self.page_slots];
+        let entry = &mut self.pages[slot / self.layout.page_slots];
         *entry = self.pool.make_unique(*entry);
         self.pool.page_mut(*entry)
     }
 
-    fn set_meta(&mut self, slot: usize, meta: SlotMeta) {
-        let (layout, row) = (self.layout, slot % self.page_slots);
-        layout.set_meta(self.own_page(slot), row, meta);
-    }
-
-    fn append(&mut self) -> usize {
-        let slot = *self.live as usize;
-        if slot.is_multiple_of(self.page_slots) {
-            self.pages[slot / self.page_slots] = self.pool.take();
-        }
-        *self.live += 1;
-        slot
-    }
-
     fn held_pages(&self) -> usize {
-        (*self.live as usize).div_ceil(self.page_slots)
+        (*self.live as usize).div_ceil(self.layout.page_slots)
     }
 
     fn clear(&mut self) {
-        for entry in &mut self.pages[..(*self.live as usize).div_ceil(self.page_slots)] {
+        for entry in &mut self.pages[..(*self.live as usize).div_ceil(self.layout.page_slots)] {
             self.pool.release(std::mem::replace(entry, -1));
         }
         *self.live = 0;
     }
 }
 
+impl LaneSlots for Lane<'_> {
+    fn meta(&self, slot: usize) -> SlotMeta {
+        let p = self.layout.page_slots;
+        self.layout.meta(self.pool.page(self.pages[slot / p]), slot % p)
+    }
+
+    fn set_meta(&mut self, slot: usize, meta: SlotMeta) {
+        let layout = self.layout;
+        layout.set_meta(self.own_page(slot), slot % layout.page_slots, meta);
+    }
+
+    fn ring(&self, entry: usize) -> usize {
+        self.ring[entry] as usize
+    }
+
+    fn set_ring(&mut self, entry: usize, slot: usize) {
+        self.ring[entry] = slot as i32;
+    }
+
+    fn append(&mut self) -> usize {
+        let slot = *self.live as usize;
+        if slot.is_multiple_of(self.layout.page_slots) {
+            self.pages[slot / self.layout.page_slots] = self.pool.take();
+        }
+        *self.live += 1;
+        slot
+    }
+}
+
 pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spans: &[Span]) {
-    let heads = kv.geometry.n_kv_heads;
+    let (heads, policy) = (kv.geometry.n_kv_heads, kv.geometry.policy);
     let mut slots = std::mem::take(&mut kv.slots);
     for span in spans {
+        let (base, eviction) = (kv.seq_len[span.seq] as usize, kv.eviction[span.seq] != 0);
         for head in 0..heads {
-            place_lane(kv, &mut slots, decisions, layer, span, head);
+            let mut lane = Lane::of(kv, layer, span.seq, head);
+            for i in 0..span.len {
+                let at = (span.start + i) * heads + head;
+                let (slot, placement) = policy.store(&mut lane, base + i, decisions[at], eviction);
+                // The slot's last token was one of this very step: it is superseded before it is stored.
+                if let (Placement::Overwrite(_), Some(leaving)) = (placement, i.checked_sub(policy.ring_len())) {
+                    slots[(span.start + leaving) * heads + head] = -1;
+                }
+                slots[at] = slot as i32;
+            }
         }
     }
     kv.slots = slots;
 }
 
-fn place_lane(kv: &mut KvTables<Cpu>, slots: &mut [i32], decisions: &[f32], layer: usize, span: &Span, head: usize) {
-    let (policy, heads) = (kv.geometry.policy, kv.geometry.n_kv_heads);
-    let base = kv.seq_len[span.seq] as usize;
-    let eviction = kv.eviction[span.seq] != 0;
-    let mut lane = Lane::of(kv, layer, span.seq, head);
-    for i in 0..span.len {
-        let (n, at) = (base + i, (span.start + i) * heads + head);
-        let Policy::Dms(dms) = policy else {
-            let slot = lane.append();
-            lane.set_meta(slot, SlotMeta::new(n, false));
-            slots[at] = slot as i32;
-            continue;
-        };
-        let ring_len = dms.ring_len();
-        let marks = decisions[at] > 0.0;
-        if dms.shift == Shift::Previous && marks && n > 0 {
-            let previous = lane.ring[(n - 1) % ring_len] as usize;
-            let meta = lane.meta(previous).mark();
-            lane.set_meta(previous, meta);
-        }
-        let leaving = (n >= ring_len).then(|| {
-            let slot = lane.ring[n % ring_len] as usize;
-            (slot, lane.meta(slot).marked())
-        });
-        let slot = match policy.place(leaving, eviction) {
-            Placement::Append => lane.append(),
-            Placement::Overwrite(slot) => {
-                // A token of this very step that held the slot is superseded before it is stored.
-                if i >= ring_len {
-                    slots[(span.start + i - ring_len) * heads + head] = -1;
-                }
-                slot
-            }
-        };
-        lane.set_meta(slot, SlotMeta::new(n, dms.shift == Shift::Same && marks));
-        lane.ring[n % ring_len] = slot as i32;
-        slots[at] = slot as i32;
-    }
-}
-
 pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[Span]) {
     let g = kv.geometry;
-    let (layout, d, heads) = (PageLayout::new(&g), g.head_dim, g.n_kv_heads);
+    let (layout, d, heads) = (g.page(), g.head_dim, g.n_kv_heads);
     for span in spans {
         for i in span.start..span.start + span.len {
             let (k, v) = qkv.row(i)[g.n_q_heads * d..].split_at(heads * d);
@@ -216,10 +113,7 @@ pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[S
                 let range = head * d..(head + 1) * d;
                 let k_scale = g.codec.encode(&k[range.clone()], &mut page[layout.k(row)]);
                 let v_scale = g.codec.encode(&v[range], &mut page[layout.v(row)]);
-                if layout.has_scale {
-                    page[layout.k_scale(row)].copy_from_slice(&k_scale.to_le_bytes());
-                    page[layout.v_scale(row)].copy_from_slice(&v_scale.to_le_bytes());
-                }
+                layout.set_scales(page, row, [k_scale, v_scale]);
             }
         }
     }
@@ -243,6 +137,22 @@ pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
     }
     kv.seq_len[to] = kv.seq_len[from];
     kv.eviction[to] = kv.eviction[from];
+    kv.reads[to] = kv.reads[from];
+    kv.peak[to] = kv.peak[from];
+}
+
+/// Ends a step: lengths, and the counters of live slots.
+pub(super) fn advance(kv: &mut KvTables<Cpu>, spans: &[Span]) {
+    let g = kv.geometry;
+    for span in spans {
+        kv.seq_len[span.seq] += span.len as i32;
+        let lanes = (0..g.n_layers).flat_map(|layer| (0..g.n_kv_heads).map(move |head| g.row(layer, span.seq, head)));
+        let live: u32 = lanes.map(|row| kv.live[row] as u32).sum();
+        kv.peak[span.seq] = kv.peak[span.seq].max(live);
+        if span.len == 1 {
+            kv.reads[span.seq] += live as u64;
+        }
+    }
 }
 
 pub(super) fn release(kv: &mut KvTables<Cpu>, seq: usize) {
@@ -252,11 +162,13 @@ pub(super) fn release(kv: &mut KvTables<Cpu>, seq: usize) {
         }
     }
     kv.seq_len[seq] = 0;
+    kv.reads[seq] = 0;
+    kv.peak[seq] = 0;
 }
 
 pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize) {
     let g = kv.geometry;
-    let Policy::Dms(dms) = g.policy else { return };
+    let Some(rule) = g.policy.rule() else { return };
     let n = kv.seq_len[seq] as usize;
     for layer in 0..g.n_layers {
         for head in 0..g.n_kv_heads {
@@ -264,11 +176,11 @@ pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize) {
             let kept: Vec<usize> = (0..*lane.live as usize)
                 .filter(|&slot| {
                     let meta = lane.meta(slot);
-                    !meta.marked() || n - 1 - meta.position() <= dms.window
+                    rule.visible(n - 1, meta.position(), meta.marked())
                 })
                 .collect();
             if kept.len() < *lane.live as usize {
-                compact_lane(&mut lane, &kept, n.saturating_sub(dms.ring_len()));
+                compact_lane(&mut lane, &kept, n.saturating_sub(rule.ring_len()));
             }
         }
     }
@@ -277,7 +189,7 @@ pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize) {
 /// Reads the survivors out before it takes pages for them, so that no page is needed beyond those
 /// the lane already has.
 fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
-    let (layout, page_slots, ring_len) = (lane.layout, lane.page_slots, lane.ring.len());
+    let (layout, page_slots, ring_len) = (lane.layout, lane.layout.page_slots, lane.ring.len());
     let rows: Vec<SlotBytes> = kept
         .iter()
         .map(|&slot| {
@@ -300,10 +212,7 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
         let page = lane.own_page(slot);
         page[layout.k(row)].copy_from_slice(&bytes.k);
         page[layout.v(row)].copy_from_slice(&bytes.v);
-        if layout.has_scale {
-            page[layout.k_scale(row)].copy_from_slice(&bytes.scales.0.to_le_bytes());
-            page[layout.v_scale(row)].copy_from_slice(&bytes.scales.1.to_le_bytes());
-        }
+        layout.set_scales(page, row, bytes.scales);
         layout.set_meta(page, row, bytes.meta);
         // Slots are not in order of position: an older token must not take a newer one's place.
         if bytes.meta.position() >= window_start {
@@ -315,13 +224,13 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
 struct SlotBytes {
     k: Vec<u8>,
     v: Vec<u8>,
-    scales: (f32, f32),
+    scales: [f32; 2],
     meta: SlotMeta,
 }
 
 pub(super) fn slot_metas(kv: &KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
     let g = &kv.geometry;
-    let (row, layout) = (g.row(layer, seq, head), PageLayout::new(g));
+    let (row, layout) = (g.row(layer, seq, head), g.page());
     (0..kv.live[row] as usize)
         .map(|slot| {
             let page = kv.page_table[row * g.max_pages + slot / g.page_slots];

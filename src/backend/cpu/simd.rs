@@ -19,6 +19,8 @@ pub(super) enum Format {
     Bf16,
     /// e4m3fn; the row's scale is the caller's to apply.
     Fp8,
+    /// Sign and 7-bit magnitude; the row's scale is the caller's to apply.
+    Int8,
 }
 
 impl Format {
@@ -26,7 +28,7 @@ impl Format {
         match self {
             Format::F32 => 4,
             Format::F16 | Format::Bf16 => 2,
-            Format::Fp8 => 1,
+            Format::Fp8 | Format::Int8 => 1,
         }
     }
 }

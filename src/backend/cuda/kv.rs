@@ -6,10 +6,9 @@ use super::abi::View;
 use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
-use super::spans::Shape;
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
 use crate::codec::Codec;
-use crate::policy::{Policy, Shift, SlotMeta};
+use crate::policy::{Shift, SlotMeta};
 
 /// Blocks of `qkv_rope` that keep a multiprocessor busy.
 const BLOCKS_OF_ROWS: usize = 4;
@@ -23,15 +22,15 @@ pub(super) fn codec_number(codec: Codec) -> i32 {
     match codec {
         Codec::Bf16 => 0,
         Codec::Fp8 => 1,
-        Codec::F32 => panic!("the CUDA backend stores K and V as bf16 or fp8"),
+        Codec::F32 | Codec::Int8 => panic!("the CUDA backend stores K and V as bf16 or fp8"),
     }
 }
 
 fn view(kv: &KvTables<Cuda>) -> View {
     let g = &kv.geometry;
-    let (policy, window, shift) = match g.policy {
-        Policy::Dense => (0, 0, 0),
-        Policy::Dms(dms) => (1, dms.window as i32, (dms.shift == Shift::Previous) as i32),
+    let (policy, window, shift) = match g.policy.rule() {
+        None => (0, 0, 0),
+        Some(rule) => (1, rule.window as i32, (rule.shift == Shift::Previous) as i32),
     };
     View {
         pages: kv.pool.base(),
@@ -87,8 +86,9 @@ pub(super) fn padded(head_dim: usize) -> usize {
     if head_dim <= 64 { 64 } else { MAX_HEAD_DIM }
 }
 
+/// Fused attention of a step of single tokens: they attend to what is stored, then enter the cache.
 #[allow(clippy::too_many_arguments)]
-pub(super) fn attention(
+pub(super) fn decode(
     cuda: &Cuda,
     out: &mut Acts,
     qkv: &mut Acts,
@@ -100,103 +100,106 @@ pub(super) fn attention(
 ) {
     let (shape, view) = (cuda.send(spans), view(kv));
     out.holds(shape.n_rows);
-    let step = Step { cuda, out, qkv, decisions, kv, view: &view, layer: layer as i32, shape, rope };
-    if spans.iter().all(|s| s.len == 1) { step.singles() } else { step.chunks(spans) }
+    let (g, n, pool) = (&kv.geometry, shape.n_spans, &kv.pool);
+    let found = [Ptr(pool.partials.ptr()), Ptr(pool.shares.ptr()), Ptr(qkv.ptr()), Ptr(decisions.ptr())];
+    let of_layer = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans)];
+    let (turn, scale) = (turn(rope), [score_scale(g)]);
+    // The card divides what its blocks have to do by the slots that live.
+    let blocks = (pool.single_blocks / n).max(g.n_kv_heads);
+    assert!(blocks * n <= pool.max_blocks * TILE_LINES / MAX_GROUP, "{n} sequences have no room for their parts");
+    let [kernel, _] = attend_kernels(g);
+    let args = [&found[..], &of_layer, &turn, &scale].concat();
+    cuda.driver.launch(kernel, [blocks, n, 1], SINGLE_THREADS, &args);
+    let out = [Ptr(out.ptr()), I32(out.rounded as i32)];
+    let args = [&out[..], &found, &of_layer, &turn, &scale].concat();
+    cuda.driver.launch(Kernel::Take, [g.n_kv_heads, n, 1], take_threads(g), &args);
 }
 
-/// Attention of a step's rows in one layer.
-struct Step<'a> {
-    cuda: &'a Cuda,
-    out: &'a Acts,
-    qkv: &'a Acts,
-    decisions: &'a Buf<f32>,
-    kv: &'a KvTables<Cuda>,
-    view: &'a View,
-    layer: i32,
-    shape: Shape,
-    rope: &'a QkvRope<'a, Cuda>,
+/// [`Backend::qkv_rope`](super::Backend::qkv_rope), and codes of K and V to the step's staged pages.
+pub(super) fn qkv_rope(
+    cuda: &Cuda,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    spans: &[Span],
+    rope: &QkvRope<'_, Cuda>,
+) {
+    let (g, shape, view, driver) = (&kv.geometry, cuda.send(spans), view(kv), &cuda.driver);
+    let rows = [Ptr(qkv.ptr()), Ptr(decisions.ptr()), Arg::of(&view)];
+    let spans_of_rows = [Ptr(shape.spans), Ptr(shape.span_of_row)];
+    // Heads share a row's angles, where there are rows enough.
+    let enough = (driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
+    let per_layer = rope.borrowed.is_some_and(|a| a.per_layer);
+    let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
+    let args = [&rows[..], &spans_of_rows, &turn(rope)].concat();
+    driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], 32 * (g.n_q_heads / g.n_kv_heads + 2), &args);
 }
 
-impl Step<'_> {
-    /// Single tokens attend to what is stored, then enter the cache.
-    fn singles(&self) {
-        let (g, n) = (&self.kv.geometry, self.shape.n_spans);
-        let pool = &self.kv.pool;
-        let found = [Ptr(pool.partials.ptr()), Ptr(pool.shares.ptr()), Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr())];
-        let of_layer = [Arg::of(self.view), I32(self.layer), Ptr(self.shape.spans)];
-        let turn = self.turn();
-        let scale = [self.scale()];
-        // The card divides what its blocks have to do by the slots that live.
-        let blocks = (pool.single_blocks / n).max(g.n_kv_heads);
-        assert!(blocks * n <= pool.max_blocks * TILE_LINES / MAX_GROUP, "{n} sequences have no room for their parts");
-        let [kernel, _] = attend_kernels(g);
-        let args = [&found[..], &of_layer, &turn, &scale].concat();
-        self.cuda.driver.launch(kernel, [blocks, n, 1], SINGLE_THREADS, &args);
-        let out = [Ptr(self.out.ptr()), I32(self.out.rounded as i32)];
-        let args = [&out[..], &found, &of_layer, &turn, &scale].concat();
-        self.cuda.driver.launch(Kernel::Take, [g.n_kv_heads, n, 1], take_threads(g), &args);
-    }
+/// Attention of chunks in tiles of rows; single tokens are tiles of one row.
+pub(super) fn attend(
+    cuda: &Cuda,
+    out: &mut Acts,
+    qkv: &Acts,
+    decisions: &Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    layer: usize,
+    spans: &[Span],
+) {
+    let (g, shape, view, pool) = (&kv.geometry, cuda.send(spans), view(kv), &kv.pool);
+    out.holds(shape.n_rows);
+    let tile_rows = TILE_LINES / (g.n_q_heads / g.n_kv_heads);
+    let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_rows)).sum();
+    // Few rows: enough blocks for the whole card by dividing the keys.
+    let parts = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
+    let [_, kernel] = attend_kernels(g);
+    let args = [
+        Ptr(out.ptr()),
+        I32(out.rounded as i32),
+        Ptr(pool.partials.ptr()),
+        Ptr(pool.arrivals.ptr()),
+        Ptr(qkv.ptr()),
+        Ptr(decisions.ptr()),
+        Arg::of(&view),
+        I32(layer as i32),
+        Ptr(shape.spans),
+        score_scale(g),
+    ];
+    cuda.driver.launch(kernel, [parts, g.n_kv_heads, n_tiles], 128, &args);
+}
 
-    /// Rows of chunks are stored in staged pages, attended to from there, and then enter the cache.
-    fn chunks(&self, spans: &[Span]) {
-        let (g, shape, driver) = (&self.kv.geometry, self.shape, &self.cuda.driver);
-        let pool = &self.kv.pool;
-        let group = g.n_q_heads / g.n_kv_heads;
-        let rows = [Ptr(self.qkv.ptr()), Ptr(self.decisions.ptr()), Arg::of(self.view)];
-        let spans_of_rows = [Ptr(shape.spans), Ptr(shape.span_of_row)];
-        // Heads share a row's angles, where there are rows enough.
-        let enough = (driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
-        let per_layer = self.rope.borrowed.is_some_and(|a| a.per_layer);
-        let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
-        let args = [&rows[..], &spans_of_rows, &self.turn()].concat();
-        driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], 32 * (group + 2), &args);
+pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
+    let (shape, view) = (cuda.send(spans), view(kv));
+    let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
+    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
+}
 
-        let tile_rows = TILE_LINES / group;
-        let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_rows)).sum();
-        // Few rows: enough blocks for the whole card by dividing the keys.
-        let parts = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
-        let [_, kernel] = attend_kernels(g);
-        let args = [
-            Ptr(self.out.ptr()),
-            I32(self.out.rounded as i32),
-            Ptr(pool.partials.ptr()),
-            Ptr(pool.arrivals.ptr()),
-            Ptr(self.qkv.ptr()),
-            Ptr(self.decisions.ptr()),
-            Arg::of(self.view),
-            I32(self.layer),
-            Ptr(shape.spans),
-            self.scale(),
-        ];
-        driver.launch(kernel, [parts, g.n_kv_heads, n_tiles], 128, &args);
-        let args = [Arg::of(self.view), Ptr(self.decisions.ptr()), I32(self.layer), Ptr(shape.spans)];
-        driver.launch(Kernel::Place, [g.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
-        let n_rows = I32(shape.n_rows as i32);
-        let args = [Arg::of(self.view), I32(self.layer), Ptr(shape.spans), Ptr(shape.span_of_row), n_rows];
-        driver.launch(Kernel::Store, [(shape.n_rows * g.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
-    }
+/// Copies the codes that [`qkv_rope`] staged into their slots.
+pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
+    let (shape, view) = (cuda.send(spans), view(kv));
+    let n_rows = I32(shape.n_rows as i32);
+    let args = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans), Ptr(shape.span_of_row), n_rows];
+    cuda.driver.launch(Kernel::Store, [(shape.n_rows * kv.geometry.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
+}
 
-    /// `Turn` in `heads.cuh`, field by field.
-    fn turn(&self) -> [Arg<'static>; 9] {
-        let rope = self.rope;
-        let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-        let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
-        [
-            Ptr(q_norm),
-            Ptr(k_norm),
-            Ptr(rope.inv_freq.ptr()),
-            F32(rope.rms_eps),
-            F32(rope.rope_scale),
-            I32(rope.borrowed.is_some() as i32),
-            F32(scale),
-            F32(offset),
-            I32(per_layer as i32),
-        ]
-    }
+/// `Turn` in `heads.cuh`, field by field.
+fn turn(rope: &QkvRope<'_, Cuda>) -> [Arg<'static>; 9] {
+    let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
+    let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
+    [
+        Ptr(q_norm),
+        Ptr(k_norm),
+        Ptr(rope.inv_freq.ptr()),
+        F32(rope.rms_eps),
+        F32(rope.rope_scale),
+        I32(rope.borrowed.is_some() as i32),
+        F32(scale),
+        F32(offset),
+        I32(per_layer as i32),
+    ]
+}
 
-    fn scale(&self) -> Arg<'static> {
-        F32(1.0 / (self.kv.geometry.head_dim as f32).sqrt())
-    }
+fn score_scale(g: &KvGeometry) -> Arg<'static> {
+    F32(1.0 / (g.head_dim as f32).sqrt())
 }
 
 /// Of a block of `take`: a warp for each query head of a group, for K and for V, but at least those that put parts
@@ -236,7 +239,7 @@ pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
 }
 
 pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
-    if kv.geometry.policy.dms().is_some() {
+    if kv.geometry.policy.rule().is_some() {
         over_lanes(cuda, kv, Kernel::Compact, 32, &[seq]);
         settle(cuda, kv);
     }

@@ -1,7 +1,7 @@
 //! `dmschat doctor --device cuda [--all]`: compares every kernel with the CPU's op and prints a table. `--all` adds
 //! whole models and the speed of every op.
 
-use crate::backend::Backend;
+use crate::backend::Profile;
 use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
 use crate::checkpoint::Checkpoint;
 use crate::checks::{self, Finding, answers, memory, models, speed, steps};

@@ -1,9 +1,7 @@
 //! The same in plain loops, for the tests: every key decoded, every score kept.
 
 use super::super::super::{KvTables, Span};
-use super::super::kv::PageLayout;
 use super::super::{Acts, Cpu};
-use crate::policy::{Policy, Shift};
 
 pub(super) fn attend(out: &mut Acts, qkv: &Acts, decisions: &[f32], kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
     for span in spans {
@@ -26,8 +24,8 @@ fn attend_lane(
     let (d, heads, group) = (g.head_dim, g.n_kv_heads, g.n_q_heads / g.n_kv_heads);
     let base = kv.seq_len[span.seq] as usize;
     let eviction = kv.eviction[span.seq] != 0;
-    let decided = |i: usize| decisions[(span.start + i) * heads + head] > 0.0;
-    let layout = PageLayout::new(g);
+    let decision = |i: usize| (i < span.len).then(|| decisions[(span.start + i) * heads + head]);
+    let (layout, rule) = (g.page(), g.policy.rule());
     let row = g.row(layer, span.seq, head);
     let live = kv.live[row] as usize;
     // Keys: stored slots, then the step's rows.
@@ -36,29 +34,28 @@ fn attend_lane(
     let mut metas = Vec::with_capacity(live + span.len);
     for slot in 0..live {
         let page = kv.pool.page(kv.page_table[row * g.max_pages + slot / g.page_slots]);
-        let (r, (ks, vs)) = (slot % g.page_slots, layout.scales(page, slot % g.page_slots));
+        let (r, [ks, vs]) = (slot % g.page_slots, layout.scales(page, slot % g.page_slots));
         g.codec.decode(&page[layout.k(r)], ks, &mut keys[slot * d..(slot + 1) * d]);
         g.codec.decode(&page[layout.v(r)], vs, &mut values[slot * d..(slot + 1) * d]);
         let meta = layout.meta(page, r);
-        let newest = matches!(g.policy, Policy::Dms(p) if p.shift == Shift::Previous) && meta.position() + 1 == base;
-        metas.push((meta.position(), if newest { decided(0) } else { meta.marked() }));
+        let position = meta.position();
+        let by_first = rule.is_some_and(|rule| {
+            rule.marked_by_first(base) == Some(position) && decision(0).is_some_and(|d| rule.marks(position, d))
+        });
+        metas.push((position, by_first || meta.marked()));
     }
     for i in 0..span.len {
         let x = &qkv.row(span.start + i)[(g.n_q_heads + head) * d..];
         let at = (live + i) * d;
         keys[at..at + d].copy_from_slice(&x[..d]);
         values[at..at + d].copy_from_slice(&x[heads * d..(heads + 1) * d]);
-        let marked = match g.policy {
-            Policy::Dense => false,
-            Policy::Dms(p) if p.shift == Shift::Same => decided(i),
-            Policy::Dms(_) => i + 1 < span.len && decided(i + 1),
-        };
+        let marked = rule.is_some_and(|rule| rule.own_mark(base, i, decision));
         metas.push((base + i, marked));
     }
     let scale = 1.0 / (d as f32).sqrt();
     for i in 0..span.len {
         let visible = |&(position, marked): &(usize, bool)| {
-            position <= base + i && g.policy.dms().is_none_or(|p| p.visible(base + i, position, marked, eviction))
+            position <= base + i && rule.is_none_or(|rule| !eviction || rule.visible(base + i, position, marked))
         };
         for q_head in head * group..(head + 1) * group {
             let q = &qkv.row(span.start + i)[q_head * d..(q_head + 1) * d];

@@ -6,7 +6,7 @@ use super::super::simd::maths::tests::random;
 use super::super::{Acts, Cpu};
 use super::{attend, reference};
 use crate::codec::Codec;
-use crate::policy::{Dms, Policy, Shift};
+use crate::policy::{Dms, Policy, Shift, Window};
 
 fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
     let rows = geometry.n_layers * geometry.n_lanes();
@@ -19,6 +19,8 @@ fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         seq_len: vec![0; geometry.n_seqs],
         eviction: vec![1; geometry.n_seqs],
         slots: vec![-1; 1024 * geometry.n_kv_heads],
+        reads: vec![0; geometry.n_seqs],
+        peak: vec![0; geometry.n_seqs],
     }
 }
 
@@ -89,11 +91,12 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
 fn attention_matches_the_plain_loops() {
     let policies = [
         Policy::Dense,
-        Policy::Dms(Dms { window: 16, shift: Shift::Previous }),
-        Policy::Dms(Dms { window: 9, shift: Shift::Same }),
+        Policy::Dms(Dms { window: 16, shift: Shift::Previous, sinks: 0 }),
+        Policy::Dms(Dms { window: 9, shift: Shift::Same, sinks: 0 }),
+        Policy::Window(Window { budget: 24 }),
     ];
     for policy in policies {
-        for codec in [Codec::F32, Codec::Bf16, Codec::Fp8] {
+        for codec in Codec::ALL {
             check(policy, codec, 64, 3, 2);
         }
         for (head_dim, group) in [(32, 1), (72, 2), (128, 4), (32, 5), (64, 8)] {

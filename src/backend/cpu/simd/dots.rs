@@ -7,7 +7,7 @@
 use super::super::team::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
-use super::vector::{Bf16, Elem, F16, F32, Fp8, Portable, Vector};
+use super::vector::{Bf16, Elem, F16, F32, Fp8, Int8, Portable, Vector};
 use super::{Format, Level, Set, by_level};
 
 /// Rows of `cols` values that lie one behind the other.
@@ -69,6 +69,7 @@ macro_rules! by_format {
             Format::F16 => $call::<F16>($($arg),*),
             Format::Bf16 => $call::<Bf16>($($arg),*),
             Format::Fp8 => $call::<Fp8>($($arg),*),
+            Format::Int8 => $call::<Int8>($($arg),*),
         }
     };
 }
@@ -370,10 +371,10 @@ unsafe fn widen_body<V: Vector, E: Elem>(bytes: *const u8, len: usize, factor: f
 mod tests {
     use super::*;
     use crate::backend::cpu::simd::maths::tests::random;
-    use crate::codec::{FP8_VALUES, fp8_encode};
+    use crate::codec::{FP8_VALUES, fp8_encode, int8_value};
     use half::{bf16, f16};
 
-    const FORMATS: [Format; 4] = [Format::F32, Format::F16, Format::Bf16, Format::Fp8];
+    const FORMATS: [Format; 5] = [Format::F32, Format::F16, Format::Bf16, Format::Fp8, Format::Int8];
 
     /// Stored bytes and what they mean.
     fn stored(values: &[f32], format: Format) -> (Vec<u8>, Vec<f32>) {
@@ -391,6 +392,12 @@ mod tests {
                 let h: Vec<u8> = values.iter().map(|&v| fp8_encode(v)).collect();
                 let values = h.iter().map(|&c| FP8_VALUES[c as usize]).collect();
                 (h, values)
+            }
+            Format::Int8 => {
+                // Small magnitudes, as the tolerance of `close` is meant for; all codes are read in a test of their own.
+                let codes: Vec<u8> = values.iter().map(|v| (v.to_bits() >> 16) as u8 & 0x87).collect();
+                let values = codes.iter().map(|&c| int8_value(c)).collect();
+                (codes, values)
             }
         }
     }
@@ -454,18 +461,16 @@ mod tests {
     }
 
     #[test]
-    fn every_fp8_code_reads_as_the_codec_says() {
-        let codes: Vec<u8> = (0..=255).filter(|c| c & 0x7f != 0x7f).collect();
-        for level in Level::available() {
-            let mut out = vec![0.0; codes.len()];
-            weighted_sum(
-                level,
-                Rows::new(&codes, Format::Fp8, codes.len()),
-                &[1.0],
-                1,
-                &mut Tile::new(&mut out, 1, codes.len()),
-            );
-            assert!(codes.iter().zip(&out).all(|(&c, &v)| FP8_VALUES[c as usize] == v), "{}", level.name());
+    fn every_code_reads_as_the_codec_says() {
+        let fp8 = (Format::Fp8, (|c| FP8_VALUES[c as usize]) as fn(u8) -> f32);
+        for (format, value) in [fp8, (Format::Int8, int8_value)] {
+            let codes: Vec<u8> = (0..=255).filter(|c| format != Format::Fp8 || c & 0x7f != 0x7f).collect();
+            for level in Level::available() {
+                let mut out = vec![0.0; codes.len()];
+                let rows = Rows::new(&codes, format, codes.len());
+                weighted_sum(level, rows, &[1.0], 1, &mut Tile::new(&mut out, 1, codes.len()));
+                assert!(codes.iter().zip(&out).all(|(&c, &v)| value(c) == v), "{format:?} {}", level.name());
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A vector of f32, and the loads that widen stored values to it.
 
 use super::Format;
+use crate::codec::int8_value;
 use half::f16;
 
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +21,7 @@ pub(super) trait Vector: Copy {
     unsafe fn load_f16(at: *const u8) -> Self;
     unsafe fn load_bf16(at: *const u8) -> Self;
     unsafe fn load_fp8(at: *const u8) -> Self;
+    unsafe fn load_int8(at: *const u8) -> Self;
     unsafe fn store(self, at: *mut f32);
     /// `self * a + b`
     unsafe fn mul_add(self, a: Self, b: Self) -> Self;
@@ -58,6 +60,7 @@ elem!(F32, F32, load, at => at.cast::<f32>().read_unaligned());
 elem!(F16, F16, load_f16, at => f16::from_bits(at.cast::<u16>().read_unaligned()).to_f32());
 elem!(Bf16, Bf16, load_bf16, at => f32::from_bits((at.cast::<u16>().read_unaligned() as u32) << 16));
 elem!(Fp8, Fp8, load_fp8, at => fp8(at.read()));
+elem!(Int8, Int8, load_int8, at => int8_value(at.read()));
 
 /// Value of an e4m3fn code: its bits as those of an f32 of an exponent 120 too low, which scaling
 /// sets right, subnormals too. (The code of NaN, 0x7f, reads as 480: a step that makes NaN is
@@ -105,6 +108,12 @@ impl Vector for Portable {
     unsafe fn load_fp8(at: *const u8) -> Self {
         // SAFETY: the trait's contract.
         Self(unsafe { at.cast::<[u8; 8]>().read() }.map(fp8))
+    }
+
+    #[inline(always)]
+    unsafe fn load_int8(at: *const u8) -> Self {
+        // SAFETY: the trait's contract.
+        Self(unsafe { at.cast::<[u8; 8]>().read() }.map(int8_value))
     }
 
     #[inline(always)]
@@ -181,6 +190,16 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_int8(at: *const u8) -> Self {
+        unsafe {
+            let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()));
+            let sign = _mm256_slli_epi32::<24>(_mm256_and_si256(wide, _mm256_set1_epi32(0x80)));
+            let magnitude = _mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32(0x7f)));
+            Self(_mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(magnitude), sign)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         unsafe { _mm256_storeu_ps(at, self.0) }
     }
@@ -245,6 +264,16 @@ impl Vector for Avx512 {
             let rest = _mm512_slli_epi32::<20>(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f)));
             let tiny = _mm512_castsi512_ps(_mm512_or_si512(sign, rest));
             Self(_mm512_mul_ps(tiny, _mm512_set1_ps(FP8_SCALE)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_int8(at: *const u8) -> Self {
+        unsafe {
+            let wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()));
+            let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(wide, _mm512_set1_epi32(0x80)));
+            let magnitude = _mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f)));
+            Self(_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitude), sign)))
         }
     }
 

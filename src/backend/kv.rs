@@ -1,0 +1,212 @@
+//! The KV cache's geometry and device tables: pages, lanes, rings, counters. Ops that change them are [`Backend`]'s.
+
+use super::{Backend, OutOfMemory};
+use crate::codec::{Codec, SlotLayout};
+use crate::policy::{Policy, SlotMeta};
+use std::ops::Range;
+
+/// A run of consecutive tokens of one sequence inside a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Row of the cache's sequence tables.
+    pub seq: usize,
+    /// First row of the step's activations.
+    pub start: usize,
+    pub len: usize,
+}
+
+/// What is fixed about a KV cache when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct KvGeometry {
+    pub n_layers: usize,
+    pub n_q_heads: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    /// Sequences the tables have rows for.
+    pub n_seqs: usize,
+    /// Slots in a page.
+    pub page_slots: usize,
+    /// Entries of one lane's page table.
+    pub max_pages: usize,
+    pub codec: Codec,
+    pub policy: Policy,
+}
+
+impl KvGeometry {
+    /// Lanes of one layer. Lane `seq * n_kv_heads + head` is one KV head of one sequence.
+    pub fn n_lanes(&self) -> usize {
+        self.n_seqs * self.n_kv_heads
+    }
+
+    pub fn lane(&self, seq: usize, head: usize) -> usize {
+        seq * self.n_kv_heads + head
+    }
+
+    /// Index of a lane in `[n_layers, n_lanes]`.
+    pub fn row(&self, layer: usize, seq: usize, head: usize) -> usize {
+        layer * self.n_lanes() + self.lane(seq, head)
+    }
+
+    /// Bytes of a slot: encoded K and V, their side data, and one i32 (position and mark).
+    pub fn slot_bytes(&self) -> usize {
+        self.codec.slot_bytes(self.head_dim)
+    }
+
+    pub fn page_bytes(&self) -> usize {
+        self.page_slots * self.slot_bytes()
+    }
+
+    pub fn page(&self) -> PageLayout {
+        PageLayout::new(self)
+    }
+}
+
+/// Byte offsets inside a page. Row r of a page is slot r of it.
+///
+/// ```text
+/// | K row 0..P | V row 0..P | side data of K rows | side data of V rows | P x i32 position and mark |
+/// 0            v_at         k_side_at             v_side_at             meta_at
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageLayout {
+    pub page_slots: usize,
+    pub slot: SlotLayout,
+    pub v_at: usize,
+    pub k_side_at: usize,
+    pub v_side_at: usize,
+    pub meta_at: usize,
+}
+
+impl PageLayout {
+    fn new(g: &KvGeometry) -> Self {
+        let (p, slot) = (g.page_slots, g.codec.slot(g.head_dim));
+        let v_at = p * slot.k_bytes;
+        let k_side_at = v_at + p * slot.v_bytes;
+        let v_side_at = k_side_at + p * slot.side_bytes;
+        Self { page_slots: p, slot, v_at, k_side_at, v_side_at, meta_at: v_side_at + p * slot.side_bytes }
+    }
+
+    /// Bytes of row `row`'s K.
+    pub fn k(&self, row: usize) -> Range<usize> {
+        row * self.slot.k_bytes..(row + 1) * self.slot.k_bytes
+    }
+
+    pub fn v(&self, row: usize) -> Range<usize> {
+        let at = self.v_at + row * self.slot.v_bytes;
+        at..at + self.slot.v_bytes
+    }
+
+    /// K of all rows.
+    pub fn k_rows(&self) -> Range<usize> {
+        0..self.v_at
+    }
+
+    pub fn v_rows(&self) -> Range<usize> {
+        self.v_at..self.k_side_at
+    }
+
+    /// Whether rows have an f32 scale as side data.
+    pub fn has_scale(&self) -> bool {
+        self.slot.side_bytes > 0
+    }
+
+    /// Scales of a row's K and V; 1 where the codec has none.
+    pub fn scales(&self, page: &[u8], row: usize) -> [f32; 2] {
+        [self.k_side_at, self.v_side_at].map(|at| if self.has_scale() { read_word(page, at, row) } else { 1.0 })
+    }
+
+    pub fn set_scales(&self, page: &mut [u8], row: usize, scales: [f32; 2]) {
+        if self.has_scale() {
+            for (at, scale) in [self.k_side_at, self.v_side_at].into_iter().zip(scales) {
+                page[at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&scale));
+            }
+        }
+    }
+
+    /// Scales of all rows, K's and V's. The page must be aligned to 4 bytes.
+    pub fn all_scales<'a>(&self, page: &'a [u8]) -> [&'a [f32]; 2] {
+        [self.k_side_at, self.v_side_at].map(|at| bytemuck::cast_slice(&page[at..at + 4 * self.page_slots]))
+    }
+
+    pub fn meta(&self, page: &[u8], row: usize) -> SlotMeta {
+        SlotMeta(read_word(page, self.meta_at, row))
+    }
+
+    pub fn set_meta(&self, page: &mut [u8], row: usize, meta: SlotMeta) {
+        page[self.meta_at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&meta.0));
+    }
+}
+
+/// Word `row` of those that begin at byte `at`.
+fn read_word<T: bytemuck::AnyBitPattern>(page: &[u8], at: usize, row: usize) -> T {
+    bytemuck::pod_read_unaligned(&page[at + 4 * row..][..4])
+}
+
+/// The cache in device memory: pages, and which lanes hold them. Only backend ops change it.
+///
+/// ```text
+/// page   see PageLayout
+/// table  lane -> page 0, page 1, ...        slot s = page s / P, row s % P
+/// ring   token n of the newest W + 1 -> its slot, at n % (W + 1)
+/// ```
+pub struct KvTables<B: Backend> {
+    pub geometry: KvGeometry,
+    pub pool: B::Pool,
+    /// `[n_layers, n_lanes, max_pages]`, -1 where there is none.
+    pub page_table: B::Buf<i32>,
+    /// `[n_layers, n_lanes]` stored slots.
+    pub live: B::Buf<i32>,
+    /// `[n_layers, n_lanes, ring_len]`.
+    pub ring: B::Buf<i32>,
+    /// `[n_seqs]` tokens fed before the step that is running.
+    pub seq_len: B::Buf<i32>,
+    /// `[n_seqs]` 1 where eviction is on.
+    pub eviction: B::Buf<i32>,
+    /// `[n_tokens, n_kv_heads]` slots of the step's tokens in one layer: written by [`Backend::place`], read by
+    /// [`Backend::store`]. -1 where a later token of the same step takes the slot. Not used by a fused
+    /// [`Backend::attention`] that stores tokens as it places them.
+    pub slots: B::Buf<i32>,
+    /// `[n_seqs]` live slots of all lanes, summed over the steps of one token: the reads of decoding.
+    pub reads: B::Buf<u64>,
+    /// `[n_seqs]` most live slots of all lanes after a step.
+    pub peak: B::Buf<u32>,
+}
+
+impl<B: Backend> KvTables<B> {
+    /// Empty tables for sequences of up to `context` tokens, with steps of at most `max_step` tokens in all.
+    pub fn new(b: &B, mut geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
+        /// Entries that are written at once.
+        const FILL: usize = 1 << 20;
+        geometry.max_pages = context.div_ceil(geometry.page_slots);
+        let g = geometry;
+        let lanes = g.n_layers * g.n_lanes();
+        // Two sequences that write to a page they share may both copy it: one is free again after the step.
+        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
+        let mut page_table = b.alloc(lanes * g.max_pages)?;
+        let (entries, none) = (lanes * g.max_pages, vec![-1; (lanes * g.max_pages).min(FILL)]);
+        for at in (0..entries).step_by(FILL) {
+            b.write(&mut page_table, at, &none[..FILL.min(entries - at)]);
+        }
+        Ok(Self {
+            geometry,
+            pool: b.pool(&g, lanes * (g.max_pages + copies), max_step)?,
+            page_table,
+            live: b.alloc(lanes)?,
+            ring: b.alloc(lanes * g.policy.ring_len())?,
+            seq_len: b.alloc(g.n_seqs)?,
+            eviction: b.alloc(g.n_seqs)?,
+            slots: b.alloc(max_step * g.n_kv_heads)?,
+            reads: b.alloc(g.n_seqs)?,
+            peak: b.alloc(g.n_seqs)?,
+        })
+    }
+}
+
+/// Pages of the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Pages held by at least one table.
+    pub used_pages: usize,
+    /// Pages of memory taken from the system.
+    pub mapped_pages: usize,
+}
