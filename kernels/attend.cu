@@ -13,7 +13,6 @@
 // blocks and tiles changes the order of sums and nothing else.
 #include "heads.cuh"
 #include "place.cuh"
-#include "tensor.cuh"
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
@@ -65,13 +64,13 @@ __device__ __forceinline__ Share share_of(const int* live, int heads, int lane) 
 
 // A page as the lanes of a warp hold it: K's channels 32 i + 8 t + 0..7 of slots g and g + 8, V's channels
 // 64 i + 8 g + 0..7 of slots 2 t, 2 t + 1 and 8 more.
-template <int D, int CODEC>
+template <int D, class Codec>
 struct Page {
-  Eight<CODEC> k[2][D / 32], v[4][D / 64];
+  typename Codec::Eight k[2][D / 32], v[4][D / 64];
   float k_scale[2], v_scale[2];
 
   __device__ __forceinline__ void load_keys(const Kv& kv, const u8* page, int lane) {
-    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = row_bytes(kv);
+    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.k_bytes;
     const u8* row = page + g * bytes;
 #pragma unroll
     for (int half = 0; half < 2; half++, row += 8 * bytes)
@@ -84,8 +83,8 @@ struct Page {
 
   // And the scales. The first n slots live: what others hold may be no number.
   __device__ __forceinline__ void load_values(const Kv& kv, const u8* page, int n, int lane) {
-    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = row_bytes(kv);
-    const u8* row = page + (PAGE_SLOTS + 2 * t) * bytes;
+    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.v_bytes;
+    const u8* row = page + kv.v_at + 2 * t * bytes;
 #pragma unroll
     for (int key = 0; key < 4; key++, row += key == 2 ? 7 * bytes : bytes)
 #pragma unroll
@@ -93,25 +92,25 @@ struct Page {
         int slot = 2 * t + key % 2 + key / 2 * 8, channel = 64 * i + 8 * g;
         v[key][i].load(row, channel, channel < d && slot < n);
       }
-    if (CODEC != CODEC_FP8) return;
-    const float* scales = (const float*)(page + 2 * PAGE_SLOTS * bytes) + g;
+    if (!Codec::SCALED) return;
+    const float *k_scales = (const float*)(page + kv.k_scales_at) + g, *v_scales = (const float*)(page + kv.v_scales_at) + g;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      k_scale[half] = scales[8 * half];
-      v_scale[half] = scales[8 * half + PAGE_SLOTS];
+      k_scale[half] = k_scales[8 * half];
+      v_scale[half] = v_scales[8 * half];
     }
   }
 };
 
 // Softmax over the pages of a warp. Lane 4 g + t holds, of head g, the queries' channels 32 i + 8 t + 0..7; of heads
 // 2 t and 2 t + 1, the maxima, its slots' part of the weights' sums, and sums of channels 64 i + 8 g + 0..7.
-template <int D, int CODEC>
+template <int D, class Codec>
 struct Softmax {
   u32 q[D / 16][2], weights[2];
   float out[D / 16][4], keep[2], m[2], l[2];
 
   __device__ __forceinline__ void begin(const float (*rows)[LINE], int group, int d, int lane) {
-    float by = CODEC == CODEC_FP8 ? QUERY_FACTOR : 1.0f;
+    const float by = Codec::QUERY_FACTOR;
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
       int channel = 32 * i + lane % 4 * 8;
@@ -133,7 +132,7 @@ struct Softmax {
 
   // What the keys of a page weigh, of which the first n slots live and one, perhaps, is not seen. Scores times `scale`
   // are exponents of 2.
-  __device__ __forceinline__ void weigh(const Page<D, CODEC>& page, int n, int unseen, float scale, int lane) {
+  __device__ __forceinline__ void weigh(const Page<D, Codec>& page, int n, int unseen, float scale, int lane) {
     int g = lane / 4;
     float scores[4] = {}, others[4] = {};
 #pragma unroll
@@ -148,7 +147,7 @@ struct Softmax {
 #pragma unroll
       for (int k = 0; k < 2; k++) {
         float& x = scores[2 * half + k];
-        x = (x + others[2 * half + k]) * (CODEC == CODEC_FP8 ? page.k_scale[half] * scale : scale);
+        x = (x + others[2 * half + k]) * (Codec::SCALED ? page.k_scale[half] * scale : scale);
         int slot = g + 8 * half;
         if (slot >= n || slot == unseen) x = NEG_INFINITY;
       }
@@ -168,21 +167,21 @@ struct Softmax {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       float x = exp2_fast(scores[2 * half] - from[0]), y = exp2_fast(scores[2 * half + 1] - from[1]);
-      if (CODEC == CODEC_FP8) {
+      if (Codec::SCALED) {
         l[0] += x, l[1] += y;
         // Slots that do not live have no scales either.
-        float by = page.v_scale[half] * WEIGHT_FACTOR;
+        float by = page.v_scale[half] * Codec::WEIGHT_FACTOR;
         x = x > 0.0f ? x * by : 0.0f;
         y = y > 0.0f ? y * by : 0.0f;
       }
       u32 pair = round_pair(x, y);
-      if (CODEC == CODEC_BF16) l[0] += bf16_to_f32((u16)pair), l[1] += __uint_as_float(pair & 0xffff0000u);
+      if (!Codec::SCALED) l[0] += bf16_to_f32((u16)pair), l[1] += __uint_as_float(pair & 0xffff0000u);
       weights[half] = turned(pair);
     }
   }
 
   // The values of the page that was weighed last.
-  __device__ __forceinline__ void add(const Page<D, CODEC>& page) {
+  __device__ __forceinline__ void add(const Page<D, Codec>& page) {
 #pragma unroll
     for (int i = 0; i < D / 64; i++) {
       uint4 x[4];
@@ -220,7 +219,7 @@ struct Shared {
 // Of steps with one row to a span. partials: `group` lines of head_dim sums, their maximum and their weights' sum for
 // each block. shares [n, n_kv_heads]: the first of a head's blocks, and how many. Grid (blocks of a row, at least
 // n_kv_heads, spans). Reads every live slot once.
-template <int D, int CODEC>
+template <int D, class Codec>
 __device__ __forceinline__ void attend(float* partials, int2* shares, const float* qkv, const float* decisions,
                                        const Kv& kv, int layer, const Span* spans, const Turn& turn, float scale) {
   __shared__ __align__(16) Shared<D> s;
@@ -229,12 +228,12 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   Span span = spans[blockIdx.y];
   int position = kv.seq_len[span.seq];
-  Share share = share_of(kv.live + kv_row(kv, layer, span.seq, 0), heads, lane);
+  Share share = share_of(kv.live + lane_index(kv, layer, span.seq, 0), heads, lane);
   // The others wait, and the kernel ends with the last of them.
   if (share.head < 0) return;
   Lane place = lane_of(kv, layer, span.seq, share.head);
   int p = share.first + warp, number = p < share.last ? place.pages[p] : 0;
-  Page<D, CODEC> page;
+  Page<D, Codec> page;
   if (p < share.last) {
     const u8* at = page_at(kv, number);
     page.load_keys(kv, at, lane);
@@ -243,8 +242,8 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
   if (p + WARPS < share.last) {
     number = place.pages[p + WARPS];
     const u8* at = page_at(kv, number);
-    if (CODEC == CODEC_FP8) {
-      for (int i = lane; i < 2 * PAGE_SLOTS * (d + 4) / 16; i += 32) copy_async(s.of[warp].page + i, at + 16 * i, true);
+    if (Codec::PACKED) {
+      for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, at + 16 * i, true);
     } else {
       for (int j = 128 * lane; j < (int)kv.stride; j += 128 * 32) prefetch(at + j);
     }
@@ -256,9 +255,9 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
     lanes.find(turn, position, d, lane);
   }
   // By a warp that has no query where there is one.
-  Single single = {};
+  SlotAssignment single = {};
   bool looks = warp == WARPS - 1;
-  if (looks) single.look(kv, place, position, kv.eviction[span.seq]);
+  if (looks) single.load(kv, place, position, kv.eviction[span.seq]);
   wait_previous();
   const float* row = qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
   if (warp < group) {
@@ -267,21 +266,21 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
   }
   if (looks) {
     float decision = 0.0f;
-    if (single.waits_for_decision()) {
+    if (single.needs_decision()) {
       lanes.weigh(turn.q_norm, d, lane);
       decision = decision_of(s.line, turn, lanes, row, decisions, share.head, span.start, kv, lane);
     }
-    s.unseen = single.overwritten(decision > 0.0f);
+    s.unseen = single.overwritten(dms_of(kv), decision);
   }
   __syncthreads();
   int unseen = s.unseen;
   copy_wait<0>();
   __syncwarp();
-  Softmax<D, CODEC> softmax;
+  Softmax<D, Codec> softmax;
   softmax.begin(s.q, group, d, lane);
-  float by = scale * LOG2E * (CODEC == CODEC_FP8 ? SCORE_FACTOR : 1.0f);
+  float by = scale * LOG2E * Codec::SCORE_FACTOR;
 #pragma unroll 1
-  for (bool staged = CODEC == CODEC_FP8; p < share.last; staged = false) {
+  for (bool staged = Codec::PACKED; p < share.last; staged = false) {
     int first = p * PAGE_SLOTS;
     softmax.weigh(page, share.live - first, unseen - first, by, lane);
     p += WARPS;
@@ -328,22 +327,22 @@ __device__ __forceinline__ void attend(float* partials, int2* shares, const floa
       sum.y += by * x.y;
     }
     float* line = mine + head * (d + 4);
-    float by = CODEC == CODEC_FP8 ? SUM_FACTOR : 1.0f;
+    const float by = Codec::SUM_FACTOR;
     *(float2*)(line + channel) = float2{sum.x * by, sum.y * by};
     if (channel == 0) *(float2*)(line + d) = float2{m, l};
   }
 }
 
-// By channels (head sizes up to 64 and 128) and codec, with the blocks that a multiprocessor has room for.
-#define ATTEND(name, D, CODEC, BLOCKS)                                                                              \
-  KERNEL __launch_bounds__(THREADS, BLOCKS)                                                                         \
+// By head size (up to 64 and up to 128 channels) and codec. An SM has room for two blocks, but for one of the widest rows.
+#define ATTEND(name, D, Codec)                                                                                       \
+  KERNEL __launch_bounds__(THREADS, D == 128 && !Codec::PACKED ? 1 : 2)                                              \
       name(float* partials, int2* shares, const float* qkv, const float* decisions, Kv kv, int layer,               \
            const Span* spans, const float* q_norm, const float* k_norm, const float* inv_freq, float eps,           \
            float factor, int borrowed, float scale, float offset, int per_layer, float score_scale) {               \
     Turn turn = {q_norm, k_norm, inv_freq, eps, factor, borrowed, scale, offset, per_layer};                        \
-    attend<D, CODEC>(partials, shares, qkv, decisions, kv, layer, spans, turn, score_scale);                        \
+    attend<D, Codec>(partials, shares, qkv, decisions, kv, layer, spans, turn, score_scale);                        \
   }
-ATTEND(attend_64_bf16, 64, CODEC_BF16, 2)
-ATTEND(attend_64_fp8, 64, CODEC_FP8, 2)
-ATTEND(attend_128_bf16, 128, CODEC_BF16, 1)
-ATTEND(attend_128_fp8, 128, CODEC_FP8, 2)
+#define ATTEND_BY_HEAD_DIM(codec, Codec) \
+  ATTEND(attend_64_##codec, 64, Codec)   \
+  ATTEND(attend_128_##codec, 128, Codec)
+FOR_EACH_CODEC(ATTEND_BY_HEAD_DIM)

@@ -8,8 +8,8 @@
 // once, mostly from the second-level cache: 4 D bytes of bf16 slots for 512 D operations on tensor cores. Keys that no row sees
 // are left out before they are read; those that all rows see are gathered apart from those that some see, so that
 // only a few batches need a mask.
-#include "kv.cuh"
-#include "tensor.cuh"
+#include "codec.cuh"
+#include "policy_dms.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
@@ -27,14 +27,14 @@ struct Found {
   int first, last;
 };
 
-template <int D, int CODEC>
+template <int D, class Codec>
 struct Shared {
   // Lines of 16-byte pieces that change places by the line, so that eight lines of a fragment meet in no bank.
   u16 q[LINES * D], k[KEYS * D], v[KEYS * D];
-  u8 codes[2][CODEC == CODEC_FP8 ? KEYS * D : 16];  // on their way to k and v
+  u8 codes[2][Codec::PACKED ? KEYS * D : 16];  // on their way to k and v
   float scales[2][2][KEYS];                          // of this batch and the next: K's, V's
   const u8* ring[RING];
-  const u8* ring_scales[CODEC == CODEC_FP8 ? RING : 2];
+  const u8* ring_scales[Codec::SCALED ? RING : 2];
   Found partly[PARTLY];
   int counts[WARPS], arrived;
 };
@@ -63,41 +63,41 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   t.first_row = at * rows;
   t.last_row = min(t.first_row + rows, t.span.len) - 1;
   t.base = kv.seq_len[t.span.seq];
-  t.eviction = kv.policy == DMS && kv.eviction[t.span.seq];
-  int lane_row = kv_row(kv, layer, t.span.seq, t.head);
+  t.eviction = kv.evicts && kv.eviction[t.span.seq];
+  int lane_row = lane_index(kv, layer, t.span.seq, t.head);
   t.live = kv.live[lane_row];
   t.table = kv.table + (u64)lane_row * kv.max_pages;
   return t;
 }
 
-// Candidate c: slots first, then rows of the span. Distance grows with the row, so who sees a marked key is
-// every row up to one.
+// Candidate c: stored slots first, then rows of the span. Rows of the span that see a key are consecutive: a stored key
+// or row c is seen from the first row or its own on, and a marked one up to the last query of its window.
 __device__ __forceinline__ Found look_up(const Kv& kv, const Tile& t, const float* decisions, int c) {
+  Dms dms = dms_of(kv);
   Found f;
-  bool marked = false;
-  int position;  // counted as the span's rows are
-  if (c < t.live) {
-    u8* page = page_at(kv, t.table[c / PAGE_SLOTS]);
-    f.at = kv_bytes(kv, page, c % PAGE_SLOTS, 0);
-    f.scale = (const u8*)scale_at(kv, page, c % PAGE_SLOTS, 0);
-    f.first = position = 0;
+  u8* page;
+  int r, row;  // slot of the page; row of the span, negative for what was stored before it
+  bool stored = c < t.live, marked = false;
+  if (stored) {
+    page = page_at(kv, t.table[c / PAGE_SLOTS]);
+    r = c % PAGE_SLOTS;
+    row = f.first = 0;
     if (t.eviction) {
-      int meta = *meta_at(kv, page, c % PAGE_SLOTS);
-      marked = meta & 1;
-      position = (meta >> 1) - t.base;
-      if (kv.shift == SHIFT_PREVIOUS && position == -1)
-        marked = decisions[t.span.start * kv.n_kv_heads + t.head] > 0.0f;
+      int meta = *meta_at(kv, page, r);
+      marked = meta_marked(meta);
+      row = meta_position(meta) - t.base;
     }
   } else {
-    f.first = position = c - t.live;
-    int row = t.span.start + position, decided = kv.shift == SHIFT_SAME ? position : position + 1;
-    u8* page = staged_at(kv, row, t.head);
-    f.at = kv_bytes(kv, page, row % PAGE_SLOTS, 0);
-    f.scale = (const u8*)scale_at(kv, page, row % PAGE_SLOTS, 0);
-    if (t.eviction)
-      marked = decided < t.span.len && decisions[(t.span.start + decided) * kv.n_kv_heads + t.head] > 0.0f;
+    row = f.first = c - t.live;
+    page = staged_at(kv, t.span.start + row, t.head);
+    r = (t.span.start + row) % PAGE_SLOTS;
   }
-  f.last = marked ? position + kv.window : FOREVER;
+  f.at = row_at(kv, page, r, 0);
+  f.scale = (const u8*)scale_at(kv, page, r, 0);
+  int decided = dms.decided_by(row);
+  if (t.eviction && decided >= 0 && decided < t.span.len)
+    marked = dms.marks(decisions[(t.span.start + decided) * kv.n_kv_heads + t.head], t.base + row);
+  f.last = marked ? dms.last_query(row) : FOREVER;
   return f;
 }
 
@@ -108,8 +108,8 @@ struct Keys {
   Found seen;                // candidate next + threadIdx.x
 };
 
-template <int D, int CODEC>
-__device__ __forceinline__ void find(Shared<D, CODEC>& s, Keys& keys, const Kv& kv, const Tile& t,
+template <int D, class Codec>
+__device__ __forceinline__ void find(Shared<D, Codec>& s, Keys& keys, const Kv& kv, const Tile& t,
                                      const float* decisions) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Found& f = keys.seen;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void find(Shared<D, CODEC>& s, Keys& keys, const Kv& 
   if (all) {
     int at = (keys.begin + keys.whole + (before & 0xffff) + __popc(alls & below)) % RING;
     s.ring[at] = f.at;
-    if (CODEC == CODEC_FP8) s.ring_scales[at] = f.scale;
+    if (Codec::SCALED) s.ring_scales[at] = f.scale;
   } else if (some) s.partly[keys.partly + (before >> 16) + __popc(somes & below)] = f;
   keys.whole += total & 0xffff;
   keys.partly += total >> 16;
@@ -143,8 +143,8 @@ struct Batch {
   bool whole;
 };
 
-template <int D, int CODEC>
-__device__ __forceinline__ Batch next_batch(Shared<D, CODEC>& s, Keys& keys, int& done, const Kv& kv, const Tile& t,
+template <int D, class Codec>
+__device__ __forceinline__ Batch next_batch(Shared<D, Codec>& s, Keys& keys, int& done, const Kv& kv, const Tile& t,
                                             const float* decisions) {
   while (keys.whole < KEYS && keys.next < keys.to) find(s, keys, kv, t, decisions);
   Batch b;
@@ -168,39 +168,39 @@ __device__ __forceinline__ int piece(int line, int channel) {
 }
 
 // Sends for K (which = 0) or V (1) of a batch, D / 8 neighbouring threads a key; zeros behind the last.
-template <int D, int CODEC>
-__device__ __forceinline__ void fetch(Shared<D, CODEC>& s, const Batch& b, int which, int parity, const Kv& kv) {
+template <int D, class Codec>
+__device__ __forceinline__ void fetch(Shared<D, Codec>& s, const Batch& b, int which, int parity, const Kv& kv) {
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
-  int channel = threadIdx.x % PER_KEY * 8, bytes = row_bytes(kv), offset = which * PAGE_SLOTS * bytes;
-  offset += CODEC == CODEC_FP8 ? channel : 2 * channel;
+  int channel = threadIdx.x % PER_KEY * 8, offset = which ? kv.v_at : 0;
+  offset += Codec::PACKED ? channel : 2 * channel;
   bool within = channel < kv.head_dim;
 #pragma unroll
   for (int i = 0; i < KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE, at = b.begin + key;
     bool real = key < b.n;
     const u8* from = real ? (b.whole ? s.ring[at % RING] : s.partly[at % PARTLY].at) + offset : kv.pages;
-    if (CODEC == CODEC_FP8) copy_async8(&s.codes[which][key * D + channel], from, real && within);
+    if (Codec::PACKED) copy_async8(&s.codes[which][key * D + channel], from, real && within);
     else copy_async((which ? s.v : s.k) + piece<D>(key, channel), from, real && within);
   }
-  if (CODEC == CODEC_FP8 && threadIdx.x < KEYS) {
+  if (Codec::SCALED && threadIdx.x < KEYS) {
     int key = threadIdx.x, at = b.begin + key;
     bool real = key < b.n;
     const u8* from = real ? (b.whole ? s.ring_scales[at % RING] : s.partly[at % PARTLY].scale) : kv.pages;
-    copy_async4(&s.scales[parity][which][key], from + (real ? 4 * PAGE_SLOTS * which : 0), real);
+    copy_async4(&s.scales[parity][which][key], from + (real && which ? kv.v_scales_at - kv.k_scales_at : 0), real);
   }
   copy_commit();
 }
 
 // Codes that this thread sent for become bf16.
-template <int D, int CODEC>
-__device__ __forceinline__ void unpack(Shared<D, CODEC>& s, int which) {
-  if (CODEC != CODEC_FP8) return;
+template <int D, class Codec>
+__device__ __forceinline__ void unpack(Shared<D, Codec>& s, int which) {
+  if (!Codec::PACKED) return;
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
   int channel = threadIdx.x % PER_KEY * 8;
 #pragma unroll
   for (int i = 0; i < KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE;
-    Eight<CODEC_FP8> x;
+    typename Codec::Eight x;
     x.load(&s.codes[which][key * D], channel, true);
     *(uint4*)((which ? s.v : s.k) + piece<D>(key, channel)) = x.as_bf16();
   }
@@ -208,14 +208,14 @@ __device__ __forceinline__ void unpack(Shared<D, CODEC>& s, int which) {
 
 // A warp's 32 lines: two fragments of 16, of each of which a lane holds parts of lines lane / 4 and lane / 4 + 8.
 // Nothing seen: m = -inf, l = 0.
-template <int D, int CODEC>
+template <int D, class Codec>
 struct Lines {
   float out[2][D / 8][4], m[2][2], l[2][2];
 
   // Queries into shared memory, zeros where a line has no row.
-  __device__ __forceinline__ void begin(Shared<D, CODEC>& s, const Tile& t, const float* qkv, const Kv& kv) {
+  __device__ __forceinline__ void begin(Shared<D, Codec>& s, const Tile& t, const float* qkv, const Kv& kv) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim;
-    float by = CODEC == CODEC_FP8 ? QUERY_FACTOR : 1.0f;
+    const float by = Codec::QUERY_FACTOR;
     u64 width = (kv.n_q_heads + 2 * kv.n_kv_heads) * d;
 #pragma unroll 4
     for (int i = lane; i < 32 * D / 8; i += 32) {
@@ -241,7 +241,7 @@ struct Lines {
   }
 
   // Scores of all keys in shared memory: tile j of 8 keys, a lane's keys 2 (lane % 4) and the next.
-  __device__ __forceinline__ void score(float (*scores)[KEYS / 8][4], const Shared<D, CODEC>& s) const {
+  __device__ __forceinline__ void score(float (*scores)[KEYS / 8][4], const Shared<D, Codec>& s) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int line = 32 * warp + lane % 16, line_channel = lane / 16 * 8;
     int key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
@@ -270,16 +270,16 @@ struct Lines {
 
   // Scores become weights in bf16, and what was summed before is brought to the new maximum.
   __device__ __forceinline__ void weigh(u32 (*weights)[KEYS / 8][2], float (*scores)[KEYS / 8][4],
-                                        const Shared<D, CODEC>& s, const Batch& b, int parity, const Tile& t,
+                                        const Shared<D, Codec>& s, const Batch& b, int parity, const Tile& t,
                                         float scale) {
-    // Scores times this are exponents of 2; those of fp8 have it from their keys.
-    float unit = CODEC == CODEC_FP8 ? 1.0f : scale * LOG2E;
+    // Scores times this are exponents of 2; scaled codecs apply it with the scales of the keys.
+    float unit = Codec::SCALED ? 1.0f : scale * LOG2E;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (CODEC == CODEC_FP8) {
+    if (Codec::SCALED) {
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++) {
         float2 by = *(const float2*)&s.scales[parity][0][8 * j + lane % 4 * 2];
-        by.x *= scale * (LOG2E * SCORE_FACTOR), by.y *= scale * (LOG2E * SCORE_FACTOR);
+        by.x *= scale * (LOG2E * Codec::SCORE_FACTOR), by.y *= scale * (LOG2E * Codec::SCORE_FACTOR);
 #pragma unroll
         for (int f = 0; f < 2; f++)
 #pragma unroll
@@ -326,18 +326,18 @@ struct Lines {
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++) {
           float x = exp2_fast(scores[f][j][2 * i] * unit - from), y = exp2_fast(scores[f][j][2 * i + 1] * unit - from);
-          if (CODEC == CODEC_FP8) {
+          if (Codec::SCALED) {
             l[f][i] += x + y;
             float2 by = *(const float2*)&s.scales[parity][1][8 * j + lane % 4 * 2];
-            x *= by.x * WEIGHT_FACTOR, y *= by.y * WEIGHT_FACTOR;
+            x *= by.x * Codec::WEIGHT_FACTOR, y *= by.y * Codec::WEIGHT_FACTOR;
           }
           weights[f][j][i] = round_pair(x, y);
-          if (CODEC == CODEC_BF16) l[f][i] += sum_pair(weights[f][j][i]);
+          if (!Codec::SCALED) l[f][i] += sum_pair(weights[f][j][i]);
         }
       }
   }
 
-  __device__ __forceinline__ void add_values(const u32 (*weights)[KEYS / 8][2], const Shared<D, CODEC>& s) {
+  __device__ __forceinline__ void add_values(const u32 (*weights)[KEYS / 8][2], const Shared<D, Codec>& s) {
     int lane = threadIdx.x % 32, key = lane / 8 % 2 * 8 + lane % 8, channel = lane / 16 * 8;
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j += 2)
@@ -364,7 +364,7 @@ struct Lines {
         if (row > t.last_row) continue;
         int q_head = t.head * t.group + line % t.group;
         u64 at = ((u64)(t.span.start + row) * kv.n_q_heads + q_head) * kv.head_dim + lane % 4 * 2;
-        float by = (CODEC == CODEC_FP8 ? SUM_FACTOR : 1.0f) / l[f][i];
+        float by = Codec::SUM_FACTOR / l[f][i];
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
           if (8 * j < kv.head_dim)
@@ -412,11 +412,11 @@ struct Lines {
 
 // out[n, n_q_heads * head_dim]. partials: (D + 8) LINES floats for each block. arrivals [tiles, n_kv_heads], zero before and
 // after. Grid (parts, n_kv_heads, tiles), where a span of len rows has len / (LINES / group) tiles, rounded up.
-template <int D, int CODEC>
+template <int D, class Codec>
 __device__ __forceinline__ void attend_tiles(void* out, int rounded, float* partials, int* arrivals,
                                              const float* qkv, const float* decisions, const Kv& kv, int layer,
                                              const Span* spans, float scale) {
-  Shared<D, CODEC>& s = *(Shared<D, CODEC>*)dynamic_shared_memory();
+  Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory();
   after_previous();
   Tile t = tile_of(kv, layer, spans);
   int total = t.live + t.last_row + 1;
@@ -428,7 +428,7 @@ __device__ __forceinline__ void attend_tiles(void* out, int rounded, float* part
   keys.next = part * per;
   keys.to = min(keys.next + per, total);
   if (keys.next + (int)threadIdx.x < keys.to) keys.seen = look_up(kv, t, decisions, keys.next + threadIdx.x);
-  Lines<D, CODEC> lines;
+  Lines<D, Codec> lines;
   lines.begin(s, t, qkv, kv);
   int done = 0, parity = 0;
   Batch now = next_batch(s, keys, done, kv, t, decisions);
@@ -448,14 +448,14 @@ __device__ __forceinline__ void attend_tiles(void* out, int rounded, float* part
     if (next.n > 0) fetch(s, next, 0, parity ^ 1, kv);
     else copy_commit();
     // V's scales come with V.
-    if (CODEC == CODEC_FP8) {
+    if (Codec::PACKED) {
       copy_wait<1>();
       unpack(s, 1);
       __syncthreads();
     }
     u32 weights[2][KEYS / 8][2];
     lines.weigh(weights, scores, s, now, parity, t, scale);
-    if (CODEC != CODEC_FP8) {
+    if (!Codec::PACKED) {
       copy_wait<1>();
       __syncthreads();
     }
@@ -495,13 +495,13 @@ __device__ __forceinline__ void attend_tiles(void* out, int rounded, float* part
   lines.end(out, rounded, t, kv);
 }
 
-#define ATTEND_TILES(name, D, CODEC)                                                                                \
+#define ATTEND_TILES(name, D, Codec)                                                                                \
   KERNEL __launch_bounds__(THREADS, 2)                                                                              \
       name(void* out, int rounded, float* partials, int* arrivals, const float* qkv, const float* decisions, Kv kv, \
            int layer, const Span* spans, float scale) {                                                             \
-    attend_tiles<D, CODEC>(out, rounded, partials, arrivals, qkv, decisions, kv, layer, spans, scale);              \
+    attend_tiles<D, Codec>(out, rounded, partials, arrivals, qkv, decisions, kv, layer, spans, scale);              \
   }
-ATTEND_TILES(attend_tiles_64_bf16, 64, CODEC_BF16)
-ATTEND_TILES(attend_tiles_64_fp8, 64, CODEC_FP8)
-ATTEND_TILES(attend_tiles_128_bf16, 128, CODEC_BF16)
-ATTEND_TILES(attend_tiles_128_fp8, 128, CODEC_FP8)
+#define ATTEND_TILES_BY_HEAD_DIM(codec, Codec)     \
+  ATTEND_TILES(attend_tiles_64_##codec, 64, Codec) \
+  ATTEND_TILES(attend_tiles_128_##codec, 128, Codec)
+FOR_EACH_CODEC(ATTEND_TILES_BY_HEAD_DIM)

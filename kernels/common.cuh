@@ -11,6 +11,7 @@ typedef unsigned long long u64;
 #define FULL 0xffffffffu
 #define NEG_INFINITY __int_as_float(0xff800000)
 #define LOG2E 1.44269504f
+#define MAX_HEAD_DIM 128  // channels of a head that kernels have room for
 
 // Offset of a field, for the layouts that `backend::cuda::abi` asserts too.
 #ifdef SOFTWARE_GPU

@@ -1,11 +1,10 @@
 // Rows of query, key and value heads after their projection, a warp to a row in shared memory: norms, RoPE, eviction
 // decisions, and K and V as the cache keeps them. CPU twins: `backend::cpu::rope`, `Codec::round_trip`.
 #pragma once
+#include "codec.cuh"
 #include "kv.cuh"
-#include "tensor.cuh"
 
-#define MAX_DIM 128
-#define LINE (MAX_DIM + 4)  // floats from row to row in shared memory: rows begin in different banks
+#define LINE (MAX_HEAD_DIM + 4)  // floats from row to row in shared memory: rows begin in different banks
 #define MAX_GROUP 8         // most query heads of a group
 
 // What becomes of a head's row. Norm weights may be null. A decision comes from the last channel of a group's first
@@ -22,7 +21,7 @@ struct Turn {
 // What a warp needs to know before there is a row: its norm, if it has one, and a lane's angles.
 struct Lanes {
   const float* norm;
-  float cosine[MAX_DIM / 64], sine[MAX_DIM / 64];
+  float cosine[MAX_HEAD_DIM / 64], sine[MAX_HEAD_DIM / 64];
 
   // The weights will be asked for with the row.
   __device__ __forceinline__ void weigh(const float* weights, int d, int lane) {
@@ -33,7 +32,7 @@ struct Lanes {
   // Of a token at a position.
   __device__ __forceinline__ void find(const Turn& turn, int position, int d, int lane) {
 #pragma unroll
-    for (int k = 0; k < MAX_DIM / 64; k++) {
+    for (int k = 0; k < MAX_HEAD_DIM / 64; k++) {
       int i = lane + 32 * k;
       // In half turns, in f64 until whole turns are gone: at position 40,000 an f32 product is off by a thousandth of one.
       double turns = i < d / 2 ? (double)position * turn.inv_freq[i] * 0.31830988618379067 : 0.0;
@@ -45,9 +44,9 @@ struct Lanes {
 
 // A row, normed where it has a norm.
 __device__ __forceinline__ void load_row(float* s, const float* x, const Lanes& lanes, float eps, int d, int lane) {
-  float v[MAX_DIM / 32], w[MAX_DIM / 32], squares = 0.0f;
+  float v[MAX_HEAD_DIM / 32], w[MAX_HEAD_DIM / 32], squares = 0.0f;
 #pragma unroll
-  for (int k = 0; k < MAX_DIM / 32; k++) {
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
     int i = lane + 32 * k;
     v[k] = i < d ? x[i] : 0.0f;
     w[k] = lanes.norm && i < d ? lanes.norm[i] : 1.0f;
@@ -55,7 +54,7 @@ __device__ __forceinline__ void load_row(float* s, const float* x, const Lanes& 
   }
   float by = lanes.norm ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
 #pragma unroll
-  for (int k = 0; k < MAX_DIM / 32; k++)
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++)
     if (lane + 32 * k < d) s[lane + 32 * k] = v[k] * by * w[k];
   __syncwarp();
 }
@@ -79,7 +78,7 @@ __device__ __forceinline__ void rotate(float* s, const Lanes& lanes, int d, bool
   if (zero_last && lane == 0) s[d - 1] = 0.0f;
   __syncwarp();
 #pragma unroll
-  for (int k = 0; k < MAX_DIM / 64; k++) {
+  for (int k = 0; k < MAX_HEAD_DIM / 64; k++) {
     int i = lane + 32 * k;
     if (i >= half) continue;
     float c = lanes.cosine[k], t = lanes.sine[k], a = s[i], b = s[i + half];
@@ -89,40 +88,10 @@ __device__ __forceinline__ void rotate(float* s, const Lanes& lanes, int d, bool
   __syncwarp();
 }
 
-// A row of K or V: codes and their scale, and the row as they give it back.
-__device__ __forceinline__ float encode(u8* codes, float* x, int d, int codec, int lane) {
-  float v[MAX_DIM / 32], most = 0.0f;
-#pragma unroll
-  for (int k = 0; k < MAX_DIM / 32; k++) {
-    v[k] = lane + 32 * k < d ? x[lane + 32 * k] : 0.0f;
-    most = fmaxf(most, fabsf(v[k]));
-  }
-  float scale = 1.0f;
-  bool bad = false;
-  if (codec == CODEC_FP8) scale = fp8_scale(warp_max(most));
-#pragma unroll
-  for (int k = 0; k < MAX_DIM / 32; k++) {
-    int i = lane + 32 * k;
-    if (i >= d) continue;
-    if (codec == CODEC_FP8) {
-      bad |= v[k] != v[k];
-      codes[i] = fp8_encode(__fdiv_rn(v[k], scale));
-      x[i] = __fmul_rn(fp8_decode(codes[i]), scale);
-    } else {
-      u16 code = f32_to_bf16(v[k]);
-      ((u16*)codes)[i] = code;
-      x[i] = bf16_to_f32(code);
-    }
-  }
-  __syncwarp();
-  // Attention takes the code of what is no number for a number: the scale tells it.
-  return __any_sync(FULL, bad) ? __uint_as_float(0x7fc00000u) : scale;
-}
-
-// Codes and scale to slot `at` of a page, K (v = 0) or V (1).
-__device__ __forceinline__ void write_codes(const Kv& kv, u8* page, int at, int v, const u8* codes, float scale,
+// Codes and scale to row r of a page, K (v = 0) or V (1).
+__device__ __forceinline__ void write_codes(const Kv& kv, u8* page, int r, int v, const u8* codes, float scale,
                                             int lane) {
-  uint2* to = (uint2*)kv_bytes(kv, page, at, v);
-  for (int i = lane; i < row_bytes(kv) / 8; i += 32) to[i] = ((const uint2*)codes)[i];
-  if (kv.codec == CODEC_FP8 && lane == 0) *scale_at(kv, page, at, v) = scale;
+  uint2* to = (uint2*)row_at(kv, page, r, v);
+  for (int i = lane; i < row_bytes(kv, v) / 8; i += 32) to[i] = ((const uint2*)codes)[i];
+  if (kv.k_scales_at > 0 && lane == 0) *scale_at(kv, page, r, v) = scale;
 }

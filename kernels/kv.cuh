@@ -1,90 +1,80 @@
-// The cache in device memory, as `backend::KvTables` describes it: the view that kernels get, pages,
-// slots, codecs, and who holds a page.
+// The KV cache in device memory, as `backend::KvTables` describes it: the view that kernels get, the layout of a page,
+// and the reference counts of pages. Knows no codec: offsets within a page are data of the view.
 #pragma once
 #include "common.cuh"
-
-enum Codec { CODEC_BF16 = 0, CODEC_FP8 = 1 };
-enum Policy { DENSE = 0, DMS = 1 };
-enum Shift { SHIFT_SAME = 0, SHIFT_PREVIOUS = 1 };
 
 #define PAGE_SLOTS 16  // as `cache::PAGE_SLOTS`
 
 // Mirrors `backend::cuda::abi::View` field by field.
 struct Kv {
-  u8* pages;        // page p begins at p * stride
-  int* table;       // [n_layers, n_lanes, max_pages]
-  int* live;        // [n_layers, n_lanes]
-  int* ring;        // [n_layers, n_lanes, window + 1]
-  int* seq_len;     // [n_seqs]
-  int* eviction;    // [n_seqs]
-  int* slots;       // [n_tokens, n_kv_heads]
-  int* refs;        // [max pages of the pool]
-  int* free_list;   // free pages, the next one last
-  int* returned;    // pages given back in this step; taken up when it ends
-  int* counts;      // lengths of free_list and returned
-  u8* staged;       // K and V of a chunk's rows as they will be stored: see staged_at
-  u64 stride;       // bytes from page to page
+  u8* pages;       // page p begins at p * stride
+  int* table;      // [n_layers, n_lanes, max_pages] page of every PAGE_SLOTS slots of a lane
+  int* live;       // [n_layers, n_lanes] stored slots
+  int* ring;       // [n_layers, n_lanes, window + 1] slots of the newest tokens
+  int* seq_len;    // [n_seqs] tokens before this step
+  int* eviction;   // [n_seqs] whether marked tokens are dropped
+  int* slots;      // [n_tokens, n_kv_heads] slot of each token of a prefill chunk; -1: none any more
+  int* refs;       // [pages of the pool] sequences that hold a page
+  int* free_list;  // free pages, the next one last
+  int* returned;   // pages freed in this step: they join free_list when it ends
+  int* counts;     // [2] lengths of free_list and returned
+  u8* staged;      // K and V of a prefill chunk as they will be stored: see staged_at
+  u64 stride;      // bytes from page to page
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
-  int codec, policy, window, shift;
+  // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's f32 scales (0: the codec has none), and of
+  // the slots' metadata.
+  int k_bytes, v_bytes, v_at, k_scales_at, v_scales_at, meta_at;
+  // The eviction rule: see policy_dms.cuh.
+  int evicts, window, previous, sinks;
 };
-static_assert(sizeof(Kv) == 144 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+static_assert(sizeof(Kv) == 168 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
                   OFFSET_OF(Kv, stride) == 96 && OFFSET_OF(Kv, n_layers) == 104 &&
-                  OFFSET_OF(Kv, codec) == 128 && OFFSET_OF(Kv, shift) == 140,
+                  OFFSET_OF(Kv, k_bytes) == 128 && OFFSET_OF(Kv, meta_at) == 148 && OFFSET_OF(Kv, sinks) == 164,
               "backend::cuda::abi::View has another layout");
 
-// Consecutive rows of one sequence: mirrors `backend::cuda::abi::DeviceSpan`.
+// Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.
 struct Span {
   int seq, start, len, unused;
 };
 static_assert(sizeof(Span) == 16 && OFFSET_OF(Span, start) == 4 && OFFSET_OF(Span, len) == 8,
               "backend::cuda::abi::DeviceSpan has another layout");
 
-__device__ __forceinline__ int kv_row(const Kv& kv, int layer, int seq, int head) {
+// Index of a lane, one KV head of one sequence in one layer, in [n_layers, n_lanes].
+__device__ __forceinline__ int lane_index(const Kv& kv, int layer, int seq, int head) {
   return (layer * kv.n_seqs + seq) * kv.n_kv_heads + head;
 }
 
-// Page layout: K rows, V rows, K scales and V scales (fp8), position and mark of every slot.
-__device__ __forceinline__ int row_bytes(const Kv& kv) { return kv.codec == CODEC_FP8 ? kv.head_dim : 2 * kv.head_dim; }
 __device__ __forceinline__ u8* page_at(const Kv& kv, int page) { return kv.pages + (u64)page * kv.stride; }
-__device__ __forceinline__ u8* kv_bytes(const Kv& kv, u8* page, int r, int v) {
-  return page + (v * PAGE_SLOTS + r) * row_bytes(kv);
+
+// Row r of a page: the code bytes and scale of K (v = 0) or V (1), and the metadata.
+__device__ __forceinline__ int row_bytes(const Kv& kv, int v) { return v ? kv.v_bytes : kv.k_bytes; }
+__device__ __forceinline__ u8* row_at(const Kv& kv, u8* page, int r, int v) {
+  return page + (v ? kv.v_at + r * kv.v_bytes : r * kv.k_bytes);
 }
 __device__ __forceinline__ float* scale_at(const Kv& kv, u8* page, int r, int v) {
-  return (float*)(page + 2 * PAGE_SLOTS * row_bytes(kv)) + v * PAGE_SLOTS + r;
+  return (float*)(page + (v ? kv.v_scales_at : kv.k_scales_at)) + r;
 }
-__device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) {
-  int scales = kv.codec == CODEC_FP8 ? 8 * PAGE_SLOTS : 0;
-  return (int*)(page + 2 * PAGE_SLOTS * row_bytes(kv) + scales) + r;
-}
+__device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) { return (int*)(page + kv.meta_at) + r; }
 
-// The step's rows, 16 to a page of a head.
+// Metadata of a slot: the token's position and its mark.
+__device__ __forceinline__ int pack_meta(int position, bool marked) { return position << 1 | marked; }
+__device__ __forceinline__ int meta_position(int meta) { return meta >> 1; }
+__device__ __forceinline__ bool meta_marked(int meta) { return meta & 1; }
+
+// Page of a prefill chunk's row in `staged`: 16 rows of one head to a page, row i at i % PAGE_SLOTS.
 __device__ __forceinline__ u8* staged_at(const Kv& kv, int row, int head) {
   return kv.staged + ((u64)(row / PAGE_SLOTS) * kv.n_kv_heads + head) * kv.stride;
 }
 
-// e4m3fn, as `codec::fp8_encode` bit for bit: nearest even, saturating.
-__device__ __forceinline__ u8 fp8_encode(float x) {
-  u32 bits = __float_as_uint(x);
-  u8 sign = (bits >> 24) & 0x80;
-  float a = fabsf(x);
-  if (a != a) return sign | 0x7f;
-  if (a >= 448.0f) return sign | 0x7e;
-  if (a < 0.015625f) return sign | (u8)(int)rintf(a * 512.0f);
-  bits &= 0x7fffffffu;
-  u32 code = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120 << 3);
-  return sign | (u8)(code < 0x7e ? code : 0x7e);
+// Copies K, V and their scales of one slot by a warp. Rows are multiples of 8 bytes.
+__device__ __forceinline__ void copy_row(const Kv& kv, u8* to, int to_r, u8* from, int from_r, int lane) {
+  int k_words = kv.k_bytes / 8, words = k_words + kv.v_bytes / 8;
+  for (int i = lane; i < words; i += 32) {
+    int v = i >= k_words, at = i - v * k_words;
+    ((uint2*)row_at(kv, to, to_r, v))[at] = ((const uint2*)row_at(kv, from, from_r, v))[at];
+  }
+  if (kv.k_scales_at > 0 && lane < 2) *scale_at(kv, to, to_r, lane) = *scale_at(kv, from, from_r, lane);
 }
-
-__device__ __forceinline__ float fp8_decode(u8 code) {
-  int exponent = (code >> 3) & 15, mantissa = code & 7;
-  float a = exponent == 0 ? mantissa * (1.0f / 512.0f)
-                          : __uint_as_float(((u32)(exponent + 120) << 23) | ((u32)mantissa << 20));
-  if ((code & 0x7f) == 0x7f) a = __uint_as_float(0x7fc00000u);
-  return code & 0x80 ? -a : a;
-}
-
-// Scale of a head's row whose largest magnitude is `most`.
-__device__ __forceinline__ float fp8_scale(float most) { return most == 0.0f ? 1.0f : __fdiv_rn(most, 448.0f); }
 
 // The lowest free page, held once, to a whole warp. The host has seen to it that there is one.
 __device__ __forceinline__ int page_take(const Kv& kv, int lane) {

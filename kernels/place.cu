@@ -15,23 +15,22 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
-  int heads = kv.n_kv_heads, ring_len = kv.window + 1, size = PAGE_SLOTS;
+  Dms dms = dms_of(kv);
+  int heads = kv.n_kv_heads, ring_len = dms.ring_len(), size = PAGE_SLOTS;
   int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq], live = kv.live[l.row];
-  bool dms = kv.policy == DMS, previous = kv.shift == SHIFT_PREVIOUS;
   const float* decision = decisions + span.start * heads + l.head;
-  if (dms && previous && base > 0 && decision[0] > 0.0f && warp == 0) {
-    int newest = l.ring[(base - 1) % ring_len];
-    set_meta(kv, l, newest, slot_meta(kv, l, newest) | 1, lane);
-  }
-  int piece = dms && ring_len < threads ? ring_len : threads;
+  // The first row's decision may mark the newest stored token.
+  if (base > 0 && dms.decided_by(-1) == 0 && dms.marks(decision[0], base - 1) && warp == 0)
+    set_meta(kv, l, l.ring[dms.ring_at(base - 1)], pack_meta(base - 1, true), lane);
+  int piece = dms.evicts && ring_len < threads ? ring_len : threads;
 #pragma unroll 1
   for (int first = 0; first < span.len; first += piece) {
     __syncthreads();
     int i = first + threadIdx.x, n = base + i, slot = -1;
     bool mine = (int)threadIdx.x < piece && i < span.len;
-    if (mine && dms && eviction && n >= ring_len) {
-      int leaving = l.ring[n % ring_len];
-      if (slot_meta(kv, l, leaving) & 1) slot = leaving;
+    if (mine && dms.leaves_at(n, eviction)) {
+      int leaving = l.ring[dms.ring_at(n)];
+      slot = dms.overwritten(leaving, meta_marked(slot_meta(kv, l, leaving)));
     }
     bool taken = slot >= 0;
     u32 growing = __ballot_sync(FULL, mine && !taken);
@@ -69,10 +68,11 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
 
     if (mine) {
       int at = (span.start + i) * heads + l.head;
-      bool marked = dms && (previous ? i + 1 < span.len && decision[(i + 1) * heads] > 0.0f : decision[i * heads] > 0.0f);
-      *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = n << 1 | marked;
+      int decided = dms.decided_by(i);
+      bool marked = decided < span.len && dms.marks(decision[decided * heads], n);
+      *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = pack_meta(n, marked);
       kv.slots[at] = slot;
-      if (dms) l.ring[n % ring_len] = slot;
+      if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
       // A token of this very step that held the slot is superseded before it is stored.
       if (taken && i >= ring_len) kv.slots[at - ring_len * heads] = -1;
     }
@@ -115,7 +115,7 @@ KERNEL fork(Kv kv, int from, int to) {
     b.pages[i] = a.pages[i];
     atomicAdd(&kv.refs[a.pages[i]], 1);
   }
-  if (kv.policy == DMS)
+  if (kv.evicts)
     for (int i = threadIdx.x; i <= kv.window; i += blockDim.x) b.ring[i] = a.ring[i];
   if (threadIdx.x == 0) kv.live[b.row] = live;
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
@@ -138,19 +138,6 @@ KERNEL release(Kv kv, int seq) {
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) kv.seq_len[seq] = 0;
 }
 
-// Copies one slot's K, V, scales and mark by a warp. The parts of a slot are whole words: head
-// sizes are even and codecs take a byte or more, so 2 bytes at a time always fit.
-__device__ __forceinline__ void move_slot(const Kv& kv, u8* to, int to_row, u8* from, int from_row, int lane) {
-  if (to == from && to_row == from_row) return;
-  for (int v = 0; v < 2; v++) {
-    const u16* a = (const u16*)kv_bytes(kv, from, from_row, v);
-    u16* b = (u16*)kv_bytes(kv, to, to_row, v);
-    for (int i = lane; i < row_bytes(kv) / 2; i += 32) b[i] = a[i];
-    if (kv.codec == CODEC_FP8 && lane == 0) *scale_at(kv, to, to_row, v) = *scale_at(kv, from, from_row, v);
-  }
-  if (lane == 0) *meta_at(kv, to, to_row) = *meta_at(kv, from, from_row);
-}
-
 // Drops every marked slot outside the window and closes the gaps. Grid (n_kv_heads, n_layers), 32
 // threads. Slots only move down, in order, so pages that this lane alone holds are rewritten where they
 // are; a shared one is replaced by a fresh one once all that moves into its place has moved. Moves at
@@ -158,12 +145,12 @@ __device__ __forceinline__ void move_slot(const Kv& kv, u8* to, int to_row, u8* 
 KERNEL compact(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
-  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], ring_len = kv.window + 1, size = PAGE_SLOTS;
-  int window_start = n > ring_len ? n - ring_len : 0;
+  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], size = PAGE_SLOTS;
+  Dms dms = dms_of(kv);
+  int window_start = max(n - dms.ring_len(), 0);
   int kept = 0;
   for (int slot = 0; slot < live; slot++) {
-    int meta = slot_meta(kv, l, slot);
-    kept += !(meta & 1) || n - 1 - (meta >> 1) <= kv.window;
+    kept += !dms.is_out(slot_meta(kv, l, slot), n - 1);
   }
   if (kept == live) return;
   __syncwarp();
@@ -172,7 +159,7 @@ KERNEL compact(Kv kv, int seq) {
     u8* from = page_at(kv, l.pages[slot / size]);
     int meta = *meta_at(kv, from, slot % size);
     __syncwarp();
-    if ((meta & 1) && n - 1 - (meta >> 1) > kv.window) continue;
+    if (dms.is_out(meta, n - 1)) continue;
     if (to % size == 0) {
       // The page that was filled before takes its place in the table.
       if (target >= 0 && lane == 0 && l.pages[to / size - 1] != target) {
@@ -184,8 +171,11 @@ KERNEL compact(Kv kv, int seq) {
       if (__shfl_sync(FULL, holders, 0) != 1) target = page_take(kv, lane);
       __syncwarp();
     }
-    move_slot(kv, page_at(kv, target), to % size, from, slot % size, lane);
-    if (lane == 0 && (meta >> 1) >= window_start) l.ring[(meta >> 1) % ring_len] = to;
+    if (to != slot || page_at(kv, target) != from) {
+      copy_row(kv, page_at(kv, target), to % size, from, slot % size, lane);
+      if (lane == 0) *meta_at(kv, page_at(kv, target), to % size) = meta;
+    }
+    if (lane == 0 && meta_position(meta) >= window_start) l.ring[dms.ring_at(meta_position(meta))] = to;
     to++;
     __syncwarp();
   }

@@ -1,16 +1,17 @@
-// A lane's slots, and how a single token takes one.
+// Lanes and their slots, and how a decode token gets one. CPU twin: `backend::cpu::kv::place`, slot for slot.
 #pragma once
-#include "kv.cuh"
+#include "policy_dms.cuh"
 
+// One KV head of one sequence in one layer.
 struct Lane {
-  int row, head;
-  int* pages;
-  int* ring;
+  int row, head;  // index in [n_layers, n_lanes]; KV head
+  int* pages;     // [max_pages]
+  int* ring;      // [window + 1]
 };
 
 __device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int head) {
   Lane l;
-  l.row = kv_row(kv, layer, seq, head);
+  l.row = lane_index(kv, layer, seq, head);
   l.head = head;
   l.pages = kv.table + (u64)l.row * kv.max_pages;
   l.ring = kv.ring + (u64)l.row * (kv.window + 1);
@@ -28,49 +29,50 @@ __device__ __forceinline__ void set_meta(const Kv& kv, const Lane& l, int slot, 
   __syncwarp();
 }
 
-// Token n of a lane, by the policy, as `place` does for many. By a whole warp.
-struct Single {
-  int n, live, newest, leaving;  // slots, -1 where there is none
-  bool marked, marks_newest;     // what leaves, who is marked by the token's decision
+// The slot of a decode token: what `place` does for many tokens, for one. By a whole warp.
+struct SlotAssignment {
+  int n, live;          // position of the token; slots stored before it
+  int newest, leaving;  // slots of the newest token, where this token's decision marks that one, and of the token that
+                        // leaves the window; -1 where there is none
+  bool marked;          // the leaving one is marked
 
-  // All that the steps before this one left. Nothing before `take` changes it.
-  __device__ __forceinline__ void look(const Kv& kv, const Lane& l, int n, int eviction) {
-    int ring_len = kv.window + 1;
+  // Reads what the steps before this one left. Nothing before `assign` changes it.
+  __device__ __forceinline__ void load(const Kv& kv, const Lane& l, int n, int eviction) {
+    Dms dms = dms_of(kv);
     this->n = n;
     live = kv.live[l.row];
-    newest = leaving = -1;
-    marked = false;
-    marks_newest = kv.policy == DMS && kv.shift == SHIFT_PREVIOUS;
-    if (marks_newest && n > 0) newest = l.ring[(n - 1) % ring_len];
-    if (kv.policy == DMS && eviction && n >= ring_len) {
-      leaving = l.ring[n % ring_len];
-      marked = slot_meta(kv, l, leaving) & 1;
-    }
+    newest = dms.previous && n > 0 ? l.ring[dms.ring_at(n - 1)] : -1;
+    leaving = dms.leaves_at(n, eviction) ? l.ring[dms.ring_at(n)] : -1;
+    marked = leaving >= 0 && meta_marked(slot_meta(kv, l, leaving));
   }
 
-  // Without a window the newest token leaves at once, by the decision that marks it.
-  __device__ __forceinline__ bool waits_for_decision() const { return !marked && newest >= 0 && newest == leaving; }
+  // With a window of 0 the newest token leaves at once, by the very decision that marks it.
+  __device__ __forceinline__ bool needs_decision() const { return !marked && newest >= 0 && newest == leaving; }
 
   // The slot that the token overwrites, -1: none.
-  __device__ __forceinline__ int overwritten(bool decided) const {
-    return marked || (decided && waits_for_decision()) ? leaving : -1;
+  __device__ __forceinline__ int overwritten(const Dms& dms, float decision) const {
+    return dms.overwritten(leaving, marked || (needs_decision() && dms.marks(decision, n - 1)));
   }
 
-  // The slot, whose page is the lane's own.
-  __device__ __forceinline__ int take(const Kv& kv, const Lane& l, bool decided, int lane) const {
-    if (newest >= 0 && decided) set_meta(kv, l, newest, slot_meta(kv, l, newest) | 1, lane);
-    bool overwrites = overwritten(decided) >= 0;
-    int slot = overwrites ? leaving : live, entry = slot / PAGE_SLOTS, r = slot % PAGE_SLOTS, page;
-    if (!overwrites && r == 0) {
+  // Takes the slot and returns it. Its page is the lane's own then.
+  __device__ __forceinline__ int assign(const Kv& kv, const Lane& l, float decision, int lane) const {
+    Dms dms = dms_of(kv);
+    if (newest >= 0 && dms.marks(decision, n - 1))
+      set_meta(kv, l, newest, pack_meta(n - 1, true), lane);
+    int slot = overwritten(dms, decision), page;
+    bool appends = slot < 0;
+    if (appends) slot = live;
+    int entry = slot / PAGE_SLOTS, r = slot % PAGE_SLOTS;
+    if (appends && r == 0) {
       page = page_take(kv, lane);
       if (lane == 0) l.pages[entry] = page;
     } else {
       page = page_own(kv, l.pages + entry, lane);
     }
     if (lane == 0) {
-      *meta_at(kv, page_at(kv, page), r) = n << 1 | (kv.policy == DMS && !marks_newest && decided);
-      if (kv.policy == DMS) l.ring[n % (kv.window + 1)] = slot;
-      if (!overwrites) kv.live[l.row] = live + 1;
+      *meta_at(kv, page_at(kv, page), r) = pack_meta(n, dms.decided_by(0) == 0 && dms.marks(decision, n));
+      if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
+      if (appends) kv.live[l.row] = live + 1;
     }
     __syncwarp();
     return slot;

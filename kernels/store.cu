@@ -11,13 +11,7 @@ KERNEL store(Kv kv, int layer, const Span* spans, const int* span_of_row, int n)
   int i = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, row = i / kv.n_kv_heads, head = i % kv.n_kv_heads;
   int slot = row < n ? kv.slots[i] : -1;
   if (slot < 0) return;
-  int lane_row = kv_row(kv, layer, spans[span_of_row[row]].seq, head);
+  int lane_row = lane_index(kv, layer, spans[span_of_row[row]].seq, head);
   u8* page = page_at(kv, kv.table[(u64)lane_row * kv.max_pages + slot / PAGE_SLOTS]);
-  u8* staged = staged_at(kv, row, head);
-  int r = slot % PAGE_SLOTS, from = row % PAGE_SLOTS, pieces = row_bytes(kv) / 8;
-  for (int j = lane; j < 2 * pieces; j += 32) {
-    int v = j >= pieces, k = j - v * pieces;
-    ((uint2*)kv_bytes(kv, page, r, v))[k] = ((const uint2*)kv_bytes(kv, staged, from, v))[k];
-  }
-  if (kv.codec == CODEC_FP8 && lane < 2) *scale_at(kv, page, r, lane) = *scale_at(kv, staged, from, lane);
+  copy_row(kv, page, slot % PAGE_SLOTS, staged_at(kv, row, head), row % PAGE_SLOTS, lane);
 }

@@ -4,14 +4,13 @@
 // `backend::cpu::attention`.
 #include "heads.cuh"
 #include "place.cuh"
-#include "tensor.cuh"
 
 #define MERGERS 256   // threads that put parts together, four channels each: enough for a group
 #define AT_ONCE 8     // parts that a thread has on their way
 
 struct Shared {
   float x[MAX_GROUP + 2][LINE], scratch[LINE];  // query heads, K, V
-  __align__(16) u8 codes[2][2 * MAX_DIM];
+  __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];
   float scales[2];
   u8* page;
   int at;
@@ -31,23 +30,22 @@ struct Parts {
 // out[n, n_q_heads * head_dim]. decisions [n, n_kv_heads]: written where they are borrowed. Grid (n_kv_heads, n). A warp for
 // each query head of a group, for K, for V, and the last one to find the slot. Reads `partials` once, as attend.cu
 // left them, and writes a row of K and V.
-KERNEL __launch_bounds__(32 * (MAX_GROUP + 3))
-    take(void* out, int rounded, const float* partials, const int2* shares, const float* qkv, float* decisions, Kv kv,
-         int layer, const Span* spans, const float* q_norm, const float* k_norm, const float* inv_freq, float eps,
-         float factor, int borrowed, float scale, float offset, int per_layer, float score_scale) {
+template <class Codec>
+__device__ __forceinline__ void take(void* out, int rounded, const float* partials, const int2* shares,
+                                     const float* qkv, float* decisions, const Kv& kv, int layer, const Span* spans,
+                                     const Turn& turn, float score_scale) {
   __shared__ Shared s;
   next_may_begin();
-  Turn turn = {q_norm, k_norm, inv_freq, eps, factor, borrowed, scale, offset, per_layer};
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x, d = kv.head_dim;
   int heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1, finds = warp == (int)blockDim.x / 32 - 1;
   Span span = spans[blockIdx.y];
   int row = span.start, position = kv.seq_len[span.seq];
   Lane place = lane_of(kv, layer, span.seq, head);
-  Single single = {};
-  if (finds) single.look(kv, place, position, kv.eviction[span.seq]);
+  SlotAssignment single = {};
+  if (finds) single.load(kv, place, position, kv.eviction[span.seq]);
   Lanes lanes;
-  lanes.weigh(is_q || finds ? q_norm : is_k ? k_norm : nullptr, d, lane);
+  lanes.weigh(is_q || finds ? turn.q_norm : is_k ? turn.k_norm : nullptr, d, lane);
   if (is_q || is_k) lanes.find(turn, position, d, lane);
   // Neighbours in a warp share an item of four channels, and parts take turns among them.
   int items = group * d / 4, slices = 1;
@@ -76,24 +74,24 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 3))
   float decision = 0.0f;
   if (finds) {
     decision = decision_of(s.scratch, turn, lanes, qkv_row, decisions, head, row, kv, lane);
-    if (borrowed && lane == 0) decisions[row * heads + head] = decision;
+    if (turn.borrowed && lane == 0) decisions[row * heads + head] = decision;
   } else if (is_q || is_k || is_v) {
     int column = is_q ? head * group + warp : kv.n_q_heads + head + (is_v ? heads : 0);
     float* line = s.x[warp];
-    load_row(line, qkv_row + column * d, lanes, eps, d, lane);
-    if (!is_v) rotate(line, lanes, d, borrowed && warp == 0, lane);
+    load_row(line, qkv_row + column * d, lanes, turn.eps, d, lane);
+    if (!is_v) rotate(line, lanes, d, turn.borrowed && warp == 0, lane);
     if (is_q) {
 #pragma unroll
-      for (int i = lane; i < MAX_DIM; i += 32)
+      for (int i = lane; i < MAX_HEAD_DIM; i += 32)
         if (i < d) line[i] = bf16_to_f32(f32_to_bf16(line[i]));
     } else {
-      float by = encode(s.codes[is_v], line, d, kv.codec, lane);
+      float by = Codec::encode(s.codes[is_v], line, d, lane);
       if (lane == 0) s.scales[is_v] = by;
     }
   }
   __syncthreads();
   if (finds) {
-    int slot = single.take(kv, place, decision > 0.0f, lane);
+    int slot = single.assign(kv, place, decision, lane);
     if (lane == 0) {
       s.page = page_at(kv, place.pages[slot / PAGE_SLOTS]);
       s.at = slot % PAGE_SLOTS;
@@ -106,14 +104,14 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 3))
       if (!__any_sync(FULL, of == h)) continue;
       float dot = 0.0f;
 #pragma unroll
-      for (int i = lane; i < MAX_DIM; i += 32) dot += i < d ? s.x[h][i] * k[i] : 0.0f;
+      for (int i = lane; i < MAX_HEAD_DIM; i += 32) dot += i < d ? s.x[h][i] * k[i] : 0.0f;
       dot = warp_sum(dot);
       if (of == h) score = dot * (score_scale * LOG2E);
     }
     Parts all = {float4{0.0f, 0.0f, 0.0f, 0.0f}, ceilf(score), 0.0f};
     if (slice == 0) {
       float weight = exp2_fast(score - all.m), by = bf16_to_f32(f32_to_bf16(weight * s.scales[1])) / s.scales[1];
-      all.l = kv.codec == CODEC_FP8 ? weight : by;
+      all.l = Codec::SCALED ? weight : by;
       all.sum = float4{by * v[0], by * v[1], by * v[2], by * v[3]};
     }
 #pragma unroll 1
@@ -147,3 +145,14 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 3))
   __syncthreads();
   if (is_k || is_v) write_codes(kv, s.page, s.at, is_v, s.codes[is_v], s.scales[is_v], lane);
 }
+
+#define TAKE(codec, Codec)                                                                                          \
+  KERNEL __launch_bounds__(32 * (MAX_GROUP + 3))                                                                    \
+      take_##codec(void* out, int rounded, const float* partials, const int2* shares, const float* qkv,             \
+                   float* decisions, Kv kv, int layer, const Span* spans, const float* q_norm, const float* k_norm, \
+                   const float* inv_freq, float eps, float factor, int borrowed, float scale, float offset,         \
+                   int per_layer, float score_scale) {                                                              \
+    Turn turn = {q_norm, k_norm, inv_freq, eps, factor, borrowed, scale, offset, per_layer};                        \
+    take<Codec>(out, rounded, partials, shares, qkv, decisions, kv, layer, spans, turn, score_scale);               \
+  }
+FOR_EACH_CODEC(TAKE)

@@ -104,37 +104,5 @@ __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetc
 
 #endif
 
-// Tensor cores take codes of e4m3 as bf16 of the same bits, which is 2^-120 of their value: exact, also where that
-// is below bf16's normal numbers. The other side and the sums bring factors so that no f32 gets small in between.
-#define QUERY_FACTOR __uint_as_float(0x71800000u)   // 2^100
-#define SCORE_FACTOR 1048576.0f                     // 2^20
-#define WEIGHT_FACTOR __uint_as_float(0x73800000u)  // 2^104
-#define SUM_FACTOR 65536.0f                         // 2^16
-
-__device__ __forceinline__ u32 fp8_pair(u32 codes, u32 which) {
-  u32 x = __byte_perm(codes, 0, which);
-  return (x & 0x80008000u) | ((x >> 4) & 0x07f007f0u);
-}
-
-// Eight neighbouring channels of a row as they are stored; zeros where not `real`.
-template <int CODEC>
-struct Eight {
-  uint4 x;
-  __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
-    x = real ? *(const uint4*)(row + 2 * channel) : uint4{0, 0, 0, 0};
-  }
-  __device__ __forceinline__ uint4 as_bf16() const { return x; }
-};
-template <>
-struct Eight<1> {
-  uint2 x;
-  __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
-    x = real ? *(const uint2*)(row + channel) : uint2{0, 0};
-  }
-  __device__ __forceinline__ uint4 as_bf16() const {
-    return uint4{fp8_pair(x.x, 0x1404), fp8_pair(x.x, 0x3424), fp8_pair(x.y, 0x1404), fp8_pair(x.y, 0x3424)};
-  }
-};
-
 // Both values of a pair of bf16.
 __device__ __forceinline__ float sum_pair(u32 x) { return bf16_to_f32((u16)x) + __uint_as_float(x & 0xffff0000u); }

@@ -11,7 +11,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const HEADERS: [&str; 6] = ["common.cuh", "heads.cuh", "hopper.cuh", "kv.cuh", "place.cuh", "tensor.cuh"];
 /// Cards that ptxas makes code for, by target.
 const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"], &["sm_90a"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
@@ -19,8 +18,6 @@ const SPILLS: &[(&str, usize)] = &[
     // What a tile keeps beside its fragments, once for 64 keys.
     ("attend_tiles_128_bf16", 256),
     ("attend_tiles_128_fp8", 128),
-    // The slow path of sincos.
-    ("qkv_rope", 16),
 ];
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;
@@ -43,6 +40,13 @@ const REGISTERS: &[(&str, usize)] = &[
 
 fn kernels() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+fn headers() -> Vec<String> {
+    let files = fs::read_dir(kernels()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut headers: Vec<String> = files.filter(|name| name.ends_with(".cuh")).collect();
+    headers.sort();
+    headers
 }
 
 #[test]
@@ -191,9 +195,10 @@ impl Nvrtc {
     fn compile(&self, name: &str, target: &str) -> Result<String, String> {
         let read = |file: &str| CString::new(fs::read(kernels().join(file)).unwrap()).unwrap();
         let (file, source) = (format!("{name}.cu"), read(&format!("{name}.cu")));
-        let texts = HEADERS.map(read);
         let text = |s: &str| CString::new(s).unwrap();
-        let (names, count) = (HEADERS.map(text), HEADERS.len() as c_int);
+        let headers = headers();
+        let texts: Vec<CString> = headers.iter().map(|h| read(h)).collect();
+        let (names, count): (Vec<CString>, _) = (headers.iter().map(|h| text(h)).collect(), headers.len() as c_int);
         let options = [text(&format!("--gpu-architecture={target}")), text("--std=c++17")];
         let pointers = |texts: &[CString]| texts.iter().map(|t| t.as_ptr()).collect::<Vec<_>>();
         let (texts, names, arguments) = (pointers(&texts), pointers(&names), pointers(&options));

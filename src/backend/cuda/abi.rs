@@ -112,12 +112,20 @@ pub struct View {
     pub head_dim: i32,
     pub n_seqs: i32,
     pub max_pages: i32,
-    pub codec: i32,
-    pub policy: i32,
+    /// Bytes of an encoded row, and byte offsets inside a page. Offsets of scales are 0 where the codec has none.
+    pub k_bytes: i32,
+    pub v_bytes: i32,
+    pub v_at: i32,
+    pub k_scales_at: i32,
+    pub v_scales_at: i32,
+    pub meta_at: i32,
+    /// The eviction rule: `Dms` in `policy_dms.cuh`. All 0 where nothing is evicted.
+    pub evicts: i32,
     pub window: i32,
-    pub shift: i32,
+    pub previous: i32,
+    pub sinks: i32,
 }
-layout!(View: 144 { table: 8, staged: 88, stride: 96, n_layers: 104, codec: 128, shift: 140 });
+layout!(View: 168 { table: 8, staged: 88, stride: 96, n_layers: 104, k_bytes: 128, meta_at: 148, sinks: 164 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

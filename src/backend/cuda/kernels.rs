@@ -144,7 +144,8 @@ kernels! {
         GemmWgmma128Gated "gemm_wgmma_128_gated" "pttpiii",
     }
     "rope" {
-        QkvRope "qkv_rope" "ppkpppppffiffi",
+        QkvRopeBf16 "qkv_rope_bf16" "ppkpppppffiffi",
+        QkvRopeFp8 "qkv_rope_fp8" "ppkpppppffiffi",
     }
     "attend" {
         Attend64Bf16 "attend_64_bf16" "ppppkippppffiffif",
@@ -153,7 +154,8 @@ kernels! {
         Attend128Fp8 "attend_128_fp8" "ppppkippppffiffif",
     }
     "take" {
-        Take "take" "pippppkippppffiffif",
+        TakeBf16 "take_bf16" "pippppkippppffiffif",
+        TakeFp8 "take_fp8" "pippppkippppffiffif",
     }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "pippppkipf",

@@ -17,21 +17,9 @@ const MOST_PARTS: usize = 32;
 /// Rows times query heads of a group in a tile: `LINES` in `attend_tiles.cu`.
 pub(super) const TILE_LINES: usize = 128;
 
-/// As `Codec` in `kv.cuh` counts. f32 is refused where the device is chosen.
-pub(super) fn codec_number(codec: Codec) -> i32 {
-    match codec {
-        Codec::Bf16 => 0,
-        Codec::Fp8 => 1,
-        Codec::F32 | Codec::Int8 => panic!("the CUDA backend stores K and V as bf16 or fp8"),
-    }
-}
-
 fn view(kv: &KvTables<Cuda>) -> View {
-    let g = &kv.geometry;
-    let (policy, window, shift) = match g.policy.rule() {
-        None => (0, 0, 0),
-        Some(rule) => (1, rule.window as i32, (rule.shift == Shift::Previous) as i32),
-    };
+    let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
+    let scales = |at: usize| if page.has_scale() { at as i32 } else { 0 };
     View {
         pages: kv.pool.base(),
         table: kv.page_table.ptr(),
@@ -52,25 +40,40 @@ fn view(kv: &KvTables<Cuda>) -> View {
         head_dim: g.head_dim as i32,
         n_seqs: g.n_seqs as i32,
         max_pages: g.max_pages as i32,
-        codec: codec_number(g.codec),
-        policy,
-        window,
-        shift,
+        k_bytes: page.slot.k_bytes as i32,
+        v_bytes: page.slot.v_bytes as i32,
+        v_at: page.v_at as i32,
+        k_scales_at: scales(page.k_side_at),
+        v_scales_at: scales(page.v_side_at),
+        meta_at: page.meta_at as i32,
+        evicts: rule.is_some() as i32,
+        window: rule.map_or(0, |r| r.window as i32),
+        previous: rule.is_some_and(|r| r.shift == Shift::Previous) as i32,
+        sinks: rule.map_or(0, |r| r.sinks as i32),
     }
 }
 
-/// The instances of attention for single tokens and for chunks.
-fn attend_kernels(g: &KvGeometry) -> [Kernel; 2] {
+/// The instances of the kernels that depend on the codec.
+struct Instances {
+    qkv_rope: Kernel,
+    attend: Kernel,
+    attend_tiles: Kernel,
+    take: Kernel,
+}
+
+/// The instances for a geometry: one row of the table a codec. f32 is refused where the device is chosen.
+fn instances(g: &KvGeometry) -> Instances {
     use Kernel::*;
     let group = g.n_q_heads / g.n_kv_heads;
-    assert!(group <= MAX_GROUP, "{group} query heads to a KV head are more than the CUDA backend takes");
-    match (g.head_dim, codec_number(g.codec)) {
-        (..=64, 0) => [Attend64Bf16, AttendTiles64Bf16],
-        (..=64, _) => [Attend64Fp8, AttendTiles64Fp8],
-        (..=MAX_HEAD_DIM, 0) => [Attend128Bf16, AttendTiles128Bf16],
-        (..=MAX_HEAD_DIM, _) => [Attend128Fp8, AttendTiles128Fp8],
-        (d, _) => panic!("heads of {d} channels are more than the CUDA backend takes"),
-    }
+    assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
+    assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
+    let wide = (padded(g.head_dim) == MAX_HEAD_DIM) as usize;
+    let (qkv_rope, attend, attend_tiles, take) = match g.codec {
+        Codec::Bf16 => (QkvRopeBf16, [Attend64Bf16, Attend128Bf16], [AttendTiles64Bf16, AttendTiles128Bf16], TakeBf16),
+        Codec::Fp8 => (QkvRopeFp8, [Attend64Fp8, Attend128Fp8], [AttendTiles64Fp8, AttendTiles128Fp8], TakeFp8),
+        Codec::F32 | Codec::Int8 => panic!("the CUDA backend stores K and V as bf16 or fp8"),
+    };
+    Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], take }
 }
 
 /// Threads of a block of `attend`.
@@ -78,7 +81,7 @@ const SINGLE_THREADS: usize = 256;
 
 /// Blocks of attention for single tokens that a multiprocessor runs side by side.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    driver.resident(attend_kernels(g)[0], SINGLE_THREADS)
+    driver.resident(instances(g).attend, SINGLE_THREADS)
 }
 
 /// Channels that an instance of attention has room for.
@@ -107,12 +110,12 @@ pub(super) fn decode(
     // The card divides what its blocks have to do by the slots that live.
     let blocks = (pool.single_blocks / n).max(g.n_kv_heads);
     assert!(blocks * n <= pool.max_blocks * TILE_LINES / MAX_GROUP, "{n} sequences have no room for their parts");
-    let [kernel, _] = attend_kernels(g);
+    let kernels = instances(g);
     let args = [&found[..], &of_layer, &turn, &scale].concat();
-    cuda.driver.launch(kernel, [blocks, n, 1], SINGLE_THREADS, &args);
+    cuda.driver.launch(kernels.attend, [blocks, n, 1], SINGLE_THREADS, &args);
     let out = [Ptr(out.ptr()), I32(out.rounded as i32)];
     let args = [&out[..], &found, &of_layer, &turn, &scale].concat();
-    cuda.driver.launch(Kernel::Take, [g.n_kv_heads, n, 1], take_threads(g), &args);
+    cuda.driver.launch(kernels.take, [g.n_kv_heads, n, 1], take_threads(g), &args);
 }
 
 /// [`Backend::qkv_rope`](super::Backend::qkv_rope), and codes of K and V to the step's staged pages.
@@ -132,7 +135,7 @@ pub(super) fn qkv_rope(
     let per_layer = rope.borrowed.is_some_and(|a| a.per_layer);
     let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
     let args = [&rows[..], &spans_of_rows, &turn(rope)].concat();
-    driver.launch(Kernel::QkvRope, [blocks, shape.n_rows, 1], 32 * (g.n_q_heads / g.n_kv_heads + 2), &args);
+    driver.launch(instances(g).qkv_rope, [blocks, shape.n_rows, 1], 32 * (g.n_q_heads / g.n_kv_heads + 2), &args);
 }
 
 /// Attention of chunks in tiles of rows; single tokens are tiles of one row.
@@ -151,7 +154,6 @@ pub(super) fn attend(
     let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_rows)).sum();
     // Few rows: enough blocks for the whole card by dividing the keys.
     let parts = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
-    let [_, kernel] = attend_kernels(g);
     let args = [
         Ptr(out.ptr()),
         I32(out.rounded as i32),
@@ -164,7 +166,7 @@ pub(super) fn attend(
         Ptr(shape.spans),
         score_scale(g),
     ];
-    cuda.driver.launch(kernel, [parts, g.n_kv_heads, n_tiles], 128, &args);
+    cuda.driver.launch(instances(g).attend_tiles, [parts, g.n_kv_heads, n_tiles], 128, &args);
 }
 
 pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {

@@ -1,0 +1,49 @@
+// K and V as int8 with one f32 scale a row: max|x| / 127, or 1 where all are 0. A code is sign and magnitude: bit 7 is the
+// sign, the low 7 bits are rint(|x| / scale). CPU twin: `codec::int8`, bit for bit.
+//
+// Sign and magnitude, not two's complement: a code becomes a bf16 by moving bits, as an fp8 code does.
+#pragma once
+#include "codec_scaled.cuh"
+
+struct Int8Codec {
+  static const bool PACKED = true;
+  static const bool SCALED = true;
+  // Tensor cores read sign and magnitude m as a subnormal bf16 of m 2^-133, exactly. These factors keep every f32 and
+  // bf16 in between normal: q is multiplied by 2^100, so scores are 2^-33 of their value (in units of K's scale) and no
+  // product with q >= 2^-90 is subnormal; weights of V by 2^104, which leaves weight times scale finite up to 2^24 and
+  // makes sums 2^-29 of their value. Powers of 2 change no rounding.
+  static constexpr float QUERY_FACTOR = 0x1p100f, SCORE_FACTOR = 0x1p33f, WEIGHT_FACTOR = 0x1p104f,
+                         SUM_FACTOR = 0x1p29f;
+
+  static __device__ __forceinline__ float scale(float most) { return most == 0.0f ? 1.0f : __fdiv_rn(most, 127.0f); }
+
+  static __device__ __forceinline__ u8 code(float x) {
+    u8 sign = (__float_as_uint(x) >> 24) & 0x80;
+    return sign | (u8)(int)fminf(rintf(fabsf(x)), 127.0f);
+  }
+
+  static __device__ __forceinline__ float value(u8 code) {
+    float a = (float)(code & 0x7f);
+    return code & 0x80 ? -a : a;
+  }
+
+  // Two of four codes, picked by `which` for __byte_perm into the high bytes of two halves, as bf16.
+  static __device__ __forceinline__ u32 pair(u32 codes, u32 which) {
+    u32 x = __byte_perm(codes, 0, which);
+    return (x & 0x80008000u) | ((x >> 8) & 0x007f007fu);
+  }
+
+  struct Eight {
+    uint2 x;
+    __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
+      x = real ? *(const uint2*)(row + channel) : uint2{0, 0};
+    }
+    __device__ __forceinline__ uint4 as_bf16() const {
+      return uint4{pair(x.x, 0x1404), pair(x.x, 0x3424), pair(x.y, 0x1404), pair(x.y, 0x3424)};
+    }
+  };
+
+  static __device__ __forceinline__ float encode(u8* codes, float* x, int d, int lane) {
+    return encode_scaled<Int8Codec>(codes, x, d, lane);
+  }
+};

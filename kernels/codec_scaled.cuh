@@ -1,0 +1,27 @@
+// Rows of one-byte codes with one f32 scale each: what the codecs fp8 and int8 share.
+#pragma once
+#include "tensor.cuh"
+
+// Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back. Returns the scale. The
+// codes of NaN decode to finite values in attention, so a row that holds a NaN gets NaN as its scale.
+template <class Codec>
+__device__ __forceinline__ float encode_scaled(u8* codes, float* x, int d, int lane) {
+  float v[MAX_HEAD_DIM / 32], most = 0.0f;
+#pragma unroll
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
+    v[k] = lane + 32 * k < d ? x[lane + 32 * k] : 0.0f;
+    most = fmaxf(most, fabsf(v[k]));
+  }
+  float scale = Codec::scale(warp_max(most));
+  bool nan = false;
+#pragma unroll
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
+    int i = lane + 32 * k;
+    if (i >= d) continue;
+    nan |= v[k] != v[k];
+    codes[i] = Codec::code(__fdiv_rn(v[k], scale));
+    x[i] = __fmul_rn(Codec::value(codes[i]), scale);
+  }
+  __syncwarp();
+  return __any_sync(FULL, nan) ? __uint_as_float(0x7fc00000u) : scale;
+}

@@ -1,0 +1,51 @@
+// The eviction rule of Dynamic Memory Sparsification (arXiv 2506.05345), written once for all kernels. CPU twin:
+// `policy::Dms`.
+//
+// Every token gets a decision. A positive one marks a token, and a marked token stays visible to the `window` tokens
+// after it; then the token that arrives takes over its slot. A sliding window with attention sinks is the same rule with
+// constant decisions. A dense cache is the rule with `evicts` = 0.
+//
+// The rule is data of the cache's view, not a template parameter: its branches are uniform over the grid and stay outside
+// the loops over keys, and a parameter would double the instances of every kernel.
+#pragma once
+#include "kv.cuh"
+
+struct Dms {
+  int evicts;    // 0: no token is ever marked
+  int window;    // W: tokens after a marked one that still see it
+  int previous;  // 1: the decision computed at token t + 1 marks token t; 0: that of token t
+  int sinks;     // the first tokens of a sequence, which are never marked
+
+  // Entries of a lane's ring: the newest token and the W before it.
+  __device__ __forceinline__ int ring_len() const { return window + 1; }
+
+  // Entry of the token at `position`. Until that token is entered, it is the slot of the one that its arrival pushes out
+  // of the window.
+  __device__ __forceinline__ int ring_at(int position) const { return position % ring_len(); }
+
+  // Whether a decision marks the token at `position`.
+  __device__ __forceinline__ bool marks(float decision, int position) const {
+    return evicts && decision > 0.0f && position >= sinks;
+  }
+
+  // Row of a span whose decision marks the token `row` rows into the span; -1 is the newest stored token. Outside
+  // [0, len) no row of the span does: the stored mark holds, or the next step decides.
+  __device__ __forceinline__ int decided_by(int row) const { return row + previous; }
+
+  // Position of the last query that sees a marked token at `position`.
+  __device__ __forceinline__ int last_query(int position) const { return position + window; }
+
+  // Whether a slot's token is marked and outside the window of a query at `position`.
+  __device__ __forceinline__ bool is_out(int meta, int position) const {
+    return meta_marked(meta) && last_query(meta_position(meta)) < position;
+  }
+
+  // Whether the arrival of token n pushes a token out of the window.
+  __device__ __forceinline__ bool leaves_at(int n, int eviction) const { return evicts && eviction && n > window; }
+
+  // Slot that the incoming token overwrites, given the slot and mark of the token that leaves the window; -1: it
+  // appends one.
+  __device__ __forceinline__ int overwritten(int leaving, bool marked) const { return marked ? leaving : -1; }
+};
+
+__device__ __forceinline__ Dms dms_of(const Kv& kv) { return Dms{kv.evicts, kv.window, kv.previous, kv.sinks}; }
