@@ -9,7 +9,7 @@ mod files;
 pub mod hub;
 mod json;
 mod mapped;
-mod names;
+pub mod names;
 mod parse;
 pub mod random;
 mod rope;
@@ -25,6 +25,7 @@ use adapter::Adapter;
 use anyhow::{Context, Result, bail, ensure};
 use files::Files;
 use json::Fields;
+use names::TensorSpec;
 use safetensors::TensorFile;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -133,9 +134,9 @@ impl Checkpoint {
         adapter.into_iter().chain(self.ignored.clone())
     }
 
-    /// A tensor by name, which has to have this shape.
-    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        shaped(self.tensors.get(name).cloned(), &self.name, name, shape)
+    /// The tensor of that name, which must have that shape.
+    pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
+        spec.check(self.tensors.get(&spec.name).cloned(), &self.name)
     }
 
     fn empty(name: &str, config: ModelConfig) -> Self {
@@ -297,10 +298,8 @@ impl Weights {
 
     /// Every tensor the configuration calls for, in its shape.
     fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let wanted = names::expected(config).into_iter();
-        let tensors: Result<Vec<Tensor>> =
-            wanted.map(|(name, shape)| shaped(self.get(&name)?, &self.label, &name, &shape)).collect();
-        let tensors = tensors?;
+        let tensors = names::all(config).map(|spec| spec.check(self.get(&spec.name)?, &self.label));
+        let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
         if config.tied
             && let Some(head) = self.get("lm_head.weight")?
         {
@@ -313,13 +312,6 @@ impl Weights {
         }
         Ok(tensors)
     }
-}
-
-/// The tensor, if it is there and has this shape; else one line that names it and both shapes.
-fn shaped(tensor: Option<Tensor>, place: &str, name: &str, shape: &[usize]) -> Result<Tensor> {
-    let tensor = tensor.with_context(|| format!("{place}: tensor {name} {shape:?} is missing"))?;
-    ensure!(tensor.shape == shape, "{place}: tensor {name} has shape {:?}, expected {shape:?}", tensor.shape);
-    Ok(tensor)
 }
 
 /// A digest that differs where a saved token log would not mean the same. Reads a few hundred

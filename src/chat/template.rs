@@ -107,8 +107,13 @@ impl<'a> Rendering<'a> {
             jobs.extend(self.probes());
         }
         let source = self.source();
-        let mut texts =
-            jinja::render_jobs(&source, self.spec.trusted, self.text_bytes(), self.opts, &jobs)?.into_iter();
+        let bytes = self.text_bytes();
+        let texts = if self.spec.trusted {
+            jinja::render(&source, bytes, &jobs)?
+        } else {
+            sandbox::render(&source, bytes, self.opts.exe.as_deref(), &self.opts.cancel, &jobs)?
+        };
+        let mut texts = texts.into_iter();
         let mut next = || texts.next().context("chat template: a rendering is missing");
         let dropped = if keep != Some(true) { Some(next()?) } else { None };
         if keep == Some(false) {

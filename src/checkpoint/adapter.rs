@@ -4,7 +4,7 @@
 use super::bounds;
 use super::builtin;
 use super::config::{DmsConfig, DmsVariant, ModelConfig};
-use super::names;
+use super::names::DecisionSpec;
 use super::safetensors::TensorFile;
 use crate::policy::{Dms, Shift};
 use crate::tensor::{SharedBytes, Tensor};
@@ -123,8 +123,8 @@ impl Adapter {
 
     /// Its tensors, each with the shape the model calls for.
     pub fn tensors(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let wanted = (0..config.n_layers).flat_map(|layer| names::adapter_tensors(config, layer));
-        wanted.map(|(name, shape)| super::shaped(self.file.tensor(&name)?, &self.label, &name, &shape)).collect()
+        let specs = (0..config.n_layers).flat_map(|layer| DecisionSpec::new(config, layer).into_tensors());
+        specs.map(|spec| spec.check(self.file.tensor(&spec.name)?, &self.label)).collect()
     }
 
     /// Metadata as one text, for the model's fingerprint.

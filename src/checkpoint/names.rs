@@ -1,56 +1,141 @@
-//! The tensors a configuration calls for, by their Hugging Face names.
+//! The tensors of a model by their Hugging Face names: the only table of names and shapes. Checking a checkpoint, making
+//! random weights and loading a model all read it.
 
 use super::config::{DmsVariant, ModelConfig};
+use crate::tensor::Tensor;
+use anyhow::{Context, Result, ensure};
 
-/// Name and shape of every tensor the forward pass reads. Linear weights are `[out, in]`.
-pub fn expected(c: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-    let mut out = vec![("model.embed_tokens.weight".to_owned(), vec![c.vocab, c.hidden])];
-    for layer in 0..c.n_layers {
-        layer_tensors(c, layer, &mut out);
-        if c.dms.as_ref().is_some_and(|d| d.variant == DmsVariant::Adapter) {
-            out.extend(adapter_tensors(c, layer));
-        }
-    }
-    out.push(("model.norm.weight".to_owned(), vec![c.hidden]));
-    if !c.tied {
-        out.push(("lm_head.weight".to_owned(), vec![c.vocab, c.hidden]));
-    }
-    out
+/// Name and shape of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub name: String,
+    pub shape: Vec<usize>,
 }
 
-fn layer_tensors(c: &ModelConfig, layer: usize, out: &mut Vec<(String, Vec<usize>)>) {
-    let (q, kv) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-    let mut push = |name: &str, shape: &[usize]| out.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
-    push("input_layernorm.weight", &[c.hidden]);
-    for (name, rows, cols) in
-        [("q_proj", q, c.hidden), ("k_proj", kv, c.hidden), ("v_proj", kv, c.hidden), ("o_proj", c.hidden, q)]
-    {
-        push(&format!("self_attn.{name}.weight"), &[rows, cols]);
-        if c.attention_bias {
-            push(&format!("self_attn.{name}.bias"), &[rows]);
-        }
-    }
-    if c.qk_norm {
-        push("self_attn.q_norm.weight", &[c.head_dim]);
-        push("self_attn.k_norm.weight", &[c.head_dim]);
-    }
-    push("post_attention_layernorm.weight", &[c.hidden]);
-    for (name, rows, cols) in
-        [("gate_proj", c.ffn, c.hidden), ("up_proj", c.ffn, c.hidden), ("down_proj", c.hidden, c.ffn)]
-    {
-        push(&format!("mlp.{name}.weight"), &[rows, cols]);
-        if c.mlp_bias {
-            push(&format!("mlp.{name}.bias"), &[rows]);
-        }
+impl TensorSpec {
+    /// Returns `tensor` if it exists and has this shape, or an error of one line that names `place` and both shapes.
+    pub fn check(&self, tensor: Option<Tensor>, place: &str) -> Result<Tensor> {
+        let Self { name, shape } = self;
+        let tensor = tensor.with_context(|| format!("{place}: tensor {name} {shape:?} is missing"))?;
+        ensure!(&tensor.shape == shape, "{place}: tensor {name} has shape {:?}, expected {shape:?}", tensor.shape);
+        Ok(tensor)
     }
 }
 
-/// The decision tensors of one layer, in the checkpoint or in an adapter file.
-pub fn adapter_tensors(c: &ModelConfig, layer: usize) -> Vec<(String, Vec<usize>)> {
-    let name = |what: &str| format!("model.layers.{layer}.self_attn.dms_proj_alpha{what}");
-    let mut out = vec![(name(".weight"), vec![c.n_kv_heads, c.hidden]), (name("_norm.weight"), vec![c.hidden])];
-    if c.attention_bias {
-        out.push((name(".bias"), vec![c.n_kv_heads]));
+/// A linear layer.
+pub struct LinearSpec {
+    /// `[out, in]`
+    pub weight: TensorSpec,
+    /// `[out]`
+    pub bias: Option<TensorSpec>,
+}
+
+/// The tensors of one transformer layer.
+pub struct LayerSpec {
+    pub input_norm: TensorSpec,
+    pub q: LinearSpec,
+    pub k: LinearSpec,
+    pub v: LinearSpec,
+    pub o: LinearSpec,
+    /// Norms of q and of k, each `[head_dim]`.
+    pub qk_norm: Option<[TensorSpec; 2]>,
+    pub post_norm: TensorSpec,
+    pub gate: LinearSpec,
+    pub up: LinearSpec,
+    pub down: LinearSpec,
+    /// What computes eviction decisions, if the model has its own tensors for that.
+    pub decisions: Option<DecisionSpec>,
+}
+
+/// The tensors that compute a layer's eviction decisions, from the checkpoint or from an adapter file.
+pub struct DecisionSpec {
+    /// `[n_kv_heads, hidden]`
+    pub proj: LinearSpec,
+    pub norm: TensorSpec,
+}
+
+/// `[vocab, hidden]`
+pub fn embedding(c: &ModelConfig) -> TensorSpec {
+    tensor("model.embed_tokens.weight", &[c.vocab, c.hidden])
+}
+
+/// The norm after the last layer.
+pub fn final_norm(c: &ModelConfig) -> TensorSpec {
+    tensor("model.norm.weight", &[c.hidden])
+}
+
+/// `[vocab, hidden]`, or `None` if the embedding is also the output.
+pub fn lm_head(c: &ModelConfig) -> Option<TensorSpec> {
+    (!c.tied).then(|| tensor("lm_head.weight", &[c.vocab, c.hidden]))
+}
+
+impl LayerSpec {
+    pub fn new(c: &ModelConfig, layer: usize) -> Self {
+        let (q, kv) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
+        let name = |name: &str| format!("model.layers.{layer}.{name}");
+        let vector = |part: &str, len: usize| tensor(&name(&format!("{part}.weight")), &[len]);
+        let attention =
+            |part: &str, out, from| linear(&name(&format!("self_attn.{part}")), out, from, c.attention_bias);
+        let mlp = |part: &str, out, from| linear(&name(&format!("mlp.{part}")), out, from, c.mlp_bias);
+        let has_decisions = c.dms.as_ref().is_some_and(|d| d.variant == DmsVariant::Adapter);
+        Self {
+            input_norm: vector("input_layernorm", c.hidden),
+            q: attention("q_proj", q, c.hidden),
+            k: attention("k_proj", kv, c.hidden),
+            v: attention("v_proj", kv, c.hidden),
+            o: attention("o_proj", c.hidden, q),
+            qk_norm: c.qk_norm.then(|| ["self_attn.q_norm", "self_attn.k_norm"].map(|part| vector(part, c.head_dim))),
+            post_norm: vector("post_attention_layernorm", c.hidden),
+            gate: mlp("gate_proj", c.ffn, c.hidden),
+            up: mlp("up_proj", c.ffn, c.hidden),
+            down: mlp("down_proj", c.hidden, c.ffn),
+            decisions: has_decisions.then(|| DecisionSpec::new(c, layer)),
+        }
     }
-    out
+
+    fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
+        let attention = [self.q, self.k, self.v, self.o].into_iter().flat_map(LinearSpec::into_tensors);
+        let mlp = [self.gate, self.up, self.down].into_iter().flat_map(LinearSpec::into_tensors);
+        let decisions = self.decisions.into_iter().flat_map(DecisionSpec::into_tensors);
+        let before = std::iter::once(self.input_norm).chain(attention).chain(self.qk_norm.into_iter().flatten());
+        before.chain([self.post_norm]).chain(mlp).chain(decisions)
+    }
+}
+
+impl DecisionSpec {
+    pub fn new(c: &ModelConfig, layer: usize) -> Self {
+        let name = format!("model.layers.{layer}.self_attn.dms_proj_alpha");
+        Self {
+            proj: linear(&name, c.n_kv_heads, c.hidden, c.attention_bias),
+            norm: tensor(&format!("{name}_norm.weight"), &[c.hidden]),
+        }
+    }
+
+    /// Weight, norm, bias.
+    pub fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
+        [self.proj.weight, self.norm].into_iter().chain(self.proj.bias)
+    }
+}
+
+impl LinearSpec {
+    fn into_tensors(self) -> impl Iterator<Item = TensorSpec> {
+        std::iter::once(self.weight).chain(self.bias)
+    }
+}
+
+/// Every tensor that the forward pass reads. The first is the embedding.
+pub fn all(c: &ModelConfig) -> impl Iterator<Item = TensorSpec> {
+    let layers = (0..c.n_layers).flat_map(move |layer| LayerSpec::new(c, layer).into_tensors());
+    std::iter::once(embedding(c)).chain(layers).chain([final_norm(c)]).chain(lm_head(c))
+}
+
+fn tensor(name: &str, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), shape: shape.to_vec() }
+}
+
+fn linear(name: &str, out: usize, from: usize, bias: bool) -> LinearSpec {
+    LinearSpec {
+        weight: tensor(&format!("{name}.weight"), &[out, from]),
+        bias: bias.then(|| tensor(&format!("{name}.bias"), &[out])),
+    }
 }

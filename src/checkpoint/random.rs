@@ -2,11 +2,11 @@
 //! bytes for the same shape, without a file or a tokenizer.
 
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
-use super::{Checkpoint, GenerationDefaults, builtin, mapped, names};
+use super::names::{self, TensorSpec};
+use super::{Checkpoint, GenerationDefaults, builtin, mapped};
 use crate::policy::{Dms, Shift};
 use crate::tensor::{DType, Tensor};
 use anyhow::{Context, Result, bail, ensure};
-use rayon::prelude::*;
 use std::collections::HashMap;
 
 /// Names [`Checkpoint::random`] knows.
@@ -34,7 +34,7 @@ impl Checkpoint {
     pub fn random_shared(shape: &str) -> Result<Self> {
         let config = shape_config(shape)?;
         let mut blocks = HashMap::new();
-        for (_, shape) in names::expected(&config) {
+        for TensorSpec { shape, .. } in names::all(&config) {
             let most = blocks.entry(width(&shape)).or_insert((shape.clone(), 0));
             most.1 = most.1.max(bytes_of(&shape));
         }
@@ -43,7 +43,7 @@ impl Checkpoint {
             Ok((width, bytes))
         });
         let filled = filled.collect::<Result<HashMap<_, _>>>()?;
-        let tensors = names::expected(&config).into_iter().enumerate().map(|(i, (name, shape))| {
+        let tensors = names::all(&config).enumerate().map(|(i, TensorSpec { name, shape })| {
             let start = i % SHIFTS * SHIFT_BYTES;
             let range = start..start + bytes_of(&shape);
             let bytes = filled[&width(&shape)].clone();
@@ -74,23 +74,23 @@ impl Checkpoint {
 
     /// Random weights for any configuration (tests, benchmarks of other rules). Norm weights are 1.
     pub fn random_of(name: &str, config: ModelConfig) -> Result<Self> {
-        let wanted = names::expected(&config);
-        let mut places = Vec::with_capacity(wanted.len());
+        let specs: Vec<TensorSpec> = names::all(&config).collect();
+        let mut places = Vec::with_capacity(specs.len());
         let mut end = 0usize;
-        for (_, shape) in &wanted {
+        for TensorSpec { shape, .. } in &specs {
             let len = bytes_of(shape);
             places.push(end..end + len);
             end = (end + len).next_multiple_of(ALIGN_BYTES);
         }
         let bytes = mapped::buffer(end, |all| {
-            for ((_, shape), range) in wanted.iter().zip(&places) {
-                fill(&mut all[range.clone()], shape, range.start as u64);
+            for (spec, range) in specs.iter().zip(&places) {
+                fill(&mut all[range.clone()], &spec.shape, range.start as u64);
             }
         })?;
-        let tensors: Vec<Tensor> = wanted
+        let tensors: Vec<Tensor> = specs
             .into_iter()
             .zip(places)
-            .map(|((name, shape), range)| Tensor::new(&name, DType::Bf16, shape, bytes.clone(), range))
+            .map(|(spec, range)| Tensor::new(&spec.name, DType::Bf16, spec.shape, bytes.clone(), range))
             .collect();
         Ok(Self::with_tensors(name, config, tensors))
     }
@@ -121,18 +121,28 @@ fn fill(to: &mut [u8], shape: &[usize], seed: u64) {
         return;
     }
     let half_width = (3.0 / shape[1] as f32).sqrt();
-    to.par_chunks_mut(2 * CHUNK).enumerate().for_each(|(chunk, to)| {
-        // xorshift64*: its upper bits are good enough for weights, at one multiplication each.
-        let mut state = (seed ^ (chunk as u64).rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        for w in to.chunks_exact_mut(2) {
-            state ^= state >> 12;
-            state ^= state << 25;
-            state ^= state >> 27;
-            let signed = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as i32;
-            let value = signed as f32 * (half_width / 2f32.powi(31));
-            w.copy_from_slice(&half::bf16::from_bits((value.to_bits() >> 16) as u16).to_le_bytes());
+    let mut chunks: Vec<(usize, &mut [u8])> = to.chunks_mut(2 * CHUNK).enumerate().collect();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let per_thread = chunks.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        for chunks in chunks.chunks_mut(per_thread) {
+            scope.spawn(|| chunks.iter_mut().for_each(|(chunk, to)| fill_chunk(to, half_width, seed, *chunk)));
         }
     });
+}
+
+/// Uniform values in `-half_width..half_width`, as bf16, that depend on `seed` and the number of the chunk alone.
+fn fill_chunk(to: &mut [u8], half_width: f32, seed: u64, chunk: usize) {
+    // xorshift64*: its upper bits are random enough for weights, at one multiplication each.
+    let mut state = (seed ^ (chunk as u64).rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    for w in to.chunks_exact_mut(2) {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        let signed = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as i32;
+        let value = signed as f32 * (half_width / 2f32.powi(31));
+        w.copy_from_slice(&half::bf16::from_bits((value.to_bits() >> 16) as u16).to_le_bytes());
+    }
 }
 
 fn shape_config(shape: &str) -> Result<ModelConfig> {

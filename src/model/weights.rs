@@ -1,6 +1,7 @@
 //! Names of tensors, and where each goes. Loading checks every shape against the configuration.
 
 use crate::backend::{AdapterHead, Alpha, Backend};
+use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
@@ -78,10 +79,10 @@ impl<B: Backend> Model<B> {
     pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Self> {
         let c = &checkpoint.config;
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
-        let embed = loader.matrix(&["model.embed_tokens"], &[c.vocab], c.hidden)?;
+        let embed = loader.stacked(&[&names::embedding(c)])?;
         let layers = (0..c.n_layers).map(|l| loader.layer(l)).collect::<Result<Vec<_>>>()?;
-        let norm = loader.vector("model.norm.weight", c.hidden)?;
-        let head = if c.tied { None } else { Some(loader.matrix(&["lm_head"], &[c.vocab], c.hidden)?) };
+        let norm = loader.vector(&names::final_norm(c))?;
+        let head = names::lm_head(c).map(|head| loader.stacked(&[&head])).transpose()?;
         let (inv_freq, rope_scale) = c.rope.frequencies(c.head_dim);
         let inv_freq: Vec<f32> = inv_freq.iter().map(|&f| f as f32).collect();
         let mut buffer = b.alloc(inv_freq.len())?;
@@ -113,73 +114,63 @@ struct Loader<'a, B: Backend> {
 
 impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, l: usize) -> Result<Layer<B>> {
-        let checkpoint = self.checkpoint;
-        let c = &checkpoint.config;
-        let p = |name: &str| format!("model.layers.{l}.{name}");
-        let a = |name: &str| p(&format!("self_attn.{name}"));
-        let m = |name: &str| p(&format!("mlp.{name}"));
-        let (q_dim, kv_dim) = (c.n_q_heads * c.head_dim, c.n_kv_heads * c.head_dim);
-        let (qkv, qkv_rows) = ([a("q_proj"), a("k_proj"), a("v_proj")], [q_dim, kv_dim, kv_dim]);
-        let gate_up = [m("gate_proj"), m("up_proj")];
+        let t = LayerSpec::new(&self.checkpoint.config, l);
         Ok(Layer {
-            input_norm: self.vector(&p("input_layernorm.weight"), c.hidden)?,
-            qkv: self.matrix(&qkv, &qkv_rows, c.hidden)?,
-            qkv_bias: self.bias(c.attention_bias, &qkv, &qkv_rows)?,
-            qk_norm: if c.qk_norm {
-                Some((self.vector(&a("q_norm.weight"), c.head_dim)?, self.vector(&a("k_norm.weight"), c.head_dim)?))
-            } else {
-                None
+            input_norm: self.vector(&t.input_norm)?,
+            qkv: self.matrix(&[&t.q, &t.k, &t.v])?,
+            qkv_bias: self.bias(&[&t.q, &t.k, &t.v])?,
+            qk_norm: match &t.qk_norm {
+                Some([q, k]) => Some((self.vector(q)?, self.vector(k)?)),
+                None => None,
             },
-            o: self.matrix(&[a("o_proj")], &[c.hidden], q_dim)?,
-            o_bias: self.bias(c.attention_bias, &[a("o_proj")], &[c.hidden])?,
-            post_norm: self.vector(&p("post_attention_layernorm.weight"), c.hidden)?,
-            gate_up: self.matrix(&gate_up, &[c.ffn, c.ffn], c.hidden)?,
-            gate_up_bias: self.bias(c.mlp_bias, &gate_up, &[c.ffn, c.ffn])?,
-            down: self.matrix(&[m("down_proj")], &[c.hidden], c.ffn)?,
-            down_bias: self.bias(c.mlp_bias, &[m("down_proj")], &[c.hidden])?,
-            adapter: match &c.dms {
-                Some(dms) if dms.variant == DmsVariant::Adapter => Some(Adapter {
-                    norm: self.vector(&a("dms_proj_alpha_norm.weight"), c.hidden)?,
-                    proj: self.matrix(&[a("dms_proj_alpha")], &[c.n_kv_heads], c.hidden)?,
-                    bias: self.bias(c.attention_bias, &[a("dms_proj_alpha")], &[c.n_kv_heads])?,
+            o: self.matrix(&[&t.o])?,
+            o_bias: self.bias(&[&t.o])?,
+            post_norm: self.vector(&t.post_norm)?,
+            gate_up: self.matrix(&[&t.gate, &t.up])?,
+            gate_up_bias: self.bias(&[&t.gate, &t.up])?,
+            down: self.matrix(&[&t.down])?,
+            down_bias: self.bias(&[&t.down])?,
+            adapter: match &t.decisions {
+                Some(d) => Some(Adapter {
+                    norm: self.vector(&d.norm)?,
+                    proj: self.matrix(&[&d.proj])?,
+                    bias: self.bias(&[&d.proj])?,
                 }),
-                _ => None,
+                None => None,
             },
         })
     }
 
-    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let tensor = self.checkpoint.tensor(name, shape)?;
+    fn tensor(&mut self, spec: &TensorSpec) -> Result<Tensor> {
+        let tensor = self.checkpoint.tensor(spec)?;
         self.done += tensor.bytes().len() as u64;
         ensure!((self.progress)(self.done, self.checkpoint.weight_bytes), "loading was stopped");
         Ok(tensor)
     }
 
-    /// Matrices `name.weight [rows, cols]`, stacked by rows.
-    fn matrix(&mut self, names: &[impl AsRef<str>], rows: &[usize], cols: usize) -> Result<B::Weight> {
-        let parts = names
-            .iter()
-            .zip(rows)
-            .map(|(name, &rows)| self.tensor(&format!("{}.weight", name.as_ref()), &[rows, cols]))
-            .collect::<Result<Vec<_>>>()?;
-        Ok(self.b.weight(&parts)?)
+    /// Weights `[out, in]` of linear layers with the same input, stacked by rows.
+    fn matrix(&mut self, linears: &[&LinearSpec]) -> Result<B::Weight> {
+        self.stacked(&linears.iter().map(|linear| &linear.weight).collect::<Vec<_>>())
     }
 
-    fn vector(&mut self, name: &str, len: usize) -> Result<B::Buf<f32>> {
-        let values = self.tensor(name, &[len])?.to_f32();
+    /// Matrices with the same number of columns, stacked by rows.
+    fn stacked(&mut self, specs: &[&TensorSpec]) -> Result<B::Weight> {
+        let tensors = specs.iter().map(|spec| self.tensor(spec)).collect::<Result<Vec<_>>>()?;
+        Ok(self.b.weight(&tensors)?)
+    }
+
+    fn vector(&mut self, spec: &TensorSpec) -> Result<B::Buf<f32>> {
+        let values = self.tensor(spec)?.to_f32();
         self.upload(&values)
     }
 
-    /// Biases `name.bias [rows]`, stacked, where the configuration has any.
-    fn bias(&mut self, present: bool, names: &[String], rows: &[usize]) -> Result<Option<B::Buf<f32>>> {
-        if !present {
-            return Ok(None);
-        }
+    /// Biases `[out]` of linear layers, concatenated; `None` if the model has none.
+    fn bias(&mut self, linears: &[&LinearSpec]) -> Result<Option<B::Buf<f32>>> {
         let mut values = Vec::new();
-        for (name, &rows) in names.iter().zip(rows) {
-            values.extend(self.tensor(&format!("{name}.bias"), &[rows])?.to_f32());
+        for bias in linears.iter().filter_map(|linear| linear.bias.as_ref()) {
+            values.extend(self.tensor(bias)?.to_f32());
         }
-        Ok(Some(self.upload(&values)?))
+        if values.is_empty() { Ok(None) } else { Ok(Some(self.upload(&values)?)) }
     }
 
     fn upload(&self, values: &[f32]) -> Result<B::Buf<f32>> {

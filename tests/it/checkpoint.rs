@@ -2,6 +2,7 @@
 //! that can be wrong with one.
 
 use crate::folder::{Block, Folder, assemble, blocks, config, layout, merged};
+use dmschat::checkpoint::names::TensorSpec;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmsVariant, ModelRef, RopeScaling};
 use dmschat::policy::Shift;
 use serde_json::{Value, json};
@@ -44,12 +45,13 @@ fn a_healthy_folder_is_read_and_not_copied() {
     assert_eq!((c.chat_template.as_deref(), c.bos_token.as_str(), c.eos_token.as_str()), (Some("T"), "<s>", "</s>"));
     assert_eq!(c.n_params * 2, c.weight_bytes);
     let wanted = &blocks()[5];
-    let t = c.tensor(&wanted.name, &wanted.shape).unwrap();
+    let spec = |block: &Block| TensorSpec { name: block.name.clone(), shape: block.shape.clone() };
+    let t = c.tensor(&spec(wanted)).unwrap();
     assert_eq!(t.bytes(), wanted.words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>());
-    let neighbour = c.tensor(&blocks()[6].name, &blocks()[6].shape).unwrap();
+    let neighbour = c.tensor(&spec(&blocks()[6])).unwrap();
     assert_eq!(t.bytes().as_ptr_range().end, neighbour.bytes().as_ptr(), "handles into one map");
     assert_eq!(
-        refused(&folder, c.tensor(&wanted.name, &[6, 4])),
+        refused(&folder, c.tensor(&TensorSpec { shape: vec![6, 4], ..spec(wanted) })),
         format!("NAME: tensor {} has shape [4, 6], expected [6, 4]", wanted.name)
     );
 
@@ -364,7 +366,7 @@ fn all_five_forms_of_dms_are_recognised() {
     let dms = c.config.dms.clone().unwrap();
     assert_eq!((dms.variant, dms.rule.window, dms.rule.shift), (DmsVariant::Adapter, 16, Shift::Previous));
     assert_eq!(c.adapter.as_deref(), Some("org/tiny"));
-    assert_eq!(c.tensor("model.layers.1.self_attn.dms_proj_alpha_norm.weight", &[6]).unwrap().to_f32(), [1.0; 6]);
+    assert_eq!(c.tensors["model.layers.1.self_attn.dms_proj_alpha_norm.weight"].to_f32(), [1.0; 6]);
 }
 
 fn with_adapter(folder: &Folder) -> anyhow::Result<Checkpoint> {

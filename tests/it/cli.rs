@@ -110,7 +110,7 @@ fn wrong_use_is_one_line_and_exit_2() {
     refused(run(&["-p", " "]), &["empty"]);
     refused(run(&[]), &["-p"]);
     refused(with_stdin(&["-p", "x"], b"abc\xff\xfe"), &["stdin", "byte 3", "UTF-8"]);
-    refused(run(&["models", "pull", "demo"]), &["demo is no hub id"]);
+    refused(run(&["models", "pull", "demo"]), &["demo is not a hub id"]);
     refused(run(&["models", "rm", "a/b"]), &["a/b is not in the Hugging Face cache"]);
 }
 

@@ -1,7 +1,7 @@
 //! The house rules that a machine can check. The table of who may use whom stands in src/lib.rs
 //! and is read from there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -70,45 +70,51 @@ fn table() -> BTreeMap<String, Option<BTreeSet<String>>> {
     out
 }
 
-/// The crate's modules that a file names, as `crate::name` or by climbing up to the crate.
-fn named(source: &Source) -> BTreeSet<Vec<String>> {
-    let (code, depth) = (&source.code, source.module().len());
-    let mut out = BTreeSet::new();
-    let up = "super::".repeat(depth);
+/// The paths that a file uses, from the crate's root: `crate::a::B` and `super::a::B`, groups taken apart.
+fn used(source: &Source) -> BTreeSet<Vec<String>> {
+    let code = &source.code;
+    let module: Vec<String> = source.module().into_iter().map(str::to_owned).collect();
     // A module of tests inside the file stands one deeper.
-    let inner = code.find("#[cfg(test)]\nmod ").unwrap_or(code.len());
-    for (prefix, end) in [("crate::", code.len()), (&*up, inner)] {
-        let starts = code[..end].match_indices(prefix).map(|(at, _)| at);
-        for at in starts.filter(|&at| !prefix.is_empty() && !code[..at].ends_with("super::") && !inside_word(code, at))
-        {
-            paths(&code[at + prefix.len()..], &mut out);
+    let inner = source.without_tests().len();
+    let mut out = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::").filter(|&(at, _)| !inside_word(code, at)) {
+        paths(&code[at + "crate::".len()..], Vec::new(), &mut out);
+    }
+    let climbs = code.match_indices("super::").map(|(at, _)| at);
+    for start in climbs.filter(|&at| !code[..at].ends_with("super::") && !inside_word(code, at)) {
+        let rest = code[start..].trim_start_matches("super::");
+        let climbed = (code.len() - start - rest.len()) / "super::".len();
+        let depth = module.len() + usize::from(start > inner);
+        if let Some(left) = depth.checked_sub(climbed) {
+            paths(rest, module[..left.min(module.len())].to_vec(), &mut out);
         }
     }
     out
 }
 
 fn inside_word(code: &str, at: usize) -> bool {
-    code[..at].ends_with(|c: char| c.is_alphanumeric() || "_$".contains(c))
+    code[..at].ends_with(|c: char| c.is_alphanumeric() || "_$:".contains(c))
 }
 
-/// The first two parts of a path, or of every path of a group.
-fn paths(rest: &str, out: &mut BTreeSet<Vec<String>>) {
-    let word = |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("").to_owned();
+/// Adds the path that begins here after `base`, or every path of a group.
+fn paths(rest: &str, base: Vec<String>, out: &mut BTreeSet<Vec<String>>) {
     let Some(group) = rest.strip_prefix('{') else {
-        let first = word(rest);
-        let second = rest[first.len()..].strip_prefix("::").map(word);
-        out.insert([Some(first), second].into_iter().flatten().filter(|w| !w.is_empty()).collect());
+        let word = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+        let path = base.into_iter().chain((!word.is_empty()).then(|| word.to_owned())).collect();
+        match rest[word.len()..].strip_prefix("::") {
+            Some(rest) if !word.is_empty() => paths(rest, path, out),
+            _ => drop(out.insert(path)),
+        }
         return;
     };
-    let mut depth = 0;
-    let mut start = 0;
+    let (mut depth, mut start) = (0, 0);
     for (at, c) in group.char_indices() {
         match c {
             '{' => depth += 1,
             ',' | '}' if depth == 0 => {
                 let item = group[start..at].trim();
                 if !item.is_empty() {
-                    paths(item, out);
+                    paths(item, base.clone(), out);
                 }
                 start = at + 1;
                 if c == '}' {
@@ -137,8 +143,8 @@ fn modules_use_only_what_the_table_allows() {
         let module = source.module();
         let Some(&room) = module.first() else { continue };
         let Some(allowed) = &table[room] else { continue };
-        let product = named(&Source { code: source.without_tests().to_owned(), ..source.clone() });
-        for path in named(source) {
+        let product = used(&Source { code: source.without_tests().to_owned(), ..source.clone() });
+        for path in used(source) {
             let Some(target) = path.first().filter(|t| *t != room && declared.contains(t.as_str())) else { continue };
             edges += 1;
             // The trait is not its backends.
@@ -162,14 +168,95 @@ fn modules_use_only_what_the_table_allows() {
 fn paths_are_found_in_every_spelling() {
     let source = |path: &str, code: &str| Source { path: path.into(), text: String::new(), code: code.into() };
     let found = |path, code| {
-        let all = named(&source(path, code));
+        let all = used(&source(path, code));
         all.into_iter().map(|p| p.join("::")).collect::<Vec<_>>().join(" ")
     };
     let code = "use crate::{cache::{A, b::C}, model::D as E,\n    policy,\n};\nfn f() { crate::codec::g(); }";
-    assert_eq!(found("src/ui.rs", code), "cache codec::g model::D policy");
-    assert_eq!(found("src/a/b.rs", "use super::super::tensor::T; use super::c::d;"), "tensor::T");
-    assert_eq!(found("src/a.rs", "use super::tensor;\n#[cfg(test)]\nmod tests { use super::x; }"), "tensor");
-    assert_eq!(found("src/a.rs", "$crate::x!(); mycrate::y"), "");
+    assert_eq!(found("src/ui.rs", code), "cache::A cache::b::C codec::g model::D policy");
+    assert_eq!(found("src/a/b.rs", "use super::super::tensor::T; use super::c::d;"), "a::c::d tensor::T");
+    assert_eq!(found("src/a.rs", "use super::tensor;\n#[cfg(test)]\nmod tests { use super::x; }"), "a::x tensor");
+    assert_eq!(found("src/a.rs", "$crate::x!(); mycrate::y; other::crate::z"), "");
+}
+
+/// The files under `src`, by module, and the files that each uses. A file and the doors above it (`a.rs` of `a/b.rs`)
+/// are one room, so that a use of a door by a file behind it does not count.
+fn file_uses(sources: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
+    let files: BTreeSet<Vec<&str>> = sources.iter().map(Source::module).filter(|m| !m.is_empty()).collect();
+    let mut uses = BTreeMap::new();
+    for source in sources.iter().filter(|s| !s.module().is_empty()) {
+        let (module, code) = (source.module(), source.without_tests());
+        let mut named = used(&Source { code: code.to_owned(), ..source.clone() });
+        let behind = files.iter().filter(|f| f.len() == module.len() + 1 && f.starts_with(&module));
+        let is_named = |child: &str| {
+            let mut found = code.match_indices(child).filter(|&(at, _)| !inside_word(code, at));
+            found.any(|(at, _)| code[at + child.len()..].starts_with("::"))
+        };
+        for file in behind.filter(|f| is_named(f[module.len()])) {
+            named.insert(file.iter().map(|&part| part.to_owned()).collect());
+        }
+        let file_of = |path: &Vec<String>| {
+            let is_prefix = |file: &&Vec<&str>| file.len() <= path.len() && file.iter().zip(path).all(|(a, b)| a == b);
+            files.iter().filter(is_prefix).max_by_key(|file| file.len())
+        };
+        let used = named.iter().filter_map(file_of).filter(|&file| !module.starts_with(file));
+        uses.insert(module.join("::"), used.map(|file| file.join("::")).collect());
+    }
+    uses
+}
+
+/// A shortest way from each file back to itself, one for each set of files.
+fn circles(uses: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<&str>> {
+    let (mut out, mut seen) = (Vec::new(), BTreeSet::new());
+    for start in uses.keys() {
+        let (mut came_from, mut queue) = (BTreeMap::new(), VecDeque::from([start]));
+        while let Some(file) = queue.pop_front() {
+            for next in
+                uses.get(file).into_iter().flatten().filter(|next| !came_from.contains_key(next)).collect::<Vec<_>>()
+            {
+                came_from.insert(next, file);
+                queue.push_back(next);
+            }
+        }
+        let Some(mut at) = came_from.get(start).copied() else { continue };
+        let mut circle = vec![start.as_str()];
+        while at != start {
+            circle.push(at);
+            at = came_from[at];
+        }
+        circle.reverse();
+        if seen.insert(circle.iter().copied().collect::<BTreeSet<_>>()) {
+            out.push(circle);
+        }
+    }
+    out
+}
+
+#[test]
+fn files_do_not_use_each_other_in_circles() {
+    // These are being cut.
+    const ALLOWED: [&str; 3] = ["ui::", "backend::cuda::", "engine::"];
+    let uses = file_uses(&sources("src"));
+    assert!(uses.values().map(BTreeSet::len).sum::<usize>() > 300, "is the search broken?");
+    let circles = circles(&uses);
+    let left = |circle: &&Vec<&str>| !ALLOWED.iter().any(|room| circle.iter().all(|file| file.starts_with(room)));
+    let wrong: Vec<String> = circles.iter().filter(left).map(|c| format!("{} -> {}", c.join(" -> "), c[0])).collect();
+    assert!(wrong.is_empty(), "files use each other in circles:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn circles_are_found() {
+    let file = |path: &str, code: &str| Source { path: path.into(), text: String::new(), code: code.into() };
+    let found = |files: &[Source]| {
+        let uses = file_uses(files);
+        circles(&uses).iter().map(|c| c.join(" ")).collect::<Vec<_>>().join(", ")
+    };
+    let door = || file("src/a.rs", "mod b; mod c;\nfn f() { b::g(); }");
+    assert_eq!(found(&[door(), file("src/a/b.rs", "use super::c::X;"), file("src/a/c.rs", "use super::Y;")]), "");
+    let both = [door(), file("src/a/b.rs", "use super::{c::X, Y};"), file("src/a/c.rs", "use crate::a::b::Z;")];
+    assert_eq!(found(&both), "a::c a::b");
+    let rooms =
+        [door(), file("src/a/b.rs", "use crate::d::X;"), file("src/a/c.rs", ""), file("src/d.rs", "crate::a::Y")];
+    assert_eq!(found(&rooms), "a::b d a");
 }
 
 /// The modules that lib.rs says may hold it.

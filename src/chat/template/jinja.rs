@@ -1,14 +1,12 @@
-//! minijinja set up as transformers sets up Jinja for chat templates, and the choice of where a
-//! template runs. Reads no file and no environment.
+//! minijinja, configured as transformers configures Jinja for chat templates. Reads no file and no environment.
 
 use super::guard::{is_space, text_bytes_of};
-use super::{RenderOptions, sandbox};
 use anyhow::{Result, anyhow, ensure};
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, State, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
 
-/// Instructions one set of renderings may take; a long chat takes some hundred thousand.
+/// Instructions that one set of renderings may execute; a long chat needs a few hundred thousand.
 const FUEL: u64 = 50_000_000;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,25 +35,11 @@ pub struct Job {
     pub date: String,
 }
 
-/// What a template says, at most: an exception's text, a reason.
+/// Longest message of a template, such as the text of an exception.
 const MESSAGE_CHARS: usize = 2000;
 
-/// Renders every job to at most `text_bytes`: here when the template is trusted, else in a bounded child process.
-pub fn render_jobs(
-    source: &str,
-    trusted: bool,
-    text_bytes: usize,
-    opts: &RenderOptions,
-    jobs: &[Job],
-) -> Result<Vec<String>> {
-    if trusted {
-        return render_here(source, text_bytes, jobs);
-    }
-    sandbox::render(source, text_bytes, opts.exe.as_deref(), &opts.cancel, jobs)
-}
-
-/// Renders in this process, bounded in instructions alone.
-pub fn render_here(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<String>> {
+/// Renders every job to at most `text_bytes`. Only the number of instructions is bounded.
+pub fn render(source: &str, text_bytes: usize, jobs: &[Job]) -> Result<Vec<String>> {
     let source = without_generation_tags(source);
     let date = jobs.first().and_then(|j| j.date.parse().ok()).unwrap_or_default();
     let mut env = environment(date)?;
@@ -102,7 +86,7 @@ fn environment(date: jiff::civil::DateTime) -> Result<Environment<'static>> {
     Ok(env)
 }
 
-/// Methods that Python's values have and minijinja's have not.
+/// Methods that Python values have and minijinja values lack.
 fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), method, args) {
         (Some(text), "strip" | "lstrip" | "rstrip", []) => Ok(stripped(method, text, None).into()),
@@ -118,7 +102,7 @@ fn stripped(method: &str, text: &str, which: Option<&str>) -> String {
     text.to_owned()
 }
 
-/// As Python's `json.dumps(value, ensure_ascii=False, indent=...)`, which transformers uses.
+/// Python's `json.dumps(value, ensure_ascii=False, indent=...)`, which transformers uses.
 fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _: Option<bool> = options.get("ensure_ascii")?;
@@ -156,8 +140,7 @@ impl serde_json::ser::Formatter for PythonFormatter {
     }
 }
 
-/// `{% generation %}` only marks what the assistant wrote, for training: here it is a block that
-/// is always rendered.
+/// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is always rendered.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -181,10 +164,10 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// minijinja's message without its source excerpt.
+/// The message of minijinja without the source excerpt.
 fn one_line(error: &Error) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
-        return "it takes too many steps and was stopped".to_owned();
+        return "it runs too many steps and was stopped".to_owned();
     }
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let text = match error.line() {
@@ -196,7 +179,7 @@ fn one_line(error: &Error) -> String {
 
 /// One line of at most [`MESSAGE_CHARS`] characters.
 pub fn cut(text: &str) -> String {
-    // Twice as many, of which white space may be joined.
+    // Twice as many characters, because white space is joined.
     let begun: String = text.chars().take(2 * MESSAGE_CHARS).collect();
     let line = begun.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(MESSAGE_CHARS) {

@@ -2,7 +2,7 @@
 //! in memory (where the system has a limit for it), steps and time. The child gets no environment
 //! and opens no file.
 
-use super::jinja::{Job, cut, render_here};
+use super::jinja::{self, Job, cut};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
@@ -199,7 +199,7 @@ pub fn child_main() -> ExitCode {
 fn answer(input: &[u8]) -> Reply {
     let result = serde_json::from_slice::<Request>(input)
         .context("chat template: the request does not parse")
-        .and_then(|request| render_here(&request.source, request.text_bytes, &request.jobs));
+        .and_then(|request| jinja::render(&request.source, request.text_bytes, &request.jobs));
     match result {
         Ok(texts) => Reply::Texts(texts),
         Err(e) => Reply::Error(format!("{e:#}")),
