@@ -1,15 +1,17 @@
-//! The CUDA backend: one NVIDIA card through the driver alone, kernels from PTX that is part of the
-//! program (`kernels/`). Weights stay as they are in the file; activations and sums are f32, but for what products with
-//! bf16 weights read, which is rounded to bf16 where it is written.
+//! The CUDA backend: one NVIDIA GPU through the driver alone, with kernels from PTX that is part of the program
+//! (`kernels/`). Weights keep the checkpoint's dtype. Activations and accumulators are f32, but matmul inputs for bf16
+//! weights are written as bf16.
 //!
-//! Everything runs in order on one stream and is awaited only where the host reads. Pages are taken and
-//! given back on the card; between steps the host reserves, trims and sorts. Decode steps are recorded
-//! as graphs. All `unsafe` of this backend stands in `cublaslt`, `driver`, `graph`, `pinned`, `pool` and
-//! `probe`, around calls of the driver and of that library.
+//! Everything runs in order on one stream; the host synchronizes only where it reads. Kernels allocate and free pages;
+//! between steps the host reserves, trims and sorts them. Decode steps are captured as CUDA graphs. All `unsafe` of this
+//! backend stands in `cublaslt`, `driver`, `pinned`, `pool`, `probe` and `tensor_map`, around calls of the driver and of
+//! that library.
 
 mod abi;
 mod cublaslt;
 mod driver;
+mod error;
+mod gemm;
 mod graph;
 mod kernels;
 mod kv;
@@ -17,10 +19,9 @@ mod memory;
 mod pinned;
 mod pool;
 mod probe;
-mod products;
 mod sampling;
 mod spans;
-mod tiles;
+mod tensor_map;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
@@ -35,53 +36,55 @@ use cublaslt::CublasLt;
 pub use cublaslt::cublaslt;
 use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
+pub use error::NoCuda;
 use graph::Graphs;
 pub use kernels::{EARLY_START, Entry, KERNELS, Kernel, SOURCES, TARGETS};
 pub use memory::{Acts, Buf, Weight};
-use pinned::Pinned;
+use pinned::Mailbox;
 pub use pool::Pool;
-pub use probe::{NoCuda, probe};
+pub use probe::probe;
 use sampling::Sampling;
 use spans::{Shape, Spans};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Threads of a block where nothing asks for another number.
+/// Threads of a block of most kernels.
 const BLOCK: usize = 256;
-/// Most threads of a block of `rms_norm`: up to so many rows take them, more leave room for each other.
+/// Most threads of a block of `rms_norm`.
 const NORM_THREADS: usize = 1024;
+/// Up to so many rows `rms_norm` uses the most threads for each; with more, rows share an SM.
 const FEW_NORMS: usize = 32;
-/// Tokens of a prefill's steps: more fill the card better, until its scratch is what memory goes into.
-const MOST_STEP: usize = 2048;
-const LEAST_STEP: usize = 128;
-/// Words of what a step posts: the fault, the free pages, and a token for each sequence.
-const POST_WORDS: usize = 1024;
-/// Largest head and group that the attention kernels have instances for.
+/// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better, and need more scratch.
+const MAX_CHUNK: usize = 2048;
+const MIN_CHUNK: usize = 128;
+/// Words that a step copies to the host: the non-finite flag, the number of free pages, a token for each sequence.
+const MAILBOX_WORDS: usize = 1024;
+/// Largest head and group that the attention kernels are instantiated for.
 pub const MAX_HEAD_DIM: usize = 128;
 pub const MAX_GROUP: usize = 8;
 
-/// One card.
+/// One GPU.
 pub struct Cuda {
     graphs: Graphs,
-    /// What the last step gave back.
-    post: Pinned,
+    /// What the last step copied to the host.
+    mailbox: Mailbox,
     spans: RefCell<Spans>,
     cublaslt: Option<CublasLt>,
     sampling: RefCell<Sampling>,
-    /// After all that needs its context to be given back.
-    driver: Rc<Driver>,
-    /// A wrong kernel in the place of a right one, for `doctor` to find.
+    /// Replaces a kernel by a wrong one, for `doctor` to find.
     planted: Cell<bool>,
+    /// Declared last: fields drop in order, and those above need the CUDA context.
+    driver: Rc<Driver>,
 }
 
 impl Cuda {
-    /// The card of that index.
+    /// Opens the GPU of that index.
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         Self::open_reporting(index, options, &mut |_, _| true)
     }
 
-    /// As [`Cuda::open`]. `on_kernels` gets the number of kernel files that are compiled and their total, before each of
-    /// them, and returns whether to go on.
+    /// As [`Cuda::open`]. `on_kernels` gets the number of kernel files loaded and their total, before each of them, and
+    /// returns whether to go on.
     pub fn open_reporting(
         index: u32,
         options: &CudaOptions,
@@ -93,9 +96,9 @@ impl Cuda {
             return Err(NoCuda::NoCublasLt(why.clone()));
         }
         Ok(Self {
-            // Waiting after every launch and recording launches exclude each other.
+            // A capture forbids to synchronize after every launch.
             graphs: Graphs::new(!options.no_graphs && !options.wait_always),
-            post: Pinned::new(POST_WORDS * size_of::<i32>())?,
+            mailbox: Mailbox::new(driver.context(), MAILBOX_WORDS)?,
             spans: RefCell::default(),
             cublaslt: cublaslt.ok(),
             sampling: RefCell::default(),
@@ -104,17 +107,17 @@ impl Cuda {
         })
     }
 
-    /// Puts a wrong kernel in the place of `swiglu`.
+    /// Replaces `swiglu` by a wrong kernel.
     pub fn plant(&self, on: bool) {
         self.planted.set(on);
     }
 
-    /// Milliseconds that `work` takes on the card.
+    /// Milliseconds that `work` takes on the GPU.
     pub fn time_ms(&self, work: impl FnOnce()) -> f32 {
         self.driver.time_ms(work)
     }
 
-    /// Bytes a second, read and written, of a copy within the card.
+    /// Bytes per second, read and written, of a copy within the GPU.
     pub fn copy_bytes_per_s(&self) -> Result<f64, OutOfMemory> {
         const BYTES: usize = 512 << 20;
         let (from, to) = (Buf::<u8>::new(&self.driver, BYTES)?, Buf::<u8>::new(&self.driver, BYTES)?);
@@ -122,7 +125,7 @@ impl Cuda {
         Ok(2.0 * BYTES as f64 / (ms.fold(f32::INFINITY, f32::min) as f64 / 1e3))
     }
 
-    /// Free bytes of the card, and all.
+    /// Free and total bytes of the GPU's memory.
     pub fn memory(&self) -> (u64, u64) {
         self.driver.memory()
     }
@@ -131,7 +134,7 @@ impl Cuda {
         self.spans.borrow_mut().send(spans)
     }
 
-    /// `x += more`, then its norm.
+    /// `x += more` if there is more, then `out = rms_norm(x)`.
     #[allow(clippy::too_many_arguments)]
     fn norm(
         &self,
@@ -144,11 +147,11 @@ impl Cuda {
         n: usize,
     ) {
         out.holds(n);
-        x.holds_exact(n);
+        x.holds_f32(n);
         let (layer, fault) = fault.unwrap_or((0, 0));
         let args = [
             Ptr(out.ptr()),
-            I32(out.rounded as i32),
+            I32(out.bf16 as i32),
             Ptr(x.ptr()),
             Ptr(more.map_or(0, Acts::ptr)),
             Ptr(weight.ptr()),
@@ -192,16 +195,16 @@ impl Backend for Cuda {
     }
 
     fn operand(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
-        let rounded = !readers.is_empty() && readers.iter().all(|w| products::on_tensor_cores(w));
-        Acts::new(&self.driver, rows, width, rounded)
+        let bf16 = !readers.is_empty() && readers.iter().all(|w| gemm::on_tensor_cores(w));
+        Acts::new(&self.driver, rows, width, bf16)
     }
 
     fn gate_scratch(&self, rows: usize, width: usize, x: &Acts, out: &Acts) -> Result<Acts, OutOfMemory> {
-        let rows = match (x.rounded && out.rounded, &self.cublaslt) {
+        let rows = match (x.bf16 && out.bf16, &self.cublaslt) {
             (false, _) => rows,
-            // Our own kernels do it all at once; the library's products are gated a few rows at a time.
+            // Our own kernels fuse SwiGLU; after the library's GEMM it is applied to a few rows at a time.
             (true, None) => 0,
-            (true, Some(_)) => rows.min(products::GATED_ROWS),
+            (true, Some(_)) => rows.min(gemm::SWIGLU_ROWS),
         };
         self.acts(rows, width)
     }
@@ -232,7 +235,7 @@ impl Backend for Cuda {
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
-        out.holds_exact(n);
+        out.holds_f32(n);
         let args =
             [Ptr(out.ptr()), Ptr(table.ptr()), I32(table.dtype_number()), Ptr(tokens.ptr()), I32(out.width as i32)];
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
@@ -243,8 +246,8 @@ impl Backend for Cuda {
     }
 
     fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
-        acc.holds_exact(n);
-        x.holds_exact(n);
+        acc.holds_f32(n);
+        x.holds_f32(n);
         let len = n * acc.width;
         let args = [Ptr(acc.ptr()), Ptr(x.ptr()), U64(len as u64)];
         self.driver.launch(Kernel::Add, [len.div_ceil(BLOCK), 1, 1], BLOCK, &args);
@@ -264,18 +267,18 @@ impl Backend for Cuda {
 
     fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
         assert_eq!((out.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
-        out.holds_exact(n);
-        products::product(self, out.ptr(), x, weight, bias, n);
+        out.holds_f32(n);
+        gemm::matmul(self, out.ptr(), x, weight, bias, n);
     }
 
     fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
         out.holds(n);
-        products::gate(self, out, 0, gate_up, n);
+        gemm::swiglu(self, out, 0, gate_up, n);
     }
 
     fn gated(&self, out: &mut Acts, scratch: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
-        if x.rounded && out.rounded {
-            return products::gated(self, out, scratch, x, weight, bias, n);
+        if x.bf16 && out.bf16 {
+            return gemm::fused_swiglu(self, out, scratch, x, weight, bias, n);
         }
         self.linear(scratch, x, weight, bias, n);
         self.swiglu(out, scratch, n);
@@ -396,7 +399,7 @@ impl Backend for Cuda {
     }
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
-        assert_eq!((out.width, out.rounded), (x.width, x.rounded), "rows of different kinds");
+        assert_eq!((out.width, out.bf16), (x.width, x.bf16), "rows of different kinds");
         out.holds(rows.len());
         for (i, &row) in rows.iter().enumerate() {
             x.holds(row + 1);
@@ -410,7 +413,7 @@ impl Backend for Cuda {
 
     fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
         assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
-        products::product(self, out.ptr(), x, head, None, n);
+        gemm::matmul(self, out.ptr(), x, head, None, n);
     }
 
     fn sample(
@@ -426,15 +429,15 @@ impl Backend for Cuda {
     }
 
     fn post(&self, sampled: &Buf<Token>, fault: &Buf<i32>, kv: &KvTables<Self>, n: usize) {
-        assert!(n + 2 <= POST_WORDS && n <= sampled.len(), "{n} tokens of one step");
+        assert!(n + 2 <= MAILBOX_WORDS && n <= sampled.len(), "{n} tokens of one step");
         let args =
-            [Ptr(self.post.ptr()), Ptr(sampled.ptr()), Ptr(fault.ptr()), Ptr(kv.pool.counts.ptr()), I32(n as i32)];
+            [Ptr(self.mailbox.ptr()), Ptr(sampled.ptr()), Ptr(fault.ptr()), Ptr(kv.pool.counts.ptr()), I32(n as i32)];
         self.driver.launch(Kernel::Post, [1, 1, 1], BLOCK, &args);
     }
 
     fn read_step(&self, _: &Buf<Token>, _: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {
         self.driver.wait();
-        let words = self.post.words(n + 2);
+        let words = self.mailbox.words(n + 2);
         kv.pool.free_now(words[1] as usize);
         StepResult {
             tokens: words[2..].iter().map(|&t| t as Token).collect(),
@@ -443,17 +446,17 @@ impl Backend for Cuda {
     }
 
     fn step_tokens(&self, token_bytes: usize) -> usize {
-        // Scratch takes an eighth of what is free at most.
+        // Scratch takes at most an eighth of the free memory.
         let room = self.memory().0 as usize / 8;
         let fits = |tokens: &usize| tokens * token_bytes <= room;
-        let halves = std::iter::successors(Some(MOST_STEP), |n| Some(n / 2)).take_while(|&n| n > LEAST_STEP);
-        halves.into_iter().find(fits).unwrap_or(LEAST_STEP)
+        let halves = std::iter::successors(Some(MAX_CHUNK), |n| Some(n / 2)).take_while(|&n| n > MIN_CHUNK);
+        halves.into_iter().find(fits).unwrap_or(MIN_CHUNK)
     }
 
     fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
         self.send(spans);
-        let alike = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
-        if alike && self.graphs.wanted() {
+        let one_token_each = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
+        if one_token_each && self.graphs.enabled() {
             self.graphs.run(&self.driver, kind, spans.len(), || ops(self));
         } else {
             ops(self);
@@ -485,16 +488,16 @@ impl Profile for Cuda {
     fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
         let round = |state: &mut S| (0..calls).for_each(|i| op(state, i));
         before(state);
-        // Sends what steps have sent before them: nothing may be sent while they are recorded.
+        // Copies the spans to the GPU: a capture forbids copies from the host.
         round(state);
         let spans = self.spans.borrow().current().to_vec();
-        let recorded = self.graphs.record(&self.driver, || round(state));
+        let captured = self.graphs.capture(&self.driver, || round(state));
         let timed = (0..TIMED_ROUNDS).map(|_| {
             before(state);
             if !spans.is_empty() {
                 self.send(&spans);
             }
-            let ms = self.driver.time_ms(|| match &recorded {
+            let ms = self.driver.time_ms(|| match &captured {
                 Some(graph) => graph.launch_once(),
                 None => round(state),
             });
@@ -504,9 +507,9 @@ impl Profile for Cuda {
     }
 
     fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
-        // What it keeps of its own accord has to be made in earnest.
+        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
         let (spans, sampling) = (self.spans.take(), self.sampling.take());
-        let bytes = self.driver.rehearse(make);
+        let bytes = self.driver.dry_run_allocation(make);
         self.spans.replace(spans);
         self.sampling.replace(sampling);
         Some(bytes)

@@ -100,12 +100,6 @@ DRIVER cuDeviceGetName(char* name, int size, int) {
   return OK;
 }
 
-DRIVER cuDeviceTotalMem_v2(size_t* bytes, int) {
-  ENTER
-  *bytes = card_bytes();
-  return OK;
-}
-
 // Bytes of shared memory a block may have: without asking, and where a kernel asks.
 static const int SHARED = 48 << 10;
 static int shared_on_asking() { return setting("SOFTWARE_GPU_CAPABILITY", 80) >= 90 ? 227 << 10 : 163 << 10; }
@@ -127,6 +121,7 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     case 76: *value = capability % 10; break;            // minor
     case 97: *value = shared_on_asking(); break;          // shared memory on asking
     case 102: *value = 1; break;                         // reserved addresses
+    case 115: *value = 0; break;                         // memory pools
     default: say("no value for device attribute " + std::to_string(attribute)); return INVALID_VALUE;
   }
   return OK;
@@ -295,13 +290,6 @@ static Result launch_checked(Function* f, dim3 grid, dim3 block, size_t shared, 
   if ((int)threads > f->most_threads) return LAUNCH_OUT_OF_RESOURCES;
   if (shared > (size_t)f->dynamic_shared || !params) return INVALID_VALUE;
   return enqueue(stream, launch(f, f->entry, grid, block, shared, params));
-}
-
-DRIVER cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                      unsigned shared, Stream* stream, void** params, void** extra) {
-  ENTER
-  if (extra) return NOT_SUPPORTED;
-  return launch_checked(f, {gx, gy, gz}, {bx, by, bz}, shared, stream, params);
 }
 
 struct LaunchConfig {

@@ -203,8 +203,6 @@ DRIVER cuMemHostAlloc(void** at, size_t bytes, unsigned) {
   return OK;
 }
 
-DRIVER cuMemAllocHost_v2(void** at, size_t bytes) { return cuMemHostAlloc(at, bytes, 0); }
-
 DRIVER cuMemFreeHost(void* at) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemFreeHost")) return no;
@@ -213,23 +211,4 @@ DRIVER cuMemFreeHost(void* at) {
   card().pinned.erase((Address)at);
   free(at);
   return done;
-}
-
-DRIVER cuMemHostGetDevicePointer_v2(Address* out, void* at, unsigned) {
-  ENTER
-  if (!inside(card().pinned, (Address)at, 1)) return INVALID_VALUE;
-  *out = (Address)at;
-  return OK;
-}
-
-DRIVER cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
-  ENTER
-  card().pinned[(Address)at] = bytes;
-  return OK;
-}
-
-DRIVER cuMemHostUnregister(void* at) {
-  ENTER
-  Result done = flush();
-  return card().pinned.erase((Address)at) ? done : INVALID_VALUE;
 }

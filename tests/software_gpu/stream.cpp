@@ -70,20 +70,6 @@ DRIVER cuStreamSynchronize(Stream* stream) {
   return flush();
 }
 
-DRIVER cuStreamQuery(Stream* stream) { return cuStreamSynchronize(stream); }
-
-DRIVER cuCtxSynchronize() {
-  ENTER
-  if (Result no = forbidden_in_capture("cuCtxSynchronize")) return no;
-  return flush();
-}
-
-DRIVER cuStreamWaitEvent(Stream* stream, void*, unsigned) {
-  ENTER
-  // All streams run in the order of asking.
-  return known(stream) ? OK : INVALID_HANDLE;
-}
-
 struct Event {
   enum { NEW, ASKED, DONE } state = NEW;
   std::chrono::steady_clock::time_point time;
@@ -118,8 +104,6 @@ DRIVER cuEventSynchronize(Event* event) {
   if (Result no = forbidden_in_capture("cuEventSynchronize")) return no;
   return event->state == Event::ASKED ? flush() : OK;
 }
-
-DRIVER cuEventQuery(Event* event) { return cuEventSynchronize(event); }
 
 DRIVER cuEventElapsedTime(float* ms, Event* from, Event* to) {
   ENTER
@@ -175,36 +159,12 @@ DRIVER cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stre
   return enqueue(stream, copy((void*)to, (void*)from, bytes));
 }
 
-DRIVER cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
-  ENTER
-  if (Result no = forbidden_in_capture("cuMemcpyHtoD")) return no;
-  Result asked = cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
-  return asked ? asked : flush();
-}
-
-DRIVER cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
-  ENTER
-  if (Result no = forbidden_in_capture("cuMemcpyDtoH")) return no;
-  Result asked = cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
-  return asked ? asked : flush();
-}
-
 DRIVER cuMemsetD8Async(Address at, unsigned char value, size_t bytes, Stream* stream) {
   ENTER
   if (!known(stream)) return INVALID_HANDLE;
   if (!on_card(at, bytes, "cuMemsetD8Async")) return INVALID_VALUE;
   return enqueue(stream, [=] {
     memset((void*)at, value, bytes);
-    return OK;
-  });
-}
-
-DRIVER cuMemsetD32Async(Address at, unsigned value, size_t count, Stream* stream) {
-  ENTER
-  if (!known(stream)) return INVALID_HANDLE;
-  if (at % 4 || !on_card(at, 4 * count, "cuMemsetD32Async")) return INVALID_VALUE;
-  return enqueue(stream, [=] {
-    std::fill_n((unsigned*)at, count, value);
     return OK;
   });
 }
@@ -233,34 +193,10 @@ DRIVER cuStreamEndCapture(Stream* stream, Graph** graph) {
   return stream->capture_broken ? CAPTURE_INVALIDATED : OK;
 }
 
-DRIVER cuStreamIsCapturing(Stream* stream, int* status) {
-  ENTER
-  *status = !stream || !stream->capture ? 0 : stream->capture_broken ? 2 : 1;
-  return OK;
-}
-
-DRIVER cuThreadExchangeStreamCaptureMode(int* mode) {
-  ENTER
-  static int current = 0;
-  std::swap(*mode, current);
-  return OK;
-}
-
-DRIVER cuGraphGetNodes(Graph* graph, void**, size_t* count) {
-  ENTER
-  *count = graph->work->size();
-  return OK;
-}
-
 DRIVER cuGraphInstantiateWithFlags(Graph** exec, Graph* graph, unsigned long long) {
   ENTER
   *exec = new Graph{graph->work};
   return OK;
-}
-
-DRIVER cuGraphUpload(Graph*, Stream* stream) {
-  ENTER
-  return known(stream) ? OK : INVALID_HANDLE;
 }
 
 DRIVER cuGraphLaunch(Graph* exec, Stream* stream) {

@@ -1,5 +1,5 @@
-//! NVIDIA's own matrix products, where a libcublasLt is installed: nothing here is needed, and whatever goes wrong
-//! leaves the product to our own kernels. Loaded at run time, with the fourteen functions that are called.
+//! GEMMs by NVIDIA's libcublasLt where one is installed: nothing here is needed, and whatever goes wrong leaves the GEMM
+//! to our own kernels. Loaded at run time, with the thirteen functions that are called.
 
 use super::super::OutOfMemory;
 use super::driver::Driver;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-/// Memory that a product may use beside its matrices.
+/// Scratch of a GEMM.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 // Numbers of `cublasLt.h`.
@@ -117,7 +117,7 @@ impl Functions {
     }
 }
 
-/// A handle, and what gives it back.
+/// A handle, destroyed when dropped.
 struct Owned(Handle, Destroy);
 
 impl Owned {
@@ -137,7 +137,7 @@ impl Drop for Owned {
     }
 }
 
-/// A product that has been prepared: all products of its size use it.
+/// A prepared GEMM: all GEMMs of its size use it.
 struct Plan {
     desc: Owned,
     weight: Owned,
@@ -146,21 +146,21 @@ struct Plan {
     algo: [u64; 8],
 }
 
-/// The size of a product: rows and columns of the weight, rows of activations, whether there is a bias.
+/// N, K and M of a GEMM, and whether there is a bias.
 type Size = (usize, usize, usize, bool);
 
-/// The factors and the place of the result, by address; `bias` 0 where there is none.
-pub(super) struct Product {
+/// `out[m, n] = x[m, k] weight[n, k]^T + bias[n]` by device addresses; `bias` is 0 if there is none.
+pub(super) struct Gemm {
     pub out: u64,
     pub x: u64,
     pub weight: u64,
     pub bias: u64,
-    pub rows: usize,
-    pub cols: usize,
+    pub m: usize,
     pub n: usize,
+    pub k: usize,
 }
 
-/// A library that was found, and what it is called for.
+/// A library that was loaded.
 struct Found {
     functions: Functions,
     path: PathBuf,
@@ -184,12 +184,12 @@ fn load(path: &PathBuf) -> Result<Found, String> {
     Ok(Found { functions, path: path.clone() })
 }
 
-/// The first of `paths` that can be loaded, in words. Needs no card.
+/// Describes the first of `paths` that can be loaded. Needs no GPU.
 pub fn cublaslt(paths: &[PathBuf]) -> Result<String, String> {
     first(paths.iter().map(|path| load(path).map(|found| found.describe())))
 }
 
-/// The first that is one, else why the first of all is none.
+/// Returns the first candidate that works, or the error of the first one tried.
 fn first<T>(all: impl Iterator<Item = Result<T, String>>) -> Result<T, String> {
     let mut why = None;
     for one in all {
@@ -201,18 +201,18 @@ fn first<T>(all: impl Iterator<Item = Result<T, String>>) -> Result<T, String> {
     Err(why.unwrap_or_else(|| "no library".to_owned()))
 }
 
-/// The library, ready to multiply. Fields are given back in their order.
+/// The library, started on a GPU. Fields drop in order.
 pub(super) struct CublasLt {
     plans: RefCell<HashMap<Size, Option<Plan>>>,
     handle: Owned,
     workspace: Buf<u8>,
-    /// Cleared by the first product that fails while it runs.
+    /// Cleared by the first GEMM that fails when it is launched.
     works: Cell<bool>,
     found: Found,
 }
 
 impl CublasLt {
-    /// Starts the first of `paths` that can be. A context is current.
+    /// Starts the first of `paths` that works. A context is current.
     pub fn open(driver: &Rc<Driver>, paths: &[PathBuf]) -> Result<Self, String> {
         first(paths.iter().map(|path| Self::of(driver, load(path)?)))
     }
@@ -229,13 +229,13 @@ impl CublasLt {
         self.found.describe()
     }
 
-    /// `out[n, rows] = x[n, cols] weight[rows, cols]^T + bias` in f32 of bf16 factors; false where it was not done.
-    pub fn multiply(&self, driver: &Driver, p: &Product) -> bool {
+    /// Runs a GEMM of bf16 inputs with an f32 output; false if it was not done.
+    pub fn multiply(&self, driver: &Driver, p: &Gemm) -> bool {
         if !self.works.get() {
             return false;
         }
         let mut plans = self.plans.borrow_mut();
-        let plan = plans.entry((p.rows, p.cols, p.n, p.bias != 0)).or_insert_with(|| self.plan(p).ok());
+        let plan = plans.entry((p.n, p.k, p.m, p.bias != 0)).or_insert_with(|| self.plan(p).ok());
         let Some(plan) = plan else { return false };
         let (one, zero, f) = (1f32, 0f32, &self.found.functions);
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
@@ -261,18 +261,18 @@ impl CublasLt {
                 &plan.algo,
                 pointer(self.workspace.ptr()),
                 WORKSPACE_BYTES,
-                driver.stream().cast(),
+                driver.stream().cu_stream().cast(),
             )
         };
         self.works.set(status == 0);
         status == 0
     }
 
-    /// Matrices by rows are the turned ones by columns: out^T [rows, n] = weight (turned back) x^T.
-    fn plan(&self, p: &Product) -> Result<Plan, c_int> {
+    /// Row-major matrices are the transposed column-major ones: out^T [n, m] = weight^T^T x^T.
+    fn plan(&self, p: &Gemm) -> Result<Plan, c_int> {
         let f = &self.found.functions;
         let ok = |status: c_int| if status == 0 { Ok(()) } else { Err(status) };
-        let [rows, cols, n] = [p.rows, p.cols, p.n].map(|n| n as u64);
+        let [m, n, k] = [p.m, p.n, p.k].map(|n| n as u64);
         // SAFETY: every pointer is to a live handle or number of the type and size that its attribute has.
         unsafe {
             let desc = Owned::new(|to| (f.create_desc)(to, COMPUTE_32F, CUDA_R_32F), f.destroy_desc)?;
@@ -281,12 +281,12 @@ impl CublasLt {
                 ok(set(f.set_desc, desc.0, DESC_EPILOGUE, &EPILOGUE_BIAS))?;
                 ok(set(f.set_desc, desc.0, DESC_BIAS_POINTER, &p.bias))?;
             }
-            let layout = |kind, lines: u64, width: u64| {
-                Owned::new(|to| (f.create_layout)(to, kind, lines, width, lines as i64), f.destroy_layout)
+            let layout = |dtype, rows: u64, cols: u64| {
+                Owned::new(|to| (f.create_layout)(to, dtype, rows, cols, rows as i64), f.destroy_layout)
             };
-            let weight = layout(CUDA_R_16BF, cols, rows)?;
-            let x = layout(CUDA_R_16BF, cols, n)?;
-            let out = layout(CUDA_R_32F, rows, n)?;
+            let weight = layout(CUDA_R_16BF, k, n)?;
+            let x = layout(CUDA_R_16BF, k, m)?;
+            let out = layout(CUDA_R_32F, n, m)?;
             let preference = Owned::new(|to| (f.create_preference)(to), f.destroy_preference)?;
             ok(set(f.set_preference, preference.0, PREFERENCE_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64)))?;
             let mut found = Heuristic { algo: [0; 8], workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
@@ -309,7 +309,7 @@ impl CublasLt {
     }
 }
 
-/// Sets an attribute from the number that it is.
+/// Sets an attribute.
 ///
 /// # Safety
 /// `handle` is live and its attribute has the type of `value`.

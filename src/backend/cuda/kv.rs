@@ -81,7 +81,7 @@ const SINGLE_THREADS: usize = 256;
 
 /// Blocks of attention for single tokens that a multiprocessor runs side by side.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    driver.resident(instances(g).attend, SINGLE_THREADS)
+    driver.blocks_per_sm(instances(g).attend, SINGLE_THREADS)
 }
 
 /// Channels that an instance of attention has room for.
@@ -113,7 +113,7 @@ pub(super) fn decode(
     let kernels = instances(g);
     let args = [&found[..], &of_layer, &turn, &scale].concat();
     cuda.driver.launch(kernels.attend, [blocks, n, 1], SINGLE_THREADS, &args);
-    let out = [Ptr(out.ptr()), I32(out.rounded as i32)];
+    let out = [Ptr(out.ptr()), I32(out.bf16 as i32)];
     let args = [&out[..], &found, &of_layer, &turn, &scale].concat();
     cuda.driver.launch(kernels.take, [g.n_kv_heads, n, 1], take_threads(g), &args);
 }
@@ -131,7 +131,7 @@ pub(super) fn qkv_rope(
     let rows = [Ptr(qkv.ptr()), Ptr(decisions.ptr()), Arg::of(&view)];
     let spans_of_rows = [Ptr(shape.spans), Ptr(shape.span_of_row)];
     // Heads share a row's angles, where there are rows enough.
-    let enough = (driver.multiprocessors * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
+    let enough = (driver.sm_count * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
     let per_layer = rope.borrowed.is_some_and(|a| a.per_layer);
     let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
     let args = [&rows[..], &spans_of_rows, &turn(rope)].concat();
@@ -156,7 +156,7 @@ pub(super) fn attend(
     let parts = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
     let args = [
         Ptr(out.ptr()),
-        I32(out.rounded as i32),
+        I32(out.bf16 as i32),
         Ptr(pool.partials.ptr()),
         Ptr(pool.arrivals.ptr()),
         Ptr(qkv.ptr()),

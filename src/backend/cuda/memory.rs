@@ -1,4 +1,4 @@
-//! Typed memory of the card: buffers, activations, weights. Each holds the driver it came from.
+//! Typed device memory: buffers, activations, weights. Each holds the driver it came from.
 
 use super::super::{OutOfMemory, Plain};
 use super::driver::Driver;
@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::mem::size_of;
 use std::rc::Rc;
 
-/// `len` values of `T`, zero at first.
+/// A device buffer of `len` values of `T`, zero at first. Freed when dropped.
 pub struct Buf<T> {
     driver: Rc<Driver>,
     at: u64,
@@ -42,11 +42,12 @@ impl<T: Plain> Buf<T> {
 }
 
 impl<T> Buf<T> {
-    /// Address on the card.
+    /// Device address.
     pub(super) fn ptr(&self) -> u64 {
         self.at
     }
 
+    /// Device address of value `index`.
     pub(super) fn from(&self, index: usize) -> u64 {
         self.at + (index * size_of::<T>()) as u64
     }
@@ -58,17 +59,17 @@ impl<T> Drop for Buf<T> {
     }
 }
 
-/// Activations `[rows, width]`, in f32 or rounded to bf16.
+/// Activations `[rows, width]`, in f32 or in bf16.
 pub struct Acts {
     buf: Buf<u8>,
     pub(super) width: usize,
-    pub(super) rounded: bool,
+    pub(super) bf16: bool,
 }
 
 impl Acts {
-    pub(super) fn new(driver: &Rc<Driver>, rows: usize, width: usize, rounded: bool) -> Result<Self, OutOfMemory> {
-        let value = if rounded { size_of::<u16>() } else { size_of::<f32>() };
-        Ok(Self { buf: Buf::new(driver, rows * width * value)?, width, rounded })
+    pub(super) fn new(driver: &Rc<Driver>, rows: usize, width: usize, bf16: bool) -> Result<Self, OutOfMemory> {
+        let value = if bf16 { size_of::<u16>() } else { size_of::<f32>() };
+        Ok(Self { buf: Buf::new(driver, rows * width * value)?, width, bf16 })
     }
 
     pub(super) fn ptr(&self) -> u64 {
@@ -76,31 +77,31 @@ impl Acts {
     }
 
     pub(super) fn row_bytes(&self) -> usize {
-        self.width * if self.rounded { size_of::<u16>() } else { size_of::<f32>() }
+        self.width * if self.bf16 { size_of::<u16>() } else { size_of::<f32>() }
     }
 
     pub(super) fn row(&self, row: usize) -> u64 {
         self.buf.from(row * self.row_bytes())
     }
 
-    /// Rows there is room for.
+    /// Rows that fit.
     pub(super) fn rows(&self) -> usize {
         self.buf.len() / self.row_bytes().max(1)
     }
 
-    /// Panics where an op is asked for more rows than there are.
+    /// Panics if fewer than `rows` rows fit.
     pub(super) fn holds(&self, rows: usize) {
         assert!(rows <= self.rows(), "{rows} rows of activations for {}", self.rows());
     }
 
-    /// As [`Self::holds`], of an op that only knows f32.
-    pub(super) fn holds_exact(&self, rows: usize) {
-        assert!(!self.rounded, "activations in f32 are wanted");
+    /// As [`Self::holds`], and panics unless the activations are f32.
+    pub(super) fn holds_f32(&self, rows: usize) {
+        assert!(!self.bf16, "activations have to be f32");
         self.holds(rows);
     }
 
     pub(super) fn write(&mut self, values: &[f32]) {
-        if self.rounded {
+        if self.bf16 {
             let rounded: Vec<u16> = values.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
             self.buf.write(0, bytemuck::cast_slice(&rounded));
         } else {
@@ -109,7 +110,7 @@ impl Acts {
     }
 
     pub(super) fn read(&self, values: &mut [f32]) {
-        if self.rounded {
+        if self.bf16 {
             let mut rounded = vec![0u16; values.len()];
             self.buf.read(0, bytemuck::cast_slice_mut(&mut rounded));
             let wide = rounded.into_iter().map(|x| half::bf16::from_bits(x).to_f32());
@@ -120,7 +121,7 @@ impl Acts {
     }
 }
 
-/// A matrix `[rows, cols]` in the file's precision; in f32 where its parts differ.
+/// A row-major weight matrix `[rows, cols]` in the checkpoint's dtype; in f32 if stacked tensors differ in dtype.
 pub struct Weight {
     buf: Buf<u8>,
     pub(super) dtype: DType,
@@ -129,7 +130,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Copies the parts one below the other, straight from where they lie.
+    /// Copies `parts`, stacked by rows, straight from the mapped file.
     pub(super) fn new(driver: &Rc<Driver>, parts: &[Tensor]) -> Result<Self, OutOfMemory> {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
@@ -154,7 +155,7 @@ impl Weight {
         self.buf.ptr()
     }
 
-    /// As `DType` in `common.cuh` counts.
+    /// The value of `DType` in `common.cuh`.
     pub(super) fn dtype_number(&self) -> i32 {
         match self.dtype {
             DType::F32 => 0,

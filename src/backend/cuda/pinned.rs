@@ -1,112 +1,93 @@
-//! Host memory that the card reads and writes by itself. What goes to the card is copied here first, so
-//! that nobody waits for it; what a step gives back is written here by its last kernel.
+//! Page-locked host memory that the GPU reads and writes: the staging buffer of copies to the GPU, which nobody waits
+//! for, and the words that the last kernel of a step writes for the host.
 
-use super::driver::{must, ready};
-use super::probe::NoCuda;
-use cudarc::driver::sys;
-use std::ptr::null_mut;
+use super::error::{NoCuda, must, ready};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, PinnedHostSlice, result};
+use std::sync::Arc;
 
 /// Bytes of each half of the staging memory.
 const HALF_BYTES: usize = 4 << 20;
 /// Copies begin at multiples of this.
 const ALIGN: usize = 64;
 
-/// Page-locked memory, zero at first. The card knows it by the same address.
-pub(super) struct Pinned {
-    at: *mut u8,
-    bytes: usize,
+/// `len` values of page-locked memory, zero at first. Not write-combined: the host reads it.
+fn pinned<T>(context: &Arc<CudaContext>, len: usize) -> Result<PinnedHostSlice<T>, NoCuda>
+where
+    T: cudarc::driver::DeviceRepr + cudarc::driver::ValidAsZeroBits + Default + Copy,
+{
+    // SAFETY: uninitialized until the next line fills it with numbers.
+    let mut memory = ready(unsafe { context.alloc_pinned_with_flags(len, 0) }, "allocating page-locked memory")?;
+    ready(memory.as_mut_slice(), "allocating page-locked memory")?.fill(T::default());
+    Ok(memory)
 }
 
-impl Pinned {
-    /// A context is current.
-    pub fn new(bytes: usize) -> Result<Self, NoCuda> {
-        let mut at = null_mut();
-        // SAFETY: a context is current; the pointer is to a live address.
-        ready(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }, "taking memory for copies to it")?;
-        // SAFETY: `bytes` at `at` were just allocated.
-        unsafe { at.cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { at: at.cast(), bytes })
+/// What the last kernel of a step writes for the host.
+pub(super) struct Mailbox {
+    memory: PinnedHostSlice<i32>,
+    /// Taken once: asking for it synchronizes, which a capture forbids.
+    at: u64,
+}
+
+impl Mailbox {
+    /// Room for `len` words.
+    pub fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, NoCuda> {
+        let memory: PinnedHostSlice<i32> = pinned(context, len)?;
+        let at = ready(memory.as_ptr(), "allocating page-locked memory")?.expose_provenance() as u64;
+        Ok(Self { memory, at })
     }
 
+    /// The address by which kernels know it, which is that of the host.
     pub fn ptr(&self) -> u64 {
-        self.at.expose_provenance() as u64
+        self.at
     }
 
-    /// The first `n` words. The caller has waited for the kernel that wrote them.
-    pub fn words(&self, n: usize) -> Vec<i32> {
-        assert!(n * size_of::<i32>() <= self.bytes, "{n} words of {} bytes", self.bytes);
-        // SAFETY: the words lie inside, the memory is aligned to pages; volatile, for the card wrote them.
-        (0..n).map(|i| unsafe { self.at.cast::<i32>().add(i).read_volatile() }).collect()
+    /// The first `n` words. The caller has synchronized with the kernel that wrote them.
+    pub fn words(&self, n: usize) -> &[i32] {
+        &must(self.memory.as_slice(), "reading page-locked memory")[..n]
     }
 }
 
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: it came from `cuMemHostAlloc` and is freed once; its owner has waited for the card.
-        let _ = unsafe { sys::cuMemFreeHost(self.at.cast()) };
-    }
-}
-
-/// Two halves: one is filled while the card reads the other.
+/// A double buffer: the host fills one half while the GPU reads the other.
 pub(super) struct Staging {
-    halves: [(Pinned, sys::CUevent); 2],
-    /// The half that is being filled, and how far.
+    halves: [(PinnedHostSlice<u8>, CudaEvent); 2],
+    /// The half that is being filled, and how many bytes of it are.
     half: usize,
     filled: usize,
 }
 
 impl Staging {
-    /// A context is current.
-    pub fn new() -> Result<Self, NoCuda> {
-        let half = || {
-            let mut event = null_mut();
-            let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-            // SAFETY: a context is current; the pointer is to a live handle.
-            ready(unsafe { sys::cuEventCreate(&mut event, flags) }, "making an event")?;
-            Ok((Pinned::new(HALF_BYTES)?, event))
-        };
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, NoCuda> {
+        let half = || Ok((pinned(context, HALF_BYTES)?, ready(context.new_event(None), "creating an event")?));
         Ok(Self { halves: [half()?, half()?], half: 0, filled: 0 })
     }
 
-    /// Copies in stream order; `from` may change as soon as this returns. The caller vouches that `to`
-    /// begins at least `from.len()` bytes of memory of this card.
-    pub fn send(&mut self, stream: sys::CUstream, to: u64, from: &[u8]) {
+    /// Copies in stream order; `from` may change as soon as this returns.
+    ///
+    /// # Safety
+    /// `to` begins at least `from.len()` bytes of memory of this GPU.
+    pub unsafe fn send(&mut self, stream: &CudaStream, to: u64, from: &[u8]) {
         let mut to = to;
-        for part in from.chunks(HALF_BYTES) {
-            if self.filled + part.len() > HALF_BYTES {
-                self.turn(stream);
+        for chunk in from.chunks(HALF_BYTES) {
+            if self.filled + chunk.len() > HALF_BYTES {
+                self.switch(stream);
             }
-            // SAFETY: the part fits behind what is filled, and no copy that has not ended reads from there:
-            // `turn` waited for those of this half. The target is the caller's word.
-            let copied = unsafe {
-                let at = self.halves[self.half].0.at.add(self.filled);
-                at.copy_from_nonoverlapping(part.as_ptr(), part.len());
-                sys::cuMemcpyHtoDAsync_v2(to, at.cast(), part.len(), stream)
-            };
-            must(copied, "copying to it");
-            self.filled = (self.filled + part.len()).next_multiple_of(ALIGN);
-            to += part.len() as u64;
+            let half = must(self.halves[self.half].0.as_mut_slice(), "writing page-locked memory");
+            let staged = &mut half[self.filled..self.filled + chunk.len()];
+            staged.copy_from_slice(chunk);
+            // SAFETY: the target is the caller's word; the source is not written again before `switch` has waited for
+            // this copy.
+            must(unsafe { result::memcpy_htod_async(to, staged, stream.cu_stream()) }, "copying to the GPU");
+            self.filled = (self.filled + chunk.len()).next_multiple_of(ALIGN);
+            to += chunk.len() as u64;
         }
     }
 
-    /// Turns to the other half, once the card has read it.
-    fn turn(&mut self, stream: sys::CUstream) {
-        let full = self.halves[self.half].1;
+    /// Switches to the other half, once the GPU has read it.
+    fn switch(&mut self, stream: &CudaStream) {
+        must(self.halves[self.half].1.record(stream), "recording an event");
         self.half = 1 - self.half;
         self.filled = 0;
-        // SAFETY: both events and the stream are live. An event that was never recorded is no wait.
-        unsafe {
-            must(sys::cuEventRecord(full, stream), "recording an event");
-            must(sys::cuEventSynchronize(self.halves[self.half].1), "waiting for an event");
-        }
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        for (_, event) in &self.halves {
-            // SAFETY: the event is destroyed once; the driver that owns this has waited for its stream.
-            let _ = unsafe { sys::cuEventDestroy_v2(*event) };
-        }
+        // An event that was never recorded is no wait.
+        must(self.halves[self.half].1.synchronize(), "waiting for an event");
     }
 }

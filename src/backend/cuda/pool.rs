@@ -1,7 +1,7 @@
-//! Pages of card memory: one range of reserved addresses, mapped in steps, so that pages keep their
-//! addresses while memory grows and shrinks. Reference counts and the free list live on the card, where
-//! `place` takes pages; between steps the host grows, trims and sorts, so that the lowest free page goes
-//! first and the last steps empty.
+//! The pool of KV pages: one range of reserved addresses, mapped a granule at a time, so that pages keep their addresses
+//! while memory grows and shrinks. Reference counts and the free list live in device memory, where kernels allocate
+//! pages; between steps the host grows, trims and sorts, so that the lowest free page is allocated first and the last
+//! granules become empty.
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::driver::{Driver, out_of_memory};
@@ -11,42 +11,43 @@ use cudarc::driver::sys;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// As in `kv.cuh`: the kernels know no other page.
+/// As in `kv.cuh`: the kernels know no other page size.
 const PAGE_SLOTS: usize = 16;
-const STEP_BYTES: usize = 16 << 20;
+/// Bytes that are mapped and unmapped at a time.
+const GRANULE_BYTES: usize = 16 << 20;
 /// Pages begin at multiples of this, for 16-byte copies.
 const PAGE_ALIGN: usize = 16;
-/// Blocks of one attention launch at which its keys are no longer divided further, by multiprocessor.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+/// Blocks per SM of an attention launch at which its keys are not split further.
+const BLOCKS_PER_SM: usize = 2;
 
 pub struct Pool {
     driver: Rc<Driver>,
     base: u64,
     reserved_bytes: usize,
     pub(super) stride: usize,
-    step_bytes: usize,
+    granule_bytes: usize,
     max_pages: usize,
-    /// Steps mapped, from the first on.
-    steps: usize,
+    /// Granules mapped, from the first on.
+    granules: usize,
     pub(super) refs: Buf<i32>,
     pub(super) free_list: Buf<i32>,
     pub(super) returned: Buf<i32>,
     /// Lengths of `free_list` and `returned`.
     pub(super) counts: Buf<i32>,
-    /// Free pages that no step since has had leave to take: saves asking the card.
+    /// Lower bound on free pages; lets `reserve` skip a device read.
     certain: Cell<usize>,
-    /// K and V of a chunk's rows as they will be stored: `staged_at` in `kv.cuh`.
+    /// K and V of a chunk's rows, encoded: `staged_at` in `kv.cuh`.
     pub(super) staged: Buf<u8>,
-    /// Softmaxes over parts of the keys, see `attend.cu` and `attend_tiles.cu`, and how many of them are done.
+    /// Partial softmax results of KV splits (`attend.cu`, `attend_tiles.cu`), and a count of those that are done.
     pub(super) partials: Buf<f32>,
     pub(super) arrivals: Buf<i32>,
-    /// For each single token and KV head the first part, and how many.
+    /// For each decode token and KV head its first split, and how many there are.
     pub(super) shares: Buf<i32>,
-    /// Blocks that `partials` has room for.
+    /// Blocks whose results fit in `partials`.
     pub(super) max_blocks: usize,
-    /// Blocks of `attend` that the card runs side by side.
+    /// Blocks of `attend` that the GPU runs at once.
     pub(super) single_blocks: usize,
-    /// One lane's slots, for `slot_metas`.
+    /// Output of `slot_metas`: the slots of one lane.
     pub(super) metas: Buf<i32>,
 }
 
@@ -59,10 +60,10 @@ impl Pool {
     ) -> Result<Self, OutOfMemory> {
         assert_eq!(g.page_slots, PAGE_SLOTS, "slots of a page");
         let stride = g.page_bytes().next_multiple_of(PAGE_ALIGN);
-        let step_bytes = STEP_BYTES.next_multiple_of(granularity(driver)).max(stride);
-        let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(step_bytes);
-        let max_blocks = BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors;
-        let single_blocks = max_blocks.min(attend_blocks(driver, g) * driver.multiprocessors);
+        let granule_bytes = GRANULE_BYTES.next_multiple_of(granularity(driver)).max(stride);
+        let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(granule_bytes);
+        let max_blocks = BLOCKS_PER_SM * driver.sm_count;
+        let single_blocks = max_blocks.min(attend_blocks(driver, g) * driver.sm_count);
         let refs = Buf::new(driver, max_pages)?;
         let free_list = Buf::new(driver, max_pages)?;
         let returned = Buf::new(driver, max_pages)?;
@@ -83,9 +84,9 @@ impl Pool {
             base,
             reserved_bytes,
             stride,
-            step_bytes,
+            granule_bytes,
             max_pages,
-            steps: 0,
+            granules: 0,
             refs,
             free_list,
             returned,
@@ -106,7 +107,7 @@ impl Pool {
     }
 
     fn mapped_pages(&self) -> usize {
-        (self.steps * self.step_bytes / self.stride).min(self.max_pages)
+        (self.granules * self.granule_bytes / self.stride).min(self.max_pages)
     }
 
     fn free_pages(&self) -> usize {
@@ -115,11 +116,12 @@ impl Pool {
         (counts[0] + counts[1]) as usize
     }
 
-    /// So many pages are free, and nothing runs.
+    /// Notes that `pages` pages are free and nothing runs.
     pub(super) fn free_now(&self, pages: usize) {
         self.certain.set(pages);
     }
 
+    /// Maps granules until `pages` pages are free.
     pub(super) fn reserve(&mut self, pages: usize) -> Result<(), OutOfMemory> {
         if self.certain.get() >= pages {
             self.certain.set(self.certain.get() - pages);
@@ -127,10 +129,10 @@ impl Pool {
         }
         let mut free = self.free_pages();
         let (before, mut failed) = (self.mapped_pages(), None);
-        // Where all is mapped there is a page for whatever the tables can name: more was asked for than can be needed.
+        // A pool that is mapped to its end has a page for every entry of the page tables: more cannot be needed.
         while free < pages && self.mapped_pages() < self.max_pages {
             let had = self.mapped_pages();
-            if let Err(error) = self.map_step() {
+            if let Err(error) = self.map_granule() {
                 failed = Some(error);
                 break;
             }
@@ -146,47 +148,48 @@ impl Pool {
         Ok(())
     }
 
-    fn map_step(&mut self) -> Result<(), OutOfMemory> {
+    /// Maps one more granule.
+    fn map_granule(&mut self) -> Result<(), OutOfMemory> {
         let properties = properties(&self.driver);
         let mut handle = 0;
         // SAFETY: the properties and the handle are live; the size is a multiple of the granularity.
-        let made = unsafe { sys::cuMemCreate(&mut handle, self.step_bytes, &properties, 0) };
+        let made = unsafe { sys::cuMemCreate(&mut handle, self.granule_bytes, &properties, 0) };
         if made != sys::CUresult::CUDA_SUCCESS {
-            return Err(out_of_memory(self.step_bytes));
+            return Err(out_of_memory(self.granule_bytes));
         }
-        let at = self.base + (self.steps * self.step_bytes) as u64;
+        let at = self.base + (self.granules * self.granule_bytes) as u64;
         let access = sys::CUmemAccessDesc {
             location: properties.location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the range lies in the reserved addresses, behind all that is mapped; the handle is let
-        // go of once it is mapped, which keeps the memory until it is unmapped.
+        // SAFETY: the range lies in the reserved addresses, behind all that is mapped; the handle is released once it is
+        // mapped, and the mapping keeps the memory alive.
         let mapped = unsafe {
-            let mapped = sys::cuMemMap(at, self.step_bytes, 0, handle, 0);
+            let mapped = sys::cuMemMap(at, self.granule_bytes, 0, handle, 0);
             let _ = sys::cuMemRelease(handle);
             mapped
         };
         if mapped != sys::CUresult::CUDA_SUCCESS {
-            return Err(out_of_memory(self.step_bytes));
+            return Err(out_of_memory(self.granule_bytes));
         }
-        // SAFETY: the range was just mapped, `access` is one live description.
-        let allowed = unsafe { sys::cuMemSetAccess(at, self.step_bytes, &access, 1) };
+        // SAFETY: the range was just mapped, `access` is one live descriptor.
+        let allowed = unsafe { sys::cuMemSetAccess(at, self.granule_bytes, &access, 1) };
         if allowed != sys::CUresult::CUDA_SUCCESS {
-            // SAFETY: the range was just mapped, and nobody knows it.
-            let _ = unsafe { sys::cuMemUnmap(at, self.step_bytes) };
-            return Err(out_of_memory(self.step_bytes));
+            // SAFETY: the range was just mapped, and nothing refers to it.
+            let _ = unsafe { sys::cuMemUnmap(at, self.granule_bytes) };
+            return Err(out_of_memory(self.granule_bytes));
         }
-        self.steps += 1;
+        self.granules += 1;
         Ok(())
     }
 
-    /// Which pages go down for the last steps to be empty: from the returned first page on, so many
-    /// entries of `returned` (which holds nothing between turns) say where each goes, -1 for nowhere.
+    /// Plans a defragmentation that empties the last granules: returns the first page to move and a number of pages.
+    /// For each of them `returned` (unused between turns) then holds the page to move it to, or -1 for a free page.
     pub(super) fn moves(&mut self) -> Option<(usize, usize)> {
         let refs = self.refs();
         let used = refs.iter().filter(|&&r| r > 0).count();
-        let steps = (used * self.stride).div_ceil(self.step_bytes);
-        let first = steps * self.step_bytes / self.stride;
+        let granules = (used * self.stride).div_ceil(self.granule_bytes);
+        let first = granules * self.granule_bytes / self.stride;
         if first >= refs.len() || refs[first..].iter().all(|&r| r == 0) {
             return None;
         }
@@ -197,25 +200,25 @@ impl Pool {
         Some((first, moved.len()))
     }
 
-    /// Unmaps the last steps as long as no page of theirs is in use.
+    /// Unmaps the last granules in which no page is in use.
     pub(super) fn trim(&mut self) {
-        if self.steps == 0 {
+        if self.granules == 0 {
             return;
         }
         let refs = self.refs();
         let used = refs.iter().rposition(|&r| r > 0).map_or(0, |last| last + 1);
-        let needed = (used * self.stride).div_ceil(self.step_bytes);
-        while self.steps > needed {
-            self.steps -= 1;
-            let at = self.base + (self.steps * self.step_bytes) as u64;
-            // SAFETY: the step is mapped, no page that begins or ends in it is in use, and reading the
-            // counts has waited for all that ran.
-            let _ = unsafe { sys::cuMemUnmap(at, self.step_bytes) };
+        let needed = (used * self.stride).div_ceil(self.granule_bytes);
+        while self.granules > needed {
+            self.granules -= 1;
+            let at = self.base + (self.granules * self.granule_bytes) as u64;
+            // SAFETY: the granule is mapped, no page that begins or ends in it is in use, and reading the counts has waited
+            // for all that ran.
+            let _ = unsafe { sys::cuMemUnmap(at, self.granule_bytes) };
         }
         self.sort_free_list();
     }
 
-    /// Writes the free list anew: highest first, for pages are taken from its end.
+    /// Rebuilds the free list, highest page first: pages are allocated from its end.
     fn sort_free_list(&mut self) {
         let refs = self.refs();
         let free: Vec<i32> = (0..refs.len()).rev().filter(|&p| refs[p] == 0).map(|p| p as i32).collect();
@@ -239,27 +242,28 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.driver.quiet();
-        // SAFETY: nothing runs any more; what is mapped is unmapped once, then the addresses given back.
+        self.driver.wait_ignoring_errors();
+        // SAFETY: nothing runs any more; what is mapped is unmapped once, then the addresses are freed.
         unsafe {
-            for step in 0..self.steps {
-                let _ = sys::cuMemUnmap(self.base + (step * self.step_bytes) as u64, self.step_bytes);
+            for granule in 0..self.granules {
+                let _ = sys::cuMemUnmap(self.base + (granule * self.granule_bytes) as u64, self.granule_bytes);
             }
             let _ = sys::cuMemAddressFree(self.base, self.reserved_bytes);
         }
     }
 }
 
-/// Plain memory of the card.
+/// Properties of plain device memory.
 fn properties(driver: &Driver) -> sys::CUmemAllocationProp {
     // SAFETY: a C struct of numbers and plain enums for which all zeros is a value.
     let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    properties.location.id = driver.device();
+    properties.location.id = driver.context().cu_device();
     properties
 }
 
+/// The driver's granularity of mappings, in bytes.
 fn granularity(driver: &Driver) -> usize {
     let properties = properties(driver);
     let mut bytes = 0;

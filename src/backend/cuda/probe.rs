@@ -1,44 +1,20 @@
-//! Is there a driver that this backend can use? Answers without ever panicking: cudarc resolves each
-//! symbol at its first call and panics where it is missing, so all of them are looked up first.
+//! Probes for a driver that this backend can use, without ever panicking: cudarc resolves each symbol at its first call
+//! and panics if it is missing, so all of them are looked up first.
 
+use super::error::{NoCuda, words};
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::sync::OnceLock;
 
-/// Why CUDA cannot be used here.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoCuda {
-    #[error("no NVIDIA driver found (libcuda.so.1 could not be loaded)")]
-    NoDriver,
-    #[error("the NVIDIA driver is too old: it lacks {0}")]
-    MissingSymbol(&'static str),
-    #[error("the NVIDIA driver supports CUDA {}.{}; 12.2 (driver 535) or newer is needed", .0 / 1000, .0 % 1000 / 10)]
-    TooOld(i32),
-    #[error("the NVIDIA driver did not start: {0}")]
-    Init(String),
-    #[error("no NVIDIA GPU is visible")]
-    NoDevice,
-    #[error("there is no GPU {index}: the driver shows {count}, counted from 0")]
-    NoSuchDevice { index: u32, count: u32 },
-    #[error("{name} has compute capability {major}.{minor}; 8.0 (Ampere) or newer is needed")]
-    OldCard { name: String, major: i32, minor: i32 },
-    #[error("there are no kernels for `{target}`, or the card cannot run them: {names}")]
-    NoTarget { target: String, names: String },
-    #[error("libcublasLt cannot be used: {0}")]
-    NoCublasLt(String),
-    #[error("nobody waits for it any more")]
-    Stopped,
-    #[error("{0}")]
-    Driver(String),
-}
-
-/// CUDA release whose PTX the kernels are: drivers from 535 on.
+/// CUDA version of the kernels' PTX: drivers from 535 on.
 const NEEDED_VERSION: i32 = 12020;
 
-/// Every symbol that this backend calls.
+/// Every symbol that this backend calls, by itself or through cudarc: those that `tests/software_gpu` exports, on which
+/// the tests run all of it.
 const SYMBOLS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
+    "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -92,10 +68,10 @@ const SYMBOLS: &[&str] = &[
 pub fn probe() -> Result<(i32, u32), NoCuda> {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     let present_here = || {
-        // SAFETY: asks the loader whether the library is there; nothing of it is called.
+        // SAFETY: asks the loader whether the library exists; nothing of it is called.
         let found = unsafe { sys::is_culib_present() };
         if found {
-            // Loaded for good before anything of it is called: asking alone loads and unloads it each time.
+            // Loaded for good before anything of it is called: the question alone loads and unloads it each time.
             // SAFETY: the library is there.
             unsafe { sys::culib() };
         }
@@ -123,40 +99,28 @@ fn present(symbol: &'static str) -> Result<(), NoCuda> {
     if found { Ok(()) } else { Err(NoCuda::MissingSymbol(symbol)) }
 }
 
-/// `CUDA_ERROR_NO_DEVICE (no CUDA-capable device is detected)`
-pub(super) fn words(error: result::DriverError) -> String {
-    let text = |t: Result<&std::ffi::CStr, _>| t.map(|s| s.to_string_lossy().into_owned()).ok();
-    match (text(error.error_name()), text(error.error_string())) {
-        (Some(name), Some(meaning)) => format!("{name} ({meaning})"),
-        _ => format!("error {}", error.0 as u32),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A symbol that is called and not listed would panic on a driver without it.
+    /// A symbol that is called and not listed would panic on a driver without it. The software GPU exports what is
+    /// called and nothing else, so a symbol that is missing there panics in its tests.
     #[test]
-    fn every_symbol_that_is_called_is_listed() {
+    fn the_symbols_listed_are_those_of_the_software_gpu() {
         let sources = [
-            include_str!("../cuda.rs"),
-            include_str!("driver.rs"),
-            include_str!("graph.rs"),
-            include_str!("kv.rs"),
-            include_str!("memory.rs"),
-            include_str!("pinned.rs"),
-            include_str!("pool.rs"),
-            include_str!("probe.rs"),
-            include_str!("products.rs"),
-            include_str!("tiles.rs"),
+            include_str!("../../../tests/software_gpu/driver.cpp"),
+            include_str!("../../../tests/software_gpu/memory.cpp"),
+            include_str!("../../../tests/software_gpu/stream.cpp"),
         ];
-        for source in sources {
-            for part in source.split("sys::cu").skip(1).filter(|p| p.starts_with(char::is_uppercase)) {
-                let name: String = part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                assert!(SYMBOLS.contains(&format!("cu{name}").as_str()), "cu{name} is called and not probed for");
-            }
-        }
+        let mut exported: Vec<&str> = sources
+            .iter()
+            .flat_map(|source| source.lines())
+            .filter_map(|line| line.strip_prefix("DRIVER ")?.split('(').next())
+            .collect();
+        let mut listed = SYMBOLS.to_vec();
+        exported.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, exported);
     }
 
     #[test]

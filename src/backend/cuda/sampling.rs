@@ -1,4 +1,4 @@
-//! Logits to tokens: the kernels of `sample.cu`, and room for what they tell each other.
+//! Sampling: launches the kernels of `sample.cu`, and keeps their scratch.
 
 use super::super::{OutOfMemory, SampleArgs, seen_words};
 use super::Cuda;
@@ -10,12 +10,12 @@ use super::memory::Buf;
 use crate::protocol::Token;
 use std::rc::Rc;
 
-/// As `sample.cu` has them: threads of a block, the logits it takes, and the most of a row.
+// As in `sample.cu`: threads of a block, logits of a block, most logits of a row.
 const THREADS: usize = 512;
 const PART: usize = 8 * THREADS;
 const MOST_LOGITS: usize = 1 << 20;
 
-/// Room for rows that are sampled from in one step.
+/// Scratch of the rows that are sampled in one step.
 #[derive(Default)]
 pub(super) struct Sampling {
     memory: Option<Buf<u8>>,
@@ -23,6 +23,7 @@ pub(super) struct Sampling {
 }
 
 impl Sampling {
+    /// Makes room for `rows` rows.
     pub fn reserve(&mut self, driver: &Rc<Driver>, rows: usize) -> Result<(), OutOfMemory> {
         if rows > self.rows {
             self.memory = Some(Buf::new(driver, rows * SAMPLE_ROW_BYTES)?);
@@ -31,6 +32,7 @@ impl Sampling {
         Ok(())
     }
 
+    /// Samples a token of each of `n` rows of `vocab` logits into `sampled`.
     pub fn sample(
         &self,
         driver: &Driver,
@@ -40,8 +42,8 @@ impl Sampling {
         args: &SampleArgs<'_, Cuda>,
         n: usize,
     ) {
-        assert!(n <= self.rows && vocab <= MOST_LOGITS, "{n} rows of {vocab} logits in room for {}", self.rows);
-        let rows = self.memory.as_ref().expect("room was made").ptr();
+        assert!(n <= self.rows && vocab <= MOST_LOGITS, "{n} rows of {vocab} logits, scratch for {}", self.rows);
+        let rows = self.memory.as_ref().expect("reserved before").ptr();
         let (logits, draws, count) = (logits.ptr(), args.draws.ptr(), I32(vocab as i32));
         let (all, one) = ([vocab.div_ceil(PART), n, 1], [1, n, 1]);
         let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);

@@ -1,4 +1,4 @@
-//! The shape of the step under way, on the card: spans, and the span of every row.
+//! The shape of the current step in device memory: its spans, and the span of every row.
 
 use super::super::{OutOfMemory, Span};
 use super::abi::DeviceSpan;
@@ -6,26 +6,28 @@ use super::driver::Driver;
 use super::memory::Buf;
 use std::rc::Rc;
 
-/// What a kernel needs of a step's spans.
+/// A step's spans as kernels take them.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
+    /// Device address of `[n_spans]` [`DeviceSpan`]s.
     pub spans: u64,
+    /// Device address of `[n_rows]` indices of spans.
     pub span_of_row: u64,
     pub n_spans: usize,
-    /// Rows up to the last one of a span.
+    /// One past the last row of any span.
     pub n_rows: usize,
 }
 
 #[derive(Default)]
 pub(super) struct Spans {
-    /// What the card holds now.
+    /// What device memory holds now.
     current: Vec<Span>,
     memory: Option<(Buf<DeviceSpan>, Buf<i32>)>,
     rows: usize,
 }
 
 impl Spans {
-    /// Room for steps of up to `rows` rows.
+    /// Makes room for steps of up to `rows` rows.
     pub fn reserve(&mut self, driver: &Rc<Driver>, rows: usize) -> Result<(), OutOfMemory> {
         if rows > self.rows {
             self.memory = Some((Buf::new(driver, rows)?, Buf::new(driver, rows)?));
@@ -35,20 +37,20 @@ impl Spans {
         Ok(())
     }
 
-    /// What was sent last.
+    /// The spans that were sent last.
     pub fn current(&self) -> &[Span] {
         &self.current
     }
 
-    /// Sends the spans unless they are there already: all layers of a step have the same.
+    /// Copies the spans to the GPU unless they are there: all layers of a step have the same.
     pub fn send(&mut self, spans: &[Span]) -> Shape {
         let n_rows = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
         assert!(n_rows <= self.rows && spans.len() <= self.rows, "a step of {n_rows} rows for {}", self.rows);
-        let (on_card, of_row) = self.memory.as_mut().expect("activations were made before a step");
+        let (on_gpu, of_row) = self.memory.as_mut().expect("activations were made before a step");
         if self.current != spans {
             let device =
                 |s: &Span| DeviceSpan { seq: s.seq as i32, start: s.start as i32, len: s.len as i32, unused: 0 };
-            on_card.write(0, &spans.iter().map(device).collect::<Vec<_>>());
+            on_gpu.write(0, &spans.iter().map(device).collect::<Vec<_>>());
             let mut rows = vec![0; n_rows];
             for (i, span) in spans.iter().enumerate() {
                 rows[span.start..span.start + span.len].fill(i as i32);
@@ -56,6 +58,6 @@ impl Spans {
             of_row.write(0, &rows);
             self.current = spans.to_vec();
         }
-        Shape { spans: on_card.ptr(), span_of_row: of_row.ptr(), n_spans: spans.len(), n_rows }
+        Shape { spans: on_gpu.ptr(), span_of_row: of_row.ptr(), n_spans: spans.len(), n_rows }
     }
 }

@@ -1,0 +1,203 @@
+//! Matmuls with a weight: `out[m, n] = x[m, k] weight[n, k]^T + bias[n]`, where M is the rows of activations (tokens), N
+//! the rows of the weight and K its columns. bf16 weights and activations go to tensor cores, prefill through libcublasLt
+//! where there is one; all else to plain f32 kernels.
+
+use super::abi::Arg::{self, I32, Ptr};
+use super::cublaslt::Gemm;
+use super::kernels::Kernel;
+use super::memory::{Acts, Buf, Weight};
+use super::tensor_map::tensor_map;
+use super::{BLOCK, Cuda};
+use crate::tensor::DType;
+use std::ops::RangeInclusive;
+
+/// Up to so many rows the plain f32 kernels are GEMVs.
+const FEW_ROWS: usize = 8;
+/// Side of the tiles of the plain f32 GEMM.
+const TILE: usize = 64;
+/// Up to so many rows of activations are one tile, and the weight is read once: decode. More are prefill.
+pub(super) const MAX_DECODE_ROWS: usize = 32;
+/// Rows of activations in a tile of the prefill kernels.
+const TILE_M: usize = 128;
+/// Rows that are multiplied by libcublasLt before SwiGLU is applied to them: what lies between stays in L2.
+pub(super) const SWIGLU_ROWS: usize = 512;
+
+/// How many blocks a launch has to have for a kernel to be chosen.
+enum Blocks {
+    Any,
+    /// At most one per SM.
+    AtMostSms,
+    /// At least one per SM.
+    AtLeastSms,
+}
+
+/// A bf16 kernel on tensor cores.
+struct GemmKernel {
+    m: RangeInclusive<usize>,
+    blocks: Blocks,
+    /// The plain kernel, and that with fused SwiGLU.
+    kernels: [Kernel; 2],
+    /// Rows of activations and rows of the weight of a block.
+    tile: [usize; 2],
+    threads: usize,
+}
+
+/// The first that fits is used: that for the number of rows and blocks, if the GPU has the shared memory.
+const GEMM_KERNELS: &[GemmKernel] = {
+    use Blocks::*;
+    use Kernel::*;
+    const fn row(
+        m: RangeInclusive<usize>,
+        blocks: Blocks,
+        kernels: [Kernel; 2],
+        tile: [usize; 2],
+        threads: usize,
+    ) -> GemmKernel {
+        GemmKernel { m, blocks, kernels, tile, threads }
+    }
+    &[
+        row(1..=1, Any, [Gemv, GemvGated], [1, 4], 128),
+        row(2..=8, Any, [GemmFew8, GemmFew8Gated], [8, 32], 256),
+        row(9..=16, Any, [GemmFew16, GemmFew16Gated], [16, 32], 256),
+        // A block that is alone on its SM may as well use all of the shared memory.
+        row(17..=MAX_DECODE_ROWS, AtMostSms, [GemmFew32Deep, GemmFew32Gated], [32, 32], 256),
+        row(17..=MAX_DECODE_ROWS, Any, [GemmFew32, GemmFew32Gated], [32, 32], 256),
+        row(33..=usize::MAX, AtLeastSms, [GemmTiles, GemmTilesGated], [TILE_M, 256], 256),
+        row(33..=usize::MAX, Any, [GemmTilesSmall, GemmTilesSmallGated], [TILE_M, 128], 128),
+    ]
+};
+
+/// Whether tensor-core kernels multiply with it.
+pub(super) fn on_tensor_cores(weight: &Weight) -> bool {
+    weight.dtype == DType::Bf16 && weight.cols.is_multiple_of(8)
+}
+
+/// `out = x weight^T + bias` in f32, of `m` rows.
+pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
+    x.holds(m);
+    let gemm = describe(out, x.ptr(), weight, bias, m);
+    if !x.bf16 {
+        return plain(cuda, &gemm, weight.dtype);
+    }
+    assert!(on_tensor_cores(weight), "bf16 activations for a weight that is multiplied in f32");
+    let library = cuda.cublaslt.as_ref().filter(|_| m > MAX_DECODE_ROWS);
+    if !library.is_some_and(|library| library.multiply(&cuda.driver, &gemm)) {
+        tensor_cores(cuda, &gemm, false);
+    }
+}
+
+/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, out in bf16.
+pub(super) fn fused_swiglu(
+    cuda: &Cuda,
+    out: &mut Acts,
+    scratch: &mut Acts,
+    x: &Acts,
+    weight: &Weight,
+    bias: Option<&Buf<f32>>,
+    m: usize,
+) {
+    assert!(out.bf16 && 2 * out.width == weight.rows, "SwiGLU's output does not fit");
+    out.holds(m);
+    x.holds(m);
+    let mut done = 0;
+    if let Some(library) = cuda.cublaslt.as_ref().filter(|_| m > MAX_DECODE_ROWS && scratch.rows() > 0) {
+        while done < m {
+            let rows = scratch.rows().min(m - done);
+            if !library.multiply(&cuda.driver, &describe(scratch.ptr(), x.row(done), weight, bias, rows)) {
+                break;
+            }
+            swiglu(cuda, out, done, scratch, rows);
+            done += rows;
+        }
+    }
+    if done < m {
+        tensor_cores(cuda, &describe(out.row(done), x.row(done), weight, bias, m - done), true);
+    }
+}
+
+/// `out = silu(gate) * up` of `m` rows `[gate | up]`, into the rows from `first` on.
+pub(super) fn swiglu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize) {
+    out.holds(first + m);
+    gate_up.holds_f32(m);
+    let kernel = if cuda.planted.get() { Kernel::SwigluWrong } else { Kernel::Swiglu };
+    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), I32(out.width as i32)];
+    cuda.driver.launch(kernel, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
+}
+
+fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {
+    Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n: weight.rows, k: weight.cols }
+}
+
+/// The arguments of all kernels here; M comes last.
+fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
+    let [n, k, m] = [gemm.n, gemm.k, gemm.m].map(|n| I32(n as i32));
+    vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m]
+}
+
+/// bf16 on tensor cores.
+fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
+    let (driver, &Gemm { m, n, .. }) = (&cuda.driver, gemm);
+    if m > MAX_DECODE_ROWS && driver.supports(Kernel::GemmWgmma256) {
+        return hopper(cuda, gemm, fused);
+    }
+    let grid = |k: &GemmKernel| [m.div_ceil(k.tile[0]), n.div_ceil(k.tile[1])];
+    let fits = |k: &&GemmKernel| {
+        let blocks: usize = grid(k).iter().product();
+        let filled = match k.blocks {
+            Blocks::Any => true,
+            Blocks::AtMostSms => blocks <= driver.sm_count,
+            Blocks::AtLeastSms => blocks >= driver.sm_count,
+        };
+        k.m.contains(&m) && filled && driver.supports(k.kernels[0])
+    };
+    let best = GEMM_KERNELS.iter().find(fits).expect("a kernel for any number of rows and any GPU");
+    let mut args = arguments(gemm);
+    if m == 1 {
+        args.pop();
+    }
+    // Decode kernels have one tile of activations.
+    let grid = match grid(best) {
+        [_, tiles] if m <= MAX_DECODE_ROWS => [tiles, 1, 1],
+        [m_tiles, n_tiles] => [m_tiles, n_tiles, 1],
+    };
+    driver.launch(best.kernels[fused as usize], grid, best.threads, &args);
+}
+
+/// Prefill with `wgmma`. Blocks are persistent and take one tile after the other. The tile width is that at which the
+/// busiest block has the fewest rows of the weight; of equals the widest, which reads least.
+fn hopper(cuda: &Cuda, gemm: &Gemm, fused: bool) {
+    use Kernel::*;
+    let (m_tiles, blocks) = (gemm.m.div_ceil(TILE_M), cuda.driver.sm_count);
+    let tiles = |width: usize| m_tiles * gemm.n.div_ceil(width);
+    let widths: &[(usize, Kernel)] = if fused {
+        // 256 is slower here than 192.
+        &[(192, GemmWgmma192Gated), (128, GemmWgmma128Gated)]
+    } else {
+        &[(256, GemmWgmma256), (192, GemmWgmma192), (128, GemmWgmma128)]
+    };
+    let best = widths.iter().min_by_key(|(width, _)| tiles(*width).div_ceil(blocks) * width);
+    let &(width, kernel) = best.expect("one of them");
+    let x = tensor_map(gemm.x, [gemm.m, gemm.k], TILE_M);
+    let weight = tensor_map(gemm.weight, [gemm.n, gemm.k], width / 2);
+    let mut args = arguments(gemm);
+    (args[1], args[2]) = (Arg::of(&x), Arg::of(&weight));
+    cuda.driver.launch(kernel, [tiles(width).min(blocks), 1, 1], 288, &args);
+}
+
+/// In f32, whatever the weight's dtype.
+fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
+    use Kernel::*;
+    let mut args = arguments(gemm);
+    let (gemv1, gemv8, many) = match dtype {
+        DType::F32 => (Gemv1F32, Gemv8F32, GemmF32),
+        DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
+        DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
+    };
+    if gemm.m <= FEW_ROWS {
+        // Whether rows of the weight may be read eight elements at a time.
+        args.push(I32(gemm.k.is_multiple_of(8) as i32));
+        cuda.driver.launch(if gemm.m == 1 { gemv1 } else { gemv8 }, [gemm.n.div_ceil(4), 1, 1], 128, &args);
+    } else {
+        cuda.driver.launch(many, [gemm.n.div_ceil(TILE), gemm.m.div_ceil(TILE), 1], 256, &args);
+    }
+}
