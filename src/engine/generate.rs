@@ -129,7 +129,7 @@ impl<B: Backend> Worker<'_, B> {
             reused,
             todo: todo.len(),
         });
-        self.follow_eviction().map_err(|e| Halt::CacheFull(e.to_string()))?;
+        self.follow_eviction_here().map_err(|e| Halt::CacheFull(e.to_string()))?;
         let last = todo.pop().expect("a prompt leaves at least one token to feed");
         turn.prefilled = todo.len() + 1;
         let prefill = Instant::now();

@@ -204,6 +204,16 @@ impl<'a, B: Backend> Worker<'a, B> {
         }
     }
 
+    /// As [`Worker::follow_eviction`], for a context that was gone back to: a toggle that acts there again is reported.
+    pub(super) fn follow_eviction_here(&mut self) -> Result<(), CacheError> {
+        let (before, at_token) = (self.active.eviction, self.active.len(&self.runner));
+        let dropped_slots = self.follow_eviction()?;
+        if self.eviction != before {
+            self.outlet.event(Event::EvictionSet { on: self.eviction, at_token, dropped_slots });
+        }
+        Ok(())
+    }
+
     /// Counts the tokens of a text. A long one is counted in part, and the rest estimated.
     fn count_tokens(&self, id: u64, text: &str) {
         let mut part = text.len().min(MAX_COUNTED);
@@ -453,7 +463,7 @@ impl<'a, B: Backend> Worker<'a, B> {
             Some(context) => self.replace_active(context),
             None => self.reset_active(),
         }
-        if let Err(error) = self.follow_eviction() {
+        if let Err(error) = self.follow_eviction_here() {
             self.outlet.notice(format!("eviction stays as it was: {error}"));
         }
     }

@@ -184,3 +184,19 @@ fn a_resume_after_toggles_undo_and_regenerate_ends_where_the_engine_was() {
     assert_eq!(one.generated, two.generated);
     assert_eq!((one.kv.live_slots, &one.kv.live), (two.kv.live_slots, &two.kv.live));
 }
+
+/// The switch outlives the turn in which it was used: taken back, that turn leaves a mark where the switch acts now.
+#[test]
+fn a_toggle_outlives_the_turn_that_is_undone_and_is_marked_again() {
+    let mut engine = Driven::new();
+    engine.ask("Solve 2*x + 3 = 11 for x.", None);
+    engine.ask("Solve 3*y - 6 = 9 for y.", Some(false));
+    engine.chat.undo();
+    engine.handle.send(Command::Rewind(engine.prompt()));
+    engine.handle.send(Command::CountTokens { id: 1, text: "x".into() });
+    engine.hear(|e| matches!(e, Event::TokensCounted { .. }));
+    let (mark, head) = (*engine.chat.marks().last().unwrap(), engine.chat.head());
+    assert_eq!((engine.chat.marks().len(), mark.after, mark.eviction), (2, head, false));
+    let loaded = load(engine.session.jsonl().as_bytes(), "s").unwrap();
+    assert_eq!((loaded.eviction, loaded.conversation.marks()), (Some(false), engine.chat.marks()));
+}
