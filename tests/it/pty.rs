@@ -21,24 +21,29 @@ struct Chat {
     seen: Arc<Mutex<(Vec<u8>, vt100::Parser)>>,
 }
 
+/// The chat with a home of its own.
+fn command(home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
+    let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_dmschat"));
+    command.args(args);
+    command.cwd(home);
+    command.env_clear();
+    command.env("HOME", home);
+    command.env("PATH", std::env::var("PATH").unwrap_or_default());
+    command.env("DMSCHAT_DATA_DIR", home.join("data"));
+    command.env("DMSCHAT_CONFIG_DIR", home.join("config"));
+    command.env("TERM", "xterm-256color");
+    command.env("COLORTERM", "truecolor");
+    for (name, value) in env {
+        command.env(name, value);
+    }
+    command
+}
+
 impl Chat {
     fn start(home: &Path, columns: u16, rows: u16, env: &[(&str, &str)], args: &[&str]) -> Self {
         let size = PtySize { rows, cols: columns, pixel_width: 0, pixel_height: 0 };
         let pair = NativePtySystem::default().openpty(size).unwrap();
-        let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_dmschat"));
-        command.args(args);
-        command.cwd(home);
-        command.env_clear();
-        command.env("HOME", home);
-        command.env("PATH", std::env::var("PATH").unwrap_or_default());
-        command.env("DMSCHAT_DATA_DIR", home.join("data"));
-        command.env("DMSCHAT_CONFIG_DIR", home.join("config"));
-        command.env("TERM", "xterm-256color");
-        command.env("COLORTERM", "truecolor");
-        for (name, value) in env {
-            command.env(name, value);
-        }
-        let child = pair.slave.spawn_command(command).unwrap();
+        let child = pair.slave.spawn_command(command(home, env, args)).unwrap();
         drop(pair.slave);
         let mut reader = pair.master.try_clone_reader().unwrap();
         let writer = pair.master.take_writer().unwrap();
@@ -294,6 +299,39 @@ fn a_terminal_that_is_gone_ends_the_chat_quietly() {
         std::process::Command::new("kill").args(["-HUP", &pid.to_string()]).status().unwrap();
         assert_eq!(chat.end(), 129, "{term}");
     }
+}
+
+/// A terminal is closed without SIGHUP where it is not the controlling one, or its session's leader was killed.
+#[test]
+fn a_terminal_that_closes_without_a_signal_ends_the_chat() {
+    let home = tempfile::tempdir().unwrap();
+    let pair = NativePtySystem::default().openpty(PtySize::default()).unwrap();
+    let mut command = command(home.path(), &[], &["--no-session", "--theme", "dark"]);
+    command.set_controlling_tty(false);
+    let mut child = pair.slave.spawn_command(command).unwrap();
+    drop(pair.slave);
+    let mut reader = pair.master.try_clone_reader().unwrap();
+    let mut terminal = vt100::Parser::new(24, 80, 0);
+    let mut buffer = [0; 8192];
+    while !terminal.screen().contents().contains("Try one of these") {
+        let n = reader.read(&mut buffer).unwrap();
+        terminal.process(&buffer[..n]);
+    }
+    // Both ends of the test's side.
+    drop(reader);
+    drop(pair.master);
+    let begin = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed() > PATIENCE {
+            let _ = child.kill();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.exit_code(), 129);
 }
 
 #[test]
