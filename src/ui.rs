@@ -19,6 +19,7 @@ pub mod folded;
 pub mod heat;
 pub mod highlight;
 pub mod history;
+mod jobs;
 pub mod keyboard;
 pub mod keymap;
 pub mod lines;
@@ -46,6 +47,7 @@ use crate::protocol::EngineHandle;
 use anyhow::{Context, Result};
 use heat::Depth;
 use history::HistoryFile;
+use jobs::Jobs;
 use keymap::Keymap;
 use models::Models;
 use runtime::Runtime;
@@ -130,8 +132,10 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let models = options.models;
     let history = HistoryFile::new((!options.no_session).then(|| settings.dirs.data.join("history.jsonl")));
     let writer = Writer::start(history.clone()).context("cannot start the thread that saves conversations")?;
+    let (jobs, answers) = Jobs::start().context("cannot start the thread that reads files")?;
     let folder = settings.dirs.sessions();
-    let sessions = Sessions::new(folder, options.no_session, writer, Arc::clone(&models), options.model_given);
+    let known = Arc::clone(&models);
+    let sessions = Sessions::new(folder, options.no_session, writer, jobs.clone(), known, options.model_given);
     let loading = LoadParts { load, models, adapter_given: options.adapter_given };
     let plain = settings.plain;
     let setup = Setup {
@@ -144,7 +148,7 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
         no_session: options.no_session,
     };
     let app = App::new(setup, theme);
-    let mut runtime = Runtime::new(app, loading, sessions, history, options.resume);
+    let mut runtime = Runtime::new(app, loading, sessions, history, options.resume, (jobs, answers));
     runtime.follow_background = ask_background;
     Ok(Chat { runtime, lines })
 }

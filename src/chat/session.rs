@@ -13,7 +13,7 @@ mod store;
 
 pub use export::markdown;
 pub use file::{create_new, is_at, make_private_folder, private, write_atomically};
-pub use load::{Loaded, last_stamp, load};
+pub use load::{Loaded, load};
 pub use record::{FORMAT, Record, Stamp, VERSION};
 pub use store::{Entry, Store};
 

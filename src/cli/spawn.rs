@@ -17,9 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Starts the engine's thread, which downloads the model if it is missing, opens it and loads it onto the device.
 /// Progress arrives as events. `download_failed` is set if a download failed for a reason outside the settings.
 pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
-    Target::new(settings)?;
     let settings = settings.clone();
     engine::spawn_with(move |loading| {
+        // The probe for a GPU may take a while: it runs on the engine's thread.
+        Target::new(&settings)?;
         download::for_chat(&settings, &loading).inspect_err(|error| {
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;

@@ -1,6 +1,7 @@
 //! For terminals that cannot place a cursor (`TERM=dumb`): prompts and answers line by line, with the
 //! same commands and the same state; only what is new is printed.
 
+use super::jobs::Answer;
 use super::outbox::Rendered;
 use super::runtime::{Runtime, Sources};
 use super::signals::{Signal, Signals};
@@ -38,7 +39,8 @@ enum Woken {
     Next(Option<Event>),
     Written(Written),
     Rendered(Rendered),
-    LookedUp(Option<AppEvent>),
+    Answer(Answer),
+    Overdue,
     Signal(Signal),
 }
 
@@ -73,14 +75,16 @@ impl Runtime {
                 printed.prompt = true;
                 put("> ");
             }
+            let overdue = self.sessions.overdue_at();
             let woken = {
-                let Sources { current, next, rendered, looked_up, written } = self.sources();
+                let Sources { current, next, rendered, answers, written } = self.sources();
                 tokio::select! {
                     signal = signals.next() => Woken::Signal(signal),
                     event = super::runtime::receive(current) => Woken::Engine(event),
                     event = super::runtime::receive(next) => Woken::Next(event),
                     Some(rendered) = rendered.recv() => Woken::Rendered(rendered),
-                    event = looked_up.recv() => Woken::LookedUp(event),
+                    Some(answer) = answers.recv() => Woken::Answer(answer),
+                    () = at(overdue) => Woken::Overdue,
                     Some(written) = written.recv() => Woken::Written(written),
                     line = lines.recv(), if !ended && !busy => Woken::Line(line),
                 }
@@ -100,7 +104,8 @@ impl Runtime {
                 }
                 Woken::Next(event) => self.next(event),
                 Woken::Rendered(rendered) => self.rendered(rendered),
-                Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
+                Woken::Answer(answer) => self.answer(answer),
+                Woken::Overdue => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
                 Woken::Written(written) => self.written(written),
                 Woken::Signal(Signal::End(2)) if busy => {
                     self.press(KeyCode::Esc);
@@ -197,6 +202,14 @@ impl Runtime {
         for line in lines {
             put(&format!("{line}\n"));
         }
+    }
+}
+
+/// Waits until then; for ever where there is no such time.
+async fn at(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 

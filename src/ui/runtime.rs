@@ -2,28 +2,28 @@
 //! does the effects, draws. Everything that has come in is handled before a frame is drawn, at
 //! most 60 a second, and none when nothing changed.
 
+mod loading;
 mod saving;
 
 use super::clipboard::{Copied, Copier};
 use super::history::HistoryFile;
+use super::jobs::{Answer, Answers, Jobs};
 use super::keyboard::{Input, Keyboard, Typed};
-use super::models::Models;
 use super::outbox::{Outbox, Rendered};
 use super::sessions::Sessions;
 use super::signals::{Signal, Signals};
-use super::state::{App, Level};
+use super::state::App;
 use super::terminal::Screen;
 use super::theme::{AUTO, Background};
 use super::update::{AppEvent, Effect, Store, Which, update};
-use super::{ExitKind, LoadParts, LoadRequest, Resume, editor_program};
+use super::{ExitKind, LoadParts, Resume, editor_program};
 use crate::chat::session::Written;
-use crate::config::{Adapter, Settings};
 use crate::protocol::{EngineHandle, Event, Snapshot};
 use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Between two frames at least, after a key and while only the model writes: it needs the cores more.
 const FRAME: Duration = Duration::from_millis(16);
@@ -50,8 +50,9 @@ pub struct Runtime {
     begun: bool,
     /// A conversation to open once the model is there.
     resume: Resume,
-    /// Answers about models, and where they come in.
-    looked_up: (UnboundedSender<AppEvent>, Answers),
+    /// Where files are read and written, and the results.
+    jobs: Jobs,
+    answers: Answers,
     /// The name of that conversation's model, while it loads.
     own: Option<String>,
     /// It did not load: its name, and why.
@@ -63,7 +64,6 @@ pub struct Runtime {
 /// What an engine says.
 pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Event>;
 type Renderings = UnboundedReceiver<Rendered>;
-type Answers = UnboundedReceiver<AppEvent>;
 
 /// What the loop woke up for.
 enum Woken {
@@ -72,7 +72,7 @@ enum Woken {
     Next(Option<Event>),
     Rendered(Rendered),
     Snapshot,
-    LookedUp(Option<AppEvent>),
+    Answer(Answer),
     Written(Written),
     Signal(Signal),
     Timer,
@@ -85,14 +85,21 @@ pub(super) struct Sources<'a> {
     pub next: Option<&'a mut Events>,
     /// Prompts that are rendered.
     pub rendered: &'a mut Renderings,
-    /// Answers about models.
-    pub looked_up: &'a mut Answers,
+    /// Results of work on files.
+    pub answers: &'a mut Answers,
     /// Lines of sessions that are on disk.
     pub written: &'a mut UnboundedReceiver<Written>,
 }
 
 impl Runtime {
-    pub fn new(app: App, loading: LoadParts, sessions: Sessions, history: HistoryFile, resume: Resume) -> Self {
+    pub fn new(
+        app: App,
+        loading: LoadParts,
+        sessions: Sessions,
+        history: HistoryFile,
+        resume: Resume,
+        (jobs, answers): (Jobs, Answers),
+    ) -> Self {
         Self {
             app,
             screen: None,
@@ -109,7 +116,8 @@ impl Runtime {
             exit: None,
             begun: false,
             resume,
-            looked_up: unbounded_channel(),
+            jobs,
+            answers,
             own: None,
             lacking: None,
             follow_background: false,
@@ -121,39 +129,25 @@ impl Runtime {
         for entry in self.history.read() {
             self.app.history.add_old(&entry);
         }
-        self.look_up(|models| AppEvent::CachedModels(models.cached()));
+        let models = Arc::clone(&self.loading.models);
+        self.jobs.beside(move || AppEvent::CachedModels(models.cached()));
         self.app.resuming = self.resume != Resume::New;
         let began = self.sessions.began();
         self.handle(began);
-        let own = match &self.resume {
-            Resume::Newest => self.sessions.model_of(&Which::Newest),
-            Resume::Named(name) => self.sessions.model_of(&Which::Named(name.clone())),
-            Resume::New | Resume::Choose => None,
+        let which = match &self.resume {
+            Resume::Newest => Which::Newest,
+            Resume::Named(name) => Which::Named(name.clone()),
+            Resume::New | Resume::Choose => return self.load_default(),
         };
-        match own {
-            Some(reference) => {
-                self.own = Some(reference.name());
-                self.app.engine.loading = Some(super::state::Loading::new(&reference.name()));
-                self.effects(vec![Effect::LoadReference(reference)]);
-            }
-            None => self.load_default(),
-        }
+        self.handle(AppEvent::Opening(true));
+        self.sessions.read(which, false);
     }
 
-    /// Asks for models, or reads a file, on a thread of its own; the answer comes as an event.
-    fn look_up(&self, ask: impl FnOnce(&dyn Models) -> AppEvent + Send + 'static) -> Vec<AppEvent> {
-        let (models, send) = (Arc::clone(&self.loading.models), self.looked_up.0.clone());
-        let asked = std::thread::Builder::new().name("look up".into()).spawn(move || send.send(ask(&*models)));
-        match asked {
-            Ok(_) => Vec::new(),
-            Err(error) => vec![AppEvent::Said(Level::Error, format!("no thread could be started: {error}"))],
+    pub(super) fn answer(&mut self, answer: Answer) {
+        match answer {
+            Answer::Events(events) => events.into_iter().for_each(|event| self.handle(event)),
+            Answer::Read(read) => self.read(read),
         }
-    }
-
-    fn load_default(&mut self) {
-        let name = self.app.setup.settings.model.clone();
-        self.app.engine.loading = Some(super::state::Loading::new(&name));
-        self.effects(vec![Effect::Load(name)]);
     }
 
     /// Runs on the whole screen until something ends it.
@@ -231,7 +225,7 @@ impl Runtime {
             current: self.current.as_mut().map(|e| &mut e.events),
             next: self.next.as_mut().map(|e| &mut e.events),
             rendered: &mut self.outbox.rendered,
-            looked_up: &mut self.looked_up.1,
+            answers: &mut self.answers,
             written: &mut self.sessions.writer.written,
         }
     }
@@ -248,7 +242,8 @@ impl Runtime {
     fn timer(&self, drawn: Instant) -> Option<Duration> {
         let frame = self.dirty.then(|| self.frame().saturating_sub(drawn.elapsed()));
         let tick = self.app.wants_tick().map(|at| Duration::from_millis((at + 1).saturating_sub(self.elapsed_ms())));
-        [frame, tick].into_iter().flatten().min()
+        let disk = self.sessions.overdue_at().map(|at| at.saturating_duration_since(Instant::now().into()));
+        [frame, tick, disk].into_iter().flatten().min()
     }
 
     async fn wait(&mut self, keyboard: &mut Keyboard, signals: &mut Signals, timer: Option<Duration>) -> Woken {
@@ -281,7 +276,7 @@ impl Runtime {
             event = receive(next) => Woken::Next(event),
             Some(rendered) = self.outbox.rendered.recv() => Woken::Rendered(rendered),
             () = snapshot => Woken::Snapshot,
-            event = self.looked_up.1.recv() => Woken::LookedUp(event),
+            Some(answer) = self.answers.recv() => Woken::Answer(answer),
             Some(written) = self.sessions.writer.written.recv() => Woken::Written(written),
             () = sleep => Woken::Timer,
         }
@@ -295,10 +290,10 @@ impl Runtime {
             Woken::Next(event) => self.next(event),
             Woken::Rendered(rendered) => self.rendered(rendered),
             Woken::Snapshot => self.snapshot(),
-            Woken::LookedUp(event) => event.into_iter().for_each(|event| self.handle(event)),
+            Woken::Answer(answer) => self.answer(answer),
             Woken::Written(written) => self.written(written),
             Woken::Signal(signal) => self.signal(signal),
-            Woken::Timer => {}
+            Woken::Timer => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
         }
     }
 
@@ -363,56 +358,6 @@ impl Runtime {
         }
     }
 
-    /// Events of the model that is being loaded; when it is ready it takes the other's place.
-    pub(super) fn next(&mut self, event: Option<Event>) {
-        match event {
-            Some(Event::Loading { done_bytes, total_bytes }) => {
-                self.handle(AppEvent::Loading { done_bytes, total_bytes });
-            }
-            Some(Event::Downloading(download)) => self.handle(AppEvent::Downloading(download)),
-            Some(Event::Ready(info)) => {
-                if std::mem::replace(&mut self.current, self.next.take()).is_some() {
-                    self.outbox.clear();
-                    self.sessions.restore = None;
-                }
-                self.begun = true;
-                self.sessions.set_model(&info);
-                self.handle(AppEvent::ModelReady(info));
-                self.snapshot();
-                self.open_resumed();
-            }
-            Some(Event::LoadFailed(error) | Event::Failed(error)) => self.load_failed(error),
-            Some(event) => self.handle(AppEvent::Engine(event)),
-            None => self.load_failed("the engine ended while it loaded".into()),
-        }
-    }
-
-    fn load_failed(&mut self, error: String) {
-        self.next = None;
-        let own = self.own.take();
-        if self.begun {
-            self.handle(AppEvent::LoadFailed(error));
-        } else if let Some(model) = own {
-            self.lacking = Some((model, error));
-            self.load_default();
-        } else {
-            self.exit = Some(ExitKind::NotLoaded(error));
-        }
-    }
-
-    fn open_resumed(&mut self) {
-        let which = match std::mem::take(&mut self.resume) {
-            Resume::New => return,
-            Resume::Newest => Which::Newest,
-            Resume::Named(name) => Which::Named(name),
-            Resume::Choose => return self.effects(vec![Effect::Store(Store::List)]),
-        };
-        match self.lacking.take() {
-            Some((model, why)) => self.handle(AppEvent::OpenLacksModel { which, model, why }),
-            None => self.effects(vec![Effect::Store(Store::Open(which))]),
-        }
-    }
-
     pub(super) fn snapshot(&mut self) {
         let snapshot: Option<Arc<Snapshot>> =
             self.current.as_mut().and_then(|e| e.snapshot.borrow_and_update().clone());
@@ -468,11 +413,13 @@ impl Runtime {
             Effect::Rewind => self.rewind(),
             Effect::Load(name) => self.load(name),
             Effect::Attach { typed, path } => {
-                self.look_up(move |_| AppEvent::Attached { read: super::attach::read(&path), typed })
+                self.jobs.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });
+                Vec::new()
             }
             Effect::ListModels => {
-                let settings = self.app.setup.settings.clone();
-                self.look_up(move |models| AppEvent::Models(models.list(&settings)))
+                let (settings, models) = (self.app.setup.settings.clone(), Arc::clone(&self.loading.models));
+                self.jobs.beside(move || AppEvent::Models(models.list(&settings)));
+                Vec::new()
             }
             Effect::LoadReference(reference) => {
                 let parts = &self.loading;
@@ -515,33 +462,14 @@ impl Runtime {
                 self.exit = Some(ExitKind::Quit);
                 Vec::new()
             }
-            Effect::Store(what) => self.sessions.run(&mut self.app, what),
-        }
-    }
-
-    fn load(&mut self, name: String) -> Vec<AppEvent> {
-        let mut settings = self.app.setup.settings.clone();
-        if name != settings.model {
-            settings.adapter = Adapter::Auto;
-            settings.model = name;
-        }
-        self.load_settings(settings)
-    }
-
-    fn load_settings(&mut self, mut settings: Settings) -> Vec<AppEvent> {
-        if self.current.is_some() {
-            settings.eviction = Some(self.app.engine.eviction);
-        }
-        settings.kv_limit = self.app.options.kv_limit;
-        match (self.loading.load)(LoadRequest { settings }) {
-            Ok(handle) => {
-                self.next = Some(handle);
-                Vec::new()
-            }
-            Err(error) if self.begun => vec![AppEvent::LoadFailed(format!("{error:#}"))],
-            Err(error) => {
-                self.exit = Some(ExitKind::NotLoaded(format!("{error:#}")));
-                Vec::new()
+            Effect::Store(what) => {
+                let stops = what == Store::StopOpening;
+                let events = self.sessions.run(&mut self.app, what);
+                if stops && !self.begun && self.next.is_none() {
+                    self.resume = Resume::New;
+                    self.load_default();
+                }
+                events
             }
         }
     }

@@ -1,24 +1,48 @@
 //! The files behind the chat: the session that is open, the list of all, transcripts. Does what
-//! [`Store`] asks and answers with events; draws nothing. Records are appended by the [`Writer`]'s
-//! thread; a conversation is not left before they are in its file, or the user says so.
+//! [`Store`] asks and answers with events; draws nothing. No file is touched on the screen's thread: records
+//! are appended by the [`Writer`], everything else is done by [`Jobs`]. A conversation is not left
+//! before its records are in its file, or the user says so.
 
+mod leave;
+
+use super::jobs::{Answer, Jobs};
 use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
 use super::text::clean_line;
 use super::update::{AppEvent, Opened, Store, Which};
 use super::writer::Writer;
-use crate::chat::session::{self, Moved, Session, Written};
+use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::{RenderOptions, session::Store as Folder};
 use crate::protocol::{ModelInfo, ModelReference, RestoreRequest};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
-/// How long a disk may take before a conversation is left, and before the program ends.
+/// How long a write may take before the program asks whether the conversation is left all the same.
 const SETTLE: Duration = Duration::from_secs(2);
-const LEAVE: Duration = Duration::from_millis(1500);
+
+/// A saved conversation that was read, or why it could not be.
+#[derive(Debug)]
+pub struct Read {
+    /// The number of the job that read it.
+    id: u64,
+    which: Which,
+    /// It is opened with the model that is loaded, whatever model it was held with.
+    with_current: bool,
+    result: Result<(Session, Loaded), String>,
+    /// What loads the model it was held with, or why that is gone.
+    model: Option<Result<ModelReference, String>>,
+}
+
+impl Read {
+    /// What loads the model it was held with, where that is there.
+    pub fn model(&self) -> Option<&ModelReference> {
+        self.model.as_ref()?.as_ref().ok()
+    }
+}
 
 /// The open session and the folder it lives in.
 pub struct Sessions {
@@ -35,54 +59,49 @@ pub struct Sessions {
     models: Arc<dyn Models>,
     /// The next conversation is opened with the model that the user named.
     model_given: bool,
+    jobs: Jobs,
+    /// To be done once the open session's records are in its file, and when that takes too long.
+    waiting: Option<(Store, Instant)>,
+    /// The job that reads a conversation, and how many there were.
+    reading: Option<u64>,
+    reads: u64,
+    /// A conversation that was read and waits for its model or for the user's decision.
+    read: Option<Box<Read>>,
 }
 
 impl Sessions {
     /// `model_given`: the user named a model, which the first conversation is opened with.
-    pub fn new(folder: PathBuf, unsaved: bool, writer: Writer, models: Arc<dyn Models>, model_given: bool) -> Self {
+    pub fn new(
+        folder: PathBuf,
+        unsaved: bool,
+        writer: Writer,
+        jobs: Jobs,
+        models: Arc<dyn Models>,
+        model_given: bool,
+    ) -> Self {
         let folder = Folder::new(folder);
         let session = if unsaved { Session::unsaved() } else { folder.create() };
-        Self { folder, session, unsaved, restore: None, info: None, writer, left: Vec::new(), models, model_given }
+        Self {
+            folder,
+            session,
+            unsaved,
+            restore: None,
+            info: None,
+            writer,
+            left: Vec::new(),
+            models,
+            model_given,
+            jobs,
+            waiting: None,
+            reading: None,
+            reads: 0,
+            read: None,
+        }
     }
 
     /// The next conversation is opened with the model that is loaded then.
     pub fn keep_model(&mut self) {
         self.model_given = true;
-    }
-
-    /// The model that a conversation was held with, when it can be loaded.
-    pub fn model_of(&self, which: &Which) -> Option<ModelReference> {
-        self.models.find(&self.stamp(which)?).ok()
-    }
-
-    /// The model that a conversation was last held with; none where the user named another one.
-    fn stamp(&self, which: &Which) -> Option<session::Stamp> {
-        if self.model_given {
-            return None;
-        }
-        let stamp = match which {
-            Which::Newest => self.folder.newest().and_then(|id| self.folder.stamp(&id)),
-            Which::Id(id) => self.folder.stamp(id),
-            Which::Named(name) => self.folder.stamp_named(name),
-        };
-        stamp.ok()
-    }
-
-    /// What has to happen before a conversation can go on with the model it was held with.
-    fn other_model(&self, app: &App, which: &Which) -> Option<AppEvent> {
-        let stamp = self.stamp(which)?;
-        let current = app.engine.info.as_ref();
-        if current.is_some_and(|info| stamp.fits(info)) {
-            return None;
-        }
-        let which = which.clone();
-        match self.models.find(&stamp) {
-            Ok(reference) if current.and_then(|i| i.reference.as_ref()) == Some(&reference) => None,
-            Ok(reference) => Some(AppEvent::OpenNeedsModel { which, reference }),
-            // Such files name no model that could be looked up: a notice tells when they are opened.
-            Err(_) if stamp.reference.is_none() => None,
-            Err(why) => Some(AppEvent::OpenLacksModel { which, model: stamp.name, why }),
-        }
     }
 
     pub fn set_model(&mut self, info: &Arc<ModelInfo>) {
@@ -94,46 +113,71 @@ impl Sessions {
         AppEvent::SessionBegan { id: self.session.id().to_owned(), date: self.session.template_date() }
     }
 
-    /// Does what is asked; errors are one line.
+    /// Does what is asked, or has it done by a thread. What leaves the conversation waits until its
+    /// records are in its file.
     pub fn run(&mut self, app: &mut App, what: Store) -> Vec<AppEvent> {
+        self.take(app);
         let mut events = Vec::new();
-        if let Err(error) = self.try_run(app, what, &mut events) {
-            events.push(AppEvent::Said(Level::Error, clean_line(&format!("{error:#}"))));
+        let leaves = match &what {
+            Store::Close | Store::Open(_) | Store::OpenWithCurrent(_) | Store::DeleteCurrent => true,
+            Store::Save { path, .. } => path.is_none(),
+            _ => false,
+        };
+        if leaves || what == Store::StopOpening {
+            self.waiting = None;
+        }
+        if leaves && self.session.is_behind() {
+            self.waiting = Some((what, Instant::now() + SETTLE));
+            self.write_on(app, &mut events);
+        } else {
+            self.perform(app, what, &mut events);
         }
         events
     }
 
-    fn try_run(&mut self, app: &mut App, what: Store, events: &mut Vec<AppEvent>) -> Result<()> {
-        self.take(app);
-        if matches!(what, Store::Close | Store::Open(_) | Store::OpenWithCurrent(_))
-            && let Err(why) = self.settle(events)
-        {
-            events.push(AppEvent::NotSaved { why: clean_line(&format!("{why:#}")), then: what });
-            return Ok(());
+    fn perform(&mut self, app: &mut App, what: Store, events: &mut Vec<AppEvent>) {
+        if !matches!(what, Store::Sync | Store::Open(_) | Store::OpenWithCurrent(_)) {
+            // Its file is locked as long as it is held here.
+            self.read = None;
         }
         match what {
-            Store::Sync => self.write_on(events),
+            Store::Sync => self.write_on(app, events),
             Store::Close => events.push(self.begin_new()),
             Store::Leave(then) => {
                 self.begin_new();
-                self.try_run(app, *then, events)?;
+                events.extend(self.run(app, *then));
             }
-            Store::List => events.push(AppEvent::Sessions(self.entries())),
-            Store::Open(which) => match self.other_model(app, &which) {
-                Some(event) => events.push(event),
-                None => events.push(self.open(app, &which)?),
-            },
-            Store::OpenWithCurrent(which) => events.push(self.open(app, &which)?),
-            Store::Rename { id, title } => self.rename(app, &id, &title, events)?,
-            Store::Delete { id } => events.push(self.delete(&id)?),
-            Store::DeleteCurrent => self.delete_current(events)?,
-            Store::Save { path, overwrite } => self.save(app, path, overwrite, events)?,
+            Store::List => self.list(),
+            Store::Open(which) => self.open(app, which, false, events),
+            Store::OpenWithCurrent(which) => self.open(app, which, true, events),
+            Store::StopOpening => self.reading = None,
+            Store::Rename { id, title } => self.on_files(move |folder| {
+                folder.rename(&id, &title)?;
+                Ok(Vec::new())
+            }),
+            Store::Delete { id } if id == self.session.id() => {
+                events.push(AppEvent::Said(Level::Info, "this conversation is open; /delete deletes it".into()));
+            }
+            Store::Delete { id } => self.on_files(move |folder| {
+                folder.delete(&id)?;
+                Ok(vec![AppEvent::Said(Level::Info, "deleted".into())])
+            }),
+            Store::DeleteCurrent => self.delete_current(events),
+            Store::Save { path, overwrite } => self.save(app, path, overwrite, events),
             Store::Export { path, overwrite } => {
-                self.write_on(events);
-                events.push(self.export(app, &path, overwrite, true)?);
+                self.write_on(app, events);
+                self.export(app, path, overwrite, true);
             }
         }
-        Ok(())
+    }
+
+    /// Runs work on the folder of sessions in order with other such work; an error is one line.
+    fn on_files(&self, work: impl FnOnce(&Folder) -> Result<Vec<AppEvent>> + Send + 'static) {
+        let folder = self.folder.clone();
+        self.jobs.in_order(move || {
+            let error = |e: anyhow::Error| vec![AppEvent::Said(Level::Error, clean_line(&format!("{e:#}")))];
+            Answer::Events(work(&folder).unwrap_or_else(error))
+        });
     }
 
     /// Takes what the conversation's journal says.
@@ -144,78 +188,71 @@ impl Sessions {
     }
 
     /// Hands what waits to the writer, unless it is at it already.
-    fn write_on(&mut self, events: &mut Vec<AppEvent>) {
+    fn write_on(&mut self, app: &mut App, events: &mut Vec<AppEvent>) {
         let Some(write) = self.session.begin_write() else { return };
         if let Err(write) = self.writer.write(write) {
-            self.take_outcome(write.run(), events);
+            let written = write.run();
+            events.extend(self.written(app, written));
         }
     }
 
     /// The writer is done with some lines.
-    pub fn written(&mut self, written: Written) -> Vec<AppEvent> {
+    pub fn written(&mut self, app: &mut App, written: Written) -> Vec<AppEvent> {
         let mut events = Vec::new();
-        if self.take_outcome(written, &mut events) {
-            self.write_on(&mut events);
-            // There may be room again for what else waits.
-            self.left.retain_mut(|session| session.flush().is_err());
+        let path = written.path().to_owned();
+        match self.take_outcome(written) {
+            Ok(moved) => {
+                events.extend(moved.map(has_moved));
+                self.write_on(app, &mut events);
+                // There may be room again for what else waits.
+                let writes: Vec<_> = self.left.iter_mut().filter_map(Session::begin_write).collect();
+                writes.into_iter().for_each(|write| drop(self.writer.write(write)));
+                self.left.retain(Session::is_behind);
+            }
+            Err(error) => {
+                let why = clean_line(&format!("{error:#}"));
+                let own = self.session.path() == Some(&*path);
+                match self.waiting.take_if(|_| own) {
+                    Some((what @ (Store::Close | Store::Open(_) | Store::OpenWithCurrent(_)), _)) => {
+                        events.push(AppEvent::NotSaved { why, then: what });
+                    }
+                    // What could not be written goes with the rest.
+                    Some((Store::DeleteCurrent, _)) => self.perform(app, Store::DeleteCurrent, &mut events),
+                    _ => events.push(AppEvent::Said(Level::Error, why)),
+                }
+            }
+        }
+        if !self.session.is_behind()
+            && let Some((what, _)) = self.waiting.take()
+        {
+            if app.turn.is_some() {
+                events.push(AppEvent::NotOpened(Level::Info, "an answer has begun meanwhile".into()));
+            } else {
+                self.perform(app, what, &mut events);
+            }
         }
         events
     }
 
-    /// False when the lines are not in the file.
-    fn take_outcome(&mut self, written: Written, events: &mut Vec<AppEvent>) -> bool {
+    /// When the disk is to be called unresponsive.
+    pub fn overdue_at(&self) -> Option<Instant> {
+        self.waiting.as_ref().map(|(_, until)| *until)
+    }
+
+    /// Ends the wait for a disk that does not answer.
+    pub fn overdue(&mut self) -> Vec<AppEvent> {
+        let Some((what, _)) = self.waiting.take_if(|(_, until)| *until <= Instant::now()) else { return Vec::new() };
+        let why = "the disk does not answer".to_owned();
+        vec![match what {
+            Store::Save { .. } | Store::DeleteCurrent => AppEvent::Said(Level::Error, why),
+            then => AppEvent::NotSaved { why, then },
+        }]
+    }
+
+    fn take_outcome(&mut self, written: Written) -> Result<Option<Moved>> {
         let sessions = std::iter::once(&mut self.session).chain(&mut self.left);
         let mut owner = sessions.filter(|s| s.is_writing() && s.path() == Some(written.path()));
-        let Some(session) = owner.next() else { return false };
-        match session.end_write(written) {
-            Ok(moved) => {
-                events.extend(moved.map(has_moved));
-                true
-            }
-            Err(error) => {
-                events.push(AppEvent::Said(Level::Error, clean_line(&format!("{error:#}"))));
-                false
-            }
-        }
-    }
-
-    /// Waits until everything is in the file; the error says why it is not.
-    fn settle(&mut self, events: &mut Vec<AppEvent>) -> Result<()> {
-        self.settle_within(SETTLE, events)
-    }
-
-    fn settle_within(&mut self, limit: Duration, events: &mut Vec<AppEvent>) -> Result<()> {
-        while self.session.is_writing() {
-            let Some(written) = self.writer.wait(limit) else { bail!("the disk does not answer") };
-            let mut said = Vec::new();
-            self.take_outcome(written, &mut said);
-            // Errors are told by the attempt that follows.
-            events.extend(said.into_iter().filter(|e| !matches!(e, AppEvent::Said(Level::Error, _))));
-        }
-        let moved = self.session.flush()?;
-        events.extend(moved.map(has_moved));
-        Ok(())
-    }
-
-    /// Writes what waits, at the end. What cannot be written goes to a file in the folder for temporary
-    /// files; the answer is one line that names it.
-    pub fn leave(&mut self, app: &mut App) -> Option<String> {
-        self.take(app);
-        let why = self.settle_within(LEAVE, &mut Vec::new()).err();
-        self.left.retain_mut(|session| session.flush().is_err());
-        let behind = std::iter::once(&self.session).chain(&self.left).filter(|s| s.is_behind());
-        let lines: Vec<String> = behind
-            .map(|session| match session.rescue() {
-                Ok(path) => {
-                    let path = path.display();
-                    format!("conversation {} is kept in {path}; dmschat --resume {path} goes on with it", session.id())
-                }
-                Err(error) => format!("conversation {} is lost: {error:#}", session.id()),
-            })
-            .collect();
-        self.writer.end(LEAVE);
-        let why = why.map_or_else(String::new, |why| format!("{why:#}; "));
-        (!lines.is_empty()).then(|| clean_line(&format!("{why}{}", lines.join("; "))))
+        owner.next().map_or(Ok(None), |session| session.end_write(written))
     }
 
     /// Closes the open session and begins another. Records that wait are tried again with every write.
@@ -229,12 +266,12 @@ impl Sessions {
 
     fn replace(&mut self, session: Session) {
         let old = std::mem::replace(&mut self.session, session);
-        if old.is_behind() || old.is_writing() {
+        if old.is_behind() {
             self.left.push(old);
         }
     }
 
-    fn entries(&self) -> Vec<SessionEntry> {
+    fn list(&self) {
         let entry = |e: session::Entry| SessionEntry {
             when: e.date(),
             haystack: e.as_ref().to_owned(),
@@ -246,18 +283,79 @@ impl Sessions {
             ratio: e.ratio,
             bytes: e.bytes,
         };
-        self.folder.list().into_iter().map(entry).collect()
+        self.on_files(move |folder| Ok(vec![AppEvent::Sessions(folder.list().into_iter().map(entry).collect())]));
     }
 
-    fn open(&mut self, app: &App, which: &Which) -> Result<AppEvent> {
-        let (session, mut loaded) = match which {
-            Which::Id(id) | Which::Named(id) if id == self.session.id() => {
-                return Ok(AppEvent::Said(Level::Info, "this conversation is open already".into()));
-            }
-            Which::Newest => self.folder.open(&self.folder.newest()?)?,
-            Which::Id(id) => self.folder.open(id)?,
-            Which::Named(name) => self.folder.resume(name)?,
+    fn open(&mut self, app: &App, which: Which, with_current: bool, events: &mut Vec<AppEvent>) {
+        if matches!(&which, Which::Id(id) | Which::Named(id) if id == self.session.id()) {
+            return events.push(AppEvent::NotOpened(Level::Info, "this conversation is open already".into()));
+        }
+        match self.read.take().filter(|read| read.which == which) {
+            Some(read) => events.extend(self.was_read(app, Box::new(Read { with_current, ..*read }))),
+            None => self.read(which, with_current),
+        }
+    }
+
+    /// Has a saved conversation read; [`Answer::Read`] brings it.
+    pub fn read(&mut self, which: Which, with_current: bool) {
+        self.reads += 1;
+        self.reading = Some(self.reads);
+        let (id, folder, models) = (self.reads, self.folder.clone(), Arc::clone(&self.models));
+        self.jobs.in_order(move || {
+            let result = match &which {
+                Which::Newest => folder.newest().and_then(|id| folder.open(&id)),
+                Which::Id(id) => folder.open(id),
+                Which::Named(name) => folder.resume(name),
+            };
+            let result = result.map_err(|e| clean_line(&format!("{e:#}")));
+            let model = result.as_ref().ok().map(|(_, loaded)| models.find(loaded.stamp()));
+            Answer::Read(Box::new(Read { id, which, with_current, result, model }))
+        });
+    }
+
+    /// Takes a conversation that was read. `None`: nobody waits for it any more.
+    pub fn expect(&mut self, read: Box<Read>) -> Option<Box<Read>> {
+        self.reading.take_if(|id| *id == read.id).map(|_| read)
+    }
+
+    /// Keeps a conversation that was read until its model is loaded.
+    pub fn keep(&mut self, read: Box<Read>) {
+        self.read = Some(read);
+    }
+
+    /// True where the next conversation is opened with the model that the user named.
+    pub fn has_given_model(&self) -> bool {
+        self.model_given
+    }
+
+    /// Opens a conversation that was read, unless it was held with another model.
+    pub fn was_read(&mut self, app: &App, read: Box<Read>) -> Vec<AppEvent> {
+        let loaded = match &read.result {
+            Ok((_, loaded)) => loaded,
+            Err(why) => return vec![AppEvent::NotOpened(Level::Error, why.clone())],
         };
+        let (stamp, current) = (loaded.stamp(), app.engine.info.as_ref());
+        let fits = read.with_current || self.model_given || current.is_some_and(|info| stamp.fits(info));
+        let which = read.which.clone();
+        let other = match read.model.clone().filter(|_| !fits) {
+            None => None,
+            Some(Ok(reference)) if current.and_then(|i| i.reference.as_ref()) == Some(&reference) => None,
+            Some(Ok(reference)) => Some(AppEvent::OpenNeedsModel { which, reference }),
+            // Such files name no model that could be looked up: a notice tells when they are opened.
+            Some(Err(_)) if stamp.reference.is_none() => None,
+            Some(Err(why)) => Some(AppEvent::OpenLacksModel { which, model: stamp.name.clone(), why }),
+        };
+        if let Some(event) = other {
+            self.read = Some(read);
+            return vec![event];
+        }
+        match read.result {
+            Ok((session, loaded)) => vec![self.opened(app, session, loaded)],
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn opened(&mut self, app: &App, session: Session, mut loaded: Loaded) -> AppEvent {
         self.replace(session);
         self.model_given = false;
         let mut notices = std::mem::take(&mut loaded.problems);
@@ -267,75 +365,53 @@ impl Sessions {
             self.restore = Some(request);
             notices.extend(notice);
         }
-        Ok(AppEvent::Opened(Box::new(Opened {
+        AppEvent::Opened(Box::new(Opened {
             id: self.session.id().to_owned(),
             date: self.session.template_date(),
             eviction: loaded.eviction,
             chat: loaded.conversation,
             notices,
-        })))
+        }))
     }
 
-    fn rename(&mut self, app: &mut App, id: &str, title: &str, events: &mut Vec<AppEvent>) -> Result<()> {
-        if id != self.session.id() {
-            return self.folder.rename(id, title);
-        }
-        app.chat.rename(title);
-        self.take(app);
-        self.write_on(events);
-        Ok(())
-    }
-
-    fn delete(&mut self, id: &str) -> Result<AppEvent> {
-        if id == self.session.id() {
-            return Ok(AppEvent::Said(Level::Info, "this conversation is open; /delete deletes it".into()));
-        }
-        self.folder.delete(id)?;
-        Ok(AppEvent::Said(Level::Info, "deleted".into()))
-    }
-
-    fn delete_current(&mut self, events: &mut Vec<AppEvent>) -> Result<()> {
-        // A write under way is waited for; what it could not write goes with the rest.
-        let _ = self.settle(events);
-        let (id, exists) = (self.session.id().to_owned(), self.session.path().is_some_and(Path::exists));
-        let began = self.begin_new();
+    fn delete_current(&mut self, events: &mut Vec<AppEvent>) {
+        let (id, path) = (self.session.id().to_owned(), self.session.path().map(Path::to_owned));
+        events.push(self.begin_new());
         self.left.retain(|session| session.id() != id);
-        if exists {
-            self.folder.delete(&id)?;
-        }
-        events.extend([began, AppEvent::Said(Level::Info, "deleted".into())]);
-        Ok(())
+        self.on_files(move |folder| {
+            if path.is_some_and(|path| path.exists()) {
+                folder.delete(&id)?;
+            }
+            Ok(vec![AppEvent::Said(Level::Info, "deleted".into())])
+        });
     }
 
-    fn save(&mut self, app: &App, path: Option<PathBuf>, overwrite: bool, events: &mut Vec<AppEvent>) -> Result<()> {
-        let kept = self.session.path().map(Path::to_owned);
-        match (path, kept) {
-            (None, Some(kept)) => {
-                self.settle(events)?;
-                events.push(saved(&kept));
-            }
+    fn save(&mut self, app: &mut App, path: Option<PathBuf>, overwrite: bool, events: &mut Vec<AppEvent>) {
+        match (path, self.session.path()) {
+            (None, Some(kept)) => events.push(saved(kept)),
             (path, _) => {
-                self.write_on(events);
+                self.write_on(app, events);
                 let path = path.unwrap_or_else(|| PathBuf::from(format!("dmschat-{}.jsonl", self.session.id())));
-                events.push(self.export(app, &path, overwrite, false)?);
+                self.export(app, path, overwrite, false);
             }
         }
-        Ok(())
     }
 
     /// Writes the conversation to a file that the user names.
-    fn export(&self, app: &App, path: &Path, overwrite: bool, export: bool) -> Result<AppEvent> {
-        let path = expand_home(path);
-        // A link counts, wherever it leads.
-        if path.symlink_metadata().is_ok() && !overwrite {
-            return Ok(AppEvent::Exists { path, export });
-        }
-        let markdown = path.extension().is_some_and(|e| e == "md");
-        match &self.info {
-            Some(info) if markdown => session::write_atomically(&path, session::markdown(&app.chat, info).as_bytes())?,
-            _ => session::write_atomically(&path, self.session.jsonl().as_bytes())?,
-        }
-        Ok(saved(&path))
+    fn export(&self, app: &App, path: PathBuf, overwrite: bool, export: bool) {
+        let path = expand_home(&path);
+        let text = match &self.info {
+            Some(info) if path.extension().is_some_and(|e| e == "md") => session::markdown(&app.chat, info),
+            _ => self.session.jsonl().to_owned(),
+        };
+        self.on_files(move |_| {
+            // A link counts, wherever it leads.
+            if path.symlink_metadata().is_ok() && !overwrite {
+                return Ok(vec![AppEvent::Exists { path, export }]);
+            }
+            session::write_atomically(&path, text.as_bytes())?;
+            Ok(vec![saved(&path)])
+        });
     }
 }
 
@@ -358,3 +434,6 @@ pub fn render_options(app: &App) -> RenderOptions {
         ..RenderOptions::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -53,8 +53,10 @@ pub struct App {
     pub aside: Option<String>,
     /// The text that the program itself put into the input last: `/` sets it aside.
     pub given_back: Option<String>,
-    /// The conversation that the command line asks for is still to be opened.
+    /// A conversation is still to be opened: what is sent meanwhile is meant for that one.
     pub resuming: bool,
+    /// A saved conversation is being read.
+    pub opening: bool,
     pub mouse: bool,
     /// Hub ids in the cache, for completion; read when the chat begins.
     pub cached_models: Vec<String>,
@@ -395,6 +397,7 @@ impl App {
             aside: None,
             given_back: None,
             resuming: false,
+            opening: false,
             session: SessionView::default(),
             size: (80, 24),
             now_ms: 0,
@@ -404,9 +407,14 @@ impl App {
         app
     }
 
-    /// An answer, a rebuild or a restore is running.
+    /// An answer, a rebuild or a restore is running, or a conversation is being read.
     pub fn is_busy(&self) -> bool {
-        self.turn.is_some() || self.engine.rebuilding.is_some()
+        self.turn.is_some() || self.engine.rebuilding.is_some() || self.opening
+    }
+
+    /// The cache holds nothing of the conversation, which the next message therefore loads from its beginning.
+    pub fn has_to_refill(&self) -> bool {
+        self.engine.snapshot.as_ref().is_some_and(|s| s.tokens == 0) && !self.chat.context_path().is_empty()
     }
 
     /// From now on everything is drawn in this theme, as far as the terminal can show it.

@@ -109,6 +109,10 @@ pub enum AppEvent {
         from: String,
         to: String,
     },
+    /// The conversation that the command line asks for is being read, or has been and waits for its model.
+    Opening(bool),
+    /// The conversation asked for was not opened, and why.
+    NotOpened(Level, String),
     /// The conversation's last records are in no file; what was asked for would leave it.
     NotSaved {
         why: String,
@@ -193,6 +197,8 @@ pub enum Store {
     Open(Which),
     /// As `Open`, whatever model it was held with.
     OpenWithCurrent(Which),
+    /// Forget the conversation that is being read.
+    StopOpening,
     Rename {
         id: String,
         title: String,
@@ -278,7 +284,15 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::NewConversation { id, date } => files::began_new(app, id, date),
         AppEvent::SessionMoved { from, to } => files::moved(app, &from, to),
-        AppEvent::NotSaved { why, then } => overlay::ask_leave(app, &why, then),
+        AppEvent::Opening(reads) => {
+            (app.opening, app.resuming) = (reads, true);
+            Vec::new()
+        }
+        AppEvent::NotOpened(level, why) => files::not_opened(app, level, &why),
+        AppEvent::NotSaved { why, then } => {
+            app.opening = false;
+            overlay::ask_leave(app, &why, then)
+        }
         AppEvent::Exists { path, export } => overlay::ask_overwrite(app, path, export),
         AppEvent::Said(level, text) => said(app, level, text),
     }

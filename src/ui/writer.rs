@@ -1,14 +1,11 @@
-//! A thread that writes: sessions, and the input history. The screen does not wait for a disk.
+//! A thread that appends to sessions and to the input history, so that the screen does not wait for a disk.
 
 use super::history::HistoryFile;
 use crate::chat::session::{Write, Written};
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
-use tokio::sync::mpsc::error::TryRecvError;
+use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-
-/// How often a result that is waited for is looked for.
-const LOOK: Duration = Duration::from_millis(2);
+use tokio::time::Instant;
 
 #[derive(Debug)]
 enum Job {
@@ -20,7 +17,7 @@ enum Job {
 pub struct Writer {
     /// Absent once it was told to end.
     jobs: Option<Sender<Job>>,
-    /// What became of each session's write, in order.
+    /// The result of each session's write, in order.
     pub written: UnboundedReceiver<Written>,
 }
 
@@ -59,25 +56,16 @@ impl Writer {
         }
     }
 
-    /// The next outcome, waited for so long.
-    pub fn wait(&mut self, limit: Duration) -> Option<Written> {
-        let until = Instant::now() + limit;
-        loop {
-            match self.written.try_recv() {
-                Ok(written) => return Some(written),
-                Err(TryRecvError::Empty) if Instant::now() < until => std::thread::sleep(LOOK),
-                Err(_) => return None,
-            }
-        }
+    /// The next result; `None` where none comes in time.
+    pub async fn next(&mut self, until: Instant) -> Option<Written> {
+        tokio::time::timeout_at(until, self.written.recv()).await.ok().flatten()
     }
 
-    /// Waits until everything handed over is done, but no longer than that.
-    pub fn end(&mut self, limit: Duration) {
+    /// Waits until everything handed over is done, but no longer than `limit`.
+    pub async fn end(&mut self, limit: Duration) {
         self.send(Job::ShortenHistory);
         self.jobs = None;
         let until = Instant::now() + limit;
-        while !matches!(self.written.try_recv(), Err(TryRecvError::Disconnected)) && Instant::now() < until {
-            std::thread::sleep(LOOK);
-        }
+        while self.next(until).await.is_some() {}
     }
 }

@@ -208,7 +208,7 @@ fn a_conversation_with_real_keys() {
 
     // It goes on where it was.
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
-    chat.until_shows("opened; it is read into the cache");
+    chat.until_shows("opened; loaded into the cache");
     chat.say("What can you do?");
     answer(&chat, 3);
     chat.keys("\x04");

@@ -6,7 +6,6 @@ use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
 use crate::unicode::one_line;
 use anyhow::{Result, bail};
-use serde::Deserialize;
 use std::collections::HashSet;
 
 /// Ids and counts above this are refused: they are no program's own, and sums of smaller ones do not overflow.
@@ -70,21 +69,6 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
         problems.push(format!("session {name}: {more} more lines are left out"));
     }
     Ok(loading.finish(header, problems))
-}
-
-/// The stamp of the last turn, else of the header: which model a conversation goes on with. Reads
-/// backwards and stops at the first turn it finds.
-pub fn last_stamp(text: &[u8]) -> Option<Stamp> {
-    #[derive(Deserialize)]
-    struct Stamped {
-        #[serde(rename = "type")]
-        kind: String,
-        model: Stamp,
-    }
-    let read = |line: &[u8]| serde_json::from_slice::<Stamped>(line).ok();
-    let lines = text.split(|b| *b == b'\n').filter(|line| !line.is_empty());
-    let turn = lines.clone().rev().filter_map(read).find(|s| s.kind == "turn");
-    turn.or_else(|| lines.take(1).find_map(read).filter(|s| s.kind == "header")).map(|s| s.model)
 }
 
 /// Says so when line 1 is the header of a version whose fields are not known here.

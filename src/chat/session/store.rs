@@ -3,8 +3,8 @@
 //! No name leads out of the folder.
 
 use super::file::{LineFile, MAX_BYTES, part_of};
-use super::load::{Loaded, last_stamp, load};
-use super::record::{Header, Record, Stamp, Title};
+use super::load::{Loaded, load};
+use super::record::{Header, Record, Title};
 use super::{Session, new_id};
 use crate::chat::conversation::short_title;
 use crate::protocol::StopReason;
@@ -189,17 +189,6 @@ impl Store {
         self.read(&self.find(name)?.id)
     }
 
-    /// The model that the session with this id was last held with.
-    pub fn stamp(&self, id: &str) -> Result<Stamp> {
-        read_stamp(&self.file_of(id)?, id)
-    }
-
-    /// As [`Store::stamp`], for the session or file that a person means; `name` as for
-    /// [`Store::resume`].
-    pub fn stamp_named(&self, name: &str) -> Result<Stamp> {
-        if is_file_name(name) { read_stamp(Path::new(name), name) } else { self.stamp(&self.find(name)?.id) }
-    }
-
     /// Reads the session with this id without locking or changing it.
     pub fn read(&self, id: &str) -> Result<Loaded> {
         read_whole_lines(&self.file_of(id)?, id)
@@ -240,11 +229,6 @@ fn whole_lines(bytes: &[u8]) -> usize {
     let ended = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
     let is_record = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes[ended..]).is_ok();
     if is_record { bytes.len() } else { ended }
-}
-
-fn read_stamp(path: &Path, name: &str) -> Result<Stamp> {
-    let bytes = regular_file::read(path, MAX_BYTES).with_context(|| format!("session {}", path.display()))?;
-    last_stamp(&bytes).with_context(|| format!("session {name} names no model"))
 }
 
 fn is_read_only(error: &anyhow::Error) -> bool {

@@ -20,7 +20,7 @@ impl Runtime {
 
     /// The writer is done with some lines of a session.
     pub(in crate::ui) fn written(&mut self, written: Written) {
-        for event in self.sessions.written(written) {
+        for event in self.sessions.written(&mut self.app, written) {
             self.handle(event);
         }
     }
@@ -45,7 +45,7 @@ impl Runtime {
             self.app.history.push(&text);
         }
         self.remember();
-        if let Some(line) = self.sessions.leave(&mut self.app) {
+        if let Some(line) = self.sessions.leave(&mut self.app).await {
             self.exit = Some(ExitKind::NotSaved(line));
         }
         (self.current, self.next) = (None, None);

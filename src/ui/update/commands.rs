@@ -1,6 +1,6 @@
 //! What the slash commands do.
 
-use super::{Effect, Store, files, find, models, note, overlay, turns};
+use super::{Effect, Store, engine, files, find, models, note, overlay, turns};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Thinking};
@@ -249,8 +249,8 @@ pub fn set_mouse(app: &mut App, on: bool) -> Vec<Effect> {
 fn system(app: &mut App, argument: &str) -> Vec<Effect> {
     if argument.is_empty() {
         let text = match app.chat.system() {
-            Some(system) => format!("system text: {}", clean_line(system)),
-            None => "no system text; /system TEXT sets one".to_owned(),
+            Some(system) => format!("system prompt: {}", clean_line(system)),
+            None => "no system prompt; /system TEXT sets one".to_owned(),
         };
         return info(app, text);
     }
@@ -258,8 +258,8 @@ fn system(app: &mut App, argument: &str) -> Vec<Effect> {
         return Vec::new();
     }
     app.chat.set_system(if argument == "none" { "" } else { argument });
-    let again = if app.tokens() > 0 { "; the conversation is read again with the next message" } else { "" };
-    info(app, format!("system text {}{again}", if argument == "none" { "removed" } else { "set" }));
+    let again = if app.tokens() > 0 { format!("; {}", engine::REFILL) } else { String::new() };
+    info(app, format!("system prompt {}{again}", if argument == "none" { "removed" } else { "set" }));
     vec![Effect::Store(Store::Sync)]
 }
 

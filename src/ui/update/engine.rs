@@ -11,6 +11,9 @@ use std::sync::Arc;
 /// A bell rings at the end of an answer that took this long, where it is asked for.
 const BELL_MS: u64 = 10_000;
 
+/// What the next message does where the cache does not hold the conversation.
+pub const REFILL: &str = "your next message loads the conversation again";
+
 /// An event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
     match event {
@@ -37,7 +40,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 return Vec::new();
             }
             let text = match cancelled {
-                true if tokens == 0 => "stopped; the cache is empty".to_owned(),
+                true if tokens == 0 => format!("stopped; the cache is empty; {REFILL}"),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
                 false => format!("the cache was filled anew with {}", plural(tokens as u64, "token")),
             };
@@ -166,7 +169,11 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
         // Also where a rebuild could not even begin.
         app.engine.rebuilding = None;
     }
+    let had = app.tokens();
     app.engine.snapshot = Some(snapshot);
+    if had > 0 && app.turn.is_none() && app.has_to_refill() && !app.session.unrestored {
+        note(app, LocalKind::Note, format!("the cache is empty; {REFILL}"));
+    }
     if moved || idle { inspect_again(app) } else { Vec::new() }
 }
 
@@ -198,7 +205,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     app.notice = None;
     if changed && !app.session.unrestored {
         app.chat.disown_replies();
-        let again = if app.chat.is_empty() { "" } else { "; the conversation is read again with the next message" };
+        let again = if app.chat.is_empty() { String::new() } else { format!("; {REFILL}") };
         note(app, LocalKind::Note, format!("model {}, {}{again}", info.name, info.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
@@ -206,7 +213,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     }
     app.engine.info = Some(info);
     match then_open {
-        Some(which) => vec![Effect::Store(Store::OpenWithCurrent(which))],
+        Some(which) => files::open_with_current(app, which),
         // What was typed while a saved conversation is still to be opened belongs to that one.
         None if app.resuming => Vec::new(),
         None => turns::send_next(app),

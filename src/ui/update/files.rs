@@ -55,6 +55,7 @@ fn show(app: &mut App, chat: Conversation) {
 
 /// A saved conversation was read. Its tokens are fed with the first message.
 pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
+    app.opening = false;
     show(app, opened.chat);
     app.overlays.clear();
     app.session = SessionView { id: Some(opened.id), unrestored: true };
@@ -72,7 +73,7 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     for text in opened.notices {
         note(app, LocalKind::Warning, text);
     }
-    note(app, LocalKind::Note, "opened; it is read into the cache with your next message");
+    note(app, LocalKind::Note, "opened; loaded into the cache when you send a message");
     let mut effects = vec![Effect::Engine(Command::Clear)];
     if let Some(eviction) = opened.eviction.filter(|e| *e != app.engine.eviction) {
         let word = if eviction { "on" } else { "off" };
@@ -92,9 +93,7 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
 /// A conversation of another model: that model is loaded first, then the conversation is opened.
 pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) -> Vec<Effect> {
     app.overlays.clear();
-    // What is typed from now on is meant for the conversation that is opened.
-    app.queue.clear();
-    app.resuming = true;
+    app.opening = false;
     app.say(Level::Info, format!("loading {}, which this conversation was held with; Esc stops", reference.model));
     app.engine.loading = Some(Loading { then_open: Some(which), ..Loading::new(&reference.name()) });
     vec![Effect::LoadReference(reference)]
@@ -102,6 +101,7 @@ pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) 
 
 /// The model of a conversation cannot be had: offers the one that is loaded.
 pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) -> Vec<Effect> {
+    (app.opening, app.resuming) = (false, false);
     let (model, why) = (clean_line(model), clean_line(why));
     let Some(info) = &app.engine.info else {
         app.say(Level::Error, format!("this conversation was held with {model}, which cannot be loaded: {why}"));
@@ -159,7 +159,34 @@ pub fn open(app: &mut App, which: Which) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
+    begin_opening(app);
     vec![Effect::Store(Store::Open(which))]
+}
+
+/// From now on messages are meant for the conversation that is being opened.
+fn begin_opening(app: &mut App) {
+    app.queue.clear();
+    (app.opening, app.resuming) = (true, true);
+}
+
+/// Opens a conversation with the model that is loaded, whatever model it was held with.
+pub fn open_with_current(app: &mut App, which: Which) -> Vec<Effect> {
+    (app.opening, app.resuming) = (true, true);
+    vec![Effect::Store(Store::OpenWithCurrent(which))]
+}
+
+/// The conversation asked for was not opened: the one on the screen stays.
+pub fn not_opened(app: &mut App, level: Level, why: &str) -> Vec<Effect> {
+    (app.opening, app.resuming) = (false, false);
+    app.say(level, why);
+    turns::send_next(app)
+}
+
+/// Stops reading a conversation.
+pub fn stop_opening(app: &mut App) -> Vec<Effect> {
+    (app.opening, app.resuming) = (false, false);
+    app.say(Level::Info, "stopped: no conversation was opened");
+    vec![Effect::Store(Store::StopOpening)]
 }
 
 /// /rename TITLE
@@ -176,7 +203,7 @@ pub fn rename(app: &mut App, title: &str) -> Vec<Effect> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ui::testing::{app, model, press, screen};
+    use crate::ui::testing::{app, model, press, say, screen};
     use crate::ui::update::{AppEvent, update};
     use crossterm::event::KeyCode;
     use std::sync::Arc;
@@ -190,7 +217,7 @@ mod tests {
         let opens = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Store(Store::OpenWithCurrent(_))));
         assert!(matches!(&update(&mut app, needs())[..], [Effect::LoadReference(r)] if *r == reference));
         assert!(screen(&mut app).contains("/models/other"));
-        assert!(opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+        assert!(opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))) && app.opening);
 
         update(&mut app, needs());
         assert!(!opens(&update(&mut app, AppEvent::LoadFailed("no room".into()))));
@@ -203,5 +230,22 @@ mod tests {
         let effects = press(&mut app, KeyCode::Esc);
         assert!(matches!(effects[..], [Effect::CancelLoad]) && app.engine.loading.is_none(), "{effects:?}");
         assert!(!opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+    }
+
+    #[test]
+    fn a_conversation_is_opened_beside_the_screen_and_esc_stops_that() {
+        let mut app = app(100, 24, 8, 4);
+        assert!(matches!(say(&mut app, "/resume x")[..], [Effect::Store(Store::Open(_))]));
+        assert!(screen(&mut app).contains("reading the conversation (Esc stops)"), "{}", screen(&mut app));
+        // What is sent meanwhile is meant for that conversation.
+        assert!(say(&mut app, "hello").is_empty() && app.queue.len() == 1);
+        press(&mut app, KeyCode::Esc);
+        assert!(app.opening && app.queue.is_empty(), "Esc takes the message back first");
+        app.input.set("");
+        assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Store(Store::StopOpening)]));
+        assert!(!app.opening);
+        say(&mut app, "/resume x");
+        update(&mut app, AppEvent::NotOpened(Level::Error, "no session matches \"x\"".into()));
+        assert!(!app.opening && screen(&mut app).contains("no session matches"));
     }
 }

@@ -1,6 +1,6 @@
 //! Keys, pastes and the mouse, while the chat itself has them.
 
-use super::{Effect, commands, find, overlay, turns};
+use super::{Effect, commands, files, find, overlay, turns};
 use crate::ui::action::Action;
 use crate::ui::attach::Attachment;
 use crate::ui::burst::Enter;
@@ -431,8 +431,11 @@ fn interrupt(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Stops the answer or rebuild that runs.
+/// Stops the answer or rebuild that runs, or the conversation that is being read.
 fn stop(app: &mut App) -> Vec<Effect> {
+    if app.opening {
+        return files::stop_opening(app);
+    }
     if let Some(turn) = &mut app.turn {
         turn.stopping = true;
     }

@@ -156,7 +156,13 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
             if title.is_empty() {
                 return Vec::new();
             }
-            return vec![Effect::Store(Store::Rename { id, title }), Effect::Store(Store::List)];
+            let rename = if app.session.id.as_ref() == Some(&id) {
+                app.chat.rename(&title);
+                Store::Sync
+            } else {
+                Store::Rename { id, title }
+            };
+            return vec![Effect::Store(rename), Effect::Store(Store::List)];
         }
         edit_line(title, key, action);
         return Vec::new();
@@ -277,7 +283,7 @@ fn confirm_key(app: &mut App, code: KeyCode) -> Vec<Effect> {
         Confirmed::DeleteCurrent if turns::refuse_busy(app) => Vec::new(),
         Confirmed::DeleteCurrent => vec![Effect::Store(Store::DeleteCurrent)],
         Confirmed::Leave(then) => vec![Effect::Store(Store::Leave(Box::new(then)))],
-        Confirmed::OpenWithCurrent(which) => vec![Effect::Store(Store::OpenWithCurrent(which))],
+        Confirmed::OpenWithCurrent(which) => files::open_with_current(app, which),
         Confirmed::OverwriteFile { path, export: false } => {
             vec![Effect::Store(Store::Save { path: Some(path), overwrite: true })]
         }

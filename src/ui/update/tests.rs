@@ -174,6 +174,24 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     assert!(!app.is_busy());
 }
 
+/// After a rebuild, say, nothing is kept that an undo could go back to.
+#[test]
+fn an_undo_that_empties_the_cache_says_what_the_next_message_costs() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "first", "", "one");
+    turn(&mut app, "second", "", "two");
+    say(&mut app, "/undo");
+    update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(0, 8, 4))));
+    let shown = screen(&mut app);
+    assert!(shown.contains("the cache is empty; your next message loads the conversation again"), "{shown}");
+    let status = |app: &mut App| screen(app).lines().last().unwrap_or_default().to_owned();
+    assert!(status(&mut app).contains("loads with the next message"), "{}", status(&mut app));
+    // Nothing is left to load.
+    press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    say(&mut app, "/undo");
+    assert!(!status(&mut app).contains("loads with the next message"));
+}
+
 #[test]
 fn thoughts_stream_as_a_tail_then_fold_and_open() {
     let mut app = app(120, 40, 8, 4);

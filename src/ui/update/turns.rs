@@ -233,6 +233,8 @@ pub fn refuse_busy(app: &mut App) -> bool {
         app.say_about(About::Busy, Level::Info, "the answer is still running; Esc stops it");
     } else if app.engine.rebuilding.is_some() {
         app.say_about(About::Busy, Level::Info, "the cache is being filled; Esc stops that");
+    } else if app.opening {
+        app.say_about(About::Busy, Level::Info, "a conversation is being opened; Esc stops that");
     }
     app.is_busy()
 }

@@ -86,6 +86,9 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     if app.turn.as_ref().is_some_and(|t| t.stopping) {
         return Some("stopping".to_owned());
     }
+    if app.opening {
+        return Some(format!("reading the conversation ({stop} stops)"));
+    }
     let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
         (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("filling the cache", done, total),
         (Phase::Prefill { done, total }, _) => ("reading the prompt", done, total),
@@ -187,7 +190,7 @@ fn parts(app: &App) -> Vec<Part> {
             add(2, Role::Status, clean_line(&info.device));
             add(7, Role::Status, format!("eviction {}", numbers::eviction_word(app)));
         }
-        None if app.engine.loading.is_some() => {}
+        None if app.engine.loading.is_some() || app.opening => {}
         None => add(8, Role::Warning, "no model".to_owned()),
     }
     if let Some(s) = &app.engine.snapshot {
@@ -197,6 +200,9 @@ fn parts(app: &App) -> Vec<Part> {
         let (role, word) =
             if numbers::context_is_short(app) { (Role::Warning, " nearly full") } else { (Role::Status, "") };
         add(5, role, format!("context {}{word}", numbers::context_use(app)));
+        if app.turn.is_none() && app.has_to_refill() {
+            add(5, Role::Status, "loads with the next message".to_owned());
+        }
         if let Some(speed) = s.decode_tok_s {
             add(4, Role::Status, format!("{speed:.0} tok/s"));
         }
@@ -215,6 +221,7 @@ fn state(app: &App) -> Option<&'static str> {
         _ if turn.is_some_and(|t| t.stopping) => "stopping",
         (_, Some(loading)) if loading.download.is_some() => "downloading",
         (_, Some(_)) => "loading",
+        _ if app.opening => "opening",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
         (Phase::Prefill { .. }, _) if turn.is_some() => "reading",
         _ if turn.is_some_and(|t| t.thinking_since_ms.is_some() && t.thought.is_none()) => "thinking",

@@ -1,0 +1,114 @@
+//! What the loop loads: models, and the conversation that the command line asks for.
+
+use super::Runtime;
+use crate::config::{Adapter, Settings};
+use crate::protocol::Event;
+use crate::ui::sessions::Read;
+use crate::ui::state::Loading;
+use crate::ui::update::{AppEvent, Effect, Store, Which};
+use crate::ui::{ExitKind, LoadRequest, Resume};
+
+impl Runtime {
+    /// A saved conversation was read. At the start its model is loaded first.
+    pub(super) fn read(&mut self, read: Box<Read>) {
+        let Some(read) = self.sessions.expect(read) else { return };
+        if self.begun || self.next.is_some() {
+            let events = self.sessions.was_read(&self.app, read);
+            return events.into_iter().for_each(|event| self.handle(event));
+        }
+        let own = read.model().cloned().filter(|_| !self.sessions.has_given_model());
+        self.sessions.keep(read);
+        self.handle(AppEvent::Opening(false));
+        match own {
+            Some(reference) => {
+                self.own = Some(reference.name());
+                self.app.engine.loading = Some(Loading::new(&reference.name()));
+                self.effects(vec![Effect::LoadReference(reference)]);
+            }
+            None => self.load_default(),
+        }
+    }
+
+    pub(super) fn load_default(&mut self) {
+        let name = self.app.setup.settings.model.clone();
+        self.app.engine.loading = Some(Loading::new(&name));
+        self.effects(vec![Effect::Load(name)]);
+    }
+
+    /// Events of the model that is being loaded; when it is ready it takes the other's place.
+    pub(in crate::ui) fn next(&mut self, event: Option<Event>) {
+        match event {
+            Some(Event::Loading { done_bytes, total_bytes }) => {
+                self.handle(AppEvent::Loading { done_bytes, total_bytes });
+            }
+            Some(Event::Downloading(download)) => self.handle(AppEvent::Downloading(download)),
+            Some(Event::Ready(info)) => {
+                if std::mem::replace(&mut self.current, self.next.take()).is_some() {
+                    self.outbox.clear();
+                    self.sessions.restore = None;
+                }
+                self.begun = true;
+                self.sessions.set_model(&info);
+                self.handle(AppEvent::ModelReady(info));
+                self.snapshot();
+                self.open_resumed();
+            }
+            Some(Event::LoadFailed(error) | Event::Failed(error)) => self.load_failed(error),
+            Some(event) => self.handle(AppEvent::Engine(event)),
+            None => self.load_failed("the engine ended while it loaded".into()),
+        }
+    }
+
+    pub(super) fn load_failed(&mut self, error: String) {
+        self.next = None;
+        let own = self.own.take();
+        if self.begun {
+            self.handle(AppEvent::LoadFailed(error));
+        } else if let Some(model) = own {
+            self.lacking = Some((model, error));
+            self.load_default();
+        } else {
+            self.exit = Some(ExitKind::NotLoaded(error));
+        }
+    }
+
+    pub(super) fn open_resumed(&mut self) {
+        let which = match std::mem::take(&mut self.resume) {
+            Resume::New => return,
+            Resume::Newest => Which::Newest,
+            Resume::Named(name) => Which::Named(name),
+            Resume::Choose => return self.effects(vec![Effect::Store(Store::List)]),
+        };
+        match self.lacking.take() {
+            Some((model, why)) => self.handle(AppEvent::OpenLacksModel { which, model, why }),
+            None => self.effects(vec![Effect::Store(Store::Open(which))]),
+        }
+    }
+
+    pub(super) fn load(&mut self, name: String) -> Vec<AppEvent> {
+        let mut settings = self.app.setup.settings.clone();
+        if name != settings.model {
+            settings.adapter = Adapter::Auto;
+            settings.model = name;
+        }
+        self.load_settings(settings)
+    }
+
+    pub(super) fn load_settings(&mut self, mut settings: Settings) -> Vec<AppEvent> {
+        if self.current.is_some() {
+            settings.eviction = Some(self.app.engine.eviction);
+        }
+        settings.kv_limit = self.app.options.kv_limit;
+        match (self.loading.load)(LoadRequest { settings }) {
+            Ok(handle) => {
+                self.next = Some(handle);
+                Vec::new()
+            }
+            Err(error) if self.begun => vec![AppEvent::LoadFailed(format!("{error:#}"))],
+            Err(error) => {
+                self.exit = Some(ExitKind::NotLoaded(format!("{error:#}")));
+                Vec::new()
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Opening, leaving and a disk that stalls, with real files.
+
+use super::*;
+use crate::config::Settings;
+use crate::ui::history::HistoryFile;
+use crate::ui::jobs::Answers;
+use crate::ui::models::ModelEntry;
+use crate::ui::testing::{app, turn};
+
+struct Gone;
+
+impl Models for Gone {
+    fn find(&self, _: &session::Stamp) -> Result<ModelReference, String> {
+        Err("it is gone".into())
+    }
+
+    fn settings(&self, _: &ModelReference, settings: &Settings, _: bool) -> Settings {
+        settings.clone()
+    }
+
+    fn cached(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn list(&self, _: &Settings) -> Vec<ModelEntry> {
+        Vec::new()
+    }
+}
+
+fn start(dir: &Path, app: &App) -> (Sessions, Answers) {
+    let writer = Writer::start(HistoryFile::new(Some(dir.join("history.jsonl")))).unwrap();
+    let (jobs, answers) = Jobs::start().unwrap();
+    let mut sessions = Sessions::new(dir.join("sessions"), false, writer, jobs, Arc::new(Gone), false);
+    sessions.set_model(app.engine.info.as_ref().unwrap());
+    (sessions, answers)
+}
+
+fn wait<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+}
+
+#[test]
+fn a_stalled_disk_holds_neither_the_screen_nor_the_end() {
+    let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
+    let lock = std::fs::File::create(dir.path().join("history.jsonl")).unwrap();
+    lock.lock().unwrap();
+    let (mut sessions, mut answers) = start(dir.path(), &app);
+    // Each waits half a second for the lock: the writer is busy for 40 s.
+    (0..80).for_each(|n| sessions.writer.remember(n.to_string()));
+    turn(&mut app, "q", "", "a");
+    let begin = Instant::now();
+    assert!(sessions.run(&mut app, Store::Sync).is_empty());
+    assert!(sessions.run(&mut app, Store::Close).is_empty() && sessions.overdue_at().is_some());
+    sessions.run(&mut app, Store::List);
+    wait(async {
+        // Other files are read meanwhile.
+        assert!(matches!(answers.recv().await, Some(Answer::Events(_))));
+        let line = sessions.leave(&mut app).await.unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(30), "it waited for the disk");
+        assert!(line.starts_with("the disk does not answer; conversation "), "{line}");
+        let path = line.split_once(" is kept in ").unwrap().1.split_once(';').unwrap().0;
+        let kept = session::load(&std::fs::read(path).unwrap(), "s").unwrap();
+        assert_eq!(kept.conversation.turns(), 1);
+        std::fs::remove_file(path).unwrap();
+        drop(lock);
+        sessions.writer.end(Duration::from_secs(30)).await;
+    });
+}
+
+#[test]
+fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
+    let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
+    let (mut sessions, mut answers) = start(dir.path(), &app);
+    turn(&mut app, "q", "", "a");
+    let which = Which::Id(sessions.session.id().to_owned());
+    assert!(sessions.run(&mut app, Store::Close).is_empty());
+    let written = wait(sessions.writer.written.recv()).unwrap();
+    let events = sessions.written(&mut app, written);
+    assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
+
+    let mut answer = || match answers.blocking_recv() {
+        Some(Answer::Read(read)) => read,
+        other => panic!("{other:?}"),
+    };
+    // Stopped: what comes all the same is nobody's.
+    assert!(sessions.run(&mut app, Store::Open(which.clone())).is_empty());
+    sessions.run(&mut app, Store::StopOpening);
+    assert!(sessions.expect(answer()).is_none());
+    // Held with another model, which is gone: it is kept, locked, until the user has decided.
+    let other = ModelInfo { model_fingerprint: "other".into(), ..crate::ui::testing::model(8, 4) };
+    app.engine.info = Some(Arc::new(other));
+    assert!(sessions.run(&mut app, Store::Open(which.clone())).is_empty());
+    let read = sessions.expect(answer()).unwrap();
+    let events = sessions.was_read(&app, read);
+    assert!(matches!(&events[..], [AppEvent::OpenLacksModel { why, .. }] if why == "it is gone"), "{events:?}");
+    let events = sessions.run(&mut app, Store::OpenWithCurrent(which.clone()));
+    assert!(matches!(&events[..], [AppEvent::Opened(o)] if o.chat.turns() == 1), "{events:?}");
+    let events = sessions.run(&mut app, Store::Open(which));
+    assert!(matches!(&events[..], [AppEvent::NotOpened(..)]), "{events:?}");
+}
