@@ -54,6 +54,10 @@ pub struct SeqStats {
     pub live_slots: u64,
     /// Pages this sequence's tables name.
     pub pages: usize,
+    /// Slots that decode steps have attended to, all lanes together.
+    pub reads: u64,
+    /// Most slots stored after a step, all lanes together.
+    pub peak: u32,
 }
 
 pub struct KvCache<B: Backend> {
@@ -262,8 +266,13 @@ impl<B: Backend> KvCache<B> {
     pub fn stats(&self, b: &B, seq: SeqId) -> SeqStats {
         let g = self.geometry();
         let rows: Vec<u32> = self.live_rows(b, seq.0).map(|(live, _)| live as u32).collect();
+        let (mut reads, mut peak) = ([0], [0]);
+        b.read(&self.tables.reads, seq.0, &mut reads);
+        b.read(&self.tables.peak, seq.0, &mut peak);
         SeqStats {
             len: self.len(seq),
+            reads: reads[0],
+            peak: peak[0],
             live_slots: rows.iter().map(|&l| l as u64).sum(),
             pages: rows.iter().map(|&l| (l as usize).div_ceil(g.page_slots)).sum(),
             live: rows.chunks(g.n_kv_heads).map(<[u32]>::to_vec).collect(),

@@ -8,7 +8,7 @@ mod layer;
 mod values;
 
 pub use layer::Layer;
-pub use values::{ByteSize, Device, Gemm, Kv, OnOff};
+pub use values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
 
 use crate::protocol::SamplingParams;
 use anyhow::{Context, Result, anyhow, bail};
@@ -81,6 +81,9 @@ pub struct Settings {
     pub device: Device,
     /// Absent: as the checkpoint says (on, unless it asks for off).
     pub eviction: Option<bool>,
+    pub policy: CachePolicy,
+    /// Slots of a head under policy window.
+    pub budget: usize,
     pub kv: Kv,
     pub ctx_size: Option<usize>,
     /// A card replays recorded steps.
@@ -124,6 +127,9 @@ struct SamplingOverrides {
     repetition_penalty: Option<f32>,
 }
 
+/// Slots of a head under policy window where nothing else is set.
+const DEFAULT_BUDGET: usize = 512;
+
 impl Settings {
     /// Reads environment and config file and lays `flags` over them. `config`: the file named by
     /// `--config`, which must exist; else the usual one, which need not.
@@ -165,6 +171,10 @@ impl Settings {
             None => Some(dirs.config.join("keymap.toml")).filter(|p| p.exists()),
         };
         let model = layer.model.unwrap_or_else(|| BUILTIN_MODEL.to_owned());
+        let policy = layer.policy.unwrap_or_default();
+        if layer.budget.is_some() && policy != CachePolicy::Window {
+            bail!("budget: only policy window has a budget; add --policy window or remove it");
+        }
         Ok(Self {
             model,
             adapter: match layer.adapter.as_deref() {
@@ -174,6 +184,8 @@ impl Settings {
             },
             device: layer.device.unwrap_or_default(),
             eviction: layer.eviction.map(|e| e.0),
+            policy,
+            budget: layer.budget.unwrap_or(DEFAULT_BUDGET),
             kv: layer.kv.unwrap_or_default(),
             ctx_size: layer.ctx_size,
             graph: layer.graph.is_none_or(|g| g.0),

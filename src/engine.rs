@@ -23,6 +23,7 @@ pub use threads::join_all;
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
+use crate::policy::PolicyChoice;
 use crate::protocol::{Command, EngineHandle, Event, MAX_CONTEXT, Plan, Snapshot};
 use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -48,6 +49,7 @@ pub struct EngineOptions {
     pub kv_limit: Option<u64>,
     /// Absent: on, unless the checkpoint asks to start without.
     pub eviction: Option<bool>,
+    pub policy: PolicyChoice,
     /// Most tokens of one step; absent: as the backend likes.
     pub max_step: Option<usize>,
     /// Sequences at once: the conversation, two checkpoints of the last turn, and a rebuild beside them.
@@ -65,6 +67,7 @@ impl EngineOptions {
             workspace_bytes: 0,
             kv_limit: None,
             eviction: None,
+            policy: PolicyChoice::Model,
             max_step: None,
             max_seqs: 4,
             reference: None,

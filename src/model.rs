@@ -52,7 +52,9 @@ fn attention<B: Backend>(
     n: usize,
 ) {
     let c = &model.config;
-    if let Some(head) = layer.adapter_head(model) {
+    let policy = cache.geometry().policy;
+    let adapter = layer.adapter_head(model).filter(|_| policy.constant_decision().is_none());
+    if let Some(head) = adapter {
         b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
     }
     b.linear(&mut ws.qkv, &ws.h, &layer.qkv, layer.qkv_bias.as_ref(), n);
@@ -61,7 +63,7 @@ fn attention<B: Backend>(
         rms_eps: c.rms_eps,
         inv_freq: &model.inv_freq,
         rope_scale: model.rope_scale,
-        borrowed: model.borrowed_alpha(),
+        borrowed: model.borrowed_alpha(&policy),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
     b.linear(&mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);

@@ -28,6 +28,29 @@ pub enum Policy {
     Window(Window),
 }
 
+/// Policy that a user asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PolicyChoice {
+    /// The model's own: DMS where it was trained for it, else dense.
+    #[default]
+    Model,
+    Dense,
+    Dms,
+    Window(Window),
+}
+
+impl PolicyChoice {
+    /// The policy of a model whose own rule is `trained`; `None` where DMS is asked of a model without it.
+    pub fn resolve(self, trained: Option<Dms>) -> Option<Policy> {
+        match self {
+            PolicyChoice::Model => Some(trained.map_or(Policy::Dense, Policy::Dms)),
+            PolicyChoice::Dense => Some(Policy::Dense),
+            PolicyChoice::Dms => trained.map(Policy::Dms),
+            PolicyChoice::Window(window) => Some(Policy::Window(window)),
+        }
+    }
+}
+
 /// What a policy reads and writes of one lane.
 pub trait LaneSlots {
     fn meta(&self, slot: usize) -> SlotMeta;

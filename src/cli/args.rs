@@ -1,7 +1,7 @@
 //! What the command line looks like, and the texts of `--help`. Parses; decides nothing.
 
 use super::devices::cuda_summary;
-use crate::config::{ByteSize, Device, Gemm, Kv, Layer, OnOff};
+use crate::config::{ByteSize, CachePolicy, Device, Gemm, Kv, Layer, OnOff};
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -76,7 +76,18 @@ pub struct Common {
     #[arg(long, global = true, value_name = "on|off", help_heading = "Cache")]
     pub eviction: Option<List<OnOff>>,
 
-    /// How keys and values are stored: auto, f32, bf16 or fp8
+    /// Which tokens leave the cache: auto, dense, dms or window
+    ///
+    /// auto is dms for models trained with it, else dense. window keeps the newest tokens and the first four of any
+    /// model, within --budget.
+    #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
+    pub policy: Option<CachePolicy>,
+
+    /// Slots that each head keeps under --policy window [default: 512]
+    #[arg(long, global = true, value_name = "SLOTS", help_heading = "Cache")]
+    pub budget: Option<usize>,
+
+    /// How keys and values are stored: auto, f32, bf16, fp8 or int8
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Cache")]
     pub kv: Option<List<Kv>>,
 
@@ -173,6 +184,8 @@ impl Common {
             adapter: self.adapter.clone(),
             device: self.device,
             eviction: self.eviction.as_ref().map(List::first),
+            policy: self.policy,
+            budget: self.budget,
             kv: self.kv.as_ref().map(List::first),
             ctx_size: self.ctx_size,
             graph: self.no_graph.then_some(OnOff(false)),

@@ -163,6 +163,7 @@ impl Target {
             (Kv::Auto | Kv::F32, Self::Cpu) => Codec::F32,
             (Kv::Auto | Kv::F32, Self::Cuda(_)) | (Kv::Bf16, _) => Codec::Bf16,
             (Kv::Fp8, _) => Codec::Fp8,
+            (Kv::Int8, _) => Codec::Int8,
         }
     }
 

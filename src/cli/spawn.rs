@@ -7,8 +7,9 @@ use super::reference;
 use crate::backend::Backend;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
-use crate::config::{Adapter, Device, Settings};
+use crate::config::{Adapter, CachePolicy, Device, Settings};
 use crate::engine::{self, EngineOptions, Loading, Runner};
+use crate::policy::{PolicyChoice, Window};
 use crate::protocol::EngineHandle;
 use anyhow::Result;
 use std::sync::Arc;
@@ -105,6 +106,12 @@ fn options(settings: &Settings, target: Target) -> EngineOptions {
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,
+        policy: match settings.policy {
+            CachePolicy::Auto => PolicyChoice::Model,
+            CachePolicy::Dense => PolicyChoice::Dense,
+            CachePolicy::Dms => PolicyChoice::Dms,
+            CachePolicy::Window => PolicyChoice::Window(Window { budget: settings.budget }),
+        },
         ..EngineOptions::new(target.codec(settings.kv))
     }
 }

@@ -1,7 +1,7 @@
 //! One source of settings: the flags, the environment or a file. Everything is optional; a layer
 //! laid over another wins where it says something.
 
-use super::values::{ByteSize, Device, Gemm, Kv, OnOff};
+use super::values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
 use crate::protocol::MAX_CONTEXT;
 use crate::regular_file;
 use crate::unicode;
@@ -13,6 +13,9 @@ use std::str::FromStr;
 
 /// A config file larger than this is refused.
 const MAX_BYTES: u64 = 1 << 20;
+
+/// Fewest slots of policy window: its sinks and a few of the newest tokens.
+const MIN_BUDGET: usize = 8;
 
 /// Declares the layer once: the struct, `over`, and the environment's names.
 macro_rules! layer {
@@ -46,6 +49,9 @@ layer! {
     adapter: String,
     device: Device,
     eviction: OnOff,
+    policy: CachePolicy,
+    /// Slots of a head that policy window keeps.
+    budget: usize,
     kv: Kv,
     ctx_size: usize,
     /// Whether a card replays recorded steps.
@@ -120,6 +126,9 @@ impl Layer {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
             }
         }
+        if let Some(n) = self.budget.filter(|n| !(MIN_BUDGET..=MAX_CONTEXT).contains(n)) {
+            return Err(("budget", format!("{n} is out of range, expected {MIN_BUDGET} to {MAX_CONTEXT} slots")));
+        }
         match self.ctx_size {
             Some(n) if n > MAX_CONTEXT => {
                 Err(("ctx_size", format!("{n} is out of range, expected 1 to {MAX_CONTEXT} tokens")))
@@ -187,7 +196,7 @@ mod tests {
         let line = error_of("\n\ntop_k = \"many\"\n");
         assert!(line.starts_with("F:3: top_k: invalid type"), "{line}");
         let line = error_of("kv = \"f16\"");
-        assert!(line.starts_with("F:1: kv: \"f16\" is no KV format"), "{line}");
+        assert!(line.starts_with("F:1: kv: \"f16\" is not a KV format"), "{line}");
         let line = error_of("seed = 1\n top_p = 1.5");
         assert!(line.starts_with("F:2: top_p: 1.5 is out of range"), "{line}");
         assert!(error_of("model = ").starts_with("F:1: "));

@@ -19,6 +19,31 @@ impl FromStr for OnOff {
     }
 }
 
+/// Which tokens the cache drops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachePolicy {
+    /// DMS where the model was trained for it, else dense.
+    #[default]
+    Auto,
+    Dense,
+    Dms,
+    /// The newest tokens and a few attention sinks.
+    Window,
+}
+
+impl FromStr for CachePolicy {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "dense" => Ok(Self::Dense),
+            "dms" => Ok(Self::Dms),
+            "window" => Ok(Self::Window),
+            _ => Err(format!("{s:?} is not a cache policy (expected auto, dense, dms or window)")),
+        }
+    }
+}
+
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
@@ -54,6 +79,7 @@ pub enum Kv {
     F32,
     Bf16,
     Fp8,
+    Int8,
 }
 
 impl FromStr for Kv {
@@ -64,7 +90,8 @@ impl FromStr for Kv {
             "f32" => Ok(Self::F32),
             "bf16" => Ok(Self::Bf16),
             "fp8" => Ok(Self::Fp8),
-            _ => Err(format!("{s:?} is no KV format, expected auto, f32, bf16 or fp8")),
+            "int8" => Ok(Self::Int8),
+            _ => Err(format!("{s:?} is not a KV format (expected auto, f32, bf16, fp8 or int8)")),
         }
     }
 }
@@ -155,7 +182,8 @@ macro_rules! spelled {
 spelled! {
     OnOff: "true or false, \"on\" or \"off\"",
     Device: "\"auto\", \"cpu\" or \"cuda:N\"",
-    Kv: "\"auto\", \"f32\", \"bf16\" or \"fp8\"",
+    Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\" or \"int8\"",
+    CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",
 }

@@ -7,6 +7,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
+use crate::policy::Policy;
 use crate::protocol::{MAX_CONTEXT, Plan};
 
 // Configurations and settings are bounded alike.
@@ -15,6 +16,11 @@ const _: () = assert!(crate::checkpoint::bounds::CONTEXT == MAX_CONTEXT);
 /// Kept free of all that is planned, for everything else that runs: a share of the memory, and at most so much.
 const SPARE_SHARE: u64 = 16;
 const SPARE_BYTES: u64 = 256 << 20;
+
+/// The cache's policy; dense where it cannot be had, which loading refuses.
+fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
+    options.policy.resolve(c.dms.as_ref().map(|d| d.rule)).unwrap_or(Policy::Dense)
+}
 
 /// Bytes one token takes in a dense cache.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
@@ -36,7 +42,7 @@ pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> 
 /// seen tokens, and a step's activations and logits.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let lanes = c.n_layers * c.n_kv_heads * options.max_seqs;
-    let rings = size_of::<i32>() * lanes * (c.dms.as_ref().map_or(0, |d| d.rule.ring_len()) + 1);
+    let rings = size_of::<i32>() * lanes * (policy(c, options).ring_len() + 1);
     let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
     let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
     let logits = size_of::<f32>() * c.vocab * MAX_LOGITS.max(options.max_seqs);
@@ -71,7 +77,13 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
     let c = &checkpoint.config;
     let token = dense_token_bytes(c, options.codec);
     let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, kv_limit, options.memory_bytes);
-    let ratio = c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0);
+    let policy = policy(c, options);
+    let trained = c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0);
+    let ratio = match policy {
+        Policy::Dense => 1.0,
+        Policy::Dms(_) => trained,
+        Policy::Window(window) => (context as f64 / window.budget as f64).max(1.0),
+    };
     // Every lane takes whole pages.
     let page_row = (token * PAGE_SLOTS as u64) as f64;
     let fits = |ratio: f64| {
@@ -85,7 +97,11 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         dense_kv_bytes: token * context as u64,
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64,
         certain_context: fits(1.0),
-        expected_context: fits(ratio),
+        expected_context: match policy {
+            // A lane stops growing at its budget.
+            Policy::Window(window) if fits(1.0) < window.budget.min(context) => fits(1.0),
+            _ => fits(ratio),
+        },
     }
 }
 

@@ -97,12 +97,16 @@ impl<B: Backend> Parts<B> {
             page_slots: PAGE_SLOTS,
             max_pages: 0,
             codec: options.codec,
-            policy: model.policy(),
+            policy: model.policy(options.policy)?,
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), MAX_LOGITS.max(options.max_seqs));
+        let mut ws = Workspace::new(b, &model, max_tokens, max_logits)?;
+        if let Some(decision) = geometry.policy.constant_decision() {
+            ws.fill_decisions(b, decision);
+        }
         Ok(Self {
             cache: KvCache::new(b, geometry, context, max_tokens)?,
-            ws: Workspace::new(b, &model, max_tokens, max_logits)?,
+            ws,
             seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
             draws: b.alloc(max_logits)?,
             model,

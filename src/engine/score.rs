@@ -70,6 +70,10 @@ pub struct Score {
     pub live: Vec<Vec<u32>>,
     pub ratio: Option<f64>,
     pub ppl: Option<f64>,
+    /// Slots that decode steps attended to, per lane (mean over layers and KV heads). Steps of one token count.
+    pub reads: f64,
+    /// Most slots stored after a step, per lane.
+    pub peak: f64,
 }
 
 /// Feeds `tokens` to a new sequence by the schedule.
@@ -100,7 +104,16 @@ pub fn score<B: Backend>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Sc
     }
     let stats = runner.cache.stats(runner.backend(), seq);
     runner.release(seq);
-    Ok(Score { ppl: perplexity(&logprobs), logprobs, argmax, ratio: ratio(&stats), live: stats.live })
+    let lanes = stats.live.iter().map(Vec::len).sum::<usize>() as f64;
+    Ok(Score {
+        ppl: perplexity(&logprobs),
+        logprobs,
+        argmax,
+        ratio: ratio(&stats),
+        reads: stats.reads as f64 / lanes,
+        peak: stats.peak as f64 / lanes,
+        live: stats.live,
+    })
 }
 
 /// Slots of a dense cache to slots held.

@@ -85,7 +85,7 @@ impl<'a, B: Backend> Worker<'a, B> {
         let info = model_info(&runner, checkpoint, &tokenizer, options, plan, think.is_some());
         let active = Context::new(&mut runner, eviction)?;
         let worker = Self {
-            has_policy: runner.config().dms.is_some(),
+            has_policy: runner.cache.geometry().policy.rule().is_some(),
             fixed_bytes: checkpoint.weight_bytes + options.workspace_bytes,
             memory_bytes: options.memory_bytes,
             sizer: ChunkSizer::new(runner.max_step()),

@@ -3,9 +3,9 @@
 use crate::backend::{AdapterHead, Alpha, Backend};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig};
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyChoice};
 use crate::tensor::Tensor;
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 pub struct Model<B: Backend> {
     pub config: ModelConfig,
@@ -90,8 +90,11 @@ impl<B: Backend> Model<B> {
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq: buffer, rope_scale })
     }
 
-    pub fn policy(&self) -> Policy {
-        self.config.dms.as_ref().map_or(Policy::Dense, |d| Policy::Dms(d.rule))
+    /// The cache's policy for this model.
+    pub fn policy(&self, choice: PolicyChoice) -> Result<Policy> {
+        choice.resolve(self.config.dms.as_ref().map(|d| d.rule)).context(
+            "policy dms: this model was not trained with DMS; use --policy dense, or --policy window to bound its memory",
+        )
     }
 
     fn alpha(&self) -> Option<Alpha> {
@@ -99,9 +102,15 @@ impl<B: Backend> Model<B> {
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
 
-    pub(super) fn borrowed_alpha(&self) -> Option<Alpha> {
+    /// Scale and offset of borrowed decisions. Under a policy whose decisions are constant the channel is zeroed all the
+    /// same, as the model was trained.
+    pub(super) fn borrowed_alpha(&self, policy: &Policy) -> Option<Alpha> {
         let borrowed = self.config.dms.as_ref().is_some_and(|d| d.variant == DmsVariant::Borrowed);
-        if borrowed { self.alpha() } else { None }
+        let alpha = self.alpha().filter(|_| borrowed)?;
+        Some(match policy.constant_decision() {
+            Some(decision) => Alpha { scale: 0.0, offset: -decision, ..alpha },
+            None => alpha,
+        })
     }
 }
 

@@ -8,6 +8,7 @@ use crate::protocol::Token;
 pub struct Workspace<B: Backend> {
     pub max_tokens: usize,
     pub max_logits: usize,
+    n_kv_heads: usize,
     /// `[max_tokens]` the step's tokens.
     pub tokens: B::Buf<Token>,
     /// `[max_logits, vocab]`
@@ -62,6 +63,7 @@ impl<B: Backend> Workspace<B> {
         Ok(Self {
             max_tokens,
             max_logits,
+            n_kv_heads: c.n_kv_heads,
             tokens: b.alloc(max_tokens)?,
             logits: b.alloc(max_logits * c.vocab)?,
             sampled: b.alloc(max_logits)?,
@@ -78,5 +80,11 @@ impl<B: Backend> Workspace<B> {
             h,
             act,
         })
+    }
+
+    /// Sets the decision of every token, where the model makes none.
+    pub fn fill_decisions(&mut self, b: &B, decision: f32) {
+        let rows = self.max_tokens.max(self.max_logits);
+        b.write(&mut self.decisions, 0, &vec![decision; rows * self.n_kv_heads]);
     }
 }
