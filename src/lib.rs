@@ -33,6 +33,38 @@
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!
+//! # Words
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | lane | one KV head of one sequence in one layer; warp lanes are always called that |
+//! | slot | place of one token's K and V in a lane, numbered from 0 without holes |
+//! | page | 16 slots of one lane, the unit of allocation; forks share pages copy-on-write |
+//! | position | index of a token in its sequence; it stays with the token's slot |
+//! | decision | a head's number for a token; positive marks |
+//! | mark | set on a token that leaves the cache once it is outside the window |
+//! | window | W: a marked token stays visible to the W tokens after it |
+//! | ring | slots of the newest W + 1 tokens of a lane |
+//! | sinks | first tokens of a sequence that are never marked |
+//! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
+//! | policy | which slots live: [`policy`] |
+//! | codec | how a slot stores K and V: [`codec`] |
+//! | step | one forward pass over *spans*, runs of tokens of one sequence each |
+//! | fork | a sequence that shares another's pages |
+//! | checkpoint | of a conversation: a fork to go back to; of a model: its files |
+//! | token log | tokens fed and toggles between them, from which a cache can be filled again |
+//!
+//! # Seams
+//!
+//! - A *policy* answers for one lane and token: who is marked, who sees it, where the next token goes. `policy::Dms` is the one
+//!   rule so far; dense is its absence, window the same rule with constant decisions. It is data of the cache's
+//!   view on a GPU and no template parameter, so that kernels have one instance per codec and head size.
+//! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
+//!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
+//! - [`backend::Backend::attention`] composes `qkv_rope`, `attend`, `place`, `store`. CUDA fuses them for steps of single
+//!   tokens and is checked against the composition.
+//! - `docs/extending.md` says how to add a codec, a policy, a weight format or a model family.
+//!
 //! # Invariants
 //!
 //! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets, slot
@@ -42,7 +74,7 @@
 //! - What a person types never becomes a control token.
 //! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's thread, or leaves without.
 //! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the cache.
-//! - `unsafe` stands in `backend::cpu::{simd, team}`, `backend::cuda`, `checkpoint::mapped` and `system` only.
+//! - `unsafe` stands in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped` and `system` only.
 
 pub mod backend;
 pub mod bench;

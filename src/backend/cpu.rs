@@ -1,5 +1,5 @@
-//! The CPU backend: f32 arithmetic over a team of threads, the oracle of every other backend.
-//! Overrides none of the trait's defaults. Only `simd` and `team` hold `unsafe`.
+//! The CPU backend: f32 arithmetic on a pool of threads, the oracle of every other backend. It overrides none of the
+//! trait's defaults. Only `simd` and `thread_pool` hold `unsafe`.
 
 mod attention;
 mod kv;
@@ -7,7 +7,7 @@ mod linear;
 mod pool;
 mod rope;
 mod simd;
-mod team;
+mod thread_pool;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
@@ -19,16 +19,16 @@ use crate::protocol::Token;
 use crate::tensor::Tensor;
 pub use linear::Weight;
 pub use pool::Pool;
-use simd::{Level, maths};
+use simd::{Isa, maths};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use team::{Team, Tile};
+use thread_pool::{ThreadPool, Tile};
 
 /// The host's cores.
 pub struct Cpu {
-    team: Team,
-    level: Level,
-    /// One for each thread, grown by the first steps and kept.
+    thread_pool: ThreadPool,
+    isa: Isa,
+    /// One per thread, grown by the first steps and kept.
     scratch: Vec<Mutex<Scratch>>,
     angles: Mutex<rope::Angles>,
     plan: Mutex<attention::Plan>,
@@ -37,12 +37,12 @@ pub struct Cpu {
 /// What a thread needs inside an op.
 #[derive(Default)]
 struct Scratch {
-    /// A block of weights, widened.
+    /// A block of weights, converted to f32.
     weights: Vec<f32>,
     attention: attention::Scratch,
 }
 
-/// Values of an element-wise op below which a second thread costs more than it saves.
+/// Values of an element-wise op up to which one thread is faster than two.
 const ALONE: usize = 16 << 10;
 
 /// f32 activations `[rows, width]`.
@@ -62,24 +62,24 @@ impl Acts {
 }
 
 impl Cpu {
-    /// `threads` workers; 0 takes one for each core.
+    /// A backend with `threads` threads; 0 means one per core.
     pub fn new(threads: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let team = Team::new(if threads == 0 { cores } else { threads });
-        let scratch = (0..team.size()).map(|_| Mutex::default()).collect();
-        Self { team, level: Level::best(), scratch, angles: Mutex::default(), plan: Mutex::default() }
+        let thread_pool = ThreadPool::new(if threads == 0 { cores } else { threads });
+        let scratch = (0..thread_pool.size()).map(|_| Mutex::default()).collect();
+        Self { thread_pool, isa: Isa::best(), scratch, angles: Mutex::default(), plan: Mutex::default() }
     }
 
     pub fn threads(&self) -> usize {
-        self.team.size()
+        self.thread_pool.size()
     }
 
-    /// Vector instructions in use.
+    /// Name of the vector instruction set in use.
     pub fn instructions(&self) -> &'static str {
-        self.level.name()
+        self.isa.name()
     }
 
-    /// A worker's own scratch: never contended. A panic leaves it as good as ever.
+    /// A worker's own scratch, so the lock is never contended. A panic leaves it usable.
     fn scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
         self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,7 +92,7 @@ impl Cpu {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// K and V of rows `[q | k | v]` become what storing and reading makes of them.
+    /// Replaces K and V of rows `[q | k | v]` by what storing and reading makes of them.
     fn kv_round_trip(&self, qkv: &mut Acts, g: &KvGeometry, n: usize) {
         if g.codec == Codec::F32 {
             return;
@@ -102,11 +102,11 @@ impl Cpu {
         });
     }
 
-    /// Calls `row(out row, its number)` for the first `n` rows.
+    /// Calls `row(out row, row number)` for the first `n` rows of `out`, in parallel.
     fn rows(&self, out: &mut Acts, n: usize, row: impl Fn(&mut [f32], usize) + Sync) {
         let width = out.width;
         let rows = if n * width <= ALONE { n } else { n.div_ceil(4 * self.threads()) };
-        self.team.tiles(&mut Tile::new(&mut out.data, n, width), rows.max(1), width.max(1), |_, tile| {
+        self.thread_pool.tiles(&mut Tile::new(&mut out.data, n, width), rows.max(1), width.max(1), |_, tile| {
             for i in 0..tile.rows() {
                 let number = tile.row_range().start + i;
                 row(tile.row_mut(i), number);
@@ -126,7 +126,7 @@ fn zeroed<T: Plain>(len: usize) -> Result<Vec<T>, OutOfMemory> {
 impl Profile for Cpu {
     fn describe(&self) -> String {
         let threads = self.threads();
-        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.level.name())
+        format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name())
     }
 }
 
@@ -178,13 +178,13 @@ impl Backend for Cpu {
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Vec<Token>, n: usize) {
-        self.rows(out, n, |out, i| table.row_to_f32(self.level, tokens[i] as usize, out));
+        self.rows(out, n, |out, i| table.row_to_f32(self.isa, tokens[i] as usize, out));
     }
 
     fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Vec<i32>, n: usize) {
         let sane = AtomicBool::new(true);
         self.rows(out, n, |out, i| {
-            if !maths::rms_norm(self.level, out, x.row(i), norm.weight, norm.eps).is_finite() {
+            if !maths::rms_norm(self.isa, out, x.row(i), norm.weight, norm.eps).is_finite() {
                 sane.store(false, Ordering::Relaxed);
             }
         });
@@ -194,7 +194,7 @@ impl Backend for Cpu {
     }
 
     fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
-        self.rows(acc, n, |acc, i| maths::add(self.level, acc, x.row(i)));
+        self.rows(acc, n, |acc, i| maths::add(self.isa, acc, x.row(i)));
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Vec<f32>>, n: usize) {
@@ -204,7 +204,7 @@ impl Backend for Cpu {
     fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
         self.rows(out, n, |out, i| {
             let (gate, up) = gate_up.row(i).split_at(gate_up.width / 2);
-            maths::swiglu(self.level, out, gate, up);
+            maths::swiglu(self.isa, out, gate, up);
         });
     }
 
@@ -218,7 +218,7 @@ impl Backend for Cpu {
         n: usize,
     ) {
         self.rows(scratch, n, |out, i| {
-            maths::rms_norm(self.level, out, x.row(i), head.norm, head.rms_eps);
+            maths::rms_norm(self.isa, out, x.row(i), head.norm, head.rms_eps);
         });
         self.linear(raw, scratch, head.proj, head.bias, n);
         let heads = head.proj.rows();

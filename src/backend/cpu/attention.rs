@@ -1,12 +1,12 @@
 //! Attention of a step's rows over stored slots and the step's own rows.
 //!
-//! A *group* is the query rows of one KV head in a run of a span's tokens; its keys are read once
-//! for all of them. A group's keys are split into *parts* where there are fewer groups than
-//! threads could use, and the parts' softmaxes are merged. Two ways through the keys:
+//! A *group* is the query rows of one KV head in a run of a span's tokens; its keys are read once for all of them. Where there
+//! are fewer groups than threads can use, a group's keys are divided into *splits* whose softmaxes are merged (split-KV). Two
+//! loops over the keys:
 //!
-//! - few rows ([`by_page`], decoding): pages as they lie, widened in registers;
-//! - many rows ([`by_block`], prefill): the keys that some row sees are gathered into a block in
-//!   f32, and the products are matrix products. What nobody sees costs a look at its mark.
+//! - decode, few rows ([`by_page`]): pages are read in place and converted in registers;
+//! - prefill, many rows ([`by_block`]): keys that some row sees are gathered into a block in f32 and multiplied by GEMM. Keys
+//!   that no row sees cost only a look at their mark.
 
 #[cfg(test)]
 mod reference;
@@ -16,31 +16,31 @@ mod tests;
 
 use super::super::{KvGeometry, KvTables, PageLayout, Span};
 use super::simd::dots::{Rows, dots, fetch, widen};
-use super::simd::{Format, Level, maths, matmul};
-use super::team::Tile;
+use super::simd::{Format, Isa, maths, matmul};
+use super::thread_pool::Tile;
 use super::{Acts, Cpu};
 use crate::codec::Codec;
 use crate::policy::{Dms, SlotMeta};
-use softmax::Softmax;
+use softmax::OnlineSoftmax;
 use std::ops::Range;
 
-/// Tokens of a span up to which pages are read as they lie.
+/// Tokens of a span up to which pages are read in place.
 const FEW_TOKENS: usize = 4;
-/// Query rows (tokens x query heads) of a group in prefill, about.
+/// Approximate query rows (tokens x query heads) of a group in prefill.
 const BLOCK_ROWS: usize = 96;
 /// Keys gathered into a block.
 const BLOCK_KEYS: usize = 128;
-/// Slots of a part, at least: less is not worth a task.
-const PART_SLOTS: usize = 256;
+/// Fewest slots of a split: fewer are not worth a task.
+const SPLIT_SLOTS: usize = 256;
 
 /// Work shared by the threads of one call, kept from call to call.
 #[derive(Default)]
 pub(super) struct Plan {
     groups: Vec<Group>,
-    parts: Vec<Part>,
+    splits: Vec<Split>,
     /// Index of each span's first group.
     span_groups: Vec<usize>,
-    /// `[parts, width]`: a softmax in the making for each part.
+    /// `[splits, width]`: the online softmax of each split.
     partials: Vec<f32>,
 }
 
@@ -49,17 +49,17 @@ struct Group {
     head: usize,
     /// Tokens of the span.
     tokens: Range<usize>,
-    parts: Range<usize>,
+    splits: Range<usize>,
 }
 
-struct Part {
+struct Split {
     group: usize,
     slots: Range<usize>,
     /// Whether the step's own rows belong to it.
     own: bool,
 }
 
-/// A thread's own memory.
+/// Scratch of one thread.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// `[rows, head_dim]`, scaled by 1/sqrt(head_dim).
@@ -73,9 +73,9 @@ pub(super) struct Scratch {
     seen_by: Vec<(u32, u32)>,
 }
 
-/// What all parts of a call share.
+/// Arguments of a call, shared by all splits.
 struct Call<'a> {
-    level: Level,
+    isa: Isa,
     qkv: &'a Acts,
     decisions: &'a [f32],
     kv: &'a KvTables<Cpu>,
@@ -96,19 +96,19 @@ pub(super) fn attend(
 ) {
     let g = &kv.geometry;
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
-    let call = Call { level: cpu.level, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans };
+    let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans };
     let mut plan = cpu.plan();
     plan.fill(kv, layer, spans, cpu.threads());
     let rows = plan.groups.iter().map(|g| g.tokens.len() * group).max().unwrap_or(0);
-    let (width, n_parts) = (Softmax::len(rows, d), plan.parts.len());
-    let Plan { groups, parts, span_groups, partials } = &mut *plan;
-    if partials.len() < n_parts * width {
-        partials.resize(n_parts * width, 0.0);
+    let (width, n_splits) = (OnlineSoftmax::len(rows, d), plan.splits.len());
+    let Plan { groups, splits, span_groups, partials } = &mut *plan;
+    if partials.len() < n_splits * width {
+        partials.resize(n_splits * width, 0.0);
     }
-    cpu.team.tiles(&mut Tile::new(partials, n_parts, width), 1, width.max(1), |worker, tile| {
-        let part = &parts[tile.row_range().start];
-        let group = &groups[part.group];
-        call.run(group, part, tile.row_mut(0), &mut cpu.scratch(worker).attention);
+    cpu.thread_pool.tiles(&mut Tile::new(partials, n_splits, width), 1, width.max(1), |worker, tile| {
+        let split = &splits[tile.row_range().start];
+        let group = &groups[split.group];
+        call.run(group, split, tile.row_mut(0), &mut cpu.scratch(worker).attention);
     });
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
     cpu.rows(out, n, |out, i| {
@@ -117,11 +117,11 @@ pub(super) fn attend(
         let per_head = spans[s].len.div_ceil(tokens_of_a_group(&spans[s], group));
         for head in 0..g.n_kv_heads {
             let of = &groups[span_groups[s] + head * per_head + token / tokens_of_a_group(&spans[s], group)];
-            let partials = &partials[of.parts.start * width..of.parts.end * width];
+            let partials = &partials[of.splits.start * width..of.splits.end * width];
             let first = (token - of.tokens.start) * group;
             for q in 0..group {
                 let out = &mut out[(head * group + q) * d..][..d];
-                softmax::merge(cpu.level, out, partials, width, of.tokens.len() * group, first + q);
+                softmax::merge(cpu.isa, out, partials, width, of.tokens.len() * group, first + q);
             }
         }
     });
@@ -136,32 +136,32 @@ impl Plan {
         let g = &kv.geometry;
         let q_heads = g.n_q_heads / g.n_kv_heads;
         self.groups.clear();
-        self.parts.clear();
+        self.splits.clear();
         self.span_groups.clear();
         let groups_of = |s: &Span| g.n_kv_heads * s.len.div_ceil(tokens_of_a_group(s, q_heads));
-        // Enough for threads of different speed and heads of different length.
+        // Several per thread, because heads differ in length.
         let wanted = (8 * threads).div_ceil(spans.iter().map(groups_of).sum::<usize>().max(1));
         for (s, span) in spans.iter().enumerate() {
             self.span_groups.push(self.groups.len());
             for head in 0..g.n_kv_heads {
                 let live = kv.live[g.row(layer, span.seq, head)] as usize;
-                let n_parts = if threads == 1 { 1 } else { wanted.min(live.div_ceil(PART_SLOTS)).max(1) };
-                // Whole pages, so that no two parts read one.
-                let slots = live.div_ceil(n_parts).next_multiple_of(g.page_slots).max(1);
+                let n_splits = if threads == 1 { 1 } else { wanted.min(live.div_ceil(SPLIT_SLOTS)).max(1) };
+                // Whole pages, so that no two splits read one.
+                let slots = live.div_ceil(n_splits).next_multiple_of(g.page_slots).max(1);
                 let tokens = tokens_of_a_group(span, q_heads);
                 for first in (0..span.len).step_by(tokens) {
-                    let before = self.parts.len();
+                    let before = self.splits.len();
                     let mut start = 0;
                     loop {
                         let end = live.min(start + slots);
-                        self.parts.push(Part { group: self.groups.len(), slots: start..end, own: end == live });
+                        self.splits.push(Split { group: self.groups.len(), slots: start..end, own: end == live });
                         if end == live {
                             break;
                         }
                         start = end;
                     }
                     let tokens = first..span.len.min(first + tokens);
-                    self.groups.push(Group { span: s, head, tokens, parts: before..self.parts.len() });
+                    self.groups.push(Group { span: s, head, tokens, splits: before..self.splits.len() });
                 }
             }
         }
@@ -169,7 +169,7 @@ impl Plan {
 }
 
 impl Call<'_> {
-    fn run(&self, group: &Group, part: &Part, partial: &mut [f32], scratch: &mut Scratch) {
+    fn run(&self, group: &Group, split: &Split, partial: &mut [f32], scratch: &mut Scratch) {
         let g = self.geometry;
         let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
         let span = &self.spans[group.span];
@@ -178,13 +178,13 @@ impl Call<'_> {
         scratch.queries.resize(rows * d, 0.0);
         for (t, queries) in group.tokens.clone().zip(scratch.queries.chunks_exact_mut(q_heads * d)) {
             queries.copy_from_slice(&self.qkv.row(span.start + t)[group.head * q_heads * d..][..q_heads * d]);
-            maths::scale(self.level, queries, scale);
+            maths::scale(self.isa, queries, scale);
         }
-        let mut softmax = Softmax::start(partial, rows, d);
+        let mut softmax = OnlineSoftmax::start(partial, rows, d);
         if span.len <= FEW_TOKENS {
-            by_page(self, group, part, &mut softmax, scratch);
+            by_page(self, group, split, &mut softmax, scratch);
         } else {
-            by_block(self, group, part, &mut softmax, scratch);
+            by_block(self, group, split, &mut softmax, scratch);
         }
     }
 
@@ -239,31 +239,31 @@ impl Call<'_> {
     }
 }
 
-/// Few rows: scores and sums straight from the pages.
-fn by_page(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
+/// Few rows: scores and sums directly from the pages.
+fn by_page(call: &Call<'_>, group: &Group, split: &Split, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch) {
     let (g, rows) = (call.geometry, softmax.rows());
     let block = BLOCK_KEYS.next_multiple_of(g.page_slots);
-    for start in part.slots.clone().step_by(block) {
-        let slots = start..part.slots.end.min(start + block);
+    for start in split.slots.clone().step_by(block) {
+        let slots = start..split.slots.end.min(start + block);
         scratch.scores.resize(rows * slots.len(), 0.0);
-        absorb_pages(call, group, slots, part.slots.end, softmax, &scratch.queries, &mut scratch.scores);
+        add_pages(call, group, slots, split.slots.end, softmax, &scratch.queries, &mut scratch.scores);
     }
-    if part.own {
-        absorb_own(call, group, softmax, scratch);
+    if split.own {
+        add_own(call, group, softmax, scratch);
     }
 }
 
 /// The slots `slots`, whole pages but for the last; more follow up to `end`.
-fn absorb_pages(
+fn add_pages(
     call: &Call<'_>,
     group: &Group,
     slots: Range<usize>,
     end: usize,
-    softmax: &mut Softmax<'_>,
+    softmax: &mut OnlineSoftmax<'_>,
     queries: &[f32],
     scores: &mut [f32],
 ) {
-    let (g, layout, level) = (call.geometry, call.layout, call.level);
+    let (g, layout, isa) = (call.geometry, call.layout, call.isa);
     let (d, page_slots, rows, n) = (g.head_dim, g.page_slots, softmax.rows(), slots.len());
     let span = &call.spans[group.span];
     let page = |slot: usize| call.page(span, group.head, slot);
@@ -272,48 +272,47 @@ fn absorb_pages(
     let stored = |bytes, n| Rows::new(bytes, call.format(), d).slice(0..n);
     for start in slots.clone().step_by(page_slots) {
         let (next, at) = (start + page_slots, start - slots.start);
-        let taken = at..n.min(at + page_slots);
+        let columns = at..n.min(at + page_slots);
         let next = if next < slots.end { k_rows(next) } else { v_rows(slots.start) };
-        // K and V of a page lie together: memory is read in one run, though V is needed later.
+        // K and V of a page are adjacent: prefetch V now, though it is needed later.
         fetch(v_rows(start));
-        let keys = stored(k_rows(start), taken.len()).then(next);
-        dots(level, keys, queries, &mut Tile::new(scores, rows, n).narrow(taken.clone()));
+        let keys = stored(k_rows(start), columns.len()).then(next);
+        dots(isa, keys, queries, &mut Tile::new(scores, rows, n).narrow(columns.clone()));
         if layout.has_scale() {
             let [scales, _] = layout.all_scales(page(start));
             for scores in scores.chunks_exact_mut(n) {
-                maths::mul(level, &mut scores[taken.clone()], &scales[..taken.len()]);
+                maths::mul(isa, &mut scores[columns.clone()], &scales[..columns.len()]);
             }
         }
-        hide_evicted(call, group, page(start), taken, n, scores);
+        hide_evicted(call, group, page(start), columns, n, scores);
     }
-    softmax.weigh(level, scores);
+    softmax.rescale(isa, scores);
     for start in slots.clone().step_by(page_slots) {
         let (next, at) = (start + page_slots, start - slots.start);
-        let taken = at..n.min(at + page_slots);
+        let columns = at..n.min(at + page_slots);
         if layout.has_scale() {
             let [_, scales] = layout.all_scales(page(start));
             for weights in scores.chunks_exact_mut(n) {
-                maths::mul(level, &mut weights[taken.clone()], &scales[..taken.len()]);
+                maths::mul(isa, &mut weights[columns.clone()], &scales[..columns.len()]);
             }
         }
-        let values = stored(v_rows(start), taken.len());
+        let values = stored(v_rows(start), columns.len());
         let values = match next {
             next if next < slots.end => values.then(v_rows(next)),
             next if next < end => values.then(k_rows(next)),
             _ => values,
         };
-        softmax.add_stored(level, &scores[at..], n, values);
+        softmax.add_stored(isa, &scores[at..], n, values);
     }
 }
 
-/// Takes from scores `[rows, n]` the columns `taken`, which are those of a page's slots, what eviction
-/// hides from each row.
-fn hide_evicted(call: &Call<'_>, group: &Group, page: &[u8], taken: Range<usize>, n: usize, scores: &mut [f32]) {
+/// Masks in scores `[rows, n]`, whose columns `columns` are a page's slots, the keys that eviction hides from each row.
+fn hide_evicted(call: &Call<'_>, group: &Group, page: &[u8], columns: Range<usize>, n: usize, scores: &mut [f32]) {
     let span = &call.spans[group.span];
     let Some(rule) = call.rule(span) else { return };
     let base = call.base(span);
     let q_heads = scores.len() / n / group.tokens.len();
-    for (row, column) in taken.enumerate() {
+    for (row, column) in columns.enumerate() {
         let meta = call.layout.meta(page, row);
         if !call.stored_mark(&rule, span, group.head, meta) {
             continue;
@@ -327,8 +326,8 @@ fn hide_evicted(call: &Call<'_>, group: &Group, page: &[u8], taken: Range<usize>
 }
 
 /// The step's own rows.
-fn absorb_own(call: &Call<'_>, group: &Group, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
-    let (d, level, rows, n) = (call.geometry.head_dim, call.level, softmax.rows(), group.tokens.end);
+fn add_own(call: &Call<'_>, group: &Group, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch) {
+    let (d, isa, rows, n) = (call.geometry.head_dim, call.isa, softmax.rows(), group.tokens.end);
     let span = &call.spans[group.span];
     let (q_heads, rule) = (rows / group.tokens.len(), call.rule(span));
     let Scratch { queries, keys, values, scores, .. } = scratch;
@@ -340,7 +339,7 @@ fn absorb_own(call: &Call<'_>, group: &Group, softmax: &mut Softmax<'_>, scratch
         k.copy_from_slice(own_k);
         v.copy_from_slice(own_v);
     }
-    dots(level, Rows::new(bytemuck::cast_slice(keys), Format::F32, d), queries, &mut Tile::new(scores, rows, n));
+    dots(isa, Rows::new(bytemuck::cast_slice(keys), Format::F32, d), queries, &mut Tile::new(scores, rows, n));
     for (r, scores) in scores.chunks_exact_mut(n).enumerate() {
         let query = group.tokens.start + r / q_heads;
         for (t, score) in scores.iter_mut().enumerate() {
@@ -350,12 +349,12 @@ fn absorb_own(call: &Call<'_>, group: &Group, softmax: &mut Softmax<'_>, scratch
             }
         }
     }
-    softmax.weigh(level, scores);
-    softmax.add_stored(level, scores, n, Rows::new(bytemuck::cast_slice(values), Format::F32, d));
+    softmax.rescale(isa, scores);
+    softmax.add_stored(isa, scores, n, Rows::new(bytemuck::cast_slice(values), Format::F32, d));
 }
 
-/// Many rows: blocks of the keys that some of them see.
-fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'_>, scratch: &mut Scratch) {
+/// Many rows: gathers blocks of the keys that some of them see.
+fn by_block(call: &Call<'_>, group: &Group, split: &Split, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch) {
     let (g, layout) = (call.geometry, call.layout);
     let (d, page_slots) = (g.head_dim, g.page_slots);
     let span = &call.spans[group.span];
@@ -372,9 +371,9 @@ fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'
         let to = last.map_or(n_tokens, |last| (last + 1).saturating_sub(first).min(n_tokens));
         (from as u32, to.max(from) as u32)
     };
-    for start in part.slots.clone().step_by(page_slots) {
+    for start in split.slots.clone().step_by(page_slots) {
         let page = call.page(span, group.head, start);
-        let n = page_slots.min(part.slots.end - start);
+        let n = page_slots.min(split.slots.end - start);
         for row in 0..n {
             let meta = layout.meta(page, row);
             let marked = rule.is_some_and(|rule| call.stored_mark(&rule, span, group.head, meta));
@@ -383,15 +382,15 @@ fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'
                 continue;
             }
             let (at, [k_scale, v_scale]) = (scratch.seen_by.len() * d, layout.scales(page, row));
-            widen(call.level, &page[layout.k(row)], call.format(), k_scale, &mut scratch.keys[at..at + d]);
-            widen(call.level, &page[layout.v(row)], call.format(), v_scale, &mut scratch.values[at..at + d]);
+            widen(call.isa, &page[layout.k(row)], call.format(), k_scale, &mut scratch.keys[at..at + d]);
+            widen(call.isa, &page[layout.v(row)], call.format(), v_scale, &mut scratch.values[at..at + d]);
             scratch.seen_by.push(seen);
             if scratch.seen_by.len() == BLOCK_KEYS {
-                absorb_block(call.level, softmax, scratch, n_tokens, d);
+                add_block(call.isa, softmax, scratch, n_tokens, d);
             }
         }
     }
-    if part.own {
+    if split.own {
         for token in 0..group.tokens.end {
             let marked = rule.is_some_and(|rule| call.own_mark(&rule, span, token, group.head));
             let seen = seen_by(base + token, marked);
@@ -403,16 +402,16 @@ fn by_block(call: &Call<'_>, group: &Group, part: &Part, softmax: &mut Softmax<'
             scratch.values[at..at + d].copy_from_slice(v);
             scratch.seen_by.push(seen);
             if scratch.seen_by.len() == BLOCK_KEYS {
-                absorb_block(call.level, softmax, scratch, n_tokens, d);
+                add_block(call.isa, softmax, scratch, n_tokens, d);
             }
         }
     }
     if !scratch.seen_by.is_empty() {
-        absorb_block(call.level, softmax, scratch, n_tokens, d);
+        add_block(call.isa, softmax, scratch, n_tokens, d);
     }
 }
 
-fn absorb_block(level: Level, softmax: &mut Softmax<'_>, scratch: &mut Scratch, n_tokens: usize, d: usize) {
+fn add_block(isa: Isa, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch, n_tokens: usize, d: usize) {
     let Scratch { queries, keys, values, scores, seen_by } = scratch;
     let (rows, n) = (softmax.rows(), seen_by.len());
     let q_heads = rows / n_tokens;
@@ -424,7 +423,7 @@ fn absorb_block(level: Level, softmax: &mut Softmax<'_>, scratch: &mut Scratch, 
             scores[row * n + key] = f32::NEG_INFINITY;
         }
     }
-    softmax.weigh(level, &mut scores[..rows * n]);
+    softmax.rescale(isa, &mut scores[..rows * n]);
     softmax.add(&scores[..rows * n], values, n);
     seen_by.clear();
 }

@@ -1,26 +1,25 @@
-//! Matrix products with weights that stay as they are in the file.
+//! GEMM and GEMV with weights in the file's format.
 //!
-//! Few rows of activations are bound by the bytes of the weights: dot products that widen in
-//! registers. Many are bound by arithmetic: blocks of the weights are widened into a scratch
-//! buffer that the nearest caches hold, and multiplied there. Both split the weights' rows over
-//! the team.
+//! Few rows of activations are memory-bound: dot products that convert weights in registers. Many rows are compute-bound:
+//! blocks of weights are converted into a scratch buffer that fits L2 and multiplied there. Both split the weights' rows
+//! over the thread pool.
 
 use super::Cpu;
 use super::simd::dots::{Rows, dots, widen};
-use super::simd::{Format, Level, maths, matmul};
-use super::team::Tile;
+use super::simd::{Format, Isa, maths, matmul};
+use super::thread_pool::Tile;
 use crate::tensor::{DType, Tensor};
 use std::ops::Range;
 
-/// Up to so many rows of activations are multiplied by dot products.
+/// Rows of activations up to which dot products are used.
 const FEW_ROWS: usize = 64;
-/// Bytes of weights in a task of dot products: microseconds of work, and long runs of memory.
+/// Bytes of weights in a task of dot products: microseconds of work on sequential memory.
 const TASK_BYTES: usize = 128 << 10;
-/// Rows and columns of the weights in a block that is widened: 384 KiB.
+/// Rows and columns of a block of weights converted to f32: 384 KiB.
 const BLOCK_ROWS: usize = 96;
 const BLOCK_COLS: usize = 1024;
 
-/// Row blocks of equal width, stacked.
+/// Matrices of equal width, stacked by rows.
 pub struct Weight {
     parts: Vec<Tensor>,
     rows: usize,
@@ -42,7 +41,7 @@ impl Weight {
         self.cols
     }
 
-    /// The rows `range`, part after part, with where they begin in `range`.
+    /// Rows `range` as one block per stacked matrix, each with its offset in `range`.
     fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Rows<'_>)> {
         let mut first = 0;
         self.parts.iter().filter_map(move |part| {
@@ -54,9 +53,9 @@ impl Weight {
         })
     }
 
-    pub(super) fn row_to_f32(&self, level: Level, row: usize, out: &mut [f32]) {
+    pub(super) fn row_to_f32(&self, isa: Isa, row: usize, out: &mut [f32]) {
         let (_, rows) = self.pieces(row..row + 1).next().expect("a row of the weight");
-        widen_columns(level, rows, 0..self.cols, out);
+        widen_columns(isa, rows, 0..self.cols, out);
     }
 
     fn row_bytes(&self) -> usize {
@@ -72,11 +71,11 @@ fn format(dtype: DType) -> Format {
     }
 }
 
-/// The columns `cols` of all rows, as f32, `[rows, cols.len()]`.
-fn widen_columns(level: Level, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) {
+/// Converts columns `cols` of all rows to f32, `[rows, cols.len()]`.
+fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) {
     let size = rows.format().size_bytes();
     for (out, row) in out.chunks_exact_mut(cols.len()).zip(rows.bytes().chunks_exact(rows.cols() * size)) {
-        widen(level, &row[cols.start * size..cols.end * size], rows.format(), 1.0, out);
+        widen(isa, &row[cols.start * size..cols.end * size], rows.format(), 1.0, out);
     }
 }
 
@@ -87,40 +86,39 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
         if let Some(bias) = bias {
             (0..tile.rows()).for_each(|i| {
                 let cols = tile.col_range();
-                maths::add(cpu.level, tile.row_mut(i), &bias[cols]);
+                maths::add(cpu.isa, tile.row_mut(i), &bias[cols]);
             });
         }
     };
     if n <= FEW_ROWS {
-        // A multiple of 8 rows, as the kernels take them; at least two tasks for each thread.
+        // A multiple of the kernels' 8 rows; at least two tasks per thread.
         let share = weight.rows.div_ceil(2 * cpu.threads());
         let rows = (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(8);
-        cpu.team.tiles(&mut out, n.max(1), rows, |_, tile| {
+        cpu.thread_pool.tiles(&mut out, n.max(1), rows, |_, tile| {
             for (at, rows) in weight.pieces(tile.col_range()) {
-                dots(cpu.level, rows, x, &mut tile.narrow(at..at + rows.len()));
+                dots(cpu.isa, rows, x, &mut tile.narrow(at..at + rows.len()));
             }
             add_bias(tile);
         });
         return;
     }
-    // Where the weights have too few rows for all threads, the activations are split too, at the
-    // price of widening twice.
+    // Where the weights have too few rows for all threads, the activations are split too, and weights are converted twice.
     let across = weight.rows.div_ceil(BLOCK_ROWS);
     let down = (2 * cpu.threads()).div_ceil(across).min(n.div_ceil(64));
     let rows = n.div_ceil(down);
-    cpu.team.tiles(&mut out, rows, BLOCK_ROWS, |worker, tile| {
+    cpu.thread_pool.tiles(&mut out, rows, BLOCK_ROWS, |worker, tile| {
         let mut scratch = cpu.scratch(worker);
         let x = &x[tile.row_range().start * weight.cols..];
         for (at, rows) in weight.pieces(tile.col_range()) {
             let mut tile = tile.narrow(at..at + rows.len());
-            multiply_block(cpu.level, &mut tile, x, rows, &mut scratch.weights);
+            multiply_block(cpu.isa, &mut tile, x, rows, &mut scratch.weights);
         }
         add_bias(tile);
     });
 }
 
 /// `out = x rows^T` for at most `BLOCK_ROWS` rows.
-fn multiply_block(level: Level, out: &mut Tile<'_>, x: &[f32], rows: Rows<'_>, scratch: &mut Vec<f32>) {
+fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], rows: Rows<'_>, scratch: &mut Vec<f32>) {
     let k = rows.cols();
     if let Some(values) = rows.as_f32() {
         return matmul::a_bt(out, x, k, values, k, k, false);
@@ -128,7 +126,7 @@ fn multiply_block(level: Level, out: &mut Tile<'_>, x: &[f32], rows: Rows<'_>, s
     for start in (0..k).step_by(BLOCK_COLS) {
         let cols = start..k.min(start + BLOCK_COLS);
         scratch.resize(rows.len() * cols.len(), 0.0);
-        widen_columns(level, rows, cols.clone(), scratch);
+        widen_columns(isa, rows, cols.clone(), scratch);
         matmul::a_bt(out, &x[start..], k, scratch, cols.len(), cols.len(), start > 0);
     }
 }

@@ -1,22 +1,21 @@
-//! Pages of host memory with reference counts. Memory comes in steps of up to 2 MiB, huge pages
-//! where the system has them; the lowest free page is taken first, so that the last steps empty and
-//! can be given back.
+//! Pages of host memory with reference counts. Memory is mapped in granules of up to 2 MiB, as huge pages where the system has
+//! them. The lowest free page is allocated first, so that the last granules become empty and can be unmapped.
 
 use super::super::{OutOfMemory, PoolStats};
 use memmap2::MmapMut;
 use std::collections::BTreeSet;
 
-const STEP_BYTES: usize = 2 << 20;
+const GRANULE_BYTES: usize = 2 << 20;
 /// Pages start at cache lines, which suits vector loads.
 const LINE_BYTES: usize = 64;
 
 pub struct Pool {
     page_bytes: usize,
-    /// Distance of two pages of a step: `page_bytes` rounded up to a line.
+    /// Distance of two pages: `page_bytes` rounded up to a cache line.
     stride_bytes: usize,
-    pages_per_step: usize,
+    pages_per_granule: usize,
     max_pages: usize,
-    steps: Vec<MmapMut>,
+    granules: Vec<MmapMut>,
     refs: Vec<u32>,
     free: BTreeSet<u32>,
 }
@@ -24,13 +23,13 @@ pub struct Pool {
 impl Pool {
     pub(super) fn new(page_bytes: usize, max_pages: usize) -> Self {
         let stride_bytes = page_bytes.next_multiple_of(LINE_BYTES);
-        let pages_per_step = (STEP_BYTES / stride_bytes).max(1);
+        let pages_per_granule = (GRANULE_BYTES / stride_bytes).max(1);
         Self {
             page_bytes,
             stride_bytes,
-            pages_per_step,
+            pages_per_granule,
             max_pages,
-            steps: Vec::new(),
+            granules: Vec::new(),
             refs: Vec::new(),
             free: BTreeSet::new(),
         }
@@ -38,32 +37,32 @@ impl Pool {
 
     pub(super) fn reserve(&mut self, pages: usize) -> Result<(), OutOfMemory> {
         while self.free.len() < pages {
-            let step_bytes = (self.pages_per_step * self.stride_bytes).next_multiple_of(STEP_BYTES);
-            let error = OutOfMemory { what: "host", needed_bytes: step_bytes as u64 };
+            let granule_bytes = (self.pages_per_granule * self.stride_bytes).next_multiple_of(GRANULE_BYTES);
+            let error = OutOfMemory { what: "host", needed_bytes: granule_bytes as u64 };
             if self.refs.len() >= self.max_pages {
                 return Err(error);
             }
-            let Ok(mut step) = MmapMut::map_anon(step_bytes) else { return Err(error) };
-            // Decoding reads every live page once a token. A system without huge pages says no.
+            let Ok(mut granule) = MmapMut::map_anon(granule_bytes) else { return Err(error) };
+            // Decoding reads every live page once a token. Fails harmlessly on systems without huge pages.
             #[cfg(target_os = "linux")]
-            let _ = step.advise(memmap2::Advice::HugePage);
-            // Touched now, so that no step pays for the system's zeroing of it.
-            step.chunks_mut(4096).for_each(|page| page[0] = 0);
-            self.steps.push(step);
+            let _ = granule.advise(memmap2::Advice::HugePage);
+            // Touch every page now, so that no step pays for the system's zeroing.
+            granule.chunks_mut(4096).for_each(|page| page[0] = 0);
+            self.granules.push(granule);
             let first = self.refs.len() as u32;
-            self.refs.resize(self.refs.len() + self.pages_per_step, 0);
+            self.refs.resize(self.refs.len() + self.pages_per_granule, 0);
             self.free.extend(first..self.refs.len() as u32);
         }
         Ok(())
     }
 
-    /// Frees the last steps as long as no page of theirs is in use.
+    /// Unmaps the last granules as long as none of their pages is in use.
     pub(super) fn trim(&mut self) {
-        while let Some(first) = self.steps.len().checked_sub(1).map(|s| s * self.pages_per_step) {
+        while let Some(first) = self.granules.len().checked_sub(1).map(|s| s * self.pages_per_granule) {
             if self.refs[first..].iter().any(|&r| r > 0) {
                 break;
             }
-            self.steps.pop();
+            self.granules.pop();
             self.refs.truncate(first);
             self.free.split_off(&(first as u32));
         }
@@ -77,7 +76,7 @@ impl Pool {
         &self.refs
     }
 
-    /// The lowest free page, held once. Panics when none is free: the host reserves before a step.
+    /// Allocates the lowest free page with one reference. Panics if none is free: the engine reserves before a step.
     pub(super) fn take(&mut self) -> i32 {
         let page = self.free.pop_first().expect("a page was reserved before the step");
         self.refs[page as usize] = 1;
@@ -96,7 +95,7 @@ impl Pool {
         }
     }
 
-    /// `page` if nobody else holds it, else a copy that takes this holder's place.
+    /// Returns `page` if it has one reference, else drops one and returns a copy of it.
     pub(super) fn make_unique(&mut self, page: i32) -> i32 {
         if self.refs[page as usize] == 1 {
             return page;
@@ -109,18 +108,18 @@ impl Pool {
     }
 
     pub(super) fn page(&self, page: i32) -> &[u8] {
-        let (step, at) = self.locate(page);
-        &self.steps[step][at..at + self.page_bytes]
+        let (granule, at) = self.locate(page);
+        &self.granules[granule][at..at + self.page_bytes]
     }
 
     pub(super) fn page_mut(&mut self, page: i32) -> &mut [u8] {
-        let (step, at) = self.locate(page);
+        let (granule, at) = self.locate(page);
         let page_bytes = self.page_bytes;
-        &mut self.steps[step][at..at + page_bytes]
+        &mut self.granules[granule][at..at + page_bytes]
     }
 
     fn locate(&self, page: i32) -> (usize, usize) {
         let page = page as usize;
-        (page / self.pages_per_step, page % self.pages_per_step * self.stride_bytes)
+        (page / self.pages_per_granule, page % self.pages_per_granule * self.stride_bytes)
     }
 }

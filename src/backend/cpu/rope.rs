@@ -4,7 +4,7 @@ use super::super::{KvGeometry, QkvRope, Span};
 use super::simd::maths;
 use super::{Acts, Cpu};
 
-/// Cosines and sines of a step's rows: every layer of the step turns by the same angles.
+/// Cosines and sines of a step's rows, shared by all layers of the step.
 #[derive(Default)]
 pub(super) struct Angles {
     positions: Vec<usize>,
@@ -55,7 +55,7 @@ pub(super) fn qkv_rope(
         cpu.rows(qkv, n, |row, _| {
             for (h, head) in row[..qk_width].chunks_exact_mut(d).enumerate() {
                 let weight = if h < g.n_q_heads { q_norm } else { k_norm };
-                maths::rms_norm_in_place(cpu.level, head, weight, args.rms_eps);
+                maths::rms_norm_in_place(cpu.isa, head, weight, args.rms_eps);
             }
         });
     }
@@ -80,7 +80,7 @@ pub(super) fn qkv_rope(
             zero_borrowed(&mut row[..q_width], d, group);
         }
         for head in row[..qk_width].chunks_exact_mut(d) {
-            maths::rotate(cpu.level, head, &cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
+            maths::rotate(cpu.isa, head, &cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
         }
         if args.borrowed.is_some() {
             zero_borrowed(&mut row[..q_width], d, group);

@@ -1,25 +1,24 @@
-//! Vector code for the CPU at hand: dot products with rows as they are stored, weighted sums of
-//! such rows, tiles of matrix products, and the element-wise maths between them.
+//! Vector kernels of the CPU: dot products with stored rows, weighted sums of stored rows, GEMM tiles, and the element-wise
+//! maths between them.
 //!
-//! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler
-//! vectorises) and built three times: AVX-512, AVX2 + FMA, and portable. A [`Level`] says which
-//! of them this machine can run; it can only be made by asking the machine, so holding one is
-//! what makes the calls sound. `unsafe` stands in here and in `team`, nowhere else on this backend.
+//! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler vectorises) and compiled
+//! three times: AVX-512, AVX2 + FMA, and portable. An [`Isa`] names one that this machine can run; it can only be made by
+//! CPU detection, which makes the calls sound. This backend uses `unsafe` here and in `thread_pool` only.
 
 pub(super) mod dots;
 pub(super) mod maths;
 pub(super) mod matmul;
 mod vector;
 
-/// How values of a row lie in memory.
+/// Element format of a stored row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     F32,
     F16,
     Bf16,
-    /// e4m3fn; the row's scale is the caller's to apply.
+    /// e4m3fn; the caller applies the row's scale.
     Fp8,
-    /// Sign and 7-bit magnitude; the row's scale is the caller's to apply.
+    /// Sign and 7-bit magnitude; the caller applies the row's scale.
     Int8,
 }
 
@@ -33,9 +32,9 @@ impl Format {
     }
 }
 
-/// Instructions this machine was seen to have.
+/// An instruction set that this machine was detected to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Level(Set);
+pub(super) struct Isa(Set);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
@@ -46,9 +45,9 @@ enum Set {
     Avx512,
 }
 
-impl Level {
-    /// All that this machine can run, the best first.
-    pub fn available() -> Vec<Level> {
+impl Isa {
+    /// All that this machine can run, fastest first.
+    pub fn available() -> Vec<Isa> {
         let mut levels = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
@@ -60,17 +59,17 @@ impl Level {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
             {
-                levels.push(Level(Set::Avx512));
+                levels.push(Isa(Set::Avx512));
             }
             if avx2 {
-                levels.push(Level(Set::Avx2));
+                levels.push(Isa(Set::Avx2));
             }
         }
-        levels.push(Level(Set::Portable));
+        levels.push(Isa(Set::Portable));
         levels
     }
 
-    pub fn best() -> Level {
+    pub fn best() -> Isa {
         Self::available()[0]
     }
 
@@ -85,10 +84,10 @@ impl Level {
     }
 }
 
-/// Builds `$body`, which must be `#[inline(always)]` and generic over a vector type, for every
-/// level, and calls the one that `$level` names.
-macro_rules! by_level {
-    ($level:expr, $body:ident :: <$($generic:ident),*> ($($arg:ident : $ty:ty),* $(,)?)) => {{
+/// Compiles `$body`, which must be `#[inline(always)]` and generic over a vector type, for every instruction set, and
+/// calls the one that `$isa` names.
+macro_rules! by_isa {
+    ($isa:expr, $body:ident :: <$($generic:ident),*> ($($arg:ident : $ty:ty),* $(,)?)) => {{
         #[cfg(target_arch = "x86_64")]
         #[allow(clippy::too_many_arguments)]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -103,10 +102,10 @@ macro_rules! by_level {
             // SAFETY: the caller's contract is `$body`'s.
             unsafe { $body::<Avx2, $($generic),*>($($arg),*) }
         }
-        // SAFETY: a `Level` exists only where its instructions were detected; the rest of the
+        // SAFETY: a `Isa` exists only where its instructions were detected; the rest of the
         // contract is that of `$body`, upheld by the function that uses this macro.
         unsafe {
-            match $level.0 {
+            match $isa.0 {
                 Set::Portable => $body::<Portable, $($generic),*>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx2 => avx2::<$($generic),*>($($arg),*),
@@ -116,4 +115,4 @@ macro_rules! by_level {
         }
     }};
 }
-use by_level;
+use by_isa;

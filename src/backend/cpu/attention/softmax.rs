@@ -1,21 +1,22 @@
-//! A softmax-weighted sum that takes its terms block by block, and merges with others.
+//! Online softmax: a softmax-weighted sum over blocks of keys that merges with others.
 
 use super::super::simd::dots::{Rows, weighted_sum};
-use super::super::simd::{Level, maths, matmul};
-use super::super::team::Tile;
+use super::super::simd::{Isa, maths, matmul};
+use super::super::thread_pool::Tile;
 
-/// Largest score so far, sum of `e^(score - largest)` and the sum of values weighted by them, for
-/// each of `rows` query rows. Nothing yet: negative infinity, 0 and zeros, which weigh 0.
-pub(super) struct Softmax<'a> {
+/// State of `rows` query rows. Empty: negative infinity, 0 and zeros, which contributes nothing to a merge.
+pub(super) struct OnlineSoftmax<'a> {
+    /// Largest score so far.
     max: &'a mut [f32],
+    /// Sum of `exp(score - max)`.
     sum: &'a mut [f32],
-    /// `[rows, d]`
+    /// Sum of `exp(score - max) * value`, `[rows, d]`.
     acc: &'a mut [f32],
     d: usize,
 }
 
-impl<'a> Softmax<'a> {
-    /// Floats that the state of `rows` rows takes.
+impl<'a> OnlineSoftmax<'a> {
+    /// Floats of the state of `rows` rows.
     pub fn len(rows: usize, d: usize) -> usize {
         rows * (d + 2)
     }
@@ -34,54 +35,54 @@ impl<'a> Softmax<'a> {
         self.max.len()
     }
 
-    /// Turns scores `[rows, n]` into weights relative to the new maxima, to which it brings the sums.
-    pub fn weigh(&mut self, level: Level, scores: &mut [f32]) {
+    /// Replaces scores `[rows, n]` by their weights `exp(score - max)` and rescales the sums to the new maxima.
+    pub fn rescale(&mut self, isa: Isa, scores: &mut [f32]) {
         let n = scores.len() / self.rows();
         for (r, scores) in scores.chunks_exact_mut(n).enumerate() {
-            let max = maths::max(level, scores).max(self.max[r]);
+            let max = maths::max(isa, scores).max(self.max[r]);
             if max == f32::NEG_INFINITY {
-                // No key of the block is visible to this row, nor was one before.
+                // No key of this block or an earlier one is visible to this row.
                 scores.fill(0.0);
                 continue;
             }
             if max > self.max[r] && self.sum[r] != 0.0 {
                 let shrink = (self.max[r] - max).exp();
                 self.sum[r] *= shrink;
-                maths::scale(level, &mut self.acc[r * self.d..(r + 1) * self.d], shrink);
+                maths::scale(isa, &mut self.acc[r * self.d..(r + 1) * self.d], shrink);
             }
             self.max[r] = max;
-            self.sum[r] += maths::exp_minus(level, scores, max);
+            self.sum[r] += maths::exp_minus(isa, scores, max);
         }
     }
 
-    /// Adds `weight x value` for weights `[rows, n]` that [`Self::weigh`] has made and values `[n, d]`.
+    /// Adds `weight x value` for weights `[rows, n]` that of [`Self::rescale`] and values `[n, d]`.
     pub fn add(&mut self, weights: &[f32], values: &[f32], n: usize) {
         let (rows, d) = (self.rows(), self.d);
         matmul::a_b(&mut Tile::new(self.acc, rows, d), weights, n, values, d, n, true);
     }
 
     /// The same with values as they are stored, for weights in rows of `stride`.
-    pub fn add_stored(&mut self, level: Level, weights: &[f32], stride: usize, values: Rows<'_>) {
+    pub fn add_stored(&mut self, isa: Isa, weights: &[f32], stride: usize, values: Rows<'_>) {
         let (rows, d) = (self.rows(), self.d);
-        weighted_sum(level, values, weights, stride, &mut Tile::new(self.acc, rows, d));
+        weighted_sum(isa, values, weights, stride, &mut Tile::new(self.acc, rows, d));
     }
 }
 
-/// `out` = row `row` of the softmaxes in `states`, each `width` floats and of `rows` rows, as one.
-pub(super) fn merge(level: Level, out: &mut [f32], states: &[f32], width: usize, rows: usize, row: usize) {
+/// Writes to `out` the normalised row `row` of the merged softmaxes in `states`, each `width` floats and `rows` rows.
+pub(super) fn merge(isa: Isa, out: &mut [f32], states: &[f32], width: usize, rows: usize, row: usize) {
     let d = out.len();
     let states = states.chunks_exact(width);
     let max = states.clone().fold(f32::NEG_INFINITY, |m, s| m.max(s[row]));
     let mut sum = 0.0;
     out.fill(0.0);
     for state in states {
-        // A part in which nothing was visible: e^(-inf - max) would do too, but not if max is NaN.
+        // A split in which nothing was visible: exp(-inf - max) would be 0 too, but not if max is NaN.
         if state[rows + row] == 0.0 {
             continue;
         }
         let weight = (state[row] - max).exp();
         sum += state[rows + row] * weight;
-        maths::add_scaled(level, out, &state[2 * rows + row * d..][..d], weight);
+        maths::add_scaled(isa, out, &state[2 * rows + row * d..][..d], weight);
     }
-    maths::scale(level, out, 1.0 / sum);
+    maths::scale(isa, out, 1.0 / sum);
 }

@@ -1,23 +1,23 @@
-//! Dot products with stored rows, and weighted sums of stored rows: the two halves of decoding,
-//! for weights (`out = W x`) and for a cache (`scores = K q`, `out = p V`) alike.
+//! Dot products with stored rows and weighted sums of stored rows: GEMV (`out = W x`) and the two halves of attention in
+//! decode (`scores = K q`, `out = p V`).
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
 
-use super::super::team::Tile;
+use super::super::thread_pool::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Bf16, Elem, F16, F32, Fp8, Int8, Portable, Vector};
-use super::{Format, Level, Set, by_level};
+use super::{Format, Isa, Set, by_isa};
 
-/// Rows of `cols` values that lie one behind the other.
+/// Contiguous rows of `cols` values.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Rows<'a> {
     bytes: &'a [u8],
     format: Format,
     cols: usize,
     len: usize,
-    /// Bytes from a place in these rows to what will be needed when they are done.
+    /// Prefetch distance in bytes.
     ahead: usize,
 }
 
@@ -28,8 +28,7 @@ impl<'a> Rows<'a> {
         Self { bytes, format, cols, len: bytes.len() / row_bytes, ahead: AHEAD_BYTES }
     }
 
-    /// Reads `next` into the nearest cache while these rows are worked on, in place of what follows
-    /// them.
+    /// Prefetches `next` while these rows are processed, instead of the bytes that follow them.
     pub fn then(self, next: &[u8]) -> Self {
         Rows { ahead: (next.as_ptr() as usize).wrapping_sub(self.bytes.as_ptr() as usize), ..self }
     }
@@ -56,7 +55,7 @@ impl<'a> Rows<'a> {
         Rows { bytes, len: rows.len(), ..*self }
     }
 
-    /// The rows as f32, where that is how they lie and where they are aligned for it.
+    /// The rows as f32 where they are stored so and aligned.
     pub fn as_f32(&self) -> Option<&'a [f32]> {
         if self.format == Format::F32 { bytemuck::try_cast_slice(self.bytes).ok() } else { None }
     }
@@ -74,20 +73,20 @@ macro_rules! by_format {
     };
 }
 
-/// `out[i, r] = x[i] . rows[r]` for x `[out.rows, cols]`. Reads the rows once for up to
-/// `Vector::MAX_RHS` x at a time, the rest from the nearest cache.
-pub(in super::super) fn dots(level: Level, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
+/// `out[i, r] = x[i] . rows[r]` for x `[out.rows, cols]`. Reads the rows once per `Vector::MAX_RHS` right-hand sides,
+/// after the first time from L1.
+pub(in super::super) fn dots(isa: Isa, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
     assert!(out.cols() == rows.len && x.len() >= out.rows() * rows.cols, "shapes of a row of dot products");
-    by_format!(rows.format, dots_of(level, rows, x, out));
+    by_format!(rows.format, dots_of(isa, rows, x, out));
 }
 
-fn dots_of<E: Elem>(level: Level, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
+fn dots_of<E: Elem>(isa: Isa, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
     debug_assert_eq!(E::FORMAT, rows.format);
     let (w, n_rows, cols, x, n) = (rows.bytes.as_ptr(), rows.len, rows.cols, x.as_ptr(), out.rows());
     let (width, out, ahead) = (out.width(), out.as_mut_ptr(), rows.ahead);
     // The pointers cover `n_rows x cols` elements, `n x cols` and `n` rows of `n_rows` results.
-    by_level!(
-        level,
+    by_isa!(
+        isa,
         dots_body::<E>(
             w: *const u8, n_rows: usize, cols: usize, ahead: usize, x: *const f32, n: usize, out: *mut f32, width: usize
         )
@@ -135,10 +134,10 @@ unsafe fn dots_body<V: Vector, E: Elem>(
     }
 }
 
-/// How far ahead of weights in work memory is asked for (measured; half and twice are slower).
+/// Prefetch distance for weights (measured: half and twice are slower).
 const AHEAD_BYTES: usize = 9 << 10;
 
-/// Some rows from `w` on, the last of which may be missing (`valid`).
+/// Rows from `w` on, of which the first `valid` exist.
 struct Block {
     w: *const u8,
     row_bytes: usize,
@@ -157,8 +156,8 @@ impl Block {
         width: usize,
     ) {
         let size = E::FORMAT.size_bytes();
-        // SAFETY: rows below `valid` are the caller's; a missing one is read as the last that is
-        // there, and its result is dropped. Prefetching never faults.
+        // SAFETY: rows below `valid` exist; a missing row is read as the last that exists, and its result is dropped.
+        // Prefetching never faults.
         unsafe {
             let rows: [*const u8; R] = std::array::from_fn(|r| self.w.add(r.min(self.valid - 1) * self.row_bytes));
             let mut ahead = self.w.wrapping_add(self.ahead);
@@ -167,7 +166,7 @@ impl Block {
             while c + V::LANES <= self.cols {
                 let x: [V; N] = std::array::from_fn(|i| V::load(x.add(i * self.cols + c)));
                 for r in 0..R {
-                    // Line after line in the order of addresses, not row by row.
+                    // Cache lines in address order, not row by row.
                     if (r * V::LANES * size).is_multiple_of(64) {
                         prefetch(ahead);
                         ahead = ahead.wrapping_add(64);
@@ -196,7 +195,7 @@ impl Block {
     }
 }
 
-/// Asks for the line at `at`, which need not exist.
+/// Prefetches the cache line at `at` into L1. The address need not be mapped.
 #[inline(always)]
 fn prefetch(at: *const u8) {
     // SAFETY: prefetching never faults.
@@ -208,7 +207,7 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Asks for `bytes` to be read into the second-level cache.
+/// Asks for `bytes` to be read into the L2.
 pub(in super::super) fn fetch(bytes: &[u8]) {
     for line in bytes.chunks(64) {
         // SAFETY: prefetching never faults.
@@ -222,20 +221,20 @@ pub(in super::super) fn fetch(bytes: &[u8]) {
 }
 
 /// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`.
-pub(in super::super) fn weighted_sum(level: Level, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
+pub(in super::super) fn weighted_sum(isa: Isa, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
     let n = out.rows();
     assert!(out.cols() == rows.cols && rows.len <= stride, "shapes of a weighted sum");
     assert!(n == 0 || p.len() >= (n - 1) * stride + rows.len, "weights of a weighted sum");
-    by_format!(rows.format, weighted_sum_of(level, rows, p, stride, out));
+    by_format!(rows.format, weighted_sum_of(isa, rows, p, stride, out));
 }
 
-fn weighted_sum_of<E: Elem>(level: Level, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
+fn weighted_sum_of<E: Elem>(isa: Isa, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
     debug_assert_eq!(E::FORMAT, rows.format);
     let (v, n_rows, cols, p, n) = (rows.bytes.as_ptr(), rows.len, rows.cols, p.as_ptr(), out.rows());
     let (width, out, ahead) = (out.width(), out.as_mut_ptr(), rows.ahead);
     // The pointers cover `n_rows x cols` elements, `n` rows of `n_rows` weights and of `cols` sums.
-    by_level!(
-        level,
+    by_isa!(
+        isa,
         weighted_body::<E>(
             v: *const u8, n_rows: usize, cols: usize, ahead: usize, p: *const f32, stride: usize, n: usize,
             out: *mut f32, width: usize
@@ -339,16 +338,16 @@ impl Sums {
     }
 }
 
-/// `out = values * factor` for as many stored values as `out` has.
-pub(in super::super) fn widen(level: Level, bytes: &[u8], format: Format, factor: f32, out: &mut [f32]) {
+/// Converts `out.len()` stored values to f32, times `factor`.
+pub(in super::super) fn widen(isa: Isa, bytes: &[u8], format: Format, factor: f32, out: &mut [f32]) {
     assert_eq!(bytes.len(), out.len() * format.size_bytes(), "bytes to widen");
-    by_format!(format, widen_of(level, bytes, factor, out));
+    by_format!(format, widen_of(isa, bytes, factor, out));
 }
 
-fn widen_of<E: Elem>(level: Level, bytes: &[u8], factor: f32, out: &mut [f32]) {
+fn widen_of<E: Elem>(isa: Isa, bytes: &[u8], factor: f32, out: &mut [f32]) {
     let (len, bytes, out) = (out.len(), bytes.as_ptr(), out.as_mut_ptr());
     // Both pointers cover `len` elements.
-    by_level!(level, widen_body::<E>(bytes: *const u8, len: usize, factor: f32, out: *mut f32))
+    by_isa!(isa, widen_body::<E>(bytes: *const u8, len: usize, factor: f32, out: *mut f32))
 }
 
 #[inline(always)]
@@ -407,8 +406,8 @@ mod tests {
     }
 
     #[test]
-    fn dots_match_the_plain_loop_at_every_level() {
-        for level in Level::available() {
+    fn dots_match_the_plain_loop_on_every_isa() {
+        for isa in Isa::available() {
             for format in FORMATS {
                 for (rows, cols, n) in
                     [(1, 5, 1), (3, 72, 2), (8, 64, 1), (13, 96, 5), (17, 131, 8), (30, 32, 3), (9, 128, 4)]
@@ -417,7 +416,7 @@ mod tests {
                     let x = random(n * cols, 2);
                     let mut out = vec![f32::NAN; n * (rows + 3)];
                     dots(
-                        level,
+                        isa,
                         Rows::new(&bytes, format, cols),
                         &x,
                         &mut Tile::new(&mut out, n, rows + 3).narrow(1..rows + 1),
@@ -426,7 +425,7 @@ mod tests {
                         for r in 0..rows {
                             let want: f32 = (0..cols).map(|c| x[i * cols + c] * w[r * cols + c]).sum();
                             let got = out[i * (rows + 3) + r + 1];
-                            assert!(close(got, want), "{} {format:?} {rows}x{cols}x{n}: {got} {want}", level.name());
+                            assert!(close(got, want), "{} {format:?} {rows}x{cols}x{n}: {got} {want}", isa.name());
                         }
                         assert!(
                             out[i * (rows + 3)].is_nan() && out[i * (rows + 3) + rows + 1].is_nan(),
@@ -439,20 +438,20 @@ mod tests {
     }
 
     #[test]
-    fn weighted_sums_match_the_plain_loop_at_every_level() {
-        for level in Level::available() {
+    fn weighted_sums_match_the_plain_loop_on_every_isa() {
+        for isa in Isa::available() {
             for format in FORMATS {
                 for (rows, cols, n) in [(1, 5, 1), (7, 72, 2), (32, 64, 3), (33, 128, 8), (16, 32, 5), (130, 96, 4)] {
                     let (bytes, v) = stored(&random(rows * cols, 3), format);
                     let (p, before) = (random(n * (rows + 2), 4), random(n * cols, 5));
                     let mut out = before.clone();
                     let rows_of = Rows::new(&bytes, format, cols);
-                    weighted_sum(level, rows_of, &p, rows + 2, &mut Tile::new(&mut out, n, cols));
+                    weighted_sum(isa, rows_of, &p, rows + 2, &mut Tile::new(&mut out, n, cols));
                     for i in 0..n {
                         for c in 0..cols {
                             let sum: f32 = (0..rows).map(|r| p[i * (rows + 2) + r] * v[r * cols + c]).sum();
                             let (got, want) = (out[i * cols + c], before[i * cols + c] + sum);
-                            assert!(close(got, want), "{} {format:?} {rows}x{cols}x{n}: {got} {want}", level.name());
+                            assert!(close(got, want), "{} {format:?} {rows}x{cols}x{n}: {got} {want}", isa.name());
                         }
                     }
                 }
@@ -465,11 +464,11 @@ mod tests {
         let fp8 = (Format::Fp8, (|c| FP8_VALUES[c as usize]) as fn(u8) -> f32);
         for (format, value) in [fp8, (Format::Int8, int8_value)] {
             let codes: Vec<u8> = (0..=255).filter(|c| format != Format::Fp8 || c & 0x7f != 0x7f).collect();
-            for level in Level::available() {
+            for isa in Isa::available() {
                 let mut out = vec![0.0; codes.len()];
                 let rows = Rows::new(&codes, format, codes.len());
-                weighted_sum(level, rows, &[1.0], 1, &mut Tile::new(&mut out, 1, codes.len()));
-                assert!(codes.iter().zip(&out).all(|(&c, &v)| value(c) == v), "{format:?} {}", level.name());
+                weighted_sum(isa, rows, &[1.0], 1, &mut Tile::new(&mut out, 1, codes.len()));
+                assert!(codes.iter().zip(&out).all(|(&c, &v)| value(c) == v), "{format:?} {}", isa.name());
             }
         }
     }

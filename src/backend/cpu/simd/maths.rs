@@ -1,13 +1,13 @@
 //! Element-wise maths: plain loops without branches, which the compiler turns into vector code
-//! for each level.
+//! for each isa.
 
-use super::{Level, Set};
+use super::{Isa, Set};
 
-/// Builds a plain loop for every level and calls the one that fits.
-macro_rules! plain_by_level {
+/// Builds a plain loop for every isa and calls the one that fits.
+macro_rules! plain_by_isa {
     ($(#[$doc:meta])* $name:ident = $body:ident ($($arg:ident : $ty:ty),*) $(-> $ret:ty)?) => {
         $(#[$doc])*
-        pub(in super::super) fn $name(level: Level, $($arg: $ty),*) $(-> $ret)? {
+        pub(in super::super) fn $name(isa: Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             fn avx512($($arg: $ty),*) $(-> $ret)? {
@@ -18,9 +18,9 @@ macro_rules! plain_by_level {
             fn avx2($($arg: $ty),*) $(-> $ret)? {
                 $body($($arg),*)
             }
-            match level.0 {
+            match isa.0 {
                 Set::Portable => $body($($arg),*),
-                // SAFETY: a `Level` exists only where its instructions were detected.
+                // SAFETY: a `Isa` exists only where its instructions were detected.
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx2 => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
@@ -87,7 +87,7 @@ fn max_body(x: &[f32]) -> f32 {
     fold(x, f32::NEG_INFINITY, larger, larger)
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// The largest value; negative infinity of nothing.
     max = max_body(x: &[f32]) -> f32
 }
@@ -98,7 +98,7 @@ fn exp_minus_body(x: &mut [f32], max: f32) -> f32 {
     fold(x, 0.0, |a, v| a + v, |a, b| a + b)
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `x = e^(x - max)`; returns the sum.
     exp_minus = exp_minus_body(x: &mut [f32], max: f32) -> f32
 }
@@ -108,7 +108,7 @@ fn scale_body(x: &mut [f32], factor: f32) {
     x.iter_mut().for_each(|v| *v *= factor);
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `x *= factor`
     scale = scale_body(x: &mut [f32], factor: f32)
 }
@@ -118,7 +118,7 @@ fn add_body(acc: &mut [f32], x: &[f32]) {
     acc.iter_mut().zip(x).for_each(|(a, v)| *a += v);
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `acc += x`
     add = add_body(acc: &mut [f32], x: &[f32])
 }
@@ -128,7 +128,7 @@ fn add_scaled_body(acc: &mut [f32], x: &[f32], factor: f32) {
     acc.iter_mut().zip(x).for_each(|(a, v)| *a += v * factor);
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `acc += x * factor`
     add_scaled = add_scaled_body(acc: &mut [f32], x: &[f32], factor: f32)
 }
@@ -138,7 +138,7 @@ fn mul_body(acc: &mut [f32], x: &[f32]) {
     acc.iter_mut().zip(x).for_each(|(a, v)| *a *= v);
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `acc *= x`
     mul = mul_body(acc: &mut [f32], x: &[f32])
 }
@@ -150,7 +150,7 @@ fn swiglu_body(out: &mut [f32], gate: &[f32], up: &[f32]) {
     }
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `out = silu(gate) * up`
     swiglu = swiglu_body(out: &mut [f32], gate: &[f32], up: &[f32])
 }
@@ -165,7 +165,7 @@ fn rms_norm_body(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) -> f32 {
     mean
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `out = x / sqrt(mean(x^2) + eps) * weight`; returns the mean square, which is finite
     /// exactly when the row is sane.
     rms_norm = rms_norm_body(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) -> f32
@@ -178,7 +178,7 @@ fn rms_norm_in_place_body(x: &mut [f32], weight: &[f32], eps: f32) {
     x.iter_mut().zip(weight).for_each(|(v, w)| *v = *v * scale * w);
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// `x = x / sqrt(mean(x^2) + eps) * weight`
     rms_norm_in_place = rms_norm_in_place_body(x: &mut [f32], weight: &[f32], eps: f32)
 }
@@ -191,7 +191,7 @@ fn rotate_body(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-plain_by_level! {
+plain_by_isa! {
     /// Turns the pairs `(head[i], head[i + d / 2])`.
     rotate = rotate_body(head: &mut [f32], cos: &[f32], sin: &[f32])
 }
@@ -224,20 +224,20 @@ pub(in super::super) mod tests {
     }
 
     #[test]
-    fn loops_agree_at_every_level() {
-        for level in Level::available() {
+    fn loops_agree_on_every_isa() {
+        for isa in Isa::available() {
             for len in [1, 31, 72, 96, 577] {
                 let (x, y) = (random(len, 1), random(len, 2));
                 let close = |a: f32, b: f32| (a - b).abs() < 1e-5 * (1.0 + b.abs());
-                assert_eq!(max(level, &x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+                assert_eq!(max(isa, &x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                 let mut out = vec![f32::NAN; len];
-                swiglu(level, &mut out, &x, &y);
+                swiglu(isa, &mut out, &x, &y);
                 assert!((0..len).all(|i| close(out[i], x[i] / (1.0 + (-x[i]).exp()) * y[i])));
-                let mean = rms_norm(level, &mut out, &x, &y, 1e-5);
+                let mean = rms_norm(isa, &mut out, &x, &y, 1e-5);
                 assert!(close(mean, x.iter().map(|v| v * v).sum::<f32>() / len as f32));
                 assert!((0..len).all(|i| close(out[i], x[i] / (mean + 1e-5).sqrt() * y[i])));
                 let mut out = x.clone();
-                let sum = exp_minus(level, &mut out, 0.5);
+                let sum = exp_minus(isa, &mut out, 0.5);
                 assert!((0..len).all(|i| close(out[i], (x[i] - 0.5).exp())) && close(sum, out.iter().sum()));
             }
         }

@@ -1,6 +1,6 @@
-//! Tiles of matrix products in f32, by the gemm crate.
+//! GEMM tiles in f32, by the gemm crate.
 
-use super::super::team::Tile;
+use super::super::thread_pool::Tile;
 
 /// `out = a b^T`, or `out += a b^T`, for a `[out.rows, k]` in rows of `a_stride` and b `[out.cols, k]`
 /// in rows of `b_stride`.
@@ -17,7 +17,7 @@ pub(in super::super) fn a_bt(
     if m == 0 || n == 0 {
         return;
     }
-    assert!((m - 1) * a_stride + k <= a.len() && (n - 1) * b_stride + k <= b.len(), "shapes of a product");
+    assert!((m - 1) * a_stride + k <= a.len() && (n - 1) * b_stride + k <= b.len(), "shapes of a GEMM");
     product(out, a, a_stride, b, (1, b_stride), k, add);
 }
 
@@ -36,18 +36,17 @@ pub(in super::super) fn a_b(
     if m == 0 || n == 0 {
         return;
     }
-    assert!(k == 0 || (m - 1) * a_stride + k <= a.len(), "shapes of a product");
-    assert!(k == 0 || (k - 1) * b_stride + n <= b.len(), "shapes of a product");
+    assert!(k == 0 || (m - 1) * a_stride + k <= a.len(), "shapes of a GEMM");
+    assert!(k == 0 || (k - 1) * b_stride + n <= b.len(), "shapes of a GEMM");
     product(out, a, a_stride, b, (b_stride, 1), k, add);
 }
 
 /// `b_strides`: elements from one k to the next, and from one column to the next.
 fn product(out: &mut Tile<'_>, a: &[f32], a_stride: usize, b: &[f32], b_strides: (usize, usize), k: usize, add: bool) {
     let (m, n, width) = (out.rows(), out.cols(), out.width());
-    // SAFETY: both callers have checked that every element of a and b that the strides reach lies
-    // inside its slice; the tile is its holder's alone.
+    // SAFETY: both callers have checked that the strides stay inside a and b; the tile is exclusive.
     unsafe {
-        // It computes column-major matrices: out^T [n, m] = b^T [n, k] a^T [k, m]. Strides go by column, then row.
+        // The crate is column-major: out^T [n, m] = b^T [n, k] a^T [k, m]. Strides are column stride, then row stride.
         gemm_f32::gemm::f32::get_gemm_fn()(
             n,
             m,

@@ -1,14 +1,13 @@
-//! A team of threads for short data-parallel loops: a decode step has some hundred of them, each
-//! a few dozen microseconds long, so that waking a sleeper for each would cost more than the work.
+//! A thread pool for short data-parallel loops. A decode step has about a hundred of them, each some dozen microseconds
+//! long; waking a sleeping thread for each would cost more than the work.
 //!
-//! Workers watch a counter for a moment after each loop and then sleep. Whoever comes late finds
-//! the loop closed and is not waited for; the caller works too, so a loop ends even when every
-//! worker sleeps. Each worker has a share of neighbouring tasks and then helps others with theirs;
-//! what a task computes does not depend on who computes it: results are the same bit for bit
-//! however the threads run.
+//! Workers spin on a counter for a moment after each loop and then sleep. A worker that comes late finds the loop closed and
+//! is not waited for; the caller works too, so a loop ends even when every worker sleeps. Each worker has a range of
+//! neighbouring tasks and then steals from others. The result of a task does not depend on the worker, so results
+//! are bit-identical for any timing.
 //!
-//! `unsafe` stands here for two things: a task borrows from the caller's stack, and tasks write to
-//! different tiles of one matrix.
+//! `unsafe` is needed for two things: a task borrows from the caller's stack, and tasks write to different tiles of one
+//! matrix.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -19,45 +18,45 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker watches for the next loop before it sleeps: longer than what lies between
-/// two decode steps, short enough that an idle chat burns nothing.
-const WATCH: Duration = Duration::from_micros(500);
+/// How long a worker spins before it sleeps: longer than the pause between two decode steps, short enough that an idle
+/// chat uses no CPU time.
+const SPIN: Duration = Duration::from_micros(500);
 
 /// `(worker, task)`; the caller is worker 0.
 type Job<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-pub(super) struct Team {
+pub(super) struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// Held while a loop runs.
-    turn: Mutex<()>,
+    running: Mutex<()>,
 }
 
 struct Shared {
-    /// Grows by one with every loop and when the team ends.
+    /// Grows by one with every loop and when the pool ends.
     epoch: AtomicU64,
-    /// Workers inside the loop, and `CLOSED`.
+    /// Number of workers inside the loop, plus `CLOSED`.
     inside: AtomicUsize,
     n_tasks: AtomicUsize,
-    /// The next task of each worker's share.
+    /// Next task of each worker's share.
     shares: Box<[Share]>,
     job: Mutex<Option<&'static Job<'static>>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     sleepers: AtomicUsize,
-    /// True once the team ends.
+    /// True once the pool ends.
     ended: Mutex<bool>,
     wake: Condvar,
 }
 
 const CLOSED: usize = 1 << 32;
 
-/// A panic is carried to the caller by `Shared::panic`; a lock that saw one is as good as ever.
+/// Panics reach the caller through `Shared::panic`, so a poisoned lock is still usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Team {
-    /// A team of `size` threads, the caller among them.
+impl ThreadPool {
+    /// A pool of `size` threads, the caller among them.
     pub fn new(size: usize) -> Self {
         let shared = Arc::new(Shared {
             epoch: AtomicU64::new(0),
@@ -74,22 +73,22 @@ impl Team {
             let shared = shared.clone();
             std::thread::Builder::new().name(format!("cpu-{worker}")).spawn(move || shared.work(worker)).ok()
         };
-        // A system that gives fewer threads makes the team smaller, not the program impossible.
+        // Where the system refuses a thread, the pool is smaller.
         let threads = (1..size.max(1)).filter_map(spawn).collect();
-        Self { shared, threads, turn: Mutex::new(()) }
+        Self { shared, threads, running: Mutex::new(()) }
     }
 
     pub fn size(&self) -> usize {
         self.threads.len() + 1
     }
 
-    /// Calls `job(worker, task)` once for every task below `n_tasks`, and returns when all are
-    /// done. A panic of any task becomes the caller's. A task must not call `run`.
+    /// Calls `job(worker, task)` once for every task below `n_tasks` and returns when all are done. Panics if a task does. A
+    /// task must not call `run`.
     pub fn run(&self, n_tasks: usize, job: &Job<'_>) {
         if n_tasks <= 1 || self.threads.is_empty() {
             return (0..n_tasks).for_each(|task| job(0, task));
         }
-        let _turn = lock(&self.turn);
+        let _running = lock(&self.running);
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. Workers use the job between a successful `enter` and
         // the end of `leave`; this function closes the loop and waits until none is inside before
@@ -102,7 +101,7 @@ impl Team {
         shared.inside.store(0, Ordering::Release);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         shared.wake_sleepers();
-        let own = catch_unwind(AssertUnwindSafe(|| shared.take_tasks(0, job)));
+        let own = catch_unwind(AssertUnwindSafe(|| shared.run_tasks(0, job)));
         shared.inside.fetch_or(CLOSED, Ordering::AcqRel);
         let mut spins = 0u32;
         while shared.inside.load(Ordering::Acquire) != CLOSED {
@@ -145,7 +144,7 @@ impl Team {
     }
 }
 
-impl Drop for Team {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         *lock(&self.shared.ended) = true;
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);
@@ -169,7 +168,7 @@ impl Shared {
             }
             let job = *lock(&self.job);
             if let Some(job) = job
-                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_tasks(worker, job)))
+                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run_tasks(worker, job)))
             {
                 lock(&self.panic).get_or_insert(panic);
             }
@@ -177,7 +176,7 @@ impl Shared {
         }
     }
 
-    /// The next epoch after `seen`, or `None` at the team's end.
+    /// Waits for the next epoch after `seen`; `None` when the pool ends.
     fn wait(&self, seen: u64) -> Option<u64> {
         let start = Instant::now();
         loop {
@@ -188,7 +187,7 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            if start.elapsed() > WATCH {
+            if start.elapsed() > SPIN {
                 break;
             }
         }
@@ -204,7 +203,7 @@ impl Shared {
 
     fn wake_sleepers(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // With the lock held no worker stands between its last look at the epoch and its sleep.
+            // While the lock is held, no worker is between its last look at the epoch and its sleep.
             drop(lock(&self.ended));
             self.wake.notify_all();
         }
@@ -215,14 +214,14 @@ impl Shared {
         self.inside.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_ok()
     }
 
-    /// The tasks that are `worker`'s first: neighbours, so that it reads memory in one run.
+    /// Range of tasks that `worker` does first: neighbours, so that it reads memory sequentially.
     fn share(&self, worker: usize) -> Range<usize> {
         let (n, size) = (self.n_tasks.load(Ordering::Relaxed), self.shares.len());
         n * worker / size..n * (worker + 1) / size
     }
 
-    /// Does the worker's own share, then what others have left of theirs.
-    fn take_tasks(&self, worker: usize, job: &Job<'_>) {
+    /// Runs the worker's own share, then steals from the others'.
+    fn run_tasks(&self, worker: usize, job: &Job<'_>) {
         let size = self.shares.len();
         for owner in (worker..size).chain(0..worker) {
             let end = self.share(owner).end;
@@ -242,7 +241,7 @@ impl Shared {
 #[repr(align(64))]
 struct Share(AtomicUsize);
 
-/// A block of a row-major matrix that its holder alone may write.
+/// A block of a row-major matrix with exclusive write access.
 pub(super) struct Tile<'a, T = f32> {
     data: *mut T,
     /// Elements from one row to the next.
@@ -320,11 +319,11 @@ mod tests {
 
     #[test]
     fn every_tile_is_visited_once() {
-        let team = Team::new(3);
+        let pool = ThreadPool::new(3);
         let mut data = vec![0u32; 37 * 53];
         for _ in 0..200 {
             data.fill(0);
-            team.tiles(&mut Tile::new(&mut data, 37, 53), 5, 7, |_, tile| {
+            pool.tiles(&mut Tile::new(&mut data, 37, 53), 5, 7, |_, tile| {
                 for i in 0..tile.rows() {
                     let first = (tile.row_range().start + i) * 53 + tile.col_range().start;
                     tile.row_mut(i).iter_mut().enumerate().for_each(|(j, v)| *v += (first + j) as u32);
@@ -335,13 +334,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_team_goes_on() {
-        let team = Team::new(2);
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = ThreadPool::new(2);
         for bad in 0..20 {
-            let run = || team.run(20, &|_, task| assert!(task != bad, "task {task}"));
+            let run = || pool.run(20, &|_, task| assert!(task != bad, "task {task}"));
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
             let sum = AtomicUsize::new(0);
-            team.run(20, &|_, task| {
+            pool.run(20, &|_, task| {
                 sum.fetch_add(task, Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), 190);
@@ -350,13 +349,13 @@ mod tests {
 
     #[test]
     fn sleepers_wake() {
-        let team = Team::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..3 {
-            std::thread::sleep(4 * WATCH);
+            std::thread::sleep(4 * SPIN);
             let woken = std::sync::atomic::AtomicBool::new(false);
             let patience = Instant::now() + Duration::from_secs(60);
-            // Whoever comes first waits for the other, however busy the machine is.
-            team.run(8, &|worker, _| {
+            // The first one waits for the other, however busy the machine is.
+            pool.run(8, &|worker, _| {
                 woken.fetch_or(worker == 1, Ordering::SeqCst);
                 while !woken.load(Ordering::SeqCst) {
                     assert!(Instant::now() < patience, "the worker slept on");
