@@ -1,26 +1,34 @@
-//! Names of models, and the Hugging Face hub: looking a model up in the local cache, and bringing it
-//! there. The one room that opens a connection, and only for a hub id that is not in the cache (or
-//! when asked to look for news). Knows nothing of screens: who waits hears by [`Observer`].
+//! Names of models, and the Hugging Face hub: finds a model in the local cache and downloads it there. The only room that
+//! opens connections, and only for a hub id that is not in the cache (or to check for updates). Reports to an
+//! [`Observer`]; knows nothing of screens.
 //!
-//! # Why ureq and not hf-hub
+//! # What hf-hub does here, and what it does not
 //!
-//! hf-hub 1.0 is the hub's own crate. It was measured: 236 packages and 4 min 6 s of clean build on
-//! 2 cores, where the whole of dmschat has 5 minutes; it neither resumes nor knows HF_HUB_OFFLINE,
-//! so that the larger part would still be ours. hf-hub 0.5 over ureq is small (58 packages), but its
-//! listing has no sizes and no hashes, and its cache knows HF_HOME only. What remains to be written is
-//! two requests (a listing, a file) over an HTTP client; ureq with rustls is 26 packages and 20 s.
-//! The hub's own transfer protocol (xet) is not spoken: it hands such files to plain clients by an
-//! ordinary redirect.
+//! Repository ids, revisions, folder names, snapshot paths and the place of the token file are those of `hf-hub` 0.5,
+//! without its client (two packages: hf-hub and dirs). A test reads a downloaded model back through its cache. The rest
+//! is ours, over ureq with rustls:
+//!
+//! - *Requests.* `info_request().query("blobs", "true")` would list sizes and hashes as well, but it and the URLs need
+//!   the feature `ureq`: four more packages for progress bars, and gzip in our own ureq, whose decoded bodies have
+//!   neither the length nor the ranges that resuming and checking rely on. Its `ApiBuilder` also reads the token file
+//!   without a bound, so that a named pipe in its place hangs the program. The URLs that this saves are two `format!`.
+//! - *Downloads.* It resumes without `If-Range`, checks no hash, and has neither timeouts nor a way to stop; its
+//!   `metadata()` sends the token to whatever host the hub redirects to.
+//! - *Writing and reading references.* `create_ref` truncates the file in place and follows links; `get` joins the
+//!   reference's text to a path unchecked, and an absolute one leaves the cache.
+//! - *Environment.* `Cache::from_env` reads HF_HOME alone; HF_HUB_CACHE, XDG_CACHE_HOME and HF_TOKEN_PATH are read here.
+//!
+//! hf-hub 1.0 is another program: 236 packages and 4 min of build on 2 cores, without resume and HF_HUB_OFFLINE. The hub's
+//! own transfer protocol (xet) is not used: the hub redirects plain clients to such files.
 //!
 //! # Rules
 //!
-//! - A file is known by the hash that the hub's listing gives (sha256 of large files, git's blob hash
-//!   of small ones), is named so in the cache, and gets that name only when its bytes have that hash.
-//! - `blobs/HASH.incomplete` holds a beginning of the file at any moment, so that a download goes on
-//!   where it was left, whatever ended it.
-//! - The token goes to the origin of HF_ENDPOINT and to none else ([`http`]).
-//! - A reference (`refs/main`) is written when all files of its commit are there: a model in the cache
-//!   stays usable while a newer one is on its way.
+//! - A file is identified by the hash in the hub's listing (sha256 of large files, git's blob hash of small ones). The
+//!   hash is its name in the cache, and the file gets that name only if its bytes have that hash.
+//! - `blobs/HASH.incomplete` is always a prefix of the file, so that any download can be resumed.
+//! - The token is sent to the origin of HF_ENDPOINT and to no other ([`http`]).
+//! - A reference (`refs/main`) is written when all files of its commit are complete: a cached model stays usable while a
+//!   newer one is downloaded.
 
 mod api;
 pub mod cache;
@@ -44,13 +52,13 @@ use std::time::Duration;
 /// The built-in model's name.
 pub const DEMO: &str = "demo";
 
-/// The revision that is meant where none is named.
+/// The default revision.
 pub const MAIN: &str = "main";
 
-/// Of the file that holds the token.
+/// Largest token file.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
-/// Which model is meant.
+/// The name of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelRef {
     BuiltIn,
@@ -59,7 +67,7 @@ pub enum ModelRef {
 }
 
 impl ModelRef {
-    /// `demo`, the path of something that exists, or a hub id `ORG/NAME[@REVISION]`.
+    /// Parses `demo`, an existing path, or a hub id `ORG/NAME[@REVISION]`.
     pub fn parse(text: &str) -> Result<Self> {
         if text == DEMO {
             return Ok(Self::BuiltIn);
@@ -85,33 +93,33 @@ impl ModelRef {
     }
 }
 
-/// Why a model was not downloaded, in one line each.
+/// Why a model was not downloaded. Each message is one line.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The model, its name, the token or a setting: another try would give the same.
+    /// The model, its name, the token or a setting is wrong: a retry would fail in the same way.
     #[error("{0}")]
     Wrong(String),
-    /// May be tried again; what has come is kept.
+    /// A retry may succeed; the bytes received so far are kept.
     #[error("{0}")]
     Failed(String),
-    /// [`Observer::stopped`] said so.
-    #[error("stopped; what has come is kept, and the next download goes on from there")]
+    /// [`Observer::stopped`] returned true.
+    #[error("stopped; the next download continues from here")]
     Stopped,
 }
 
-/// Who waits for a download.
+/// Receives the reports of a download.
 pub trait Observer {
-    /// Asked several times a second: true ends the download.
+    /// Whether to stop. Called several times per second.
     fn stopped(&self) -> bool;
-    /// What will be downloaded, before it is.
+    /// Receives what will be downloaded, before the download starts.
     fn plan(&mut self, plan: &Plan);
-    /// Ten times a second at most, and when a file is there.
+    /// Receives progress, at most ten times per second and after each file.
     fn progress(&mut self, progress: &Progress);
-    /// One sentence a person should see.
+    /// Receives a sentence for the user.
     fn notice(&mut self, text: &str);
 }
 
-/// A secret that no message and no log shows.
+/// A secret that appears in no message and no log.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -120,7 +128,7 @@ impl Token {
         Self(secret.to_owned())
     }
 
-    /// Fit to stand in a header.
+    /// Whether it is valid in a header.
     fn is_sound(&self) -> bool {
         self.0.bytes().all(|b| b.is_ascii_graphic())
     }
@@ -132,16 +140,16 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The hub and the cache, as the environment describes them.
+/// The hub and the cache that the environment selects.
 #[derive(Clone, Debug)]
 pub struct Hub {
     pub cache: PathBuf,
-    /// `https://huggingface.co`, or what HF_ENDPOINT says; no slash at its end.
+    /// `https://huggingface.co` or HF_ENDPOINT, without a trailing slash.
     pub endpoint: String,
     pub token: Option<Token>,
-    /// No connection is opened, whatever is asked for.
+    /// Whether connections are forbidden (HF_HUB_OFFLINE).
     pub offline: bool,
-    /// Before the first new try; doubles from try to try.
+    /// Pause before the first retry; doubles with each.
     pub pause: Duration,
 }
 
@@ -153,7 +161,8 @@ impl Hub {
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         let file = || {
-            let path = folder("HF_TOKEN_PATH").or_else(|| Some(home()?.join("token")))?;
+            let path =
+                folder("HF_TOKEN_PATH").or_else(|| Some(hf_hub::Cache::new(home()?.join("hub")).token_path()))?;
             let text = regular_file::read_text(&path, MAX_TOKEN_BYTES).ok()?.trim().to_owned();
             (!text.is_empty()).then_some(text)
         };
@@ -172,23 +181,23 @@ impl Hub {
         Repo::new(&self.cache, id)
     }
 
-    /// `; did you mean ...?` where a cached model has nearly this name.
+    /// `; did you mean ...?` if a cached model has a similar name, else empty.
     pub fn suggestion(&self, id: &str) -> String {
         near::suggestion(id, &cache::ids(&self.cache))
     }
 
-    /// The hub's host, for messages.
+    /// The host of the hub, for messages.
     pub fn host(&self) -> String {
         http::Origin::of(&self.endpoint).map_or_else(|| self.endpoint.clone(), |o| o.host)
     }
 }
 
-/// The folder of a hub id's files in the local cache. No network.
+/// The folder of a hub model in the local cache. Opens no connection.
 pub fn cached_folder(id: &str, revision: Option<&str>) -> Result<PathBuf> {
     cache::folder_in(&cache_dir()?, id, revision)
 }
 
-/// The cache folder as huggingface_hub finds it.
+/// The cache folder that huggingface_hub would use.
 pub fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")) {
         return Ok(dir);
@@ -196,7 +205,7 @@ pub fn cache_dir() -> Result<PathBuf> {
     Ok(home().context("no home folder: set HF_HOME")?.join("hub"))
 }
 
-/// HF_HOME, where the token is kept too.
+/// HF_HOME, which also holds the token.
 fn home() -> Option<PathBuf> {
     folder("HF_HOME").or_else(|| {
         let caches = folder("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
@@ -204,7 +213,7 @@ fn home() -> Option<PathBuf> {
     })
 }
 
-/// A folder that a variable names; `~/` is the home folder.
+/// The folder in an environment variable; `~/` is expanded.
 fn folder(name: &str) -> Option<PathBuf> {
     let value = std::env::var_os(name).filter(|v| !v.is_empty())?;
     match value.to_str().and_then(|v| v.strip_prefix("~/")) {
@@ -217,7 +226,7 @@ fn is_hub_id(text: &str) -> bool {
     text.len() <= 200 && text.split_once('/').is_some_and(|(org, name)| is_part(org) && is_part(name))
 }
 
-/// A branch, a tag, a commit, or a reference such as `refs/pr/1`.
+/// Whether this can be a branch, a tag, a commit, or a reference such as `refs/pr/1`.
 fn is_revision(text: &str) -> bool {
     text.len() <= 200 && text.split('/').all(|part| is_plain(part) && !part.ends_with(".lock"))
 }
@@ -226,7 +235,7 @@ fn is_part(text: &str) -> bool {
     is_plain(text) && !text.contains("--")
 }
 
-/// Fit to be a name in a path and in an address.
+/// Whether this is safe as a name in a path and in a URL.
 fn is_plain(text: &str) -> bool {
     let plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
     plain && !text.is_empty() && !text.starts_with('.') && !text.contains("..")

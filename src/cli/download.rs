@@ -205,7 +205,7 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
         (_, 0) => String::new(),
         (todo, _) => format!(", {} left to download", bytes(todo)),
     };
-    let disk = plan.free_bytes.map(|free| format!("; {} free on the disk", bytes(free))).unwrap_or_default();
+    let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
     let size = format!("{id} at {commit}: {n_files} files, {}{here}; licence {license}{disk}", bytes(plan.bytes));
     [Some(size), devices::fit(plan.weight_bytes, device)].into_iter().flatten().collect()
 }

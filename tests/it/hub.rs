@@ -246,6 +246,17 @@ fn a_model_is_pulled_used_offline_told_about_and_removed() {
 }
 
 #[test]
+fn hf_hub_finds_a_pulled_model() {
+    let (hub, home) = (healthy(), Home::new());
+    home.lib_pull(&hub).0.unwrap();
+    let cached = hf_hub::Cache::new(home.cache()).model(ID.to_owned());
+    for name in NEEDED {
+        assert_eq!(cached.get(name), Some(home.snapshot().join(name)), "{name}");
+    }
+    assert_eq!(cached.get("NOTES.md"), None);
+}
+
+#[test]
 fn a_question_downloads_what_it_needs_and_answers() {
     let (hub, home) = (sharded(), Home::new());
     let (code, stdout, stderr) = home.run(&hub, &["-p", "hi", "-m", ID, "--max-tokens", "8", "--temperature", "0"]);
@@ -441,7 +452,7 @@ fn models_that_cannot_run_are_refused_before_their_weights_are_fetched() {
 #[test]
 fn redirects_end_and_do_not_leave_http() {
     let to = |place: &str| Do::Answer(302, vec![("Location", place.to_owned())]);
-    for (place, part) in [("file:///etc/passwd", "an address that is none"), ("", "without end")] {
+    for (place, part) in [("file:///etc/passwd", "redirects to an invalid URL"), ("", "without end")] {
         let (hub, home) = (healthy(), Home::new());
         let place =
             if place.is_empty() { format!("/any/model/resolve/{COMMIT}/config.json") } else { place.to_owned() };

@@ -1,7 +1,7 @@
-//! What the hub says of a model: its commit, its files with sizes and hashes, its licence. All of it
-//! is a stranger's word and checked before it becomes a name on disk.
+//! The hub's API: a model's commit, its files with sizes and hashes, its licence. Nothing in an answer is trusted: names
+//! are checked before they become names on disk.
 
-use super::http::{self, Answer, Client, Fault, Patience, header};
+use super::http::{self, Answer, Client, Fault, Retries, header};
 use super::{Hub, HubError, Observer, is_plain};
 use crate::unicode::one_line;
 use serde::Deserialize;
@@ -9,14 +9,14 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Listings and headers: tried so often.
+/// Attempts for a listing or for headers.
 const TRIES: u32 = 3;
-/// A listing of 20,000 files is half of it.
+/// A listing of 20,000 files has half of that.
 const MAX_LISTING_BYTES: u64 = 8 << 20;
 /// Characters of a licence's name or text that are shown.
 const LICENSE_CHARS: usize = 2000;
 
-/// What a file's bytes have to add up to; also the blob's name in the cache.
+/// The hash of a file, which is also the blob's name in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hash(String);
 
@@ -32,7 +32,7 @@ impl Hash {
         &self.0
     }
 
-    /// Begins to hash a file of so many bytes.
+    /// Starts to hash a file of that many bytes.
     pub fn hasher(&self, bytes: u64) -> Hasher {
         if self.0.len() == 64 {
             return Hasher::Sha256(Sha256::new());
@@ -67,7 +67,7 @@ impl Hasher {
     }
 }
 
-/// A file of a model. Size and hash are absent where a mirror does not list them.
+/// A file of a model. Size and hash are `None` if a mirror does not list them.
 #[derive(Clone, Debug)]
 pub struct Listed {
     pub bytes: Option<u64>,
@@ -79,25 +79,24 @@ pub struct Listed {
 pub struct Listing {
     pub commit: String,
     pub license: Option<String>,
-    /// Its licence has to be accepted on the hub first.
+    /// Whether its licence has to be accepted on the hub first.
     pub gated: bool,
-    /// `qwen3`, ...; where the hub says so.
+    /// Such as `qwen3`, if the hub lists it.
     pub model_type: Option<String>,
     pub files: BTreeMap<String, Listed>,
 }
 
 impl Listing {
-    /// Reads what `host` says of the model `id`. Nothing in it is believed that is not checked here or
-    /// where it is used.
+    /// Parses the listing of `id` that `host` sent. Each value is checked here or where it is used.
     pub fn parse(host: &str, id: &str, raw: &[u8]) -> Result<Self, HubError> {
-        let odd = |what: &str| HubError::Failed(one_line(&format!("{host} says of {id} what cannot be used: {what}")));
+        let odd = |what: &str| HubError::Failed(one_line(&format!("{host} sent an invalid listing of {id}: {what}")));
         let info: Info = serde_json::from_slice(raw).map_err(|e| odd(&e.to_string()))?;
         let commit = info.sha.filter(|sha| sha.len() <= 64 && is_plain(sha)).ok_or_else(|| odd("no commit"))?;
         let license = match &info.card["license"] {
             serde_json::Value::String(name) => Some(name.clone()),
             _ => info.tags.iter().find_map(|t| t.strip_prefix("license:")).map(str::to_owned),
         };
-        // A name is a few characters; some write a text there.
+        // Usually a short name; some models have a text there.
         let license = license.map(|text| text.chars().take(LICENSE_CHARS).collect());
         let listed = |s: Sibling| {
             let lfs = s.lfs.as_ref();
@@ -144,7 +143,7 @@ struct Lfs {
     size: Option<u64>,
 }
 
-/// One model of the hub at one revision, for questions about it.
+/// One model on the hub at one revision.
 pub struct Remote<'a> {
     pub hub: &'a Hub,
     pub client: Client,
@@ -153,57 +152,58 @@ pub struct Remote<'a> {
 }
 
 impl Remote<'_> {
+    /// Requests the listing.
     pub fn listing(&self, observer: &mut dyn Observer) -> Result<Listing, HubError> {
         let revision = self.revision.replace('/', "%2F");
         let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.hub.endpoint, self.id);
         let host = self.hub.host();
-        let raw = self.patiently(None, observer, |client| {
+        let raw = self.with_retries(None, observer, |client| {
             let mut answer = client.get(&url, &[])?;
             http::body(&mut answer, &host, MAX_LISTING_BYTES)
         })?;
         Listing::parse(&host, self.id, &raw)
     }
 
-    /// Where a file's bytes are had.
+    /// The URL of a file.
     pub fn file_url(&self, commit: &str, name: &str) -> String {
         let name: Vec<String> = name.split('/').map(percent).collect();
         format!("{}/{}/resolve/{commit}/{}", self.hub.endpoint, self.id, name.join("/"))
     }
 
-    /// Size and hash of a file from its headers, where the listing has none.
+    /// Requests size and hash of a file by its headers, for hubs that do not list them.
     pub fn headers(&self, commit: &str, name: &str, observer: &mut dyn Observer) -> Result<Listed, HubError> {
         let url = self.file_url(commit, name);
-        let answer = self.patiently(Some(name), observer, |client| client.head(&url))?;
+        let answer = self.with_retries(Some(name), observer, |client| client.head(&url))?;
         let hash = header(&answer, "x-linked-etag").or(header(&answer, "etag")).and_then(Hash::parse);
         let own = |answer: &Answer| (!answer.status().is_redirection()).then(|| http::length(answer)).flatten();
         Ok(Listed { bytes: http::number(&answer, "x-linked-size").or_else(|| own(&answer)), hash })
     }
 
-    fn patiently<T>(
+    fn with_retries<T>(
         &self,
         file: Option<&str>,
         observer: &mut dyn Observer,
         mut ask: impl FnMut(&Client) -> Result<T, Fault>,
     ) -> Result<T, HubError> {
-        let mut patience = Patience::new(self.hub, TRIES);
+        let mut retries = Retries::new(self.hub, TRIES);
         loop {
             match ask(&self.client) {
                 Ok(answer) => return Ok(answer),
-                Err(fault) => self.again(fault, file, &mut patience, observer)?,
+                Err(fault) => self.retry(fault, file, &mut retries, observer)?,
             }
         }
     }
 
-    /// Waits where another try may help; else says in one line what is wrong.
-    pub fn again(
+    /// Waits before a retry if one may help, else returns the error.
+    pub fn retry(
         &self,
         fault: Fault,
         file: Option<&str>,
-        patience: &mut Patience,
+        retries: &mut Retries,
         observer: &mut dyn Observer,
     ) -> Result<(), HubError> {
         match fault {
-            Fault::Passing { why, asked } => patience.wait(&why, asked, observer).map_err(|error| match error {
+            Fault::Passing { why, asked } => retries.wait(&why, asked, observer).map_err(|error| match error {
                 HubError::Failed(why) => HubError::Failed(format!("{} is not downloaded: {why}", self.id)),
                 other => other,
             }),
@@ -212,7 +212,7 @@ impl Remote<'_> {
         }
     }
 
-    /// What the hub's refusal means for who asked.
+    /// The error that a refusal of the hub means for the user.
     fn refused(&self, status: u16, word: &str, file: Option<&str>) -> HubError {
         let (id, host) = (self.id, self.hub.host());
         let page = format!("{}/{id}", self.hub.endpoint);
@@ -228,11 +228,11 @@ impl Remote<'_> {
             _ if word == "RevisionNotFound" => format!("{id} has no revision {:?} at {host}", self.revision),
             404 if file.is_some() => {
                 let file = file.unwrap_or_default();
-                return HubError::Failed(format!("{host} lists {file} of {id}, and does not have it"));
+                return HubError::Failed(format!("{host} lists {file} of {id} but does not have it"));
             }
             404 | 401 if word == "RepoNotFound" || status == 404 || !with_token => {
                 let seen = if with_token { "the token that is set" } else { "those without a token (HF_TOKEN)" };
-                format!("no model {id} at {host}, or none for {seen}{near}")
+                format!("no model {id} at {host}, or it is not visible to {seen}{near}")
             }
             401 => format!("{host} does not accept the token that is set (HF_TOKEN, or the file HF_HOME/token)"),
             _ => return HubError::Failed(format!("{id} is not downloaded: {host} answers {status}")),
@@ -240,7 +240,7 @@ impl Remote<'_> {
     }
 }
 
-/// A part of a path as an address spells it.
+/// Percent-encodes a path segment.
 fn percent(part: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
     part.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

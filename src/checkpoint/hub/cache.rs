@@ -1,6 +1,6 @@
-//! The Hugging Face cache on disk, which other tools share: `models--ORG--NAME/` with `blobs/HASH`,
-//! `snapshots/COMMIT/FILE` (links to blobs) and `refs/REVISION` (a commit), and beside them
-//! `.locks/models--ORG--NAME/HASH.lock`. No network.
+//! The Hugging Face cache on disk, shared with other tools: `models--ORG--NAME/` with `blobs/HASH`,
+//! `snapshots/COMMIT/FILE` (links to blobs) and `refs/REVISION` (the name of a commit); locks are in
+//! `.locks/models--ORG--NAME/HASH.lock`. Opens no connection.
 
 use super::{HubError, MAIN, is_hub_id, is_plain, near};
 use crate::checkpoint::files;
@@ -16,70 +16,73 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 const PARTIAL: &str = "incomplete";
-/// A reference holds a commit's name.
+/// Largest reference, which holds the name of a commit.
 const MAX_REFERENCE_BYTES: u64 = 4096;
 
-/// What a snapshot has of a model.
+/// How complete a snapshot of a model is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// Not what it takes to open it.
+    /// It cannot be opened.
     Part,
-    /// Configuration and weights.
+    /// It has configuration and weights.
     Weights,
-    /// And a tokenizer: everything a chat needs.
+    /// It also has a tokenizer: everything that a chat needs.
     Whole,
 }
 
-/// A model's place in a cache folder.
+/// A model repository in a cache folder.
 #[derive(Clone, Debug)]
 pub struct Repo {
     pub id: String,
     pub dir: PathBuf,
-    /// The cache folder, and in it the folder of the locks.
-    cache: PathBuf,
+    cache: hf_hub::Cache,
+    repo: hf_hub::Repo,
+    /// Folder of its locks, relative to the cache folder.
     locks: PathBuf,
 }
 
 impl Repo {
     pub fn new(cache: &Path, id: &str) -> Self {
-        let name = format!("models--{}", id.replace('/', "--"));
+        let repo = hf_hub::Repo::model(id.to_owned());
+        let name = repo.folder_name();
         let locks = Path::new(".locks").join(&name);
-        Self { id: id.to_owned(), dir: cache.join(name), cache: cache.to_owned(), locks }
+        Self { id: id.to_owned(), dir: cache.join(name), cache: hf_hub::Cache::new(cache.to_owned()), repo, locks }
     }
 
-    /// The folder of a revision's files, which may lack some; `None` where there is none.
+    /// The folder of a revision, which may be incomplete; `None` if there is none.
     pub fn snapshot(&self, revision: &str) -> Result<Option<PathBuf>> {
         let commit = match reference(&self.dir.join("refs").join(revision)) {
             Some(commit) => commit,
-            // A commit may be asked for by its own name.
+            // The revision may be a commit.
             None => revision.to_owned(),
         };
         files::plain_name(&commit).with_context(|| format!("{}: bad reference {revision}", self.dir.display()))?;
         Ok(Some(self.folder(&commit)).filter(|dir| dir.is_dir()))
     }
 
-    /// The folder of a commit's files.
+    /// The folder of a commit. `commit` has to be a plain name: an absolute path would replace the folder.
     pub fn folder(&self, commit: &str) -> PathBuf {
-        self.dir.join("snapshots").join(commit)
+        self.cache.repo(self.repo.clone()).pointer_path(commit)
     }
 
+    /// The file of that hash.
     pub fn blob(&self, hash: &str) -> PathBuf {
         self.dir.join("blobs").join(hash)
     }
 
-    /// Where a blob is gathered.
+    /// The incomplete file of that hash.
     pub fn partial(&self, hash: &str) -> PathBuf {
         beside(&self.blob(hash), PARTIAL)
     }
 
-    /// The lock that huggingface_hub takes too while it fetches this blob.
+    /// Opens the lock of a blob, which huggingface_hub also takes while it downloads.
     pub fn lock_file(&self, hash: &str) -> io::Result<File> {
-        let path = real_folder(&self.cache, &self.locks)?.join(format!("{hash}.lock"));
+        let path = real_folder(self.cache.path(), &self.locks)?.join(format!("{hash}.lock"));
         regular_file::open_no_follow(File::options().create(true).truncate(false).write(true), &path)
             .map_err(|e| named(&path, &e))
     }
 
-    /// Opens what is gathered of a blob, an empty file at first. A link in its place is not followed.
+    /// Opens or creates the incomplete file of a blob. Does not follow a link.
     pub fn open_partial(&self, hash: &str) -> io::Result<File> {
         real_folder(&self.dir, Path::new("blobs"))?;
         let path = self.partial(hash);
@@ -87,7 +90,7 @@ impl Repo {
             .map_err(|e| named(&path, &e))
     }
 
-    /// Puts a blob under its name into a commit's folder.
+    /// Links a blob under its file name into a commit's folder.
     pub fn link(&self, commit: &str, name: &str, hash: &str) -> io::Result<()> {
         let path = Path::new("snapshots").join(commit).join(name);
         real_folder(&self.dir, path.parent().unwrap_or(&path))?;
@@ -97,7 +100,7 @@ impl Repo {
         if fs::read_link(&path).is_ok_and(|old| old == target) {
             return Ok(());
         }
-        // Beside it first, so that the name never points nowhere.
+        // Create the link beside it and rename, so that the name is never missing.
         let fresh = beside(&path, &format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&fresh);
         #[cfg(unix)]
@@ -107,7 +110,7 @@ impl Repo {
         fs::rename(&fresh, &path)
     }
 
-    /// From now on `revision` means `commit`.
+    /// Makes `revision` refer to `commit`.
     pub fn set_reference(&self, revision: &str, commit: &str) -> io::Result<()> {
         if revision == commit {
             return Ok(());
@@ -117,12 +120,12 @@ impl Repo {
         let path = self.dir.join(path);
         let fresh = beside(&path, &format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&fresh);
-        // Not through a link that somebody puts there.
+        // create_new does not follow a link.
         File::options().write(true).create_new(true).open(&fresh)?.write_all(commit.as_bytes())?;
         fs::rename(&fresh, &path)
     }
 
-    /// References and the commits they mean.
+    /// References and their commits.
     pub fn references(&self) -> BTreeMap<String, String> {
         let mut out = BTreeMap::new();
         let root = self.dir.join("refs");
@@ -143,7 +146,7 @@ impl Repo {
         out
     }
 
-    /// Commits that have a folder, sorted.
+    /// Commits with a folder, sorted.
     pub fn commits(&self) -> Vec<String> {
         let entries = fs::read_dir(self.dir.join("snapshots")).into_iter().flatten().flatten();
         let mut commits: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
@@ -151,7 +154,7 @@ impl Repo {
         commits
     }
 
-    /// Bytes of blobs, and of those that are on their way.
+    /// Bytes of complete and of incomplete blobs.
     pub fn bytes(&self) -> (u64, u64) {
         let (mut whole, mut partial) = (0, 0);
         for entry in fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten() {
@@ -162,21 +165,20 @@ impl Repo {
         (whole, partial)
     }
 
-    /// Deletes the model with all its revisions; how many bytes that freed. Refused while a
-    /// process downloads it.
+    /// Deletes all revisions of the model and returns the number of bytes freed. Fails while a process downloads it.
     pub fn remove(&self) -> Result<u64, HubError> {
         let _held = self.hold()?;
         let (whole, partial) = self.bytes();
         let failed = |e: io::Error| HubError::Failed(format!("{}: {e}", self.dir.display()));
         fs::remove_dir_all(&self.dir).map_err(failed)?;
-        let _ = fs::remove_dir_all(self.cache.join(&self.locks));
+        let _ = fs::remove_dir_all(self.cache.path().join(&self.locks));
         Ok(whole + partial)
     }
 
-    /// Keeps others from downloading it; refused while one does.
+    /// Takes all its locks, so that no process downloads it. Fails if one does.
     fn hold(&self) -> Result<Vec<File>, HubError> {
         let mut held = Vec::new();
-        for entry in fs::read_dir(self.cache.join(&self.locks)).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.cache.path().join(&self.locks)).into_iter().flatten().flatten() {
             let opened = regular_file::open_no_follow(File::options().write(true), &entry.path());
             let Ok(lock) = opened else { continue };
             if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
@@ -187,7 +189,7 @@ impl Repo {
         Ok(held)
     }
 
-    /// Deletes one revision: its folder, the references to it, and the blobs that no other uses.
+    /// Deletes one revision: its folder, its references, and the blobs that no other revision uses.
     pub fn remove_revision(&self, revision: &str) -> Result<u64, HubError> {
         let references = self.references();
         let commit = references.get(revision).cloned().unwrap_or_else(|| revision.to_owned());
@@ -214,7 +216,7 @@ impl Repo {
         Ok(before - self.bytes().0)
     }
 
-    /// Blobs that some snapshot links to.
+    /// Blobs that a snapshot links to.
     fn linked(&self) -> BTreeSet<PathBuf> {
         let blobs = self.dir.join("blobs");
         let mut out = BTreeSet::new();
@@ -232,7 +234,7 @@ impl Repo {
     }
 }
 
-/// What a folder has of a model.
+/// How complete the model in a folder is.
 pub fn extent(snapshot: &Path) -> Extent {
     let there = |name: &str| snapshot.join(name).is_file();
     let sharded = || {
@@ -249,7 +251,7 @@ pub fn extent(snapshot: &Path) -> Extent {
     }
 }
 
-/// The weight files that an index names, each a plain relative name.
+/// The weight files in an index. Each is a plain relative name.
 pub fn shards(index: &[u8]) -> Result<BTreeSet<String>> {
     let json: serde_json::Value = serde_json::from_slice(index).with_context(|| format!("{INDEX} is not JSON"))?;
     let map = json.get("weight_map").and_then(|m| m.as_object());
@@ -264,7 +266,7 @@ pub fn shards(index: &[u8]) -> Result<BTreeSet<String>> {
     Ok(out)
 }
 
-/// The folder of a hub id's files in a given cache folder.
+/// The folder of a hub model in a cache folder, or an error that says how to get it.
 pub fn folder_in(cache: &Path, id: &str, revision: Option<&str>) -> Result<PathBuf> {
     let repo = Repo::new(cache, id);
     let get = format!("dmschat models pull {id} downloads it");
@@ -293,13 +295,13 @@ pub fn ids(cache: &Path) -> Vec<String> {
     ids
 }
 
-/// What a reference means.
+/// The commit in a reference.
 fn reference(path: &Path) -> Option<String> {
     Some(regular_file::read_text(path, MAX_REFERENCE_BYTES).ok()?.trim().to_owned())
 }
 
-/// Makes the folders of a relative path below `root`. None of them may be a link: what is downloaded
-/// stays below `root`, whatever somebody else has put there.
+/// Creates the folders of a relative path below `root`. None of them may be a link, so that downloads stay below
+/// `root`.
 fn real_folder(root: &Path, below: &Path) -> io::Result<PathBuf> {
     fs::create_dir_all(root)?;
     let mut path = root.to_owned();
@@ -318,12 +320,12 @@ fn real_folder(root: &Path, below: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// The error with the path in it.
+/// Adds the path to the error.
 fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// The path with `.added` behind its name.
+/// Appends `.added` to the file name.
 fn beside(path: &Path, added: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".");

@@ -1,8 +1,8 @@
-//! One file of a model, from wherever it was left to a blob whose bytes have the listed hash.
+//! Downloads one file: resumes from its incomplete blob, and checks the hash before the blob gets its name.
 
 use super::api::{Hash, Hasher, Remote};
 use super::cache::Repo;
-use super::http::{self, Fault, Patience, header, passing, pause_unless_stopped};
+use super::http::{self, Fault, Retries, header, passing, pause_unless_stopped};
 use super::progress::Meter;
 use super::{HubError, Observer};
 use crate::checkpoint::files::max_text_bytes;
@@ -13,11 +13,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// A download is tried so often without a byte between.
+/// Attempts without a byte received before a download fails.
 const TRIES: u32 = 8;
 const BUFFER: usize = 256 << 10;
 
-/// A file that is wanted.
+/// A file to download.
 #[derive(Clone, Debug)]
 pub struct File {
     pub name: String,
@@ -25,23 +25,23 @@ pub struct File {
     pub hash: Hash,
 }
 
-/// Fetches files of one commit.
+/// Downloads the files of one commit.
 pub struct Fetcher<'a> {
     pub remote: &'a Remote<'a>,
     pub repo: &'a Repo,
     commit: &'a str,
     pub meter: Meter,
-    /// Small files that were fetched before the plan, by hash; their bytes have that hash.
+    /// Small files downloaded before the plan, by hash. Their hashes are checked.
     held: BTreeMap<String, Vec<u8>>,
 }
 
-/// Where the bytes of a file are gathered.
-enum Gathered {
+/// Where the bytes of a file are written.
+enum Sink {
     Disk(fs::File),
     Memory(io::Cursor<Vec<u8>>),
 }
 
-impl Gathered {
+impl Sink {
     fn clear(&mut self) -> io::Result<()> {
         match self {
             Self::Disk(file) => file.set_len(0),
@@ -53,7 +53,7 @@ impl Gathered {
     }
 }
 
-impl Write for Gathered {
+impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Disk(file) => file.write(bytes),
@@ -66,7 +66,7 @@ impl Write for Gathered {
     }
 }
 
-impl Seek for Gathered {
+impl Seek for Sink {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         match self {
             Self::Disk(file) => file.seek(to),
@@ -75,17 +75,17 @@ impl Seek for Gathered {
     }
 }
 
-/// What is gathered of a file.
+/// A partly downloaded file.
 struct Part {
-    to: Gathered,
+    to: Sink,
     hasher: Hasher,
     at: u64,
-    /// The server's name for what it sent, so that a rest of something else is not appended.
+    /// The server's ETag, for If-Range: the rest of another version must not be appended.
     etag: Option<String>,
 }
 
 impl Part {
-    /// Begins anew.
+    /// Drops its bytes.
     fn clear(&mut self, wanted: &File) -> io::Result<()> {
         self.to.clear()?;
         self.to.rewind()?;
@@ -96,17 +96,17 @@ impl Part {
 
 impl Part {
     fn in_memory(wanted: &File) -> Self {
-        Self::new(Gathered::Memory(io::Cursor::default()), wanted)
+        Self::new(Sink::Memory(io::Cursor::default()), wanted)
     }
 
-    fn new(to: Gathered, wanted: &File) -> Self {
+    fn new(to: Sink, wanted: &File) -> Self {
         Self { to, hasher: wanted.hash.hasher(wanted.bytes), at: 0, etag: None }
     }
 }
 
-/// How one request ended.
+/// Why a request did not complete the file.
 enum End {
-    /// For now: the rest, or all of it, has to be asked for again.
+    /// The rest, or the whole file, has to be requested again.
     Fault(Fault),
     Stopped,
     Disk(io::Error),
@@ -117,40 +117,40 @@ impl<'a> Fetcher<'a> {
         Self { remote, repo, commit, meter: Meter::default(), held: BTreeMap::new() }
     }
 
-    /// Bytes of a file that are here already.
+    /// Bytes of a file that are in the cache.
     pub fn here(&self, file: &File) -> u64 {
-        if self.whole(file) {
+        if self.is_complete(file) {
             return file.bytes;
         }
         regular_len(&self.repo.partial(file.hash.as_str())).map_or(0, |len| len.min(file.bytes))
     }
 
-    /// The bytes of a small file, which stay in memory until [`Self::fetch`] puts them into the cache.
+    /// Downloads a small file into memory, until [`Self::fetch`] writes it to the cache.
     pub fn small(&mut self, file: &File, observer: &mut dyn Observer) -> Result<Vec<u8>, HubError> {
         let hash = file.hash.as_str();
-        if self.whole(file) {
+        if self.is_complete(file) {
             let read = regular_file::read(&self.repo.blob(hash), max_text_bytes(&file.name));
             return read.map_err(|e| self.repo.failed(&e));
         }
         self.meter.file(&file.name, file.bytes);
         let mut part = Part::in_memory(file);
         self.complete(&mut part, file, observer)?;
-        if let Gathered::Memory(bytes) = part.to {
+        if let Sink::Memory(bytes) = part.to {
             self.held.insert(hash.to_owned(), bytes.into_inner());
         }
         Ok(self.held[hash].clone())
     }
 
-    /// Sees to it that the file is in the commit's folder.
+    /// Downloads a file if it is missing, and links it into the commit's folder.
     pub fn fetch(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         self.meter.file(&file.name, file.bytes);
         let repo = self.repo;
         let hash = file.hash.as_str();
-        if !self.whole(file) {
+        if !self.is_complete(file) {
             let lock = self.lock(file, observer)?;
-            // Another process may have brought it meanwhile.
-            if !self.whole(file) {
-                self.gather(file, observer)?;
+            // Another process may have completed it meanwhile.
+            if !self.is_complete(file) {
+                self.download(file, observer)?;
             }
             drop(lock);
         }
@@ -159,25 +159,25 @@ impl<'a> Fetcher<'a> {
         Ok(())
     }
 
-    /// The blob is there. Its bytes were checked by whoever gave it its name.
-    fn whole(&self, file: &File) -> bool {
+    /// Whether the blob is complete. Its bytes were checked before it got its name.
+    fn is_complete(&self, file: &File) -> bool {
         regular_len(&self.repo.blob(file.hash.as_str())) == Some(file.bytes)
     }
 
-    /// Waits until no other process fetches this file.
+    /// Waits until no other process downloads this file.
     fn lock(&mut self, file: &File, observer: &mut dyn Observer) -> Result<fs::File, HubError> {
         let hash = file.hash.as_str();
         let lock = self.repo.lock_file(hash).map_err(|e| self.repo.failed(&e))?;
-        let mut told = false;
+        let mut reported = false;
         loop {
             match lock.try_lock() {
                 Ok(()) => return Ok(lock),
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(e)) => return Err(self.repo.failed(&e)),
             }
-            if !told {
+            if !reported {
                 observer.notice(&format!("{}: waiting for another process that downloads it", file.name));
-                told = true;
+                reported = true;
             }
             let done = self.here(file);
             self.meter.at(done, observer);
@@ -185,8 +185,8 @@ impl<'a> Fetcher<'a> {
         }
     }
 
-    /// Gathers the file, checks it, and gives it its name.
-    fn gather(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
+    /// Downloads the file, checks its hash, and renames it to its blob.
+    fn download(&mut self, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let (partial, blob) = (repo.partial(file.hash.as_str()), repo.blob(file.hash.as_str()));
@@ -195,50 +195,50 @@ impl<'a> Fetcher<'a> {
             let written = opened.set_len(0).and_then(|()| (&opened).write_all(&bytes)).and_then(|()| opened.sync_all());
             written.map_err(disk)?;
         } else {
-            let mut part = self.found(opened, file, observer)?;
+            let mut part = self.resume(opened, file, observer)?;
             if let Err(error) = self.complete(&mut part, file, observer) {
                 if part.at == file.bytes {
                     let _ = fs::remove_file(&partial);
                 }
                 return Err(error);
             }
-            if let Gathered::Disk(opened) = part.to {
+            if let Sink::Disk(opened) = part.to {
                 opened.sync_all().map_err(disk)?;
             }
         }
         fs::rename(&partial, &blob).map_err(disk)
     }
 
-    /// Fetches what is missing of a file until its bytes have its hash: once from its beginning where
-    /// pieces turn out not to fit together.
+    /// Downloads the rest of a file and checks its hash. If a resumed file has the wrong hash, downloads it once more
+    /// from the beginning.
     fn complete(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         let repo = self.repo;
-        let mut anew = false;
+        let mut restarted = false;
         loop {
-            let found = part.at > 0;
-            let pieced = self.fill(part, file, observer)? || found;
+            let resumed = part.at > 0;
+            let pieced = self.fill(part, file, observer)? || resumed;
             if part.hasher.clone().matches(&file.hash) {
                 return Ok(());
             }
-            if anew || !pieced {
+            if restarted || !pieced {
                 let (id, name, host) = (&repo.id, &file.name, self.remote.hub.host());
                 return Err(HubError::Failed(format!(
-                    "{id}: {name} does not have the hash that {host} lists, and was thrown away; try again later"
+                    "{id}: {name} does not have the hash that {host} lists, and was deleted; try again later"
                 )));
             }
-            observer.notice(&format!("{}: its pieces do not fit together; it is fetched anew", file.name));
+            observer.notice(&format!("{}: the resumed file has the wrong hash and is fetched anew", file.name));
             part.clear(file).map_err(|e| repo.failed(&e))?;
-            anew = true;
+            restarted = true;
         }
     }
 
-    /// What an earlier download left, hashed.
-    fn found(&mut self, opened: fs::File, file: &File, observer: &mut dyn Observer) -> Result<Part, HubError> {
+    /// Hashes the bytes that an earlier download left.
+    fn resume(&mut self, opened: fs::File, file: &File, observer: &mut dyn Observer) -> Result<Part, HubError> {
         let repo = self.repo;
         let disk = |e: io::Error| repo.failed(&e);
         let mut left = opened.metadata().map_err(disk)?.len();
         let mut reader = opened.try_clone().map_err(disk)?;
-        let mut part = Part::new(Gathered::Disk(opened), file);
+        let mut part = Part::new(Sink::Disk(opened), file);
         if left > file.bytes {
             part.clear(file).map_err(disk)?;
             left = 0;
@@ -260,9 +260,9 @@ impl<'a> Fetcher<'a> {
         Ok(part)
     }
 
-    /// Fetches what is missing. True when it came in several pieces.
+    /// Downloads the missing bytes. Returns whether that took several responses.
     fn fill(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<bool, HubError> {
-        let mut patience = Patience::new(self.remote.hub, TRIES);
+        let mut retries = Retries::new(self.remote.hub, TRIES);
         let mut pieces = 0;
         while part.at < file.bytes {
             let from = part.at;
@@ -274,16 +274,16 @@ impl<'a> Fetcher<'a> {
                 Err(End::Disk(e)) => return Err(self.repo.failed(&e)),
                 Err(End::Fault(fault)) => {
                     if part.at > from {
-                        patience.reset();
+                        retries.reset();
                     }
-                    self.remote.again(fault, Some(&file.name), &mut patience, observer)?;
+                    self.remote.retry(fault, Some(&file.name), &mut retries, observer)?;
                 }
             }
         }
         Ok(pieces > 1)
     }
 
-    /// One request, for all that is missing.
+    /// Sends one request for all missing bytes.
     fn request(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), End> {
         let host = self.remote.hub.host();
         let mut headers = Vec::new();
@@ -298,21 +298,21 @@ impl<'a> Fetcher<'a> {
                 header(&answer, "content-range")
                     != Some(&format!("bytes {}-{}/{}", part.at, file.bytes - 1, file.bytes))
             }
-            // Ranges are not served here, or it is not the same file any more.
+            // The server does not support ranges, or the file has changed.
             _ => true,
         };
         if whole && part.at > 0 {
             part.clear(file).map_err(End::Disk)?;
         }
         if answer.status().as_u16() != 200 && whole {
-            return Err(End::Fault(passing(format!("{host} sends another part of {} than was asked for", file.name))));
+            return Err(End::Fault(passing(format!("{host} sent another range of {} than requested", file.name))));
         }
         let rest = file.bytes - part.at;
         if let Some(other) = http::length(&answer).filter(|n| *n != rest) {
-            let why = format!("{host} sends {other} bytes of {} where {rest} are listed", file.name);
+            let why = format!("{host} sends {other} bytes of {} instead of {rest}", file.name);
             return Err(End::Fault(Fault::Lasting(why)));
         }
-        // A weak one does not vouch for bytes.
+        // A weak ETag does not identify bytes.
         part.etag = header(&answer, "etag").filter(|tag| !tag.starts_with("W/")).map(str::to_owned);
         let body = answer.body_mut().with_config().limit(rest.saturating_add(1)).reader();
         self.copy(body, part, file, observer)
@@ -348,7 +348,7 @@ impl<'a> Fetcher<'a> {
     }
 }
 
-/// Length of a regular file; nothing for what is none, such as a link.
+/// Length of a regular file; `None` for anything else, such as a link.
 fn regular_len(path: &Path) -> Option<u64> {
     fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file).map(|m| m.len())
 }

@@ -1,5 +1,5 @@
-//! Requests to the hub and to where it sends us. Owns two rules: the token goes to the hub's own
-//! origin and nowhere else, and what may pass by itself is told apart from what will not.
+//! HTTP requests to the hub and to where it redirects. Owns two rules: the token is sent to the hub's origin only, and
+//! faults that a retry may mend are told apart from those that it cannot.
 
 use super::{Hub, HubError, Observer, Token};
 use std::io::{self, Read};
@@ -10,17 +10,17 @@ use ureq::{Agent, Body, Error};
 
 const MAX_REDIRECTS: usize = 8;
 const CONNECT: Duration = Duration::from_secs(20);
-/// No byte for so long counts as a cut connection.
+/// A connection without a byte for that long counts as cut.
 const SILENCE: Duration = Duration::from_secs(30);
-/// What is not a file of the model has to have come by then.
+/// Limit for answers that are not files of the model.
 const SMALL_BODY: Duration = Duration::from_secs(120);
-/// Nobody waits longer than that because a server asks for it, nor between two tries.
+/// Longest pause that a server may ask for, and longest pause between two tries.
 const LONGEST_ASKED: Duration = Duration::from_secs(300);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A shorter pause is over before anyone has read why.
-const WORTH_TELLING: Duration = Duration::from_secs(2);
+/// Shorter pauses are not reported.
+const REPORTED_PAUSE: Duration = Duration::from_secs(2);
 
-/// Scheme, host and port of an address: what a token is for.
+/// Scheme, host and port of a URL: what a token is valid for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     https: bool,
@@ -29,7 +29,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// `None` unless it is an http or https address with a host.
+    /// `None` unless it is an http or https URL with a host.
     pub fn of(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let https = match uri.scheme_str()? {
@@ -42,15 +42,15 @@ impl Origin {
     }
 }
 
-/// Why there is no answer to use.
+/// Why a request failed.
 #[derive(Debug)]
 pub enum Fault {
-    /// A connection that failed or was cut, a server that is busy: worth another try, after what the
-    /// server asks for.
+    /// The connection failed or was cut, or the server is busy: a retry may succeed, after the pause that the server
+    /// asks for.
     Passing { why: String, asked: Option<Duration> },
-    /// The hub refuses: the status, and its own word for it (`RepoNotFound`, `GatedRepo`, ...).
+    /// The hub refused, with a status and its error code (`RepoNotFound`, `GatedRepo`, ...).
     Refused { status: u16, word: String },
-    /// Nothing that another try would change.
+    /// A retry would fail in the same way.
     Lasting(String),
 }
 
@@ -85,7 +85,7 @@ impl Client {
         self.token.is_some()
     }
 
-    /// Gets what lies at an address, through its redirects. Only answers of success come back.
+    /// GET, following redirects. Returns successful answers only.
     pub fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Answer, Fault> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -96,11 +96,10 @@ impl Client {
             let next = header(&answer, LOCATION.as_str()).unwrap_or_default();
             url = self.redirected(&url, &origin, next)?;
         }
-        Err(Fault::Lasting(format!("{} sends from one address to the next without end", self.hub.host)))
+        Err(Fault::Lasting(format!("{} redirects without end", self.hub.host)))
     }
 
-    /// Asks for the headers of a file. A redirect to another place is the answer; within the hub
-    /// (a model that was renamed) it is followed.
+    /// HEAD of a file. A redirect within the hub (a renamed model) is followed; one to another origin is the answer.
     pub fn head(&self, url: &str) -> Result<Answer, Fault> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -115,12 +114,12 @@ impl Client {
             let fine = answer.status().is_redirection();
             return if fine { Ok(answer) } else { self.judged(&origin, answer) };
         }
-        Err(Fault::Lasting(format!("{} sends from one address to the next without end", self.hub.host)))
+        Err(Fault::Lasting(format!("{} redirects without end", self.hub.host)))
     }
 
-    /// One request. The token is added here, for the hub's origin alone.
+    /// One request. Adds the token if the URL has the hub's origin.
     fn once(&self, url: &str, headers: &[(&str, String)], head: bool) -> Result<(Origin, Answer), Fault> {
-        let bad = || Fault::Lasting(format!("{} leads to an address that is none", self.hub.host));
+        let bad = || Fault::Lasting(format!("{} redirects to an invalid URL", self.hub.host));
         let origin = Origin::of(url).ok_or_else(bad)?;
         let mut request = if head { self.agent.head(url) } else { self.agent.get(url) };
         for (name, value) in headers {
@@ -133,9 +132,9 @@ impl Client {
         Ok((origin, answer))
     }
 
-    /// Where a redirect leads.
+    /// The target of a redirect.
     fn redirected(&self, from: &str, origin: &Origin, to: &str) -> Result<String, Fault> {
-        let base: Uri = from.parse().map_err(|_| Fault::Lasting(format!("{}: bad address", origin.host)))?;
+        let base: Uri = from.parse().map_err(|_| Fault::Lasting(format!("{}: invalid URL", origin.host)))?;
         let (scheme, authority) = (base.scheme_str().unwrap_or("https"), base.authority().map_or("", |a| a.as_str()));
         let next = match to {
             _ if to.contains("://") => to.to_owned(),
@@ -147,9 +146,9 @@ impl Client {
             }
         };
         match Origin::of(&next) {
-            None => Err(Fault::Lasting(format!("{} leads to an address that is none", origin.host))),
+            None => Err(Fault::Lasting(format!("{} redirects to an invalid URL", origin.host))),
             Some(next) if origin.https && !next.https => Err(Fault::Lasting(format!(
-                "{} leads to {} without encryption, which is refused",
+                "{} redirects to {} without encryption, which is refused",
                 origin.host, next.host
             ))),
             Some(_) => Ok(next),
@@ -165,7 +164,7 @@ impl Client {
                 let why = if status == 429 { "is asked too often".to_owned() } else { format!("answers {status}") };
                 Err(Fault::Passing { why: format!("{} {why}", origin.host), asked })
             }
-            // An address signed for a short time may have run out; the hub gives a new one.
+            // A signed URL may have expired; the hub gives a new one.
             _ if *origin != self.hub => Err(passing(format!("{} answers {status}", origin.host))),
             _ => {
                 let word = header(&answer, "x-error-code").unwrap_or_default().to_owned();
@@ -175,22 +174,22 @@ impl Client {
     }
 }
 
-/// A header's text.
+/// A header as text.
 pub fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
     answer.headers().get(name)?.to_str().ok()
 }
 
-/// A header's number.
+/// A header as a number.
 pub fn number(answer: &Answer, name: &str) -> Option<u64> {
     header(answer, name)?.trim().parse().ok()
 }
 
-/// What the body has to have, where that is said.
+/// The length of the body, if it is stated.
 pub fn length(answer: &Answer) -> Option<u64> {
     number(answer, CONTENT_LENGTH.as_str())
 }
 
-/// The whole of a small body, which has to come soon: a server could send a byte every second for ever.
+/// Reads a small body, within a time limit: a server could send one byte per second for ever.
 pub fn body(answer: &mut Answer, host: &str, max_bytes: u64) -> Result<Vec<u8>, Fault> {
     let until = Instant::now() + SMALL_BODY;
     let mut reader = answer.body_mut().with_config().limit(max_bytes).reader();
@@ -203,15 +202,15 @@ pub fn body(answer: &mut Answer, host: &str, max_bytes: u64) -> Result<Vec<u8>, 
             Err(e) => return Err(cut(host, e)),
         }
         if Instant::now() > until {
-            return Err(Fault::Lasting(format!("{host} sends its answer too slowly")));
+            return Err(Fault::Lasting(format!("{host} answers too slowly")));
         }
     }
 }
 
-/// What an error of the connection means. Never names the address: it may carry a signature.
+/// The fault that a connection error means. Never names the URL, which may contain a signature.
 pub fn fault(host: &str, error: Error) -> Fault {
     match error {
-        // A certificate that does not hold arrives so too.
+        // Invalid certificates are reported in this way.
         Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
             Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}"))
         }
@@ -219,15 +218,15 @@ pub fn fault(host: &str, error: Error) -> Fault {
         Error::HostNotFound => passing(format!("{host} is not found: is there a network?")),
         Error::ConnectionFailed => passing(format!("{host} cannot be reached")),
         Error::Timeout(_) => passing(format!("{host} does not answer")),
-        Error::Protocol(_) => passing(format!("{host} does not speak HTTP properly")),
+        Error::Protocol(_) => passing(format!("{host} does not answer in valid HTTP")),
         Error::Rustls(e) => Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}")),
         Error::Tls(e) => Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}")),
-        Error::BadUri(_) => Fault::Lasting(format!("{host} leads to an address that is none")),
+        Error::BadUri(_) => Fault::Lasting(format!("{host} redirects to an invalid URL")),
         other => Fault::Lasting(format!("{host}: {other}")),
     }
 }
 
-/// An input error of a connection, in a few words.
+/// A short text for an I/O error of a connection.
 fn plain(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "the connection is refused".to_owned(),
@@ -235,13 +234,13 @@ fn plain(error: &io::Error) -> String {
             "the connection was cut".to_owned()
         }
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => "there is no network".to_owned(),
-        // What the system's resolver says has no kind of its own.
+        // Errors of the system's resolver have no kind of their own.
         _ if error.to_string().contains("lookup") => "its name is not found: is there a network?".to_owned(),
         _ => error.to_string(),
     }
 }
 
-/// A read of a body that went wrong: ureq hands its own errors through as input errors.
+/// The fault that an error while reading a body means: ureq wraps its own errors in I/O errors.
 pub fn cut(host: &str, error: io::Error) -> Fault {
     match error.downcast::<Error>() {
         Ok(error) => fault(host, error),
@@ -249,24 +248,24 @@ pub fn cut(host: &str, error: io::Error) -> Fault {
     }
 }
 
-/// How often to try again, and how long to wait before it.
-pub struct Patience {
+/// Counts attempts and waits between them.
+pub struct Retries {
     tries: u32,
     first: Duration,
     failed: u32,
 }
 
-impl Patience {
+impl Retries {
     pub fn new(hub: &Hub, tries: u32) -> Self {
         Self { tries, first: hub.pause, failed: 0 }
     }
 
-    /// Something came: the count begins anew.
+    /// Resets the count, after bytes were received.
     pub fn reset(&mut self) {
         self.failed = 0;
     }
 
-    /// Waits for the next try, or gives up.
+    /// Waits before the next attempt, or fails after the last.
     pub fn wait(&mut self, why: &str, asked: Option<Duration>, observer: &mut dyn Observer) -> Result<(), HubError> {
         self.failed += 1;
         if self.failed >= self.tries {
@@ -277,7 +276,7 @@ impl Patience {
         }
         let pause = self.first.saturating_mul(1 << (self.failed - 1).min(10)).min(LONGEST_PAUSE);
         let pause = asked.unwrap_or(pause);
-        if pause >= WORTH_TELLING {
+        if pause >= REPORTED_PAUSE {
             observer.notice(&format!("{why}; trying again in {} s", pause.as_secs()));
         }
         let until = Instant::now() + pause;
@@ -288,7 +287,7 @@ impl Patience {
     }
 }
 
-/// Sleeps for a moment, at most `longest`.
+/// Sleeps briefly, at most `longest`.
 pub fn pause_unless_stopped(longest: Duration, observer: &dyn Observer) -> Result<(), HubError> {
     if observer.stopped() {
         return Err(HubError::Stopped);

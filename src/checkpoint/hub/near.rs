@@ -1,9 +1,9 @@
-//! Names that are a slip away from what was typed.
+//! Suggestions for misspelled names.
 
 use super::DEMO;
 use strsim::osa_distance;
 
-/// `; did you mean ...?` where a known name is a slip or a case away.
+/// `; did you mean ...?` if a known name differs by a typo or by case, else empty.
 pub fn suggestion(wanted: &str, known: &[String]) -> String {
     let low = wanted.to_lowercase();
     let near = |name: &&str| {

@@ -1,26 +1,25 @@
-//! How far a download is and how fast it goes. What it says never goes back: bytes that have to be
-//! fetched again are not counted again.
+//! Progress and speed of a download. Progress never decreases: bytes that are downloaded again do not count twice.
 
 use super::Observer;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How far it is.
+/// Progress of a download.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// The file that is on its way.
+    /// The file in flight.
     pub file: String,
     pub file_done: u64,
     pub file_bytes: u64,
-    /// All files, those that were here already included.
+    /// Bytes of all files, including those that were in the cache.
     pub done: u64,
     pub bytes: u64,
-    /// Over the last seconds; absent until there is something to tell from.
+    /// Bytes per second over the last seconds; `None` until it is known.
     pub bytes_per_s: Option<f64>,
 }
 
 impl Progress {
-    /// Seconds until it is done at this speed.
+    /// Seconds left at this speed.
     pub fn left_s(&self) -> Option<f64> {
         let speed = self.bytes_per_s.filter(|s| *s > 0.0)?;
         Some(self.bytes.saturating_sub(self.done) as f64 / speed)
@@ -30,32 +29,32 @@ impl Progress {
 const EVERY: Duration = Duration::from_millis(100);
 const SPAN: Duration = Duration::from_secs(5);
 
-/// Keeps the figures of one download.
+/// Computes the progress of one download.
 #[derive(Default)]
 pub(super) struct Meter {
     shown: Progress,
-    /// Bytes of files that are whole.
+    /// Bytes of complete files.
     before: u64,
-    told: Option<Instant>,
-    /// When so many bytes had come over the network.
+    reported: Option<Instant>,
+    /// Times, and the bytes received until then.
     seen: VecDeque<(Instant, u64)>,
     fetched: u64,
 }
 
 impl Meter {
-    /// All files have so many bytes. What came before that was known counts when its turn comes.
+    /// Sets the bytes of all files and starts at 0.
     pub fn expect(&mut self, bytes: u64) {
         self.shown = Progress { bytes, ..Progress::default() };
         self.before = 0;
     }
 
-    /// A file begins.
+    /// Starts a file.
     pub fn file(&mut self, name: &str, bytes: u64) {
         self.shown.file = name.to_owned();
         (self.shown.file_done, self.shown.file_bytes) = (0, bytes);
     }
 
-    /// So many more bytes came over the network.
+    /// Counts bytes from the network.
     pub fn fetch(&mut self, n: usize) {
         self.fetched += n as u64;
         let now = Instant::now();
@@ -72,26 +71,26 @@ impl Meter {
         }
     }
 
-    /// The file is so far.
+    /// Sets the bytes of the current file that are complete.
     pub fn at(&mut self, file_done: u64, observer: &mut dyn Observer) {
         self.shown.file_done = self.shown.file_done.max(file_done.min(self.shown.file_bytes));
         self.shown.done = self.shown.done.max(self.before + self.shown.file_done);
-        if self.told.is_none_or(|t| t.elapsed() >= EVERY) {
-            self.tell(observer);
+        if self.reported.is_none_or(|t| t.elapsed() >= EVERY) {
+            self.report(observer);
         }
     }
 
-    /// The file is whole.
+    /// Ends the current file.
     pub fn file_done(&mut self, observer: &mut dyn Observer) {
         self.before += self.shown.file_bytes;
         self.shown.file_done = self.shown.file_bytes;
         self.shown.done = self.shown.done.max(self.before);
-        self.tell(observer);
+        self.report(observer);
     }
 
-    fn tell(&mut self, observer: &mut dyn Observer) {
-        self.told = Some(Instant::now());
-        // Nothing to hold it against before the plan.
+    fn report(&mut self, observer: &mut dyn Observer) {
+        self.reported = Some(Instant::now());
+        // Before the plan, the total is unknown.
         if self.shown.bytes > 0 {
             observer.progress(&self.shown);
         }

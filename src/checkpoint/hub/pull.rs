@@ -1,6 +1,6 @@
-//! Brings a model into the cache: what is needed of it, what that will take, and file by file the
-//! rest. What decides is fetched into memory and looked at first, so that a model that cannot run, or that
-//! the disk has no room for, is refused before a byte of it is written.
+//! Downloads a model into the cache: plans which files are needed, then downloads them one by one. The configuration is
+//! downloaded into memory and checked first, so that a model that cannot run, or that does not fit on the disk, is refused
+//! before a byte is written.
 
 use super::api::{Listing, Remote};
 use super::cache::{self, CONFIG, INDEX, Repo, SINGLE, TOKENIZER};
@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Says the licence. A model does not need it.
+/// The model card, which states the licence. Optional.
 const CARD: &str = "README.md";
 
-/// Read by [`crate::checkpoint::Checkpoint::open`] where they exist; the first ones decide whether
-/// the model can run.
+/// Files that [`crate::checkpoint::Checkpoint::open`] reads if they exist. The first two decide whether the model can
+/// run.
 const TEXTS: [&str; 9] = [
     CONFIG,
     "dms_metadata.json",
@@ -37,30 +37,30 @@ const TEXTS: [&str; 9] = [
 pub struct Plan {
     pub id: String,
     pub commit: String,
-    /// As the hub's card has it.
+    /// From the model card.
     pub license: Option<String>,
     pub n_files: usize,
-    /// All files, and of those what is still to come.
+    /// Bytes of all files, and of those still to download.
     pub bytes: u64,
     pub todo_bytes: u64,
     pub weight_bytes: u64,
-    /// Of the cache's disk.
+    /// Free bytes on the disk of the cache.
     pub free_bytes: Option<u64>,
 }
 
-/// What the hub says of a model, without downloading it.
+/// The hub's description of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct About {
     pub commit: String,
     pub license: Option<String>,
     pub gated: bool,
     pub model_type: Option<String>,
-    /// Bytes of safetensors, as far as the listing says.
+    /// Bytes of all safetensors files in the listing.
     pub weight_bytes: u64,
 }
 
 impl Hub {
-    /// Asks the hub about a model.
+    /// Requests the description of a model.
     pub fn about(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<About, HubError> {
         let listing = self.remote(id, revision)?.listing(observer)?;
         let weights = listing.files.iter().filter(|(name, _)| name.ends_with(".safetensors"));
@@ -69,8 +69,8 @@ impl Hub {
         Ok(About { commit, license, gated, model_type, weight_bytes })
     }
 
-    /// Brings a model's newest commit into the cache, or that of a revision, and gives its folder.
-    /// What is there already is not fetched again.
+    /// Downloads the newest commit of a model, or of a revision, into the cache and returns its folder. Complete files
+    /// are not downloaded again.
     pub fn pull(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<PathBuf, HubError> {
         let remote = self.remote(id, revision)?;
         let listing = remote.listing(observer)?;
@@ -79,7 +79,7 @@ impl Hub {
         let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
         let mut texts = pull.files(TEXTS.iter().filter(|name| is_wanted(&listing, name)), observer)?;
         if texts.first().is_none_or(|file| file.name != CONFIG) {
-            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is no model that can be run")));
+            return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
         }
         let mut early = BTreeMap::new();
         for file in texts.iter().take_while(|f| [CONFIG, TEXTS[1]].contains(&f.name.as_str())) {
@@ -94,7 +94,7 @@ impl Hub {
         if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
             let (need, at) = (plan.todo_bytes, self.cache.display());
             return Err(HubError::Failed(format!(
-                "{id} is not downloaded: {need} bytes are needed and the disk of {at} has {free} free"
+                "{id} is not downloaded: {need} bytes are needed, and the disk of {at} has {free} free"
             )));
         }
         pull.fetcher.meter.expect(plan.bytes);
@@ -108,12 +108,12 @@ impl Hub {
     fn remote<'a>(&'a self, id: &'a str, revision: Option<&'a str>) -> Result<Remote<'a>, HubError> {
         if self.offline {
             let (cache, near) = (self.cache.display(), self.suggestion(id));
-            let text = format!("HF_HUB_OFFLINE forbids to ask the hub for {id}, and only {cache} is looked at{near}");
+            let text = format!("HF_HUB_OFFLINE is set and {id} is not in {cache}{near}");
             return Err(HubError::Wrong(text));
         }
-        // A password in it would end up in messages.
+        // A password in it would appear in messages.
         if Origin::of(&self.endpoint).is_none() || self.endpoint.contains(['@', '?', '#']) {
-            return Err(HubError::Wrong("HF_ENDPOINT is no address such as https://huggingface.co".to_owned()));
+            return Err(HubError::Wrong("HF_ENDPOINT is not a URL such as https://huggingface.co".to_owned()));
         }
         if self.token.as_ref().is_some_and(|token| !token.is_sound()) {
             let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) has characters that no token has";
@@ -123,7 +123,7 @@ impl Hub {
     }
 }
 
-/// The repository has the file; a card that is larger than such files may be is left there.
+/// Whether to download a file: the repository has it, and a model card is not too large.
 fn is_wanted(listing: &Listing, name: &str) -> bool {
     let fits = |bytes: Option<u64>| bytes.is_some_and(|n| n <= max_text_bytes(name));
     listing.files.get(name).is_some_and(|file| name != CARD || fits(file.bytes))
@@ -135,7 +135,7 @@ struct Pull<'a> {
 }
 
 impl Pull<'_> {
-    /// Names with their sizes and hashes, from the listing or else from the files' own headers.
+    /// Sizes and hashes of files, from the listing or else from headers.
     fn files<S: AsRef<str>>(
         &self,
         names: impl Iterator<Item = S>,
@@ -152,10 +152,10 @@ impl Pull<'_> {
             let (Some(bytes), Some(hash)) = (listed.bytes, listed.hash) else {
                 let (id, host) = (remote.id, remote.hub.host());
                 return Err(HubError::Failed(format!(
-                    "{id} is not downloaded: {host} gives no hash of {name}, so it could not be checked"
+                    "{id} is not downloaded: {host} gives no hash of {name}, so that it cannot be checked"
                 )));
             };
-            // Read into memory, here and whenever the model is opened.
+            // Such files are read into memory when the model is opened.
             let most = if name.ends_with(".safetensors") { u64::MAX } else { max_text_bytes(name) };
             if bytes > most {
                 let (id, host) = (remote.id, remote.hub.host());
@@ -168,7 +168,7 @@ impl Pull<'_> {
         Ok(files)
     }
 
-    /// The weight files: one, or those that the index names, which is fetched for it and joins `texts`.
+    /// The weight files: one, or those in the index, which is downloaded here and added to `texts`.
     fn weights(&mut self, texts: &mut Vec<File>, observer: &mut dyn Observer) -> Result<Vec<File>, HubError> {
         let id = self.fetcher.remote.id;
         let files = &self.listing.files;
@@ -207,19 +207,22 @@ impl Pull<'_> {
 }
 
 impl Repo {
-    /// An error of the disk the cache is on.
+    /// An error of the cache's disk.
     pub(super) fn failed(&self, error: &std::io::Error) -> HubError {
         let at = self.dir.display();
         HubError::Failed(match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                format!("{} is not downloaded: the disk of {at} is full; what has come is kept", self.id)
+                format!(
+                    "{} is not downloaded: the disk of {at} is full; the next download continues from here",
+                    self.id
+                )
             }
             _ => format!("{} is not downloaded: {at}: {error}", self.id),
         })
     }
 }
 
-/// What a folder's disk has left, whether or not the folder exists yet.
+/// Free bytes on the disk of a folder, which need not exist yet.
 #[cfg(unix)]
 fn free_bytes(folder: &Path) -> Option<u64> {
     let there = folder.ancestors().find(|f| f.exists())?;
@@ -240,8 +243,8 @@ mod tests {
     fn a_full_disk_is_said_in_one_line() {
         let error = std::io::Error::from(std::io::ErrorKind::StorageFull);
         let said = Repo::new(Path::new("/cache"), "any/model").failed(&error).to_string();
-        let wanted =
-            "any/model is not downloaded: the disk of /cache/models--any--model is full; what has come is kept";
+        let wanted = "any/model is not downloaded: the disk of /cache/models--any--model is full; \
+                      the next download continues from here";
         assert_eq!(said, wanted);
     }
 }
