@@ -17,4 +17,5 @@
 // Instances of a kernel: INSTANCE(suffix of its name, codec).
 #define FOR_EACH_CODEC(INSTANCE) \
   INSTANCE(bf16, Bf16Codec)      \
-  INSTANCE(fp8, Fp8Codec)
+  INSTANCE(fp8, Fp8Codec)        \
+  INSTANCE(int8, Int8Codec)

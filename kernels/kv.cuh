@@ -19,6 +19,8 @@ struct Kv {
   int* returned;   // pages freed in this step: they join free_list when it ends
   int* counts;     // [2] lengths of free_list and returned
   u8* staged;      // K and V of a prefill chunk as they will be stored: see staged_at
+  u64* reads;      // [n_seqs] slots that decode steps have read
+  u32* peak;       // [n_seqs] most slots that lived after a step
   u64 stride;      // bytes from page to page
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
   // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's f32 scales (0: the codec has none), and of
@@ -27,9 +29,9 @@ struct Kv {
   // The eviction rule: see policy_dms.cuh.
   int evicts, window, previous, sinks;
 };
-static_assert(sizeof(Kv) == 168 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
-                  OFFSET_OF(Kv, stride) == 96 && OFFSET_OF(Kv, n_layers) == 104 &&
-                  OFFSET_OF(Kv, k_bytes) == 128 && OFFSET_OF(Kv, meta_at) == 148 && OFFSET_OF(Kv, sinks) == 164,
+static_assert(sizeof(Kv) == 184 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+                  OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 112 && OFFSET_OF(Kv, n_layers) == 120 &&
+                  OFFSET_OF(Kv, k_bytes) == 144 && OFFSET_OF(Kv, meta_at) == 164 && OFFSET_OF(Kv, sinks) == 180,
               "backend::cuda::abi::View has another layout");
 
 // Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.

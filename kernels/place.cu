@@ -81,8 +81,8 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   if (threadIdx.x == 0) kv.live[l.row] = live;
 }
 
-// Pages given back become free. One block, any size, alone in its launch.
-__device__ __forceinline__ void take_up_returned(const Kv& kv) {
+// Freed pages join the free list. By one block of a launch that neither takes nor frees pages.
+__device__ __forceinline__ void reclaim(const Kv& kv) {
   int free = kv.counts[0], back = kv.counts[1];
   for (int i = threadIdx.x; i < back; i += blockDim.x) kv.free_list[free + i] = kv.returned[i];
   __syncthreads();
@@ -92,17 +92,32 @@ __device__ __forceinline__ void take_up_returned(const Kv& kv) {
   }
 }
 
-// seq_len += len for every span: the end of a step. Grid 1.
+// Ends a step: adds every span's length to its sequence's, counts the slots that live, and reclaims freed pages. A warp
+// for a span; grid covers n_spans. Reads the live counts of every lane of the step. CPU twin: `backend::cpu::kv::advance`.
 KERNEL advance(Kv kv, const Span* spans, int n_spans) {
   after_previous();
-  for (int i = threadIdx.x; i < n_spans; i += blockDim.x) kv.seq_len[spans[i].seq] += spans[i].len;
-  take_up_returned(kv);
+  int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (i < n_spans) {
+    Span span = spans[i];
+    u32 live = 0;
+    for (int j = lane; j < kv.n_layers * kv.n_kv_heads; j += 32)
+      live += kv.live[lane_index(kv, j / kv.n_kv_heads, span.seq, j % kv.n_kv_heads)];
+#pragma unroll
+    for (int m = 16; m > 0; m /= 2) live += __shfl_xor_sync(FULL, live, m);
+    if (lane == 0) {
+      kv.seq_len[span.seq] += span.len;
+      kv.peak[span.seq] = max(kv.peak[span.seq], live);
+      // A decode token attends to exactly the slots that live once it has its own.
+      if (span.len == 1) kv.reads[span.seq] += live;
+    }
+  }
+  if (blockIdx.x == 0) reclaim(kv);
 }
 
 // Grid 1: after `release` and `compact`.
 KERNEL settle(Kv kv) {
   after_previous();
-  take_up_returned(kv);
+  reclaim(kv);
 }
 
 // Sequence `to` shares all that `from` holds. Grid (n_kv_heads, n_layers), any block. Moves a lane's
@@ -121,6 +136,8 @@ KERNEL fork(Kv kv, int from, int to) {
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
     kv.seq_len[to] = kv.seq_len[from];
     kv.eviction[to] = kv.eviction[from];
+    kv.reads[to] = kv.reads[from];
+    kv.peak[to] = kv.peak[from];
   }
 }
 
@@ -135,7 +152,11 @@ KERNEL release(Kv kv, int seq) {
   }
   __syncthreads();
   if (threadIdx.x == 0) kv.live[l.row] = 0;
-  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) kv.seq_len[seq] = 0;
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
+    kv.seq_len[seq] = 0;
+    kv.reads[seq] = 0;
+    kv.peak[seq] = 0;
+  }
 }
 
 // Drops every marked slot outside the window and closes the gaps. Grid (n_kv_heads, n_layers), 32

@@ -16,6 +16,7 @@ pub mod steps;
 use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Plain, QkvRope};
 use crate::checkpoint::Checkpoint;
+use crate::codec::Codec;
 use crate::policy::{Dms, Policy};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
@@ -226,6 +227,9 @@ impl<B: Backend> Still<B> {
         QkvRope { qk_norm: None, rms_eps: 0.0, inv_freq: &self.0, rope_scale: 1.0, borrowed: None }
     }
 }
+
+/// The codecs that every device has.
+pub(super) const CODECS: [Codec; 3] = [Codec::Bf16, Codec::Fp8, Codec::Int8];
 
 /// As the names of checks tell a policy.
 fn policy_name(policy: Policy) -> String {

@@ -1,11 +1,10 @@
 //! What the built-in model answers on a card: the CPU's greedy tokens are fed there one by one, and before each the
 //! likeliest token has to be the CPU's, or the CPU found the two all but even.
 
-use super::Finding;
+use super::{CODECS, Finding};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
-use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
 use crate::protocol::{Piece, Token};
 use crate::sampler::argmax;
@@ -31,7 +30,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
 ) -> Result<()> {
     let checkpoint = Checkpoint::open(&ModelRef::BuiltIn, &AdapterChoice::Auto)?;
     let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
-    for (codec, eviction) in [(Codec::Bf16, true), (Codec::Bf16, false), (Codec::Fp8, true), (Codec::Fp8, false)] {
+    for (codec, eviction) in CODECS.into_iter().flat_map(|codec| [(codec, true), (codec, false)]) {
         let options = EngineOptions { context: Some(1024), ..EngineOptions::new(codec) };
         let mut cpu = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| true)?;
         let mut card = Runner::new(open()?, &checkpoint, &options, |_, _| true)?;

@@ -1,11 +1,11 @@
 //! Checks of long chunks over stored slots in shared pages: what every row sees, and that it does not matter
 //! how a chunk is divided.
 
-use super::{Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
+use super::{CODECS, Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
-use crate::policy::{Dms, Policy, Shift};
+use crate::policy::{Dms, Policy, Shift, Window};
 
 /// Tokens before the chunk, and the chunk itself in several divisions: rows of tiles and of batches of keys
 /// come out at odd places.
@@ -25,10 +25,11 @@ pub struct Chunks {
 /// Every group, with head sizes, policies and codecs in turn.
 pub fn all() -> Vec<Chunks> {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
-    let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense];
+    let window = Policy::Window(Window { budget: 60 });
+    let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
     let case = |group: usize| Chunks {
-        policy: policies[group % 4],
-        codec: [Codec::Bf16, Codec::Fp8][(group + group / 4) % 2],
+        policy: policies[group % 5],
+        codec: CODECS[(group + group / 4) % 3],
         head_dim: [32, 64, 128][group % 3],
         heads: 1 + group % 2,
         group,
@@ -76,7 +77,9 @@ const DEEP: [usize; 3] = [2048, 2048, 700];
 
 pub fn deep() -> Vec<Deep> {
     let case = |(codec, head_dim, group)| Deep(Chunks { policy: Policy::Dense, codec, head_dim, heads: 8, group });
-    [(Codec::Fp8, 128, 1), (Codec::Bf16, 128, 1), (Codec::Fp8, 40, 2), (Codec::Bf16, 8, 1)].map(case).into()
+    let shapes =
+        [(Codec::Fp8, 128, 1), (Codec::Bf16, 128, 1), (Codec::Fp8, 40, 2), (Codec::Bf16, 8, 1), (Codec::Int8, 128, 4)];
+    shapes.map(case).into()
 }
 
 impl Case for Deep {

@@ -1,11 +1,11 @@
 //! Checks of the cache's ops: random histories of steps, forks, toggles, releases and trims, with every
 //! slot, page count and attention output compared.
 
-use super::{Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
+use super::{CODECS, Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
-use crate::policy::{Dms, Policy, Shift};
+use crate::policy::{Dms, Policy, Shift, Window};
 
 const N_SEQS: usize = 4;
 /// Most tokens of a step, and of a sequence, where nothing else is asked for.
@@ -30,7 +30,7 @@ pub struct History {
     seed: u64,
 }
 
-fn policies() -> [Policy; 6] {
+fn policies() -> [Policy; 7] {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     [
         Policy::Dense,
@@ -39,13 +39,14 @@ fn policies() -> [Policy; 6] {
         dms(0, Shift::Previous),
         dms(16, Shift::Previous),
         dms(3, Shift::Same),
+        Policy::Window(Window { budget: 12 }),
     ]
 }
 
 /// Every policy through a long history in small heads.
 pub fn long() -> Vec<History> {
     let case = |(i, policy): (usize, Policy)| {
-        let codec = [Codec::Fp8, Codec::Bf16][i % 2];
+        let codec = CODECS[i % 3];
         History {
             policy,
             codec,
@@ -65,7 +66,7 @@ pub fn wide() -> Vec<History> {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
     let case = |(i, policy): (usize, Policy)| {
-        let codec = [Codec::Bf16, Codec::Fp8][i % 2];
+        let codec = CODECS[1 + i % 2];
         History {
             policy,
             codec,
@@ -87,7 +88,7 @@ pub fn all() -> Vec<History> {
     for (i, head_dim) in [32, 64, 128, 8].into_iter().enumerate() {
         for group in 1..=8 {
             let at = i * 8 + group;
-            let codec = [Codec::Bf16, Codec::Fp8][at % 2];
+            let codec = CODECS[(at + at / 3) % 3];
             let policy = policies[at % policies.len()];
             let heads = 1 + at % 3;
             out.push(History { policy, codec, head_dim, heads, group, events: EVENTS, wide: false, seed: at as u64 });
@@ -209,7 +210,7 @@ impl<B: Backend> Run<'_, B> {
         self.output.exact.push(result.non_finite.map_or(-1, |l| l as i64));
     }
 
-    /// Every slot of every lane, in order, and who holds how many pages.
+    /// Every slot of every lane, in order, how many pages are held, and the counters.
     fn look(&mut self) {
         for &seq in &self.seqs {
             let stats = self.cache.stats(self.b, seq);
@@ -221,6 +222,10 @@ impl<B: Backend> Run<'_, B> {
                 }
             }
         }
+        let (mut reads, mut peak) = ([0; N_SEQS], [0; N_SEQS]);
+        self.b.read(&self.cache.tables().reads, 0, &mut reads);
+        self.b.read(&self.cache.tables().peak, 0, &mut peak);
+        self.output.exact.extend(reads.iter().map(|&n| n as i64).chain(peak.map(i64::from)));
         let used = self.cache.pool_stats(self.b).used_pages;
         let counted = self.cache.audit(self.b).map_or(-1, |pages| pages as i64);
         self.output.exact.extend([used as i64, counted]);

@@ -4,7 +4,7 @@
 //! decision by hundredths; there every token is marked, so that slots can be compared, and weights in f32 leave
 //! decisions to the model.
 
-use super::{Finding, widen};
+use super::{CODECS, Finding, widen};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::checkpoint::Checkpoint;
@@ -48,7 +48,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
             dms.alpha_offset = MARKS_ALL;
         }
         let (name, decides) = (if in_f32 { format!("{shape} in f32") } else { shape.to_owned() }, in_f32);
-        for codec in [Codec::Bf16, Codec::Fp8] {
+        for codec in CODECS {
             let expected = trace(Cpu::new(0), &checkpoint, codec, &[PROMPT], None)?;
             let started = Instant::now();
             let got = trace(open()?, &checkpoint, codec, &[PROMPT], Some(&expected.tokens))?;
@@ -106,7 +106,7 @@ fn finding(name: String, codec: Codec, decides: bool, got: &Trace, expected: &Tr
     let lanes = got.slots.iter().zip(&expected.slots).filter(|(a, b)| a != b).count();
     let most = match (decides, codec) {
         (false, _) => 0,
-        (true, Codec::Fp8) => expected.slots.len(),
+        (true, Codec::Fp8 | Codec::Int8) => expected.slots.len(),
         (true, _) => expected.slots.len() / OTHER_SLOTS,
     };
     let broken = (lanes > most).then(|| format!("{lanes} of {} heads hold other slots", expected.slots.len()));

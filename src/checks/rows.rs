@@ -1,11 +1,18 @@
 //! Checks of what attention does to the step's rows before it attends: norms, decisions, RoPE, codec. Attention itself
 //! is checked with the cache.
 
-use super::{BF16_STEP, Case, Output, Random, Still, acts, buffer, poisoned, read, values};
+use super::{BF16_STEP, CODECS, Case, Output, Random, Still, acts, buffer, poisoned, read, values};
 use crate::backend::{Alpha, Backend, KvGeometry, KvTables, QkvRope, Span};
 use crate::cache::PAGE_SLOTS;
 use crate::codec::Codec;
 use crate::policy::Policy;
+
+/// How attention runs: as one op, which a backend may fuse, or as the ops that compose it.
+#[derive(Clone, Copy)]
+enum Form {
+    Fused,
+    Plain,
+}
 
 /// A step of a dense cache's only layer.
 struct Step {
@@ -23,13 +30,15 @@ impl Step {
         (self.n_q_heads + 2 * self.heads) * self.head_dim
     }
 
-    /// What becomes of decisions, and of rows: of single tokens, what they attend to, after `stored` rows of their own.
+    /// Rows as `qkv_rope` leaves them, or what single tokens attend to, in this step and a second one, after `stored` rows of
+    /// theirs; and the decisions.
     fn run<B: Backend>(
         &self,
         b: &B,
         rows: &[f32],
         stored: Option<&[f32]>,
         rope: &QkvRope<'_, B>,
+        form: Form,
     ) -> (Vec<f32>, Vec<f32>) {
         let (n, width) = (rows.len() / self.width(), self.width());
         let before = stored.map_or(0, |rows| rows.len() / width);
@@ -60,10 +69,26 @@ impl Step {
         let mut decisions = buffer(b, &vec![0.5; n * self.heads]);
         let out_width = self.n_q_heads * self.head_dim;
         let mut out = poisoned(b, n, out_width);
-        b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope);
+        match form {
+            Form::Fused => b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope),
+            Form::Plain => {
+                b.qkv_rope(&mut qkv, &mut decisions, &mut kv, &self.spans, rope);
+                b.attend(&mut out, &qkv, &decisions, &mut kv, 0, &self.spans);
+                b.place(&mut kv, &decisions, 0, &self.spans);
+                b.store(&mut kv, &qkv, 0, &self.spans);
+            }
+        }
         let single = self.spans.iter().all(|s| s.len == 1);
-        let rows = if single { values(b, &out, n * out_width) } else { values(b, &qkv, n * width) };
-        (rows, read(b, &decisions, n * self.heads))
+        let mut seen = if single { values(b, &out, n * out_width) } else { values(b, &qkv, n * width) };
+        let decided = read(b, &decisions, n * self.heads);
+        if stored.is_some() {
+            // The next step sees what this one stored.
+            b.advance(&mut kv, &self.spans);
+            let mut next = acts(b, width, &rows.iter().map(|x| -x).collect::<Vec<_>>());
+            b.attention(&mut out, &mut next, &mut decisions, &mut kv, 0, &self.spans, rope);
+            seen.extend(values(b, &out, n * out_width));
+        }
+        (seen, decided)
     }
 }
 
@@ -74,6 +99,7 @@ pub struct Rope {
     norm: bool,
     borrowed: Option<bool>,
     single: bool,
+    form: Form,
 }
 
 pub fn ropes() -> Vec<Rope> {
@@ -83,7 +109,8 @@ pub fn ropes() -> Vec<Rope> {
             let heads = 1 + group % 3;
             let borrowed = [None, Some(false), Some(true)][(group + head_dim / 32) % 3];
             let norm = group % 2 == 1;
-            out.extend([false, true].map(|single| Rope { head_dim, heads, group, norm, borrowed, single }));
+            let forms = [(false, Form::Fused), (true, Form::Fused), (true, Form::Plain)];
+            out.extend(forms.map(|(single, form)| Rope { head_dim, heads, group, norm, borrowed, single, form }));
         }
     }
     out
@@ -93,7 +120,11 @@ impl Case for Rope {
     fn name(&self) -> String {
         let dms = ["", ", borrowed", ", borrowed by layer"][self.borrowed.map_or(0, |l| 1 + l as usize)];
         let norm = if self.norm { ", norms" } else { "" };
-        let single = if self.single { ", single tokens" } else { "" };
+        let single = match (self.single, self.form) {
+            (false, _) => "",
+            (true, Form::Fused) => ", single tokens",
+            (true, Form::Plain) => ", single tokens, op by op",
+        };
         format!("rope {} of {} x {}{norm}{dms}{single}", self.head_dim, self.heads, self.group)
     }
     fn limit(&self) -> f32 {
@@ -119,7 +150,7 @@ impl Case for Rope {
         let step = Step { n_q_heads, heads: self.heads, head_dim: d, codec: Codec::Bf16, fed, spans };
         let rows = random.floats(n * step.width());
         let stored = self.single.then(|| random.floats(n * 5 * step.width()));
-        let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope);
+        let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope, self.form);
         if !self.single {
             // A last bit before the codec may be a step of bf16 after it, which stands for two millionths.
             rows.chunks_mut(step.width()).flat_map(|row| &mut row[n_q_heads * d..]).for_each(|x| *x *= 5e-4);
@@ -137,7 +168,7 @@ pub struct RoundTrip {
 
 pub fn round_trips() -> Vec<RoundTrip> {
     let mut out = Vec::new();
-    for codec in [Codec::Bf16, Codec::Fp8] {
+    for codec in CODECS {
         for head_dim in [8, 32, 64, 128] {
             out.extend([false, true].map(|single| RoundTrip { codec, head_dim, single }));
         }
@@ -162,7 +193,7 @@ impl Case for RoundTrip {
         // Values of all sizes, and a head of zeros.
         rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));
         rows[5 * d..6 * d].fill(0.0);
-        let (mut floats, _) = step.run(b, &rows, None, &Still::new(b, d).rope());
+        let (mut floats, _) = step.run(b, &rows, None, &Still::new(b, d).rope(), Form::Fused);
         let exact = if self.single { vec![] } else { floats.iter().map(|x| x.to_bits() as i64).collect() };
         // Every head counts, whatever its size.
         for head in floats.chunks_mut(d).filter(|_| self.single) {

@@ -4,7 +4,7 @@
 //! of its time it would need on a perfect machine. Weights and caches are many enough to come from memory,
 //! not from a cache of the device; their values are random.
 
-use super::{Random, acts, buffer};
+use super::{CODECS, Random, acts, buffer};
 use crate::backend::{Backend, Draw, KvGeometry, Norm, QkvRope, SampleArgs, Span, seen_words};
 use crate::cache::{KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::ModelConfig;
@@ -241,7 +241,7 @@ impl<B: Backend> Table<'_, B> {
     }
 
     fn attention(&mut self) -> Result<()> {
-        for codec in [Codec::Bf16, Codec::Fp8] {
+        for codec in CODECS {
             for slots in self.sizes.slots.clone() {
                 for n in self.sizes.decode.clone() {
                     self.attention_of(codec, slots, n, 1)?;

@@ -3,7 +3,7 @@
 //! toggled between the steps. Tokens and slots have to be the same. One row and several go through kernels that
 //! sum in other orders, which bf16 activations would make visible: that check has weights in f32.
 
-use super::{Finding, widen};
+use super::{CODECS, Finding, widen};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
@@ -40,7 +40,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
         if alone {
             widen(&mut checkpoint);
         }
-        for codec in [Codec::Bf16, Codec::Fp8] {
+        for codec in CODECS {
             let (plain, ..) = trace(open(false)?, &checkpoint, codec, false)?;
             let started = Instant::now();
             let (got, recorded, notice) = trace(open(true)?, &checkpoint, codec, alone)?;

@@ -18,6 +18,7 @@ const SPILLS: &[(&str, usize)] = &[
     // What a tile keeps beside its fragments, once for 64 keys.
     ("attend_tiles_128_bf16", 256),
     ("attend_tiles_128_fp8", 128),
+    ("attend_tiles_128_int8", 128),
 ];
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;
@@ -25,10 +26,13 @@ const REGISTERS: &[(&str, usize)] = &[
     // Scores and sums of a tile stay in registers: two blocks of 128 threads on a multiprocessor.
     ("attend_tiles_64_bf16", 255),
     ("attend_tiles_64_fp8", 255),
+    ("attend_tiles_64_int8", 255),
     ("attend_tiles_128_bf16", 255),
     ("attend_tiles_128_fp8", 255),
+    ("attend_tiles_128_int8", 255),
     // Two blocks of 256 threads on a multiprocessor.
     ("attend_128_fp8", 128),
+    ("attend_128_int8", 128),
     // The sums of 64 x 256 to four warps: 9 warps on a multiprocessor.
     ("gemm_wgmma_256", 224),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on a multiprocessor.

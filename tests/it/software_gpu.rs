@@ -86,7 +86,7 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     // The gate by itself, and after products in f32, which it is no part of.
     assert_eq!((said.code, missed.len()), (1, 18), "{}", said.stderr);
     let recorded = |line: &&&str| line.contains("in one step, 2 recorded") || line.contains("by itself, 1 recorded");
-    assert_eq!(fine.iter().filter(recorded).count(), 4, "steps are recorded and replayed");
+    assert_eq!(fine.iter().filter(recorded).count(), 6, "steps are recorded and replayed");
     let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");
     assert_eq!(fine.iter().filter(moved).count(), 1, "pages move, and memory is given back");
     // The plan is made of the allocations themselves: to the rounding of the figures.

@@ -105,6 +105,8 @@ pub struct View {
     pub returned: u64,
     pub counts: u64,
     pub staged: u64,
+    pub reads: u64,
+    pub peak: u64,
     pub stride: u64,
     pub n_layers: i32,
     pub n_q_heads: i32,
@@ -125,7 +127,16 @@ pub struct View {
     pub previous: i32,
     pub sinks: i32,
 }
-layout!(View: 168 { table: 8, staged: 88, stride: 96, n_layers: 104, k_bytes: 128, meta_at: 148, sinks: 164 });
+layout!(View: 184 {
+    table: 8,
+    staged: 88,
+    reads: 96,
+    stride: 112,
+    n_layers: 120,
+    k_bytes: 144,
+    meta_at: 164,
+    sinks: 180,
+});
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

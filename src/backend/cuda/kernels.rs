@@ -146,22 +146,28 @@ kernels! {
     "rope" {
         QkvRopeBf16 "qkv_rope_bf16" "ppkpppppffiffi",
         QkvRopeFp8 "qkv_rope_fp8" "ppkpppppffiffi",
+        QkvRopeInt8 "qkv_rope_int8" "ppkpppppffiffi",
     }
     "attend" {
         Attend64Bf16 "attend_64_bf16" "ppppkippppffiffif",
         Attend64Fp8 "attend_64_fp8" "ppppkippppffiffif",
         Attend128Bf16 "attend_128_bf16" "ppppkippppffiffif",
         Attend128Fp8 "attend_128_fp8" "ppppkippppffiffif",
+        Attend64Int8 "attend_64_int8" "ppppkippppffiffif",
+        Attend128Int8 "attend_128_int8" "ppppkippppffiffif",
     }
     "take" {
         TakeBf16 "take_bf16" "pippppkippppffiffif",
         TakeFp8 "take_fp8" "pippppkippppffiffif",
+        TakeInt8 "take_int8" "pippppkippppffiffif",
     }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "pippppkipf",
         AttendTiles64Fp8 "attend_tiles_64_fp8" "pippppkipf",
         AttendTiles128Bf16 "attend_tiles_128_bf16" "pippppkipf",
         AttendTiles128Fp8 "attend_tiles_128_fp8" "pippppkipf",
+        AttendTiles64Int8 "attend_tiles_64_int8" "pippppkipf",
+        AttendTiles128Int8 "attend_tiles_128_int8" "pippppkipf",
     }
     "place" {
         Place "place" "kpip",
@@ -209,9 +215,9 @@ impl Kernel {
         let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 2 * 256 * 8 + 256 * 24 + 32;
         match self {
             Kernel::AttendTiles64Bf16 => tiles(64, 32),
-            Kernel::AttendTiles64Fp8 => tiles(64, 2 * 64 * 64),
+            Kernel::AttendTiles64Fp8 | Kernel::AttendTiles64Int8 => tiles(64, 2 * 64 * 64),
             Kernel::AttendTiles128Bf16 => tiles(128, 32),
-            Kernel::AttendTiles128Fp8 => tiles(128, 2 * 64 * 128),
+            Kernel::AttendTiles128Fp8 | Kernel::AttendTiles128Int8 => tiles(128, 2 * 64 * 128),
             Kernel::GemmFew8 | Kernel::GemmFew8Gated => few(4, 8),
             Kernel::GemmFew16 | Kernel::GemmFew16Gated => few(4, 16),
             Kernel::GemmFew32 | Kernel::GemmFew32Gated => few(3, 32),

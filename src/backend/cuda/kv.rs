@@ -33,6 +33,8 @@ fn view(kv: &KvTables<Cuda>) -> View {
         returned: kv.pool.returned.ptr(),
         counts: kv.pool.counts.ptr(),
         staged: kv.pool.staged.ptr(),
+        reads: kv.reads.ptr(),
+        peak: kv.peak.ptr(),
         stride: kv.pool.stride as u64,
         n_layers: g.n_layers as i32,
         n_q_heads: g.n_q_heads as i32,
@@ -71,7 +73,8 @@ fn instances(g: &KvGeometry) -> Instances {
     let (qkv_rope, attend, attend_tiles, take) = match g.codec {
         Codec::Bf16 => (QkvRopeBf16, [Attend64Bf16, Attend128Bf16], [AttendTiles64Bf16, AttendTiles128Bf16], TakeBf16),
         Codec::Fp8 => (QkvRopeFp8, [Attend64Fp8, Attend128Fp8], [AttendTiles64Fp8, AttendTiles128Fp8], TakeFp8),
-        Codec::F32 | Codec::Int8 => panic!("the CUDA backend stores K and V as bf16 or fp8"),
+        Codec::Int8 => (QkvRopeInt8, [Attend64Int8, Attend128Int8], [AttendTiles64Int8, AttendTiles128Int8], TakeInt8),
+        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
     Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], take }
 }
@@ -213,7 +216,7 @@ fn take_threads(g: &KvGeometry) -> usize {
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), Ptr(shape.spans), I32(shape.n_spans as i32)];
-    cuda.driver.launch(Kernel::Advance, [1, 1, 1], BLOCK, &args);
+    cuda.driver.launch(Kernel::Advance, [shape.n_spans.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);
 }
 
 /// A kernel over all lanes of a sequence.
