@@ -8,6 +8,6 @@ pub mod conversation;
 pub mod session;
 pub mod template;
 
-pub use conversation::{Change, ChangeKind, Conversation, Mark, Message, MessageId, Role};
+pub use conversation::{Change, ChangeKind, Conversation, Mark, Message, MessageId, Role, line_after};
 pub use session::{Session, Store};
 pub use template::{RenderOptions, render};

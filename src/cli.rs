@@ -104,6 +104,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         return Err(output::wrong_use(format!("{flag} takes several values with bench only (--kv with compare too)")));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    Settings::unknown_variables().iter().for_each(|line| output::notice(line));
     if let Some(theme) = &settings.theme {
         let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
         themes.load(theme).with_context(|| settings.theme_set_by.clone()).map_err(output::as_wrong_use)?;

@@ -163,6 +163,11 @@ impl Settings {
         }
     }
 
+    /// One line for each variable of the environment that begins with `DMSCHAT_` and means nothing.
+    pub fn unknown_variables() -> Vec<String> {
+        layer::unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
+    }
+
     /// The built-in values under one layer.
     pub fn from_layer(dirs: Dirs, layer: Layer) -> Result<Self> {
         let keymap = match layer.keys {

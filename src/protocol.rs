@@ -11,6 +11,19 @@ use tokio::sync::{mpsc, watch};
 /// A token id.
 pub type Token = u32;
 
+/// A number with commas between thousands: `12,606`.
+pub fn count(n: usize) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
 /// Bytes with a decimal unit: `812 B`, `3.4 MB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
@@ -423,9 +436,10 @@ impl TextLimit {
         let Self { context, token_bytes } = self;
         (bytes > self.bytes()).then(|| {
             format!(
-                "{what} has {bytes} bytes, and a context of {context} tokens of up to {token_bytes} bytes holds at most \
-                 {}; shorten it",
-                self.bytes()
+                "{what} has {} bytes, and a context of {} tokens of up to {token_bytes} bytes holds at most {}; shorten it",
+                count(bytes),
+                count(context),
+                count(self.bytes())
             )
         })
     }

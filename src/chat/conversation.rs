@@ -493,6 +493,21 @@ impl Conversation {
     }
 }
 
+/// Returns the beginning of the first line at or after byte `at` that is not inside of a code block, else the end:
+/// where a toggle in the middle of an answer is shown.
+pub fn line_after(text: &str, at: usize) -> usize {
+    let (mut start, mut code) = (0, false);
+    for line in text.split_inclusive('\n') {
+        if start >= at && !code {
+            return start;
+        }
+        let line_text = line.trim_start();
+        code ^= line_text.starts_with("```") || line_text.starts_with("~~~");
+        start += line.len();
+    }
+    text.len()
+}
+
 /// The first line of a text, at most 60 characters of it.
 pub(in crate::chat) fn short_title(text: &str) -> String {
     let line = text.trim().lines().next().unwrap_or("").trim();

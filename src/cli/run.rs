@@ -176,7 +176,10 @@ fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
             (said, output::FAILED)
         }
         StopReason::CacheFull => {
-            detail += "; raise --kv-limit, shorten the prompt, or use --eviction on";
+            detail += match report.eviction {
+                true => "; raise --kv-limit, or shorten the prompt",
+                false => "; raise --kv-limit, shorten the prompt, or use --eviction on",
+            };
             ("stopped", output::FAILED)
         }
         StopReason::Cancelled => ("interrupted", output::INTERRUPTED),

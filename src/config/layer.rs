@@ -34,6 +34,9 @@ macro_rules! layer {
                 Layer { $($key: self.$key.or(below.$key),)* }
             }
 
+            /// Names of all keys.
+            const KEYS: &[&str] = &[$(stringify!($key)),*];
+
             /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on; empty ones count as unset.
             pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
                 let layer = Layer { $($key: env_value(&var, stringify!($key))?,)* };
@@ -138,6 +141,26 @@ impl Layer {
     }
 }
 
+/// Variables that are read elsewhere.
+const OTHER_VARIABLES: [&str; 6] = [
+    "DMSCHAT_CONFIG",
+    "DMSCHAT_CONFIG_DIR",
+    "DMSCHAT_DATA_DIR",
+    "DMSCHAT_CUBLASLT",
+    "DMSCHAT_KERNEL_DIR",
+    "DMSCHAT_KERNEL_TARGET",
+];
+
+/// One line for each name that begins with `DMSCHAT_` and that nothing reads, with the nearest one that is read.
+pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    let known: Vec<String> =
+        Layer::KEYS.iter().map(|key| env_name(key)).chain(OTHER_VARIABLES.map(str::to_owned)).collect();
+    let mut unknown: Vec<String> = names.filter(|n| n.starts_with("DMSCHAT_") && !known.contains(n)).collect();
+    unknown.sort();
+    let nearest = |name: &str| known.iter().min_by_key(|k| strsim::osa_distance(k, name)).cloned().unwrap_or_default();
+    unknown.iter().map(|name| format!("{name} is ignored: no such variable; did you mean {}?", nearest(name))).collect()
+}
+
 pub fn env_name(key: &str) -> String {
     format!("DMSCHAT_{}", key.to_ascii_uppercase())
 }
@@ -187,6 +210,13 @@ mod tests {
         let line = format!("{:#}", Layer::from_file(&path).unwrap_err());
         assert!(!line.contains('\n'), "{line}");
         line.replace(&path.display().to_string(), "F")
+    }
+
+    #[test]
+    fn an_unknown_variable_is_told_with_the_nearest_one() {
+        let names = ["DMSCHAT_TEMPRATURE", "DMSCHAT_KV", "DMSCHAT_CONFIG_DIR", "HOME"].map(str::to_owned);
+        let told = super::unknown_variables(names.into_iter());
+        assert_eq!(told, ["DMSCHAT_TEMPRATURE is ignored: no such variable; did you mean DMSCHAT_TEMPERATURE?"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::reply::{Reply, ids_that_spell};
 use super::report::kv_stats;
 use super::worker::{Halt, Worker, text_limit};
 use crate::backend::Backend;
-use crate::protocol::{Event, GenerateRequest, LogEntry, Phase, Piece, StopReason, Token, TurnReport};
+use crate::protocol::{Event, GenerateRequest, LogEntry, Phase, Piece, StopReason, Token, TurnReport, count};
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::{Tokenizer, flatten, unflatten};
 use std::sync::Arc;
@@ -115,8 +115,9 @@ impl<B: Backend> Worker<'_, B> {
         let context = self.runner.context();
         if turn.prompt_tokens >= context {
             return Err(Halt::ContextFull(format!(
-                "the prompt has {} tokens, and the context holds {context} with the answer",
-                turn.prompt_tokens
+                "the prompt has {} tokens, and the context holds {} with the answer",
+                count(turn.prompt_tokens),
+                count(context)
             )));
         }
         let start = self.context_of(base).unwrap_or(&self.active);

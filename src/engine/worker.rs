@@ -12,7 +12,7 @@ use crate::cache::CacheError;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::protocol::{
     Command, Event, LogEntry, ModelInfo, Phase, Piece, Plan, RestoreRequest, SamplingParams, SlotInfo, TemplateSpec,
-    TextLimit, Token,
+    TextLimit, Token, count,
 };
 use crate::tokenizer::{Tokenizer, flatten};
 use anyhow::Result;
@@ -409,7 +409,11 @@ impl<'a, B: Backend> Worker<'a, B> {
         let total = log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
         if total > self.runner.context() {
             let context = self.runner.context();
-            return Err(Halt::ContextFull(format!("it has {total} tokens, and the context holds {context}")));
+            return Err(Halt::ContextFull(format!(
+                "it has {} tokens, and the context holds {}",
+                count(total),
+                count(context)
+            )));
         }
         let vocab = self.runner.config().vocab as Token;
         if log.iter().any(|e| matches!(e, LogEntry::Token(t) if *t >= vocab)) {

@@ -48,21 +48,21 @@ specs! {
     "model" "[NAME]" Model "load another model: demo, a folder, or ORG/NAME",
     "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
-    "rebuild" "" None "fill the cache anew under the eviction state now set",
+    "rebuild" "" None "rebuild the cache under the eviction state now set",
     "think" "on|off" OnOff "let the model think before it answers",
     "keep-thinking" "on|off|auto" OnOff "keep earlier thoughts in the context",
     "set" "NAME VALUE" Setting "change a setting; without a name: list them",
-    "system" "[TEXT|none]" Text "set what stands before the conversation",
+    "system" "[TEXT|none]" Text "set the system prompt",
     "regen" "" None "answer the last message again; the old answer stays a branch",
     "edit" "" None "change your last (or the chosen) message and send it again",
-    "undo" "" None "take back the last message and its answer",
+    "undo" "" None "remove the last message and its answer from the context",
     "copy" "[N|code|all]" Copy "copy the last answer, the Nth from the end, its code, or all",
     "panel" "" None "show or hide the cache panel",
     "stats" "" None "the numbers of the cache, head by head",
     "save" "[FILE]" Text "save the conversation with its cache statistics",
     "export" "FILE" Text "write the conversation as .md or .jsonl",
     "search" "[TEXT]" Text "find text in this conversation",
-    "sessions" "" None "conversations saved: open, rename, delete",
+    "sessions" "" None "saved conversations: open, rename, delete",
     "resume" "[ID]" Text "open a saved conversation",
     "rename" "TITLE" Text "give this conversation a title",
     "delete" "" None "delete this conversation's file",
@@ -72,8 +72,8 @@ specs! {
 
 /// The settings that /set knows, with what they take.
 pub const SETTINGS: &[(&str, &str)] = &[
-    ("temperature", "0 to 100; 0 always takes the likeliest token"),
-    ("top_k", "choose among the K likeliest; 0 is off"),
+    ("temperature", "0 to 100; 0 is greedy (argmax)"),
+    ("top_k", "sample from the K most likely tokens; 0 is off"),
     ("top_p", "0 to 1; 1 is off"),
     ("min_p", "0 to 1; 0 is off"),
     ("repetition_penalty", "1 is off"),
@@ -148,6 +148,15 @@ pub fn attachment(insert: &str) -> Option<&str> {
     let path = insert.strip_prefix('@')?;
     let path = path.strip_prefix('"').map_or(Some(path), |quoted| quoted.strip_suffix('"'))?;
     (!path.is_empty() && !path.ends_with('/')).then_some(path)
+}
+
+/// The first word of a message that looks like a file to attach, and is not attached: `@notes.md`, `@src/main.rs`.
+pub fn unattached(text: &str) -> Option<&str> {
+    text.split_whitespace().find(|word| {
+        let path =
+            word.strip_prefix('@').map(|path| path.trim_start_matches('"').trim_end_matches(['.', ',', '"', '?']));
+        path.is_some_and(|path| path.len() > 1 && path.contains(['.', '/']) && !path.contains('@'))
+    })
 }
 
 /// Files whose path begins as the word before the caret, which begins with `@`.

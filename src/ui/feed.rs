@@ -72,6 +72,8 @@ pub struct Feed {
     pub anchor: Option<Anchor>,
     /// Rows in all when following ended.
     seen: usize,
+    /// Messages were folded or opened since the last frame: their rows are not new.
+    pub refolded: bool,
     /// Some items have no rows yet: the next frame makes more.
     pub behind: bool,
     /// Height and width of the pane when last drawn.
@@ -159,6 +161,7 @@ impl Feed {
     }
 
     pub fn toggle_fold(&mut self, id: MessageId) {
+        self.refolded = true;
         if !self.exceptions.remove(&id) {
             self.exceptions.insert(id);
         }
@@ -166,6 +169,7 @@ impl Feed {
 
     /// Opens all think blocks, or folds all when any is open.
     pub fn toggle_all(&mut self) {
+        self.refolded = true;
         self.all_open = !self.all_open && self.exceptions.is_empty();
         self.exceptions.clear();
     }
@@ -261,9 +265,9 @@ impl Feed {
         self.seen = self.total();
     }
 
-    /// Rows that are not to count as new.
-    pub fn add_seen(&mut self, rows: usize) {
-        self.seen += rows;
+    /// Rows that do not count as new; negative for rows that went.
+    pub fn add_seen(&mut self, rows: isize) {
+        self.seen = self.seen.saturating_add_signed(rows);
     }
 
     /// Chooses the message before or after the chosen one, and brings it into view.

@@ -14,6 +14,7 @@ use crate::chat::session::Written;
 use crate::protocol::{Event, TextKind};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 const COLUMNS: usize = 78;
@@ -47,14 +48,15 @@ enum Woken {
 impl Runtime {
     /// Runs line by line until the input ends.
     pub async fn run_lines(&mut self) -> anyhow::Result<ExitKind> {
-        let (send, mut lines) = mpsc::unbounded_channel();
+        let (send, receiver) = mpsc::unbounded_channel();
+        let mut lines = Lines { receiver, held: None };
         let read = move || {
             let mut input = std::io::stdin().lock();
             let mut line = Vec::new();
             while input.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
                 line.clear();
-                if send.send(text).is_err() {
+                if send.send((Instant::now(), text)).is_err() {
                     return;
                 }
             }
@@ -63,7 +65,7 @@ impl Runtime {
         let mut printed = Printed { at_line_start: true, ..Printed::default() };
         self.begin();
         let mut signals = Signals::new()?;
-        let mut ended = false;
+        let (mut ended, mut asked_to_quit) = (false, false);
         self.print_lines(&message::plain_lines(&welcome::lines(&self.app, COLUMNS, false)));
         while self.exit_kind().is_none() {
             self.print_news(&mut printed);
@@ -86,12 +88,12 @@ impl Runtime {
                     Some(answer) = answers.recv() => Woken::Answer(answer),
                     () = at(overdue) => Woken::Overdue,
                     Some(written) = written.recv() => Woken::Written(written),
-                    line = lines.recv(), if !ended && !busy => Woken::Line(line),
+                    line = lines.next(), if !ended && !busy => Woken::Line(line),
                 }
             };
             match woken {
                 Woken::Line(Some(line)) => {
-                    printed.prompt = false;
+                    (printed.prompt, asked_to_quit) = (false, false);
                     self.line(&line);
                 }
                 Woken::Line(None) => ended = true,
@@ -114,6 +116,10 @@ impl Runtime {
                         self.press(KeyCode::Esc);
                     }
                 }
+                Woken::Signal(Signal::End(2)) if !std::mem::replace(&mut asked_to_quit, true) => {
+                    put("\ninterrupt again to quit\n");
+                    printed.prompt = false;
+                }
                 Woken::Signal(Signal::Stop) => super::signals::stop_here(),
                 Woken::Signal(Signal::Continue) => {}
                 Woken::Signal(Signal::End(number)) => self.set_exit(ExitKind::Signal(number)),
@@ -127,7 +133,7 @@ impl Runtime {
 
     /// A line was entered: an answer to a question, or a message or command.
     fn line(&mut self, line: &str) {
-        if let Some(Overlay::Confirm { .. }) = self.app.overlays.last() {
+        if let Some(Overlay::Confirm(_)) = self.app.overlays.last() {
             let yes = matches!(line.trim(), "y" | "Y" | "yes");
             self.press(KeyCode::Char(if yes { 'y' } else { 'n' }));
             return;
@@ -178,14 +184,14 @@ impl Runtime {
                 lines.extend(entries.iter().map(|e| format!("{}  {}  {}", e.name, bytes(e.bytes), clean_line(&e.dms))));
                 lines.push("/model NAME loads one".to_owned());
             }
-            Some(Overlay::Confirm { question, .. }) => lines.push(format!("{} (y or n)", clean_line(question))),
+            Some(Overlay::Confirm(question)) => lines.push(format!("{} (y or n)", clean_line(&question.text))),
             Some(Overlay::Inspect(_)) => {
                 lines.extend(numbers::stats_note(app).split('\n').map(str::to_owned));
             }
             Some(Overlay::Find(find)) => lines.push(format!("{} found", plural(find.count as u64, "row"))),
             Some(Overlay::HistorySearch { .. }) | None => {}
         }
-        if !matches!(app.overlays.last(), Some(Overlay::Confirm { .. })) {
+        if !matches!(app.overlays.last(), Some(Overlay::Confirm(_))) {
             app.overlays.clear();
         }
         if !lines.is_empty() {
@@ -201,6 +207,38 @@ impl Runtime {
     fn print_lines(&self, lines: &[String]) {
         for line in lines {
             put(&format!("{line}\n"));
+        }
+    }
+}
+
+/// Lines of a paste come closer than this.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+/// What was entered. Lines that come together are a paste, and one text.
+struct Lines {
+    receiver: mpsc::UnboundedReceiver<(Instant, String)>,
+    /// The line after a paste, which came later.
+    held: Option<(Instant, String)>,
+}
+
+impl Lines {
+    /// Loses nothing where it is dropped while it waits.
+    async fn next(&mut self) -> Option<String> {
+        if self.held.is_none() {
+            self.held = Some(self.receiver.recv().await?);
+        }
+        loop {
+            let Some((last, text)) = &mut self.held else { return None };
+            let is_command = text.starts_with('/');
+            match tokio::time::timeout(TOGETHER, self.receiver.recv()).await {
+                Ok(Some((at, line))) if !is_command && at.saturating_duration_since(*last) < TOGETHER => {
+                    *last = at;
+                    text.push('\n');
+                    text.push_str(&line);
+                }
+                Ok(Some(later)) => return self.held.replace(later).map(|(_, text)| text),
+                Ok(None) | Err(_) => return self.held.take().map(|(_, text)| text),
+            }
         }
     }
 }
@@ -244,6 +282,6 @@ fn last_words(app: &App) -> Option<String> {
     let report = path.last()?.report.as_ref()?;
     let tokens = report.answer_tokens + report.reasoning_tokens;
     let tokens = super::text::plural(tokens as u64, "token");
-    let (how, advice) = (clean_line(&message::ending(report)), message::advice(report.stop_reason));
+    let (how, advice) = (clean_line(&message::ending(report)), message::advice(report));
     Some(format!("[{how}{advice}, {tokens}, ratio {}]", super::text::ratio(report.kv.ratio)))
 }

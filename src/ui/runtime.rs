@@ -490,8 +490,11 @@ impl Runtime {
     fn suspend(&mut self) {
         let Some(screen) = &mut self.screen else { return };
         screen.lend();
+        let stopped = Instant::now();
         super::signals::stop_here();
         let _ = screen.retake();
+        // Time in the shell is no time of an answer.
+        self.started += stopped.elapsed();
         self.dirty = true;
     }
 

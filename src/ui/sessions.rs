@@ -9,12 +9,12 @@ use super::jobs::{Answer, Jobs};
 use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
-use super::text::clean_line;
+use super::text::{clean_line, count};
 use super::update::{AppEvent, Opened, Store, Which};
 use super::writer::Writer;
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::{RenderOptions, session::Store as Folder};
-use crate::protocol::{ModelInfo, ModelReference, RestoreRequest};
+use crate::protocol::{LogEntry, ModelInfo, ModelReference, RestoreRequest};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -361,9 +361,9 @@ impl Sessions {
         let mut notices = std::mem::take(&mut loaded.problems);
         self.restore = None;
         if let Some(info) = &app.engine.info {
-            let (request, notice) = loaded.restore_for(info);
+            let (mut request, notice) = loaded.restore_for(info);
+            notices.extend(notice.or_else(|| shorten(&mut request, info)));
             self.restore = Some(request);
-            notices.extend(notice);
         }
         AppEvent::Opened(Box::new(Opened {
             id: self.session.id().to_owned(),
@@ -413,6 +413,20 @@ impl Sessions {
             Ok(vec![saved(&path)])
         });
     }
+}
+
+/// Gives up a token log that the context does not hold, and says so.
+fn shorten(request: &mut RestoreRequest, info: &ModelInfo) -> Option<String> {
+    let tokens = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
+    if tokens < info.context {
+        return None;
+    }
+    (request.log, request.pending) = (Vec::new(), None);
+    let (tokens, context) = (count(tokens as u64), count(info.context as u64));
+    Some(format!(
+        "this conversation has {tokens} tokens and the context holds {context}: no message fits; /undo shortens it, a \
+         larger --ctx-size makes room"
+    ))
 }
 
 fn has_moved(moved: Moved) -> AppEvent {

@@ -275,7 +275,16 @@ pub enum Overlay {
     Models(ModelPicker),
     Find(Find),
     HistorySearch { query: Editor, selected: usize },
-    Confirm { question: String, then: Confirmed },
+    Confirm(Question),
+}
+
+/// A question that y or n answers.
+#[derive(Clone, Debug)]
+pub struct Question {
+    pub text: String,
+    pub then: Confirmed,
+    /// When it was asked: letters that come right after are still typed text.
+    pub asked_ms: u64,
 }
 
 /// What a confirmation is about.
@@ -431,6 +440,11 @@ impl App {
 
     pub fn say(&mut self, level: Level, text: impl Into<String>) {
         self.say_about(About::Nothing, level, text);
+    }
+
+    /// Asks a question over everything else.
+    pub fn ask(&mut self, text: impl Into<String>, then: Confirmed) {
+        self.overlays.push(Overlay::Confirm(Question { text: text.into(), then, asked_ms: self.now_ms }));
     }
 
     /// Says something that is over with what it is about.

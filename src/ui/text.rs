@@ -249,15 +249,7 @@ impl Wrapper {
 
 /// 12345 as `12,345`.
 pub fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, d) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(d);
-    }
-    out
+    crate::protocol::count(n as usize)
 }
 
 pub use crate::protocol::bytes;

@@ -197,7 +197,11 @@ fn the_context_is_checked_before_a_turn_and_ends_an_answer() {
     let report = s.ask(&long_question());
     assert_undone(&s, &report, StopReason::ContextFull, &log);
     let detail = report.detail.expect("it says why");
-    assert!(detail.contains(&format!(" {} tokens", report.prompt_tokens)) && detail.contains(" 200 "), "{detail}");
+    assert!(
+        detail.contains(&format!(" {} tokens", dmschat::protocol::count(report.prompt_tokens)))
+            && detail.contains(" 200 "),
+        "{detail}"
+    );
     assert!(report.prompt_tokens > 600 && report.reused_tokens == fed);
     assert_eq!(s.watch.seen().steps.len(), steps, "no step was run");
     s.max_tokens = 1000;

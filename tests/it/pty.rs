@@ -186,9 +186,9 @@ fn a_conversation_with_real_keys() {
     }
 
     chat.say("/eviction off");
-    chat.until_shows("nothing more is dropped; what is gone stays gone");
+    chat.until_shows("no more tokens are dropped");
     chat.keys("\x1bOS"); // F4
-    chat.until_shows("given up at once");
+    chat.until_shows("dropped at once");
     chat.say("What can you do?");
     answer(&chat, 2);
 
@@ -374,10 +374,18 @@ fn a_dumb_terminal_gets_lines() {
     chat.until_shows(">");
     chat.say("What can you do?");
     chat.until_shows("[end,");
+    // Lines that come together are one message.
+    chat.keys("pasted one\npasted two\n");
+    chat.until("the second answer", |s| s.matches("[end,").count() + s.matches("[token limit").count() > 1);
     chat.say("/stats");
     chat.until_shows("by layer and head");
+    let sessions = std::fs::read_dir(home.path().join("data/sessions")).unwrap().next().unwrap().unwrap();
+    assert!(std::fs::read_to_string(sessions.path()).unwrap().contains("pasted one\\npasted two"));
     chat.say("/help");
     chat.until_shows("What the panel shows");
+    // An idle Ctrl+C asks first.
+    chat.keys("\x03");
+    chat.until_shows("interrupt again to quit");
     chat.say("/quit");
     assert_eq!(chat.end(), 0);
     assert!(!chat.written().contains(&0x1b));

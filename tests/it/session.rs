@@ -453,3 +453,33 @@ fn full_disk() {
     assert_eq!(fs::read_to_string(session.path().unwrap()).unwrap(), session.jsonl());
     assert_eq!(load(session.jsonl().as_bytes(), "s").unwrap().conversation.turns(), 3);
 }
+
+#[test]
+fn a_transcript_says_where_a_toggle_was_and_a_reader_what_is_missing() {
+    let mut chat = Conversation::new(None);
+    chat.push_user("q");
+    let turn = chat.begin_reply(true, None);
+    chat.append(turn, TextKind::Answer, "one\n\ntwo ");
+    chat.mark_toggle(false, 7, 0);
+    chat.append(turn, TextKind::Answer, "more\n\nthree");
+    let mut done = report(turn, 4);
+    done.kv = KvStats { bytes: 999, live_bytes: 5, ..done.kv };
+    chat.finish(done);
+    let text = markdown(&chat, &info());
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!([at("two more"), at("*eviction off at token 7"), at("three")].is_sorted(), "{text}");
+    // As the ratio: of live slots.
+    assert!(text.contains("\nkv_bytes: 5\n") && text.contains("| 5 KV bytes |"), "{text}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = Session::unsaved();
+    session.sync(&mut chat, &info()).unwrap();
+    let path = dir.path().join("x.jsonl");
+    fs::write(&path, format!("{}{{\"type\":\"tu", session.jsonl())).unwrap();
+    let loaded = Store::new(dir.path()).read_named(path.to_str().unwrap()).unwrap();
+    assert!(
+        loaded.problems[0].ends_with("its last line was half written; 11 bytes are left out"),
+        "{:?}",
+        loaded.problems
+    );
+}

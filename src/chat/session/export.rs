@@ -1,6 +1,6 @@
 //! A conversation as Markdown, with front matter. Writes strings; opens no file.
 
-use crate::chat::conversation::{Conversation, Message, Role};
+use crate::chat::conversation::{Conversation, Mark, Message, Role, line_after};
 use crate::protocol::ModelInfo;
 use std::fmt::Write;
 
@@ -16,19 +16,38 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
             Role::User => {
                 let _ = write!(out, "\n## User\n\n{}\n", message.text.trim_end());
             }
-            Role::Assistant => assistant(&mut out, message),
+            Role::Assistant => assistant(&mut out, chat, message),
         }
-        for mark in chat.marks().iter().filter(|m| m.after == Some(message.id)) {
-            let state = if mark.eviction { "on" } else { "off" };
-            let _ = write!(
-                out,
-                "\n*eviction {state} at token {}, {} dropped*\n",
-                mark.at_token,
-                n_of(mark.dropped_slots, "slot")
-            );
-        }
+        let after = chat.marks().iter().filter(|m| m.after == Some(message.id) && m.within.is_none());
+        after.for_each(|mark| toggle(&mut out, mark));
     }
     out
+}
+
+fn toggle(out: &mut String, mark: &Mark) {
+    let state = if mark.eviction { "on" } else { "off" };
+    let dropped = n_of(mark.dropped_slots, "slot");
+    let _ = write!(out, "\n*eviction {state} at token {}, {dropped} dropped*\n", mark.at_token);
+}
+
+/// The answer, with the toggles that were made in the middle of it after the line in which they were.
+fn answer(out: &mut String, chat: &Conversation, message: &Message) {
+    let text = message.shown();
+    let lead = message.text.len() - message.text.trim_start_matches('\n').len();
+    let within = chat.marks().iter().filter(|m| m.after == Some(message.id));
+    let mut from = 0;
+    let write = |out: &mut String, part: &str| {
+        if !part.trim().is_empty() {
+            let _ = write!(out, "\n{}\n", part.trim_matches('\n'));
+        }
+    };
+    for (mark, at) in within.filter_map(|m| Some((m, m.within?))) {
+        let at = line_after(text, at.saturating_sub(lead)).max(from);
+        write(out, &text[from..at]);
+        toggle(out, mark);
+        from = at;
+    }
+    write(out, &text[from..]);
 }
 
 /// `1 slot`, `2 slots`.
@@ -36,14 +55,14 @@ fn n_of(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-fn assistant(out: &mut String, message: &Message) {
+fn assistant(out: &mut String, chat: &Conversation, message: &Message) {
     out.push_str("\n## Assistant\n");
     if let Some(reasoning) = message.shown_reasoning() {
         let tokens = message.report.as_ref().map_or(0, |r| r.reasoning_tokens);
         let tokens = n_of(tokens as u64, "token");
         let _ = write!(out, "\n<details><summary>thought for {tokens}</summary>\n\n{reasoning}\n\n</details>\n");
     }
-    let _ = write!(out, "\n{}\n", message.shown());
+    answer(out, chat, message);
     let Some(report) = &message.report else { return };
     let ratio = report.kv.ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
     let _ = write!(
@@ -53,7 +72,7 @@ fn assistant(out: &mut String, message: &Message) {
         if report.in_context { "" } else { ", not part of the context" },
         report.prompt_tokens,
         n_of((report.answer_tokens + report.reasoning_tokens) as u64, "token"),
-        report.kv.bytes,
+        report.kv.live_bytes,
         report.seed,
     );
 }
@@ -84,7 +103,7 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo) -> Str
         field("ratio", last.kv.ratio.into());
         field("live_slots", last.kv.live_slots.into());
         field("dense_slots", last.kv.dense_slots.into());
-        field("kv_bytes", last.kv.bytes.into());
+        field("kv_bytes", last.kv.live_bytes.into());
         field("dense_bytes", last.kv.dense_bytes.into());
         field("decode_tok_s", last.decode_tok_s.into());
     }

@@ -256,11 +256,11 @@ impl Loaded {
         }
         if let Some(other) = self.turns.iter().rev().find(|t| !t.stamp.fits(info)).filter(|_| !self.last_fits(info)) {
             let was = &other.stamp.name;
-            let notice = format!("this conversation was held with another model ({was}); its texts are encoded anew");
+            let notice = format!("this conversation was held with another model ({was}); its texts are encoded again");
             return (request, Some(notice));
         }
         if !self.log_fits {
-            return (request, Some("the token log does not join up; the texts are encoded anew".to_owned()));
+            return (request, Some("the token log does not join up; the texts are encoded again".to_owned()));
         }
         let pending = self.pending.unwrap_or_else(|| recall_pending(&self.log, &request.replies));
         let in_log = self.log.iter().filter_map(|e| if let LogEntry::Token(id) = e { Some(*id) } else { None });

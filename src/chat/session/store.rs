@@ -221,7 +221,13 @@ impl Store {
 /// Reads a file without its half last line.
 fn read_whole_lines(path: &Path, name: &str) -> Result<Loaded> {
     let bytes = regular_file::read(path, MAX_BYTES).with_context(|| format!("session {}", path.display()))?;
-    load(&bytes[..whole_lines(&bytes)], name)
+    let whole = whole_lines(&bytes);
+    let mut loaded = load(&bytes[..whole], name)?;
+    if whole < bytes.len() {
+        let half = bytes.len() - whole;
+        loaded.problems.push(format!("session {name}: its last line was half written; {half} bytes are left out"));
+    }
+    Ok(loaded)
 }
 
 /// Bytes up to the end of the last whole line. One that lacks only its newline is whole.

@@ -156,7 +156,7 @@ fn keep_thinking(app: &mut App, argument: &str) -> Vec<Effect> {
         match app.options.keep_thinking {
             Some(true) => "earlier thoughts stay in the context, from the next turn on",
             Some(false) => "earlier thoughts leave the context, from the next turn on",
-            None => "earlier thoughts stay or go as the model's template has it",
+            None => "the model's template decides whether earlier thoughts stay",
         },
     )
 }
@@ -241,7 +241,7 @@ pub fn set_mouse(app: &mut App, on: bool) -> Vec<Effect> {
     app.mouse = on;
     app.say(
         Level::Info,
-        if on { "the wheel scrolls the conversation" } else { "the mouse is the terminal's again: select as usual" },
+        if on { "the wheel scrolls the conversation" } else { "mouse released: select text as usual" },
     );
     vec![Effect::Mouse(on)]
 }
@@ -277,7 +277,7 @@ pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
         let code = answers.iter().find_map(|a| markdown::code_blocks(a).pop());
         return match code {
             Some(text) => vec![Effect::Copy { text, what: "code".into() }],
-            None => info(app, "no code block in this conversation"),
+            None => info(app, "no code block in the answers"),
         };
     }
     if argument.is_empty() {

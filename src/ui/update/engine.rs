@@ -42,7 +42,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             let text = match cancelled {
                 true if tokens == 0 => format!("stopped; the cache is empty; {REFILL}"),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
-                false => format!("the cache was filled anew with {}", plural(tokens as u64, "token")),
+                false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
             };
             app.say(Level::Info, text);
             if !cancelled {
@@ -88,7 +88,7 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     let refused = !report.in_context && report.generated.is_empty();
     let why = match (report.stop_reason, &report.detail) {
         (StopReason::Cancelled, _) => "stopped before the answer began".to_owned(),
-        (reason, Some(detail)) => format!("{detail}{}", advice(reason)),
+        (_, Some(detail)) => format!("{detail}{}", advice(&report)),
         (reason, None) => reason.as_str().to_owned(),
     };
     let long = app.turn.as_ref().is_some_and(|t| t.turn == turn && app.now_ms >= t.started_ms + BELL_MS);
@@ -130,14 +130,14 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<
 pub fn mark_text(on: bool, at_token: usize, dropped_slots: u64) -> String {
     let redo = match at_token {
         0 => String::new(),
-        n => format!("; /rebuild would redo {}", plural(n as u64, "token")),
+        n => format!(" (/rebuild recomputes {})", plural(n as u64, "token")),
     };
     match (on, at_token) {
         (true, 0) => "eviction on".to_owned(),
-        (true, _) => format!("eviction on: {} given up at once{redo}", plural(dropped_slots, "slot")),
+        (true, _) => format!("eviction on: {} dropped at once{redo}", plural(dropped_slots, "slot")),
         (false, 0) => "eviction off: nothing is dropped".to_owned(),
         (false, _) => {
-            format!("eviction off from here: nothing more is dropped; what is gone stays gone{redo}")
+            format!("eviction off: no more tokens are dropped; dropped ones do not come back{redo}")
         }
     }
 }
@@ -154,7 +154,7 @@ fn failed(app: &mut App, error: &str) -> Vec<Effect> {
     note(
         app,
         LocalKind::Error,
-        format!("the engine broke: {error}; the conversation is kept, /model NAME starts it again"),
+        format!("the engine failed: {error}; the conversation is kept, /model NAME starts it again"),
     );
     effects
 }

@@ -4,7 +4,7 @@ use super::{Effect, Opened, Store, Which, engine, note, turns};
 use crate::chat::{Conversation, Role};
 use crate::protocol::{Command, ModelReference};
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, RatioHistory, SessionView};
+use crate::ui::state::{App, Confirmed, Level, Loading, RatioHistory, SessionView};
 use crate::ui::text::clean_line;
 use std::path::PathBuf;
 
@@ -112,7 +112,7 @@ pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) -> 
          again.",
         info.name
     );
-    app.overlays.push(Overlay::Confirm { question, then: Confirmed::OpenWithCurrent(which) });
+    app.ask(question, Confirmed::OpenWithCurrent(which));
     Vec::new()
 }
 

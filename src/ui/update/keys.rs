@@ -412,7 +412,8 @@ fn interrupt(app: &mut App) -> Vec<Effect> {
         return stop(app);
     }
     if !app.input.is_empty() {
-        app.input.take();
+        let draft = app.input.take();
+        app.history.push(&draft);
         app.editing = None;
         app.completion = None;
         let undo = app.setup.keymap.key_of(Action::Undo);

@@ -31,7 +31,7 @@ pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
         Some(Overlay::Find(_)) => return find::key(app, key, action),
         Some(Overlay::Models(_)) => return models::key(app, key, action),
         Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
-        Some(Overlay::Confirm { .. }) => return confirm_key(app, key.code),
+        Some(Overlay::Confirm(_)) => return confirm_key(app, key),
         None => {}
     }
     Vec::new()
@@ -188,7 +188,7 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
         (KeyCode::Delete, _) => {
             if let Some((id, title)) = chosen {
                 let question = format!("Delete {:?}? Its file is removed.", clean_line(&title));
-                app.overlays.push(Overlay::Confirm { question, then: Confirmed::DeleteSession(id) });
+                app.ask(question, Confirmed::DeleteSession(id));
             }
         }
         (_, Some(Action::Sessions)) => return close(app),
@@ -249,8 +249,7 @@ pub fn ask_delete(app: &mut App) {
         app.say(Level::Info, "this conversation has no file");
         return;
     }
-    let question = "Delete this conversation's file and begin a new one?".to_owned();
-    app.overlays.push(Overlay::Confirm { question, then: Confirmed::DeleteCurrent });
+    app.ask("Delete this conversation's file and begin a new one?", Confirmed::DeleteCurrent);
 }
 
 /// Leaving a conversation whose last records are in no file.
@@ -260,25 +259,35 @@ pub fn ask_leave(app: &mut App, why: &str, then: Store) -> Vec<Effect> {
          quit goes to a file in {}.",
         clean_line(&std::env::temp_dir().display().to_string())
     );
-    app.overlays.push(Overlay::Confirm { question, then: Confirmed::Leave(then) });
+    app.ask(question, Confirmed::Leave(then));
     Vec::new()
 }
 
 /// A file is in the way.
 pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) -> Vec<Effect> {
     let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
-    app.overlays.push(Overlay::Confirm { question, then: Confirmed::OverwriteFile { path, export } });
+    app.ask(question, Confirmed::OverwriteFile { path, export });
     Vec::new()
 }
 
-fn confirm_key(app: &mut App, code: KeyCode) -> Vec<Effect> {
-    match code {
+/// Letters this soon after a question are typed text that it interrupted, and no answer.
+const TYPED_MS: u64 = 400;
+
+fn confirm_key(app: &mut App, key: Key) -> Vec<Effect> {
+    let Some(Overlay::Confirm(question)) = app.overlays.last() else { return Vec::new() };
+    if app.now_ms < question.asked_ms + TYPED_MS {
+        if let (KeyCode::Char(c), true) = (key.code, key.modifiers.is_empty()) {
+            app.input.insert(&c.to_string());
+        }
+        return Vec::new();
+    }
+    match key.code {
         KeyCode::Char('y' | 'Y') | KeyCode::Enter => {}
         KeyCode::Char('n' | 'N') => return close(app),
         _ => return Vec::new(),
     }
-    let Some(Overlay::Confirm { then, .. }) = app.overlays.pop() else { return Vec::new() };
-    match then {
+    let Some(Overlay::Confirm(question)) = app.overlays.pop() else { return Vec::new() };
+    match question.then {
         Confirmed::DeleteSession(id) => vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)],
         Confirmed::DeleteCurrent if turns::refuse_busy(app) => Vec::new(),
         Confirmed::DeleteCurrent => vec![Effect::Store(Store::DeleteCurrent)],

@@ -120,7 +120,7 @@ fn a_toggle_in_mid_answer_stands_where_it_happened() {
         [
             row("before the toggle"),
             row("in the middle of a line"),
-            row("eviction off from here"),
+            row("eviction off: no more"),
             row("after the toggle"),
         ]
     };
@@ -157,18 +157,18 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     assert!(matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]));
     engine(&mut app, Event::EvictionSet { on: false, at_token: 472, dropped_slots: 0 });
     let shown = screen(&mut app);
-    assert!(shown.contains("nothing more is dropped; what is gone stays gone"), "{shown}");
-    assert!(shown.contains("/rebuild would redo 472 tokens"), "{shown}");
+    assert!(shown.contains("no more tokens are dropped"), "{shown}");
+    assert!(shown.contains("recomputes 472 tokens"), "{shown}");
     assert!(shown.contains("eviction off"));
     engine(&mut app, Event::EvictionSet { on: true, at_token: 500, dropped_slots: 1234 });
-    assert!(screen(&mut app).contains("eviction on: 1,234 slots given up at once"));
+    assert!(screen(&mut app).contains("eviction on: 1,234 slots dropped at once"));
     assert_eq!(app.chat.marks().len(), 2);
     say(&mut app, "/eviction on");
     assert_eq!(notice(&app), "eviction is on already");
     let effects = say(&mut app, "/rebuild");
     assert!(matches!(effects[..], [Effect::Engine(Command::Rebuild)]));
     engine(&mut app, Event::Rebuilding { done: 100, total: 472 });
-    assert!(screen(&mut app).contains("filling the cache: 100 of 472 tokens, 21 % (Esc stops)"));
+    assert!(screen(&mut app).contains("rebuilding the cache: 100 of 472 tokens, 21 % (Esc stops)"));
     assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
     engine(&mut app, Event::RebuildDone { cancelled: true, tokens: 472 });
     assert!(!app.is_busy());
@@ -222,7 +222,7 @@ fn an_answer_that_was_all_thinking_is_called_that() {
     let turn = app.turn.as_ref().unwrap().turn;
     engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::MaxTokens))));
     let shown = screen(&mut app);
-    assert!(shown.contains("all of it was thinking") && shown.contains("token limit"), "{shown}");
+    assert!(shown.contains("the model only thought") && shown.contains("token limit"), "{shown}");
 }
 
 #[test]
@@ -238,6 +238,13 @@ fn scrolled_back_the_place_holds_with_a_badge() {
     let after = screen(&mut app);
     assert!(after.contains("3 new lines, End to follow"), "{after}");
     assert_eq!(before.lines().next(), after.lines().next());
+    // Thoughts that are opened are not new.
+    app.chat.append(app.turn.as_ref().unwrap().turn, TextKind::Reasoning, "one\ntwo\nthree");
+    screen(&mut app);
+    let badge = |app: &mut App| screen(app).lines().find(|l| l.contains("End to follow")).unwrap().to_owned();
+    let closed = badge(&mut app);
+    press(&mut app, KeyCode::F(6));
+    assert_eq!(badge(&mut app).trim_start_matches('─'), closed.trim_start_matches('─'));
     press(&mut app, KeyCode::End);
     let end = screen(&mut app);
     assert!(end.contains("row 62") && !end.contains("End to follow"), "{end}");
@@ -377,7 +384,7 @@ fn questions_are_asked_before_files_go() {
     let mut app = app(120, 40, 8, 4);
     turn(&mut app, "q", "", "a");
     say(&mut app, "/delete");
-    assert!(matches!(app.overlays.last(), Some(Overlay::Confirm { .. })));
+    assert!(matches!(app.overlays.last(), Some(Overlay::Confirm(_))));
     press(&mut app, KeyCode::Char('n'));
     assert!(app.overlays.is_empty());
     assert_eq!(app.chat.path().len(), 2);
@@ -399,7 +406,7 @@ fn a_broken_engine_keeps_the_conversation() {
     stream(&mut app, TextKind::Answer, "half an ans");
     engine(&mut app, Event::Failed("index out of bounds".into()));
     let shown = screen(&mut app);
-    assert!(shown.contains("half an ans") && shown.contains("the engine broke: index out of bounds"), "{shown}");
+    assert!(shown.contains("half an ans") && shown.contains("the engine failed: index out of bounds"), "{shown}");
     // Another message starts the engine again and waits for it.
     assert!(matches!(&say(&mut app, "again")[..], [Effect::Load(name)] if name == "demo"));
     assert_eq!(app.queue[0].text, "again");

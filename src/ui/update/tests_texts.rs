@@ -4,6 +4,7 @@ use super::*;
 use crate::protocol::{StopReason, TextKind, TurnReport};
 use crate::ui::heat::Depth;
 use crate::ui::testing::*;
+use crate::ui::widgets::message::advice;
 use crossterm::event::{KeyCode, KeyModifiers};
 
 fn notice(app: &App) -> &str {
@@ -122,4 +123,52 @@ fn the_title_is_the_conversations_without_controls() {
     say(&mut app, "what is \u{1b}]2;this\u{7}?");
     assert!(app.title().starts_with("what is ") && app.title().ends_with(" - dmschat"), "{}", app.title());
     assert!(!app.title().contains(char::is_control));
+}
+
+#[test]
+fn advice_names_nothing_that_is_set_already() {
+    let mut full = report(1, StopReason::CacheFull);
+    assert!(!advice(&full).contains("/eviction"));
+    full.eviction = false;
+    assert!(advice(&full).contains("/eviction on"));
+}
+
+#[test]
+fn a_file_that_is_not_attached_is_told_when_the_message_goes() {
+    for (text, told) in [
+        ("Read @notes.md, please", "@notes.md, is sent as these letters"),
+        ("look at @src/image", "@src/image is sent"),
+        ("ask me@home.net or @anna", ""),
+    ] {
+        let mut app = with_model(|_| {});
+        say(&mut app, text);
+        assert!(notice(&app).starts_with(told) && notice(&app).is_empty() == told.is_empty(), "{}", notice(&app));
+    }
+}
+
+#[test]
+fn a_question_does_not_take_the_letters_of_a_message() {
+    let mut app = with_model(|_| {});
+    app.input.set("wh");
+    update(&mut app, AppEvent::Exists { path: "x.md".into(), export: true });
+    let typed = |app: &mut App, c| {
+        update(app, AppEvent::Key(crossterm::event::KeyEvent::new(KeyCode::Char(c), KeyModifiers::NONE)))
+    };
+    assert!(typed(&mut app, 'y').is_empty() && app.input.text() == "why");
+    app.now_ms += 500;
+    assert!(matches!(typed(&mut app, 'y')[..], [Effect::Store(Store::Export { overwrite: true, .. })]));
+}
+
+#[test]
+fn the_status_names_the_speed_of_the_version_shown_and_a_full_context() {
+    let mut app = with_model(|info| info.context = 472);
+    turn(&mut app, "q", "", "a");
+    let mut slow = report(2, StopReason::End);
+    say(&mut app, "/regen");
+    slow.decode_tok_s = Some(7.0);
+    update(&mut app, AppEvent::Engine(Event::TurnDone(Box::new(slow))));
+    let status = |app: &mut App| screen(app).lines().last().unwrap().to_owned();
+    assert!(status(&mut app).contains("7 tok/s") && status(&mut app).contains("472/472 full"), "{}", status(&mut app));
+    press_with(&mut app, KeyCode::Char(','), KeyModifiers::ALT);
+    assert!(status(&mut app).contains("312 tok/s"), "{}", status(&mut app));
 }

@@ -47,6 +47,8 @@ fn control_c_clears_the_draft_then_asks_then_quits() {
     type_in(&mut app, "draft");
     assert!(!quits(&ctrl(&mut app, 'c')));
     assert!(app.input.is_empty());
+    // The file of what was typed keeps it for another run.
+    assert_eq!(app.history.take_new(), ["draft"]);
     assert!(notice(&app).contains("Alt+Z brings it back"), "{}", notice(&app));
     press_with(&mut app, KeyCode::Char('z'), KeyModifiers::ALT);
     assert_eq!(app.input.text(), "draft");

@@ -6,6 +6,7 @@ use crate::ui::action::Action;
 use crate::ui::commands as slash;
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
+use crate::ui::text::{clean_line, truncate};
 
 /// Sends the input as a message, or in the place of the message being edited. What cannot be sent
 /// yet waits in the queue.
@@ -14,9 +15,13 @@ pub fn ask(app: &mut App) -> Vec<Effect> {
         app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; Esc takes the newest back"));
         return Vec::new();
     }
+    let named = slash::unattached(app.input.text()).map(|name| clean_line(&truncate(name, 60)));
     let text = app.input.take();
     app.history.push(&text);
     app.given_back = None;
+    if let Some(name) = named {
+        app.say(Level::Info, format!("{name} is sent as these letters: no file was attached there"));
+    }
     app.queue.push_back(Queued { text, replaces: app.editing.take() });
     send_next(app)
 }
@@ -112,7 +117,7 @@ pub fn undo(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     };
     let place = give_back(app, &text);
-    app.say(Level::Info, format!("taken back{place}; it stays in the file as a branch"));
+    app.say(Level::Info, format!("removed from the context{place}; it stays in the file as a branch"));
     moved(app)
 }
 
@@ -232,7 +237,7 @@ pub fn refuse_busy(app: &mut App) -> bool {
     if app.turn.is_some() {
         app.say_about(About::Busy, Level::Info, "the answer is still running; Esc stops it");
     } else if app.engine.rebuilding.is_some() {
-        app.say_about(About::Busy, Level::Info, "the cache is being filled; Esc stops that");
+        app.say_about(About::Busy, Level::Info, "the cache is being rebuilt; Esc stops that");
     } else if app.opening {
         app.say_about(About::Busy, Level::Info, "a conversation is being opened; Esc stops that");
     }

@@ -19,6 +19,7 @@ pub fn prepare(app: &mut App, area: Rect) {
     let new_width = app.feed.width != width;
     let keys = app.feed.items.clone();
     let (mut left, was_behind) = (FRAME_BYTES, std::mem::take(&mut app.feed.behind));
+    let refolded = std::mem::take(&mut app.feed.refolded);
     for (n, key) in keys.iter().enumerate().rev() {
         let is_new = !app.feed.rows.contains_key(key);
         if is_new && left == 0 {
@@ -37,7 +38,9 @@ pub fn prepare(app: &mut App, area: Rect) {
         if is_new {
             left = left.saturating_sub(bytes_of(app, *key));
             // What was there already is nothing new to one who has scrolled back.
-            app.feed.add_seen(if was_behind { height } else { 0 });
+            app.feed.add_seen(if was_behind { height as isize } else { 0 });
+        } else if refolded {
+            app.feed.add_seen(height as isize - old_height as isize);
         }
         if new_width {
             app.feed.rescale(n, old_height, height);

@@ -1,7 +1,7 @@
 //! The whole screen, from the state.
 
 use super::{conversation, help, input, inspect, layout, lists, panel, status, welcome};
-use crate::ui::state::{App, MIN_SIZE, Overlay};
+use crate::ui::state::{App, MIN_SIZE, Overlay, Question};
 use crate::ui::text::truncate;
 use crate::ui::theme::Role;
 use ratatui::Frame;
@@ -39,7 +39,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
     for overlay in &app.overlays {
         draw_overlay(frame, app, overlay, &at);
     }
-    let hides_banner = |o: &Overlay| !matches!(o, Overlay::Confirm { .. } | Overlay::HistorySearch { .. });
+    let hides_banner = |o: &Overlay| !matches!(o, Overlay::Confirm(_) | Overlay::HistorySearch { .. });
     if app.overlays.last().is_some_and(hides_banner) {
         status::draw_notice(frame.buffer_mut(), area, app);
     }
@@ -113,7 +113,7 @@ fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Lay
             Clear.render(area, frame.buffer_mut());
             lists::draw_history(frame, area, app, query, *selected);
         }
-        Overlay::Confirm { question, .. } => {
+        Overlay::Confirm(Question { text: question, .. }) => {
             let area = strip(whole, 5);
             Clear.render(area, frame.buffer_mut());
             lists::draw_confirm(frame, area, app, question);

@@ -93,6 +93,8 @@ fn strip(buffer: &mut Buffer, area: Rect, app: &App, head: &HeadSlots) -> u16 {
     let columns = usize::from(area.width - names);
     let rows = usize::from(area.height.saturating_sub(1).min(STRIP)).min(total.div_ceil(columns)).max(1);
     let per_cell = total.div_ceil(columns * rows).max(1);
+    // Cells round up, so that the last rows may have none.
+    let rows = total.div_ceil(columns * per_cell);
     let mut kept = vec![0usize; columns * rows];
     for slot in &head.slots {
         if let Some(cell) = kept.get_mut(slot.position as usize / per_cell) {

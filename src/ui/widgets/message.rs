@@ -1,7 +1,7 @@
 //! The rows of one item of the conversation: a message with its thoughts and its last line, or a
 //! line of our own.
 
-use crate::chat::{Message, Role as Who};
+use crate::chat::{Message, Role as Who, line_after};
 use crate::protocol::{StopReason, TurnReport};
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::folded;
@@ -45,10 +45,11 @@ pub fn ending(report: &TurnReport) -> String {
     }
 }
 
-/// What can be done about it.
-pub fn advice(reason: StopReason) -> &'static str {
-    match reason {
+/// What the user can do about the way a turn ended.
+pub fn advice(report: &TurnReport) -> &'static str {
+    match report.stop_reason {
         StopReason::ContextFull => "; shorten the message, or /new starts over",
+        StopReason::CacheFull if report.eviction => "; /set kv_limit raises the limit, /new starts over",
         StopReason::CacheFull => "; /set kv_limit raises the limit, /eviction on saves room, /new starts over",
         StopReason::MaxTokens => "; /set max_tokens raises it",
         _ => "",
@@ -196,20 +197,6 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     Rows { lines, fold_row, links, finished, ..Rows::default() }
 }
 
-/// The first beginning of a line at or after byte `at` that is not inside of a code block, else the end.
-fn line_after(text: &str, at: usize) -> usize {
-    let (mut start, mut code) = (0, false);
-    for line in text.split_inclusive('\n') {
-        if start >= at && !code {
-            return start;
-        }
-        let line_text = line.trim_start();
-        code ^= line_text.starts_with("```") || line_text.starts_with("~~~");
-        start += line.len();
-    }
-    text.len()
-}
-
 /// The rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut where the stretch
 /// ends belongs to the next one.
 fn with_marks(
@@ -338,14 +325,14 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     let plain = report.stop_reason == StopReason::End;
     let style = theme.style(if plain { Role::Dim } else { Role::Warning });
     if message.shown().trim().is_empty() && message.shown_reasoning().is_some() {
-        let text = "all of it was thinking; there is no answer";
+        let text = "the model only thought; it gave no answer";
         lines.extend(wrap_plain(text, theme.style(Role::Warning), width, &margin()));
     }
     let mut text = ending(report);
     if !report.in_context {
         text += "; not part of the context";
     }
-    text += advice(report.stop_reason);
+    text += advice(report);
     let separator = format!(" {} ", theme.glyphs().separator);
     let mut facts = Vec::new();
     let tokens = report.answer_tokens + report.reasoning_tokens;

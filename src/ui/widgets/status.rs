@@ -90,7 +90,7 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         return Some(format!("reading the conversation ({stop} stops)"));
     }
     let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
-        (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("filling the cache", done, total),
+        (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("rebuilding the cache", done, total),
         (Phase::Prefill { done, total }, _) => ("reading the prompt", done, total),
         _ if app.turn.as_ref().is_some_and(|t| t.is_preparing(app.now_ms)) => {
             return Some(format!("preparing the prompt ({stop} stops)"));
@@ -197,13 +197,18 @@ fn parts(app: &App) -> Vec<Part> {
         if s.kv.ratio.is_some() {
             add(6, Role::StatusValue, ratio(s.kv.ratio));
         }
-        let (role, word) =
-            if numbers::context_is_short(app) { (Role::Warning, " nearly full") } else { (Role::Status, "") };
+        let (role, word) = match &app.engine.info {
+            Some(info) if s.tokens >= info.context => (Role::Warning, " full"),
+            _ if numbers::context_is_short(app) => (Role::Warning, " nearly full"),
+            _ => (Role::Status, ""),
+        };
         add(5, role, format!("context {}{word}", numbers::context_use(app)));
         if app.turn.is_none() && app.has_to_refill() {
             add(5, Role::Status, "loads with the next message".to_owned());
         }
-        if let Some(speed) = s.decode_tok_s {
+        // Between turns that of the answer shown: another version may have been chosen.
+        let shown = app.chat.path().last().and_then(|m| m.report.as_ref()).and_then(|r| r.decode_tok_s);
+        if let Some(speed) = if app.turn.is_some() { s.decode_tok_s } else { shown } {
             add(4, Role::Status, format!("{speed:.0} tok/s"));
         }
     }

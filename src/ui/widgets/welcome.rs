@@ -44,10 +44,10 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
             text += &format!(", workspace {}", bytes(plan.workspace_bytes));
         }
         if let Some(budget) = plan.kv_budget_bytes {
-            let [surely, about] = [plan.certain_context, plan.expected_context].map(super::message::tokens);
-            text += &format!(", room for {} of cache, {surely} tokens surely fit", bytes(budget));
+            let [worst, about] = [plan.certain_context, plan.expected_context].map(super::message::tokens);
+            text += &format!(", room for {} of cache, fits {worst} tokens (worst case)", bytes(budget));
             if plan.expected_context > plan.certain_context {
-                text += &format!(", about {about} with what is evicted");
+                text += &format!(", about {about} with eviction");
             }
         }
         out.extend(wrap_plain(&text, dim, width, &[]));
