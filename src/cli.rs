@@ -1,5 +1,5 @@
-//! Flags and subcommands; the one place that names a concrete backend, loads and spawns.
-//! Each subcommand has its file; this one parses, dispatches and turns errors into exit codes.
+//! Flags and subcommands, one file each. This file parses, dispatches and turns errors into exit codes. Only this room
+//! names a concrete backend, loads models and spawns engines.
 
 pub mod args;
 pub mod bench;
@@ -35,25 +35,24 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Files that a chat has open, and some more.
+/// Files that a chat may have open at once.
 #[cfg(unix)]
 const FILES: usize = 24;
 
-/// How long the end of the program waits for engines to end.
+/// How long the program waits for engines to end before it exits.
 const ENGINE_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The program. Returns its exit code: 0 answered, 1 failed, 2 wrong use, 130 interrupted.
 pub fn main() -> ExitCode {
-    // Before anything else: the renderer of untrusted templates limits its own memory first.
+    // First of all, because the renderer of untrusted templates limits its own memory.
     if std::env::args_os().nth(1).is_some_and(|a| a == "__render") {
         return crate::chat::template::child_main();
     }
     crate::system::take_shortened_files();
-    // A panic has told what it is by now.
+    // The panic hook has printed the message.
     let code = catch_unwind(run_program).unwrap_or(output::PANICKED);
-    // The exit handlers of NVIDIA's libraries crash beside a thread that still calls these. An engine that is in the
-    // middle of something long (a kernel that is compiled, a tensor from a slow disk) is not waited for: all that has
-    // to be written is written, and the system takes back the rest.
+    // Exit handlers of NVIDIA's libraries crash while another thread still calls these libraries. If an engine is busy
+    // for longer (compiling a kernel, reading from a slow disk), skip the handlers: everything is already saved.
     if !crate::engine::join_all(ENGINE_ENDS_WITHIN) {
         crate::system::exit_now(code);
     }
@@ -68,7 +67,7 @@ fn run_program() -> u8 {
     done.unwrap_or_else(|error| output::report(&error))
 }
 
-/// Whether the process may open as many files as a chat needs: tokio panics where it may not.
+/// Fails if the process may not open as many files as a chat needs, in which case tokio would panic.
 #[cfg(unix)]
 fn files_can_be_opened() -> Result<()> {
     let opened: Vec<_> = (0..FILES).map(|_| std::fs::File::open("/dev/null")).collect();
@@ -86,7 +85,7 @@ fn files_can_be_opened() -> Result<()> {
 
 fn dispatch(cli: Cli) -> Result<u8> {
     let common = &cli.common;
-    // These work whatever the settings say.
+    // These do not read the settings.
     match &cli.command {
         Some(Command::Completions { shell }) => return completions::run(*shell),
         Some(Command::Man { command }) => return man::run(command.as_deref()),
@@ -95,13 +94,15 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Doctor(args)) => return doctor::run(common, args),
         _ => {}
     }
-    let takes_several = |flag| match &cli.command {
+    let accepts_several = |flag| match &cli.command {
         Some(Command::Bench(_)) => true,
         Some(Command::Compare(_)) => flag == "--kv",
         _ => false,
     };
-    if let Some(flag) = common.several().filter(|flag| !takes_several(*flag)) {
-        return Err(output::wrong_use(format!("{flag} takes several values with bench only (--kv with compare too)")));
+    if let Some(flag) = common.several().filter(|flag| !accepts_several(*flag)) {
+        return Err(output::wrong_use(format!(
+            "{flag} accepts several values only with bench (--kv also with compare)"
+        )));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     Settings::unknown_variables().iter().for_each(|line| output::notice(line));
@@ -119,7 +120,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
 }
 
-/// Help and version go to stdout; a mistake is one line on stderr.
+/// Prints help and version to stdout, and an error as one line to stderr.
 fn refused(error: &clap::Error) -> Result<u8> {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
@@ -131,26 +132,26 @@ fn refused(error: &clap::Error) -> Result<u8> {
     Ok(output::WRONG_USE)
 }
 
-/// The subcommands that a help text lists, in one line.
+/// One line with the subcommands in a help text.
 fn subcommands(help: &str) -> String {
     let usage = help.lines().find_map(|l| l.trim().strip_prefix("Usage: ")).unwrap_or("dmschat");
     let program: Vec<&str> = usage.split_whitespace().take_while(|w| !w.starts_with(['[', '<'])).collect();
     let program = program.join(" ");
     let listed = help.lines().skip_while(|l| l.trim() != "Commands:").skip(1).take_while(|l| !l.trim().is_empty());
-    // A long description goes on in lines that are indented further.
+    // Continuation lines of a description are indented further.
     let names = listed.filter_map(|l| l.strip_prefix("  ").filter(|l| !l.starts_with(' ')));
     let names: Vec<&str> = names.filter_map(|l| l.split_whitespace().next()).filter(|n| *n != "help").collect();
     format!("{program} needs a subcommand: {}; see {program} --help", names.join(", "))
 }
 
-/// What clap says, without the usage and the invitation to try `--help` on lines of their own.
+/// clap's message in one line, without its usage.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim);
-    let said: Vec<&str> = lines
+    let message: Vec<&str> = lines
         .take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"))
         .filter(|l| !l.is_empty())
         .collect();
-    let line = said.join("; ").replace(":;", ":");
+    let line = message.join("; ").replace(":;", ":");
     format!("{}; see dmschat --help", line.trim_start_matches("error: "))
 }
 
@@ -184,7 +185,7 @@ mod tests {
     fn mistakes_are_one_line_that_names_them() {
         for (line, parts) in [
             (&["--temprature", "1"][..], &["'--temprature'", "'--temperature'"][..]),
-            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16 or fp8"]),
+            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8 or int8"]),
             (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
             (&["frobnicate"], &["'frobnicate'"]),
             (&["score"], &["--tokens-file", "--text-file"]),

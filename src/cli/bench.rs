@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 /// Most sequences or threads.
-const MAX_MANY: usize = 4096;
+const MAX_PARALLEL: usize = 4096;
 
 pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8> {
     devices::check(settings)?;
@@ -37,7 +37,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     let json = common.json;
     let lists = Lists::new(settings, common, target)?;
     if args.parallel.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
-        return Err(wrong_use("--parallel, --gen and --runs count from 1"));
+        return Err(wrong_use("--parallel, --gen and --runs must be at least 1"));
     }
     let longest = args.ctx.iter().max().context("a context length")?.saturating_add(args.gen_tokens).saturating_add(1);
     check_sizes(args, longest)?;
@@ -107,16 +107,16 @@ impl<F: FnMut(Codec, &Line) -> Result<()>> DeviceJob for Job<'_, F> {
 }
 
 fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
-    let many = args.parallel.iter().chain(&args.threads).any(|&n| n > MAX_MANY);
+    let many = args.parallel.iter().chain(&args.threads).any(|&n| n > MAX_PARALLEL);
     if longest > MAX_CONTEXT || many {
         return Err(wrong_use(format!(
-            "--ctx and --gen together are at most {MAX_CONTEXT} tokens, --parallel and --threads at most {MAX_MANY}"
+            "--ctx plus --gen is at most {MAX_CONTEXT} tokens, --parallel and --threads at most {MAX_PARALLEL}"
         )));
     }
     Ok(())
 }
 
-/// Refuses tables and scratch that the host has no memory for.
+/// Fails if the host has not enough memory for tables and scratch.
 fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Result<()> {
     let max_seqs = args.parallel.iter().copied().max().unwrap_or(1);
     let options = EngineOptions { max_seqs, ..EngineOptions::new(Codec::F32) };
@@ -125,7 +125,7 @@ fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Re
         Some(free) if needed > free => {
             let mb = |bytes: u64| bytes as f64 / 1e6;
             Err(wrong_use(format!(
-                "{max_seqs} sequences of {longest} tokens need {:.0} MB beside weights and cache, {:.0} MB are free",
+                "{max_seqs} sequences of {longest} tokens need {:.0} MB besides weights and cache, but only {:.0} MB are free",
                 mb(needed),
                 mb(free)
             )))
@@ -134,7 +134,7 @@ fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Re
     }
 }
 
-/// What `--eviction`, `--kv` and the sampling flags ask for, every value of them.
+/// The values of `--eviction` and `--kv`, and the sampling parameters.
 struct Lists {
     eviction: Vec<bool>,
     codecs: Vec<Codec>,
@@ -148,7 +148,7 @@ impl Lists {
             .as_ref()
             .map_or(vec![settings.eviction.unwrap_or(true)], |list| list.0.iter().map(|on| on.0).collect());
         let kv = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
-        // At temperature 1 random weights give ever new tokens; the likeliest would soon repeat.
+        // Greedy decoding with random weights soon repeats itself; temperature 1 does not.
         let sampling = settings.sampling(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
         target.check_kv(&kv)?;
         Ok(Self { eviction, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), sampling })

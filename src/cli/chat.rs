@@ -1,4 +1,4 @@
-//! `dmschat [chat]`: the conversation in the terminal.
+//! `dmschat [chat]`: opens the chat in the terminal.
 
 use super::args::Common;
 use super::output::{as_wrong_use, wrong_use};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-        return Err(wrong_use("no terminal to chat in; give a question with -p TEXT"));
+        return Err(wrong_use("the chat needs a terminal; use -p TEXT to ask one question"));
     }
     if common.json {
-        return Err(wrong_use("--json prints one answer; it needs -p TEXT"));
+        return Err(wrong_use("--json needs -p TEXT"));
     }
     super::devices::check(settings)?;
     let resume = match (&common.resume, common.continue_) {
@@ -32,7 +32,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         adapter_given: flags.adapter.is_some(),
         models: Arc::new(super::local_models::Local),
     };
-    // A download that failed may go better next time: that is no wrong use.
+    // A failed download may succeed next time, so it is not wrong use.
     let download_failed = Arc::new(AtomicBool::new(false));
     let failed = download_failed.clone();
     let load = Box::new(move |request: LoadRequest| super::spawn::engine(&request.settings, failed.clone()));

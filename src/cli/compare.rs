@@ -1,4 +1,4 @@
-//! `dmschat compare`: what eviction and smaller codecs cost on a text.
+//! `dmschat compare`: measures what eviction and smaller codecs cost on a text.
 
 use super::args::{Common, CompareArgs};
 use super::output::{self, as_wrong_use, wrong_use};
@@ -13,10 +13,10 @@ use crate::protocol::Token;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-/// Logits of every token of a step are held at once.
+/// The logits of all tokens of a step are in memory at once.
 const MAX_STEP: usize = 64;
 
-/// The first of `--kv`'s formats, dense, is what all else is compared with.
+/// The first format of `--kv`, without eviction, is the reference.
 pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
     let kvs = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
     let job = Job { settings, args, others: &kvs[1..], json: common.json };
@@ -43,15 +43,15 @@ impl ModelJob for Job<'_> {
         let evictions = evictions(checkpoint, &tokens, self.others.is_empty())?;
         let mut ppl = None;
         let mut rows = Vec::new();
-        let mut take = |(dense, more): Compared| {
+        let mut collect = |(dense, more): Compared| {
             ppl = dense;
             rows.extend(more);
         };
         if evictions.contains(&true) {
-            take(compare::eviction(runner, &tokens)?);
+            collect(compare::eviction(runner, &tokens)?);
         }
         for &kv in self.others {
-            let beside = Beside { reference: runner, tokens: &tokens, evictions, take: &mut take };
+            let beside = Beside { reference: runner, tokens: &tokens, evictions, collect: &mut collect };
             with_model(&with_kv(self.settings, kv), MAX_STEP, beside)?;
         }
         let kv = runner.cache.geometry().codec.name();
@@ -64,13 +64,13 @@ impl ModelJob for Job<'_> {
     }
 }
 
-/// With which states of eviction a codec is compared.
+/// The eviction settings with which a codec is compared.
 fn evictions(checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
     let Some(dms) = &checkpoint.config.dms else {
         if alone {
             let name = &checkpoint.name;
             return Err(wrong_use(format!(
-                "{name} was not trained to evict: there is nothing to compare but formats, as in --kv f32,bf16,fp8"
+                "{name} does not evict; compare formats instead, such as --kv f32,bf16,fp8"
             )));
         }
         return Ok(&[false]);
@@ -78,30 +78,30 @@ fn evictions(checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&
     let least = 4 * dms.rule.window;
     if tokens.len() < least {
         return Err(wrong_use(format!(
-            "the text has {} tokens; at least {least} (four windows) are needed for eviction to show",
+            "the text has {} tokens; eviction shows from {least} tokens (four windows)",
             tokens.len()
         )));
     }
     Ok(&[false, true])
 }
 
-/// The same model again with another codec, beside the reference.
+/// The same model with another codec, compared with the reference.
 struct Beside<'a, R: Backend, F: FnMut(Compared)> {
     reference: &'a mut Runner<R>,
     tokens: &'a [Token],
     evictions: &'static [bool],
-    take: F,
+    collect: F,
 }
 
 impl<R: Backend, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
     fn run<B: Backend>(mut self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
         check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
-        (self.take)(compare::codec(self.reference, runner, self.tokens, self.evictions)?);
+        (self.collect)(compare::codec(self.reference, runner, self.tokens, self.evictions)?);
         Ok(output::OK)
     }
 }
 
-/// Eviction on against off in the reference's codec, and beside it all rows.
+/// The reference codec with eviction on against off, and all rows.
 fn as_json(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
     let on = rows.iter().find(|r| r.kv == kv && r.eviction);
     json!({
@@ -118,8 +118,7 @@ fn as_json(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
 
 fn as_table(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> String {
     let show = |x: Option<f64>, digits: usize| x.map_or("-".into(), |x| format!("{x:.digits$}"));
-    let mut out =
-        format!("{tokens} tokens; perplexity {} with {kv} and without eviction, against which:\n", show(ppl, 4));
+    let mut out = format!("{tokens} tokens; reference: {kv} without eviction, perplexity {}\n", show(ppl, 4));
     out.push_str("kv    eviction  perplexity  KL, nats/token  same top token   ratio     KV MB\n");
     for r in rows {
         out.push_str(&format!(

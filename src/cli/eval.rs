@@ -1,5 +1,5 @@
-//! `dmschat eval` (hidden): answers a file of problems greedily, each in a conversation of its own,
-//! for the evaluation of a model by the release binary itself.
+//! `dmschat eval` (hidden): answers a file of problems greedily, each in its own conversation, to evaluate a model with the
+//! release binary.
 
 use super::args::EvalArgs;
 use super::client::{Client, Sampling, answer_json};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Of a file of problems.
+/// Largest file of problems.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// One line of the file.
@@ -20,13 +20,13 @@ const MAX_BYTES: u64 = 1 << 30;
 struct Problem {
     #[serde(default)]
     task: Value,
-    messages: Vec<Said>,
+    messages: Vec<ProblemMessage>,
     #[serde(default)]
     expected: Value,
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct ProblemMessage {
     role: String,
     content: String,
     reasoning_content: Option<String>,
@@ -37,15 +37,15 @@ pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
     let text = regular_file::read_text(&args.problems, MAX_BYTES)
         .with_context(|| file.to_string())
         .map_err(output::as_wrong_use)?;
-    let mut engine = Client::start(settings)?;
+    let mut client = Client::start(settings)?;
     let sampling = Sampling { params: SamplingParams::default(), seed: settings.seed, max_tokens: settings.max_tokens };
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let problem: Problem =
             serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
         let mut chat = conversation(settings, &problem).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
-        engine.clear()?;
-        let report = engine.answer(&mut chat, &sampling, |_, _| Ok(()))?;
-        let mut object = answer_json(&chat, &report, &engine.info);
+        client.clear()?;
+        let report = client.answer(&mut chat, &sampling, |_, _| Ok(()))?;
+        let mut object = answer_json(&chat, &report, &client.info);
         object["task"] = problem.task;
         object["expected"] = problem.expected;
         output::out_json(&object)?;
@@ -59,16 +59,16 @@ pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
     Ok(output::OK)
 }
 
-/// The given messages, of which the last is the question.
+/// The conversation of a problem. Its last message is the question.
 fn conversation(settings: &Settings, problem: &Problem) -> Result<Conversation, String> {
     let mut chat = Conversation::new(settings.system.clone());
-    for said in &problem.messages {
-        match said.role.as_str() {
-            "system" if chat.is_empty() => chat.set_system(&said.content),
-            "user" => drop(chat.push_user(&said.content)),
-            "assistant" => drop(chat.push_assistant(&said.content, said.reasoning_content.clone())),
+    for message in &problem.messages {
+        match message.role.as_str() {
+            "system" if chat.is_empty() => chat.set_system(&message.content),
+            "user" => drop(chat.push_user(&message.content)),
+            "assistant" => drop(chat.push_assistant(&message.content, message.reasoning_content.clone())),
             other => {
-                return Err(format!("role {other:?} at this place; expected system first, then user and assistant"));
+                return Err(format!("unexpected role {other:?}; expected system first, then user and assistant"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `dmschat models ...`: what is on this machine and on the hub, downloads and their end.
+//! `dmschat models ...`: lists, downloads, describes and deletes models.
 
 use super::args::{Common, ModelsCommand};
 use super::output::{self, wrong_use};
@@ -13,12 +13,13 @@ use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A model's folder and how to name it after `-m`.
+/// A model on this machine.
 pub(super) struct Found {
+    /// Its name for `-m`.
     pub name: String,
     pub path: Option<PathBuf>,
     pub bytes: u64,
-    /// Something is missing that a chat needs.
+    /// Whether files are missing that a chat needs.
     pub partial: bool,
 }
 
@@ -48,7 +49,7 @@ fn hub() -> Result<Hub> {
     Hub::from_env().map_err(output::as_wrong_use)
 }
 
-/// The built-in model, those of the cache, and the folder that the settings name.
+/// The built-in model, those in the cache, and the folder in the settings.
 pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
     let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0, partial: false }];
     found.extend(in_cache(&hub()?));
@@ -75,7 +76,7 @@ fn list(common: &Common) -> Result<()> {
         let about = match &model.path {
             None => "built in".to_owned(),
             Some(path) => {
-                let partial = if model.partial { "  (not all here)" } else { "" };
+                let partial = if model.partial { "  (incomplete)" } else { "" };
                 format!("{:>8}  {}{partial}", bytes(model.bytes), path.display())
             }
         };
@@ -84,8 +85,7 @@ fn list(common: &Common) -> Result<()> {
     Ok(())
 }
 
-/// The models of the Hugging Face cache, each commit that is there; other repositories than those of
-/// safetensors models are not ours to list.
+/// The models in the Hugging Face cache, one per commit. Repositories without safetensors weights are left out.
 fn in_cache(hub: &Hub) -> Vec<Found> {
     let mut found = Vec::new();
     for id in cache::ids(&hub.cache) {
@@ -101,7 +101,7 @@ fn in_cache(hub: &Hub) -> Vec<Found> {
             let bytes = weight_bytes(&path);
             found.push(Found { name, path: Some(path), bytes, partial: extent < Extent::Weights });
         }
-        // Begun, and no file of weights is whole yet.
+        // A download without a complete weight file yet.
         let (_, partial) = repo.bytes();
         if partial > 0 && found.iter().all(|m| m.name.split('@').next() != Some(&id)) {
             found.push(Found { name: id, path: Some(repo.dir.clone()), bytes: partial, partial: true });
@@ -120,11 +120,11 @@ fn weight_bytes(folder: &Path) -> u64 {
     weights.filter_map(|p| fs::metadata(p).ok().map(|m| m.len())).sum()
 }
 
-/// The hub id that a command needs.
+/// The hub id and revision in a name.
 fn id_of(model: &str) -> Result<(String, Option<String>)> {
     match ModelRef::parse(model).map_err(output::as_wrong_use)? {
         ModelRef::Hub { id, revision } => Ok((id, revision)),
-        _ => Err(wrong_use(format!("{model} is no hub id such as ORG/NAME; a folder of your own is yours to delete"))),
+        _ => Err(wrong_use(format!("{model} is not a hub id (ORG/NAME); dmschat does not delete other folders"))),
     }
 }
 
@@ -147,10 +147,10 @@ fn remove(model: &str, common: &Common) -> Result<()> {
     if common.json {
         return output::out_json(&json!({"name": model, "freed_bytes": freed}));
     }
-    Ok(output::out(&format!("{model} is deleted, {} are free again\n", bytes(freed)))?)
+    Ok(output::out(&format!("deleted {model}: {} are free again\n", bytes(freed)))?)
 }
 
-/// What a model is: from its files where they are here, else from the hub's word.
+/// Describes a model by its files if they are on this machine, else by the hub's listing.
 fn info(model: &str, common: &Common) -> Result<()> {
     let mut settings = settings(common)?;
     settings.model = model.to_owned();
@@ -210,7 +210,7 @@ fn object(value: Value) -> Map<String, Value> {
     }
 }
 
-/// A question that takes a moment: only what goes wrong is told.
+/// Reports notices only.
 struct Quiet;
 
 impl Observer for Quiet {

@@ -1,4 +1,4 @@
-//! What is written to stdout and stderr, and which exit code an error has.
+//! Output to stdout and stderr, and the exit codes of errors.
 
 use crate::unicode::{self, Kind};
 use anyhow::Result;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 
-/// Wrong use, configuration or model: exit code 2.
+/// An error in use, configuration or model: exit code 2.
 #[derive(Debug)]
 pub struct WrongUse(pub String);
 
@@ -23,12 +23,12 @@ pub fn wrong_use(message: impl fmt::Display) -> anyhow::Error {
     WrongUse(message.to_string()).into()
 }
 
-/// Marks whatever went wrong as exit code 2.
+/// Gives an error exit code 2.
 pub fn as_wrong_use(error: anyhow::Error) -> anyhow::Error {
     wrong_use(format!("{error:#}"))
 }
 
-/// Ctrl+C before there was anything to keep: exit code 130.
+/// Ctrl+C before there was an answer: exit code 130.
 #[derive(Debug)]
 pub struct Interrupted;
 
@@ -45,10 +45,10 @@ pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
 pub const WRONG_USE: u8 = 2;
 pub const INTERRUPTED: u8 = 130;
-/// As Rust's own `main` ends after a panic.
+/// The exit code of Rust programs after a panic.
 pub const PANICKED: u8 = 101;
 
-/// Says an error in one line on stderr and gives its exit code. A closed stdout is no error.
+/// Prints an error as one line to stderr and returns its exit code. A closed stdout is not an error.
 pub fn report(error: &anyhow::Error) -> u8 {
     if is_closed_pipe(error) {
         return OK;
@@ -61,14 +61,14 @@ pub fn report(error: &anyhow::Error) -> u8 {
     if wrong_use { WRONG_USE } else { FAILED }
 }
 
-/// True when a reader of ours has gone away.
+/// Whether the reader of stdout has closed it.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
-/// One line on stderr.
+/// Prints one line to stderr.
 pub fn notice(line: &str) {
-    // Nobody is left to tell when stderr is closed.
+    // A closed stderr cannot be reported.
     let _ = writeln!(io::stderr(), "dmschat: {}", visible(&unicode::one_line(line)));
 }
 
@@ -79,24 +79,24 @@ pub fn out(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// One object on one line of stdout, without a character that hides or steers.
+/// Prints an object as one line of JSON to stdout, with invisible and control characters escaped.
 pub fn out_json(value: &impl Serialize) -> Result<()> {
     Ok(out(&format!("{}\n", unicode::escape_json(&serde_json::to_string(value)?)))?)
 }
 
-/// Text from a model or a file, as it may go to a terminal.
+/// Makes text of a model or a file safe for a terminal.
 pub fn visible(text: &str) -> String {
     Visible::new(true).push(text)
 }
 
-/// A text that comes in pieces, as it may go out. To a terminal: control characters and bidi overrides
-/// are spelled out and hidden characters ([`unicode::kind`]) dropped, except what emoji need; newlines
-/// and tabs stay. Into a pipe: its own characters, but no control characters.
+/// Makes streamed text safe for output. For a terminal: control characters and bidi overrides are spelled out, and
+/// invisible characters ([`unicode::kind`]) are dropped except where emoji need them; newlines and tabs stay. For a
+/// pipe: only control characters are spelled out.
 pub struct Visible {
     terminal: bool,
-    /// The last character that went out, for what may follow it.
+    /// The last character written, which decides what may follow.
     before: Option<char>,
-    /// A joiner that waits for the character behind it.
+    /// A joiner is held back until the next character is known.
     joiner: bool,
 }
 
@@ -125,7 +125,7 @@ impl Visible {
             Kind::Bidi => out.push_str(&format!("<U+{:04X}>", u32::from(c))),
             Kind::Joiner => return self.joiner = true,
             _ if unicode::keeps(self.before, c, None) => out.push(c),
-            // Nothing went out, so nothing else is the character before the next.
+            // Dropped, so `before` stays.
             _ => return,
         }
         self.before = Some(c);

@@ -1,4 +1,4 @@
-//! How a session names its model, and whether that model is still on this machine. Opens no connection.
+//! The model that a session file names: writes its reference and finds it again. Opens no connection.
 
 use super::download;
 use crate::chat::session::Stamp;
@@ -9,7 +9,7 @@ use crate::config::{Adapter, Settings};
 use crate::protocol::ModelReference;
 use std::path::Path;
 
-/// The reference of the model that these settings load; absent where its path is not UTF-8.
+/// The reference of the model in the settings; `None` if its path is not UTF-8.
 pub fn of(settings: &Settings) -> Option<ModelReference> {
     let absolute = |path: &Path| std::path::absolute(path).ok()?.to_str().map(str::to_owned);
     let (model, revision) = match ModelRef::parse(&settings.model).ok()? {
@@ -29,13 +29,13 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
     Some(ModelReference { model, revision, adapter })
 }
 
-/// What loads the model of a conversation again, or why it is gone. A hub model whose commit left
-/// the cache is looked up under its name. Files of older versions name a model and no reference.
+/// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
+/// current commit is used. Older session files have a name and no reference.
 pub fn find(stamp: &Stamp) -> Result<ModelReference, String> {
     let unknown = || ModelReference { model: stamp.name.clone(), revision: None, adapter: "auto".to_owned() };
     let wanted = stamp.reference.clone().unwrap_or_else(unknown);
     if !matches!(&*wanted.adapter, "auto" | "none") && !Path::new(&wanted.adapter).is_file() {
-        return Err(format!("its adapter file {} is not there", wanted.adapter));
+        return Err(format!("its adapter file {} does not exist", wanted.adapter));
     }
     match here(&wanted.name()) {
         Err(_) if wanted.revision.is_some() && here(&wanted.model).is_ok() => {
@@ -49,7 +49,7 @@ fn here(name: &str) -> Result<(), String> {
     match ModelRef::parse(name).map_err(|e| format!("{e:#}"))? {
         ModelRef::BuiltIn => Ok(()),
         ModelRef::Folder(path) if cache::extent(&path) >= Extent::Weights => Ok(()),
-        ModelRef::Folder(path) => Err(format!("{} holds no model", path.display())),
+        ModelRef::Folder(path) => Err(format!("{} is not a model folder", path.display())),
         ModelRef::Hub { id, .. } => match download::missing(name).map_err(|e| format!("{e:#}"))? {
             None => Ok(()),
             Some(_) => Err(format!("{id} is not in the Hugging Face cache")),
@@ -57,7 +57,7 @@ fn here(name: &str) -> Result<(), String> {
     }
 }
 
-/// The settings that load `reference`. An adapter given on the command line stays.
+/// The settings that load `reference`. An adapter on the command line takes precedence.
 pub fn settings(reference: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings {
     let mut settings = settings.clone();
     settings.model = reference.name();
@@ -95,13 +95,13 @@ mod tests {
         };
         assert_eq!(find(&stamp("demo", None)).unwrap().model, "demo");
         let gone = find(&stamp("x", reference(path, "auto"))).unwrap_err();
-        assert_eq!(gone, format!("{path} holds no model"));
+        assert_eq!(gone, format!("{path} is not a model folder"));
         for file in ["config.json", "model.safetensors"] {
             std::fs::write(folder.path().join(file), "{}").unwrap();
         }
         assert_eq!(find(&stamp("x", reference(path, "none"))).unwrap().name(), path);
         let gone = find(&stamp("x", reference(path, "/nowhere/a.safetensors"))).unwrap_err();
-        assert_eq!(gone, "its adapter file /nowhere/a.safetensors is not there");
+        assert_eq!(gone, "its adapter file /nowhere/a.safetensors does not exist");
         assert!(find(&stamp("x", reference("/nowhere/model", "auto"))).unwrap_err().contains("/nowhere/model"));
     }
 }

@@ -1,4 +1,4 @@
-//! `dmschat -p TEXT`: one answer. Only the answer goes to stdout; no session is written.
+//! `dmschat -p TEXT`: prints one answer to stdout. Writes no session.
 
 use super::args::Common;
 use super::client::{Client, Sampling, answer_json};
@@ -11,24 +11,24 @@ use crate::protocol::{StopReason, TextKind, Thinking, TurnReport};
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
-/// What is read of a pipe or a file at most: no context holds as much.
+/// Most bytes read from stdin: more than any context holds.
 const STDIN_BYTES: u64 = 256 << 20;
 
 pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let prompt = prompt(common)?;
     let saved = saved(settings, common)?;
     let settings = &own_model(settings, common, saved.as_ref());
-    let mut engine = Client::start(settings)?;
+    let mut client = Client::start(settings)?;
     if common.think.is_some() {
-        let name = &engine.info.name;
-        match engine.info.thinking() {
-            Thinking::None => output::notice(&format!("--think: {name} has no thinking to switch")),
+        let name = &client.info.name;
+        match client.info.thinking() {
+            Thinking::None => output::notice(&format!("--think: {name} does not think")),
             Thinking::Fixed => output::notice(&format!("--think: {name} decides by itself whether it thinks")),
             Thinking::Switchable => {}
         }
     }
     let mut chat = match saved {
-        Some(loaded) => engine.restore(loaded)?,
+        Some(loaded) => client.restore(loaded)?,
         None => Conversation::new(settings.system.clone()),
     };
     if let Some(system) = common.system.as_deref().filter(|s| chat.system() != Some(s)) {
@@ -36,31 +36,33 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     }
     chat.push_user(prompt);
     let sampling = Sampling {
-        params: settings.sampling(&engine.info.default_sampling),
+        params: settings.sampling(&client.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
     };
     let mut stream = Stream::new(std::io::stdout().is_terminal());
-    let report = engine.answer(&mut chat, &sampling, |kind, text| match kind {
+    let report = client.answer(&mut chat, &sampling, |kind, text| match kind {
         TextKind::Answer if !common.json => stream.push(text),
         _ => Ok(()),
     })?;
     if common.json {
-        output::out_json(&answer_json(&chat, &report, &engine.info))?;
+        output::out_json(&answer_json(&chat, &report, &client.info))?;
     } else {
         stream.finish()?;
     }
     Ok(ending(&report, chat.reply(report.turn)))
 }
 
-/// The text after `-p`, and what a pipe or a file brings.
+/// The text after `-p`, followed by that of stdin if it is a pipe or a file.
 fn prompt(common: &Common) -> Result<String> {
     let mut prompt = common.prompt.clone().unwrap_or_default();
     if stdin_is_given() {
         let mut bytes = Vec::new();
         std::io::stdin().lock().take(STDIN_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > STDIN_BYTES {
-            return Err(wrong_use(format!("stdin: more than {STDIN_BYTES} bytes, which no context holds")));
+            return Err(wrong_use(format!(
+                "stdin has more than {STDIN_BYTES} bytes, which is more than any context holds"
+            )));
         }
         let text = String::from_utf8(bytes).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
@@ -78,7 +80,7 @@ fn prompt(common: &Common) -> Result<String> {
     Ok(prompt)
 }
 
-/// stdin is a pipe or a file: a terminal or a device is not read.
+/// Whether stdin is a pipe or a file. Terminals and devices are not read.
 #[cfg(unix)]
 fn stdin_is_given() -> bool {
     use rustix::fs::{FileType, fstat};
@@ -91,7 +93,7 @@ fn stdin_is_given() -> bool {
     !std::io::stdin().is_terminal()
 }
 
-/// The conversation to go on with: read, never written.
+/// Reads the conversation to continue. Its file is not changed.
 fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
     let store = Store::new(settings.dirs.sessions());
     let loaded = match &common.resume {
@@ -103,7 +105,7 @@ fn saved(settings: &Settings, common: &Common) -> Result<Option<Loaded>> {
     loaded.map(Some).map_err(output::as_wrong_use)
 }
 
-/// The settings that load the model of the conversation, unless `-m` names another one.
+/// The settings with the conversation's model, unless `-m` names another one.
 fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Settings {
     let flags = common.layer();
     let Some(stamp) = saved.map(Loaded::stamp).filter(|_| flags.model.is_none()) else { return settings.clone() };
@@ -111,7 +113,7 @@ fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Se
         Ok(found) => reference::settings(&found, settings, flags.adapter.is_some()),
         Err(why) => {
             output::notice(&format!(
-                "{}: the model of this conversation is not there any more ({why}); {} answers, -m names another one",
+                "{}: the model of this conversation is not available ({why}); using {} (-m selects another)",
                 stamp.name, settings.model
             ));
             settings.clone()
@@ -119,11 +121,11 @@ fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Se
     }
 }
 
-/// Streams an answer without the newlines around it.
+/// Streams an answer without leading and trailing newlines.
 struct Stream {
     visible: output::Visible,
     begun: bool,
-    /// Newlines that belong to the answer only if something follows them.
+    /// Newlines that are printed only if text follows.
     held: String,
 }
 
@@ -154,26 +156,24 @@ impl Stream {
     }
 }
 
-/// Says why an answer ended, unless it ended by itself, and gives the exit code.
+/// Reports why an answer ended, unless it is complete, and returns the exit code.
 fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
     let answered = reply.is_some_and(|m| !m.shown().trim().is_empty());
     let mut detail = report.detail.as_deref().map(|d| format!(": {d}")).unwrap_or_default();
-    let (said, code) = match report.stop_reason {
+    let (message, code) = match report.stop_reason {
         StopReason::End if answered => return output::OK,
-        StopReason::End if report.reasoning_tokens > 0 => {
-            ("the model thought, and ended without an answer", output::OK)
-        }
-        StopReason::End => ("the model answered nothing", output::OK),
+        StopReason::End if report.reasoning_tokens > 0 => ("the model only thought; it gave no answer", output::OK),
+        StopReason::End => ("the answer is empty", output::OK),
         StopReason::MaxTokens if answered => ("stopped at the token limit (--max-tokens)", output::OK),
-        StopReason::MaxTokens => ("stopped at the token limit, all of it thinking (--max-tokens)", output::OK),
+        StopReason::MaxTokens => ("stopped at the token limit while the model thought (--max-tokens)", output::OK),
         StopReason::ContextFull if answered => ("stopped: the context is full", output::OK),
         StopReason::ContextFull => {
             detail += "; shorten the prompt, or raise --ctx-size where the model allows it";
-            let said = match report.reasoning_tokens {
+            let message = match report.reasoning_tokens {
                 0 => "not answered",
                 _ => "not answered: the context was full while the model thought",
             };
-            (said, output::FAILED)
+            (message, output::FAILED)
         }
         StopReason::CacheFull => {
             detail += match report.eviction {
@@ -185,6 +185,6 @@ fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
         StopReason::Cancelled => ("interrupted", output::INTERRUPTED),
         StopReason::Error => ("failed", output::FAILED),
     };
-    output::notice(&format!("{said}{detail}"));
+    output::notice(&format!("{message}{detail}"));
     code
 }

@@ -1,4 +1,4 @@
-//! `dmschat score` and the reading of its inputs.
+//! `dmschat score`: log-probabilities of a text. Also reads the inputs of `compare`.
 
 use super::args::ScoreArgs;
 use super::output::{self, as_wrong_use, wrong_use};
@@ -15,10 +15,10 @@ use anyhow::{Context, Result};
 use std::fs::File;
 use std::path::Path;
 
-/// Of a file of text or tokens.
+/// Largest file of text or tokens.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
 
-/// Steps longer than this are cut; the result does not depend on it.
+/// Longest step; longer ones are split. The result does not depend on it.
 const MAX_STEP: usize = 2048;
 
 pub fn run(settings: &Settings, args: &ScoreArgs, json: bool) -> Result<u8> {
@@ -63,7 +63,7 @@ impl ModelJob for Job<'_> {
     }
 }
 
-/// A JSON list of ids, or numbers between spaces or commas.
+/// Reads a JSON list of ids, or numbers separated by spaces or commas.
 fn read_tokens(path: &Path) -> Result<Vec<Token>> {
     let text = read_text(path)?;
     if let Ok(tokens) = serde_json::from_str(&text) {
@@ -75,7 +75,7 @@ fn read_tokens(path: &Path) -> Result<Vec<Token>> {
         .collect()
 }
 
-/// The tokens of a text file, as tokenizer.json's own post-processor has them.
+/// Encodes a text file with the post-processor of tokenizer.json.
 pub fn encode_text_file(checkpoint: &Checkpoint, path: &Path, context: usize) -> Result<Vec<Token>> {
     let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
     let text = read_text(path)?;
@@ -87,24 +87,24 @@ pub fn encode_text_file(checkpoint: &Checkpoint, path: &Path, context: usize) ->
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    // Named by the user, so a pipe is read too: `--text-file <(...)`.
+    // The user named it, so that a pipe is read too: `--text-file <(...)`.
     let read = File::open(path).and_then(|file| regular_file::read_at_most(file, MAX_INPUT_BYTES));
     let bytes = read.with_context(|| format!("cannot read {}", path.display()))?;
     String::from_utf8(bytes)
         .map_err(|e| wrong_use(format!("{}: not UTF-8 at byte {}", path.display(), e.utf8_error().valid_up_to())))
 }
 
-/// Refuses what the model cannot be fed.
+/// Fails if the model cannot process these tokens.
 pub fn check_tokens<B: Backend>(tokens: &[Token], runner: &Runner<B>) -> Result<()> {
     let (vocab, context) = (runner.config().vocab, runner.context());
     if tokens.is_empty() {
-        return Err(wrong_use("there is nothing to score: the input has no tokens"));
+        return Err(wrong_use("the input has no tokens"));
     }
     if let Some(at) = tokens.iter().position(|&t| t as usize >= vocab) {
-        return Err(wrong_use(format!("token {} at place {at} is outside the vocabulary of {vocab}", tokens[at])));
+        return Err(wrong_use(format!("token {} at position {at} is outside the vocabulary of {vocab}", tokens[at])));
     }
     if tokens.len() > context {
-        return Err(wrong_use(format!("the input has {} tokens, and the context holds {context}", tokens.len())));
+        return Err(wrong_use(format!("the input has {} tokens, but the context holds {context}", tokens.len())));
     }
     Ok(())
 }

@@ -494,7 +494,7 @@ fn a_killed_download_goes_on_with_the_rest() {
         assert_eq!(child.wait().unwrap().code(), code);
         gate.open();
         let (_, list, _) = home.run(&hub, &["models", "list"]);
-        assert!(list.contains("any/model") && list.contains("not all here"), "{list}");
+        assert!(list.contains("any/model") && list.contains("incomplete"), "{list}");
         let before: usize = hub.asked(WEIGHTS).len();
         assert_eq!(home.pull(&hub).0, 0);
         home.assert_whole(&hub, &NEEDED);
