@@ -175,6 +175,16 @@ impl<B: Backend> KvCache<B> {
         self.reserve(b, need)
     }
 
+    /// Upper bound on the pages that feeding `n` more tokens to a sequence takes. Reads the live counts.
+    pub fn pages_for(&self, b: &B, seq: SeqId, n: usize) -> usize {
+        self.pages_needed(b, &self.span(seq, 0, n))
+    }
+
+    /// Pages below the limit that no sequence holds; absent without a limit.
+    pub fn free_pages(&self, b: &B) -> Option<usize> {
+        Some(self.page_limit?.saturating_sub(self.pool_stats(b).used_pages))
+    }
+
     /// Most pages a span can take: appends as if nothing were overwritten, and a copy of every
     /// shared page it may write to.
     fn pages_needed(&self, b: &B, span: &Span) -> usize {

@@ -3,33 +3,36 @@
 //! Commands come in over a channel and are looked at between two steps, so a cancel costs at most
 //! a step; events go out in order, snapshots latest-wins. Knows nothing of terminals or files.
 
+mod chain;
 pub mod compare;
 mod context;
-mod generate;
+mod conversation;
+mod loaded;
 mod planner;
+mod prompt;
+mod replay;
 mod reply;
 mod report;
 mod runner;
 mod scheduler;
 pub mod score;
 mod threads;
+mod turn;
 mod worker;
 
 pub use planner::host_bytes;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
-pub use scheduler::ChunkSizer;
 pub use threads::join_all;
 
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::policy::PolicyChoice;
-use crate::protocol::{Command, EngineHandle, Event, MAX_CONTEXT, Plan, Snapshot};
+use crate::protocol::{EngineHandle, EngineMessage, Event, MAX_CONTEXT, Outlet, Plan};
 use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use worker::Worker;
 
 /// Kernels that are compiled in less than that are not reported.
 const NOTICEABLE: Duration = Duration::from_millis(500);
@@ -79,21 +82,18 @@ impl EngineOptions {
 /// cross threads: it opens a model and ends in [`Loading::serve`]. Its error arrives as
 /// [`Event::LoadFailed`]. Everything that `load` made is dropped on that thread, which [`join_all`] waits for.
 pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> Result<EngineHandle> {
-    let (commands, inbox) = std::sync::mpsc::channel();
-    let (events, events_out) = mpsc::unbounded_channel();
-    let (snapshots, snapshot) = watch::channel(None);
-    let loading = Loading { inbox, outlet: Outlet { events, snapshots } };
+    let (handle, inbox, outlet) = EngineHandle::new();
+    let loading = Loading { inbox, outlet };
     let work = move || {
-        let outlet = loading.outlet.events.clone();
-        let failed = match catch_unwind(AssertUnwindSafe(|| load(loading))) {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => Event::LoadFailed(format!("{error:#}")),
-            Err(panic) => Event::Failed(panic_text(&*panic)),
-        };
-        let _ = outlet.send(failed);
+        let events = loading.outlet.sender(None);
+        match catch_unwind(AssertUnwindSafe(|| load(loading))) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => events.event(Event::LoadFailed(format!("{error:#}"))),
+            Err(panic) => events.event(Event::Failed(panic_text(&*panic))),
+        }
     };
     threads::spawn(work).context("the engine's thread cannot be started")?;
-    Ok(EngineHandle { commands, events: events_out, snapshot })
+    Ok(handle)
 }
 
 /// As [`spawn_with`], where nothing is to be told before the model is opened.
@@ -107,7 +107,7 @@ pub fn spawn<B: Backend>(
 
 /// An engine on its way: what is known before there is a model.
 pub struct Loading {
-    inbox: std::sync::mpsc::Receiver<Command>,
+    inbox: std::sync::mpsc::Receiver<EngineMessage>,
     outlet: Outlet,
 }
 
@@ -119,7 +119,7 @@ impl Loading {
 
     /// False when nobody waits for the model any more.
     pub fn is_wanted(&self) -> bool {
-        !self.outlet.events.is_closed()
+        !self.outlet.is_closed()
     }
 
     /// A callback for a backend that compiles kernels: reports how many are done, once that has taken noticeably long,
@@ -148,10 +148,20 @@ impl Loading {
         let plan = settle_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
-            !outlet.events.is_closed()
+            !outlet.is_closed()
         };
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
-        worker::Worker::new(runner, &checkpoint, &options, plan, inbox, &outlet)?.run();
+        let notices: Vec<String> = checkpoint.notices().collect();
+        let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
+        let model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
+        drop(checkpoint);
+        let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
+        let events = outlet.sender(None);
+        worker.open(outlet);
+        notices.into_iter().for_each(|text| events.notice(text));
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
+            worker.broadcast(&Event::Failed(panic_text(&*panic)));
+        }
         Ok(())
     }
 }
@@ -249,40 +259,20 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("the engine stopped: {}", text.unwrap_or_else(|| "a panic without a message".into()))
 }
 
-/// Where the engine speaks to. Nobody listening is no error: the commands' end tells.
-struct Outlet {
-    events: mpsc::UnboundedSender<Event>,
-    snapshots: watch::Sender<Option<Arc<Snapshot>>>,
-}
-
-impl Outlet {
-    fn event(&self, event: Event) {
-        let _ = self.events.send(event);
-    }
-
-    fn notice(&self, text: impl Into<String>) {
-        self.event(Event::Notice(text.into()));
-    }
-
-    fn snapshot(&self, snapshot: Snapshot) {
-        self.snapshots.send_replace(Some(Arc::new(snapshot)));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn kernels_are_reported_only_where_they_take_long() {
-        let ((_, inbox), (events, mut seen)) = (std::sync::mpsc::channel(), mpsc::unbounded_channel());
-        let loading = Loading { inbox, outlet: Outlet { events, snapshots: watch::channel(None).0 } };
+        let (mut handle, inbox, outlet) = EngineHandle::new();
+        let loading = Loading { inbox, outlet };
         let mut on_kernels = loading.on_kernels();
-        assert!(on_kernels(0, 2) && seen.try_recv().is_err());
+        assert!(on_kernels(0, 2) && handle.events.try_recv().is_err());
         std::thread::sleep(NOTICEABLE);
         assert!(on_kernels(1, 2));
-        assert!(matches!(seen.try_recv(), Ok(Event::CompilingKernels { done: 1, total: 2, .. })));
-        drop(seen);
+        assert!(matches!(handle.events.try_recv().unwrap().event, Event::CompilingKernels { done: 1, total: 2, .. }));
+        drop(handle);
         assert!(!on_kernels(2, 2), "nobody waits for the model any more");
     }
 }

@@ -4,9 +4,14 @@
 //!
 //! Events are lossless and ordered. A [`Snapshot`] is latest-wins: the numbers of the panels.
 
+mod handle;
+
+pub use handle::{
+    CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
+};
+
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tokio::sync::{mpsc, watch};
 
 /// A token id.
 pub type Token = u32;
@@ -171,7 +176,6 @@ pub enum Command {
         id: u64,
         text: String,
     },
-    Shutdown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -543,26 +547,5 @@ impl ModelInfo {
             (Some(_), false) => Thinking::Fixed,
             (Some(_), true) => Thinking::Switchable,
         }
-    }
-}
-
-/// The two ends of a running engine. Dropping it tells the engine to end, after the step or the tensor that it is at.
-pub struct EngineHandle {
-    pub commands: std::sync::mpsc::Sender<Command>,
-    pub events: mpsc::UnboundedReceiver<Event>,
-    /// `None` until the model is loaded.
-    pub snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
-}
-
-impl EngineHandle {
-    /// Sends a command; false when the engine has ended.
-    pub fn send(&self, command: Command) -> bool {
-        self.commands.send(command).is_ok()
-    }
-}
-
-impl Drop for EngineHandle {
-    fn drop(&mut self) {
-        self.send(Command::Shutdown);
     }
 }

@@ -142,7 +142,7 @@ impl Source {
     /// The next event; `None` on Ctrl+C.
     async fn next(&mut self) -> Result<Option<Event>> {
         tokio::select! {
-            event = self.handle.events.recv() => event.map(Some).context("the engine ended unexpectedly"),
+            response = self.handle.events.recv() => response.map(|r| Some(r.event)).context("the engine ended unexpectedly"),
             () = self.interrupts.next() => Ok(None),
         }
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(super) const MAX_LOGITS: usize = 16;
 
 /// The model's numbers overflowed or were broken to begin with; the step's token means nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the model's numbers are no longer finite, first {}", layer_name(*.layer, *.n_layers))]
 pub struct NonFinite {
     pub layer: usize,
@@ -190,8 +190,13 @@ impl<B: Backend> Runner<B> {
         self.step(StepKind::Feed, tokens, &spans)
     }
 
-    /// Feeds one token to each of several sequences, no two the same, and samples the token after it.
+    /// Feeds one token to each of several distinct sequences and samples the token after it.
     pub fn decode(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Token>, StepError> {
+        Ok(self.decode_each(batch)?.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    /// As [`Self::decode`], where numbers that are not finite fail only the sequences that they belong to.
+    pub fn decode_each(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
         let draws: Vec<Draw> = batch.iter().map(|d| Draw::new(d.seq.row(), d.seed, d.sampling)).collect();
@@ -203,13 +208,41 @@ impl<B: Backend> Runner<B> {
         let issued = Instant::now();
         let result = self.b.read_step(&self.ws.sampled, &self.ws.fault, self.cache.tables(), batch.len());
         self.waited = issued.elapsed();
-        match result.non_finite {
-            None => Ok(result.tokens),
-            Some(layer) => {
-                self.forget_fault();
-                Err(NonFinite { layer, n_layers: self.model.config.n_layers }.into())
-            }
+        let Some(layer) = result.non_finite else { return Ok(result.tokens.into_iter().map(Ok).collect()) };
+        self.forget_fault();
+        let error = NonFinite { layer, n_layers: self.model.config.n_layers };
+        let mut finite = self.finite_rows(batch.len());
+        if !finite.contains(&false) {
+            // A sum of squares overflowed, and the norm made zeros of its row.
+            finite.fill(false);
         }
+        Ok(result
+            .tokens
+            .into_iter()
+            .zip(finite)
+            .map(|(token, finite)| if finite { Ok(token) } else { Err(error) })
+            .collect())
+    }
+
+    /// Whether the logits of each of the first `n` rows of the step just run are finite: a row that is not finite in
+    /// some layer is not finite in any later one.
+    fn finite_rows(&mut self, n: usize) -> Vec<bool> {
+        let vocab = self.model.config.vocab;
+        model::logits(&self.b, &self.model, &mut self.ws, n);
+        let mut logits = vec![0.0; n * vocab];
+        self.b.read(&self.ws.logits, 0, &mut logits);
+        logits.chunks_exact(vocab).map(|row| row.iter().all(|l| l.is_finite())).collect()
+    }
+
+    /// An error where the steps fed since the last question had numbers that are not finite. Waits for the device.
+    pub fn check_finite(&mut self) -> Result<(), NonFinite> {
+        let mut fault = [i32::MAX];
+        self.b.read(&self.ws.fault, 0, &mut fault);
+        if fault[0] == i32::MAX {
+            return Ok(());
+        }
+        self.forget_fault();
+        Err(NonFinite { layer: fault[0] as usize, n_layers: self.model.config.n_layers })
     }
 
     fn step(&mut self, kind: StepKind, tokens: &[Token], spans: &[Span]) -> Result<(), StepError> {
@@ -261,28 +294,18 @@ impl<B: Backend> Runner<B> {
             model::logits_of(&self.b, &self.model, &mut self.ws, part);
             self.b.read(&self.ws.logits, 0, &mut buffer[..part.len() * vocab]);
             for (row, logits) in part.iter().zip(buffer.chunks_exact(vocab)) {
-                self.check_finite(logits)?;
+                if !logits.iter().all(|l| l.is_finite()) {
+                    self.check_finite()?;
+                    let n_layers = self.model.config.n_layers;
+                    return Err(NonFinite { layer: n_layers + 1, n_layers });
+                }
                 each(*row, logits);
             }
         }
         Ok(())
     }
 
-    /// The first layer whose numbers were not finite in the steps fed since the last question.
-    fn check_finite(&mut self, logits: &[f32]) -> Result<(), NonFinite> {
-        if logits.iter().all(|l| l.is_finite()) {
-            return Ok(());
-        }
-        let n_layers = self.model.config.n_layers;
-        let mut fault = [i32::MAX];
-        self.b.read(&self.ws.fault, 0, &mut fault);
-        self.forget_fault();
-        let layer = if fault[0] == i32::MAX { n_layers + 1 } else { fault[0] as usize };
-        Err(NonFinite { layer, n_layers })
-    }
-
-    /// Forgets numbers that were not finite in steps nobody sampled from: a prefill that was given up.
-    pub fn forget_fault(&mut self) {
+    fn forget_fault(&mut self) {
         self.b.write(&mut self.ws.fault, 0, &[i32::MAX]);
     }
 }

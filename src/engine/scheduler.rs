@@ -1,6 +1,84 @@
-//! How much to do in one step: pure arithmetic.
+//! What runs next. A step is one prefill chunk of one chain or one decode step of all chains that are that far; the two
+//! alternate, so that answers go on while a prompt is read.
+//!
+//! Chains wait until the pages of what they have to feed are free beside the chains that run. A chain that runs alone
+//! is not held back: it goes as far as the cache does. Pure bookkeeping over ids: who owns a chain, how much it needs
+//! and how a step is run is the worker's business.
 
+use crate::protocol::ConversationId as Id;
+use std::collections::VecDeque;
 use std::time::Duration;
+
+/// What a chain does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Prefill,
+    Decode,
+    Done,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    Prefill(Id),
+    Decode(Vec<Id>),
+}
+
+pub struct Scheduler {
+    /// Not admitted yet, or preempted; first come, first served.
+    waiting: VecDeque<Id>,
+    /// Admitted, in order.
+    running: Vec<Id>,
+    prefilled_last: bool,
+    pub chunks: ChunkSizer,
+}
+
+impl Scheduler {
+    pub fn new(max_chunk: usize) -> Self {
+        let chunks = ChunkSizer::new(max_chunk);
+        Self { waiting: VecDeque::new(), running: Vec::new(), prefilled_last: false, chunks }
+    }
+
+    /// Queues a chain that has work; nothing where it is known already.
+    pub fn add(&mut self, id: Id) {
+        if !self.running.contains(&id) && !self.waiting.contains(&id) {
+            self.waiting.push_back(id);
+        }
+    }
+
+    pub fn remove(&mut self, id: Id) {
+        self.waiting.retain(|&other| other != id);
+        self.running.retain(|&other| other != id);
+    }
+
+    /// Admits chains for whose prompts `fit` finds room, given all that would run, and chooses the next step.
+    pub fn next(&mut self, stage: impl Fn(Id) -> Stage, fit: impl Fn(&[Id]) -> bool) -> Option<Step> {
+        while let Some(&id) = self.waiting.front() {
+            self.running.push(id);
+            if self.running.len() > 1 && !fit(&self.running) {
+                self.running.pop();
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        let prefill = self.running.iter().copied().find(|&id| stage(id) == Stage::Prefill);
+        let decode: Vec<Id> = self.running.iter().copied().filter(|&id| stage(id) == Stage::Decode).collect();
+        let step = match prefill {
+            Some(id) if decode.is_empty() || !self.prefilled_last => Some(Step::Prefill(id)),
+            _ if !decode.is_empty() => Some(Step::Decode(decode)),
+            _ => None,
+        };
+        self.prefilled_last = matches!(step, Some(Step::Prefill(_)));
+        step
+    }
+
+    /// Sends the chain that was admitted last back to wait, before all others, and returns it: its pages are to be
+    /// freed. `None` where a single chain runs.
+    pub fn preempt(&mut self) -> Option<Id> {
+        let id = if self.running.len() > 1 { self.running.pop()? } else { return None };
+        self.waiting.push_front(id);
+        Some(id)
+    }
+}
 
 /// A cancel waits for one chunk at most.
 const CHUNK: Duration = Duration::from_millis(100);
@@ -21,8 +99,8 @@ impl ChunkSizer {
         self.size
     }
 
-    /// Learns from a chunk of `tokens` that took `took`. Grows at most twofold: the first chunks
-    /// touch cold pages and tell little.
+    /// Adjusts the size after a chunk of `tokens` that took `took`. Grows at most twofold: the first chunks touch cold
+    /// pages and are slower than those that follow.
     pub fn observe(&mut self, tokens: usize, took: Duration) {
         let per_token = took.as_secs_f64() / tokens.max(1) as f64;
         let fits = (CHUNK.as_secs_f64() / per_token.max(1e-9)) as usize;
@@ -33,6 +111,29 @@ impl ChunkSizer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_and_answers_take_turns_and_the_last_admitted_is_preempted() {
+        let ids = [1, 2, 3].map(Id::of);
+        let mut scheduler = Scheduler::new(16);
+        ids.iter().for_each(|&id| scheduler.add(id));
+        let stage = |id| if id == ids[0] { Stage::Decode } else { Stage::Prefill };
+        // There is room for two.
+        let fit = |running: &[Id]| running.len() < 3;
+        let mut next = || scheduler.next(stage, fit);
+        assert_eq!(next(), Some(Step::Prefill(ids[1])));
+        assert_eq!(next(), Some(Step::Decode(vec![ids[0]])));
+        assert_eq!(next(), Some(Step::Prefill(ids[1])));
+        assert_eq!(scheduler.preempt(), Some(ids[1]));
+        assert_eq!(scheduler.preempt(), None, "the only one goes on");
+        // It comes before the one that has waited all the time, and no earlier than there is room.
+        assert_eq!(scheduler.next(|_| Stage::Decode, |_| false), Some(Step::Decode(vec![ids[0]])));
+        assert_eq!(scheduler.next(|_| Stage::Decode, fit), Some(Step::Decode(vec![ids[0], ids[1]])));
+        scheduler.remove(ids[0]);
+        assert_eq!(scheduler.next(|_| Stage::Decode, fit), Some(Step::Decode(vec![ids[1], ids[2]])));
+        ids.iter().for_each(|&id| scheduler.remove(id));
+        assert_eq!(scheduler.next(stage, fit), None);
+    }
 
     #[test]
     fn chunks_settle_at_a_tenth_of_a_second() {

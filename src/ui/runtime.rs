@@ -18,7 +18,7 @@ use super::theme::{AUTO, Background};
 use super::update::{AppEvent, Effect, Store, Which, update};
 use super::{ExitKind, LoadParts, Resume, editor_program};
 use crate::chat::session::Written;
-use crate::protocol::{EngineHandle, Event, Snapshot};
+use crate::protocol::{EngineHandle, Event, Response, Snapshot};
 use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub struct Runtime {
 }
 
 /// What an engine says.
-pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Event>;
+pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Response>;
 type Renderings = UnboundedReceiver<Rendered>;
 
 /// What the loop woke up for.
@@ -304,8 +304,8 @@ impl Runtime {
             left -= 1;
             if let Ok(typed) = keyboard.events.try_recv() {
                 self.typed(typed, keyboard);
-            } else if let Some(event) = self.current.as_mut().and_then(|e| e.events.try_recv().ok()) {
-                self.engine(Some(event));
+            } else if let Some(response) = self.current.as_mut().and_then(|e| e.events.try_recv().ok()) {
+                self.engine(Some(response.event));
             } else if let Ok(rendered) = self.outbox.rendered.try_recv() {
                 self.rendered(rendered);
             } else if self.current.as_ref().is_some_and(|e| e.snapshot.has_changed().unwrap_or(false)) {
@@ -511,7 +511,7 @@ impl Runtime {
 
 pub(super) async fn receive(events: Option<&mut Events>) -> Option<Event> {
     match events {
-        Some(events) => events.recv().await,
+        Some(events) => events.recv().await.map(|response| response.event),
         None => std::future::pending().await,
     }
 }

@@ -7,8 +7,8 @@ use crate::tiny::{CONTROL, END, FIRST_CONTROL, Tiny};
 use dmschat::codec::Codec;
 use dmschat::engine::{self, EngineOptions};
 use dmschat::protocol::{
-    Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, SamplingParams, Snapshot, Token,
-    TurnReport,
+    Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, Response, SamplingParams, Snapshot,
+    Token, TurnReport,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -250,8 +250,8 @@ fn wait<T>(handle: &mut EngineHandle, kept: &mut Vec<Event>, mut pick: impl FnMu
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match handle.events.try_recv() {
-            Ok(Event::LoadFailed(why) | Event::Failed(why)) => panic!("{why}"),
-            Ok(event) => match pick(&event) {
+            Ok(Response { event: Event::LoadFailed(why) | Event::Failed(why), .. }) => panic!("{why}"),
+            Ok(Response { event, .. }) => match pick(&event) {
                 Some(wanted) => return wanted,
                 None => kept.push(event),
             },

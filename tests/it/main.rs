@@ -3,6 +3,7 @@
 mod bounds;
 mod checkpoint;
 mod cli;
+mod conversations;
 mod engine;
 mod fake_hub;
 mod files;

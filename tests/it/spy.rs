@@ -8,11 +8,10 @@ use dmschat::backend::{
     Span, StepKind, StepResult,
 };
 use dmschat::policy::SlotMeta;
-use dmschat::protocol::{Command, Token};
+use dmschat::protocol::{Command, CommandSender, Token};
 use dmschat::tensor::Tensor;
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What was seen, and what to do when. Shared with the test's thread.
@@ -25,11 +24,13 @@ pub struct Seen {
     pub calls: BTreeMap<String, usize>,
     /// Tokens of every step.
     pub steps: Vec<usize>,
+    /// Most sequences in a step.
+    pub most_sequences: usize,
     /// The row each token was sampled from, as it was before sampling.
     pub logits: Vec<Vec<f32>>,
     /// Pages in use by the pool's count, and distinct pages the tables named at that moment.
     pub pages: (usize, usize),
-    pub commands: Option<Sender<Command>>,
+    pub commands: Option<CommandSender>,
     /// Sent when as many steps have run.
     pub after_step: BTreeMap<usize, Vec<Command>>,
     /// Most pages in use after any step.
@@ -356,10 +357,10 @@ impl Backend for Spy {
         let mut seen = self.watch.seen();
         seen.inside = false;
         seen.steps.push(shape.iter().map(|s| s.len).sum());
+        seen.most_sequences = seen.most_sequences.max(shape.len());
         let n = seen.steps.len();
         for command in seen.after_step.remove(&n).unwrap_or_default() {
-            let sent = seen.commands.as_ref().map(|c| c.send(command));
-            assert!(matches!(sent, Some(Ok(()))), "the engine listens");
+            assert!(seen.commands.as_ref().is_some_and(|c| c.send(command)), "the engine listens");
         }
     }
 }

@@ -89,7 +89,7 @@ impl Driven {
         let mut handle =
             spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap(), std::sync::Arc::default()).unwrap();
         let info = loop {
-            if let Event::Ready(info) = handle.events.blocking_recv().unwrap() {
+            if let Event::Ready(info) = handle.events.blocking_recv().unwrap().event {
                 break info;
             }
         };
@@ -107,7 +107,7 @@ impl Driven {
     /// Hears events until `last` says so.
     fn hear(&mut self, mut last: impl FnMut(&Event) -> bool) {
         loop {
-            let event = self.handle.events.blocking_recv().unwrap();
+            let event = self.handle.events.blocking_recv().unwrap().event;
             match &event {
                 Event::Text { turn, kind, text } => drop(self.chat.append(*turn, *kind, text)),
                 Event::TurnDone(report) => drop(self.chat.finish((**report).clone())),

@@ -1,0 +1,207 @@
+//! One sequence and the work on it: log entries to feed, then an answer to generate.
+//!
+//! A chain does nothing by itself. The scheduler chooses whose turn it is, [`Chain::feed`] runs a prefill chunk of one
+//! chain and [`decode`] a decode step of several.
+
+use super::context::Context;
+use super::reply::{Reply, Vocabulary};
+use super::runner::{Decode, NonFinite, Runner, StepError};
+use super::scheduler::Stage;
+use crate::backend::Backend;
+use crate::protocol::{LogEntry, SamplingParams, StopReason, TextKind, Token};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+pub(super) struct Chain {
+    pub context: Context,
+    /// Entries still to feed, in order. A toggle takes effect when it comes first.
+    todo: VecDeque<LogEntry>,
+    /// How many of them, from the front, were fed before and are part of the conversation's log.
+    known: usize,
+    /// Present while an answer is generated, which begins when `todo` is empty.
+    pub generation: Option<Generation>,
+}
+
+/// An answer that is being generated.
+pub(super) struct Generation {
+    pub sampling: SamplingParams,
+    pub seed: u64,
+    pub max_tokens: usize,
+    pub reply: Reply,
+    /// All sampled tokens; the last one is not fed yet.
+    pub generated: Vec<Token>,
+    pub stop: Option<StopReason>,
+    pub timings: Timings,
+}
+
+/// When an answer reached its milestones.
+#[derive(Default)]
+pub(super) struct Timings {
+    pub first_token: Option<Instant>,
+    pub last_token: Option<Instant>,
+    pub reasoning_end: Option<Instant>,
+}
+
+impl Generation {
+    pub fn new(sampling: SamplingParams, seed: u64, max_tokens: Option<usize>, reply: Reply) -> Self {
+        Self {
+            sampling,
+            seed,
+            max_tokens: max_tokens.unwrap_or(usize::MAX),
+            reply,
+            generated: Vec::new(),
+            stop: None,
+            timings: Timings::default(),
+        }
+    }
+
+    pub fn decode_tok_s(&self) -> Option<f64> {
+        let (first, last) = self.timings.first_token.zip(self.timings.last_token)?;
+        let seconds = (last - first).as_secs_f64();
+        (seconds > 0.0).then(|| (self.generated.len() - 1) as f64 / seconds)
+    }
+}
+
+impl Chain {
+    /// A chain with nothing to do.
+    pub fn idle(context: Context) -> Self {
+        Self { context, todo: VecDeque::new(), known: 0, generation: None }
+    }
+
+    pub fn stage(&self) -> Stage {
+        match &self.generation {
+            _ if !self.todo.is_empty() => Stage::Prefill,
+            Some(generation) if generation.stop.is_none() => Stage::Decode,
+            _ => Stage::Done,
+        }
+    }
+
+    /// Whether entries of the log are being fed again: until then the context is an earlier one.
+    pub fn is_replaying(&self) -> bool {
+        self.known > 0
+    }
+
+    /// Number of tokens still to feed before an answer begins.
+    pub fn tokens_left(&self) -> usize {
+        self.todo.iter().filter(|e| matches!(e, LogEntry::Token(_))).count()
+    }
+
+    /// Sets the tokens to feed.
+    pub fn prefill(&mut self, tokens: impl IntoIterator<Item = Token>) {
+        self.todo = tokens.into_iter().map(LogEntry::Token).collect();
+        self.known = 0;
+    }
+
+    /// Sets a log to feed again, under the toggles that stand in it.
+    pub fn replay(&mut self, log: &[LogEntry]) {
+        self.todo = log.iter().copied().collect();
+        self.known = log.len();
+    }
+
+    /// Gives the sequence up and starts over: everything that was fed is to be fed again.
+    pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        runner.release(self.context.seq);
+        let fresh = Context::new(runner, true).expect("a sequence was just released");
+        let old = std::mem::replace(&mut self.context, fresh);
+        (self.context.pending, self.context.flat) = (old.pending, old.flat);
+        self.known += old.log.len();
+        self.todo = old.log.into_iter().chain(self.todo.drain(..)).collect();
+    }
+
+    /// Stops where it is: nothing more is fed or generated. Returns the generation.
+    pub fn stop(&mut self) -> Option<Generation> {
+        self.todo.clear();
+        self.known = 0;
+        self.generation.take()
+    }
+
+    fn fed(&mut self, n: usize) {
+        drop(self.todo.drain(..n));
+        self.known = self.known.saturating_sub(n);
+    }
+
+    /// Feeds the next chunk of at most `size` tokens and returns its length. Where the cache is nearly full, chunks
+    /// shrink to one token, whose need is known exactly. On an error no token was fed.
+    pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<usize, StepError> {
+        while let Some(&LogEntry::Toggle { eviction }) = self.todo.front() {
+            self.context.set_eviction(runner, eviction)?;
+            self.fed(1);
+        }
+        let token = |entry: &LogEntry| if let LogEntry::Token(token) = entry { Some(*token) } else { None };
+        let tokens: Vec<Token> = self.todo.iter().map_while(token).take(size).collect();
+        let mut n = tokens.len();
+        while n > 0 {
+            match self.context.feed(runner, &tokens[..n]) {
+                Err(StepError::Cache(_)) if n > 1 => n /= 2,
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    self.fed(n);
+                    break;
+                }
+            }
+        }
+        Ok(n)
+    }
+
+    /// Appends a sampled token to the answer, where it waits to be fed, and returns the text to stream. Sets `stop`
+    /// where the answer ends with it.
+    pub fn push<B: Backend>(
+        &mut self,
+        token: Token,
+        runner: &Runner<B>,
+        vocabulary: &Vocabulary,
+    ) -> (TextKind, String) {
+        let now = Instant::now();
+        let generation = self.generation.as_mut().expect("a chain is sampled from for its answer");
+        let Generation { reply, generated, timings, .. } = generation;
+        timings.first_token.get_or_insert(now);
+        timings.last_token = Some(now);
+        generated.push(token);
+        let was_thinking = reply.is_thinking();
+        let (kind, text, flat) = reply.push(token, &vocabulary.tokenizer, vocabulary.think);
+        if was_thinking && !reply.is_thinking() {
+            timings.reasoning_end = Some(now);
+        }
+        self.context.flat += &flat;
+        self.context.pending = Some(token);
+        generation.stop = if vocabulary.eos.contains(&token) {
+            Some(StopReason::End)
+        } else if generation.generated.len() >= generation.max_tokens {
+            Some(StopReason::MaxTokens)
+        } else if self.context.len(runner) >= runner.context() {
+            Some(StopReason::ContextFull)
+        } else {
+            None
+        };
+        (kind, text)
+    }
+
+    /// Ends the answer's text: returns what is left of an incomplete character.
+    pub fn finish_text(&mut self) -> Option<(TextKind, String)> {
+        let (kind, rest) = self.generation.as_mut()?.reply.finish();
+        self.context.flat += &rest;
+        (!rest.is_empty()).then_some((kind, rest))
+    }
+}
+
+/// Runs one decode step: feeds the pending token of each chain and samples the next. Returns a result for each chain,
+/// in order. On an error nothing has changed.
+pub(super) fn decode<B: Backend>(
+    runner: &mut Runner<B>,
+    chains: &mut [&mut Chain],
+) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
+    let batch: Vec<Decode<'_>> = chains.iter().filter_map(|chain| chain.next_decode()).collect();
+    assert_eq!(batch.len(), chains.len(), "only decoding chains are in a batch");
+    let sampled = runner.decode_each(&batch)?;
+    for chain in chains {
+        chain.context.log.extend(chain.context.pending.take().map(LogEntry::Token));
+    }
+    Ok(sampled)
+}
+
+impl Chain {
+    fn next_decode(&self) -> Option<Decode<'_>> {
+        let (generation, token) = self.generation.as_ref().zip(self.context.pending)?;
+        Some(Decode { seq: self.context.seq, token, sampling: &generation.sampling, seed: generation.seed })
+    }
+}

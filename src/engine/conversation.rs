@@ -1,0 +1,382 @@
+//! One conversation: its chain, the checkpoints of its last turn, and the requests that wait or are served.
+//!
+//! Requests that change the conversation are served one after the other. [`Conversation::begin`] and
+//! [`Conversation::finish`] do what a request needs before and after its steps; the steps themselves are the scheduler's.
+
+use super::chain::Chain;
+use super::context::Context;
+use super::loaded::Loaded;
+use super::prompt::Encoding;
+use super::report::Figures;
+use super::runner::{NonFinite, Runner};
+use super::scheduler::Stage;
+use super::turn::Turn;
+use crate::backend::Backend;
+use crate::cache::CacheError;
+use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, SlotInfo, Token};
+use crate::tokenizer::flatten;
+use std::collections::{HashMap, VecDeque};
+
+/// Why work ended before it was done.
+#[derive(Debug)]
+pub(super) enum Halt {
+    Cancelled,
+    CacheFull(String),
+    ContextFull(String),
+    Error(String),
+}
+
+/// The request that is served.
+pub(super) struct Job {
+    pub events: EventSender,
+    pub cancelled: bool,
+    /// Set where a step failed.
+    pub halt: Option<Halt>,
+    pub work: Work,
+}
+
+pub(super) enum Work {
+    /// Not begun: commands that were sent with it, a cancel or a toggle, act first.
+    New(Command),
+    Encode(Box<Turn>, Encoding),
+    Answer(Box<Turn>),
+    /// The turn failed and has given its checkpoint up: the log of its start is fed again.
+    Undo(Box<Turn>, Halt),
+    Rebuild {
+        /// The context that the new one will replace, while there is room for both.
+        beside: Option<Context>,
+        total: usize,
+    },
+    Restore {
+        pending: Option<Token>,
+        total: usize,
+    },
+}
+
+pub(super) struct Conversation {
+    pub outlet: Outlet,
+    pub chain: Chain,
+    /// The state before the last turn's user message.
+    pub before: Option<Context>,
+    /// The state at the end of the last turn's prompt, its last token pending.
+    pub prompt_end: Option<Context>,
+    /// The log as the last report or restore left it, which is what the front end knows.
+    pub reported: Vec<LogEntry>,
+    /// Generated ids by turn: they are never encoded again.
+    pub replies: HashMap<u64, Vec<Token>>,
+    /// Eviction as wanted. What the sequence has stands in the cache.
+    pub eviction: bool,
+    pub decode_tok_s: Option<f64>,
+    pub job: Option<Job>,
+    queue: VecDeque<(EventSender, Command)>,
+    /// Toggles that wait until a log has been fed again.
+    toggles: VecDeque<(EventSender, bool)>,
+}
+
+impl Conversation {
+    /// An empty conversation. Gives the outlet back where no sequence is free.
+    pub fn new<B: Backend>(m: &mut Loaded<B>, outlet: Outlet) -> Result<Self, (Outlet, CacheError)> {
+        let context = match Context::new(&mut m.runner, m.eviction) {
+            Ok(context) => context,
+            Err(error) => return Err((outlet, error)),
+        };
+        Ok(Self {
+            outlet,
+            chain: Chain::idle(context),
+            before: None,
+            prompt_end: None,
+            reported: Vec::new(),
+            replies: HashMap::new(),
+            eviction: m.eviction,
+            decode_tok_s: None,
+            job: None,
+            queue: VecDeque::new(),
+            toggles: VecDeque::new(),
+        })
+    }
+
+    /// Frees everything it holds.
+    pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
+        self.release_checkpoints(runner);
+        self.give_up_old_cache(runner);
+        runner.release(self.chain.context.seq);
+    }
+
+    /// Takes a command: some act at once, between two steps, others wait for those before them.
+    pub fn receive<B: Backend>(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
+        match command {
+            Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
+            Command::SetEviction(on) if self.is_replaying() => self.toggles.push_back((events, on)),
+            Command::SetEviction(on) => self.toggle(m, &events, on),
+            Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
+            Command::CountTokens { id, text } => {
+                if let Some(tokens) = m.vocabulary.count_tokens(&text) {
+                    events.event(Event::TokensCounted { id, tokens });
+                }
+            }
+            command => {
+                self.queue.push_back((events, command));
+                self.serve_next(m);
+            }
+        }
+    }
+
+    /// Makes the first of the waiting requests the one that is served, where none is.
+    fn serve_next<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        while self.job.is_none() {
+            let Some((events, command)) = self.queue.pop_front() else { return };
+            match command {
+                Command::Clear => self.clear(&mut m.runner),
+                Command::Rewind(pieces) => self.rewind(&mut m.runner, &events, &pieces),
+                command => {
+                    self.job = Some(Job { events, cancelled: false, halt: None, work: Work::New(command) });
+                    return;
+                }
+            }
+            m.trim();
+            self.publish(m);
+        }
+    }
+
+    /// Begins the request that is served, up to the first step that it needs.
+    pub fn begin<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        if let Some(job) = self.job.take_if(|job| matches!(job.work, Work::New(_))) {
+            let Job { events, cancelled, work, .. } = job;
+            let (work, halt) = match work {
+                Work::New(Command::Generate(request)) => self.begin_turn(m, *request),
+                Work::New(Command::Rebuild) => match self.begin_rebuild(m) {
+                    Ok(work) => (work, None),
+                    Err(error) => {
+                        events.notice(format!("cannot rebuild: {error}"));
+                        return self.end_job(m);
+                    }
+                },
+                Work::New(Command::Restore(request)) => self.begin_restore(m, *request),
+                work => (work, None),
+            };
+            self.job = Some(Job { events, cancelled, halt, work });
+        }
+        self.continue_encoding(m);
+    }
+
+    /// Ends the request that is served, where its steps are done or it was cancelled.
+    pub fn finish<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        self.late_toggles(m);
+        let done = self.chain.stage() == Stage::Done;
+        let Some(mut job) = self.job.take_if(|job| {
+            let begun = !matches!(job.work, Work::New(_) | Work::Encode(..));
+            begun && (done || job.cancelled || job.halt.is_some())
+        }) else {
+            return;
+        };
+        let halt = job.halt.take().or_else(|| (!done).then_some(Halt::Cancelled));
+        match job.work {
+            Work::Answer(turn) => return self.end_answer(m, job.events, turn, halt),
+            Work::Undo(turn, why) => self.end_undo(m, &job.events, *turn, why, halt),
+            Work::Rebuild { beside, total } => self.end_rebuild(m, &job.events, beside, total, halt),
+            Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
+            Work::New(_) | Work::Encode(..) => {}
+        }
+        self.end_job(m);
+    }
+
+    /// After a request was served: the next one is.
+    pub fn end_job<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        self.job = None;
+        self.late_toggles(m);
+        self.serve_next(m);
+    }
+
+    /// Whether it waits for a prompt to be encoded, and for nothing else.
+    pub fn is_encoding(&self) -> bool {
+        matches!(&self.job, Some(Job { work: Work::Encode(..), .. }))
+    }
+
+    fn is_replaying(&self) -> bool {
+        match self.job.as_ref().map(|job| &job.work) {
+            Some(Work::New(Command::Restore(_)) | Work::Restore { .. } | Work::Undo(..)) => true,
+            _ => self.chain.is_replaying(),
+        }
+    }
+
+    fn late_toggles<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        while !self.is_replaying()
+            && let Some((events, on)) = self.toggles.pop_front()
+        {
+            self.toggle(m, &events, on);
+        }
+    }
+
+    /// The result of a decode step.
+    pub fn sampled<B: Backend>(&mut self, m: &Loaded<B>, sampled: Result<Token, NonFinite>) {
+        let Some(Job { events, halt, work: Work::Answer(turn), .. }) = &mut self.job else { return };
+        match sampled {
+            Ok(token) => {
+                let (kind, text) = self.chain.push(token, &m.runner, &m.vocabulary);
+                if !text.is_empty() {
+                    events.event(Event::Text { turn: turn.id(), kind, text });
+                }
+                self.decode_tok_s = self.chain.generation.as_ref().and_then(|g| g.decode_tok_s());
+            }
+            Err(error) => *halt = Some(Halt::Error(error.to_string())),
+        }
+    }
+
+    /// A step of it cannot be run.
+    pub fn halt(&mut self, why: Halt) {
+        if let Some(job) = &mut self.job {
+            job.halt = Some(why);
+        }
+    }
+
+    fn toggle<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
+        if !m.has_policy() {
+            return events
+                .notice("this model was not trained to evict: its cache stays dense, and the switch does nothing");
+        }
+        self.eviction = on;
+        let at_token = self.chain.context.len(&m.runner);
+        match self.follow_eviction(&mut m.runner) {
+            Ok(dropped_slots) => events.event(Event::EvictionSet { on, at_token, dropped_slots }),
+            Err(error) => events.notice(format!("eviction stays as it was: {error}")),
+        }
+        self.publish(m);
+    }
+
+    /// Brings the sequence to the eviction state that is wanted, and returns the number of slots dropped. Checkpoints
+    /// go first where the cache is full.
+    pub fn follow_eviction<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<u64, CacheError> {
+        loop {
+            match self.chain.context.set_eviction(runner, self.eviction) {
+                Ok(dropped) => return Ok(dropped),
+                Err(error) if !self.give_up_checkpoint(runner) => {
+                    self.eviction = runner.cache.eviction(self.chain.context.seq);
+                    return Err(error);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// As [`Self::follow_eviction`], for a context that was gone back to: a toggle that acts there again is reported.
+    pub fn follow_eviction_here<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        events: &EventSender,
+    ) -> Result<(), CacheError> {
+        let context = &self.chain.context;
+        let (before, at_token) = (runner.cache.eviction(context.seq), context.len(runner));
+        let dropped_slots = self.follow_eviction(runner)?;
+        if self.eviction != before {
+            events.event(Event::EvictionSet { on: self.eviction, at_token, dropped_slots });
+        }
+        Ok(())
+    }
+
+    /// As [`Self::follow_eviction`], with a notice where it fails.
+    pub fn settle_eviction<B: Backend>(&mut self, runner: &mut Runner<B>, events: &EventSender) {
+        if let Err(error) = self.follow_eviction(runner) {
+            events.notice(format!("eviction stays as it was: {error}"));
+        }
+    }
+
+    fn inspect<B: Backend>(&self, m: &Loaded<B>, events: &EventSender, layer: usize, head: usize) {
+        let config = m.runner.config();
+        if layer >= config.n_layers || head >= config.n_kv_heads {
+            return;
+        }
+        let metas = m.runner.cache.slot_metas(m.runner.backend(), self.chain.context.seq, layer, head);
+        let slot =
+            |meta: &crate::policy::SlotMeta| SlotInfo { position: meta.position() as u32, marked: meta.marked() };
+        let mut slots: Vec<SlotInfo> = metas.iter().map(slot).collect();
+        slots.sort_by_key(|s| s.position);
+        events.event(Event::HeadPositions { layer, head, slots });
+    }
+
+    /// Frees a checkpoint of the last turn; false where there is none.
+    pub fn give_up_checkpoint<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
+        let Some(context) = self.prompt_end.take().or_else(|| self.before.take()) else { return false };
+        runner.release(context.seq);
+        true
+    }
+
+    pub fn release_checkpoints<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        while self.give_up_checkpoint(runner) {}
+    }
+
+    /// Replaces the current context, which is released.
+    pub fn replace_context<B: Backend>(&mut self, runner: &mut Runner<B>, context: Context) {
+        let old = std::mem::replace(&mut self.chain.context, context);
+        runner.release(old.seq);
+    }
+
+    /// Empties the current context; checkpoints stay.
+    pub fn reset_context<B: Backend>(&mut self, runner: &mut Runner<B>, eviction: bool) {
+        runner.release(self.chain.context.seq);
+        self.chain.context = Context::new(runner, eviction).expect("a sequence was just released");
+    }
+
+    pub fn clear<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        self.release_checkpoints(runner);
+        self.reset_context(runner, self.eviction);
+        self.reported.clear();
+        self.replies.clear();
+        self.decode_tok_s = None;
+    }
+
+    /// Goes back to the newest state whose text begins the given rendering.
+    fn rewind<B: Backend>(&mut self, runner: &mut Runner<B>, events: &EventSender, pieces: &[Piece]) {
+        let flat = flatten(pieces);
+        let begins = |context: &mut Context| flat.starts_with(&context.flat);
+        if begins(&mut self.chain.context) {
+            return;
+        }
+        let checkpoint = self.prompt_end.take_if(begins).or_else(|| self.before.take_if(begins));
+        match checkpoint {
+            Some(context) => self.replace_context(runner, context),
+            None => self.reset_context(runner, self.eviction),
+        }
+        // What is left is no beginning of it, or, before the prompt's end, still serves an undo.
+        if let Some(end) = self.prompt_end.take() {
+            runner.release(end.seq);
+        }
+        if let Some(before) = self.before.take_if(|before| !flat.starts_with(&before.flat)) {
+            runner.release(before.seq);
+        }
+        if let Err(error) = self.follow_eviction_here(runner, events) {
+            events.notice(format!("eviction stays as it was: {error}"));
+        }
+    }
+
+    /// What it is doing, for the status line.
+    pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
+        let len = self.chain.context.len(runner);
+        match self.job.as_ref().map(|job| &job.work) {
+            Some(Work::Answer(turn)) if self.chain.tokens_left() > 0 => {
+                let total = turn.prefilled;
+                Phase::Prefill { done: total.saturating_sub(self.chain.tokens_left() + 1), total }
+            }
+            Some(Work::Answer(_)) => Phase::Decode,
+            Some(Work::Rebuild { total, .. } | Work::Restore { total, .. }) => {
+                Phase::Rebuild { done: len, total: *total }
+            }
+            Some(Work::Undo(..)) => Phase::Rebuild { done: len, total: len + self.chain.tokens_left() },
+            _ => Phase::Idle,
+        }
+    }
+
+    /// Reports how far a replayed log is. Called before each chunk.
+    pub fn report_progress<B: Backend>(&self, runner: &Runner<B>) {
+        if let (Some(job), Phase::Rebuild { done, total }) = (&self.job, self.phase(runner)) {
+            job.events.event(Event::Rebuilding { done, total });
+        }
+    }
+
+    pub fn publish<B: Backend>(&self, m: &Loaded<B>) {
+        self.publish_figures(m, &Figures::read(&m.runner, self.chain.context.seq));
+    }
+
+    pub fn publish_figures<B: Backend>(&self, m: &Loaded<B>, figures: &Figures) {
+        self.outlet.snapshot(figures.snapshot(self.phase(&m.runner), self.eviction, self.decode_tok_s));
+    }
+}

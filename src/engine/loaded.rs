@@ -1,0 +1,142 @@
+//! A loaded model: what runs it, what its tokens stand for, and how it describes itself.
+
+use super::EngineOptions;
+use super::reply::{ThinkTags, Vocabulary};
+use super::runner::Runner;
+use crate::backend::Backend;
+use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
+use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit};
+use crate::tokenizer::Tokenizer;
+use anyhow::Result;
+use std::sync::Arc;
+
+/// What all conversations share.
+pub(super) struct Loaded<B: Backend> {
+    pub runner: Runner<B>,
+    pub vocabulary: Vocabulary,
+    pub info: Arc<ModelInfo>,
+    /// Whether new conversations evict.
+    pub eviction: bool,
+    /// No other conversation has work than the one that is served.
+    pub alone: bool,
+}
+
+impl<B: Backend> Loaded<B> {
+    pub fn new(runner: Runner<B>, checkpoint: &Checkpoint, options: &EngineOptions, plan: Plan) -> Result<Self> {
+        let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
+        let think = tokenizer.token_for("<think>").zip(tokenizer.token_for("</think>"));
+        let disabled = checkpoint.config.dms.as_ref().is_some_and(|d| d.disabled);
+        Ok(Self {
+            info: Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, think.is_some())),
+            vocabulary: Vocabulary {
+                tokenizer: Arc::new(tokenizer),
+                eos: checkpoint.generation.eos.clone(),
+                think: think.map(|(open, close)| ThinkTags { open, close }),
+            },
+            eviction: options.eviction.unwrap_or(!disabled),
+            alone: true,
+            runner,
+        })
+    }
+
+    /// Whether the model decides what it evicts.
+    pub fn has_policy(&self) -> bool {
+        self.runner.cache.geometry().policy.rule().is_some()
+    }
+
+    /// Returns memory that no page uses to the system, where nothing else runs that would take it again.
+    pub fn trim(&mut self) {
+        if self.alone {
+            self.runner.trim();
+        }
+    }
+}
+
+fn model_info<B: Backend>(
+    runner: &Runner<B>,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    options: &EngineOptions,
+    plan: Plan,
+    thinks: bool,
+) -> ModelInfo {
+    let (c, g) = (&checkpoint.config, runner.cache.geometry());
+    ModelInfo {
+        name: checkpoint.name.clone(),
+        reference: options.reference.clone(),
+        family: c.family.clone(),
+        n_params: checkpoint.n_params,
+        n_layers: c.n_layers,
+        n_q_heads: c.n_q_heads,
+        n_kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
+        vocab: c.vocab,
+        context: runner.context(),
+        device: runner.backend().describe(),
+        codec: options.codec.name().to_owned(),
+        policy: g.policy.name().to_owned(),
+        window: g.policy.rule().map(|rule| rule.window),
+        dms: match c.dms.as_ref().map(|d| d.variant) {
+            None => "none",
+            Some(DmsVariant::Borrowed) => "borrowed",
+            Some(DmsVariant::Adapter) => "adapter",
+        }
+        .to_owned(),
+        adapter: checkpoint.adapter.clone(),
+        weights: weight_format(checkpoint).to_owned(),
+        weight_bytes: checkpoint.weight_bytes,
+        slot_bytes: g.slot_bytes(),
+        page_slots: g.page_slots,
+        kv_limit: options.kv_limit,
+        plan,
+        template: TemplateSpec {
+            source: checkpoint.chat_template.clone(),
+            bos_token: checkpoint.bos_token.clone(),
+            eos_token: checkpoint.eos_token.clone(),
+            control: tokenizer.added_literals(),
+            trusted: checkpoint.builtin,
+            limit: Some(TextLimit { context: runner.context(), token_bytes: tokenizer.longest_token_bytes() }),
+        },
+        think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
+        default_sampling: default_sampling(&checkpoint.generation),
+        model_fingerprint: checkpoint.fingerprint.clone(),
+        tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
+    }
+}
+
+/// Element type of the largest tensor, which stands for the model: norms and adapters may differ.
+fn weight_format(checkpoint: &Checkpoint) -> &'static str {
+    checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.dtype.name())
+}
+
+/// What the model recommends. One that says nothing of sampling gets what chats commonly use: drawing from
+/// the whole distribution as it is makes small models ramble.
+fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
+    let g = generation;
+    let silent = (g.do_sample, g.temperature, g.top_k, g.top_p, g.min_p) == (None, None, None, None, None);
+    let (temperature, top_k, top_p) = if silent { (0.7, 40, 0.95) } else { (1.0, 0, 1.0) };
+    SamplingParams {
+        temperature: if g.do_sample == Some(false) { 0.0 } else { g.temperature.unwrap_or(temperature) },
+        top_k: g.top_k.unwrap_or(top_k),
+        top_p: g.top_p.unwrap_or(top_p),
+        min_p: g.min_p.unwrap_or(0.0),
+        repetition_penalty: g.repetition_penalty.unwrap_or(1.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_recommends_nothing_is_not_drawn_from_as_it_is() {
+        let says = |do_sample, temperature| {
+            let says = GenerationDefaults { do_sample, temperature, ..GenerationDefaults::default() };
+            let p = default_sampling(&says);
+            (p.temperature, p.top_k, p.top_p)
+        };
+        assert_eq!(says(None, None), (0.7, 40, 0.95));
+        assert_eq!(says(Some(true), Some(0.6)), (0.6, 0, 1.0));
+        assert_eq!(says(Some(false), Some(0.6)).0, 0.0);
+    }
+}

@@ -1,0 +1,114 @@
+//! Encoding of prompts: replies keep the ids that they were generated with, and a long text is encoded on a thread of
+//! its own, so that a cancel ends the wait at once.
+
+use super::reply::ids_that_spell;
+use crate::protocol::{Piece, Token};
+use crate::tokenizer::{Tokenizer, flatten, unflatten};
+use anyhow::{Result, anyhow};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+/// Texts longer than this are encoded on a thread of their own.
+const LONG_TEXT_BYTES: usize = 64 << 10;
+
+/// A part of a prompt: text to encode, or token ids that are known.
+pub(super) enum Stretch {
+    Plain(Vec<Piece>),
+    Known(Vec<Token>),
+}
+
+impl Stretch {
+    fn text_bytes(&self) -> usize {
+        let text = |piece: &Piece| if let Piece::Text(text) = piece { text.len() } else { 0 };
+        if let Self::Plain(pieces) = self { pieces.iter().map(text).sum() } else { 0 }
+    }
+}
+
+/// Splits a prompt from byte `skip` of its canonical text on. `replies` are the generated ids by turn.
+pub(super) fn stretches(
+    tokenizer: &Tokenizer,
+    prompt: &[Piece],
+    skip: usize,
+    replies: &HashMap<u64, Vec<Token>>,
+) -> Vec<Stretch> {
+    let (mut out, mut plain, mut at) = (Vec::new(), Vec::new(), 0);
+    for piece in prompt {
+        let flat = flatten(std::slice::from_ref(piece));
+        let from = skip.saturating_sub(at).min(flat.len());
+        at += flat.len();
+        let known = match piece {
+            Piece::Reply { turn, .. } if from == 0 => {
+                replies.get(turn).and_then(|ids| ids_that_spell(tokenizer, ids, &flat))
+            }
+            _ => None,
+        };
+        match known {
+            Some(ids) => out.extend([Stretch::Plain(std::mem::take(&mut plain)), Stretch::Known(ids)]),
+            None => plain.extend(unflatten(&flat[from..])),
+        }
+    }
+    out.push(Stretch::Plain(plain));
+    out
+}
+
+/// A prompt that is being encoded. Dropping it stops the thread.
+pub(super) struct Encoding {
+    result: Receiver<Result<Vec<Token>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Encoding {
+    /// Encodes a short prompt at once, and begins to encode a long one.
+    pub fn start(tokenizer: &Arc<Tokenizer>, stretches: Vec<Stretch>) -> Self {
+        let (send, result) = channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tokenizer, stopped, failed) = (Arc::clone(tokenizer), Arc::clone(&stop), send.clone());
+        let is_long = stretches.iter().map(Stretch::text_bytes).sum::<usize>() > LONG_TEXT_BYTES;
+        let encode = move || drop(send.send(encode_all(&tokenizer, &stretches, &stopped)));
+        if !is_long {
+            encode();
+        } else if let Err(error) = std::thread::Builder::new().name("encode".into()).spawn(encode) {
+            let _ = failed.send(Err(error.into()));
+        }
+        Self { result, stop }
+    }
+
+    /// The tokens, once they are known.
+    pub fn poll(&self) -> Option<Result<Vec<Token>>> {
+        match self.result.try_recv() {
+            Ok(result) => Some(result),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err(anyhow!("the thread that encodes the prompt has ended"))),
+        }
+    }
+}
+
+impl Drop for Encoding {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The tokens of a prompt, or those found before `stop` was set.
+fn encode_all(tokenizer: &Tokenizer, stretches: &[Stretch], stop: &AtomicBool) -> Result<Vec<Token>> {
+    let mut out = Vec::new();
+    for stretch in stretches {
+        match stretch {
+            Stretch::Known(ids) => out.extend(ids),
+            Stretch::Plain(pieces) => out.extend(tokenizer.encode_unless(pieces, stop)?.unwrap_or_default()),
+        }
+    }
+    Ok(out)
+}
+
+/// Whether a prompt ends in an open think block.
+pub(super) fn ends_thinking(prompt: &[Piece]) -> bool {
+    prompt.iter().rev().find_map(|piece| match piece {
+        Piece::Control(literal) if literal == "<think>" => Some(true),
+        Piece::Control(literal) if literal == "</think>" => Some(false),
+        Piece::Control(_) | Piece::Reply { .. } => Some(false),
+        Piece::Text(_) => None,
+    }) == Some(true)
+}

@@ -1,0 +1,120 @@
+//! Logs that are fed again: rebuild, restore, and the way back of a turn that failed.
+
+use super::chain::Chain;
+use super::context::Context;
+use super::conversation::{Conversation, Halt, Work};
+use super::loaded::Loaded;
+use super::reply::flat_of;
+use super::runner::Runner;
+use crate::backend::Backend;
+use crate::cache::CacheError;
+use crate::protocol::{Event, EventSender, LogEntry, RestoreRequest, Token, count};
+
+impl Conversation {
+    /// Feeds the log again under the eviction state that is wanted, beside the old cache where there is room for both.
+    pub(super) fn begin_rebuild<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
+        let fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
+        let old = std::mem::replace(&mut self.chain, fresh).context;
+        self.chain.prefill(old.tokens());
+        Ok(Work::Rebuild { total: self.chain.tokens_left(), beside: Some(old) })
+    }
+
+    /// Frees the cache that a rebuild replaces; false where there is none.
+    pub(super) fn give_up_old_cache<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
+        let Some(job) = &mut self.job else { return false };
+        let Work::Rebuild { beside, .. } = &mut job.work else { return false };
+        let Some(old) = beside.take() else { return false };
+        job.events.notice("the old cache is given up to make room for the new one");
+        runner.release(old.seq);
+        (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
+        true
+    }
+
+    /// Ends a rebuild. One that was cancelled leaves the old cache in force, while there is one.
+    pub(super) fn end_rebuild<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        beside: Option<Context>,
+        total: usize,
+        halt: Option<Halt>,
+    ) {
+        self.chain.stop();
+        match (&halt, beside) {
+            (None, Some(old)) => {
+                (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
+                m.runner.release(old.seq);
+                self.release_checkpoints(&mut m.runner);
+            }
+            (None, None) => {}
+            (Some(_), Some(old)) => {
+                self.replace_context(&mut m.runner, old);
+                let _ = self.follow_eviction(&mut m.runner);
+            }
+            (Some(_), None) => self.reset_context(&mut m.runner, self.eviction),
+        }
+        if let Some(Halt::CacheFull(why) | Halt::Error(why)) = &halt {
+            events.notice(format!("the rebuild stopped: {why}"));
+        }
+        let tokens = if halt.is_none() { total } else { self.chain.context.len(&m.runner) };
+        m.trim();
+        self.publish(m);
+        events.event(Event::RebuildDone { cancelled: halt.is_some(), tokens });
+    }
+
+    /// Loads a saved conversation: its log is fed under its own toggles.
+    pub(super) fn begin_restore<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        request: RestoreRequest,
+    ) -> (Work, Option<Halt>) {
+        self.clear(&mut m.runner);
+        let vocab = m.runner.config().vocab as Token;
+        let known = |ids: &[Token]| ids.iter().all(|id| *id < vocab);
+        self.replies = request.replies.into_iter().filter(|(_, ids)| known(ids)).collect();
+        let total = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
+        let context = m.runner.context();
+        let halt = if total > context {
+            Some(Halt::ContextFull(format!("it has {} tokens, and the context holds {}", count(total), count(context))))
+        } else if request.log.iter().any(|e| matches!(e, LogEntry::Token(t) if *t >= vocab)) {
+            Some(Halt::Error("its log names tokens that this model does not have".into()))
+        } else {
+            self.reset_context(&mut m.runner, true);
+            self.chain.replay(&request.log);
+            None
+        };
+        self.reported = request.log;
+        (Work::Restore { pending: request.pending.filter(|id| *id < vocab), total }, halt)
+    }
+
+    pub(super) fn end_restore<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        pending: Option<Token>,
+        halt: Option<Halt>,
+    ) {
+        let cancelled = halt.is_some();
+        self.end_replay(m, events, halt);
+        if !cancelled {
+            let context = &mut self.chain.context;
+            context.flat = flat_of(&m.vocabulary.tokenizer, context.tokens().chain(pending)).0;
+            context.pending = pending;
+        }
+        self.settle_eviction(&mut m.runner, events);
+        let tokens = self.chain.context.len(&m.runner);
+        m.trim();
+        self.publish(m);
+        events.event(Event::RebuildDone { cancelled, tokens });
+    }
+
+    /// Ends the feeding of a log. One that was not fed whole leaves an empty conversation.
+    pub(super) fn end_replay<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, halt: Option<Halt>) {
+        self.chain.stop();
+        let Some(halt) = halt else { return };
+        self.reset_context(&mut m.runner, self.eviction);
+        if let Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why) = halt {
+            events.notice(format!("the conversation could not be fed again: {why}"));
+        }
+    }
+}

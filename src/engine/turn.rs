@@ -1,0 +1,382 @@
+//! One turn: find what the cache holds of the prompt already, have the rest prefilled and the answer generated, report.
+
+use super::chain::Generation;
+use super::context::Context;
+use super::conversation::{Conversation, Halt, Job, Work};
+use super::loaded::Loaded;
+use super::prompt::{Encoding, ends_thinking, stretches};
+use super::reply::{Reply, flat_of};
+use super::report::Figures;
+use super::runner::Runner;
+use crate::backend::Backend;
+use crate::protocol::{Event, EventSender, GenerateRequest, LogEntry, StopReason, Token, TurnReport, count};
+use crate::tokenizer::flat::{CLOSE, OPEN};
+use crate::tokenizer::flatten;
+use std::time::{Duration, Instant};
+
+/// Which state a turn starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    /// The conversation as it is: the prompt continues it.
+    Current,
+    /// The last turn's prompt: regenerate, or a template that drops what was thought since.
+    PromptEnd,
+    /// Before the last turn's user message: undo, edit.
+    Before,
+    Nothing,
+}
+
+/// The state that a turn which fails goes back to.
+struct Start {
+    log: Vec<LogEntry>,
+    flat: String,
+    pending: Option<Token>,
+}
+
+pub(super) struct Turn {
+    request: GenerateRequest,
+    seed: u64,
+    /// Canonical text of the prompt.
+    flat: String,
+    base: Base,
+    /// Present once the turn has begun to change the conversation.
+    start: Option<Start>,
+    prompt_tokens: usize,
+    reused: usize,
+    /// Tokens of the prompt that are fed.
+    pub prefilled: usize,
+    started: Instant,
+    prefill_started: Option<Instant>,
+    /// The answer, once it has ended.
+    generation: Option<Generation>,
+}
+
+impl Turn {
+    fn new(request: GenerateRequest) -> Self {
+        Self {
+            seed: request.seed.unwrap_or_else(random_seed),
+            flat: flatten(&request.prompt),
+            request,
+            base: Base::Nothing,
+            start: None,
+            prompt_tokens: 0,
+            reused: 0,
+            prefilled: 0,
+            started: Instant::now(),
+            prefill_started: None,
+            generation: None,
+        }
+    }
+
+    /// The number of the turn in the conversation.
+    pub fn id(&self) -> u64 {
+        self.request.turn
+    }
+}
+
+impl Conversation {
+    pub(super) fn begin_turn<B: Backend>(&mut self, m: &Loaded<B>, request: GenerateRequest) -> (Work, Option<Halt>) {
+        let mut turn = Box::new(Turn::new(request));
+        // The marks around control tokens are no text.
+        let marks = (OPEN.len_utf8() + CLOSE.len_utf8()) * turn.flat.matches(OPEN).count();
+        let limit = m.info.template.limit;
+        if let Some(why) = limit.and_then(|limit| limit.refusal("the prompt", turn.flat.len() - marks)) {
+            return (Work::Answer(turn), Some(Halt::ContextFull(why)));
+        }
+        let encoding = self.encode(m, &mut turn);
+        (Work::Encode(turn, encoding), None)
+    }
+
+    /// Begins to encode what the newest state that begins the prompt does not hold.
+    fn encode<B: Backend>(&self, m: &Loaded<B>, turn: &mut Turn) -> Encoding {
+        turn.base = self.choose_base(&turn.flat);
+        let skip = self.context_of(turn.base).map_or(0, |context| context.flat.len());
+        let tokenizer = &m.vocabulary.tokenizer;
+        Encoding::start(tokenizer, stretches(tokenizer, &turn.request.prompt, skip, &self.replies))
+    }
+
+    /// Starts the turn whose prompt is encoded, where one is. A cancelled one ends before anything changes.
+    pub(super) fn continue_encoding<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Encode(..))) else { return };
+        let Work::Encode(mut turn, encoding) = job.work else { return };
+        job.work = if job.cancelled {
+            job.halt = Some(Halt::Cancelled);
+            Work::Answer(turn)
+        } else {
+            match encoding.poll() {
+                None => Work::Encode(turn, encoding),
+                // Another conversation has taken the checkpoint.
+                Some(Ok(_)) if self.choose_base(&turn.flat) != turn.base => {
+                    let encoding = self.encode(m, &mut turn);
+                    Work::Encode(turn, encoding)
+                }
+                Some(tokens) => {
+                    let tokens = tokens.map_err(|error| Halt::Error(format!("{error:#}")));
+                    job.halt = tokens.and_then(|tokens| self.start_turn(m, &job.events, &mut turn, tokens)).err();
+                    Work::Answer(turn)
+                }
+            }
+        };
+        self.job = Some(job);
+    }
+
+    /// The newest state whose text begins the prompt's.
+    fn choose_base(&self, flat: &str) -> Base {
+        let begins = |context: &Context| !context.flat.is_empty() && flat.starts_with(&context.flat);
+        let current = &self.chain.context;
+        if begins(current) && (flat.len() > current.flat.len() || current.pending.is_some()) {
+            Base::Current
+        } else if self.prompt_end.as_ref().is_some_and(begins) {
+            Base::PromptEnd
+        } else if self.before.as_ref().is_some_and(begins) {
+            Base::Before
+        } else {
+            Base::Nothing
+        }
+    }
+
+    fn context_of(&self, base: Base) -> Option<&Context> {
+        match base {
+            Base::Current => Some(&self.chain.context),
+            Base::PromptEnd => self.prompt_end.as_ref(),
+            Base::Before => self.before.as_ref(),
+            Base::Nothing => None,
+        }
+    }
+
+    /// Makes the base the current context, with the prompt's other tokens to feed. `encoded`: those after the base's.
+    fn start_turn<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        turn: &mut Turn,
+        encoded: Vec<Token>,
+    ) -> Result<(), Halt> {
+        let base = self.context_of(turn.base);
+        turn.reused = base.map_or(0, |base| base.len(&m.runner));
+        let mut todo: Vec<Token> = base.and_then(|base| base.pending).into_iter().chain(encoded).collect();
+        turn.prompt_tokens = turn.reused + todo.len();
+        let context = m.runner.context();
+        if turn.prompt_tokens >= context {
+            return Err(Halt::ContextFull(format!(
+                "the prompt has {} tokens, and the context holds {} with the answer",
+                count(turn.prompt_tokens),
+                count(context)
+            )));
+        }
+        turn.prefilled = todo.len();
+        let Some(last) = todo.pop() else { return Err(Halt::Error("the prompt is empty".into())) };
+        let start = base.unwrap_or(&self.chain.context);
+        turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
+        self.start_from(&mut m.runner, turn.base, !todo.is_empty()).map_err(|e| Halt::CacheFull(e.to_string()))?;
+        events.event(Event::TurnStarted {
+            turn: turn.id(),
+            prompt_tokens: turn.prompt_tokens,
+            reused: turn.reused,
+            todo: turn.prefilled,
+        });
+        self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
+        turn.prefill_started = Some(Instant::now());
+        self.chain.context.flat.clone_from(&turn.flat);
+        self.chain.context.pending = Some(last);
+        self.chain.prefill(todo);
+        let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&turn.request.prompt));
+        let request = &turn.request;
+        self.chain.generation = Some(Generation::new(request.sampling.clone(), turn.seed, request.max_tokens, reply));
+        self.keep_prompt_end(&mut m.runner);
+        Ok(())
+    }
+
+    /// Makes `base` the current context and keeps the checkpoint before this turn. `adds`: the prompt says more than
+    /// the base, so that the base itself is worth keeping.
+    fn start_from<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        base: Base,
+        adds: bool,
+    ) -> Result<(), crate::cache::CacheError> {
+        match base {
+            Base::Current => {
+                self.release_checkpoints(runner);
+                self.before = Some(self.chain.context.fork(runner)?);
+            }
+            Base::PromptEnd => {
+                let end = self.prompt_end.take().expect("chosen because it exists");
+                let copy = end.fork(runner)?;
+                self.replace_context(runner, copy);
+                if adds {
+                    if let Some(before) = self.before.replace(end) {
+                        runner.release(before.seq);
+                    }
+                } else {
+                    self.prompt_end = Some(end);
+                }
+            }
+            Base::Before => {
+                if let Some(end) = self.prompt_end.take() {
+                    runner.release(end.seq);
+                }
+                let before = self.before.as_ref().expect("chosen because it exists");
+                let copy = before.fork(runner)?;
+                self.replace_context(runner, copy);
+            }
+            Base::Nothing => {
+                self.release_checkpoints(runner);
+                let fresh = Context::new(runner, self.eviction)?;
+                self.before = Some(std::mem::replace(&mut self.chain.context, fresh));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the state at the end of the prompt, where the chain is there: for regenerate.
+    pub(super) fn keep_prompt_end<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
+        if at_end && self.chain.tokens_left() == 0 && self.prompt_end.is_none() {
+            self.prompt_end = self.chain.context.fork(runner).ok();
+        }
+    }
+
+    /// Ends a turn. One that could not be answered in full leaves cache and log as they were at its start, but for a
+    /// cancel in the middle of an answer, which keeps what was said.
+    pub(super) fn end_answer<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: EventSender,
+        mut turn: Box<Turn>,
+        halt: Option<Halt>,
+    ) {
+        let answered = self.chain.generation.as_ref().is_some_and(|g| !g.generated.is_empty());
+        let halt = match halt {
+            None | Some(Halt::Cancelled) if answered => {
+                self.end_text(m, &events, &turn);
+                None
+            }
+            halt => halt,
+        };
+        turn.generation = self.chain.stop();
+        if let (Some(_), Some(start)) = (&halt, &turn.start)
+            && self.go_back(m, &events, start)
+        {
+            let work = Work::Undo(turn, halt.unwrap_or(Halt::Cancelled));
+            self.job = Some(Job { events, cancelled: false, halt: None, work });
+            return;
+        }
+        self.report(m, &events, *turn, halt);
+        self.end_job(m);
+    }
+
+    /// The answer that was generated is part of the conversation.
+    fn end_text<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: &Turn) {
+        if let Some((kind, text)) = self.chain.finish_text() {
+            events.event(Event::Text { turn: turn.id(), kind, text });
+        }
+        let Some(generation) = &mut self.chain.generation else { return };
+        generation.stop.get_or_insert(StopReason::Cancelled);
+        self.replies.insert(turn.id(), generation.generated.clone());
+        if self.chain.is_replaying() {
+            // Cancelled while it was preempted: what was not fed again will be with the next turn.
+            let context = &mut self.chain.context;
+            (context.flat, context.pending) = (flat_of(&m.vocabulary.tokenizer, context.tokens()).0, None);
+            self.settle_eviction(&mut m.runner, events);
+        }
+    }
+
+    /// Returns to the state before the turn: to the checkpoint, or by feeding the log of the turn's start again, where
+    /// that is gone; true where that has to be done.
+    fn go_back<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, start: &Start) -> bool {
+        let runner = &mut m.runner;
+        if let Some(end) = self.prompt_end.take() {
+            runner.release(end.seq);
+        }
+        match self.before.take() {
+            Some(before) => self.replace_context(runner, before),
+            None if self.chain.context.log == start.log => self.set_text(start),
+            None => {
+                self.reset_context(runner, true);
+                self.chain.replay(&start.log);
+                return true;
+            }
+        }
+        self.settle_eviction(runner, events);
+        false
+    }
+
+    fn set_text(&mut self, start: &Start) {
+        self.chain.context.flat.clone_from(&start.flat);
+        self.chain.context.pending = start.pending;
+    }
+
+    /// The log of the turn's start was fed again, or `halt` has ended that.
+    pub(super) fn end_undo<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        turn: Turn,
+        why: Halt,
+        halt: Option<Halt>,
+    ) {
+        self.end_replay(m, events, halt);
+        if let Some(start) = turn.start.as_ref().filter(|start| start.log == self.chain.context.log) {
+            self.set_text(start);
+        }
+        self.settle_eviction(&mut m.runner, events);
+        self.report(m, events, turn, Some(why));
+    }
+
+    fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
+        m.trim();
+        let figures = Figures::read(&m.runner, self.chain.context.seq);
+        let log = &self.chain.context.log;
+        let log_base = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
+        let g = turn.generation.as_ref();
+        let in_context = halt.is_none();
+        let (stop_reason, detail) = match halt {
+            None => (g.and_then(|g| g.stop).unwrap_or(StopReason::End), None),
+            Some(Halt::Cancelled) => (StopReason::Cancelled, None),
+            Some(Halt::CacheFull(why)) => (StopReason::CacheFull, Some(why)),
+            Some(Halt::ContextFull(why)) => (StopReason::ContextFull, Some(why)),
+            Some(Halt::Error(why)) => (StopReason::Error, Some(why)),
+        };
+        let first_token = g.and_then(|g| g.timings.first_token);
+        let prefill = turn.prefill_started.zip(first_token).map_or(0.0, |(from, to)| (to - from).as_secs_f64());
+        let report = TurnReport {
+            turn: turn.id(),
+            stop_reason,
+            detail,
+            prompt_tokens: turn.prompt_tokens,
+            reused_tokens: turn.reused,
+            answer_tokens: g.map_or(0, |g| g.reply.answer_tokens),
+            reasoning_tokens: g.map_or(0, |g| g.reply.reasoning_tokens),
+            ttft_ms: first_token.map(|t| ms(t - turn.started)),
+            prefill_tok_s: (prefill > 0.0).then(|| turn.prefilled as f64 / prefill),
+            decode_tok_s: g.and_then(Generation::decode_tok_s),
+            reasoning_ms: g.and_then(|g| g.timings.reasoning_end).zip(first_token).map(|(end, first)| ms(end - first)),
+            seed: turn.seed,
+            sampling: turn.request.sampling,
+            eviction: self.eviction,
+            kv: figures.kv(),
+            log_base,
+            log: log[log_base..].to_vec(),
+            generated: turn.generation.map_or_else(Vec::new, |g| g.generated),
+            pending: Some(self.chain.context.pending),
+            in_context,
+        };
+        self.reported.clone_from(&self.chain.context.log);
+        self.publish_figures(m, &figures);
+        events.event(Event::TurnDone(Box::new(report)));
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// 32 bits: easy to type again, and exact in JSON.
+fn random_seed() -> u64 {
+    let mut bytes = [0; 4];
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => u32::from_le_bytes(bytes) as u64,
+        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u32 as u64),
+    }
+}

@@ -1,0 +1,186 @@
+//! The channels between front ends and the thread of an engine.
+//!
+//! A front end holds one [`EngineHandle`] for each conversation. Requests of all conversations share one channel to the
+//! engine; every conversation has its own channel of events and its own snapshots.
+
+use super::{Command, Event, Snapshot};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::{mpsc, watch};
+
+/// A conversation of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConversationId(u64);
+
+/// A command that was sent. Unique within an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId(u64);
+
+impl ConversationId {
+    #[cfg(test)]
+    pub(crate) fn of(id: u64) -> Self {
+        Self(id)
+    }
+}
+
+/// A command of a conversation.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub conversation: ConversationId,
+    pub id: RequestId,
+    pub command: Command,
+}
+
+/// An event of a conversation.
+#[derive(Clone, Debug)]
+pub struct Response {
+    pub conversation: ConversationId,
+    /// The request that it answers; absent for what happened without one (loading, a notice of the device).
+    pub request: Option<RequestId>,
+    pub event: Event,
+}
+
+/// What an engine receives.
+#[derive(Debug)]
+pub enum EngineMessage {
+    /// Opens a conversation. Answered by [`Event::Ready`], or by [`Event::Failed`] where no sequence is free.
+    Open(Outlet),
+    Request(Request),
+    /// Ends a conversation and frees its cache. The engine ends with its last conversation.
+    Close(ConversationId),
+}
+
+/// The engine's end of a conversation's channels. Sending to a front end that is gone does nothing.
+#[derive(Debug)]
+pub struct Outlet {
+    conversation: ConversationId,
+    events: mpsc::UnboundedSender<Response>,
+    snapshots: watch::Sender<Option<Arc<Snapshot>>>,
+}
+
+impl Outlet {
+    pub fn conversation(&self) -> ConversationId {
+        self.conversation
+    }
+
+    /// The sender of events that answer `request`, or no request.
+    pub fn sender(&self, request: Option<RequestId>) -> EventSender {
+        EventSender { conversation: self.conversation, request, events: self.events.clone() }
+    }
+
+    /// Sends an event that answers no request.
+    pub fn event(&self, event: Event) {
+        self.sender(None).event(event);
+    }
+
+    /// Sends a notice that answers no request.
+    pub fn notice(&self, text: impl Into<String>) {
+        self.sender(None).notice(text);
+    }
+
+    /// Replaces the latest snapshot.
+    pub fn snapshot(&self, snapshot: Snapshot) {
+        self.snapshots.send_replace(Some(Arc::new(snapshot)));
+    }
+
+    /// Whether the front end is gone.
+    pub fn is_closed(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
+/// Sends the events of one request to the conversation that made it.
+#[derive(Clone, Debug)]
+pub struct EventSender {
+    conversation: ConversationId,
+    request: Option<RequestId>,
+    events: mpsc::UnboundedSender<Response>,
+}
+
+impl EventSender {
+    pub fn event(&self, event: Event) {
+        let Self { conversation, request, .. } = *self;
+        let _ = self.events.send(Response { conversation, request, event });
+    }
+
+    pub fn notice(&self, text: impl Into<String>) {
+        self.event(Event::Notice(text.into()));
+    }
+}
+
+/// Sends commands of one conversation.
+#[derive(Clone, Debug)]
+pub struct CommandSender {
+    conversation: ConversationId,
+    messages: Sender<EngineMessage>,
+    /// The last id given to a conversation or request of the engine.
+    last_id: Arc<AtomicU64>,
+}
+
+impl CommandSender {
+    fn next_id(&self) -> u64 {
+        self.last_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Sends a command and returns the id that its events carry; `None` when the engine has ended.
+    pub fn request(&self, command: Command) -> Option<RequestId> {
+        let id = RequestId(self.next_id());
+        let request = Request { conversation: self.conversation, id, command };
+        self.messages.send(EngineMessage::Request(request)).is_ok().then_some(id)
+    }
+
+    /// Sends a command; false when the engine has ended.
+    pub fn send(&self, command: Command) -> bool {
+        self.request(command).is_some()
+    }
+}
+
+/// A conversation with a running engine. Dropping the last one ends the engine, after the step or the tensor that it is
+/// at.
+pub struct EngineHandle {
+    pub commands: CommandSender,
+    pub events: mpsc::UnboundedReceiver<Response>,
+    /// `None` until the model is loaded.
+    pub snapshot: watch::Receiver<Option<Arc<Snapshot>>>,
+}
+
+impl EngineHandle {
+    /// Makes the channels of a new engine: the handle of its first conversation, and the engine's ends.
+    pub fn new() -> (Self, Receiver<EngineMessage>, Outlet) {
+        let (messages, inbox) = channel();
+        let last_id = Arc::new(AtomicU64::new(0));
+        let (handle, outlet) = Self::with(CommandSender { conversation: ConversationId(0), messages, last_id });
+        (handle, inbox, outlet)
+    }
+
+    fn with(commands: CommandSender) -> (Self, Outlet) {
+        let (events, events_out) = mpsc::unbounded_channel();
+        let (snapshots, snapshot) = watch::channel(None);
+        let outlet = Outlet { conversation: commands.conversation, events, snapshots };
+        (Self { commands, events: events_out, snapshot }, outlet)
+    }
+
+    /// Opens another conversation with the same engine.
+    pub fn open(&self) -> Self {
+        let conversation = ConversationId(self.commands.next_id());
+        let (handle, outlet) = Self::with(CommandSender { conversation, ..self.commands.clone() });
+        let _ = handle.commands.messages.send(EngineMessage::Open(outlet));
+        handle
+    }
+
+    pub fn conversation(&self) -> ConversationId {
+        self.commands.conversation
+    }
+
+    /// Sends a command; false when the engine has ended.
+    pub fn send(&self, command: Command) -> bool {
+        self.commands.send(command)
+    }
+}
+
+impl Drop for EngineHandle {
+    fn drop(&mut self) {
+        let _ = self.commands.messages.send(EngineMessage::Close(self.commands.conversation));
+    }
+}
