@@ -1,41 +1,57 @@
-// Attention of chunks, on tensor cores: a tile of rows of one span and KV head, all query heads of the group, over
-// stored slots as they were before the step and the step's own rows up to each, by the policy's rule. Single tokens
-// are for attend.cu. CPU twin: `backend::cpu::attention`.
+// Prefill attention on tensor cores: a tile of query rows of one span and KV head, all query heads of the group, over the
+// slots stored before the step and the step's own rows up to each query, by the policy's rule. Decode tokens go to
+// attend.cu. CPU twin: `backend::cpu::attention`.
 //
 // Precision: as attend.cu, to the bit but for the order of sums.
 //
-// Cost: a tile of 128 lines (rows x query heads of the group) reads each key and value that one of its rows sees
-// once, mostly from the second-level cache: 4 D bytes of bf16 slots for 512 D operations on tensor cores. Keys that no row sees
-// are left out before they are read; those that all rows see are gathered apart from those that some see, so that
-// only a few batches need a mask.
+// Cost: a tile of 128 query rows (tokens x query heads) reads each key and value that one of its rows sees once,
+// mostly from L2: 4 D bytes of a bf16 slot for 512 D operations on tensor cores. Keys that no row sees are skipped
+// before they are read. Keys that all rows see are batched apart from those that only some see, so that few batches need
+// a mask.
 #include "codec.cuh"
 #include "policy_dms.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
-#define LINES (32 * WARPS)  // of a tile: a row and a query head of the group
-#define KEYS 64             // that lie in shared memory at once
-#define RING 256            // keys that all see, found and not yet attended to: at most 2 KEYS - 1 + THREADS
-#define PARTLY 256          // keys that some see: at most twice the rows of a tile less one
-#define LEAST_KEYS 256      // of a part: fewer are not worth putting parts together for
+#define TILE_QUERIES (32 * WARPS)  // rows of a tile: a token and a query head of the group
+#define TILE_KEYS 64               // keys of a batch in shared memory
+#define RING 256                   // keys found that all rows see: at most 2 TILE_KEYS - 1 + THREADS
+#define MASKED 256                 // keys found that some rows see: at most twice the tokens of a tile less one
+#define MIN_SPLIT_KEYS 256         // fewer are not worth a merge
 #define FOREVER 0x7fffffff
 
-// A key: the addresses of its K and of K's scale. It is seen by rows first to last of the span.
-struct Found {
-  const u8* at;
+// Mirrors `backend::cuda::abi::PrefillParams`.
+struct PrefillParams {
+  Kv kv;
+  void* out;               // [n, n_q_heads * head_dim], bf16 or f32
+  float* partials;         // [blocks, (D + 8) * TILE_QUERIES] softmax states of the splits
+  int* arrivals;           // [tiles, n_kv_heads] splits that are done; 0 before and after
+  const float* qkv;        // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows after qkv_rope; only q is read
+  const float* decisions;  // [n, n_kv_heads]
+  const Span* spans;       // of the step
+  int out_is_bf16, layer;
+  float score_scale;       // 1 / sqrt(head_dim)
+  int unused;
+};
+static_assert(sizeof(PrefillParams) == 248 && OFFSET_OF(PrefillParams, out) == 184 && OFFSET_OF(PrefillParams, layer) == 236,
+              "backend::cuda::abi::PrefillParams has another layout");
+
+// A key: the addresses of its K row and of K's scale. Rows first to last of the span see it.
+struct Key {
+  const u8* k;
   const u8* scale;
   int first, last;
 };
 
 template <int D, class Codec>
 struct Shared {
-  // Lines of 16-byte pieces that change places by the line, so that eight lines of a fragment meet in no bank.
-  u16 q[LINES * D], k[KEYS * D], v[KEYS * D];
-  u8 codes[2][Codec::PACKED ? KEYS * D : 16];  // on their way to k and v
-  float scales[2][2][KEYS];                          // of this batch and the next: K's, V's
+  // Rows are XOR-swizzled in 16-byte chunks: the eight rows that one ldmatrix reads lie in different banks.
+  u16 q[TILE_QUERIES * D], k[TILE_KEYS * D], v[TILE_KEYS * D];
+  u8 codes[2][Codec::PACKED ? TILE_KEYS * D : 16];  // of K and V in flight, unpacked to k and v
+  float scales[2][2][TILE_KEYS];                    // of this batch and the next: K's, V's
   const u8* ring[RING];
   const u8* ring_scales[Codec::SCALED ? RING : 2];
-  Found partly[PARTLY];
+  Key masked[MASKED];
   int counts[WARPS], arrived;
 };
 
@@ -43,7 +59,7 @@ struct Shared {
 struct Tile {
   int head, group, base, eviction, live;
   int first_row, last_row;  // of the span
-  int at;                   // tile of the step
+  int index;                // tile of the step
   Span span;
   const int* table;
 };
@@ -52,16 +68,16 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   Tile t;
   t.head = blockIdx.y;
   t.group = kv.n_q_heads / kv.n_kv_heads;
-  // Late rows have most keys: their tiles begin first.
-  int rows = LINES / t.group, at = gridDim.z - 1 - blockIdx.z;
-  t.at = at;
+  // Late rows have most keys, so their tiles start first.
+  int tokens = TILE_QUERIES / t.group, at = gridDim.z - 1 - blockIdx.z;
+  t.index = at;
   t.span = *spans;
-  while (at >= (t.span.len + rows - 1) / rows) {
-    at -= (t.span.len + rows - 1) / rows;
+  while (at >= (t.span.len + tokens - 1) / tokens) {
+    at -= (t.span.len + tokens - 1) / tokens;
     t.span = *++spans;
   }
-  t.first_row = at * rows;
-  t.last_row = min(t.first_row + rows, t.span.len) - 1;
+  t.first_row = at * tokens;
+  t.last_row = min(t.first_row + tokens, t.span.len) - 1;
   t.base = kv.seq_len[t.span.seq];
   t.eviction = kv.evicts && kv.eviction[t.span.seq];
   int lane_row = lane_index(kv, layer, t.span.seq, t.head);
@@ -70,51 +86,54 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   return t;
 }
 
-// Candidate c: stored slots first, then rows of the span. Rows of the span that see a key are consecutive: a stored key
-// or row c is seen from the first row or its own on, and a marked one up to the last query of its window.
-__device__ __forceinline__ Found look_up(const Kv& kv, const Tile& t, const float* decisions, int c) {
+// Candidate c: stored slots first, then rows of the span. The rows that see a key are consecutive: from the first row, or
+// from the key's own, up to the last query of its window if it is marked.
+__device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const float* decisions, int c) {
   Dms dms = dms_of(kv);
-  Found f;
+  Key key;
   u8* page;
-  int r, row;  // slot of the page; row of the span, negative for what was stored before it
+  int r, row;  // slot of the page; row of the span, negative for a token stored before it
   bool stored = c < t.live, marked = false;
   if (stored) {
     page = page_at(kv, t.table[c / PAGE_SLOTS]);
     r = c % PAGE_SLOTS;
-    row = f.first = 0;
+    row = key.first = 0;
     if (t.eviction) {
       int meta = *meta_at(kv, page, r);
       marked = meta_marked(meta);
       row = meta_position(meta) - t.base;
     }
   } else {
-    row = f.first = c - t.live;
+    row = key.first = c - t.live;
     page = staged_at(kv, t.span.start + row, t.head);
     r = (t.span.start + row) % PAGE_SLOTS;
   }
-  f.at = row_at(kv, page, r, 0);
-  f.scale = (const u8*)scale_at(kv, page, r, 0);
+  key.k = row_at(kv, page, r, 0);
+  key.scale = (const u8*)scale_at(kv, page, r, 0);
   int decided = dms.decided_by(row);
   if (t.eviction && decided >= 0 && decided < t.span.len)
     marked = dms.marks(decisions[(t.span.start + decided) * kv.n_kv_heads + t.head], t.base + row);
-  f.last = marked ? dms.last_query(row) : FOREVER;
-  return f;
+  key.last = marked ? dms.last_query(row) : FOREVER;
+  return key;
 }
 
-// The keys found and not yet attended to.
-struct Keys {
-  int begin, whole, partly;  // first of the ring, how many there, how many that some see
-  int next, to;              // candidates still to look at
-  Found seen;                // candidate next + threadIdx.x
+// Keys found and not yet attended to: those that all rows see in a ring, the others in a list.
+struct KeyQueue {
+  int begin, unmasked;  // first key of the ring, and how many
+  int masked, done;     // keys of the list, and how many are attended to
+  int next, end;        // candidates still to look at
+  Key key;              // candidate next + threadIdx.x
 };
 
+// Looks at THREADS candidates, one a thread, and compacts those that some row sees into the queue.
 template <int D, class Codec>
-__device__ __forceinline__ void find(Shared<D, Codec>& s, Keys& keys, const Kv& kv, const Tile& t,
-                                     const float* decisions) {
+__device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& queue, const Kv& kv, const Tile& t,
+                                                const float* decisions) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Found& f = keys.seen;
-  bool real = keys.next + (int)threadIdx.x < keys.to, some = real && f.first <= t.last_row && f.last >= t.first_row;
-  bool all = some && f.first <= t.first_row && f.last >= t.last_row;
+  const Key& key = queue.key;
+  bool real = queue.next + (int)threadIdx.x < queue.end;
+  bool some = real && key.first <= t.last_row && key.last >= t.first_row;
+  bool all = some && key.first <= t.first_row && key.last >= t.last_row;
   u32 alls = __ballot_sync(FULL, all), somes = __ballot_sync(FULL, some && !all), below = (1u << lane) - 1;
   if (lane == 0) s.counts[warp] = __popc(alls) | __popc(somes) << 16;
   __syncthreads();
@@ -125,141 +144,127 @@ __device__ __forceinline__ void find(Shared<D, Codec>& s, Keys& keys, const Kv& 
     total += s.counts[w];
   }
   if (all) {
-    int at = (keys.begin + keys.whole + (before & 0xffff) + __popc(alls & below)) % RING;
-    s.ring[at] = f.at;
-    if (Codec::SCALED) s.ring_scales[at] = f.scale;
-  } else if (some) s.partly[keys.partly + (before >> 16) + __popc(somes & below)] = f;
-  keys.whole += total & 0xffff;
-  keys.partly += total >> 16;
-  keys.next += THREADS;
-  // The next ones are on their way while these are attended to.
-  if (keys.next + (int)threadIdx.x < keys.to) keys.seen = look_up(kv, t, decisions, keys.next + threadIdx.x);
+    int at = (queue.begin + queue.unmasked + (before & 0xffff) + __popc(alls & below)) % RING;
+    s.ring[at] = key.k;
+    if (Codec::SCALED) s.ring_scales[at] = key.scale;
+  } else if (some) s.masked[queue.masked + (before >> 16) + __popc(somes & below)] = key;
+  queue.unmasked += total & 0xffff;
+  queue.masked += total >> 16;
+  queue.next += THREADS;
+  // The next candidates are in flight while these keys are attended to.
+  if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate(kv, t, decisions, queue.next + threadIdx.x);
   __syncthreads();
 }
 
-// Keys that are attended to together: the ring's from `begin`, or of those that some see. n = 0: none are left.
+// Up to TILE_KEYS keys that are attended to together. n = 0: none are left.
 struct Batch {
-  int begin, n;
-  bool whole;
+  int begin, n;  // of the ring, or of the list if `masked`
+  bool masked;
 };
 
 template <int D, class Codec>
-__device__ __forceinline__ Batch next_batch(Shared<D, Codec>& s, Keys& keys, int& done, const Kv& kv, const Tile& t,
+__device__ __forceinline__ Batch next_batch(Shared<D, Codec>& s, KeyQueue& queue, const Kv& kv, const Tile& t,
                                             const float* decisions) {
-  while (keys.whole < KEYS && keys.next < keys.to) find(s, keys, kv, t, decisions);
+  while (queue.unmasked < TILE_KEYS && queue.next < queue.end) scan_candidates(s, queue, kv, t, decisions);
   Batch b;
-  b.whole = keys.whole > 0;
-  if (b.whole) {
-    b.begin = keys.begin;
-    b.n = min(keys.whole, KEYS);
-    keys.begin = (keys.begin + b.n) % RING;
-    keys.whole -= b.n;
+  b.masked = queue.unmasked == 0;
+  if (b.masked) {
+    b.begin = queue.done;
+    b.n = min(queue.masked - queue.done, TILE_KEYS);
+    queue.done += b.n;
   } else {
-    b.begin = done;
-    b.n = min(keys.partly - done, KEYS);
-    done += b.n;
+    b.begin = queue.begin;
+    b.n = min(queue.unmasked, TILE_KEYS);
+    queue.begin = (queue.begin + b.n) % RING;
+    queue.unmasked -= b.n;
   }
   return b;
 }
 
+// Index of a channel of a tile row in shared memory.
 template <int D>
-__device__ __forceinline__ int piece(int line, int channel) {
-  return line * D + ((channel / 8) ^ (line % 8)) * 8;
+__device__ __forceinline__ int swizzled(int row, int channel) {
+  return row * D + ((channel / 8) ^ (row % 8)) * 8;
 }
 
-// Sends for K (which = 0) or V (1) of a batch, D / 8 neighbouring threads a key; zeros behind the last.
+// Starts async copies of K (which = 0) or V (1) of a batch, D / 8 neighbouring threads a key; zeros after the last.
 template <int D, class Codec>
-__device__ __forceinline__ void fetch(Shared<D, Codec>& s, const Batch& b, int which, int parity, const Kv& kv) {
+__device__ __forceinline__ void load_async(Shared<D, Codec>& s, const Batch& b, int which, int parity, const Kv& kv) {
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
   int channel = threadIdx.x % PER_KEY * 8, offset = which ? kv.v_at : 0;
   offset += Codec::PACKED ? channel : 2 * channel;
   bool within = channel < kv.head_dim;
 #pragma unroll
-  for (int i = 0; i < KEYS / AT_ONCE; i++) {
+  for (int i = 0; i < TILE_KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE, at = b.begin + key;
     bool real = key < b.n;
-    const u8* from = real ? (b.whole ? s.ring[at % RING] : s.partly[at % PARTLY].at) + offset : kv.pages;
+    const u8* from = real ? (b.masked ? s.masked[at % MASKED].k : s.ring[at % RING]) + offset : kv.pages;
     if (Codec::PACKED) copy_async8(&s.codes[which][key * D + channel], from, real && within);
-    else copy_async((which ? s.v : s.k) + piece<D>(key, channel), from, real && within);
+    else copy_async((which ? s.v : s.k) + swizzled<D>(key, channel), from, real && within);
   }
-  if (Codec::SCALED && threadIdx.x < KEYS) {
+  if (Codec::SCALED && threadIdx.x < TILE_KEYS) {
     int key = threadIdx.x, at = b.begin + key;
     bool real = key < b.n;
-    const u8* from = real ? (b.whole ? s.ring_scales[at % RING] : s.partly[at % PARTLY].scale) : kv.pages;
+    const u8* from = real ? (b.masked ? s.masked[at % MASKED].scale : s.ring_scales[at % RING]) : kv.pages;
     copy_async4(&s.scales[parity][which][key], from + (real && which ? kv.v_scales_at - kv.k_scales_at : 0), real);
   }
   copy_commit();
 }
 
-// Codes that this thread sent for become bf16.
+// Unpacks the codes that this thread copied to bf16.
 template <int D, class Codec>
 __device__ __forceinline__ void unpack(Shared<D, Codec>& s, int which) {
   if (!Codec::PACKED) return;
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
   int channel = threadIdx.x % PER_KEY * 8;
 #pragma unroll
-  for (int i = 0; i < KEYS / AT_ONCE; i++) {
+  for (int i = 0; i < TILE_KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE;
     typename Codec::Eight x;
     x.load(&s.codes[which][key * D], channel, true);
-    *(uint4*)((which ? s.v : s.k) + piece<D>(key, channel)) = x.as_bf16();
+    *(uint4*)((which ? s.v : s.k) + swizzled<D>(key, channel)) = x.as_bf16();
   }
 }
 
-// A warp's 32 lines: two fragments of 16, of each of which a lane holds parts of lines lane / 4 and lane / 4 + 8.
-// Nothing seen: m = -inf, l = 0.
+// Online softmax of a warp's 32 query rows: two fragments of 16, of each of which a lane holds accumulators of rows
+// lane / 4 and lane / 4 + 8. max: of the logits, in log2 units; sum: of exp2(logit - max). Nothing seen: max = -inf,
+// sum = 0.
 template <int D, class Codec>
-struct Lines {
-  float out[2][D / 8][4], m[2][2], l[2][2];
+struct OnlineSoftmax {
+  float acc[2][D / 8][4], max[2][2], sum[2][2];
 
-  // Queries into shared memory, zeros where a line has no row.
-  __device__ __forceinline__ void begin(Shared<D, Codec>& s, const Tile& t, const float* qkv, const Kv& kv) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim;
-    const float by = Codec::QUERY_FACTOR;
-    u64 width = (kv.n_q_heads + 2 * kv.n_kv_heads) * d;
-#pragma unroll 4
-    for (int i = lane; i < 32 * D / 8; i += 32) {
-      int line = 32 * warp + i / (D / 8), channel = i % (D / 8) * 8, row = t.first_row + line / t.group;
-      float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
-      if (row <= t.last_row && channel < d) {
-        const float* from = qkv + (t.span.start + row) * width + (t.head * t.group + line % t.group) * d + channel;
-        a = *(const float4*)from, b = *(const float4*)(from + 4);
-      }
-      *(uint4*)(s.q + piece<D>(line, channel)) = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),
-                                                       round_pair(b.x * by, b.y * by), round_pair(b.z * by, b.w * by)};
-    }
-    __syncwarp();
+  __device__ __forceinline__ void init() {
 #pragma unroll
     for (int f = 0; f < 2; f++) {
-      m[f][0] = m[f][1] = NEG_INFINITY;
-      l[f][0] = l[f][1] = 0.0f;
+      max[f][0] = max[f][1] = NEG_INFINITY;
+      sum[f][0] = sum[f][1] = 0.0f;
 #pragma unroll
       for (int j = 0; j < D / 8; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) out[f][j][i] = 0.0f;
+        for (int i = 0; i < 4; i++) acc[f][j][i] = 0.0f;
     }
   }
 
-  // Scores of all keys in shared memory: tile j of 8 keys, a lane's keys 2 (lane % 4) and the next.
-  __device__ __forceinline__ void score(float (*scores)[KEYS / 8][4], const Shared<D, Codec>& s) const {
+  // S = Q K^T of the batch: fragment j of 8 keys, of which a lane holds keys 2 (lane % 4) and the next.
+  __device__ __forceinline__ void score(float (*scores)[TILE_KEYS / 8][4], const Shared<D, Codec>& s) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int line = 32 * warp + lane % 16, line_channel = lane / 16 * 8;
+    int row = 32 * warp + lane % 16, row_channel = lane / 16 * 8;
     int key = lane / 16 * 8 + lane % 8, channel = lane / 8 % 2 * 8;
 #pragma unroll
     for (int f = 0; f < 2; f++)
 #pragma unroll
-      for (int j = 0; j < KEYS / 8; j++)
+      for (int j = 0; j < TILE_KEYS / 8; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) scores[f][j][i] = 0.0f;
 #pragma unroll
     for (int c = 0; c < D; c += 16) {
       u32 a[2][4];
-      load_matrices(a[0], s.q + piece<D>(line, c + line_channel));
-      load_matrices(a[1], s.q + piece<D>(line + 16, c + line_channel));
+      load_matrices(a[0], s.q + swizzled<D>(row, c + row_channel));
+      load_matrices(a[1], s.q + swizzled<D>(row + 16, c + row_channel));
 #pragma unroll
-      for (int j = 0; j < KEYS / 8; j += 2) {
+      for (int j = 0; j < TILE_KEYS / 8; j += 2) {
         u32 b[4];
-        load_matrices(b, s.k + piece<D>(8 * j + key, c + channel));
+        load_matrices(b, s.k + swizzled<D>(8 * j + key, c + channel));
         mma(scores[0][j], a[0], b);
         mma(scores[1][j], a[1], b);
         mma(scores[0][j + 1], a[0], b + 2);
@@ -268,16 +273,17 @@ struct Lines {
     }
   }
 
-  // Scores become weights in bf16, and what was summed before is brought to the new maximum.
-  __device__ __forceinline__ void weigh(u32 (*weights)[KEYS / 8][2], float (*scores)[KEYS / 8][4],
+  // Scores become softmax weights in bf16; accumulators and sums are rescaled to the new maxima.
+  __device__ __forceinline__ void weigh(u32 (*weights)[TILE_KEYS / 8][2], float (*scores)[TILE_KEYS / 8][4],
                                         const Shared<D, Codec>& s, const Batch& b, int parity, const Tile& t,
                                         float scale) {
-    // Scores times this are exponents of 2; scaled codecs apply it with the scales of the keys.
+    // Scores times this are logits in log2 units; scaled codecs apply it with the scales of the keys.
     float unit = Codec::SCALED ? 1.0f : scale * LOG2E;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (Codec::SCALED) {
+      // scales of K
 #pragma unroll
-      for (int j = 0; j < KEYS / 8; j++) {
+      for (int j = 0; j < TILE_KEYS / 8; j++) {
         float2 by = *(const float2*)&s.scales[parity][0][8 * j + lane % 4 * 2];
         by.x *= scale * (LOG2E * Codec::SCORE_FACTOR), by.y *= scale * (LOG2E * Codec::SCORE_FACTOR);
 #pragma unroll
@@ -286,20 +292,21 @@ struct Lines {
           for (int i = 0; i < 4; i++) scores[f][j][i] *= i % 2 ? by.y : by.x;
       }
     }
-    if (!b.whole || b.n < KEYS) {
-      int line = 32 * warp + lane / 4;
+    if (b.masked || b.n < TILE_KEYS) {
+      // mask
+      int query = 32 * warp + lane / 4;
 #pragma unroll
-      for (int j = 0; j < KEYS / 8; j++)
+      for (int j = 0; j < TILE_KEYS / 8; j++)
 #pragma unroll
         for (int k = 0; k < 2; k++) {
           int key = 8 * j + lane % 4 * 2 + k, first = 0, last = FOREVER;
-          if (!b.whole) {
-            const Found& found = s.partly[(b.begin + key) % PARTLY];
+          if (b.masked) {
+            const Key& found = s.masked[(b.begin + key) % MASKED];
             first = found.first, last = found.last;
           }
 #pragma unroll
           for (int i = 0; i < 4; i++) {
-            int row = t.first_row + (line + 8 * i) / t.group;
+            int row = t.first_row + (query + 8 * i) / t.group;
             if (key >= b.n || row < first || row > last) scores[i / 2][j][i % 2 * 2 + k] = NEG_INFINITY;
           }
         }
@@ -308,198 +315,227 @@ struct Lines {
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
+        // new maximum of the row
         float top = NEG_INFINITY;
 #pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(scores[f][j][2 * i], scores[f][j][2 * i + 1]));
+        for (int j = 0; j < TILE_KEYS / 8; j++) top = fmaxf(top, fmaxf(scores[f][j][2 * i], scores[f][j][2 * i + 1]));
         top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
         top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-        top = fmaxf(m[f][i], ceilf(top * unit));
+        top = fmaxf(max[f][i], ceilf(top * unit));
         float from = top == NEG_INFINITY ? 0.0f : top;
-        // Maxima soon stay as they are.
-        if (__any_sync(FULL, top > m[f][i])) {
-          float keep = exp2_fast(m[f][i] - from);
-          m[f][i] = top;
-          l[f][i] *= keep;
+        // rescale, if it grew: maxima soon stay the same
+        if (__any_sync(FULL, top > max[f][i])) {
+          float by = exp2_fast(max[f][i] - from);
+          max[f][i] = top;
+          sum[f][i] *= by;
 #pragma unroll
-          for (int j = 0; j < D / 8; j++) out[f][j][2 * i] *= keep, out[f][j][2 * i + 1] *= keep;
+          for (int j = 0; j < D / 8; j++) acc[f][j][2 * i] *= by, acc[f][j][2 * i + 1] *= by;
         }
+        // weights
 #pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) {
+        for (int j = 0; j < TILE_KEYS / 8; j++) {
           float x = exp2_fast(scores[f][j][2 * i] * unit - from), y = exp2_fast(scores[f][j][2 * i + 1] * unit - from);
           if (Codec::SCALED) {
-            l[f][i] += x + y;
+            sum[f][i] += x + y;
             float2 by = *(const float2*)&s.scales[parity][1][8 * j + lane % 4 * 2];
             x *= by.x * Codec::WEIGHT_FACTOR, y *= by.y * Codec::WEIGHT_FACTOR;
           }
           weights[f][j][i] = round_pair(x, y);
-          if (!Codec::SCALED) l[f][i] += sum_pair(weights[f][j][i]);
+          if (!Codec::SCALED) sum[f][i] += sum_pair(weights[f][j][i]);
         }
       }
   }
 
-  __device__ __forceinline__ void add_values(const u32 (*weights)[KEYS / 8][2], const Shared<D, Codec>& s) {
+  // O += P V of the batch.
+  __device__ __forceinline__ void accumulate(const u32 (*weights)[TILE_KEYS / 8][2], const Shared<D, Codec>& s) {
     int lane = threadIdx.x % 32, key = lane / 8 % 2 * 8 + lane % 8, channel = lane / 16 * 8;
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j += 2)
+    for (int j = 0; j < TILE_KEYS / 8; j += 2)
 #pragma unroll
       for (int c = 0; c < D / 8; c += 2) {
         u32 b[4];
-        load_matrices_turned(b, s.v + piece<D>(8 * j + key, 8 * c + channel));
+        load_matrices_transposed(b, s.v + swizzled<D>(8 * j + key, 8 * c + channel));
 #pragma unroll
         for (int f = 0; f < 2; f++) {
           u32 a[4] = {weights[f][j][0], weights[f][j][1], weights[f][j + 1][0], weights[f][j + 1][1]};
-          mma(out[f][c], a, b);
-          mma(out[f][c + 1], a, b + 2);
+          mma(acc[f][c], a, b);
+          mma(acc[f][c + 1], a, b + 2);
         }
       }
   }
 
-  __device__ __forceinline__ void end(void* to, int rounded, const Tile& t, const Kv& kv) const {
+  // Sums of the four lanes that share a row.
+  __device__ __forceinline__ void reduce_sums() {
+#pragma unroll
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        sum[f][i] += __shfl_xor_sync(FULL, sum[f][i], 1);
+        sum[f][i] += __shfl_xor_sync(FULL, sum[f][i], 2);
+      }
+  }
+
+  // Writes the normalised output.
+  __device__ __forceinline__ void write(void* to, int out_is_bf16, const Tile& t, const Kv& kv) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        int line = 32 * warp + 16 * f + 8 * i + lane / 4, row = t.first_row + line / t.group;
+        int query = 32 * warp + 16 * f + 8 * i + lane / 4, row = t.first_row + query / t.group;
         if (row > t.last_row) continue;
-        int q_head = t.head * t.group + line % t.group;
+        int q_head = t.head * t.group + query % t.group;
         u64 at = ((u64)(t.span.start + row) * kv.n_q_heads + q_head) * kv.head_dim + lane % 4 * 2;
-        float by = Codec::SUM_FACTOR / l[f][i];
+        float by = Codec::SUM_FACTOR / sum[f][i];
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
           if (8 * j < kv.head_dim)
-            put2(to, rounded, at + 8 * j, out[f][j][2 * i] * by, out[f][j][2 * i + 1] * by);
+            put2(to, out_is_bf16, at + 8 * j, acc[f][j][2 * i] * by, acc[f][j][2 * i + 1] * by);
       }
   }
 
-  // Parts of a tile's keys are left in the order in which threads hold them.
-  __device__ __forceinline__ void leave(float* part) const {
-    float4* to = (float4*)part + threadIdx.x;
-    to[0] = float4{m[0][0], m[0][1], m[1][0], m[1][1]};
-    to[THREADS] = float4{l[0][0], l[0][1], l[1][0], l[1][1]};
+  // Saves a split's state, in the order in which threads hold it.
+  __device__ __forceinline__ void save(float* split) const {
+    float4* to = (float4*)split + threadIdx.x;
+    to[0] = float4{max[0][0], max[0][1], max[1][0], max[1][1]};
+    to[THREADS] = float4{sum[0][0], sum[0][1], sum[1][0], sum[1][1]};
 #pragma unroll
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int j = 0; j < D / 8; j++)
-        to[(2 + f * (D / 8) + j) * THREADS] = float4{out[f][j][0], out[f][j][1], out[f][j][2], out[f][j][3]};
+        to[(2 + f * (D / 8) + j) * THREADS] = float4{acc[f][j][0], acc[f][j][1], acc[f][j][2], acc[f][j][3]};
   }
 
-  __device__ __forceinline__ void take_up(const float* part) {
-    const float4* from = (const float4*)part + threadIdx.x;
+  // Merges a saved state.
+  __device__ __forceinline__ void merge(const float* split) {
+    const float4* from = (const float4*)split + threadIdx.x;
     float4 a = from[0], b = from[THREADS];
-    float more_m[2][2] = {{a.x, a.y}, {a.z, a.w}}, more_l[2][2] = {{b.x, b.y}, {b.z, b.w}}, keep[2][2], by[2][2];
+    float more_max[2][2] = {{a.x, a.y}, {a.z, a.w}}, more_sum[2][2] = {{b.x, b.y}, {b.z, b.w}}, rescale[2][2], by[2][2];
 #pragma unroll
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        float top = fmaxf(m[f][i], more_m[f][i]), base = top == NEG_INFINITY ? 0.0f : top;
-        keep[f][i] = exp2_fast(m[f][i] - base);
-        by[f][i] = exp2_fast(more_m[f][i] - base);
-        m[f][i] = top;
-        l[f][i] = l[f][i] * keep[f][i] + more_l[f][i] * by[f][i];
+        float top = fmaxf(max[f][i], more_max[f][i]), base = top == NEG_INFINITY ? 0.0f : top;
+        rescale[f][i] = exp2_fast(max[f][i] - base);
+        by[f][i] = exp2_fast(more_max[f][i] - base);
+        max[f][i] = top;
+        sum[f][i] = sum[f][i] * rescale[f][i] + more_sum[f][i] * by[f][i];
       }
 #pragma unroll
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int j = 0; j < D / 8; j++) {
         float4 x = from[(2 + f * (D / 8) + j) * THREADS];
-        float* sum = out[f][j];
-        sum[0] = sum[0] * keep[f][0] + x.x * by[f][0], sum[1] = sum[1] * keep[f][0] + x.y * by[f][0];
-        sum[2] = sum[2] * keep[f][1] + x.z * by[f][1], sum[3] = sum[3] * keep[f][1] + x.w * by[f][1];
+        float* to = acc[f][j];
+        to[0] = to[0] * rescale[f][0] + x.x * by[f][0], to[1] = to[1] * rescale[f][0] + x.y * by[f][0];
+        to[2] = to[2] * rescale[f][1] + x.z * by[f][1], to[3] = to[3] * rescale[f][1] + x.w * by[f][1];
       }
   }
 };
 
-// out[n, n_q_heads * head_dim]. partials: (D + 8) LINES floats for each block. arrivals [tiles, n_kv_heads], zero before and
-// after. Grid (parts, n_kv_heads, tiles), where a span of len rows has len / (LINES / group) tiles, rounded up.
+// Queries of a warp's rows as bf16 to shared memory, zeros where a row of the tile has no token.
 template <int D, class Codec>
-__device__ __forceinline__ void attend_tiles(void* out, int rounded, float* partials, int* arrivals,
-                                             const float* qkv, const float* decisions, const Kv& kv, int layer,
-                                             const Span* spans, float scale) {
+__device__ __forceinline__ void load_queries(Shared<D, Codec>& s, const Tile& t, const float* qkv, const Kv& kv) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim;
+  const float by = Codec::QUERY_FACTOR;
+  u64 width = (kv.n_q_heads + 2 * kv.n_kv_heads) * d;
+#pragma unroll 4
+  for (int i = lane; i < 32 * D / 8; i += 32) {
+    int query = 32 * warp + i / (D / 8), channel = i % (D / 8) * 8, row = t.first_row + query / t.group;
+    float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+    if (row <= t.last_row && channel < d) {
+      const float* from = qkv + (t.span.start + row) * width + (t.head * t.group + query % t.group) * d + channel;
+      a = *(const float4*)from, b = *(const float4*)(from + 4);
+    }
+    *(uint4*)(s.q + swizzled<D>(query, channel)) = uint4{round_pair(a.x * by, a.y * by), round_pair(a.z * by, a.w * by),
+                                                         round_pair(b.x * by, b.y * by), round_pair(b.z * by, b.w * by)};
+  }
+  __syncwarp();
+}
+
+// Grid (splits, n_kv_heads, tiles), THREADS threads; a span of len rows has len / (TILE_QUERIES / group) tiles, rounded up.
+// Splits beyond those that a tile's keys are worth end at once; the last one to arrive merges all.
+template <int D, class Codec>
+__device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory();
   after_previous();
-  Tile t = tile_of(kv, layer, spans);
+  const Kv& kv = p.kv;
+  Tile t = tile_of(kv, p.layer, p.spans);
   int total = t.live + t.last_row + 1;
-  int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + KEYS - 1) / KEYS * KEYS, LEAST_KEYS);
-  int parts = (total + per - 1) / per, part = blockIdx.x;
-  if (part >= parts) return;
-  Keys keys;
-  keys.begin = keys.whole = keys.partly = 0;
-  keys.next = part * per;
-  keys.to = min(keys.next + per, total);
-  if (keys.next + (int)threadIdx.x < keys.to) keys.seen = look_up(kv, t, decisions, keys.next + threadIdx.x);
-  Lines<D, Codec> lines;
-  lines.begin(s, t, qkv, kv);
-  int done = 0, parity = 0;
-  Batch now = next_batch(s, keys, done, kv, t, decisions);
+  int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS, MIN_SPLIT_KEYS);
+  int splits = (total + per - 1) / per, split = blockIdx.x;
+  if (split >= splits) return;
+  KeyQueue queue;
+  queue.begin = queue.unmasked = queue.masked = queue.done = 0;
+  queue.next = split * per;
+  queue.end = min(queue.next + per, total);
+  if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate(kv, t, p.decisions, queue.next + threadIdx.x);
+  load_queries(s, t, p.qkv, kv);
+  OnlineSoftmax<D, Codec> softmax;
+  softmax.init();
+  int parity = 0;
+  Batch now = next_batch(s, queue, kv, t, p.decisions);
   if (now.n > 0) {
-    fetch(s, now, 0, parity, kv);
-    fetch(s, now, 1, parity, kv);
+    load_async(s, now, 0, parity, kv);
+    load_async(s, now, 1, parity, kv);
   }
+  // batches of keys: K of the next one is in flight from the scores of this one on, V from its accumulation on
 #pragma unroll 1
   while (now.n > 0) {
     copy_wait<1>();
     unpack(s, 0);
     __syncthreads();
-    float scores[2][KEYS / 8][4];
-    lines.score(scores, s);
+    float scores[2][TILE_KEYS / 8][4];
+    softmax.score(scores, s);
     __syncthreads();
-    Batch next = next_batch(s, keys, done, kv, t, decisions);
-    if (next.n > 0) fetch(s, next, 0, parity ^ 1, kv);
+    Batch next = next_batch(s, queue, kv, t, p.decisions);
+    if (next.n > 0) load_async(s, next, 0, parity ^ 1, kv);
     else copy_commit();
-    // V's scales come with V.
+    // Packed V is waited for before the weights, which need its scales, bf16 V after them.
     if (Codec::PACKED) {
       copy_wait<1>();
       unpack(s, 1);
       __syncthreads();
     }
-    u32 weights[2][KEYS / 8][2];
-    lines.weigh(weights, scores, s, now, parity, t, scale);
+    u32 weights[2][TILE_KEYS / 8][2];
+    softmax.weigh(weights, scores, s, now, parity, t, p.score_scale);
     if (!Codec::PACKED) {
       copy_wait<1>();
       __syncthreads();
     }
-    lines.add_values(weights, s);
+    softmax.accumulate(weights, s);
     __syncthreads();
-    if (next.n > 0) fetch(s, next, 1, parity ^ 1, kv);
+    if (next.n > 0) load_async(s, next, 1, parity ^ 1, kv);
     now = next;
     parity ^= 1;
   }
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      lines.l[f][i] += __shfl_xor_sync(FULL, lines.l[f][i], 1);
-      lines.l[f][i] += __shfl_xor_sync(FULL, lines.l[f][i], 2);
-    }
-  if (parts > 1) {
-    const int SIZE = (D + 8) * LINES;
-    int tile = t.at * kv.n_kv_heads + t.head;
-    float* first = partials + (u64)tile * gridDim.x * SIZE;
-    lines.leave(first + part * SIZE);
+  softmax.reduce_sums();
+  if (splits > 1) {
+    const int SIZE = (D + 8) * TILE_QUERIES;
+    int tile = t.index * kv.n_kv_heads + t.head;
+    float* saved = p.partials + (u64)tile * gridDim.x * SIZE;
+    softmax.save(saved + split * SIZE);
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) s.arrived = atomicAdd(arrivals + tile, 1);
+    if (threadIdx.x == 0) s.arrived = atomicAdd(p.arrivals + tile, 1);
     __syncthreads();
-    if (s.arrived != parts - 1) return;
+    if (s.arrived != splits - 1) return;
     __threadfence();
-    if (threadIdx.x == 0) arrivals[tile] = 0;
-    // In their order, whoever comes last.
+    if (threadIdx.x == 0) p.arrivals[tile] = 0;
+    // merge in order, so that the result does not depend on which split arrives last
 #pragma unroll
     for (int f = 0; f < 2; f++)
 #pragma unroll
-      for (int i = 0; i < 2; i++) lines.m[f][i] = NEG_INFINITY, lines.l[f][i] = 0.0f;
+      for (int i = 0; i < 2; i++) softmax.max[f][i] = NEG_INFINITY, softmax.sum[f][i] = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < parts; i++) lines.take_up(first + i * SIZE);
+    for (int i = 0; i < splits; i++) softmax.merge(saved + i * SIZE);
   }
-  lines.end(out, rounded, t, kv);
+  softmax.write(p.out, p.out_is_bf16, t, kv);
 }
 
-#define ATTEND_TILES(name, D, Codec)                                                                                \
-  KERNEL __launch_bounds__(THREADS, 2)                                                                              \
-      name(void* out, int rounded, float* partials, int* arrivals, const float* qkv, const float* decisions, Kv kv, \
-           int layer, const Span* spans, float scale) {                                                             \
-    attend_tiles<D, Codec>(out, rounded, partials, arrivals, qkv, decisions, kv, layer, spans, scale);              \
+#define ATTEND_TILES(name, D, Codec)                                     \
+  KERNEL __launch_bounds__(THREADS, 2) name(PrefillParams params) {      \
+    attend_tiles<D, Codec>(params);                                      \
   }
 #define ATTEND_TILES_BY_HEAD_DIM(codec, Codec)     \
   ATTEND_TILES(attend_tiles_64_##codec, 64, Codec) \

@@ -1,5 +1,5 @@
-// What all kernels share: short names of types, sums over warps and blocks, weights as f32.
-// Uses no header of the toolkit, so that NVRTC alone builds every file here.
+// Shared by all kernels: short type names, programmatic dependent launch, conversions, reductions over warps and blocks.
+// Includes no header of the CUDA toolkit, so NVRTC alone builds every file here.
 #pragma once
 
 typedef unsigned char u8;
@@ -20,11 +20,11 @@ typedef unsigned long long u64;
 #define OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
 #endif
 
-// A kernel may be started before the one in front of it has ended (programmatic dependent launch). `after_previous`
-// is what every kernel does first: it lets the next kernel's blocks start once all of this one's have, then waits
-// until all that went before has ended and can be seen. Only what no kernel of the step writes before this one may be
-// read in front of `wait_previous`: weights above all. Steps are kept apart by the copies they begin with. Both are
-// nothing on cards that cannot do it.
+// Programmatic dependent launch (PDL): a kernel may start before the one in front of it has ended. Every kernel begins with
+// `after_previous`: it lets the next kernel start once all blocks of this one have started, then waits until all work in
+// front of this kernel is done and visible. Before `wait_previous` a kernel may read only what no kernel of the step in
+// front of it writes, such as weights. Steps are separated by the copies that they begin with. Both are no-ops before
+// compute capability 9.0.
 __device__ __forceinline__ void next_may_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -45,7 +45,7 @@ enum DType { F32 = 0, F16 = 1, BF16 = 2 };
 
 __device__ __forceinline__ float bf16_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 __device__ __forceinline__ u16 f32_to_bf16(float x) {
   u32 bits = __float_as_uint(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits >> 16) | 0x40);
@@ -53,14 +53,14 @@ __device__ __forceinline__ u16 f32_to_bf16(float x) {
 }
 
 __device__ __forceinline__ float f16_to_f32(u16 x) {
-  // The exponent's bias moves from 15 to 127 by a factor of 2^112, which serves subnormals too.
+  // A factor of 2^112 moves the exponent's bias from 15 to 127, for subnormals too.
   float magnitude = __uint_as_float((u32)(x & 0x7fff) << 13) * __uint_as_float(0x77800000u);
   u32 bits = __float_as_uint(magnitude);
   if ((x & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
   return __uint_as_float(bits | ((u32)(x & 0x8000) << 16));
 }
 
-// Element i of activations, which may be kept as bf16: then this is what rounds them.
+// Stores element i of activations in f32 or, if `rounded`, in bf16.
 __device__ __forceinline__ void put(void* out, int rounded, u64 i, float x) {
   if (rounded) {
     ((u16*)out)[i] = f32_to_bf16(x);
@@ -69,7 +69,7 @@ __device__ __forceinline__ void put(void* out, int rounded, u64 i, float x) {
   }
 }
 
-// As `put`, two neighbours from an even index.
+// Stores two neighbours from an even index on.
 __device__ __forceinline__ void put2(void* out, int rounded, u64 i, float x, float y) {
   if (rounded) {
     *(u32*)((u16*)out + i) = (u32)f32_to_bf16(x) | (u32)f32_to_bf16(y) << 16;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void put2(void* out, int rounded, u64 i, float x, flo
   }
 }
 
-// As `put`, four neighbours from an index that is a multiple of 4.
+// Stores four neighbours from an index on that is a multiple of 4.
 __device__ __forceinline__ void put4(void* out, int rounded, u64 i, float4 x) {
   if (rounded) {
     *(uint2*)((u16*)out + i) = uint2{(u32)f32_to_bf16(x.x) | (u32)f32_to_bf16(x.y) << 16,
@@ -97,7 +97,7 @@ __device__ __forceinline__ float weight_at(const void* w, u64 i) {
   return bf16_to_f32(((const u16*)w)[i]);
 }
 
-// Eight neighbours from an index that is a multiple of 8.
+// Loads eight neighbours from an index on that is a multiple of 8.
 template <int T>
 __device__ __forceinline__ void weight8(float out[8], const void* w, u64 i) {
   if (T == F32) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// Sum over a block of up to 32 whole warps, given to every thread.
+// Sum over a block of up to 32 whole warps, returned to every thread.
 __device__ __forceinline__ float block_sum(float x) {
   __shared__ float parts[32];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;

@@ -1,79 +1,85 @@
-// Rows of query, key and value heads after their projection, a warp to a row in shared memory: norms, RoPE, eviction
-// decisions, and K and V as the cache keeps them. CPU twins: `backend::cpu::rope`, `Codec::round_trip`.
+// One row of a query, key or value head after the projection, held by a warp in shared memory: RMS norm, RoPE, eviction
+// decision, and K and V as the cache stores them. CPU twins: `backend::cpu::rope`, `Codec::round_trip`.
 #pragma once
 #include "codec.cuh"
 #include "kv.cuh"
 
-#define LINE (MAX_HEAD_DIM + 4)  // floats from row to row in shared memory: rows begin in different banks
-#define MAX_GROUP 8         // most query heads of a group
+#define ROW_STRIDE (MAX_HEAD_DIM + 4)  // floats from row to row in shared memory, padded against bank conflicts
+#define MAX_GROUP 8                    // query heads of a KV head
 
-// What becomes of a head's row. Norm weights may be null. A decision comes from the last channel of a group's first
-// query head where it is `borrowed`, and that channel is zero from then on; or from the layer's first query head
-// for all of its heads.
-struct Turn {
-  const float *q_norm, *k_norm, *inv_freq;
-  float eps, factor;
+// What heads go through before attention. Mirrors `backend::cuda::abi::HeadParams`.
+struct HeadParams {
+  const float *q_norm, *k_norm;  // [head_dim] weights of the per-head RMS norms; null: none
+  const float* inv_freq;         // [head_dim / 2] radians per position
+  float eps;                     // of the norms
+  float rope_factor;             // on cos and sin (YaRN)
+  // Borrowed decisions: the last channel of a KV head's first query head, or of the layer's first query head where
+  // `per_layer`, decides by value * scale - offset, and is zero from then on.
   int borrowed;
   float scale, offset;
   int per_layer;
 };
+static_assert(sizeof(HeadParams) == 48 && OFFSET_OF(HeadParams, eps) == 24 && OFFSET_OF(HeadParams, per_layer) == 44,
+              "backend::cuda::abi::HeadParams has another layout");
 
-// What a warp needs to know before there is a row: its norm, if it has one, and a lane's angles.
-struct Lanes {
-  const float* norm;
+// Cos and sin of a token's position, for the channels of one warp lane.
+struct RopeAngles {
   float cosine[MAX_HEAD_DIM / 64], sine[MAX_HEAD_DIM / 64];
 
-  // The weights will be asked for with the row.
-  __device__ __forceinline__ void weigh(const float* weights, int d, int lane) {
-    norm = weights;
-    if (norm && 32 * lane < d) prefetch(norm + 32 * lane);
-  }
-
-  // Of a token at a position.
-  __device__ __forceinline__ void find(const Turn& turn, int position, int d, int lane) {
+  __device__ __forceinline__ void compute(const HeadParams& params, int position, int d, int lane) {
 #pragma unroll
     for (int k = 0; k < MAX_HEAD_DIM / 64; k++) {
       int i = lane + 32 * k;
-      // In half turns, in f64 until whole turns are gone: at position 40,000 an f32 product is off by a thousandth of one.
-      double turns = i < d / 2 ? (double)position * turn.inv_freq[i] * 0.31830988618379067 : 0.0;
+      // In half turns, and in f64 until whole turns are gone: at position 40,000 an f32 product is off by a thousandth
+      // of a turn.
+      double turns = i < d / 2 ? (double)position * params.inv_freq[i] * 0.31830988618379067 : 0.0;
       sincospif((float)(turns - 2.0 * rint(0.5 * turns)), &sine[k], &cosine[k]);
-      cosine[k] *= turn.factor, sine[k] *= turn.factor;
+      cosine[k] *= params.rope_factor, sine[k] *= params.rope_factor;
     }
   }
 };
 
-// A row, normed where it has a norm.
-__device__ __forceinline__ void load_row(float* s, const float* x, const Lanes& lanes, float eps, int d, int lane) {
+// Starts loading the weights of a norm, if there is one, and returns them.
+__device__ __forceinline__ const float* prefetch_norm(const float* norm, int d, int lane) {
+  if (norm && 32 * lane < d) prefetch(norm + 32 * lane);
+  return norm;
+}
+
+// Row x[d] to shared memory, normed if `norm` is not null.
+__device__ __forceinline__ void load_row(float* s, const float* x, const float* norm, float eps, int d, int lane) {
   float v[MAX_HEAD_DIM / 32], w[MAX_HEAD_DIM / 32], squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
     int i = lane + 32 * k;
     v[k] = i < d ? x[i] : 0.0f;
-    w[k] = lanes.norm && i < d ? lanes.norm[i] : 1.0f;
+    w[k] = norm && i < d ? norm[i] : 1.0f;
     squares += v[k] * v[k];
   }
-  float by = lanes.norm ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
+  float by = norm ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
 #pragma unroll
   for (int k = 0; k < MAX_HEAD_DIM / 32; k++)
     if (lane + 32 * k < d) s[lane + 32 * k] = v[k] * by * w[k];
   __syncwarp();
 }
 
-__device__ __forceinline__ float decide(const Turn& turn, const float* s, int d) {
-  return __fsub_rn(__fmul_rn(s[d - 1], turn.scale), turn.offset);
+// The decision that a normed query row holds in its last channel.
+__device__ __forceinline__ float borrowed_decision(const HeadParams& params, const float* s, int d) {
+  return __fsub_rn(__fmul_rn(s[d - 1], params.scale), params.offset);
 }
 
-// The decision of a row of the step in a head's cache, by way of a line in shared memory where it is borrowed; `lanes`
-// know the norm of queries.
-__device__ __forceinline__ float decision_of(float* line, const Turn& turn, const Lanes& lanes, const float* qkv_row,
-                                             const float* decisions, int head, int row, const Kv& kv, int lane) {
-  if (!turn.borrowed) return decisions[row * kv.n_kv_heads + head];
-  int first = turn.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
-  load_row(line, qkv_row + first * kv.head_dim, lanes, turn.eps, kv.head_dim, lane);
-  return decide(turn, line, kv.head_dim);
+// The decision of a row of the step in a KV head: read from `decisions`, or borrowed from the query head, which is normed
+// in `scratch`. By a warp.
+__device__ __forceinline__ float decision_of(float* scratch, const HeadParams& params, const float* q_norm,
+                                             const float* qkv_row, const float* decisions, int head, int row,
+                                             const Kv& kv, int lane) {
+  if (!params.borrowed) return decisions[row * kv.n_kv_heads + head];
+  int first = params.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
+  load_row(scratch, qkv_row + first * kv.head_dim, q_norm, params.eps, kv.head_dim, lane);
+  return borrowed_decision(params, scratch, kv.head_dim);
 }
 
-__device__ __forceinline__ void rotate(float* s, const Lanes& lanes, int d, bool zero_last, int lane) {
+// RoPE of a row in halves; with `zero_last` the last channel is zero before and after.
+__device__ __forceinline__ void rotate(float* s, const RopeAngles& angles, int d, bool zero_last, int lane) {
   int half = d / 2;
   if (zero_last && lane == 0) s[d - 1] = 0.0f;
   __syncwarp();
@@ -81,14 +87,14 @@ __device__ __forceinline__ void rotate(float* s, const Lanes& lanes, int d, bool
   for (int k = 0; k < MAX_HEAD_DIM / 64; k++) {
     int i = lane + 32 * k;
     if (i >= half) continue;
-    float c = lanes.cosine[k], t = lanes.sine[k], a = s[i], b = s[i + half];
+    float c = angles.cosine[k], t = angles.sine[k], a = s[i], b = s[i + half];
     s[i] = a * c - b * t;
     s[i + half] = zero_last && i + half == d - 1 ? 0.0f : b * c + a * t;
   }
   __syncwarp();
 }
 
-// Codes and scale to row r of a page, K (v = 0) or V (1).
+// Codes and scale to row r of a page, K (v = 0) or V (1). By a warp.
 __device__ __forceinline__ void write_codes(const Kv& kv, u8* page, int r, int v, const u8* codes, float scale,
                                             int lane) {
   uint2* to = (uint2*)row_at(kv, page, r, v);

@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_row(const Kv& kv, u8* to, int to_r, u8* fro
   if (kv.k_scales_at > 0 && lane < 2) *scale_at(kv, to, to_r, lane) = *scale_at(kv, from, from_r, lane);
 }
 
-// The lowest free page, held once, to a whole warp. The host has seen to it that there is one.
+// Takes the lowest free page, with a reference count of 1. By a whole warp. The host has reserved enough.
 __device__ __forceinline__ int page_take(const Kv& kv, int lane) {
   int page = 0;
   if (lane == 0) {
@@ -90,14 +90,14 @@ __device__ __forceinline__ int page_take(const Kv& kv, int lane) {
   return __shfl_sync(FULL, page, 0);
 }
 
-// One thread gives up one hold. A page nobody holds is free when the step ends, not before: pops and
-// pushes of one list must not run at once.
+// Drops one reference to a page. By one thread. A page without references is free from the end of the step on, not before:
+// the free list must not be pushed to and popped from at once.
 __device__ __forceinline__ void page_drop(const Kv& kv, int page) {
   if (atomicAdd(&kv.refs[page], -1) == 1) kv.returned[atomicAdd(&kv.counts[1], 1)] = page;
 }
 
-// The page of a table's entry, fit to be written: never one that another sequence holds too. By a
-// whole warp. Whoever finds one hold left finds the other holders' copies done.
+// Makes the page of a table entry writable, by copying it if another sequence holds it too, and returns it. By a whole
+// warp. Whoever reads a reference count of 1 finds the copies of the other holders done.
 __device__ __forceinline__ int page_own(const Kv& kv, int* entry, int lane) {
   int page = *entry;
   int holders = lane == 0 ? *(volatile int*)&kv.refs[page] : 0;

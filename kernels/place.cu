@@ -1,17 +1,16 @@
-// Who lives where: slots for a step's tokens by the policy, and what happens to whole sequences between
-// steps. Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
+// Slot assignment for prefill chunks, and what happens to whole sequences: the end of a step, fork, release, compaction.
+// Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
 #include "place.cuh"
 
-#define PLACE_THREADS 256  // most threads of a block of `place`
+#define MAX_THREADS 256  // of a block of `place`
 
-// Slots for one span's tokens in one lane, as if token after token. A piece of up to W + 1 tokens is placed
-// at once: what leaves the window at its tokens was placed before it, so each token knows by itself whether
-// it takes the slot that leaves or a new one, and a prefix sum numbers the new ones. Grid (n_kv_heads,
-// spans), whole warps: one for single tokens, PLACE_THREADS for chunks. Moves a few words a token, and a
-// page where one is shared.
+// Assigns slots to one span's tokens in one lane, as if one token after the other. Up to W + 1 tokens are placed at once:
+// what leaves the window at their arrival was placed before them, so each token knows by itself whether it overwrites that
+// slot or appends one, and a prefix sum numbers the new slots. Grid (n_kv_heads, spans), up to MAX_THREADS threads in whole
+// warps. Moves a few words a token, and copies pages that are shared.
 KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   after_previous();
-  __shared__ int slot_of[PLACE_THREADS], grown[PLACE_THREADS / 32], top, shared;
+  __shared__ int slot_of[MAX_THREADS], appended[MAX_THREADS / 32], top, shared;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
@@ -22,35 +21,39 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   // The first row's decision may mark the newest stored token.
   if (base > 0 && dms.decided_by(-1) == 0 && dms.marks(decision[0], base - 1) && warp == 0)
     set_meta(kv, l, l.ring[dms.ring_at(base - 1)], pack_meta(base - 1, true), lane);
-  int piece = dms.evicts && ring_len < threads ? ring_len : threads;
+  int chunk = dms.evicts && ring_len < threads ? ring_len : threads;
+  // chunks of the span, a token a thread
 #pragma unroll 1
-  for (int first = 0; first < span.len; first += piece) {
+  for (int first = 0; first < span.len; first += chunk) {
     __syncthreads();
     int i = first + threadIdx.x, n = base + i, slot = -1;
-    bool mine = (int)threadIdx.x < piece && i < span.len;
+    bool mine = (int)threadIdx.x < chunk && i < span.len;
+    // overwrite the slot that leaves the window, or append
     if (mine && dms.leaves_at(n, eviction)) {
       int leaving = l.ring[dms.ring_at(n)];
       slot = dms.overwritten(leaving, meta_marked(slot_meta(kv, l, leaving)));
     }
-    bool taken = slot >= 0;
-    u32 growing = __ballot_sync(FULL, mine && !taken);
-    if (lane == 0) grown[warp] = __popc(growing);
+    bool overwrites = slot >= 0;
+    u32 appends = __ballot_sync(FULL, mine && !overwrites);
+    if (lane == 0) appended[warp] = __popc(appends);
     if (threadIdx.x == 0) shared = 0;
     __syncthreads();
-    int before = __popc(growing & ((1u << lane) - 1)), total = 0;
+    // prefix sum of the appended slots
+    int before = __popc(appends & ((1u << lane) - 1)), total = 0;
     for (int w = 0; w < threads / 32; w++) {
-      before += w < warp ? grown[w] : 0;
-      total += grown[w];
+      before += w < warp ? appended[w] : 0;
+      total += appended[w];
     }
-    if (mine && !taken) slot = live + before;
+    if (mine && !overwrites) slot = live + before;
     slot_of[threadIdx.x] = mine ? slot : -1;
 
+    // new pages for appended slots
     int held = (live + size - 1) / size, fresh = (live + total + size - 1) / size - held;
     if (threadIdx.x == 0 && fresh > 0) {
       top = atomicAdd(&kv.counts[0], -fresh);
       if (top < fresh) __trap();
     }
-    // Each sees of the others' pages that one is shared, or that its copy is done.
+    // Whether a page to be written to is shared. Another block may copy it meanwhile: then it is seen as shared or as owned.
     if (mine && slot / size < held && *(volatile int*)&kv.refs[l.pages[slot / size]] > 1) shared = 1;
     __syncthreads();
     for (int j = threadIdx.x; j < fresh; j += threads) {
@@ -59,13 +62,15 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
       l.pages[held + j] = page;
     }
     if (shared && warp == 0) {
-      for (int k = 0; k < piece; k++) {
+      // copy on write
+      for (int k = 0; k < chunk; k++) {
         int entry = slot_of[k] / size;
         if (slot_of[k] >= 0 && entry < held) page_own(kv, l.pages + entry, lane);
       }
     }
     __syncthreads();
 
+    // metadata, slot and ring entry
     if (mine) {
       int at = (span.start + i) * heads + l.head;
       int decided = dms.decided_by(i);
@@ -73,8 +78,8 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
       *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = pack_meta(n, marked);
       kv.slots[at] = slot;
       if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
-      // A token of this very step that held the slot is superseded before it is stored.
-      if (taken && i >= ring_len) kv.slots[at - ring_len * heads] = -1;
+      // A token of this step that had the slot is overwritten before it is stored.
+      if (overwrites && i >= ring_len) kv.slots[at - ring_len * heads] = -1;
     }
     live += total;
   }
@@ -114,14 +119,14 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans) {
   if (blockIdx.x == 0) reclaim(kv);
 }
 
-// Grid 1: after `release` and `compact`.
-KERNEL settle(Kv kv) {
+// Reclaims freed pages after `release` and `compact`. Grid 1.
+KERNEL reclaim_pages(Kv kv) {
   after_previous();
   reclaim(kv);
 }
 
-// Sequence `to` shares all that `from` holds. Grid (n_kv_heads, n_layers), any block. Moves a lane's
-// page numbers and ring.
+// Sequence `to` becomes a copy of `from` that shares its pages. Grid (n_kv_heads, n_layers), any block. Copies page
+// numbers and the ring of each lane.
 KERNEL fork(Kv kv, int from, int to) {
   after_previous();
   Lane a = lane_of(kv, blockIdx.y, from, blockIdx.x), b = lane_of(kv, blockIdx.y, to, blockIdx.x);
@@ -141,7 +146,7 @@ KERNEL fork(Kv kv, int from, int to) {
   }
 }
 
-// Empties a sequence. Grid (n_kv_heads, n_layers), any block.
+// Empties a sequence and drops its pages. Grid (n_kv_heads, n_layers), any block.
 KERNEL release(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
@@ -159,22 +164,23 @@ KERNEL release(Kv kv, int seq) {
   }
 }
 
-// Drops every marked slot outside the window and closes the gaps. Grid (n_kv_heads, n_layers), 32
-// threads. Slots only move down, in order, so pages that this lane alone holds are rewritten where they
-// are; a shared one is replaced by a fresh one once all that moves into its place has moved. Moves at
-// most the lane's live slots.
+// Drops every marked slot outside the window and closes the gaps. Grid (n_kv_heads, n_layers), 32 threads. Slots only move
+// down, in order: pages that this lane alone holds are compacted in place, and a shared one is replaced by a fresh page
+// once the slots of that entry have moved. Copies at most the lane's live slots.
 KERNEL compact(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], size = PAGE_SLOTS;
   Dms dms = dms_of(kv);
   int window_start = max(n - dms.ring_len(), 0);
+  // anything to drop?
   int kept = 0;
   for (int slot = 0; slot < live; slot++) {
     kept += !dms.is_out(slot_meta(kv, l, slot), n - 1);
   }
   if (kept == live) return;
   __syncwarp();
+  // move the kept slots down
   int to = 0, target = -1;
   for (int slot = 0; slot < live; slot++) {
     u8* from = page_at(kv, l.pages[slot / size]);
@@ -182,7 +188,7 @@ KERNEL compact(Kv kv, int seq) {
     __syncwarp();
     if (dms.is_out(meta, n - 1)) continue;
     if (to % size == 0) {
-      // The page that was filled before takes its place in the table.
+      // the page filled before enters the table
       if (target >= 0 && lane == 0 && l.pages[to / size - 1] != target) {
         page_drop(kv, l.pages[to / size - 1]);
         l.pages[to / size - 1] = target;
@@ -214,7 +220,7 @@ KERNEL compact(Kv kv, int seq) {
   }
 }
 
-// Positions and marks of one lane's slots, in slot order. Grid covers the lane's slots at most.
+// Copies the metadata of one lane's slots to out[live], in slot order. Grid covers the lane's slots.
 KERNEL slot_metas(int* out, Kv kv, int layer, int seq, int head) {
   after_previous();
   Lane l = lane_of(kv, layer, seq, head);

@@ -57,8 +57,7 @@ struct SlotAssignment {
   // Takes the slot and returns it. Its page is the lane's own then.
   __device__ __forceinline__ int assign(const Kv& kv, const Lane& l, float decision, int lane) const {
     Dms dms = dms_of(kv);
-    if (newest >= 0 && dms.marks(decision, n - 1))
-      set_meta(kv, l, newest, pack_meta(n - 1, true), lane);
+    if (newest >= 0 && dms.marks(decision, n - 1)) set_meta(kv, l, newest, pack_meta(n - 1, true), lane);
     int slot = overwritten(dms, decision), page;
     bool appends = slot < 0;
     if (appends) slot = live;

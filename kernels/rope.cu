@@ -1,59 +1,68 @@
-// Query, key and value heads of a chunk's rows after their projection: in place, and K and V as the cache will keep
-// them. Single tokens are for attend.cu and take.cu. CPU twins: `backend::cpu::rope`, `Codec::round_trip`, bit for bit
-// but for RoPE.
+// Norms, RoPE, borrowed decisions and the codec, for the query, key and value heads of a prefill chunk's rows. Decode tokens
+// go to attend.cu and decode_epilogue.cu. CPU twins: `backend::cpu::rope`, `Codec::round_trip`, bit for bit but for RoPE.
 #include "heads.cuh"
 
-struct Rows {
-  float x[MAX_GROUP + 2][LINE];
+// Mirrors `backend::cuda::abi::RopeParams`.
+struct RopeParams {
+  Kv kv;
+  HeadParams heads;
+  float* qkv;               // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows [q heads | k heads | v heads], in place
+  float* decisions;         // [n, n_kv_heads]; written where they are borrowed
+  const Span* spans;        // of the step
+  const int* span_of_row;   // [n]
+};
+static_assert(sizeof(RopeParams) == 264 && OFFSET_OF(RopeParams, heads) == 184 && OFFSET_OF(RopeParams, qkv) == 232,
+              "backend::cuda::abi::RopeParams has another layout");
+
+struct Shared {
+  float x[MAX_GROUP + 2][ROW_STRIDE];
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];
   float decision;
 };
 
-// Rows [q heads | k heads | v heads] in place: K and V as the cache will give them back, and their codes to the step's
-// staged pages. Decisions [n, n_kv_heads]. Grid (1 or n_kv_heads, n): one block where a layer has one decision. A warp
-// for each query head of a group, for K and for V. Reads and writes a row once.
+// Rows in place: K and V become what the cache gives back, and their codes go to the step's staged pages. Grid (1 to
+// n_kv_heads, n): blocks stride over KV heads, one block where a layer has one decision. A warp for each query head of the
+// group, for K and for V. Reads and writes each row once.
 template <class Codec>
-__device__ __forceinline__ void qkv_rope(float* qkv, float* decisions, const Kv& kv, const Span* spans,
-                                         const int* span_of_row, const Turn& turn) {
-  __shared__ Rows rows;
+__device__ __forceinline__ void qkv_rope(const RopeParams& p) {
+  __shared__ Shared shared;
   next_may_begin();
+  const Kv& kv = p.kv;
+  const HeadParams& params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y, d = kv.head_dim;
   int heads = kv.n_kv_heads, group = kv.n_q_heads / heads, width = (kv.n_q_heads + 2 * heads) * d;
-  Span span = spans[span_of_row[row]];
+  Span span = p.spans[p.span_of_row[row]];
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1;
-  Lanes lanes;
-  lanes.weigh(is_q ? turn.q_norm : is_k ? turn.k_norm : nullptr, d, lane);
-  lanes.find(turn, kv.seq_len[span.seq] + row - span.start, d, lane);
+  const float* norm = prefetch_norm(is_q ? params.q_norm : is_k ? params.k_norm : nullptr, d, lane);
+  RopeAngles angles;
+  angles.compute(params, kv.seq_len[span.seq] + row - span.start, d, lane);
   wait_previous();
+  // KV heads of this block
 #pragma unroll 1
   for (int head = blockIdx.x; head < heads; head += gridDim.x) {
     __syncthreads();
     int column = is_q ? head * group + warp : kv.n_q_heads + head + (is_v ? heads : 0);
-    float *x = qkv + (u64)row * width + column * d, *s = rows.x[warp];
-    load_row(s, x, lanes, turn.eps, d, lane);
-    bool lends = turn.borrowed && warp == 0;
-    if (lends) {
+    float *x = p.qkv + (u64)row * width + column * d, *s = shared.x[warp];
+    load_row(s, x, norm, params.eps, d, lane);
+    bool decides = params.borrowed && warp == 0;
+    if (decides) {
       if (lane == 0) {
-        if (!turn.per_layer || head == 0) rows.decision = decide(turn, s, d);
-        decisions[row * heads + head] = rows.decision;
+        if (!params.per_layer || head == 0) shared.decision = borrowed_decision(params, s, d);
+        p.decisions[row * heads + head] = shared.decision;
       }
       __syncwarp();
     }
-    if (!is_v) rotate(s, lanes, d, lends, lane);
+    if (!is_v) rotate(s, angles, d, decides, lane);
     if (!is_q) {
-      float by = Codec::encode(rows.codes[is_v], s, d, lane);
-      write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, rows.codes[is_v], by, lane);
+      float scale = Codec::encode(shared.codes[is_v], s, d, lane);
+      write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], scale, lane);
     }
     for (int i = lane; i < d; i += 32) x[i] = s[i];
   }
 }
 
-#define QKV_ROPE(codec, Codec)                                                                                      \
-  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3)                                                                 \
-      qkv_rope_##codec(float* qkv, float* decisions, Kv kv, const Span* spans, const int* span_of_row,              \
-                       const float* q_norm, const float* k_norm, const float* inv_freq, float eps, float factor,    \
-                       int borrowed, float scale, float offset, int per_layer) {                                    \
-    Turn turn = {q_norm, k_norm, inv_freq, eps, factor, borrowed, scale, offset, per_layer};                        \
-    qkv_rope<Codec>(qkv, decisions, kv, spans, span_of_row, turn);                                                  \
+#define QKV_ROPE(codec, Codec)                                                             \
+  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3) qkv_rope_##codec(RopeParams params) {  \
+    qkv_rope<Codec>(params);                                                               \
   }
 FOR_EACH_CODEC(QKV_ROPE)

@@ -1,5 +1,5 @@
-// Instructions of tensor cores, and of what feeds them, that CUDA C++ has no names for, one function each. The
-// software GPU of the tests has functions of its own in their place.
+// PTX instructions that CUDA C++ has no names for, one function each: tensor cores, and what feeds them. The software GPU of
+// the tests has its own versions.
 #pragma once
 #include "common.cuh"
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// 16 bytes that are read once: the first of a cache's to make room for others.
+// Loads 16 bytes that are read once: evicted first.
 __device__ __forceinline__ uint4 load_once(const u16* at) {
   uint4 v;
   asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint4 load_once(const u16* at) {
   return v;
 }
 
-// What the launch gave a block beside its own arrays.
+// Dynamic shared memory of the block.
 __device__ __forceinline__ void* dynamic_shared_memory() {
   extern __shared__ __align__(128) unsigned char memory[];
   return memory;
@@ -33,29 +33,29 @@ __device__ __forceinline__ void* dynamic_shared_memory() {
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// Four matrices of 8 x 8 bf16 from shared memory: lane l gives the address of line l % 8 of matrix l / 8,
-// and gets of each matrix two neighbours of line l / 4, at column 2 (l % 4).
-__device__ __forceinline__ void load_matrices(u32 out[4], const u16* line) {
+// Loads four 8 x 8 matrices of bf16 from shared memory: lane l passes the address of row l % 8 of matrix l / 8 and gets
+// columns 2 (l % 4) and the next of row l / 4 of each matrix.
+__device__ __forceinline__ void load_matrices(u32 out[4], const u16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(line)));
+               : "r"(shared_address(row)));
 }
 
-// The same of the turned matrices: two neighbours of column l / 4, at line 2 (l % 4).
-__device__ __forceinline__ void load_matrices_turned(u32 out[4], const u16* line) {
+// The same of the transposed matrices: rows 2 (l % 4) and the next of column l / 4.
+__device__ __forceinline__ void load_matrices_transposed(u32 out[4], const u16* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(line)));
+               : "r"(shared_address(row)));
 }
 
-// A matrix of 8 x 8 bf16 turned: lane l holds two neighbours of line l / 4, at column 2 (l % 4), of one and the other.
-__device__ __forceinline__ u32 turned(u32 x) {
+// Transposes an 8 x 8 matrix of bf16, of which lane l holds columns 2 (l % 4) and the next of row l / 4.
+__device__ __forceinline__ u32 transpose(u32 x) {
   u32 out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(x));
   return out;
 }
 
-// 16 bytes to shared memory without passing through registers; zeros where not `real`.
+// Starts an async copy of 16 bytes to shared memory; zeros where not `real`.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(real ? 16 : 0)
@@ -72,7 +72,7 @@ __device__ __forceinline__ void copy_async4(void* to, const void* from, bool rea
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most N of this thread's groups are under way.
+// Waits until at most N of this thread's committed groups are in flight.
 template <int N>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -99,10 +99,10 @@ __device__ __forceinline__ float reciprocal(float x) {
   return out;
 }
 
-// Into the second-level cache.
+// Prefetches a line into L2.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 #endif
 
-// Both values of a pair of bf16.
+// Sum of a pair of bf16.
 __device__ __forceinline__ float sum_pair(u32 x) { return bf16_to_f32((u16)x) + __uint_as_float(x & 0xffff0000u); }

@@ -23,19 +23,19 @@ const SPILLS: &[(&str, usize)] = &[
 /// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
 const MOST_REGISTERS: usize = 168;
 const REGISTERS: &[(&str, usize)] = &[
-    // Scores and sums of a tile stay in registers: two blocks of 128 threads on a multiprocessor.
+    // Scores and sums of a tile stay in registers: two blocks of 128 threads on an SM.
     ("attend_tiles_64_bf16", 255),
     ("attend_tiles_64_fp8", 255),
     ("attend_tiles_64_int8", 255),
     ("attend_tiles_128_bf16", 255),
     ("attend_tiles_128_fp8", 255),
     ("attend_tiles_128_int8", 255),
-    // Two blocks of 256 threads on a multiprocessor.
+    // Two blocks of 256 threads on an SM.
     ("attend_128_fp8", 128),
     ("attend_128_int8", 128),
-    // The sums of 64 x 256 to four warps: 9 warps on a multiprocessor.
+    // The sums of 64 x 256 to four warps: 9 warps on an SM.
     ("gemm_wgmma_256", 224),
-    // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on a multiprocessor.
+    // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on an SM.
     ("gemm_tiles", 255),
     ("gemm_tiles_gated", 255),
     ("gemm_tiles_small", 255),

@@ -273,7 +273,7 @@ inline void prefetch(const void*) {}
 inline void* dynamic_shared_memory() { return gpu::dynamic_shared; }
 
 namespace gpu {
-inline void ldmatrix(unsigned out[4], const uint16_t* row, bool turned) {
+inline void ldmatrix(unsigned out[4], const uint16_t* row, bool transposed) {
   if ((uintptr_t)row % 16) fault("ldmatrix from an address that is no multiple of 16");
   Exchange* e;
   meet(0xffffffffu, Op::LDMATRIX, row, &e);
@@ -284,12 +284,12 @@ inline void ldmatrix(unsigned out[4], const uint16_t* row, bool turned) {
     return (unsigned)from[column];
   };
   for (int i = 0; i < 4; i++)
-    out[i] = turned ? at(i, 2 * t, g) | at(i, 2 * t + 1, g) << 16 : at(i, g, 2 * t) | at(i, g, 2 * t + 1) << 16;
+    out[i] = transposed ? at(i, 2 * t, g) | at(i, 2 * t + 1, g) << 16 : at(i, g, 2 * t) | at(i, g, 2 * t + 1) << 16;
 }
 }  // namespace gpu
 
 inline void load_matrices(unsigned out[4], const uint16_t* line) { gpu::ldmatrix(out, line, false); }
-inline void load_matrices_turned(unsigned out[4], const uint16_t* line) { gpu::ldmatrix(out, line, true); }
+inline void load_matrices_transposed(unsigned out[4], const uint16_t* line) { gpu::ldmatrix(out, line, true); }
 
 // Fragments are as the PTX manual lays them out for mma.m16n8k16.
 inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
@@ -339,7 +339,7 @@ inline void copy_async4(void* to, const void* from, bool real) {
 inline void copy_commit() {}
 template <int N>
 inline void copy_wait() {}
-inline unsigned turned(unsigned x) {
+inline unsigned transpose(unsigned x) {
   int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
   unsigned first = __shfl_sync(0xffffffffu, x, 8 * t + g / 2), second = __shfl_sync(0xffffffffu, x, 8 * t + 4 + g / 2);
   int shift = 16 * (g % 2);

@@ -46,6 +46,9 @@ macro_rules! params {
 
 params! {
     View: b'k',
+    DecodeParams: b'd',
+    PrefillParams: b'c',
+    RopeParams: b'r',
     TensorMap: b't',
 }
 
@@ -137,6 +140,72 @@ layout!(View: 184 {
     meta_at: 164,
     sinks: 180,
 });
+
+/// What heads go through before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are 0.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct HeadParams {
+    pub q_norm: u64,
+    pub k_norm: u64,
+    pub inv_freq: u64,
+    pub eps: f32,
+    pub rope_factor: f32,
+    pub borrowed: i32,
+    pub scale: f32,
+    pub offset: f32,
+    pub per_layer: i32,
+}
+layout!(HeadParams: 48 { eps: 24, per_layer: 44 });
+
+/// Parameters of `attend.cu` and `decode_epilogue.cu`: `DecodeParams` in `decode.cuh`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct DecodeParams {
+    pub kv: View,
+    pub heads: HeadParams,
+    pub out: u64,
+    pub partials: u64,
+    pub splits: u64,
+    pub qkv: u64,
+    pub decisions: u64,
+    pub spans: u64,
+    pub out_is_bf16: i32,
+    pub layer: i32,
+    pub score_scale: f32,
+    pub unused: i32,
+}
+layout!(DecodeParams: 296 { heads: 184, out: 232, layer: 284 });
+
+/// Parameters of `attend_tiles.cu`: `PrefillParams` there.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct PrefillParams {
+    pub kv: View,
+    pub out: u64,
+    pub partials: u64,
+    pub arrivals: u64,
+    pub qkv: u64,
+    pub decisions: u64,
+    pub spans: u64,
+    pub out_is_bf16: i32,
+    pub layer: i32,
+    pub score_scale: f32,
+    pub unused: i32,
+}
+layout!(PrefillParams: 248 { out: 184, layer: 236 });
+
+/// Parameters of `rope.cu`: `RopeParams` there.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct RopeParams {
+    pub kv: View,
+    pub heads: HeadParams,
+    pub qkv: u64,
+    pub decisions: u64,
+    pub spans: u64,
+    pub span_of_row: u64,
+}
+layout!(RopeParams: 264 { heads: 184, qkv: 232 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

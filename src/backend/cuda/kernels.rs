@@ -1,7 +1,8 @@
 //! The table of kernels: which file each is in and what it takes. A test compares it with the PTX, and
 //! a launch compares its arguments with the table, so neither side can drift.
 //!
-//! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a matrix in tiles.
+//! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a tensor map;
+//! `d`, `c`, `r` the parameter structs of decode attention, prefill attention and RoPE (`abi.rs`).
 
 /// What kernels are compiled for. The driver makes code for the card at hand from the newest that it can run.
 ///
@@ -73,7 +74,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "rows" "linear" "gemv" "gemm_few" "gemm" "rope" "attend" "take" "attend_tiles" "place" "move" "store" "sample"
+    "rows" "linear" "gemv" "gemm_few" "gemm" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag" "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of "gemm"
 }
 
@@ -144,46 +145,46 @@ kernels! {
         GemmWgmma128Gated "gemm_wgmma_128_gated" "pttpiii",
     }
     "rope" {
-        QkvRopeBf16 "qkv_rope_bf16" "ppkpppppffiffi",
-        QkvRopeFp8 "qkv_rope_fp8" "ppkpppppffiffi",
-        QkvRopeInt8 "qkv_rope_int8" "ppkpppppffiffi",
+        QkvRopeBf16 "qkv_rope_bf16" "r",
+        QkvRopeFp8 "qkv_rope_fp8" "r",
+        QkvRopeInt8 "qkv_rope_int8" "r",
     }
     "attend" {
-        Attend64Bf16 "attend_64_bf16" "ppppkippppffiffif",
-        Attend64Fp8 "attend_64_fp8" "ppppkippppffiffif",
-        Attend128Bf16 "attend_128_bf16" "ppppkippppffiffif",
-        Attend128Fp8 "attend_128_fp8" "ppppkippppffiffif",
-        Attend64Int8 "attend_64_int8" "ppppkippppffiffif",
-        Attend128Int8 "attend_128_int8" "ppppkippppffiffif",
+        Attend64Bf16 "attend_64_bf16" "d",
+        Attend64Fp8 "attend_64_fp8" "d",
+        Attend128Bf16 "attend_128_bf16" "d",
+        Attend128Fp8 "attend_128_fp8" "d",
+        Attend64Int8 "attend_64_int8" "d",
+        Attend128Int8 "attend_128_int8" "d",
     }
-    "take" {
-        TakeBf16 "take_bf16" "pippppkippppffiffif",
-        TakeFp8 "take_fp8" "pippppkippppffiffif",
-        TakeInt8 "take_int8" "pippppkippppffiffif",
+    "decode_epilogue" {
+        DecodeEpilogueBf16 "decode_epilogue_bf16" "d",
+        DecodeEpilogueFp8 "decode_epilogue_fp8" "d",
+        DecodeEpilogueInt8 "decode_epilogue_int8" "d",
     }
     "attend_tiles" {
-        AttendTiles64Bf16 "attend_tiles_64_bf16" "pippppkipf",
-        AttendTiles64Fp8 "attend_tiles_64_fp8" "pippppkipf",
-        AttendTiles128Bf16 "attend_tiles_128_bf16" "pippppkipf",
-        AttendTiles128Fp8 "attend_tiles_128_fp8" "pippppkipf",
-        AttendTiles64Int8 "attend_tiles_64_int8" "pippppkipf",
-        AttendTiles128Int8 "attend_tiles_128_int8" "pippppkipf",
+        AttendTiles64Bf16 "attend_tiles_64_bf16" "c",
+        AttendTiles64Fp8 "attend_tiles_64_fp8" "c",
+        AttendTiles128Bf16 "attend_tiles_128_bf16" "c",
+        AttendTiles128Fp8 "attend_tiles_128_fp8" "c",
+        AttendTiles64Int8 "attend_tiles_64_int8" "c",
+        AttendTiles128Int8 "attend_tiles_128_int8" "c",
     }
     "place" {
         Place "place" "kpip",
         Advance "advance" "kpi",
-        Settle "settle" "k",
+        ReclaimPages "reclaim_pages" "k",
         Fork "fork" "kii",
         Release "release" "ki",
         Compact "compact" "ki",
         SlotMetas "slot_metas" "pkiii",
     }
-    "move" {
+    "defrag" {
         MovePages "move_pages" "kpi",
         RenamePages "rename_pages" "kpiil",
     }
-    "store" {
-        Store "store" "kippi",
+    "kv_scatter" {
+        KvScatter "kv_scatter" "kippi",
     }
     "sample" {
         Note "note" "ppppii",

@@ -1,8 +1,8 @@
-//! The cache's ops: what the kernels see of the tables, and how each op is launched.
+//! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
 use super::super::{KvGeometry, KvTables, QkvRope, Span};
-use super::abi::Arg::{self, F32, I32, Ptr, U64};
-use super::abi::View;
+use super::abi::Arg::{self, I32, Ptr, U64};
+use super::abi::{DecodeParams, HeadParams, PrefillParams, RopeParams, View};
 use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
@@ -10,12 +10,16 @@ use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
 use crate::codec::Codec;
 use crate::policy::{Shift, SlotMeta};
 
-/// Blocks of `qkv_rope` that keep a multiprocessor busy.
-const BLOCKS_OF_ROWS: usize = 4;
-/// Most parts of the keys of one tile.
-const MOST_PARTS: usize = 32;
-/// Rows times query heads of a group in a tile: `LINES` in `attend_tiles.cu`.
-pub(super) const TILE_LINES: usize = 128;
+/// Blocks of `qkv_rope` that keep an SM busy.
+const ROPE_BLOCKS_PER_SM: usize = 4;
+/// Most splits of the keys of one tile.
+const MAX_TILE_SPLITS: usize = 32;
+/// Query rows (tokens x query heads of a group) of a prefill tile: `TILE_QUERIES` in `attend_tiles.cu`.
+pub(super) const TILE_QUERIES: usize = 128;
+/// Threads of a block of `attend`, of `attend_tiles` and of `kv_scatter`.
+const DECODE_THREADS: usize = 256;
+const TILE_THREADS: usize = 128;
+const SCATTER_THREADS: usize = 256;
 
 fn view(kv: &KvTables<Cuda>) -> View {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
@@ -60,7 +64,7 @@ struct Instances {
     qkv_rope: Kernel,
     attend: Kernel,
     attend_tiles: Kernel,
-    take: Kernel,
+    decode_epilogue: Kernel,
 }
 
 /// The instances for a geometry: one row of the table a codec. f32 is refused where the device is chosen.
@@ -70,29 +74,33 @@ fn instances(g: &KvGeometry) -> Instances {
     assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
     assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
     let wide = (padded(g.head_dim) == MAX_HEAD_DIM) as usize;
-    let (qkv_rope, attend, attend_tiles, take) = match g.codec {
-        Codec::Bf16 => (QkvRopeBf16, [Attend64Bf16, Attend128Bf16], [AttendTiles64Bf16, AttendTiles128Bf16], TakeBf16),
-        Codec::Fp8 => (QkvRopeFp8, [Attend64Fp8, Attend128Fp8], [AttendTiles64Fp8, AttendTiles128Fp8], TakeFp8),
-        Codec::Int8 => (QkvRopeInt8, [Attend64Int8, Attend128Int8], [AttendTiles64Int8, AttendTiles128Int8], TakeInt8),
+    let (qkv_rope, decode_epilogue, attend, attend_tiles) = match g.codec {
+        Codec::Bf16 => {
+            (QkvRopeBf16, DecodeEpilogueBf16, [Attend64Bf16, Attend128Bf16], [AttendTiles64Bf16, AttendTiles128Bf16])
+        }
+        Codec::Fp8 => {
+            (QkvRopeFp8, DecodeEpilogueFp8, [Attend64Fp8, Attend128Fp8], [AttendTiles64Fp8, AttendTiles128Fp8])
+        }
+        Codec::Int8 => {
+            (QkvRopeInt8, DecodeEpilogueInt8, [Attend64Int8, Attend128Int8], [AttendTiles64Int8, AttendTiles128Int8])
+        }
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], take }
+    Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], decode_epilogue }
 }
 
-/// Threads of a block of `attend`.
-const SINGLE_THREADS: usize = 256;
-
-/// Blocks of attention for single tokens that a multiprocessor runs side by side.
+/// Blocks of decode attention that an SM runs at once.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    driver.blocks_per_sm(instances(g).attend, SINGLE_THREADS)
+    driver.blocks_per_sm(instances(g).attend, DECODE_THREADS)
 }
 
-/// Channels that an instance of attention has room for.
+/// Channels that the attention kernel for a head size has room for.
 pub(super) fn padded(head_dim: usize) -> usize {
     if head_dim <= 64 { 64 } else { MAX_HEAD_DIM }
 }
 
-/// Fused attention of a step of single tokens: they attend to what is stored, then enter the cache.
+/// Fused attention of a decode step: split-KV attention over the stored slots, then an epilogue that stores the tokens and
+/// merges the splits.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decode(
     cuda: &Cuda,
@@ -104,24 +112,36 @@ pub(super) fn decode(
     spans: &[Span],
     rope: &QkvRope<'_, Cuda>,
 ) {
-    let (shape, view) = (cuda.send(spans), view(kv));
+    let shape = cuda.send(spans);
     out.holds(shape.n_rows);
-    let (g, n, pool) = (&kv.geometry, shape.n_spans, &kv.pool);
-    let found = [Ptr(pool.partials.ptr()), Ptr(pool.shares.ptr()), Ptr(qkv.ptr()), Ptr(decisions.ptr())];
-    let of_layer = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans)];
-    let (turn, scale) = (turn(rope), [score_scale(g)]);
-    // The card divides what its blocks have to do by the slots that live.
-    let blocks = (pool.single_blocks / n).max(g.n_kv_heads);
-    assert!(blocks * n <= pool.max_blocks * TILE_LINES / MAX_GROUP, "{n} sequences have no room for their parts");
-    let kernels = instances(g);
-    let args = [&found[..], &of_layer, &turn, &scale].concat();
-    cuda.driver.launch(kernels.attend, [blocks, n, 1], SINGLE_THREADS, &args);
-    let out = [Ptr(out.ptr()), I32(out.bf16 as i32)];
-    let args = [&out[..], &found, &of_layer, &turn, &scale].concat();
-    cuda.driver.launch(kernels.take, [g.n_kv_heads, n, 1], take_threads(g), &args);
+    let (g, n, pool, kernels) = (&kv.geometry, shape.n_spans, &kv.pool, instances(&kv.geometry));
+    // The kernel divides a token's blocks among its KV heads by their live slots.
+    let blocks = (pool.decode_blocks / n).max(g.n_kv_heads);
+    assert!(blocks * n <= pool.max_blocks * TILE_QUERIES / MAX_GROUP, "no room for the splits of {n} sequences");
+    let params = DecodeParams {
+        kv: view(kv),
+        heads: head_params(rope),
+        out: out.ptr(),
+        partials: pool.partials.ptr(),
+        splits: pool.splits.ptr(),
+        qkv: qkv.ptr(),
+        decisions: decisions.ptr(),
+        spans: shape.spans,
+        out_is_bf16: out.bf16 as i32,
+        layer: layer as i32,
+        score_scale: score_scale(g),
+        unused: 0,
+    };
+    cuda.driver.launch(kernels.attend, [blocks, n, 1], DECODE_THREADS, &[Arg::of(&params)]);
+    cuda.driver.launch(kernels.decode_epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &[Arg::of(&params)]);
 }
 
-/// [`Backend::qkv_rope`](super::Backend::qkv_rope), and codes of K and V to the step's staged pages.
+/// A warp for each query head of a group, for K and for V, at least the eight that merge, and one that assigns the slot.
+fn epilogue_threads(g: &KvGeometry) -> usize {
+    32 * ((g.n_q_heads / g.n_kv_heads + 2).max(8) + 1)
+}
+
+/// [`Backend::qkv_rope`](super::Backend::qkv_rope); codes of K and V go to the step's staged pages.
 pub(super) fn qkv_rope(
     cuda: &Cuda,
     qkv: &mut Acts,
@@ -130,18 +150,24 @@ pub(super) fn qkv_rope(
     spans: &[Span],
     rope: &QkvRope<'_, Cuda>,
 ) {
-    let (g, shape, view, driver) = (&kv.geometry, cuda.send(spans), view(kv), &cuda.driver);
-    let rows = [Ptr(qkv.ptr()), Ptr(decisions.ptr()), Arg::of(&view)];
-    let spans_of_rows = [Ptr(shape.spans), Ptr(shape.span_of_row)];
-    // Heads share a row's angles, where there are rows enough.
-    let enough = (driver.sm_count * BLOCKS_OF_ROWS).div_ceil(shape.n_rows);
+    let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
+    // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
+    let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
     let per_layer = rope.borrowed.is_some_and(|a| a.per_layer);
     let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
-    let args = [&rows[..], &spans_of_rows, &turn(rope)].concat();
-    driver.launch(instances(g).qkv_rope, [blocks, shape.n_rows, 1], 32 * (g.n_q_heads / g.n_kv_heads + 2), &args);
+    let params = RopeParams {
+        kv: view(kv),
+        heads: head_params(rope),
+        qkv: qkv.ptr(),
+        decisions: decisions.ptr(),
+        spans: shape.spans,
+        span_of_row: shape.span_of_row,
+    };
+    let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
+    driver.launch(instances(g).qkv_rope, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
 }
 
-/// Attention of chunks in tiles of rows; single tokens are tiles of one row.
+/// Attention by tiles of query rows; a decode token is a tile of one row.
 pub(super) fn attend(
     cuda: &Cuda,
     out: &mut Acts,
@@ -151,25 +177,27 @@ pub(super) fn attend(
     layer: usize,
     spans: &[Span],
 ) {
-    let (g, shape, view, pool) = (&kv.geometry, cuda.send(spans), view(kv), &kv.pool);
+    let (g, shape, pool) = (&kv.geometry, cuda.send(spans), &kv.pool);
     out.holds(shape.n_rows);
-    let tile_rows = TILE_LINES / (g.n_q_heads / g.n_kv_heads);
-    let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_rows)).sum();
-    // Few rows: enough blocks for the whole card by dividing the keys.
-    let parts = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MOST_PARTS);
-    let args = [
-        Ptr(out.ptr()),
-        I32(out.bf16 as i32),
-        Ptr(pool.partials.ptr()),
-        Ptr(pool.arrivals.ptr()),
-        Ptr(qkv.ptr()),
-        Ptr(decisions.ptr()),
-        Arg::of(&view),
-        I32(layer as i32),
-        Ptr(shape.spans),
-        score_scale(g),
-    ];
-    cuda.driver.launch(instances(g).attend_tiles, [parts, g.n_kv_heads, n_tiles], 128, &args);
+    let tile_tokens = TILE_QUERIES / (g.n_q_heads / g.n_kv_heads);
+    let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_tokens)).sum();
+    // Few tiles: split their keys until there are enough blocks for all SMs.
+    let splits = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
+    let params = PrefillParams {
+        kv: view(kv),
+        out: out.ptr(),
+        partials: pool.partials.ptr(),
+        arrivals: pool.arrivals.ptr(),
+        qkv: qkv.ptr(),
+        decisions: decisions.ptr(),
+        spans: shape.spans,
+        out_is_bf16: out.bf16 as i32,
+        layer: layer as i32,
+        score_scale: score_scale(g),
+        unused: 0,
+    };
+    let grid = [splits, g.n_kv_heads, n_tiles];
+    cuda.driver.launch(instances(g).attend_tiles, grid, TILE_THREADS, &[Arg::of(&params)]);
 }
 
 pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
@@ -178,39 +206,32 @@ pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, 
     cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
 }
 
-/// Copies the codes that [`qkv_rope`] staged into their slots.
+/// Scatters the codes that [`qkv_rope`] staged to their slots.
 pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
-    let n_rows = I32(shape.n_rows as i32);
-    let args = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans), Ptr(shape.span_of_row), n_rows];
-    cuda.driver.launch(Kernel::Store, [(shape.n_rows * kv.geometry.n_kv_heads).div_ceil(8), 1, 1], 256, &args);
+    let args = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans), Ptr(shape.span_of_row), I32(shape.n_rows as i32)];
+    let warps = shape.n_rows * kv.geometry.n_kv_heads;
+    cuda.driver.launch(Kernel::KvScatter, [warps.div_ceil(SCATTER_THREADS / 32), 1, 1], SCATTER_THREADS, &args);
 }
 
-/// `Turn` in `heads.cuh`, field by field.
-fn turn(rope: &QkvRope<'_, Cuda>) -> [Arg<'static>; 9] {
+fn head_params(rope: &QkvRope<'_, Cuda>) -> HeadParams {
     let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
     let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
-    [
-        Ptr(q_norm),
-        Ptr(k_norm),
-        Ptr(rope.inv_freq.ptr()),
-        F32(rope.rms_eps),
-        F32(rope.rope_scale),
-        I32(rope.borrowed.is_some() as i32),
-        F32(scale),
-        F32(offset),
-        I32(per_layer as i32),
-    ]
+    HeadParams {
+        q_norm,
+        k_norm,
+        inv_freq: rope.inv_freq.ptr(),
+        eps: rope.rms_eps,
+        rope_factor: rope.rope_scale,
+        borrowed: rope.borrowed.is_some() as i32,
+        scale,
+        offset,
+        per_layer: per_layer as i32,
+    }
 }
 
-fn score_scale(g: &KvGeometry) -> Arg<'static> {
-    F32(1.0 / (g.head_dim as f32).sqrt())
-}
-
-/// Of a block of `take`: a warp for each query head of a group, for K and for V, but at least those that put parts
-/// together; and one to find the slot.
-fn take_threads(g: &KvGeometry) -> usize {
-    32 * ((g.n_q_heads / g.n_kv_heads + 2).max(8) + 1)
+fn score_scale(g: &KvGeometry) -> f32 {
+    1.0 / (g.head_dim as f32).sqrt()
 }
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
@@ -219,7 +240,7 @@ pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
     cuda.driver.launch(Kernel::Advance, [shape.n_spans.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);
 }
 
-/// A kernel over all lanes of a sequence.
+/// Launches a kernel with one block for each lane of a sequence.
 fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, numbers: &[usize]) {
     let view = view(kv);
     let mut args = vec![Arg::of(&view)];
@@ -227,8 +248,9 @@ fn over_lanes(cuda: &Cuda, kv: &KvTables<Cuda>, kernel: Kernel, block: usize, nu
     cuda.driver.launch(kernel, [kv.geometry.n_kv_heads, kv.geometry.n_layers, 1], block, &args);
 }
 
-fn settle(cuda: &Cuda, kv: &KvTables<Cuda>) {
-    cuda.driver.launch(Kernel::Settle, [1, 1, 1], BLOCK, &[Arg::of(&view(kv))]);
+/// Lets freed pages join the free list.
+fn reclaim(cuda: &Cuda, kv: &KvTables<Cuda>) {
+    cuda.driver.launch(Kernel::ReclaimPages, [1, 1, 1], BLOCK, &[Arg::of(&view(kv))]);
 }
 
 pub(super) fn fork(cuda: &Cuda, kv: &mut KvTables<Cuda>, from: usize, to: usize) {
@@ -240,17 +262,17 @@ pub(super) fn fork(cuda: &Cuda, kv: &mut KvTables<Cuda>, from: usize, to: usize)
 
 pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
     over_lanes(cuda, kv, Kernel::Release, BLOCK, &[seq]);
-    settle(cuda, kv);
+    reclaim(cuda, kv);
 }
 
 pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
     if kv.geometry.policy.rule().is_some() {
         over_lanes(cuda, kv, Kernel::Compact, 32, &[seq]);
-        settle(cuda, kv);
+        reclaim(cuda, kv);
     }
 }
 
-/// Moves pages down where that empties the last steps of the pool, which are then unmapped.
+/// Moves pages to lower numbers where that empties the last granules of the pool, then unmaps those.
 pub(super) fn trim(cuda: &Cuda, kv: &mut KvTables<Cuda>) {
     if let Some((first, n)) = kv.pool.moves() {
         let (view, moved) = (view(kv), kv.pool.returned.ptr());

@@ -5,7 +5,7 @@
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::driver::{Driver, out_of_memory};
-use super::kv::{TILE_LINES, attend_blocks, padded};
+use super::kv::{TILE_QUERIES, attend_blocks, padded};
 use super::memory::Buf;
 use cudarc::driver::sys;
 use std::cell::Cell;
@@ -42,11 +42,11 @@ pub struct Pool {
     pub(super) partials: Buf<f32>,
     pub(super) arrivals: Buf<i32>,
     /// For each decode token and KV head its first split, and how many there are.
-    pub(super) shares: Buf<i32>,
+    pub(super) splits: Buf<i32>,
     /// Blocks whose results fit in `partials`.
     pub(super) max_blocks: usize,
     /// Blocks of `attend` that the GPU runs at once.
-    pub(super) single_blocks: usize,
+    pub(super) decode_blocks: usize,
     /// Output of `slot_metas`: the slots of one lane.
     pub(super) metas: Buf<i32>,
 }
@@ -63,15 +63,15 @@ impl Pool {
         let granule_bytes = GRANULE_BYTES.next_multiple_of(granularity(driver)).max(stride);
         let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(granule_bytes);
         let max_blocks = BLOCKS_PER_SM * driver.sm_count;
-        let single_blocks = max_blocks.min(attend_blocks(driver, g) * driver.sm_count);
+        let decode_blocks = max_blocks.min(attend_blocks(driver, g) * driver.sm_count);
         let refs = Buf::new(driver, max_pages)?;
         let free_list = Buf::new(driver, max_pages)?;
         let returned = Buf::new(driver, max_pages)?;
         let counts = Buf::new(driver, 2)?;
         let staged = Buf::new(driver, max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads * stride)?;
-        let partials = Buf::new(driver, max_blocks * TILE_LINES * (padded(g.head_dim) + 8))?;
+        let partials = Buf::new(driver, max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8))?;
         let arrivals = Buf::new(driver, max_blocks)?;
-        let shares = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
+        let splits = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots)?;
         let mut base = 0;
         // SAFETY: a context is current; the pointer is to a live address.
@@ -95,9 +95,9 @@ impl Pool {
             staged,
             partials,
             arrivals,
-            shares,
+            splits,
             max_blocks,
-            single_blocks,
+            decode_blocks,
             metas,
         })
     }

@@ -1,8 +1,8 @@
-// Pages on the move to lower places, between turns, so that the last steps of the pool can be given back.
-// No CPU twin: where pages lie changes no result.
+// Defragmentation of the page pool between turns: pages move to lower numbers, so that the last mapping granules of the
+// pool become empty and can be unmapped. No CPU twin: where a page lies changes no result.
 #include "kv.cuh"
 
-// Page first + i goes, with its holders, to page moved[i]; -1 stays. Grid n, any block. Reads and writes a
+// Copies page first + i, with its reference count, to page moved[i]; -1 stays. Grid n, any block. Reads and writes a
 // page.
 KERNEL move_pages(Kv kv, const int* moved, int first) {
   after_previous();
@@ -17,7 +17,7 @@ KERNEL move_pages(Kv kv, const int* moved, int first) {
   }
 }
 
-// The tables follow. Grid covers `entries` of them. Reads the tables once.
+// Renames the n pages from `first` on in all page tables. Grid covers `entries`. Reads the tables once.
 KERNEL rename_pages(Kv kv, const int* moved, int first, int n, u64 entries) {
   after_previous();
   u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
