@@ -10,6 +10,7 @@ pub enum Rounding {
     None,
     Bf16,
     Fp8,
+    Int8,
 }
 
 /// What a log gives.
@@ -69,8 +70,14 @@ fn survives(key: usize, marked: bool, newest: Option<usize>, window: usize) -> b
 }
 
 pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
+    run_under(tiny, log, rounding, None)
+}
+
+/// As [`run`]. `budget`: not the model's own policy but a window of so many slots, four of them for the first tokens.
+pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Option<usize>) -> Outcome {
     let (tokens, sweeps) = sweeps(log);
     let s = &tiny.spec;
+    let window = budget.map_or(s.window, |budget| budget - 5);
     let embed = &tiny.weights["model.embed_tokens.weight"];
     let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embed[t * s.hidden..(t + 1) * s.hidden].to_vec()).collect();
     let mut out =
@@ -82,11 +89,14 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
         let normed: Vec<Vec<f64>> = x.iter().map(|x| layer.norm("input_layernorm", x)).collect();
         let (q, k, v, borrowed) = layer.project(&normed, rounding);
         let decisions = if s.adapter() { decisions_of_x } else { borrowed };
-        let marks = layer.marks(&decisions, x.len());
+        let marks = match budget {
+            Some(_) => vec![(0..x.len()).map(|key| key >= 4).collect(); s.n_kv_heads],
+            None => layer.marks(&decisions, x.len()),
+        };
         marks_seen += decisions.iter().flatten().filter(|&&d| d > 0.0).count();
         out.margin = decisions.iter().flatten().fold(out.margin, |m, d| m.min(d.abs()));
         let sees = |query: usize, key: usize, head: usize| {
-            key <= query && survives(key, marks[head][key], sweeps.at[query], s.window)
+            key <= query && survives(key, marks[head][key], sweeps.at[query], window)
         };
         for (i, x) in x.iter_mut().enumerate() {
             let mixed = layer.attend(i, &q[i], &k, &v, sees);
@@ -101,7 +111,7 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
         }
         let kept = |head: usize| {
             let all = marks[head].iter().copied().enumerate();
-            all.filter(|&(key, marked)| survives(key, marked, sweeps.end, s.window)).collect()
+            all.filter(|&(key, marked)| survives(key, marked, sweeps.end, window)).collect()
         };
         out.stored.push((0..s.n_kv_heads).map(kept).collect());
     }
@@ -249,6 +259,11 @@ fn round(row: &mut [f64], rounding: Rounding) {
             let max = row.iter().fold(0f64, |m, x| m.max(x.abs()));
             let scale = if max == 0.0 { 1.0 } else { max / 448.0 };
             row.iter_mut().for_each(|x| *x = to_bits(*x / scale, 4, -6).clamp(-448.0, 448.0) * scale);
+        }
+        Rounding::Int8 => {
+            let max = row.iter().fold(0f64, |m, x| m.max(x.abs()));
+            let scale = if max == 0.0 { 1.0 } else { max / 127.0 };
+            row.iter_mut().for_each(|x| *x = (*x / scale).round_ties_even() * scale);
         }
     }
 }

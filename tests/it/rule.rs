@@ -7,6 +7,7 @@ use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
+use dmschat::policy::{PolicyChoice, Window};
 use dmschat::protocol::LogEntry;
 
 const MAX_STEP: usize = 64;
@@ -16,7 +17,11 @@ fn runner(tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
 }
 
 fn runner_on(threads: usize, tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
-    let options = EngineOptions { max_step: Some(MAX_STEP), ..EngineOptions::new(codec) };
+    runner_with(threads, tiny, EngineOptions::new(codec))
+}
+
+fn runner_with(threads: usize, tiny: &Tiny, options: EngineOptions) -> Runner<Cpu> {
+    let options = EngineOptions { max_step: Some(MAX_STEP), ..options };
     Runner::new(Cpu::new(threads), &tiny.checkpoint(), &options, |_, _| true).expect("it loads")
 }
 
@@ -208,6 +213,47 @@ fn splits_give_the_same_slots_and_pages() {
     }
 }
 
+/// Policy window keeps four sinks and the newest tokens of any model, and its counters are those of such a cache.
+#[test]
+fn a_window_keeps_the_first_tokens_and_the_newest_of_any_model() {
+    for (i, form) in [Form::Plain, Form::Borrowed, Form::Adapter].into_iter().enumerate() {
+        let tiny = Tiny::new(Spec::new(i != 1, form), 60 + i as u64);
+        for (budget, n, toggles) in [(8, 60, 0), (24, 120, 3)] {
+            let log = random_log(&mut Rng(61 + i as u64), n, toggles);
+            let wanted = reference::run_under(&tiny, &log, Rounding::None, Some(budget));
+            assert!(wanted.hidden_pairs > 500);
+            let policy = PolicyChoice::Window(Window { budget });
+            let mut runner = runner_with(1, &tiny, EngineOptions { policy, ..EngineOptions::new(Codec::F32) });
+            let mut decoded = Vec::new();
+            let (mut steps, mut fed) = (step_lengths(62), 0);
+            let (seq, logits) = feed(&mut runner, &log, || {
+                // The first half is prefilled, the rest is decoded.
+                let len = if toggles > 0 {
+                    steps()
+                } else if fed == 0 {
+                    n / 2
+                } else {
+                    1
+                };
+                fed += len;
+                if len == 1 {
+                    decoded.push(fed);
+                }
+                len
+            });
+            let worst = max_difference(&logits, &wanted.logits);
+            assert!(worst < 1e-4, "{form:?} {budget}: logits differ by {worst}");
+            assert_eq!(stored(&runner, seq), wanted.stored, "{form:?} {budget}");
+            if toggles == 0 {
+                let stats = runner.cache.stats(runner.backend(), seq);
+                let lanes = runner.config().n_layers * runner.config().n_kv_heads;
+                let reads: usize = decoded.iter().map(|n| n.min(&budget)).sum();
+                assert_eq!((stats.reads, stats.peak as usize), ((reads * lanes) as u64, budget * lanes));
+            }
+        }
+    }
+}
+
 /// Lanes long enough to be split among threads, whose parts are put together again.
 #[test]
 fn long_lanes_over_three_threads_follow_the_rule_too() {
@@ -227,7 +273,8 @@ fn long_lanes_over_three_threads_follow_the_rule_too() {
 /// that falls the other way in f32 moves a number a little; not rounding at all moves all of them.
 #[test]
 fn codecs_round_what_is_stored() {
-    for (codec, rounding) in [(Codec::Bf16, Rounding::Bf16), (Codec::Fp8, Rounding::Fp8)] {
+    let codecs = [(Codec::Bf16, Rounding::Bf16), (Codec::Fp8, Rounding::Fp8), (Codec::Int8, Rounding::Int8)];
+    for (codec, rounding) in codecs {
         for (i, form) in [Form::Plain, Form::Borrowed, Form::Adapter].into_iter().enumerate() {
             let tiny = Tiny::new(Spec::new(i != 1, form), 50 + i as u64);
             let (log, wanted) = clear_case(&tiny, &mut Rng(51), 120, 2, rounding);
