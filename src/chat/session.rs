@@ -152,9 +152,13 @@ impl Session {
 
     /// Takes what has happened since the last call, to be written later.
     pub fn take(&mut self, chat: &mut Conversation, info: &ModelInfo) {
-        for change in chat.take_changes() {
-            self.note(chat, &change, info);
-        }
+        let changes = chat.take_changes();
+        self.record(chat, &changes, info);
+    }
+
+    /// Adds records of what the conversation's journal said, to be written later.
+    pub fn record(&mut self, chat: &Conversation, changes: &[Change], info: &ModelInfo) {
+        changes.iter().for_each(|change| self.note(chat, change, info));
     }
 
     /// Writes what waits, and says when that was to a new file.

@@ -1,7 +1,8 @@
-//! What the terminal can show beside colours ([`super::heat::Depth`]): Unicode, links, and on which
+//! What the terminal can show beside colours ([`super::depth::Depth`]): Unicode, links, and on which
 //! background. Read from the environment; the background is asked for as well (OSC 11).
 
-use super::heat::{contrast, is_serial, luminance};
+use super::colour::{contrast, luminance};
+use super::depth::is_serial;
 use super::theme::Background;
 use std::io::{self, Write};
 use std::time::Duration;

@@ -440,6 +440,16 @@ impl History {
         added
     }
 
+    /// Puts what was typed in other runs before everything.
+    pub fn add_before(&mut self, entries: Vec<String>) {
+        let mut older = entries;
+        older.retain(|entry| !entry.trim().is_empty());
+        older.dedup();
+        older.append(&mut self.entries);
+        self.entries = older;
+        self.at = None;
+    }
+
     pub fn entries(&self) -> &[String] {
         &self.entries
     }

@@ -1,13 +1,13 @@
 //! For terminals that cannot place a cursor (`TERM=dumb`): prompts and answers line by line, with the
 //! same commands and the same state; only what is new is printed.
 
-use super::jobs::Answer;
+use super::event::AppEvent;
 use super::outbox::Rendered;
 use super::runtime::{Runtime, Sources};
+use super::sessions::Answer;
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
 use super::text::{bytes, clean, clean_line, plural};
-use super::update::AppEvent;
 use super::widgets::{help, message, welcome};
 use super::{ExitKind, numbers};
 use crate::chat::session::Written;
@@ -94,7 +94,7 @@ impl Runtime {
             match woken {
                 Woken::Line(Some(line)) => {
                     (printed.prompt, asked_to_quit) = (false, false);
-                    self.line(&line);
+                    self.handle(AppEvent::Line(line));
                 }
                 Woken::Line(None) => ended = true,
                 Woken::Engine(event) => {
@@ -131,29 +131,12 @@ impl Runtime {
         Ok(self.exit_kind().unwrap_or(ExitKind::Quit))
     }
 
-    /// A line was entered: an answer to a question, or a message or command.
-    fn line(&mut self, line: &str) {
-        if let Some(Overlay::Confirm(_)) = self.app.overlays.last() {
-            let yes = matches!(line.trim(), "y" | "Y" | "yes");
-            self.press(KeyCode::Char(if yes { 'y' } else { 'n' }));
-            return;
-        }
-        let offered = super::examples::offered(&self.app.engine);
-        let example = line.trim().parse::<usize>().ok().and_then(|n| offered.get(n.wrapping_sub(1)));
-        let text = example.filter(|_| self.app.chat.is_empty()).map_or(line, |e| e);
-        self.app.input.insert(text);
-        self.handle(AppEvent::Paste(String::new()));
-        // A held key of an earlier line must not make this Enter a newline.
-        self.app.burst = Default::default();
-        self.press(KeyCode::Enter);
-    }
-
     fn press(&mut self, code: KeyCode) {
         self.handle(AppEvent::Key(KeyEvent::new(code, KeyModifiers::NONE)));
     }
 
     fn print_news(&mut self, printed: &mut Printed) {
-        let app = &mut self.app;
+        let app = &self.app;
         let mut lines: Vec<String> = Vec::new();
         if app.turn.is_none() && printed.part.take().is_some() {
             lines.extend(last_words(app));
@@ -170,7 +153,7 @@ impl Runtime {
             lines.push(numbers::download(download));
         }
         printed.tenth = tenth;
-        if let Some(notice) = app.notice.take() {
+        if let Some(notice) = &app.notice {
             lines.push(clean_line(&notice.text));
         }
         match app.overlays.last() {
@@ -191,8 +174,8 @@ impl Runtime {
             Some(Overlay::Find(find)) => lines.push(format!("{} found", plural(find.count as u64, "row"))),
             Some(Overlay::HistorySearch { .. }) | None => {}
         }
-        if !matches!(app.overlays.last(), Some(Overlay::Confirm(_))) {
-            app.overlays.clear();
+        if app.notice.is_some() || !app.overlays.is_empty() {
+            self.handle(AppEvent::Printed);
         }
         if !lines.is_empty() {
             if !printed.at_line_start || printed.prompt {

@@ -2,12 +2,8 @@
 //! prompt waits until the prompt is rendered on a thread of its own, and what was asked for after
 //! it waits behind it. The screen never waits.
 
-use super::runtime::Runtime;
-use super::sessions::render_options;
-use super::state::Level;
-use super::update::AppEvent;
 use crate::chat::{Message, RenderOptions, render};
-use crate::protocol::{Command, Event, GenerateRequest, ModelInfo, Piece};
+use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece};
 use anyhow::{Result, anyhow};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,11 +20,11 @@ pub enum Purpose {
 }
 
 /// Everything that a rendering reads, owned by its thread.
-struct Source {
-    system: Option<String>,
-    path: Vec<Message>,
-    info: Arc<ModelInfo>,
-    options: RenderOptions,
+pub struct Source {
+    pub system: Option<String>,
+    pub path: Vec<Message>,
+    pub info: Arc<ModelInfo>,
+    pub options: RenderOptions,
 }
 
 enum Waiting {
@@ -53,7 +49,7 @@ pub struct Outbox {
     running: Option<u64>,
     last_id: u64,
     results: mpsc::UnboundedSender<Rendered>,
-    pub(super) rendered: mpsc::UnboundedReceiver<Rendered>,
+    pub rendered: mpsc::UnboundedReceiver<Rendered>,
 }
 
 impl Default for Outbox {
@@ -64,12 +60,12 @@ impl Default for Outbox {
 }
 
 impl Outbox {
-    fn push(&mut self, command: Command) {
+    pub fn push(&mut self, command: Command) {
         self.waiting.push_back(Waiting::Command(command));
     }
 
     /// A new prompt makes a rewind that stands directly before it needless.
-    fn push_prompt(&mut self, purpose: Purpose, source: Source) {
+    pub fn push_prompt(&mut self, purpose: Purpose, source: Source) {
         while let Some(Waiting::Prompt { purpose: Purpose::Rewind, .. }) = self.waiting.back() {
             self.remove(self.waiting.len() - 1);
         }
@@ -90,7 +86,7 @@ impl Outbox {
     }
 
     /// The next command that can be sent; begins the rendering that stands in the way of the rest.
-    fn ready(&mut self) -> Option<Command> {
+    pub fn ready(&mut self) -> Option<Command> {
         match self.waiting.pop_front()? {
             Waiting::Command(command) => return Some(command),
             Waiting::Prompt { purpose, source, cancel } => {
@@ -121,7 +117,7 @@ impl Outbox {
     }
 
     /// What a finished rendering was for; `None` when nobody waits for it any more.
-    fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<Vec<Piece>>)> {
+    pub fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<Vec<Piece>>)> {
         if self.running != Some(rendered.id) {
             return None;
         }
@@ -132,7 +128,7 @@ impl Outbox {
     }
 
     /// Takes back the turn that has not reached the engine yet, and returns its number.
-    fn withdraw_turn(&mut self) -> Option<u64> {
+    pub fn withdraw_turn(&mut self) -> Option<u64> {
         let at =
             self.waiting.iter().position(|w| matches!(w, Waiting::Prompt { purpose: Purpose::Generate(_), .. }))?;
         match self.remove(at)? {
@@ -142,120 +138,14 @@ impl Outbox {
     }
 
     /// Takes back a rebuild that has not reached the engine yet; false when there is none.
-    fn withdraw_rebuild(&mut self) -> bool {
+    pub fn withdraw_rebuild(&mut self) -> bool {
         let at = self.waiting.iter().position(|w| matches!(w, Waiting::Command(Command::Rebuild)));
         at.and_then(|at| self.remove(at)).is_some()
     }
 
     /// Forgets everything: the engine it was meant for is gone.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         while self.remove(0).is_some() {}
-    }
-}
-
-impl Runtime {
-    /// Sends a command behind those that still wait. Cancel acts on what waits, too.
-    pub(super) fn send(&mut self, command: Command) -> Vec<AppEvent> {
-        match command {
-            Command::Cancel => {
-                if let Some(turn) = self.outbox.withdraw_turn() {
-                    self.flush();
-                    return vec![AppEvent::Withdrawn { turn }];
-                }
-                if self.outbox.withdraw_rebuild() {
-                    let tokens = self.app.tokens();
-                    return vec![AppEvent::Engine(Event::RebuildDone { cancelled: true, tokens })];
-                }
-                self.send_now(command);
-            }
-            // They change nothing, so that they need no place in the order.
-            Command::Inspect { .. } | Command::CountTokens { .. } => self.send_now(command),
-            command => {
-                self.outbox.push(command);
-                self.flush();
-            }
-        }
-        Vec::new()
-    }
-
-    fn send_now(&self, command: Command) {
-        if let Some(engine) = &self.current {
-            engine.send(command);
-        }
-    }
-
-    fn flush(&mut self) {
-        while let Some(command) = self.outbox.ready() {
-            self.send_now(command);
-        }
-    }
-
-    /// Has the conversation rendered and `turn` answered.
-    pub(super) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
-        let Some(source) = self.source().filter(|_| self.current.is_some()) else {
-            return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
-        };
-        let options = &self.app.options;
-        let request = GenerateRequest {
-            turn,
-            prompt: Vec::new(),
-            sampling: options.sampling.clone(),
-            seed: options.seed,
-            max_tokens: options.max_tokens,
-        };
-        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
-        self.flush();
-        Vec::new()
-    }
-
-    /// Has what is left of the conversation rendered and the cache brought there.
-    pub(super) fn rewind(&mut self) -> Vec<AppEvent> {
-        match self.source() {
-            Some(source) if !source.path.is_empty() => self.outbox.push_prompt(Purpose::Rewind, source),
-            Some(_) => self.outbox.push(Command::Rewind(Vec::new())),
-            None => {}
-        }
-        self.flush();
-        Vec::new()
-    }
-
-    fn source(&self) -> Option<Source> {
-        Some(Source {
-            info: self.app.engine.info.clone()?,
-            system: self.app.chat.system().map(str::to_owned),
-            path: self.app.chat.context_path().into_iter().cloned().collect(),
-            options: render_options(&self.app),
-        })
-    }
-
-    /// A rendering has ended: its command goes out, and what waited behind it.
-    pub(super) fn rendered(&mut self, rendered: Rendered) {
-        let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
-        let event = match (purpose, result) {
-            (Purpose::Generate(mut request), Ok(prompt)) => {
-                if let Some(restore) = self.sessions.restore.take() {
-                    self.send_now(Command::Restore(Box::new(restore)));
-                }
-                self.app.session.unrestored = false;
-                request.prompt = prompt;
-                self.send_now(Command::Generate(request));
-                None
-            }
-            (Purpose::Generate(request), Err(error)) => {
-                Some(AppEvent::GenerateFailed { turn: request.turn, error: format!("{error:#}") })
-            }
-            (Purpose::Rewind, Ok(pieces)) => {
-                self.send_now(Command::Rewind(pieces));
-                None
-            }
-            (Purpose::Rewind, Err(error)) => {
-                Some(AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}")))
-            }
-        };
-        self.flush();
-        if let Some(event) = event {
-            self.handle(event);
-        }
     }
 }
 
@@ -294,7 +184,7 @@ mod tests {
         Purpose::Generate(Box::new(request))
     }
 
-    fn finish(outbox: &mut Outbox) -> Option<(Purpose, Result<Vec<Piece>>)> {
+    pub fn finish(outbox: &mut Outbox) -> Option<(Purpose, Result<Vec<Piece>>)> {
         let rendered = outbox.rendered.blocking_recv().unwrap();
         outbox.finish(rendered)
     }

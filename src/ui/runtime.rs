@@ -4,18 +4,20 @@
 
 mod loading;
 mod saving;
+mod sending;
 
 use super::clipboard::{Copied, Copier};
+use super::effect::{Effect, Store, Which};
+use super::event::AppEvent;
 use super::history::HistoryFile;
-use super::jobs::{Answer, Answers, Jobs};
+use super::jobs::Jobs;
 use super::keyboard::{Input, Keyboard, Typed};
 use super::outbox::{Outbox, Rendered};
-use super::sessions::Sessions;
+use super::sessions::{Answer, Answers, Sessions};
 use super::signals::{Signal, Signals};
 use super::state::App;
 use super::terminal::Screen;
-use super::theme::{AUTO, Background};
-use super::update::{AppEvent, Effect, Store, Which, update};
+use super::update::{take_changes, update_at};
 use super::{ExitKind, LoadParts, Resume, editor_program};
 use crate::chat::session::Written;
 use crate::protocol::{EngineHandle, Event, Response, Snapshot};
@@ -51,7 +53,7 @@ pub struct Runtime {
     /// A conversation to open once the model is there.
     resume: Resume,
     /// Where files are read and written, and the results.
-    jobs: Jobs,
+    jobs: Jobs<Answer>,
     answers: Answers,
     /// The name of that conversation's model, while it loads.
     own: Option<String>,
@@ -98,7 +100,7 @@ impl Runtime {
         sessions: Sessions,
         history: HistoryFile,
         resume: Resume,
-        (jobs, answers): (Jobs, Answers),
+        (jobs, answers): (Jobs<Answer>, Answers),
     ) -> Self {
         Self {
             app,
@@ -126,18 +128,20 @@ impl Runtime {
 
     /// Begins: the history, the session, the model.
     pub fn begin(&mut self) {
-        for entry in self.history.read() {
-            self.app.history.add_old(&entry);
-        }
+        let history = self.history.clone();
+        self.jobs.beside(move || AppEvent::History(history.read()));
         let models = Arc::clone(&self.loading.models);
         self.jobs.beside(move || AppEvent::CachedModels(models.cached()));
-        self.app.resuming = self.resume != Resume::New;
         let began = self.sessions.began();
         self.handle(began);
         let which = match &self.resume {
             Resume::Newest => Which::Newest,
             Resume::Named(name) => Which::Named(name.clone()),
-            Resume::New | Resume::Choose => return self.load_default(),
+            Resume::New => return self.load_default(),
+            Resume::Choose => {
+                self.handle(AppEvent::Opening(false));
+                return self.load_default();
+            }
         };
         self.handle(AppEvent::Opening(true));
         self.sessions.read(which, false);
@@ -153,7 +157,8 @@ impl Runtime {
     /// Runs on the whole screen until something ends it.
     pub async fn run(&mut self) -> anyhow::Result<ExitKind> {
         self.screen = Some(Screen::take(self.app.mouse)?);
-        self.app.size = self.screen.as_ref().map_or((80, 24), Screen::size);
+        let (columns, rows) = self.screen.as_ref().map_or((80, 24), Screen::size);
+        self.handle(AppEvent::Resize(columns, rows));
         self.begin();
         let mut signals = Signals::new()?;
         let (typed, reply_due) = self.ask_background();
@@ -193,22 +198,9 @@ impl Runtime {
         let asked = self.screen.as_mut().and_then(|s| s.ask_background().ok());
         let (background, typed) = asked.unwrap_or_default();
         if let Some(background) = background {
-            self.set_background(background);
+            self.handle(AppEvent::Background(background));
         }
         (typed, background.is_none())
-    }
-
-    /// The terminal has said its background.
-    fn set_background(&mut self, background: Background) {
-        let themes = &mut self.app.setup.themes;
-        themes.background = background;
-        // A theme that was chosen meanwhile stays.
-        if Background::named(&self.app.theme.name).is_some_and(|now| now != background)
-            && let Ok(theme) = themes.load(AUTO)
-        {
-            self.app.set_theme(theme);
-        }
-        self.dirty = true;
     }
 
     pub(super) fn exit_kind(&self) -> Option<ExitKind> {
@@ -328,7 +320,7 @@ impl Runtime {
             Ok(Input::Event(Terminal::Mouse(mouse))) => AppEvent::Mouse(mouse),
             Ok(Input::Event(Terminal::Resize(columns, rows))) => AppEvent::Resize(columns, rows),
             Ok(Input::Event(Terminal::FocusGained | Terminal::FocusLost)) => return,
-            Ok(Input::Background(background)) => return self.set_background(background),
+            Ok(Input::Background(background)) => AppEvent::Background(background),
             // The terminal is gone.
             Err(_) => return self.exit = Some(ExitKind::Signal(1)),
         };
@@ -385,8 +377,8 @@ impl Runtime {
 
     fn update_at(&mut self, event: AppEvent, at: Instant) -> Vec<Effect> {
         self.dirty = true;
-        self.app.now_ms = at.saturating_duration_since(self.started).as_millis() as u64;
-        let effects = update(&mut self.app, event);
+        let now_ms = at.saturating_duration_since(self.started).as_millis() as u64;
+        let effects = update_at(&mut self.app, now_ms, event);
         self.remember();
         effects
     }
@@ -464,7 +456,9 @@ impl Runtime {
             }
             Effect::Store(what) => {
                 let stops = what == Store::StopOpening;
-                let events = self.sessions.run(&mut self.app, what);
+                let changes = take_changes(&mut self.app);
+                self.sessions.record(&self.app.chat, changes);
+                let events = self.sessions.run(&self.app, what);
                 if stops && !self.begun && self.next.is_none() {
                     self.resume = Resume::New;
                     self.load_default();

@@ -5,24 +5,43 @@
 
 mod leave;
 
-use super::jobs::{Answer, Jobs};
+use super::effect::{Store, Which};
+use super::event::{AppEvent, Opened};
+use super::jobs::Jobs;
 use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
 use super::text::{clean_line, count};
-use super::update::{AppEvent, Opened, Store, Which};
 use super::writer::Writer;
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
-use crate::chat::{RenderOptions, session::Store as Folder};
+use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
 use crate::protocol::{LogEntry, ModelInfo, ModelReference, RestoreRequest};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 /// How long a write may take before the program asks whether the conversation is left all the same.
 const SETTLE: Duration = Duration::from_secs(2);
+
+/// What a job on files brings.
+#[derive(Debug)]
+pub enum Answer {
+    Events(Vec<AppEvent>),
+    /// A saved conversation was read, or could not be.
+    Read(Box<Read>),
+}
+
+impl From<AppEvent> for Answer {
+    fn from(event: AppEvent) -> Self {
+        Self::Events(vec![event])
+    }
+}
+
+/// Answers, in the order in which the jobs end.
+pub type Answers = UnboundedReceiver<Answer>;
 
 /// A saved conversation that was read, or why it could not be.
 #[derive(Debug)]
@@ -53,13 +72,15 @@ pub struct Sessions {
     pub restore: Option<RestoreRequest>,
     /// The model last in use, for records.
     info: Option<Arc<ModelInfo>>,
+    /// Changes of the conversation that wait for a model.
+    changes: Vec<Change>,
     pub writer: Writer,
     /// Conversations that the user has left before their records could be written.
     left: Vec<Session>,
     models: Arc<dyn Models>,
     /// The next conversation is opened with the model that the user named.
     model_given: bool,
-    jobs: Jobs,
+    jobs: Jobs<Answer>,
     /// To be done once the open session's records are in its file, and when that takes too long.
     waiting: Option<(Store, Instant)>,
     /// The job that reads a conversation, and how many there were.
@@ -75,7 +96,7 @@ impl Sessions {
         folder: PathBuf,
         unsaved: bool,
         writer: Writer,
-        jobs: Jobs,
+        jobs: Jobs<Answer>,
         models: Arc<dyn Models>,
         model_given: bool,
     ) -> Self {
@@ -87,6 +108,7 @@ impl Sessions {
             unsaved,
             restore: None,
             info: None,
+            changes: Vec::new(),
             writer,
             left: Vec::new(),
             models,
@@ -115,8 +137,7 @@ impl Sessions {
 
     /// Does what is asked, or has it done by a thread. What leaves the conversation waits until its
     /// records are in its file.
-    pub fn run(&mut self, app: &mut App, what: Store) -> Vec<AppEvent> {
-        self.take(app);
+    pub fn run(&mut self, app: &App, what: Store) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let leaves = match &what {
             Store::Close | Store::Open(_) | Store::OpenWithCurrent(_) | Store::DeleteCurrent => true,
@@ -135,7 +156,7 @@ impl Sessions {
         events
     }
 
-    fn perform(&mut self, app: &mut App, what: Store, events: &mut Vec<AppEvent>) {
+    fn perform(&mut self, app: &App, what: Store, events: &mut Vec<AppEvent>) {
         if !matches!(what, Store::Sync | Store::Open(_) | Store::OpenWithCurrent(_)) {
             // Its file is locked as long as it is held here.
             self.read = None;
@@ -180,15 +201,16 @@ impl Sessions {
         });
     }
 
-    /// Takes what the conversation's journal says.
-    fn take(&mut self, app: &mut App) {
+    /// Takes what the conversation's journal says. Without a model so far it waits for one.
+    pub fn record(&mut self, chat: &Conversation, changes: Vec<Change>) {
+        self.changes.extend(changes);
         if let Some(info) = &self.info {
-            self.session.take(&mut app.chat, info);
+            self.session.record(chat, &std::mem::take(&mut self.changes), info);
         }
     }
 
     /// Hands what waits to the writer, unless it is at it already.
-    fn write_on(&mut self, app: &mut App, events: &mut Vec<AppEvent>) {
+    fn write_on(&mut self, app: &App, events: &mut Vec<AppEvent>) {
         let Some(write) = self.session.begin_write() else { return };
         if let Err(write) = self.writer.write(write) {
             let written = write.run();
@@ -197,7 +219,7 @@ impl Sessions {
     }
 
     /// The writer is done with some lines.
-    pub fn written(&mut self, app: &mut App, written: Written) -> Vec<AppEvent> {
+    pub fn written(&mut self, app: &App, written: Written) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let path = written.path().to_owned();
         match self.take_outcome(written) {
@@ -266,6 +288,7 @@ impl Sessions {
 
     fn replace(&mut self, session: Session) {
         let old = std::mem::replace(&mut self.session, session);
+        self.changes.clear();
         if old.is_behind() {
             self.left.push(old);
         }
@@ -386,7 +409,7 @@ impl Sessions {
         });
     }
 
-    fn save(&mut self, app: &mut App, path: Option<PathBuf>, overwrite: bool, events: &mut Vec<AppEvent>) {
+    fn save(&mut self, app: &App, path: Option<PathBuf>, overwrite: bool, events: &mut Vec<AppEvent>) {
         match (path, self.session.path()) {
             (None, Some(kept)) => events.push(saved(kept)),
             (path, _) => {

@@ -1,16 +1,17 @@
-//! Everything the screen is drawn from, as plain data. Only `update` changes it (and the view its
-//! caches); nothing here reads a file, a clock or a terminal.
+//! Everything the screen is drawn from, as plain data. `update` alone writes it, but for the rows that drawing
+//! caches in [`Feed`]; nothing here reads a file, a clock or a terminal.
 
+use super::action::Action;
 use super::burst::Burst;
 use super::commands::Completion;
+use super::depth::Depth;
 use super::editor::{Editor, History};
+use super::effect::{Store, Which};
 use super::feed::Feed;
 use super::find::Find;
-use super::heat::Depth;
-use super::keymap::Keymap;
+use super::keymap::{Key, Keymap};
 use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
-use super::update::{DraftCount, Store, Which};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::Settings;
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
@@ -23,6 +24,8 @@ use std::sync::Arc;
 const INFO_MS: u64 = 6_000;
 /// Most messages that wait.
 pub const MAX_QUEUE: usize = 20;
+/// How long a frame of the spinner is shown.
+pub const SPINNER_MS: u64 = 100;
 /// Smaller screens show a notice instead.
 pub const MIN_SIZE: (u16, u16) = (30, 8);
 
@@ -164,6 +167,29 @@ impl ActiveTurn {
 
     pub fn is_preparing(&self, now_ms: u64) -> bool {
         self.shows_preparing_at().is_some_and(|at| now_ms >= at)
+    }
+}
+
+/// The count of the draft in the input.
+#[derive(Clone, Debug, Default)]
+pub struct DraftCount {
+    /// The revision of the text; 0 where nothing is to be counted.
+    pub id: u64,
+    pub changed_ms: u64,
+    pub asked: bool,
+    pub tokens: Option<usize>,
+}
+
+impl DraftCount {
+    /// The number that is shown: of this text, or of the one before while that is being counted.
+    pub fn shown(&self) -> Option<usize> {
+        self.tokens.filter(|_| self.id != 0)
+    }
+
+    pub fn counted(&mut self, id: u64, tokens: usize) {
+        if self.id == id {
+            self.tokens = Some(tokens);
+        }
     }
 }
 
@@ -431,6 +457,11 @@ impl App {
         self.theme = theme.at_depth(if self.setup.plain { Depth::Mono } else { self.setup.depth });
         self.theme.ascii |= self.setup.plain || self.setup.settings.ascii;
         self.feed.generation += 1;
+    }
+
+    /// What a key means by the keymap.
+    pub fn keymap_action(&self, key: Key) -> Option<Action> {
+        self.setup.keymap.action(key)
     }
 
     /// What the heatmap may use.

@@ -1,10 +1,12 @@
 //! For tests: a state without files, and the engine's side of a conversation.
 
-use super::heat::Depth;
+use super::depth::Depth;
+use super::effect::Effect;
+use super::event::AppEvent;
 use super::keymap::Keymap;
 use super::state::{App, Setup};
 use super::theme::Themes;
-use super::update::{AppEvent, Effect, update};
+use super::update::update;
 use crate::config::{Dirs, Layer, Settings};
 use crate::protocol::*;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

@@ -2,7 +2,8 @@
 //! Text has the terminal's own sixteen colours, or a colour of its own with one of the sixteen for
 //! terminals that have no more; what the heatmap does with colour is in [`crate::ui::heat`].
 
-use super::heat::{Depth, nearest_indexed};
+use super::colour::nearest_indexed;
+use super::depth::Depth;
 use crate::regular_file;
 use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail};
@@ -428,7 +429,7 @@ fn hex(theme: &str, text: &str) -> Result<(u8, u8, u8)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::heat::{contrast, luminance, xterm_rgb};
+    use super::super::colour::{contrast, luminance, xterm_rgb};
     use super::*;
 
     #[test]

@@ -1,221 +1,54 @@
-//! What happens: `update` takes an event and changes the state, and says what is to be done outside
-//! of it. Pure; the time is part of the event. By topic: [`keys`], [`commands`], [`engine`],
-//! [`overlay`], [`turns`], [`files`].
+//! What happens: `update` takes an event, changes the state, and returns what is to be done outside of it.
+//! Pure; the time is part of the state. Keys and lists ([`keys`], [`overlay`]) say what the user wants;
+//! [`perform`] carries it out, by topic: [`commands`], [`turns`], [`files`], [`models`], [`stop`].
 
 mod commands;
+mod completion;
 mod count;
 mod engine;
+mod field;
 mod files;
 mod find;
 mod keys;
 mod models;
 mod overlay;
+mod perform;
+mod stop;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_texts;
 #[cfg(test)]
 mod tests_waiting;
+mod texts;
 mod turns;
 
-pub use count::DraftCount;
-
-use super::attach::Attachment;
+use super::effect::{Effect, Store, Which};
+use super::event::{AppEvent, Opened};
 use super::feed::LocalKind;
-use super::models::ModelEntry;
-use super::state::{App, Level, SessionEntry};
-use crate::chat::Conversation;
-use crate::protocol::{Command, Download, Event, ModelInfo, ModelReference, Snapshot};
-use crossterm::event::{KeyEvent, MouseEvent};
-use std::path::PathBuf;
+use super::intent::Intent;
+use super::state::{App, Level, Loading, Overlay, SPINNER_MS};
+use super::theme::{AUTO, Background};
+use crate::chat::Change;
+#[cfg(test)]
+use crate::protocol::{Command, Event, ModelInfo};
+#[cfg(test)]
 use std::sync::Arc;
 
-/// How long a frame of the spinner is shown.
-pub const SPINNER_MS: u64 = 100;
-
-/// Something that happened.
-#[derive(Debug)]
-pub enum AppEvent {
-    Key(KeyEvent),
-    /// A bracketed paste.
-    Paste(String),
-    Mouse(MouseEvent),
-    Resize(u16, u16),
-    /// Time has passed; asked for by [`App::wants_tick`].
-    Tick,
-    /// From the engine in use.
-    Engine(Event),
-    Snapshot(Arc<Snapshot>),
-    /// From the engine that is being loaded.
-    Downloading(Download),
-    Loading {
-        done_bytes: u64,
-        total_bytes: u64,
-    },
-    /// It is ready and in use from now on.
-    ModelReady(Arc<ModelInfo>),
-    LoadFailed(String),
-    /// The prompt of `turn` could not be rendered or sent.
-    GenerateFailed {
-        turn: u64,
-        error: String,
-    },
-    /// `turn` was taken back before it reached the engine.
-    Withdrawn {
-        turn: u64,
-    },
-    /// The external editor came back.
-    Edited(Result<String, String>),
-    Copied {
-        what: String,
-        /// Handed to the terminal, which does not answer.
-        sent: bool,
-    },
-    Sessions(Vec<SessionEntry>),
-    /// A file for the input was read.
-    Attached {
-        typed: String,
-        read: Result<Attachment, String>,
-    },
-    /// Hub ids in the cache.
-    CachedModels(Vec<String>),
-    /// The models of this machine have been read.
-    Models(Vec<ModelEntry>),
-    /// A saved conversation was read.
-    Opened(Box<Opened>),
-    /// A conversation was held with another model, which is still there.
-    OpenNeedsModel {
-        which: Which,
-        reference: ModelReference,
-    },
-    /// A conversation was held with a model that is gone or does not load; why.
-    OpenLacksModel {
-        which: Which,
-        model: String,
-        why: String,
-    },
-    /// The conversation's session, and what "now" is in it.
-    SessionBegan {
-        id: String,
-        date: jiff::civil::DateTime,
-    },
-    /// /new, or the open conversation was deleted: an empty one takes its place.
-    NewConversation {
-        id: String,
-        date: jiff::civil::DateTime,
-    },
-    /// Another program has changed the session's file: it goes on in a new one.
-    SessionMoved {
-        from: String,
-        to: String,
-    },
-    /// The conversation that the command line asks for is being read, or has been and waits for its model.
-    Opening(bool),
-    /// The conversation asked for was not opened, and why.
-    NotOpened(Level, String),
-    /// The conversation's last records are in no file; what was asked for would leave it.
-    NotSaved {
-        why: String,
-        then: Store,
-    },
-    /// A file exists: ask before it is replaced.
-    Exists {
-        path: PathBuf,
-        export: bool,
-    },
-    /// Something done outside went well, or not.
-    Said(Level, String),
+/// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
+pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
+    app.now_ms = now_ms;
+    update(app, event)
 }
 
-/// A conversation read from a file.
-#[derive(Debug)]
-pub struct Opened {
-    pub id: String,
-    pub chat: Conversation,
-    pub date: jiff::civil::DateTime,
-    /// The eviction state at its end.
-    pub eviction: Option<bool>,
-    /// One line each, to be shown.
-    pub notices: Vec<String>,
+/// What was typed and sent since the last call: what the history's file still lacks.
+pub fn take_typed(app: &mut App) -> Vec<String> {
+    app.history.take_new()
 }
 
-/// Something to do outside of the state.
-#[derive(Debug)]
-pub enum Effect {
-    Engine(Command),
-    /// Render the conversation and have `turn` answered.
-    Generate {
-        turn: u64,
-    },
-    /// Render what is left of the conversation and bring the cache there.
-    Rewind,
-    Load(String),
-    /// Read a file; `typed` is what names it in the input.
-    Attach {
-        typed: String,
-        path: String,
-    },
-    /// Read what models there are, for the list.
-    ListModels,
-    /// Load the model of a conversation.
-    LoadReference(ModelReference),
-    CancelLoad,
-    Copy {
-        text: String,
-        what: String,
-    },
-    ExternalEditor(String),
-    Mouse(bool),
-    Redraw,
-    Bell,
-    Suspend,
-    Quit,
-    Store(Store),
-}
-
-/// Which saved conversation is meant.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Which {
-    /// The one that was written last.
-    Newest,
-    /// From a list: this one and no other.
-    Id(String),
-    /// Typed: an id, a title, the beginning of an id, a few letters, or a file.
-    Named(String),
-}
-
-/// What to do with files of conversations.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Store {
-    /// Append what the conversation's journal says.
-    Sync,
-    /// Another conversation begins; this one's file is closed.
-    Close,
-    /// As the one within, also where this conversation could not be saved.
-    Leave(Box<Store>),
-    List,
-    Open(Which),
-    /// As `Open`, whatever model it was held with.
-    OpenWithCurrent(Which),
-    /// Forget the conversation that is being read.
-    StopOpening,
-    Rename {
-        id: String,
-        title: String,
-    },
-    Delete {
-        id: String,
-    },
-    DeleteCurrent,
-    /// Absent: only say where the conversation is being saved.
-    Save {
-        path: Option<PathBuf>,
-        overwrite: bool,
-    },
-    Export {
-        path: PathBuf,
-        overwrite: bool,
-    },
+/// What the conversation's journal says since the last call: what its file still lacks.
+pub fn take_changes(app: &mut App) -> Vec<Change> {
+    app.chat.take_changes()
 }
 
 /// Handles one event.
@@ -227,16 +60,28 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
     effects
 }
 
+/// Reads what the user wants, and carries it out in order.
+fn perform_all(app: &mut App, read: impl FnOnce(&mut App) -> Vec<Intent>) -> Vec<Effect> {
+    let intents = read(app);
+    intents.into_iter().flat_map(|intent| perform::perform(app, intent)).collect()
+}
+
 fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
     match event {
-        AppEvent::Key(key) => keys::key(app, key),
-        AppEvent::Paste(text) => keys::paste(app, &text),
-        AppEvent::Mouse(mouse) => keys::mouse(app, mouse),
+        AppEvent::Key(key) => perform_all(app, |app| keys::key(app, key)),
+        AppEvent::Paste(text) => {
+            keys::paste(app, &text);
+            Vec::new()
+        }
+        AppEvent::Mouse(mouse) => {
+            keys::mouse(app, mouse);
+            Vec::new()
+        }
         AppEvent::Resize(columns, rows) => {
             app.size = (columns, rows);
             Vec::new()
         }
-        AppEvent::Tick => keys::tick(app),
+        AppEvent::Tick => perform_all(app, |app| keys::tick(app).into_iter().collect()),
         AppEvent::Engine(event) => engine::event(app, event),
         AppEvent::Snapshot(snapshot) => engine::snapshot(app, snapshot),
         AppEvent::Downloading(download) => {
@@ -252,13 +97,44 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
             }
             Vec::new()
         }
+        AppEvent::LoadBegan(name) => {
+            app.engine.loading = Some(Loading::new(&name));
+            Vec::new()
+        }
         AppEvent::ModelReady(info) => engine::ready(app, info),
         AppEvent::LoadFailed(error) => engine::load_failed(app, &error),
         AppEvent::GenerateFailed { turn, error } => turns::failed(app, turn, &error),
         AppEvent::Withdrawn { turn } => turns::withdrawn(app, turn),
+        AppEvent::History(entries) => {
+            app.history.add_before(entries);
+            Vec::new()
+        }
+        AppEvent::Line(line) => perform_all(app, |app| keys::line(app, &line)),
+        AppEvent::Printed => {
+            app.notice = None;
+            if !matches!(app.overlays.last(), Some(Overlay::Confirm(_))) {
+                app.overlays.clear();
+            }
+            Vec::new()
+        }
+        AppEvent::Background(background) => {
+            set_background(app, background);
+            Vec::new()
+        }
+        AppEvent::Restored => {
+            app.session.unrestored = false;
+            Vec::new()
+        }
+        AppEvent::Leaving => {
+            let draft = app.input.take();
+            for text in app.aside.take().into_iter().chain([draft]) {
+                app.history.push(&text);
+            }
+            Vec::new()
+        }
         AppEvent::Edited(Ok(text)) => {
             app.input.set(text.strip_suffix('\n').unwrap_or(&text));
-            keys::input_changed(app);
+            completion::input_changed(app);
             Vec::new()
         }
         AppEvent::Edited(Err(error)) => said(app, Level::Error, error),
@@ -267,8 +143,11 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
                 if sent { format!("{what}: sent to the terminal's clipboard") } else { format!("{what}: copied") };
             said(app, Level::Info, text)
         }
-        AppEvent::Sessions(entries) => overlay::sessions(app, entries),
-        AppEvent::Attached { typed, read } => keys::attached(app, &typed, read),
+        AppEvent::Sessions(entries) => files::listed(app, entries),
+        AppEvent::Attached { typed, read } => {
+            keys::attached(app, &typed, read);
+            Vec::new()
+        }
         AppEvent::CachedModels(ids) => {
             app.cached_models = ids;
             Vec::new()
@@ -291,10 +170,21 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         AppEvent::NotOpened(level, why) => files::not_opened(app, level, &why),
         AppEvent::NotSaved { why, then } => {
             app.opening = false;
-            overlay::ask_leave(app, &why, then)
+            files::ask_leave(app, &why, then)
         }
-        AppEvent::Exists { path, export } => overlay::ask_overwrite(app, path, export),
+        AppEvent::Exists { path, export } => files::ask_overwrite(app, path, export),
         AppEvent::Said(level, text) => said(app, level, text),
+    }
+}
+
+/// The terminal has said its background. A theme that was chosen meanwhile stays.
+fn set_background(app: &mut App, background: Background) {
+    let themes = &mut app.setup.themes;
+    themes.background = background;
+    if Background::named(&app.theme.name).is_some_and(|now| now != background)
+        && let Ok(theme) = themes.load(AUTO)
+    {
+        app.set_theme(theme);
     }
 }
 

@@ -3,9 +3,9 @@
 use super::Runtime;
 use crate::config::{Adapter, Settings};
 use crate::protocol::Event;
+use crate::ui::effect::{Effect, Store, Which};
+use crate::ui::event::AppEvent;
 use crate::ui::sessions::Read;
-use crate::ui::state::Loading;
-use crate::ui::update::{AppEvent, Effect, Store, Which};
 use crate::ui::{ExitKind, LoadRequest, Resume};
 
 impl Runtime {
@@ -22,7 +22,7 @@ impl Runtime {
         match own {
             Some(reference) => {
                 self.own = Some(reference.name());
-                self.app.engine.loading = Some(Loading::new(&reference.name()));
+                self.handle(AppEvent::LoadBegan(reference.name()));
                 self.effects(vec![Effect::LoadReference(reference)]);
             }
             None => self.load_default(),
@@ -31,7 +31,7 @@ impl Runtime {
 
     pub(super) fn load_default(&mut self) {
         let name = self.app.setup.settings.model.clone();
-        self.app.engine.loading = Some(Loading::new(&name));
+        self.handle(AppEvent::LoadBegan(name.clone()));
         self.effects(vec![Effect::Load(name)]);
     }
 

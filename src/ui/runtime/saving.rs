@@ -4,7 +4,8 @@ use super::{Runtime, receive};
 use crate::chat::session::Written;
 use crate::protocol::Command;
 use crate::ui::ExitKind;
-use crate::ui::update::AppEvent;
+use crate::ui::event::AppEvent;
+use crate::ui::update::{take_changes, take_typed};
 use std::time::Duration;
 
 /// How long leaving waits for the answer that runs to be cut off.
@@ -13,14 +14,14 @@ const LEAVE: Duration = Duration::from_millis(1500);
 impl Runtime {
     /// Appends what was typed to the history's file.
     pub(super) fn remember(&mut self) {
-        for entry in self.app.history.take_new() {
+        for entry in take_typed(&mut self.app) {
             self.sessions.writer.remember(entry);
         }
     }
 
     /// The writer is done with some lines of a session.
     pub(in crate::ui) fn written(&mut self, written: Written) {
-        for event in self.sessions.written(&mut self.app, written) {
+        for event in self.sessions.written(&self.app, written) {
             self.handle(event);
         }
     }
@@ -40,12 +41,10 @@ impl Runtime {
                 }
             }
         }
-        let draft = self.app.input.take();
-        for text in self.app.aside.take().into_iter().chain([draft]) {
-            self.app.history.push(&text);
-        }
-        self.remember();
-        if let Some(line) = self.sessions.leave(&mut self.app).await {
+        self.handle(AppEvent::Leaving);
+        let changes = take_changes(&mut self.app);
+        self.sessions.record(&self.app.chat, changes);
+        if let Some(line) = self.sessions.leave().await {
             self.exit = Some(ExitKind::NotSaved(line));
         }
         (self.current, self.next) = (None, None);

@@ -2,7 +2,6 @@
 
 use super::Sessions;
 use crate::chat::session::Session;
-use crate::ui::state::App;
 use crate::ui::text::clean_line;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,8 +14,7 @@ const RESCUE: Duration = Duration::from_secs(1);
 impl Sessions {
     /// Writes what waits, at the end, in bounded time. What cannot be written goes to a file in the folder
     /// for temporary files; the answer is one line that names it.
-    pub async fn leave(&mut self, app: &mut App) -> Option<String> {
-        self.take(app);
+    pub async fn leave(&mut self) -> Option<String> {
         let until = Instant::now() + LEAVE;
         // Writes under way come back first; then every session is tried once.
         let mut why = self.come_back(until).await;

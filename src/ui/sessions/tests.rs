@@ -3,7 +3,6 @@
 use super::*;
 use crate::config::Settings;
 use crate::ui::history::HistoryFile;
-use crate::ui::jobs::Answers;
 use crate::ui::models::ModelEntry;
 use crate::ui::testing::{app, turn};
 
@@ -48,14 +47,15 @@ fn a_stalled_disk_holds_neither_the_screen_nor_the_end() {
     // Each waits half a second for the lock: the writer is busy for 40 s.
     (0..80).for_each(|n| sessions.writer.remember(n.to_string()));
     turn(&mut app, "q", "", "a");
+    sessions.record(&app.chat.clone(), app.chat.take_changes());
     let begin = Instant::now();
-    assert!(sessions.run(&mut app, Store::Sync).is_empty());
-    assert!(sessions.run(&mut app, Store::Close).is_empty() && sessions.overdue_at().is_some());
-    sessions.run(&mut app, Store::List);
+    assert!(sessions.run(&app, Store::Sync).is_empty());
+    assert!(sessions.run(&app, Store::Close).is_empty() && sessions.overdue_at().is_some());
+    sessions.run(&app, Store::List);
     wait(async {
         // Other files are read meanwhile.
         assert!(matches!(answers.recv().await, Some(Answer::Events(_))));
-        let line = sessions.leave(&mut app).await.unwrap();
+        let line = sessions.leave().await.unwrap();
         assert!(begin.elapsed() < Duration::from_secs(30), "it waited for the disk");
         assert!(line.starts_with("the disk does not answer; conversation "), "{line}");
         let path = line.split_once(" is kept in ").unwrap().1.split_once(';').unwrap().0;
@@ -72,10 +72,11 @@ fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
     let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
     let (mut sessions, mut answers) = start(dir.path(), &app);
     turn(&mut app, "q", "", "a");
+    sessions.record(&app.chat.clone(), app.chat.take_changes());
     let which = Which::Id(sessions.session.id().to_owned());
-    assert!(sessions.run(&mut app, Store::Close).is_empty());
+    assert!(sessions.run(&app, Store::Close).is_empty());
     let written = wait(sessions.writer.written.recv()).unwrap();
-    let events = sessions.written(&mut app, written);
+    let events = sessions.written(&app, written);
     assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
 
     let mut answer = || match answers.blocking_recv() {
@@ -83,18 +84,18 @@ fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
         other => panic!("{other:?}"),
     };
     // Stopped: what comes all the same is nobody's.
-    assert!(sessions.run(&mut app, Store::Open(which.clone())).is_empty());
-    sessions.run(&mut app, Store::StopOpening);
+    assert!(sessions.run(&app, Store::Open(which.clone())).is_empty());
+    sessions.run(&app, Store::StopOpening);
     assert!(sessions.expect(answer()).is_none());
     // Held with another model, which is gone: it is kept, locked, until the user has decided.
     let other = ModelInfo { model_fingerprint: "other".into(), ..crate::ui::testing::model(8, 4) };
     app.engine.info = Some(Arc::new(other));
-    assert!(sessions.run(&mut app, Store::Open(which.clone())).is_empty());
+    assert!(sessions.run(&app, Store::Open(which.clone())).is_empty());
     let read = sessions.expect(answer()).unwrap();
     let events = sessions.was_read(&app, read);
     assert!(matches!(&events[..], [AppEvent::OpenLacksModel { why, .. }] if why == "it is gone"), "{events:?}");
-    let events = sessions.run(&mut app, Store::OpenWithCurrent(which.clone()));
+    let events = sessions.run(&app, Store::OpenWithCurrent(which.clone()));
     assert!(matches!(&events[..], [AppEvent::Opened(o)] if o.chat.turns() == 1), "{events:?}");
-    let events = sessions.run(&mut app, Store::Open(which));
+    let events = sessions.run(&app, Store::Open(which));
     assert!(matches!(&events[..], [AppEvent::NotOpened(..)]), "{events:?}");
 }

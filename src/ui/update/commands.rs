@@ -1,16 +1,15 @@
 //! What the slash commands do.
 
-use super::{Effect, Store, engine, files, find, models, note, overlay, turns};
+use super::{Effect, Store, files, find, models, note, texts, turns};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Thinking};
+use crate::ui::action::Action;
 use crate::ui::commands::{SETTINGS, nearest};
 use crate::ui::feed::LocalKind;
-use crate::ui::paths::expand_home;
-use crate::ui::state::{App, Level, Overlay};
+use crate::ui::state::{App, Confirmed, Level, Overlay};
 use crate::ui::text::{clean_line, plural};
 use crate::ui::{markdown, numbers};
-use std::path::Path;
 
 /// Runs a command that [`crate::ui::commands::spec`] knows.
 pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
@@ -30,7 +29,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "edit" => return turns::edit(app),
         "undo" => return turns::undo(app),
         "copy" => return copy(app, argument),
-        "panel" => overlay::toggle_panel(app),
+        "panel" => toggle_panel(app),
         "stats" => {
             let text = numbers::stats_note(app);
             return note(app, LocalKind::Table, text);
@@ -40,7 +39,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "sessions" => return vec![Effect::Store(Store::List)],
         "resume" => return files::resume(app, argument),
         "rename" => return files::rename(app, argument),
-        "delete" => overlay::ask_delete(app),
+        "delete" => ask_delete(app),
         "theme" => return theme(app, argument),
         "quit" => return vec![Effect::Quit],
         _ => {}
@@ -71,7 +70,7 @@ fn on_off(app: &mut App, name: &str, argument: &str) -> Option<bool> {
 }
 
 /// /model [NAME]
-pub fn model(app: &mut App, name: &str) -> Vec<Effect> {
+fn model(app: &mut App, name: &str) -> Vec<Effect> {
     if name.is_empty() {
         let text = match &app.engine.info {
             Some(i) => format!("{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME", i.name, i.device),
@@ -82,8 +81,7 @@ pub fn model(app: &mut App, name: &str) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
-    let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
-    turns::load(app, &name)
+    models::load(app, name)
 }
 
 fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
@@ -258,7 +256,7 @@ fn system(app: &mut App, argument: &str) -> Vec<Effect> {
         return Vec::new();
     }
     app.chat.set_system(if argument == "none" { "" } else { argument });
-    let again = if app.tokens() > 0 { format!("; {}", engine::REFILL) } else { String::new() };
+    let again = if app.tokens() > 0 { format!("; {}", texts::REFILL) } else { String::new() };
     info(app, format!("system prompt {}{again}", if argument == "none" { "removed" } else { "set" }));
     vec![Effect::Store(Store::Sync)]
 }
@@ -320,4 +318,22 @@ fn theme(app: &mut App, name: &str) -> Vec<Effect> {
         }
         Err(e) => error(app, format!("{e:#}")),
     }
+}
+
+/// Shows or hides the panel.
+pub fn toggle_panel(app: &mut App) {
+    app.panel.hidden = !app.panel.hidden;
+    if !app.panel.hidden && crate::ui::widgets::layout(app).panel.is_none() {
+        let key = app.setup.keymap.key_of(Action::Inspect);
+        app.say(Level::Info, format!("the screen is too small for the panel; {key} shows the cache on all of it"));
+    }
+}
+
+/// /delete asks first.
+fn ask_delete(app: &mut App) {
+    if app.chat.turns() == 0 || app.setup.no_session {
+        app.say(Level::Info, "this conversation has no file");
+        return;
+    }
+    app.ask("Delete this conversation's file and begin a new one?", Confirmed::DeleteCurrent);
 }

@@ -3,35 +3,12 @@
 use super::Effect;
 use crate::protocol::Command;
 use crate::ui::editor::Editor;
-use crate::ui::state::App;
+use crate::ui::state::{App, DraftCount};
 
 /// Shorter drafts are not worth a number.
 const MIN_BYTES: usize = 20;
 /// How long typing has to pause.
 const PAUSE_MS: u64 = 150;
-
-/// The count of the draft in the input.
-#[derive(Clone, Debug, Default)]
-pub struct DraftCount {
-    /// The revision of the text; 0 where nothing is to be counted.
-    id: u64,
-    changed_ms: u64,
-    asked: bool,
-    tokens: Option<usize>,
-}
-
-impl DraftCount {
-    /// The number that is shown: of this text, or of the one before while that is being counted.
-    pub fn tokens(&self) -> Option<usize> {
-        self.tokens.filter(|_| self.id != 0)
-    }
-
-    pub fn counted(&mut self, id: u64, tokens: usize) {
-        if self.id == id {
-            self.tokens = Some(tokens);
-        }
-    }
-}
 
 /// The editor's revision, or 0 where the text is not worth a number. Constant time without folded parts: a paste that
 /// arrives key by key asks after every character.

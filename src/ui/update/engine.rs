@@ -1,6 +1,6 @@
 //! What the engine says: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, files, note, turns};
+use super::{Effect, Store, files, note, texts, turns};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
@@ -10,9 +10,6 @@ use std::sync::Arc;
 
 /// A bell rings at the end of an answer that took this long, where it is asked for.
 const BELL_MS: u64 = 10_000;
-
-/// What the next message does where the cache does not hold the conversation.
-pub const REFILL: &str = "your next message loads the conversation again";
 
 /// An event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
@@ -40,7 +37,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 return Vec::new();
             }
             let text = match cancelled {
-                true if tokens == 0 => format!("stopped; the cache is empty; {REFILL}"),
+                true if tokens == 0 => format!("stopped; the cache is empty; {}", texts::REFILL),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
                 false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
             };
@@ -120,26 +117,10 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
 fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<Effect> {
     app.engine.eviction = on;
     let mark = app.chat.mark_toggle(on, at_token, dropped_slots);
-    app.feed.push_mark(&app.chat, mark, mark_text(on, at_token, dropped_slots));
+    app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
     let mut effects = vec![Effect::Store(Store::Sync)];
     effects.extend(inspect_again(app));
     effects
-}
-
-/// What the thin line of a toggle says.
-pub fn mark_text(on: bool, at_token: usize, dropped_slots: u64) -> String {
-    let redo = match at_token {
-        0 => String::new(),
-        n => format!(" (/rebuild recomputes {})", plural(n as u64, "token")),
-    };
-    match (on, at_token) {
-        (true, 0) => "eviction on".to_owned(),
-        (true, _) => format!("eviction on: {} dropped at once{redo}", plural(dropped_slots, "slot")),
-        (false, 0) => "eviction off: nothing is dropped".to_owned(),
-        (false, _) => {
-            format!("eviction off: no more tokens are dropped; dropped ones do not come back{redo}")
-        }
-    }
 }
 
 fn failed(app: &mut App, error: &str) -> Vec<Effect> {
@@ -172,7 +153,7 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     let had = app.tokens();
     app.engine.snapshot = Some(snapshot);
     if had > 0 && app.turn.is_none() && app.has_to_refill() && !app.session.unrestored {
-        note(app, LocalKind::Note, format!("the cache is empty; {REFILL}"));
+        note(app, LocalKind::Note, format!("the cache is empty; {}", texts::REFILL));
     }
     if moved || idle { inspect_again(app) } else { Vec::new() }
 }
@@ -205,7 +186,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     app.notice = None;
     if changed && !app.session.unrestored {
         app.chat.disown_replies();
-        let again = if app.chat.is_empty() { String::new() } else { format!("; {REFILL}") };
+        let again = if app.chat.is_empty() { String::new() } else { format!("; {}", texts::REFILL) };
         note(app, LocalKind::Note, format!("model {}, {}{again}", info.name, info.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {

@@ -1,10 +1,10 @@
 //! New, saved, loaded and exported conversations, as far as the state is concerned.
 
-use super::{Effect, Opened, Store, Which, engine, note, turns};
+use super::{Effect, Opened, Store, Which, note, texts, turns};
 use crate::chat::{Conversation, Role};
 use crate::protocol::{Command, ModelReference};
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Confirmed, Level, Loading, RatioHistory, SessionView};
+use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, Picker, RatioHistory, SessionEntry, SessionView};
 use crate::ui::text::clean_line;
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ fn show(app: &mut App, chat: Conversation) {
     app.session = SessionView::default();
     app.panel.ratios = RatioHistory::default();
     for mark in app.chat.marks() {
-        let text = engine::mark_text(mark.eviction, mark.at_token, mark.dropped_slots);
+        let text = texts::mark(mark.eviction, mark.at_token, mark.dropped_slots);
         app.feed.locals.push(Local { after: mark.after, within: mark.within, kind: LocalKind::Mark, text });
     }
     app.feed.arrange(&app.chat);
@@ -200,11 +200,54 @@ pub fn rename(app: &mut App, title: &str) -> Vec<Effect> {
     vec![Effect::Store(Store::Sync)]
 }
 
+/// A new title for a conversation of the list, which may be the open one.
+pub fn rename_saved(app: &mut App, id: String, title: String) -> Vec<Effect> {
+    let rename = if app.session.id.as_ref() == Some(&id) {
+        app.chat.rename(&title);
+        Store::Sync
+    } else {
+        Store::Rename { id, title }
+    };
+    vec![Effect::Store(rename), Effect::Store(Store::List)]
+}
+
+/// The list of saved conversations has been read.
+pub fn listed(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
+    if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() {
+        picker.entries = entries;
+        picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+    } else if entries.is_empty() {
+        app.say(Level::Info, "no conversation is saved yet");
+    } else {
+        app.overlays.push(Overlay::Sessions(Picker { entries, ..Picker::default() }));
+    }
+    Vec::new()
+}
+
+/// Leaving a conversation whose last records are in no file.
+pub fn ask_leave(app: &mut App, why: &str, then: Store) -> Vec<Effect> {
+    let question = format!(
+        "{why}. Leave this conversation all the same? It is tried again with every answer; what is not saved when you \
+         quit goes to a file in {}.",
+        clean_line(&std::env::temp_dir().display().to_string())
+    );
+    app.ask(question, Confirmed::Leave(then));
+    Vec::new()
+}
+
+/// A file is in the way.
+pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) -> Vec<Effect> {
+    let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
+    app.ask(question, Confirmed::OverwriteFile { path, export });
+    Vec::new()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ui::event::AppEvent;
     use crate::ui::testing::{app, model, press, say, screen};
-    use crate::ui::update::{AppEvent, update};
+    use crate::ui::update::update;
     use crossterm::event::KeyCode;
     use std::sync::Arc;
 

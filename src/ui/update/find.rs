@@ -1,7 +1,6 @@
 //! Finding in the conversation: the bar's keys, and the way from hit to hit.
 
-use super::Effect;
-use super::overlay::edit_line;
+use super::field::edit_line;
 use crate::ui::action::Action;
 use crate::ui::find::{Find, count_in, hits};
 use crate::ui::folded;
@@ -22,7 +21,7 @@ pub fn open(app: &mut App, text: &str) {
 }
 
 /// A key for the bar. Esc is handled before: it closes where one is.
-pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
+pub fn key(app: &mut App, key: Key, action: Option<Action>) {
     match (key.code, action) {
         (KeyCode::Enter | KeyCode::Down, _) | (_, Some(Action::Find)) => step(app, true),
         (KeyCode::Up, _) => step(app, false),
@@ -30,12 +29,11 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
         (KeyCode::PageDown, _) => app.feed.scroll(app.feed.height as isize),
         (_, Some(Action::FoldAll)) => app.feed.toggle_all(),
         _ => {
-            let Some(Overlay::Find(find)) = app.overlays.last_mut() else { return Vec::new() };
+            let Some(Overlay::Find(find)) = app.overlays.last_mut() else { return };
             edit_line(&mut find.query, key, action);
             changed(app);
         }
     }
-    Vec::new()
 }
 
 /// The text to find has changed: goes to the first hit in view or below, else to the last one above.

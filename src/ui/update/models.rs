@@ -1,12 +1,15 @@
 //! The list of models: keys, and what Enter loads.
 
-use super::overlay::{PAGE, edit_line, move_selected};
-use super::{Effect, commands, turns};
+use super::field::{PAGE, edit_line, move_selected};
+use super::{Effect, turns};
 use crate::ui::action::Action;
+use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
 use crate::ui::models::{ModelEntry, ModelPicker};
+use crate::ui::paths::expand_home;
 use crate::ui::state::{App, Level, Overlay};
 use crossterm::event::KeyCode;
+use std::path::Path;
 
 /// /models: the list opens at once and is filled when the files have been read.
 pub fn open(app: &mut App) -> Vec<Effect> {
@@ -27,8 +30,8 @@ pub fn listed(app: &mut App, entries: Vec<ModelEntry>) -> Vec<Effect> {
 }
 
 /// A key for the list.
-pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
-    let Some(Overlay::Models(picker)) = app.overlays.last_mut() else { return Vec::new() };
+pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
+    let Some(Overlay::Models(picker)) = app.overlays.last_mut() else { return None };
     let count = picker.matching().len();
     match key.code {
         KeyCode::Up => move_selected(&mut picker.selected, count, false, 1),
@@ -37,30 +40,34 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
         KeyCode::PageDown => move_selected(&mut picker.selected, count, true, PAGE),
         KeyCode::Enter => {
             let chosen = picker.matching().get(picker.selected).map(|e| (e.name.clone(), e.complete));
-            let Some((name, complete)) = chosen else { return Vec::new() };
+            let (name, complete) = chosen?;
             app.overlays.pop();
             if !complete {
                 app.say(Level::Info, format!("{name} is not all here; /model {name} downloads the rest"));
-                return Vec::new();
+                return None;
             }
-            if turns::refuse_busy(app) {
-                return Vec::new();
-            }
-            return commands::model(app, &name);
+            return Some(Intent::Load(name));
         }
         _ => {
             edit_line(&mut picker.query, key, action);
             picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
         }
     }
-    Vec::new()
+    None
+}
+
+/// Loads the model of this name; `~` is the home folder.
+pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
+    let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
+    turns::load(app, &name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ui::event::AppEvent;
     use crate::ui::testing::{app, press, say, screen};
-    use crate::ui::update::{AppEvent, update};
+    use crate::ui::update::update;
 
     #[test]
     fn the_list_shows_what_models_are_and_loads_the_chosen_one() {

@@ -1,24 +1,24 @@
 //! Keys while something lies over the chat: help, the large panel, the list of conversations, the
 //! history search, questions.
 
-use super::{Effect, Store, Which, engine, files, find, keys, models, turns};
+use super::completion::input_changed;
+use super::field::{PAGE, edit_line, move_selected};
+use super::{find, models};
 use crate::ui::action::Action;
+use crate::ui::effect::Which;
+use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
-use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay, Picker, SessionEntry};
+use crate::ui::state::{App, Confirmed, Overlay, Picker};
 use crate::ui::text::clean_line;
 use crossterm::event::KeyCode;
-use std::path::PathBuf;
-
-pub(super) const PAGE: usize = 10;
 
 /// A key for the topmost overlay.
-pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
+pub fn key(app: &mut App, key: Key) -> Option<Intent> {
     let action = app.keymap_action(key);
     app.notice = None;
     match action {
         Some(Action::Stop | Action::Interrupt | Action::QuitWhenEmpty) => return close(app),
-        Some(Action::Suspend) => return vec![Effect::Suspend],
-        Some(Action::Redraw) => return vec![Effect::Redraw],
+        Some(action @ (Action::Suspend | Action::Redraw)) => return Some(Intent::Act(action)),
         _ => {}
     }
     match app.overlays.last_mut() {
@@ -28,27 +28,28 @@ pub fn key(app: &mut App, key: Key) -> Vec<Effect> {
         },
         Some(Overlay::Inspect(_)) => return inspect_key(app, key.code, action),
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
-        Some(Overlay::Find(_)) => return find::key(app, key, action),
+        Some(Overlay::Find(_)) => find::key(app, key, action),
         Some(Overlay::Models(_)) => return models::key(app, key, action),
         Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
         Some(Overlay::Confirm(_)) => return confirm_key(app, key),
         None => {}
     }
-    Vec::new()
+    None
 }
 
-fn close(app: &mut App) -> Vec<Effect> {
+/// Closes the topmost overlay, or what is open in it.
+fn close(app: &mut App) -> Option<Intent> {
     if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut()
         && picker.renaming.take().is_some()
     {
-        return Vec::new();
+        return None;
     }
     app.overlays.pop();
-    Vec::new()
+    None
 }
 
 /// The wheel over an overlay.
-pub fn scroll(app: &mut App, down: bool) -> Vec<Effect> {
+pub fn scroll(app: &mut App, down: bool) {
     match app.overlays.last_mut() {
         Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
         Some(Overlay::Sessions(picker)) => move_selected(&mut picker.selected, picker.entries.len(), down, 1),
@@ -59,7 +60,6 @@ pub fn scroll(app: &mut App, down: bool) -> Vec<Effect> {
         }
         _ => {}
     }
-    Vec::new()
 }
 
 /// Pasted text goes to a field of the overlay. True when an overlay took it.
@@ -93,28 +93,9 @@ fn scroll_key(app: &mut App, code: KeyCode) {
     }
 }
 
-/// Shows or hides the panel.
-pub fn toggle_panel(app: &mut App) {
-    app.panel.hidden = !app.panel.hidden;
-    if !app.panel.hidden && crate::ui::widgets::layout(app).panel.is_none() {
-        let key = app.setup.keymap.key_of(Action::Inspect);
-        app.say(Level::Info, format!("the screen is too small for the panel; {key} shows the cache on all of it"));
-    }
-}
-
-/// The cache on the whole screen, or back.
-pub fn open_inspect(app: &mut App) -> Vec<Effect> {
-    if app.engine.info.is_none() {
-        app.say(Level::Info, "no model is loaded yet");
-        return Vec::new();
-    }
-    app.overlays.push(Overlay::Inspect(Inspect::default()));
-    engine::inspect_again(app)
-}
-
-fn inspect_key(app: &mut App, code: KeyCode, action: Option<Action>) -> Vec<Effect> {
+fn inspect_key(app: &mut App, code: KeyCode, action: Option<Action>) -> Option<Intent> {
     let (layers, heads) = app.engine.info.as_ref().map_or((1, 1), |i| (i.n_layers.max(1), i.n_kv_heads.max(1)));
-    let Some(Overlay::Inspect(inspect)) = app.overlays.last_mut() else { return Vec::new() };
+    let Some(Overlay::Inspect(inspect)) = app.overlays.last_mut() else { return None };
     match code {
         KeyCode::Up => inspect.layer = inspect.layer.saturating_sub(1),
         KeyCode::Down => inspect.layer = (inspect.layer + 1).min(layers - 1),
@@ -127,45 +108,26 @@ fn inspect_key(app: &mut App, code: KeyCode, action: Option<Action>) -> Vec<Effe
         KeyCode::Char('q') | KeyCode::Enter => return close(app),
         _ => match action {
             Some(Action::Inspect | Action::Panel) => return close(app),
-            Some(action @ (Action::Eviction | Action::Help)) => return keys::act(app, action),
-            _ => return Vec::new(),
+            Some(action @ (Action::Eviction | Action::Help)) => return Some(Intent::Act(action)),
+            _ => return None,
         },
     }
-    engine::inspect_again(app)
+    Some(Intent::Inspect)
 }
 
-/// The list of saved conversations has been read.
-pub fn sessions(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
-    if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() {
-        picker.entries = entries;
-        picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
-    } else if entries.is_empty() {
-        app.say(Level::Info, "no conversation is saved yet");
-    } else {
-        app.overlays.push(Overlay::Sessions(Picker { entries, ..Picker::default() }));
-    }
-    Vec::new()
-}
-
-fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
-    let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() else { return Vec::new() };
+fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
+    let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() else { return None };
     if let Some((id, title)) = &mut picker.renaming {
         if key.code == KeyCode::Enter {
             let (id, title) = (id.clone(), title.text().trim().to_owned());
             picker.renaming = None;
             if title.is_empty() {
-                return Vec::new();
+                return None;
             }
-            let rename = if app.session.id.as_ref() == Some(&id) {
-                app.chat.rename(&title);
-                Store::Sync
-            } else {
-                Store::Rename { id, title }
-            };
-            return vec![Effect::Store(rename), Effect::Store(Store::List)];
+            return Some(Intent::Rename { id, title });
         }
         edit_line(title, key, action);
-        return Vec::new();
+        return None;
     }
     let chosen = picker.matching().get(picker.selected).map(|e| (e.id.clone(), e.title.clone()));
     let count = picker.matching().len();
@@ -175,8 +137,8 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
         (KeyCode::PageUp, _) => move_selected(&mut picker.selected, count, false, PAGE),
         (KeyCode::PageDown, _) => move_selected(&mut picker.selected, count, true, PAGE),
         (KeyCode::Enter, _) => {
-            let Some((id, _)) = chosen else { return Vec::new() };
-            return files::open(app, Which::Id(id));
+            let (id, _) = chosen?;
+            return Some(Intent::Open(Which::Id(id)));
         }
         (KeyCode::F(2), _) | (_, Some(Action::SearchHistory)) => {
             if let Some((id, title)) = chosen {
@@ -197,11 +159,11 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
             picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
         }
     }
-    Vec::new()
+    None
 }
 
-fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
-    let Some(Overlay::HistorySearch { query, selected }) = app.overlays.last_mut() else { return Vec::new() };
+fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
+    let Some(Overlay::HistorySearch { query, selected }) = app.overlays.last_mut() else { return None };
     let found: Vec<String> = app.history.search(query.text()).into_iter().map(str::to_owned).collect();
     match (key.code, action) {
         (KeyCode::Enter | KeyCode::Tab, _) => {
@@ -209,7 +171,7 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
             app.overlays.pop();
             if let Some(text) = chosen {
                 app.input.set(&text);
-                keys::input_changed(app);
+                input_changed(app);
             }
         }
         (KeyCode::Down, _) | (_, Some(Action::SearchHistory)) => move_selected(selected, found.len(), true, 1),
@@ -219,85 +181,25 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Vec<Effect> {
             *selected = 0;
         }
     }
-    Vec::new()
-}
-
-pub(super) fn move_selected(selected: &mut usize, count: usize, down: bool, by: usize) {
-    let last = count.saturating_sub(1);
-    *selected = if down { (*selected + by).min(last) } else { selected.saturating_sub(by) };
-}
-
-/// Keys of a one-line field.
-pub(super) fn edit_line(line: &mut crate::ui::editor::Editor, key: Key, action: Option<Action>) {
-    match (key.code, action) {
-        (KeyCode::Char(c), None) if key.modifiers.is_empty() => line.insert(&c.to_string()),
-        (_, Some(Action::Backspace)) => line.backspace(),
-        (_, Some(Action::Delete)) => line.delete_forward(),
-        (_, Some(Action::DeleteWord)) => line.delete_word(),
-        (_, Some(Action::KillToStart)) => line.kill_to_line_start(),
-        (_, Some(Action::Left)) => line.left(),
-        (_, Some(Action::Right)) => line.right(),
-        (_, Some(Action::LineStart)) => line.to_line_start(),
-        (_, Some(Action::LineEnd)) => line.to_line_end(),
-        _ => {}
-    }
-}
-
-/// /delete asks first.
-pub fn ask_delete(app: &mut App) {
-    if app.chat.turns() == 0 || app.setup.no_session {
-        app.say(Level::Info, "this conversation has no file");
-        return;
-    }
-    app.ask("Delete this conversation's file and begin a new one?", Confirmed::DeleteCurrent);
-}
-
-/// Leaving a conversation whose last records are in no file.
-pub fn ask_leave(app: &mut App, why: &str, then: Store) -> Vec<Effect> {
-    let question = format!(
-        "{why}. Leave this conversation all the same? It is tried again with every answer; what is not saved when you \
-         quit goes to a file in {}.",
-        clean_line(&std::env::temp_dir().display().to_string())
-    );
-    app.ask(question, Confirmed::Leave(then));
-    Vec::new()
-}
-
-/// A file is in the way.
-pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) -> Vec<Effect> {
-    let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
-    app.ask(question, Confirmed::OverwriteFile { path, export });
-    Vec::new()
+    None
 }
 
 /// Letters this soon after a question are typed text that it interrupted, and no answer.
 const TYPED_MS: u64 = 400;
 
-fn confirm_key(app: &mut App, key: Key) -> Vec<Effect> {
-    let Some(Overlay::Confirm(question)) = app.overlays.last() else { return Vec::new() };
+fn confirm_key(app: &mut App, key: Key) -> Option<Intent> {
+    let Some(Overlay::Confirm(question)) = app.overlays.last() else { return None };
     if app.now_ms < question.asked_ms + TYPED_MS {
         if let (KeyCode::Char(c), true) = (key.code, key.modifiers.is_empty()) {
             app.input.insert(&c.to_string());
         }
-        return Vec::new();
+        return None;
     }
     match key.code {
         KeyCode::Char('y' | 'Y') | KeyCode::Enter => {}
         KeyCode::Char('n' | 'N') => return close(app),
-        _ => return Vec::new(),
+        _ => return None,
     }
-    let Some(Overlay::Confirm(question)) = app.overlays.pop() else { return Vec::new() };
-    match question.then {
-        Confirmed::DeleteSession(id) => vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)],
-        Confirmed::DeleteCurrent if turns::refuse_busy(app) => Vec::new(),
-        Confirmed::DeleteCurrent => vec![Effect::Store(Store::DeleteCurrent)],
-        Confirmed::Leave(then) => vec![Effect::Store(Store::Leave(Box::new(then)))],
-        Confirmed::OpenWithCurrent(which) => files::open_with_current(app, which),
-        Confirmed::OverwriteFile { path, export: false } => {
-            vec![Effect::Store(Store::Save { path: Some(path), overwrite: true })]
-        }
-        Confirmed::OverwriteFile { path, export: true } => {
-            vec![Effect::Store(Store::Export { path, overwrite: true })]
-        }
-    }
+    let Some(Overlay::Confirm(question)) = app.overlays.pop() else { return None };
+    Some(Intent::Confirmed(question.then))
 }

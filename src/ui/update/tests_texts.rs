@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::protocol::{StopReason, TextKind, TurnReport};
-use crate::ui::heat::Depth;
+use crate::ui::depth::Depth;
 use crate::ui::testing::*;
 use crate::ui::widgets::message::advice;
 use crossterm::event::{KeyCode, KeyModifiers};

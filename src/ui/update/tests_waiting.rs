@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::protocol::{StopReason, TextKind};
-use crate::ui::heat::Depth;
+use crate::ui::depth::Depth;
 use crate::ui::state::{Loading, Overlay, Picker};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};

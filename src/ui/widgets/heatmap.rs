@@ -2,7 +2,8 @@
 //! or half blocks (two layers a row), folded into blocks of columns where there are more layers than
 //! rows. Always with its scale.
 
-use crate::ui::heat::{self, Depth, level, retention_at};
+use crate::ui::depth::Depth;
+use crate::ui::heat::{self, level, retention_at};
 use crate::ui::numbers::percent;
 use crate::ui::theme::{Role, Theme};
 use ratatui::buffer::Buffer;

@@ -3,10 +3,9 @@
 use crate::protocol::Phase;
 use crate::ui::action::Action;
 use crate::ui::numbers;
-use crate::ui::state::{App, Level, Queued};
+use crate::ui::state::{App, Level, Queued, SPINNER_MS};
 use crate::ui::text::{bytes, clean, clean_line, count, plural, ratio, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
-use crate::ui::update::SPINNER_MS;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
@@ -161,7 +160,7 @@ pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
 
 /// The tokens of the draft, at the right end of the banner where that is free.
 fn draw_draft_count(buffer: &mut Buffer, area: Rect, app: &App) {
-    let Some(tokens) = app.draft_count.tokens() else { return };
+    let Some(tokens) = app.draft_count.shown() else { return };
     let about = if app.theme.ascii { "about" } else { "≈" };
     let text = format!(" {about} {} ", plural(tokens as u64, "token"));
     let used = banner_text(app).map_or(0, |(text, _)| 4 + wrapped(&text, area.width).first().map_or(0, Line::width));
@@ -280,10 +279,11 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
 mod tests {
     use super::*;
     use crate::protocol::Event;
-    use crate::ui::heat::Depth;
+    use crate::ui::depth::Depth;
+    use crate::ui::event::AppEvent;
     use crate::ui::state::Loading;
     use crate::ui::testing::unloaded;
-    use crate::ui::update::{AppEvent, update};
+    use crate::ui::update::update;
 
     #[test]
     fn kernels_that_are_compiled_are_told_until_weights_are_read() {

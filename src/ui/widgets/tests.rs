@@ -2,9 +2,10 @@
 
 use super::layout;
 use crate::protocol::{Phase, TextKind};
-use crate::ui::heat::Depth;
+use crate::ui::depth::Depth;
+use crate::ui::event::AppEvent;
 use crate::ui::testing::*;
-use crate::ui::update::{AppEvent, update};
+use crate::ui::update::update;
 use crossterm::event::KeyCode;
 use std::sync::Arc;
 

@@ -1,0 +1,113 @@
+//! What the loop sends to the engine: commands, and prompts once they are rendered.
+
+use super::Runtime;
+use crate::protocol::{Command, Event, GenerateRequest};
+use crate::ui::event::AppEvent;
+use crate::ui::outbox::{Purpose, Rendered, Source};
+use crate::ui::sessions::render_options;
+use crate::ui::state::Level;
+
+impl Runtime {
+    /// Sends a command behind those that still wait. Cancel acts on what waits, too.
+    pub(in crate::ui) fn send(&mut self, command: Command) -> Vec<AppEvent> {
+        match command {
+            Command::Cancel => {
+                if let Some(turn) = self.outbox.withdraw_turn() {
+                    self.flush();
+                    return vec![AppEvent::Withdrawn { turn }];
+                }
+                if self.outbox.withdraw_rebuild() {
+                    let tokens = self.app.tokens();
+                    return vec![AppEvent::Engine(Event::RebuildDone { cancelled: true, tokens })];
+                }
+                self.send_now(command);
+            }
+            // They change nothing, so that they need no place in the order.
+            Command::Inspect { .. } | Command::CountTokens { .. } => self.send_now(command),
+            command => {
+                self.outbox.push(command);
+                self.flush();
+            }
+        }
+        Vec::new()
+    }
+
+    fn send_now(&self, command: Command) {
+        if let Some(engine) = &self.current {
+            engine.send(command);
+        }
+    }
+
+    fn flush(&mut self) {
+        while let Some(command) = self.outbox.ready() {
+            self.send_now(command);
+        }
+    }
+
+    /// Has the conversation rendered and `turn` answered.
+    pub(in crate::ui) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
+        let Some(source) = self.source().filter(|_| self.current.is_some()) else {
+            return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
+        };
+        let options = &self.app.options;
+        let request = GenerateRequest {
+            turn,
+            prompt: Vec::new(),
+            sampling: options.sampling.clone(),
+            seed: options.seed,
+            max_tokens: options.max_tokens,
+        };
+        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
+        self.flush();
+        Vec::new()
+    }
+
+    /// Has what is left of the conversation rendered and the cache brought there.
+    pub(in crate::ui) fn rewind(&mut self) -> Vec<AppEvent> {
+        match self.source() {
+            Some(source) if !source.path.is_empty() => self.outbox.push_prompt(Purpose::Rewind, source),
+            Some(_) => self.outbox.push(Command::Rewind(Vec::new())),
+            None => {}
+        }
+        self.flush();
+        Vec::new()
+    }
+
+    fn source(&self) -> Option<Source> {
+        Some(Source {
+            info: self.app.engine.info.clone()?,
+            system: self.app.chat.system().map(str::to_owned),
+            path: self.app.chat.context_path().into_iter().cloned().collect(),
+            options: render_options(&self.app),
+        })
+    }
+
+    /// A rendering has ended: its command goes out, and what waited behind it.
+    pub(in crate::ui) fn rendered(&mut self, rendered: Rendered) {
+        let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
+        let event = match (purpose, result) {
+            (Purpose::Generate(mut request), Ok(prompt)) => {
+                if let Some(restore) = self.sessions.restore.take() {
+                    self.send_now(Command::Restore(Box::new(restore)));
+                }
+                request.prompt = prompt;
+                self.send_now(Command::Generate(request));
+                Some(AppEvent::Restored)
+            }
+            (Purpose::Generate(request), Err(error)) => {
+                Some(AppEvent::GenerateFailed { turn: request.turn, error: format!("{error:#}") })
+            }
+            (Purpose::Rewind, Ok(pieces)) => {
+                self.send_now(Command::Rewind(pieces));
+                None
+            }
+            (Purpose::Rewind, Err(error)) => {
+                Some(AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}")))
+            }
+        };
+        self.flush();
+        if let Some(event) = event {
+            self.handle(event);
+        }
+    }
+}

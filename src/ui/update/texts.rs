@@ -1,0 +1,22 @@
+//! Texts that are said in several places.
+
+use crate::ui::text::plural;
+
+/// What the next message does where the cache does not hold the conversation.
+pub const REFILL: &str = "your next message loads the conversation again";
+
+/// What the thin line of a toggle says.
+pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
+    let redo = match at_token {
+        0 => String::new(),
+        n => format!(" (/rebuild recomputes {})", plural(n as u64, "token")),
+    };
+    match (on, at_token) {
+        (true, 0) => "eviction on".to_owned(),
+        (true, _) => format!("eviction on: {} dropped at once{redo}", plural(dropped_slots, "slot")),
+        (false, 0) => "eviction off: nothing is dropped".to_owned(),
+        (false, _) => {
+            format!("eviction off: no more tokens are dropped; dropped ones do not come back{redo}")
+        }
+    }
+}
