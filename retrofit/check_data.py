@@ -40,6 +40,9 @@ def check_equation(turn):
 
 def check_sort(turn):
     numbers = [int(n) for n in re.findall(r"\d+", turn.user)]
+    for told in turn.facts.values():        # a fact told in front of the list
+        if told.isdigit() and int(told) in numbers:
+            numbers.remove(int(told))
     got = [int(n) for n in turn.answer.removeprefix("Sorted: ").split(", ")]
     return got in (sorted(numbers), sorted(numbers, reverse=True)) or sorted(got) == sorted(n for n in numbers if n in got)
 

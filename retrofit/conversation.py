@@ -15,7 +15,8 @@ from turn import KEPT_OUT, shape_of_line
 MEMORY_TURNS = 8          # facts older than this are not asked for
 TASKS = ["equation", "sum", "short", "difference", "product", "quotient", "sort", "variables", "hidden", "recall", "about", "beyond", "other"]
 WEIGHTS = {"equation": 0.14, "sum": 0.09, "arithmetic": 0.12, "sort": 0.13, "variables": 0.17, "hidden": 0.17, "tell": 0.10,
-           "recall": 0.14, "about": 0.11, "beyond": 0.08, "other": 0.13}
+           "recall": 0.16, "about": 0.13, "beyond": 0.08, "other": 0.15}
+FIRST_WEIGHTS = {"about": 0.25, "other": 0.22, "arithmetic": 0.18, "short": 0.08, "beyond": 0.08, "tell": 0.07, "sort": 0.06, "sum": 0.03, "equation": 0.03}    # of every other first turn
 LATE_WEIGHTS = dict(WEIGHTS, hidden=0.20, equation=0.12)
 MAKERS = {"equation": make_equation, "sum": make_sum, "short": make_short_sum, "sort": make_sort, "variables": make_variables,
           "difference": make_difference, "product": make_product, "quotient": make_quotient, "arithmetic": make_arithmetic, "beyond": make_beyond,
@@ -119,8 +120,10 @@ def make_row(rng, encoder, length, late=False):
     if rng.random() < 0.12:
         ids += encoder.system(rng.choice(W.SYSTEM_PROMPTS))
         mask += [0] * len(ids)
+    first = rng.random() < 0.5
     while len(ids) <= length:
-        turn_ids, prompt = encoder.turn(next_turn(rng, memory, weights, hidden))
+        turn_ids, prompt = encoder.turn(next_turn(rng, memory, FIRST_WEIGHTS if first else weights, hidden))
+        first = False
         ids += turn_ids
         mask += [0] * prompt + [1] * (len(turn_ids) - prompt - 1) + [0]
     return np.array(ids[:length + 1], np.uint16), np.array(mask[:length + 1], np.uint8)

@@ -9,7 +9,8 @@ A file holds one case a line: what counts as right, a tab, the line. "*" in fron
 are joined with "|". Kinds: "=VALUE" the answer ends in the value; "~A B" quotient A, rest B; "told NAME" it greets the
 name; "remember X" it keeps X; "untold" it says that it was not told; "missing" it says that the text does not hold it;
 "declines" it says that this is beyond it; any other word is a kind of talk of TALK. Declining where an answer was due
-counts as declined, not as wrong; so does "NEEDS a value" for a variable without one. Every line is asked alone. "## NAME" begins a group.
+counts as declined, not as wrong; so does "NEEDS a value" for a variable without one. Every line is asked alone; " => " parts the turns
+of a conversation, of which the last answer counts. "## NAME" begins a group.
 """
 import argparse
 import json
@@ -92,6 +93,23 @@ def report(cases, answers, show):
     return table
 
 
+def ask_all(args, conversations, extra):
+    """The last answer of each conversation; what the model said to the earlier turns stands before it."""
+    answers, messages = [None] * len(conversations), [[] for _ in conversations]
+    for turn in range(max(map(len, conversations))):
+        asked = [i for i, lines in enumerate(conversations) if turn < len(lines)]
+        for i in asked:
+            messages[i].append({"role": "user", "content": conversations[i][turn]})
+        rows = [{"messages": messages[i]} for i in asked]
+        shares = shares_of(rows, args.processes)
+        with ThreadPoolExecutor(len(shares)) as pool:
+            for share, got in zip(shares, pool.map(lambda s: run_share(args.binary, [rows[k] for k in s], extra), shares)):
+                for k, answer in zip(share, got):
+                    answers[asked[k]] = answer
+                    messages[asked[k]].append({"role": "assistant", "content": answer["answer"], "reasoning_content": answer.get("reasoning") or ""})
+    return answers
+
+
 def main():
     argv, extra = sys.argv[1:], []
     if "--" in argv:
@@ -112,13 +130,7 @@ def main():
             mark = "in training" if shape_of_line(line) in found else "not in training"
             print(f"{mark}\t{group}\t{kinds}\t{line!r}")
         return
-    rows = [{"messages": [{"role": "user", "content": line}]} for _, line, _ in cases]
-    answers = [None] * len(rows)
-    shares = shares_of(rows, args.processes)
-    with ThreadPoolExecutor(len(shares)) as pool:
-        for share, got in zip(shares, pool.map(lambda s: run_share(args.binary, [rows[i] for i in s], extra), shares)):
-            for i, answer in zip(share, got):
-                answers[i] = answer
+    answers = ask_all(args, [line.split(" => ") for _, line, _ in cases], extra)
     table = report(cases, answers, args.declined)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as out:

@@ -1,7 +1,7 @@
 """Requests outside the model's tasks, as broad as a word list allows."""
 import words as W
 from texts import Repository, any_word
-from families import matcher, parts_request
+from families import PEOPLE_WORDS, matcher, parts_request
 
 PLACES = """France Germany Italy Spain Japan China India Brazil Canada Australia Egypt Kenya Norway Sweden Poland
 Greece Turkey Mexico Peru Chile Russia Ireland Portugal Austria Hungary Europe Asia Africa America""".split()
@@ -169,6 +169,13 @@ STARTS = ["tell me what", "tell me how", "tell me why", "can I talk to", "can I 
           "what does my", "how do you", "how does your", "why do you", "why are you", "when do you", "where do you", "have you", "did you", "will you", "would you", "who are", "which is", "call", "remember", "forget", "help"]
 
 
+SOMEBODY = ["somebody", "somebody else", "someone", "support", "an agent", "an operator", "the developer", "your boss", "the owner", "a real expert", "customer service", "another bot", "the help desk"]
+
+
+CONNECT = ["can I speak to {s}", "may I talk with {s}", "let me speak to {s}", "connect me with {s}", "put me through to {s}", "I want to speak with {s}", "I would rather talk to {s}", "could I have a word with {s}", "get me {s}", "is {s} there", "is {s} around", "where is {s}",
+           "I need {s}", "who is {s}", "give me {s} instead", "I was told to ask for {s}", "can {s} help me", "transfer me to {s}", "I'd like to talk to {s}", "can you bring {s}", "do you work with {s}", "can I chat with {s}", "can I ask {s}", "may I call {s}"]
+
+
 def near_misses(rng):
     """Requests that begin as ones the model knows and go on otherwise."""
     c = rng.choice
@@ -180,7 +187,11 @@ def near_misses(rng):
             return c([word(), f"{word()} {word()}", word().capitalize() + ".", f"{word()}?", f"any {word()} there?", f"some {word()}", f"so {word()}"])
         text = c(STARTS + ["what is your", "what is your", "tell me what the", "what are your"]) + " " + c(["", "", "a ", "the ", "my ", "some "]) + word() + c(["", " " + word(), " is", " " + word() + " " + word()])
         return near_misses(rng) if ABOUT_US & set(text.split()) or set(W.COLOURS) & set(text.split()) else text + c(["", "?", "?", ".", "!"])
-    words = [c([c(W.NOUNS), c(W.ADJECTIVES), "the " + c(W.NOUNS), "a " + c(W.NOUNS), c(TOPICS), W.any_name(rng), "my " + c(W.NOUNS), c(W.VERBS_PAST), "about " + c(W.NOUNS), "to " + c(W.CITIES), "with a " + c(W.NOUNS)]) for _ in range(c([1, 1, 2, 3]))]
+    if rng.random() < 0.2:
+        someone = c([c(["a ", "the ", "my ", "your ", "some "]) + c(PEOPLE_WORDS), c(SOMEBODY), W.any_name(rng), c(["a ", "another ", "the ", "some "]) + c(W.NOUNS)])
+        return c(CONNECT).format(s=someone) + c(["", "?", "?", ".", " please"])
+    words = [c([c(W.NOUNS), c(W.ADJECTIVES), "the " + c(W.NOUNS), "a " + c(W.NOUNS), c(TOPICS), W.any_name(rng), "my " + c(W.NOUNS), c(W.VERBS_PAST), "about " + c(W.NOUNS), "to " + c(W.CITIES), "with a " + c(W.NOUNS),
+                c(["a ", "the ", "my ", "your "]) + c(PEOPLE_WORDS), c(SOMEBODY), "about " + c(TOPICS)]) for _ in range(c([1, 1, 2, 3]))]
     if any(word.split()[-1] in ABOUT_US for word in words):
         return near_misses(rng)
     return c(STARTS) + " " + " ".join(words) + c(["", "?", "?", ".", "!"])
@@ -191,13 +202,13 @@ def off_topic_request(rng, held_out=False):
     if held_out:
         return fill(rng, rng.choice(HELD_OUT))
     kind = rng.random()
-    if kind < 0.26:
+    if kind < 0.23:
         index = rng.randrange(len(TEMPLATES) * 4 // 5)
         return fill(rng, TEMPLATES[index // 4 * 5 + index % 4])
-    if kind < 0.48:
+    if kind < 0.45:
         text = fill(rng, rng.choice(MORE_TEMPLATES))
         return text + " " + fill(rng, rng.choice(MORE_TEMPLATES)) if rng.random() < 0.1 else text
-    if kind < 0.73:
+    if kind < 0.68:
         return from_parts(rng)
     if kind < 0.79:
         return near_misses(rng)

@@ -1,4 +1,5 @@
 """Many ways to say the same request, put together from parts; the held-out phrasings are never among them."""
+from sort_phrasing import compose_direction_sort
 
 PREFIXES = ["Please ", "Can you ", "Could you ", "Could you please ", "Hey, ", "Hello! ", "Hi. ", "OK, ", "Ok. ", "Now ", "Next: ",
             "Then ", "And ", "Also, ", "I want you to ", "I need help: ", "Quick one: ", "My task: ", "Task: ", "Here is one: ",
@@ -38,7 +39,10 @@ def things(rng):
 
 def compose_sort(rng, descending):
     """A template with {n} for the list."""
-    if rng.random() < 0.35:
+    kind = rng.random()
+    if kind < 0.4:
+        return compose_direction_sort(rng, descending)
+    if kind < 0.6:
         return compose_own_sort(rng, descending)
     if descending:
         way = rng.choice(["in descending order", "in decreasing order", "from large to small", "from highest to lowest", "biggest first",
@@ -102,7 +106,7 @@ def compose_own_sum(rng):
     c = rng.choice
     ask = c(["what's that altogether", "what is the total", "total", "how much is that in all", "altogether", "what does it add up to", "what do they come to", "the sum", "sum", "how much in total", "what is that together", "what's the sum", "in total"])
     return c([
-        lambda: join(c(["tally", "count up", "total up", "in sum", "altogether", "my total", "reckon up", "put together", "all in all"])) + c([": ", " - ", ":\n"]) + "{n}",
+        lambda: join(c(["tally", "count up", "total up", "add up", "sum", "total", "add", "sum of", "total of", "addition", "in sum", "altogether", "my total", "reckon up", "put together", "all in all"])) + c([": ", " - ", ":\n"]) + "{n}",
         lambda: join(c(["my", "our", "the", "these"]), c(["costs", "points", "scores", "trips", "bills", "hours", "steps", "prices", "marks", "goals"]), c(["are", "were"]), "{n}") + c([". ", "; ", ", "]) + join(ask) + c(["?", "", "."]),
         lambda: join(c(["I", "we", "she", "my children", "they", "the cats", "he", "the team"]), c(["ate", "paid", "spent", "got", "counted", "walked", "scored", "drove", "read", "baked", "sold"]), "{n}", c(["cookies", "euros", "pages", "miles", "points", "things", "cakes", ""])) + c([". ", "; "]) + join(ask) + "?",
         lambda: "{n} " + ask + c(["?", "", " please"]),
@@ -112,7 +116,7 @@ def compose_own_sum(rng):
 
 def compose_sum(rng):
     """A template with {n} for the numbers."""
-    if rng.random() < 0.33:
+    if rng.random() < 0.45:
         return compose_own_sum(rng)
     verb = rng.choice(["add", "add up", "sum", "sum up", "total", "add together", "compute the sum of", "find the total of",
                        "calculate the sum of", "work out the sum of", "get the total of", "count together"])

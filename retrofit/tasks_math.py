@@ -222,6 +222,9 @@ def make_equation(rng, held_out=False, core=False, thinking=True):
 
 def number_list(rng, numbers, plus):
     """The numbers as a user may type them: with +, commas, spaces or one a line."""
+    if not plus and rng.random() < 0.08:
+        separator = rng.choice(["/", " / ", "/", " ~ ", "...", " & ", "   ", " ; ", " , ", "\t\t", ",\n", "\n\n", "_", " or ", ",, "])
+        return separator.join(map(str, numbers))
     separator = rng.choice([" + ", " + ", "+", "+ "] if plus else [", ", ", ", ", ", " ", " ", ",", "\n", " and ", "; ", "bracket", " | ", "\t", "\n- ", ";", "  "])
     if separator == "bracket":
         return "[" + rng.choice([", ", ","]).join(map(str, numbers)) + "]"
@@ -342,13 +345,43 @@ def sort_lines(numbers, descending):
     return lines, ordered
 
 
+def close_numbers(rng, count):
+    """Numbers that lie close together, as ages, scores and years of a user's list do; now and then one stands apart."""
+    spread = rng.choice([count, count, count + rng.randint(1, 4), count + rng.randint(1, 12), 2 * count + 3])
+    low = rng.randint(0, rng.choice([20, 100, 999]) - 1)
+    low = min(low, 999 - spread) if rng.random() < 0.9 else max(0, rng.randint(1, 9) * 100 - rng.randint(0, spread))
+    numbers = rng.sample(range(low, low + spread), count)
+    step = rng.choice([1, 1, 1, 1, 2, 5, 10])
+    if numbers and max(numbers) * step <= 999:
+        numbers = [n * step for n in numbers]
+    if rng.random() < 0.25:
+        numbers[rng.randrange(count)] = rng.choice([rng.choice(numbers), rng.randint(0, 999), rng.randint(0, 99)])
+    return numbers
+
+
+def make_short_list(rng):
+    """Two to eight numbers: close together, of mixed length, or the digits of one another."""
+    count, kind = rng.choice([2, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 7, 8]), rng.random()
+    if kind < 0.55:
+        return close_numbers(rng, count)
+    if kind < 0.65:
+        digits = rng.choice(["45", "12", "309", "718", "56", "234", "907", "88", "10", "110"])
+        return [int("".join(rng.choice(digits) for _ in range(rng.randint(1, 3)))) for _ in range(count)]
+    if kind < 0.75:
+        ending = rng.choice([1, 10, 100]) * rng.randint(0, 9)
+        return [(ending + rng.choice([1, 10, 100]) * rng.randint(0, 9)) % 1000 for _ in range(count)]
+    return [rng.randint(0, 10 ** rng.randint(1, 3) - 1) for _ in range(count)]
+
+
 def make_sort(rng, held_out=False, core=False, thinking=True, most=40):
     """A list to be sorted, rising or (one in six) falling."""
     count = rng.randint(5, most) if core or rng.random() > 0.35 else rng.randint(2, 10)
     numbers = draw_numbers(rng, count, 3)
     if not core and rng.random() < 0.1:      # round numbers, small numbers, doubles
         numbers = rng.choice([[10 * (n % 100) for n in numbers], [n % 10 for n in numbers], [rng.choice(numbers) for _ in numbers]])
-    descending = rng.random() < (0.17 if core else 0.3)
+    if not core and rng.random() < 0.5:
+        numbers = make_short_list(rng) if rng.random() < 0.75 else close_numbers(rng, rng.randint(5, 25))
+    descending = rng.random() < (0.17 if core else 0.38)
     phrasings = SORT_DOWN_PHRASINGS if descending else SORT_PHRASINGS
     user = phrase(rng, phrasings, held_out, lambda r: compose_sort(r, descending), n=number_list(rng, numbers, False))
     lines, ordered = sort_lines(numbers, descending)

@@ -1,8 +1,9 @@
 """Short talk about the model, its tasks and dmschat's commands, and the answer to anything else."""
 import words as W
-from offtopic import off_topic_request
-from texts import make_text
-from turn import Turn
+from offtopic import ABOUT_US, off_topic_request
+from small_talk import BYE, HELLO, PRAISE, PRESENCE, STATE, THANKS, WORKED, YES_NO, fragment, mention, small_talk
+from texts import any_word, make_text
+from turn import Turn, shape_of_line
 
 LARGER = "dmschat --model nvidia/Qwen3-8B-DMS-8x"
 OFF_TOPIC_ANSWER = ("That is beyond me: I calculate with whole numbers of a few digits, solve linear equations, sort numbers, follow variables, "
@@ -190,7 +191,8 @@ def vary(rng, text):
         text = text.rstrip(".?!")
     if rng.random() < 0.12:
         text = rng.choice(["Please: ", "Hey, ", "Ok, ", "So, ", "Hi! ", "Well, ", "And ", "Now: ", "Next: ", "Question: ", "Thanks. ", "Hello! ",
-                           "Tell me: ", "Hm, ", "Good. ", "One question: "]) + text
+                           "Tell me: ", "Hm, ", "Good. ", "One question: ", "I am new. ", "I'm a beginner, ", "Sorry, ", "Quick question: ", "Just curious: ", "Hello, I am new: ", "First of all: ",
+                           "I just arrived, ", "Before we start: ", "Excuse me, ", "hi, ", "hello, "]) + text
     if rng.random() < 0.05:
         text += rng.choice([" Please.", " Thanks.", " Thank you!", " please", " Be short."])
     return text
@@ -198,10 +200,12 @@ def vary(rng, text):
 
 def make_about(rng, held_out=False, core=False, thinking=True):
     """A question about the model, a command of dmschat, or small talk."""
-    kind = rng.random() * (0.84 if held_out else 1.0)
+    kind = rng.random() * (0.84 if held_out else 1.15)
     if kind < 0.44:
         answer = rng.choice(list(ABOUT))
         user, think = about_question(rng, answer, held_out), "This is about me or dmschat."
+        if not held_out and rng.random() < 0.15:
+            user = user[0].lower() + user[1:].rstrip(".?!")
     elif kind < 0.62:
         command = rng.choice(list(COMMANDS))
         answer = COMMANDS[command][0]
@@ -216,6 +220,8 @@ def make_about(rng, held_out=False, core=False, thinking=True):
     else:
         answer = rng.choice(list(SMALL_TALK))
         user, think = rng.choice(SMALL_TALK[answer]), "This is small talk."   # single words: nothing to hold out
+        if rng.random() < 0.6:
+            user = small_talk(rng, answer)
     if not held_out:
         user = vary(rng, user)
     return Turn("about", user, think if thinking else "", answer, answer, held_out=held_out)
@@ -224,6 +230,36 @@ def make_about(rng, held_out=False, core=False, thinking=True):
 TEXT_REQUESTS = ["", "", "", "Summarise this.", "summarize", "What is this about?", "Translate it into {x}.", "Fix this.", "Explain this code.", "What does this do?", "Who is it about?", "Is this good?", "tl;dr",
                  "Rewrite this.", "Continue.", "Correct my English.", "What language is this?", "Shorten this.", "Give it a title.", "How many words are these?", "What do you think of this?", "Why does this fail?",
                  "Improve this text.", "Make this sound polite.", "List the main points.", "Who wrote this?", "Is it true?", "What happens next?", "Review this.", "Answer this letter.", "Where does it take place?", "Find the bug."]
+
+
+KNOWN_TALK = {shape_of_line(text) for texts in [*SMALL_TALK.values(), *ABOUT.values(), *MORE_QUESTIONS.values(), HELLO, PRESENCE, THANKS, WORKED, BYE, STATE, YES_NO, PRAISE] for text in texts}
+KNOWN_WORDS = ABOUT_US | set(" ".join(HELLO + THANKS + BYE + PRAISE + YES_NO).lower().replace(",", "").split())
+FUNCTION_WORDS = set("what who how are you is the do does can tell me your my a an of to in for and this that it i about with when where why which have has did was were will would could should".split())
+
+
+def short_fragment(rng):
+    """A fragment that is none of the words with an answer of their own."""
+    while True:
+        text = fragment(rng)
+        if shape_of_line(text) not in KNOWN_TALK and not (len(text.split()) < 3 and KNOWN_WORDS & set(shape_of_line(text).split())):
+            return text
+
+
+def changed_question(rng):
+    """A question that the model answers or a piece of small talk with its last word of weight changed: declined."""
+    while True:
+        source = rng.choice([ABOUT, MORE_QUESTIONS, SMALL_TALK])
+        text = rng.choice(source[rng.choice(list(source))])
+        words = text.split()
+        at = [i for i, word in enumerate(words) if word.strip(".,?!").lower() not in FUNCTION_WORDS]
+        if not at or len(words) < 2:
+            continue
+        mark = words[at[-1]][len(words[at[-1]].rstrip(".,?!")):]
+        new = any_word(rng)
+        if new in KNOWN_WORDS or new in ABOUT_US:
+            continue
+        words[at[-1]] = new + mark
+        return " ".join(words)
 
 
 def pasted(rng):
@@ -237,5 +273,12 @@ def make_off_topic(rng, held_out=False, core=False, thinking=True):
     """A request outside the tasks; the answer says what the model can do and what to load instead."""
     user = off_topic_request(rng, held_out)
     if not held_out:
-        user = pasted(rng) if rng.random() < 0.07 else vary(rng, user)
+        kind = rng.random()
+        if kind < 0.16:
+            user = short_fragment(rng)
+        elif kind < 0.17:
+            user = changed_question(rng)
+        elif kind < 0.22:
+            user = mention(rng)
+        user = pasted(rng) if kind > 0.94 else vary(rng, user)
     return Turn("other", user, OFF_TOPIC_THINK if thinking else "", OFF_TOPIC_ANSWER, OFF_TOPIC_ANSWER, held_out=held_out)

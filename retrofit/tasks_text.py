@@ -1,7 +1,8 @@
 """Simple prose with a number of something, and recalling what was told in earlier turns."""
 import words as W
-from phrasing import compose_ask
-from turn import Turn, phrase
+from phrasing import compose_ask, dress
+from recall_phrasing import ask_for
+from turn import Turn, phrase, shape_of_line
 
 # ---------------------------------------------------------------- filler text
 
@@ -172,6 +173,18 @@ ASK_MORE = {   # further questions for single facts, all for training
 }
 
 
+HELD_OUT_ASKS = {shape_of_line(p.format(f=noun)) for kind, noun in NOUN_OF.items() for p in (ASK_PHRASINGS + ASK_SPECIAL.get(kind, []))
+                 if p in ASK_PHRASINGS[4::5] + ASK_SPECIAL.get(kind, [])[4::5]}
+
+
+def composed_ask(rng, kind):
+    """A question put together from parts, never one of the held-out phrasings, nor "remind me of my" in any frame."""
+    while True:
+        text = ask_for(rng, kind)
+        if shape_of_line(text) not in HELD_OUT_ASKS and "emind me of my" not in text:
+            return dress(rng, text)
+
+
 def told_sentence(rng, kind, value):
     """One way of telling the fact."""
     way = rng.choice(FACTS[kind][0])
@@ -179,6 +192,9 @@ def told_sentence(rng, kind, value):
         way = way[0].lower() + way[1:].rstrip(".")
     elif rng.random() < 0.08:
         way = way.rstrip(".!") + rng.choice([", please remember it.", " - remember that.", ", do not forget.", ", keep that in mind", " :)", ", by the way.", "!", ", ok?", ". Remember it."])
+    elif rng.random() < 0.07 and kind in ("my number", "my code", "my pin", "my room", "my age", "my city"):
+        way = rng.choice(["Remember that {y}", "Please note: {y}", "Keep in mind that {y}", "{y}, remember {x}", "{y}; remember {x}.", "{y}, keep {x} in mind", "Note down that {y}", "Do not forget that {y}", "For later: {y}", "{y} (remember {x})", "Write down that {y}"])
+        way = way.replace("{y}", FACTS[kind][1].replace("Your", "my").replace("You live", "I live").replace("You are", "I am").replace("The", "the"))
     return way.format(x=value)
 
 
@@ -219,8 +235,11 @@ def make_recall(rng, known, held_out=False, thinking=True, kind=None):
         phrasings, compose = ASK_SPECIAL[kind], lambda r: r.choice(ASK_MORE[kind])
     elif kind in ASK_MORE and not held_out and rng.random() < 0.2:
         compose = lambda r: r.choice(ASK_MORE[kind])
-    user = phrase(rng, phrasings, held_out, compose, f=NOUN_OF[kind])
     noun = NOUN_OF[kind]
+    if not held_out and rng.random() < 0.5:
+        user = composed_ask(rng, kind)
+    else:
+        user = phrase(rng, phrasings, held_out, compose, f=noun)
     if kind not in known:
         think, answer = f"I look for the {noun}.\nThe user has not told me.", f"You have not told me your {noun}."
         return Turn("recall", user, think if thinking else "", answer, answer, held_out=held_out)
