@@ -1,16 +1,15 @@
-//! The KV cache: sequences over lanes over pages, one cache for every policy, codec and backend.
+//! The paged KV cache: sequences, lanes and pages. One cache serves every policy, codec and backend.
 //!
-//! A *sequence* is one row of the tables: the conversation, a checkpoint of it, a rebuild beside
-//! it, later a parallel chain. A *lane* is one KV head of one sequence; its slots are numbered
-//! 0.. without holes. Forks share pages copy-on-write. The layout of a page stands at
-//! [`KvTables`].
+//! A *sequence* is one row of the tables: a conversation, a checkpoint of one, a rebuild beside the old cache. A *lane*
+//! is one KV head of one sequence in one layer; its slots are numbered from 0 without holes. Forks share pages
+//! copy-on-write. [`KvTables`] documents the layout of a page.
 //!
-//! Knows nothing of models, tokens' meaning or conversations.
+//! The cache does not know models, the meaning of tokens or conversations.
 
 use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRope, Span, in_units};
 use crate::policy::SlotMeta;
 
-/// Slots in a page: small enough that a lane wastes 8 slots on average.
+/// Slots per page. A lane wastes half a page on average, hence a small number.
 pub const PAGE_SLOTS: usize = 16;
 
 /// A row of the cache's tables.
@@ -18,13 +17,13 @@ pub const PAGE_SLOTS: usize = 16;
 pub struct SeqId(usize);
 
 impl SeqId {
-    /// The row, for tables of others beside the cache's.
+    /// Index of the row, for tables that are kept beside the cache's.
     pub fn row(self) -> usize {
         self.0
     }
 }
 
-/// A step that does not fit was not run.
+/// Why a step or a sequence was refused. The step has not run.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     #[error("the KV cache is full: {} more would pass the limit of {}", in_units(*needed_bytes), in_units(*limit_bytes))]
@@ -40,51 +39,53 @@ struct SeqState {
     used: bool,
     len: usize,
     eviction: bool,
-    /// The same number in a sequence and its forks: they may share pages.
-    family: u64,
+    /// Sequences with the same number are forks of each other and may share pages.
+    fork_group: u64,
 }
 
-/// Counts of one sequence, read from the tables.
+/// Counters of one sequence, read from the device tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeqStats {
-    /// Tokens fed.
+    /// Number of tokens fed.
     pub len: usize,
-    /// `[n_layers][n_kv_heads]` live slots.
+    /// Live slots `[n_layers][n_kv_heads]`.
     pub live: Vec<Vec<u32>>,
+    /// Sum of `live`.
     pub live_slots: u64,
-    /// Pages this sequence's tables name.
+    /// Entries of the page table in use. Forks count shared pages each.
     pub pages: usize,
-    /// Slots that decode steps have attended to, all lanes together.
+    /// Slots attended to by decode steps, summed over lanes.
     pub reads: u64,
-    /// Most slots stored after a step, all lanes together.
+    /// Maximum over steps of the slots stored, summed over lanes.
     pub peak: u32,
 }
 
 pub struct KvCache<B: Backend> {
     tables: KvTables<B>,
     seqs: Vec<SeqState>,
-    /// Most pages that may be in use.
+    /// Maximum number of pages in use.
     page_limit: Option<usize>,
-    /// No more pages than this are in use: grows with what is reserved, until the pool is asked again.
-    used_at_most: usize,
-    /// Families so far.
-    families: u64,
+    /// Upper bound on the pages in use. It grows with every reservation and becomes exact when the pool is read, so that
+    /// most steps need no device read.
+    used_upper_bound: usize,
+    /// Number of fork groups made so far.
+    fork_groups: u64,
 }
 
 impl<B: Backend> KvCache<B> {
-    /// A cache for `n_seqs` sequences of up to `context` tokens, empty, with steps of at most
-    /// `max_step` tokens in all.
+    /// Creates an empty cache for `geometry.n_seqs` sequences of up to `context` tokens each and for steps of up to
+    /// `max_step` tokens in total.
     pub fn new(b: &B, geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
         let tables = KvTables::new(b, geometry, context, max_step)?;
         let seqs = vec![SeqState::default(); geometry.n_seqs];
-        Ok(Self { tables, seqs, page_limit: None, used_at_most: 0, families: 0 })
+        Ok(Self { tables, seqs, page_limit: None, used_upper_bound: 0, fork_groups: 0 })
     }
 
     pub fn geometry(&self) -> &KvGeometry {
         &self.tables.geometry
     }
 
-    /// Caps the bytes of allocated pages; what is in use already stays.
+    /// Limits the bytes of allocated pages. Pages in use are kept.
     pub fn set_limit_bytes(&mut self, limit: Option<u64>) {
         self.page_limit = limit.map(|bytes| (bytes / self.geometry().page_bytes() as u64) as usize);
     }
@@ -93,17 +94,17 @@ impl<B: Backend> KvCache<B> {
         self.page_limit.map(|pages| (pages * self.geometry().page_bytes()) as u64)
     }
 
-    /// An empty sequence.
+    /// Creates an empty sequence.
     pub fn create(&mut self, b: &B, eviction: bool) -> Result<SeqId, CacheError> {
         let n = self.seqs.len();
         let row = self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(n))?;
-        self.families += 1;
-        self.seqs[row] = SeqState { used: true, len: 0, eviction, family: self.families };
+        self.fork_groups += 1;
+        self.seqs[row] = SeqState { used: true, len: 0, eviction, fork_group: self.fork_groups };
         b.write(&mut self.tables.eviction, row, &[eviction as i32]);
         Ok(SeqId(row))
     }
 
-    /// A copy that shares every page, at the cost of a table row.
+    /// Creates a copy of a sequence that shares all its pages.
     pub fn fork(&mut self, b: &B, seq: SeqId) -> Result<SeqId, CacheError> {
         let state = self.seqs[seq.0];
         let copy = self.create(b, state.eviction)?;
@@ -112,28 +113,29 @@ impl<B: Backend> KvCache<B> {
         Ok(copy)
     }
 
-    /// Gives up a sequence and the pages nobody else holds.
+    /// Releases a sequence and the pages that no other sequence holds.
     pub fn release(&mut self, b: &B, seq: SeqId) {
         b.release(&mut self.tables, seq.0);
         self.seqs[seq.0] = SeqState::default();
     }
 
-    /// Tokens fed to a sequence.
+    /// Number of tokens fed to a sequence.
     pub fn len(&self, seq: SeqId) -> usize {
         self.seqs[seq.0].len
     }
 
-    /// Tokens fed to a span's sequence.
+    /// Number of tokens fed to the sequence of a span.
     pub fn len_of(&self, span: &Span) -> usize {
         self.seqs[span.seq].len
     }
 
+    /// Whether tokens fed to a sequence may evict others.
     pub fn eviction(&self, seq: SeqId) -> bool {
         self.seqs[seq.0].eviction
     }
 
-    /// Switches eviction from the next token on. Switching on drops at once every marked slot
-    /// outside the window, and says how many.
+    /// Switches eviction for the tokens that follow. Switching it on drops all marked slots outside the window at once.
+    /// Returns the number of slots dropped.
     pub fn set_eviction(&mut self, b: &B, seq: SeqId, on: bool) -> Result<u64, CacheError> {
         let was = self.seqs[seq.0].eviction;
         if on == was {
@@ -142,7 +144,7 @@ impl<B: Backend> KvCache<B> {
         let mut dropped = 0;
         if on {
             let before = self.stats(b, seq);
-            // Pages that a checkpoint shares do not come back as a lane is rewritten.
+            // Compaction writes new pages; the old ones stay in use where a fork shares them.
             let need = if self.is_shared(seq.0) { before.pages } else { 0 };
             self.reserve(b, need)?;
             b.compact(&mut self.tables, seq.0);
@@ -157,17 +159,17 @@ impl<B: Backend> KvCache<B> {
         Span { seq: seq.0, start, len }
     }
 
-    /// Makes sure that a step over `spans` finds every page it may take. Nothing fails inside.
+    /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot fail.
     ///
-    /// Decode steps get what any state of the tables could need, so that nothing is read back for
-    /// them; only where that does not fit, and for prefills, the need is counted.
+    /// A decode step reserves the worst case over all table states, which needs no device read. Prefills, and decode
+    /// steps for which the worst case does not fit, reserve the exact bound from the live counts.
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {
         if spans.iter().all(|s| s.len == 1) {
             let g = self.geometry();
             let copies =
                 spans.iter().filter(|s| self.is_shared(s.seq)).count() * self.geometry().policy.most_written(1);
-            let most = g.n_layers * g.n_kv_heads * (spans.len() + copies);
-            if self.reserve(b, most).is_ok() {
+            let worst_case = g.n_layers * g.n_kv_heads * (spans.len() + copies);
+            if self.reserve(b, worst_case).is_ok() {
                 return Ok(());
             }
         }
@@ -180,13 +182,13 @@ impl<B: Backend> KvCache<B> {
         self.pages_needed(b, &self.span(seq, 0, n))
     }
 
-    /// Pages below the limit that no sequence holds; absent without a limit.
+    /// Number of free pages below the limit; `None` without a limit.
     pub fn free_pages(&self, b: &B) -> Option<usize> {
         Some(self.page_limit?.saturating_sub(self.pool_stats(b).used_pages))
     }
 
-    /// Most pages a span can take: appends as if nothing were overwritten, and a copy of every
-    /// shared page it may write to.
+    /// Upper bound on the pages that a span allocates: every token is appended, and every shared page that it may write
+    /// to is copied.
     fn pages_needed(&self, b: &B, span: &Span) -> usize {
         let g = self.geometry();
         let writes = if self.is_shared(span.seq) { self.geometry().policy.most_written(span.len) } else { 0 };
@@ -200,10 +202,10 @@ impl<B: Backend> KvCache<B> {
 
     fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {
         if let Some(limit) = self.page_limit.filter(|_| pages > 0) {
-            if self.used_at_most + pages > limit {
-                self.used_at_most = b.pool_stats(&self.tables).used_pages;
+            if self.used_upper_bound + pages > limit {
+                self.used_upper_bound = b.pool_stats(&self.tables).used_pages;
             }
-            let used = self.used_at_most;
+            let used = self.used_upper_bound;
             if used + pages > limit {
                 let page_bytes = self.geometry().page_bytes();
                 return Err(CacheError::Limit {
@@ -212,17 +214,18 @@ impl<B: Backend> KvCache<B> {
                 });
             }
         }
-        self.used_at_most += pages;
+        self.used_upper_bound += pages;
         Ok(b.reserve(&mut self.tables, pages)?)
     }
 
     /// Whether another sequence may hold pages of this one.
     fn is_shared(&self, seq: usize) -> bool {
-        let of_the_same = |(other, s): (usize, &SeqState)| other != seq && s.used && s.family == self.seqs[seq].family;
+        let of_the_same =
+            |(other, s): (usize, &SeqState)| other != seq && s.used && s.fork_group == self.seqs[seq].fork_group;
         self.seqs.iter().enumerate().any(of_the_same)
     }
 
-    /// One layer of a step: [`Backend::attention`].
+    /// Runs attention and the cache update of one layer of a step: [`Backend::attention`].
     #[allow(clippy::too_many_arguments)]
     pub fn attention(
         &mut self,
@@ -237,34 +240,36 @@ impl<B: Backend> KvCache<B> {
         b.attention(out, qkv, decisions, &mut self.tables, layer, spans, rope);
     }
 
+    /// Device buffer `[n_seqs]` of the tokens fed.
     pub fn seq_len(&self) -> &B::Buf<i32> {
         &self.tables.seq_len
     }
 
-    /// The end of a step on the device: its tokens are part of their sequences.
+    /// Ends a step on the device: adds its tokens to the sequence lengths.
     pub fn advance(&mut self, b: &B, spans: &[Span]) {
         b.advance(&mut self.tables, spans);
     }
 
-    /// The same on the host, after the step: what runs inside one may be a replay.
+    /// Adds a step's tokens to the lengths kept on the host. Called after the step, whose body does not run when a
+    /// captured graph is replayed.
     pub fn fed(&mut self, spans: &[Span]) {
         for span in spans {
             self.seqs[span.seq].len += span.len;
         }
     }
 
-    /// The end of a step that is never replayed, on both sides.
+    /// Ends a step that is never replayed, on the device and on the host.
     pub fn finish(&mut self, b: &B, spans: &[Span]) {
         self.advance(b, spans);
         self.fed(spans);
     }
 
-    /// For ops that look at the pool beside what they are asked.
+    /// The device tables.
     pub fn tables(&self) -> &KvTables<B> {
         &self.tables
     }
 
-    /// Gives memory that no page uses back, where whole steps of the pool are empty.
+    /// Returns unused pool memory to the system, in whole mapping granules.
     pub fn trim(&mut self, b: &B) {
         b.trim(&mut self.tables);
     }
@@ -273,6 +278,7 @@ impl<B: Backend> KvCache<B> {
         b.pool_stats(&self.tables)
     }
 
+    /// Reads the counters of a sequence. Waits for the device.
     pub fn stats(&self, b: &B, seq: SeqId) -> SeqStats {
         let g = self.geometry();
         let rows: Vec<u32> = self.live_rows(b, seq.0).map(|(live, _)| live as u32).collect();
@@ -289,7 +295,7 @@ impl<B: Backend> KvCache<B> {
         }
     }
 
-    /// Live slots of every lane of a sequence, layer by layer, with the lane's row.
+    /// Live slots and table row of each lane of a sequence, layer by layer.
     fn live_rows(&self, b: &B, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<B> {
         let g = *self.geometry();
         let mut live = vec![0; g.n_layers * g.n_lanes()];
@@ -299,13 +305,12 @@ impl<B: Backend> KvCache<B> {
             .map(move |row| (live[row] as usize, row))
     }
 
-    /// Positions and marks of a head's stored slots, in slot order.
+    /// Positions and marks of the slots stored in a lane, in slot order.
     pub fn slot_metas(&self, b: &B, seq: SeqId, layer: usize, head: usize) -> Vec<SlotMeta> {
         b.slot_metas(&self.tables, layer, seq.0, head)
     }
 
-    /// Recounts who holds which page: every table entry against the pool's reference counts.
-    /// Returns the number of distinct pages in use.
+    /// Checks the pool's reference counts against the page tables and returns the number of distinct pages in use.
     pub fn audit(&self, b: &B) -> Result<usize, String> {
         let g = self.geometry();
         let mut table = vec![0; g.n_layers * g.n_lanes() * g.max_pages];

@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
 
 fn run_program() -> u8 {
     let done = match Cli::try_parse() {
-        Ok(cli) => files_can_be_opened().and_then(|()| crate::engine::unless_lost(|| dispatch(cli))),
+        Ok(cli) => files_can_be_opened().and_then(|()| crate::engine::catch_device_lost(|| dispatch(cli))),
         Err(error) => refused(&error),
     };
     done.unwrap_or_else(|error| output::report(&error))

@@ -1,7 +1,16 @@
-//! The engine: one std thread that owns a backend and a model, and runs turns.
+//! The engine: one thread that owns a backend and a model and serves conversations.
 //!
-//! Commands come in over a channel and are looked at between two steps, so a cancel costs at most
-//! a step; events go out in order, snapshots latest-wins. Knows nothing of terminals or files.
+//! | type | owns |
+//! | --- | --- |
+//! | `Worker` | the loop: the model, the conversations, the scheduler |
+//! | `Conversation` | a chain, the checkpoints of its last turn, the requests that wait or are served |
+//! | `Chain` | one sequence, what is still to be fed to it, the answer that is generated |
+//! | `Context` | the token log and the cache sequence that holds it |
+//! | `Scheduler` | ids of the chains that wait and run; chooses each step |
+//! | `Runner` | model, workspace and cache: runs steps |
+//!
+//! Requests are received between two steps, so a cancel costs at most a step. Events are lossless and ordered,
+//! snapshots latest-wins. The engine does not know terminals or files.
 
 mod chain;
 pub mod compare;
@@ -34,28 +43,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// Kernels that are compiled in less than that are not reported.
+/// Compiling kernels is reported once it has taken this long.
 const NOTICEABLE: Duration = Duration::from_millis(500);
 
-/// What the user chose about the engine, resolved.
+/// Settings of an engine, resolved.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     pub codec: Codec,
-    /// Most tokens of a conversation; absent: what the checkpoint was trained for, lowered to what
-    /// surely fits. More than that is reached with YaRN where the family documents it.
+    /// Maximum tokens of a conversation. `None`: what the checkpoint was trained for, lowered to what fits in the worst
+    /// case. More than that uses YaRN, for families that document it.
     pub context: Option<usize>,
-    /// Memory that is free before loading, where it is known.
+    /// Memory that is free before loading; `None` if unknown.
     pub memory_bytes: Option<u64>,
-    /// What of it is taken beside weights and pages: [`settle_context`] asks the backend.
+    /// Memory needed beside weights and pages. Set by [`resolve_context`].
     pub workspace_bytes: u64,
-    /// Most bytes of allocated KV pages.
+    /// Maximum bytes of allocated KV pages.
     pub kv_limit: Option<u64>,
-    /// Absent: on, unless the checkpoint asks to start without.
+    /// Whether conversations start with eviction. `None`: as the checkpoint asks.
     pub eviction: Option<bool>,
     pub policy: PolicyChoice,
-    /// Most tokens of one step; absent: as the backend likes.
+    /// Maximum tokens of one step. `None`: the backend's preference.
     pub max_step: Option<usize>,
-    /// Sequences at once: the conversation, two checkpoints of the last turn, and a rebuild beside them.
+    /// Number of cache sequences. A conversation takes up to four: itself, two checkpoints of its last turn and a rebuild.
     pub max_seqs: usize,
     /// How the model is named in sessions; reported in `ModelInfo`.
     pub reference: Option<crate::protocol::ModelReference>,
@@ -78,9 +87,9 @@ impl EngineOptions {
     }
 }
 
-/// Starts the engine's thread. `load` runs inside it, so that neither checkpoint nor backend need
-/// cross threads: it opens a model and ends in [`Loading::serve`]. Its error arrives as
-/// [`Event::LoadFailed`]. Everything that `load` made is dropped on that thread, which [`join_all`] waits for.
+/// Starts the engine's thread and returns the handle of its first conversation. `load` runs on that thread, because
+/// neither checkpoint nor backend can cross threads: it opens a model and calls [`Loading::serve`]. Its error arrives as
+/// [`Event::LoadFailed`]. [`join_all`] waits until everything that `load` made is dropped.
 pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> Result<EngineHandle> {
     let (handle, inbox, outlet) = EngineHandle::new();
     let loading = Loading { inbox, outlet };
@@ -96,7 +105,7 @@ pub fn spawn_with(load: impl FnOnce(Loading) -> Result<()> + Send + 'static) -> 
     Ok(handle)
 }
 
-/// As [`spawn_with`], where nothing is to be told before the model is opened.
+/// As [`spawn_with`], for a model that needs no events before it is opened.
 pub fn spawn<B: Backend>(
     open: impl FnOnce() -> Result<Checkpoint> + Send + 'static,
     backend: impl FnOnce() -> Result<B> + Send + 'static,
@@ -105,25 +114,25 @@ pub fn spawn<B: Backend>(
     spawn_with(move |loading| loading.serve(open()?, |_| backend(), options))
 }
 
-/// An engine on its way: what is known before there is a model.
+/// An engine whose model is not loaded yet.
 pub struct Loading {
     inbox: std::sync::mpsc::Receiver<EngineMessage>,
     outlet: Outlet,
 }
 
 impl Loading {
-    /// Tells those who wait.
+    /// Sends an event to the first conversation.
     pub fn event(&self, event: Event) {
         self.outlet.event(event);
     }
 
-    /// False when nobody waits for the model any more.
+    /// Whether the first conversation still waits for the model.
     pub fn is_wanted(&self) -> bool {
         !self.outlet.is_closed()
     }
 
-    /// A callback for a backend that compiles kernels: reports how many are done, once that has taken noticeably long,
-    /// and returns whether to go on.
+    /// Returns a progress callback for backends that compile kernels. It takes the kernels done and in total, and returns
+    /// whether to go on.
     pub fn on_kernels(&self) -> impl FnMut(usize, usize) -> bool {
         let mut began = None;
         move |done, total| {
@@ -135,8 +144,8 @@ impl Loading {
         }
     }
 
-    /// Loads the checkpoint onto a backend and serves commands until the end. Errors are those of
-    /// loading.
+    /// Loads the checkpoint onto a backend and serves requests until the last conversation is closed. An error means that
+    /// loading failed.
     pub fn serve<B: Backend>(
         self,
         mut checkpoint: Checkpoint,
@@ -145,7 +154,7 @@ impl Loading {
     ) -> Result<()> {
         let b = backend(&self)?;
         let Self { inbox, outlet } = self;
-        let plan = settle_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
+        let plan = resolve_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
             !outlet.is_closed()
@@ -166,10 +175,10 @@ impl Loading {
     }
 }
 
-/// Settles the context: extends RoPE where more is asked for than the model was trained on, and
-/// lowers what nobody asked for to what surely fits. `notice` hears what a person should know. An error is a model
-/// or a context that memory has no room for; nothing of their size has been allocated then.
-pub fn settle_context<B: Backend>(
+/// Chooses the context length: extends RoPE where more is asked for than the model was trained on, and lowers a default
+/// to what fits in the worst case. `notice` receives what the user should know. Fails where the model or the requested
+/// context does not fit in memory, before anything of their size is allocated.
+pub fn resolve_context<B: Backend>(
     b: &B,
     checkpoint: &mut Checkpoint,
     options: &mut EngineOptions,
@@ -186,21 +195,21 @@ pub fn settle_context<B: Backend>(
         |options: &EngineOptions| planner::host_bytes(&checkpoint.config, options, options.context.unwrap_or(wanted));
     let on_device = workspace_bytes(b, checkpoint, options);
     options.workspace_bytes = on_device.unwrap_or_else(|| on_host(options));
-    // A limit on the pages is the user's own: the context is not lowered for it.
+    // A limit on the pages is the user's choice: the context is not lowered for it.
     let plan = planner::plan(checkpoint, options, options.context.unwrap_or(wanted), None);
     let (certain, expected) = (plan.certain_context, plan.expected_context);
-    // Weights of a mapped file may exceed the host's memory where somebody asks for it.
+    // Mapped weights may exceed the host's memory if the user asks for it.
     let runs_slowly = on_device.is_none() && options.memory_bytes.is_none_or(|m| options.workspace_bytes < m);
     if certain == 0 && !(runs_slowly && asked.is_some()) {
-        let hint = if runs_slowly { "; with --ctx-size it runs all the same, slowly" } else { "" };
+        let hint = if runs_slowly { "; --ctx-size N runs it anyway, slowly" } else { "" };
         bail!("{}{hint}", does_not_fit(plan.weight_bytes, plan.workspace_bytes, options));
     }
-    let more = if expected > certain { format!(" (about {expected} with what it evicts)") } else { String::new() };
+    let more = if expected > certain { format!(" (about {expected} with eviction)") } else { String::new() };
     if certain < wanted && asked.is_some() {
-        notice(format!("only {certain} of {wanted} tokens of context surely fit in memory{more}"));
+        notice(format!("only {certain} of {wanted} tokens of context fit in memory in the worst case{more}"));
     } else if certain < wanted {
         notice(format!(
-            "the context is {certain} tokens, not {wanted}: that much surely fits{more}; --ctx-size overrides"
+            "the context is {certain} tokens, not {wanted}: that is what fits in the worst case{more}; --ctx-size overrides it"
         ));
         options.context = Some(certain);
         // Tables for a shorter context are smaller.
@@ -210,8 +219,8 @@ pub fn settle_context<B: Backend>(
     Ok(planner::plan(checkpoint, options, context, options.kv_limit))
 }
 
-/// The context to plan with: `wanted`, or less where its page tables alone would take a large share of memory. An
-/// error where `asked` for it and they do not fit.
+/// Returns the context to plan with: `wanted`, or less where its page tables alone would take a large share of memory.
+/// Fails if the user `asked` for it and they do not fit.
 fn shorter_by_tables(checkpoint: &Checkpoint, options: &EngineOptions, wanted: usize, asked: bool) -> Result<usize> {
     let c = &checkpoint.config;
     let (tables, rest) = (planner::table_bytes(c, options, wanted), planner::host_bytes(c, options, 0));
@@ -237,14 +246,14 @@ fn does_not_fit(weights: u64, beside: u64, options: &EngineOptions) -> String {
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let free = mb(options.memory_bytes.unwrap_or(0));
     format!(
-        "the model does not fit: {:.0} MB of weights and {:.0} MB beside them, {free:.0} MB are free",
+        "the model does not fit: it needs {:.0} MB of weights and {:.0} MB of workspace, {free:.0} MB are free",
         mb(weights),
         mb(beside)
     )
 }
 
-/// Does `work`, whose device may be lost on the way: that is an error like others.
-pub fn unless_lost<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs `work` and turns the loss of its device into an error.
+pub fn catch_device_lost<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| match panic.downcast::<DeviceLost>() {
         Ok(lost) => Err((*lost).into()),
         Err(panic) => resume_unwind(panic),

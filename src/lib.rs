@@ -3,8 +3,8 @@
 //! # The way of a token
 //!
 //! ```text
-//! ui --Command--> engine::worker -> model::forward -> cache -> backend op
-//!    <--Event---- detokenizer <- sampler <- logits row <--------'
+//! ui --Command--> engine::worker -> scheduler -> model::forward -> cache -> backend op
+//!    <--Event---- detokenizer <- sampler <- logits row <---------------------'
 //! (beside it, latest wins: Snapshot, the numbers of the panels)
 //! ```
 //!
@@ -18,7 +18,7 @@
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, protocol, the backend trait |
 //! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, tensor, protocol, the backend trait, backend::cpu |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
-//! | [`engine`] | the thread that runs a model: turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
@@ -49,6 +49,10 @@
 //! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
 //! | policy | which slots live: [`policy`] |
 //! | codec | how a slot stores K and V: [`codec`] |
+//! | chain | one sequence and the work on it: entries of a log to feed, an answer to generate |
+//! | conversation | a chain, its checkpoints and its requests; an engine serves several |
+//! | prefill chunk, decode step | a step over tokens of one chain; a step over one token of each decoding chain |
+//! | preempt | release a chain's pages and feed its log again when there is room |
 //! | step | one forward pass over *spans*, runs of tokens of one sequence each |
 //! | fork | a sequence that shares another's pages |
 //! | checkpoint | of a conversation: a fork to go back to; of a model: its files |
@@ -70,6 +74,7 @@
 //! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets, slot
 //!   numbers and counts, over any mix of chunks, turns and toggles.
 //! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
+//! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.
 //! - What a person types never becomes a control token.
 //! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's thread, or leaves without.

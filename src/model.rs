@@ -1,7 +1,5 @@
-//! The only transformer in the crate. Families (Qwen3, Llama, SmolLM2) differ in configuration
-//! fields, never in code; so do the forms of DMS.
-//!
-//! One pass, for prefill, decode and batches alike: a step is a list of [`Span`]s.
+//! The transformer. There is one forward pass for prefill chunks, decode steps and batches: a step is a list of
+//! [`Span`]s. Model families (Qwen3, Llama, SmolLM2) and the variants of DMS differ in configuration fields only.
 
 mod weights;
 mod workspace;
@@ -13,10 +11,10 @@ use crate::backend::{Backend, Norm, QkvRope, Span};
 use crate::cache::KvCache;
 use weights::Layer;
 
-/// Feeds the tokens in `ws` through the model and stores their keys and values. Afterwards the
-/// final, normalised hidden states `[n, hidden]` stand in `ws.h`; [`logits`] reads rows of them.
+/// Runs the tokens in `ws.tokens` through the model and stores their keys and values in the cache. Leaves the final,
+/// normalised hidden states `[n, hidden]` in `ws.h`, where [`logits`] reads them.
 ///
-/// The caller has reserved the pages ([`KvCache::reserve_step`]); nothing in here can fail.
+/// The caller has reserved the pages ([`KvCache::reserve_step`]), so this cannot fail.
 pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache: &mut KvCache<B>, spans: &[Span]) {
     let n: usize = spans.iter().map(|s| s.len).sum();
     assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
@@ -39,7 +37,7 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
     cache.advance(b, spans);
 }
 
-/// From the normed input in `ws.h` to the attention output projected into `ws.proj`.
+/// Computes one attention block: normalised input in `ws.h`, output projection in `ws.proj`.
 #[allow(clippy::too_many_arguments)]
 fn attention<B: Backend>(
     b: &B,
@@ -69,13 +67,13 @@ fn attention<B: Backend>(
     b.linear(&mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
 }
 
-/// Logits `[n, vocab]` of the first `n` rows of the step just run, in `ws.logits`.
+/// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.
 pub fn logits<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, n: usize) {
     assert!(n <= ws.max_logits, "{n} rows of logits in a workspace for {}", ws.max_logits);
     b.logits(&mut ws.logits, &ws.h, model.head(), n);
 }
 
-/// As [`logits`], of any rows.
+/// As [`logits`], for the given rows.
 pub fn logits_of<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, rows: &[usize]) {
     assert!(rows.len() <= ws.max_logits, "{} rows of logits in a workspace for {}", rows.len(), ws.max_logits);
     b.select_rows(&mut ws.chosen, &ws.h, rows);

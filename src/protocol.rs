@@ -1,8 +1,6 @@
-//! Plain data that crosses between the engine's thread and everyone else: commands in, events and
-//! snapshots out. Holds no behaviour beyond small conversions, and knows no tensor, no cache, no
-//! widget and no file.
+//! Plain data between front ends and the engine's thread: commands in, events and snapshots out.
 //!
-//! Events are lossless and ordered. A [`Snapshot`] is latest-wins: the numbers of the panels.
+//! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest counts.
 
 mod handle;
 
@@ -16,7 +14,7 @@ use std::sync::Arc;
 /// A token id.
 pub type Token = u32;
 
-/// A number with commas between thousands: `12,606`.
+/// Formats a number with commas between thousands: `12,606`.
 pub fn count(n: usize) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -29,7 +27,7 @@ pub fn count(n: usize) -> String {
     out
 }
 
-/// Bytes with a decimal unit: `812 B`, `3.4 MB`.
+/// Formats bytes with a decimal unit: `812 B`, `3.4 MB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let mut value = n as f64;
@@ -47,23 +45,23 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// Most tokens of any context: a slot stores its position and one mark bit in an i32.
+/// Maximum tokens of a context: a slot stores its position and a mark bit in an i32.
 pub const MAX_CONTEXT: usize = 1 << 30;
 
-/// A stretch of a rendered conversation. Only `Control` may become control tokens: what people
-/// type, paste or load always travels as `Text`, which is encoded without added tokens.
+/// A piece of a rendered conversation. Only `Control` may become control tokens: text that people type, paste or load is
+/// always `Text`, which is encoded without added tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// The literal of one added token of the tokenizer, written by the template: `<|im_start|>`.
+    /// The literal of an added token, written by the template: `<|im_start|>`.
     Control(String),
-    /// Ordinary text. Neighbouring texts are one text to the tokenizer.
+    /// Ordinary text. Adjacent texts are encoded as one.
     Text(String),
-    /// What the model generated at `turn` (whole, or without its think block): the engine reuses
-    /// the generated token ids when it still knows them and they spell the same text.
+    /// The model's reply of `turn`, whole or without its think block. The engine reuses the generated token ids if it has
+    /// them and they spell the same text.
     Reply { turn: u64, pieces: Vec<Piece> },
 }
 
-/// How the next token is chosen from a row of logits.
+/// How the next token is sampled from a row of logits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
@@ -85,33 +83,33 @@ impl Default for SamplingParams {
     }
 }
 
-/// One turn to answer.
+/// A turn to answer.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// Names the turn in events, in the session file and in [`Piece::Reply`].
+    /// Number of the turn in the conversation, used in events, session files and [`Piece::Reply`].
     pub turn: u64,
-    /// The whole conversation as rendered by the template, generation prompt included.
+    /// The whole conversation rendered by the template, including the generation prompt.
     pub prompt: Vec<Piece>,
     pub sampling: SamplingParams,
-    /// Drawn at random by the engine when absent; always reported.
+    /// `None`: a random seed, which the report contains.
     pub seed: Option<u64>,
-    /// Absent: whatever is left of the context.
+    /// `None`: the rest of the context.
     pub max_tokens: Option<usize>,
 }
 
-/// An entry of the token log: what was fed, and the toggles at their places.
+/// An entry of the token log: a token that was fed, or a toggle of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum LogEntry {
     Token(Token),
-    /// Eviction was switched (`{"eviction": false}` in files).
+    /// Eviction was switched. `{"eviction": false}` in files.
     Toggle {
         eviction: bool,
     },
 }
 
-/// Reads a number or `{"eviction": BOOL}` without buffering it first, as an untagged enum would: long logs hold
-/// millions of entries.
+/// Reads a number or `{"eviction": BOOL}` without buffering, as a derived untagged enum would: logs may hold millions of
+/// entries.
 impl<'de> Deserialize<'de> for LogEntry {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entry;
@@ -139,43 +137,40 @@ impl<'de> Deserialize<'de> for LogEntry {
     }
 }
 
-/// What a saved conversation hands back to the engine. Prefilled under its toggles, visibly.
+/// A saved conversation to load: its log is prefilled under its toggles, with progress events.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreRequest {
     pub log: Vec<LogEntry>,
-    /// Generated token ids by turn, in order.
+    /// Generated token ids by turn.
     pub replies: Vec<(u64, Vec<Token>)>,
-    /// The token that was sampled last and not fed: it comes first in whatever is fed next.
+    /// The last sampled token, which is not fed yet: the first token of the next prefill.
     pub pending: Option<Token>,
 }
 
+/// A command to the engine. Those that change the conversation are served in order; `Cancel`, `SetEviction`,
+/// `SetKvLimit`, `Inspect` and `CountTokens` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
+    /// Answers a turn.
     Generate(Box<GenerateRequest>),
-    /// Ends the prefill, answer, rebuild or restore that is running; nothing when idle.
+    /// Ends the prefill, answer, rebuild or restore that runs. Does nothing when idle.
     Cancel,
-    /// Acts between two steps, also while an answer or a prefill runs.
+    /// Switches eviction, also in the middle of an answer or a prefill.
     SetEviction(bool),
-    /// Prefill the token log anew under the eviction state now set.
+    /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
-    /// Bring the cache to the newest state inside this rendering, without prefilling anything
-    /// (after undo, edit, delete).
+    /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
     Rewind(Vec<Piece>),
+    /// Loads a saved conversation.
     Restore(Box<RestoreRequest>),
-    /// A new, empty conversation.
+    /// Empties the conversation.
     Clear,
-    /// Ask for one head's kept positions.
-    Inspect {
-        layer: usize,
-        head: usize,
-    },
-    /// The largest number of bytes the allocated KV pages may take; `None` lifts it.
+    /// Asks for the stored slots of a KV head: [`Event::HeadPositions`].
+    Inspect { layer: usize, head: usize },
+    /// Limits the bytes of allocated KV pages, of all conversations together. `None` lifts the limit.
     SetKvLimit(Option<u64>),
-    /// Ask how many tokens a text has; answered between two steps.
-    CountTokens {
-        id: u64,
-        text: String,
-    },
+    /// Asks for the number of tokens of a text: [`Event::TokensCounted`].
+    CountTokens { id: u64, text: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,7 +186,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// As JSON and session files spell it.
+    /// The name in JSON and session files.
     pub fn as_str(self) -> &'static str {
         match self {
             StopReason::End => "end",
@@ -204,23 +199,22 @@ impl StopReason {
     }
 }
 
-/// Cache figures after some step. `n` tokens fed to a dense cache would hold
-/// `n x layers x KV heads` slots.
+/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KvStats {
     /// `f32`, `bf16` or `fp8`.
     pub codec: String,
     pub live_slots: u64,
     pub dense_slots: u64,
-    /// `dense_slots / live_slots`; absent (JSON null) while nothing is stored.
+    /// Compression ratio `dense_slots / live_slots`; `None` (JSON null) for an empty cache.
     pub ratio: Option<f64>,
-    /// Allocated pages x page bytes, each page once, those of checkpoints included.
+    /// Bytes of the pages in use, including those of checkpoints. Shared pages count once.
     pub bytes: u64,
-    /// Live slots x slot bytes.
+    /// Bytes of live slots.
     pub live_bytes: u64,
-    /// What a dense cache of the same codec would hold for the same tokens.
+    /// Bytes of a dense cache with the same codec and tokens.
     pub dense_bytes: u64,
-    /// `[n_layers][n_kv_heads]` live slots.
+    /// Live slots `[n_layers][n_kv_heads]`.
     pub live: Vec<Vec<u32>>,
 }
 
@@ -239,16 +233,16 @@ impl KvStats {
     }
 }
 
-/// How a turn went; the numbers of `--json`, of the session file and of the status line.
+/// The result of a turn: the numbers of `--json`, session files and the status line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TurnReport {
     pub turn: u64,
     pub stop_reason: StopReason,
-    /// Why, where `stop_reason` alone does not say it (`error`, `cache_full`).
+    /// Explains `error`, `cache_full` and `context_full`.
     pub detail: Option<String>,
-    /// Tokens of the rendered prompt, BOS included.
+    /// Tokens of the rendered prompt, including BOS.
     pub prompt_tokens: usize,
-    /// Of those, how many were already in the cache.
+    /// Tokens of the prompt that were in the cache.
     pub reused_tokens: usize,
     pub answer_tokens: usize,
     pub reasoning_tokens: usize,
@@ -260,86 +254,87 @@ pub struct TurnReport {
     pub sampling: SamplingParams,
     pub eviction: bool,
     pub kv: KvStats,
-    /// The log after the turn is its first `log_base` entries, as the last report (or what was
-    /// restored) left them, plus `log`. Toggles since then are in `log`.
+    /// The log after the turn: the first `log_base` entries of the log after the last report or restore, then `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
-    /// Every generated id, the last one (sampled, not fed) included.
+    /// All generated ids, including the last one, which is not fed.
     pub generated: Vec<Token>,
-    /// The token that stands after the log and has not been fed. Absent as a whole in files of older versions.
+    /// The token after the log, which is not fed yet. The field is missing in files of older versions.
     #[serde(default, deserialize_with = "present")]
     pub pending: Option<Option<Token>>,
-    /// False when cache and log went back to the turn's start: what was answered is on screen and
-    /// in the file, and not part of the context.
+    /// False if cache and log went back to the start of the turn: the answer is on screen and in the file, but not part of
+    /// the context.
     pub in_context: bool,
 }
 
-/// A field that is there, null or not; `serde(default)` supplies the one that is not.
+/// Reads a field that is present, null or not; `serde(default)` supplies a missing one.
 fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Token>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// Which part of a reply a piece of text belongs to.
+/// The part of a reply that a text belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextKind {
     Reasoning,
     Answer,
 }
 
-/// A model that is being downloaded: how far it is.
+/// Progress of a download.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Download {
-    /// The file that is on its way.
+    /// The current file.
     pub file: String,
     pub file_done_bytes: u64,
     pub file_bytes: u64,
-    /// All files.
+    /// Bytes of all files.
     pub done_bytes: u64,
     pub total_bytes: u64,
     pub bytes_per_s: Option<f64>,
     pub left_s: Option<f64>,
 }
 
+/// An event of a conversation.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The model is not on this machine yet, and comes from the hub.
+    /// The model is downloaded from the hub.
     Downloading(Download),
-    /// Weights are being read; bytes so far and in all.
+    /// Weights are loaded: bytes so far and in total.
     Loading {
         done_bytes: u64,
         total_bytes: u64,
     },
-    /// The driver compiles kernels for this GPU, which it does once; kernel files so far and in all. Sent only where it
-    /// takes long enough to be noticed.
+    /// The driver compiles kernels for this GPU, which it does once: kernel files so far and in total. Sent only if it takes
+    /// noticeably long.
     CompilingKernels {
         done: usize,
         total: usize,
         seconds: u64,
     },
+    /// The model is loaded, or another conversation was opened.
     Ready(Arc<ModelInfo>),
-    /// Loading failed; the engine's thread has ended.
+    /// Loading failed, and the engine has ended.
     LoadFailed(String),
-    /// The prompt was encoded; `todo` tokens will be prefilled, `reused` are in the cache already.
+    /// A turn begins: `reused` tokens of the prompt are in the cache, `todo` will be prefilled.
     TurnStarted {
         turn: u64,
         prompt_tokens: usize,
         reused: usize,
         todo: usize,
     },
-    /// Streamed text, whole characters only. Tags and control tokens are never part of it.
+    /// Streamed text: whole characters, without tags and control tokens.
     Text {
         turn: u64,
         kind: TextKind,
         text: String,
     },
     TurnDone(Box<TurnReport>),
-    /// The toggle has acted: before log position `at_token`, giving up `dropped_slots`.
+    /// Eviction was switched before the token at position `at_token`, which dropped `dropped_slots`.
     EvictionSet {
         on: bool,
         at_token: usize,
         dropped_slots: u64,
     },
-    /// Rebuild or restore is running, `done` of `total` log tokens.
+    /// Progress of a rebuild or restore, in tokens.
     Rebuilding {
         done: usize,
         total: usize,
@@ -348,6 +343,7 @@ pub enum Event {
         cancelled: bool,
         tokens: usize,
     },
+    /// The answer to [`Command::Inspect`], by position.
     HeadPositions {
         layer: usize,
         head: usize,
@@ -358,21 +354,21 @@ pub enum Event {
         id: u64,
         tokens: usize,
     },
-    /// One sentence a person should see.
+    /// A sentence for the user.
     Notice(String),
-    /// The engine broke (a bug or a lost device) and takes no more commands.
+    /// The engine has failed (a bug, or a lost device) and takes no more commands.
     Failed(String),
 }
 
-/// A stored slot of one head.
+/// A stored slot of a KV head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotInfo {
     pub position: u32,
-    /// Marked for eviction: leaves with the window, or left behind while eviction was off.
+    /// Marked for eviction: dropped once it is outside the window, unless eviction is off.
     pub marked: bool,
 }
 
-/// What the engine is doing, for the status line.
+/// What the conversation is doing, for the status line.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Phase {
     #[default]
@@ -388,39 +384,39 @@ pub enum Phase {
     },
 }
 
-/// The panel's numbers after some step.
+/// The numbers of the panels after a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     pub phase: Phase,
-    /// Tokens fed.
+    /// Number of tokens fed.
     pub tokens: usize,
     pub eviction: bool,
     pub kv: KvStats,
-    /// Bytes of pages that only checkpoints hold ("kept for undo"); part of `kv.bytes`.
+    /// Bytes of pages that only checkpoints (or other conversations) hold; part of `kv.bytes`.
     pub checkpoint_bytes: u64,
-    /// Bytes the pool has taken from the system: `kv.bytes` plus pages free for reuse.
+    /// Bytes mapped by the page pool: `kv.bytes` and free pages.
     pub mapped_bytes: u64,
     pub decode_tok_s: Option<f64>,
-    /// As the driver reports it; absent on the CPU.
+    /// GPU memory of the process as the driver reports it; `None` on the CPU.
     pub device_bytes: Option<u64>,
 }
 
-/// The chat template and what it needs to render.
+/// The chat template and what rendering it needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TemplateSpec {
-    /// Jinja source; absent when the checkpoint has none (then a plain ChatML one is used).
+    /// Jinja source. `None`: the checkpoint has none, and plain ChatML is used.
     pub source: Option<String>,
     pub bos_token: String,
     pub eos_token: String,
-    /// Literals of all added tokens, longest first: the template's own text may yield these.
+    /// Literals of all added tokens, longest first. Text of the template may become these tokens.
     pub control: Vec<String>,
-    /// True for the built-in model, whose template needs no sandbox.
+    /// Whether the template needs no sandbox (the built-in model).
     pub trusted: bool,
-    /// Absent: any length.
+    /// `None`: any length.
     pub limit: Option<TextLimit>,
 }
 
-/// How long a prompt can be: a longer text is refused before it is rendered or encoded.
+/// The maximum length of a prompt. A longer text is refused before it is rendered or encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextLimit {
     /// Tokens of the context.
@@ -430,12 +426,12 @@ pub struct TextLimit {
 }
 
 impl TextLimit {
-    /// Most bytes that the context can hold.
+    /// Maximum bytes of text in a full context.
     pub fn bytes(self) -> usize {
         self.context.saturating_mul(self.token_bytes)
     }
 
-    /// Why a text of `bytes` is refused, when it is.
+    /// Returns why a text of `bytes` is refused, or `None` if it is not.
     pub fn refusal(self, what: &str, bytes: usize) -> Option<String> {
         let Self { context, token_bytes } = self;
         (bytes > self.bytes()).then(|| {
@@ -449,35 +445,35 @@ impl TextLimit {
     }
 }
 
-/// What fits, as far as sizes tell before loading.
+/// Memory planned before loading.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     pub weight_bytes: u64,
-    /// Memory beside weights and pages: tables, rings, activations, logits.
+    /// Memory beside weights and pages: page tables, rings, activations, logits.
     pub workspace_bytes: u64,
-    /// Room for KV pages; absent when neither memory nor limit is known.
+    /// Bytes available for KV pages; `None` if neither memory nor limit is known.
     pub kv_budget_bytes: Option<u64>,
-    /// A full context without eviction, and at the checkpoint's ratio.
+    /// Bytes of a full context without eviction, and at the expected compression ratio.
     pub dense_kv_bytes: u64,
     pub expected_kv_bytes: u64,
-    /// Tokens that fit whatever is evicted, and at the checkpoint's ratio.
+    /// Tokens that fit in the worst case, and at the expected compression ratio.
     pub certain_context: usize,
     pub expected_context: usize,
 }
 
-/// What it takes to load a model again.
+/// What is needed to load a model again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelReference {
     /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.
     pub model: String,
-    /// The commit of a hub model; null for others.
+    /// The commit of a hub model; `None` for others.
     pub revision: Option<String>,
     /// `auto`, `none`, or the absolute path of an adapter file.
     pub adapter: String,
 }
 
 impl ModelReference {
-    /// The reference as it is written after `-m`.
+    /// The reference as an argument of `-m`.
     pub fn name(&self) -> String {
         match &self.revision {
             Some(revision) => format!("{}@{revision}", self.model),
@@ -486,12 +482,12 @@ impl ModelReference {
     }
 }
 
-/// What the loaded model is; constant until another one is loaded.
+/// Properties of the loaded model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelInfo {
-    /// As the user names it: `demo`, a folder's name, `ORG/NAME`.
+    /// The name for the user: `demo`, the name of a folder, or `ORG/NAME`.
     pub name: String,
-    /// Absent where nothing can load the model by a name (tests).
+    /// `None` if the model cannot be loaded by name (tests).
     pub reference: Option<ModelReference>,
     pub family: String,
     pub n_params: u64,
@@ -500,19 +496,19 @@ pub struct ModelInfo {
     pub n_kv_heads: usize,
     pub head_dim: usize,
     pub vocab: usize,
-    /// Most tokens a conversation may have.
+    /// Maximum tokens of a conversation.
     pub context: usize,
-    /// `cpu, 2 threads` or the card's name.
+    /// `cpu, 2 threads` or the name of the GPU.
     pub device: String,
     pub codec: String,
     /// `dms` or `dense`.
     pub policy: String,
-    /// DMS window W in tokens; absent for a dense model.
+    /// Window W in tokens; `None` for the dense policy.
     pub window: Option<usize>,
-    /// Where the decisions come from: `borrowed`, `adapter`, `none`.
+    /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
     pub dms: String,
     pub adapter: Option<String>,
-    /// Element type of the weights as stored: `f32`, `f16` or `bf16`.
+    /// Element type of the weights: `f32`, `f16` or `bf16`.
     pub weights: String,
     pub weight_bytes: u64,
     pub slot_bytes: usize,
@@ -520,21 +516,21 @@ pub struct ModelInfo {
     pub kv_limit: Option<u64>,
     pub plan: Plan,
     pub template: TemplateSpec,
-    /// Literals that open and close a think block, when the tokenizer has them.
+    /// Literals that open and close a think block, if the tokenizer has them.
     pub think_tags: Option<(String, String)>,
     /// From `generation_config.json`.
     pub default_sampling: SamplingParams,
-    /// Hex digests: equal when a saved token log may be fed again.
+    /// Hex digests. A saved token log may be loaded if both are equal.
     pub model_fingerprint: String,
     pub tokenizer_fingerprint: String,
 }
 
-/// Whether thinking can be switched.
+/// Whether a model thinks before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinking {
     /// The model has no think blocks.
     None,
-    /// The model thinks when it likes: its template has no switch.
+    /// The template has no switch for thinking.
     Fixed,
     Switchable,
 }

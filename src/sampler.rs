@@ -1,28 +1,27 @@
-//! A row of logits to a token: pure, seeded, and the same for every caller. Owns the order of the
-//! filters and the random number; knows nothing of models, devices or text.
+//! Samples a token from a row of logits: a pure function of logits, parameters, seed and position. Defines the order of
+//! the filters and the random number for all backends.
 //!
-//! The order, each step seeing what the one before left over:
+//! Each step sees what the one before it kept:
 //!
-//! 1. repetition penalty, once per distinct token that was fed: a positive logit is divided by it, a
-//!    negative one multiplied (Keskar et al. 2019, as transformers does);
-//! 2. temperature divides the logits; 0 ends here with the likeliest token;
-//! 3. top-k keeps the k likeliest;
-//! 4. top-p keeps the shortest run of the likeliest whose probability reaches p, at least one;
-//! 5. min-p keeps what is at least min-p times as likely as the likeliest;
-//! 6. inverse CDF over the survivors in ascending token id, at a uniform number that is a pure
-//!    function of (seed, position).
+//! 1. repetition penalty, once per distinct token that was fed: a positive logit is divided by it, a negative one
+//!    multiplied (Keskar et al. 2019, as in transformers);
+//! 2. temperature divides the logits; 0 ends here with the argmax;
+//! 3. top-k keeps the k largest logits;
+//! 4. top-p keeps the smallest set of largest logits whose probability reaches p, at least one;
+//! 5. min-p keeps tokens of at least min-p times the largest probability;
+//! 6. inverse CDF over the remaining tokens in ascending id, at a uniform number that depends on (seed, position) only.
 //!
-//! A tie is two equal logits, and goes to the lowest id everywhere. NaN counts as minus infinity.
+//! Of equal logits, the lowest id comes first. NaN counts as minus infinity.
 
 use crate::protocol::{SamplingParams, Token};
 use std::cmp::Ordering;
 
-/// Below this many candidates a range is sorted instead of halved further.
+/// Ranges of at most this many candidates are sorted instead of partitioned further.
 const SORT_BELOW: usize = 64;
 
-/// The likeliest token, the lowest id among equals; 0 where nothing is a number.
+/// Returns the id of the largest logit, the lowest of equals; 0 if all are NaN.
 pub fn argmax(logits: &[f32]) -> Token {
-    // Eight running maxima, so that the pass over the vocabulary is vectorised.
+    // Eight running maxima, which the compiler vectorises.
     let mut lanes = [f32::NEG_INFINITY; 8];
     let chunks = logits.chunks_exact(8);
     let mut max = chunks.remainder().iter().fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
@@ -35,8 +34,8 @@ pub fn argmax(logits: &[f32]) -> Token {
     logits.iter().position(|&x| x == max).unwrap_or(0) as Token
 }
 
-/// The uniform number in [0, 1) of a position: 24 bits, so exact in f32. Two rounds of the
-/// splitmix64 finaliser (Steele et al. 2014); any backend can reproduce it bit for bit.
+/// Returns the uniform number in [0, 1) of a position: 24 bits, exact in f32. Two rounds of the splitmix64 finaliser
+/// (Steele et al. 2014), which every backend reproduces bit for bit.
 pub fn uniform(seed: u64, position: u64) -> f32 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     let key = mix64(seed.wrapping_add(GOLDEN));
@@ -44,17 +43,17 @@ pub fn uniform(seed: u64, position: u64) -> f32 {
     (bits >> 40) as f32 * (1.0 / (1u64 << 24) as f32)
 }
 
-/// The finaliser of splitmix64: a bijection whose output bits all depend on all input bits.
+/// The splitmix64 finaliser: a bijection in which every output bit depends on every input bit.
 fn mix64(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
 }
 
-/// Chooses the next token from `logits [vocab]`, which the repetition penalty changes in place.
+/// Samples the next token from `logits [vocab]`. The repetition penalty modifies them in place.
 ///
-/// `fed` is what the repetition penalty counts, each token once (ids outside the vocabulary do no harm); `position` the index of the token to be
-/// chosen in its sequence. Takes O(vocab) time.
+/// `fed`: distinct tokens of the sequence, for the penalty; ids outside the vocabulary are ignored. `position`: index of
+/// the sampled token in its sequence. Takes O(vocab) time.
 pub fn sample(
     logits: &mut [f32],
     params: &SamplingParams,
@@ -62,14 +61,14 @@ pub fn sample(
     seed: u64,
     position: u64,
 ) -> Token {
-    penalise(logits, params.repetition_penalty, fed);
+    apply_penalty(logits, params.repetition_penalty, fed);
     if params.temperature.is_nan() || params.temperature <= 0.0 || params.top_k == 1 {
         return argmax(logits);
     }
     let best = argmax(logits);
     let max = logits.get(best as usize).copied().unwrap_or(f32::NEG_INFINITY);
     if !max.is_finite() {
-        // All NaN or infinite: there is no distribution to draw from.
+        // All NaN or infinite: there is no distribution to sample from.
         return best;
     }
     let inv_temperature = 1.0 / params.temperature;
@@ -77,9 +76,9 @@ pub fn sample(
 
     let open = params.top_k == 0 || params.top_k as usize >= logits.len();
     if open && (params.top_p.is_nan() || params.top_p >= 1.0) {
-        return draw_unsorted(logits, max, inv_temperature, params.min_p, u).unwrap_or(best);
+        return sample_unfiltered(logits, max, inv_temperature, params.min_p, u).unwrap_or(best);
     }
-    // There is one zero among logits, not two.
+    // Adding 0.0 turns -0.0 into 0.0: total_cmp tells them apart.
     let candidate = |(id, &x): (usize, &f32)| Candidate { logit: x + 0.0, weight: 0.0, id: id as Token };
     let all = logits.iter().enumerate().map(candidate);
     let mut kept = if open { all.collect() } else { top_k(all, params.top_k as usize) };
@@ -90,13 +89,13 @@ pub fn sample(
     if params.top_p < 1.0 {
         keep_nucleus(&mut kept, params.top_p as f64);
     }
-    // The likeliest weighs exp(0) = 1, so min-p is a plain threshold.
+    // The largest weight is exp(0) = 1, so min-p is a plain threshold.
     kept.retain(|c| c.weight >= params.min_p || c.id == best);
     kept.sort_unstable_by_key(|c| c.id);
     inverse_cdf(kept.iter().map(|c| (c.id, c.weight)), u).unwrap_or(best)
 }
 
-/// A token still in the running; `weight` is its probability times a common factor, 0 until top-k is through.
+/// A token that may be sampled. `weight` is its unnormalised probability, set after top-k.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     logit: f32,
@@ -105,27 +104,26 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// The likelier first, the lower id first among equals: a total order, so that the set a
-    /// partial selection keeps does not depend on how it went.
+    /// Descending logit, then ascending id. A total order, so that the result of a partial selection is unique.
     fn order(&self, other: &Self) -> Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
 }
 
-/// The k that order first. Candidates come by ascending id, so one that equals the k-th seen so far
-/// loses to it; most of a vocabulary is thus dropped by one comparison.
+/// Returns the first k candidates in order. They arrive in ascending id, so one that equals the k-th so far is dropped:
+/// one comparison rejects most of a vocabulary.
 fn top_k(all: impl Iterator<Item = Candidate>, k: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(2 * k + SORT_BELOW);
-    let mut bar = f32::NEG_INFINITY;
+    let mut threshold = f32::NEG_INFINITY;
     for c in all.filter(|c| !c.logit.is_nan()) {
-        if c.logit <= bar {
+        if c.logit <= threshold {
             continue;
         }
         if best.len() == best.capacity() {
             best.select_nth_unstable_by(k - 1, Candidate::order);
             best.truncate(k);
-            bar = best[k - 1].logit;
-            if c.logit <= bar {
+            threshold = best[k - 1].logit;
+            if c.logit <= threshold {
                 continue;
             }
         }
@@ -138,13 +136,13 @@ fn top_k(all: impl Iterator<Item = Candidate>, k: usize) -> Vec<Candidate> {
     best
 }
 
-/// `exp((logit - max) / temperature)`, 0 for NaN.
+/// Returns `exp((logit - max) / temperature)`, 0 for NaN.
 fn weight(logit: f32, max: f32, inv_temperature: f32) -> f32 {
     let w = ((logit - max) * inv_temperature).exp();
     if w.is_nan() { 0.0 } else { w }
 }
 
-fn penalise(logits: &mut [f32], penalty: f32, fed: impl IntoIterator<Item = Token>) {
+fn apply_penalty(logits: &mut [f32], penalty: f32, fed: impl IntoIterator<Item = Token>) {
     if penalty == 1.0 || penalty.is_nan() || penalty <= 0.0 {
         return;
     }
@@ -155,13 +153,12 @@ fn penalise(logits: &mut [f32], penalty: f32, fed: impl IntoIterator<Item = Toke
     }
 }
 
-/// Shortens `kept` to the likeliest whose weights sum to at least `p` of the whole, at least one.
-/// Halves the range that holds the border, summing one half at a time: O(n) in all.
+/// Reduces `kept` to the nucleus: the first candidates in order whose weights reach `p` of the total, at least one.
+/// Partitions the range that contains the threshold and sums one half at a time: O(n) in total.
 fn keep_nucleus(kept: &mut Vec<Candidate>, p: f64) {
     let total: f64 = kept.iter().map(|c| c.weight as f64).sum();
     let goal = p.max(0.0) * total;
-    // Invariant: [..low] is inside the nucleus, sums to `mass` < goal, and all of [low..high]
-    // orders before all of [high..].
+    // Invariant: [..low] is in the nucleus, sums to `mass` < goal, and all of [low..high] come before all of [high..].
     let (mut low, mut high, mut mass) = (0, kept.len(), 0.0);
     while high - low > SORT_BELOW {
         let half = (high - low) / 2;
@@ -183,8 +180,8 @@ fn keep_nucleus(kept: &mut Vec<Candidate>, p: f64) {
     kept.truncate(end.max(1));
 }
 
-/// Without top-k and top-p no candidate list is needed: two passes over the row.
-fn draw_unsorted(logits: &[f32], max: f32, inv_temperature: f32, min_p: f32, u: f64) -> Option<Token> {
+/// Samples without top-k and top-p in two passes over the row, without a list of candidates.
+fn sample_unfiltered(logits: &[f32], max: f32, inv_temperature: f32, min_p: f32, u: f64) -> Option<Token> {
     let weights = logits.iter().enumerate().filter_map(|(id, &logit)| {
         let w = weight(logit, max, inv_temperature);
         (w > 0.0 && w >= min_p).then_some((id as Token, w))
@@ -192,7 +189,7 @@ fn draw_unsorted(logits: &[f32], max: f32, inv_temperature: f32, min_p: f32, u: 
     inverse_cdf(weights, u)
 }
 
-/// The first id at which the running sum of weights exceeds `u` of their total.
+/// Returns the first id at which the running sum of weights exceeds `u` of the total.
 fn inverse_cdf(weights: impl Iterator<Item = (Token, f32)> + Clone, u: f64) -> Option<Token> {
     let total: f64 = weights.clone().map(|(_, w)| w as f64).sum();
     let goal = u * total;
@@ -315,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_uniform_number_is_fixed() {
-        // splitmix64 in Python, as in the module's text: a kernel has to give these bits.
+        // Computed with splitmix64 in Python; kernels have to return the same bits.
         let bits: Vec<u32> = [(0, 0), (0, 1), (42, 0), (42, 7), (u64::MAX, u64::MAX)]
             .iter()
             .map(|&(seed, position)| (uniform(seed, position) * (1 << 24) as f32) as u32)

@@ -1,42 +1,42 @@
-//! The process itself, where the system's own calls are needed: its end without exit handlers, its end when memory is
-//! refused, and a signal handler for files that get shorter while they are mapped.
+//! Process-level system calls: exit without exit handlers, exit when memory runs out, and a SIGBUS handler for mapped
+//! files that are truncated.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// Ends the process with one line where a small allocation is refused. Larger ones are refused to their caller, who may
-/// have asked for them with `try_reserve`; where nobody handles that, Rust prints a line of its own and aborts.
+/// The system allocator, except that a failed small allocation ends the process with one line. A failed large one returns
+/// null to its caller, which may use `try_reserve`; otherwise Rust prints a line and aborts.
 struct Allocator;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// Nobody asks for less with `try_reserve`.
+/// Callers of `try_reserve` ask for more than this.
 const SMALL_BYTES: usize = 64 << 10;
 
 // SAFETY: every call is the system allocator's; a small one that fails does not return.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's word on the layout.
-        unsafe { given(System.alloc(layout), layout.size()) }
+        // SAFETY: the caller guarantees the layout.
+        unsafe { checked(System.alloc(layout), layout.size()) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's word on the layout.
-        unsafe { given(System.alloc_zeroed(layout), layout.size()) }
+        // SAFETY: the caller guarantees the layout.
+        unsafe { checked(System.alloc_zeroed(layout), layout.size()) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's word on the block and its layout.
-        unsafe { given(System.realloc(at, layout, size), size) }
+        // SAFETY: the caller guarantees the block and its layout.
+        unsafe { checked(System.realloc(at, layout, size), size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's word on the block and its layout.
+        // SAFETY: the caller guarantees the block and its layout.
         unsafe { System.dealloc(at, layout) }
     }
 }
 
-fn given(at: *mut u8, bytes: usize) -> *mut u8 {
+fn checked(at: *mut u8, bytes: usize) -> *mut u8 {
     if at.is_null() && bytes < SMALL_BYTES {
         imp::end_with(b"dmschat: out of memory\n");
     }
@@ -51,7 +51,7 @@ mod imp {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// How the terminal was, and the bytes that give it back.
+    /// Settings of the terminal at start, and the bytes that restore its screen.
     struct Terminal {
         settings: libc::termios,
         bytes: Vec<u8>,
@@ -60,16 +60,16 @@ mod imp {
     static TERMINAL: OnceLock<Terminal> = OnceLock::new();
     static OURS: AtomicBool = AtomicBool::new(false);
 
-    /// Ends the process at once with that code: no exit handler runs, nothing buffered is written.
+    /// Ends the process at once with `code`. No exit handler runs and no buffer is flushed.
     pub fn exit_now(code: u8) -> ! {
-        // SAFETY: may be called at any time, and does not return. The system takes back memory, files and the GPU.
+        // SAFETY: may be called at any time and does not return. The system frees memory, files and the GPU.
         unsafe { libc::_exit(i32::from(code)) }
     }
 
-    /// Keeps the settings of the terminal on stdin as they are now, and the bytes that undo what is written to it later.
+    /// Saves the current settings of the terminal on stdin, and the bytes that undo what is written to it later.
     pub fn remember_terminal(bytes: Vec<u8>) {
         let mut settings = MaybeUninit::uninit();
-        // SAFETY: the pointer is to room for the settings, which a call that succeeds fills.
+        // SAFETY: the pointer is to memory for the settings, which a successful call initialises.
         let settings = unsafe {
             if libc::tcgetattr(libc::STDIN_FILENO, settings.as_mut_ptr()) != 0 {
                 return;
@@ -79,17 +79,17 @@ mod imp {
         let _ = TERMINAL.set(Terminal { settings, bytes });
     }
 
-    /// Whether [`end_with`] gives the terminal back.
+    /// Sets whether [`end_with`] restores the terminal.
     pub fn terminal_is_ours(ours: bool) {
         OURS.store(ours, Ordering::SeqCst);
     }
 
-    /// Gives the terminal back, writes a line to stderr and ends the process with code 1. Allocates nothing, takes no
-    /// lock and runs no exit handler: safe in a signal handler.
+    /// Restores the terminal, writes a line to stderr and ends the process with code 1. Allocates nothing, takes no lock and
+    /// runs no exit handler, so it may be called in a signal handler.
     pub(super) fn end_with(line: &[u8]) -> ! {
         if let (true, Some(terminal)) = (OURS.swap(false, Ordering::SeqCst), TERMINAL.get()) {
             write(libc::STDOUT_FILENO, &terminal.bytes);
-            // SAFETY: the settings are those that the system gave.
+            // SAFETY: the settings were filled by the system.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &terminal.settings) };
         }
         write(libc::STDERR_FILENO, line);
@@ -97,22 +97,22 @@ mod imp {
     }
 
     fn write(to: libc::c_int, bytes: &[u8]) {
-        // SAFETY: the bytes are live and as many as is said. Where they cannot be written nobody is left to tell.
+        // SAFETY: the pointer and length are those of a live slice. There is nobody to report an error to.
         unsafe { libc::write(to, bytes.as_ptr().cast(), bytes.len()) };
     }
 
     extern "C" fn shortened(_: libc::c_int) {
         end_with(
-            b"dmschat: a file of the model became shorter, or could not be read, while it was in use; \
+            b"dmschat: a model file was truncated, or could not be read, while it was in use; \
               do not change model files while a chat runs\n",
         )
     }
 
-    /// From now on, a mapped file that gets shorter while it is read ends the process with a line, and gives the
-    /// terminal back first. (The system sends SIGBUS, which would kill the process.)
+    /// Installs a SIGBUS handler: reading beyond the end of a truncated mapped file ends the process by [`end_with`]
+    /// instead of killing it.
     pub fn take_shortened_files() {
-        // SAFETY: a struct of numbers and a set, for which all zeros is a value; the handler only calls what may be
-        // called in one, on the thread's own signal stack where there is one.
+        // SAFETY: all zeros is a valid sigaction; the handler calls async-signal-safe functions only, on the thread's
+        // signal stack if it has one.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = shortened as *const () as usize;

@@ -1,10 +1,10 @@
-//! A named, typed, read-only block of a model file: plain data that `checkpoint` makes, `model`
-//! names and a backend loads. Knows nothing of files, models or devices.
+//! A named, typed, read-only block of a model file. `checkpoint` makes tensors, `model` chooses them by name, a backend
+//! loads them.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Element type as stored in the file.
+/// Element type in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
     F32,
@@ -29,10 +29,10 @@ impl DType {
     }
 }
 
-/// Bytes that stay valid as long as anyone holds them: a mapped file, an embedded model, a vector.
+/// Shared bytes: a mapped file, an embedded model or a vector.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// One tensor: row-major, little-endian, inside bytes shared with its neighbours.
+/// A row-major, little-endian tensor in bytes that it shares with other tensors.
 #[derive(Clone)]
 pub struct Tensor {
     pub name: String,
@@ -44,8 +44,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Panics when `range` does not hold exactly `shape` elements of `dtype`, or lies outside
-    /// `bytes`: whoever reads a file checks its header first.
+    /// Creates a tensor over `range` of `bytes`. Panics unless the range holds exactly `shape` elements of `dtype` and lies
+    /// inside `bytes`; readers of files check the header first.
     pub fn new(name: &str, dtype: DType, shape: Vec<usize>, bytes: SharedBytes, range: Range<usize>) -> Self {
         let n: usize = shape.iter().product();
         assert_eq!(range.len(), n * dtype.size_bytes(), "tensor {name}: byte range and shape differ");
@@ -53,7 +53,7 @@ impl Tensor {
         Self { name: name.to_owned(), dtype, shape, bytes, range }
     }
 
-    /// A tensor of its own f32 values (tests, random benchmark weights).
+    /// Creates an f32 tensor with bytes of its own, for tests and random benchmark weights.
     pub fn from_f32(name: &str, shape: Vec<usize>, values: &[f32]) -> Self {
         let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
         let len = bytes.len();
@@ -72,7 +72,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// All values widened to f32: for vectors (norms, biases), never for a whole weight matrix.
+    /// Converts all values to f32. For vectors (norms, biases), not for weight matrices.
     pub fn to_f32(&self) -> Vec<f32> {
         let raw = self.bytes();
         match self.dtype {

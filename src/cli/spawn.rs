@@ -75,7 +75,7 @@ impl<J: ModelJob> DeviceJob for OnRunner<J> {
     fn run<D: DeviceKind>(self, device: &D) -> Result<u8> {
         let Self { mut checkpoint, mut options, job } = self;
         let b = device.open()?;
-        engine::settle_context(&b, &mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
+        engine::resolve_context(&b, &mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
         job.run(&mut Runner::new(b, &checkpoint, &options, |_, _| true)?, &checkpoint)
     }
 }

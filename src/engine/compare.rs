@@ -1,5 +1,5 @@
-//! What a smaller cache costs on a text: sequences that evict, or store less exactly, fed side by side
-//! with a dense one, and the distributions of every next token compared.
+//! Quality of a compressed cache on a text: sequences that evict, or store K and V in fewer bytes, are fed side by side
+//! with a dense one, and the next-token distributions are compared.
 
 use super::runner::Runner;
 use super::score::{log_softmax, log_softmax_at, perplexity, ratio};
@@ -10,41 +10,41 @@ use crate::sampler::argmax;
 use anyhow::Result;
 use serde::Serialize;
 
-/// Tokens of a step: both distributions of all of them are held at once.
+/// Tokens per step. The distributions of a step are all in memory at once.
 const STEP: usize = 64;
 
-/// One cache against the dense one.
+/// One cache compared with the dense one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     pub kv: &'static str,
     pub eviction: bool,
     pub ppl: Option<f64>,
-    /// Mean KL(dense || this) in nats a token.
+    /// Mean KL(dense || this), nats per token.
     pub kl: f64,
-    /// Share of positions whose likeliest next token is the same.
+    /// Share of positions with the same argmax.
     pub top1_agreement: f64,
-    /// Slots of a dense cache to slots held, after the last token.
+    /// Compression ratio after the last token.
     pub ratio: Option<f64>,
-    /// Of live slots, after the last token.
+    /// Bytes of live slots after the last token.
     pub live_bytes: u64,
 }
 
-/// The dense cache's perplexity, and the rows compared with it.
+/// Perplexity of the dense cache, and the caches compared with it.
 pub type Compared = (Option<f64>, Vec<Row>);
 
-/// Eviction on against off, in one runner.
+/// Compares eviction with none, in one runner.
 pub fn eviction<B: Backend>(runner: &mut Runner<B>, tokens: &[Token]) -> Result<Compared> {
     let mut off = Dense::new(runner, tokens)?;
-    let mut on = Beside::new(runner, true)?;
-    while let Some(part) = off.feed(runner)? {
-        on.feed(runner, &part, tokens)?;
+    let mut on = Compressed::new(runner, true)?;
+    while let Some(chunk) = off.feed(runner)? {
+        on.feed(runner, &chunk, tokens)?;
     }
     let rows = vec![on.finish(runner, tokens)];
     Ok((off.finish(runner), rows))
 }
 
-/// `runner`'s cache, without and with eviction as asked, against the dense cache of `reference`: the same
-/// model with another codec.
+/// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`: the same model with
+/// another codec.
 pub fn codec<R: Backend, B: Backend>(
     reference: &mut Runner<R>,
     runner: &mut Runner<B>,
@@ -52,24 +52,27 @@ pub fn codec<R: Backend, B: Backend>(
     evictions: &[bool],
 ) -> Result<Compared> {
     let mut dense = Dense::new(reference, tokens)?;
-    let beside: Result<Vec<Beside>> = evictions.iter().map(|&on| Beside::new(runner, on)).collect();
+    let beside: Result<Vec<Compressed>> = evictions.iter().map(|&on| Compressed::new(runner, on)).collect();
     let mut beside = beside?;
-    while let Some(part) = dense.feed(reference)? {
+    while let Some(chunk) = dense.feed(reference)? {
         for one in &mut beside {
-            one.feed(runner, &part, tokens)?;
+            one.feed(runner, &chunk, tokens)?;
         }
     }
     let rows = beside.into_iter().map(|one| one.finish(runner, tokens)).collect();
     Ok((dense.finish(reference), rows))
 }
 
-/// A step of the dense sequence: where it begins, and the log-probabilities after each of its tokens.
-struct Part {
+/// The distributions of one step of the dense sequence.
+struct Chunk {
+    /// Index of its first token.
     at: usize,
+    /// Log-probabilities `[n_tokens][vocab]` after each token.
     rows: Vec<Vec<f64>>,
-    likeliest: Vec<Token>,
+    argmax: Vec<Token>,
 }
 
+/// The dense sequence.
 struct Dense<'a> {
     seq: SeqId,
     tokens: &'a [Token],
@@ -82,18 +85,18 @@ impl<'a> Dense<'a> {
         Ok(Self { seq: runner.create(false)?, tokens, at: 0, logprobs: Vec::with_capacity(tokens.len()) })
     }
 
-    /// The next step; `None` after the last token.
-    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<Option<Part>> {
-        let Some(part) = self.tokens[self.at..].chunks(STEP).next() else { return Ok(None) };
-        runner.feed(self.seq, part)?;
-        let mut out = Part { at: self.at, rows: Vec::new(), likeliest: Vec::new() };
-        runner.logits(0..part.len(), |_, logits| {
+    /// Runs the next step. `None` after the last token.
+    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<Option<Chunk>> {
+        let Some(chunk) = self.tokens[self.at..].chunks(STEP).next() else { return Ok(None) };
+        runner.feed(self.seq, chunk)?;
+        let mut out = Chunk { at: self.at, rows: Vec::new(), argmax: Vec::new() };
+        runner.logits(0..chunk.len(), |_, logits| {
             out.rows.push(log_softmax(logits));
-            out.likeliest.push(argmax(logits));
+            out.argmax.push(argmax(logits));
         })?;
         let next = self.tokens[self.at + 1..].iter();
         self.logprobs.extend(out.rows.iter().zip(next).map(|(row, &t)| Some(row[t as usize])));
-        self.at += part.len();
+        self.at += chunk.len();
         Ok(Some(out))
     }
 
@@ -103,7 +106,8 @@ impl<'a> Dense<'a> {
     }
 }
 
-struct Beside {
+/// A sequence that is compared with the dense one.
+struct Compressed {
     seq: SeqId,
     eviction: bool,
     logprobs: Vec<Option<f64>>,
@@ -111,18 +115,18 @@ struct Beside {
     same: usize,
 }
 
-impl Beside {
+impl Compressed {
     fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self> {
         Ok(Self { seq: runner.create(eviction)?, eviction, logprobs: Vec::new(), kl: 0.0, same: 0 })
     }
 
-    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, part: &Part, tokens: &[Token]) -> Result<()> {
-        runner.feed(self.seq, &tokens[part.at..part.at + part.rows.len()])?;
-        runner.logits(0..part.rows.len(), |row, logits| {
-            let (p, q) = (&part.rows[row], log_softmax(logits));
+    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
+        runner.feed(self.seq, &tokens[chunk.at..chunk.at + chunk.rows.len()])?;
+        runner.logits(0..chunk.rows.len(), |row, logits| {
+            let (p, q) = (&chunk.rows[row], log_softmax(logits));
             self.kl += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
-            self.same += usize::from(argmax(logits) == part.likeliest[row]);
-            self.logprobs.extend(tokens.get(part.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
+            self.same += usize::from(argmax(logits) == chunk.argmax[row]);
+            self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
         })?;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What fits, said before anything is loaded: pure arithmetic over sizes.
+//! Memory planning before anything is loaded: pure arithmetic over sizes.
 
 use super::EngineOptions;
 use super::runner::MAX_LOGITS;
@@ -10,25 +10,24 @@ use crate::model::step_token_bytes;
 use crate::policy::Policy;
 use crate::protocol::{MAX_CONTEXT, Plan};
 
-// Configurations and settings are bounded alike.
+// Configurations and settings have the same bound.
 const _: () = assert!(crate::checkpoint::bounds::CONTEXT == MAX_CONTEXT);
 
-/// Kept free of all that is planned, for everything else that runs: a share of the memory, and at most so much.
+/// Memory that is left free for other programs: this share of the memory, at most this many bytes.
 const SPARE_SHARE: u64 = 16;
 const SPARE_BYTES: u64 = 256 << 20;
 
-/// The cache's policy; dense where it cannot be had, which loading refuses.
+/// The cache's policy; dense where the model cannot have it, which loading refuses later.
 fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
     options.policy.resolve(c.dms.as_ref().map(|d| d.rule)).unwrap_or(Policy::Dense)
 }
 
-/// Bytes one token takes in a dense cache.
+/// Bytes per token of a dense cache.
 pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
     (c.n_layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
 }
 
-/// Bytes of the cache's tables that a token of context takes, whether or not it is used: one page-table
-/// entry per page in every lane.
+/// Bytes of page table per token of context: one entry per page in every lane, used or not.
 fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     (c.n_layers * c.n_kv_heads * options.max_seqs * size_of::<i32>()) as f64 / PAGE_SLOTS as f64
 }
@@ -38,8 +37,8 @@ pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> 
     (table_token_bytes(c, options) * context as f64) as u64
 }
 
-/// Bytes of host memory that a model takes beside its weights and pages: page tables, rings, the sets of
-/// seen tokens, and a step's activations and logits.
+/// Bytes of host memory that a model needs beside weights and pages: page tables, rings, the bit sets of fed tokens, and
+/// the workspace of a step.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let lanes = c.n_layers * c.n_kv_heads * options.max_seqs;
     let rings = size_of::<i32>() * lanes * (policy(c, options).ring_len() + 1);
@@ -50,10 +49,10 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
 }
 
-/// Tokens of a step where nobody sets a number: what backends on the host take.
+/// Default tokens of a step on host backends.
 const HOST_STEP: usize = 512;
 
-/// The longest context whose dense cache and tables fit in memory beside weights and `beside` other bytes.
+/// Longest context whose dense cache and page tables fit in memory beside the weights and `beside` other bytes.
 pub fn longest_context(checkpoint: &Checkpoint, options: &EngineOptions, beside: u64) -> Option<usize> {
     let c = &checkpoint.config;
     let free = kv_budget(checkpoint.weight_bytes + beside, None, options.memory_bytes)?;
@@ -61,8 +60,8 @@ pub fn longest_context(checkpoint: &Checkpoint, options: &EngineOptions, beside:
     Some((free as f64 / token) as usize)
 }
 
-/// Bytes that KV pages may take: what memory is left beside what is `fixed` (weights and workspace), or less
-/// where the user says so. Absent when neither is known.
+/// Bytes available for KV pages: free memory less the `fixed` bytes (weights and workspace), limited by `kv_limit`.
+/// `None` if neither is known.
 pub fn kv_budget(fixed: u64, kv_limit: Option<u64>, memory_bytes: Option<u64>) -> Option<u64> {
     let free = memory_bytes.map(|m| m.saturating_sub(fixed + SPARE_BYTES.min(m / SPARE_SHARE)));
     match (free, kv_limit) {
@@ -71,8 +70,8 @@ pub fn kv_budget(fixed: u64, kv_limit: Option<u64>, memory_bytes: Option<u64>) -
     }
 }
 
-/// Plans for `context` tokens. Where it is not known what memory is free, everything is taken to fit. Weights in a
-/// mapped file count fully: they must stay resident.
+/// Plans memory for `context` tokens. If the free memory is unknown, everything is assumed to fit. Mapped weights count
+/// fully, because they must stay resident.
 pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv_limit: Option<u64>) -> Plan {
     let c = &checkpoint.config;
     let token = dense_token_bytes(c, options.codec);
@@ -84,7 +83,7 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         Policy::Dms(_) => trained,
         Policy::Window(window) => (context as f64 / window.budget as f64).max(1.0),
     };
-    // Every lane takes whole pages.
+    // Lanes allocate whole pages.
     let page_row = (token * PAGE_SLOTS as u64) as f64;
     let fits = |ratio: f64| {
         let tokens = |bytes: u64| (bytes as f64 * ratio / page_row) as usize * PAGE_SLOTS;

@@ -1,4 +1,4 @@
-//! One loaded model with its workspace and cache: feeds tokens, reads logits, decodes.
+//! Runs steps of a loaded model: prefill, decode with sampling, and reading logits.
 
 use super::EngineOptions;
 use super::planner::kv_budget;
@@ -10,13 +10,14 @@ use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context as _, Result};
 use std::time::{Duration, Instant};
 
-/// Rows of logits at once: one in a chat, more when a text is scored.
+/// Minimum rows of logits in the workspace, used when a text is scored.
 pub(super) const MAX_LOGITS: usize = 16;
 
-/// The model's numbers overflowed or were broken to begin with; the step's token means nothing.
+/// A value was not finite: an overflow, or broken weights. The sampled token is meaningless.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the model's numbers are no longer finite, first {}", layer_name(*.layer, *.n_layers))]
 pub struct NonFinite {
+    /// First layer with such an input; `n_layers` for the final norm, `n_layers + 1` for the output head.
     pub layer: usize,
     pub n_layers: usize,
 }
@@ -29,7 +30,7 @@ fn layer_name(layer: usize, n_layers: usize) -> String {
     }
 }
 
-/// A step that failed: nothing has changed, but on `NonFinite`.
+/// Why a step failed. Nothing has changed, except for `NonFinite`, after which the tokens are fed.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     #[error(transparent)]
@@ -40,7 +41,7 @@ pub enum StepError {
     UnknownToken { token: Token, vocab: usize },
 }
 
-/// One sequence's part of a decode step: the token to feed, and how the next one is chosen.
+/// One row of a decode step: the token to feed to a sequence, and how the next one is sampled.
 #[derive(Clone, Copy, Debug)]
 pub struct Decode<'a> {
     pub seq: SeqId,
@@ -49,6 +50,7 @@ pub struct Decode<'a> {
     pub seed: u64,
 }
 
+/// A model with its workspace and cache.
 pub struct Runner<B: Backend> {
     b: B,
     model: Model<B>,
@@ -56,17 +58,18 @@ pub struct Runner<B: Backend> {
     pub cache: KvCache<B>,
     context: usize,
     max_step: usize,
-    /// Tokens fed to each sequence, see [`SampleArgs::seen`].
+    /// Bit sets of the tokens fed to each sequence: [`SampleArgs::seen`].
     seen: B::Buf<u32>,
+    /// Sampling parameters of each row, on the device.
     draws: B::Buf<Draw>,
-    /// What stands in `draws`.
-    drawn: Vec<Draw>,
-    /// Time that the last decode step was waited for.
+    /// Host copy of `draws`; unchanged parameters are not uploaded again.
+    uploaded_draws: Vec<Draw>,
+    /// Time that the host waited for the last decode step.
     waited: Duration,
 }
 
-/// All that is allocated for a model.
-struct Parts<B: Backend> {
+/// Everything that loading allocates.
+struct Allocations<B: Backend> {
     model: Model<B>,
     ws: Workspace<B>,
     cache: KvCache<B>,
@@ -76,7 +79,7 @@ struct Parts<B: Backend> {
     max_step: usize,
 }
 
-impl<B: Backend> Parts<B> {
+impl<B: Backend> Allocations<B> {
     fn new(
         b: &B,
         checkpoint: &Checkpoint,
@@ -116,27 +119,38 @@ impl<B: Backend> Parts<B> {
     }
 }
 
-/// Bytes of device memory that a model takes beside its weights and pages: told before loading by the very
-/// allocations that loading makes. Absent where memory is the host's.
+/// Returns the bytes of device memory that a model needs beside weights and pages, from a dry run of the allocations that
+/// loading makes. `None` for host backends.
 pub fn workspace_bytes<B: Backend>(b: &B, checkpoint: &Checkpoint, options: &EngineOptions) -> Option<u64> {
-    let all = b.dry_run_bytes(|| Parts::new(b, checkpoint, options, |_, _| true))?;
+    let all = b.dry_run_bytes(|| Allocations::new(b, checkpoint, options, |_, _| true))?;
     Some(all.saturating_sub(checkpoint.weight_bytes))
 }
 
 impl<B: Backend> Runner<B> {
-    /// Loads a model: see [`Model::load`] for `progress`.
+    /// Loads a model. `progress` as in [`Model::load`].
     pub fn new(
         b: B,
         checkpoint: &Checkpoint,
         options: &EngineOptions,
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
-        let Parts { model, ws, mut cache, seen, draws, context, max_step } =
-            Parts::new(&b, checkpoint, options, progress)?;
-        // Pages stop before memory does: a turn that is too long ends, and the process does not.
+        let Allocations { model, ws, mut cache, seen, draws, context, max_step } =
+            Allocations::new(&b, checkpoint, options, progress)?;
+        // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.
         let fixed = checkpoint.weight_bytes + options.workspace_bytes;
         cache.set_limit_bytes(kv_budget(fixed, options.kv_limit, options.memory_bytes));
-        Ok(Self { b, model, ws, cache, context, max_step, seen, draws, drawn: Vec::new(), waited: Duration::ZERO })
+        Ok(Self {
+            b,
+            model,
+            ws,
+            cache,
+            context,
+            max_step,
+            seen,
+            draws,
+            uploaded_draws: Vec::new(),
+            waited: Duration::ZERO,
+        })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -147,15 +161,17 @@ impl<B: Backend> Runner<B> {
         &self.b
     }
 
-    /// Most tokens of a sequence.
+    /// Maximum tokens of a sequence.
     pub fn context(&self) -> usize {
         self.context
     }
 
+    /// Maximum tokens of a step.
     pub fn max_step(&self) -> usize {
         self.max_step
     }
 
+    /// Creates an empty sequence.
     pub fn create(&mut self, eviction: bool) -> Result<SeqId, CacheError> {
         let seq = self.cache.create(&self.b, eviction)?;
         let words = seen_words(self.model.config.vocab);
@@ -163,6 +179,7 @@ impl<B: Backend> Runner<B> {
         Ok(seq)
     }
 
+    /// Creates a copy of a sequence that shares its pages.
     pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, CacheError> {
         let copy = self.cache.fork(&self.b, seq)?;
         let words = seen_words(self.model.config.vocab);
@@ -174,46 +191,46 @@ impl<B: Backend> Runner<B> {
         self.cache.release(&self.b, seq);
     }
 
-    /// Gives memory that no page uses back to the system.
+    /// Returns unused pool memory to the system.
     pub fn trim(&mut self) {
         self.cache.trim(&self.b);
     }
 
-    /// Returns how many slots switching on has dropped.
+    /// Switches eviction for a sequence. Returns the number of slots dropped.
     pub fn set_eviction(&mut self, seq: SeqId, on: bool) -> Result<u64, CacheError> {
         self.cache.set_eviction(&self.b, seq, on)
     }
 
-    /// Feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
+    /// Runs a prefill chunk: feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
     pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
         let spans = [self.cache.span(seq, 0, tokens.len())];
         self.step(StepKind::Feed, tokens, &spans)
     }
 
-    /// Feeds one token to each of several distinct sequences and samples the token after it.
+    /// Runs a decode step: feeds one token to each of several distinct sequences and samples the next ones.
     pub fn decode(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Token>, StepError> {
         Ok(self.decode_each(batch)?.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// As [`Self::decode`], where numbers that are not finite fail only the sequences that they belong to.
+    /// As [`Self::decode`], with a result per row: values that are not finite fail only the rows that they belong to.
     pub fn decode_each(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
         let draws: Vec<Draw> = batch.iter().map(|d| Draw::new(d.seq.row(), d.seed, d.sampling)).collect();
-        if self.drawn != draws {
+        if self.uploaded_draws != draws {
             self.b.write(&mut self.draws, 0, &draws);
-            self.drawn = draws;
+            self.uploaded_draws = draws;
         }
         self.step(StepKind::Decode, &tokens, &spans)?;
         let issued = Instant::now();
         let result = self.b.read_step(&self.ws.sampled, &self.ws.fault, self.cache.tables(), batch.len());
         self.waited = issued.elapsed();
         let Some(layer) = result.non_finite else { return Ok(result.tokens.into_iter().map(Ok).collect()) };
-        self.forget_fault();
+        self.clear_fault();
         let error = NonFinite { layer, n_layers: self.model.config.n_layers };
         let mut finite = self.finite_rows(batch.len());
         if !finite.contains(&false) {
-            // A sum of squares overflowed, and the norm made zeros of its row.
+            // A sum of squares has overflowed: its norm returned zeros, and the row cannot be told.
             finite.fill(false);
         }
         Ok(result
@@ -224,8 +241,8 @@ impl<B: Backend> Runner<B> {
             .collect())
     }
 
-    /// Whether the logits of each of the first `n` rows of the step just run are finite: a row that is not finite in
-    /// some layer is not finite in any later one.
+    /// Whether the logits of each of the first `n` rows of the last step are finite. NaN in one layer's rows reaches the
+    /// logits of the same rows.
     fn finite_rows(&mut self, n: usize) -> Vec<bool> {
         let vocab = self.model.config.vocab;
         model::logits(&self.b, &self.model, &mut self.ws, n);
@@ -234,19 +251,19 @@ impl<B: Backend> Runner<B> {
         logits.chunks_exact(vocab).map(|row| row.iter().all(|l| l.is_finite())).collect()
     }
 
-    /// An error where the steps fed since the last question had numbers that are not finite. Waits for the device.
+    /// Reads and clears the non-finite flag of the steps since it was last read. Waits for the device.
     pub fn check_finite(&mut self) -> Result<(), NonFinite> {
         let mut fault = [i32::MAX];
         self.b.read(&self.ws.fault, 0, &mut fault);
         if fault[0] == i32::MAX {
             return Ok(());
         }
-        self.forget_fault();
+        self.clear_fault();
         Err(NonFinite { layer: fault[0] as usize, n_layers: self.model.config.n_layers })
     }
 
     fn step(&mut self, kind: StepKind, tokens: &[Token], spans: &[Span]) -> Result<(), StepError> {
-        // Embedding lookups index by token id without a check of their own.
+        // Embedding lookups do not check token ids.
         let vocab = self.model.config.vocab;
         if let Some(&token) = tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(StepError::UnknownToken { token, vocab });
@@ -270,18 +287,18 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    /// Returns when the steps fed so far are done, for whoever measures them.
+    /// Waits until all steps are done, for measurements.
     pub fn synchronize(&self) {
         self.b.synchronize();
     }
 
-    /// How long the host has waited for the last decode step; the rest of its time was the host's work.
+    /// Time that the host waited for the last decode step. The rest of the step's time is host overhead.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Logits `[vocab]` of each row in `rows` of the step just run, handed to `each` in order. An error where
-    /// they are not finite, or where what they were made from was not.
+    /// Calls `each` with the logits `[vocab]` of each row in `rows` of the last step, in order. Fails where they are not
+    /// finite.
     pub fn logits(
         &mut self,
         rows: std::ops::Range<usize>,
@@ -305,7 +322,7 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    fn forget_fault(&mut self) {
+    fn clear_fault(&mut self) {
         self.b.write(&mut self.ws.fault, 0, &[i32::MAX]);
     }
 }

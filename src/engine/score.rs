@@ -1,4 +1,4 @@
-//! Teacher-forced scoring: how likely a text is under a schedule of prefills, decodes and toggles.
+//! Teacher-forced scoring of a text under a schedule of prefills, decodes and eviction toggles.
 
 use super::runner::Runner;
 use crate::backend::Backend;
@@ -7,27 +7,28 @@ use crate::protocol::Token;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-/// One word of a schedule.
+/// One step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// One forward pass over N tokens.
     Prefill(usize),
-    /// N passes over one token each.
+    /// N forward passes over one token each.
     Decode(usize),
+    /// Switches eviction for the tokens that follow.
     Eviction(bool),
 }
 
-/// `prefill:100,decode:20,off,prefill:80,on`
+/// A list of steps, written as `prefill:100,decode:20,off,prefill:80,on`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule(pub Vec<Op>);
 
 impl Schedule {
-    /// One prefill of everything.
+    /// One prefill of `n` tokens.
     pub fn whole(n: usize) -> Self {
         Self(vec![Op::Prefill(n)])
     }
 
-    /// Parses a comma list; the steps must cover `n` tokens exactly.
+    /// Parses a comma-separated list. Fails unless its steps cover exactly `n` tokens.
     pub fn parse(text: &str, n: usize) -> Result<Self> {
         let mut ops = Vec::new();
         for word in text.split(',').map(str::trim).filter(|w| !w.is_empty()) {
@@ -50,7 +51,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// Tokens the steps cover. Saturates, so that a senseless schedule is refused and not wrapped.
+    /// Number of tokens covered, saturating.
     pub fn tokens(&self) -> usize {
         self.0.iter().fold(0, |sum: usize, op| match op {
             Op::Prefill(n) | Op::Decode(n) => sum.saturating_add(*n),
@@ -64,19 +65,19 @@ impl Schedule {
 pub struct Score {
     /// `log p(token i | tokens before it)`; null for the first.
     pub logprobs: Vec<Option<f64>>,
-    /// The likeliest token after token i.
+    /// `argmax p(. | tokens up to i)`.
     pub argmax: Vec<Token>,
-    /// `[n_layers][n_kv_heads]` slots stored after the last word of the schedule.
+    /// Live slots `[n_layers][n_kv_heads]` at the end.
     pub live: Vec<Vec<u32>>,
     pub ratio: Option<f64>,
     pub ppl: Option<f64>,
-    /// Slots that decode steps attended to, per lane (mean over layers and KV heads). Steps of one token count.
+    /// Slots attended to by steps of one token, summed over steps, mean over lanes.
     pub reads: f64,
-    /// Most slots stored after a step, per lane.
+    /// Maximum over steps of the slots stored, mean over lanes.
     pub peak: f64,
 }
 
-/// Feeds `tokens` to a new sequence by the schedule.
+/// Scores `tokens` in a new sequence, under a schedule that covers them.
 pub fn score<B: Backend>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Schedule) -> Result<Score> {
     let seq = runner.create(true)?;
     let mut logprobs = vec![None; tokens.len()];
@@ -116,7 +117,7 @@ pub fn score<B: Backend>(runner: &mut Runner<B>, tokens: &[Token], schedule: &Sc
     })
 }
 
-/// Slots of a dense cache to slots held.
+/// Compression ratio: slots of a dense cache / live slots. `None` for an empty cache.
 pub(super) fn ratio(stats: &SeqStats) -> Option<f64> {
     let lanes = stats.live.iter().map(Vec::len).sum::<usize>();
     (stats.live_slots > 0).then(|| (stats.len * lanes) as f64 / stats.live_slots as f64)

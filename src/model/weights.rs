@@ -1,4 +1,4 @@
-//! Names of tensors, and where each goes. Loading checks every shape against the configuration.
+//! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and are checked there.
 
 use crate::backend::{AdapterHead, Alpha, Backend};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
@@ -7,39 +7,42 @@ use crate::policy::{Policy, PolicyChoice};
 use crate::tensor::Tensor;
 use anyhow::{Context as _, Result, ensure};
 
+/// The weights of a model.
 pub struct Model<B: Backend> {
     pub config: ModelConfig,
-    /// `[vocab, hidden]`
+    /// Embedding table `[vocab, hidden]`.
     pub(super) embed: B::Weight,
     pub(super) layers: Vec<Layer<B>>,
-    /// `[hidden]`
+    /// Final norm `[hidden]`.
     pub(super) norm: B::Buf<f32>,
-    /// `[vocab, hidden]`; absent when the embedding serves.
+    /// Output head `[vocab, hidden]`; `None` if tied to the embedding.
     pub(super) head: Option<B::Weight>,
-    /// `[head_dim / 2]`
+    /// RoPE frequencies `[head_dim / 2]`, radians per position.
     pub(super) inv_freq: B::Buf<f32>,
     pub(super) rope_scale: f32,
 }
 
 pub(super) struct Layer<B: Backend> {
     pub input_norm: B::Buf<f32>,
-    /// `[(n_q_heads + 2 n_kv_heads) * head_dim, hidden]`
+    /// Stacked q, k and v `[(n_q_heads + 2 n_kv_heads) * head_dim, hidden]`.
     pub qkv: B::Weight,
     pub qkv_bias: Option<B::Buf<f32>>,
+    /// Norms of q and k `[head_dim]` (Qwen3).
     pub qk_norm: Option<(B::Buf<f32>, B::Buf<f32>)>,
-    /// `[hidden, n_q_heads * head_dim]`
+    /// Output projection `[hidden, n_q_heads * head_dim]`.
     pub o: B::Weight,
     pub o_bias: Option<B::Buf<f32>>,
     pub post_norm: B::Buf<f32>,
-    /// `[2 ffn, hidden]`
+    /// Stacked gate and up projections `[2 ffn, hidden]`.
     pub gate_up: B::Weight,
     pub gate_up_bias: Option<B::Buf<f32>>,
-    /// `[hidden, ffn]`
+    /// Down projection `[hidden, ffn]`.
     pub down: B::Weight,
     pub down_bias: Option<B::Buf<f32>>,
     adapter: Option<Adapter<B>>,
 }
 
+/// Weights of a layer's eviction decisions, for DMS variants that have their own.
 struct Adapter<B: Backend> {
     norm: B::Buf<f32>,
     proj: B::Weight,
@@ -60,22 +63,22 @@ impl<B: Backend> Layer<B> {
 }
 
 impl<B: Backend> Model<B> {
-    /// `[vocab, hidden]` of the output.
+    /// Output head `[vocab, hidden]`.
     pub(super) fn head(&self) -> &B::Weight {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 
-    /// That weight of every layer.
+    /// One weight of every layer.
     pub(super) fn each<'a>(&'a self, of: impl Fn(&'a Layer<B>) -> &'a B::Weight) -> Vec<&'a B::Weight> {
         self.layers.iter().map(of).collect()
     }
 
-    /// What decides in every layer, where layers have weights of their own for that.
+    /// Decision projections of all layers that have one.
     pub(super) fn adapters(&self) -> Vec<&B::Weight> {
         self.layers.iter().filter_map(|l| l.adapter.as_ref()).map(|a| &a.proj).collect()
     }
 
-    /// Loads every weight. `progress` gets the bytes done and the bytes in all, and returns whether to go on.
+    /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to go on.
     pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Self> {
         let c = &checkpoint.config;
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
@@ -90,7 +93,7 @@ impl<B: Backend> Model<B> {
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq: buffer, rope_scale })
     }
 
-    /// The cache's policy for this model.
+    /// Resolves the cache's policy. Fails for DMS if the model was not trained with it.
     pub fn policy(&self, choice: PolicyChoice) -> Result<Policy> {
         choice.resolve(self.config.dms.as_ref().map(|d| d.rule)).context(
             "policy dms: this model was not trained with DMS; use --policy dense, or --policy window to bound its memory",
@@ -102,8 +105,8 @@ impl<B: Backend> Model<B> {
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
 
-    /// Scale and offset of borrowed decisions. Under a policy whose decisions are constant the channel is zeroed all the
-    /// same, as the model was trained.
+    /// Scale and offset of decisions read from the borrowed channel. A policy with constant decisions still zeroes the
+    /// channel, as in training.
     pub(super) fn borrowed_alpha(&self, policy: &Policy) -> Option<Alpha> {
         let borrowed = self.config.dms.as_ref().is_some_and(|d| d.variant == DmsVariant::Borrowed);
         let alpha = self.alpha().filter(|_| borrowed)?;

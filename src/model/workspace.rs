@@ -1,4 +1,4 @@
-//! All scratch of a forward pass, sized once.
+//! Buffers of a forward pass, allocated once.
 
 use super::Model;
 use crate::backend::{Backend, OutOfMemory};
@@ -9,39 +9,39 @@ pub struct Workspace<B: Backend> {
     pub max_tokens: usize,
     pub max_logits: usize,
     n_kv_heads: usize,
-    /// `[max_tokens]` the step's tokens.
+    /// The step's tokens `[max_tokens]`.
     pub tokens: B::Buf<Token>,
-    /// `[max_logits, vocab]`
+    /// `[max_logits, vocab]`, f32.
     pub logits: B::Buf<f32>,
-    /// `[max_logits]`
+    /// Sampled tokens `[max_logits]`.
     pub sampled: B::Buf<Token>,
-    /// `[1]` first layer whose input was not finite, `i32::MAX` when all were.
+    /// Non-finite flag `[1]`: the first layer whose input was not finite, `i32::MAX` if all were.
     pub fault: B::Buf<i32>,
     /// Residual stream `[max_tokens, hidden]`.
     pub(super) x: B::Acts,
-    /// Normed input of the next block; after a pass, of the output head.
+    /// Normalised input of the next block and, after the pass, of the output head `[max_tokens, hidden]`.
     pub(super) h: B::Acts,
-    /// `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`
+    /// Projections `[max_tokens, (n_q_heads + 2 n_kv_heads) * head_dim]`.
     pub(super) qkv: B::Acts,
-    /// `[max_tokens, n_q_heads * head_dim]`
+    /// Attention output `[max_tokens, n_q_heads * head_dim]`.
     pub(super) att: B::Acts,
-    /// What the residual takes next, `[max_tokens, hidden]`.
+    /// Block output, added to the residual stream by the next norm `[max_tokens, hidden]`.
     pub(super) proj: B::Acts,
-    /// `[max_tokens, 2 ffn]`, where the gate is not part of the product.
+    /// Gate and up projections `[max_tokens, 2 ffn]`; unused by backends that fuse SwiGLU into the GEMM.
     pub(super) gate_up: B::Acts,
-    /// `[max_tokens, ffn]`
+    /// SwiGLU output `[max_tokens, ffn]`.
     pub(super) act: B::Acts,
-    /// Rows of `h` to read logits of, `[max_logits, hidden]`.
+    /// Rows of `h` selected for logits `[max_logits, hidden]`.
     pub(super) chosen: B::Acts,
-    /// Normed input of an adapter, `[max_tokens, hidden]`.
+    /// Normalised input of an adapter `[max_tokens, hidden]`.
     pub(super) adapter: B::Acts,
-    /// Adapter logits before scale and offset, `[max_tokens, n_kv_heads]`.
+    /// Adapter output before scale and offset `[max_tokens, n_kv_heads]`.
     pub(super) raw: B::Acts,
-    /// Eviction decisions of one layer, `[max_tokens, n_kv_heads]`; positive marks.
+    /// Eviction decisions of one layer `[max_tokens, n_kv_heads]`; a positive one marks the token.
     pub(super) decisions: B::Buf<f32>,
 }
 
-/// Bytes of scratch for one token of a step, were all of it f32.
+/// Bytes of workspace per token of a step, counted in f32.
 pub fn step_token_bytes(c: &ModelConfig) -> usize {
     let heads = c.n_q_heads * c.head_dim;
     let qkv = heads + 2 * c.n_kv_heads * c.head_dim;
@@ -49,7 +49,7 @@ pub fn step_token_bytes(c: &ModelConfig) -> usize {
 }
 
 impl<B: Backend> Workspace<B> {
-    /// Scratch for steps of up to `max_tokens` tokens and `max_logits` rows of logits at once.
+    /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of logits.
     pub fn new(b: &B, model: &Model<B>, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
         let (c, rows) = (&model.config, max_tokens.max(max_logits));
         let mut fault = b.alloc(1)?;
@@ -82,7 +82,7 @@ impl<B: Backend> Workspace<B> {
         })
     }
 
-    /// Sets the decision of every token, where the model makes none.
+    /// Sets the decision of every token, for policies with constant decisions.
     pub fn fill_decisions(&mut self, b: &B, decision: f32) {
         let rows = self.max_tokens.max(self.max_logits);
         b.write(&mut self.decisions, 0, &vec![decision; rows * self.n_kv_heads]);

@@ -552,7 +552,7 @@ fn a_model_file_that_is_shortened_gives_the_terminal_back() {
     assert_eq!(chat.end(), 1);
     let text = String::from_utf8_lossy(&chat.written()).into_owned();
     let after = &text[text.rfind("\x1b[?1049l").expect("the alternate screen is left")..];
-    assert!(after.contains("dmschat: a file of the model became shorter"), "{after:?}");
+    assert!(after.contains("dmschat: a model file was truncated"), "{after:?}");
     for sequence in ["\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h"] {
         assert!(text.rfind(&sequence.replace('l', "h")) <= text.rfind(sequence), "{sequence:?}");
     }

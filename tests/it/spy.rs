@@ -22,6 +22,8 @@ pub struct Watch(Arc<Mutex<Seen>>);
 pub struct Seen {
     /// Calls by name; those made inside a step are named `step/...`.
     pub calls: BTreeMap<String, usize>,
+    /// Buffers that were read since the last step.
+    pub reads_since_step: usize,
     /// Tokens of every step.
     pub steps: Vec<usize>,
     /// Most sequences in a step.
@@ -136,6 +138,7 @@ impl Backend for Spy {
 
     fn read<T: Plain>(&self, src: &Buf<T>, at: usize, dst: &mut [T]) {
         self.watch.count("read");
+        self.watch.seen().reads_since_step += 1;
         self.cpu.read(&src.borrow(), at, dst);
     }
 
@@ -356,6 +359,7 @@ impl Backend for Spy {
         ops(self);
         let mut seen = self.watch.seen();
         seen.inside = false;
+        seen.reads_since_step = 0;
         seen.steps.push(shape.iter().map(|s| s.len).sum());
         seen.most_sequences = seen.most_sequences.max(shape.len());
         let n = seen.steps.len();

@@ -1,11 +1,12 @@
 //! What a step may ask of a backend: nothing but its ops, one write of its tokens before and one
 //! read-back after.
 
+use crate::harness::Session;
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::codec::Codec;
 use dmschat::engine::{Decode, EngineOptions, Runner};
-use dmschat::protocol::SamplingParams;
+use dmschat::protocol::{Command, Event, Phase, SamplingParams};
 use std::collections::BTreeMap;
 
 #[test]
@@ -30,4 +31,17 @@ fn a_decode_step_allocates_nothing_and_reads_back_one_result() {
         assert_eq!(watch.seen().calls, wanted, "{form:?}");
         runner.release(kept);
     }
+}
+
+#[test]
+fn a_turn_reads_the_tables_once_for_report_and_snapshot() {
+    let tiny = Tiny::new(Spec { tied: false, speaks: true, ..Spec::new(true, Form::Borrowed) }, 3);
+    let mut s = Session::new(&tiny);
+    let prompt = s.prompt("a question");
+    let request = s.request(prompt);
+    s.send(Command::Generate(Box::new(request)));
+    s.wait(|e| matches!(e, Event::TurnDone(_)).then_some(()));
+    // Live counts, slots read and peak of the conversation's sequence.
+    assert_eq!(s.watch.seen().reads_since_step, 3);
+    assert_eq!(s.handle.snapshot.borrow().as_ref().map(|s| s.phase.clone()), Some(Phase::Idle));
 }
