@@ -1,6 +1,6 @@
-//! Settings: flags over environment over the config file over what is built in; immutable after
-//! start. What a checkpoint's `generation_config.json` says comes below the file, and is joined by
-//! [`Settings::sampling`] once a model is loaded.
+//! Settings: flags take precedence over the environment, the config file and the defaults. They do not change after
+//! start. The checkpoint's `generation_config.json` ranks below the file; [`Settings::sampling`] merges it once a model
+//! is loaded.
 //!
 //! Knows no flag parser, no model and no widget.
 
@@ -15,20 +15,20 @@ use anyhow::{Context, Result, anyhow, bail};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The model that is built in.
+/// The name of the built-in model.
 pub const BUILTIN_MODEL: &str = "demo";
 
-/// Where dmschat keeps its things.
+/// The folders of dmschat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dirs {
-    /// `config.toml`, `keymap.toml`, `themes/`; `DMSCHAT_CONFIG_DIR` moves it.
+    /// Holds `config.toml`, `keymap.toml` and `themes/`. `DMSCHAT_CONFIG_DIR` overrides it.
     pub config: PathBuf,
-    /// `sessions/`, input history; `DMSCHAT_DATA_DIR` moves it.
+    /// Holds `sessions/` and the input history. `DMSCHAT_DATA_DIR` overrides it.
     pub data: PathBuf,
 }
 
 impl Dirs {
-    /// The system's usual places, or those that the environment names.
+    /// Finds the system's default folders, or those in the environment.
     pub fn find() -> Result<Self> {
         Self::find_with(|name| std::env::var_os(name))
     }
@@ -61,63 +61,63 @@ impl Dirs {
     }
 }
 
-/// Which adapter goes with the model.
+/// The adapter to use with the model.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Adapter {
-    /// The model's own DMS, or none.
+    /// No adapter: the model's own DMS, if any.
     #[default]
     Auto,
     None,
     File(PathBuf),
 }
 
-/// All settings of one run.
+/// The settings of one run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub dirs: Dirs,
-    /// A name, a folder or a hub id.
+    /// `demo`, a folder or a hub id.
     pub model: String,
     pub adapter: Adapter,
     pub device: Device,
-    /// Absent: as the checkpoint says (on, unless it asks for off).
+    /// `None`: the checkpoint's default (on, unless it disables eviction).
     pub eviction: Option<bool>,
     pub policy: CachePolicy,
     /// Slots of a head under policy window.
     pub budget: usize,
     pub kv: Kv,
     pub ctx_size: Option<usize>,
-    /// A card replays recorded steps.
+    /// Whether a GPU replays captured CUDA graphs.
     pub graph: bool,
-    /// What multiplies many rows on a card.
+    /// What computes the GEMMs of prefill on a GPU.
     pub gemm: Gemm,
     pub kv_limit: Option<u64>,
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
     pub think: bool,
-    /// Absent: as the template does.
+    /// `None`: as the template does.
     pub keep_thinking: Option<bool>,
     pub system: Option<String>,
-    /// Absent: chosen for the terminal.
+    /// `None`: chosen to match the terminal.
     pub theme: Option<String>,
-    /// Where the theme is set, for messages about it: `--theme`, `DMSCHAT_THEME` or `FILE:LINE: theme`.
+    /// What set the theme, for error messages: `--theme`, `DMSCHAT_THEME` or `FILE:LINE: theme`.
     pub theme_set_by: String,
-    /// The user's keymap, when there is one.
+    /// The user's keymap file, if any.
     pub keymap: Option<PathBuf>,
     pub mouse: bool,
-    /// The terminal's title names the conversation.
+    /// Whether the terminal's title names the conversation.
     pub title: bool,
-    /// A bell rings at the end of a long answer.
+    /// Whether a bell rings at the end of a long answer.
     pub bell: bool,
-    /// For long messages; absent: `$VISUAL`, `$EDITOR`.
+    /// The editor for long messages; `None`: `$VISUAL`, then `$EDITOR`.
     pub editor: Option<String>,
-    /// Draw with ASCII characters only.
+    /// Whether to draw with ASCII characters only.
     pub ascii: bool,
-    /// Plain characters, no colours.
+    /// Whether to draw with plain characters and no colours.
     pub plain: bool,
     sampling: SamplingOverrides,
 }
 
-/// What was set by hand; the rest is the checkpoint's.
+/// Sampling parameters that the user set; the others are the checkpoint's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct SamplingOverrides {
     temperature: Option<f32>,
@@ -127,12 +127,12 @@ struct SamplingOverrides {
     repetition_penalty: Option<f32>,
 }
 
-/// Slots of a head under policy window where nothing else is set.
+/// Default slots of a head under policy window.
 const DEFAULT_BUDGET: usize = 512;
 
 impl Settings {
-    /// Reads environment and config file and lays `flags` over them. `config`: the file named by
-    /// `--config`, which must exist; else the usual one, which need not.
+    /// Reads the environment and the config file; `flags` take precedence. `config` is the file of `--config`, which
+    /// must exist; the default file need not.
     pub fn load(flags: Layer, config: Option<&Path>) -> Result<Self> {
         let dirs = Dirs::find()?;
         let env = Layer::from_env(|name| std::env::var_os(name))?;
@@ -157,18 +157,18 @@ impl Settings {
         let settings = Self { theme_set_by, ..Self::from_layer(dirs, flags.over(env).over(file))? };
         match (keys_set_by, &settings.keymap) {
             (Some(set_by), Some(keymap)) if !keymap.is_file() => {
-                bail!("{set_by}: there is no file {}", keymap.display())
+                bail!("{set_by}: the file {} does not exist", keymap.display())
             }
             _ => Ok(settings),
         }
     }
 
-    /// One line for each variable of the environment that begins with `DMSCHAT_` and means nothing.
+    /// One line for each unknown `DMSCHAT_*` environment variable.
     pub fn unknown_variables() -> Vec<String> {
         layer::unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
     }
 
-    /// The built-in values under one layer.
+    /// The settings of one layer over the defaults.
     pub fn from_layer(dirs: Dirs, layer: Layer) -> Result<Self> {
         let keymap = match layer.keys {
             Some(path) if path.is_relative() => Some(dirs.config.join(path)),

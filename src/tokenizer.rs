@@ -1,9 +1,8 @@
-//! Text to tokens and back: pieces of a rendered conversation to ids, ids to whole characters.
-//! Owns the rule that content never becomes a control token; knows nothing of models, of the
-//! template that made the pieces, or of files.
+//! Encodes pieces of a rendered conversation to token ids, and decodes ids to whole characters. Owns the rule that
+//! content never becomes a control token. Knows nothing of models, templates or files.
 //!
-//! Two instances of the same tokenizer stand inside: the whole one, and one without the added
-//! tokens. Everything a person wrote goes through the latter, which cannot see `<|im_start|>`.
+//! It holds two instances of the tokenizer: the complete one, and one without added tokens. Everything that a person
+//! wrote is encoded by the second, which does not know `<|im_start|>`.
 
 pub mod decoder;
 pub mod flat;
@@ -24,15 +23,14 @@ use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 
-/// A longer token would make the bound on a prompt's bytes mean nothing; known ones have up to 512.
+/// Longest token in bytes, which bounds the bytes of a prompt. Known tokenizers have up to 512.
 const LONGEST_TOKEN_BYTES: usize = 4096;
-/// Long texts are encoded in slices of about this size, where slices give the same tokens.
+/// Long texts are encoded in slices of about this size if that gives the same tokens.
 const SLICE_BYTES: usize = 64 << 10;
-/// How long patterns that are not known may take for [`probe_text`]: time that grows with the square of a text's
-/// length is some minutes there.
+/// Time limit of unknown patterns for [`probe_text`]. A pattern with quadratic time would need minutes.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
-/// A loaded `tokenizer.json`. Cloning shares it.
+/// A loaded `tokenizer.json`. Clones share it.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
@@ -40,13 +38,13 @@ pub struct Tokenizer {
 
 struct Inner {
     whole: tokenizers::Tokenizer,
-    /// Without added tokens and post-processor: what content is encoded with.
+    /// Without added tokens and post-processor: encodes content.
     plain: tokenizers::Tokenizer,
-    /// Added tokens by literal and by id.
+    /// Added tokens: literal to id.
     control: HashMap<String, Token>,
     added: HashMap<Token, AddedToken>,
     vocab: usize,
-    /// Most bytes that one token spells.
+    /// Bytes of the longest token.
     longest: usize,
     /// See [`parts::Checked::splits_at_spaces`].
     splits_at_spaces: bool,
@@ -54,9 +52,8 @@ struct Inner {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses parts that are not known or not
-    /// bounded ([`parts`]), ids at or above `vocab`, and added tokens that would get another id than the
-    /// file gives them.
+    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses unknown or unbounded parts ([`parts`]), ids at
+    /// or above `vocab`, and added tokens that the tokenizers crate would give another id.
     pub fn new(json: &[u8], vocab: usize) -> Result<Self> {
         Self::read(json, vocab).map_err(one_line_error)
     }
@@ -88,14 +85,14 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Encodes a rendered conversation. Control pieces become their one token, runs of text are
-    /// encoded as one text without added tokens. An unknown control literal is an error.
+    /// Encodes a rendered conversation. A control piece becomes its token; adjacent texts are encoded as one, without
+    /// added tokens. An unknown control literal is an error.
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<Token>> {
         Ok(self.encode_unless(pieces, &AtomicBool::new(false))?.unwrap_or_default())
     }
 
-    /// As [`Self::encode_pieces`]; `None` where `stop` was set on the way. It is looked at between pieces and
-    /// between slices of long texts.
+    /// Like [`Self::encode_pieces`], but returns `None` if `stop` is set meanwhile. `stop` is checked between pieces
+    /// and between slices of long texts.
     pub fn encode_unless(&self, pieces: &[Piece], stop: &AtomicBool) -> Result<Option<Vec<Token>>> {
         let mut out = Vec::new();
         let mut text = String::new();
@@ -120,7 +117,7 @@ impl Tokenizer {
         Ok((!stop.load(Ordering::Relaxed)).then_some(out))
     }
 
-    /// Content between two control tokens, which may swallow the white space beside them.
+    /// Encodes the content between two control tokens, which may strip adjacent white space.
     fn encode_between(
         &self,
         out: &mut Vec<Token>,
@@ -140,8 +137,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// A model's own vocabulary may hold control tokens too (byte-level vocabularies that ignore
-    /// merges, unigram ones): such a hit is cut in two after its first character.
+    /// The vocabulary itself may contain control tokens (byte-level vocabularies that ignore merges, unigram ones).
+    /// Such a match is split after its first character.
     fn encode_plain(&self, out: &mut Vec<Token>, text: &str, depth: usize) -> Result<()> {
         let fast = guarded("encoding text", || self.inner.plain.encode_fast(text, false))?;
         let hit = fast.get_ids().iter().position(|&id| self.is_control(id));
@@ -149,7 +146,7 @@ impl Tokenizer {
             out.extend_from_slice(fast.get_ids());
             return Ok(());
         };
-        // Only now are the places of tokens needed.
+        // Only this case needs the offsets of tokens.
         let encoding = guarded("encoding text", || self.inner.plain.encode(text, false))?;
         let (start, end) = encoding.get_offsets()[hit];
         let first = text.get(start..end).and_then(|s| s.chars().next()).map_or(0, char::len_utf8);
@@ -163,25 +160,24 @@ impl Tokenizer {
         self.encode_plain(out, &text[cut..], depth + 1)
     }
 
-    /// Encodes a text as tokenizer.json's own post-processor says: a BOS only if that adds one.
-    /// Literals of added tokens do become those tokens: for measuring files, never for a chat.
+    /// Encodes a text with the post-processor of tokenizer.json, which may add a BOS. Literals of added tokens become
+    /// those tokens: for measurements of files, never for a chat.
     pub fn encode_text(&self, text: &str) -> Result<Vec<Token>> {
         let encoding = guarded("encoding text", || self.inner.whole.encode_fast(text, true))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of `tokens`, control tokens as their literals. Ids without a token give nothing,
-    /// bytes that are no UTF-8 give U+FFFD.
+    /// Decodes `tokens`, with control tokens as their literals. Unknown ids give no text, invalid UTF-8 gives U+FFFD.
     pub fn decode(&self, tokens: &[Token]) -> Result<String> {
         guarded("decoding tokens", || self.inner.whole.decode(tokens, false))
     }
 
-    /// A decoder for one stream of tokens.
+    /// Returns a decoder for one stream of tokens.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(self)
     }
 
-    /// Literals of all added tokens, longest first, so that the first that fits is the right one.
+    /// Literals of all added tokens, longest first, so that the first match is the longest.
     pub fn added_literals(&self) -> Vec<String> {
         let mut all: Vec<String> = self.inner.control.keys().cloned().collect();
         all.sort_by(|a, b| b.len().cmp(&a.len()).then(a.cmp(b)));
@@ -198,8 +194,7 @@ impl Tokenizer {
         self.inner.added.contains_key(&token)
     }
 
-    /// How tokenizer.json spells a token (byte-level spelling for ordinary ones); empty for an id
-    /// that has none.
+    /// The spelling of a token in tokenizer.json (byte-level for ordinary tokens); empty for an unknown id.
     pub fn literal(&self, token: Token) -> String {
         match self.inner.added.get(&token) {
             Some(t) => t.content.clone(),
@@ -207,18 +202,18 @@ impl Tokenizer {
         }
     }
 
-    /// Rows of the embedding table: every id is below.
+    /// Rows of the embedding table. Every id is smaller.
     pub fn vocab(&self) -> usize {
         self.inner.vocab
     }
 
-    /// Most bytes of text that one token stands for.
+    /// Bytes of text in the longest token.
     pub fn longest_token_bytes(&self) -> usize {
         self.inner.longest
     }
 
-    /// Refuses patterns that take longer than `limit` for an ordinary text. They are tried on a thread of their
-    /// own, since nothing stops one that has begun.
+    /// Fails if the patterns need longer than `limit` for an ordinary text. They run on their own thread, because a
+    /// running pattern cannot be stopped.
     fn probe(&self, limit: Duration) -> Result<()> {
         let (send, receive) = mpsc::channel();
         let plain = self.clone();
@@ -234,36 +229,36 @@ impl Tokenizer {
         }
     }
 
-    /// SHA-256 of tokenizer.json, hex: equal when token ids mean the same.
+    /// SHA-256 of tokenizer.json in hex. Equal fingerprints mean equal token ids.
     pub fn fingerprint(&self) -> &str {
         &self.inner.fingerprint
     }
 
-    /// The spelling the decoder of tokenizer.json starts from.
+    /// The spelling that the decoder of tokenizer.json reads.
     fn spelling(&self, token: Token) -> Option<String> {
         let added = self.inner.whole.get_added_vocabulary().simple_id_to_token(token);
         added.or_else(|| tokenizers::Model::id_to_token(self.inner.whole.get_model(), token))
     }
 }
 
-/// Runs of every kind of character, and a mixture of them.
+/// A text with runs of every kind of character and a mixture of them.
 fn probe_text() -> String {
     let runs = ["a", "A", " ", "1", "!", "\n", "é", "世", "'", "aA1 !\n"];
     runs.map(|run| run.repeat(6400)).concat()
 }
 
-/// Where the first slice of a text ends: before a space between two ASCII letters, or at the text's end.
+/// The end of the first slice of a text: before a space between two ASCII letters, or at the end of the text.
 fn slice_end(text: &str) -> usize {
     let at_space = |w: &[u8]| w[0].is_ascii_alphabetic() && w[1] == b' ' && w[2].is_ascii_alphabetic();
     let found = text.as_bytes().get(SLICE_BYTES..).and_then(|rest| rest.windows(3).position(at_space));
     found.map_or(text.len(), |at| SLICE_BYTES + at + 1)
 }
 
-/// Refuses ids beyond the vocabulary, ids that the crate would give otherwise, and endless tokens. Returns the
+/// Fails on ids outside the vocabulary, ids that the crate would assign differently, and oversized tokens. Returns the
 /// bytes of the longest token.
 fn check_tokens(whole: &tokenizers::Tokenizer, said: &[parts::Added], vocab: usize) -> Result<usize> {
     for token in said {
-        // The crate gives added tokens ids of its own counting and ignores those of the file.
+        // The crate numbers added tokens itself and ignores the ids in the file.
         let given = whole.token_to_id(&token.content);
         ensure!(
             given == Some(token.id) || (token.id as usize) >= vocab,
@@ -291,8 +286,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a call into the tokenizers crate, turning its errors and its panics (a bad file makes it
-/// panic) into one line. The panic's own report is kept off the terminal.
+/// Calls the tokenizers crate and turns its errors and panics (a bad file makes it panic) into one line. Suppresses the
+/// panic message.
 fn guarded<T>(what: &str, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

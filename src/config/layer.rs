@@ -1,5 +1,5 @@
-//! One source of settings: the flags, the environment or a file. Everything is optional; a layer
-//! laid over another wins where it says something.
+//! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
+//! take precedence.
 
 use super::values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
 use crate::protocol::MAX_CONTEXT;
@@ -11,16 +11,16 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// A config file larger than this is refused.
+/// Largest config file.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Fewest slots of policy window: its sinks and a few of the newest tokens.
 const MIN_BUDGET: usize = 8;
 
-/// Declares the layer once: the struct, `over`, and the environment's names.
+/// Declares the layer: the struct, `over`, and the names in the environment.
 macro_rules! layer {
     ($($(#[$doc:meta])* $key:ident: $type:ty),* $(,)?) => {
-        /// Keys of `config.toml`; `DMSCHAT_` and the upper-case key name the same in the environment.
+        /// Keys of `config.toml`. The environment variable of a key is `DMSCHAT_` and the key in upper case.
         #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
         #[serde(deny_unknown_fields, default)]
         pub struct Layer {
@@ -28,7 +28,7 @@ macro_rules! layer {
         }
 
         impl Layer {
-            /// This layer's values, and `below`'s where it has none.
+            /// This layer's values, or those of `below` where it has none.
             #[must_use]
             pub fn over(self, below: Layer) -> Layer {
                 Layer { $($key: self.$key.or(below.$key),)* }
@@ -37,7 +37,7 @@ macro_rules! layer {
             /// Names of all keys.
             const KEYS: &[&str] = &[$(stringify!($key)),*];
 
-            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on; empty ones count as unset.
+            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on. Empty variables count as unset.
             pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
                 let layer = Layer { $($key: env_value(&var, stringify!($key))?,)* };
                 layer.check().map_err(|(key, what)| anyhow!("{}: {what}", env_name(key)))?;
@@ -57,9 +57,9 @@ layer! {
     budget: usize,
     kv: Kv,
     ctx_size: usize,
-    /// Whether a card replays recorded steps.
+    /// Whether a GPU replays captured CUDA graphs.
     graph: OnOff,
-    /// What multiplies many rows on a card.
+    /// What computes the GEMMs of prefill on a GPU.
     gemm: Gemm,
     kv_limit: ByteSize,
     max_tokens: usize,
@@ -86,7 +86,7 @@ layer! {
 }
 
 impl Layer {
-    /// Reads a config file; `None` when there is none. Errors name file, line and key in one line.
+    /// Reads a config file; `None` if it does not exist. Errors are one line with file, line and key.
     pub fn from_file(path: &Path) -> Result<Option<Layer>> {
         Self::read_file(path).map_err(unicode::one_line_error)
     }
@@ -109,7 +109,7 @@ impl Layer {
         Ok(Some(layer))
     }
 
-    /// Refuses numbers out of their range: the key, and what is wrong with it.
+    /// Fails if a number is out of range. The error is the key and the reason.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let within = |key, value: Option<f32>, range: std::ops::RangeInclusive<f32>| match value {
             Some(v) if !range.contains(&v) => {
@@ -141,7 +141,7 @@ impl Layer {
     }
 }
 
-/// Variables that are read elsewhere.
+/// Variables that other code reads.
 const OTHER_VARIABLES: [&str; 6] = [
     "DMSCHAT_CONFIG",
     "DMSCHAT_CONFIG_DIR",
@@ -151,7 +151,7 @@ const OTHER_VARIABLES: [&str; 6] = [
     "DMSCHAT_KERNEL_TARGET",
 ];
 
-/// One line for each name that begins with `DMSCHAT_` and that nothing reads, with the nearest one that is read.
+/// One line for each unknown name that begins with `DMSCHAT_`, with the most similar known one.
 pub fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     let known: Vec<String> =
         Layer::KEYS.iter().map(|key| env_name(key)).chain(OTHER_VARIABLES.map(str::to_owned)).collect();
@@ -175,7 +175,7 @@ where
     text.parse().map(Some).map_err(|e| anyhow!("{name}={text}: {e}"))
 }
 
-/// `FILE:LINE: KEY: what toml says`, in one line.
+/// `FILE:LINE: KEY: message of toml`, in one line.
 fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     let before = &text.as_bytes()[..at.min(text.len())];
     let line = before.iter().filter(|b| **b == b'\n').count() + 1;
@@ -187,7 +187,7 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     format!("{}:{line}: {key}{message}", path.display())
 }
 
-/// Where a file sets a key: `FILE:LINE: KEY`.
+/// The place where a file sets a key: `FILE:LINE: KEY`.
 pub fn place_of_key(path: &Path, key: &str) -> String {
     let text = regular_file::read_text(path, MAX_BYTES).unwrap_or_default();
     format!("{}:{}: {key}", path.display(), line_of_key(&text, key))

@@ -1,10 +1,10 @@
-//! Values that flags, environment and config file spell alike.
+//! Values that flags, the environment and the config file write in the same way.
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
 use std::str::FromStr;
 
-/// `on` or `off`; `true` and `false` too.
+/// `on` or `off`, also written `true` or `false`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnOff(pub bool);
 
@@ -44,14 +44,14 @@ impl FromStr for CachePolicy {
     }
 }
 
-/// Where a model runs.
+/// The device that a model runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// A card where this build finds one, else the CPU.
+    /// A GPU if there is one, else the CPU.
     #[default]
     Auto,
     Cpu,
-    /// The card of that index, or the first.
+    /// The GPU of that index, or the first.
     Cuda(Option<u32>),
 }
 
@@ -64,16 +64,16 @@ impl FromStr for Device {
             "cuda" => Ok(Self::Cuda(None)),
             _ => match s.strip_prefix("cuda:").map(str::parse) {
                 Some(Ok(index)) => Ok(Self::Cuda(Some(index))),
-                _ => Err(format!("{s:?} is no device, expected auto, cpu, cuda or cuda:N")),
+                _ => Err(format!("{s:?} is not a device, expected auto, cpu, cuda or cuda:N")),
             },
         }
     }
 }
 
-/// How keys and values are stored.
+/// The format of keys and values in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kv {
-    /// f32 on the CPU, bf16 on a card.
+    /// f32 on the CPU, bf16 on a GPU.
     #[default]
     Auto,
     F32,
@@ -96,10 +96,10 @@ impl FromStr for Kv {
     }
 }
 
-/// What multiplies many rows on a card.
+/// What computes the GEMMs of prefill on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gemm {
-    /// libcublasLt where it can be loaded, else this program's own kernels.
+    /// cuBLASLt if it can be loaded, else dmschat's own kernels.
     #[default]
     Auto,
     Own,
@@ -113,19 +113,19 @@ impl FromStr for Gemm {
             "auto" => Ok(Self::Auto),
             "own" => Ok(Self::Own),
             "cublaslt" => Ok(Self::CublasLt),
-            _ => Err(format!("{s:?} multiplies nothing, expected auto, own or cublaslt")),
+            _ => Err(format!("{s:?} is not a GEMM method, expected auto, own or cublaslt")),
         }
     }
 }
 
-/// Bytes, written plain or with a unit: `536870912`, `512MiB`, `1.5G`.
+/// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
 impl FromStr for ByteSize {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let bad = || format!("{s:?} is no size, expected bytes such as 536870912, 512MiB or 1.5GB");
+        let bad = || format!("{s:?} is not a size, expected bytes such as 536870912, 512MiB or 1.5GB");
         let text = s.trim();
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
@@ -150,7 +150,7 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Reads a value from a string, and where TOML has a type of its own for it, from that.
+/// Reads a value from a string, or from TOML's own type for it.
 struct Spelled<T>(std::marker::PhantomData<T>, &'static str);
 
 impl<T: FromStr<Err = String>> Visitor<'_> for Spelled<T> {

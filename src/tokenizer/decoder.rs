@@ -1,5 +1,5 @@
-//! Tokens to text one at a time: emits whole characters only and holds back what is incomplete.
-//! What a stream emits in all equals the decoding of all its tokens at once.
+//! Decodes a stream of tokens. Emits whole characters only and buffers incomplete ones. The emitted text equals the
+//! decoding of all tokens at once.
 
 use super::Tokenizer;
 use crate::protocol::Token;
@@ -7,17 +7,17 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use tokenizers::DecoderWrapper;
 
-/// Tokens a decoder other than byte-level looks back at, at most.
+/// Longest window, in tokens, of decoders that are not byte-level.
 const LONGEST_WINDOW: usize = 32;
 
-/// One stream's state. Costs O(bytes of the token) for byte-level tokenizers; others decode a
-/// bounded window again.
+/// The state of one stream. A token costs O(bytes of the token) for byte-level tokenizers; others decode a bounded
+/// window again.
 pub struct Decoder {
     tokenizer: Tokenizer,
     byte_level: bool,
-    /// Byte-level: bytes of a character that is not complete yet, at most three.
+    /// Byte-level: bytes of an incomplete character, at most three.
     pending: Vec<u8>,
-    /// Others: the tokens of the window, and how many of them are already emitted.
+    /// Others: the tokens of the window, and how many of them are emitted.
     window: Vec<Token>,
     emitted: usize,
 }
@@ -28,8 +28,8 @@ impl Decoder {
         Self { tokenizer: tokenizer.clone(), byte_level, pending: Vec::new(), window: Vec::new(), emitted: 0 }
     }
 
-    /// The characters that `token` completes; often none, sometimes several. Control tokens give
-    /// their literal: whoever must not show them does not push them.
+    /// Returns the characters that `token` completes: often none, sometimes several. Control tokens give their literal;
+    /// callers that hide them must not push them.
     pub fn push(&mut self, token: Token) -> String {
         if !self.byte_level {
             return self.push_window(token);
@@ -39,8 +39,7 @@ impl Decoder {
         self.take_complete()
     }
 
-    /// What is left at the end of the stream: U+FFFD for an incomplete character, else nothing.
-    /// The decoder is then as new.
+    /// Ends the stream: returns U+FFFD for an incomplete character, else nothing. Resets the decoder.
     pub fn flush(&mut self) -> String {
         if self.byte_level {
             let left = String::from_utf8_lossy(&self.pending).into_owned();
@@ -58,7 +57,7 @@ impl Decoder {
         self.pending.len()
     }
 
-    /// Emits the leading part of `pending` that is decided, as `String::from_utf8_lossy` would.
+    /// Emits the decided prefix of `pending`, as `String::from_utf8_lossy` would.
     fn take_complete(&mut self) -> String {
         let mut out = String::new();
         loop {
@@ -82,8 +81,8 @@ impl Decoder {
         }
     }
 
-    /// Decoders that join or strip across tokens (SentencePiece-like): the text of the window with
-    /// the token less the text of the window without it, held while it ends inside a character.
+    /// For decoders that join or strip across tokens (SentencePiece-like): the text of the window with the token minus
+    /// the text without it, buffered while it ends inside a character.
     fn push_window(&mut self, token: Token) -> String {
         self.window.push(token);
         let text = self.window_rest();
@@ -91,7 +90,7 @@ impl Decoder {
         if text.ends_with(char::REPLACEMENT_CHARACTER) && self.window.len() - self.emitted < LONGEST_WINDOW {
             return String::new();
         }
-        // The tokens just emitted stay as context for what follows them.
+        // The emitted tokens stay as context for the next ones.
         self.window.drain(..self.emitted);
         self.emitted = self.window.len();
         text
@@ -104,8 +103,8 @@ impl Decoder {
     }
 }
 
-/// Appends the bytes a byte-level spelling stands for; a spelling with other characters (an added
-/// token's literal) stands for itself.
+/// Appends the bytes of a byte-level spelling. A spelling with other characters (the literal of an added token) is
+/// appended as it is.
 fn extend_bytes(out: &mut Vec<u8>, spelling: &str) {
     let start = out.len();
     for c in spelling.chars() {
@@ -120,15 +119,14 @@ fn extend_bytes(out: &mut Vec<u8>, spelling: &str) {
     }
 }
 
-/// Bytes that a token's spelling stands for, at most: a byte-level spelling has one character for each.
+/// Upper bound on the bytes of a token's spelling: a byte-level spelling has one character per byte.
 pub(super) fn spelt_bytes(spelling: &str) -> usize {
     let mut bytes = Vec::new();
     extend_bytes(&mut bytes, spelling);
     bytes.len()
 }
 
-/// GPT-2's reversible byte alphabet: printable Latin-1 bytes are themselves, the others count up
-/// from U+0100.
+/// GPT-2's reversible byte alphabet: printable Latin-1 bytes map to themselves, the others to U+0100 and up.
 static BYTE_OF: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     let mut next = 0x100;
     (0..=255u8)

@@ -1,7 +1,6 @@
-//! What may stand in a tokenizer.json: the kinds of normalizers, pre-tokenizers, post-processors and decoders
-//! that byte-level and SentencePiece-like BPE models use, how many, and how much each may make a text grow.
-//! Everything else is refused by name before the tokenizers crate reads the file, which bounds neither its
-//! memory nor its time.
+//! Checks a tokenizer.json: allows the normalizers, pre-tokenizers, post-processors and decoders that byte-level and
+//! SentencePiece-like BPE models use, and bounds their number and how much each may lengthen a text. Refuses everything
+//! else by name before the tokenizers crate, which bounds neither memory nor time, reads the file.
 
 use crate::protocol::Token;
 use anyhow::{Result, anyhow, bail, ensure};
@@ -9,18 +8,18 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 use std::fmt;
 use std::marker::PhantomData;
 
-/// The largest tokenizer.json known (Gemma 3) has half of it.
+/// Largest tokenizer.json. The largest known one (Gemma 3) has half of it.
 const FILE_BYTES: usize = 64 << 20;
-/// Parts of a sequence; DeepSeek's has five.
+/// Most parts in a sequence. DeepSeek's has five.
 const PARTS: usize = 16;
-/// Added tokens; Gemma 3 has 6,415.
+/// Most added tokens. Gemma 3 has 6,415.
 const ADDED: usize = 1 << 14;
 const ADDED_BYTES: usize = 256;
-/// The pattern of GPT-4o's tokenizer has some 400 characters.
+/// Longest pattern in characters. GPT-4o's has about 400.
 const PATTERN_BYTES: usize = 4096;
-/// How much all replacements together may make a text grow: a space becomes U+2581, three bytes.
+/// Largest growth of a text by all replacements. A space that becomes U+2581 grows threefold.
 const GROWTH: usize = 4;
-/// Pieces of a post-processor's template, characters that are stripped, bytes that are prepended.
+/// Most pieces of a post-processor's template, stripped characters, and prepended bytes.
 const FEW: usize = 64;
 
 const NORMALIZERS: &[&str] =
@@ -30,12 +29,12 @@ const PRE_TOKENIZERS: &[&str] =
 const POST_PROCESSORS: &[&str] = &["ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"];
 const DECODERS: &[&str] = &["ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "BPEDecoder"];
 
-/// What a checked file says that its loader needs beside the crate's own reading.
+/// What the loader needs to know of a checked file besides what the crate reads.
 pub struct Checked {
     pub added: Vec<Added>,
-    /// The patterns that texts are split by.
+    /// The patterns that split texts.
     pub patterns: Vec<String>,
-    /// The texts on both sides of a space between two ASCII letters are encoded alike together and apart.
+    /// Whether a text can be split before a space between two ASCII letters without a change of its tokens.
     pub splits_at_spaces: bool,
 }
 
@@ -69,7 +68,7 @@ struct Model {
     merges: Count,
 }
 
-/// A part, or a sequence of them. Fields that bound nothing are left to the crate.
+/// A part, or a sequence of parts. Fields without effect on bounds are left to the crate.
 #[derive(serde::Deserialize)]
 struct Part<C> {
     #[serde(rename = "type")]
@@ -106,7 +105,7 @@ struct Special {
     _tokens: Few<IgnoredAny, FEW>,
 }
 
-/// Reads the file without its vocabulary, for a model of `vocab` embeddings.
+/// Checks the file, except its vocabulary, for a model of `vocab` embeddings.
 pub fn check(json: &[u8], vocab: usize) -> Result<Checked> {
     ensure!(json.len() <= FILE_BYTES, "tokenizer.json has {} bytes, expected at most {FILE_BYTES}", json.len());
     let file: File = serde_json::from_slice(json)
@@ -150,8 +149,8 @@ fn check_model(model: &Model, vocab: usize) -> Result<()> {
     ] {
         text.as_deref().map_or(Ok(()), |text| check_length(name, text, FEW))?;
     }
-    // Ids are below `vocab` and no two tokens have the same, so that more entries than that are wrong; merges
-    // converted from SentencePiece are some for each token.
+    // Ids are unique and below `vocab`, so that more entries are an error. Merges converted from SentencePiece are a
+    // few per token.
     ensure!(
         model.vocab.0 <= vocab && model.merges.0 <= 16 * vocab,
         "tokenizer.json: {} tokens and {} merges are too many for the model's vocabulary of {vocab}",
@@ -161,7 +160,7 @@ fn check_model(model: &Model, vocab: usize) -> Result<()> {
     Ok(())
 }
 
-/// A part as the one or several that it stands for.
+/// The parts in a sequence, or the one part.
 fn leaves<'a>(
     what: &str,
     part: &'a Option<Part<Leaf>>,
@@ -183,7 +182,7 @@ fn leaves<'a>(
     Ok(views)
 }
 
-/// The fields of a part that are looked at, whether or not it may have children.
+/// The fields of a part that are checked.
 struct View<'a> {
     kind: Option<&'a str>,
     pattern: &'a Option<Pattern>,
@@ -204,7 +203,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Replacements multiply, what is prepended adds up.
+/// The growth of replacements multiplies, that of prepended bytes adds up.
 fn check_growth(what: &str, parts: &[View]) -> Result<()> {
     let mut growth = 1;
     for part in parts {
@@ -230,8 +229,8 @@ fn check_length(what: &str, text: &str, most: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what makes a regular expression backtrack over the text: back references, look-behind and
-/// conditionals, which no published tokenizer uses.
+/// Refuses regular expressions that backtrack over the text: back references, look-behind and conditionals. No
+/// published tokenizer uses them.
 fn check_regex(regex: &str) -> Result<()> {
     check_length("pattern", regex, PATTERN_BYTES)?;
     let mut rest = regex;
@@ -259,9 +258,9 @@ fn check_regex(regex: &str) -> Result<()> {
     Ok(())
 }
 
-/// Patterns in which no match reaches over a single space between two ASCII letters, and what is matched
-/// before it does not depend on what follows: letters end before the space, which begins the next match.
-/// Qwen2 and 3, Llama 3, and the built-in model.
+/// Patterns in which no match spans a single space between two ASCII letters, and matches before it do not depend on
+/// what follows: a run of letters ends before the space, which starts the next match. Those of Qwen2 and 3, Llama 3,
+/// and the built-in model.
 const SPLIT_AT_SPACES: &[&str] = &[
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -272,8 +271,8 @@ pub fn is_known_pattern(regex: &str) -> bool {
     SPLIT_AT_SPACES.contains(&regex)
 }
 
-/// True for parts of which it is known: NFC changes nothing at a boundary of ASCII characters, GPT-2's own
-/// pattern (of `ByteLevel`) and those above match letters with at most one space before them.
+/// Whether parts are known to allow the split: NFC changes nothing between ASCII characters; GPT-2's pattern (of
+/// `ByteLevel`) and those above match letters with at most one space before them.
 fn splits_at_spaces(normalizers: &[View], pre_tokenizers: &[View]) -> bool {
     let known = |part: &View| match (part.kind, part.pattern) {
         (Some("ByteLevel"), _) => part.add_prefix_space == Some(false),
@@ -285,13 +284,13 @@ fn splits_at_spaces(normalizers: &[View], pre_tokenizers: &[View]) -> bool {
     byte_level && normalizers.iter().all(|p| p.kind == Some("NFC")) && pre_tokenizers.iter().all(known)
 }
 
-/// Text of a file in a message.
+/// Text of a file, shortened for a message.
 fn shown(text: &str) -> String {
     let short: String = text.chars().take(80).collect();
     format!("{short:?}")
 }
 
-/// A list of at most `N` entries; a longer one is refused as it is read.
+/// A list of at most `N` entries. Reading a longer one fails.
 struct Few<T, const N: usize>(Vec<T>);
 
 impl<T, const N: usize> Default for Few<T, N> {
@@ -323,7 +322,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for Few<T, N> {
     }
 }
 
-/// An object of at most `N` values, which are checked and not kept.
+/// An object of at most `N` values, which are checked but not stored.
 struct FewValues<T, const N: usize>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for FewValues<T, N> {
@@ -350,7 +349,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for FewValues<T,
     }
 }
 
-/// How many entries a list or an object has.
+/// The number of entries of a list or an object.
 #[derive(Default)]
 struct Count(usize);
 
