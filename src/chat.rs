@@ -1,8 +1,7 @@
-//! The conversation as people see it: a tree of messages, the template that turns its active path
-//! into pieces for the engine, and the files it is kept in.
+//! Conversations: the tree of messages, the chat template that renders its active path for the engine, and session
+//! files.
 //!
-//! Knows texts and reports, never token ids beyond what a report carries, and nothing of models,
-//! caches or widgets.
+//! Works on texts and reports. Knows no token ids except those in reports, and nothing of models, caches or widgets.
 
 pub mod conversation;
 pub mod session;

@@ -1,5 +1,5 @@
-//! Model folders and the built-in model: what is in them, checked before it is believed.
-//! Knows nothing of devices or of the forward pass.
+//! Opens model folders and the built-in model, and checks their content. Knows nothing of devices or of the forward
+//! pass.
 
 mod adapter;
 pub mod bounds;
@@ -32,23 +32,23 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// An opened checkpoint: configuration, mapped tensors, and the texts that go with them.
+/// An opened checkpoint: configuration, mapped tensors, tokenizer and template.
 pub struct Checkpoint {
-    /// As the user names it: `demo`, a folder's name, `ORG/NAME`.
+    /// `demo`, the name of the folder, or `ORG/NAME`.
     pub name: String,
     pub config: ModelConfig,
-    /// `tokenizer.json`, verbatim; empty where the folder has none.
+    /// The content of `tokenizer.json`; empty if there is none.
     pub tokenizer_json: Vec<u8>,
-    /// Jinja source of the chat template, when there is one.
+    /// Jinja source of the chat template, if there is one.
     pub chat_template: Option<String>,
     pub bos_token: String,
     pub eos_token: String,
     pub generation: GenerationDefaults,
-    /// What of `generation_config.json` is not believed.
+    /// A notice about values of `generation_config.json` that are out of range and ignored.
     pub ignored: Option<String>,
-    /// What the adapter file says it is for, when one is in use.
+    /// The model that the adapter in use was made for.
     pub adapter: Option<String>,
-    /// Whether the adapter is one that comes with the program and was not asked for by name.
+    /// Whether the adapter is a built-in one that was chosen automatically.
     pub adapter_found: bool,
     pub builtin: bool,
     pub weight_bytes: u64,
@@ -58,7 +58,7 @@ pub struct Checkpoint {
     pub tensors: BTreeMap<String, Tensor>,
 }
 
-/// What `generation_config.json` (else `config.json`) says.
+/// Defaults in `generation_config.json`, else in `config.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
     /// Every token that ends a turn.
@@ -71,24 +71,24 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
 }
 
-/// Where DMS decisions of a plain model come from.
+/// The adapter to use with a model without DMS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdapterChoice {
-    /// One that comes with the program, where one fits.
+    /// A built-in one, if one fits.
     Auto,
     None,
     File(PathBuf),
 }
 
 impl Checkpoint {
-    /// Opens a model: reads its configuration, maps its weights, and checks that every tensor the
-    /// configuration calls for is there in its shape. Each error is one line.
+    /// Opens a model: reads its configuration, maps its weights, and checks that every tensor of the configuration
+    /// exists with its shape. Each error is one line.
     pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
         let (name, files) = locate(model)?;
         Self::from_files(&name, &files, adapter).map_err(unicode::one_line_error)
     }
 
-    /// [`Checkpoint::open`] for files that are in memory, by name.
+    /// [`Checkpoint::open`] for files in memory, by name.
     pub fn from_memory(name: &str, files: BTreeMap<String, SharedBytes>, adapter: &AdapterChoice) -> Result<Self> {
         Self::from_files(name, &Files::Memory(files), adapter).map_err(unicode::one_line_error)
     }
@@ -127,7 +127,7 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// What a user is told of it: an adapter that was put on unasked, defaults that are ignored.
+    /// Notices for the user: an adapter that was chosen automatically, defaults that are ignored.
     pub fn notices(&self) -> impl Iterator<Item = String> {
         let found = self.adapter.as_ref().filter(|_| self.adapter_found);
         let adapter = found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"));
@@ -181,7 +181,7 @@ fn locate(model: &ModelRef) -> Result<(String, Files)> {
     }
 }
 
-/// `config.json`, and `dms_metadata.json` where there is one: what they say together, and each.
+/// Reads `config.json`, and `dms_metadata.json` if it exists: the configuration, and each file's object.
 fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)> {
     let label = files.label("config.json");
     let raw = files.text("config.json")?.with_context(|| format!("{label} is missing, so this is no model folder"))?;
@@ -192,15 +192,15 @@ fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)>
     Ok((config, map, metadata))
 }
 
-/// What a model's files say of it, without its weights.
+/// A description of a model without its weights.
 pub struct Summary {
     pub config: ModelConfig,
-    /// The model that an adapter of this program was made for, where one fits.
+    /// The model that the fitting built-in adapter was made for, if any.
     pub adapter: Option<String>,
     pub licence: Option<String>,
 }
 
-/// Reads configuration and model card. `name` helps to choose between adapters that fit.
+/// Reads the configuration and the model card. `name` helps to choose between fitting adapters.
 pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     const CARD: &str = "README.md";
     let (_, files) = locate(model)?;
@@ -213,7 +213,7 @@ pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     Ok(Summary { config, adapter, licence })
 }
 
-/// What the configuration says, whether or not there are weights.
+/// The configuration. Needs no weights.
 fn config_of(files: &Files) -> Result<ModelConfig> {
     Ok(configuration(files)?.0)
 }
@@ -224,7 +224,7 @@ fn optional_object(files: &Files, name: &str) -> Result<Option<Object>> {
     files.text(name)?.map(|raw| json::object(&files.label(name), &raw)).transpose()
 }
 
-/// `dms_metadata.json`, whose fields may sit under a `config` key.
+/// `dms_metadata.json`, whose fields may be under the key `config`.
 fn metadata_object(files: &Files) -> Result<Option<Object>> {
     let Some(mut outer) = optional_object(files, "dms_metadata.json")? else { return Ok(None) };
     match outer.remove("config") {
@@ -246,9 +246,9 @@ fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> 
     }
 }
 
-/// The weight files of a checkpoint, and which file has which tensor.
+/// The weight files of a checkpoint, and the file of each tensor.
 struct Weights {
-    /// Names the folder in messages.
+    /// Names the folder in error messages.
     label: String,
     files: Vec<TensorFile>,
     /// Tensor name to index into `files`.
@@ -296,14 +296,14 @@ impl Weights {
         self.owner.get(name).map_or(Ok(None), |&at| self.files[at].tensor(name))
     }
 
-    /// Every tensor the configuration calls for, in its shape.
+    /// Every tensor of the configuration, with its shape checked.
     fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
         let tensors = names::all(config).map(|spec| spec.check(self.get(&spec.name)?, &self.label));
         let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
         if config.tied
             && let Some(head) = self.get("lm_head.weight")?
         {
-            // transformers ties them regardless where they agree; a head of its own it would keep.
+            // transformers ties them if they are equal, and keeps a head that differs.
             ensure!(
                 head.bytes() == tensors[0].bytes(),
                 "{}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding",
@@ -314,8 +314,8 @@ impl Weights {
     }
 }
 
-/// A digest that differs where a saved token log would not mean the same. Reads a few hundred
-/// bytes of each tensor only, so that opening a large model does not read it all.
+/// A digest that differs between models whose saved token logs are not interchangeable. Reads a few hundred bytes per
+/// tensor, so that opening a large model does not read all of it.
 fn fingerprint(identity: &str, tensors: &BTreeMap<String, Tensor>) -> String {
     const SAMPLE_BYTES: usize = 256;
     let mut hash = Sha256::new();

@@ -1,21 +1,21 @@
-//! Files from outside: regular files only, and never more bytes than a file of that kind may have. A
-//! named pipe would block its reader, and a device never ends. Knows paths and bytes, not what they say.
+//! Reads files from outside: regular files only, with a bound on their size. A named pipe would block its reader, and a
+//! device never ends. Knows nothing of their content.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Opens a regular file for reading. Never waits: not for the other end of a pipe, not for a device.
+/// Opens a regular file for reading. Never blocks on a pipe or a device.
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// [`open`] with other options; a link at the end of the path is followed.
+/// [`open`] with other options. Follows a link at the end of the path.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     opened(options, path, 0)
 }
 
-/// [`open_with`], which refuses a link at the end of the path.
+/// [`open_with`] that refuses a link at the end of the path.
 pub fn open_no_follow(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     let flag = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
@@ -35,7 +35,7 @@ pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
     String::from_utf8(read(path, max_bytes)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
-/// Reads an open file or a stream to its end, which has to come within `max_bytes`.
+/// Reads an open file or a stream to its end. Fails on more than `max_bytes`.
 pub fn read_at_most(mut from: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.by_ref().take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;

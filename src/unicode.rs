@@ -1,10 +1,10 @@
-//! Which characters may be shown: the one list of those that steer a terminal or hide from the reader,
-//! JSON in which they are escaped, and messages of one line. Knows no terminal.
+//! Characters that control a terminal or are invisible: the list of them, JSON with them escaped, and messages of one
+//! line. Knows no terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// What a character does on a screen.
+/// The effect of a character on a screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Has a glyph, or combines with one.
@@ -13,17 +13,18 @@ pub enum Kind {
     Control,
     /// Line and paragraph separator.
     Separator,
-    /// Overrides, embeddings and isolates: the text around it changes its order.
+    /// Bidi overrides, embeddings and isolates, which reorder the text around them.
     Bidi,
-    /// The zero-width joiner: [`keeps`] says where it may stand.
+    /// The zero-width joiner; see [`keeps`].
     Joiner,
-    /// Asks for the text or the emoji form of the character before it.
+    /// A selector of the text or emoji form of the previous character.
     Selector,
-    /// Nothing to see: marks of direction, zero width, fillers, tags, variation selectors.
+    /// Invisible: direction marks, zero width, fillers, tags, variation selectors.
     Hidden,
 }
 
-/// The list: Unicode's default-ignorable characters, and what steers a terminal.
+/// Returns the kind of a character. The list: Unicode's default-ignorable characters, and those that control a
+/// terminal.
 pub fn kind(c: char) -> Kind {
     match c {
         ' '..='~' => Kind::Shown,
@@ -54,8 +55,8 @@ pub fn kind(c: char) -> Kind {
     }
 }
 
-/// Whether a joiner or a selector between these two belongs to what is seen: a joiner between two
-/// emoji, a selector behind a character with a glyph.
+/// Whether a joiner or a selector between these two is visible: a joiner between two emoji, a selector after a
+/// character with a glyph.
 pub fn keeps(before: Option<char>, c: char, after: Option<char>) -> bool {
     match kind(c) {
         Kind::Shown => true,
@@ -65,14 +66,14 @@ pub fn keeps(before: Option<char>, c: char, after: Option<char>) -> bool {
     }
 }
 
-/// Whether a joiner beside this character is part of an emoji sequence.
+/// Whether a joiner next to this character is part of an emoji sequence.
 fn joins_emoji(c: char) -> bool {
     matches!(c, '\u{2190}'..='\u{21ff}' | '\u{2300}'..='\u{27bf}' | '\u{2b00}'..='\u{2bff}' | '\u{fe0f}'
         | '\u{1f000}'..='\u{1faff}')
 }
 
-/// JSON text with every character that is not plainly shown as `\uXXXX`, which parses to the same
-/// strings: beyond ASCII, JSON has characters inside strings only.
+/// Escapes every invisible or control character in a JSON text as `\uXXXX`. It parses to the same strings, because JSON
+/// has such characters inside strings only.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     let hides = |c: char| c >= '\u{7f}' && kind(c) != Kind::Shown;
     if !json.contains(hides) {
@@ -91,10 +92,10 @@ pub fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Most characters of a message: a hostile file could fill the screen with one of its names.
+/// Longest message: a hostile file could fill the screen with a name.
 const MAX_MESSAGE: usize = 2_000;
 
-/// A message with words from a file in it, on one line and cut where it is too long.
+/// Makes a message with text of a file one line, cut if it is too long.
 pub fn one_line(text: &str) -> String {
     let mut out = String::new();
     let mut n = 0;
@@ -115,7 +116,7 @@ pub fn one_line(text: &str) -> String {
     out
 }
 
-/// The error itself where its message is one line already, else one with [`one_line`] of it.
+/// The error if its message is one line, else an error with [`one_line`] of it.
 pub fn one_line_error(error: anyhow::Error) -> anyhow::Error {
     let message = format!("{error:#}");
     let short = message.len() <= MAX_MESSAGE && !message.contains(['\n', '\r']);

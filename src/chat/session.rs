@@ -1,9 +1,9 @@
-//! Sessions: what a conversation was, on disk, one record per event, so that it can be gone on with
-//! and its cache statistics read later. `docs/session.md` is the schema.
+//! Sessions: a conversation on disk, one record per event, so that it can be continued and its cache statistics read
+//! later. The schema is in `docs/session.md`.
 //!
-//! A session takes what the conversation's journal says and appends it; what could not be written
-//! waits for the next time, so that nothing is lost while the program runs. Writing is a step of its
-//! own ([`Session::begin_write`]), so that a thread may wait for the disk. Knows no widget and no engine.
+//! A session appends the changes in the conversation's journal. Records that could not be written are kept for the next
+//! write, so that nothing is lost while the program runs. Writing is a separate step ([`Session::begin_write`]), so
+//! that a thread may wait for the disk. Knows no widget and no engine.
 
 mod export;
 mod file;
@@ -25,34 +25,34 @@ use record::{Edit, Head, Header, Question, Said, System, Title, Toggle, Turn};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// One conversation's records: those written, and those that wait.
+/// The records of one conversation, written and pending.
 #[derive(Debug)]
 pub struct Session {
     id: String,
     created: String,
     date: jiff::civil::DateTime,
-    /// Absent: this conversation is kept out of the data folder.
+    /// `None`: this conversation is not saved.
     file: File,
-    /// Every record, each a line with its newline; the header first, once there is a turn.
+    /// All records, each a line with its newline; starts with the header once there is a turn.
     text: String,
-    /// So many bytes of `text` are safely in the file.
+    /// Bytes of `text` that are synced to the file.
     written: usize,
     started: bool,
-    /// Messages that some record tells.
+    /// Messages that have a record.
     told: HashSet<MessageId>,
 }
 
-/// Where a session is kept.
+/// Where a session is saved.
 #[derive(Debug)]
 enum File {
-    /// Nowhere: this conversation stays out of the data folder.
+    /// Nowhere.
     None,
     Here(LineFile),
-    /// A [`Write`] has it; its path.
+    /// A [`Write`] holds the file; this is its path.
     Away(PathBuf),
 }
 
-/// Lines on their way to the disk, with the file they go to.
+/// Lines to be written, and their file.
 #[derive(Debug)]
 pub struct Write {
     file: LineFile,
@@ -60,7 +60,7 @@ pub struct Write {
     id: String,
 }
 
-/// A [`Write`] that was tried.
+/// The outcome of a [`Write`].
 #[derive(Debug)]
 pub struct Written {
     file: LineFile,
@@ -69,21 +69,21 @@ pub struct Written {
 }
 
 impl Written {
-    /// The file it went to.
+    /// Its file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 }
 
 impl Write {
-    /// Appends and syncs; as slow as the disk.
+    /// Appends and syncs. Waits for the disk.
     pub fn run(mut self) -> Written {
         let outcome = self.file.append(&self.lines, &self.id);
         Written { file: self.file, bytes: self.lines.len(), outcome }
     }
 }
 
-/// A session whose file was changed by another program: it goes on in a new one.
+/// A session that continues in a new file because another program changed the old one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
     pub from: String,
@@ -91,7 +91,7 @@ pub struct Moved {
 }
 
 impl Session {
-    /// A session that is not written anywhere (`--no-session`); `/save` and `/export` still work.
+    /// A session that is not saved (`--no-session`); `/save` and `/export` still work.
     pub fn unsaved() -> Self {
         Self::with_file(new_id(), None)
     }
@@ -110,8 +110,7 @@ impl Session {
         }
     }
 
-    /// Takes the place of a session that was read from `text`, of which `written` says whether it
-    /// is the content of `file`.
+    /// The session that was read from `text`. `written`: whether `text` is the content of `file`.
     fn of_loaded(id: String, file: Option<LineFile>, text: String, written: bool, loaded: &Loaded) -> Self {
         let mut session = Self::with_file(id, file);
         session.text = text;
@@ -123,12 +122,12 @@ impl Session {
         session
     }
 
-    /// The session's name, which is also its file's.
+    /// The session's id, which is also the name of its file.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Where it is written, or would be at the first turn.
+    /// Its file, which may not exist before the first turn.
     pub fn path(&self) -> Option<&Path> {
         match &self.file {
             File::None => None,
@@ -137,20 +136,19 @@ impl Session {
         }
     }
 
-    /// "Now" to the chat template, for as long as the session lasts.
+    /// The date and time for the chat template, fixed for the session.
     pub fn template_date(&self) -> jiff::civil::DateTime {
         self.date
     }
 
-    /// Writes what has happened since the last call. Before the first finished turn nothing is
-    /// written and no file is made. The error is one line to show: the records wait, and the next
-    /// call tries again.
+    /// Writes the changes since the last call. Creates no file before the first finished turn. On an error (one line)
+    /// the records are kept, and the next call tries again.
     pub fn sync(&mut self, chat: &mut Conversation, info: &ModelInfo) -> Result<Option<Moved>> {
         self.take(chat, info);
         self.flush()
     }
 
-    /// Takes what has happened since the last call, to be written later.
+    /// Collects the changes since the last call, to be written later.
     pub fn take(&mut self, chat: &mut Conversation, info: &ModelInfo) {
         let changes = chat.take_changes();
         self.record(chat, &changes, info);
@@ -161,7 +159,7 @@ impl Session {
         changes.iter().for_each(|change| self.note(chat, change, info));
     }
 
-    /// Writes what waits, and says when that was to a new file.
+    /// Writes the pending records. Returns the new file if it had to start one.
     pub fn flush(&mut self) -> Result<Option<Moved>> {
         let mut moved = None;
         while let Some(write) = self.begin_write() {
@@ -170,8 +168,8 @@ impl Session {
         Ok(moved)
     }
 
-    /// What waits to be written, to be run and handed to [`Session::end_write`]; absent when nothing
-    /// waits or a write is under way.
+    /// The pending records as a [`Write`], to be run and passed to [`Session::end_write`]; `None` if there are none or
+    /// a write is in progress.
     pub fn begin_write(&mut self) -> Option<Write> {
         if !self.is_behind() {
             return None;
@@ -189,8 +187,8 @@ impl Session {
         }
     }
 
-    /// Takes a write's outcome. A file that another program has changed is left as it is: all
-    /// records go to a new one.
+    /// Handles the outcome of a write. A file that another program has changed is not touched: all records go to a new
+    /// one.
     pub fn end_write(&mut self, written: Written) -> Result<Option<Moved>> {
         let path = written.file.path().to_owned();
         self.file = File::Here(written.file);
@@ -213,18 +211,17 @@ impl Session {
         }
     }
 
-    /// True while a [`Write`] of it is under way.
+    /// Whether a [`Write`] is in progress.
     pub fn is_writing(&self) -> bool {
         matches!(self.file, File::Away(_))
     }
 
-    /// True while there are records that are not in the file.
+    /// Whether there are records that are not in the file.
     pub fn is_behind(&self) -> bool {
         self.started && !matches!(self.file, File::None) && self.written < self.text.len()
     }
 
-    /// Writes the whole session to a new file in the folder for temporary files: for the end, where
-    /// its own file cannot be written.
+    /// Writes the session to a new file in the temporary folder, for an exit while its own file cannot be written.
     pub fn rescue(&self) -> Result<PathBuf> {
         use std::io::Write;
         let folder = std::env::temp_dir();
@@ -234,7 +231,7 @@ impl Session {
         Ok(path)
     }
 
-    /// The whole session in the schema of the session file; empty before the first turn.
+    /// The session in the schema of the session file; empty before the first turn.
     pub fn jsonl(&self) -> &str {
         if self.started { &self.text } else { "" }
     }
@@ -264,7 +261,7 @@ impl Session {
                 self.tell_users(chat, parent);
                 self.push(&Record::Head(Head { id, parent }));
             }
-            // The header says the system prompt that the first turn had.
+            // The header has the system prompt of the first turn.
             ChangeKind::System if !self.started => {}
             ChangeKind::System => {
                 self.push(&Record::System(System { id, parent, text: chat.system().map(str::to_owned) }));
@@ -275,7 +272,7 @@ impl Session {
         }
     }
 
-    /// The header comes first, before what was noted while there was no turn yet.
+    /// The header precedes the records from before the first turn.
     fn start(&mut self, chat: &Conversation, info: &ModelInfo) {
         let header = Header::new(&self.id, self.created.clone(), self.date.to_string(), info, chat.system());
         let noted = std::mem::take(&mut self.text);
@@ -306,7 +303,7 @@ impl Session {
         })));
     }
 
-    /// Tells the user's messages on the way to `id` that no record tells yet.
+    /// Adds records for the user's messages on the path to `id` that have none.
     fn tell_users(&mut self, chat: &Conversation, id: Option<MessageId>) {
         for message in chat.path_to(id) {
             if message.role == Role::User && self.told.insert(message.id) {
@@ -317,7 +314,7 @@ impl Session {
     }
 
     fn push(&mut self, record: &Record) {
-        // Plain data with string keys: this cannot fail.
+        // Plain data with string keys always serializes.
         if let Ok(line) = serde_json::to_string(record) {
             self.text.push_str(&line);
             self.text.push('\n');
@@ -325,10 +322,10 @@ impl Session {
     }
 }
 
-/// Sorts by time: `20261121-041530-9f3a`.
+/// An id that sorts by time: `20261121-041530-9f3a`.
 fn new_id() -> String {
     let mut random = [0; 2];
-    // Without randomness the time alone must tell sessions apart.
+    // Without randomness, the time alone distinguishes sessions.
     let _ = getrandom::fill(&mut random);
     let now = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
     format!("{now}-{:02x}{:02x}", random[0], random[1])

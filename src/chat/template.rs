@@ -1,10 +1,10 @@
-//! From a conversation's path to the pieces of a prompt, through the checkpoint's own chat template
-//! and so that nothing but the template can write control tokens.
+//! Renders a conversation's path into the pieces of a prompt with the checkpoint's chat template. Only the template can
+//! write control tokens.
 //!
-//! How: every control literal inside a message is broken by a noncharacter before rendering. What
-//! is intact afterwards was written by the template ([`Piece::Control`]); the rest, with the
-//! noncharacters taken out again, is text. Replies of the loaded model are placeholders, so that
-//! the engine can put back the very tokens it generated. Knows nothing of tokenizers.
+//! A noncharacter is inserted into every control literal of a message before rendering. A literal that is intact
+//! afterwards was written by the template ([`Piece::Control`]); the rest, without the noncharacters, is text. Replies
+//! of the loaded model are placeholders, which the engine replaces by the tokens that it generated. Knows nothing of
+//! tokenizers.
 
 mod guard;
 mod jinja;
@@ -21,19 +21,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// How to render; all but `think` and `keep_thinking` is fixed when a session starts.
+/// Options of rendering. All but `think` and `keep_thinking` are fixed for a session.
 #[derive(Clone, Debug)]
 pub struct RenderOptions {
     pub think: bool,
-    /// Earlier think blocks: keep them, drop them, or (`None`) as the template does.
+    /// Whether to keep earlier think blocks; `None`: as the template does.
     pub keep_thinking: Option<bool>,
-    /// "Now" to the template, fixed at the session's start.
+    /// The template's date and time, fixed at the start of the session.
     pub date: jiff::civil::DateTime,
     /// [`crate::protocol::ModelInfo::think_tags`].
     pub think_tags: Option<(String, String)>,
-    /// The dmschat binary, for templates that are not trusted; absent: the running one.
+    /// The dmschat binary that renders untrusted templates; `None`: the running one.
     pub exe: Option<PathBuf>,
-    /// Set from another thread: a rendering in a child process ends at once, with an error.
+    /// Set by another thread to cancel a rendering in a child process, which then returns an error.
     pub cancel: Arc<AtomicBool>,
 }
 
@@ -50,8 +50,8 @@ impl Default for RenderOptions {
     }
 }
 
-/// Renders `path` (see `Conversation::context_path`) and the beginning of the next reply.
-/// Errors are one line: what the template said, or which bound it broke.
+/// Renders `path` (see `Conversation::context_path`) and the beginning of the next reply. Errors are one line: the
+/// template's message, or the bound that it exceeded.
 pub fn render(
     system: Option<&str>,
     path: &[&Message],
@@ -61,7 +61,7 @@ pub fn render(
     Rendering::new(spec, opts).render(system, path)
 }
 
-/// True when the last think tag in these pieces is an opening one.
+/// Whether the last think tag in these pieces is an opening one.
 fn ends_thinking(pieces: &[Piece], tags: &(String, String)) -> bool {
     pieces
         .iter()
@@ -81,7 +81,7 @@ struct Rendering<'a> {
     guard: Guard<'a>,
 }
 
-/// What a generation prompt holds beyond the header that stands before any assistant message.
+/// What a generation prompt has beyond the header of any assistant message.
 #[derive(Default)]
 struct Opening {
     with_thinking: Vec<Piece>,
@@ -96,7 +96,7 @@ impl<'a> Rendering<'a> {
     fn render(&self, system: Option<&str>, path: &[&Message]) -> Result<Vec<Piece>> {
         self.check_given(system, path)?;
         let has_reply = path.iter().any(|m| m.role == Role::Assistant);
-        // Without tags or without replies there is nothing to keep or drop.
+        // Without tags or replies there is nothing to keep or drop.
         let keep = if has_reply && self.opts.think_tags.is_some() { self.opts.keep_thinking } else { Some(false) };
         let mut jobs = Vec::new();
         if keep != Some(true) {
@@ -128,7 +128,7 @@ impl<'a> Rendering<'a> {
         self.pieces(&kept, path, Some(&opening))
     }
 
-    /// Refuses texts that no context holds before they are rendered.
+    /// Fails on texts larger than any context, before they are rendered.
     fn check_given(&self, system: Option<&str>, path: &[&Message]) -> Result<()> {
         let bytes = system.map_or(0, str::len) + path.iter().map(|m| m.text.len()).sum::<usize>();
         self.check_bytes("the conversation", bytes)
@@ -141,7 +141,7 @@ impl<'a> Rendering<'a> {
         }
     }
 
-    /// What one rendering may have; the short ones that show what a template does may always have a little.
+    /// Largest rendering in bytes. The short probes of a template always fit.
     fn text_bytes(&self) -> usize {
         self.spec.limit.map_or(usize::MAX, |limit| limit.bytes().max(SHORT_TEXT_BYTES))
     }
@@ -159,7 +159,7 @@ impl<'a> Rendering<'a> {
         self.spec.control.iter().any(|c| c == literal)
     }
 
-    /// `keep`: a reply is one placeholder, think block included; else answer and think block apart.
+    /// `keep`: a placeholder stands for the whole reply with its think block; else for the answer alone.
     fn job(&self, system: Option<&str>, path: &[&Message], keep: bool) -> Job {
         let mut messages = Vec::with_capacity(path.len() + 1);
         if let Some(system) = system {
@@ -181,8 +181,8 @@ impl<'a> Rendering<'a> {
         self.job_of(messages, true, self.opts.think)
     }
 
-    /// The reply stands in a keeping rendering as it was generated, and not as the template would
-    /// write it. A given text (an example, a file's) only does so where the template drops think blocks.
+    /// Whether a rendering that keeps think blocks has this reply as generated, not as the template would write it.
+    /// Given texts (examples, files) only if the template drops think blocks.
     fn is_raw(&self, message: &Message) -> bool {
         message.turn.is_some() || (self.opts.keep_thinking == Some(true) && message.shown_reasoning().is_some())
     }
@@ -198,7 +198,7 @@ impl<'a> Rendering<'a> {
         }
     }
 
-    /// Four short renderings that show what the template does with think blocks.
+    /// Four short renderings that probe what the template does with think blocks.
     fn probes(&self) -> [Job; 4] {
         let user = |text: &str| JinjaMessage::new("user", text.to_owned());
         let reply = JinjaMessage::new("assistant", guard::placeholder(0));
@@ -211,7 +211,7 @@ impl<'a> Rendering<'a> {
         ]
     }
 
-    /// Compares what stands before an earlier reply with what stands before the next one.
+    /// Compares the text before an earlier reply with that before the next one.
     fn opening(&self, between: &str, with: &str, without: &str) -> Opening {
         let header = between
             .rsplit_once(PROBE_USER)
@@ -224,15 +224,15 @@ impl<'a> Rendering<'a> {
         Opening { with_thinking: extra(with), without: extra(without) }
     }
 
-    /// Template text without the empty think block that it ends in: some templates write one before
-    /// every reply that came without reasoning, and the raw reply brings its own.
+    /// Removes an empty think block at the end of template text: some templates write one before every reply without
+    /// reasoning, but the reply as generated has its own.
     fn without_empty_think<'t>(&self, text: &'t str) -> &'t str {
         let Some((open, close)) = &self.opts.think_tags else { return text };
         let before_close = text.trim_end().strip_suffix(close.as_str());
         before_close.and_then(|t| t.trim_end().strip_suffix(open.as_str())).unwrap_or(text)
     }
 
-    /// Splits a rendering into pieces and puts the replies in the place of their placeholders.
+    /// Splits a rendering into pieces and replaces placeholders by replies.
     fn pieces(&self, text: &str, path: &[&Message], keep: Option<&Opening>) -> Result<Vec<Piece>> {
         let (mut out, mut bytes, mut counted) = (Vec::new(), 0, 0);
         let parts = guard::parts(text);
@@ -247,10 +247,10 @@ impl<'a> Rendering<'a> {
             } else if let Some(message) = message(Some(part)) {
                 self.reply(&mut out, message, keep.filter(|_| self.is_raw(message)));
             }
-            // A template may name a reply many times.
+            // A template may repeat a reply many times.
             bytes += out[counted..].iter().map(bytes_of).sum::<usize>();
             counted = out.len();
-            self.check_bytes("what the chat template makes of the conversation", bytes)?;
+            self.check_bytes("the rendered conversation", bytes)?;
         }
         Ok(merge(out))
     }
@@ -271,15 +271,14 @@ impl<'a> Rendering<'a> {
         }
     }
 
-    /// A reply as it was generated, its think block included. `in_prompt`: the opening tag stood
-    /// in the prompt and was not generated.
+    /// A reply as generated, with its think block. `in_prompt`: the opening tag was in the prompt and not generated.
     fn whole_reply(&self, message: &Message, in_prompt: bool) -> Vec<Piece> {
         let mut out = Vec::new();
         if let (Some((open, close)), Some(reasoning)) = (&self.opts.think_tags, &message.reasoning) {
             if !in_prompt {
                 out.push(Piece::Control(open.clone()));
             }
-            // Given texts, unlike generated ones, come without the newlines that stand around a think block.
+            // Given texts, unlike generated ones, lack the newlines around a think block.
             let given = message.turn.is_none();
             let around = if given { "\n" } else { "" };
             out.push(Piece::Text(format!("{around}{reasoning}{around}")));
@@ -293,7 +292,7 @@ impl<'a> Rendering<'a> {
     }
 }
 
-/// Bytes of text in a piece; a control token counts as its literal.
+/// Bytes of text in a piece. A control token counts as its literal.
 fn bytes_of(piece: &Piece) -> usize {
     match piece {
         Piece::Control(text) | Piece::Text(text) => text.len(),
@@ -301,7 +300,7 @@ fn bytes_of(piece: &Piece) -> usize {
     }
 }
 
-/// Joins neighbouring texts and leaves out empty ones.
+/// Joins adjacent texts and drops empty ones.
 fn merge(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
     let mut out: Vec<Piece> = Vec::new();
     for piece in pieces {
@@ -314,7 +313,7 @@ fn merge(pieces: impl IntoIterator<Item = Piece>) -> Vec<Piece> {
     out
 }
 
-/// What any rendering may have: more than the short ones need.
+/// Bytes that any rendering may have: more than the probes need.
 const SHORT_TEXT_BYTES: usize = 64 << 10;
 
 const PROBE_USER: &str = "dmschat-probe-user";

@@ -1,5 +1,4 @@
-//! Sidecar adapter files: DMS decision tensors for a plain model, and the metadata that says which
-//! model they are for.
+//! Sidecar adapter files: DMS decision tensors for a model without DMS, and metadata that names the model.
 
 use super::bounds;
 use super::builtin;
@@ -11,10 +10,10 @@ use crate::tensor::{SharedBytes, Tensor};
 use anyhow::{Context, Result, bail, ensure};
 use std::sync::Arc;
 
-/// The only format there is.
+/// The only supported format.
 const FORMAT: &str = "dmschat-adapter-1";
 
-/// A read adapter file. `label` names it in messages.
+/// An adapter file. `label` names it in error messages.
 pub struct Adapter {
     label: String,
     file: TensorFile,
@@ -29,8 +28,8 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// The adapter that comes with the program for this model, if there is one: of those that fit
-    /// its shapes the one made for a model of its name, else the first.
+    /// Returns the built-in adapter for this model, if there is one: of those that fit its shapes, the one made for a
+    /// model of that name, else the first.
     pub fn find(model: &str, config: &ModelConfig) -> Result<Option<Self>> {
         let short = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
         let mut found: Option<Self> = None;
@@ -47,7 +46,7 @@ impl Adapter {
         Ok(found)
     }
 
-    /// The model it says it is for.
+    /// The model that it was made for.
     pub fn base(&self) -> &str {
         self.file.metadata.get("base").map_or("an unnamed model", String::as_str)
     }
@@ -69,7 +68,7 @@ impl Adapter {
         Ok(value)
     }
 
-    /// Every shape field has to equal the model's; the first that does not is named.
+    /// Fails unless every shape field equals the model's. The error names the first difference.
     pub fn fits(&self, model: &str, c: &ModelConfig) -> Result<()> {
         let refuse = |key: &str, theirs: &str, ours: &str| -> Result<()> {
             bail!(
@@ -96,7 +95,7 @@ impl Adapter {
         Ok(())
     }
 
-    /// The rule its metadata states.
+    /// The DMS rule in its metadata.
     pub fn dms(&self) -> Result<DmsConfig> {
         let shift = match self.text("shift")? {
             "0" => Shift::Same,
@@ -121,7 +120,7 @@ impl Adapter {
         })
     }
 
-    /// Its tensors, each with the shape the model calls for.
+    /// Its tensors, with their shapes checked.
     pub fn tensors(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
         let specs = (0..config.n_layers).flat_map(|layer| DecisionSpec::new(config, layer).into_tensors());
         specs.map(|spec| spec.check(self.file.tensor(&spec.name)?, &self.label)).collect()

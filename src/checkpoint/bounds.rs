@@ -1,13 +1,13 @@
-//! The largest sizes that are believed of a checkpoint, each some times the largest model published for
-//! the supported families. They keep every product of sizes inside 64 bits and every list that is built
-//! before the tensors have been looked at small. Tensors of the stated shapes must then exist in the
-//! files; the context has no tensor, and the engine's plan refuses what does not fit in memory.
+//! Largest sizes that a checkpoint may state, each a few times that of the largest published model of the supported
+//! families. They keep products of sizes within 64 bits, and lists that are built before the tensors are checked small.
+//! The files must then have tensors of these shapes; the context has no tensor, and the engine's planner refuses what
+//! does not fit in memory.
 
 /// 8 times Llama 3.1 405B.
 pub const LAYERS: usize = 1024;
 /// 8 times Llama 3.1 405B.
 pub const HEADS: usize = 1024;
-/// 4 times what any kernel or published model of these families has.
+/// 4 times that of any kernel or published model of these families.
 pub const HEAD_DIM: usize = 1024;
 /// 4 times Llama 3.1 405B.
 pub const HIDDEN: usize = 1 << 16;
@@ -17,11 +17,10 @@ pub const FFN: usize = 1 << 20;
 pub const VOCAB: usize = 1 << 22;
 /// A slot stores its position and one mark bit in an i32.
 pub const CONTEXT: usize = 1 << 30;
-/// Bytes of a safetensors header: over 100,000 tensors. The largest published has some 2 MB.
+/// Bytes of a safetensors header, enough for 100,000 tensors. The largest published header has about 2 MB.
 pub const HEADER_BYTES: u64 = 32 << 20;
 
-/// The largest products there are: bytes of one token's K and V in f32 over all layers, times the
-/// context; and elements of a weight matrix.
+/// The largest products: bytes of K and V in f32 of all layers and the whole context, and elements of a weight matrix.
 const _: () = {
     let token_bytes = LAYERS * HEADS * (2 * size_of::<f32>() * HEAD_DIM + 4);
     assert!(token_bytes.checked_mul(CONTEXT).is_some());

@@ -1,6 +1,6 @@
-//! The built-in model and the adapters that come with the program, as embedded bytes.
+//! The built-in model and adapters, embedded in the program.
 
-/// Bytes at an address that suits any vector load.
+/// Bytes with an alignment for any vector load.
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
@@ -22,10 +22,10 @@ static DEMO_FILES: [(&str, &[u8]); 5] = [
 
 static SMOLLM2_ADAPTER: &Aligned<[u8]> = &Aligned(*asset!("adapters/smollm2-135m-instruct-dms.safetensors"));
 
-/// Adapters to be found by `AdapterChoice::Auto`: name and safetensors bytes.
+/// Adapters for `AdapterChoice::Auto`: name and safetensors bytes.
 pub static ADAPTERS: &[(&str, &[u8])] = &[("smollm2-135m-instruct-dms", &SMOLLM2_ADAPTER.0)];
 
-/// A file of the built-in model by name; `None` for a file it does not have.
+/// A file of the built-in model by name; `None` if there is no such file.
 pub fn file(name: &str) -> Option<&'static [u8]> {
     DEMO_FILES.iter().find(|(file, _)| *file == name).map(|(_, bytes)| *bytes)
 }

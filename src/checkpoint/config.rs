@@ -1,9 +1,9 @@
-//! `config.json` (and `dms_metadata.json`, adapter metadata) as fields. Families differ in these
-//! fields, never in code.
+//! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata. Families differ in these
+//! fields, not in code.
 
 use crate::policy::Dms;
 
-/// Everything the forward pass needs to know of a model.
+/// The configuration that the forward pass needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// `model_type`: `qwen3` or `llama`.
@@ -16,16 +16,16 @@ pub struct ModelConfig {
     pub ffn: usize,
     pub vocab: usize,
     pub rms_eps: f32,
-    /// The output head is the embedding table.
+    /// Whether the output head is the embedding table.
     pub tied: bool,
-    /// q and k are RMS-normalised per head before RoPE (Qwen3).
+    /// Whether q and k are RMS-normalized per head before RoPE (Qwen3).
     pub qk_norm: bool,
     pub attention_bias: bool,
     pub mlp_bias: bool,
     pub rope: Rope,
     /// `max_position_embeddings`, tokens.
     pub context: usize,
-    /// Absent: a dense model.
+    /// `None`: a dense model.
     pub dms: Option<DmsConfig>,
 }
 
@@ -57,7 +57,7 @@ pub enum RopeScaling {
     },
 }
 
-/// Where eviction decisions come from, and the rule's parameters.
+/// The source of eviction decisions and the parameters of the rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DmsConfig {
     pub variant: DmsVariant,
@@ -66,9 +66,9 @@ pub struct DmsConfig {
     pub alpha_offset: f32,
     /// `dms_alpha_per = "layer"`: head 0's decision serves all KV heads of the layer.
     pub per_layer: bool,
-    /// Starts switched off (`dms_disable_eviction`).
+    /// Whether eviction starts switched off (`dms_disable_eviction`).
     pub disabled: bool,
-    /// The ratio the checkpoint was trained for, when it says so: the planner's expected figure.
+    /// The compression ratio that the checkpoint was trained for, if it is stated; the planner expects it.
     pub target_ratio: Option<f64>,
 }
 
@@ -76,6 +76,6 @@ pub struct DmsConfig {
 pub enum DmsVariant {
     /// The last channel of each group's first query head, after q_norm, before RoPE.
     Borrowed,
-    /// `dms_proj_alpha(dms_proj_alpha_norm(layer input))`, its own small tensors.
+    /// `dms_proj_alpha(dms_proj_alpha_norm(layer input))`, from its own small tensors.
     Adapter,
 }

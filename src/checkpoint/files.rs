@@ -1,5 +1,5 @@
-//! Where a checkpoint's files come from: a folder, or the embedded model. Owns the rule that names
-//! are plain and stay inside; knows nothing of what the files say.
+//! The files of a checkpoint, in a folder or embedded. Owns the rule that file names are plain and do not leave the
+//! folder. Knows nothing of their content.
 
 use super::{builtin, mapped};
 use crate::regular_file;
@@ -10,8 +10,7 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// The most that a JSON or Jinja file may have, on disk and on its way from the hub: several times the
-/// largest one known of its kind.
+/// Largest JSON or Jinja file, on disk and in downloads: several times the largest known one of its kind.
 pub fn max_text_bytes(name: &str) -> u64 {
     const MIB: u64 = 1 << 20;
     match name {
@@ -25,13 +24,13 @@ pub fn max_text_bytes(name: &str) -> u64 {
 /// The files of one checkpoint.
 pub enum Files {
     Folder {
-        /// As the user gave it, for messages.
+        /// The path that the user gave, for error messages.
         dir: PathBuf,
-        /// Canonical folders: every file must lie in one of them once links are followed.
+        /// Canonical folders. Every file must be in one of them after links are resolved.
         roots: Vec<PathBuf>,
     },
     BuiltIn,
-    /// Files that are not on disk, by name.
+    /// Files in memory, by name.
     Memory(BTreeMap<String, SharedBytes>),
 }
 
@@ -49,7 +48,7 @@ impl Files {
         Ok(Self::Folder { dir: dir.to_owned(), roots: [Some(canonical), blobs].into_iter().flatten().collect() })
     }
 
-    /// How messages name a file.
+    /// The name of a file in error messages.
     pub fn label(&self, name: &str) -> String {
         match self {
             Self::Folder { dir, .. } => dir.join(name).display().to_string(),
@@ -58,7 +57,7 @@ impl Files {
         }
     }
 
-    /// The whole of a text file, or `None` where there is none.
+    /// The content of a text file; `None` if it does not exist.
     pub fn text(&self, name: &str) -> Result<Option<Vec<u8>>> {
         Ok(match self {
             Self::BuiltIn => builtin::file(name).map(<[u8]>::to_vec),
@@ -70,7 +69,7 @@ impl Files {
         })
     }
 
-    /// The bytes of a weight file, shared and not copied, or `None` where there is none.
+    /// The bytes of a weight file, shared and not copied; `None` if it does not exist.
     pub fn bytes(&self, name: &str) -> Result<Option<SharedBytes>> {
         match self {
             Self::BuiltIn => Ok(builtin::file(name).map(|bytes| Arc::new(bytes) as SharedBytes)),
@@ -79,7 +78,7 @@ impl Files {
         }
     }
 
-    /// Checks a name and follows its links; `None` where nothing is there (or it is embedded).
+    /// Checks a name and resolves its links; `None` if the file does not exist (or is embedded).
     fn path(&self, name: &str) -> Result<Option<PathBuf>> {
         let Self::Folder { dir, roots } = self else { return Ok(None) };
         plain_name(name).with_context(|| format!("{} names a file outside the model folder", dir.display()))?;
@@ -98,7 +97,7 @@ impl Files {
     }
 }
 
-/// Where the snapshots of a repository of the Hugging Face cache link to.
+/// The folder that a snapshot in the Hugging Face cache links to.
 fn blobs_of(snapshot: &Path) -> Option<PathBuf> {
     let snapshots = snapshot.parent().filter(|p| p.ends_with("snapshots"))?;
     let repository = snapshots.parent()?;
@@ -106,7 +105,7 @@ fn blobs_of(snapshot: &Path) -> Option<PathBuf> {
     named.then(|| repository.join("blobs"))
 }
 
-/// Refuses what is not a relative path of ordinary names.
+/// Fails unless the name is a relative path of ordinary names.
 pub fn plain_name(name: &str) -> Result<()> {
     let plain = !name.is_empty()
         && !name.contains(['\\', '\0', ':'])

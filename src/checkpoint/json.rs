@@ -1,18 +1,18 @@
-//! A JSON object of a checkpoint, read field by field with errors that name file and key.
+//! Reads a JSON object of a checkpoint field by field. Errors name file and key.
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Map, Value};
 
-/// No size of a model is larger; [`super::bounds`] has the bounds of each.
+/// Upper bound of all sizes; [`super::bounds`] has that of each.
 const MAX_SIZE: u64 = 1 << 31;
 
-/// An object and where it stands: `dir/config.json` or `dir/config.json: rope_scaling`.
+/// An object and its place: `dir/config.json` or `dir/config.json: rope_scaling`.
 pub struct Fields<'a> {
     place: String,
     map: &'a Map<String, Value>,
 }
 
-/// Parses a file that has to hold one JSON object.
+/// Parses a file of one JSON object.
 pub fn object(place: &str, raw: &[u8]) -> Result<Map<String, Value>> {
     match serde_json::from_slice(raw) {
         Ok(Value::Object(map)) => Ok(map),
@@ -30,7 +30,7 @@ impl<'a> Fields<'a> {
         &self.place
     }
 
-    /// The value, where it is there and not null.
+    /// The value, if it exists and is not null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         anyhow!("{}: {key} is {found}, expected {wanted}", self.place)
     }
 
-    /// A whole number, also when spelt as a float (`1e6`).
+    /// An integer, also written as a float (`1e6`).
     pub fn opt_size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let whole = value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..MAX_SIZE as f64).contains(f));
@@ -58,7 +58,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number that is at least 1.
+    /// An integer of at least 1.
     pub fn size(&self, key: &str) -> Result<usize> {
         match self.opt_size(key)?.ok_or_else(|| self.missing(key))? {
             0 => Err(self.wrong(key, "at least 1")),
@@ -66,12 +66,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number from 1 to `most`.
+    /// An integer from 1 to `most`.
     pub fn size_to(&self, key: &str, most: usize) -> Result<usize> {
         self.at_most(key, self.size(key)?, most)
     }
 
-    /// A whole number up to `most`.
+    /// An integer up to `most`.
     pub fn opt_size_to(&self, key: &str, most: usize) -> Result<Option<usize>> {
         self.opt_size(key)?.map(|n| self.at_most(key, n, most)).transpose()
     }
@@ -85,7 +85,7 @@ impl<'a> Fields<'a> {
         value.as_f64().filter(|f| f.is_finite()).map(Some).ok_or_else(|| self.wrong(key, "a number"))
     }
 
-    /// A number that an f32 holds.
+    /// A number in the range of f32.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>> {
         match self.opt_f64(key)?.map(|f| f as f32) {
             Some(f) if !f.is_finite() => Err(self.wrong(key, "a number that fits in 32 bits")),

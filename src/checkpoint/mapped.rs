@@ -1,5 +1,4 @@
-//! Files and buffers as shared bytes: the one place that maps memory, so that weights are never
-//! copied. Knows nothing of what the bytes mean.
+//! Maps files and buffers as shared bytes, so that weights are not copied. Only this file maps memory.
 
 use crate::regular_file;
 use crate::tensor::SharedBytes;
@@ -24,14 +23,14 @@ pub fn map_file(path: &Path) -> Result<SharedBytes> {
     Ok(Arc::new(map))
 }
 
-/// Asks for pages of 2 MiB: decoding reads all weights once a token, and with pages of 4 KiB it
-/// spends up to half of its time on address translation. A system that says no changes nothing else.
+/// Requests pages of 2 MiB: decoding reads all weights for every token, and with pages of 4 KiB it spends up to half of
+/// its time on address translation. A refusal has no other effect.
 #[cfg(target_os = "linux")]
 fn want_huge_pages(advise: impl FnOnce(memmap2::Advice) -> std::io::Result<()>) {
     let _ = advise(memmap2::Advice::HugePage);
 }
 
-/// A page-aligned, zeroed buffer of its own for `fill` to write, then shared.
+/// A page-aligned, zeroed buffer that `fill` writes, shared afterwards.
 pub fn buffer(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<SharedBytes> {
     let wanted = || format!("taking {len_bytes} bytes of memory");
     let mut map = MmapMut::map_anon(len_bytes.max(1)).with_context(wanted)?;

@@ -1,5 +1,5 @@
-//! `config.json`, `dms_metadata.json` and `generation_config.json` to fields. Whatever a config
-//! says that the forward pass would compute wrongly is refused here, not ignored.
+//! Parses `config.json`, `dms_metadata.json` and `generation_config.json`. Refuses settings that the forward pass would
+//! compute wrongly.
 
 use super::GenerationDefaults;
 use super::bounds;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const FAMILIES: [&str; 2] = ["qwen3", "llama"];
 
-/// Keys of models that add something to Llama's computation; null or absent means they do not.
+/// Keys of models that extend Llama's computation, unless they are null or missing.
 const FOREIGN_KEYS: [&str; 9] = [
     "quantization_config",
     "attn_logit_softcapping",
@@ -25,7 +25,7 @@ const FOREIGN_KEYS: [&str; 9] = [
     "kv_lora_rank",
 ];
 
-/// Reads a model's configuration; `dms_metadata` (already unwrapped) wins over `dms_*` keys.
+/// Parses the configuration. `dms_metadata` (already unwrapped) takes precedence over `dms_*` keys.
 pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<ModelConfig> {
     let family = family(config)?;
     refuse_unsupported(config, family)?;
@@ -33,7 +33,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     let hidden = config.size_to("hidden_size", bounds::HIDDEN)?;
     let n_kv_heads = match config.opt_size("num_key_value_heads")? {
         Some(_) => config.size_to("num_key_value_heads", bounds::HEADS)?,
-        // Llama before GQA; transformers' default for Qwen3 is a number nobody wrote down.
+        // The default of Llama before GQA. For Qwen3, the default of transformers is arbitrary.
         None if family == "llama" => n_q_heads,
         None => return Err(config.missing("num_key_value_heads")),
     };
@@ -90,7 +90,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
 }
 
 impl ModelConfig {
-    /// A `config.json` alone, without its folder; `place` names it in messages.
+    /// Parses a `config.json` without its folder. `place` names it in error messages.
     pub fn from_json(place: &str, raw: &[u8]) -> Result<Self> {
         model_config(&Fields::new(place, &json::object(place, raw)?), None)
     }
@@ -120,7 +120,7 @@ fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
     if let Some(act) = config.opt_str("hidden_act")? {
         ensure!(act == "silu", "{place}: hidden_act {act:?} is not supported (silu is)");
     }
-    // Qwen3 names a window it does not use; elsewhere a window that is named is used.
+    // Qwen3 states a window that it does not use; other models use a stated window.
     let window = config.get("sliding_window").is_some();
     let sliding = config.bool_or("use_sliding_window", family != "qwen3" && window)? && window;
     let layer_types = config.get("layer_types").and_then(Value::as_array);
@@ -136,8 +136,8 @@ fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's and Model-Optimizer's packaging: `dms_*` keys, the decision marks the token before.
-/// Absent values are the defaults of NVIDIA's configuration class.
+/// The format of NVIDIA and Model-Optimizer: `dms_*` keys; a decision marks the previous token. Missing values have the
+/// defaults of NVIDIA's configuration class.
 fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
     if !config.keys().any(|k| k.starts_with("dms_") && config.get(k).is_some()) {
         return Ok(None);
@@ -163,7 +163,7 @@ fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
     }))
 }
 
-/// FastDMS's packaging: `dms_metadata.json`, borrowed, the decision marks its own token.
+/// The format of FastDMS: `dms_metadata.json`, borrowed neuron; a decision marks its own token.
 fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
     Ok(DmsConfig {
         variant: DmsVariant::Borrowed,
@@ -180,9 +180,8 @@ fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
     })
 }
 
-/// Sampling defaults and end tokens: each from `generation_config.json`, the end tokens else from
-/// `config.json`. Ids beyond the vocabulary are refused; sampling defaults out of their range are left out,
-/// and the second value says so.
+/// Parses sampling defaults and end tokens from `generation_config.json`; end tokens else from `config.json`. Fails on
+/// ids outside of the vocabulary. Ignores sampling defaults out of range; the second value is a notice about them.
 pub fn generation(
     generation: Option<&Fields>,
     config: &Fields,

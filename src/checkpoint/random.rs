@@ -1,5 +1,5 @@
-//! Checkpoints of random bf16 weights in the shape of known models, for benchmarks: the same
-//! bytes for the same shape, without a file or a tokenizer.
+//! Checkpoints with random bf16 weights in the shapes of known models, for benchmarks. A shape always gives the same
+//! bytes. They have no files and no tokenizer.
 
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 use super::names::{self, TensorSpec};
@@ -9,28 +9,28 @@ use crate::tensor::{DType, Tensor};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::HashMap;
 
-/// Names [`Checkpoint::random`] knows.
+/// The shapes of [`Checkpoint::random`].
 pub const SHAPES: [&str; 4] = ["qwen3-8b", "llama-3.2-1b", "smollm2-135m", "demo"];
 
-/// Tensors start at multiples of this, so that any vector load is aligned.
+/// Alignment of tensors, for any vector load.
 const ALIGN_BYTES: usize = 64;
 
-/// Places that tensors which share their bytes begin at, and how far these are apart.
+/// Number and distance of the offsets at which tensors that share bytes start.
 const SHIFTS: usize = 61;
 const SHIFT_BYTES: usize = 1 << 20;
 
-/// Weights filled by one task.
+/// Weights per chunk.
 const CHUNK: usize = 1 << 18;
 
 impl Checkpoint {
-    /// Random weights in one of [`SHAPES`]; the DMS rule is the one of the published checkpoint of
-    /// that shape, with decisions as random as the weights.
+    /// Random weights in one of [`SHAPES`], with the DMS rule of the published checkpoint of that shape and random
+    /// decisions.
     pub fn random(shape: &str) -> Result<Self> {
         Self::random_of(shape, shape_config(shape)?)
     }
 
-    /// As [`Self::random`], and tensors of one width lie over each other in memory, each from another
-    /// place on: for a device that copies them, where the weights of all layers would not fit the host.
+    /// Like [`Self::random`], but tensors of the same width overlap in memory, at different offsets: for a device that
+    /// copies them, if the weights of all layers would not fit into the host's memory.
     pub fn random_shared(shape: &str) -> Result<Self> {
         let config = shape_config(shape)?;
         let mut blocks = HashMap::new();
@@ -53,19 +53,19 @@ impl Checkpoint {
         Ok(Self::with_tensors(shape, config, tensors))
     }
 
-    /// What the model of a shape is, without weights.
+    /// The configuration of a shape.
     pub fn shape(shape: &str) -> Result<ModelConfig> {
         shape_config(shape)
     }
 
-    /// As [`Self::random`], with decision tensors of its own whose offset lets about `1 - 1/ratio` of
-    /// the tokens be marked: a cache that a benchmark can count on being that much smaller.
+    /// Like [`Self::random`], with an adapter whose offset marks about `1 - 1/ratio` of the tokens, so that the cache
+    /// is smaller by that ratio.
     pub fn random_evicting(shape: &str, ratio: f64) -> Result<Self> {
         ensure!(ratio > 1.0 && ratio.is_finite(), "a compression ratio of {ratio} is not above 1");
         let mut config = shape_config(shape)?;
         let published = config.dms.context("every shape has a rule")?;
-        // The logit before scale and offset is near N(0, 1): norms are 1 and rows have length 1. Its
-        // quantile by the logistic approximation.
+        // The logit before scale and offset is near N(0, 1), because norms are 1 and rows have length 1. Logistic
+        // approximation of its quantile.
         let quantile = (ratio - 1.0).ln() / 1.702;
         let alpha_offset = -(published.alpha_scale as f64 * quantile) as f32;
         config.dms = Some(DmsConfig { variant: DmsVariant::Adapter, alpha_offset, ..published });
@@ -108,12 +108,12 @@ fn bytes_of(shape: &[usize]) -> usize {
     shape.iter().product::<usize>() * DType::Bf16.size_bytes()
 }
 
-/// Inputs of a matrix, on which the size of its random values depends; 0 for a norm, which is all ones.
+/// Inputs of a matrix, which determine the range of its random values; 0 for a norm, which is all ones.
 fn width(shape: &[usize]) -> usize {
     if shape.len() == 1 { 0 } else { shape[1] }
 }
 
-/// One tensor: ones for a norm, else uniform values of variance 1/inputs.
+/// Fills one tensor: a norm with ones, a matrix with uniform values of variance 1/inputs.
 fn fill(to: &mut [u8], shape: &[usize], seed: u64) {
     if shape.len() == 1 {
         let one = half::bf16::ONE.to_le_bytes();
@@ -208,7 +208,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
             dms: dms(DmsVariant::Adapter, 128, Shift::Previous),
             ..llama(30, 576, 9, 3, 1536, 49_152)
         },
-        // The built-in model's own shape, with other weights.
+        // The shape of the built-in model.
         "demo" => {
             let raw = builtin::file("config.json").context("no built-in model")?;
             ModelConfig::from_json("demo/config.json", raw)?

@@ -1,9 +1,8 @@
-//! One safetensors file: header checked in full before any of it is believed, tensors as handles
-//! into the shared bytes. Knows nothing of models.
+//! One safetensors file: checks the whole header, and gives tensors as handles into the shared bytes. Knows nothing of
+//! models.
 //!
-//! Layout: u64 little-endian header length, JSON header, data; `data_offsets` count from the data.
-//! The header's entries are the safetensors crate's; its own reader is not used, because it says
-//! that something is wrong and not which tensor of a hundred shards it is.
+//! Layout: u64 little-endian header length, JSON header, data; `data_offsets` count from the data. The entry types are
+//! those of the safetensors crate. Its reader is not used, because its errors do not name the tensor.
 
 use super::bounds;
 use super::mapped;
@@ -14,7 +13,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A parsed file. `label` names it in messages.
+/// A parsed file. `label` names it in error messages.
 pub struct TensorFile {
     label: String,
     bytes: SharedBytes,
@@ -23,7 +22,7 @@ pub struct TensorFile {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Where a tensor lies in the file. Files may also hold types that no model we run needs.
+/// The range of a tensor in the file. Files may have element types that no supported model needs.
 struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -31,7 +30,7 @@ struct Entry {
 }
 
 impl TensorFile {
-    /// Reads the header. Errors name the file and the first thing wrong with it.
+    /// Parses the header. Errors name the file and the first problem.
     pub fn new(label: &str, bytes: SharedBytes) -> Result<Self> {
         let raw = (*bytes).as_ref();
         let header_len = match raw.first_chunk::<8>() {
@@ -69,8 +68,7 @@ impl TensorFile {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The tensor of that name; an element type other than F32, F16, BF16 is an error. Shares the
-    /// file's bytes, unless they are not aligned to its elements: then it is copied.
+    /// The tensor of that name, in F32, F16 or BF16. Shares the file's bytes, or copies them if they are not aligned.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         let dtype = match entry.dtype {
@@ -84,7 +82,7 @@ impl TensorFile {
             let bytes = self.bytes.clone();
             return Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), bytes, entry.range.clone())));
         }
-        // Only files of writers that do not pad their header (the reference does) come here.
+        // Only files of writers that do not pad the header reach this; the reference implementation pads.
         let copy = mapped::buffer(raw.len(), |to| to.copy_from_slice(raw))?;
         Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), copy, 0..raw.len())))
     }

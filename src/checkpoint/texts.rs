@@ -1,11 +1,11 @@
-//! The chat template and the literals it needs, from the several places checkpoints keep them.
+//! Reads the chat template and its literals, from the several files that may have them.
 
 use super::files::Files;
 use super::json;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
-/// What the template room gets to render with.
+/// The chat template and its tokens.
 #[derive(Debug, Default)]
 pub struct ChatTexts {
     /// Jinja source.
@@ -52,7 +52,7 @@ fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
     }
 }
 
-/// A template is a string, or a list of named ones of which `default` is meant.
+/// A template is a string, or a list of named ones, of which `default` is used.
 fn template_text(value: Option<&Value>) -> Option<String> {
     match value? {
         Value::String(text) => Some(text.clone()),

@@ -1,6 +1,6 @@
-//! A rendered conversation as one string, and back. Two conversations have the same flat form
-//! exactly when they encode to the same tokens, so the engine compares prefixes here. Control
-//! literals stand between the noncharacters U+FDD0 and U+FDD1, which no text may contain.
+//! Canonical text of a rendered conversation: one string, and back. Two conversations have the same canonical text
+//! exactly if they encode to the same tokens, so that the engine compares prefixes of it. Control literals are enclosed
+//! in the noncharacters U+FDD0 and U+FDD1, which are removed from texts.
 
 use crate::protocol::Piece;
 
@@ -9,7 +9,7 @@ pub const OPEN: char = '\u{FDD0}';
 /// Closes a control literal.
 pub const CLOSE: char = '\u{FDD1}';
 
-/// The flat form. Stray sentinels in texts are dropped, replies are their pieces.
+/// Returns the canonical text. Replies are replaced by their pieces.
 pub fn flatten(pieces: &[Piece]) -> String {
     let mut out = String::new();
     for piece in normalise(pieces) {
@@ -22,14 +22,14 @@ pub fn flatten(pieces: &[Piece]) -> String {
     out
 }
 
-/// The pieces of a flat form, texts joined. An unclosed or empty literal is text.
+/// Splits a canonical text into pieces. An unclosed or empty literal is text.
 pub fn unflatten(flat: &str) -> Vec<Piece> {
     let mut out = Vec::new();
     let mut rest = flat;
     while let Some(start) = rest.find(OPEN) {
         push_text(&mut out, &rest[..start]);
         rest = &rest[start + OPEN.len_utf8()..];
-        // A second opening before the closing one means the first was never closed.
+        // A second OPEN before the CLOSE means that the first is unclosed.
         match rest.find([OPEN, CLOSE]) {
             Some(end) if end > 0 && rest[end..].starts_with(CLOSE) => {
                 out.push(Piece::Control(rest[..end].to_owned()));
@@ -42,7 +42,7 @@ pub fn unflatten(flat: &str) -> Vec<Piece> {
     out
 }
 
-/// Controls and joined, non-empty, sentinel-free texts, without replies around them.
+/// The pieces with replies replaced by their content, adjacent texts joined, and sentinels removed.
 pub(super) fn normalise(pieces: &[Piece]) -> Vec<Piece> {
     let mut out = Vec::new();
     collect(pieces, &mut out);

@@ -261,7 +261,7 @@ fn config_errors_name_file_line_and_key() {
     fs::create_dir_all(home.path().join("config")).unwrap();
     for (text, parts) in [
         ("seed = 1\ntheme = \"nope\"", ["config.toml:2: theme: ", "no theme \"nope\"; themes: "]),
-        ("\nkeys = \"none.toml\"", ["config.toml:2: keys: there is no file ", "none.toml"]),
+        ("\nkeys = \"none.toml\"", ["config.toml:2: keys: the file ", "none.toml"]),
         ("\n\nmodel = \"\"", ["config.toml:3: model: ", "the name is empty"]),
         ("top_k = -1", ["config.toml:1: ", "top_k"]),
     ] {

@@ -436,5 +436,5 @@ fn a_cancel_ends_the_encoding_of_a_long_prompt() {
     let report = s.generate(prompt);
     assert_undone(&s, &report, StopReason::ContextFull, &[]);
     let detail = report.detail.expect("it says why");
-    assert!(detail.starts_with("the prompt has 12582") && detail.contains("holds at most 12582912;"), "{detail}");
+    assert!(detail.starts_with("the prompt has 12,582") && detail.contains("holds at most 12,582,912;"), "{detail}");
 }

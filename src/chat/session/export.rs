@@ -1,4 +1,4 @@
-//! A conversation as Markdown, with front matter. Writes strings; opens no file.
+//! Exports a conversation as Markdown with front matter. Opens no file.
 
 use crate::chat::conversation::{Conversation, Mark, Message, Role, line_after};
 use crate::protocol::ModelInfo;
@@ -30,7 +30,7 @@ fn toggle(out: &mut String, mark: &Mark) {
     let _ = write!(out, "\n*eviction {state} at token {}, {dropped} dropped*\n", mark.at_token);
 }
 
-/// The answer, with the toggles that were made in the middle of it after the line in which they were.
+/// The answer, with each toggle after the line in which it happened.
 fn answer(out: &mut String, chat: &Conversation, message: &Message) {
     let text = message.shown();
     let lead = message.text.len() - message.text.trim_start_matches('\n').len();
@@ -80,7 +80,7 @@ fn assistant(out: &mut String, chat: &Conversation, message: &Message) {
 fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo) -> String {
     let mut out = "---\n".to_owned();
     let mut field = |name: &str, value: serde_json::Value| {
-        // JSON is YAML.
+        // JSON strings are valid YAML.
         let _ = writeln!(out, "{name}: {value}");
     };
     field("title", chat.title_or_first_line().into());

@@ -1,6 +1,6 @@
-//! A session file on disk: created at the first record, locked while open, appended and synced,
-//! never rewritten. A write that fails leaves the file as it was; the next one makes up for it. A
-//! file that another program has changed is left alone. Knows bytes and lines, not what they say.
+//! A session file on disk: created with the first record, locked while open, appended and synced, never rewritten. A
+//! failed write leaves the file as it was, and the next write includes its lines. A file that another program has
+//! changed is not touched. Knows bytes and lines, not their meaning.
 
 use crate::regular_file;
 use anyhow::{Context, Result, anyhow, bail};
@@ -8,40 +8,40 @@ use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// A session file larger than this is refused.
+/// Largest session file.
 pub const MAX_BYTES: u64 = 1 << 30;
 
-/// An append-only file of whole lines.
+/// An append-only file of complete lines.
 #[derive(Debug)]
 pub struct LineFile {
     path: PathBuf,
     file: Option<File>,
-    /// Bytes that are known to be whole lines.
+    /// Bytes that are known to be complete lines.
     good: u64,
-    /// Its length as this process left it: more than `good` where a failed write could not be undone.
+    /// The length that this process left: more than `good` if a failed write could not be undone.
     len: u64,
-    /// The last line is whole but lacks its newline; the next append writes it first.
+    /// Whether the last line is complete but has no newline; the next append writes it first.
     unended: bool,
 }
 
-/// Why lines were not appended.
+/// Why an append failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// It was not touched.
+    /// Another program changed the file. It was not touched.
     #[error("{}: changed, replaced or removed by another program", .0.display())]
     Changed(PathBuf),
     #[error(transparent)]
     Failed(#[from] anyhow::Error),
 }
 
-/// What was read from an existing file. Nothing has been changed in it.
+/// The content of an existing file, which has not been changed.
 pub struct Opened {
     pub file: LineFile,
     pub bytes: Vec<u8>,
 }
 
 impl LineFile {
-    /// A file that does not exist yet; nothing is touched before the first append.
+    /// A file that does not exist yet. The first append creates it.
     pub fn new(path: PathBuf) -> Self {
         Self { path, file: None, good: 0, len: 0, unended: false }
     }
@@ -50,7 +50,7 @@ impl LineFile {
         &self.path
     }
 
-    /// Opens, locks and reads an existing file. `name` is what the session is called in errors.
+    /// Opens, locks and reads an existing file. `name` is the session's name in errors.
     pub fn open(path: &Path, name: &str) -> Result<Opened> {
         let in_context = || format!("session {name}");
         let file = regular_file::open_with(OpenOptions::new().read(true).write(true), path).with_context(in_context)?;
@@ -61,12 +61,12 @@ impl LineFile {
         Ok(Opened { file, bytes })
     }
 
-    /// The last line is whole, and has no newline.
+    /// Marks the last line as complete but without a newline.
     pub fn end_line_later(&mut self) {
         self.unended = true;
     }
 
-    /// Cuts a half last line off, which is first kept in `FILE.part`.
+    /// Truncates an incomplete last line, after copying it to `FILE.part`.
     pub fn cut_off(&mut self, half: &[u8]) -> io::Result<PathBuf> {
         let aside = part_of(&self.path);
         let options = &mut OpenOptions::new();
@@ -84,7 +84,7 @@ impl LineFile {
         Ok(aside)
     }
 
-    /// Appends whole lines and syncs them: all of them, or none.
+    /// Appends complete lines and syncs them: all or none.
     pub fn append(&mut self, lines: &str, name: &str) -> Result<(), AppendError> {
         self.create(name)?;
         let Some(file) = &mut self.file else { return Err(anyhow!("session {name}: not open").into()) };
@@ -110,7 +110,7 @@ impl LineFile {
                 Ok(())
             }
             Err(e) => {
-                // What stands half is taken away now, or before the next write.
+                // An incomplete write is removed now, or before the next write.
                 let _ = file.set_len(good);
                 self.len = file.metadata().map_or(good, |m| m.len());
                 Err(failed(e))
@@ -128,7 +128,7 @@ impl LineFile {
         let made = private(OpenOptions::new().read(true).write(true).create_new(true)).open(&self.path);
         let file = match made {
             Ok(file) => file,
-            // A name that is taken is somebody else's, link or file.
+            // create_new fails on any existing file or link.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(AppendError::Changed(self.path.clone()));
             }
@@ -142,14 +142,14 @@ impl LineFile {
     }
 }
 
-/// Syncs the folder's entry for a new file; where folders cannot be synced, the file's own sync must do.
+/// Syncs the folder's entry of a new file, where folders can be synced.
 fn sync_folder(file: &Path) {
     if let Some(folder) = file.parent().and_then(|f| File::open(f).ok()) {
         let _ = folder.sync_all();
     }
 }
 
-/// Whether `path` still names the open file.
+/// Whether `path` still refers to the open file.
 #[cfg(unix)]
 pub fn is_at(path: &Path, open: &Metadata) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
@@ -165,7 +165,7 @@ pub fn is_at(path: &Path, _: &Metadata) -> io::Result<bool> {
     path.try_exists()
 }
 
-/// Where the half line of a session is kept.
+/// The file for the incomplete last line of a session.
 pub fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
@@ -178,12 +178,12 @@ fn lock(file: &File, name: &str) -> Result<()> {
         Err(TryLockError::WouldBlock) => {
             bail!("session {name} is open in another dmschat; leave it there first, or start a new one")
         }
-        // File systems without locks: better unlocked than unsaved.
+        // On file systems without locks, saving unlocked is better than not saving.
         Err(TryLockError::Error(_)) => Ok(()),
     }
 }
 
-/// Makes a folder that others may not read.
+/// Creates a folder that other users cannot read.
 pub fn make_private_folder(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -195,7 +195,7 @@ pub fn make_private_folder(path: &Path) -> io::Result<()> {
     builder.create(path)
 }
 
-/// Files made with these options are readable by their owner alone.
+/// Options that create files which only their owner can read.
 pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     {
@@ -205,8 +205,8 @@ pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     options
 }
 
-/// Writes a file under another name, syncs it and puts it in place: the old one or the new one is
-/// there, never half of it. A link at its place is replaced, not followed. Errors name the file in one line.
+/// Writes a file under another name, syncs it and renames it, so that `path` is always the complete old or new file. A
+/// link at `path` is replaced, not followed. Errors are one line with the file's name.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
     let (beside, mut file) = create_new(path.parent().unwrap_or(Path::new("")), ".dmschat-", ".tmp")
@@ -224,7 +224,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Creates a file under a random name that nothing had before, readable by its owner alone.
+/// Creates a file under a new random name that only its owner can read.
 pub fn create_new(folder: &Path, before: &str, after: &str) -> io::Result<(PathBuf, File)> {
     let mut tries = 0;
     loop {

@@ -1,5 +1,4 @@
-//! From the lines of a session file back to a conversation, and to what the engine needs to go on
-//! with its token log. Reads strings; opens no file.
+//! Reads the lines of a session file into a conversation and the engine's token log. Opens no file.
 
 use super::record::{FORMAT, Header, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
@@ -8,28 +7,28 @@ use crate::unicode::one_line;
 use anyhow::{Result, bail};
 use std::collections::HashSet;
 
-/// Ids and counts above this are refused: they are no program's own, and sums of smaller ones do not overflow.
+/// Largest ids and counts. dmschat writes smaller ones, and their sums do not overflow.
 const MAX_NUMBER: u64 = 1 << 53;
-/// Problems that are told one by one.
+/// Problems that are reported individually.
 const MAX_PROBLEMS: usize = 10;
 
-/// What a file says.
+/// The content of a session file.
 #[derive(Debug)]
 pub struct Loaded {
     pub conversation: Conversation,
     pub header: Header,
-    /// The eviction state at the end; absent when there is no turn and no toggle.
+    /// The eviction state at the end; `None` if there is no turn and no toggle.
     pub eviction: Option<bool>,
-    /// One line each: what could not be read, and which line it is.
+    /// One line for each unreadable line of the file, with its number.
     pub problems: Vec<String>,
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
     log_fits: bool,
-    /// The token after the log that was not fed, as the last turn says it; absent where nothing says so.
+    /// The token after the log that was not fed, if the last turn states it.
     pending: Option<Option<Token>>,
 }
 
-/// A turn's identity, for its tokens.
+/// The model of a turn, for its tokens.
 #[derive(Debug)]
 struct SavedTurn {
     turn: u64,
@@ -38,8 +37,7 @@ struct SavedTurn {
     in_context: bool,
 }
 
-/// Reads all lines. A broken one in the middle is reported and left out; without a header that
-/// this version understands nothing is read.
+/// Reads all lines. Broken lines are reported and skipped. Fails without a header of a supported version.
 pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     let mut lines = text.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
     let header = match lines.next().map(|(_, line)| Record::parse(line)) {
@@ -71,7 +69,7 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     Ok(loading.finish(header, problems))
 }
 
-/// Says so when line 1 is the header of a version whose fields are not known here.
+/// The message for a header of an unsupported version.
 fn newer_version(text: &[u8]) -> Option<String> {
     let line = text.split(|b| *b == b'\n').next()?;
     let value: serde_json::Value = serde_json::from_slice(line).ok()?;
@@ -87,9 +85,9 @@ struct Loading {
     eviction: Option<bool>,
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
-    /// Tokens among `log`.
+    /// Number of tokens in `log`.
     tokens: usize,
-    /// False once a turn's log does not join the one before it.
+    /// False after a turn whose log does not continue the one before it.
     log_fits: bool,
     pending: Option<Option<Token>>,
 }
@@ -138,7 +136,7 @@ impl Loading {
         Ok(())
     }
 
-    /// A message hangs on an older one that was read, or on none.
+    /// A message follows an earlier one that was read, or none.
     fn known(&self, id: MessageId, parent: Option<MessageId>) -> Result<(), String> {
         match parent {
             Some(parent) if parent >= id || self.conversation.get(parent).is_none() => {
@@ -150,7 +148,7 @@ impl Loading {
 
     fn turn(&mut self, turn: Turn) -> Result<(), String> {
         let report = turn.report;
-        // The tokens count even where the text cannot be placed.
+        // The tokens are counted even if the text is not usable.
         self.log_fits &= report.log_base <= self.log.len();
         self.cut_log(report.log_base);
         self.tokens += report.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
@@ -175,18 +173,17 @@ impl Loading {
         Ok(())
     }
 
-    /// Shortens the log to `n` entries.
+    /// Truncates the log to `n` entries.
     fn cut_log(&mut self, n: usize) {
         while self.log.len() > n {
             self.tokens -= usize::from(matches!(self.log.pop(), Some(LogEntry::Token(_))));
         }
     }
 
-    /// Puts a toggle where it acted: after `at_token` tokens. One inside a turn is in that turn's log too,
-    /// which then takes its place.
+    /// Inserts a toggle after `at_token` tokens. A toggle within a turn is also in that turn's log, which replaces it.
     fn log_toggle(&mut self, at_token: usize, eviction: bool) {
         if self.tokens > at_token {
-            // After an undo: another token waits here than at the end of the last turn.
+            // After an undo, the pending token is not that of the last turn.
             self.pending = None;
         }
         while self.tokens > at_token {
@@ -211,7 +208,7 @@ impl Loading {
     }
 }
 
-/// Refuses ids and counts that no session has.
+/// Fails on ids and counts out of range.
 fn check_numbers(record: &Record) -> Result<(), String> {
     let (id, parent) = record.place();
     let mut numbers = vec![id, parent.unwrap_or(0)];
@@ -234,14 +231,13 @@ fn check_numbers(record: &Record) -> Result<(), String> {
 }
 
 impl Loaded {
-    /// The model that the conversation was last held with.
+    /// The model of the last turn.
     pub fn stamp(&self) -> &Stamp {
         self.turns.last().map_or(&self.header.model, |t| &t.stamp)
     }
 
-    /// Prepares the conversation for a model: replies whose tokens it may take over become its own,
-    /// and the request that brings its engine to where the file ends. The sentence, if any, is to
-    /// be shown. Call it once for the model that goes on.
+    /// Prepares the conversation for a model: marks the replies whose tokens it may reuse, and returns the request that
+    /// restores the engine, with a notice to show, if any. Call it once, for the model that continues.
     pub fn restore_for(&mut self, info: &ModelInfo) -> (RestoreRequest, Option<String>) {
         let fitting: Vec<&SavedTurn> = self.turns.iter().filter(|t| t.stamp.fits(info)).collect();
         let known = |id: &Token| (*id as usize) < info.vocab;
@@ -281,13 +277,12 @@ impl Loaded {
     }
 }
 
-/// A generated token that a vocabulary of this size does not have.
+/// The first generated token outside of a vocabulary of this size.
 fn unknown(turns: &[&SavedTurn], vocab: usize) -> Option<Token> {
     turns.iter().flat_map(|t| &t.generated).copied().find(|id| *id as usize >= vocab)
 }
 
-/// The token after the log, for files whose turns do not say it: as after any answer, the last token of the
-/// reply that ends the log was sampled and not fed.
+/// The token after the log, for files whose turns do not state it: the last token of an answer is sampled but not fed.
 fn recall_pending(log: &[LogEntry], replies: &[(u64, Vec<Token>)]) -> Option<Token> {
     let ends_log = |fed: &[Token]| {
         let mut tokens = log.iter().rev().filter(|e| matches!(e, LogEntry::Token(_)));

@@ -1,6 +1,5 @@
-//! The folder of sessions: list, find, open, rename, delete. What a person types is searched for
-//! ([`Store::find`]); everything else takes an id, which names one file and is never searched for.
-//! No name leads out of the folder.
+//! The folder of sessions: list, find, open, rename, delete. Only [`Store::find`] searches, for what a user typed; all
+//! other operations need an id, which names exactly one file. No name leads out of the folder.
 
 use super::file::{LineFile, MAX_BYTES, part_of};
 use super::load::{Loaded, load};
@@ -30,11 +29,11 @@ pub struct Entry {
     pub id: String,
     pub title: String,
     pub model: String,
-    /// Turns that were answered or begun; a prompt that was refused is none.
+    /// Turns with an answer, complete or not. Refused prompts do not count.
     pub turns: usize,
-    /// What was asked and answered last.
+    /// The last question and answer.
     pub preview: String,
-    /// Of the cache, after the last turn.
+    /// Compression ratio of the cache after the last turn.
     pub ratio: Option<f64>,
     pub bytes: u64,
     /// When it was last written.
@@ -52,19 +51,19 @@ impl Entry {
 }
 
 impl AsRef<str> for Entry {
-    /// What a fuzzy search looks at.
+    /// The text for a fuzzy search.
     fn as_ref(&self) -> &str {
         &self.text
     }
 }
 
 impl Store {
-    /// `folder`: `Dirs::sessions()`. Nothing is touched.
+    /// `folder`: `Dirs::sessions()`. Creates nothing.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// A new session, whose file is made at its first turn.
+    /// A new session. Its first turn creates the file.
     pub fn create(&self) -> Session {
         let id = new_id();
         let file = LineFile::new(self.path_of(&id));
@@ -75,7 +74,7 @@ impl Store {
         self.folder.join(format!("{id}.jsonl"))
     }
 
-    /// All sessions that can be read, newest first.
+    /// All readable sessions, newest first.
     pub fn list(&self) -> Vec<Entry> {
         let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         let mut entries: Vec<Entry> = files.filter_map(|path| entry(&path)).collect();
@@ -83,7 +82,7 @@ impl Store {
         entries
     }
 
-    /// The sessions that match a few letters of title, question, model or date, best first.
+    /// The sessions whose title, question, model or date match a fuzzy pattern, best first.
     pub fn search(&self, query: &str) -> Vec<Entry> {
         let entries = self.list();
         if query.trim().is_empty() {
@@ -94,17 +93,17 @@ impl Store {
         matched.into_iter().map(|(entry, _)| entry).collect()
     }
 
-    /// The id of the one that was written last, of those with a turn.
+    /// The id of the session with a turn that was written last.
     pub fn newest(&self) -> Result<String> {
         let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         let mut files: Vec<(SystemTime, PathBuf)> =
             files.filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path))).collect();
         files.sort_by(|a, b| b.cmp(a));
         let mut ids = files.iter().filter_map(|(_, path)| id_with_a_turn(path));
-        ids.next().ok_or_else(|| anyhow!("there is no session yet to go on with"))
+        ids.next().ok_or_else(|| anyhow!("there is no session to continue yet"))
     }
 
-    /// The file of the session with this id, or an error when there is none.
+    /// The file of the session with this id, or an error if there is none.
     fn file_of(&self, id: &str) -> Result<PathBuf> {
         let path = self.path_of(id);
         let is_name = Path::new(id).file_name().is_some_and(|name| name == id);
@@ -114,8 +113,7 @@ impl Store {
         Ok(path)
     }
 
-    /// The session that a person means, from what was typed: its id, else its title, else the
-    /// beginning of its id, else a fuzzy match.
+    /// Finds the session that a user typed: by id, else by title, else by a prefix of the id, else by a fuzzy match.
     pub fn find(&self, name: &str) -> Result<Entry> {
         let entries = self.list();
         let exact = entries.iter().find(|e| e.id == name).or_else(|| entries.iter().find(|e| e.title == name));
@@ -131,9 +129,9 @@ impl Store {
         found.ok_or_else(|| anyhow!("no session matches {name:?}; --resume without a name lists them"))
     }
 
-    /// Opens a session to go on with it: it is locked until the returned [`Session`] is dropped.
-    /// `name` as for [`Store::find`], or a file that `/save` or `/export` wrote, which becomes a
-    /// session of its own. What could not be read is told in [`Loaded::problems`].
+    /// Opens a session to continue it; it is locked until the returned [`Session`] is dropped. `name` is as for
+    /// [`Store::find`], or a file written by `/save` or `/export`, which becomes a new session. [`Loaded::problems`]
+    /// lists what could not be read.
     pub fn resume(&self, name: &str) -> Result<(Session, Loaded)> {
         if is_file_name(name) {
             let text = read_text(Path::new(name))?;
@@ -146,7 +144,7 @@ impl Store {
         self.open(&self.find(name)?.id)
     }
 
-    /// As [`Store::resume`], for the session with this id.
+    /// Like [`Store::resume`], for the session with this id.
     pub fn open(&self, id: &str) -> Result<(Session, Loaded)> {
         let path = self.file_of(id)?;
         let opened = match LineFile::open(&path, id) {
@@ -160,7 +158,7 @@ impl Store {
         };
         let mut file = opened.file;
         let whole = whole_lines(&opened.bytes);
-        // A file that is refused here has not been touched.
+        // A refused file is not touched.
         let mut loaded = load(&opened.bytes[..whole], id)?;
         let half = &opened.bytes[whole..];
         if !half.is_empty() {
@@ -180,8 +178,7 @@ impl Store {
         Ok((session, loaded))
     }
 
-    /// Reads the session that a person means without locking or changing it (`-p --resume NAME`).
-    /// `name` as for [`Store::resume`].
+    /// Reads a session without locking or changing it (`-p --resume NAME`). `name` is as for [`Store::resume`].
     pub fn read_named(&self, name: &str) -> Result<Loaded> {
         if is_file_name(name) {
             return read_whole_lines(Path::new(name), name);
@@ -194,7 +191,7 @@ impl Store {
         read_whole_lines(&self.file_of(id)?, id)
     }
 
-    /// Gives the session with this id a title. It must not be open.
+    /// Sets the title of the session with this id, which must not be open.
     pub fn rename(&self, id: &str, title: &str) -> Result<()> {
         let (mut session, mut loaded) = self.open(id)?;
         loaded.conversation.rename(title);
@@ -205,10 +202,10 @@ impl Store {
         session.flush().map(|_| ())
     }
 
-    /// Deletes the session with this id, which must not be open, and what was cut off from it.
+    /// Deletes the session with this id, which must not be open, and its `.part` file.
     pub fn delete(&self, id: &str) -> Result<()> {
         let path = self.file_of(id)?;
-        // Locked while it goes: another process may have it open.
+        // Locked, because another process may have it open.
         let _lock = LineFile::open(&path, id)?;
         fs::remove_file(&path).with_context(|| format!("session {id}"))?;
         match fs::remove_file(part_of(&path)) {
@@ -218,7 +215,7 @@ impl Store {
     }
 }
 
-/// Reads a file without its half last line.
+/// Reads a file without an incomplete last line.
 fn read_whole_lines(path: &Path, name: &str) -> Result<Loaded> {
     let bytes = regular_file::read(path, MAX_BYTES).with_context(|| format!("session {}", path.display()))?;
     let whole = whole_lines(&bytes);
@@ -230,7 +227,7 @@ fn read_whole_lines(path: &Path, name: &str) -> Result<Loaded> {
     Ok(loaded)
 }
 
-/// Bytes up to the end of the last whole line. One that lacks only its newline is whole.
+/// Bytes up to the end of the last complete line. A line that lacks only its newline is complete.
 fn whole_lines(bytes: &[u8]) -> usize {
     let ended = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
     let is_record = serde_json::from_slice::<serde::de::IgnoredAny>(&bytes[ended..]).is_ok();
@@ -243,7 +240,7 @@ fn is_read_only(error: &anyhow::Error) -> bool {
     matches!(kind, Some(PermissionDenied | ReadOnlyFilesystem))
 }
 
-/// What a person names is a transcript's file rather than a session.
+/// Whether a name is the path of a transcript rather than a session.
 fn is_file_name(name: &str) -> bool {
     name.ends_with(".jsonl") && Path::new(name).is_file()
 }
@@ -257,7 +254,7 @@ fn read_text(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The same lines under another session's name.
+/// The same lines with another session id.
 pub(super) fn with_session_name(text: &str, id: &str) -> String {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     match Record::parse(first.as_bytes()) {
@@ -270,7 +267,7 @@ pub(super) fn with_session_name(text: &str, id: &str) -> String {
     }
 }
 
-/// What the list reads of a record, wherever its fields stand.
+/// The fields of a record that the list needs.
 #[derive(Deserialize)]
 struct Glance<'a> {
     #[serde(borrow, rename = "type")]
@@ -313,14 +310,14 @@ struct GlanceKv {
 }
 
 impl GlanceReport {
-    /// The prompt was refused before anything was generated.
+    /// Whether the prompt was refused before generation.
     fn is_refused(&self) -> bool {
         let nothing = self.answer_tokens == 0 && self.reasoning_tokens == 0;
         nothing && !self.in_context && self.stop_reason != StopReason::Cancelled
     }
 }
 
-/// A session's id, when the file holds an answered turn.
+/// The id of a session, if the file has an answered turn.
 fn id_with_a_turn(path: &Path) -> Option<String> {
     let id = path.file_name()?.to_str()?.strip_suffix(".jsonl")?.to_owned();
     let bytes = regular_file::read(path, MAX_BYTES).ok()?;
@@ -331,7 +328,7 @@ fn id_with_a_turn(path: &Path) -> Option<String> {
     glances.any(|g| answered(&g)).then_some(id)
 }
 
-/// Reads as much of a file as the list shows; `None` for what is no session.
+/// Reads the part of a file that the list shows; `None` if it is not a session.
 fn entry(path: &Path) -> Option<Entry> {
     let id = path.file_name()?.to_str()?.strip_suffix(".jsonl")?.to_owned();
     let meta = fs::metadata(path).ok()?;
@@ -378,7 +375,7 @@ fn entry(path: &Path) -> Option<Entry> {
     Some(entry)
 }
 
-/// The beginning of a text, in one line.
+/// The beginning of a text, as one line.
 fn one_line(text: &str) -> String {
     let begin: String = text.chars().take(400).collect();
     begin.split_whitespace().collect::<Vec<_>>().join(" ")

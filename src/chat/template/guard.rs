@@ -1,14 +1,14 @@
-//! Keeps what people write from becoming control tokens, and finds afterwards what the template
-//! itself wrote. Works on strings alone; U+FDD0..U+FDD3 are noncharacters, which no text may hold.
+//! Keeps texts of people from becoming control tokens, and finds the control tokens that the template wrote. Works on
+//! strings. Its marks, U+FDD0..U+FDD3, are noncharacters, which are removed from texts.
 
 use crate::protocol::Piece;
 
-/// Stands inside every control literal of a message while the template renders it.
+/// Inserted into every control literal of a message while the template renders it.
 const BREAK: char = '\u{FDD0}';
 const OPEN: char = '\u{FDD2}';
 const CLOSE: char = '\u{FDD3}';
 
-/// What templates trim: Python's white space, which is Unicode's and four control characters.
+/// Python's white space, which templates trim: Unicode's, and four control characters.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
@@ -22,18 +22,18 @@ pub fn text_bytes_of(rendered: &str) -> usize {
     rendered.len() - BREAK.len_utf8() * rendered.chars().filter(|c| is_sentinel(*c)).count()
 }
 
-/// The mark that stands for the reply at `index` of the path.
+/// The placeholder of the reply at `index` of the path.
 pub fn placeholder(index: usize) -> String {
     format!("{OPEN}{index}{CLOSE}")
 }
 
-/// A stretch of a rendering.
+/// A part of a rendering.
 pub enum Part<'a> {
     Text(&'a str),
     Placeholder(usize),
 }
 
-/// Cuts a rendering at its placeholders.
+/// Splits a rendering at its placeholders.
 pub fn parts(text: &str) -> Vec<Part<'_>> {
     let mut out = Vec::new();
     let mut rest = text;
@@ -53,15 +53,14 @@ pub fn parts(text: &str) -> Vec<Part<'_>> {
 pub struct Guard<'a> {
     /// Sorted.
     literals: Vec<&'a str>,
-    /// For each literal the longest other one that it begins with.
+    /// For each literal, its longest proper prefix that is also a literal.
     parents: Vec<Option<usize>>,
     first_bytes: [bool; 256],
     longest: usize,
 }
 
 impl<'a> Guard<'a> {
-    /// Literals of one character are left out: they cannot be told from ordinary text, and are
-    /// encoded as such.
+    /// Literals of one character are left out: they cannot be distinguished from text, and are encoded as text.
     pub fn new(control: &'a [String]) -> Self {
         let mut literals: Vec<&str> =
             control.iter().map(String::as_str).filter(|l| l.chars().nth(1).is_some()).collect();
@@ -71,7 +70,7 @@ impl<'a> Guard<'a> {
         for literal in &literals {
             first_bytes[usize::from(literal.as_bytes()[0])] = true;
         }
-        // Sorted, those that a literal begins with stand before it, and the longest of them last.
+        // In sorted order, the prefixes of a literal precede it, the longest last.
         let mut parents: Vec<Option<usize>> = Vec::with_capacity(literals.len());
         for (at, literal) in literals.iter().enumerate() {
             let mut parent = at.checked_sub(1);
@@ -84,13 +83,13 @@ impl<'a> Guard<'a> {
         Self { literals, parents, first_bytes, longest }
     }
 
-    /// The longest literal that `text` begins with.
+    /// The longest literal that is a prefix of `text`.
     fn literal_at(&self, text: &str) -> Option<&'a str> {
         let first = text.as_bytes().first()?;
         if !self.first_bytes[usize::from(*first)] {
             return None;
         }
-        // All that `text` begins with are parents of the last literal that is not behind it.
+        // All prefixes of `text` are ancestors of the last literal that does not sort after it.
         let mut at = self.literals.partition_point(|l| *l <= text).checked_sub(1);
         while let Some(candidate) = at {
             if text.starts_with(self.literals[candidate]) {
@@ -101,8 +100,8 @@ impl<'a> Guard<'a> {
         None
     }
 
-    /// A message's text with every control literal broken, those included that it could form
-    /// together with the template's text around it.
+    /// Breaks every control literal in a message's text, including those that it could form with adjacent text of the
+    /// template.
     pub fn protect(&self, text: &str) -> String {
         let clean: String = text.chars().filter(|c| !is_sentinel(*c)).collect();
         let text = clean.as_str();
@@ -122,13 +121,13 @@ impl<'a> Guard<'a> {
         out
     }
 
-    /// The whole of `tail` is the beginning of a literal.
+    /// Whether `tail` is a prefix of a literal.
     fn starts_a_literal(&self, tail: &str) -> bool {
         let possible = tail.len() <= self.longest && self.first_bytes[usize::from(tail.as_bytes()[0])];
         possible && self.literals.iter().any(|l| l.starts_with(tail))
     }
 
-    /// `text` begins with the end of a literal.
+    /// Whether `text` begins with a suffix of a literal.
     fn ends_a_literal(&self, text: &str) -> bool {
         self.literals.iter().any(|l| {
             l.char_indices().skip(1).any(|(at, _)| {
@@ -138,7 +137,7 @@ impl<'a> Guard<'a> {
         })
     }
 
-    /// Intact literals become control pieces; the rest is text, without sentinels.
+    /// Splits a rendering: intact literals become control pieces, the rest text without marks.
     pub fn split(&self, rendered: &str) -> Vec<Piece> {
         let mut out = Vec::new();
         let mut text = String::new();

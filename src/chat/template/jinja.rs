@@ -94,7 +94,7 @@ fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value])
     }
 }
 
-/// Python's `strip`, `lstrip` or `rstrip` of the characters in `which`, or of what Python calls white space.
+/// Python's `strip`, `lstrip` or `rstrip` of the characters in `which`, or of white space.
 fn stripped(method: &str, text: &str, which: Option<&str>) -> String {
     let goes = |c: char| which.map_or_else(|| is_space(c), |which| which.contains(c));
     let text = if method == "rstrip" { text } else { text.trim_start_matches(goes) };

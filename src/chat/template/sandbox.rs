@@ -1,6 +1,5 @@
-//! Renders a template that came with a checkpoint in a child process of the same binary, bounded
-//! in memory (where the system has a limit for it), steps and time. The child gets no environment
-//! and opens no file.
+//! Renders an untrusted template in a child process of the same binary, bounded in memory (where the system supports
+//! it), steps and time. The child gets no environment and opens no file.
 
 use super::jinja::{self, Job, cut};
 use anyhow::{Context, Result, bail};
@@ -13,16 +12,16 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the child may map, in bytes; its own binary takes some 30 MB of that.
+/// Address space of the child in bytes. Its binary needs about 30 MB.
 const MEMORY_BYTES: u64 = 512 << 20;
-/// What it may compute, and how long it is waited for: on a busy machine the one is not the other.
+/// CPU time of the child, and how long its answer is awaited: these differ on a busy machine.
 const COMPUTE: Duration = Duration::from_secs(3);
 const WAIT: Duration = Duration::from_secs(30);
-/// How often a cancel is looked for.
+/// Interval at which `cancel` is checked.
 const CANCEL_EVERY: Duration = Duration::from_millis(20);
-/// More than any conversation renders to.
+/// Largest answer: more than any conversation renders to.
 const OUTPUT_BYTES: u64 = 64 << 20;
-/// What is kept of what the child says on stderr as it crashes.
+/// Bytes of the child's stderr that are kept for the error message.
 const STDERR_BYTES: u64 = 4096;
 
 #[derive(Serialize)]
@@ -46,8 +45,8 @@ enum Reply {
     Error(String),
 }
 
-/// Runs `jobs` in a child of `exe` (absent: the running binary), each of which may render to `text_bytes`. The
-/// child is killed when `cancel` is set.
+/// Runs `jobs` in a child process of `exe` (default: the running binary). Each may render at most `text_bytes`. Kills
+/// the child when `cancel` is set.
 pub fn render(
     source: &str,
     text_bytes: usize,
@@ -58,7 +57,7 @@ pub fn render(
     let request = serde_json::to_vec(&RequestRef { source, text_bytes, jobs }).context("chat template: request")?;
     let exe = match exe {
         Some(path) => path.to_owned(),
-        // This name holds even when a newer build has taken the file's place.
+        // This path works even if a newer build has replaced the file.
         None if cfg!(target_os = "linux") => "/proc/self/exe".into(),
         None => std::env::current_exe().context("chat template: the program's own file is not found")?,
     };
@@ -70,7 +69,7 @@ pub fn render(
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("chat template: cannot start {}", exe.display()))?;
-    // The child refuses longer texts itself; JSON spells a byte with up to six.
+    // The child refuses longer texts itself. JSON writes a byte with up to six.
     let most = (text_bytes as u64).saturating_mul(8 * jobs.len() as u64).saturating_add(64 << 10).min(OUTPUT_BYTES);
     let last_words = child.stderr.take().and_then(|stderr| start(move || read_last_words(stderr)).ok());
     let answer = talk(&mut child, request, most, cancel).inspect_err(|_| {
@@ -102,7 +101,7 @@ pub fn render(
     }
 }
 
-/// The beginning of what the child writes to stderr; the rest is read and dropped.
+/// Reads stderr to its end and returns the beginning.
 fn read_last_words(mut stderr: impl Read) -> String {
     let mut kept = Vec::new();
     let _ = stderr.by_ref().take(STDERR_BYTES).read_to_end(&mut kept);
@@ -110,12 +109,12 @@ fn read_last_words(mut stderr: impl Read) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Writes the request, reads up to `most` bytes of the answer; `None` when time ran out first, or `cancel` was set.
+/// Writes the request and reads up to `most` bytes of the answer; `None` on a timeout or if `cancel` was set.
 fn talk(child: &mut Child, request: Vec<u8>, most: u64, cancel: &AtomicBool) -> Result<Option<Vec<u8>>> {
     let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else { return Ok(None) };
     start(move || {
         let mut stdin = stdin;
-        // A child that has ended already says so by its status.
+        // If the child has ended, its status says why.
         let _ = stdin.write_all(&request);
     })?;
     let (send, receive) = mpsc::channel();
@@ -138,7 +137,7 @@ fn start<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result
     std::thread::Builder::new().spawn(work).context("chat template: a thread cannot be started")
 }
 
-/// What became of a child that gave no answer, by its status and its last words.
+/// Why a child gave no answer, by its exit status and its stderr.
 fn ended(status: ExitStatus, said: &str) -> String {
     let signal = signal_of(status);
     if said.contains("memory allocation of") || said.contains("out of memory") {
@@ -181,7 +180,7 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
     None
 }
 
-/// The child: `dmschat __render`. Call it before anything else is set up.
+/// The child process, `dmschat __render`. Must be called before anything else is set up.
 pub fn child_main() -> ExitCode {
     limit();
     let mut input = Vec::new();
@@ -210,9 +209,9 @@ fn answer(input: &[u8]) -> Reply {
 fn limit() {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let at_most = |n| Rlimit { current: Some(n), maximum: Some(n) };
-    // Where a limit is refused, steps and the wait still bound the child.
+    // If a limit is refused, the step limit and the timeout still bound the child.
     let _ = setrlimit(Resource::As, at_most(MEMORY_BYTES));
-    // At the first of the two it is told, which leaves a trace in its status; at the second it is ended.
+    // The soft limit sends SIGXCPU, which the exit status shows; the hard limit kills.
     let seconds = COMPUTE.as_secs();
     let _ = setrlimit(Resource::Cpu, Rlimit { current: Some(seconds), maximum: Some(2 * seconds) });
     let _ = setrlimit(Resource::Core, at_most(0));
