@@ -1,31 +1,33 @@
-// Products of many rows of activations with bf16 weights on tensor cores. CPU twin: `backend::cpu::linear`, and
-// `swiglu` after it where the kernel is gated.
+// GEMM of prefill: many rows of bf16 activations times a bf16 weight, with `mma`. CPU twin: `backend::cpu::linear`, followed by
+// `swiglu` if fused. Hopper: `gemm_wgmma.cu`.
 #include "common.cuh"
 #include "tensor.cuh"
 
 #define DEPTH 64  // columns of a stage
-#define CHUNKS 8  // of 8 columns in a line of a stage
-#define STAGES 3  // on their way or being multiplied
+#define CHUNKS 8  // 16-byte chunks of a tile row
+#define STAGES 3  // in flight or being multiplied
 
-// Where 8 columns of a line stand in a stage: shifted so that the eight lines that one ldmatrix reads meet all banks.
-__device__ __forceinline__ int chunk_at(int line, int chunk) { return line * DEPTH + (chunk ^ (line & 7)) * 8; }
+// Offset of a 16-byte chunk of a tile row. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit all banks.
+__device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8; }
 
-// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias with f32 sums, x in bf16. A block has a tile of BM tokens x BN
-// rows, a warp 64 x 64 of it (4 x 8 tiles of 16 x 8). Fragments of the next 16 columns are read from shared memory
-// while these are multiplied, and stages travel two ahead. Grid (n / BM, rows / BN): neighbours share a tile of the
-// weight, which is read from memory about once, while x stays in the second-level cache. cols is a multiple of 8.
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M = n, N = rows, K = cols.
+// Grid (n / BM, rows / BN), BM / 64 * BN / 64 warps; cols is a multiple of 8. Neighbouring blocks share a tile of the weight,
+// which is read from memory about once, while x stays in L2.
 //
-// GATED: the weight is [gate | up], a warp has 32 rows of either, and silu(gate) * up goes to out[n, rows / 2] in bf16.
-template <int BM, int BN, bool GATED>
-__device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u16* weight, const float* bias, int rows,
+// A block has a tile of BM x BN, a warp 64 x 64 of it (4 x 8 `mma` tiles of 16 x 8). Fragments of the next 16 columns are
+// read from shared memory while these are multiplied; async copies run two stages ahead.
+//
+// SWIGLU: the weight is [gate | up]; a warp has 32 rows of either, and out[n, rows / 2] = silu(gate) * up in bf16.
+template <int BM, int BN, bool SWIGLU>
+__device__ __forceinline__ void gemm_tile(void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                            int cols, int n) {
-  constexpr int SIDE = 64, ACROSS = BN / SIDE, THREADS = BM / SIDE * ACROSS * 32, AT_ONCE = THREADS / CHUNKS;
+  constexpr int SIDE = 64, WARPS_N = BN / SIDE, THREADS = BM / SIDE * WARPS_N * 32, AT_ONCE = THREADS / CHUNKS;
   next_may_begin();
   u16 *xs = (u16*)dynamic_shared_memory(), *ws = xs + STAGES * BM * DEPTH;
   // Rows of out, and where the second half of the weight begins.
-  int wide = GATED ? rows / 2 : rows, token0 = blockIdx.x * BM, row0 = blockIdx.y * (GATED ? BN / 2 : BN);
+  int n_out = SWIGLU ? rows / 2 : rows, token0 = blockIdx.x * BM, row0 = blockIdx.y * (SWIGLU ? BN / 2 : BN);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int warp_token = warp / ACROSS * SIDE, warp_row = warp % ACROSS * SIDE;
+  int warp_token = warp / WARPS_N * SIDE, warp_row = warp % WARPS_N * SIDE;
   float sums[4][8][4];
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -34,22 +36,22 @@ __device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u1
 #pragma unroll
       for (int k = 0; k < 4; k++) sums[i][j][k] = 0.0f;
 
-  int chunk = threadIdx.x % CHUNKS, line0 = threadIdx.x / CHUNKS;
+  int chunk = threadIdx.x % CHUNKS, tile_row0 = threadIdx.x / CHUNKS;
   auto fetch = [&](int stage, int k0) {
     int col = k0 + chunk * 8;
-    // What lies outside is filled with zeros; its address is not read, but has to be one.
+    // Chunks outside are filled with zeros; their address is not read, but has to be valid.
 #pragma unroll
-    for (int line = line0; line < BM; line += AT_ONCE) {
-      int token = token0 + line;
+    for (int tile_row = tile_row0; tile_row < BM; tile_row += AT_ONCE) {
+      int token = token0 + tile_row;
       bool in = token < n && col < cols;
-      copy_async(xs + stage * BM * DEPTH + chunk_at(line, chunk), x + (in ? (u64)token * cols + col : 0), in);
+      copy_async(xs + stage * BM * DEPTH + chunk_at(tile_row, chunk), x + (in ? (u64)token * cols + col : 0), in);
     }
 #pragma unroll
-    for (int line = line0; line < BN; line += AT_ONCE) {
-      int row = row0 + (GATED ? line / SIDE * (SIDE / 2) + line % (SIDE / 2) : line);
-      bool in = row < wide && col < cols;
-      if (GATED && line % SIDE >= SIDE / 2) row += wide;
-      copy_async(ws + stage * BN * DEPTH + chunk_at(line, chunk), weight + (in ? (u64)row * cols + col : 0), in);
+    for (int tile_row = tile_row0; tile_row < BN; tile_row += AT_ONCE) {
+      int row = row0 + (SWIGLU ? tile_row / SIDE * (SIDE / 2) + tile_row % (SIDE / 2) : tile_row);
+      bool in = row < n_out && col < cols;
+      if (SWIGLU && tile_row % SIDE >= SIDE / 2) row += n_out;
+      copy_async(ws + stage * BN * DEPTH + chunk_at(tile_row, chunk), weight + (in ? (u64)row * cols + col : 0), in);
     }
   };
   u32 a[2][4][4], b[2][8][2];
@@ -78,6 +80,7 @@ __device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u1
   read(0, 0, 0);
   int stage = 0, free = STAGES - 1;
   auto after = [](int stage) { return stage + 1 == STAGES ? 0 : stage + 1; };
+  // Main loop over K.
 #pragma unroll 1
   for (int tile = 0; tile < tiles; tile++) {
 #pragma unroll
@@ -89,7 +92,7 @@ __device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u1
       }
       read((k + 1) % 2, stage, (k + 1) % (DEPTH / 16));
       if (k == 0) {
-        // Into the stage that all warps were done with at the last barrier.
+        // Prefetch into the stage that all warps have left at the last barrier.
         if (tile + STAGES - 1 < tiles) fetch(free, (tile + STAGES - 1) * DEPTH);
         copy_commit();
         free = after(free);
@@ -101,18 +104,19 @@ __device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u1
     }
   }
 
+  // Epilogue: bias, SwiGLU, write.
   int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int j = 0; j < (GATED ? 4 : 8); j++) {
-    int row = row0 + (GATED ? warp_row / 2 : warp_row) + 8 * j + 2 * t;
-    if (row >= wide) continue;
-    bool both = row + 1 < wide;
+  for (int j = 0; j < (SWIGLU ? 4 : 8); j++) {
+    int row = row0 + (SWIGLU ? warp_row / 2 : warp_row) + 8 * j + 2 * t;
+    if (row >= n_out) continue;
+    bool both = row + 1 < n_out;
     float add[2], add_up[2];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      bool in = bias && row + k < wide;
+      bool in = bias && row + k < n_out;
       add[k] = in ? bias[row + k] : 0.0f;
-      add_up[k] = GATED && in ? bias[wide + row + k] : 0.0f;
+      add_up[k] = SWIGLU && in ? bias[n_out + row + k] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -120,30 +124,30 @@ __device__ __forceinline__ void multiply_tiles(void* out, const u16* x, const u1
       for (int half = 0; half < 2; half++) {
         int token = token0 + warp_token + 16 * i + 8 * half + g;
         if (token >= n) continue;
-        u64 at = (u64)token * wide + row;
+        u64 at = (u64)token * n_out + row;
         float v[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
           v[k] = sums[i][j][2 * half + k] + add[k];
-          if (GATED) v[k] = silu(v[k]) * (sums[i][(j + 4) % 8][2 * half + k] + add_up[k]);
+          if (SWIGLU) v[k] = silu(v[k]) * (sums[i][(j + 4) % 8][2 * half + k] + add_up[k]);
         }
-        if (wide % 2 == 0) {
-          put2(out, GATED, at, v[0], v[1]);
+        if (n_out % 2 == 0) {
+          put2(out, SWIGLU, at, v[0], v[1]);
         } else {
-          put(out, GATED, at, v[0]);
-          if (both) put(out, GATED, at + 1, v[1]);
+          put(out, SWIGLU, at, v[0]);
+          if (both) put(out, SWIGLU, at + 1, v[1]);
         }
       }
   }
 }
 
 // STAGES * (BM + BN) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`.
-#define GEMM_TILES(name, BM, BN, GATED, BLOCKS)                                                                   \
-  KERNEL __launch_bounds__(BM / 64 * (BN / 64) * 32, BLOCKS)                                                      \
-      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) {            \
-    multiply_tiles<BM, BN, GATED>(out, x, weight, bias, rows, cols, n);                                               \
+#define GEMM_TILES(name, BM, BN, SWIGLU, BLOCKS) \
+  KERNEL __launch_bounds__(BM / 64 * (BN / 64) * 32, BLOCKS) \
+      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) { \
+    gemm_tile<BM, BN, SWIGLU>(out, x, weight, bias, rows, cols, n); \
   }
 GEMM_TILES(gemm_tiles, 128, 256, false, 1)
-GEMM_TILES(gemm_tiles_gated, 128, 256, true, 1)
+GEMM_TILES(gemm_tiles_swiglu, 128, 256, true, 1)
 GEMM_TILES(gemm_tiles_small, 128, 128, false, 2)
-GEMM_TILES(gemm_tiles_small_gated, 128, 128, true, 2)
+GEMM_TILES(gemm_tiles_small_swiglu, 128, 128, true, 2)

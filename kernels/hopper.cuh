@@ -1,10 +1,10 @@
-// Instructions of Hopper's tensor cores and of what feeds them, one function each: compute_90a only. The software GPU of
-// the tests has functions of its own in their place.
+// Hopper's wgmma, TMA and mbarrier instructions, one function each: compute_90a only. The software GPU of the tests has
+// functions of its own in their place.
 #pragma once
 #include "common.cuh"
 #include "tensor.cuh"
 
-// What the host says of a matrix whose tiles are copied: `cuTensorMapEncodeTiled`.
+// A TMA descriptor of a matrix: `cuTensorMapEncodeTiled`.
 struct __align__(64) TensorMap {
   u64 words[16];
 };
@@ -12,22 +12,22 @@ static_assert(sizeof(TensorMap) == 128 && alignof(TensorMap) == 64, "backend::cu
 
 #ifndef SOFTWARE_GPU
 
-// What the launch gave a block, from a multiple of 1,024 bytes on, as swizzled tiles want it.
+// Dynamic shared memory, aligned to 1,024 bytes as 128-byte swizzled tiles need it.
 __device__ __forceinline__ u16* tile_memory() {
   extern __shared__ __align__(1024) unsigned char tiles[];
   return (u16*)(tiles + (0u - (u32)__cvta_generic_to_shared(tiles)) % 1024);
 }
 
-// A barrier in shared memory that opens when `arrivals` have come, and all bytes that were announced.
+// mbarrier: a phase ends after `arrivals` arrivals and all expected bytes.
 __device__ __forceinline__ void barrier_init(u64* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// What copies of tiles see of barriers made here.
+// Makes initialized barriers visible to TMA.
 __device__ __forceinline__ void barriers_made() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void barrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives and announces bytes.
+// Arrives and expects bytes.
 __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
@@ -41,7 +41,7 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
       : "memory");
 }
 
-// A box of the matrix to shared memory, from that column and row on; zeros where there is no matrix.
+// TMA copy of the tile at (row, column) to shared memory; elements outside the matrix are zero. Completes on `barrier`.
 __device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, int column, int row, u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -50,13 +50,12 @@ __device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, int co
       : "memory");
 }
 
-// How wgmma finds a tile of lines of 64 bf16 (128 bytes, swizzled, eight lines after 1,024 bytes), from its column
-// 16 k on.
+// wgmma descriptor of columns 16 k.. of a tile with rows of 64 bf16 (128-byte swizzle, eight rows per 1,024 bytes).
 __device__ __forceinline__ u64 tile_at(const u16* tile, int k) {
   return (u64)((shared_address(tile) + 32 * k) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// Products of a warpgroup: to be begun before the first, closed as a group, and waited for until N groups are left.
+// Fence before the first wgmma, commit of a group, and wait until at most N groups are in flight.
 __device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
@@ -64,15 +63,15 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// c = a b^T + (add ? c : 0) of a warpgroup: a [64, 16] and b [BN, 16] tiles in shared memory, in bf16 with f32 sums.
-// Warp w has rows 16 w and on; lane t of group g (lane = 4 g + t) holds, in c[4 j + 2 h + i], row g + 8 h and column
+// c = a b^T + (add ? c : 0) by a warpgroup: bf16 tiles a [64, 16] and b [BN, 16] in shared memory, f32 accumulators c.
+// Warp w has rows 16 w and on; warp lane t of group g (lane = 4 g + t) holds, in c[4 j + 2 h + i], row g + 8 h and column
 // 8 j + 2 t + i.
 template <int BN>
 __device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add);
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
               "+f"(c[i + 6]), "+f"(c[i + 7])
 #define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
-// Names of the first 64 accumulators in an instruction's text, and of the next 32.
+// Operand names of the first 64 accumulators, and of the next 32.
 #define N64                                                                            \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "             \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "   \
@@ -120,7 +119,7 @@ __device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int ad
 
 #endif
 
-// As `silu`, good to 2^-20: for what is rounded to bf16.
+// As `silu`, good to 2^-20: for results stored as bf16.
 __device__ __forceinline__ float silu_fast(float x) {
   return x * reciprocal(1.0f + exp2_fast(-LOG2E * x));
 }

@@ -1,10 +1,9 @@
-// Products with weights [rows, cols] that stay as they are in the file, f32 activations and sums.
-// CPU twin: `backend::cpu::linear`.
+// Plain f32 matmuls with a weight of any dtype and width, for what the tensor-core kernels do not support. f32 activations and
+// accumulators. CPU twin: `backend::cpu::linear`.
 #include "common.cuh"
 
-// Few rows of activations: out[n, rows] = x[n, cols] weight^T + bias, n <= N. A warp takes one row of
-// the weight and all n rows of x. Grid covers rows by warps. Bound by the bytes of the weight, which
-// are read once; x comes from the caches. `vector`: cols is a multiple of 8.
+// GEMV of n <= N rows: out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows]. A warp per row of the weight, any block.
+// Bound by the bytes of the weight, which is read once; x comes from L2. `vector`: cols is a multiple of 8.
 template <int T, int N>
 __device__ __forceinline__ void gemv(float* out, const float* x, const void* weight, const float* bias, int rows,
                                      int cols, int n, int vector) {
@@ -44,11 +43,11 @@ __device__ __forceinline__ void gemv(float* out, const float* x, const void* wei
   }
 }
 
-#define GEMV(name, type, most)                                                                                    \
-  KERNEL name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n,       \
-              int vector) {                                                                                       \
-    after_previous();                                                                                                      \
-    gemv<type, most>(out, x, weight, bias, rows, cols, n, vector);                                                \
+#define GEMV(name, type, most) \
+  KERNEL name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, \
+              int vector) { \
+    after_previous(); \
+    gemv<type, most>(out, x, weight, bias, rows, cols, n, vector); \
   }
 GEMV(gemv1_f32, F32, 1)
 GEMV(gemv1_f16, F16, 1)
@@ -57,9 +56,8 @@ GEMV(gemv8_f32, F32, 8)
 GEMV(gemv8_f16, F16, 8)
 GEMV(gemv8_bf16, BF16, 8)
 
-// Many rows of activations: the same product by tiles of 64 x 64, in f32. Grid (rows / 64, n / 64),
-// 256 threads, each with 4 x 4 sums. Reads x rows/64 times and the weight n/64 times. The plain path
-// that serves every width and type.
+// The same for any n, in tiles of 64 x 64. Grid (rows / 64, n / 64), 256 threads with 4 x 4 outputs each. Reads x rows / 64
+// times and the weight n / 64 times.
 #define TILE 64
 #define DEPTH 16
 template <int T>
@@ -73,14 +71,15 @@ __device__ __forceinline__ void gemm(float* out, const float* x, const void* wei
   for (int a = 0; a < 4; a++)
 #pragma unroll
     for (int b = 0; b < 4; b++) sums[a][b] = 0.0f;
+  // Main loop over K: stage a tile of both inputs, multiply it.
   for (int k0 = 0; k0 < cols; k0 += DEPTH) {
 #pragma unroll
     for (int part = 0; part < TILE * DEPTH / 256; part++) {
-      int at = part * 256 + threadIdx.x, k = at % DEPTH, line = at / DEPTH;
+      int at = part * 256 + threadIdx.x, k = at % DEPTH, tile_row = at / DEPTH;
       bool inside = k0 + k < cols;
-      bool token = inside && token0 + line < n, row = inside && row0 + line < rows;
-      xs[k][line] = token ? x[(u64)(token0 + line) * cols + k0 + k] : 0.0f;
-      ws[k][line] = row ? weight_at<T>(weight, (u64)(row0 + line) * cols + k0 + k) : 0.0f;
+      bool token = inside && token0 + tile_row < n, row = inside && row0 + tile_row < rows;
+      xs[k][tile_row] = token ? x[(u64)(token0 + tile_row) * cols + k0 + k] : 0.0f;
+      ws[k][tile_row] = row ? weight_at<T>(weight, (u64)(row0 + tile_row) * cols + k0 + k) : 0.0f;
     }
     __syncthreads();
 #pragma unroll
@@ -110,11 +109,11 @@ __device__ __forceinline__ void gemm(float* out, const float* x, const void* wei
   }
 }
 
-#define GEMM(name, type)                                                                                          \
-  KERNEL __launch_bounds__(256)                                                                                   \
-      name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n) {        \
-    after_previous();                                                                                                      \
-    gemm<type>(out, x, weight, bias, rows, cols, n);                                                              \
+#define GEMM(name, type) \
+  KERNEL __launch_bounds__(256) \
+      name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n) { \
+    after_previous(); \
+    gemm<type>(out, x, weight, bias, rows, cols, n); \
   }
 GEMM(gemm_f32, F32)
 GEMM(gemm_f16, F16)

@@ -1,32 +1,35 @@
-// A row of logits to a token: the token that `sampler::sample` chooses from the same numbers. Seven small
-// kernels: those over all parts of a row share it between blocks of 4,096 logits; `border`, `cut` and `choose`
-// are one block to a row and do what needs all its parts. What a row does not ask for, they leave out at once.
-// CPU twin: `crate::sampler`.
+// Sampling: logits [n, vocab] to tokens [n], the same tokens as `sampler::sample` from the same logits. Seven kernels in
+// order: `argmax`, `histogram`, `threshold_bin`, `candidates`, `nucleus_cut`, `mask_mass`, `draw_token`. `argmax`, `histogram`,
+// `candidates` and `mask_mass` split a row over blocks of 4,096 logits; the others are one block per row. Each kernel returns
+// at once for rows that do not need it. Every one that reads logits reads 4 vocab bytes per row. CPU twin: `crate::sampler`.
+//
+// Top-k and top-p are a radix select on the softmax weights e^((logit - max) / temperature): a histogram finds the bin in
+// which the threshold lies, and only candidates of that bin are sorted.
 #include "kv.cuh"
 
 #define THREADS 512
 #define WARPS (THREADS / 32)
-// Logits of a thread, of a warp, and of a block.
+// Logits of a thread, of a warp (a run), and of a block (a split).
 #define EACH 8
 #define RUN (32 * EACH)
-#define PART (THREADS * EACH)
-// Bins of weights, the highest first, sixteen to an octave; and the parts of one bin.
+#define SPLIT (THREADS * EACH)
+// Bins of weights, the highest first, sixteen to an octave; a bin has as many sub-bins.
 #define BINS 2048
 #define BIN_SHIFT 19
 #define SUB_SHIFT 8
 #define ONE 0x3f800000u
-// A bin is one word: how many weights, and the sum of their bits below the bin's. So its mass is exact, and
-// no order of summing matters.
+// A bin is one word: the count of its weights, and the sum of their bits below the bin's. So its mass is exact and does not
+// depend on the order of summation.
 #define COUNT_SHIFT 40
 #define SUM_MASK ((1ull << COUNT_SHIFT) - 1)
-// Candidates that are listed, and that one block puts in order.
-#define LISTED 8192
-#define FEW 256
-// Runs, parts of a row: a vocabulary may have 2^20 tokens.
-#define MOST_RUNS 4096
-#define MOST_PARTS (MOST_RUNS / WARPS)
+// Most candidates in the list, and most that one block sorts.
+#define MAX_LISTED 8192
+#define MAX_SORTED 256
+// Most runs and splits of a row: a vocabulary has at most 2^20 tokens.
+#define MAX_RUNS 4096
+#define MAX_SPLITS (MAX_RUNS / WARPS)
 
-// How a row's token is chosen: mirrors `backend::Draw`.
+// How a row is sampled: mirrors `backend::Draw`.
 struct Draw {
   u64 seed;
   u32 seq, top_k;
@@ -36,51 +39,51 @@ static_assert(sizeof(Draw) == 32 && OFFSET_OF(Draw, seq) == 8 && OFFSET_OF(Draw,
                   OFFSET_OF(Draw, repetition_penalty) == 28,
               "backend::cuda::abi asserts another layout");
 
-// A bin, and what lies above it.
+// A bin, and the count and mass of all weights above it.
 struct Bin {
   int bin, above;
   double mass_above;
 };
 
-// What the kernels of a row tell each other; its size is in `backend::cuda::abi`. Nothing in it outlives a
-// step.
+// Scratch of one row, written and read by the kernels of one step; `backend::cuda::abi` has its size.
 struct Row {
-  u64 best[MOST_PARTS];  // rank of each part's likeliest
+  u64 best[MAX_SPLITS];  // rank of each split's argmax
   u64 highest;           // and of the row's
-  Bin border;            // where top-k ends or, where that cuts nothing, top-p; -1: nowhere
+  Bin threshold;         // the bin in which top-k ends or, if that keeps all, top-p; bin -1: neither cuts anything
   double total;          // mass of all weights
-  int ranked;            // the border is that of top-k
-  int from;              // the first bin that is listed, -1: all; the last one is the border's
-  int settled;           // the token is chosen
+  int by_count;          // the threshold is that of top-k
+  int from;              // the first bin that is listed, -1: all; the last one is the threshold's
+  int sampled;           // the token is sampled
   int listed;
   u64 least;  // rank of the last candidate kept
   u64 bins[BINS], subs[BINS];
-  u64 list[LISTED];
-  double masses[MOST_RUNS];  // what is kept of each run
+  u64 list[MAX_LISTED];
+  double masses[MAX_RUNS];  // mass kept of each run
 };
 static_assert(sizeof(Row) == 133176, "backend::cuda::abi::SAMPLE_ROW_BYTES is another size");
 
-// Enters the step's tokens in the sets of their sequences, seen [n_seqs, words]. Grid covers n.
-KERNEL note(u32* seen, const u32* tokens, const Span* spans, const int* span_of_row, int words, int n) {
+// Sets the bits of a step's n tokens in seen [n_seqs, words], the tokens that each sequence has been fed. One thread per
+// token. CPU twin: `mark_seen`.
+KERNEL mark_seen(u32* seen, const u32* tokens, const Span* spans, const int* span_of_row, int words, int n) {
   after_previous();
   int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= n) return;
   atomicOr(&seen[(u64)spans[span_of_row[row]].seq * words + tokens[row] / 32], 1u << (tokens[row] % 32));
 }
 
-// What the host wants of a step, in its own memory: the fault, the free pages, the tokens. Grid 1.
-KERNEL post(int* out, const u32* sampled, const int* fault, const int* counts, int n) {
+// Copies a step's results to page-locked host memory: the non-finite flag, the number of free pages, n tokens. Grid 1.
+KERNEL copy_to_host(int* out, const u32* sampled, const int* non_finite, const int* counts, int n) {
   after_previous();
   for (int i = threadIdx.x; i < n; i += blockDim.x) out[2 + i] = (int)sampled[i];
   if (threadIdx.x == 0) {
-    out[0] = fault[0];
+    out[0] = non_finite[0];
     out[1] = counts[0] + counts[1];
   }
 }
 
 __device__ __forceinline__ u64 higher(u64 a, u64 b) { return a > b ? a : b; }
 
-// A token's place among the others: by its logit, then the lower id; 0 for NaN, which is nobody.
+// Sorts tokens by logit, then by the lower id; 0 for NaN, which is never sampled.
 __device__ __forceinline__ u64 rank_of(float logit, int id) {
   if (logit != logit) return 0;
   u32 bits = __float_as_uint(__fadd_rn(logit, 0.0f));  // one zero
@@ -107,9 +110,9 @@ __device__ __forceinline__ u64 block_highest(u64 x) {
   return warp_highest(threadIdx.x % 32 < WARPS ? parts[threadIdx.x % 32] : 0);
 }
 
-// The same of a sum over the threads before this one, which is the same in every run; `total` is that of all.
+// Exclusive prefix sum over the threads of a block, in an order that is always the same; `total` is the sum of all.
 template <typename T>
-__device__ __forceinline__ T sum_before(T x, T* total) {
+__device__ __forceinline__ T prefix_sum(T x, T* total) {
   __shared__ T parts[WARPS];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -148,7 +151,7 @@ __device__ __forceinline__ double uniform(u64 seed, u64 position) {
 __device__ __forceinline__ float exp_down(float x) {
   if (!(x > -104.0f)) return 0.0f;
   float n = rintf(__fmul_rn(x, 1.44269504f));
-  // ln 2 in two parts, of which the first has so few bits that its products are exact.
+  // ln 2 as a sum of two, the first with so few bits that its products are exact.
   float whole = __fmaf_rn(n, -0.693145752f, x), small = __fmul_rn(n, -1.42860682e-6f);
   float r = __fadd_rn(whole, small), s = __fadd_rn(__fsub_rn(whole, r), small);
   float p = __fmaf_rn(r, 2.48015873e-5f, 1.98412698e-4f);
@@ -157,7 +160,7 @@ __device__ __forceinline__ float exp_down(float x) {
   p = __fmaf_rn(p, r, 4.16666667e-2f);
   p = __fmaf_rn(p, r, 0.166666667f);
   p = __fmaf_rn(p, r, 0.5f);
-  // 1 + r + s + r^2 p, with what the first sum rounds away.
+  // 1 + r + s + r^2 p, with the rounding error of the first sum.
   float rest = __fmaf_rn(__fmul_rn(r, r), p, __fmaf_rn(r, s, s));
   float sum = __fadd_rn(1.0f, r), lost = __fsub_rn(r, __fsub_rn(sum, 1.0f));
   sum = __fadd_rn(sum, __fadd_rn(lost, rest));
@@ -166,48 +169,48 @@ __device__ __forceinline__ float exp_down(float x) {
   return __fmul_rn(__fmul_rn(sum, __uint_as_float((u32)(power + 191) << 23)), __uint_as_float(63u << 23));
 }
 
-// A row and what is asked of it.
+// A row of logits and its sampling options.
 struct Job {
   const float* logits;
   int vocab, best, k;  // k: 0 where top-k is off
   float max, inv_temperature, top_p, min_p;
-  bool plain;  // the likeliest it is
+  bool greedy;
 
   __device__ __forceinline__ Job(u64 highest, const float* all_logits, const Draw& draw, int vocab)
       : logits(all_logits + (u64)blockIdx.y * vocab), vocab(vocab), top_p(draw.top_p), min_p(draw.min_p) {
     best = highest ? id_of(highest) : 0;
     max = highest ? logit_of(highest) : NEG_INFINITY;
     k = draw.top_k < (u32)vocab ? (int)draw.top_k : 0;
-    plain = !(draw.temperature > 0.0f) || draw.top_k == 1 || !(fabsf(max) < __int_as_float(0x7f800000));
+    greedy = !(draw.temperature > 0.0f) || draw.top_k == 1 || !(fabsf(max) < __int_as_float(0x7f800000));
     inv_temperature = __fdiv_rn(1.0f, draw.temperature);
   }
   __device__ __forceinline__ bool nucleus() const { return top_p < 1.0f; }
   __device__ __forceinline__ double share() const { return fmax((double)top_p, 0.0); }
-  __device__ __forceinline__ bool cuts() const { return !plain && (k > 0 || nucleus()); }
+  __device__ __forceinline__ bool cuts() const { return !greedy && (k > 0 || nucleus()); }
   __device__ __forceinline__ float weight(float logit) const {
     return exp_down(__fmul_rn(__fsub_rn(logit, max), inv_temperature));
   }
-  // Whether min-p leaves it in.
+  // Whether min-p keeps it.
   __device__ __forceinline__ bool likely(float w, int id) const {
     return w >= min_p || (id == best && (k > 0 || nucleus()));
   }
-  // A thread's logits of a part, a warp's side by side.
-  __device__ __forceinline__ static int id(int part, int j) {
-    return part * PART + (threadIdx.x / 32) * RUN + j * 32 + threadIdx.x % 32;
+  // The logits of a thread in a split; a warp's are neighbours.
+  __device__ __forceinline__ static int id(int split, int j) {
+    return split * SPLIT + (threadIdx.x / 32) * RUN + j * 32 + threadIdx.x % 32;
   }
-  __device__ __forceinline__ void part_of(int part, float x[EACH]) const {
+  __device__ __forceinline__ void load_split(int split, float x[EACH]) const {
 #pragma unroll
-    for (int j = 0; j < EACH; j++) x[j] = id(part, j) < vocab ? logits[id(part, j)] : NEG_INFINITY;
+    for (int j = 0; j < EACH; j++) x[j] = id(split, j) < vocab ? logits[id(split, j)] : NEG_INFINITY;
   }
 };
 
-__device__ __forceinline__ u64 likeliest_of(const Row& row, int parts) {
+__device__ __forceinline__ u64 row_argmax(const Row& row, int splits) {
   u64 highest = 0;
-  for (int i = threadIdx.x % 32; i < parts; i += 32) highest = higher(highest, row.best[i]);
+  for (int i = threadIdx.x % 32; i < splits; i += 32) highest = higher(highest, row.best[i]);
   return warp_highest(highest);
 }
 
-// The bin of a weight that is not 0, and the weights of a bin: all are whole multiples of one power of two.
+// The bin of a weight above 0. The weights of a bin are multiples of one power of two.
 __device__ __forceinline__ int bin_of(float w) {
   return (int)(ONE >> BIN_SHIFT) - (int)(__float_as_uint(w) >> BIN_SHIFT);
 }
@@ -224,16 +227,16 @@ __device__ __forceinline__ double mass_of(u64 entry, int bin) {
 
 __device__ __forceinline__ int sub_of(float w) { return (BINS - 1) - (int)(below_bin(w) >> SUB_SHIFT); }
 
-// What a border is looked for by: the number of candidates down to it, or (0) their mass.
-struct Aim {
+// What a threshold is found by: the number of candidates above it or, if that is 0, their mass.
+struct Goal {
   int count;
   double mass;
-  bool share;  // the mass is a share of all there is
+  bool share;  // the mass is a share of the total
 };
 
-// The first of `bins` with which, and with what is above them all, there is as much as `aim` asks for; -1 where
-// there are fewer. They are bins of weights or, where `bin` says which, parts of one of these. For whole blocks.
-__device__ __forceinline__ Bin find(const u64* bins, int bin, Bin above, Aim aim, double* total) {
+// Returns the first of `bins` at which the count or mass, together with that of `above`, reaches `target`; bin -1 if none does.
+// They are bins of weights or, if `bin` is not -1, the sub-bins of that bin. Called by whole blocks.
+__device__ __forceinline__ Bin find_bin(const u64* bins, int bin, Bin above, Goal target, double* total) {
   __shared__ Bin found;
   __shared__ int first, last;
   const int run = BINS / THREADS;
@@ -248,9 +251,9 @@ __device__ __forceinline__ Bin find(const u64* bins, int bin, Bin above, Aim aim
     count += count_of(own[i]);
     mass += masses[i];
   }
-  count = above.above + sum_before(count, &counts);
-  mass = above.mass_above + sum_before(mass, total);
-  if (aim.share) aim.mass *= *total;
+  count = above.above + prefix_sum(count, &counts);
+  mass = above.mass_above + prefix_sum(mass, total);
+  if (target.share) target.mass *= *total;
   if (threadIdx.x == 0) first = BINS, last = -1, found = Bin{-1, 0, 0.0};
   __syncthreads();
   Bin mine = {-1, 0, 0.0}, end = mine;
@@ -260,21 +263,21 @@ __device__ __forceinline__ Bin find(const u64* bins, int bin, Bin above, Aim aim
       end = Bin{from + i, count, mass};
       count += count_of(own[i]);
       mass += masses[i];
-      if (mine.bin < 0 && (aim.count > 0 ? count >= aim.count : mass >= aim.mass)) mine = end;
+      if (mine.bin < 0 && (target.count > 0 ? count >= target.count : mass >= target.mass)) mine = end;
     }
   }
   if (mine.bin >= 0) atomicMin(&first, mine.bin);
   if (end.bin >= 0) atomicMax(&last, end.bin);
   __syncthreads();
   if (mine.bin >= 0 && mine.bin == first) found = mine;
-  // A mass that only rounding has put out of reach is that of all.
-  if (first == BINS && aim.count == 0 && end.bin >= 0 && end.bin == last) found = end;
+  // A mass that only rounding has put out of reach is the total.
+  if (first == BINS && target.count == 0 && end.bin >= 0 && end.bin == last) found = end;
   __syncthreads();
   return found;
 }
 
-// Puts up to FEW `items` in order, the highest first. For whole blocks, which see them afterwards.
-__device__ __forceinline__ void order(u64* items, int n) {
+// Sorts up to MAX_SORTED `items`, the highest first. Called by whole blocks, which see the result.
+__device__ __forceinline__ void sort(u64* items, int n) {
   __syncthreads();
   int t = threadIdx.x, place = 0;
   u64 item = t < n ? items[t] : 0;
@@ -285,10 +288,10 @@ __device__ __forceinline__ void order(u64* items, int n) {
   __syncthreads();
 }
 
-// Calls `each` with every candidate of a bin, or of its part `sub`: weight and rank. One block reads the row.
+// Calls `each` with the weight and rank of every candidate of a bin, or of its sub-bin `sub`. One block reads the row.
 template <typename Each>
-__device__ __forceinline__ void candidates(const Job& job, int bin, int sub, Each each) {
-  const int batch = 4;  // logits that are on their way at once
+__device__ __forceinline__ void for_each_candidate(const Job& job, int bin, int sub, Each each) {
+  const int batch = 4;  // loads in flight
   for (int from = threadIdx.x; from < job.vocab; from += batch * THREADS) {
     float x[batch];
 #pragma unroll
@@ -304,55 +307,55 @@ __device__ __forceinline__ void candidates(const Job& job, int bin, int sub, Eac
   }
 }
 
-// Lists, in no order, that part of a bin or of its part `sub` in which `aim` is reached: FEW at most. For what
-// is crowded or tied; reads the row three times or more. Returns how many, and in `border` what is above them.
-__device__ __noinline__ int refine(const Job& job, u64* items, u64* bins, int sub, Bin* border, Aim aim) {
+// Lists, unsorted, at most MAX_SORTED candidates of a bin, or of its sub-bin `sub`, among which `target` is reached. For bins
+// that are crowded or tied; reads the row three times or more. Returns how many, and in `threshold` what is above them.
+__device__ __noinline__ int refine(const Job& job, u64* items, u64* bins, int sub, Bin* threshold, Goal target) {
   __shared__ int listed;
-  int bin = border->bin;
+  int bin = threshold->bin;
   u64 high = 0, low_inverted = 0;
-  candidates(job, bin, sub, [&](float, u64 rank) {
+  for_each_candidate(job, bin, sub, [&](float, u64 rank) {
     high = higher(high, rank), low_inverted = higher(low_inverted, ~rank);
   });
   high = block_highest(high);
   u64 low = ~block_highest(low_inverted);
-  for (int count = FEW + 1; count > FEW;) {
+  for (int count = MAX_SORTED + 1; count > MAX_SORTED;) {
     int shift = 0;
     while ((high - low) >> shift >= BINS) shift++;
     for (int i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
     __syncthreads();
-    candidates(job, bin, sub, [&](float w, u64 rank) {
+    for_each_candidate(job, bin, sub, [&](float w, u64 rank) {
       if (rank <= high && rank >= low) atomicAdd(&bins[(high - rank) >> shift], (1ull << COUNT_SHIFT) + below_bin(w));
     });
     __syncthreads();
     double total;
-    *border = find(bins, bin, *border, aim, &total);
-    count = count_of(bins[border->bin]);
-    high -= (u64)border->bin << shift;
+    *threshold = find_bin(bins, bin, *threshold, target, &total);
+    count = count_of(bins[threshold->bin]);
+    high -= (u64)threshold->bin << shift;
     u64 least = high - ((1ull << shift) - 1);
     low = least > low && least <= high ? least : low;
     __syncthreads();
   }
   if (threadIdx.x == 0) listed = 0;
   __syncthreads();
-  candidates(job, bin, sub, [&](float, u64 rank) {
+  for_each_candidate(job, bin, sub, [&](float, u64 rank) {
     if (rank <= high && rank >= low) items[atomicAdd(&listed, 1)] = rank;
   });
   __syncthreads();
-  border->bin = bin;
+  threshold->bin = bin;
   return listed;
 }
 
-// The first of n items, in order, with which and with `above` there is more mass than `goal`, or as much where
-// that is `enough`; else the last one that weighs anything; -1 where there is none. A goal that is a `share` of all
-// becomes a mass. `above` is what comes before all, and then before this one. For whole blocks.
+// Returns the first of n sorted items at which the running mass, starting at `above`, exceeds `goal` (or equals it, if
+// `or_equal`); else the last one with a weight above 0; -1 if there is none. A goal that is a `share` of the total becomes a
+// mass, and `above` the mass before the item returned. Called by whole blocks.
 template <typename Weight>
-__device__ __forceinline__ int reach(int n, double* above, double* goal, bool share, bool enough, Weight weight) {
+__device__ __forceinline__ int find_item(int n, double* above, double* goal, bool share, bool or_equal, Weight weight) {
   __shared__ int first, last;
   __shared__ double passed;
   int run = (n + THREADS - 1) / THREADS, from = min((int)threadIdx.x * run, n), to = min(from + run, n);
   double mass = 0.0, total, before = 0.0;
   for (int i = from; i < to; i++) mass += (double)weight(i);
-  mass = *above + sum_before(mass, &total);
+  mass = *above + prefix_sum(mass, &total);
   double least = share ? *goal * (*above + total) : *goal;
   if (threadIdx.x == 0) first = n, last = -1;
   __syncthreads();
@@ -360,7 +363,7 @@ __device__ __forceinline__ int reach(int n, double* above, double* goal, bool sh
   for (int i = from; i < to; i++) {
     double w = (double)weight(i), with = mass + w;
     if (w > 0.0) end = i;
-    if (mine == n && (with > least || (enough && with == least))) mine = i, before = mass;
+    if (mine == n && (with > least || (or_equal && with == least))) mine = i, before = mass;
     mass = with;
   }
   if (mine < n) atomicMin(&first, mine);
@@ -373,9 +376,9 @@ __device__ __forceinline__ int reach(int n, double* above, double* goal, bool sh
   return found;
 }
 
-// The likeliest of every part, after the repetition penalty. Grid (parts of a row, n).
+// Applies the repetition penalty, and finds the argmax of every split. Grid (splits, n).
 KERNEL __launch_bounds__(THREADS)
-    likeliest(Row* rows, float* logits, const Draw* draws, const u32* seen, int vocab, int words) {
+    argmax(Row* rows, float* logits, const Draw* draws, const u32* seen, int vocab, int words) {
   after_previous();
   Row& row = rows[blockIdx.y];
   int t = blockIdx.x * THREADS + threadIdx.x;
@@ -383,7 +386,7 @@ KERNEL __launch_bounds__(THREADS)
   Draw draw = draws[blockIdx.y];
   float penalty = draw.repetition_penalty, x[EACH];
   Job job(0, logits, draw, vocab);
-  job.part_of(blockIdx.x, x);
+  job.load_split(blockIdx.x, x);
   if (penalty != 1.0f && penalty > 0.0f) {
     logits += (u64)blockIdx.y * vocab;
     seen += (u64)draw.seq * words;
@@ -403,15 +406,15 @@ KERNEL __launch_bounds__(THREADS)
   if (threadIdx.x == 0) row.best[blockIdx.x] = best;
 }
 
-// The histogram of the weights. Grid (parts of a row, n).
-KERNEL __launch_bounds__(THREADS) weigh(Row* rows, const float* logits, const Draw* draws, int vocab) {
+// Softmax weights to a histogram, per split in shared memory, then added to the row's. Grid (splits, n).
+KERNEL __launch_bounds__(THREADS) histogram(Row* rows, const float* logits, const Draw* draws, int vocab) {
   __shared__ u32 counts[BINS], sums[BINS];
   after_previous();
   Row& row = rows[blockIdx.y];
-  Job job(likeliest_of(row, gridDim.x), logits, draws[blockIdx.y], vocab);
+  Job job(row_argmax(row, gridDim.x), logits, draws[blockIdx.y], vocab);
   if (!job.cuts()) return;
   float x[EACH];
-  job.part_of(blockIdx.x, x);
+  job.load_split(blockIdx.x, x);
   for (int i = threadIdx.x; i < BINS; i += THREADS) counts[i] = sums[i] = 0;
   __syncthreads();
 #pragma unroll
@@ -426,11 +429,11 @@ KERNEL __launch_bounds__(THREADS) weigh(Row* rows, const float* logits, const Dr
     if (counts[i]) atomicAdd(&row.bins[i], ((u64)counts[i] << COUNT_SHIFT) + sums[i]);
 }
 
-// Where top-k or top-p ends in it. Grid (1, n).
-KERNEL __launch_bounds__(THREADS) border(Row* rows, const float* logits, const Draw* draws, int vocab) {
+// Finds the bin in which top-k or top-p ends. Grid (1, n).
+KERNEL __launch_bounds__(THREADS) threshold_bin(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
-  u64 highest = likeliest_of(row, (vocab + PART - 1) / PART);
+  u64 highest = row_argmax(row, (vocab + SPLIT - 1) / SPLIT);
   if (threadIdx.x == 0) row.highest = highest, row.listed = 0;
   Job job(highest, logits, draws[blockIdx.y], vocab);
   if (!job.cuts()) return;
@@ -438,39 +441,39 @@ KERNEL __launch_bounds__(THREADS) border(Row* rows, const float* logits, const D
   double total = 0.0;
   bool by_mass = job.k == 0;
   for (;; by_mass = true) {
-    found = find(row.bins, -1, top, Aim{by_mass ? 0 : job.k, job.share(), true}, &total);
-    // Top-k may cut nothing.
+    found = find_bin(row.bins, -1, top, Goal{by_mass ? 0 : job.k, job.share(), true}, &total);
+    // Top-k may keep everything.
     if (found.bin >= 0 || by_mass || !job.nucleus()) break;
   }
   if (threadIdx.x > 0) return;
-  row.border = found, row.ranked = !by_mass, row.total = total;
-  // All candidates are listed where they are few, else those of the border's bin.
-  row.from = found.bin >= 0 && found.above + count_of(row.bins[found.bin]) <= FEW ? -1 : found.bin;
+  row.threshold = found, row.by_count = !by_mass, row.total = total;
+  // Few candidates are all listed; of many only those of the threshold's bin.
+  row.from = found.bin >= 0 && found.above + count_of(row.bins[found.bin]) <= MAX_SORTED ? -1 : found.bin;
 }
 
-// Lists candidates, and divides the border's bin. Grid (parts of a row, n).
-KERNEL __launch_bounds__(THREADS) list(Row* rows, const float* logits, const Draw* draws, int vocab) {
+// Lists candidates, and makes the histogram of the sub-bins of the threshold's bin. Grid (splits, n).
+KERNEL __launch_bounds__(THREADS) candidates(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
   Job job(row.highest, logits, draws[blockIdx.y], vocab);
   if (!job.cuts()) return;
-  int from = row.from, to = row.border.bin;
+  int from = row.from, to = row.threshold.bin;
   float x[EACH];
-  job.part_of(blockIdx.x, x);
+  job.load_split(blockIdx.x, x);
 #pragma unroll
   for (int j = 0; j < EACH; j++) {
     float w = job.weight(x[j]);
     if (!(w > 0.0f) || bin_of(w) < from || bin_of(w) > to) continue;
     int at = atomicAdd(&row.listed, 1);
-    if (at < LISTED) row.list[at] = rank_of(x[j], job.id(blockIdx.x, j));
+    if (at < MAX_LISTED) row.list[at] = rank_of(x[j], job.id(blockIdx.x, j));
     if (from >= 0) atomicAdd(&row.subs[sub_of(w)], (1ull << COUNT_SHIFT) + below_bin(w));
   }
 }
 
-// Finds the last candidate that is kept and, where it has all before it, draws. Grid (1, n).
+// Finds the last candidate that top-k and top-p keep and, if all kept candidates are listed, samples the token. Grid (1, n).
 KERNEL __launch_bounds__(THREADS)
-    cut(u32* sampled, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
-  __shared__ u64 items[FEW], bins[BINS];
+    nucleus_cut(u32* sampled, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
+  __shared__ u64 items[MAX_SORTED], bins[BINS];
   __shared__ int listed;
   after_previous();
   Row& row = rows[blockIdx.y];
@@ -478,57 +481,57 @@ KERNEL __launch_bounds__(THREADS)
   Job job(row.highest, logits, draw, vocab);
   if (!job.cuts()) return;
   int t = threadIdx.x, n = row.listed;
-  Bin border = row.border;
-  if (border.bin < 0) {
-    if (t == 0) row.least = 0, row.settled = 0;
+  Bin threshold = row.threshold;
+  if (threshold.bin < 0) {
+    if (t == 0) row.least = 0, row.sampled = 0;
     return;
   }
-  bool all = row.from < 0, ranked = row.ranked;
+  bool all = row.from < 0, by_count = row.by_count;
   double goal = job.share() * row.total, unused;
   if (all) {
-    border.above = 0, border.mass_above = 0.0;
+    threshold.above = 0, threshold.mass_above = 0.0;
     if (t < n) items[t] = row.list[t];
   } else {
-    Aim aim = {ranked ? job.k : 0, goal, false};
-    Bin part = find(row.subs, border.bin, border, aim, &unused);
-    border.above = part.above, border.mass_above = part.mass_above;
-    if (n > LISTED || count_of(row.subs[part.bin]) > FEW) {
-      n = refine(job, items, bins, part.bin, &border, aim);
+    Goal target = {by_count ? job.k : 0, goal, false};
+    Bin sub = find_bin(row.subs, threshold.bin, threshold, target, &unused);
+    threshold.above = sub.above, threshold.mass_above = sub.mass_above;
+    if (n > MAX_LISTED || count_of(row.subs[sub.bin]) > MAX_SORTED) {
+      n = refine(job, items, bins, sub.bin, &threshold, target);
     } else {
       if (t == 0) listed = 0;
       __syncthreads();
       for (int i = t; i < n; i += THREADS) {
         u64 rank = row.list[i];
-        if (sub_of(job.weight(logit_of(rank))) == part.bin) items[atomicAdd(&listed, 1)] = rank;
+        if (sub_of(job.weight(logit_of(rank))) == sub.bin) items[atomicAdd(&listed, 1)] = rank;
       }
       __syncthreads();
       n = listed;
     }
   }
-  order(items, n);
+  sort(items, n);
   auto weight = [&](int i) { return job.weight(logit_of(items[i])); };
-  if (ranked) n = min(n, job.k - border.above);
+  if (by_count) n = min(n, job.k - threshold.above);
   if (job.nucleus()) {
-    double above = border.mass_above;
-    if (ranked && border.above > 0) {
-      // Top-p may end above the bin, or the part of one, in which top-k does.
+    double above = threshold.mass_above;
+    if (by_count && threshold.above > 0) {
+      // Top-p may end above the bin or sub-bin in which top-k does.
       double mass = 0.0;
-      sum_before(t < n ? (double)weight(t) : 0.0, &mass);
+      prefix_sum(t < n ? (double)weight(t) : 0.0, &mass);
       goal = job.share() * (above + mass);
       if (above >= goal) {
-        Aim aim = {0, goal, false};
-        border = find(row.bins, -1, Bin{-1, 0, 0.0}, aim, &unused);
-        n = refine(job, items, bins, -1, &border, aim);
-        order(items, n);
-        above = border.mass_above;
+        Goal target = {0, goal, false};
+        threshold = find_bin(row.bins, -1, Bin{-1, 0, 0.0}, target, &unused);
+        n = refine(job, items, bins, -1, &threshold, target);
+        sort(items, n);
+        above = threshold.mass_above;
       }
-      n = reach(n, &above, &goal, false, true, weight) + 1;
+      n = find_item(n, &above, &goal, false, true, weight) + 1;
     } else {
-      if (ranked) goal = job.share();
-      n = reach(n, &above, &goal, ranked, true, weight) + 1;
+      if (by_count) goal = job.share();
+      n = find_item(n, &above, &goal, by_count, true, weight) + 1;
     }
   }
-  if (t == 0) row.least = items[n - 1], row.settled = all;
+  if (t == 0) row.least = items[n - 1], row.sampled = all;
   if (!all) return;
   __syncthreads();
   if (t < n) {
@@ -536,11 +539,11 @@ KERNEL __launch_bounds__(THREADS)
     int id = id_of(items[t]);
     items[t] = job.likely(w, id) ? (u64)(u32)~id << 32 | __float_as_uint(w) : 0;
   }
-  order(items, n);
+  sort(items, n);
   auto drawn = [&](int i) { return __uint_as_float((u32)items[i]); };
   double before = 0.0;
   goal = uniform(draw.seed, (u64)seq_len[draw.seq]);
-  int chosen = reach(n, &before, &goal, true, false, drawn);
+  int chosen = find_item(n, &before, &goal, true, false, drawn);
   if (t == 0) sampled[blockIdx.y] = chosen < 0 ? (u32)job.best : ~(u32)(items[chosen] >> 32);
 }
 
@@ -549,15 +552,15 @@ __device__ __forceinline__ float kept(const Job& job, u64 least, float logit, in
   return rank_of(logit, id) >= least && job.likely(w, id) ? w : 0.0f;
 }
 
-// What is kept of every run, unless the token is chosen already. Grid (parts of a row, n).
-KERNEL __launch_bounds__(THREADS) keep(Row* rows, const float* logits, const Draw* draws, int vocab) {
+// The mass of every run under the mask of top-k, top-p and min-p, unless the token is sampled already. Grid (splits, n).
+KERNEL __launch_bounds__(THREADS) mask_mass(Row* rows, const float* logits, const Draw* draws, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
   Job job(row.highest, logits, draws[blockIdx.y], vocab);
-  if (job.plain || (job.cuts() && row.settled)) return;
+  if (job.greedy || (job.cuts() && row.sampled)) return;
   u64 least = job.cuts() ? row.least : 0;
   float x[EACH];
-  job.part_of(blockIdx.x, x);
+  job.load_split(blockIdx.x, x);
   double mass = 0.0;
 #pragma unroll
   for (int j = 0; j < EACH; j++) mass += (double)kept(job, least, x[j], job.id(blockIdx.x, j));
@@ -566,23 +569,23 @@ KERNEL __launch_bounds__(THREADS) keep(Row* rows, const float* logits, const Dra
   if (threadIdx.x % 32 == 0) row.masses[blockIdx.x * WARPS + threadIdx.x / 32] = mass;
 }
 
-// Draws from that: in order of ids, at a uniform number of all that is kept. Grid (1, n).
+// Samples the token: the first, in order of ids, at which the running mass exceeds a uniform share of the total. Grid (1, n).
 KERNEL __launch_bounds__(THREADS)
-    choose(u32* sampled, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
+    draw_token(u32* sampled, Row* rows, const float* logits, const Draw* draws, const int* seq_len, int vocab) {
   after_previous();
   Row& row = rows[blockIdx.y];
   const Draw& draw = draws[blockIdx.y];
   Job job(row.highest, logits, draw, vocab);
-  if (job.plain) {
+  if (job.greedy) {
     if (threadIdx.x == 0) sampled[blockIdx.y] = job.best;
     return;
   }
-  if (job.cuts() && row.settled) return;
+  if (job.cuts() && row.sampled) return;
   u64 least = job.cuts() ? row.least : 0;
   double before = 0.0, goal = uniform(draw.seed, (u64)seq_len[draw.seq]);
   auto mass = [&](int i) { return row.masses[i]; };
-  int run = reach((vocab + PART - 1) / PART * WARPS, &before, &goal, true, false, mass), at = run * RUN;
+  int run = find_item((vocab + SPLIT - 1) / SPLIT * WARPS, &before, &goal, true, false, mass), at = run * RUN;
   auto neighbour = [&](int i) { return at + i < vocab ? kept(job, least, job.logits[at + i], at + i) : 0.0f; };
-  int chosen = run < 0 ? -1 : reach(RUN, &before, &goal, false, false, neighbour);
+  int chosen = run < 0 ? -1 : find_item(RUN, &before, &goal, false, false, neighbour);
   if (threadIdx.x == 0) sampled[blockIdx.y] = chosen < 0 ? job.best : at + chosen;
 }

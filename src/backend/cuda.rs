@@ -45,7 +45,7 @@ pub use pool::Pool;
 pub use probe::probe;
 use sampling::Sampling;
 use spans::{Shape, Spans};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 /// Threads of a block of most kernels.
@@ -71,8 +71,6 @@ pub struct Cuda {
     spans: RefCell<Spans>,
     cublaslt: Option<CublasLt>,
     sampling: RefCell<Sampling>,
-    /// Replaces a kernel by a wrong one, for `doctor` to find.
-    planted: Cell<bool>,
     /// Declared last: fields drop in order, and those above need the CUDA context.
     driver: Rc<Driver>,
 }
@@ -103,13 +101,7 @@ impl Cuda {
             cublaslt: cublaslt.ok(),
             sampling: RefCell::default(),
             driver,
-            planted: Cell::new(false),
         })
-    }
-
-    /// Replaces `swiglu` by a wrong kernel.
-    pub fn plant(&self, on: bool) {
-        self.planted.set(on);
     }
 
     /// Milliseconds that `work` takes on the GPU.
@@ -231,7 +223,7 @@ impl Backend for Cuda {
             I32(seen_words(vocab) as i32),
             I32(shape.n_rows as i32),
         ];
-        self.driver.launch(Kernel::Note, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        self.driver.launch(Kernel::MarkSeen, [shape.n_rows.div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
@@ -305,7 +297,7 @@ impl Backend for Cuda {
             I32(heads as i32),
             I32(n as i32),
         ];
-        self.driver.launch(Kernel::Decide, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
+        self.driver.launch(Kernel::AdapterDecisions, [(n * heads).div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
 
     fn qkv_rope(
@@ -432,7 +424,7 @@ impl Backend for Cuda {
         assert!(n + 2 <= MAILBOX_WORDS && n <= sampled.len(), "{n} tokens of one step");
         let args =
             [Ptr(self.mailbox.ptr()), Ptr(sampled.ptr()), Ptr(fault.ptr()), Ptr(kv.pool.counts.ptr()), I32(n as i32)];
-        self.driver.launch(Kernel::Post, [1, 1, 1], BLOCK, &args);
+        self.driver.launch(Kernel::CopyToHost, [1, 1, 1], BLOCK, &args);
     }
 
     fn read_step(&self, _: &Buf<Token>, _: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {

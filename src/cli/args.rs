@@ -316,9 +316,6 @@ pub struct DoctorArgs {
     /// With --device cuda: only measure the speed of every op, at the shapes of qwen3-8b if the GPU is large enough
     #[arg(long)]
     pub speed: bool,
-    /// Puts a wrong kernel among the right ones, which has to be found
-    #[arg(long, hide = true)]
-    pub plant_wrong_kernel: bool,
 }
 
 #[derive(Subcommand, Debug)]

@@ -37,9 +37,9 @@ const REGISTERS: &[(&str, usize)] = &[
     ("gemm_wgmma_256", 224),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on an SM.
     ("gemm_tiles", 255),
-    ("gemm_tiles_gated", 255),
+    ("gemm_tiles_swiglu", 255),
     ("gemm_tiles_small", 255),
-    ("gemm_tiles_small_gated", 255),
+    ("gemm_tiles_small_swiglu", 255),
 ];
 
 fn kernels() -> PathBuf {

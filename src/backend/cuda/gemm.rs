@@ -56,14 +56,14 @@ const GEMM_KERNELS: &[GemmKernel] = {
         GemmKernel { m, blocks, kernels, tile, threads }
     }
     &[
-        row(1..=1, Any, [Gemv, GemvGated], [1, 4], 128),
-        row(2..=8, Any, [GemmFew8, GemmFew8Gated], [8, 32], 256),
-        row(9..=16, Any, [GemmFew16, GemmFew16Gated], [16, 32], 256),
+        row(1..=1, Any, [Gemv, GemvSwiglu], [1, 4], 128),
+        row(2..=8, Any, [GemmDecode8, GemmDecode8Swiglu], [8, 32], 256),
+        row(9..=16, Any, [GemmDecode16, GemmDecode16Swiglu], [16, 32], 256),
         // A block that is alone on its SM may as well use all of the shared memory.
-        row(17..=MAX_DECODE_ROWS, AtMostSms, [GemmFew32Deep, GemmFew32Gated], [32, 32], 256),
-        row(17..=MAX_DECODE_ROWS, Any, [GemmFew32, GemmFew32Gated], [32, 32], 256),
-        row(33..=usize::MAX, AtLeastSms, [GemmTiles, GemmTilesGated], [TILE_M, 256], 256),
-        row(33..=usize::MAX, Any, [GemmTilesSmall, GemmTilesSmallGated], [TILE_M, 128], 128),
+        row(17..=MAX_DECODE_ROWS, AtMostSms, [GemmDecode32Deep, GemmDecode32Swiglu], [32, 32], 256),
+        row(17..=MAX_DECODE_ROWS, Any, [GemmDecode32, GemmDecode32Swiglu], [32, 32], 256),
+        row(33..=usize::MAX, AtLeastSms, [GemmTiles, GemmTilesSwiglu], [TILE_M, 256], 256),
+        row(33..=usize::MAX, Any, [GemmTilesSmall, GemmTilesSmallSwiglu], [TILE_M, 128], 128),
     ]
 };
 
@@ -119,9 +119,8 @@ pub(super) fn fused_swiglu(
 pub(super) fn swiglu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize) {
     out.holds(first + m);
     gate_up.holds_f32(m);
-    let kernel = if cuda.planted.get() { Kernel::SwigluWrong } else { Kernel::Swiglu };
     let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), I32(out.width as i32)];
-    cuda.driver.launch(kernel, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
+    cuda.driver.launch(Kernel::Swiglu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
 }
 
 fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {
@@ -171,7 +170,7 @@ fn hopper(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let tiles = |width: usize| m_tiles * gemm.n.div_ceil(width);
     let widths: &[(usize, Kernel)] = if fused {
         // 256 is slower here than 192.
-        &[(192, GemmWgmma192Gated), (128, GemmWgmma128Gated)]
+        &[(192, GemmWgmma192Swiglu), (128, GemmWgmma128Swiglu)]
     } else {
         &[(256, GemmWgmma256), (192, GemmWgmma192), (128, GemmWgmma128)]
     };

@@ -74,7 +74,8 @@ macro_rules! sources {
 }
 
 sources! {
-    "rows" "linear" "gemv" "gemm_few" "gemm" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag" "kv_scatter" "sample"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
+    "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of "gemm"
 }
 
@@ -99,13 +100,12 @@ macro_rules! kernels {
 }
 
 kernels! {
-    "rows" {
+    "elementwise" {
         Embed "embed" "ppipi",
         Add "add" "ppl",
         RmsNorm "rms_norm" "pipppfipi",
         Swiglu "swiglu" "pipi",
-        SwigluWrong "swiglu_wrong" "pipi",
-        Decide "decide" "ppffiii",
+        AdapterDecisions "adapter_decisions" "ppffiii",
     }
     "linear" {
         Gemv1F32 "gemv1_f32" "ppppiiii",
@@ -120,29 +120,29 @@ kernels! {
     }
     "gemv" {
         Gemv "gemv" "ppppii",
-        GemvGated "gemv_gated" "ppppii",
+        GemvSwiglu "gemv_swiglu" "ppppii",
     }
-    "gemm_few" {
-        GemmFew8 "gemm_few_8" "ppppiii",
-        GemmFew16 "gemm_few_16" "ppppiii",
-        GemmFew32 "gemm_few_32" "ppppiii",
-        GemmFew8Gated "gemm_few_8_gated" "ppppiii",
-        GemmFew16Gated "gemm_few_16_gated" "ppppiii",
-        GemmFew32Gated "gemm_few_32_gated" "ppppiii",
-        GemmFew32Deep "gemm_few_32_deep" "ppppiii",
+    "gemm_decode" {
+        GemmDecode8 "gemm_decode_8" "ppppiii",
+        GemmDecode16 "gemm_decode_16" "ppppiii",
+        GemmDecode32 "gemm_decode_32" "ppppiii",
+        GemmDecode8Swiglu "gemm_decode_8_swiglu" "ppppiii",
+        GemmDecode16Swiglu "gemm_decode_16_swiglu" "ppppiii",
+        GemmDecode32Swiglu "gemm_decode_32_swiglu" "ppppiii",
+        GemmDecode32Deep "gemm_decode_32_deep" "ppppiii",
     }
     "gemm" {
         GemmTiles "gemm_tiles" "ppppiii",
-        GemmTilesGated "gemm_tiles_gated" "ppppiii",
+        GemmTilesSwiglu "gemm_tiles_swiglu" "ppppiii",
         GemmTilesSmall "gemm_tiles_small" "ppppiii",
-        GemmTilesSmallGated "gemm_tiles_small_gated" "ppppiii",
+        GemmTilesSmallSwiglu "gemm_tiles_small_swiglu" "ppppiii",
     }
     "gemm_wgmma" {
         GemmWgmma256 "gemm_wgmma_256" "pttpiii",
         GemmWgmma192 "gemm_wgmma_192" "pttpiii",
         GemmWgmma128 "gemm_wgmma_128" "pttpiii",
-        GemmWgmma192Gated "gemm_wgmma_192_gated" "pttpiii",
-        GemmWgmma128Gated "gemm_wgmma_128_gated" "pttpiii",
+        GemmWgmma192Swiglu "gemm_wgmma_192_swiglu" "pttpiii",
+        GemmWgmma128Swiglu "gemm_wgmma_128_swiglu" "pttpiii",
     }
     "rope" {
         QkvRopeBf16 "qkv_rope_bf16" "r",
@@ -187,15 +187,15 @@ kernels! {
         KvScatter "kv_scatter" "kippi",
     }
     "sample" {
-        Note "note" "ppppii",
-        Likeliest "likeliest" "ppppii",
-        Weigh "weigh" "pppi",
-        Border "border" "pppi",
-        List "list" "pppi",
-        Cut "cut" "pppppi",
-        Keep "keep" "pppi",
-        Choose "choose" "pppppi",
-        Post "post" "ppppi",
+        MarkSeen "mark_seen" "ppppii",
+        Argmax "argmax" "ppppii",
+        Histogram "histogram" "pppi",
+        ThresholdBin "threshold_bin" "pppi",
+        Candidates "candidates" "pppi",
+        NucleusCut "nucleus_cut" "pppppi",
+        MaskMass "mask_mass" "pppi",
+        DrawToken "draw_token" "pppppi",
+        CopyToHost "copy_to_host" "ppppi",
     }
 }
 
@@ -206,11 +206,11 @@ impl Kernel {
 
     /// Bytes of shared memory that a launch gives a block beside its own arrays.
     pub fn shared_bytes(self) -> usize {
-        // Stages of both factors: `gemm.cu`.
+        // Stages of both inputs: `gemm.cu`.
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
-        // As many of them as are named in `gemm_wgmma.cu`, from a multiple of 1,024 on.
+        // `gemm_wgmma.cu`, aligned to 1,024 bytes.
         let own = |rows: usize, stages: usize| stages * (128 + rows) * 64 * size_of::<u16>() + 1024;
-        // Stages of both factors: `gemm_few.cu`.
+        // Stages of both inputs: `gemm_decode.cu`.
         let few = |stages: usize, tokens: usize| stages * (tokens + 32) * 256 * size_of::<u16>();
         // `Shared` in `attend_tiles.cu`.
         let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 2 * 256 * 8 + 256 * 24 + 32;
@@ -219,15 +219,15 @@ impl Kernel {
             Kernel::AttendTiles64Fp8 | Kernel::AttendTiles64Int8 => tiles(64, 2 * 64 * 64),
             Kernel::AttendTiles128Bf16 => tiles(128, 32),
             Kernel::AttendTiles128Fp8 | Kernel::AttendTiles128Int8 => tiles(128, 2 * 64 * 128),
-            Kernel::GemmFew8 | Kernel::GemmFew8Gated => few(4, 8),
-            Kernel::GemmFew16 | Kernel::GemmFew16Gated => few(4, 16),
-            Kernel::GemmFew32 | Kernel::GemmFew32Gated => few(3, 32),
-            Kernel::GemmFew32Deep => few(6, 32),
-            Kernel::GemmTiles | Kernel::GemmTilesGated => stages(128, 256),
+            Kernel::GemmDecode8 | Kernel::GemmDecode8Swiglu => few(4, 8),
+            Kernel::GemmDecode16 | Kernel::GemmDecode16Swiglu => few(4, 16),
+            Kernel::GemmDecode32 | Kernel::GemmDecode32Swiglu => few(3, 32),
+            Kernel::GemmDecode32Deep => few(6, 32),
+            Kernel::GemmTiles | Kernel::GemmTilesSwiglu => stages(128, 256),
             Kernel::GemmWgmma256 => own(256, 4),
-            Kernel::GemmWgmma192 | Kernel::GemmWgmma192Gated => own(192, 5),
-            Kernel::GemmWgmma128 | Kernel::GemmWgmma128Gated => own(128, 6),
-            Kernel::GemmTilesSmall | Kernel::GemmTilesSmallGated => stages(128, 128),
+            Kernel::GemmWgmma192 | Kernel::GemmWgmma192Swiglu => own(192, 5),
+            Kernel::GemmWgmma128 | Kernel::GemmWgmma128Swiglu => own(128, 6),
+            Kernel::GemmTilesSmall | Kernel::GemmTilesSmallSwiglu => stages(128, 128),
             _ => 0,
         }
     }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 // As in `sample.cu`: threads of a block, logits of a block, most logits of a row.
 const THREADS: usize = 512;
-const PART: usize = 8 * THREADS;
+const SPLIT: usize = 8 * THREADS;
 const MOST_LOGITS: usize = 1 << 20;
 
 /// Scratch of the rows that are sampled in one step.
@@ -45,21 +45,17 @@ impl Sampling {
         assert!(n <= self.rows && vocab <= MOST_LOGITS, "{n} rows of {vocab} logits, scratch for {}", self.rows);
         let rows = self.memory.as_ref().expect("reserved before").ptr();
         let (logits, draws, count) = (logits.ptr(), args.draws.ptr(), I32(vocab as i32));
-        let (all, one) = ([vocab.div_ceil(PART), n, 1], [1, n, 1]);
+        let (all, one) = ([vocab.div_ceil(SPLIT), n, 1], [1, n, 1]);
         let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);
         let words = I32(seen_words(vocab) as i32);
-        run(
-            Kernel::Likeliest,
-            all,
-            &[Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), words],
-        );
+        run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), words]);
         let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
         let choose = [Ptr(sampled.ptr()), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seq_len.ptr()), count];
-        run(Kernel::Weigh, all, &look);
-        run(Kernel::Border, one, &look);
-        run(Kernel::List, all, &look);
-        run(Kernel::Cut, one, &choose);
-        run(Kernel::Keep, all, &look);
-        run(Kernel::Choose, one, &choose);
+        run(Kernel::Histogram, all, &look);
+        run(Kernel::ThresholdBin, one, &look);
+        run(Kernel::Candidates, all, &look);
+        run(Kernel::NucleusCut, one, &choose);
+        run(Kernel::MaskMass, all, &look);
+        run(Kernel::DrawToken, one, &choose);
     }
 }

@@ -1,0 +1,121 @@
+// Elementwise and row-wise ops: embedding, residual add, RMS norm, SwiGLU, adapter decisions. Activations are [n, width] in
+// f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
+#include "common.cuh"
+
+// out[i, width] = table[tokens[i], width] for n tokens. Grid n, any block. Reads n rows of the table, writes n rows of f32.
+// CPU twin: `embed`.
+KERNEL embed(float* out, const void* table, int dtype, const u32* tokens, int width) {
+  after_previous();
+  u64 from = (u64)tokens[blockIdx.x] * width;
+  float* to = out + (u64)blockIdx.x * width;
+  for (int i = threadIdx.x; i < width; i += blockDim.x)
+    to[i] = dtype == F32   ? weight_at<F32>(table, from + i)
+            : dtype == F16 ? weight_at<F16>(table, from + i)
+                           : weight_at<BF16>(table, from + i);
+}
+
+// acc[len] += x[len]. One thread per value. Moves 12 bytes per value. CPU twin: `add`.
+KERNEL add(float* acc, const float* x, u64 len) {
+  after_previous();
+  u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < len) acc[i] += x[i];
+}
+
+// 1 / rms of a row of `width` values, from each thread's sum of squares. Lowers the non-finite flag to `layer` if the row
+// holds an infinity or a NaN.
+__device__ __forceinline__ float rms_scale(float squares, int width, float eps, int layer, int* non_finite) {
+  float mean = block_sum(squares) / width;
+  if (threadIdx.x == 0 && non_finite && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
+  return 1.0f / sqrtf(mean + eps);
+}
+
+// Vectors of four values of a row that a thread keeps in registers, so that it reads them once.
+#define KEPT 4
+
+// x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Moves
+// 4 bytes in and 2 or 4 out per value, 8 more with `more`. Rows of more than 4 * KEPT values per thread, or whose width is
+// no multiple of 4, are read twice. `non_finite` may be null. CPU twins: `rms_norm`, `add_rms_norm`.
+KERNEL __launch_bounds__(1024) rms_norm(void* out, int bf16, float* x, const float* more, const float* weight, float eps,
+                                        int layer, int* non_finite, int width) {
+  next_may_begin();
+  u64 from = (u64)blockIdx.x * width;
+  int step = 4 * blockDim.x, first = 4 * threadIdx.x;
+  float squares = 0.0f;
+  if (width % 4 == 0 && width <= KEPT * step) {
+    float4 row[KEPT], by[KEPT];
+    // The weight does not depend on the previous kernel.
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+      int i = first + k * step;
+      if (i < width) by[k] = *(const float4*)(weight + i);
+    }
+    wait_previous();
+    // Read the row.
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+      int i = first + k * step;
+      if (i < width) row[k] = *(const float4*)(x + from + i);
+    }
+    // Residual add.
+    if (more) {
+#pragma unroll
+      for (int k = 0; k < KEPT; k++) {
+        int i = first + k * step;
+        if (i >= width) continue;
+        float4 v = *(const float4*)(more + from + i);
+        row[k].x += v.x, row[k].y += v.y, row[k].z += v.z, row[k].w += v.w;
+        *(float4*)(x + from + i) = row[k];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+      if (first + k * step < width)
+        squares += row[k].x * row[k].x + row[k].y * row[k].y + row[k].z * row[k].z + row[k].w * row[k].w;
+    float scale = rms_scale(squares, width, eps, layer, non_finite);
+    // Normalize.
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+      int i = first + k * step;
+      float4 v = row[k];
+      if (i < width)
+        put4(out, bf16, from + i,
+             float4{v.x * scale * by[k].x, v.y * scale * by[k].y, v.z * scale * by[k].z, v.w * scale * by[k].w});
+    }
+    return;
+  }
+  wait_previous();
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    float v = x[from + i];
+    if (more) x[from + i] = v += more[from + i];
+    squares += v * v;
+  }
+  float scale = rms_scale(squares, width, eps, layer, non_finite);
+  for (int i = threadIdx.x; i < width; i += blockDim.x) put(out, bf16, from + i, x[from + i] * scale * weight[i]);
+}
+
+// out[n, ffn] = silu(gate) * up of f32 rows [gate | up]; out is f32 or bf16. Grid (ffn / (4 * block), n), any block. Moves
+// 8 bytes in and 2 or 4 out per element. CPU twin: `swiglu`.
+KERNEL swiglu(void* out, int bf16, const float* gate_up, int ffn) {
+  after_previous();
+  int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= ffn) return;
+  const float *gate = gate_up + (u64)blockIdx.y * 2 * ffn, *up = gate + ffn;
+  u64 to = (u64)blockIdx.y * ffn + i;
+  if (ffn % 4 == 0) {
+    float4 a = *(const float4*)(gate + i), b = *(const float4*)(up + i);
+    put4(out, bf16, to, float4{silu(a.x) * b.x, silu(a.y) * b.y, silu(a.z) * b.z, silu(a.w) * b.w});
+  } else {
+    for (int k = 0; k < 4 && i + k < ffn; k++) put(out, bf16, to + k, silu(gate[i + k]) * up[i + k]);
+  }
+}
+
+// decisions[n, heads] = value * scale - offset of an adapter's logits raw[n, heads]; per_layer: of the row's first head. One
+// thread per decision. Two roundings as on the CPU: near 0 a fused multiply-add evicts other tokens. CPU twin:
+// `adapter_decisions`.
+KERNEL adapter_decisions(float* decisions, const float* raw, float scale, float offset, int per_layer, int heads, int n) {
+  after_previous();
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n * heads) return;
+  float value = raw[per_layer ? i / heads * heads : i];
+  decisions[i] = __fsub_rn(__fmul_rn(value, scale), offset);
+}

@@ -1,0 +1,151 @@
+// Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a bf16 weight. Bound by the bytes of the weight, which is
+// read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+#include "common.cuh"
+#include "tensor.cuh"
+
+#define WARPS 8
+#define TILE_N 32            // rows of the weight of a block
+#define DEPTH (32 * WARPS)  // columns of a stage, 32 to a warp
+
+// Offset of a 16-byte chunk of a tile row. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit all banks.
+__device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8; }
+
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
+// K = cols. Grid rows / TILE_N, 256 threads; cols is a multiple of 8. Reads 2 rows cols bytes of the weight once, and x once a
+// block, from L2.
+//
+// The weight is the A operand of `mma`. Stages of both inputs are copied to shared memory STAGES - 1 ahead, the weight's
+// first ones before the previous kernel has ended: bytes in flight are what bounds this. Each warp multiplies 32 columns
+// of every stage (split K), so that no byte is read from shared memory twice; a block's WARPS partial sums are added at the
+// end in a fixed order. A token's result does not depend on n, STAGES or the other tokens.
+//
+// SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n, rows / 2] =
+// silu(gate) * up in bf16.
+template <int NT, int STAGES, bool SWIGLU>
+__device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* weight, const float* bias, int rows,
+                                         int cols, int n) {
+  constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N;
+  u16* stages = (u16*)dynamic_shared_memory();
+  next_may_begin();
+  int n_out = SWIGLU ? rows / 2 : rows, row0 = blockIdx.x * OUT, steps = (cols + DEPTH - 1) / DEPTH;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u16* w_rows[TILE_N / WARPS];
+#pragma unroll
+  for (int i = 0; i < TILE_N / WARPS; i++) {
+    int tile_row = warp + WARPS * i, row = row0 + (SWIGLU ? tile_row / 16 * 8 + tile_row % 8 : tile_row);
+    // Rows beyond the last are computed as the last one and not written.
+    w_rows[i] = weight + (u64)(min(row, n_out - 1) + (SWIGLU && tile_row % 16 >= 8 ? n_out : 0)) * cols;
+  }
+  // Chunks outside are filled with zeros; their address is not read, but has to be valid.
+  auto fetch_weight = [&](int stage, int step) {
+    u16* to = stages + stage * STAGE;
+    int col = step * DEPTH + 8 * lane;
+    bool in = col < cols;
+#pragma unroll
+    for (int i = 0; i < TILE_N / WARPS; i++)
+      copy_async(to + chunk_at(warp + WARPS * i, lane), w_rows[i] + (in ? col : 0), in);
+  };
+  auto fetch_x = [&](int stage, int step) {
+    u16* to = stages + stage * STAGE + TILE_N * DEPTH;
+    int col = step * DEPTH + 8 * lane;
+#pragma unroll
+    for (int tile_row = warp; tile_row < TOKENS; tile_row += WARPS) {
+      bool in = tile_row < n && col < cols;
+      copy_async(to + chunk_at(tile_row, lane), x + (in ? (u64)tile_row * cols + col : 0), in);
+    }
+  };
+  float sums[2][NT][4];
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) sums[i][j][k] = 0.0f;
+
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++)
+    if (s < steps) fetch_weight(s, s);
+  wait_previous();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    if (s < steps) fetch_x(s, s);
+    copy_commit();
+  }
+  int stage = 0;
+  // Main loop over K.
+#pragma unroll 1
+  for (int step = 0; step < steps; step++) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    // Prefetch into the stage that all warps have left at this barrier.
+    int ahead = step + STAGES - 1, free = stage == 0 ? STAGES - 1 : stage - 1;
+    if (ahead < steps) {
+      fetch_weight(free, ahead);
+      fetch_x(free, ahead);
+    }
+    copy_commit();
+    const u16 *ws = stages + stage * STAGE, *xs = ws + TILE_N * DEPTH;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    u32 a[2][2][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int k = 0; k < 2; k++)
+        load_matrices(a[i][k], ws + chunk_at(16 * i + lane % 16, 4 * warp + 2 * k + lane / 16));
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+      u32 b[4];
+      load_matrices(b, xs + chunk_at(8 * j + lane % 8, 4 * warp + lane / 8));
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        mma(sums[i][j], a[i][0], b);
+        mma(sums[i][j], a[i][1], b + 2);
+      }
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  // Partial sums reuse the stages' memory: [WARPS][TOKENS][TILE_N + 1].
+  float* partials = (float*)stages;
+  int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        int token = 8 * j + 2 * t + k % 2, tile_row = 16 * i + 8 * (k / 2) + g;
+        partials[(warp * TOKENS + token) * (TILE_N + 1) + tile_row] = sums[i][j][k];
+      }
+  __syncthreads();
+  auto total = [&](int token, int tile_row, int row) {
+    float sum = bias ? bias[row] : 0.0f;
+#pragma unroll
+    for (int k = 0; k < WARPS; k++) sum += partials[(k * TOKENS + token) * (TILE_N + 1) + tile_row];
+    return sum;
+  };
+  // Reduce over warps and write.
+  for (int at = threadIdx.x; at < TOKENS * OUT; at += 32 * WARPS) {
+    int token = at / OUT, r = at % OUT, row = row0 + r, tile_row = SWIGLU ? r / 8 * 16 + r % 8 : r;
+    if (token >= n || row >= n_out) continue;
+    float sum = total(token, tile_row, row);
+    if (SWIGLU) sum = silu(sum) * total(token, tile_row + 8, n_out + row);
+    put(out, SWIGLU, (u64)token * n_out + row, sum);
+  }
+}
+
+// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`.
+#define GEMM_DECODE(name, NT, STAGES, SWIGLU, BLOCKS) \
+  KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
+      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) { \
+    gemm_decode<NT, STAGES, SWIGLU>(out, x, weight, bias, rows, cols, n); \
+  }
+GEMM_DECODE(gemm_decode_8, 1, 4, false, 2)
+GEMM_DECODE(gemm_decode_16, 2, 4, false, 2)
+GEMM_DECODE(gemm_decode_32, 4, 3, false, 2)
+GEMM_DECODE(gemm_decode_8_swiglu, 1, 4, true, 2)
+GEMM_DECODE(gemm_decode_16_swiglu, 2, 4, true, 2)
+GEMM_DECODE(gemm_decode_32_swiglu, 4, 3, true, 2)
+// For weights of so few rows that an SM has one block: as many bytes in flight as two blocks have.
+GEMM_DECODE(gemm_decode_32_deep, 4, 6, false, 1)
