@@ -82,9 +82,9 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     let lines = |mark: &str| said.stdout.lines().filter(|l| l.starts_with(mark)).collect::<Vec<_>>();
     let (fine, missed) = (lines("ok"), lines("!!"));
     assert!(fine.len() > 200, "{}{}", said.stdout, said.stderr);
-    // bf16 weights of a width that tensor cores do not support, and nothing else.
-    assert!(missed.iter().all(|l| l.contains("Bf16")), "{}", missed.join("\n"));
-    assert!(said.code == 1 && missed.len() > 4, "{}: {}\n{}", said.code, missed.join("\n"), said.stderr);
+    // bf16 weights of a width that tensor cores do not support, or f32 inputs, of more than 8 rows.
+    let fits = |line: &&&str| line.contains("linear Bf16") || line.contains("adapter_decisions");
+    assert_eq!((said.code, missed.iter().filter(fits).count(), missed.len()), (1, 13, 13), "{}", missed.join("\n"));
     let recorded = |line: &&&str| line.contains("in one step, 2 recorded") || line.contains("by itself, 1 recorded");
     assert_eq!(fine.iter().filter(recorded).count(), 6, "steps are recorded and replayed");
     let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");

@@ -1,4 +1,4 @@
-// Blocks as fibers on one host thread: who runs, who waits for whom, and what it means when nobody can.
+// Runs a block as fibers on one host thread: schedules them, and reports deadlocks.
 #include "block.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -22,9 +22,9 @@ Warp warps[MAX_THREADS / WARP];
 uint32_t warps_ready;
 unsigned char* stacks;
 int n_threads, alive, at_barrier;
-// Lanes that wait for the whole block.
+// Warp lanes that wait at __syncthreads.
 uint32_t barrier_lanes[MAX_THREADS / WARP];
-// Lanes that wait at a barrier in shared memory.
+// Warp lanes that wait at an mbarrier.
 uint32_t waiting_lanes[MAX_THREADS / WARP];
 bool backwards;
 void (*kernel_call)(void* const*);
@@ -34,13 +34,13 @@ sigjmp_buf out_of_kernel;
 bool running;
 std::string failure;
 
-// Made by the first kernel that enlists, before `main`.
+// Created by the first kernel that registers, before `main`.
 std::vector<Entry>& entries() {
   static std::vector<Entry> all;
   return all;
 }
 
-// Saves what a call must keep, changes stacks, and goes on where the other one stopped.
+// Saves the callee-saved registers, switches stacks, and resumes the other fiber.
 extern "C" void software_gpu_switch(void** save, void* load);
 asm(R"(
 .text
@@ -68,7 +68,7 @@ software_gpu_switch:
 
 inline int pick(uint32_t set) { return backwards ? 31 - __builtin_clz(set) : __builtin_ctz(set); }
 
-// Those of `set` that come after number `at` in the order of this launch.
+// The elements of `set` after number `at` in the order of this launch.
 inline uint32_t after(uint32_t set, int at) {
   return backwards ? set & ((1u << at) - 1) : set & ~((2u << at) - 1);
 }
@@ -85,7 +85,7 @@ std::string where(const Thread& f) {
   return text;
 }
 
-// Nobody can run, and not all have ended.
+// Deadlock: no fiber can run, and not all have ended.
 std::string divergence() {
   for (int w = 0; w * WARP < n_threads; w++) {
     Warp& warp = warps[w];
@@ -108,7 +108,7 @@ std::string divergence() {
   __builtin_unreachable();
 }
 
-// Goes on with whoever can run, next in order after `from`.
+// Switches to the next fiber after `from` that can run.
 void yield(Thread* from) {
   Warp* warp = from->warp;
   uint32_t lanes = after(warp->ready, from->lane);
@@ -149,7 +149,7 @@ void begin() {
   Thread* me = self;
   me->warp->ready &= ~(1u << me->lane);
   alive--;
-  // Those who have ended are not waited for, as on the card.
+  // Threads that have ended are not waited for, as on a GPU.
   if (alive && at_barrier == alive) open_barrier();
   yield(me);
   __builtin_unreachable();
@@ -205,8 +205,8 @@ void make_stacks() {
 
 }  // namespace
 
-// Everything that kernels declare as shared lies between these two; build.sh links their files in the
-// middle. See first.cpp and last.cpp.
+// The kernels' shared memory lies between these two: build.sh links their files in the middle. See first.cpp and
+// last.cpp.
 extern unsigned char shared_begin[], shared_end[];
 
 void wrong_meeting(unsigned mask, Op op) {
@@ -267,7 +267,7 @@ std::string run(const char* name, void (*call)(void* const*), void* const* args,
   backwards = launches++ % 2 == 1;
   kernel_call = call, kernel_args = args, grid_dim = grid, block_dim = block;
   n_threads = block.x * block.y * block.z;
-  // NaN where it is read as a float, and a wild number where it is an index.
+  // NaN as a float, and out of range as an index.
   memset(shared_begin, 0xff, shared_end - shared_begin);
   memset(dynamic_shared, 0xff, dynamic_bytes);
   failure.clear();
@@ -284,7 +284,7 @@ std::string run(const char* name, void (*call)(void* const*), void* const* args,
   return failure.empty() ? "" : std::string(name) + ": " + failure;
 }
 
-int enlist(const Entry& entry) {
+int register_kernel(const Entry& entry) {
   entries().push_back(entry);
   return (int)entries().size();
 }

@@ -18,7 +18,7 @@ for source in "$kernels"/*.cu; do
     echo '#include "device.h"'
     echo 'namespace {'
     echo "#include \"$name.cu\""
-    sed -n 's/.*\.entry \([A-Za-z0-9_]*\)(.*/int number_of_\1 = gpu::Kernel<\&\1>::enlist("\1");/p' \
+    sed -n 's/.*\.entry \([A-Za-z0-9_]*\)(.*/int number_of_\1 = gpu::Kernel<\&\1>::register_kernel("\1");/p' \
       "$kernels/ptx/$name".*.ptx | sort -u
     echo '}'
   } >"$work/$name.cpp"

@@ -1,5 +1,5 @@
-// The device language for g++: what a file of kernels/ uses of CUDA C++, on one host thread. Threads of a
-// block are fibers that run until they meet; block.cpp switches them.
+// CUDA C++ for g++: what the files of kernels/ use of it, on one host thread. Threads of a block are fibers that run until
+// they synchronize; block.cpp switches them.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -37,18 +37,18 @@ namespace gpu {
 constexpr int WARP = 32;
 constexpr int DEPOSIT = 64;
 
-// What a thread waits in; two lanes of a warp must wait in the same.
+// A warp-synchronous operation; all lanes of a warp have to wait in the same one.
 enum class Op : int { SYNCWARP, SHUFFLE, VOTE, MMA, LDMATRIX, COUNT };
 
-// What each lane of a warp hands in where they meet. Two of them take turns: who is first at the next
-// meeting cannot overtake who is last to read this one.
+// The values that the lanes of a warp exchange. Double-buffered: the first lane at the next exchange cannot overtake the
+// last one that reads this one.
 struct Exchange {
   alignas(64) unsigned char lanes[WARP][DEPOSIT];
   alignas(64) unsigned char result[2048];
 };
 
 struct Warp {
-  // Lanes that exist, that can run, that have come to where they meet.
+  // Lanes that exist, that can run, that have arrived.
   uint32_t lanes, ready, arrived;
   Op op;
   int turn;
@@ -68,14 +68,14 @@ extern unsigned char* dynamic_shared;
 
 void block_barrier();
 [[noreturn]] void fault(const char* why);
-// Lets the others of the warp come to where this lane is.
+// Runs the other lanes of the warp until they arrive.
 void wait_for_warp();
 [[noreturn]] void wrong_meeting(unsigned mask, Op op);
-// Lets others go on until `wake_waiting`.
+// Runs other fibers until `wake_waiting`.
 void wait_for_barrier();
 void wake_waiting();
 
-// Hands `x` in and waits for the whole warp. True for the lane that came last.
+// Exchanges `x` and waits for the whole warp. True for the last lane to arrive.
 template <class T>
 inline bool meet(unsigned mask, Op op, const T& x, Exchange** out) {
   static_assert(sizeof(T) <= DEPOSIT);
@@ -97,14 +97,14 @@ inline bool meet(unsigned mask, Op op, const T& x, Exchange** out) {
   return true;
 }
 
-// A kernel as the driver finds it.
+// A kernel that is registered.
 struct Entry {
   const char* name;
   void (*call)(void* const* args);
   const size_t* sizes;  // of the parameters
   int count;
 };
-int enlist(const Entry& entry);
+int register_kernel(const Entry& entry);
 
 template <auto F>
 struct Kernel;
@@ -123,7 +123,7 @@ struct Kernel<F> {
     return x;
   }
   static void call(void* const* args) { unpack(args, std::index_sequence_for<A...>{}); }
-  static int enlist(const char* name) { return gpu::enlist({name, call, sizes, sizeof...(A)}); }
+  static int register_kernel(const char* name) { return gpu::register_kernel({name, call, sizes, sizeof...(A)}); }
 };
 
 template <class To, class From>
@@ -134,7 +134,7 @@ inline To bits(From x) {
   return y;
 }
 
-// Keeps a product apart from the sum it goes into: what the _rn functions promise.
+// Prevents contraction to a fused multiply-add: what the _rn functions guarantee.
 inline float apart(float x) {
   asm("" : "+x"(x));
   return x;
@@ -196,7 +196,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 
-// Fibers change places only where they meet, so that plain arithmetic is atomic.
+// Fibers switch only where they synchronize, so plain arithmetic is atomic.
 template <class T>
 inline T atomicAdd(T* at, T x) {
   T old = *at;
@@ -320,7 +320,7 @@ inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
 
 inline uint4 load_once(const uint16_t* at) { return *(const uint4*)at; }
 
-// The copy is done when it is asked for, which is earlier than on a card.
+// Copies at once, which is earlier than a GPU.
 inline void copy_async(void* to, const void* from, bool real) {
   if ((uintptr_t)to % 16 || (uintptr_t)from % 16) gpu::fault("cp.async at an address that is no multiple of 16");
   if (real) memcpy(to, from, 16);

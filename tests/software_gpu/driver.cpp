@@ -1,12 +1,12 @@
-// The card itself: what it says of itself, contexts, modules and launches.
+// The GPU itself: attributes, contexts, modules and launches.
 #include "driver.h"
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-Card& card() {
-  static Card& only = *new Card;
+Device& the_gpu() {
+  static Device& only = *new Device;
   return only;
 }
 
@@ -25,14 +25,14 @@ static void on_segfault(int, siginfo_t* info, void*) {
 }
 
 DRIVER cuInit(unsigned) {
-  Lock lock(card().mutex);
+  Lock lock(the_gpu().mutex);
   if (setting("SOFTWARE_GPU_COUNT", 1) == 0) return NO_DEVICE;
-  if (card().started) return OK;
+  if (the_gpu().started) return OK;
   struct sigaction handler = {};
   handler.sa_sigaction = on_segfault;
   handler.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigaction(SIGSEGV, &handler, &handler_before);
-  card().started = true;
+  the_gpu().started = true;
   return OK;
 }
 
@@ -101,9 +101,9 @@ DRIVER cuDeviceGetName(char* name, int size, int) {
   return OK;
 }
 
-// Bytes of shared memory a block may have: without asking, and where a kernel asks.
+// Shared memory of a block, in bytes: by default, and with the opt-in attribute.
 static const int SHARED = 48 << 10;
-static int shared_on_asking() { return setting("SOFTWARE_GPU_CAPABILITY", 80) >= 90 ? 227 << 10 : 163 << 10; }
+static int shared_opt_in() { return setting("SOFTWARE_GPU_CAPABILITY", 80) >= 90 ? 227 << 10 : 163 << 10; }
 
 DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER
@@ -113,14 +113,14 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
     case 8: *value = SHARED; break;                      // shared memory of a block
     case 10: *value = 32; break;                         // warp
     case 13: *value = 1000000; break;                    // clock, kHz
-    case 16: *value = 8; break;                          // multiprocessors
+    case 16: *value = 8; break;                          // SMs
     case 36: *value = 1000000; break;                    // memory's clock, kHz
     case 37: *value = 128; break;                        // memory's width, bits
-    case 38: *value = 1 << 20; break;                    // second-level cache
+    case 38: *value = 1 << 20; break;                    // L2
     case 41: *value = 1; break;                          // unified addressing
     case 75: *value = capability / 10; break;            // major
     case 76: *value = capability % 10; break;            // minor
-    case 97: *value = shared_on_asking(); break;          // shared memory on asking
+    case 97: *value = shared_opt_in(); break;          // shared memory, opt-in
     case 102: *value = 1; break;                         // reserved addresses
     case 115: *value = 0; break;                         // memory pools
     default: say("no value for device attribute " + std::to_string(attribute)); return INVALID_VALUE;
@@ -128,24 +128,24 @@ DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
   return OK;
 }
 
-// What a context takes of the card.
+// Device memory that a context takes.
 static const uint64_t CONTEXT_BYTES = 64 << 20;
 
 DRIVER cuDevicePrimaryCtxRetain(void** context, int) {
   ENTER
-  if (card().contexts == 0) {
-    if (CONTEXT_BYTES > card_bytes()) return OUT_OF_MEMORY;
-    card().used_bytes += CONTEXT_BYTES;
+  if (the_gpu().contexts == 0) {
+    if (CONTEXT_BYTES > gpu_bytes()) return OUT_OF_MEMORY;
+    the_gpu().used_bytes += CONTEXT_BYTES;
   }
-  card().contexts++;
-  *context = &card();
+  the_gpu().contexts++;
+  *context = &the_gpu();
   return OK;
 }
 
 DRIVER cuDevicePrimaryCtxRelease_v2(int) {
   ENTER
-  if (card().contexts == 0) return INVALID_CONTEXT;
-  if (--card().contexts == 0) card().used_bytes -= CONTEXT_BYTES;
+  if (the_gpu().contexts == 0) return INVALID_CONTEXT;
+  if (--the_gpu().contexts == 0) the_gpu().used_bytes -= CONTEXT_BYTES;
   return OK;
 }
 
@@ -156,7 +156,7 @@ DRIVER cuCtxSetCurrent(void*) {
 
 DRIVER cuCtxGetCurrent(void** context) {
   ENTER
-  *context = card().contexts ? &card() : nullptr;
+  *context = the_gpu().contexts ? &the_gpu() : nullptr;
   return OK;
 }
 
@@ -189,7 +189,7 @@ static std::vector<size_t> parameter_sizes(const std::string& text) {
   return sizes;
 }
 
-// What is wrong with an entry of the PTX beside the function that g++ made of the source.
+// Compares an entry of the PTX with the function that g++ compiled from the source; empty if they match.
 static std::string mismatch(const std::string& name, const gpu::Entry* entry, const std::vector<size_t>& sizes) {
   if (!entry) return "the software GPU was built without the kernel " + name;
   if (sizes == std::vector<size_t>(entry->sizes, entry->sizes + entry->count)) return "";
@@ -201,9 +201,9 @@ static Result load(Module* module, const std::string& ptx, std::string* log) {
   if (ptx.find(".version") == std::string::npos || target == std::string::npos) return INVALID_IMAGE;
   char* rest;
   uint64_t needed = strtoul(ptx.c_str() + target + 11, &rest, 10), is = setting("SOFTWARE_GPU_CAPABILITY", 80);
-  // What ends in an a is for cards of that very capability.
+  // Targets that end in an a are for GPUs of exactly that capability.
   if (needed > is || (*rest == 'a' && needed != is)) {
-    *log = "the PTX is for another card";
+    *log = "the PTX is for another GPU";
     return INVALID_IMAGE;
   }
   for (size_t at = ptx.find(".entry "); at != std::string::npos; at = ptx.find(".entry ", at + 1)) {
@@ -219,7 +219,7 @@ static Result load(Module* module, const std::string& ptx, std::string* log) {
   return OK;
 }
 
-// Options 5 and 6: where the log of errors goes, and how long it may be.
+// Options 5 and 6: the buffer of the error log, and its size.
 DRIVER cuModuleLoadDataEx(Module** module, const void* image, unsigned n, const int* options, void** values) {
   ENTER
   if (Result no = forbidden_in_capture("cuModuleLoadDataEx")) return no;
@@ -256,7 +256,7 @@ DRIVER cuModuleUnload(Module* module) {
 DRIVER cuFuncSetAttribute(Function* function, int attribute, int value) {
   ENTER
   if (attribute == 8) {  // dynamic shared memory
-    if (value > shared_on_asking()) return INVALID_VALUE;
+    if (value > shared_opt_in()) return INVALID_VALUE;
     function->dynamic_shared = value;
   }
   return OK;
@@ -268,16 +268,16 @@ DRIVER cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function*, int, 
   return OK;
 }
 
-// One run of a kernel, its arguments kept as they were when it was asked for.
+// One launch of a kernel, with a copy of its arguments.
 static Work launch(Function* function, const gpu::Entry* entry, dim3 grid, dim3 block, size_t shared, void** params) {
-  // A wrong kernel: its grid is a row of blocks too small.
+  // A wrong kernel: its grid lacks the last row of blocks.
   const char* wrong = getenv("SOFTWARE_GPU_WRONG");
   if (wrong && strcmp(wrong, entry->name) == 0) (grid.y > 1 ? grid.y : grid.x)--;
   auto kept = std::make_shared<std::vector<std::string>>();
   for (int i = 0; i < entry->count; i++) kept->emplace_back((const char*)params[i], entry->sizes[i]);
   return [=]() -> Result {
     uint64_t most = setting("SOFTWARE_GPU_LOSE_AFTER", ~0ull);
-    if (++card().launches > most) return (Result)setting("SOFTWARE_GPU_LOSE_WITH", ILLEGAL_ADDRESS);
+    if (++the_gpu().launches > most) return (Result)setting("SOFTWARE_GPU_LOSE_WITH", ILLEGAL_ADDRESS);
     if (grid.x == 0) return OK;
     std::vector<void*> args;
     for (std::string& s : *kept) args.push_back(s.data());
@@ -311,7 +311,7 @@ DRIVER cuLaunchKernelEx(const LaunchConfig* c, Function* f, void** params, void*
   return launch_checked(f, grid, block, c->shared, c->stream, params);
 }
 
-// A matrix of bf16 in boxes of lines of up to 128 bytes, swizzled: all that dmschat asks for.
+// bf16 matrices in 128-byte swizzled tiles: all that dmschat uses.
 DRIVER cuTensorMapEncodeTiled(void* out, int type, unsigned rank, void* at, const uint64_t* sizes, const uint64_t* strides,
                               const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,
                               int fill) {

@@ -1,4 +1,4 @@
-// What the files of the software driver share: results, the card's state, memory, the queue of work.
+// Shared by the files of the software driver: results, the GPU's state, memory, the queue of work.
 #pragma once
 #include "block.h"
 #include <functional>
@@ -38,53 +38,53 @@ enum Result : int {
   UNKNOWN = 999,
 };
 
-// Something the card does later.
+// Work that the GPU does later.
 typedef std::function<Result()> Work;
 typedef std::shared_ptr<std::vector<Work>> WorkList;
 
 struct Stream {
-  WorkList capture;  // null where none is under way
+  WorkList capture;  // null unless a capture is in progress
   bool capture_broken = false;
 };
 
-struct Card {
+struct Device {
   std::recursive_mutex mutex;
   bool started = false;
   int contexts = 0;
-  // An error that has happened stays: the context is lost.
+  // Errors are sticky: the context is lost.
   Result lost = OK;
   uint64_t launches = 0;
-  // What has been asked for and not done: in the order of asking, over all streams.
+  // Work issued and not done, in the order of issue over all streams.
   std::vector<Work> pending;
   std::vector<Stream*> streams;
   uint64_t used_bytes = 0;
-  std::map<Address, size_t> memory;  // what may be touched, by its first address
-  std::map<Address, size_t> pinned;  // memory of the host that copies may use later
+  std::map<Address, size_t> memory;  // accessible device memory, by its first address
+  std::map<Address, size_t> pinned;  // page-locked host memory
 };
 
-// Never destroyed: threads of a process that ends still call.
-Card& card();
+// Never destroyed: threads still call it while the process ends.
+Device& the_gpu();
 typedef std::lock_guard<std::recursive_mutex> Lock;
 
-// A number of the environment.
+// A number from an environment variable.
 uint64_t setting(const char* name, uint64_t otherwise);
-uint64_t card_bytes();
+uint64_t gpu_bytes();
 // One line on stderr.
 void say(const std::string& what);
 
-// Whether `bytes` from there on lie in one or more pieces of `map`.
+// Whether `bytes` from `at` on lie in one or more ranges of `map`.
 bool inside(const std::map<Address, size_t>& map, Address at, size_t bytes);
 
 bool capturing();
-// For calls that a capture does not allow: breaks it. OK where there is none.
+// For calls that a capture forbids: invalidates it. OK if there is none.
 Result forbidden_in_capture(const char* call);
-// Does all that is pending.
+// Does all pending work.
 Result flush();
-// Now or when the graph runs.
+// Issues work, or captures it.
 Result enqueue(Stream* stream, Work work);
 
-// Every entry: one caller at a time, and nothing on a lost card.
+// At the start of every call: one caller at a time, and none on a lost GPU.
 #define ENTER                            \
-  Lock lock(card().mutex);               \
-  if (!card().started) return NOT_INITIALIZED; \
-  if (card().lost) return card().lost;
+  Lock lock(the_gpu().mutex);               \
+  if (!the_gpu().started) return NOT_INITIALIZED; \
+  if (the_gpu().lost) return the_gpu().lost;

@@ -1,10 +1,10 @@
-// Twins of kernels/hopper.cuh: barriers in shared memory, copies of tiles, products of four warps.
+// Twins of kernels/hopper.cuh: mbarriers, TMA copies, wgmma.
 #pragma once
 #include "device.h"
 
 namespace gpu {
 
-// What `cuTensorMapEncodeTiled` makes here: a matrix of 16-bit numbers, and the box that one copy takes of it.
+// A TMA descriptor here: a matrix of 16-bit numbers, and the tile of one copy.
 struct TileMap {
   static constexpr uint64_t MARK = 0x7469'6c65'6d61'7073;
   uint64_t mark;
@@ -13,7 +13,7 @@ struct TileMap {
   uint32_t box_columns, box_rows;
 };
 
-// An mbarrier: who and what is still to come in this phase.
+// An mbarrier: pending arrivals and bytes of this phase.
 struct Barrier {
   uint16_t phase, count, pending, chunks;
 };
@@ -25,7 +25,7 @@ inline Barrier& barrier_at(void* at) {
   return b;
 }
 
-// `chunks` are of 16 bytes: announced, and not come yet.
+// `chunks` of 16 bytes are expected and have not arrived.
 inline void barrier_step(Barrier& b) {
   if (b.pending || b.chunks) return;
   b.phase ^= 1;
@@ -33,7 +33,7 @@ inline void barrier_step(Barrier& b) {
   wake_waiting();
 }
 
-// Byte of a swizzled tile of lines of 128 bytes.
+// Byte offset in a swizzled tile with rows of 128 bytes.
 inline unsigned char* swizzled(unsigned char* tile, unsigned line, unsigned chunk) {
   return tile + line * 128 + ((chunk ^ line) & 7) * 16;
 }
@@ -60,7 +60,7 @@ inline void barrier_wait(void* barrier, unsigned parity) {
   while (gpu::barrier_at(barrier).phase == parity) gpu::wait_for_barrier();
 }
 
-// Done when it is asked for, which is earlier than on a card.
+// Copies at once, which is earlier than a GPU.
 inline void copy_tile(void* to, const void* map, int column, int row, void* barrier) {
   gpu::TileMap m;
   memcpy(&m, map, sizeof m);
@@ -86,13 +86,13 @@ inline uint64_t tile_at(const uint16_t* tile, int k) {
 }
 inline void wgmma_begin() { __syncwarp(); }
 inline void wgmma_commit() {}
-// Whoever is told that products have ended is told so for its whole warp.
+// A warp waits as a whole for its wgmmas.
 template <int N>
 inline void wgmma_wait() {
   __syncwarp();
 }
 
-// As wide as a line's part of one product.
+// Columns of a tile row in one wgmma.
 typedef float Sixteen __attribute__((vector_size(64)));
 
 namespace gpu {
@@ -106,7 +106,7 @@ inline void sixteen(Sixteen& out, uint64_t at, int line) {
 }
 }  // namespace gpu
 
-// Sums are laid out as the PTX manual has them for wgmma.m64nNk16. Done when it is asked for.
+// Accumulators are laid out as in the PTX manual for wgmma.m64nNk16. Runs at once.
 template <int BN>
 inline void wgmma(float (&c)[BN / 2], uint64_t a, uint64_t b, int add) {
   int warp = threadIdx.x / 32 % 4, g = gpu::self->lane / 4, t = gpu::self->lane % 4;

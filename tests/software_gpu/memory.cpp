@@ -1,5 +1,4 @@
-// Memory of the card: every allocation between pages that nobody may touch, reserved addresses that are
-// mapped in steps, and no more of it than the card is said to have.
+// Device memory: allocations between guard pages, reserved addresses mapped by granules, and a limit on the total.
 #include "driver.h"
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,7 +8,7 @@ static const size_t GRANULARITY = 2 << 20;
 
 static size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-uint64_t card_bytes() { return setting("SOFTWARE_GPU_MEMORY_MIB", 8192) << 20; }
+uint64_t gpu_bytes() { return setting("SOFTWARE_GPU_MEMORY_MIB", 8192) << 20; }
 
 bool inside(const std::map<Address, size_t>& map, Address at, size_t bytes) {
   while (bytes > 0) {
@@ -26,22 +25,22 @@ bool inside(const std::map<Address, size_t>& map, Address at, size_t bytes) {
 }
 
 static bool take(uint64_t bytes) {
-  if (card().used_bytes + bytes > card_bytes()) return false;
-  card().used_bytes += bytes;
+  if (the_gpu().used_bytes + bytes > gpu_bytes()) return false;
+  the_gpu().used_bytes += bytes;
   return true;
 }
 
 DRIVER cuMemGetInfo_v2(size_t* free, size_t* all) {
   ENTER
-  *all = card_bytes();
-  *free = *all - card().used_bytes;
+  *all = gpu_bytes();
+  *free = *all - the_gpu().used_bytes;
   return OK;
 }
 
-// As the card does for small allocations, in whole pieces of 512 bytes.
+// Allocations are rounded up to 512 bytes, as small ones are on a GPU.
 static uint64_t counted(size_t bytes) { return up(bytes, 512); }
 
-// The end of what is allocated meets a page that nobody may touch, within 16 bytes.
+// An allocation ends at a guard page, within 16 bytes.
 DRIVER cuMemAlloc_v2(Address* at, size_t bytes) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemAlloc")) return no;
@@ -50,29 +49,29 @@ DRIVER cuMemAlloc_v2(Address* at, size_t bytes) {
   size_t pages = up(bytes, PAGE);
   void* base = mmap(nullptr, pages + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED || mprotect((char*)base + PAGE, pages, PROT_READ | PROT_WRITE)) {
-    card().used_bytes -= counted(bytes);
+    the_gpu().used_bytes -= counted(bytes);
     return OUT_OF_MEMORY;
   }
   *at = (Address)base + PAGE + pages - up(bytes, 16);
   memset((void*)*at, 0xff, bytes);
-  card().memory[*at] = bytes;
+  the_gpu().memory[*at] = bytes;
   return OK;
 }
 
 DRIVER cuMemFree_v2(Address at) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemFree")) return no;
-  auto piece = card().memory.find(at);
-  if (piece == card().memory.end()) return INVALID_VALUE;
+  auto piece = the_gpu().memory.find(at);
+  if (piece == the_gpu().memory.end()) return INVALID_VALUE;
   Result done = flush();
   size_t bytes = piece->second;
   munmap((void*)(at / PAGE * PAGE - PAGE), up(bytes, PAGE) + 2 * PAGE);
-  card().used_bytes -= counted(bytes);
-  card().memory.erase(piece);
+  the_gpu().used_bytes -= counted(bytes);
+  the_gpu().memory.erase(piece);
   return done;
 }
 
-// Memory without an address. One file of garbage serves all: whoever maps it gets a copy as he writes.
+// Physical memory. One file of garbage backs all of it: mappings are copy-on-write.
 struct Physical {
   size_t bytes;
   int holders;  // the handle, and where it is mapped
@@ -137,7 +136,7 @@ DRIVER cuMemCreate(uint64_t* handle, size_t bytes, const void*, unsigned long lo
 static void let_go(uint64_t handle) {
   Physical& p = physical[handle];
   if (--p.holders > 0) return;
-  card().used_bytes -= p.bytes;
+  the_gpu().used_bytes -= p.bytes;
   physical.erase(handle);
 }
 
@@ -169,13 +168,13 @@ DRIVER cuMemSetAccess(Address at, size_t bytes, const void*, size_t) {
     if (piece == mapped.end()) return INVALID_VALUE;
     size_t size = physical[piece->second].bytes;
     if (mprotect((void*)next, size, PROT_READ | PROT_WRITE)) return UNKNOWN;
-    card().memory[next] = size;
+    the_gpu().memory[next] = size;
     next += size;
   }
   return OK;
 }
 
-// Does not wait: who unmaps what is still in use is to be found out.
+// Does not wait, so that an unmap of memory still in use is found.
 DRIVER cuMemUnmap(Address at, size_t bytes) {
   ENTER
   for (Address next = at; next < at + bytes;) {
@@ -184,7 +183,7 @@ DRIVER cuMemUnmap(Address at, size_t bytes) {
     uint64_t handle = piece->second;
     size_t size = physical[handle].bytes;
     mmap((void*)next, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-    card().memory.erase(next);
+    the_gpu().memory.erase(next);
     mapped.erase(piece);
     physical[handle].mapped = false;
     let_go(handle);
@@ -193,22 +192,22 @@ DRIVER cuMemUnmap(Address at, size_t bytes) {
   return OK;
 }
 
-// Pinned memory of the host.
+// Page-locked host memory.
 DRIVER cuMemHostAlloc(void** at, size_t bytes, unsigned) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemHostAlloc")) return no;
   if (bytes == 0 || posix_memalign(at, PAGE, up(bytes, PAGE))) return bytes ? OUT_OF_MEMORY : INVALID_VALUE;
   memset(*at, 0xff, bytes);
-  card().pinned[(Address)*at] = bytes;
+  the_gpu().pinned[(Address)*at] = bytes;
   return OK;
 }
 
 DRIVER cuMemFreeHost(void* at) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemFreeHost")) return no;
-  if (!card().pinned.count((Address)at)) return INVALID_VALUE;
+  if (!the_gpu().pinned.count((Address)at)) return INVALID_VALUE;
   Result done = flush();
-  card().pinned.erase((Address)at);
+  the_gpu().pinned.erase((Address)at);
   free(at);
   return done;
 }

@@ -1,30 +1,29 @@
-// Streams, events, copies and graphs. Work is done as late as the driver may do it: when somebody waits.
-// So a program that reads too early, or changes memory that a copy still has to read, gets wrong numbers
-// here every time, and not once in a thousand runs.
+// Streams, events, copies and graphs. Work runs as late as the driver may run it: when somebody synchronizes. So a program
+// that reads too early, or changes memory that a copy still has to read, gets wrong numbers here in every run.
 #include "driver.h"
 #include <algorithm>
 #include <chrono>
 
 static const size_t MOST_PENDING = 20000;
 
-static Result lose(Result error) { return card().lost = error; }
+static Result lose(Result error) { return the_gpu().lost = error; }
 
 bool capturing() {
-  auto& streams = card().streams;
+  auto& streams = the_gpu().streams;
   return std::any_of(streams.begin(), streams.end(), [](Stream* s) { return s->capture != nullptr; });
 }
 
 Result forbidden_in_capture(const char* call) {
   if (!capturing()) return OK;
   say(std::string(call) + " while a stream is captured");
-  for (Stream* s : card().streams)
+  for (Stream* s : the_gpu().streams)
     if (s->capture) s->capture_broken = true;
   return CAPTURE_UNSUPPORTED;
 }
 
 Result flush() {
   std::vector<Work> work;
-  work.swap(card().pending);
+  work.swap(the_gpu().pending);
   for (Work& w : work)
     if (Result error = w()) return lose(error);
   return OK;
@@ -37,26 +36,26 @@ Result enqueue(Stream* stream, Work work) {
     return OK;
   }
   if (!stream && capturing()) return CAPTURE_IMPLICIT;
-  card().pending.push_back(std::move(work));
-  return card().pending.size() >= MOST_PENDING ? flush() : OK;
+  the_gpu().pending.push_back(std::move(work));
+  return the_gpu().pending.size() >= MOST_PENDING ? flush() : OK;
 }
 
 DRIVER cuStreamCreate(Stream** stream, unsigned) {
   ENTER
   *stream = new Stream;
-  card().streams.push_back(*stream);
+  the_gpu().streams.push_back(*stream);
   return OK;
 }
 
 static bool known(Stream* stream) {
-  auto& all = card().streams;
+  auto& all = the_gpu().streams;
   return !stream || std::find(all.begin(), all.end(), stream) != all.end();
 }
 
 DRIVER cuStreamDestroy_v2(Stream* stream) {
   ENTER
   if (!stream || !known(stream)) return INVALID_HANDLE;
-  auto& all = card().streams;
+  auto& all = the_gpu().streams;
   all.erase(std::find(all.begin(), all.end(), stream));
   Result done = flush();
   delete stream;
@@ -113,9 +112,9 @@ DRIVER cuEventElapsedTime(float* ms, Event* from, Event* to) {
   return OK;
 }
 
-static bool on_card(Address at, size_t bytes, const char* call) {
-  if (inside(card().memory, at, bytes) || inside(card().pinned, at, bytes)) return true;
-  say(std::string(call) + ": what is on the card does not hold " + std::to_string(bytes) + " bytes there");
+static bool on_gpu(Address at, size_t bytes, const char* call) {
+  if (inside(the_gpu().memory, at, bytes) || inside(the_gpu().pinned, at, bytes)) return true;
+  say(std::string(call) + ": no device memory holds " + std::to_string(bytes) + " bytes there");
   return false;
 }
 
@@ -130,8 +129,8 @@ static Work copy(void* to, const void* from, size_t bytes) {
 DRIVER cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
   ENTER
   if (!known(stream)) return INVALID_HANDLE;
-  if (!on_card(to, bytes, "cuMemcpyHtoDAsync")) return INVALID_VALUE;
-  if (inside(card().pinned, (Address)from, bytes)) return enqueue(stream, copy((void*)to, from, bytes));
+  if (!on_gpu(to, bytes, "cuMemcpyHtoDAsync")) return INVALID_VALUE;
+  if (inside(the_gpu().pinned, (Address)from, bytes)) return enqueue(stream, copy((void*)to, from, bytes));
   if (stream && stream->capture) return forbidden_in_capture("a copy from memory that is not pinned");
   auto kept = std::make_shared<std::string>((const char*)from, bytes);
   return enqueue(stream, [=] {
@@ -144,8 +143,8 @@ DRIVER cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* 
 DRIVER cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
   ENTER
   if (!known(stream)) return INVALID_HANDLE;
-  if (!on_card(from, bytes, "cuMemcpyDtoHAsync")) return INVALID_VALUE;
-  bool pinned = inside(card().pinned, (Address)to, bytes);
+  if (!on_gpu(from, bytes, "cuMemcpyDtoHAsync")) return INVALID_VALUE;
+  bool pinned = inside(the_gpu().pinned, (Address)to, bytes);
   if (stream && stream->capture && !pinned) return forbidden_in_capture("a copy to memory that is not pinned");
   Result asked = enqueue(stream, copy(to, (void*)from, bytes));
   return asked || pinned ? asked : flush();
@@ -155,21 +154,21 @@ DRIVER cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stre
   ENTER
   if (!known(stream)) return INVALID_HANDLE;
   const char* call = "cuMemcpyDtoDAsync";
-  if (!on_card(to, bytes, call) || !on_card(from, bytes, call)) return INVALID_VALUE;
+  if (!on_gpu(to, bytes, call) || !on_gpu(from, bytes, call)) return INVALID_VALUE;
   return enqueue(stream, copy((void*)to, (void*)from, bytes));
 }
 
 DRIVER cuMemsetD8Async(Address at, unsigned char value, size_t bytes, Stream* stream) {
   ENTER
   if (!known(stream)) return INVALID_HANDLE;
-  if (!on_card(at, bytes, "cuMemsetD8Async")) return INVALID_VALUE;
+  if (!on_gpu(at, bytes, "cuMemsetD8Async")) return INVALID_VALUE;
   return enqueue(stream, [=] {
     memset((void*)at, value, bytes);
     return OK;
   });
 }
 
-// Graphs: what a stream was asked to do while it was captured, done again in the same order.
+// Graphs: the work that was captured from a stream, in order.
 struct Graph {
   WorkList work;
 };
