@@ -38,7 +38,7 @@ use driver::Driver;
 pub use driver::{CudaOptions, free_bytes, usable};
 pub use error::NoCuda;
 use graph::Graphs;
-pub use kernels::{EARLY_START, Entry, KERNELS, Kernel, SOURCES, TARGETS};
+pub use kernels::{Entry, KERNELS, Kernel, PDL_TARGET, SOURCES, TARGETS};
 pub use memory::{Acts, Buf, Weight};
 use pinned::Mailbox;
 pub use pool::Pool;
@@ -135,12 +135,12 @@ impl Cuda {
         more: Option<&Acts>,
         weight: &Buf<f32>,
         eps: f32,
-        fault: Option<(usize, u64)>,
+        non_finite: Option<(usize, u64)>,
         n: usize,
     ) {
         out.holds(n);
         x.holds_f32(n);
-        let (layer, fault) = fault.unwrap_or((0, 0));
+        let (layer, flag) = non_finite.unwrap_or((0, 0));
         let args = [
             Ptr(out.ptr()),
             I32(out.bf16 as i32),
@@ -149,7 +149,7 @@ impl Cuda {
             Ptr(weight.ptr()),
             F32(eps),
             I32(layer as i32),
-            Ptr(fault),
+            Ptr(flag),
             I32(x.width as i32),
         ];
         // Four values to a thread; where rows are many, sixteen.

@@ -1,18 +1,18 @@
-//! The checked-in PTX: what the kernel table says of it, that it comes from the sources beside it, and
-//! that no kernel spills registers beyond its budget. Needs no GPU. The compiler and ptxas are wheels
-//! pinned in `kernels/requirements.txt`; where they cannot be had the test says so, and fails in CI.
+//! The checked-in PTX matches the kernel table and the sources, and no kernel spills registers beyond its budget. Needs no
+//! GPU. The compiler and ptxas are wheels pinned in `kernels/requirements.txt`; if they cannot be installed the test is
+//! skipped with a message, and fails in CI.
 //!
-//! `UPDATE_PTX=1 cargo test --test it kernels` writes the PTX anew after a change of kernels.
+//! `UPDATE_PTX=1 cargo test --test it kernels` regenerates the PTX after a change of kernels.
 
-use dmschat::backend::cuda::{EARLY_START, KERNELS, PARAMS, SOURCES, TARGETS};
+use dmschat::backend::cuda::{KERNELS, PARAMS, PDL_TARGET, SOURCES, TARGETS};
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Cards that ptxas makes code for, by target.
-const CARDS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"], &["sm_90a"]];
+/// GPUs that ptxas compiles for, by target.
+const GPUS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"], &["sm_90a"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
 const SPILLS: &[(&str, usize)] = &[
     // What a tile keeps beside its fragments, once for 64 keys.
@@ -20,7 +20,7 @@ const SPILLS: &[(&str, usize)] = &[
     ("attend_tiles_128_fp8", 128),
     ("attend_tiles_128_int8", 128),
 ];
-/// Registers a thread may take where the kernel is not named: more leave a multiprocessor with few warps.
+/// Registers a thread may take where the kernel is not named: more leave an SM with few warps.
 const MOST_REGISTERS: usize = 168;
 const REGISTERS: &[(&str, usize)] = &[
     // Scores and sums of a tile stay in registers: two blocks of 128 threads on an SM.
@@ -68,7 +68,7 @@ fn the_kernel_table_is_that_of_the_ptx() {
     }
 }
 
-/// A kernel that never waited for the one in front of it would let those behind it run too early.
+/// With PDL a kernel that does not wait for the one in front of it would let those behind it run too early.
 #[test]
 fn every_kernel_that_may_start_early_waits() {
     for source in SOURCES {
@@ -77,7 +77,7 @@ fn every_kernel_that_may_start_early_waits() {
                 let waits =
                     kernel.contains("griddepcontrol.wait;") && kernel.contains("griddepcontrol.launch_dependents;");
                 let name = kernel.split('(').next().unwrap_or_default();
-                assert_eq!(waits, i >= EARLY_START, "{name} for {}", TARGETS[i].name);
+                assert_eq!(waits, i >= PDL_TARGET, "{name} for {}", TARGETS[i].name);
             }
         }
     }
@@ -138,8 +138,8 @@ fn ptx_is_made_of_the_sources_and_does_not_spill() {
         } else if fs::read_to_string(&path).ok().as_deref() != Some(&ptx) {
             wrong.push(format!("{} is not what kernels/{}.cu makes: UPDATE_PTX=1", path.display(), source.name));
         }
-        for card in CARDS[i] {
-            wrong.extend(over_budget(&tools.join("cuda_nvcc/bin/ptxas"), &path, card));
+        for gpu in GPUS[i] {
+            wrong.extend(over_budget(&tools.join("cuda_nvcc/bin/ptxas"), &path, gpu));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -228,8 +228,8 @@ impl Nvrtc {
 }
 
 /// Kernels that take more registers or spill more than they may, as ptxas sees it.
-fn over_budget(ptxas: &Path, ptx: &Path, card: &str) -> Vec<String> {
-    let args = ["-v".to_owned(), format!("-arch={card}"), "-o".to_owned(), "/dev/null".to_owned()];
+fn over_budget(ptxas: &Path, ptx: &Path, gpu: &str) -> Vec<String> {
+    let args = ["-v".to_owned(), format!("-arch={gpu}"), "-o".to_owned(), "/dev/null".to_owned()];
     let said = match run(Command::new(ptxas).args(args).arg(ptx)) {
         Ok(said) => said,
         Err(why) => return vec![why],
@@ -241,18 +241,18 @@ fn over_budget(ptxas: &Path, ptx: &Path, card: &str) -> Vec<String> {
         }
         // Products of Hopper's that wait for each other, for one.
         if line.contains("Potential Performance Loss") {
-            wrong.push(format!("{card}: {line}"));
+            wrong.push(format!("{gpu}: {line}"));
         }
         let number = |before: &str| -> Option<usize> {
             line.split(before).next().filter(|_| line.contains(before))?.split_whitespace().last()?.parse().ok()
         };
         let may = SPILLS.iter().find(|s| s.0 == kernel).map_or(0, |s| s.1);
         if let Some(spilled) = number(" bytes spill stores").filter(|&s| s > may) {
-            wrong.push(format!("{kernel} on {card} spills {spilled} bytes, {may} are allowed"));
+            wrong.push(format!("{kernel} on {gpu} spills {spilled} bytes, {may} are allowed"));
         }
         let may = REGISTERS.iter().find(|r| r.0 == kernel).map_or(MOST_REGISTERS, |r| r.1);
         if let Some(registers) = number(" registers").filter(|&r| r > may) {
-            wrong.push(format!("{kernel} on {card} takes {registers} registers"));
+            wrong.push(format!("{kernel} on {gpu} takes {registers} registers"));
         }
     }
     assert!(!kernel.is_empty(), "ptxas said nothing of kernels: {said}");

@@ -1,6 +1,5 @@
-//! The CUDA backend on a machine without a card: the real binary over the software GPU of
-//! `tests/software_gpu`, which runs the sources of the kernels. Needs a C++ compiler; where there is none the
-//! tests say so, and fail in CI.
+//! The CUDA backend without a GPU: the real binary on the software GPU of `tests/software_gpu`, which runs the kernels'
+//! sources. Needs a C++ compiler; without one the tests are skipped with a message, and fail in CI.
 
 use crate::tiny::{Form, Spec, Tiny};
 use serde_json::Value;
@@ -18,7 +17,7 @@ fn software_gpu() -> Option<&'static Path> {
         Ok(folder) => Some(folder),
         Err(why) if std::env::var_os("CI").is_some_and(|v| v == "true") => panic!("no software GPU: {why}"),
         Err(why) => {
-            eprintln!("left out: the software GPU cannot be built here: {why}");
+            eprintln!("skipped: the software GPU cannot be built here: {why}");
             None
         }
     });
@@ -115,7 +114,7 @@ fn an_answer_is_that_of_the_cpu() {
 }
 
 /// Chunks, decodes and toggles on models with random weights: log-probabilities near the CPU's, live slots
-/// the same; with the kernels that all cards have, and with Hopper's own.
+/// the same; with the kernels of all GPUs, and with Hopper's.
 #[test]
 fn scores_are_those_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
@@ -128,8 +127,8 @@ fn scores_are_those_of_the_cpu() {
         (Spec { n_q_heads: 6, ..Spec::new(false, Form::Metadata) }, "fp8"),
     ];
     for (i, (spec, kv)) in shapes.into_iter().enumerate() {
-        // A card rounds activations in front of these weights, in bf16: models none of whose decisions is so near 0
-        // that this marks another token.
+        // A GPU rounds the inputs of these bf16 weights to bf16: no decision of these models is so near 0 that this evicts
+        // another token.
         let tiny = Tiny::new(spec, 50);
         let score = |device, capability| {
             let (model, file) = (tiny.folder.path().to_str().unwrap(), file.path().to_str().unwrap());
@@ -145,8 +144,7 @@ fn scores_are_those_of_the_cpu() {
             assert_eq!(cuda["live"], cpu["live"], "model {i} on {capability}");
             let (got, wanted) = (rows(&cuda), rows(&cpu));
             assert_eq!(got.len(), wanted.len());
-            // Activations are rounded in front of bf16 weights, and in fp8 a last bit may decide which of two codes, a
-            // sixteenth apart, is stored.
+            // Inputs of bf16 weights are rounded, and in fp8 a last bit may decide between two codes a sixteenth apart.
             for (a, b) in got.iter().flatten().zip(wanted.iter().flatten()) {
                 assert!((a - b).abs() < 5e-2 + 1e-2 * b.abs(), "model {i} on {capability}: {a} instead of {b}");
             }
@@ -225,7 +223,7 @@ fn the_engine_ends_before_exit_handlers_run() {
     assert!(started.elapsed() < Duration::from_secs(50));
 }
 
-/// Small shapes, since a CPU is no fast card; the table has all its columns.
+/// At the small shapes of a slow GPU; the table has all its columns.
 #[test]
 fn every_op_is_timed() {
     let Some(gpu) = software_gpu() else { return };

@@ -9,7 +9,7 @@
 use super::super::OutOfMemory;
 use super::abi::Arg;
 use super::error::{NoCuda, failure, must, ready, words};
-use super::kernels::{EARLY_START, KERNELS, Kernel, SOURCES, Source, TARGETS};
+use super::kernels::{KERNELS, Kernel, PDL_TARGET, SOURCES, Source, TARGETS};
 use super::pinned::Staging;
 use super::probe::probe;
 use cudarc::driver::result::{self, DriverError};
@@ -154,7 +154,7 @@ impl Driver {
             sm_count,
             shared_bytes,
             capability,
-            pdl: TARGETS[EARLY_START].runs_on(capability) && version >= PDL_IN_GRAPHS,
+            pdl: TARGETS[PDL_TARGET].runs_on(capability) && version >= PDL_IN_GRAPHS,
             wait_always: options.wait_always,
             staging: RefCell::new(Staging::new(&context)?),
             capturing: Cell::new(false),
@@ -174,13 +174,13 @@ impl Driver {
         folder: Option<&Path>,
         on_kernels: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<(), NoCuda> {
-        let total = SOURCES.iter().filter(|s| s.of_card(self.capability).is_some()).count();
+        let total = SOURCES.iter().filter(|s| s.ptx_for(self.capability).is_some()).count();
         for source in SOURCES {
             let done = self.modules.iter().filter(|m| !m.is_null()).count();
             if !on_kernels(done, total) {
                 return Err(NoCuda::Stopped);
             }
-            let module = match (source.of_card(self.capability), folder) {
+            let module = match (source.ptx_for(self.capability), folder) {
                 (None, _) => null_mut(),
                 (Some((_, ptx)), None) => load(source.name, ptx.as_bytes())?,
                 (Some((target, _)), Some(folder)) => load(source.name, &read(folder, source, target)?)?,

@@ -1,56 +1,56 @@
-//! The table of kernels: which file each is in and what it takes. A test compares it with the PTX, and
-//! a launch compares its arguments with the table, so neither side can drift.
+//! The table of kernels: the file of each, and its parameters. A test compares it with the PTX, and every launch compares
+//! its arguments with it, so neither side can drift.
 //!
 //! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a tensor map;
 //! `d`, `c`, `r` the parameter structs of decode attention, prefill attention and RoPE (`abi.rs`).
 
-/// What kernels are compiled for. The driver makes code for the card at hand from the newest that it can run.
+/// PTX targets, oldest first. A GPU uses the newest that it runs, which the driver compiles for it.
 ///
-/// None for compute_89: nothing here uses an instruction that it adds (codes of fp8 become bf16 by a shift), so its PTX
-/// would be that of compute_80 under another name.
+/// There is no compute_89: nothing here uses an instruction that it adds (fp8 codes become bf16 by a shift), so its PTX would
+/// be that of compute_80 under another name.
 pub const TARGETS: [Target; 3] = [
     Target { name: "compute_80", capability: (8, 0), exact: false },
     Target { name: "compute_90", capability: (9, 0), exact: false },
-    // Hopper's own instructions (`hopper.cuh`), which no later card has.
+    // Instructions that only Hopper has (`hopper.cuh`).
     Target { name: "compute_90a", capability: (9, 0), exact: true },
 ];
-/// From this target on, a kernel may be started before the one in front of it has ended (`after_previous` in
-/// `common.cuh`).
-pub const EARLY_START: usize = 1;
+/// The first target with programmatic dependent launch (`after_previous` in `common.cuh`).
+pub const PDL_TARGET: usize = 1;
 
+/// What a file of kernels is compiled for.
 pub struct Target {
     pub name: &'static str,
-    /// Least compute capability of a card that runs it, major and minor.
+    /// Lowest compute capability of a GPU that runs it, major and minor.
     pub capability: (i32, i32),
-    /// Whether other cards than those of that very capability do not run it.
+    /// Whether only GPUs of exactly that capability run it.
     pub exact: bool,
 }
 
 impl Target {
+    /// Whether a GPU of that compute capability runs it.
     pub fn runs_on(&self, capability: (i32, i32)) -> bool {
         if self.exact { capability == self.capability } else { capability >= self.capability }
     }
 }
 
-/// A file of kernels.
+/// A file of kernels, `kernels/{name}.cu`.
 pub struct Source {
     pub name: &'static str,
-    /// For each target that it is compiled for; ends in a zero, as the driver wants it.
+    /// The PTX for each target that it is compiled for, terminated by a zero as the driver requires.
     pub ptx: [Option<&'static str>; TARGETS.len()],
-    /// The file whose work this one does on cards that run it.
+    /// The file that this one replaces on GPUs that run it.
     pub instead_of: Option<&'static str>,
 }
 
 impl Source {
-    /// The target that a card takes it for, and that PTX; none where another file does its work, or where it is for
-    /// other cards.
-    pub fn of_card(&self, capability: (i32, i32)) -> Option<(&'static str, &'static str)> {
+    /// The newest target that the GPU runs, and its PTX; `None` if it runs none, or if another file replaces this one.
+    pub fn ptx_for(&self, capability: (i32, i32)) -> Option<(&'static str, &'static str)> {
         let newest = |source: &Self| {
             let ptx = TARGETS.iter().zip(source.ptx).filter(|(target, _)| target.runs_on(capability));
             ptx.filter_map(|(target, ptx)| Some((target.name, ptx?))).next_back()
         };
-        let better = SOURCES.iter().any(|s| s.instead_of == Some(self.name) && newest(s).is_some());
-        if better { None } else { newest(self) }
+        let replaced = SOURCES.iter().any(|s| s.instead_of == Some(self.name) && newest(s).is_some());
+        if replaced { None } else { newest(self) }
     }
 }
 
@@ -79,6 +79,7 @@ sources! {
     | hopper: "gemm_wgmma" instead of "gemm"
 }
 
+/// A kernel: its file, its name, and a letter for each parameter.
 pub struct Entry {
     pub source: &'static str,
     pub name: &'static str,
@@ -204,7 +205,7 @@ impl Kernel {
         &KERNELS[self as usize]
     }
 
-    /// Bytes of shared memory that a launch gives a block beside its own arrays.
+    /// Bytes of dynamic shared memory of a block.
     pub fn shared_bytes(self) -> usize {
         // Stages of both inputs: `gemm.cu`.
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
