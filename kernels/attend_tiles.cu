@@ -36,7 +36,7 @@ struct PrefillParams {
 static_assert(sizeof(PrefillParams) == 248 && OFFSET_OF(PrefillParams, out) == 184 && OFFSET_OF(PrefillParams, layer) == 236,
               "backend::cuda::abi::PrefillParams has another layout");
 
-// A key: the addresses of its K row and of K's scale. Rows first to last of the span see it.
+// A key: the addresses of its K row and of K's scale, if the codec has scales. Rows first to last of the span see it.
 struct Key {
   const u8* k;
   const u8* scale;
@@ -88,6 +88,7 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
 
 // Candidate c: stored slots first, then rows of the span. The rows that see a key are consecutive: from the first row, or
 // from the key's own, up to the last query of its window if it is marked.
+template <class Codec>
 __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const float* decisions, int c) {
   Dms dms = dms_of(kv);
   Key key;
@@ -109,7 +110,7 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
     r = (t.span.start + row) % PAGE_SLOTS;
   }
   key.k = row_at(kv, page, r, 0);
-  key.scale = (const u8*)scale_at(kv, page, r, 0);
+  key.scale = Codec::SCALED ? (const u8*)scale_at(kv, page, r, 0) : nullptr;
   int decided = dms.decided_by(row);
   if (t.eviction && decided >= 0 && decided < t.span.len)
     marked = dms.marks(decisions[(t.span.start + decided) * kv.n_kv_heads + t.head], t.base + row);
@@ -152,7 +153,7 @@ __device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& q
   queue.masked += total >> 16;
   queue.next += THREADS;
   // The next candidates are in flight while these keys are attended to.
-  if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate(kv, t, decisions, queue.next + threadIdx.x);
+  if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate<Codec>(kv, t, decisions, queue.next + threadIdx.x);
   __syncthreads();
 }
 
@@ -469,7 +470,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   queue.begin = queue.unmasked = queue.masked = queue.done = 0;
   queue.next = split * per;
   queue.end = min(queue.next + per, total);
-  if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate(kv, t, p.decisions, queue.next + threadIdx.x);
+  if (queue.next + (int)threadIdx.x < queue.end) queue.key = candidate<Codec>(kv, t, p.decisions, queue.next + threadIdx.x);
   load_queries(s, t, p.qkv, kv);
   OnlineSoftmax<D, Codec> softmax;
   softmax.init();

@@ -5,8 +5,9 @@
 #define WARPS 8
 
 // Copies n rows to the slots in kv.slots; -1 is not stored. A warp for a row and KV head; grid covers n * n_kv_heads warps.
-// Reads and writes a slot's bytes.
-KERNEL kv_scatter(Kv kv, int layer, const Span* spans, const int* span_of_row, int n) {
+// Reads and writes a slot's bytes; all 64 warps of an SM hide the latency.
+KERNEL __launch_bounds__(32 * WARPS, 8)
+    kv_scatter(Kv kv, int layer, const Span* spans, const int* span_of_row, int n) {
   after_previous();
   int i = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
   int row = i / kv.n_kv_heads, head = i % kv.n_kv_heads;

@@ -61,8 +61,9 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
   }
 }
 
+// Few enough registers for 40 warps on an SM.
 #define QKV_ROPE(codec, Codec)                                                             \
-  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3) qkv_rope_##codec(RopeParams params) {  \
+  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 4) qkv_rope_##codec(RopeParams params) {  \
     qkv_rope<Codec>(params);                                                               \
   }
 FOR_EACH_CODEC(QKV_ROPE)
