@@ -1,12 +1,12 @@
-//! The contract of every op a device must offer, at the size at which kernels are fused.
+//! What a device must offer to run a model: [`Memory`], the ops of a step ([`Backend`]), and what it reports about itself
+//! ([`Profile`]). Ops have the size at which kernels are fused.
 //!
-//! All ops write into a caller's buffer; none allocates. Shapes are `[rows, width]`, row-major.
-//! A fused op is a provided method that composes plain ones, which makes the default the oracle
-//! of an override. Knows policies, codecs and tensors; knows no model, no file, no conversation.
+//! All ops write into a caller's buffer; none allocates. Shapes are `[rows, width]`, row-major. A fused op is a provided method
+//! that composes plain ones, so the default is the oracle of an override. Knows policies, codecs and tensors, but no
+//! model, file or conversation.
 //!
-//! One decode or prefill step runs inside [`Backend::step`], and the only read-back of a step is
-//! [`Backend::read_step`]. Lengths and tables live in device memory ([`KvTables`]), so that a
-//! backend may record a step once and replay it.
+//! A decode or prefill step runs inside [`Backend::step`], and its only read-back is [`Backend::read_step`]. Lengths and tables
+//! are in device memory ([`KvTables`]), so that a backend can capture a step once and replay it.
 
 pub mod cpu;
 pub mod cuda;
@@ -21,7 +21,7 @@ pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, Span};
 pub trait Plain: bytemuck::Pod + Send + Sync + Default {}
 impl<T: bytemuck::Pod + Send + Sync + Default> Plain for T {}
 
-/// Memory ran out. The engine survives it: the step has not run.
+/// An allocation failed. The step has not run, and the engine can go on.
 #[derive(Debug, thiserror::Error)]
 #[error("out of {what} memory: {} more needed", in_units(*needed_bytes))]
 pub struct OutOfMemory {
@@ -29,14 +29,14 @@ pub struct OutOfMemory {
     pub needed_bytes: u64,
 }
 
-/// The device stopped working in the middle of something: what an op unwinds with, for nothing that it
-/// holds can be used any more. Whoever runs a model catches it and says so.
+/// The device failed during an op. Ops panic with it, because nothing on the device can be used any more; the engine's thread
+/// catches it and reports it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceLost(pub String);
 
 /// Arguments of [`Backend::qkv_rope`].
-pub struct QkvRope<'a, B: Backend> {
+pub struct QkvRopeArgs<'a, B: Backend> {
     /// Weights `[head_dim]` of the per-head RMS norms of q and k (Qwen3).
     pub qk_norm: Option<[&'a B::Buf<f32>; 2]>,
     pub rms_eps: f32,
@@ -44,16 +44,16 @@ pub struct QkvRope<'a, B: Backend> {
     pub inv_freq: &'a B::Buf<f32>,
     /// Factor on cos and sin (YaRN); 1 elsewhere.
     pub rope_scale: f32,
-    /// Present for borrowed-neuron DMS: decisions come from q and the channel is zeroed.
+    /// Set for borrowed-neuron DMS: decisions come from a channel of q, which is then zeroed.
     pub borrowed: Option<Alpha>,
 }
 
-/// `d = value * scale - offset`; `d > 0` marks.
+/// Decision of an adapter or borrowed channel: `d = value * scale - offset`; `d > 0` marks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Alpha {
     pub scale: f32,
     pub offset: f32,
-    /// Head 0's decision serves all KV heads.
+    /// All KV heads use head 0's decision.
     pub per_layer: bool,
 }
 
@@ -69,12 +69,12 @@ pub struct AdapterHead<'a, B: Backend> {
     pub alpha: Alpha,
 }
 
-/// How the token after one sequence's step is chosen. It lives in device memory, so that a step that
-/// is replayed finds what is wanted now.
+/// Sampling parameters and random state of one sequence in a step. In device memory, so that a replayed graph uses the current
+/// values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub struct Draw {
-    /// With the token's position, all that the random number depends on.
+pub struct SamplingState {
+    /// The random number is a function of the seed and the token's position.
     pub seed: u64,
     /// Row of the cache's sequence tables.
     pub seq: u32,
@@ -85,7 +85,7 @@ pub struct Draw {
     pub repetition_penalty: f32,
 }
 
-impl Draw {
+impl SamplingState {
     pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
         Self {
             seed,
@@ -111,64 +111,64 @@ impl Draw {
 
 /// Arguments of [`Backend::sample`].
 pub struct SampleArgs<'a, B: Backend> {
-    /// `[n]` one for each row.
-    pub draws: &'a B::Buf<Draw>,
-    /// `[n_seqs, seen_words(vocab)]` a bit for each token that was fed: what the penalty counts.
+    /// `[n]`, one per row.
+    pub draws: &'a B::Buf<SamplingState>,
+    /// `[n_seqs, seen_words(vocab)]` bit sets of the tokens fed, for the repetition penalty.
     pub seen: &'a B::Buf<u32>,
-    /// `[n_seqs]` tokens fed: the position of the token to be chosen.
+    /// `[n_seqs]` tokens fed: the position of the token to sample.
     pub seq_len: &'a B::Buf<i32>,
 }
 
-/// Words of a set of tokens.
+/// `u32` words of a bit set of tokens.
 pub fn seen_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// What a step issues beside the forward pass. Steps of one kind whose spans are equally many and one
-/// token long issue the same ops on the same buffers.
+/// What a step does after the forward pass. Steps of one kind with the same number of one-token spans issue the same ops on the
+/// same buffers, so one captured graph serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepKind {
-    /// Nothing: its logits may be read afterwards.
+    /// Nothing; its logits can be read afterwards.
     Feed,
-    /// Logits, sampling and the post of what was sampled.
+    /// Computes logits, samples, and starts the copy of the tokens to the host.
     Decode,
 }
 
 /// The read-back of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepResult {
-    /// One for each row that was sampled from.
+    /// One per sampled row.
     pub tokens: Vec<Token>,
     /// First layer whose input was not finite; `n_layers` for the final norm.
     pub non_finite: Option<usize>,
 }
 
-/// A device that runs the ops. A weight shares the tensor's bytes or copies them, once, at load.
-pub trait Backend: Profile + Sized + 'static {
+/// Device memory: buffers, activations, weights, and copies between host and device. Nothing of it is called inside a step.
+pub trait Memory: Sized {
     /// Typed device memory.
     type Buf<T: Plain>;
     /// Activations `[rows, width]` in the precision the backend computes in.
     type Acts;
     /// A weight matrix `[out, in]` in the file's precision.
     type Weight;
-    /// Pages, their reference counts and the free list.
-    type Pool;
 
-    // Memory. Never called inside a step.
+    /// A buffer of `len` zeros.
     fn alloc<T: Plain>(&self, len: usize) -> Result<Self::Buf<T>, OutOfMemory>;
+    /// Copies `src` to `dst[at..]`.
     fn write<T: Plain>(&self, dst: &mut Self::Buf<T>, at: usize, src: &[T]);
+    /// Copies `src[at..]` to `dst`, after all work issued before.
     fn read<T: Plain>(&self, src: &Self::Buf<T>, at: usize, dst: &mut [T]);
     /// Copies `len` values within a buffer; the ranges do not overlap.
     fn copy<T: Plain>(&self, buf: &mut Self::Buf<T>, from: usize, to: usize, len: usize);
+    /// Zeroed activations `[rows, width]`.
     fn acts(&self, rows: usize, width: usize) -> Result<Self::Acts, OutOfMemory>;
-    /// Activations that nothing but products with `readers` reads. A backend may keep them in the precision in which
-    /// it multiplies, so that what writes them rounds to it: norms, the gate, attention, [`Self::select_rows`].
-    fn operand(&self, rows: usize, width: usize, _readers: &[&Self::Weight]) -> Result<Self::Acts, OutOfMemory> {
+    /// Activations that are only used as the input of matmuls with `readers`. A backend may store them in the matmul's input
+    /// precision (bf16 on CUDA); ops that write them then round.
+    fn matmul_input(&self, rows: usize, width: usize, _readers: &[&Self::Weight]) -> Result<Self::Acts, OutOfMemory> {
         self.acts(rows, width)
     }
-    /// Room `[rows, width]` for what [`Self::gated`] of `x` into `out` has between its product and the gate. A backend
-    /// that does both at once needs none.
-    fn gate_scratch(
+    /// Scratch `[rows, width]` of [`Backend::linear_swiglu`] of `x` into `out`. Empty where a backend fuses the two.
+    fn linear_swiglu_scratch(
         &self,
         rows: usize,
         width: usize,
@@ -177,27 +177,36 @@ pub trait Backend: Profile + Sized + 'static {
     ) -> Result<Self::Acts, OutOfMemory> {
         self.acts(rows, width)
     }
-    /// The first rows of activations, in f32, for checks and tests.
+    /// Writes the first rows of activations from f32, for checks and tests.
     fn write_acts(&self, dst: &mut Self::Acts, rows: &[f32]);
-    /// As [`Self::write_acts`], the other way.
+    /// Reads the first rows of activations as f32, for checks and tests.
     fn read_acts(&self, src: &Self::Acts, rows: &mut [f32]);
-    /// Stacks matrices of equal width by rows (q, k and v; gate and up) without copying them on
-    /// the CPU.
+    /// Stacks matrices of equal width by rows (q, k and v; gate and up). The CPU shares the tensors' bytes, a GPU copies them.
     fn weight(&self, parts: &[Tensor]) -> Result<Self::Weight, OutOfMemory>;
+    /// Allocates what sampling from up to `rows` rows in a step needs.
+    fn reserve_sampling(&self, _rows: usize) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
+}
+
+/// The ops of a step, and the upkeep of the cache between steps.
+pub trait Backend: Memory + Profile + 'static {
+    /// Pages, their reference counts and the free list.
+    type Pool;
 
     // The transformer. `n` is the number of rows in use.
-    /// Enters a step's tokens in their sequences' sets: see [`SampleArgs::seen`].
-    fn note(&self, seen: &mut Self::Buf<u32>, vocab: usize, tokens: &Self::Buf<Token>, spans: &[Span]);
+    /// Adds a step's tokens to their sequences' bit sets: see [`SampleArgs::seen`].
+    fn mark_seen(&self, seen: &mut Self::Buf<u32>, vocab: usize, tokens: &Self::Buf<Token>, spans: &[Span]);
     /// `out[i] = table[tokens[i]]`
     fn embed(&self, out: &mut Self::Acts, table: &Self::Weight, tokens: &Self::Buf<Token>, n: usize);
-    /// `out = x / sqrt(mean(x^2) + eps) * weight`; a row that is not finite records `layer` in
-    /// `fault[0]` unless an earlier layer stands there (`i32::MAX`: none).
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`. If a row is not finite, `non_finite[0] = min(non_finite[0], layer)`;
+    /// `i32::MAX` means that none was.
     fn rms_norm(
         &self,
         out: &mut Self::Acts,
         x: &Self::Acts,
         norm: &Norm<'_, Self>,
-        fault: &mut Self::Buf<i32>,
+        non_finite: &mut Self::Buf<i32>,
         n: usize,
     );
     /// `acc += x`
@@ -208,13 +217,13 @@ pub trait Backend: Profile + Sized + 'static {
         residual: &mut Self::Acts,
         x: &Self::Acts,
         norm: &Norm<'_, Self>,
-        fault: &mut Self::Buf<i32>,
+        non_finite: &mut Self::Buf<i32>,
         n: usize,
     ) {
         self.add(residual, x, n);
-        self.rms_norm(out, residual, norm, fault, n);
+        self.rms_norm(out, residual, norm, non_finite, n);
     }
-    /// `out = x weight^T + bias`
+    /// `out = x weight^T + bias`: a GEMM with M = `n`, N = rows of the weight, K = its columns.
     fn linear(
         &self,
         out: &mut Self::Acts,
@@ -225,8 +234,9 @@ pub trait Backend: Profile + Sized + 'static {
     );
     /// `out = silu(gate) * up` of rows `[gate | up]`
     fn swiglu(&self, out: &mut Self::Acts, gate_up: &Self::Acts, n: usize);
-    /// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`; `scratch` came from [`Self::gate_scratch`].
-    fn gated(
+    /// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`; `scratch` is from
+    /// [`Memory::linear_swiglu_scratch`].
+    fn linear_swiglu(
         &self,
         out: &mut Self::Acts,
         scratch: &mut Self::Acts,
@@ -261,7 +271,7 @@ pub trait Backend: Profile + Sized + 'static {
         decisions: &mut Self::Buf<f32>,
         kv: &mut KvTables<Self>,
         spans: &[Span],
-        rope: &QkvRope<'_, Self>,
+        rope: &QkvRopeArgs<'_, Self>,
     );
     /// Attention of every prepared row over its sequence's slots as they were before the step, and over the step's own
     /// rows up to itself, by the policy's rule of visibility. `out` is `[n, n_q_heads * head_dim]`. The mark of the newest
@@ -291,7 +301,7 @@ pub trait Backend: Profile + Sized + 'static {
         kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
-        rope: &QkvRope<'_, Self>,
+        rope: &QkvRopeArgs<'_, Self>,
     ) {
         self.qkv_rope(qkv, decisions, kv, spans, rope);
         self.attend(out, qkv, decisions, kv, layer, spans);
@@ -304,18 +314,18 @@ pub trait Backend: Profile + Sized + 'static {
     // Between steps.
     /// An empty pool that may grow to `max_pages`, for steps of up to `max_step` rows.
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, max_step: usize) -> Result<Self::Pool, OutOfMemory>;
-    /// Sees to it that `pages` can be taken without growing.
+    /// Grows the pool until `pages` are free, so that a step can allocate them.
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory>;
-    /// Gives memory that no page uses back to the system where it can; a backend may move pages for it.
+    /// Returns unused memory to the system. A backend may move pages for that.
     fn trim(&self, kv: &mut KvTables<Self>);
     fn pool_stats(&self, kv: &KvTables<Self>) -> PoolStats;
     /// Reference counts of the first `mapped_pages` pages (0 = free), for audits and tests.
     fn page_refs(&self, kv: &KvTables<Self>) -> Vec<u32>;
-    /// `to` (which must be empty) becomes a copy of `from` that shares all its pages.
+    /// Makes the empty sequence `to` a copy of `from` that shares all its pages.
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
-    /// Empties a sequence and gives its pages back.
+    /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);
-    /// Drops every marked slot outside the window and closes the gaps, in fresh pages.
+    /// Drops every marked slot outside the window and closes the gaps.
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize);
     /// Metadata of a lane's slots, in slot order.
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<crate::policy::SlotMeta>;
@@ -323,13 +333,9 @@ pub trait Backend: Profile + Sized + 'static {
     // The end of a step.
     /// `out[i] = x[rows[i]]`
     fn select_rows(&self, out: &mut Self::Acts, x: &Self::Acts, rows: &[usize]);
-    /// `[n, vocab]` in f32.
+    /// `out [n, vocab] = x head^T` in f32.
     fn logits(&self, out: &mut Self::Buf<f32>, x: &Self::Acts, head: &Self::Weight, n: usize);
-    /// Makes room for sampling from up to `rows` rows in a step. Never called inside a step.
-    fn reserve_sampling(&self, _rows: usize) -> Result<(), OutOfMemory> {
-        Ok(())
-    }
-    /// Chooses a token from each of the first `n` rows of `logits` (which it may overwrite).
+    /// Samples a token from each of the first `n` rows of `logits`, which it may overwrite.
     fn sample(
         &self,
         sampled: &mut Self::Buf<Token>,
@@ -338,24 +344,22 @@ pub trait Backend: Profile + Sized + 'static {
         args: &SampleArgs<'_, Self>,
         n: usize,
     );
-    /// The last op of a step that samples: what [`Self::read_step`] will return starts on its way to
-    /// the host. A backend whose memory is the host's has nothing to do.
-    fn post(&self, _sampled: &Self::Buf<Token>, _fault: &Self::Buf<i32>, _kv: &KvTables<Self>, _n: usize) {}
-    /// What the step posted, once it is done: the only read-back of a step. Takes note of how many
-    /// pages are free.
+    /// Last op of a step that samples: starts the copy of the result of [`Self::read_step`] to the host.
+    fn copy_to_host(&self, _sampled: &Self::Buf<Token>, _fault: &Self::Buf<i32>, _kv: &KvTables<Self>, _n: usize) {}
+    /// Waits for the step and returns its result, the only read-back of a step. Updates the host's count of free pages.
     fn read_step(
         &self,
         sampled: &Self::Buf<Token>,
-        fault: &Self::Buf<i32>,
+        non_finite: &Self::Buf<i32>,
         kv: &KvTables<Self>,
         n: usize,
     ) -> StepResult;
-    /// Tokens of a prefill's steps that serve it best, where a token takes so many bytes of scratch.
+    /// Best number of tokens of a prefill step, where a token takes `token_bytes` of scratch.
     fn step_tokens(&self, _token_bytes: usize) -> usize {
         512
     }
-    /// Runs a step. A backend with graphs records `ops` once and then replays what they issued, so they
-    /// change nothing on the host; it may also call them a second time, where recording failed.
+    /// Runs a step. A backend with graphs captures `ops` once and replays the graph, so `ops` must not change host state; they
+    /// run a second time if the capture fails.
     fn step(&self, _kind: StepKind, _spans: &[Span], mut ops: impl FnMut(&Self)) {
         ops(self)
     }
@@ -414,10 +418,11 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// An RMS norm and where it stands.
+/// Arguments of an RMS norm.
 pub struct Norm<'a, B: Backend> {
     /// `[width]`
     pub weight: &'a B::Buf<f32>,
     pub eps: f32,
+    /// Reported if the input is not finite.
     pub layer: usize,
 }

@@ -6,7 +6,7 @@
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 
-use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRope, Span, in_units};
+use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span, in_units};
 use crate::policy::SlotMeta;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -235,7 +235,7 @@ impl<B: Backend> KvCache<B> {
         decisions: &mut B::Buf<f32>,
         layer: usize,
         spans: &[Span],
-        rope: &QkvRope<'_, B>,
+        rope: &QkvRopeArgs<'_, B>,
     ) {
         b.attention(out, qkv, decisions, &mut self.tables, layer, spans, rope);
     }

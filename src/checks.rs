@@ -14,7 +14,7 @@ pub mod speed;
 pub mod steps;
 
 use crate::backend::cpu::Cpu;
-use crate::backend::{Backend, Plain, QkvRope};
+use crate::backend::{Backend, Plain, QkvRopeArgs};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy};
@@ -71,7 +71,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(ops::norms());
     check!(ops::linears());
     check!(ops::gates());
-    check!(ops::gated());
+    check!(ops::linear_swiglu());
     check!(rows::ropes());
     check!(rows::round_trips());
     check!(ops::adapters());
@@ -85,7 +85,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
 pub fn run_products<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     let cpu = Cpu::new(2);
     ops::linears().iter().for_each(|case| each(compare(case, b, &cpu)));
-    ops::gated().iter().for_each(|case| each(compare(case, b, &cpu)));
+    ops::linear_swiglu().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
 /// Long histories of the cache, and many slots.
@@ -190,9 +190,9 @@ pub(super) fn poisoned<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts 
 }
 
 /// As [`poisoned`], activations that only products with bf16 weights read.
-pub(super) fn operand<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
+pub(super) fn matmul_input<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
     let reader = b.weight(&[Random::new(0).tensor(DType::Bf16, 1, width)]).expect("memory for a check");
-    let mut acts = b.operand(rows, width, &[&reader]).expect("memory for a check");
+    let mut acts = b.matmul_input(rows, width, &[&reader]).expect("memory for a check");
     b.write_acts(&mut acts, &vec![f32::NAN; rows * width]);
     acts
 }
@@ -223,8 +223,8 @@ impl<B: Backend> Still<B> {
         Self(b.alloc(head_dim / 2).expect("memory for a check"))
     }
 
-    pub fn rope(&self) -> QkvRope<'_, B> {
-        QkvRope { qk_norm: None, rms_eps: 0.0, inv_freq: &self.0, rope_scale: 1.0, borrowed: None }
+    pub fn rope(&self) -> QkvRopeArgs<'_, B> {
+        QkvRopeArgs { qk_norm: None, rms_eps: 0.0, inv_freq: &self.0, rope_scale: 1.0, borrowed: None }
     }
 }
 

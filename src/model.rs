@@ -7,7 +7,7 @@ mod workspace;
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{Backend, Norm, QkvRope, Span};
+use crate::backend::{Backend, Norm, QkvRopeArgs, Span};
 use crate::cache::KvCache;
 use weights::Layer;
 
@@ -22,18 +22,18 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
     for (l, layer) in model.layers.iter().enumerate() {
         let norm = Norm { weight: &layer.input_norm, eps: model.config.rms_eps, layer: l };
         if l == 0 {
-            b.rms_norm(&mut ws.h, &ws.x, &norm, &mut ws.fault, n);
+            b.rms_norm(&mut ws.h, &ws.x, &norm, &mut ws.non_finite, n);
         } else {
-            b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
+            b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.non_finite, n);
         }
         attention(b, model, layer, ws, cache, l, spans, n);
         let norm = Norm { weight: &layer.post_norm, eps: model.config.rms_eps, layer: l };
-        b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
-        b.gated(&mut ws.act, &mut ws.gate_up, &ws.h, &layer.gate_up, layer.gate_up_bias.as_ref(), n);
+        b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.non_finite, n);
+        b.linear_swiglu(&mut ws.act, &mut ws.gate_up, &ws.h, &layer.gate_up, layer.gate_up_bias.as_ref(), n);
         b.linear(&mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), n);
     }
     let norm = Norm { weight: &model.norm, eps: model.config.rms_eps, layer: model.layers.len() };
-    b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.fault, n);
+    b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.non_finite, n);
     cache.advance(b, spans);
 }
 
@@ -56,7 +56,7 @@ fn attention<B: Backend>(
         b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
     }
     b.linear(&mut ws.qkv, &ws.h, &layer.qkv, layer.qkv_bias.as_ref(), n);
-    let args = QkvRope {
+    let args = QkvRopeArgs {
         qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
         rms_eps: c.rms_eps,
         inv_freq: &model.inv_freq,

@@ -10,8 +10,8 @@ mod simd;
 mod thread_pool;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
-    Span, StepResult, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRopeArgs,
+    SampleArgs, Span, StepResult, seen_words,
 };
 use crate::codec::Codec;
 use crate::policy::SlotMeta;
@@ -130,11 +130,10 @@ impl Profile for Cpu {
     }
 }
 
-impl Backend for Cpu {
+impl Memory for Cpu {
     type Buf<T: Plain> = Vec<T>;
     type Acts = Acts;
     type Weight = Weight;
-    type Pool = Pool;
 
     fn alloc<T: Plain>(&self, len: usize) -> Result<Vec<T>, OutOfMemory> {
         zeroed(len)
@@ -167,8 +166,12 @@ impl Backend for Cpu {
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
         Ok(Weight::new(parts))
     }
+}
 
-    fn note(&self, seen: &mut Vec<u32>, vocab: usize, tokens: &Vec<Token>, spans: &[Span]) {
+impl Backend for Cpu {
+    type Pool = Pool;
+
+    fn mark_seen(&self, seen: &mut Vec<u32>, vocab: usize, tokens: &Vec<Token>, spans: &[Span]) {
         let words = seen_words(vocab);
         for span in spans {
             for &token in &tokens[span.start..span.start + span.len] {
@@ -181,7 +184,7 @@ impl Backend for Cpu {
         self.rows(out, n, |out, i| table.row_to_f32(self.isa, tokens[i] as usize, out));
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Vec<i32>, n: usize) {
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, non_finite: &mut Vec<i32>, n: usize) {
         let sane = AtomicBool::new(true);
         self.rows(out, n, |out, i| {
             if !maths::rms_norm(self.isa, out, x.row(i), norm.weight, norm.eps).is_finite() {
@@ -189,7 +192,7 @@ impl Backend for Cpu {
             }
         });
         if !sane.into_inner() {
-            fault[0] = fault[0].min(norm.layer as i32);
+            non_finite[0] = non_finite[0].min(norm.layer as i32);
         }
     }
 
@@ -236,7 +239,7 @@ impl Backend for Cpu {
         decisions: &mut Vec<f32>,
         kv: &mut KvTables<Self>,
         spans: &[Span],
-        rope: &QkvRope<'_, Self>,
+        rope: &QkvRopeArgs<'_, Self>,
     ) {
         rope::qkv_rope(self, qkv, decisions, &kv.seq_len, spans, &kv.geometry, rope);
         self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
@@ -330,8 +333,8 @@ impl Backend for Cpu {
         }
     }
 
-    fn read_step(&self, sampled: &Vec<Token>, fault: &Vec<i32>, _kv: &KvTables<Self>, n: usize) -> StepResult {
-        let non_finite = (fault[0] != i32::MAX).then_some(fault[0] as usize);
+    fn read_step(&self, sampled: &Vec<Token>, non_finite: &Vec<i32>, _kv: &KvTables<Self>, n: usize) -> StepResult {
+        let non_finite = (non_finite[0] != i32::MAX).then_some(non_finite[0] as usize);
         StepResult { tokens: sampled[..n].to_vec(), non_finite }
     }
 }

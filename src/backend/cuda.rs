@@ -24,8 +24,8 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
-    Span, StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRopeArgs,
+    SampleArgs, Span, StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
@@ -159,11 +159,10 @@ impl Cuda {
     }
 }
 
-impl Backend for Cuda {
+impl Memory for Cuda {
     type Buf<T: Plain> = Buf<T>;
     type Acts = Acts;
     type Weight = Weight;
-    type Pool = Pool;
 
     fn alloc<T: Plain>(&self, len: usize) -> Result<Buf<T>, OutOfMemory> {
         Buf::new(&self.driver, len)
@@ -186,12 +185,12 @@ impl Backend for Cuda {
         Acts::new(&self.driver, rows, width, false)
     }
 
-    fn operand(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
+    fn matmul_input(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
         let bf16 = !readers.is_empty() && readers.iter().all(|w| gemm::on_tensor_cores(w));
         Acts::new(&self.driver, rows, width, bf16)
     }
 
-    fn gate_scratch(&self, rows: usize, width: usize, x: &Acts, out: &Acts) -> Result<Acts, OutOfMemory> {
+    fn linear_swiglu_scratch(&self, rows: usize, width: usize, x: &Acts, out: &Acts) -> Result<Acts, OutOfMemory> {
         let rows = match (x.bf16 && out.bf16, &self.cublaslt) {
             (false, _) => rows,
             // Our own kernels fuse SwiGLU; after the library's GEMM it is applied to a few rows at a time.
@@ -213,7 +212,15 @@ impl Backend for Cuda {
         Weight::new(&self.driver, parts)
     }
 
-    fn note(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
+    fn reserve_sampling(&self, rows: usize) -> Result<(), OutOfMemory> {
+        self.sampling.borrow_mut().reserve(&self.driver, rows)
+    }
+}
+
+impl Backend for Cuda {
+    type Pool = Pool;
+
+    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
         let shape = self.send(spans);
         let args = [
             Ptr(seen.ptr()),
@@ -233,8 +240,8 @@ impl Backend for Cuda {
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Buf<i32>, n: usize) {
-        self.norm(out, x, None, norm.weight, norm.eps, Some((norm.layer, fault.ptr())), n);
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, non_finite: &mut Buf<i32>, n: usize) {
+        self.norm(out, x, None, norm.weight, norm.eps, Some((norm.layer, non_finite.ptr())), n);
     }
 
     fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
@@ -251,10 +258,10 @@ impl Backend for Cuda {
         residual: &mut Acts,
         x: &Acts,
         norm: &Norm<'_, Self>,
-        fault: &mut Buf<i32>,
+        non_finite: &mut Buf<i32>,
         n: usize,
     ) {
-        self.norm(out, residual, Some(x), norm.weight, norm.eps, Some((norm.layer, fault.ptr())), n);
+        self.norm(out, residual, Some(x), norm.weight, norm.eps, Some((norm.layer, non_finite.ptr())), n);
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
@@ -268,7 +275,15 @@ impl Backend for Cuda {
         gemm::swiglu(self, out, 0, gate_up, n);
     }
 
-    fn gated(&self, out: &mut Acts, scratch: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
+    fn linear_swiglu(
+        &self,
+        out: &mut Acts,
+        scratch: &mut Acts,
+        x: &Acts,
+        weight: &Weight,
+        bias: Option<&Buf<f32>>,
+        n: usize,
+    ) {
         if x.bf16 && out.bf16 {
             return gemm::fused_swiglu(self, out, scratch, x, weight, bias, n);
         }
@@ -306,7 +321,7 @@ impl Backend for Cuda {
         decisions: &mut Buf<f32>,
         kv: &mut KvTables<Self>,
         spans: &[Span],
-        rope: &QkvRope<'_, Self>,
+        rope: &QkvRopeArgs<'_, Self>,
     ) {
         kv::qkv_rope(self, qkv, decisions, kv, spans, rope);
     }
@@ -339,7 +354,7 @@ impl Backend for Cuda {
         kv: &mut KvTables<Self>,
         layer: usize,
         spans: &[Span],
-        rope: &QkvRope<'_, Self>,
+        rope: &QkvRopeArgs<'_, Self>,
     ) {
         if spans.iter().all(|s| s.len == 1) {
             return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
@@ -399,10 +414,6 @@ impl Backend for Cuda {
         }
     }
 
-    fn reserve_sampling(&self, rows: usize) -> Result<(), OutOfMemory> {
-        self.sampling.borrow_mut().reserve(&self.driver, rows)
-    }
-
     fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
         assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
         gemm::matmul(self, out.ptr(), x, head, None, n);
@@ -420,10 +431,15 @@ impl Backend for Cuda {
         self.sampling.borrow().sample(&self.driver, sampled, logits, vocab, args, n);
     }
 
-    fn post(&self, sampled: &Buf<Token>, fault: &Buf<i32>, kv: &KvTables<Self>, n: usize) {
+    fn copy_to_host(&self, sampled: &Buf<Token>, non_finite: &Buf<i32>, kv: &KvTables<Self>, n: usize) {
         assert!(n + 2 <= MAILBOX_WORDS && n <= sampled.len(), "{n} tokens of one step");
-        let args =
-            [Ptr(self.mailbox.ptr()), Ptr(sampled.ptr()), Ptr(fault.ptr()), Ptr(kv.pool.counts.ptr()), I32(n as i32)];
+        let args = [
+            Ptr(self.mailbox.ptr()),
+            Ptr(sampled.ptr()),
+            Ptr(non_finite.ptr()),
+            Ptr(kv.pool.counts.ptr()),
+            I32(n as i32),
+        ];
         self.driver.launch(Kernel::CopyToHost, [1, 1, 1], BLOCK, &args);
     }
 

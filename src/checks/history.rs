@@ -203,9 +203,9 @@ impl<B: Backend> Run<'_, B> {
             self.output.floats.extend(values(self.b, &out, n * out_width));
         }
         self.cache.finish(self.b, &spans);
-        let (sampled, fault) = (self.b.alloc(3).expect("memory"), buffer(self.b, &[i32::MAX, 2][n % 2..]));
-        self.b.post(&sampled, &fault, self.cache.tables(), 2);
-        let result = self.b.read_step(&sampled, &fault, self.cache.tables(), 2);
+        let (sampled, non_finite) = (self.b.alloc(3).expect("memory"), buffer(self.b, &[i32::MAX, 2][n % 2..]));
+        self.b.copy_to_host(&sampled, &non_finite, self.cache.tables(), 2);
+        let result = self.b.read_step(&sampled, &non_finite, self.cache.tables(), 2);
         self.output.exact.extend(result.tokens.iter().map(|&t| t as i64));
         self.output.exact.push(result.non_finite.map_or(-1, |l| l as i64));
     }

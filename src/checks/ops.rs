@@ -1,6 +1,6 @@
 //! Checks of the ops that keep nothing: rows in, rows out.
 
-use super::{BF16_STEP, Case, Output, Random, acts, buffer, operand, poisoned, read, rounded, values};
+use super::{BF16_STEP, Case, Output, Random, acts, buffer, matmul_input, poisoned, read, rounded, values};
 use crate::backend::{AdapterHead, Alpha, Backend, Norm};
 use crate::tensor::DType;
 
@@ -27,7 +27,7 @@ impl Case for Embed {
         let (mut out, mut chosen) = (poisoned(b, 5, width), poisoned(b, 3, width));
         b.embed(&mut out, &table, &tokens, 5);
         b.select_rows(&mut chosen, &out, &[4, 0, 4]);
-        let (mut from, mut to) = (operand(b, 5, width), operand(b, 3, width));
+        let (mut from, mut to) = (matmul_input(b, 5, width), matmul_input(b, 3, width));
         b.write_acts(&mut from, &rounded(random.floats(5 * width)));
         b.select_rows(&mut to, &from, &[2, 4, 3]);
         let floats = [values(b, &out, 5 * width), values(b, &chosen, 3 * width), values(b, &to, 3 * width)];
@@ -40,23 +40,25 @@ pub struct Norms {
     /// Whether a row is not finite.
     bad: bool,
     /// What the norms are written to is for products only.
-    operand: bool,
+    matmul_input: bool,
 }
 
 pub fn norms() -> Vec<Norms> {
     let widths = [(72, false), (96, true), (577, false), (1000, false), (4096, false), (17_000, false)];
-    let both = widths.into_iter().flat_map(|(width, bad)| [false, true].map(|operand| Norms { width, bad, operand }));
+    let both = widths
+        .into_iter()
+        .flat_map(|(width, bad)| [false, true].map(|matmul_input| Norms { width, bad, matmul_input }));
     both.collect()
 }
 
 impl Case for Norms {
     fn name(&self) -> String {
-        let [bad, operand] =
-            [(self.bad, ", infinite"), (self.operand, ", operand")].map(|(is, t)| if is { t } else { "" });
-        format!("add, rms_norm, add_rms_norm width {}{bad}{operand}", self.width)
+        let [bad, matmul_input] =
+            [(self.bad, ", infinite"), (self.matmul_input, ", matmul_input")].map(|(is, t)| if is { t } else { "" });
+        format!("add, rms_norm, add_rms_norm width {}{bad}{matmul_input}", self.width)
     }
     fn limit(&self) -> f32 {
-        if self.operand { BF16_STEP } else { 2e-6 }
+        if self.matmul_input { BF16_STEP } else { 2e-6 }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
         let (mut random, width, mut floats, mut exact) = (Random::new(2), self.width, Vec::new(), Vec::new());
@@ -68,19 +70,19 @@ impl Case for Norms {
                 rows[(n - 1) * width + 5] = f32::INFINITY;
             }
             let (mut acc, x) = (acts(b, width, &rows), acts(b, width, &random.floats(n * width)));
-            let mut fault = b.alloc(1).expect("memory");
-            b.write(&mut fault, 0, &[9]);
-            let out = || if self.operand { operand(b, n, width) } else { poisoned(b, n, width) };
+            let mut non_finite = b.alloc(1).expect("memory");
+            b.write(&mut non_finite, 0, &[9]);
+            let out = || if self.matmul_input { matmul_input(b, n, width) } else { poisoned(b, n, width) };
             let (mut plain, mut fused) = (out(), out());
             b.add(&mut acc, &x, n);
-            b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut fault, n);
+            b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut non_finite, n);
             let mut first = [0];
-            b.read(&fault, 0, &mut first);
+            b.read(&non_finite, 0, &mut first);
             let norm = Norm { weight: &weight, eps: 1e-6, layer: 4 };
-            b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut fault, n);
+            b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut non_finite, n);
             let mut second = [0];
-            b.read(&fault, 0, &mut second);
-            // What an infinite row becomes is nobody's business but the fault's.
+            b.read(&non_finite, 0, &mut second);
+            // The output of an infinite row is not compared, only the flag.
             let rows = if self.bad { n - 1 } else { n };
             floats.extend([&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat());
             exact.extend([first[0] as i64, second[0] as i64]);
@@ -96,7 +98,7 @@ pub struct Linear {
     n: usize,
     bias: bool,
     /// Whether the activations are such a product's own.
-    operand: bool,
+    matmul_input: bool,
 }
 
 pub fn linears() -> Vec<Linear> {
@@ -106,7 +108,7 @@ pub fn linears() -> Vec<Linear> {
             for (k, (rows, cols)) in
                 [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)].into_iter().enumerate()
             {
-                let one = |operand| Linear { dtype, rows, cols, n, bias: i % 2 == 0, operand };
+                let one = |matmul_input| Linear { dtype, rows, cols, n, bias: i % 2 == 0, matmul_input };
                 out.push(one(true));
                 if dtype == DType::Bf16 && i % 4 == k {
                     out.push(one(false));
@@ -115,8 +117,14 @@ pub fn linears() -> Vec<Linear> {
         }
     }
     // Enough tiles for a whole card.
-    let wide =
-        |n, more| Linear { dtype: DType::Bf16, rows: [20_000, more], cols: 72, n, bias: more > 357, operand: true };
+    let wide = |n, more| Linear {
+        dtype: DType::Bf16,
+        rows: [20_000, more],
+        cols: 72,
+        n,
+        bias: more > 357,
+        matmul_input: true,
+    };
     out.extend([wide(130, 357), wide(257, 360)]);
     out
 }
@@ -124,7 +132,8 @@ pub fn linears() -> Vec<Linear> {
 impl Case for Linear {
     fn name(&self) -> String {
         let rows: usize = self.rows.iter().sum();
-        let [bias, x] = [(self.bias, " + bias"), (!self.operand, ", x in f32")].map(|(is, t)| if is { t } else { "" });
+        let [bias, x] =
+            [(self.bias, " + bias"), (!self.matmul_input, ", x in f32")].map(|(is, t)| if is { t } else { "" });
         format!("linear {:?} {} x {rows} x {}{bias}{x}", self.dtype, self.n, self.cols)
     }
     fn limit(&self) -> f32 {
@@ -137,11 +146,11 @@ impl Case for Linear {
             self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.dtype, r, self.cols)).collect();
         let weight = b.weight(&parts).expect("memory");
         let mut numbers = random.floats(self.n * self.cols);
-        let x = if self.operand {
+        let x = if self.matmul_input {
             if self.dtype == DType::Bf16 {
                 numbers = rounded(numbers);
             }
-            let mut x = b.operand(self.n, self.cols, &[&weight]).expect("memory");
+            let mut x = b.matmul_input(self.n, self.cols, &[&weight]).expect("memory");
             b.write_acts(&mut x, &numbers);
             x
         } else {
@@ -167,7 +176,7 @@ pub struct Gated {
     bias: bool,
 }
 
-pub fn gated() -> Vec<Gated> {
+pub fn linear_swiglu() -> Vec<Gated> {
     let mut out = Vec::new();
     for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
         for (k, (ffn, cols)) in [(72, 96), (257, 72), (1000, 576)].into_iter().enumerate() {
@@ -191,14 +200,14 @@ impl Case for Gated {
         let mut half = || random.tensor(self.dtype, ffn, self.cols);
         let weight = b.weight(&[half(), half()]).expect("memory");
         let reader = b.weight(&[random.tensor(self.dtype, 1, ffn)]).expect("memory");
-        let mut x = b.operand(n, self.cols, &[&weight]).expect("memory");
+        let mut x = b.matmul_input(n, self.cols, &[&weight]).expect("memory");
         b.write_acts(&mut x, &rounded(random.floats(n * self.cols)));
         let bias = self.bias.then(|| buffer(b, &random.floats(2 * ffn)));
         // One row more than is used: nobody may write there.
-        let mut out = b.operand(n + 1, ffn, &[&reader]).expect("memory");
+        let mut out = b.matmul_input(n + 1, ffn, &[&reader]).expect("memory");
         b.write_acts(&mut out, &vec![7.0; (n + 1) * ffn]);
-        let mut scratch = b.gate_scratch(n, 2 * ffn, &x, &out).expect("memory");
-        b.gated(&mut out, &mut scratch, &x, &weight, bias.as_ref(), n);
+        let mut scratch = b.linear_swiglu_scratch(n, 2 * ffn, &x, &out).expect("memory");
+        b.linear_swiglu(&mut out, &mut scratch, &x, &weight, bias.as_ref(), n);
         Output { floats: values(b, &out, (n + 1) * ffn), exact: vec![] }
     }
 }

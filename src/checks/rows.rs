@@ -2,7 +2,7 @@
 //! is checked with the cache.
 
 use super::{BF16_STEP, CODECS, Case, Output, Random, Still, acts, buffer, poisoned, read, values};
-use crate::backend::{Alpha, Backend, KvGeometry, KvTables, QkvRope, Span};
+use crate::backend::{Alpha, Backend, KvGeometry, KvTables, QkvRopeArgs, Span};
 use crate::cache::PAGE_SLOTS;
 use crate::codec::Codec;
 use crate::policy::Policy;
@@ -37,7 +37,7 @@ impl Step {
         b: &B,
         rows: &[f32],
         stored: Option<&[f32]>,
-        rope: &QkvRope<'_, B>,
+        rope: &QkvRopeArgs<'_, B>,
         form: Form,
     ) -> (Vec<f32>, Vec<f32>) {
         let (n, width) = (rows.len() / self.width(), self.width());
@@ -134,7 +134,7 @@ impl Case for Rope {
         let (mut random, d) = (Random::new(5), self.head_dim);
         let (q, k) = (buffer(b, &random.floats(d)), buffer(b, &random.floats(d)));
         let inv_freq: Vec<f32> = (0..d / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / d as f32)).collect();
-        let rope = QkvRope {
+        let rope = QkvRopeArgs {
             qk_norm: self.norm.then_some([&q, &k]),
             rms_eps: 1e-6,
             inv_freq: &buffer(b, &inv_freq),

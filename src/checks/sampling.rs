@@ -1,7 +1,7 @@
 //! Checks of sampling: the CPU's token from rows of all kinds, under every filter.
 
 use super::{Case, Output, Random};
-use crate::backend::{Backend, Draw, SampleArgs, Span, seen_words};
+use crate::backend::{Backend, SampleArgs, SamplingState, Span, seen_words};
 use crate::protocol::SamplingParams;
 
 /// Rows of logits as they come and as they should not: one kind to a step.
@@ -95,10 +95,10 @@ impl Case for Sample {
         let mut fed = b.alloc(5).expect("memory");
         b.write(&mut fed, 0, &[1, 0, 2, 2, 1]);
         b.acts(5, 1).expect("memory");
-        b.note(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }]);
+        b.mark_seen(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }]);
         let mut draws = b.alloc(n).expect("memory");
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
-        let draw = |r: usize| Draw::new(n - r, 42 + r as u64, if r == 1 { &other } else { &self.params });
+        let draw = |r: usize| SamplingState::new(n - r, 42 + r as u64, if r == 1 { &other } else { &self.params });
         b.write(&mut draws, 0, &(0..n).map(draw).collect::<Vec<_>>());
         let mut seq_len = b.alloc(n + 1).expect("memory");
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];

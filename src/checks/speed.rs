@@ -5,7 +5,7 @@
 //! not from a cache of the device; their values are random.
 
 use super::{CODECS, Random, acts, buffer};
-use crate::backend::{Backend, Draw, KvGeometry, Norm, QkvRope, SampleArgs, Span, seen_words};
+use crate::backend::{Backend, KvGeometry, Norm, QkvRopeArgs, SampleArgs, SamplingState, Span, seen_words};
 use crate::cache::{KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::ModelConfig;
 use crate::codec::Codec;
@@ -149,8 +149,8 @@ impl<B: Backend> Table<'_, B> {
     }
 
     /// Random activations that only products with `reader` read.
-    fn operand(&self, n: usize, width: usize, reader: &B::Weight) -> Result<B::Acts> {
-        let mut x = self.b.operand(n, width, &[reader])?;
+    fn matmul_input(&self, n: usize, width: usize, reader: &B::Weight) -> Result<B::Acts> {
+        let mut x = self.b.matmul_input(n, width, &[reader])?;
         self.b.write_acts(&mut x, &Random::new(4).floats(n * width));
         Ok(x)
     }
@@ -168,9 +168,9 @@ impl<B: Backend> Table<'_, B> {
             let us = self.time(calls, out, |out, _| b.embed(out, &table, &tokens, n));
             self.tell("embed", n, us, Work::Bytes(n * c.hidden * 6));
             let x = acts(b, c.hidden, &random.floats(n * c.hidden));
-            let state = (self.operand(n, c.hidden, &table)?, b.acts(n, c.hidden)?, b.alloc::<i32>(1)?);
-            let us = self.time(calls, state, |(out, residual, fault), _| {
-                b.add_rms_norm(out, residual, &x, &Norm { weight: &norm, eps: c.rms_eps, layer: 0 }, fault, n);
+            let state = (self.matmul_input(n, c.hidden, &table)?, b.acts(n, c.hidden)?, b.alloc::<i32>(1)?);
+            let us = self.time(calls, state, |(out, residual, non_finite), _| {
+                b.add_rms_norm(out, residual, &x, &Norm { weight: &norm, eps: c.rms_eps, layer: 0 }, non_finite, n);
             });
             self.tell("add, norm", n, us, Work::Bytes(n * c.hidden * 14));
         }
@@ -182,7 +182,7 @@ impl<B: Backend> Table<'_, B> {
         let heads = c.head_dim * (c.n_q_heads + 2 * c.n_kv_heads);
         self.product("qkv", heads, c.hidden, all_rows)?;
         self.product("o", c.hidden, c.n_q_heads * c.head_dim, all_rows)?;
-        self.gated(all_rows)?;
+        self.linear_swiglu(all_rows)?;
         self.product("down", c.hidden, c.ffn, all_rows)
     }
 
@@ -197,7 +197,7 @@ impl<B: Backend> Table<'_, B> {
         let b = self.b;
         let (weights, calls) = self.copies(out, cols)?;
         for &n in all_rows {
-            let x = self.operand(n, cols, &weights[0])?;
+            let x = self.matmul_input(n, cols, &weights[0])?;
             let us = self.time(calls, b.acts(n, out)?, |y, i| b.linear(y, &x, &weights[i % weights.len()], None, n));
             self.tell_product(name, out, cols, n, us, 2 * cols + 4 * out);
         }
@@ -205,15 +205,15 @@ impl<B: Backend> Table<'_, B> {
     }
 
     /// The product and the gate behind it.
-    fn gated(&mut self, all_rows: &[usize]) -> Result<()> {
+    fn linear_swiglu(&mut self, all_rows: &[usize]) -> Result<()> {
         let (b, c) = (self.b, self.c);
         let (weights, calls) = self.copies(2 * c.ffn, c.hidden)?;
         let down = self.weight(c.hidden, c.ffn)?;
         for &n in all_rows {
-            let (x, out) = (self.operand(n, c.hidden, &weights[0])?, b.operand(n, c.ffn, &[&down])?);
-            let scratch = b.gate_scratch(n, 2 * c.ffn, &x, &out)?;
+            let (x, out) = (self.matmul_input(n, c.hidden, &weights[0])?, b.matmul_input(n, c.ffn, &[&down])?);
+            let scratch = b.linear_swiglu_scratch(n, 2 * c.ffn, &x, &out)?;
             let us = self.time(calls, (out, scratch), |(out, scratch), i| {
-                b.gated(out, scratch, &x, &weights[i % weights.len()], None, n);
+                b.linear_swiglu(out, scratch, &x, &weights[i % weights.len()], None, n);
             });
             self.tell_product("gate_up, gate", 2 * c.ffn, c.hidden, n, us, 2 * c.hidden + 2 * c.ffn);
         }
@@ -224,7 +224,7 @@ impl<B: Backend> Table<'_, B> {
         let (b, c) = (self.b, self.c);
         let head = self.weight(c.vocab, c.hidden)?;
         for n in self.sizes.decode.clone() {
-            let x = self.operand(n, c.hidden, &head)?;
+            let x = self.matmul_input(n, c.hidden, &head)?;
             let us = self.time(self.sizes.calls, b.alloc(n * c.vocab)?, |out, _| b.logits(out, &x, &head, n));
             self.tell_product("lm_head", c.vocab, c.hidden, n, us, 2 * c.hidden + 4 * c.vocab);
         }
@@ -295,7 +295,7 @@ impl<B: Backend> Table<'_, B> {
         }
         let inv_freq = buffer(b, &vec![0.01f32; c.head_dim / 2]);
         let norm = buffer(b, &vec![1.0f32; c.head_dim]);
-        let rope = QkvRope {
+        let rope = QkvRopeArgs {
             qk_norm: c.qk_norm.then_some([&norm, &norm]),
             rms_eps: c.rms_eps,
             inv_freq: &inv_freq,
@@ -361,7 +361,7 @@ impl<B: Backend> Table<'_, B> {
             let seen = b.alloc::<u32>(n * seen_words(vocab))?;
             let seq_len = b.alloc::<i32>(n)?;
             for (name, params) in &ways {
-                let draws: Vec<Draw> = (0..n).map(|i| Draw::new(i, i as u64, params)).collect();
+                let draws: Vec<SamplingState> = (0..n).map(|i| SamplingState::new(i, i as u64, params)).collect();
                 let draws = buffer(b, &draws);
                 let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len };
                 let state = (b.alloc(n)?, &mut logits);

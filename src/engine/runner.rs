@@ -2,7 +2,7 @@
 
 use super::EngineOptions;
 use super::planner::kv_budget;
-use crate::backend::{Backend, Draw, KvGeometry, SampleArgs, Span, StepKind, seen_words};
+use crate::backend::{Backend, KvGeometry, SampleArgs, SamplingState, Span, StepKind, seen_words};
 use crate::cache::{CacheError, KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
@@ -61,9 +61,9 @@ pub struct Runner<B: Backend> {
     /// Bit sets of the tokens fed to each sequence: [`SampleArgs::seen`].
     seen: B::Buf<u32>,
     /// Sampling parameters of each row, on the device.
-    draws: B::Buf<Draw>,
+    draws: B::Buf<SamplingState>,
     /// Host copy of `draws`; unchanged parameters are not uploaded again.
-    uploaded_draws: Vec<Draw>,
+    uploaded_draws: Vec<SamplingState>,
     /// Time that the host waited for the last decode step.
     waited: Duration,
 }
@@ -74,7 +74,7 @@ struct Allocations<B: Backend> {
     ws: Workspace<B>,
     cache: KvCache<B>,
     seen: B::Buf<u32>,
-    draws: B::Buf<Draw>,
+    draws: B::Buf<SamplingState>,
     context: usize,
     max_step: usize,
 }
@@ -216,17 +216,18 @@ impl<B: Backend> Runner<B> {
     pub fn decode_each(&mut self, batch: &[Decode<'_>]) -> Result<Vec<Result<Token, NonFinite>>, StepError> {
         let tokens: Vec<Token> = batch.iter().map(|d| d.token).collect();
         let spans: Vec<Span> = batch.iter().enumerate().map(|(i, d)| self.cache.span(d.seq, i, 1)).collect();
-        let draws: Vec<Draw> = batch.iter().map(|d| Draw::new(d.seq.row(), d.seed, d.sampling)).collect();
+        let draws: Vec<SamplingState> =
+            batch.iter().map(|d| SamplingState::new(d.seq.row(), d.seed, d.sampling)).collect();
         if self.uploaded_draws != draws {
             self.b.write(&mut self.draws, 0, &draws);
             self.uploaded_draws = draws;
         }
         self.step(StepKind::Decode, &tokens, &spans)?;
         let issued = Instant::now();
-        let result = self.b.read_step(&self.ws.sampled, &self.ws.fault, self.cache.tables(), batch.len());
+        let result = self.b.read_step(&self.ws.sampled, &self.ws.non_finite, self.cache.tables(), batch.len());
         self.waited = issued.elapsed();
         let Some(layer) = result.non_finite else { return Ok(result.tokens.into_iter().map(Ok).collect()) };
-        self.clear_fault();
+        self.clear_non_finite();
         let error = NonFinite { layer, n_layers: self.model.config.n_layers };
         let mut finite = self.finite_rows(batch.len());
         if !finite.contains(&false) {
@@ -253,13 +254,13 @@ impl<B: Backend> Runner<B> {
 
     /// Reads and clears the non-finite flag of the steps since it was last read. Waits for the device.
     pub fn check_finite(&mut self) -> Result<(), NonFinite> {
-        let mut fault = [i32::MAX];
-        self.b.read(&self.ws.fault, 0, &mut fault);
-        if fault[0] == i32::MAX {
+        let mut non_finite = [i32::MAX];
+        self.b.read(&self.ws.non_finite, 0, &mut non_finite);
+        if non_finite[0] == i32::MAX {
             return Ok(());
         }
-        self.clear_fault();
-        Err(NonFinite { layer: fault[0] as usize, n_layers: self.model.config.n_layers })
+        self.clear_non_finite();
+        Err(NonFinite { layer: non_finite[0] as usize, n_layers: self.model.config.n_layers })
     }
 
     fn step(&mut self, kind: StepKind, tokens: &[Token], spans: &[Span]) -> Result<(), StepError> {
@@ -274,13 +275,13 @@ impl<B: Backend> Runner<B> {
         self.b.write(&mut self.ws.tokens, 0, tokens);
         let Self { b, model, ws, cache, seen, draws, .. } = self;
         b.step(kind, spans, |b| {
-            b.note(seen, vocab, &ws.tokens, spans);
+            b.mark_seen(seen, vocab, &ws.tokens, spans);
             model::forward(b, model, ws, cache, spans);
             if kind == StepKind::Decode {
                 model::logits(b, model, ws, spans.len());
                 let args = SampleArgs { draws, seen, seq_len: cache.seq_len() };
                 b.sample(&mut ws.sampled, &mut ws.logits, vocab, &args, spans.len());
-                b.post(&ws.sampled, &ws.fault, cache.tables(), spans.len());
+                b.copy_to_host(&ws.sampled, &ws.non_finite, cache.tables(), spans.len());
             }
         });
         self.cache.fed(spans);
@@ -322,7 +323,7 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    fn clear_fault(&mut self) {
-        self.b.write(&mut self.ws.fault, 0, &[i32::MAX]);
+    fn clear_non_finite(&mut self) {
+        self.b.write(&mut self.ws.non_finite, 0, &[i32::MAX]);
     }
 }

@@ -16,7 +16,7 @@ pub struct Workspace<B: Backend> {
     /// Sampled tokens `[max_logits]`.
     pub sampled: B::Buf<Token>,
     /// Non-finite flag `[1]`: the first layer whose input was not finite, `i32::MAX` if all were.
-    pub fault: B::Buf<i32>,
+    pub non_finite: B::Buf<i32>,
     /// Residual stream `[max_tokens, hidden]`.
     pub(super) x: B::Acts,
     /// Normalised input of the next block and, after the pass, of the output head `[max_tokens, hidden]`.
@@ -52,11 +52,11 @@ impl<B: Backend> Workspace<B> {
     /// Allocates a workspace for steps of up to `max_tokens` tokens and `max_logits` rows of logits.
     pub fn new(b: &B, model: &Model<B>, max_tokens: usize, max_logits: usize) -> Result<Self, OutOfMemory> {
         let (c, rows) = (&model.config, max_tokens.max(max_logits));
-        let mut fault = b.alloc(1)?;
-        b.write(&mut fault, 0, &[i32::MAX]);
+        let mut non_finite = b.alloc(1)?;
+        b.write(&mut non_finite, 0, &[i32::MAX]);
         let readers = [&model.each(|l| &l.qkv)[..], &model.each(|l| &l.gate_up), &[model.head()]].concat();
-        let h = b.operand(rows, c.hidden, &readers)?;
-        let act = b.operand(rows, c.ffn, &model.each(|l| &l.down))?;
+        let h = b.matmul_input(rows, c.hidden, &readers)?;
+        let act = b.matmul_input(rows, c.ffn, &model.each(|l| &l.down))?;
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
         b.reserve_sampling(max_logits)?;
@@ -67,14 +67,14 @@ impl<B: Backend> Workspace<B> {
             tokens: b.alloc(max_tokens)?,
             logits: b.alloc(max_logits * c.vocab)?,
             sampled: b.alloc(max_logits)?,
-            fault,
+            non_finite,
             x: b.acts(rows, c.hidden)?,
             qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim)?,
-            att: b.operand(rows, c.n_q_heads * c.head_dim, &model.each(|l| &l.o))?,
+            att: b.matmul_input(rows, c.n_q_heads * c.head_dim, &model.each(|l| &l.o))?,
             proj: b.acts(rows, c.hidden)?,
-            gate_up: b.gate_scratch(rows, 2 * c.ffn, &h, &act)?,
-            chosen: b.operand(max_logits, c.hidden, &readers)?,
-            adapter: b.operand(adapter_rows, c.hidden, &adapters)?,
+            gate_up: b.linear_swiglu_scratch(rows, 2 * c.ffn, &h, &act)?,
+            chosen: b.matmul_input(max_logits, c.hidden, &readers)?,
+            adapter: b.matmul_input(adapter_rows, c.hidden, &adapters)?,
             raw: b.acts(adapter_rows, c.n_kv_heads)?,
             decisions: b.alloc(rows * c.n_kv_heads)?,
             h,

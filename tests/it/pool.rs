@@ -3,7 +3,7 @@
 
 use crate::tiny::Rng;
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{Backend, KvGeometry, QkvRope};
+use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs};
 use dmschat::cache::{CacheError, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy, Shift};
@@ -42,11 +42,11 @@ struct Bench {
     policy: Policy,
     /// What each row holds, and the same as an embedding table.
     rows: Vec<Vec<f32>>,
-    table: <Cpu as Backend>::Weight,
+    table: <Cpu as Memory>::Weight,
     /// Copies activations out: their product with it is they themselves.
-    identity: <Cpu as Backend>::Weight,
-    qkv: <Cpu as Backend>::Acts,
-    out: <Cpu as Backend>::Acts,
+    identity: <Cpu as Memory>::Weight,
+    qkv: <Cpu as Memory>::Acts,
+    out: <Cpu as Memory>::Acts,
     live: Vec<Sequence>,
     rng: Rng,
     refused: usize,
@@ -195,7 +195,7 @@ impl Bench {
         let Self { b, cache, qkv, out, .. } = self;
         b.embed(qkv, &self.table, &rows.to_vec(), rows.len());
         let rope =
-            QkvRope { qk_norm: None, rms_eps: 0.0, inv_freq: &vec![0.0; DIM / 2], rope_scale: 1.0, borrowed: None };
+            QkvRopeArgs { qk_norm: None, rms_eps: 0.0, inv_freq: &vec![0.0; DIM / 2], rope_scale: 1.0, borrowed: None };
         cache.attention(b, out, qkv, &mut decisions.to_vec(), layer, spans, &rope);
         let mut got = vec![0.0; rows.len() * HEADS * DIM];
         b.logits(&mut got, out, &self.identity, rows.len());

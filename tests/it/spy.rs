@@ -4,8 +4,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    AdapterHead, Backend, KvGeometry, KvTables, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRope, SampleArgs,
-    Span, StepKind, StepResult,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRopeArgs,
+    SampleArgs, Span, StepKind, StepResult,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, Token};
@@ -106,8 +106,8 @@ impl Drop for Spy {
     }
 }
 
-type Acts = <Cpu as Backend>::Acts;
-type Weight = <Cpu as Backend>::Weight;
+type Acts = <Cpu as Memory>::Acts;
+type Weight = <Cpu as Memory>::Weight;
 type Buf<T> = RefCell<Vec<T>>;
 
 fn changed<T>(buf: &Buf<T>) -> RefMut<'_, Vec<T>> {
@@ -120,11 +120,10 @@ impl Profile for Spy {
     }
 }
 
-impl Backend for Spy {
+impl Memory for Spy {
     type Buf<T: Plain> = Buf<T>;
     type Acts = Acts;
     type Weight = Weight;
-    type Pool = RefCell<Option<<Cpu as Backend>::Pool>>;
 
     fn alloc<T: Plain>(&self, len: usize) -> Result<Buf<T>, OutOfMemory> {
         self.watch.count("alloc");
@@ -166,17 +165,21 @@ impl Backend for Spy {
         self.watch.count("weight");
         self.cpu.weight(parts)
     }
+}
 
-    fn note(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
-        self.cpu.note(&mut changed(seen), vocab, &tokens.borrow(), spans);
+impl Backend for Spy {
+    type Pool = RefCell<Option<<Cpu as Backend>::Pool>>;
+
+    fn mark_seen(&self, seen: &mut Buf<u32>, vocab: usize, tokens: &Buf<Token>, spans: &[Span]) {
+        self.cpu.mark_seen(&mut changed(seen), vocab, &tokens.borrow(), spans);
     }
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
         self.cpu.embed(out, table, &tokens.borrow(), n);
     }
 
-    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, fault: &mut Buf<i32>, n: usize) {
-        self.with_norm(norm, |norm| self.cpu.rms_norm(out, x, norm, &mut changed(fault), n));
+    fn rms_norm(&self, out: &mut Acts, x: &Acts, norm: &Norm<'_, Self>, non_finite: &mut Buf<i32>, n: usize) {
+        self.with_norm(norm, |norm| self.cpu.rms_norm(out, x, norm, &mut changed(non_finite), n));
     }
 
     fn add(&self, acc: &mut Acts, x: &Acts, n: usize) {
@@ -189,10 +192,10 @@ impl Backend for Spy {
         residual: &mut Acts,
         x: &Acts,
         norm: &Norm<'_, Self>,
-        fault: &mut Buf<i32>,
+        non_finite: &mut Buf<i32>,
         n: usize,
     ) {
-        self.with_norm(norm, |norm| self.cpu.add_rms_norm(out, residual, x, norm, &mut changed(fault), n));
+        self.with_norm(norm, |norm| self.cpu.add_rms_norm(out, residual, x, norm, &mut changed(non_finite), n));
     }
 
     fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
@@ -231,11 +234,11 @@ impl Backend for Spy {
         decisions: &mut Buf<f32>,
         kv: &mut KvTables<Self>,
         spans: &[Span],
-        rope: &QkvRope<'_, Self>,
+        rope: &QkvRopeArgs<'_, Self>,
     ) {
         let inv_freq = rope.inv_freq.borrow();
         let norms = rope.qk_norm.map(|[q, k]| [q.borrow(), k.borrow()]);
-        let rope = QkvRope {
+        let rope = QkvRopeArgs {
             qk_norm: norms.as_ref().map(|[q, k]| [&**q, &**k]),
             rms_eps: rope.rms_eps,
             inv_freq: &*inv_freq,
@@ -344,9 +347,9 @@ impl Backend for Spy {
         self.cpu.sample(&mut changed(sampled), &mut changed(logits), vocab, &args, n);
     }
 
-    fn read_step(&self, sampled: &Buf<Token>, fault: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {
+    fn read_step(&self, sampled: &Buf<Token>, non_finite: &Buf<i32>, kv: &KvTables<Self>, n: usize) -> StepResult {
         self.watch.count("read_step");
-        self.lent(kv, |kv| self.cpu.read_step(&sampled.borrow(), &fault.borrow(), kv, n))
+        self.lent(kv, |kv| self.cpu.read_step(&sampled.borrow(), &non_finite.borrow(), kv, n))
     }
 
     fn step(&self, _: StepKind, shape: &[Span], mut ops: impl FnMut(&Self)) {

@@ -133,7 +133,7 @@ fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], rows: Rows<'_>, scrat
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::Backend;
+    use super::super::super::{Backend, Memory};
     use super::super::simd::maths::tests::random;
     use super::*;
     use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Query and key rows after their projections: per-head norms, eviction decisions, RoPE.
 
-use super::super::{KvGeometry, QkvRope, Span};
+use super::super::{KvGeometry, QkvRopeArgs, Span};
 use super::simd::maths;
 use super::{Acts, Cpu};
 
@@ -46,7 +46,7 @@ pub(super) fn qkv_rope(
     seq_len: &[i32],
     spans: &[Span],
     g: &KvGeometry,
-    args: &QkvRope<'_, Cpu>,
+    args: &QkvRopeArgs<'_, Cpu>,
 ) {
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);

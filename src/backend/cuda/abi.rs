@@ -1,7 +1,7 @@
 //! The ABI of the kernels: every struct that crosses to a kernel, and the arguments of a launch. Sizes and offsets are
 //! asserted at compile time here and, with the same numbers, where `kernels/` declares the struct.
 
-use super::super::Draw;
+use super::super::SamplingState;
 use bytemuck::{Pod, Zeroable};
 use std::ffi::c_void;
 use std::mem::{align_of, offset_of, size_of};
@@ -227,8 +227,8 @@ pub struct DeviceSpan {
 }
 layout!(DeviceSpan: 16 { seq: 0, start: 4, len: 8 });
 
-// How one row is sampled: `Draw` in `sample.cu`. Kernels read an array of them.
-layout!(Draw: 32 { seed: 0, seq: 8, top_k: 12, temperature: 16, top_p: 20, min_p: 24, repetition_penalty: 28 });
+// How one row is sampled: `SamplingState` in `sample.cu`. Kernels read an array of them.
+layout!(SamplingState: 32 { seed: 0, seq: 8, top_k: 12, temperature: 16, top_p: 20, min_p: 24, repetition_penalty: 28 });
 
 /// Bytes of `Row` in `sample.cu`: what the sampling kernels keep of one row of logits within a step.
 pub const SAMPLE_ROW_BYTES: usize = 133_176;

@@ -1,6 +1,6 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{KvGeometry, KvTables, QkvRope, Span};
+use super::super::{KvGeometry, KvTables, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{DecodeParams, HeadParams, PrefillParams, RopeParams, View};
 use super::driver::Driver;
@@ -110,7 +110,7 @@ pub(super) fn decode(
     kv: &mut KvTables<Cuda>,
     layer: usize,
     spans: &[Span],
-    rope: &QkvRope<'_, Cuda>,
+    rope: &QkvRopeArgs<'_, Cuda>,
 ) {
     let shape = cuda.send(spans);
     out.holds(shape.n_rows);
@@ -148,7 +148,7 @@ pub(super) fn qkv_rope(
     decisions: &mut Buf<f32>,
     kv: &mut KvTables<Cuda>,
     spans: &[Span],
-    rope: &QkvRope<'_, Cuda>,
+    rope: &QkvRopeArgs<'_, Cuda>,
 ) {
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
     // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
@@ -214,7 +214,7 @@ pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &
     cuda.driver.launch(Kernel::KvScatter, [warps.div_ceil(SCATTER_THREADS / 32), 1, 1], SCATTER_THREADS, &args);
 }
 
-fn head_params(rope: &QkvRope<'_, Cuda>) -> HeadParams {
+fn head_params(rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
     let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
     let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
     HeadParams {
