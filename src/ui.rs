@@ -62,20 +62,20 @@ use std::sync::Arc;
 use theme::Themes;
 use writer::Writer;
 
-/// What the command line says about the chat.
+/// Options of the chat from the command line.
 pub struct UiOptions {
     pub settings: Settings,
     pub resume: Resume,
     /// Keep this conversation out of the data folder.
     pub no_session: bool,
-    /// `-m` was given: the conversation that the command line opens goes on with that model.
+    /// `-m` was given: the first conversation is opened with that model.
     pub model_given: bool,
-    /// `--adapter` was given: it stays, whatever a conversation was held with.
+    /// `--adapter` was given: it is kept for every model.
     pub adapter_given: bool,
     pub models: Arc<dyn Models>,
 }
 
-/// Which conversation to begin with.
+/// The conversation that the chat begins with.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Resume {
     #[default]
@@ -94,14 +94,14 @@ pub struct LoadRequest {
 /// Starts an engine. An error is one line; what fails later arrives as `Event::LoadFailed`.
 pub type Loader = Box<dyn Fn(LoadRequest) -> Result<EngineHandle>>;
 
-/// What the runtime needs to load models.
+/// Everything the runtime loads models with.
 pub struct LoadParts {
     pub load: Loader,
     pub models: Arc<dyn Models>,
     pub adapter_given: bool,
 }
 
-/// How the chat ended.
+/// The way the chat ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExitKind {
     Quit,

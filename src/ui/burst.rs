@@ -1,6 +1,6 @@
-//! Pastes without bracketed paste: keys that arrive faster than anyone types. An Enter among them is
-//! a newline; an Enter at the end of a single fast line is held for a moment, because what follows
-//! decides. Pure: times are milliseconds given by the caller.
+//! Detects pastes without bracketed paste: keys that arrive faster than anyone types. An Enter among them is a newline;
+//! an Enter after a single fast line is held for a moment, because the next key decides. Pure: the caller gives
+//! times in milliseconds.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What the terminal can show beside colours ([`super::depth::Depth`]): Unicode, links, and on which
+//! Capabilities of the terminal beside colours ([`super::depth::Depth`]): Unicode, links, and on which
 //! background. Read from the environment; the background is asked for as well (OSC 11).
 
 use super::colour::{contrast, luminance};
@@ -9,8 +9,8 @@ use std::time::Duration;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// How long the start waits for the terminal's background. Later replies are still understood
-/// ([`super::keyboard`]), and never typed text.
+/// How long startup waits for the terminal's background. Later replies are recognised by [`super::keyboard`] and are
+/// never typed text.
 pub const REPLY_LIMIT: Duration = Duration::from_millis(50);
 /// A reply that has begun gets this long to be complete.
 const REST_OF_REPLY: Duration = Duration::from_millis(200);

@@ -1,5 +1,5 @@
-//! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme, which is why it
-//! is our own (the text areas at hand count characters). Draws nothing.
+//! The multi-line input: text, caret, undo, history. Moves and deletes by grapheme; available text-area crates count
+//! characters. Draws nothing.
 
 use super::folded::{Fold, Parts, is_mark};
 use super::text::{clean, grapheme_width};
@@ -27,7 +27,7 @@ pub struct Editor {
     /// The last edit typed a character, so that the next one joins its undo step.
     typing: bool,
     killed: String,
-    /// What the marks in the text stand for.
+    /// Contents of the folded parts.
     parts: Parts,
     /// Counts the changes of the text.
     revision: u64,
@@ -39,16 +39,16 @@ impl Editor {
         &self.text
     }
 
-    /// The text as it is sent: folded parts are what they stand for.
+    /// The text as it is sent, with folded parts expanded.
     pub fn expanded(&self) -> Cow<'_, str> {
-        // Asked for with every key: a text without parts is not looked through.
+        // Called with every key: a text without folded parts is returned as it is.
         match !self.parts.is_empty() && self.text.contains(is_mark) {
             true => Cow::Owned(self.parts.expand(&self.text)),
             false => Cow::Borrowed(&self.text),
         }
     }
 
-    /// Where pastes and files that were folded here occur in a text.
+    /// Returns the ranges of a text that were folded here.
     pub fn folds(&self, text: &str) -> Vec<Fold> {
         self.parts.folds(text)
     }
@@ -413,13 +413,13 @@ fn wrap_row(line: &str, offset: usize, width: usize, width_of: &dyn Fn(&str) -> 
     rows.push(Row { start: offset + start, end: offset + line.len() });
 }
 
-/// What was sent before, for Up and Down, and for the search.
+/// Messages sent before, for Up and Down and for the search.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     entries: Vec<String>,
     /// Entries since [`History::take_new`].
     new: Vec<String>,
-    /// The entry shown, and what stood in the input before.
+    /// The entry shown, and the draft it replaced.
     at: Option<(usize, String)>,
 }
 
@@ -430,7 +430,7 @@ impl History {
         }
     }
 
-    /// Adds what was typed in another run. False when the entry before is the same.
+    /// Adds an entry that is in the file already. False if the last entry is the same.
     pub fn add_old(&mut self, text: &str) -> bool {
         self.at = None;
         let added = !text.trim().is_empty() && self.entries.last().is_none_or(|last| last != text);
@@ -440,7 +440,7 @@ impl History {
         added
     }
 
-    /// Puts what was typed in other runs before everything.
+    /// Inserts the entries of earlier runs before all others.
     pub fn add_before(&mut self, entries: Vec<String>) {
         let mut older = entries;
         older.retain(|entry| !entry.trim().is_empty());
@@ -454,12 +454,12 @@ impl History {
         &self.entries
     }
 
-    /// What was added since the last call: what the file still lacks.
+    /// Returns the entries added since the last call, which the file lacks.
     pub fn take_new(&mut self) -> Vec<String> {
         std::mem::take(&mut self.new)
     }
 
-    /// The entry before the one shown; `draft` is kept to come back to.
+    /// Returns the entry before the one shown; `draft` is kept.
     pub fn older(&mut self, draft: &str) -> Option<String> {
         let at = match &self.at {
             Some((at, _)) => at.checked_sub(1)?,
@@ -470,7 +470,7 @@ impl History {
         self.entries.get(at).cloned()
     }
 
-    /// The entry after the one shown, and the draft after the last one.
+    /// Returns the entry after the one shown, or the draft after the last.
     pub fn newer(&mut self) -> Option<String> {
         let (at, draft) = self.at.take()?;
         if at + 1 < self.entries.len() {

@@ -1,25 +1,25 @@
-//! What [`update`](super::update) asks to be done outside of the state: plain data.
+//! Effects: what [`update`](super::update) requests outside of the state. Plain data.
 
 use crate::protocol::{Command, ModelReference};
 use std::path::PathBuf;
 
-/// Something to do outside of the state.
+/// An output of `update`, carried out by the runtime.
 #[derive(Debug)]
 pub enum Effect {
     Engine(Command),
-    /// Render the conversation and have `turn` answered.
+    /// Render the conversation and request the answer of `turn`.
     Generate {
         turn: u64,
     },
-    /// Render what is left of the conversation and bring the cache there.
+    /// Render the rest of the conversation and rewind the cache to it.
     Rewind,
     Load(String),
-    /// Read a file; `typed` is what names it in the input.
+    /// Read a file to attach; `typed` is its name in the input.
     Attach {
         typed: String,
         path: String,
     },
-    /// Read what models there are, for the list.
+    /// Read the list of local models.
     ListModels,
     /// Load the model of a conversation.
     LoadReference(ModelReference),
@@ -37,7 +37,7 @@ pub enum Effect {
     Store(Store),
 }
 
-/// Which saved conversation is meant.
+/// Selects a saved conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Which {
     /// The one that was written last.
@@ -48,20 +48,20 @@ pub enum Which {
     Named(String),
 }
 
-/// What to do with files of conversations.
+/// An operation on session files.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Store {
-    /// Append what the conversation's journal says.
+    /// Append pending records.
     Sync,
-    /// Another conversation begins; this one's file is closed.
+    /// Close this conversation and begin another.
     Close,
-    /// As the one within, also where this conversation could not be saved.
+    /// Do the operation within even if this conversation cannot be saved.
     Leave(Box<Store>),
     List,
     Open(Which),
-    /// As `Open`, whatever model it was held with.
+    /// As `Open`, with the loaded model.
     OpenWithCurrent(Which),
-    /// Forget the conversation that is being read.
+    /// Cancel opening a conversation.
     StopOpening,
     Rename {
         id: String,
@@ -71,7 +71,7 @@ pub enum Store {
         id: String,
     },
     DeleteCurrent,
-    /// Absent: only say where the conversation is being saved.
+    /// `None`: only show where the conversation is saved.
     Save {
         path: Option<PathBuf>,
         overwrite: bool,

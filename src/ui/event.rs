@@ -1,4 +1,4 @@
-//! What happens to the chat: keys, the engine's words, and the results of effects. Plain data.
+//! Events of the chat: keys, messages of the engine, results of effects. Plain data.
 
 use super::attach::Attachment;
 use super::effect::{Store, Which};
@@ -11,7 +11,7 @@ use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Something that happened.
+/// An input of `update`.
 #[derive(Debug)]
 pub enum AppEvent {
     Key(KeyEvent),
@@ -32,7 +32,7 @@ pub enum AppEvent {
     },
     /// A model of this name is being loaded.
     LoadBegan(String),
-    /// It is ready and in use from now on.
+    /// The model is loaded and in use.
     ModelReady(Arc<ModelInfo>),
     LoadFailed(String),
     /// The prompt of `turn` could not be rendered or sent.
@@ -40,72 +40,72 @@ pub enum AppEvent {
         turn: u64,
         error: String,
     },
-    /// `turn` was taken back before it reached the engine.
+    /// `turn` was cancelled before it reached the engine.
     Withdrawn {
         turn: u64,
     },
-    /// What was typed in earlier runs.
+    /// The input history of earlier runs.
     History(Vec<String>),
-    /// A line was entered, where the chat goes line by line.
+    /// Line mode: a line was entered.
     Line(String),
-    /// Everything new was printed, where the chat goes line by line.
+    /// Line mode: everything new was printed.
     Printed,
-    /// The terminal has said its background.
+    /// The terminal reported its background.
     Background(Background),
-    /// The engine was told what a saved conversation's cache holds.
+    /// The engine was sent the state of a saved conversation.
     Restored,
-    /// The program ends: what stands in the input is kept.
+    /// The program ends: the draft is kept in the history.
     Leaving,
-    /// The external editor came back.
+    /// The external editor has closed.
     Edited(Result<String, String>),
     Copied {
         what: String,
-        /// Handed to the terminal, which does not answer.
+        /// Sent to the terminal, which does not confirm it.
         sent: bool,
     },
     Sessions(Vec<SessionEntry>),
-    /// A file for the input was read.
+    /// An attached file was read.
     Attached {
         typed: String,
         read: Result<Attachment, String>,
     },
     /// Hub ids in the cache.
     CachedModels(Vec<String>),
-    /// The models of this machine have been read.
+    /// The list of local models was read.
     Models(Vec<ModelEntry>),
     /// A saved conversation was read.
     Opened(Box<Opened>),
-    /// A conversation was held with another model, which is still there.
+    /// The conversation's model is another one, which can be loaded.
     OpenNeedsModel {
         which: Which,
         reference: ModelReference,
     },
-    /// A conversation was held with a model that is gone or does not load; why.
+    /// The conversation's model is gone or does not load, and why.
     OpenLacksModel {
         which: Which,
         model: String,
         why: String,
     },
-    /// The conversation's session, and what "now" is in it.
+    /// A session began; `date` is "now" in its templates.
     SessionBegan {
         id: String,
         date: jiff::civil::DateTime,
     },
-    /// /new, or the open conversation was deleted: an empty one takes its place.
+    /// An empty conversation replaces the open one (/new, /delete).
     NewConversation {
         id: String,
         date: jiff::civil::DateTime,
     },
-    /// Another program has changed the session's file: it goes on in a new one.
+    /// Another program changed the session's file; the conversation continues in a new one.
     SessionMoved {
         from: String,
         to: String,
     },
-    /// The conversation that the command line asks for is being read, or has been and waits for its model.
+    /// The conversation named on the command line is being read (true), or was read and waits for its model.
     Opening(bool),
-    /// The conversation asked for was not opened, and why.
+    /// The conversation was not opened, and why.
     NotOpened(Level, String),
-    /// The conversation's last records are in no file; what was asked for would leave it.
+    /// Records of the conversation could not be written; `then` would leave it.
     NotSaved {
         why: String,
         then: Store,
@@ -115,7 +115,7 @@ pub enum AppEvent {
         path: PathBuf,
         export: bool,
     },
-    /// Something done outside went well, or not.
+    /// A message about an effect.
     Said(Level, String),
 }
 
@@ -127,6 +127,6 @@ pub struct Opened {
     pub date: jiff::civil::DateTime,
     /// The eviction state at its end.
     pub eviction: Option<bool>,
-    /// One line each, to be shown.
+    /// Lines to show.
     pub notices: Vec<String>,
 }

@@ -1,18 +1,17 @@
-//! What the conversation pane shows, in order: the active path's messages, and local lines (toggle
-//! marks, notes) between them; with the wrapped rows of each and the place one has scrolled to.
-//! Knows no widget; rows are made by `widgets::conversation`.
+//! Items of the conversation pane: the messages of the active path and local lines (toggle marks, notes) between them,
+//! with their wrapped rows and the scroll position. Knows no widget; `widgets::conversation` makes the rows.
 
 use super::folded::Fold;
 use crate::chat::{Conversation, Mark, MessageId};
 use ratatui::text::Line;
 use std::collections::{HashMap, HashSet};
 
-/// A line of our own between messages; never part of the context.
+/// A line of the program between messages; never part of the context.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Local {
     /// The message it follows.
     pub after: Option<MessageId>,
-    /// It stands inside of that message, after so many bytes of its text.
+    /// Byte offset in that message's text, if the line is shown within it.
     pub within: Option<usize>,
     pub kind: LocalKind,
     pub text: String,
@@ -35,27 +34,27 @@ pub enum ItemKey {
     Local(usize),
 }
 
-/// Where the top row of the pane stands: so many rows into an item.
+/// Scroll position: the item at the top of the pane and the row within it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Anchor {
     pub item: usize,
     pub row: usize,
 }
 
-/// Rows of an item for one state of it.
+/// The wrapped rows of an item.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
-    /// What they were made from; other rows are made when it changes.
+    /// Hash of the state that they were made from; they are made again when it changes.
     pub fingerprint: u64,
     pub lines: Vec<Line<'static>>,
     /// Rows that a click opens or folds.
     pub fold_row: Option<usize>,
-    /// The URLs that spans of these rows have the numbers of.
+    /// URLs by the numbers that spans of these rows carry.
     pub links: Vec<String>,
     pub finished: Option<Finished>,
 }
 
-/// What of a streaming answer will not change any more: so many bytes, their rows and links.
+/// The part of a streaming answer that will not change: its bytes, rows and links.
 #[derive(Clone, Debug, Default)]
 pub struct Finished {
     pub bytes: usize,
@@ -70,7 +69,7 @@ pub struct Feed {
     pub rows: HashMap<ItemKey, Rows>,
     /// `None` follows the end.
     pub anchor: Option<Anchor>,
-    /// Rows in all when following ended.
+    /// Total rows when following ended.
     seen: usize,
     /// Messages were folded or opened since the last frame: their rows are not new.
     pub refolded: bool,
@@ -86,12 +85,12 @@ pub struct Feed {
     pub folds: HashMap<MessageId, Vec<Fold>>,
     /// The message chosen for fold and copy.
     pub selected: Option<MessageId>,
-    /// Changes when everything has to be made anew (theme).
+    /// Changes when all rows have to be made again (theme).
     pub generation: u64,
 }
 
 impl Feed {
-    /// Puts the items in order again after the path or the locals changed.
+    /// Orders the items after the path or the local lines changed.
     pub fn arrange(&mut self, chat: &Conversation) {
         let mut after: HashMap<Option<MessageId>, Vec<usize>> = HashMap::new();
         for (i, local) in self.locals.iter().enumerate() {
@@ -117,7 +116,7 @@ impl Feed {
         self.items = items;
     }
 
-    /// Adds a line of our own after the last message.
+    /// Adds a local line after the last message.
     pub fn push_local(&mut self, chat: &Conversation, kind: LocalKind, text: impl Into<String>) {
         self.locals.push(Local { after: chat.head(), within: None, kind, text: text.into() });
         self.arrange(chat);
@@ -129,13 +128,13 @@ impl Feed {
         self.arrange(chat);
     }
 
-    /// Lines inside of a message, in order: after how many bytes of its text, and what they say.
+    /// Returns the local lines within a message, in order: byte offset and text.
     pub fn within(&self, id: MessageId) -> impl Iterator<Item = (usize, &str)> {
         let here = self.locals.iter().filter(move |l| l.after == Some(id));
         here.filter_map(|l| Some((l.within?, l.text.as_str())))
     }
 
-    /// Lines of messages that are gone stand after the last message.
+    /// Moves lines of removed messages after the last message.
     pub fn reattach(&mut self, chat: &Conversation) {
         for local in &mut self.locals {
             if local.after.is_some_and(|id| chat.get(id).is_none()) {
@@ -145,7 +144,7 @@ impl Feed {
         self.arrange(chat);
     }
 
-    /// Forgets everything: another conversation.
+    /// Clears everything for another conversation.
     pub fn clear(&mut self) {
         *self = Feed {
             height: self.height,
@@ -178,7 +177,7 @@ impl Feed {
         self.all_open
     }
 
-    /// A row of an item, counted over all items.
+    /// Returns the index of an item's row among all rows.
     pub fn row_of(&self, item: usize, row: usize) -> usize {
         (0..item).map(|i| self.height_of(i)).sum::<usize>() + row
     }
@@ -192,7 +191,7 @@ impl Feed {
         (0..self.items.len()).map(|i| self.height_of(i)).sum()
     }
 
-    /// The first row shown, counted over all items.
+    /// Returns the index of the first row shown.
     pub fn top(&self) -> usize {
         let bottom_top = self.total().saturating_sub(self.height);
         match self.anchor {
@@ -208,12 +207,12 @@ impl Feed {
         self.anchor.is_none()
     }
 
-    /// Rows that came since one scrolled back.
+    /// Returns the number of rows added since the user scrolled back.
     pub fn unseen(&self) -> usize {
         if self.is_following() { 0 } else { self.total().saturating_sub(self.seen) }
     }
 
-    /// Scrolls by rows; reaching the end follows again.
+    /// Scrolls by rows. At the end the pane follows again.
     pub fn scroll(&mut self, rows: isize) {
         let bottom_top = self.total().saturating_sub(self.height);
         let top = self.top().saturating_add_signed(rows).min(bottom_top);
@@ -237,7 +236,7 @@ impl Feed {
         self.anchor = None;
     }
 
-    /// The item that a row belongs to, and the row within it.
+    /// Returns the item of a row, and the row within it.
     pub fn locate(&self, row: usize) -> Anchor {
         let mut left = row;
         for item in 0..self.items.len() {
@@ -250,7 +249,7 @@ impl Feed {
         Anchor { item: self.items.len().saturating_sub(1), row: 0 }
     }
 
-    /// Before rows are made anew for another width: keeps the place in proportion.
+    /// Keeps the scroll position in proportion when an item's rows are made for another width.
     pub fn rescale(&mut self, item: usize, old_height: usize, new_height: usize) {
         if let Some(a) = &mut self.anchor
             && a.item == item
@@ -260,17 +259,17 @@ impl Feed {
         }
     }
 
-    /// Rows in all when following ended, after a change of width.
+    /// Counts all rows as seen, after a change of width.
     pub fn reset_seen(&mut self) {
         self.seen = self.total();
     }
 
-    /// Rows that do not count as new; negative for rows that went.
+    /// Adds rows that do not count as new; negative for removed rows.
     pub fn add_seen(&mut self, rows: isize) {
         self.seen = self.seen.saturating_add_signed(rows);
     }
 
-    /// Chooses the message before or after the chosen one, and brings it into view.
+    /// Selects the previous or next message and scrolls to it.
     pub fn select(&mut self, newer: bool) {
         let messages: Vec<(usize, MessageId)> = self
             .items
@@ -301,7 +300,7 @@ impl Feed {
         }
     }
 
-    /// The message whose think block a fold key means: the chosen one, else the last that is in view.
+    /// Returns the message whose think block the fold key toggles: the selected one, else the last in view.
     pub fn fold_target(&self) -> Option<MessageId> {
         if self.selected.is_some() {
             return self.selected;

@@ -1,5 +1,5 @@
-//! What was typed in earlier runs, one JSON string a line. Entries are appended one by one, so that
-//! two chats lose none of each other's and a kill loses none at all. A failure is not worth a word.
+//! The input history on disk, one JSON string a line. Entries are appended one by one, so that neither a second chat
+//! nor a kill loses any. Failures are ignored.
 
 use crate::chat::session::{is_at, make_private_folder, private, write_atomically};
 use crate::regular_file::open_no_follow;
@@ -12,7 +12,7 @@ use std::time::Duration;
 const MAX_ENTRIES: usize = 1_000;
 /// A longer entry stays in memory.
 const MAX_ENTRY_BYTES: usize = 1 << 20;
-/// As much of the file's end as is read; a longer file is shortened.
+/// Most bytes read from the end of the file; a longer file is shortened.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// The file of the input history.
@@ -22,12 +22,12 @@ pub struct HistoryFile {
 }
 
 impl HistoryFile {
-    /// `path` absent: nothing is read or written.
+    /// Without `path` nothing is read or written.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self { path }
     }
 
-    /// The newest entries, older ones first.
+    /// Returns the newest entries, oldest first.
     pub fn read(&self) -> Vec<String> {
         let file = self.path.as_ref().and_then(|path| open_no_follow(OpenOptions::new().read(true), path).ok());
         file.map_or_else(Vec::new, |mut file| newest(&lines_of(&mut file)).iter().filter_map(|l| parse(l)).collect())
@@ -49,13 +49,13 @@ impl HistoryFile {
         let _ = file.write_all(format!("{begin}{line}\n").as_bytes());
     }
 
-    /// Leaves the newest entries of a file that has grown long, those of other processes included.
+    /// Shortens a long file to its newest entries, those of other processes included.
     pub fn shorten(&self) {
         let Some(mut file) = self.path.as_deref().and_then(locked) else { return };
         let long = file.metadata().is_ok_and(|m| m.len() > MAX_BYTES);
         let lines = lines_of(&mut file);
         if let (Some(path), true) = (&self.path, long || lines.len() > 2 * MAX_ENTRIES) {
-            // Others wait for the lock, and then find the new file in its place.
+            // Other processes wait for the lock and then open the new file.
             let _ = write_atomically(path, (newest(&lines).join("\n") + "\n").as_bytes());
         }
     }
@@ -82,8 +82,8 @@ fn lines_of(file: &mut File) -> Vec<String> {
     text.lines().skip(cut).filter(|line| parse(line).is_some()).map(str::to_owned).collect()
 }
 
-/// Opens the file for appending, made where there is none, and locks it. Without the lock where that is
-/// not to be had within half a second: appends of whole lines do not mix.
+/// Opens or creates the file for appending and locks it. After half a second it is used without the lock: appends of
+/// whole lines do not mix.
 fn locked(path: &Path) -> Option<File> {
     if let Some(folder) = path.parent() {
         make_private_folder(folder).ok()?;

@@ -1,4 +1,4 @@
-//! What the user wants, whichever key, command or list said so. `update::perform` carries it out.
+//! Intents: what the user asks for, independent of the key, command or list used. `update::perform` carries them out.
 
 use super::action::Action;
 use super::effect::Which;
@@ -6,7 +6,7 @@ use super::state::Confirmed;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Intent {
-    /// What a key means in the chat.
+    /// An action of the keymap.
     Act(Action),
     /// Send what stands in the input, as a message or a command.
     Submit,

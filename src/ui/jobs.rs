@@ -1,4 +1,4 @@
-//! Work that may wait for a disk or a device, off the screen's thread: one answer comes back for each job.
+//! Background threads for work that may wait for a disk. Each job sends back one answer.
 
 use super::event::AppEvent;
 use super::state::Level;
@@ -8,7 +8,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 type Job<A> = Box<dyn FnOnce() -> A + Send>;
 
-/// Where jobs are handed over.
+/// A handle that starts jobs.
 #[derive(Debug)]
 pub struct Jobs<A> {
     inbox: Sender<Job<A>>,

@@ -1,6 +1,6 @@
-//! Reads keys, pastes, the mouse and resizes on a thread of its own, and stamps each with the time
-//! it came in, so that a busy screen does not change what was typed fast and what was not. (The
-//! async stream of crossterm hands over one event per wake-up; pastes without brackets are thousands.)
+//! Reads keys, pastes, the mouse and resizes on a separate thread and stamps each with its arrival time, so that a busy
+//! screen does not change what counts as typed fast. (crossterm's async stream returns one event per wake-up; a
+//! paste without brackets has thousands.)
 
 use super::capabilities::{LONGEST_REPLY, background_of};
 use super::theme::Background;
@@ -10,19 +10,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// How often the thread looks whether it is to pause or end.
+/// How often the thread checks whether to pause or end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the terminal's answer about its background may take to be taken for one.
+/// How late the terminal's reply about its background is still recognised.
 const LATE: Duration = Duration::from_secs(10);
 
-/// What came in, and when; an error when the terminal is gone.
+/// An input and its time; an error when the terminal is gone.
 pub type Typed = (Instant, io::Result<Input>);
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
     Event(Event),
-    /// The terminal said its background after the start had stopped waiting for it.
+    /// The terminal reported its background after startup stopped waiting for it.
     Background(Background),
 }
 
@@ -51,7 +51,7 @@ impl Shared {
     }
 }
 
-/// The reading thread's other end.
+/// The receiving end of the reading thread.
 pub struct Keyboard {
     pub events: UnboundedReceiver<Typed>,
     shared: Arc<Shared>,
@@ -76,7 +76,7 @@ impl Keyboard {
         Ok(Self { events, shared })
     }
 
-    /// Leaves the keyboard to someone else. Returns once nothing is read any more.
+    /// Pauses reading, for another program. Returns once the thread reads no more.
     pub fn pause(&self) {
         let mut state = self.shared.lock();
         if *state != Some(State::Reading) {
@@ -149,14 +149,14 @@ fn terminal_is_gone() -> bool {
 /// Takes a late reply to OSC 11 out of the keys: crossterm reads it as Alt+], characters, and Ctrl+G or
 /// Alt+backslash.
 struct LateReply {
-    /// Until when a reply is looked for; `None` when none is due.
+    /// Until when a reply is expected; `None` if none is due.
     until: Option<Instant>,
     /// Events that look like the beginning of a reply.
     held: Vec<Event>,
 }
 
 impl LateReply {
-    /// What an event means, in order; nothing while it may be part of a reply.
+    /// Passes an event on, or holds it while it may be part of a reply.
     fn pass(&mut self, event: Event) -> Vec<io::Result<Input>> {
         if self.until.is_none_or(|until| Instant::now() > until) {
             self.until = None;
@@ -189,7 +189,7 @@ impl LateReply {
         self.give_up()
     }
 
-    /// The held events were typed after all.
+    /// Returns the held events: they were typed.
     fn give_up(&mut self) -> Vec<io::Result<Input>> {
         self.held.drain(..).map(|e| Ok(Input::Event(e))).collect()
     }

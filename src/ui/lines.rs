@@ -1,5 +1,5 @@
-//! For terminals that cannot place a cursor (`TERM=dumb`): prompts and answers line by line, with the
-//! same commands and the same state; only what is new is printed.
+//! Line mode, for terminals that cannot position the cursor (`TERM=dumb`): the same state and commands; only new text
+//! is printed.
 
 use super::event::AppEvent;
 use super::outbox::Rendered;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 const COLUMNS: usize = 78;
 
-/// What has been printed so far.
+/// What was printed so far.
 #[derive(Default)]
 struct Printed {
     locals: usize,
@@ -111,7 +111,7 @@ impl Runtime {
                 Woken::Written(written) => self.written(written),
                 Woken::Signal(Signal::End(2)) if busy => {
                     self.press(KeyCode::Esc);
-                    // The signal is the answer to the question, too.
+                    // The signal also confirms the question.
                     if self.app.asked() == About::StopLoading {
                         self.press(KeyCode::Esc);
                     }
@@ -197,7 +197,7 @@ impl Runtime {
 /// Lines of a paste come closer than this.
 const TOGETHER: Duration = Duration::from_millis(50);
 
-/// What was entered. Lines that come together are a paste, and one text.
+/// Entered lines. Lines that arrive together are a paste and become one text.
 struct Lines {
     receiver: mpsc::UnboundedReceiver<(Instant, String)>,
     /// The line after a paste, which came later.
@@ -205,7 +205,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Loses nothing where it is dropped while it waits.
+    /// Returns the next text. Cancel safe.
     async fn next(&mut self) -> Option<String> {
         if self.held.is_none() {
             self.held = Some(self.receiver.recv().await?);
@@ -226,7 +226,7 @@ impl Lines {
     }
 }
 
-/// Waits until then; for ever where there is no such time.
+/// Waits until `time`, or for ever.
 async fn at(time: Option<tokio::time::Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
@@ -234,7 +234,7 @@ async fn at(time: Option<tokio::time::Instant>) {
     }
 }
 
-/// Prints at once. A terminal that is gone is told by a signal, not by a panic.
+/// Prints and flushes. A closed terminal ends the chat by a signal, not by a panic here.
 fn put(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -259,7 +259,7 @@ fn print_text(printed: &mut Printed, kind: TextKind, text: &str) {
     printed.at_line_start = text.ends_with('\n');
 }
 
-/// How the last answer ended.
+/// Describes how the last answer ended.
 fn last_words(app: &App) -> Option<String> {
     let path = app.chat.path();
     let report = path.last()?.report.as_ref()?;

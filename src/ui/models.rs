@@ -1,5 +1,5 @@
-//! The models of this machine, as the chat shows them: the list of `/models`, and the names that
-//! `/model` completes. Who looks them up is handed in from outside.
+//! The local models as the chat shows them: the list of `/models`, and the names that `/model` completes. `cli`
+//! implements [`Models`].
 
 use super::editor::Editor;
 use crate::chat::session::Stamp;
@@ -8,16 +8,16 @@ use crate::protocol::ModelReference;
 
 /// Looks models up on this machine. Opens no connection.
 pub trait Models: Send + Sync {
-    /// What loads the model of a conversation again, or why it is gone.
+    /// Returns a reference to the model of a conversation, or why it cannot be loaded.
     fn find(&self, stamp: &Stamp) -> Result<ModelReference, String>;
 
-    /// The settings that load it. An adapter given on the command line stays.
+    /// Returns the settings that load it. An adapter given on the command line is kept.
     fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings;
 
     /// Hub ids in the cache.
     fn cached(&self) -> Vec<String>;
 
-    /// All models, with what their files say. Reads many files: not for the screen's thread.
+    /// Returns all models with facts from their files. Reads many files: not for the UI thread.
     fn list(&self, settings: &Settings) -> Vec<ModelEntry>;
 }
 

@@ -1,17 +1,16 @@
-//! The numbers of the cache in words, for the panel, the status line and /stats alike, so that they
-//! cannot differ. Draws nothing.
+//! Formats the cache's numbers for the panel, the status line and /stats, so that they agree. Draws nothing.
 
 use super::state::App;
 use super::text::{bytes, clean_line, count, duration, plural, ratio};
 use crate::protocol::{Download, KvStats, Snapshot};
 
-/// Tokens that every head of a dense cache would hold.
+/// Returns the tokens that each head of a dense cache would hold.
 pub fn dense_per_head(kv: &KvStats) -> u64 {
     let heads: usize = kv.live.iter().map(Vec::len).sum();
     kv.dense_slots.checked_div(heads as u64).unwrap_or(0)
 }
 
-/// Live slots of a head over what a dense cache would hold; absent before the first token.
+/// Returns the live slots of a head over those of a dense cache; `None` before the first token.
 pub fn retention(kv: &KvStats, layer: usize, head: usize) -> Option<f64> {
     let dense = dense_per_head(kv);
     let live = *kv.live.get(layer)?.get(head)?;
@@ -23,7 +22,7 @@ pub fn percent(retention: f64) -> u64 {
     (retention * 100.0).round() as u64
 }
 
-/// How far a download is: `34 % of 16.4 GB, 85.1 MB/s, 2 min 7 s left, FILE 12 %`.
+/// Formats the progress of a download: `34 % of 16.4 GB, 85.1 MB/s, 2 min 7 s left, FILE 12 %`.
 pub fn download(d: &Download) -> String {
     let percent = |done: u64, all: u64| (done as f64 * 100.0 / all.max(1) as f64) as u64;
     let speed = d.bytes_per_s.map(|s| format!(", {}/s", bytes(s as u64))).unwrap_or_default();
@@ -32,8 +31,7 @@ pub fn download(d: &Download) -> String {
     format!("{all} % of {}{speed}{left}, {} {one} %", bytes(d.total_bytes), clean_line(&d.file))
 }
 
-/// What leads the panel, in parts: live bytes, what a dense cache would hold, and the ratio of the
-/// two. Empty before the first token.
+/// Returns the parts of the panel's headline: live bytes, bytes of a dense cache, ratio. Empty before the first token.
 pub fn headline(app: &App) -> Vec<String> {
     let Some(kv) = app.engine.snapshot.as_ref().map(|s| &s.kv).filter(|kv| kv.dense_slots > 0) else {
         return Vec::new();
@@ -41,8 +39,8 @@ pub fn headline(app: &App) -> Vec<String> {
     vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes)), ratio(kv.ratio)]
 }
 
-/// What is held beside the live slots, by purpose. With the live bytes it adds up to what the pool
-/// has mapped; what is zero is left out.
+/// Returns the memory held beside the live slots, by purpose. With the live bytes it adds up to the mapped bytes of the
+/// pool. Zeros are left out.
 pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
     let Some(s) = &app.engine.snapshot else { return Vec::new() };
     let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes);
@@ -58,7 +56,7 @@ pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// How the cache is set, in parts: `dms`, `window 64`, `f32`, `eviction on`.
+/// Returns the cache's settings in parts: `dms`, `window 64`, `f32`, `eviction on`.
 pub fn cache_settings(app: &App) -> Vec<String> {
     let Some(info) = &app.engine.info else { return Vec::new() };
     let mut parts = vec![clean_line(&info.policy)];
@@ -99,7 +97,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// `on`, `off`, or what a dense model says.
+/// Returns `on`, `off`, or `none (dense)`.
 pub fn eviction_word(app: &App) -> &'static str {
     match &app.engine.info {
         Some(info) if info.window.is_none() => "none (dense)",
@@ -108,7 +106,7 @@ pub fn eviction_word(app: &App) -> &'static str {
     }
 }
 
-/// What /stats writes: the panel's numbers, and the live slots of every layer and head.
+/// Returns the text of /stats: the panel's numbers, and the live slots of every layer and head.
 pub fn stats_note(app: &App) -> String {
     let Some(s) = &app.engine.snapshot else { return "no numbers yet: no model is loaded".to_owned() };
     let mut lines: Vec<String> = stats_rows(app, s).into_iter().map(|(k, v)| format!("{k:<15} {v}")).collect();
@@ -134,7 +132,7 @@ pub fn context_use(app: &App) -> String {
     }
 }
 
-/// The context is nearly used up.
+/// True if at least nine tenths of the context are used.
 pub fn context_is_short(app: &App) -> bool {
     app.engine.info.as_ref().is_some_and(|i| app.tokens() * 10 >= i.context * 9)
 }

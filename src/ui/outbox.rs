@@ -1,6 +1,5 @@
-//! Commands on their way to the engine, in the order they were asked for. A command that carries a
-//! prompt waits until the prompt is rendered on a thread of its own, and what was asked for after
-//! it waits behind it. The screen never waits.
+//! The queue of commands to the engine. A command with a prompt waits until a separate thread has rendered the prompt,
+//! and later commands wait behind it, so that the UI thread never waits and the order is kept.
 
 use crate::chat::{Message, RenderOptions, render};
 use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece};
@@ -11,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
-/// What a prompt is rendered for.
+/// The purpose of a rendering.
 #[derive(Debug)]
 pub enum Purpose {
     /// The request still lacks its prompt.
@@ -19,7 +18,7 @@ pub enum Purpose {
     Rewind,
 }
 
-/// Everything that a rendering reads, owned by its thread.
+/// Input of a rendering, owned by its thread.
 pub struct Source {
     pub system: Option<String>,
     pub path: Vec<Message>,
@@ -37,7 +36,7 @@ enum Waiting {
     },
 }
 
-/// A finished rendering. Its number tells whether anyone still waits for it.
+/// A finished rendering. `id` tells whether it is still wanted.
 pub struct Rendered {
     id: u64,
     result: Result<Vec<Piece>>,
@@ -45,7 +44,7 @@ pub struct Rendered {
 
 pub struct Outbox {
     waiting: VecDeque<Waiting>,
-    /// The number of the rendering that runs, which is always that of the first in the queue.
+    /// Id of the running rendering, which belongs to the first entry of the queue.
     running: Option<u64>,
     last_id: u64,
     results: mpsc::UnboundedSender<Rendered>,
@@ -64,7 +63,7 @@ impl Outbox {
         self.waiting.push_back(Waiting::Command(command));
     }
 
-    /// A new prompt makes a rewind that stands directly before it needless.
+    /// Appends a prompt, and drops rewinds directly before it, which it makes unnecessary.
     pub fn push_prompt(&mut self, purpose: Purpose, source: Source) {
         while let Some(Waiting::Prompt { purpose: Purpose::Rewind, .. }) = self.waiting.back() {
             self.remove(self.waiting.len() - 1);
@@ -73,7 +72,7 @@ impl Outbox {
         self.waiting.push_back(Waiting::Prompt { purpose, source: Some(source), cancel });
     }
 
-    /// Takes an entry out of the queue and ends its rendering.
+    /// Removes an entry from the queue and cancels its rendering.
     fn remove(&mut self, at: usize) -> Option<Waiting> {
         let entry = self.waiting.remove(at)?;
         if let Waiting::Prompt { cancel, .. } = &entry {
@@ -85,7 +84,7 @@ impl Outbox {
         Some(entry)
     }
 
-    /// The next command that can be sent; begins the rendering that stands in the way of the rest.
+    /// Returns the next command that can be sent, or starts the rendering that the queue waits for.
     pub fn ready(&mut self) -> Option<Command> {
         match self.waiting.pop_front()? {
             Waiting::Command(command) => return Some(command),
@@ -116,7 +115,7 @@ impl Outbox {
         }
     }
 
-    /// What a finished rendering was for; `None` when nobody waits for it any more.
+    /// Returns the purpose of a finished rendering; `None` if it was cancelled.
     pub fn finish(&mut self, rendered: Rendered) -> Option<(Purpose, Result<Vec<Piece>>)> {
         if self.running != Some(rendered.id) {
             return None;
@@ -127,7 +126,7 @@ impl Outbox {
         }
     }
 
-    /// Takes back the turn that has not reached the engine yet, and returns its number.
+    /// Removes the turn that was not sent yet, and returns its number.
     pub fn withdraw_turn(&mut self) -> Option<u64> {
         let at =
             self.waiting.iter().position(|w| matches!(w, Waiting::Prompt { purpose: Purpose::Generate(_), .. }))?;
@@ -137,13 +136,13 @@ impl Outbox {
         }
     }
 
-    /// Takes back a rebuild that has not reached the engine yet; false when there is none.
+    /// Removes a rebuild that was not sent yet; false if there is none.
     pub fn withdraw_rebuild(&mut self) -> bool {
         let at = self.waiting.iter().position(|w| matches!(w, Waiting::Command(Command::Rebuild)));
         at.and_then(|at| self.remove(at)).is_some()
     }
 
-    /// Forgets everything: the engine it was meant for is gone.
+    /// Empties the queue: its engine is gone.
     pub fn clear(&mut self) {
         while self.remove(0).is_some() {}
     }

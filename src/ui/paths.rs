@@ -1,15 +1,13 @@
-//! Paths for completion: names in one folder that begin as typed. Bounded, because a folder may hold
-//! anything.
+//! Completion of paths: the names in a folder that begin as typed. Bounded, because folders may be huge.
 
 use super::text::clean_line;
 use std::path::{Path, PathBuf};
 
-/// Entries of a folder that are looked at, and names that are offered.
+/// Most entries of a folder that are read, and most names offered.
 const MAX_ENTRIES: usize = 10_000;
 const MAX_NAMES: usize = 200;
 
-/// What may follow `typed`: whole paths, folders with a slash at the end. Hidden names only where the
-/// typed name begins with a dot.
+/// Returns the paths that begin with `typed`, folders with a slash at the end. Hidden names need a typed dot.
 pub fn complete(typed: &str, folders_only: bool) -> Vec<String> {
     let (folder, name) =
         typed.rsplit_once('/').map_or(("", typed), |(folder, name)| (&typed[..folder.len() + 1], name));

@@ -1,6 +1,6 @@
-//! The loop: waits for keys, engine events, snapshots, signals and timers, hands them to `update`,
-//! does the effects, draws. Everything that has come in is handled before a frame is drawn, at
-//! most 60 a second, and none when nothing changed.
+//! The event loop: waits for keys, engine events, snapshots, signals and timers, passes them to `update`, runs the
+//! effects and draws. All pending events are handled before a frame is drawn; at most 60 frames a second, none
+//! when nothing changed.
 
 mod loading;
 mod saving;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-/// Between two frames at least, after a key and while only the model writes: it needs the cores more.
+/// Shortest time between two frames after a key, and while only the model writes, which needs the cores more.
 const FRAME: Duration = Duration::from_millis(16);
 const QUIET_FRAME: Duration = Duration::from_millis(33);
 
@@ -38,7 +38,7 @@ pub struct Runtime {
     /// The engine in use, and the one that is being loaded.
     pub(super) current: Option<EngineHandle>,
     next: Option<EngineHandle>,
-    /// What the engine in use is still to be sent.
+    /// Commands that are still to be sent to the engine in use.
     pub(super) outbox: Outbox,
     pub(super) sessions: Sessions,
     history: HistoryFile,
@@ -52,22 +52,22 @@ pub struct Runtime {
     begun: bool,
     /// A conversation to open once the model is there.
     resume: Resume,
-    /// Where files are read and written, and the results.
+    /// The threads that read and write files, and their results.
     jobs: Jobs<Answer>,
     answers: Answers,
     /// The name of that conversation's model, while it loads.
     own: Option<String>,
-    /// It did not load: its name, and why.
+    /// That model's name and the error, where it did not load.
     lacking: Option<(String, String)>,
-    /// The theme is that of the terminal's background.
+    /// The theme follows the terminal's background.
     pub(super) follow_background: bool,
 }
 
-/// What an engine says.
+/// Events of an engine.
 pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Response>;
 type Renderings = UnboundedReceiver<Rendered>;
 
-/// What the loop woke up for.
+/// The reason the loop woke up.
 enum Woken {
     Input(Option<Typed>),
     Engine(Option<Event>),
@@ -80,16 +80,16 @@ enum Woken {
     Timer,
 }
 
-/// What comes in beside keys and signals.
+/// Sources of events other than keys and signals.
 pub(super) struct Sources<'a> {
     /// The events of the engine in use, and of the one that is being loaded.
     pub current: Option<&'a mut Events>,
     pub next: Option<&'a mut Events>,
-    /// Prompts that are rendered.
+    /// Rendered prompts.
     pub rendered: &'a mut Renderings,
     /// Results of work on files.
     pub answers: &'a mut Answers,
-    /// Lines of sessions that are on disk.
+    /// Results of writes to session files.
     pub written: &'a mut UnboundedReceiver<Written>,
 }
 
@@ -126,7 +126,7 @@ impl Runtime {
         }
     }
 
-    /// Begins: the history, the session, the model.
+    /// Starts reading the history and the conversation, and loads the model.
     pub fn begin(&mut self) {
         let history = self.history.clone();
         self.jobs.beside(move || AppEvent::History(history.read()));
@@ -211,7 +211,7 @@ impl Runtime {
         self.exit = Some(exit);
     }
 
-    /// What comes in beside keys and signals.
+    /// Returns the sources of events other than keys and signals.
     pub(super) fn sources(&mut self) -> Sources<'_> {
         Sources {
             current: self.current.as_mut().map(|e| &mut e.events),
@@ -230,7 +230,7 @@ impl Runtime {
         if self.pressed { FRAME } else { QUIET_FRAME }
     }
 
-    /// When to wake up though nothing comes in.
+    /// Returns how long the loop may sleep without an event.
     fn timer(&self, drawn: Instant) -> Option<Duration> {
         let frame = self.dirty.then(|| self.frame().saturating_sub(drawn.elapsed()));
         let tick = self.app.wants_tick().map(|at| Duration::from_millis((at + 1).saturating_sub(self.elapsed_ms())));
@@ -250,7 +250,7 @@ impl Runtime {
             None => (None, None),
         };
         let snapshot = async {
-            // A closed channel is told by the events.
+            // A closed channel shows in the events.
             let changed = match snapshot {
                 Some(s) => s.changed().await.is_ok(),
                 None => false,
@@ -289,7 +289,7 @@ impl Runtime {
         }
     }
 
-    /// Handles everything that is there already.
+    /// Handles all pending events.
     fn drain(&mut self, keyboard: &mut Keyboard) {
         let mut left = 4096;
         while self.exit.is_none() && left > 0 {
@@ -327,7 +327,7 @@ impl Runtime {
         self.pressed = true;
         let effects = self.update_at(event, at);
         for effect in effects {
-            // The editor reads the keyboard: our own reader must not.
+            // Our reader must not read the keyboard while the editor does.
             if let Effect::ExternalEditor(text) = effect {
                 let edited = self.edit_outside(&text, keyboard);
                 self.handle(AppEvent::Edited(edited));
@@ -383,7 +383,7 @@ impl Runtime {
         effects
     }
 
-    /// Handles an event and all that follows from it.
+    /// Handles an event, its effects and their results.
     pub fn handle(&mut self, event: AppEvent) {
         let effects = self.update(event);
         self.effects(effects);
@@ -420,7 +420,7 @@ impl Runtime {
             }
             Effect::CancelLoad => {
                 if !std::mem::replace(&mut self.begun, true) {
-                    // Whatever is loaded instead is the user's choice for the conversation that waits.
+                    // The model loaded instead is the user's choice for the conversation that waits.
                     self.sessions.keep_model();
                 }
                 self.next = None;
@@ -487,7 +487,7 @@ impl Runtime {
         let stopped = Instant::now();
         super::signals::stop_here();
         let _ = screen.retake();
-        // Time in the shell is no time of an answer.
+        // Time spent in the shell does not count.
         self.started += stopped.elapsed();
         self.dirty = true;
     }

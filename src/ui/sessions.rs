@@ -1,7 +1,6 @@
-//! The files behind the chat: the session that is open, the list of all, transcripts. Does what
-//! [`Store`] asks and answers with events; draws nothing. No file is touched on the screen's thread: records
-//! are appended by the [`Writer`], everything else is done by [`Jobs`]. A conversation is not left
-//! before its records are in its file, or the user says so.
+//! Session files: the open conversation, the list of saved ones, transcripts. Carries out [`Store`] operations and
+//! returns events. The UI thread touches no file: the [`Writer`] appends records, [`Jobs`] do everything else.
+//! A conversation is left only once its records are written, or if the user confirms.
 
 mod leave;
 
@@ -23,10 +22,10 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
-/// How long a write may take before the program asks whether the conversation is left all the same.
+/// How long a write may take before the user is asked whether to leave the conversation unsaved.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What a job on files brings.
+/// The result of a job on files.
 #[derive(Debug)]
 pub enum Answer {
     Events(Vec<AppEvent>),
@@ -49,15 +48,15 @@ pub struct Read {
     /// The number of the job that read it.
     id: u64,
     which: Which,
-    /// It is opened with the model that is loaded, whatever model it was held with.
+    /// Open it with the loaded model, even if another model held the conversation.
     with_current: bool,
     result: Result<(Session, Loaded), String>,
-    /// What loads the model it was held with, or why that is gone.
+    /// A reference to the conversation's model, or why it cannot be loaded.
     model: Option<Result<ModelReference, String>>,
 }
 
 impl Read {
-    /// What loads the model it was held with, where that is there.
+    /// Returns a reference to the conversation's model, if it can be loaded.
     pub fn model(&self) -> Option<&ModelReference> {
         self.model.as_ref()?.as_ref().ok()
     }
@@ -68,9 +67,9 @@ pub struct Sessions {
     folder: Folder,
     session: Session,
     unsaved: bool,
-    /// What the engine has to be brought to before the next message.
+    /// The state the engine has to restore before the next message.
     pub restore: Option<RestoreRequest>,
-    /// The model last in use, for records.
+    /// The model last used, for records.
     info: Option<Arc<ModelInfo>>,
     /// Changes of the conversation that wait for a model.
     changes: Vec<Change>,
@@ -81,9 +80,9 @@ pub struct Sessions {
     /// The next conversation is opened with the model that the user named.
     model_given: bool,
     jobs: Jobs<Answer>,
-    /// To be done once the open session's records are in its file, and when that takes too long.
+    /// The operation that waits for the open session's records to be written, and its deadline.
     waiting: Option<(Store, Instant)>,
-    /// The job that reads a conversation, and how many there were.
+    /// Id of the running job that reads a conversation, and the number of such jobs so far.
     reading: Option<u64>,
     reads: u64,
     /// A conversation that was read and waits for its model or for the user's decision.
@@ -130,13 +129,13 @@ impl Sessions {
         self.info = Some(Arc::clone(info));
     }
 
-    /// What the state has to know of the open session.
+    /// Returns the event that announces the open session.
     pub fn began(&self) -> AppEvent {
         AppEvent::SessionBegan { id: self.session.id().to_owned(), date: self.session.template_date() }
     }
 
-    /// Does what is asked, or has it done by a thread. What leaves the conversation waits until its
-    /// records are in its file.
+    /// Carries out an operation, or starts a job for it. Operations that leave the conversation wait until its
+    /// records are written.
     pub fn run(&mut self, app: &App, what: Store) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let leaves = match &what {
@@ -158,7 +157,7 @@ impl Sessions {
 
     fn perform(&mut self, app: &App, what: Store, events: &mut Vec<AppEvent>) {
         if !matches!(what, Store::Sync | Store::Open(_) | Store::OpenWithCurrent(_)) {
-            // Its file is locked as long as it is held here.
+            // It keeps its file locked.
             self.read = None;
         }
         match what {
@@ -192,7 +191,7 @@ impl Sessions {
         }
     }
 
-    /// Runs work on the folder of sessions in order with other such work; an error is one line.
+    /// Runs `work` on the sessions folder, after earlier work. An error is shown in one line.
     fn on_files(&self, work: impl FnOnce(&Folder) -> Result<Vec<AppEvent>> + Send + 'static) {
         let folder = self.folder.clone();
         self.jobs.in_order(move || {
@@ -201,7 +200,7 @@ impl Sessions {
         });
     }
 
-    /// Takes what the conversation's journal says. Without a model so far it waits for one.
+    /// Adds records of these changes. Before the first model they are kept until one is loaded.
     pub fn record(&mut self, chat: &Conversation, changes: Vec<Change>) {
         self.changes.extend(changes);
         if let Some(info) = &self.info {
@@ -209,7 +208,7 @@ impl Sessions {
         }
     }
 
-    /// Hands what waits to the writer, unless it is at it already.
+    /// Starts writing pending records, unless a write is running.
     fn write_on(&mut self, app: &App, events: &mut Vec<AppEvent>) {
         let Some(write) = self.session.begin_write() else { return };
         if let Err(write) = self.writer.write(write) {
@@ -218,7 +217,7 @@ impl Sessions {
         }
     }
 
-    /// The writer is done with some lines.
+    /// Handles the result of a write.
     pub fn written(&mut self, app: &App, written: Written) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let path = written.path().to_owned();
@@ -226,7 +225,7 @@ impl Sessions {
             Ok(moved) => {
                 events.extend(moved.map(has_moved));
                 self.write_on(app, &mut events);
-                // There may be room again for what else waits.
+                // The disk may have room again for the others.
                 let writes: Vec<_> = self.left.iter_mut().filter_map(Session::begin_write).collect();
                 writes.into_iter().for_each(|write| drop(self.writer.write(write)));
                 self.left.retain(Session::is_behind);
@@ -238,7 +237,7 @@ impl Sessions {
                     Some((what @ (Store::Close | Store::Open(_) | Store::OpenWithCurrent(_)), _)) => {
                         events.push(AppEvent::NotSaved { why, then: what });
                     }
-                    // What could not be written goes with the rest.
+                    // The unwritten records are deleted with the rest.
                     Some((Store::DeleteCurrent, _)) => self.perform(app, Store::DeleteCurrent, &mut events),
                     _ => events.push(AppEvent::Said(Level::Error, why)),
                 }
@@ -256,12 +255,12 @@ impl Sessions {
         events
     }
 
-    /// When the disk is to be called unresponsive.
+    /// Returns the deadline of the operation that waits for the disk.
     pub fn overdue_at(&self) -> Option<Instant> {
         self.waiting.as_ref().map(|(_, until)| *until)
     }
 
-    /// Ends the wait for a disk that does not answer.
+    /// Gives up the operation that waits for a disk past its deadline.
     pub fn overdue(&mut self) -> Vec<AppEvent> {
         let Some((what, _)) = self.waiting.take_if(|(_, until)| *until <= Instant::now()) else { return Vec::new() };
         let why = "the disk does not answer".to_owned();
@@ -277,7 +276,7 @@ impl Sessions {
         owner.next().map_or(Ok(None), |session| session.end_write(written))
     }
 
-    /// Closes the open session and begins another. Records that wait are tried again with every write.
+    /// Closes the open session and begins another. Its unwritten records are tried again with every write.
     fn begin_new(&mut self) -> AppEvent {
         let new = if self.unsaved { Session::unsaved() } else { self.folder.create() };
         self.replace(new);
@@ -319,7 +318,7 @@ impl Sessions {
         }
     }
 
-    /// Has a saved conversation read; [`Answer::Read`] brings it.
+    /// Starts reading a saved conversation; [`Answer::Read`] returns it.
     pub fn read(&mut self, which: Which, with_current: bool) {
         self.reads += 1;
         self.reading = Some(self.reads);
@@ -336,7 +335,7 @@ impl Sessions {
         });
     }
 
-    /// Takes a conversation that was read. `None`: nobody waits for it any more.
+    /// Returns the conversation if it is the one that is waited for.
     pub fn expect(&mut self, read: Box<Read>) -> Option<Box<Read>> {
         self.reading.take_if(|id| *id == read.id).map(|_| read)
     }
@@ -346,7 +345,7 @@ impl Sessions {
         self.read = Some(read);
     }
 
-    /// True where the next conversation is opened with the model that the user named.
+    /// True if the next conversation is opened with the model that the user named.
     pub fn has_given_model(&self) -> bool {
         self.model_given
     }
@@ -364,7 +363,7 @@ impl Sessions {
             None => None,
             Some(Ok(reference)) if current.and_then(|i| i.reference.as_ref()) == Some(&reference) => None,
             Some(Ok(reference)) => Some(AppEvent::OpenNeedsModel { which, reference }),
-            // Such files name no model that could be looked up: a notice tells when they are opened.
+            // Old files name no model that could be looked up; a notice follows when they are opened.
             Some(Err(_)) if stamp.reference.is_none() => None,
             Some(Err(why)) => Some(AppEvent::OpenLacksModel { which, model: stamp.name.clone(), why }),
         };
@@ -428,7 +427,7 @@ impl Sessions {
             _ => self.session.jsonl().to_owned(),
         };
         self.on_files(move |_| {
-            // A link counts, wherever it leads.
+            // A symbolic link counts as a file.
             if path.symlink_metadata().is_ok() && !overwrite {
                 return Ok(vec![AppEvent::Exists { path, export }]);
             }
@@ -438,7 +437,7 @@ impl Sessions {
     }
 }
 
-/// Gives up a token log that the context does not hold, and says so.
+/// Drops a token log that is longer than the context, and returns a notice about it.
 fn shorten(request: &mut RestoreRequest, info: &ModelInfo) -> Option<String> {
     let tokens = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
     if tokens < info.context {
@@ -461,7 +460,7 @@ fn saved(path: &Path) -> AppEvent {
     AppEvent::Said(Level::Info, format!("saved in {}", clean_line(&whole.display().to_string())))
 }
 
-/// How the conversation is rendered now.
+/// Returns the options for rendering the conversation.
 pub fn render_options(app: &App) -> RenderOptions {
     RenderOptions {
         think: app.options.think,

@@ -1,6 +1,6 @@
-//! Signals from outside: the end, the stop of job control, and going on again.
+//! Process signals: termination, and stop and continue of job control.
 
-/// What a signal asks for.
+/// A signal that the chat handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// End with this signal's number.
@@ -17,7 +17,7 @@ mod unix {
     use super::Signal;
     use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-    /// The signals that we answer ourselves.
+    /// Streams of the handled signals.
     pub struct Signals {
         terminate: Stream,
         hangup: Stream,
@@ -49,7 +49,7 @@ mod unix {
         }
     }
 
-    /// Stops this process and those that wait for it, as Ctrl+Z does, until told to go on.
+    /// Stops the process group, as Ctrl+Z does, until SIGCONT.
     pub fn stop_here() {
         let _ = rustix::process::kill_current_process_group(rustix::process::Signal::STOP);
         // The signal may reach another thread first.

@@ -20,9 +20,9 @@ use nucleo_matcher::{Config, Matcher};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How long a notice stays that is no warning.
+/// Lifetime of an information notice.
 const INFO_MS: u64 = 6_000;
-/// Most messages that wait.
+/// Most queued messages.
 pub const MAX_QUEUE: usize = 20;
 /// How long a frame of the spinner is shown.
 pub const SPINNER_MS: u64 = 100;
@@ -50,13 +50,13 @@ pub struct App {
     pub turn: Option<ActiveTurn>,
     pub panel: Panel,
     pub notice: Option<Notice>,
-    /// Messages that wait for the model or for the answer that runs.
+    /// Messages that wait for the model or for the running answer.
     pub queue: VecDeque<Queued>,
-    /// A draft that returns to the input when the command that is being typed has run.
+    /// The draft set aside while a command is typed; it returns afterwards.
     pub aside: Option<String>,
-    /// The text that the program itself put into the input last: `/` sets it aside.
+    /// The text that the program put into the input last; `/` sets it aside.
     pub given_back: Option<String>,
-    /// A conversation is still to be opened: what is sent meanwhile is meant for that one.
+    /// A conversation is still to be opened; messages sent meanwhile belong to it.
     pub resuming: bool,
     /// A saved conversation is being read.
     pub opening: bool,
@@ -71,7 +71,7 @@ pub struct App {
     pub now_ms: u64,
 }
 
-/// What is fixed when the program starts.
+/// Settings that are fixed at startup.
 pub struct Setup {
     pub settings: Settings,
     pub themes: Themes,
@@ -85,7 +85,7 @@ pub struct Setup {
     pub no_session: bool,
 }
 
-/// What is known of the engine.
+/// The engine as the UI knows it.
 #[derive(Default)]
 pub struct EngineView {
     pub info: Option<Arc<ModelInfo>>,
@@ -94,11 +94,11 @@ pub struct EngineView {
     pub chosen: String,
     pub loaded: String,
     pub snapshot: Option<Arc<Snapshot>>,
-    /// As last set or reported.
+    /// Eviction as last set or reported.
     pub eviction: bool,
-    /// A rebuild or restore runs: done and total tokens.
+    /// Done and total tokens of a running rebuild or restore.
     pub rebuilding: Option<(usize, usize)>,
-    /// Why there is no engine any more.
+    /// Why the engine has ended.
     pub failed: Option<String>,
 }
 
@@ -108,15 +108,15 @@ impl EngineView {
     }
 }
 
-/// A model on its way.
+/// A model that is being loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loading {
     pub name: String,
     pub done_bytes: u64,
     pub total_bytes: u64,
-    /// It comes from the hub first.
+    /// Progress of its download.
     pub download: Option<Download>,
-    /// Kernel files that were compiled for this GPU, of how many, and the seconds that took.
+    /// Kernel files compiled for this GPU, their number, and the seconds so far.
     pub kernels: Option<(usize, usize, u64)>,
     /// The conversation to open with it.
     pub then_open: Option<Which>,
@@ -129,7 +129,7 @@ impl Loading {
     }
 }
 
-/// What /set, /think and their like change.
+/// Options that /set, /think and similar commands change.
 #[derive(Clone, Debug)]
 pub struct ChatOptions {
     pub think: bool,
@@ -148,19 +148,19 @@ pub struct ActiveTurn {
     pub started_ms: u64,
     /// Tokens of the prompt, once encoded.
     pub prompt_tokens: Option<usize>,
-    /// The first text has come.
+    /// Text has arrived.
     pub answering: bool,
     pub thinking_since_ms: Option<u64>,
-    /// How long the think block took and how many tokens it has, once the answer began.
+    /// Milliseconds and tokens of the think block, once the answer began.
     pub thought: Option<(u64, usize)>,
     pub stopping: bool,
 }
 
 impl ActiveTurn {
-    /// When it is worth saying that the prompt is still being rendered and encoded.
+    /// Delay before the preparation of the prompt is shown.
     const PREPARING_MS: u64 = 300;
 
-    /// The moment from which the preparation is shown; absent once the prompt is encoded.
+    /// Returns when the preparation of the prompt is shown; `None` once it is encoded.
     pub fn shows_preparing_at(&self) -> Option<u64> {
         (self.prompt_tokens.is_none() && !self.answering).then_some(self.started_ms + Self::PREPARING_MS)
     }
@@ -170,10 +170,10 @@ impl ActiveTurn {
     }
 }
 
-/// The count of the draft in the input.
+/// The token count of the draft.
 #[derive(Clone, Debug, Default)]
 pub struct DraftCount {
-    /// The revision of the text; 0 where nothing is to be counted.
+    /// The revision of the text; 0 if it is not counted.
     pub id: u64,
     pub changed_ms: u64,
     pub asked: bool,
@@ -181,7 +181,7 @@ pub struct DraftCount {
 }
 
 impl DraftCount {
-    /// The number that is shown: of this text, or of the one before while that is being counted.
+    /// Returns the number to show: of this text, or of the previous one while this one is counted.
     pub fn shown(&self) -> Option<usize> {
         self.tokens.filter(|_| self.id != 0)
     }
@@ -193,11 +193,11 @@ impl DraftCount {
     }
 }
 
-/// A message that waits to be sent.
+/// A queued message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Queued {
     pub text: String,
-    /// The message that it is sent in place of.
+    /// The message that it replaces.
     pub replaces: Option<MessageId>,
 }
 
@@ -206,16 +206,16 @@ pub struct Queued {
 pub struct Notice {
     pub text: String,
     pub level: Level,
-    /// When it goes; warnings and errors stay until the next key that does something.
+    /// When it disappears; warnings and errors stay until the next key that does something.
     pub until_ms: Option<u64>,
     pub about: About,
 }
 
-/// What a notice is about: it goes when that is over.
+/// The subject of a notice, with which it disappears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     Nothing,
-    /// The answer or rebuild that runs.
+    /// The running answer or rebuild.
     Busy,
     /// The same key again quits.
     Quit,
@@ -233,14 +233,14 @@ pub enum Level {
 /// The cache panel.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
-    /// Hidden by the user; otherwise it is shown wherever there is room for it.
+    /// Hidden by the user; else shown wherever it fits.
     pub hidden: bool,
     pub ratios: RatioHistory,
     /// First row of the heatmap shown, where it does not fit.
     pub scroll: usize,
 }
 
-/// The ratio over the conversation, thinned out when long.
+/// Compression ratio by tokens fed, thinned out when long.
 #[derive(Clone, Debug)]
 pub struct RatioHistory {
     /// Tokens fed, and the ratio then.
@@ -284,15 +284,15 @@ impl RatioHistory {
     }
 }
 
-/// What is known of the file this conversation is kept in.
+/// The session file of this conversation.
 #[derive(Clone, Debug, Default)]
 pub struct SessionView {
     pub id: Option<String>,
-    /// Read from a file, and not yet in the engine's cache.
+    /// Read from a file and not yet in the cache.
     pub unrestored: bool,
 }
 
-/// What lies over the chat; the last one has the keys.
+/// An overlay over the chat; the last one has the keys.
 #[derive(Clone, Debug)]
 pub enum Overlay {
     Help { scroll: usize },
@@ -304,21 +304,21 @@ pub enum Overlay {
     Confirm(Question),
 }
 
-/// A question that y or n answers.
+/// A question answered with y or n.
 #[derive(Clone, Debug)]
 pub struct Question {
     pub text: String,
     pub then: Confirmed,
-    /// When it was asked: letters that come right after are still typed text.
+    /// When it was asked; letters right after that are still typed text.
     pub asked_ms: u64,
 }
 
-/// What a confirmation is about.
+/// The operation that a question confirms.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Confirmed {
     DeleteSession(String),
     DeleteCurrent,
-    /// Do this though the conversation could not be saved.
+    /// Do this although the conversation could not be saved.
     Leave(Store),
     OverwriteFile {
         path: std::path::PathBuf,
@@ -357,7 +357,7 @@ pub struct Picker {
 }
 
 impl Picker {
-    /// The entries that fit a few letters of what was typed, best first.
+    /// Returns the entries that match the query, best first.
     pub fn matching(&self) -> Vec<&SessionEntry> {
         let query = self.query.text().trim();
         if query.is_empty() {
@@ -384,12 +384,12 @@ pub struct SessionEntry {
     pub when: String,
     pub turns: usize,
     pub model: String,
-    /// What was asked last, and on the next line what was answered.
+    /// The last question, and on the next line its answer.
     pub preview: String,
     pub ratio: Option<f64>,
     /// Of its file.
     pub bytes: u64,
-    /// What the search looks at.
+    /// The text that the search matches.
     pub haystack: String,
 }
 
@@ -442,29 +442,29 @@ impl App {
         app
     }
 
-    /// An answer, a rebuild or a restore is running, or a conversation is being read.
+    /// True while an answer, a rebuild or a restore runs, or a conversation is being read.
     pub fn is_busy(&self) -> bool {
         self.turn.is_some() || self.engine.rebuilding.is_some() || self.opening
     }
 
-    /// The cache holds nothing of the conversation, which the next message therefore loads from its beginning.
+    /// True if the cache is empty and the conversation is not: the next message prefills all of it.
     pub fn has_to_refill(&self) -> bool {
         self.engine.snapshot.as_ref().is_some_and(|s| s.tokens == 0) && !self.chat.context_path().is_empty()
     }
 
-    /// From now on everything is drawn in this theme, as far as the terminal can show it.
+    /// Sets the theme, reduced to the colours of the terminal.
     pub fn set_theme(&mut self, theme: Theme) {
         self.theme = theme.at_depth(if self.setup.plain { Depth::Mono } else { self.setup.depth });
         self.theme.ascii |= self.setup.plain || self.setup.settings.ascii;
         self.feed.generation += 1;
     }
 
-    /// What a key means by the keymap.
+    /// Looks up a key in the keymap.
     pub fn keymap_action(&self, key: Key) -> Option<Action> {
         self.setup.keymap.action(key)
     }
 
-    /// What the heatmap may use.
+    /// Returns the colour depth of the heatmap.
     pub fn depth(&self) -> Depth {
         if self.theme.ascii { Depth::Ascii } else { self.setup.depth }
     }
@@ -478,13 +478,13 @@ impl App {
         self.overlays.push(Overlay::Confirm(Question { text: text.into(), then, asked_ms: self.now_ms }));
     }
 
-    /// Says something that is over with what it is about.
+    /// Shows a notice that disappears with its subject.
     pub fn say_about(&mut self, about: About, level: Level, text: impl Into<String>) {
         let until_ms = (level == Level::Info).then_some(self.now_ms + INFO_MS);
         self.notice = Some(Notice { text: text.into(), level, until_ms, about });
     }
 
-    /// Takes away a notice whose time has come or whose cause is gone.
+    /// Removes a notice that has expired or whose subject is over.
     pub fn expire_notice(&mut self) {
         let Some(notice) = &self.notice else { return };
         let over = match notice.about {
@@ -497,12 +497,12 @@ impl App {
         }
     }
 
-    /// The question that the notice on the screen asks, answered by the same key again.
+    /// Returns the subject of the notice on the screen: the same key again confirms it.
     pub fn asked(&self) -> About {
         self.notice.as_ref().map_or(About::Nothing, |n| n.about)
     }
 
-    /// The message that fold and copy act on: the chosen one, else the last answer.
+    /// Returns the message that fold and copy act on: the selected one, else the last answer.
     pub fn target(&self) -> Option<&Message> {
         if let Some(id) = self.feed.selected {
             return self.chat.get(id);
@@ -510,7 +510,7 @@ impl App {
         self.chat.path().into_iter().rev().find(|m| m.role == crate::chat::Role::Assistant)
     }
 
-    /// What the terminal's title says.
+    /// Returns the terminal's title.
     pub fn title(&self) -> String {
         let title = super::text::clean_line(&self.chat.title_or_first_line());
         match title.trim() {

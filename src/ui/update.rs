@@ -1,6 +1,6 @@
-//! What happens: `update` takes an event, changes the state, and returns what is to be done outside of it.
-//! Pure; the time is part of the state. Keys and lists ([`keys`], [`overlay`]) say what the user wants;
-//! [`perform`] carries it out, by topic: [`commands`], [`turns`], [`files`], [`models`], [`stop`].
+//! `update` takes an event, changes the state and returns effects. Pure; the time is part of the state. Keys and lists
+//! ([`keys`], [`overlay`]) return intents; [`perform`] carries them out, with a file for each topic: [`commands`],
+//! [`turns`], [`files`], [`models`], [`stop`].
 
 mod commands;
 mod completion;
@@ -41,12 +41,12 @@ pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
     update(app, event)
 }
 
-/// What was typed and sent since the last call: what the history's file still lacks.
+/// Returns the history entries added since the last call, to be written to its file.
 pub fn take_typed(app: &mut App) -> Vec<String> {
     app.history.take_new()
 }
 
-/// What the conversation's journal says since the last call: what its file still lacks.
+/// Returns the changes of the conversation since the last call, to be written to its file.
 pub fn take_changes(app: &mut App) -> Vec<Change> {
     app.chat.take_changes()
 }
@@ -60,7 +60,7 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
     effects
 }
 
-/// Reads what the user wants, and carries it out in order.
+/// Reads intents and carries them out in order.
 fn perform_all(app: &mut App, read: impl FnOnce(&mut App) -> Vec<Intent>) -> Vec<Effect> {
     let intents = read(app);
     intents.into_iter().flat_map(|intent| perform::perform(app, intent)).collect()
@@ -177,7 +177,7 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
     }
 }
 
-/// The terminal has said its background. A theme that was chosen meanwhile stays.
+/// Applies the terminal's background. A theme chosen by the user stays.
 fn set_background(app: &mut App, background: Background) {
     let themes = &mut app.setup.themes;
     themes.background = background;
@@ -189,7 +189,7 @@ fn set_background(app: &mut App, background: Background) {
 }
 
 impl App {
-    /// When a [`AppEvent::Tick`] is wanted, on the clock of [`App::now_ms`].
+    /// Returns when an [`AppEvent::Tick`] is needed, on the clock of [`App::now_ms`].
     pub fn wants_tick(&self) -> Option<u64> {
         let notice = self.notice.as_ref().and_then(|n| n.until_ms);
         let preparing = self.turn.as_ref().and_then(|t| t.shows_preparing_at()).filter(|at| *at > self.now_ms);
@@ -204,7 +204,7 @@ fn said(app: &mut App, level: Level, text: String) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A line of our own in the conversation.
+/// Adds a line of the program to the conversation.
 fn note(app: &mut App, kind: LocalKind, text: impl Into<String>) -> Vec<Effect> {
     app.feed.push_local(&app.chat, kind, text);
     Vec::new()

@@ -1,5 +1,5 @@
-//! The parts of the screen, and where they are. Each part draws from the state and changes nothing
-//! but the conversation's cached rows.
+//! The widgets of the screen and their layout. Widgets draw from the state and change only the conversation's cached
+//! rows.
 
 pub mod conversation;
 pub mod frame;

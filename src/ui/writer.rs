@@ -1,4 +1,4 @@
-//! A thread that appends to sessions and to the input history, so that the screen does not wait for a disk.
+//! The thread that appends to session files and to the input history, so that the UI does not wait for the disk.
 
 use super::history::HistoryFile;
 use crate::chat::session::{Write, Written};
@@ -15,7 +15,7 @@ enum Job {
 }
 
 pub struct Writer {
-    /// Absent once it was told to end.
+    /// `None` once the thread was told to end.
     jobs: Option<Sender<Job>>,
     /// The result of each session's write, in order.
     pub written: UnboundedReceiver<Written>,
@@ -37,7 +37,7 @@ impl Writer {
         Ok(Self { jobs: Some(jobs), written })
     }
 
-    /// Hands lines over. Where the thread has ended they come back.
+    /// Queues a write. Returns it if the thread has ended.
     pub fn write(&self, write: Write) -> Result<(), Box<Write>> {
         match self.send(Job::Session(write)) {
             Some(Job::Session(write)) => Err(Box::new(write)),
@@ -56,12 +56,12 @@ impl Writer {
         }
     }
 
-    /// The next result; `None` where none comes in time.
+    /// Returns the next result, or `None` after `until`.
     pub async fn next(&mut self, until: Instant) -> Option<Written> {
         tokio::time::timeout_at(until, self.written.recv()).await.ok().flatten()
     }
 
-    /// Waits until everything handed over is done, but no longer than `limit`.
+    /// Waits until all queued work is done, for at most `limit`.
     pub async fn end(&mut self, limit: Duration) {
         self.send(Job::ShortenHistory);
         self.jobs = None;

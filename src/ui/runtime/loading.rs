@@ -1,4 +1,4 @@
-//! What the loop loads: models, and the conversation that the command line asks for.
+//! Loads models, and the conversation that the command line names.
 
 use super::Runtime;
 use crate::config::{Adapter, Settings};
@@ -9,7 +9,7 @@ use crate::ui::sessions::Read;
 use crate::ui::{ExitKind, LoadRequest, Resume};
 
 impl Runtime {
-    /// A saved conversation was read. At the start its model is loaded first.
+    /// Handles a saved conversation that was read. At startup its model is loaded first.
     pub(super) fn read(&mut self, read: Box<Read>) {
         let Some(read) = self.sessions.expect(read) else { return };
         if self.begun || self.next.is_some() {
@@ -35,7 +35,7 @@ impl Runtime {
         self.effects(vec![Effect::Load(name)]);
     }
 
-    /// Events of the model that is being loaded; when it is ready it takes the other's place.
+    /// Handles an event of the engine that is loading; once ready it replaces the one in use.
     pub(in crate::ui) fn next(&mut self, event: Option<Event>) {
         match event {
             Some(Event::Loading { done_bytes, total_bytes }) => {

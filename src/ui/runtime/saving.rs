@@ -1,4 +1,4 @@
-//! What the loop saves: records of the conversation, what was typed, and everything at the end.
+//! Saves records of the conversation and the input history, and everything that is left at exit.
 
 use super::{Runtime, receive};
 use crate::chat::session::Written;
@@ -8,7 +8,7 @@ use crate::ui::event::AppEvent;
 use crate::ui::update::{take_changes, take_typed};
 use std::time::Duration;
 
-/// How long leaving waits for the answer that runs to be cut off.
+/// Longest wait at exit for the running answer to stop.
 const LEAVE: Duration = Duration::from_millis(1500);
 
 impl Runtime {
@@ -19,14 +19,14 @@ impl Runtime {
         }
     }
 
-    /// The writer is done with some lines of a session.
+    /// Handles the result of a write to a session file.
     pub(in crate::ui) fn written(&mut self, written: Written) {
         for event in self.sessions.written(&self.app, written) {
             self.handle(event);
         }
     }
 
-    /// The turn that runs is cut off and saved, and what stands in the input is kept.
+    /// Stops and saves the running turn, and keeps the draft in the history.
     pub(in crate::ui) async fn leave(&mut self) {
         if self.app.turn.is_some() {
             for event in self.send(Command::Cancel) {

@@ -1,4 +1,4 @@
-//! What the loop sends to the engine: commands, and prompts once they are rendered.
+//! Sends commands to the engine, and prompts once they are rendered.
 
 use super::Runtime;
 use crate::protocol::{Command, Event, GenerateRequest};
@@ -8,7 +8,7 @@ use crate::ui::sessions::render_options;
 use crate::ui::state::Level;
 
 impl Runtime {
-    /// Sends a command behind those that still wait. Cancel acts on what waits, too.
+    /// Queues a command behind those that wait. Cancel also acts on queued commands.
     pub(in crate::ui) fn send(&mut self, command: Command) -> Vec<AppEvent> {
         match command {
             Command::Cancel => {
@@ -22,7 +22,7 @@ impl Runtime {
                 }
                 self.send_now(command);
             }
-            // They change nothing, so that they need no place in the order.
+            // These only read: they need no place in the order.
             Command::Inspect { .. } | Command::CountTokens { .. } => self.send_now(command),
             command => {
                 self.outbox.push(command);
@@ -44,7 +44,7 @@ impl Runtime {
         }
     }
 
-    /// Has the conversation rendered and `turn` answered.
+    /// Renders the conversation and requests the answer of `turn`.
     pub(in crate::ui) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
         let Some(source) = self.source().filter(|_| self.current.is_some()) else {
             return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
@@ -62,7 +62,7 @@ impl Runtime {
         Vec::new()
     }
 
-    /// Has what is left of the conversation rendered and the cache brought there.
+    /// Renders the rest of the conversation and rewinds the cache to it.
     pub(in crate::ui) fn rewind(&mut self) -> Vec<AppEvent> {
         match self.source() {
             Some(source) if !source.path.is_empty() => self.outbox.push_prompt(Purpose::Rewind, source),
@@ -82,7 +82,7 @@ impl Runtime {
         })
     }
 
-    /// A rendering has ended: its command goes out, and what waited behind it.
+    /// Sends the command of a finished rendering, and the commands that waited for it.
     pub(in crate::ui) fn rendered(&mut self, rendered: Rendered) {
         let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
         let event = match (purpose, result) {

@@ -1,4 +1,4 @@
-//! The end: what waits is written in bounded time, or copied to the folder for temporary files.
+//! Exit: writes pending records in bounded time, or copies them to the folder for temporary files.
 
 use super::Sessions;
 use crate::chat::session::Session;
@@ -7,16 +7,16 @@ use std::collections::HashSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the writes may take, and the copies.
+/// Longest time for the writes, and for the copies.
 const LEAVE: Duration = Duration::from_millis(1500);
 const RESCUE: Duration = Duration::from_secs(1);
 
 impl Sessions {
-    /// Writes what waits, at the end, in bounded time. What cannot be written goes to a file in the folder
-    /// for temporary files; the answer is one line that names it.
+    /// Writes pending records in bounded time. Sessions that cannot be written are copied to the folder for
+    /// temporary files; the returned line names the copies.
     pub async fn leave(&mut self) -> Option<String> {
         let until = Instant::now() + LEAVE;
-        // Writes under way come back first; then every session is tried once.
+        // Running writes first; then every session is tried once.
         let mut why = self.come_back(until).await;
         for session in std::iter::once(&mut self.session).chain(&mut self.left) {
             if let Some(write) = session.begin_write() {
@@ -33,7 +33,7 @@ impl Sessions {
         (!lines.is_empty()).then(|| clean_line(&format!("{why}{}", lines.join("; "))))
     }
 
-    /// Waits until no session is being written. Returns why a write failed.
+    /// Waits until no write is running. Returns the error of a failed write.
     async fn come_back(&mut self, until: Instant) -> Option<String> {
         let mut why = None;
         while self.session.is_writing() || self.left.iter().any(Session::is_writing) {
@@ -46,7 +46,7 @@ impl Sessions {
     }
 }
 
-/// Writes sessions to new files in the folder for temporary files, in bounded time. One line for each.
+/// Copies sessions to the folder for temporary files in bounded time. Returns one line for each.
 async fn rescue(sessions: Vec<Session>) -> Vec<String> {
     if sessions.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What the slash commands do.
+//! Carries out slash commands.
 
 use super::{Effect, Store, files, find, models, note, texts, turns};
 use crate::chat::Role;
@@ -57,7 +57,7 @@ fn error(app: &mut App, text: impl Into<String>) -> Vec<Effect> {
     Vec::new()
 }
 
-/// `on`, `off`, or a line that says what was expected.
+/// Parses `on` or `off`; an error is shown.
 fn on_off(app: &mut App, name: &str, argument: &str) -> Option<bool> {
     match argument {
         "on" => Some(true),
@@ -92,7 +92,7 @@ fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
     on_off(app, "eviction", argument).map_or_else(Vec::new, |on| set_eviction(app, on))
 }
 
-/// Switches eviction; the engine answers with the mark.
+/// Switches eviction. The engine reports where the switch acted.
 pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
     let Some(model) = &app.engine.info else { return error(app, "no model is loaded yet") };
     if model.window.is_none() {
@@ -132,7 +132,7 @@ fn think(app: &mut App, argument: &str) -> Vec<Effect> {
     )
 }
 
-/// Why /think would change nothing.
+/// Returns why /think has no effect on this model, if so.
 fn unswitchable(app: &App) -> Option<String> {
     let model = app.engine.info.as_ref()?;
     match model.thinking() {
@@ -183,7 +183,7 @@ fn set(app: &mut App, argument: &str) -> Vec<Effect> {
     }
 }
 
-/// `None` when the value does not fit.
+/// Sets a value; `None` if it is invalid.
 fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
     let number = |low: f32, high: f32| value.parse::<f32>().ok().filter(|v| (low..=high).contains(v));
     let none = matches!(value, "none" | "off" | "random");
@@ -234,7 +234,7 @@ fn settings_table(app: &App) -> String {
     rows.collect::<Vec<_>>().join("\n")
 }
 
-/// Takes the mouse, or gives it back to the terminal.
+/// Captures the mouse, or releases it to the terminal.
 pub fn set_mouse(app: &mut App, on: bool) -> Vec<Effect> {
     app.mouse = on;
     app.say(
@@ -261,7 +261,7 @@ fn system(app: &mut App, argument: &str) -> Vec<Effect> {
     vec![Effect::Store(Store::Sync)]
 }
 
-/// /copy, and the copy key: the source, byte for byte.
+/// Copies messages as their source text, byte for byte (/copy and the copy key).
 pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
     if argument == "all" {
         let text = whole(app);
@@ -297,7 +297,7 @@ pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
     }
 }
 
-/// The whole conversation, messages as they were written.
+/// Returns the whole conversation as source text.
 fn whole(app: &App) -> String {
     let messages = app.chat.path().into_iter().map(|m| {
         let who = if m.role == Role::User { "User" } else { "Assistant" };
@@ -329,7 +329,7 @@ pub fn toggle_panel(app: &mut App) {
     }
 }
 
-/// /delete asks first.
+/// Asks before the open conversation is deleted.
 fn ask_delete(app: &mut App) {
     if app.chat.turns() == 0 || app.setup.no_session {
         app.say(Level::Info, "this conversation has no file");

@@ -1,11 +1,11 @@
-//! The list of completions over the input, and what Tab and Enter do with it.
+//! Completion in the input: the list, and Tab and Enter on it.
 
 use super::Effect;
 use crate::ui::commands as slash;
 use crate::ui::examples::offered;
 use crate::ui::state::App;
 
-/// Offers completions for what now stands in the input.
+/// Updates the completions after the input changed.
 pub fn input_changed(app: &mut App) {
     let themes = app.setup.themes.clone();
     let sources =
@@ -13,8 +13,7 @@ pub fn input_changed(app: &mut App) {
     app.completion = slash::complete(app.input.text(), app.input.caret(), &sources);
 }
 
-/// Enter on a command that is not written out completes it. True when it can be run as it stands:
-/// it was typed in full, or chosen in the list.
+/// Completes a partly typed command on Enter. True if it can be run: typed in full, or chosen in the list.
 pub fn accept_partial_command(app: &mut App) -> bool {
     let Some(completion) = &app.completion else { return true };
     let known = slash::parse(app.input.text()).is_some_and(|(name, _)| slash::spec(name).is_some());
@@ -27,7 +26,7 @@ pub fn accept_partial_command(app: &mut App) -> bool {
     chosen && spec.is_some_and(|s| s.usage.is_empty() || s.usage.starts_with('['))
 }
 
-/// The file whose name is typed out is the one that would be attached.
+/// True if the typed name is that of the chosen file, which Enter then attaches.
 pub fn completes_file(app: &App) -> bool {
     let chosen = app.completion.as_ref().and_then(|c| Some((c.start, c.candidates.get(c.selected)?)));
     chosen.is_some_and(|(start, candidate)| {
@@ -36,7 +35,7 @@ pub fn completes_file(app: &App) -> bool {
     })
 }
 
-/// Takes the chosen completion; without a list, Tab goes through the examples.
+/// Inserts the chosen completion; without a list, cycles through the examples.
 pub fn complete(app: &mut App) -> Vec<Effect> {
     if let Some(completion) = &app.completion
         && let Some(candidate) = completion.candidates.get(completion.selected)
@@ -51,7 +50,7 @@ pub fn complete(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     if app.burst.is_fast(app.now_ms) && !app.input.is_empty() {
-        // A pasted tab.
+        // A tab within a paste.
         app.burst.typed(app.now_ms);
         app.input.insert("\t");
     } else if app.chat.path().is_empty() {

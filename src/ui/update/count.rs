@@ -1,17 +1,17 @@
-//! How many tokens the draft has: asked of the engine when typing pauses, never while it works.
+//! Counts the tokens of the draft: asks the engine when typing pauses and the engine is idle.
 
 use super::Effect;
 use crate::protocol::Command;
 use crate::ui::editor::Editor;
 use crate::ui::state::{App, DraftCount};
 
-/// Shorter drafts are not worth a number.
+/// Shorter drafts are not counted.
 const MIN_BYTES: usize = 20;
-/// How long typing has to pause.
+/// How long typing has to pause before the draft is counted.
 const PAUSE_MS: u64 = 150;
 
-/// The editor's revision, or 0 where the text is not worth a number. Constant time without folded parts: a paste that
-/// arrives key by key asks after every character.
+/// Returns the editor's revision, or 0 if the text is not counted. Constant time without folded parts, because a paste
+/// that arrives key by key calls it for every character.
 fn id_of(input: &Editor) -> u64 {
     let text = input.expanded();
     if text.len() < MIN_BYTES || text.starts_with('/') { 0 } else { input.revision() }
@@ -21,12 +21,12 @@ fn can_ask(app: &App) -> bool {
     app.draft_count.id != 0 && !app.draft_count.asked && app.engine.info.is_some() && !app.is_busy()
 }
 
-/// When the draft is to be counted.
+/// Returns when the draft is due to be counted.
 pub fn due_at(app: &App) -> Option<u64> {
     can_ask(app).then_some(app.draft_count.changed_ms + PAUSE_MS)
 }
 
-/// Notices a changed draft, and has it counted when its time has come.
+/// Tracks changes of the draft and requests its count when due.
 pub fn draft(app: &mut App) -> Option<Effect> {
     let id = id_of(&app.input);
     if id != app.draft_count.id {

@@ -1,4 +1,4 @@
-//! What the engine says: streamed text, reports, toggles, progress, snapshots.
+//! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
 use super::{Effect, Store, files, note, texts, turns};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
@@ -8,10 +8,10 @@ use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
 use std::sync::Arc;
 
-/// A bell rings at the end of an answer that took this long, where it is asked for.
+/// Answers that took at least this long end with a bell, if configured.
 const BELL_MS: u64 = 10_000;
 
-/// An event of the engine in use.
+/// Handles an event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
     match event {
         Event::Downloading(_) | Event::Loading { .. } | Event::Ready(_) | Event::LoadFailed(_) => {}
@@ -32,7 +32,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => {
             app.engine.rebuilding = None;
-            // Nothing was fed where another model reads the texts again, with the next message.
+            // Nothing was fed: another model encodes the texts with the next message.
             if tokens == 0 && !cancelled {
                 return Vec::new();
             }
@@ -81,7 +81,7 @@ fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
 
 fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     let turn = report.turn;
-    // Nothing was answered: the message goes back to the input.
+    // Nothing was answered: the message returns to the input.
     let refused = !report.in_context && report.generated.is_empty();
     let why = match (report.stop_reason, &report.detail) {
         (StopReason::Cancelled, _) => "stopped before the answer began".to_owned(),
@@ -89,7 +89,7 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
         (reason, None) => reason.as_str().to_owned(),
     };
     let long = app.turn.as_ref().is_some_and(|t| t.turn == turn && app.now_ms >= t.started_ms + BELL_MS);
-    // After a stop or a failure, what waits goes out when the user says so.
+    // After a stop or a failure the queue waits for the user.
     let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
     app.panel.ratios.push(app.engine.snapshot.as_ref().map_or(0, |s| s.tokens), report.kv.ratio);
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
@@ -101,7 +101,7 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
         effects.push(Effect::Bell);
     }
     if refused {
-        // No turn: it stands in no file.
+        // Not a turn: nothing is written.
         effects.extend(turns::take_back(app, turn, &why));
     } else {
         app.chat.finish(report);
@@ -129,7 +129,7 @@ fn failed(app: &mut App, error: &str) -> Vec<Effect> {
     app.engine.rebuilding = None;
     let mut effects = Vec::new();
     if app.turn.take().is_some() {
-        // The turn has no report and never will; what was said stays on screen.
+        // The turn gets no report; its text stays on the screen.
         effects.push(Effect::Store(Store::Sync));
     }
     note(
@@ -140,14 +140,14 @@ fn failed(app: &mut App, error: &str) -> Vec<Effect> {
     effects
 }
 
-/// Numbers of a step. They also tell when a rebuild is over.
+/// Stores the figures of a step, which also show when a rebuild has ended.
 pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     app.panel.ratios.push(snapshot.tokens, snapshot.kv.ratio);
     app.engine.eviction = snapshot.eviction;
     let moved = app.engine.snapshot.as_ref().is_none_or(|s| s.tokens.abs_diff(snapshot.tokens) >= 16);
     let idle = snapshot.phase == Phase::Idle;
     if idle && app.turn.is_none() {
-        // Also where a rebuild could not even begin.
+        // Also if a rebuild could not begin.
         app.engine.rebuilding = None;
     }
     let had = app.tokens();
@@ -170,7 +170,7 @@ pub fn inspect_again(app: &App) -> Vec<Effect> {
     }
 }
 
-/// A model is loaded and in use.
+/// Takes a loaded model into use.
 pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
     app.options.sampling = app.setup.settings.sampling(&info.default_sampling);
@@ -195,13 +195,13 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     app.engine.info = Some(info);
     match then_open {
         Some(which) => files::open_with_current(app, which),
-        // What was typed while a saved conversation is still to be opened belongs to that one.
+        // Queued messages belong to the conversation that is still to be opened.
         None if app.resuming => Vec::new(),
         None => turns::send_next(app),
     }
 }
 
-/// The model asked for did not load; the one before stays.
+/// Reports a model that did not load; the previous one stays.
 pub fn load_failed(app: &mut App, error: &str) -> Vec<Effect> {
     let loading = app.engine.loading.take();
     if let Some(Loading { name: model, then_open: Some(which), .. }) = loading {

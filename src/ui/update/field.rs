@@ -1,20 +1,20 @@
-//! One-line fields and the chosen row of lists.
+//! Keys of one-line fields and of lists.
 
 use crate::ui::action::Action;
 use crate::ui::editor::Editor;
 use crate::ui::keymap::Key;
 use crossterm::event::KeyCode;
 
-/// Rows that a page key moves by.
+/// Rows of a page key.
 pub const PAGE: usize = 10;
 
-/// Moves the chosen row, not beyond the ends.
+/// Moves the selection of a list, within its ends.
 pub fn move_selected(selected: &mut usize, count: usize, down: bool, by: usize) {
     let last = count.saturating_sub(1);
     *selected = if down { (*selected + by).min(last) } else { selected.saturating_sub(by) };
 }
 
-/// Keys of a one-line field.
+/// Handles a key of a one-line field.
 pub fn edit_line(line: &mut Editor, key: Key, action: Option<Action>) {
     match (key.code, action) {
         (KeyCode::Char(c), None) if key.modifiers.is_empty() => line.insert(&c.to_string()),

@@ -1,4 +1,4 @@
-//! New, saved, loaded and exported conversations, as far as the state is concerned.
+//! New, saved, opened and exported conversations: the state's side.
 
 use super::{Effect, Opened, Store, Which, note, texts, turns};
 use crate::chat::{Conversation, Role};
@@ -8,7 +8,7 @@ use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, Picker, RatioHis
 use crate::ui::text::clean_line;
 use std::path::PathBuf;
 
-/// /new: an empty conversation, once the old one is in its file.
+/// Begins an empty conversation once the old one is written (/new).
 pub fn new_conversation(app: &mut App) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
@@ -16,7 +16,7 @@ pub fn new_conversation(app: &mut App) -> Vec<Effect> {
     vec![Effect::Store(Store::Close)]
 }
 
-/// The session of a new conversation has begun.
+/// Shows the new, empty conversation.
 pub fn began_new(app: &mut App, id: String, date: jiff::civil::DateTime) -> Vec<Effect> {
     let system = app.chat.system().map(str::to_owned);
     show(app, Conversation::new(system));
@@ -26,7 +26,7 @@ pub fn began_new(app: &mut App, id: String, date: jiff::civil::DateTime) -> Vec<
     vec![Effect::Engine(Command::Clear)]
 }
 
-/// The session's file was changed by another program.
+/// Reports that another program changed the session's file.
 pub fn moved(app: &mut App, from: &str, to: String) -> Vec<Effect> {
     let text = format!("another program has changed the file of session {from}; this conversation goes on in {to}");
     if app.session.id.as_deref() == Some(from) {
@@ -35,13 +35,13 @@ pub fn moved(app: &mut App, from: &str, to: String) -> Vec<Effect> {
     note(app, LocalKind::Warning, text)
 }
 
-/// Puts another conversation on the screen.
+/// Replaces the conversation on the screen.
 fn show(app: &mut App, chat: Conversation) {
     app.chat = chat;
     app.feed.clear();
     app.editing = None;
     if !app.resuming {
-        // They were meant for the conversation before; Up recalls them.
+        // They were meant for the old conversation; Up recalls them.
         app.queue.clear();
     }
     app.session = SessionView::default();
@@ -53,7 +53,7 @@ fn show(app: &mut App, chat: Conversation) {
     app.feed.arrange(&app.chat);
 }
 
-/// A saved conversation was read. Its tokens are fed with the first message.
+/// Shows a saved conversation. Its tokens are prefilled with the first message.
 pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     app.opening = false;
     show(app, opened.chat);
@@ -90,7 +90,7 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     effects
 }
 
-/// A conversation of another model: that model is loaded first, then the conversation is opened.
+/// Loads the conversation's model, which then opens it.
 pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) -> Vec<Effect> {
     app.overlays.clear();
     app.opening = false;
@@ -99,7 +99,7 @@ pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) 
     vec![Effect::LoadReference(reference)]
 }
 
-/// The model of a conversation cannot be had: offers the one that is loaded.
+/// Offers the loaded model for a conversation whose own model cannot be loaded.
 pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) -> Vec<Effect> {
     (app.opening, app.resuming) = (false, false);
     let (model, why) = (clean_line(model), clean_line(why));
@@ -154,7 +154,7 @@ pub fn resume(app: &mut App, argument: &str) -> Vec<Effect> {
     }
 }
 
-/// Opens a saved conversation in the place of this one.
+/// Opens a saved conversation in place of this one.
 pub fn open(app: &mut App, which: Which) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
@@ -163,19 +163,19 @@ pub fn open(app: &mut App, which: Which) -> Vec<Effect> {
     vec![Effect::Store(Store::Open(which))]
 }
 
-/// From now on messages are meant for the conversation that is being opened.
+/// Messages sent from now on belong to the conversation that is being opened.
 fn begin_opening(app: &mut App) {
     app.queue.clear();
     (app.opening, app.resuming) = (true, true);
 }
 
-/// Opens a conversation with the model that is loaded, whatever model it was held with.
+/// Opens a conversation with the loaded model, even if its own is another.
 pub fn open_with_current(app: &mut App, which: Which) -> Vec<Effect> {
     (app.opening, app.resuming) = (true, true);
     vec![Effect::Store(Store::OpenWithCurrent(which))]
 }
 
-/// The conversation asked for was not opened: the one on the screen stays.
+/// Reports why a conversation was not opened; the one on the screen stays.
 pub fn not_opened(app: &mut App, level: Level, why: &str) -> Vec<Effect> {
     (app.opening, app.resuming) = (false, false);
     app.say(level, why);
@@ -200,7 +200,7 @@ pub fn rename(app: &mut App, title: &str) -> Vec<Effect> {
     vec![Effect::Store(Store::Sync)]
 }
 
-/// A new title for a conversation of the list, which may be the open one.
+/// Renames a conversation of the list, which may be the open one.
 pub fn rename_saved(app: &mut App, id: String, title: String) -> Vec<Effect> {
     let rename = if app.session.id.as_ref() == Some(&id) {
         app.chat.rename(&title);
@@ -211,7 +211,7 @@ pub fn rename_saved(app: &mut App, id: String, title: String) -> Vec<Effect> {
     vec![Effect::Store(rename), Effect::Store(Store::List)]
 }
 
-/// The list of saved conversations has been read.
+/// Shows the list of saved conversations.
 pub fn listed(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
     if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() {
         picker.entries = entries;
@@ -224,7 +224,7 @@ pub fn listed(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Leaving a conversation whose last records are in no file.
+/// Asks before a conversation is left whose records could not be written.
 pub fn ask_leave(app: &mut App, why: &str, then: Store) -> Vec<Effect> {
     let question = format!(
         "{why}. Leave this conversation all the same? It is tried again with every answer; what is not saved when you \
@@ -235,7 +235,7 @@ pub fn ask_leave(app: &mut App, why: &str, then: Store) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A file is in the way.
+/// Asks before an existing file is replaced.
 pub fn ask_overwrite(app: &mut App, path: PathBuf, export: bool) -> Vec<Effect> {
     let question = format!("{} exists. Replace it?", clean_line(&path.display().to_string()));
     app.ask(question, Confirmed::OverwriteFile { path, export });

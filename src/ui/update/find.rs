@@ -1,4 +1,4 @@
-//! Finding in the conversation: the bar's keys, and the way from hit to hit.
+//! Search in the conversation: the keys of the bar, and moving between hits.
 
 use super::field::edit_line;
 use crate::ui::action::Action;
@@ -8,7 +8,7 @@ use crate::ui::keymap::Key;
 use crate::ui::state::{App, Level, Overlay};
 use crossterm::event::KeyCode;
 
-/// Opens the bar, with a text to find or none.
+/// Opens the bar with a query, which may be empty.
 pub fn open(app: &mut App, text: &str) {
     if app.chat.path().is_empty() && app.feed.locals.is_empty() {
         app.say(Level::Info, "there is nothing to search yet");
@@ -20,7 +20,7 @@ pub fn open(app: &mut App, text: &str) {
     changed(app);
 }
 
-/// A key for the bar. Esc is handled before: it closes where one is.
+/// Handles a key of the bar. Esc is handled before.
 pub fn key(app: &mut App, key: Key, action: Option<Action>) {
     match (key.code, action) {
         (KeyCode::Enter | KeyCode::Down, _) | (_, Some(Action::Find)) => step(app, true),
@@ -36,7 +36,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) {
     }
 }
 
-/// The text to find has changed: goes to the first hit in view or below, else to the last one above.
+/// Goes to the first hit in view or below after the query changed, else to the last one above.
 pub fn changed(app: &mut App) {
     let Some(query) = query(app) else { return };
     let found = hits(&app.feed, &query);
@@ -45,14 +45,14 @@ pub fn changed(app: &mut App) {
     go(app, at.unwrap_or(found.len().saturating_sub(1)));
 }
 
-/// To the next or the previous hit, around the ends.
+/// Goes to the next or previous hit, wrapping around.
 fn step(app: &mut App, on: bool) {
     let Some(Overlay::Find(find)) = app.overlays.last() else { return };
     let (current, count) = (find.current, find.count.max(1));
     go(app, if on { current + 1 } else { current + count - 1 } % count);
 }
 
-/// Shows a hit in the upper third of the pane. Rows may have changed since the last one.
+/// Scrolls to a hit and shows it in the upper third of the pane.
 fn go(app: &mut App, at: usize) {
     let Some(query) = query(app) else { return };
     let found = hits(&app.feed, &query);
@@ -74,7 +74,7 @@ fn query(app: &App) -> Option<String> {
     }
 }
 
-/// Hits in what is folded: thoughts, pastes and files.
+/// Counts hits in folded thoughts, pastes and files.
 fn hidden(app: &App, query: &str) -> usize {
     let path = app.chat.path();
     let folded = path.iter().filter(|m| !app.feed.is_open(m.id));

@@ -1,4 +1,4 @@
-//! Keys, pastes and the mouse, while the chat itself has them.
+//! Keys, pastes and the mouse in the chat itself.
 
 use super::completion::input_changed;
 use super::overlay;
@@ -15,7 +15,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButto
 
 const WHEEL_ROWS: isize = 3;
 
-/// Reads a key. Text goes into the input; everything else is returned, to be done in order.
+/// Reads a key. Text goes into the input; anything else is returned as intents.
 pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     if event.kind == KeyEventKind::Release {
         return Vec::new();
@@ -23,7 +23,7 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     let key = Key::of(&event);
     let mut intents = Vec::new();
     if app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1 {
-        // Nothing can be seen: keys that leave or stop, and no others.
+        // The screen is too small: only keys that leave or stop.
         return match app.keymap_action(key) {
             Some(a @ (Action::Interrupt | Action::QuitWhenEmpty | Action::Stop | Action::Suspend)) => {
                 vec![Intent::Act(a)]
@@ -62,7 +62,7 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     intents
 }
 
-/// The text that a key types, if it types any.
+/// Returns the text that a key types, if any.
 fn typed(key: Key) -> Option<String> {
     match key.code {
         KeyCode::Char(c) if key.modifiers.is_empty() => Some(c.to_string()),
@@ -70,8 +70,8 @@ fn typed(key: Key) -> Option<String> {
     }
 }
 
-/// A slash that begins a command sets the draft aside: before its first character, and behind a
-/// text that the program itself put into the input.
+/// Sets the draft aside when a slash begins a command: typed before its first character, or right after the program
+/// itself put the text into the input.
 fn set_aside(app: &mut App) {
     let input = &app.input;
     let before = input.caret() == 0 && !input.text().starts_with('/');
@@ -87,7 +87,7 @@ fn type_text(app: &mut App, text: &str) {
     input_changed(app);
 }
 
-/// Alt and a digit put an example into the input.
+/// Puts an example into the input (Alt and its number).
 fn example_key(app: &mut App, key: Key) {
     if let (KeyCode::Char(c), KeyModifiers::ALT) = (key.code, key.modifiers)
         && let Some(example) = c
@@ -100,8 +100,7 @@ fn example_key(app: &mut App, key: Key) {
     }
 }
 
-/// Reads a whole line, where the chat goes line by line: the answer to a question, the number of an example, or a
-/// message or command.
+/// Reads a line in line mode: the answer to a question, the number of an example, a message or a command.
 pub fn line(app: &mut App, line: &str) -> Vec<Intent> {
     if let Some(Overlay::Confirm(question)) = app.overlays.last() {
         let then = question.then.clone();
@@ -111,12 +110,12 @@ pub fn line(app: &mut App, line: &str) -> Vec<Intent> {
     let example = line.trim().parse::<usize>().ok().and_then(|n| offered(&app.engine).get(n.wrapping_sub(1)));
     app.input.insert(example.filter(|_| app.chat.is_empty()).map_or(line, |e| e));
     (app.notice, app.completion) = (None, None);
-    // A held key of an earlier line must not make this Enter a newline.
+    // An Enter held from an earlier line must not make this one a newline.
     app.burst = Default::default();
     vec![Intent::Act(Action::Send)]
 }
 
-/// A bracketed paste: never sends.
+/// Inserts a bracketed paste, which never sends.
 pub fn paste(app: &mut App, text: &str) {
     if overlay::paste(app, text) {
         return;
@@ -130,7 +129,7 @@ pub fn paste(app: &mut App, text: &str) {
     app.completion = None;
 }
 
-/// A file was read: it takes the place of its name in the input.
+/// Replaces a file's name in the input by the attached file.
 pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
     match read {
         Err(why) => app.say(Level::Error, why),
@@ -142,12 +141,12 @@ pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
     }
 }
 
-/// Time has passed: a held Enter was the last key after all.
+/// Sends after a held Enter turned out to be the last key.
 pub fn tick(app: &mut App) -> Option<Intent> {
     app.burst.due(app.now_ms).then_some(Intent::Submit)
 }
 
-/// The mouse: the wheel scrolls, a click on a thought's line opens or folds it.
+/// Handles the mouse: the wheel scrolls, a click on a think block's line opens or folds it.
 pub fn mouse(app: &mut App, event: MouseEvent) {
     if !app.overlays.is_empty() {
         match event.kind {
@@ -169,7 +168,7 @@ pub fn mouse(app: &mut App, event: MouseEvent) {
     }
 }
 
-/// The item whose thoughts a click at this cell opens or folds.
+/// Returns the item whose think block a click at this cell opens or folds.
 fn fold_line_at(app: &App, column: u16, row: u16) -> Option<ItemKey> {
     let pane = widgets::layout(app).conversation;
     if !pane.contains(ratatui::layout::Position { x: column, y: row }) {

@@ -1,4 +1,4 @@
-//! The list of models: keys, and what Enter loads.
+//! The list of models (/models) and loading one.
 
 use super::field::{PAGE, edit_line, move_selected};
 use super::{Effect, turns};
@@ -11,13 +11,13 @@ use crate::ui::state::{App, Level, Overlay};
 use crossterm::event::KeyCode;
 use std::path::Path;
 
-/// /models: the list opens at once and is filled when the files have been read.
+/// Opens the list; it is filled once the files were read.
 pub fn open(app: &mut App) -> Vec<Effect> {
     app.overlays.push(Overlay::Models(ModelPicker::default()));
     vec![Effect::ListModels]
 }
 
-/// The models have been read. The list may be closed by now.
+/// Fills the list, if it is still open.
 pub fn listed(app: &mut App, entries: Vec<ModelEntry>) -> Vec<Effect> {
     let current = app.engine.info.as_ref().map(|i| i.name.clone());
     let open = app.overlays.iter_mut().find_map(|o| if let Overlay::Models(picker) = o { Some(picker) } else { None });
@@ -29,7 +29,7 @@ pub fn listed(app: &mut App, entries: Vec<ModelEntry>) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A key for the list.
+/// Handles a key of the list.
 pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
     let Some(Overlay::Models(picker)) = app.overlays.last_mut() else { return None };
     let count = picker.matching().len();
@@ -56,7 +56,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
     None
 }
 
-/// Loads the model of this name; `~` is the home folder.
+/// Loads a model by name; `~` is the home folder.
 pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
     let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
     turns::load(app, &name)

@@ -1,5 +1,4 @@
-//! Keys while something lies over the chat: help, the large panel, the list of conversations, the
-//! history search, questions.
+//! Keys of overlays: help, the large panel, the list of conversations, the history search, questions.
 
 use super::completion::input_changed;
 use super::field::{PAGE, edit_line, move_selected};
@@ -12,7 +11,7 @@ use crate::ui::state::{App, Confirmed, Overlay, Picker};
 use crate::ui::text::clean_line;
 use crossterm::event::KeyCode;
 
-/// A key for the topmost overlay.
+/// Handles a key of the topmost overlay.
 pub fn key(app: &mut App, key: Key) -> Option<Intent> {
     let action = app.keymap_action(key);
     app.notice = None;
@@ -37,7 +36,7 @@ pub fn key(app: &mut App, key: Key) -> Option<Intent> {
     None
 }
 
-/// Closes the topmost overlay, or what is open in it.
+/// Closes the field open in the topmost overlay, else the overlay.
 fn close(app: &mut App) -> Option<Intent> {
     if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut()
         && picker.renaming.take().is_some()
@@ -48,7 +47,7 @@ fn close(app: &mut App) -> Option<Intent> {
     None
 }
 
-/// The wheel over an overlay.
+/// Scrolls the topmost overlay by the wheel.
 pub fn scroll(app: &mut App, down: bool) {
     match app.overlays.last_mut() {
         Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
@@ -62,7 +61,7 @@ pub fn scroll(app: &mut App, down: bool) {
     }
 }
 
-/// Pasted text goes to a field of the overlay. True when an overlay took it.
+/// Inserts pasted text into the field of an overlay. True if an overlay is open.
 pub fn paste(app: &mut App, text: &str) -> bool {
     let line = text.replace(['\r', '\n'], " ");
     match app.overlays.last_mut() {
@@ -184,7 +183,7 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent
     None
 }
 
-/// Letters this soon after a question are typed text that it interrupted, and no answer.
+/// Letters typed this soon after a question belong to the text it interrupted.
 const TYPED_MS: u64 = 400;
 
 fn confirm_key(app: &mut App, key: Key) -> Option<Intent> {

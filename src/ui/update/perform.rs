@@ -1,4 +1,4 @@
-//! Carries out what the user wants: the one place where keys, commands and lists come together.
+//! Carries out intents: the one place where keys, commands and lists come together.
 
 use super::completion::{accept_partial_command, complete, completes_file, input_changed};
 use super::{Effect, Store, commands, engine, files, find, models, stop, turns};
@@ -37,7 +37,7 @@ fn confirm(app: &mut App, confirmed: Confirmed) -> Vec<Effect> {
     vec![Effect::Store(store)]
 }
 
-/// Does what a key means in the chat.
+/// Carries out an action of the keymap.
 fn act(app: &mut App, action: Action) -> Vec<Effect> {
     match action {
         Action::Send => return send(app),
@@ -54,7 +54,7 @@ fn act(app: &mut App, action: Action) -> Vec<Effect> {
         Action::SearchHistory => {
             app.overlays.push(Overlay::HistorySearch { query: Default::default(), selected: 0 });
         }
-        // What Ctrl+F means to emacs, while there is a text to move in.
+        // With text in the input, Ctrl+F moves right as in Emacs.
         Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => return edit(app, Action::Right),
         Action::Find => find::open(app, ""),
         Action::ExternalEditor => return vec![Effect::ExternalEditor(app.input.expanded().into_owned())],
@@ -85,7 +85,7 @@ fn act(app: &mut App, action: Action) -> Vec<Effect> {
     Vec::new()
 }
 
-/// The cache on the whole screen.
+/// Opens the cache panel on the whole screen.
 fn open_inspect(app: &mut App) -> Vec<Effect> {
     if app.engine.info.is_none() {
         app.say(Level::Info, "no model is loaded yet");
@@ -140,7 +140,7 @@ fn send(app: &mut App) -> Vec<Effect> {
     }
 }
 
-/// Sends what stands in the input, as a command or a message.
+/// Sends the input as a command or a message.
 fn submit(app: &mut App) -> Vec<Effect> {
     if completes_file(app) {
         return complete(app);

@@ -1,4 +1,4 @@
-//! Esc and Ctrl+C: what they stop, close or clear.
+//! Esc and Ctrl+C.
 
 use super::{Effect, files, turns};
 use crate::protocol::Command;
@@ -6,7 +6,7 @@ use crate::ui::action::Action;
 use crate::ui::state::{About, App, Level, Loading};
 use crate::ui::text::clean_line;
 
-/// Esc: closes or takes back the nearest thing, else stops what runs.
+/// Closes the completion list, takes back a queued message, stops what runs, or closes an overlay, in this order.
 pub fn stop_or_close(app: &mut App) -> Vec<Effect> {
     let asked = app.asked();
     app.notice = None;
@@ -14,7 +14,7 @@ pub fn stop_or_close(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     if app.aside.is_some() {
-        // The draft that was set aside returns.
+        // The draft set aside returns.
         app.input.take();
         return Vec::new();
     }
@@ -40,7 +40,7 @@ pub fn stop_or_close(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Stops what runs; else clears the draft; else asks once more before it stops loading or quits.
+/// Stops what runs, else clears the draft, else stops loading or quits at the second press.
 pub fn interrupt(app: &mut App) -> Vec<Effect> {
     if app.is_busy() {
         return stop(app);
@@ -66,7 +66,7 @@ pub fn interrupt(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Stops the answer or rebuild that runs, or the conversation that is being read.
+/// Stops the running answer or rebuild, or cancels opening a conversation.
 fn stop(app: &mut App) -> Vec<Effect> {
     if app.opening {
         return files::stop_opening(app);

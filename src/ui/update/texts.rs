@@ -1,11 +1,11 @@
-//! Texts that are said in several places.
+//! Texts used in several places.
 
 use crate::ui::text::plural;
 
-/// What the next message does where the cache does not hold the conversation.
+/// Said where the cache does not hold the conversation.
 pub const REFILL: &str = "your next message loads the conversation again";
 
-/// What the thin line of a toggle says.
+/// Returns the text of a toggle's line.
 pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
     let redo = match at_token {
         0 => String::new(),

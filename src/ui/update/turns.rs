@@ -1,4 +1,4 @@
-//! Asking, answering again, taking back, editing, and moving between branches.
+//! Turns: send, regenerate, undo, edit, and switch branches.
 
 use super::{Effect, Store, note};
 use crate::chat::{MessageId, Role};
@@ -8,8 +8,7 @@ use crate::ui::feed::LocalKind;
 use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
 use crate::ui::text::{clean_line, truncate};
 
-/// Sends the input as a message, or in the place of the message being edited. What cannot be sent
-/// yet waits in the queue.
+/// Queues the input as a message, or in place of the message being edited, and sends the queue if possible.
 pub fn ask(app: &mut App) -> Vec<Effect> {
     if app.queue.len() >= MAX_QUEUE {
         app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; Esc takes the newest back"));
@@ -26,8 +25,7 @@ pub fn ask(app: &mut App) -> Vec<Effect> {
     send_next(app)
 }
 
-/// Sends the message that has waited longest, where the engine is free. Without a model, the one
-/// chosen last is loaded first.
+/// Sends the oldest queued message if the engine is idle. Without a model, loads the one chosen last first.
 pub fn send_next(app: &mut App) -> Vec<Effect> {
     if app.queue.is_empty() || app.is_busy() || app.engine.loading.is_some() {
         return Vec::new();
@@ -48,7 +46,7 @@ pub fn send_next(app: &mut App) -> Vec<Effect> {
     begin(app)
 }
 
-/// Takes the newest waiting message back into the empty input; false when there is none.
+/// Moves the newest queued message back into the empty input; false if there is none.
 pub fn unqueue(app: &mut App) -> bool {
     if !app.input.is_empty() {
         return false;
@@ -60,14 +58,14 @@ pub fn unqueue(app: &mut App) -> bool {
     true
 }
 
-/// Loads a model beside the one in use.
+/// Starts loading a model; the one in use stays until it is ready.
 pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
     app.engine.loading = Some(Loading::new(name));
     name.clone_into(&mut app.engine.chosen);
     vec![Effect::Load(name.to_owned())]
 }
 
-/// Opens the reply to the head and has it generated.
+/// Begins the reply to the head and requests it.
 fn begin(app: &mut App) -> Vec<Effect> {
     let turn = app.chat.begin_reply(app.options.think, app.options.keep_thinking);
     let Some(message) = app.chat.head() else { return Vec::new() };
@@ -91,7 +89,7 @@ fn begin(app: &mut App) -> Vec<Effect> {
     vec![Effect::Generate { turn }]
 }
 
-/// /regen: another answer beside the one there is.
+/// Generates another answer beside the existing one (/regen).
 pub fn regenerate(app: &mut App) -> Vec<Effect> {
     if refuse_busy(app) {
         return Vec::new();
@@ -107,7 +105,7 @@ pub fn regenerate(app: &mut App) -> Vec<Effect> {
     begin(app)
 }
 
-/// /undo: the last message and its answer leave the path; the text returns to the input.
+/// Removes the last message and its answer from the path; its text returns to the input (/undo).
 pub fn undo(app: &mut App) -> Vec<Effect> {
     if refuse_busy(app) {
         return Vec::new();
@@ -121,8 +119,8 @@ pub fn undo(app: &mut App) -> Vec<Effect> {
     moved(app)
 }
 
-/// Puts a text of the user back into the input where that is free, else into the history. Returns
-/// the words that say where it is when it is not in the input.
+/// Puts a text of the user back into the input if that is empty, else into the history. Returns words that say where
+/// the text is if it is not in the input.
 fn give_back(app: &mut App, text: &str) -> String {
     app.history.push(text);
     if app.input.is_empty() && (app.aside.is_none() || app.aside == app.given_back) {
@@ -134,7 +132,7 @@ fn give_back(app: &mut App, text: &str) -> String {
     format!(" ({} recalls it)", app.setup.keymap.key_of(Action::HistoryOlder))
 }
 
-/// Brings the draft that was set aside back into the input, once that is empty again.
+/// Moves the draft set aside back into the input once that is empty.
 pub fn return_draft(app: &mut App) {
     if app.input.is_empty()
         && app.editing.is_none()
@@ -146,7 +144,7 @@ pub fn return_draft(app: &mut App) {
     }
 }
 
-/// The active path changed: the screen, the cache and the file follow.
+/// Updates the screen, the cache and the file after the active path changed.
 pub fn moved(app: &mut App) -> Vec<Effect> {
     app.feed.arrange(&app.chat);
     app.feed.follow();
@@ -157,7 +155,7 @@ pub fn moved(app: &mut App) -> Vec<Effect> {
     effects
 }
 
-/// /edit: the chosen or last message of the user goes into the input.
+/// Puts the chosen or last message of the user into the input (/edit).
 pub fn edit(app: &mut App) -> Vec<Effect> {
     if refuse_busy(app) {
         return Vec::new();
@@ -177,7 +175,7 @@ pub fn edit(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Goes to the version before or after of the chosen turn, or of the last one that has several.
+/// Switches to the previous or next version of the chosen turn, or of the last turn that has several.
 pub fn switch_branch(app: &mut App, newer: bool) -> Vec<Effect> {
     if refuse_busy(app) {
         return Vec::new();
@@ -202,7 +200,7 @@ pub fn switch_branch(app: &mut App, newer: bool) -> Vec<Effect> {
     Vec::new()
 }
 
-/// The turn could not be begun.
+/// Handles a turn that could not begin.
 pub fn failed(app: &mut App, turn: u64, error: &str) -> Vec<Effect> {
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
@@ -210,7 +208,7 @@ pub fn failed(app: &mut App, turn: u64, error: &str) -> Vec<Effect> {
     take_back(app, turn, error)
 }
 
-/// The turn was stopped before the engine saw it.
+/// Handles a turn that was cancelled before the engine received it.
 pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
@@ -218,8 +216,7 @@ pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
     take_back(app, turn, "stopped before the answer began")
 }
 
-/// What was asked returns to the input, with the reason in the conversation. A message that has an
-/// answer already (/regen) stays, with that answer.
+/// Returns the question to the input and shows the reason. A question that already has an answer (/regen) stays.
 pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
     let question = app.chat.reply(turn).and_then(|reply| reply.parent);
     let text = app.chat.retract(turn);
@@ -232,7 +229,7 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
     note(app, LocalKind::Error, format!("{what}: {why}"))
 }
 
-/// True, with a word about it, while an answer or a rebuild runs.
+/// True while the engine is busy or a conversation is being opened; shows a notice about it.
 pub fn refuse_busy(app: &mut App) -> bool {
     if app.turn.is_some() {
         app.say_about(About::Busy, Level::Info, "the answer is still running; Esc stops it");

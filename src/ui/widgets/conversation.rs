@@ -9,11 +9,10 @@ use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Bytes of messages without rows that get theirs in one frame: a long conversation that was opened
-/// shows its end at once, and the rest follows.
+/// Bytes of new messages whose rows are made in one frame, so that a long conversation shows its end at once.
 const FRAME_BYTES: usize = 256 << 10;
 
-/// Brings the cached rows up to the state, for a pane of this size.
+/// Updates the cached rows for a pane of this size.
 pub fn prepare(app: &mut App, area: Rect) {
     let width = usize::from(area.width);
     let new_width = app.feed.width != width;

@@ -1,5 +1,4 @@
-//! The rows of one item of the conversation: a message with its thoughts and its last line, or a
-//! line of our own.
+//! Makes the rows of an item of the conversation: a message with its think block and last line, or a local line.
 
 use crate::chat::{Message, Role as Who, line_after};
 use crate::protocol::{StopReason, TurnReport};
@@ -23,7 +22,7 @@ const TAIL: usize = 4;
 /// Bytes of a streaming think block that are looked at for its tail.
 const TAIL_BYTES: usize = 4_000;
 
-/// How an answer ended, in a few words.
+/// Returns a few words for a stop reason.
 pub fn stop_words(reason: StopReason) -> &'static str {
     match reason {
         StopReason::End => "end",
@@ -35,7 +34,7 @@ pub fn stop_words(reason: StopReason) -> &'static str {
     }
 }
 
-/// How a turn ended, in words, said once: the detail of a full cache or context says it by itself.
+/// Describes how a turn ended. The detail of a full cache or context stands alone.
 pub fn ending(report: &TurnReport) -> String {
     let words = stop_words(report.stop_reason);
     match (&report.detail, report.stop_reason) {
@@ -45,7 +44,7 @@ pub fn ending(report: &TurnReport) -> String {
     }
 }
 
-/// What the user can do about the way a turn ended.
+/// Returns what the user can do about the way a turn ended.
 pub fn advice(report: &TurnReport) -> &'static str {
     match report.stop_reason {
         StopReason::ContextFull => "; shorten the message, or /new starts over",
@@ -56,7 +55,7 @@ pub fn advice(report: &TurnReport) -> &'static str {
     }
 }
 
-/// Rows of an item, taken from `old` as far as nothing changed.
+/// Makes the rows of an item, reusing those of `old` that did not change.
 pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows>) -> Rows {
     let fingerprint = fingerprint(app, key, width, first);
     if let Some(old) = old.as_ref().filter(|o| o.fingerprint == fingerprint) {
@@ -90,7 +89,7 @@ pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows
     made
 }
 
-/// Changes whenever the rows would.
+/// Hash of everything that the rows depend on.
 pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
     (width, first, app.feed.generation).hash(&mut hasher);
@@ -136,8 +135,8 @@ fn user(app: &App, message: &Message, width: usize) -> Rows {
     Rows { lines, fold_row, ..Rows::default() }
 }
 
-/// The lines of a user's message: pastes and files as they were folded in the input, of other long
-/// texts the middle. And the line that opens and folds them.
+/// Returns the lines of a user's message, with pastes and files folded as in the input, or the middle of another long
+/// text; and the line that opens and folds them.
 fn user_lines<'a>(app: &'a App, message: &'a Message) -> (Vec<Vec<Span<'a>>>, Option<usize>) {
     let text = message.shown();
     let stored = app.feed.folds.get(&message.id).cloned();
@@ -197,8 +196,8 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     Rows { lines, fold_row, links, finished, ..Rows::default() }
 }
 
-/// The rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut where the stretch
-/// ends belongs to the next one.
+/// Makes the rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut at the end of the stretch
+/// belongs to the next one.
 fn with_marks(
     app: &App,
     text: &str,
@@ -223,8 +222,7 @@ fn with_marks(
     lines
 }
 
-/// The answer so far: its finished blocks as they were, only the rest made anew. Also returns the links
-/// of all of it.
+/// Makes the rows of a streaming answer, reusing its finished blocks. Also returns its links.
 fn streaming(
     app: &App,
     text: &str,
@@ -268,7 +266,7 @@ fn indented(lines: Vec<Line<'static>>) -> impl Iterator<Item = Line<'static>> {
     })
 }
 
-/// The think block: folded to one line, open, or its tail while it streams. Returns the row that
+/// Makes the rows of the think block: folded to one line, open, or its tail while it streams. Returns the row that
 /// opens and folds it.
 fn thoughts(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'static>>) -> Option<usize> {
     let theme = &app.theme;

@@ -15,7 +15,7 @@ const MAX_BANNER: usize = 4;
 /// Most waiting messages that are shown.
 const MAX_QUEUE_ROWS: usize = 3;
 
-/// What the banner says: what a key did, which soon goes, then progress.
+/// Returns the text of the banner: a notice, else progress, else a hint.
 fn banner_text(app: &App) -> Option<(String, Role)> {
     let stop = app.setup.keymap.key_of(Action::Stop);
     if let Some(notice) = &app.notice {
@@ -42,7 +42,7 @@ fn notice_role(level: Level) -> Role {
     }
 }
 
-/// The messages that wait, newest last, and the keys that act on them.
+/// Returns the rows of queued messages, newest last, with the keys that act on them.
 fn queue_rows(app: &App, columns: u16) -> Vec<String> {
     let Some(last) = app.queue.len().checked_sub(1) else { return Vec::new() };
     let first = app.queue.len().saturating_sub(MAX_QUEUE_ROWS);
@@ -62,7 +62,7 @@ fn queue_rows(app: &App, columns: u16) -> Vec<String> {
     app.queue.iter().enumerate().skip(first).map(row).collect()
 }
 
-/// What is running, how far it is, and how to stop it.
+/// Describes what runs, its progress, and the key that stops it.
 fn progress(app: &App, stop: &str) -> Option<String> {
     if let Some(loading) = &app.engine.loading {
         let name = clean_line(&loading.name);
@@ -218,7 +218,7 @@ fn parts(app: &App) -> Vec<Part> {
     parts
 }
 
-/// What is going on, in a word; `None` when nothing is.
+/// Returns one word for what runs; `None` if nothing does.
 fn state(app: &App) -> Option<&'static str> {
     let turn = app.turn.as_ref();
     Some(match (app.engine.phase(), &app.engine.loading) {
