@@ -3,10 +3,10 @@
 use super::attach::Attachment;
 use super::effect::{Store, Which};
 use super::models::ModelEntry;
-use super::state::{Level, SessionEntry};
+use super::state::{Level, Progress, SessionEntry};
 use super::theme::Background;
 use crate::chat::Conversation;
-use crate::protocol::{Download, Event, ModelInfo, ModelReference, Snapshot};
+use crate::protocol::{Event, ModelInfo, ModelReference, Snapshot};
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,11 +25,7 @@ pub enum AppEvent {
     Engine(Event),
     Snapshot(Arc<Snapshot>),
     /// From the engine that is being loaded.
-    Downloading(Download),
-    Loading {
-        done_bytes: u64,
-        total_bytes: u64,
-    },
+    Progress(Progress),
     /// A model of this name is being loaded.
     LoadBegan(String),
     /// The model is loaded and in use.

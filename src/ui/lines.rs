@@ -147,7 +147,7 @@ impl Runtime {
             lines.extend(clean(&local.text).split('\n').map(str::to_owned));
         }
         printed.locals = app.feed.locals.len();
-        let download = app.engine.loading.as_ref().and_then(|l| l.download.as_ref());
+        let download = app.engine.loading.as_ref().and_then(|l| l.download());
         let tenth = download.map(|d| d.done_bytes * 10 / d.total_bytes.max(1));
         if let (Some(download), true) = (download, tenth != printed.tenth) {
             lines.push(numbers::download(download));

@@ -112,21 +112,39 @@ impl EngineView {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loading {
     pub name: String,
-    pub done_bytes: u64,
-    pub total_bytes: u64,
-    /// Progress of its download.
-    pub download: Option<Download>,
-    /// Kernel files compiled for this GPU, their number, and the seconds so far.
-    pub kernels: Option<(usize, usize, u64)>,
+    /// `None` until the first report.
+    pub progress: Option<Progress>,
     /// The conversation to open with it.
     pub then_open: Option<Which>,
 }
 
 impl Loading {
     pub fn new(name: &str) -> Self {
-        let name = name.to_owned();
-        Self { name, done_bytes: 0, total_bytes: 0, download: None, kernels: None, then_open: None }
+        Self { name: name.to_owned(), progress: None, then_open: None }
     }
+
+    pub fn download(&self) -> Option<&Download> {
+        match &self.progress {
+            Some(Progress::Download(download)) => Some(download),
+            _ => None,
+        }
+    }
+}
+
+/// Progress of loading a model: what runs now, and how far it is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    Download(Download),
+    /// Kernel files compiled for this GPU, their number, and the seconds so far.
+    Kernels {
+        done: usize,
+        total: usize,
+        seconds: u64,
+    },
+    Weights {
+        done_bytes: u64,
+        total_bytes: u64,
+    },
 }
 
 /// Options that /set, /think and similar commands change.

@@ -84,16 +84,9 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         AppEvent::Tick => perform_all(app, |app| keys::tick(app).into_iter().collect()),
         AppEvent::Engine(event) => engine::event(app, event),
         AppEvent::Snapshot(snapshot) => engine::snapshot(app, snapshot),
-        AppEvent::Downloading(download) => {
+        AppEvent::Progress(progress) => {
             if let Some(loading) = &mut app.engine.loading {
-                loading.download = Some(download);
-            }
-            Vec::new()
-        }
-        AppEvent::Loading { done_bytes, total_bytes } => {
-            if let Some(loading) = &mut app.engine.loading {
-                (loading.download, loading.kernels) = (None, None);
-                (loading.done_bytes, loading.total_bytes) = (done_bytes, total_bytes);
+                loading.progress = Some(progress);
             }
             Vec::new()
         }
@@ -169,7 +162,7 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::NotOpened(level, why) => files::not_opened(app, level, &why),
         AppEvent::NotSaved { why, then } => {
-            app.opening = false;
+            (app.opening, app.resuming) = (false, false);
             files::ask_leave(app, &why, then)
         }
         AppEvent::Exists { path, export } => files::ask_overwrite(app, path, export),

@@ -6,6 +6,7 @@ use crate::protocol::Event;
 use crate::ui::effect::{Effect, Store, Which};
 use crate::ui::event::AppEvent;
 use crate::ui::sessions::Read;
+use crate::ui::state::Progress;
 use crate::ui::{ExitKind, LoadRequest, Resume};
 
 impl Runtime {
@@ -39,9 +40,12 @@ impl Runtime {
     pub(in crate::ui) fn next(&mut self, event: Option<Event>) {
         match event {
             Some(Event::Loading { done_bytes, total_bytes }) => {
-                self.handle(AppEvent::Loading { done_bytes, total_bytes });
+                self.handle(AppEvent::Progress(Progress::Weights { done_bytes, total_bytes }));
             }
-            Some(Event::Downloading(download)) => self.handle(AppEvent::Downloading(download)),
+            Some(Event::Downloading(download)) => self.handle(AppEvent::Progress(Progress::Download(download))),
+            Some(Event::CompilingKernels { done, total, seconds }) => {
+                self.handle(AppEvent::Progress(Progress::Kernels { done, total, seconds }));
+            }
             Some(Event::Ready(info)) => {
                 if std::mem::replace(&mut self.current, self.next.take()).is_some() {
                     self.outbox.clear();

@@ -14,12 +14,12 @@ const BELL_MS: u64 = 10_000;
 /// Handles an event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
     match event {
-        Event::Downloading(_) | Event::Loading { .. } | Event::Ready(_) | Event::LoadFailed(_) => {}
-        Event::CompilingKernels { done, total, seconds } => {
-            if let Some(loading) = &mut app.engine.loading {
-                loading.kernels = Some((done, total, seconds));
-            }
-        }
+        // They come from the engine that is being loaded.
+        Event::Downloading(_)
+        | Event::Loading { .. }
+        | Event::CompilingKernels { .. }
+        | Event::Ready(_)
+        | Event::LoadFailed(_) => {}
         Event::TurnStarted { turn, prompt_tokens, .. } => {
             app.engine.rebuilding = None;
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {

@@ -3,7 +3,7 @@
 use super::{Effect, files, turns};
 use crate::protocol::Command;
 use crate::ui::action::Action;
-use crate::ui::state::{About, App, Level, Loading};
+use crate::ui::state::{About, App, Level, Loading, Progress};
 use crate::ui::text::clean_line;
 
 /// Closes the completion list, takes back a queued message, stops what runs, or closes an overlay, in this order.
@@ -87,7 +87,7 @@ fn stop_loading(app: &mut App, asked: About, key: Action) -> Vec<Effect> {
         return Vec::new();
     }
     let text = match &loading {
-        Loading { download: Some(_), .. } => {
+        Loading { progress: Some(Progress::Download(_)), .. } => {
             format!("the download of {name} stopped; what has come is kept, and /model {name} goes on with it")
         }
         _ if app.engine.info.is_some() => format!("loading {name} stopped"),

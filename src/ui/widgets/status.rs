@@ -3,7 +3,7 @@
 use crate::protocol::Phase;
 use crate::ui::action::Action;
 use crate::ui::numbers;
-use crate::ui::state::{App, Level, Queued, SPINNER_MS};
+use crate::ui::state::{App, Level, Progress, Queued, SPINNER_MS};
 use crate::ui::text::{bytes, clean, clean_line, count, plural, ratio, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
@@ -66,19 +66,17 @@ fn queue_rows(app: &App, columns: u16) -> Vec<String> {
 fn progress(app: &App, stop: &str) -> Option<String> {
     if let Some(loading) = &app.engine.loading {
         let name = clean_line(&loading.name);
-        if let Some(download) = &loading.download {
-            return Some(format!("downloading {name}: {} ({stop} stops)", numbers::download(download)));
-        }
-        if let Some((done, total, seconds)) = loading.kernels {
-            return Some(format!(
-                "compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)"
-            ));
-        }
-        return Some(match loading.total_bytes {
-            0 => format!("loading {name}"),
-            total => {
-                let percent = loading.done_bytes.min(total) * 100 / total;
-                format!("loading {name}: {percent} % of {} ({stop} stops)", bytes(total))
+        return Some(match &loading.progress {
+            None | Some(Progress::Weights { total_bytes: 0, .. }) => format!("loading {name}"),
+            Some(Progress::Download(download)) => {
+                format!("downloading {name}: {} ({stop} stops)", numbers::download(download))
+            }
+            Some(Progress::Kernels { done, total, seconds }) => {
+                format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)")
+            }
+            Some(Progress::Weights { done_bytes, total_bytes: total }) => {
+                let percent = done_bytes.min(total) * 100 / total;
+                format!("loading {name}: {percent} % of {} ({stop} stops)", bytes(*total))
             }
         });
     }
@@ -223,7 +221,7 @@ fn state(app: &App) -> Option<&'static str> {
     let turn = app.turn.as_ref();
     Some(match (app.engine.phase(), &app.engine.loading) {
         _ if turn.is_some_and(|t| t.stopping) => "stopping",
-        (_, Some(loading)) if loading.download.is_some() => "downloading",
+        (_, Some(loading)) if loading.download().is_some() => "downloading",
         (_, Some(_)) => "loading",
         _ if app.opening => "opening",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
@@ -278,7 +276,6 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Event;
     use crate::ui::depth::Depth;
     use crate::ui::event::AppEvent;
     use crate::ui::state::Loading;
@@ -289,10 +286,10 @@ mod tests {
     fn kernels_that_are_compiled_are_told_until_weights_are_read() {
         let mut app = unloaded(80, 24, Depth::Rgb, "dark");
         app.engine.loading = Some(Loading::new("demo"));
-        update(&mut app, AppEvent::Engine(Event::CompilingKernels { done: 4, total: 13, seconds: 3 }));
+        update(&mut app, AppEvent::Progress(Progress::Kernels { done: 4, total: 13, seconds: 3 }));
         let said = |app: &App| banner_text(app).unwrap().0;
         assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc stops)");
-        update(&mut app, AppEvent::Loading { done_bytes: 1, total_bytes: 2 });
+        update(&mut app, AppEvent::Progress(Progress::Weights { done_bytes: 1, total_bytes: 2 }));
         assert!(said(&app).starts_with("loading demo: 50 %"));
     }
 }

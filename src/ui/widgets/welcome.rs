@@ -30,8 +30,8 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
         Some(info) => format!("{} on {}, {} of context", clean_line(&info.name), clean_line(&info.device), {
             super::message::tokens(info.context)
         }),
-        None if app.engine.loading.as_ref().is_some_and(|l| l.download.is_some()) => {
-            "the model is on its way from the hub".to_owned()
+        None if app.engine.loading.as_ref().is_some_and(|l| l.download().is_some()) => {
+            "the model is being downloaded".to_owned()
         }
         None if app.engine.loading.is_some() => "loading the model".to_owned(),
         None => "no model is loaded; /model NAME loads one".to_owned(),
