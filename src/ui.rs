@@ -1,8 +1,10 @@
 //! The terminal chat: state, update, view, keys and themes. Knows the engine only as commands,
 //! events and snapshots ([`crate::protocol`]), and conversations and settings as plain data.
 //!
-//! An event comes in ([`runtime`]), [`update::update`] changes [`state::App`] and says what is to
-//! be done, the runtime does it and draws ([`widgets::frame`]).
+//! One way round: the [`runtime`] receives an [`event`] and passes it to [`update::update`], which changes
+//! [`state::App`] and returns [`effect`]s; the runtime carries them out and draws ([`widgets::frame`]). Keys, commands
+//! and lists meet in an [`intent`] first. [`jobs`], the [`writer`] and the [`outbox`] keep files and templates
+//! off the UI thread.
 
 pub mod action;
 mod attach;

@@ -37,7 +37,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 return Vec::new();
             }
             let text = match cancelled {
-                true if tokens == 0 => format!("stopped; the cache is empty; {}", texts::REFILL),
+                true if tokens == 0 => "stopped; the cache is empty".to_owned(),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
                 false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
             };

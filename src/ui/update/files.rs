@@ -213,7 +213,9 @@ pub fn rename_saved(app: &mut App, id: String, title: String) -> Vec<Effect> {
 
 /// Shows the list of saved conversations.
 pub fn listed(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
-    if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut() {
+    let open =
+        app.overlays.iter_mut().find_map(|o| if let Overlay::Sessions(picker) = o { Some(picker) } else { None });
+    if let Some(picker) = open {
         picker.entries = entries;
         picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
     } else if entries.is_empty() {
