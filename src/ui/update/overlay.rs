@@ -183,12 +183,12 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent
     None
 }
 
-/// Letters typed this soon after a question belong to the text it interrupted.
+/// Letters typed this soon after a question belong to the draft it interrupted.
 const TYPED_MS: u64 = 400;
 
 fn confirm_key(app: &mut App, key: Key) -> Option<Intent> {
     let Some(Overlay::Confirm(question)) = app.overlays.last() else { return None };
-    if app.now_ms < question.asked_ms + TYPED_MS {
+    if !app.input.is_empty() && app.now_ms < question.asked_ms + TYPED_MS {
         if let (KeyCode::Char(c), true) = (key.code, key.modifiers.is_empty()) {
             app.input.insert(&c.to_string());
         }
