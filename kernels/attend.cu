@@ -230,7 +230,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   __shared__ __align__(16) Shared<D> s;
   next_may_begin();
   const Kv& kv = p.kv;
-  const HeadParams& params = p.heads;
+  const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   Span span = p.spans[blockIdx.y];
@@ -238,10 +238,10 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   Split split = split_of(kv.live + lane_index(kv, p.layer, span.seq, 0), heads, lane);
   // Blocks without work end here; the kernel ends with the last of the others.
   if (split.head < 0) return;
-  Lane place = lane_of(kv, p.layer, span.seq, split.head);
+  Lane slots = lane_of(kv, p.layer, span.seq, split.head);
 
   // first page of this warp to registers, second one in flight
-  int at = split.first + warp, number = at < split.last ? place.pages[at] : 0;
+  int at = split.first + warp, number = at < split.last ? slots.pages[at] : 0;
   Page<D, Codec> page;
   if (at < split.last) {
     const u8* from = page_at(kv, number);
@@ -249,7 +249,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     page.load_v(kv, from, split.live - at * PAGE_SLOTS, lane);
   }
   if (at + WARPS < split.last) {
-    number = place.pages[at + WARPS];
+    number = slots.pages[at + WARPS];
     const u8* from = page_at(kv, number);
     if (Codec::PACKED) {
       for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, from + 16 * i, true);
@@ -261,26 +261,26 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   RopeAngles angles;
   const float* norm = nullptr;
   if (warp < group) {
-    norm = prefetch_norm(params.q_norm, d, lane);
-    angles.compute(params, position, d, lane);
+    norm = prefetch_norm(head_params.q_norm, d, lane);
+    angles.compute(head_params, position, d, lane);
   }
   // The last warp has no query, or the fewest pages: it looks up which slot leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
-  if (looks) assignment.load(kv, place, position, kv.eviction[span.seq]);
+  if (looks) assignment.load(kv, slots, position, kv.eviction[span.seq]);
   wait_previous();
 
   // queries of the group: norm and RoPE
   const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
   if (warp < group) {
-    load_row(s.q[warp], row + (split.head * group + warp) * d, norm, params.eps, d, lane);
-    rotate(s.q[warp], angles, d, params.borrowed && warp == 0, lane);
+    load_row(s.q[warp], row + (split.head * group + warp) * d, norm, head_params.eps, d, lane);
+    rotate(s.q[warp], angles, d, head_params.borrowed && warp == 0, lane);
   }
   if (looks) {
     float decision = 0.0f;
     if (assignment.needs_decision()) {
-      norm = prefetch_norm(params.q_norm, d, lane);
-      decision = decision_of(s.scratch, params, norm, row, p.decisions, split.head, span.start, kv, lane);
+      norm = prefetch_norm(head_params.q_norm, d, lane);
+      decision = decision_of(s.scratch, head_params, norm, row, p.decisions, split.head, span.start, kv, lane);
     }
     s.unseen = assignment.overwritten(dms_of(kv), decision);
   }
@@ -301,7 +301,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
     if (at < split.last) page.load_k(kv, from, lane);
     softmax.accumulate(page);
     if (at < split.last) page.load_v(kv, from, split.live - at * PAGE_SLOTS, lane);
-    if (at + WARPS < split.last) number = place.pages[at + WARPS];
+    if (at + WARPS < split.last) number = slots.pages[at + WARPS];
   }
 
   // each warp's state to shared memory

@@ -51,18 +51,18 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   __shared__ Shared s;
   next_may_begin();
   const Kv& kv = p.kv;
-  const HeadParams& params = p.heads;
+  const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x, d = kv.head_dim;
   int heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1, assigns = warp == (int)blockDim.x / 32 - 1;
   Span span = p.spans[blockIdx.y];
   int row = span.start, position = kv.seq_len[span.seq];
-  Lane place = lane_of(kv, p.layer, span.seq, head);
+  Lane slots = lane_of(kv, p.layer, span.seq, head);
   SlotAssignment assignment = {};
-  if (assigns) assignment.load(kv, place, position, kv.eviction[span.seq]);
-  const float* norm = prefetch_norm(is_q || assigns ? params.q_norm : is_k ? params.k_norm : nullptr, d, lane);
+  if (assigns) assignment.load(kv, slots, position, kv.eviction[span.seq]);
+  const float* norm = prefetch_norm(is_q || assigns ? head_params.q_norm : is_k ? head_params.k_norm : nullptr, d, lane);
   RopeAngles angles;
-  if (is_q || is_k) angles.compute(params, position, d, lane);
+  if (is_q || is_k) angles.compute(head_params, position, d, lane);
   // An item is four channels of a query head. `slices` neighbouring threads share one and take every slices-th split.
   int items = group * d / 4, slices = 1;
   while (slices < 32 && 2 * slices * items <= MERGE_THREADS) slices *= 2;
@@ -92,13 +92,13 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   // the token's own rows: norm, RoPE, codec
   float decision = 0.0f;
   if (assigns) {
-    decision = decision_of(s.scratch, params, norm, qkv_row, p.decisions, head, row, kv, lane);
-    if (params.borrowed && lane == 0) p.decisions[row * heads + head] = decision;
+    decision = decision_of(s.scratch, head_params, norm, qkv_row, p.decisions, head, row, kv, lane);
+    if (head_params.borrowed && lane == 0) p.decisions[row * heads + head] = decision;
   } else if (is_q || is_k || is_v) {
     int column = is_q ? head * group + warp : kv.n_q_heads + head + (is_v ? heads : 0);
     float* x = s.x[warp];
-    load_row(x, qkv_row + column * d, norm, params.eps, d, lane);
-    if (!is_v) rotate(x, angles, d, params.borrowed && warp == 0, lane);
+    load_row(x, qkv_row + column * d, norm, head_params.eps, d, lane);
+    if (!is_v) rotate(x, angles, d, head_params.borrowed && warp == 0, lane);
     if (is_q) {
       // as attend.cu rounds it
 #pragma unroll
@@ -111,9 +111,9 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   }
   __syncthreads();
   if (assigns) {
-    int slot = assignment.assign(kv, place, decision, lane);
+    int slot = assignment.assign(kv, slots, decision, lane);
     if (lane == 0) {
-      s.page = page_at(kv, place.pages[slot / PAGE_SLOTS]);
+      s.page = page_at(kv, slots.pages[slot / PAGE_SLOTS]);
       s.r = slot % PAGE_SLOTS;
     }
   } else {

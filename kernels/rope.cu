@@ -28,14 +28,14 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
   __shared__ Shared shared;
   next_may_begin();
   const Kv& kv = p.kv;
-  const HeadParams& params = p.heads;
+  const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y, d = kv.head_dim;
   int heads = kv.n_kv_heads, group = kv.n_q_heads / heads, width = (kv.n_q_heads + 2 * heads) * d;
   Span span = p.spans[p.span_of_row[row]];
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1;
-  const float* norm = prefetch_norm(is_q ? params.q_norm : is_k ? params.k_norm : nullptr, d, lane);
+  const float* norm = prefetch_norm(is_q ? head_params.q_norm : is_k ? head_params.k_norm : nullptr, d, lane);
   RopeAngles angles;
-  angles.compute(params, kv.seq_len[span.seq] + row - span.start, d, lane);
+  angles.compute(head_params, kv.seq_len[span.seq] + row - span.start, d, lane);
   wait_previous();
   // KV heads of this block
 #pragma unroll 1
@@ -43,11 +43,11 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
     __syncthreads();
     int column = is_q ? head * group + warp : kv.n_q_heads + head + (is_v ? heads : 0);
     float *x = p.qkv + (u64)row * width + column * d, *s = shared.x[warp];
-    load_row(s, x, norm, params.eps, d, lane);
-    bool decides = params.borrowed && warp == 0;
+    load_row(s, x, norm, head_params.eps, d, lane);
+    bool decides = head_params.borrowed && warp == 0;
     if (decides) {
       if (lane == 0) {
-        if (!params.per_layer || head == 0) shared.decision = borrowed_decision(params, s, d);
+        if (!head_params.per_layer || head == 0) shared.decision = borrowed_decision(head_params, s, d);
         p.decisions[row * heads + head] = shared.decision;
       }
       __syncwarp();

@@ -228,8 +228,8 @@ impl<B: Backend> Still<B> {
     }
 }
 
-/// The codecs that every device has.
-pub(super) const CODECS: [Codec; 3] = [Codec::Bf16, Codec::Fp8, Codec::Int8];
+/// The codecs that every device has: all but f32, which comes first and is the CPU's alone.
+pub(super) const CODECS: &[Codec] = Codec::ALL.split_at(1).1;
 
 /// As the names of checks tell a policy.
 fn policy_name(policy: Policy) -> String {

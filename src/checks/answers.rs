@@ -30,7 +30,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
 ) -> Result<()> {
     let checkpoint = Checkpoint::open(&ModelRef::BuiltIn, &AdapterChoice::Auto)?;
     let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
-    for (codec, eviction) in CODECS.into_iter().flat_map(|codec| [(codec, true), (codec, false)]) {
+    for (codec, eviction) in CODECS.iter().flat_map(|&codec| [(codec, true), (codec, false)]) {
         let options = EngineOptions { context: Some(1024), ..EngineOptions::new(codec) };
         let mut cpu = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| true)?;
         let mut card = Runner::new(open()?, &checkpoint, &options, |_, _| true)?;

@@ -29,7 +29,7 @@ pub fn all() -> Vec<Chunks> {
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
     let case = |group: usize| Chunks {
         policy: policies[group % 5],
-        codec: CODECS[(group + group / 4) % 3],
+        codec: CODECS[(group + group / 4) % CODECS.len()],
         head_dim: [32, 64, 128][group % 3],
         heads: 1 + group % 2,
         group,

@@ -46,7 +46,7 @@ fn policies() -> [Policy; 7] {
 /// Every policy through a long history in small heads.
 pub fn long() -> Vec<History> {
     let case = |(i, policy): (usize, Policy)| {
-        let codec = CODECS[i % 3];
+        let codec = CODECS[i % CODECS.len()];
         History {
             policy,
             codec,
@@ -88,7 +88,7 @@ pub fn all() -> Vec<History> {
     for (i, head_dim) in [32, 64, 128, 8].into_iter().enumerate() {
         for group in 1..=8 {
             let at = i * 8 + group;
-            let codec = CODECS[(at + at / 3) % 3];
+            let codec = CODECS[(at + at / 3) % CODECS.len()];
             let policy = policies[at % policies.len()];
             let heads = 1 + at % 3;
             out.push(History { policy, codec, head_dim, heads, group, events: EVENTS, wide: false, seed: at as u64 });

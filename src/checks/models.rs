@@ -48,7 +48,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
             dms.alpha_offset = MARKS_ALL;
         }
         let (name, decides) = (if in_f32 { format!("{shape} in f32") } else { shape.to_owned() }, in_f32);
-        for codec in CODECS {
+        for &codec in CODECS {
             let expected = trace(Cpu::new(0), &checkpoint, codec, &[PROMPT], None)?;
             let started = Instant::now();
             let got = trace(open()?, &checkpoint, codec, &[PROMPT], Some(&expected.tokens))?;

@@ -168,7 +168,7 @@ pub struct RoundTrip {
 
 pub fn round_trips() -> Vec<RoundTrip> {
     let mut out = Vec::new();
-    for codec in CODECS {
+    for &codec in CODECS {
         for head_dim in [8, 32, 64, 128] {
             out.extend([false, true].map(|single| RoundTrip { codec, head_dim, single }));
         }

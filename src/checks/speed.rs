@@ -241,7 +241,7 @@ impl<B: Backend> Table<'_, B> {
     }
 
     fn attention(&mut self) -> Result<()> {
-        for codec in CODECS {
+        for &codec in CODECS {
             for slots in self.sizes.slots.clone() {
                 for n in self.sizes.decode.clone() {
                     self.attention_of(codec, slots, n, 1)?;

@@ -40,7 +40,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
         if alone {
             widen(&mut checkpoint);
         }
-        for codec in CODECS {
+        for &codec in CODECS {
             let (plain, ..) = trace(open(false)?, &checkpoint, codec, false)?;
             let started = Instant::now();
             let (got, recorded, notice) = trace(open(true)?, &checkpoint, codec, alone)?;

@@ -97,7 +97,7 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
 #[test]
 fn an_answer_is_that_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
-    for kv in ["bf16", "fp8"] {
+    for kv in ["bf16", "fp8", "int8"] {
         let answer = |device| {
             let args = ["-p", EQUATION, "--temperature", "0", "--max-tokens", "24", "--json", "--kv", kv, "--device"];
             dmschat(gpu, &[], &[&args[..], &[device]].concat()).json()
@@ -122,11 +122,12 @@ fn scores_are_those_of_the_cpu() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), serde_json::to_string(&tokens).unwrap()).unwrap();
     let shapes = [
-        (Spec::new(true, Form::Borrowed), "bf16"),
-        (Spec { bias: true, ..Spec::new(false, Form::Adapter) }, "bf16"),
-        (Spec { n_q_heads: 6, ..Spec::new(false, Form::Metadata) }, "fp8"),
+        (Spec::new(true, Form::Borrowed), "bf16", &[][..]),
+        (Spec { bias: true, ..Spec::new(false, Form::Adapter) }, "bf16", &[]),
+        (Spec { n_q_heads: 6, ..Spec::new(false, Form::Metadata) }, "fp8", &[]),
+        (Spec::new(false, Form::Plain), "int8", &["--policy", "window", "--budget", "24"]),
     ];
-    for (i, (spec, kv)) in shapes.into_iter().enumerate() {
+    for (i, (spec, kv, policy)) in shapes.into_iter().enumerate() {
         // A GPU rounds the inputs of these bf16 weights to bf16: no decision of these models is so near 0 that this evicts
         // another token.
         let tiny = Tiny::new(spec, 50);
@@ -135,7 +136,7 @@ fn scores_are_those_of_the_cpu() {
             let schedule = "prefill:50,decode:3,off,prefill:33,on,decode:2,prefill:32";
             let args = ["score", "--json", "--tokens-file", file, "--schedule", schedule, "--kv", kv];
             let settings = [("SOFTWARE_GPU_CAPABILITY", capability)];
-            dmschat(gpu, &settings, &[&args[..], &["--model", model, "--device", device]].concat()).json()
+            dmschat(gpu, &settings, &[&args[..], policy, &["--model", model, "--device", device]].concat()).json()
         };
         let cpu = score("cpu", "");
         let rows = |score: &Value| score["logprobs"].as_array().unwrap().iter().map(Value::as_f64).collect::<Vec<_>>();
