@@ -1,7 +1,6 @@
-//! One sequence and the work on it: log entries to feed, then an answer to generate.
+//! A chain: one sequence, the log entries to feed to it, and the answer to generate after them.
 //!
-//! A chain does nothing by itself. The scheduler chooses whose turn it is, [`Chain::feed`] runs a prefill chunk of one
-//! chain and [`decode`] a decode step of several.
+//! [`Chain::feed`] runs a prefill chunk of one chain, [`decode`] a decode step of several. The scheduler chooses which.
 
 use super::context::Context;
 use super::reply::{Reply, Vocabulary};
@@ -14,11 +13,11 @@ use std::time::Instant;
 
 pub(super) struct Chain {
     pub context: Context,
-    /// Entries still to feed, in order. A toggle takes effect when it comes first.
+    /// Entries to feed, in order. A toggle takes effect when it reaches the front.
     todo: VecDeque<LogEntry>,
-    /// How many of them, from the front, were fed before and are part of the conversation's log.
+    /// Number of entries at the front of `todo` that are being replayed: they are part of the log already.
     known: usize,
-    /// Present while an answer is generated, which begins when `todo` is empty.
+    /// The answer. Its decode steps begin when `todo` is empty.
     pub generation: Option<Generation>,
 }
 
@@ -28,13 +27,13 @@ pub(super) struct Generation {
     pub seed: u64,
     pub max_tokens: usize,
     pub reply: Reply,
-    /// All sampled tokens; the last one is not fed yet.
+    /// All sampled tokens. The last one is not fed yet.
     pub generated: Vec<Token>,
     pub stop: Option<StopReason>,
     pub timings: Timings,
 }
 
-/// When an answer reached its milestones.
+/// Times of an answer's first and last token and of the end of its first think block.
 #[derive(Default)]
 pub(super) struct Timings {
     pub first_token: Option<Instant>,
@@ -63,7 +62,7 @@ impl Generation {
 }
 
 impl Chain {
-    /// A chain with nothing to do.
+    /// Creates a chain without work.
     pub fn idle(context: Context) -> Self {
         Self { context, todo: VecDeque::new(), known: 0, generation: None }
     }
@@ -76,12 +75,12 @@ impl Chain {
         }
     }
 
-    /// Whether entries of the log are being fed again: until then the context is an earlier one.
+    /// Whether log entries are being replayed, so that the context is an earlier one than the conversation's.
     pub fn is_replaying(&self) -> bool {
         self.known > 0
     }
 
-    /// Number of tokens still to feed before an answer begins.
+    /// Number of tokens left to feed.
     pub fn tokens_left(&self) -> usize {
         self.todo.iter().filter(|e| matches!(e, LogEntry::Token(_))).count()
     }
@@ -92,13 +91,13 @@ impl Chain {
         self.known = 0;
     }
 
-    /// Sets a log to feed again, under the toggles that stand in it.
+    /// Sets a log to replay under its toggles.
     pub fn replay(&mut self, log: &[LogEntry]) {
         self.todo = log.iter().copied().collect();
         self.known = log.len();
     }
 
-    /// Gives the sequence up and starts over: everything that was fed is to be fed again.
+    /// Releases the sequence and starts over in an empty one, with everything fed so far to replay (preemption).
     pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>) {
         runner.release(self.context.seq);
         let fresh = Context::new(runner, true).expect("a sequence was just released");
@@ -108,7 +107,7 @@ impl Chain {
         self.todo = old.log.into_iter().chain(self.todo.drain(..)).collect();
     }
 
-    /// Stops where it is: nothing more is fed or generated. Returns the generation.
+    /// Drops the remaining work and returns the generation.
     pub fn stop(&mut self) -> Option<Generation> {
         self.todo.clear();
         self.known = 0;
@@ -143,8 +142,8 @@ impl Chain {
         Ok(n)
     }
 
-    /// Appends a sampled token to the answer, where it waits to be fed, and returns the text to stream. Sets `stop`
-    /// where the answer ends with it.
+    /// Appends a sampled token to the answer and makes it the pending one. Sets `stop` if the answer ends with it. Returns
+    /// the text to stream.
     pub fn push<B: Backend>(
         &mut self,
         token: Token,
@@ -176,7 +175,7 @@ impl Chain {
         (kind, text)
     }
 
-    /// Ends the answer's text: returns what is left of an incomplete character.
+    /// Ends the answer's text and returns what is left of an incomplete character.
     pub fn finish_text(&mut self) -> Option<(TextKind, String)> {
         let (kind, rest) = self.generation.as_mut()?.reply.finish();
         self.context.flat += &rest;

@@ -1,12 +1,12 @@
-//! The state of a conversation in the cache: the token log with its toggles, the text it stands for, and the sequence
-//! that stores it. A checkpoint is a fork of it.
+//! The state of a conversation in the cache: the token log with its toggles, its text, and the cache sequence. A
+//! checkpoint is a fork of it.
 
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId};
 use crate::protocol::{LogEntry, Token};
 
-/// The log, not the text, is the truth. Whether the sequence evicts is kept by the cache only.
+/// The log, not the text, is the truth. The cache knows whether the sequence evicts.
 pub(super) struct Context {
     pub seq: SeqId,
     pub log: Vec<LogEntry>,

@@ -1,7 +1,7 @@
-//! One conversation: its chain, the checkpoints of its last turn, and the requests that wait or are served.
+//! A conversation: its chain, the checkpoints of its last turn, and its requests.
 //!
-//! Requests that change the conversation are served one after the other. [`Conversation::begin`] and
-//! [`Conversation::finish`] do what a request needs before and after its steps; the steps themselves are the scheduler's.
+//! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
+//! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
 use super::chain::Chain;
 use super::context::Context;
@@ -17,7 +17,7 @@ use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piec
 use crate::tokenizer::flatten;
 use std::collections::{HashMap, VecDeque};
 
-/// Why work ended before it was done.
+/// Why a job ended early.
 #[derive(Debug)]
 pub(super) enum Halt {
     Cancelled,
@@ -26,31 +26,34 @@ pub(super) enum Halt {
     Error(String),
 }
 
-/// The request that is served.
+/// The request that is being served.
 pub(super) struct Job {
     pub events: EventSender,
     pub cancelled: bool,
-    /// Set where a step failed.
+    /// Set if a step failed.
     pub halt: Option<Halt>,
     pub work: Work,
 }
 
+/// What a job does.
 pub(super) enum Work {
-    /// Not begun: commands that were sent with it, a cancel or a toggle, act first.
+    /// Not begun. A cancel or a toggle that is already in the inbox acts first.
     New(Command),
+    /// Waits for the prompt's tokens.
     Encode(Box<Turn>, Encoding),
+    /// Prefills the prompt and generates the answer.
     Answer(Box<Turn>),
-    /// The turn failed and has given its checkpoint up: the log of its start is fed again.
+    /// Replays the log of the turn's start. The turn has failed, and its checkpoint was released.
     Undo(Box<Turn>, Halt),
+    /// Prefills the log into a new sequence.
     Rebuild {
-        /// The context that the new one will replace, while there is room for both.
+        /// The old context, until it is replaced or its pages are needed.
         beside: Option<Context>,
+        /// Tokens of the log.
         total: usize,
     },
-    Restore {
-        pending: Option<Token>,
-        total: usize,
-    },
+    /// Replays the log of a saved conversation.
+    Restore { pending: Option<Token>, total: usize },
 }
 
 pub(super) struct Conversation {
@@ -60,21 +63,21 @@ pub(super) struct Conversation {
     pub before: Option<Context>,
     /// The state at the end of the last turn's prompt, its last token pending.
     pub prompt_end: Option<Context>,
-    /// The log as the last report or restore left it, which is what the front end knows.
+    /// The log after the last report or restore, which is what the front end knows.
     pub reported: Vec<LogEntry>,
-    /// Generated ids by turn: they are never encoded again.
+    /// Generated ids by turn, so that replies are never encoded again.
     pub replies: HashMap<u64, Vec<Token>>,
-    /// Eviction as wanted. What the sequence has stands in the cache.
+    /// Eviction as the user wants it. The cache knows the state of the sequence.
     pub eviction: bool,
     pub decode_tok_s: Option<f64>,
     pub job: Option<Job>,
     queue: VecDeque<(EventSender, Command)>,
-    /// Toggles that wait until a log has been fed again.
+    /// Toggles received during a replay, which act after it.
     toggles: VecDeque<(EventSender, bool)>,
 }
 
 impl Conversation {
-    /// An empty conversation. Gives the outlet back where no sequence is free.
+    /// Creates an empty conversation. Returns the outlet if no sequence is free.
     pub fn new<B: Backend>(m: &mut Loaded<B>, outlet: Outlet) -> Result<Self, (Outlet, CacheError)> {
         let context = match Context::new(&mut m.runner, m.eviction) {
             Ok(context) => context,
@@ -95,14 +98,14 @@ impl Conversation {
         })
     }
 
-    /// Frees everything it holds.
+    /// Releases all sequences.
     pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
         self.release_checkpoints(runner);
         self.give_up_old_cache(runner);
         runner.release(self.chain.context.seq);
     }
 
-    /// Takes a command: some act at once, between two steps, others wait for those before them.
+    /// Receives a command. Some act at once, between two steps; others are queued.
     pub fn receive<B: Backend>(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
         match command {
             Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
@@ -121,7 +124,7 @@ impl Conversation {
         }
     }
 
-    /// Makes the first of the waiting requests the one that is served, where none is.
+    /// Starts to serve the next queued request if none is being served.
     fn serve_next<B: Backend>(&mut self, m: &mut Loaded<B>) {
         while self.job.is_none() {
             let Some((events, command)) = self.queue.pop_front() else { return };
@@ -138,7 +141,7 @@ impl Conversation {
         }
     }
 
-    /// Begins the request that is served, up to the first step that it needs.
+    /// Runs what a new job needs before its first step.
     pub fn begin<B: Backend>(&mut self, m: &mut Loaded<B>) {
         if let Some(job) = self.job.take_if(|job| matches!(job.work, Work::New(_))) {
             let Job { events, cancelled, work, .. } = job;
@@ -159,7 +162,7 @@ impl Conversation {
         self.continue_encoding(m);
     }
 
-    /// Ends the request that is served, where its steps are done or it was cancelled.
+    /// Ends the job if its steps are done, if it was cancelled or if a step failed.
     pub fn finish<B: Backend>(&mut self, m: &mut Loaded<B>) {
         self.late_toggles(m);
         let done = self.chain.stage() == Stage::Done;
@@ -180,14 +183,14 @@ impl Conversation {
         self.end_job(m);
     }
 
-    /// After a request was served: the next one is.
+    /// Starts to serve the next request after a job.
     pub fn end_job<B: Backend>(&mut self, m: &mut Loaded<B>) {
         self.job = None;
         self.late_toggles(m);
         self.serve_next(m);
     }
 
-    /// Whether it waits for a prompt to be encoded, and for nothing else.
+    /// Whether the job waits for its prompt to be encoded.
     pub fn is_encoding(&self) -> bool {
         matches!(&self.job, Some(Job { work: Work::Encode(..), .. }))
     }
@@ -207,7 +210,7 @@ impl Conversation {
         }
     }
 
-    /// The result of a decode step.
+    /// Receives the result of a decode step.
     pub fn sampled<B: Backend>(&mut self, m: &Loaded<B>, sampled: Result<Token, NonFinite>) {
         let Some(Job { events, halt, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         match sampled {
@@ -222,7 +225,7 @@ impl Conversation {
         }
     }
 
-    /// A step of it cannot be run.
+    /// Ends the job because a step failed.
     pub fn halt(&mut self, why: Halt) {
         if let Some(job) = &mut self.job {
             job.halt = Some(why);
@@ -243,8 +246,8 @@ impl Conversation {
         self.publish(m);
     }
 
-    /// Brings the sequence to the eviction state that is wanted, and returns the number of slots dropped. Checkpoints
-    /// go first where the cache is full.
+    /// Switches the sequence to the wanted eviction state and returns the number of slots dropped. Releases checkpoints if
+    /// the cache is full.
     pub fn follow_eviction<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<u64, CacheError> {
         loop {
             match self.chain.context.set_eviction(runner, self.eviction) {
@@ -258,7 +261,7 @@ impl Conversation {
         }
     }
 
-    /// As [`Self::follow_eviction`], for a context that was gone back to: a toggle that acts there again is reported.
+    /// As [`Self::follow_eviction`], after going back to an earlier context: reports the toggle if it acts again there.
     pub fn follow_eviction_here<B: Backend>(
         &mut self,
         runner: &mut Runner<B>,
@@ -273,7 +276,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// As [`Self::follow_eviction`], with a notice where it fails.
+    /// As [`Self::follow_eviction`], with a notice on failure.
     pub fn settle_eviction<B: Backend>(&mut self, runner: &mut Runner<B>, events: &EventSender) {
         if let Err(error) = self.follow_eviction(runner) {
             events.notice(format!("eviction stays as it was: {error}"));
@@ -293,7 +296,7 @@ impl Conversation {
         events.event(Event::HeadPositions { layer, head, slots });
     }
 
-    /// Frees a checkpoint of the last turn; false where there is none.
+    /// Releases a checkpoint of the last turn. Returns false if there is none.
     pub fn give_up_checkpoint<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
         let Some(context) = self.prompt_end.take().or_else(|| self.before.take()) else { return false };
         runner.release(context.seq);
@@ -304,13 +307,13 @@ impl Conversation {
         while self.give_up_checkpoint(runner) {}
     }
 
-    /// Replaces the current context, which is released.
+    /// Releases the current context and replaces it.
     pub fn replace_context<B: Backend>(&mut self, runner: &mut Runner<B>, context: Context) {
         let old = std::mem::replace(&mut self.chain.context, context);
         runner.release(old.seq);
     }
 
-    /// Empties the current context; checkpoints stay.
+    /// Replaces the current context by an empty one. Checkpoints are kept.
     pub fn reset_context<B: Backend>(&mut self, runner: &mut Runner<B>, eviction: bool) {
         runner.release(self.chain.context.seq);
         self.chain.context = Context::new(runner, eviction).expect("a sequence was just released");
@@ -324,7 +327,7 @@ impl Conversation {
         self.decode_tok_s = None;
     }
 
-    /// Goes back to the newest state whose text begins the given rendering.
+    /// Goes back to the newest kept state whose text is a prefix of the rendering.
     fn rewind<B: Backend>(&mut self, runner: &mut Runner<B>, events: &EventSender, pieces: &[Piece]) {
         let flat = flatten(pieces);
         let begins = |context: &mut Context| flat.starts_with(&context.flat);
@@ -336,7 +339,7 @@ impl Conversation {
             Some(context) => self.replace_context(runner, context),
             None => self.reset_context(runner, self.eviction),
         }
-        // What is left is no beginning of it, or, before the prompt's end, still serves an undo.
+        // Release checkpoints that are not a prefix. `before` stays useful if `prompt_end` was one.
         if let Some(end) = self.prompt_end.take() {
             runner.release(end.seq);
         }
@@ -348,7 +351,7 @@ impl Conversation {
         }
     }
 
-    /// What it is doing, for the status line.
+    /// What the conversation is doing, for the status line.
     pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
         match self.job.as_ref().map(|job| &job.work) {
@@ -365,13 +368,14 @@ impl Conversation {
         }
     }
 
-    /// Reports how far a replayed log is. Called before each chunk.
+    /// Sends the progress of a rebuild or replay. Called before each prefill chunk.
     pub fn report_progress<B: Backend>(&self, runner: &Runner<B>) {
         if let (Some(job), Phase::Rebuild { done, total }) = (&self.job, self.phase(runner)) {
             job.events.event(Event::Rebuilding { done, total });
         }
     }
 
+    /// Reads the tables and publishes a snapshot.
     pub fn publish<B: Backend>(&self, m: &Loaded<B>) {
         self.publish_figures(m, &Figures::read(&m.runner, self.chain.context.seq));
     }

@@ -1,4 +1,4 @@
-//! A loaded model: what runs it, what its tokens stand for, and how it describes itself.
+//! A loaded model: its runner, its vocabulary and its description for front ends.
 
 use super::EngineOptions;
 use super::reply::{ThinkTags, Vocabulary};
@@ -10,14 +10,14 @@ use crate::tokenizer::Tokenizer;
 use anyhow::Result;
 use std::sync::Arc;
 
-/// What all conversations share.
+/// The state that all conversations share.
 pub(super) struct Loaded<B: Backend> {
     pub runner: Runner<B>,
     pub vocabulary: Vocabulary,
     pub info: Arc<ModelInfo>,
     /// Whether new conversations evict.
     pub eviction: bool,
-    /// No other conversation has work than the one that is served.
+    /// Whether at most one conversation has work.
     pub alone: bool,
 }
 
@@ -39,12 +39,12 @@ impl<B: Backend> Loaded<B> {
         })
     }
 
-    /// Whether the model decides what it evicts.
+    /// Whether the cache's policy evicts.
     pub fn has_policy(&self) -> bool {
         self.runner.cache.geometry().policy.rule().is_some()
     }
 
-    /// Returns memory that no page uses to the system, where nothing else runs that would take it again.
+    /// Returns unused pool memory to the system, unless other conversations run that would map it again.
     pub fn trim(&mut self) {
         if self.alone {
             self.runner.trim();
@@ -104,13 +104,13 @@ fn model_info<B: Backend>(
     }
 }
 
-/// Element type of the largest tensor, which stands for the model: norms and adapters may differ.
+/// Returns the element type of the largest tensor. Norms and adapters may differ.
 fn weight_format(checkpoint: &Checkpoint) -> &'static str {
     checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.dtype.name())
 }
 
-/// What the model recommends. One that says nothing of sampling gets what chats commonly use: drawing from
-/// the whole distribution as it is makes small models ramble.
+/// Returns the sampling parameters that the model recommends. If it recommends none, common defaults of chats: sampling
+/// from the unfiltered distribution makes small models ramble.
 fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
     let g = generation;
     let silent = (g.do_sample, g.temperature, g.top_k, g.top_p, g.min_p) == (None, None, None, None, None);

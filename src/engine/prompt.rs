@@ -1,5 +1,5 @@
-//! Encoding of prompts: replies keep the ids that they were generated with, and a long text is encoded on a thread of
-//! its own, so that a cancel ends the wait at once.
+//! Encoding of prompts. Replies keep the ids that they were generated with. A long text is encoded on its own thread, so
+//! that a cancel takes effect at once.
 
 use super::reply::ids_that_spell;
 use crate::protocol::{Piece, Token};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
-/// Texts longer than this are encoded on a thread of their own.
+/// Texts longer than this are encoded on their own thread.
 const LONG_TEXT_BYTES: usize = 64 << 10;
 
-/// A part of a prompt: text to encode, or token ids that are known.
+/// A part of a prompt: text to encode, or known token ids.
 pub(super) enum Stretch {
     Plain(Vec<Piece>),
     Known(Vec<Token>),
@@ -26,7 +26,7 @@ impl Stretch {
     }
 }
 
-/// Splits a prompt from byte `skip` of its canonical text on. `replies` are the generated ids by turn.
+/// Splits a prompt into stretches, beginning at byte `skip` of its canonical text. `replies`: generated ids by turn.
 pub(super) fn stretches(
     tokenizer: &Tokenizer,
     prompt: &[Piece],
@@ -53,14 +53,14 @@ pub(super) fn stretches(
     out
 }
 
-/// A prompt that is being encoded. Dropping it stops the thread.
+/// The encoding of a prompt. Dropping it stops its thread.
 pub(super) struct Encoding {
     result: Receiver<Result<Vec<Token>>>,
     stop: Arc<AtomicBool>,
 }
 
 impl Encoding {
-    /// Encodes a short prompt at once, and begins to encode a long one.
+    /// Encodes a short prompt, or starts a thread that encodes a long one.
     pub fn start(tokenizer: &Arc<Tokenizer>, stretches: Vec<Stretch>) -> Self {
         let (send, result) = channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -75,7 +75,7 @@ impl Encoding {
         Self { result, stop }
     }
 
-    /// The tokens, once they are known.
+    /// Returns the tokens once they are available.
     pub fn poll(&self) -> Option<Result<Vec<Token>>> {
         match self.result.try_recv() {
             Ok(result) => Some(result),
@@ -91,7 +91,7 @@ impl Drop for Encoding {
     }
 }
 
-/// The tokens of a prompt, or those found before `stop` was set.
+/// Encodes a prompt. Returns early with some of the tokens if `stop` is set.
 fn encode_all(tokenizer: &Tokenizer, stretches: &[Stretch], stop: &AtomicBool) -> Result<Vec<Token>> {
     let mut out = Vec::new();
     for stretch in stretches {

@@ -1,4 +1,4 @@
-//! Logs that are fed again: rebuild, restore, and the way back of a turn that failed.
+//! Prefills of a whole log: rebuild, restore, and the return from a failed turn.
 
 use super::chain::Chain;
 use super::context::Context;
@@ -11,7 +11,8 @@ use crate::cache::CacheError;
 use crate::protocol::{Event, EventSender, LogEntry, RestoreRequest, Token, count};
 
 impl Conversation {
-    /// Feeds the log again under the eviction state that is wanted, beside the old cache where there is room for both.
+    /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache is kept while there is
+    /// room for both.
     pub(super) fn begin_rebuild<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
         let fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
         let old = std::mem::replace(&mut self.chain, fresh).context;
@@ -19,7 +20,7 @@ impl Conversation {
         Ok(Work::Rebuild { total: self.chain.tokens_left(), beside: Some(old) })
     }
 
-    /// Frees the cache that a rebuild replaces; false where there is none.
+    /// Releases the cache that a rebuild will replace. Returns false if there is none.
     pub(super) fn give_up_old_cache<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
         let Some(job) = &mut self.job else { return false };
         let Work::Rebuild { beside, .. } = &mut job.work else { return false };
@@ -30,7 +31,7 @@ impl Conversation {
         true
     }
 
-    /// Ends a rebuild. One that was cancelled leaves the old cache in force, while there is one.
+    /// Ends a rebuild. If it did not finish, the old cache is used again, or the conversation is empty if that is gone.
     pub(super) fn end_rebuild<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
@@ -62,7 +63,7 @@ impl Conversation {
         events.event(Event::RebuildDone { cancelled: halt.is_some(), tokens });
     }
 
-    /// Loads a saved conversation: its log is fed under its own toggles.
+    /// Begins to replay the log of a saved conversation under its own toggles.
     pub(super) fn begin_restore<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
@@ -108,13 +109,13 @@ impl Conversation {
         events.event(Event::RebuildDone { cancelled, tokens });
     }
 
-    /// Ends the feeding of a log. One that was not fed whole leaves an empty conversation.
+    /// Ends a replay. If it did not finish, the conversation is empty.
     pub(super) fn end_replay<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, halt: Option<Halt>) {
         self.chain.stop();
         let Some(halt) = halt else { return };
         self.reset_context(&mut m.runner, self.eviction);
         if let Halt::CacheFull(why) | Halt::ContextFull(why) | Halt::Error(why) = halt {
-            events.notice(format!("the conversation could not be fed again: {why}"));
+            events.notice(format!("the conversation could not be loaded into the cache: {why}"));
         }
     }
 }

@@ -1,9 +1,8 @@
-//! What runs next. A step is one prefill chunk of one chain or one decode step of all chains that are that far; the two
-//! alternate, so that answers go on while a prompt is read.
+//! Chooses what runs next. A step is a prefill chunk of one chain or a decode step of all decoding chains. The two
+//! alternate, so that answers continue while a prompt is prefilled.
 //!
-//! Chains wait until the pages of what they have to feed are free beside the chains that run. A chain that runs alone
-//! is not held back: it goes as far as the cache does. Pure bookkeeping over ids: who owns a chain, how much it needs
-//! and how a step is run is the worker's business.
+//! A chain is admitted when the pages for its prompt are free beside those of the running chains. A chain that runs alone
+//! is always admitted. The scheduler knows ids only; the worker owns the chains and runs the steps.
 
 use crate::protocol::ConversationId as Id;
 use std::collections::VecDeque;
@@ -24,9 +23,9 @@ pub enum Step {
 }
 
 pub struct Scheduler {
-    /// Not admitted yet, or preempted; first come, first served.
+    /// Chains not admitted yet, or preempted, in order.
     waiting: VecDeque<Id>,
-    /// Admitted, in order.
+    /// Admitted chains, in order of admission.
     running: Vec<Id>,
     prefilled_last: bool,
     pub chunks: ChunkSizer,
@@ -38,7 +37,7 @@ impl Scheduler {
         Self { waiting: VecDeque::new(), running: Vec::new(), prefilled_last: false, chunks }
     }
 
-    /// Queues a chain that has work; nothing where it is known already.
+    /// Queues a chain that has work, unless it is queued or admitted already.
     pub fn add(&mut self, id: Id) {
         if !self.running.contains(&id) && !self.waiting.contains(&id) {
             self.waiting.push_back(id);
@@ -50,7 +49,8 @@ impl Scheduler {
         self.running.retain(|&other| other != id);
     }
 
-    /// Admits chains for whose prompts `fit` finds room, given all that would run, and chooses the next step.
+    /// Admits waiting chains and chooses the next step. `fit`: whether the prompts of these chains fit in the cache
+    /// together.
     pub fn next(&mut self, stage: impl Fn(Id) -> Stage, fit: impl Fn(&[Id]) -> bool) -> Option<Step> {
         while let Some(&id) = self.waiting.front() {
             self.running.push(id);
@@ -71,8 +71,8 @@ impl Scheduler {
         step
     }
 
-    /// Sends the chain that was admitted last back to wait, before all others, and returns it: its pages are to be
-    /// freed. `None` where a single chain runs.
+    /// Moves the chain admitted last back to the front of the waiting ones and returns it, so that its pages can be
+    /// released. `None` if only one chain runs.
     pub fn preempt(&mut self) -> Option<Id> {
         let id = if self.running.len() > 1 { self.running.pop()? } else { return None };
         self.waiting.push_front(id);
@@ -80,11 +80,11 @@ impl Scheduler {
     }
 }
 
-/// A cancel waits for one chunk at most.
+/// Target duration of a prefill chunk. A cancel waits for one chunk at most.
 const CHUNK: Duration = Duration::from_millis(100);
 const SMALLEST: usize = 16;
 
-/// Sizes prefill chunks so that each takes about a tenth of a second.
+/// Chooses the size of prefill chunks so that each takes about a tenth of a second.
 pub struct ChunkSizer {
     max: usize,
     size: usize,

@@ -1,4 +1,5 @@
-//! One turn: find what the cache holds of the prompt already, have the rest prefilled and the answer generated, report.
+//! A turn: finds the longest kept prefix of the prompt, prepares the chain to prefill the rest and generate the answer, and
+//! reports the result.
 
 use super::chain::Generation;
 use super::context::Context;
@@ -14,19 +15,19 @@ use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::flatten;
 use std::time::{Duration, Instant};
 
-/// Which state a turn starts from.
+/// The state that a turn starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
-    /// The conversation as it is: the prompt continues it.
+    /// The current context, which the prompt continues.
     Current,
-    /// The last turn's prompt: regenerate, or a template that drops what was thought since.
+    /// The end of the last prompt: regenerate, or a template that drops think blocks.
     PromptEnd,
-    /// Before the last turn's user message: undo, edit.
+    /// The state before the last user message: undo, edit.
     Before,
     Nothing,
 }
 
-/// The state that a turn which fails goes back to.
+/// The state to return to if the turn fails.
 struct Start {
     log: Vec<LogEntry>,
     flat: String,
@@ -39,11 +40,11 @@ pub(super) struct Turn {
     /// Canonical text of the prompt.
     flat: String,
     base: Base,
-    /// Present once the turn has begun to change the conversation.
+    /// `None` until the turn changes the conversation.
     start: Option<Start>,
     prompt_tokens: usize,
     reused: usize,
-    /// Tokens of the prompt that are fed.
+    /// Tokens of the prompt that are prefilled.
     pub prefilled: usize,
     started: Instant,
     prefill_started: Option<Instant>,
@@ -77,7 +78,7 @@ impl Turn {
 impl Conversation {
     pub(super) fn begin_turn<B: Backend>(&mut self, m: &Loaded<B>, request: GenerateRequest) -> (Work, Option<Halt>) {
         let mut turn = Box::new(Turn::new(request));
-        // The marks around control tokens are no text.
+        // Do not count the marks around control tokens.
         let marks = (OPEN.len_utf8() + CLOSE.len_utf8()) * turn.flat.matches(OPEN).count();
         let limit = m.info.template.limit;
         if let Some(why) = limit.and_then(|limit| limit.refusal("the prompt", turn.flat.len() - marks)) {
@@ -87,7 +88,7 @@ impl Conversation {
         (Work::Encode(turn, encoding), None)
     }
 
-    /// Begins to encode what the newest state that begins the prompt does not hold.
+    /// Starts to encode the part of the prompt that the newest matching state does not hold.
     fn encode<B: Backend>(&self, m: &Loaded<B>, turn: &mut Turn) -> Encoding {
         turn.base = self.choose_base(&turn.flat);
         let skip = self.context_of(turn.base).map_or(0, |context| context.flat.len());
@@ -95,7 +96,7 @@ impl Conversation {
         Encoding::start(tokenizer, stretches(tokenizer, &turn.request.prompt, skip, &self.replies))
     }
 
-    /// Starts the turn whose prompt is encoded, where one is. A cancelled one ends before anything changes.
+    /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything changes.
     pub(super) fn continue_encoding<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Encode(..))) else { return };
         let Work::Encode(mut turn, encoding) = job.work else { return };
@@ -105,7 +106,7 @@ impl Conversation {
         } else {
             match encoding.poll() {
                 None => Work::Encode(turn, encoding),
-                // Another conversation has taken the checkpoint.
+                // The checkpoint was released for another conversation.
                 Some(Ok(_)) if self.choose_base(&turn.flat) != turn.base => {
                     let encoding = self.encode(m, &mut turn);
                     Work::Encode(turn, encoding)
@@ -120,7 +121,7 @@ impl Conversation {
         self.job = Some(job);
     }
 
-    /// The newest state whose text begins the prompt's.
+    /// Returns the newest kept state whose text is a prefix of the prompt's.
     fn choose_base(&self, flat: &str) -> Base {
         let begins = |context: &Context| !context.flat.is_empty() && flat.starts_with(&context.flat);
         let current = &self.chain.context;
@@ -144,7 +145,7 @@ impl Conversation {
         }
     }
 
-    /// Makes the base the current context, with the prompt's other tokens to feed. `encoded`: those after the base's.
+    /// Makes the base the current context and gives the chain its work. `encoded`: the prompt's tokens after the base.
     fn start_turn<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
@@ -187,8 +188,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// Makes `base` the current context and keeps the checkpoint before this turn. `adds`: the prompt says more than
-    /// the base, so that the base itself is worth keeping.
+    /// Makes `base` the current context and keeps a checkpoint of the state before this turn. `adds`: the prompt is longer
+    /// than the base, so that the base itself is worth keeping.
     fn start_from<B: Backend>(
         &mut self,
         runner: &mut Runner<B>,
@@ -229,7 +230,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Keeps the state at the end of the prompt, where the chain is there: for regenerate.
+    /// Keeps a checkpoint at the end of the prompt, for regenerate, once the prompt is prefilled up to its last token.
     pub(super) fn keep_prompt_end<B: Backend>(&mut self, runner: &mut Runner<B>) {
         let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
         if at_end && self.chain.tokens_left() == 0 && self.prompt_end.is_none() {
@@ -237,8 +238,8 @@ impl Conversation {
         }
     }
 
-    /// Ends a turn. One that could not be answered in full leaves cache and log as they were at its start, but for a
-    /// cancel in the middle of an answer, which keeps what was said.
+    /// Ends a turn. A cancelled answer is kept as far as it went; a turn that fails otherwise returns cache and log to the
+    /// state at its start.
     pub(super) fn end_answer<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
@@ -266,7 +267,7 @@ impl Conversation {
         self.end_job(m);
     }
 
-    /// The answer that was generated is part of the conversation.
+    /// Makes the generated answer a part of the conversation.
     fn end_text<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: &Turn) {
         if let Some((kind, text)) = self.chain.finish_text() {
             events.event(Event::Text { turn: turn.id(), kind, text });
@@ -275,15 +276,14 @@ impl Conversation {
         generation.stop.get_or_insert(StopReason::Cancelled);
         self.replies.insert(turn.id(), generation.generated.clone());
         if self.chain.is_replaying() {
-            // Cancelled while it was preempted: what was not fed again will be with the next turn.
+            // Cancelled while preempted: the next turn prefills the tokens that were not replayed.
             let context = &mut self.chain.context;
             (context.flat, context.pending) = (flat_of(&m.vocabulary.tokenizer, context.tokens()).0, None);
             self.settle_eviction(&mut m.runner, events);
         }
     }
 
-    /// Returns to the state before the turn: to the checkpoint, or by feeding the log of the turn's start again, where
-    /// that is gone; true where that has to be done.
+    /// Returns to the state before the turn. Returns true if the checkpoint is gone, so that the log has to be replayed.
     fn go_back<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, start: &Start) -> bool {
         let runner = &mut m.runner;
         if let Some(end) = self.prompt_end.take() {
@@ -307,7 +307,7 @@ impl Conversation {
         self.chain.context.pending = start.pending;
     }
 
-    /// The log of the turn's start was fed again, or `halt` has ended that.
+    /// Ends the replay of the log of the turn's start, which `halt` may have ended early.
     pub(super) fn end_undo<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,

@@ -1,4 +1,4 @@
-//! The engine's loop: receives requests, has the scheduler choose each step, and runs it.
+//! The engine's loop: receives requests, asks the scheduler for the next step and runs it.
 
 use super::chain::{self, Chain};
 use super::conversation::{Conversation, Halt};
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// Panels are redrawn at most this often.
+/// Minimum interval between snapshots during steps.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
-/// How often a prompt that is being encoded is looked at.
+/// Polling interval while a prompt is encoded and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
 pub(super) struct Worker<B: Backend> {
@@ -31,7 +31,7 @@ pub(super) struct Worker<B: Backend> {
 }
 
 impl<B: Backend> Worker<B> {
-    /// `fixed_bytes`: of weights and workspace. `memory_bytes`: free before loading, where that is known.
+    /// `fixed_bytes`: bytes of weights and workspace. `memory_bytes`: free before loading, if known.
     pub fn new(model: Loaded<B>, fixed_bytes: u64, memory_bytes: Option<u64>, inbox: Receiver<EngineMessage>) -> Self {
         Self {
             scheduler: Scheduler::new(model.runner.max_step()),
@@ -67,7 +67,7 @@ impl<B: Backend> Worker<B> {
         self.conversations.values().for_each(|c| c.outlet.event(event.clone()));
     }
 
-    /// Handles what has come in; waits for something where there is nothing to do. False when nobody is left to serve.
+    /// Handles all messages received; waits for one if there is nothing to do. Returns false when no conversation is left.
     fn receive(&mut self) -> bool {
         let jobs = || self.conversations.values().filter(|c| c.job.is_some());
         let first = if jobs().next().is_none() {
@@ -109,7 +109,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Opens a conversation, where there is a sequence for it.
+    /// Opens a conversation. Answers with [`Event::Failed`] if no sequence is free.
     pub fn open(&mut self, outlet: Outlet) {
         match Conversation::new(&mut self.model, outlet) {
             Ok(conversation) => {
@@ -121,7 +121,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Ends requests that are done or cancelled, and tells the scheduler whose chains have work.
+    /// Ends jobs that are done, cancelled or failed, and updates the scheduler's list of chains with work.
     fn finish(&mut self) {
         for (&id, conversation) in &mut self.conversations {
             conversation.finish(&mut self.model);
@@ -136,7 +136,7 @@ impl<B: Backend> Worker<B> {
         let (conversations, runner) = (&self.conversations, &self.model.runner);
         let chain = |id: ConversationId| conversations.get(&id).map(|c| &c.chain);
         let stage = |id| chain(id).map_or(Stage::Done, Chain::stage);
-        // What is left to feed, and a token of the answer.
+        // Pages for the tokens left to feed and one token of the answer.
         let need = |chain: &Chain| runner.cache.pages_for(runner.backend(), chain.context.seq, chain.tokens_left() + 1);
         let fit = |ids: &[ConversationId]| match runner.cache.free_pages(runner.backend()) {
             None => true,
@@ -149,7 +149,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Feeds a chunk of a chain's tokens.
+    /// Runs a prefill chunk of one chain.
     fn prefill(&mut self, id: ConversationId) {
         let Some(conversation) = self.conversations.get_mut(&id) else { return };
         let runner = &mut self.model.runner;
@@ -170,7 +170,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Feeds the pending token of each chain and samples the next.
+    /// Runs a decode step of several chains.
     fn decode(&mut self, ids: &[ConversationId]) {
         let mut batch: Vec<(ConversationId, &mut Conversation)> =
             self.conversations.iter_mut().filter(|(id, _)| ids.contains(id)).map(|(id, c)| (*id, c)).collect();
@@ -190,9 +190,9 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Frees pages for a step of `ids` that was refused: checkpoints first, of others too, then the cache that a rebuild
-    /// replaces, then the chain that was admitted last, which is fed again when there is room. A chain that runs alone
-    /// ends where nothing is left to free.
+    /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
+    /// this order: a checkpoint of these conversations, one of any other, a cache that is being rebuilt, the pages of the
+    /// chain admitted last (preemption). If nothing is left to release, the job ends with `error`.
     fn make_room(&mut self, ids: &[ConversationId], error: &CacheError) {
         let runner = &mut self.model.runner;
         let own = |id: &ConversationId| ids.contains(id);

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{mpsc, watch};
 
-/// A conversation of an engine.
+/// Identifies a conversation of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConversationId(u64);
 
-/// A command that was sent. Unique within an engine.
+/// Identifies a command that was sent to an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(u64);
 
@@ -36,7 +36,7 @@ pub struct Request {
 #[derive(Clone, Debug)]
 pub struct Response {
     pub conversation: ConversationId,
-    /// The request that it answers; absent for what happened without one (loading, a notice of the device).
+    /// The request that caused it; `None` for events without one (loading, a notice of the device).
     pub request: Option<RequestId>,
     pub event: Event,
 }
@@ -44,14 +44,14 @@ pub struct Response {
 /// What an engine receives.
 #[derive(Debug)]
 pub enum EngineMessage {
-    /// Opens a conversation. Answered by [`Event::Ready`], or by [`Event::Failed`] where no sequence is free.
+    /// Opens a conversation. Answered by [`Event::Ready`], or by [`Event::Failed`] if no sequence is free.
     Open(Outlet),
     Request(Request),
-    /// Ends a conversation and frees its cache. The engine ends with its last conversation.
+    /// Closes a conversation and releases its cache. The engine ends with its last conversation.
     Close(ConversationId),
 }
 
-/// The engine's end of a conversation's channels. Sending to a front end that is gone does nothing.
+/// The engine's end of a conversation's channels. Sending does nothing if the front end is gone.
 #[derive(Debug)]
 pub struct Outlet {
     conversation: ConversationId,
@@ -64,17 +64,17 @@ impl Outlet {
         self.conversation
     }
 
-    /// The sender of events that answer `request`, or no request.
+    /// Returns a sender of events caused by `request`.
     pub fn sender(&self, request: Option<RequestId>) -> EventSender {
         EventSender { conversation: self.conversation, request, events: self.events.clone() }
     }
 
-    /// Sends an event that answers no request.
+    /// Sends an event without a request.
     pub fn event(&self, event: Event) {
         self.sender(None).event(event);
     }
 
-    /// Sends a notice that answers no request.
+    /// Sends a notice without a request.
     pub fn notice(&self, text: impl Into<String>) {
         self.sender(None).notice(text);
     }
@@ -114,7 +114,7 @@ impl EventSender {
 pub struct CommandSender {
     conversation: ConversationId,
     messages: Sender<EngineMessage>,
-    /// The last id given to a conversation or request of the engine.
+    /// The last id given to a conversation or request of this engine.
     last_id: Arc<AtomicU64>,
 }
 
@@ -123,21 +123,20 @@ impl CommandSender {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Sends a command and returns the id that its events carry; `None` when the engine has ended.
+    /// Sends a command and returns the id that its events carry, or `None` if the engine has ended.
     pub fn request(&self, command: Command) -> Option<RequestId> {
         let id = RequestId(self.next_id());
         let request = Request { conversation: self.conversation, id, command };
         self.messages.send(EngineMessage::Request(request)).is_ok().then_some(id)
     }
 
-    /// Sends a command; false when the engine has ended.
+    /// Sends a command. Returns false if the engine has ended.
     pub fn send(&self, command: Command) -> bool {
         self.request(command).is_some()
     }
 }
 
-/// A conversation with a running engine. Dropping the last one ends the engine, after the step or the tensor that it is
-/// at.
+/// A conversation with a running engine. Dropping the last one ends the engine, at the end of the current step or tensor.
 pub struct EngineHandle {
     pub commands: CommandSender,
     pub events: mpsc::UnboundedReceiver<Response>,
@@ -146,7 +145,7 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Makes the channels of a new engine: the handle of its first conversation, and the engine's ends.
+    /// Creates the channels of a new engine: the handle of its first conversation and the engine's ends.
     pub fn new() -> (Self, Receiver<EngineMessage>, Outlet) {
         let (messages, inbox) = channel();
         let last_id = Arc::new(AtomicU64::new(0));
@@ -161,7 +160,7 @@ impl EngineHandle {
         (Self { commands, events: events_out, snapshot }, outlet)
     }
 
-    /// Opens another conversation with the same engine.
+    /// Opens another conversation of the same engine. Its events begin with [`Event::Ready`].
     pub fn open(&self) -> Self {
         let conversation = ConversationId(self.commands.next_id());
         let (handle, outlet) = Self::with(CommandSender { conversation, ..self.commands.clone() });
@@ -173,7 +172,7 @@ impl EngineHandle {
         self.commands.conversation
     }
 
-    /// Sends a command; false when the engine has ended.
+    /// Sends a command. Returns false if the engine has ended.
     pub fn send(&self, command: Command) -> bool {
         self.commands.send(command)
     }

@@ -1,4 +1,4 @@
-//! Several conversations with one engine: each says and stores what it would alone.
+//! Several conversations with one engine: each generates and stores what it does alone.
 
 use crate::harness::{Exchange, STEP, prompt_of};
 use crate::spy::{Spy, Watch};
@@ -20,7 +20,7 @@ fn options(max_seqs: usize, kv_limit: Option<u64>) -> EngineOptions {
     EngineOptions { max_step: Some(STEP), max_seqs, kv_limit, ..EngineOptions::new(Codec::F32) }
 }
 
-/// A question, and what is sent once so many tokens of the answer have been streamed.
+/// A question, and a command to send after a number of streamed tokens.
 #[derive(Clone)]
 struct Ask {
     question: String,
@@ -32,7 +32,7 @@ fn ask(question: &str, times: usize, max_tokens: usize, then: Option<(usize, Com
     Ask { question: question.repeat(times), max_tokens, then }
 }
 
-/// One conversation, and its front end.
+/// A conversation and its front end.
 struct Talk {
     handle: EngineHandle,
     number: u64,
@@ -40,7 +40,7 @@ struct Talk {
     exchanges: Vec<Exchange>,
     request: Option<RequestId>,
     streamed: usize,
-    /// As put together from reports.
+    /// Assembled from reports.
     log: Vec<LogEntry>,
     /// Each answer's report, and the log after it.
     answers: Vec<(TurnReport, Vec<LogEntry>)>,
@@ -69,7 +69,7 @@ impl Talk {
         assert!(self.request.is_some(), "the engine listens");
     }
 
-    /// Handles an event, if there is one; true once all questions are answered.
+    /// Handles an event if there is one. Returns true once all questions are answered.
     fn listen(&mut self) -> bool {
         let Ok(Response { conversation, request, event }) = self.handle.events.try_recv() else { return false };
         assert_eq!(conversation, self.handle.conversation());
@@ -86,7 +86,7 @@ impl Talk {
                 assert_eq!(request, self.request);
                 self.log.truncate(report.log_base);
                 self.log.extend_from_slice(&report.log);
-                // Others may hold the pages for a moment: it is as if it had not been asked.
+                // The front end has not closed a finished conversation yet: ask again.
                 if report.stop_reason == StopReason::CacheFull {
                     self.ask();
                     return false;
@@ -109,7 +109,7 @@ impl Talk {
 
 type Answers = Vec<(TurnReport, Vec<LogEntry>)>;
 
-/// Asks everything, all conversations at once, and closes each when it is done.
+/// Runs all conversations at once and closes each when it is done.
 fn together(tiny: &Tiny, watch: &Watch, kv_limit: Option<u64>, asks: &[Vec<Ask>]) -> Vec<Answers> {
     let seen = watch.clone();
     let first = engine::spawn(tiny.opener(), move || Ok(Spy::new(&seen)), options(4 * asks.len(), kv_limit)).unwrap();
@@ -131,7 +131,7 @@ fn together(tiny: &Tiny, watch: &Watch, kv_limit: Option<u64>, asks: &[Vec<Ask>]
     answers
 }
 
-/// The same conversation alone, with each toggle and each end at the token where it was.
+/// Runs a conversation alone, with toggles and ends at the same tokens, and compares the results.
 fn alone(tiny: &Tiny, number: usize, asks: &[Ask], wanted: &Answers) {
     let watch = Watch::default();
     let seen = watch.clone();

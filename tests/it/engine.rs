@@ -1,5 +1,5 @@
-//! Turns through the running engine: what is reused, what is fed, and that logits, live sets and
-//! bytes are at every turn those of the token log.
+//! Turns of a running engine: what is reused and what is prefilled, and that logits, live slots and bytes are those of the
+//! token log after every turn.
 
 use crate::harness::{Exchange, STEP, Session, control, prompt_of, spelled, text};
 use crate::tiny::{END, Form, Spec, Tiny};
@@ -21,7 +21,7 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
         let mut fed = 0;
         for turn in 0..6 {
             match turn {
-                // Between turns, twice in an answer, in the prefill of a prompt.
+                // Toggles between turns, twice in an answer, and in a prefill.
                 1 => s.after_steps(6, Command::SetEviction(false)),
                 2 => s.send(Command::SetEviction(true)),
                 3 => {
@@ -106,7 +106,7 @@ fn regenerate_undo_and_edit_go_back_to_checkpoints() {
     let first = s.ask("and another one");
     let rendered = prompt_of(&s.exchanges[..1], "and another one");
 
-    // Regenerate, twice: only the prompt's last token is fed again.
+    // Regenerate twice: only the prompt's last token is fed again.
     for _ in 0..2 {
         let report = s.generate(rendered.clone());
         assert_eq!((report.prompt_tokens, report.reused_tokens), (first.prompt_tokens, first.prompt_tokens - 1));
@@ -114,7 +114,7 @@ fn regenerate_undo_and_edit_go_back_to_checkpoints() {
         assert_ne!(report.generated, first.generated);
         s.exchanges[1] = Exchange { turn: report.turn, question: "and another one".into(), reply: report.generated };
     }
-    // A turn goes on from the answer that stands.
+    // The next turn continues the last answer.
     let fed = s.tokens().len();
     assert_eq!(s.ask("a third").reused_tokens, fed);
 
@@ -123,7 +123,7 @@ fn regenerate_undo_and_edit_go_back_to_checkpoints() {
     let report = s.ask("a third, put differently");
     assert_eq!(report.reused_tokens, fed);
 
-    // Undo, with the switch thrown in between: the checkpoint follows it.
+    // Undo after a toggle: the checkpoint follows it.
     s.toggle(false);
     s.exchanges.pop();
     let rewind = prompt_of(&s.exchanges, "");
@@ -134,7 +134,7 @@ fn regenerate_undo_and_edit_go_back_to_checkpoints() {
     assert_eq!(report.reused_tokens, fed);
     assert!(report.log.starts_with(&[LogEntry::Toggle { eviction: false }]), "{:?}", &report.log[..4]);
 
-    // Edit the first question: nothing is left to go back to, all is fed anew.
+    // Edit the first question: no checkpoint is left, and all is prefilled.
     s.exchanges.clear();
     let report = s.ask("something else");
     assert_eq!((report.reused_tokens, report.log_base), (0, 0));
@@ -150,7 +150,7 @@ fn dropped_think_text_falls_back_to_the_end_of_the_prompt() {
     let first = s.generate(opened);
     assert_eq!((first.reasoning_tokens, first.answer_tokens), (first.generated.len(), 0), "it never closes the block");
 
-    // The template drops the block: what follows the prompt's plain end is new.
+    // The template drops the block: everything after the prompt's plain end is new.
     let mut next = s.prompt(QUESTION);
     let plain_end = next.len();
     next.extend([Piece::Reply { turn: first.turn, pieces: vec![text("so be it")] }, control("<|im_end|>"), text("\n")]);
@@ -158,7 +158,7 @@ fn dropped_think_text_falls_back_to_the_end_of_the_prompt() {
     let report = s.generate(next.clone());
     assert_eq!(report.reused_tokens, 0, "the prompt's end has <think> in it, and before it there is nothing");
 
-    // Where the block is the model's own, its prompt ends before it.
+    // If the model opens the block itself, its prompt ends before it.
     let second = report;
     let mut third = next.clone();
     third.extend([Piece::Reply { turn: second.turn, pieces: spelled(&second.generated[3..]) }, control("<|im_end|>")]);
@@ -206,8 +206,7 @@ fn rebuild_is_a_fresh_prefill_and_a_cancelled_one_changes_nothing() {
         s.check_stored();
         assert_eq!(s.snapshot().checkpoint_bytes, 0);
     }
-    // The next turn goes on from there, and its report tells what of the log is new: all since the
-    // toggle that is forgotten.
+    // The next turn continues there, and its report contains the log since the toggle that was dropped.
     let toggle = books.iter().position(|e| matches!(e, LogEntry::Toggle { .. })).expect("one was made");
     s.log = books;
     let report = s.ask("one more");
@@ -221,7 +220,7 @@ fn a_log_that_begins_without_eviction_says_so_first() {
     let mut s = Session::with(&tiny, |o| o.eviction = Some(false));
     let report = s.ask(QUESTION);
     assert!(!report.eviction && s.log[0] == off && report.kv.ratio == Some(1.0));
-    // A new conversation keeps the switch where it is.
+    // A new conversation keeps the eviction state.
     s.send(Command::Clear);
     (s.log, s.exchanges) = (Vec::new(), Vec::new());
     let report = s.ask(QUESTION);

@@ -1,5 +1,5 @@
-//! A running engine as a front end sees it, with the books a front end keeps: the token log put
-//! together from reports, and everything the engine says held against the reference.
+//! A front end for tests: sends commands to a running engine, assembles the token log from reports and compares all
+//! results with the reference.
 
 use crate::reference::{self, Outcome, Rounding};
 use crate::spy::{Spy, Watch};
@@ -13,10 +13,10 @@ use dmschat::protocol::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Tokens of a step: small, so that a prompt takes several.
+/// Tokens per step, small enough that a prompt takes several.
 pub const STEP: usize = 16;
 
-/// One exchange of a conversation: what was asked and what the model said.
+/// A question and the reply to it.
 #[derive(Clone)]
 pub struct Exchange {
     pub turn: u64,
@@ -29,10 +29,10 @@ pub struct Session<'a> {
     pub watch: Watch,
     pub handle: EngineHandle,
     pub info: Arc<ModelInfo>,
-    /// As put together from reports.
+    /// Assembled from reports.
     pub log: Vec<LogEntry>,
     pub exchanges: Vec<Exchange>,
-    /// Events since the last command, but for those that are waited for.
+    /// Events since the last command, except those waited for.
     pub events: Vec<Event>,
     pub sampling: SamplingParams,
     pub max_tokens: usize,
@@ -80,7 +80,7 @@ impl<'a> Session<'a> {
         seen.after_step.entry(at).or_default().push(command);
     }
 
-    /// The next event that `pick` wants; the others are kept.
+    /// Waits for an event that `pick` accepts. Others are kept in `events`.
     pub fn wait<T>(&mut self, pick: impl FnMut(&Event) -> Option<T>) -> T {
         wait(&mut self.handle, &mut self.events, pick)
     }
@@ -105,7 +105,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Asks, waits for the answer, and keeps the books.
+    /// Asks, waits for the answer, and updates log and exchanges.
     pub fn ask(&mut self, question: &str) -> TurnReport {
         let prompt = self.prompt(question);
         let report = self.generate(prompt);
@@ -116,7 +116,7 @@ impl<'a> Session<'a> {
         report
     }
 
-    /// One turn on a rendering, checked; the exchange is not noted.
+    /// Runs and checks one turn on a rendering, without adding an exchange.
     pub fn generate(&mut self, prompt: Vec<Piece>) -> TurnReport {
         let request = self.request(prompt);
         let first = self.watch.seen().logits.len();
@@ -124,7 +124,7 @@ impl<'a> Session<'a> {
         self.finish(first)
     }
 
-    /// Waits for the end of a turn whose first sample is number `first`.
+    /// Waits for the end of a turn whose first sample has number `first`.
     pub fn finish(&mut self, first: usize) -> TurnReport {
         let report = self.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
         self.log.truncate(report.log_base);
@@ -133,7 +133,7 @@ impl<'a> Session<'a> {
         report
     }
 
-    /// The report against the reference, the pool and the tables.
+    /// Compares the report with the reference, the pool and the tables.
     fn check(&mut self, report: &TurnReport, first: usize) {
         let wanted = self.wanted();
         let logits = self.watch.seen().logits[first..].to_vec();
@@ -161,20 +161,20 @@ impl<'a> Session<'a> {
         self.check_stored();
     }
 
-    /// What the reference makes of the log; its decisions have to be clear.
+    /// Runs the reference on the log. Fails if a decision is too close to the threshold.
     pub fn wanted(&self) -> Outcome {
         let outcome = reference::run(self.tiny, &self.log, Rounding::None);
         assert!(outcome.margin > 1e-3, "a decision of {} is too near to 0: choose another seed", outcome.margin);
         outcome
     }
 
-    /// Exactly the positions and marks that the log stands for are stored.
+    /// Checks that exactly the positions and marks of the reference are stored.
     pub fn check_stored(&mut self) {
         let stored = self.stored();
         assert_eq!(stored, self.wanted().stored);
     }
 
-    /// `[n_layers][n_kv_heads]` positions and marks, as the panel gets them.
+    /// Positions and marks `[n_layers][n_kv_heads]`, as the inspector gets them.
     pub fn stored(&mut self) -> Vec<Vec<Vec<(usize, bool)>>> {
         let (layers, heads) = (self.info.n_layers, self.info.n_kv_heads);
         (0..layers).map(|layer| (0..heads).map(|head| self.inspect(layer, head)).collect()).collect()
@@ -191,7 +191,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Switches eviction while the engine is idle. Not noted in the books: the next report brings it.
+    /// Switches eviction while the engine is idle. The next report adds it to the log.
     pub fn toggle(&mut self, on: bool) -> u64 {
         self.send(Command::SetEviction(on));
         self.wait(|e| match e {
@@ -200,19 +200,19 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// As of the last command that has been waited for.
+    /// The snapshot after the last command.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         self.inspect(0, 0);
         self.handle.snapshot.borrow().clone().expect("published when ready")
     }
 
-    /// Tokens of the books' log.
+    /// Tokens of the log.
     pub fn tokens(&self) -> Vec<Token> {
         self.log.iter().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None }).collect()
     }
 }
 
-/// Text and control pieces of generated tokens (all bytes, here ASCII).
+/// Text and control pieces of generated tokens, which are ASCII bytes here.
 pub fn spelled(tokens: &[Token]) -> Vec<Piece> {
     let piece = |&token: &Token| match token {
         0..256 => Piece::Text(char::from(token as u8).to_string()),

@@ -1,6 +1,5 @@
-//! A backend that is the CPU's with someone watching: counts memory calls, keeps the logits that
-//! were sampled from, compares the pool's count with the tables, and sends commands after chosen
-//! steps, so that a toggle or a cancel falls where a test wants it.
+//! The CPU backend with instrumentation: counts memory calls, keeps the logits that were sampled from, compares the pool's
+//! count with the tables, and sends commands after chosen steps, so that a toggle or a cancel happens at a known token.
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
@@ -14,7 +13,7 @@ use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What was seen, and what to do when. Shared with the test's thread.
+/// Observations and instructions, shared with the test's thread.
 #[derive(Clone, Default)]
 pub struct Watch(Arc<Mutex<Seen>>);
 
@@ -28,20 +27,20 @@ pub struct Seen {
     pub steps: Vec<usize>,
     /// Most sequences in a step.
     pub most_sequences: usize,
-    /// The row each token was sampled from, as it was before sampling.
+    /// The logits that each token was sampled from, before sampling.
     pub logits: Vec<Vec<f32>>,
-    /// Pages in use by the pool's count, and distinct pages the tables named at that moment.
+    /// Pages in use by the pool's count, and distinct pages in the tables at the same time.
     pub pages: (usize, usize),
     pub commands: Option<CommandSender>,
-    /// Sent when as many steps have run.
+    /// Commands to send after this number of steps.
     pub after_step: BTreeMap<usize, Vec<Command>>,
-    /// Most pages in use after any step.
+    /// Maximum pages in use after a step.
     pub peak_pages: usize,
-    /// Most pages that memory has room for.
+    /// Maximum pages, as if memory ended there.
     pub room_pages: Option<usize>,
-    /// The step that panics.
+    /// Number of the step that panics.
     pub panic_at: Option<usize>,
-    /// The backend is gone, and with it the engine.
+    /// Whether the backend was dropped, and with it the engine.
     pub ended: bool,
     inside: bool,
 }

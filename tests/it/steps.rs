@@ -1,5 +1,4 @@
-//! What a step may ask of a backend: nothing but its ops, one write of its tokens before and one
-//! read-back after.
+//! Memory traffic of steps and turns: a decode step allocates nothing, writes its tokens and reads one result back.
 
 use crate::harness::Session;
 use crate::spy::{Spy, Watch};
@@ -26,7 +25,7 @@ fn a_decode_step_allocates_nothing_and_reads_back_one_result() {
         for _ in 0..STEPS {
             token = runner.decode(&[Decode { seq, token, sampling: &params, seed: 1 }]).unwrap()[0];
         }
-        // A write of the token, and once one of how to sample.
+        // One write of the token per step, and one of the sampling parameters.
         let wanted = BTreeMap::from([("read_step".to_owned(), STEPS), ("write".to_owned(), STEPS + 1)]);
         assert_eq!(watch.seen().calls, wanted, "{form:?}");
         runner.release(kept);

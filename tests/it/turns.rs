@@ -13,7 +13,7 @@ fn engine() -> Client {
     Client::start(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap()
 }
 
-/// Another process goes on with what was saved, under `-p`, and leaves the file as it is.
+/// Another process continues a saved session under `-p` and does not write its file.
 #[test]
 fn one_answer_continues_a_saved_session_without_writing_it() {
     let home = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn a_turn_prefills_only_what_is_new_also_after_a_resume() {
     assert_eq!(chat.reply(one.turn).unwrap().text, restored.reply(two.turn).unwrap().text);
 }
 
-/// The engine itself, with a conversation and a session that follow its events as the chat does.
+/// An engine with a conversation and a session that follow its events as the chat does.
 struct Driven {
     handle: EngineHandle,
     info: Arc<ModelInfo>,
@@ -104,7 +104,7 @@ impl Driven {
         render(self.chat.system(), &self.chat.context_path(), &self.info.template, &self.opts()).unwrap()
     }
 
-    /// Hears events until `last` says so.
+    /// Receives events until `last` returns true.
     fn hear(&mut self, mut last: impl FnMut(&Event) -> bool) {
         loop {
             let event = self.handle.events.blocking_recv().unwrap().event;
@@ -129,7 +129,7 @@ impl Driven {
         self.hear(|e| matches!(e, Event::EvictionSet { .. }));
     }
 
-    /// Asks for a reply to the head; `toggle`: switches eviction while it is written.
+    /// Generates a reply to the head. `toggle`: switches eviction during the answer.
     fn answer(&mut self, toggle: Option<bool>) -> TurnReport {
         let prompt = self.prompt();
         let turn = self.chat.begin_reply(true, None);
@@ -179,7 +179,7 @@ fn a_resume_after_toggles_undo_and_regenerate_ends_where_the_engine_was() {
     let question = "Solve 4*z + 1 = 13 for z.";
     let (one, two) = (first.ask(question, None), again.ask(question, None));
     assert_eq!((one.prompt_tokens, one.reused_tokens), (two.prompt_tokens, two.reused_tokens));
-    // Toggles before the turn count as its own or as what was there: the whole log is the same.
+    // A toggle before the turn is in its part of the log or before it: the whole log is the same.
     assert_eq!(one.log_base + one.log.len(), two.log_base + two.log.len());
     assert_eq!(one.generated, two.generated);
     assert_eq!((one.kv.live_slots, &one.kv.live), (two.kv.live_slots, &two.kv.live));
