@@ -18,7 +18,7 @@
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, protocol, the backend trait |
 //! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, tensor, protocol, the backend trait, backend::cpu |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, system, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
@@ -27,7 +27,7 @@
 //! | [`sampler`] | logits row to token, seeded | protocol |
 //! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor, regular_file, unicode |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol, regular_file, unicode |
-//! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS | nothing of ours |
+//! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
 //! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
 //! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, and messages of one line | nothing of ours |
 //!

@@ -1,7 +1,23 @@
-//! Process-level system calls: exit without exit handlers, exit when memory runs out, and a SIGBUS handler for mapped
-//! files that are truncated.
+//! Process-level system calls: exit without exit handlers, exit when memory runs out, a SIGBUS handler for mapped
+//! files that are truncated, and a clock that excludes the time in which job control had stopped the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nanoseconds in which the process was stopped.
+static STOPPED_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the time without that in which the process was stopped (Ctrl+Z): for durations of work.
+pub fn now() -> Instant {
+    let now = Instant::now();
+    now.checked_sub(Duration::from_nanos(STOPPED_NS.load(Ordering::Relaxed))).unwrap_or(now)
+}
+
+/// Excludes a stop of this length from [`now`].
+pub fn was_stopped(stop: Duration) {
+    STOPPED_NS.fetch_add(stop.as_nanos() as u64, Ordering::Relaxed);
+}
 
 /// The system allocator, except that a failed small allocation ends the process with one line. A failed large one returns
 /// null to its caller, which may use `try_reserve`; otherwise Rust prints a line and aborts.
@@ -138,4 +154,15 @@ mod imp {
     }
 
     pub fn take_shortened_files() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_excludes_stops() {
+        was_stopped(Duration::from_millis(50));
+        assert!(Instant::now() - now() >= Duration::from_millis(50));
+    }
 }

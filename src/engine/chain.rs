@@ -8,6 +8,7 @@ use super::runner::{Decode, NonFinite, Runner, StepError};
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::protocol::{LogEntry, SamplingParams, StopReason, TextKind, Token};
+use crate::system;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -150,7 +151,7 @@ impl Chain {
         runner: &Runner<B>,
         vocabulary: &Vocabulary,
     ) -> (TextKind, String) {
-        let now = Instant::now();
+        let now = system::now();
         let generation = self.generation.as_mut().expect("a chain is sampled from for its answer");
         let Generation { reply, generated, timings, .. } = generation;
         timings.first_token.get_or_insert(now);

@@ -11,6 +11,7 @@ use super::report::Figures;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::protocol::{Event, EventSender, GenerateRequest, LogEntry, StopReason, Token, TurnReport, count};
+use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::flatten;
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ impl Turn {
             prompt_tokens: 0,
             reused: 0,
             prefilled: 0,
-            started: Instant::now(),
+            started: system::now(),
             prefill_started: None,
             generation: None,
         }
@@ -177,7 +178,7 @@ impl Conversation {
             todo: turn.prefilled,
         });
         self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
-        turn.prefill_started = Some(Instant::now());
+        turn.prefill_started = Some(system::now());
         self.chain.context.flat.clone_from(&turn.flat);
         self.chain.context.pending = Some(last);
         self.chain.prefill(todo);

@@ -15,6 +15,8 @@ pub use unix::{Signals, stop_here};
 #[cfg(unix)]
 mod unix {
     use super::Signal;
+    use crate::system;
+    use std::time::{Duration, Instant};
     use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
     /// Streams of the handled signals.
@@ -51,9 +53,11 @@ mod unix {
 
     /// Stops the process group, as Ctrl+Z does, until SIGCONT.
     pub fn stop_here() {
+        let begin = Instant::now();
         let _ = rustix::process::kill_current_process_group(rustix::process::Signal::STOP);
         // The signal may reach another thread first.
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
+        system::was_stopped(begin.elapsed());
     }
 }
 
