@@ -30,10 +30,6 @@ use super::intent::Intent;
 use super::state::{App, Level, Loading, Overlay, SPINNER_MS};
 use super::theme::{AUTO, Background};
 use crate::chat::Change;
-#[cfg(test)]
-use crate::protocol::{Command, Event, ModelInfo};
-#[cfg(test)]
-use std::sync::Arc;
 
 /// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
 pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {

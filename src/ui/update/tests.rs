@@ -1,10 +1,11 @@
 //! Events in, state and effects out, without a terminal.
 
 use super::*;
-use crate::protocol::{StopReason, TextKind};
+use crate::protocol::{Command, Event, StopReason, TextKind};
 use crate::ui::state::Overlay;
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};
+use std::sync::Arc;
 
 fn sent(effects: &[Effect]) -> bool {
     effects.iter().any(|e| matches!(e, Effect::Generate { .. }))

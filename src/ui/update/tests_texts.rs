@@ -1,11 +1,12 @@
 //! What commands and messages say, and the small signs around the conversation.
 
 use super::*;
-use crate::protocol::{StopReason, TextKind, TurnReport};
+use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind, TurnReport};
 use crate::ui::depth::Depth;
 use crate::ui::testing::*;
 use crate::ui::widgets::message::advice;
 use crossterm::event::{KeyCode, KeyModifiers};
+use std::sync::Arc;
 
 fn notice(app: &App) -> &str {
     app.notice.as_ref().map_or("", |n| &n.text)

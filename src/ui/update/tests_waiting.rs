@@ -1,11 +1,12 @@
 //! Drafts, waiting messages and notices: what is kept, what returns, what goes by itself.
 
 use super::*;
-use crate::protocol::{StopReason, TextKind};
+use crate::protocol::{Command, Event, StopReason, TextKind};
 use crate::ui::depth::Depth;
 use crate::ui::state::{Loading, Overlay, Picker};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};
+use std::sync::Arc;
 
 fn sent(effects: &[Effect]) -> bool {
     effects.iter().any(|e| matches!(e, Effect::Generate { .. }))
