@@ -1,6 +1,6 @@
-//! Every op of a backend against the CPU's plain one, on random inputs with odd sizes and outputs full of
-//! NaN, and the cache's properties over random histories. `doctor --device cuda` runs them on the card;
-//! the test suite runs the same functions over the CPU.
+//! Compares every op of a backend with the CPU's plain op, on random inputs of odd sizes with outputs full of NaN, and
+//! checks the cache over random histories. `doctor --device cuda` runs these checks on the GPU; the test suite runs
+//! them on the CPU.
 
 pub mod answers;
 mod chunks;
@@ -21,31 +21,31 @@ use crate::policy::{Dms, Policy};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
 
-/// How far what is rounded to bf16 may be off: by one of its steps, where a last bit decides. On a card attention, which
-/// rounds weights of V, came to 2.8e-3.
+/// Tolerance of values that are rounded to bf16: one unit in the last place. Attention on a GPU, which rounds the
+/// softmax weights, reached 2.8e-3.
 const BF16_STEP: f32 = 4e-3;
 
-/// What one backend made of a case: `exact` has to be equal, `floats` near.
+/// The output of a case on one backend. `exact` must be equal, `floats` close.
 #[derive(Default)]
 pub struct Output {
     pub floats: Vec<f32>,
     pub exact: Vec<i64>,
 }
 
-/// Inputs that depend on nothing but the case, and what to do with them.
+/// A check: inputs that depend on the case only, and the ops to run on them.
 pub trait Case {
     fn name(&self) -> String;
-    /// Largest difference, as a share of the largest value.
+    /// Largest difference allowed, relative to the largest value.
     fn limit(&self) -> f32;
     fn run<B: Backend>(&self, b: &B) -> Output;
 }
 
-/// How a case went.
+/// The result of a case.
 pub struct Finding {
     pub name: String,
     pub error: f32,
     pub limit: f32,
-    /// What differs though it must not, or why there is nothing to compare.
+    /// An exact difference, or why there is nothing to compare.
     pub broken: Option<String>,
     pub time: Duration,
 }
@@ -56,8 +56,8 @@ impl Finding {
     }
 }
 
-/// Runs all cases; `each` hears of one after the other. The second CPU has another number of threads,
-/// which is a check of its own.
+/// Runs all cases and passes each result to `each`. The reference CPU has another number of threads, which is a check
+/// in itself.
 pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     let cpu = Cpu::new(2);
     macro_rules! check {
@@ -81,14 +81,14 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(chunks::all());
 }
 
-/// Products alone, for another way to compute them.
-pub fn run_products<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+/// Runs the GEMM cases only, for another GEMM implementation.
+pub fn run_gemms<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     let cpu = Cpu::new(2);
     ops::linears().iter().for_each(|case| each(compare(case, b, &cpu)));
     ops::linear_swiglu().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
-/// Long histories of the cache, and many slots.
+/// Runs long cache histories and cases with many slots.
 pub fn run_long<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     let cpu = Cpu::new(2);
     history::long().iter().for_each(|case| each(compare(case, b, &cpu)));
@@ -140,7 +140,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// In -1..1.
+    /// Uniform in -1..1.
     pub fn float(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -149,7 +149,7 @@ impl Random {
         (0..n).map(|_| self.float()).collect()
     }
 
-    /// Random weights in that precision.
+    /// Random weights of that type.
     pub fn tensor(&mut self, dtype: DType, rows: usize, cols: usize) -> Tensor {
         let values = self.floats(rows * cols);
         let bytes: Vec<u8> = match dtype {
@@ -162,8 +162,8 @@ impl Random {
     }
 }
 
-/// The same weights in f32, for which no activations are rounded: results are those of the CPU but for last bits, whatever
-/// the number of rows.
+/// Converts weights to f32. Their activations are not rounded to bf16, so that results equal the CPU's except for last
+/// bits, for any number of rows.
 pub(super) fn widen(checkpoint: &mut Checkpoint) {
     for tensor in checkpoint.tensors.values_mut() {
         *tensor = Tensor::from_f32(&tensor.name, tensor.shape.clone(), &tensor.to_f32());
@@ -184,12 +184,12 @@ pub(super) fn acts<B: Backend>(b: &B, width: usize, values: &[f32]) -> B::Acts {
     acts
 }
 
-/// Activations in which an op that leaves something out would be seen to.
+/// Activations full of NaN, which show values that an op does not write.
 pub(super) fn poisoned<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
     acts(b, width, &vec![f32::NAN; rows * width])
 }
 
-/// As [`poisoned`], activations that only products with bf16 weights read.
+/// Like [`poisoned`], for inputs of matmuls with bf16 weights only.
 pub(super) fn matmul_input<B: Backend>(b: &B, rows: usize, width: usize) -> B::Acts {
     let reader = b.weight(&[Random::new(0).tensor(DType::Bf16, 1, width)]).expect("memory for a check");
     let mut acts = b.matmul_input(rows, width, &[&reader]).expect("memory for a check");
@@ -197,7 +197,7 @@ pub(super) fn matmul_input<B: Backend>(b: &B, rows: usize, width: usize) -> B::A
     acts
 }
 
-/// Values that lose nothing where they are kept as bf16.
+/// Rounds values to bf16, so that storing them as bf16 is exact.
 pub(super) fn rounded(mut values: Vec<f32>) -> Vec<f32> {
     values.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
     values
@@ -215,10 +215,10 @@ pub(super) fn read<B: Backend>(b: &B, buffer: &B::Buf<f32>, n: usize) -> Vec<f32
     values
 }
 
-/// RoPE by no angle and without norms, for checks of what comes after it.
-pub(super) struct Still<B: Backend>(B::Buf<f32>);
+/// RoPE with angle 0 and no norms, for checks of later ops.
+pub(super) struct NoRope<B: Backend>(B::Buf<f32>);
 
-impl<B: Backend> Still<B> {
+impl<B: Backend> NoRope<B> {
     pub fn new(b: &B, head_dim: usize) -> Self {
         Self(b.alloc(head_dim / 2).expect("memory for a check"))
     }
@@ -228,10 +228,10 @@ impl<B: Backend> Still<B> {
     }
 }
 
-/// The codecs that every device has: all but f32, which comes first and is the CPU's alone.
+/// The codecs that every device supports: all but f32, the first, which only the CPU has.
 pub(super) const CODECS: &[Codec] = Codec::ALL.split_at(1).1;
 
-/// As the names of checks tell a policy.
+/// The name of a policy in names of checks.
 fn policy_name(policy: Policy) -> String {
     match policy {
         Policy::Dense => "dense".to_owned(),

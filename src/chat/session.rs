@@ -39,7 +39,7 @@ pub struct Session {
     written: usize,
     started: bool,
     /// Messages that have a record.
-    told: HashSet<MessageId>,
+    recorded: HashSet<MessageId>,
 }
 
 /// Where a session is saved.
@@ -106,7 +106,7 @@ impl Session {
             text: String::new(),
             written: 0,
             started: false,
-            told: HashSet::new(),
+            recorded: HashSet::new(),
         }
     }
 
@@ -118,7 +118,7 @@ impl Session {
         session.started = true;
         session.created.clone_from(&loaded.header.created);
         session.date = loaded.header.template_date.parse().unwrap_or(session.date);
-        session.told = loaded.conversation.messages().iter().map(|m| m.id).collect();
+        session.recorded = loaded.conversation.messages().iter().map(|m| m.id).collect();
         session
     }
 
@@ -249,7 +249,7 @@ impl Session {
             ChangeKind::Edit { of } => {
                 self.tell_users(chat, parent);
                 let text = chat.get(id).map(|m| m.text.clone()).unwrap_or_default();
-                self.told.insert(id);
+                self.recorded.insert(id);
                 self.push(&Record::Edit(Edit { id, parent, time, of, text }));
             }
             ChangeKind::Toggle(mark) => {
@@ -286,8 +286,8 @@ impl Session {
         let Some(report) = reply.report.as_deref() else { return };
         let user = reply.parent.and_then(|p| chat.get(p)).filter(|m| m.role == Role::User);
         self.tell_users(chat, user.map_or(reply.parent, |m| m.parent));
-        self.told.extend(user.map(|m| m.id));
-        self.told.insert(id);
+        self.recorded.extend(user.map(|m| m.id));
+        self.recorded.insert(id);
         self.push(&Record::Turn(Box::new(Turn {
             id,
             parent: reply.parent,
@@ -306,7 +306,7 @@ impl Session {
     /// Adds records for the user's messages on the path to `id` that have none.
     fn tell_users(&mut self, chat: &Conversation, id: Option<MessageId>) {
         for message in chat.path_to(id) {
-            if message.role == Role::User && self.told.insert(message.id) {
+            if message.role == Role::User && self.recorded.insert(message.id) {
                 let (id, parent, text) = (message.id, message.parent, message.text.clone());
                 self.push(&Record::Message(Said { id, parent, text }));
             }

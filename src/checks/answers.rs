@@ -1,5 +1,5 @@
-//! What the built-in model answers on a card: the CPU's greedy tokens are fed there one by one, and before each the
-//! likeliest token has to be the CPU's, or the CPU found the two all but even.
+//! Checks the answers of the built-in model on a GPU: feeds it the CPU's greedy tokens one by one. Before each, the
+//! argmax must be the CPU's token, unless the CPU's logits of the two are nearly equal.
 
 use super::{CODECS, Finding};
 use crate::backend::Backend;
@@ -18,29 +18,30 @@ const QUESTIONS: [&str; 4] = [
     "Sort these numbers: 83, 12, 57, 94, 31, 76, 45, 20, 68.",
     "Hello! What can you do?",
 ];
-/// Tokens of an answer, its reasoning included.
+/// Longest answer in tokens, with its reasoning.
 const TOKENS: usize = 200;
-/// By so much the CPU may prefer its token to the card's, in logits: a step of bf16 before the head is worth that.
+/// Largest difference between the CPU's logits of its own token and the GPU's: the effect of one bf16 rounding before
+/// the head.
 const EVEN: f32 = 0.05;
 
-/// `open` gives a fresh backend for each setting.
+/// Runs the checks. `open` opens a backend for each setting.
 pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn() -> Result<B, E>,
-    tell: &mut impl FnMut(Finding),
+    report: &mut impl FnMut(Finding),
 ) -> Result<()> {
     let checkpoint = Checkpoint::open(&ModelRef::BuiltIn, &AdapterChoice::Auto)?;
     let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
     for (codec, eviction) in CODECS.iter().flat_map(|&codec| [(codec, true), (codec, false)]) {
         let options = EngineOptions { context: Some(1024), ..EngineOptions::new(codec) };
         let mut cpu = Runner::new(Cpu::new(0), &checkpoint, &options, |_, _| true)?;
-        let mut card = Runner::new(open()?, &checkpoint, &options, |_, _| true)?;
+        let mut gpu = Runner::new(open()?, &checkpoint, &options, |_, _| true)?;
         let started = Instant::now();
         let (mut seen, mut others, mut most) = (0, 0, 0f32);
         for question in QUESTIONS {
             let prompt = tokenizer.encode_pieces(&chat(question))?;
             let expected = answer(&mut cpu, &prompt, eviction, None, &checkpoint.generation.eos)?;
             let tokens: Vec<Token> = expected.iter().map(|row| argmax(row)).collect();
-            let got = answer(&mut card, &prompt, eviction, Some(&tokens), &[])?;
+            let got = answer(&mut gpu, &prompt, eviction, Some(&tokens), &[])?;
             for (row, got) in expected.iter().zip(&got) {
                 let (best, chosen) = (argmax(row), argmax(got));
                 seen += 1;
@@ -54,7 +55,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
             if eviction { "on" } else { "off" },
             seen - others
         );
-        tell(Finding { name, error: most, limit: EVEN, broken: None, time: started.elapsed() });
+        report(Finding { name, error: most, limit: EVEN, broken: None, time: started.elapsed() });
     }
     Ok(())
 }
@@ -72,7 +73,7 @@ fn chat(question: &str) -> [Piece; 6] {
     ]
 }
 
-/// The rows of logits before each token: the likeliest ones up to an end, or those that are forced.
+/// The logits before each token. Decodes greedily until an end token, or feeds the given tokens.
 fn answer<B: Backend>(
     runner: &mut Runner<B>,
     prompt: &[Token],

@@ -1,14 +1,13 @@
-//! Checks of long chunks over stored slots in shared pages: what every row sees, and that it does not matter
-//! how a chunk is divided.
+//! Checks of long prefill chunks over stored slots in shared pages: what every row attends to, and that the division of
+//! a chunk does not matter.
 
-use super::{CODECS, Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
+use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy, Shift, Window};
 
-/// Tokens before the chunk, and the chunk itself in several divisions: rows of tiles and of batches of keys
-/// come out at odd places.
+/// Tokens before the chunk, and divisions of the chunk whose boundaries are not those of tiles and key batches.
 const BEFORE: [usize; 3] = [131, 1, 90];
 const DIVISIONS: [&[usize]; 2] = [&[333], &[16, 1, 1, 200, 17, 98]];
 const CONTEXT: usize = 600;
@@ -22,7 +21,7 @@ pub struct Chunks {
     group: usize,
 }
 
-/// Every group, with head sizes, policies and codecs in turn.
+/// Every group size, alternating head sizes, policies and codecs.
 pub fn all() -> Vec<Chunks> {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     let window = Policy::Window(Window { budget: 60 });
@@ -70,7 +69,7 @@ impl Case for Chunks {
     }
 }
 
-/// Single tokens over more pages than a large card has warps for: each warp takes several, and a head has many parts.
+/// Decode over more pages than a large GPU has warps: each warp processes several, and a head has many splits.
 pub struct Deep(Chunks);
 
 const DEEP: [usize; 3] = [2048, 2048, 700];
@@ -97,7 +96,7 @@ impl Case for Deep {
         let mut run = Run::new(&self.0, b, 1, tokens, DEEP[0]);
         let seq = run.cache.create(b, true).expect("a free row");
         run.feed(seq, &DEEP);
-        // Means of thousands are small: they are not to be measured by those of few.
+        // Averages over thousands of slots are small, so that they have their own scale.
         run.output.floats.clear();
         run.feed(seq, &[1, 1, 1]);
         run.output
@@ -121,7 +120,7 @@ impl<'a, B: Backend> Run<'a, B> {
         Self { case, b, cache, output: Output::default() }
     }
 
-    /// Tokens whose numbers depend on their positions alone, a step for each part.
+    /// Feeds tokens whose values depend on their positions only, one step per part.
     fn feed(&mut self, seq: SeqId, parts: &[usize]) {
         let case = self.case;
         let width = (case.group + 2) * case.heads * case.head_dim;
@@ -129,15 +128,15 @@ impl<'a, B: Backend> Run<'a, B> {
             let from = self.cache.len(seq);
             let tokens = || (from..from + n).map(|at| Random::new(7000 + at as u64));
             let rows: Vec<f32> = tokens().flat_map(|mut r| r.floats(width)).collect();
-            // Half of them mark.
+            // Half of the decisions mark.
             let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();
             let spans = [self.cache.span(seq, 0, n)];
             self.cache.reserve_step(self.b, &spans).expect("memory for a check");
             let (mut qkv, mut decisions) = (acts(self.b, width, &rounded(rows)), buffer(self.b, &decided));
             let out_width = case.group * case.heads * case.head_dim;
             let mut out = poisoned(self.b, n, out_width);
-            let still = Still::new(self.b, case.head_dim);
-            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, 0, &spans, &still.rope());
+            let no_rope = NoRope::new(self.b, case.head_dim);
+            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, 0, &spans, &no_rope.rope());
             self.output.floats.extend(values(self.b, &out, n * out_width));
             self.cache.finish(self.b, &spans);
         }

@@ -1,24 +1,24 @@
-//! Checks of the cache's ops: random histories of steps, forks, toggles, releases and trims, with every
-//! slot, page count and attention output compared.
+//! Checks of the cache's ops over random histories of steps, forks, toggles, releases and trims. Compares every slot,
+//! page count and attention output.
 
-use super::{CODECS, Case, Output, Random, Still, acts, buffer, poisoned, policy_name, rounded, values};
+use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy, Shift, Window};
 
 const N_SEQS: usize = 4;
-/// Most tokens of a step, and of a sequence, where nothing else is asked for.
+/// Default limits: tokens of a step and of a sequence.
 const MAX_STEP: usize = 80;
 const CONTEXT: usize = 600;
-/// The same where a chunk is longer than a block of threads and than every window.
+/// The limits for chunks longer than a thread block and than every window.
 const WIDE_STEP: usize = 800;
 const WIDE_CONTEXT: usize = 1600;
 const WIDE_EVENTS: usize = 8;
 const EVENTS: usize = 26;
 const MANY_EVENTS: usize = 1000;
 
-/// One shape and policy, and the seed of its history.
+/// A shape, a policy, and the seed of a history.
 pub struct History {
     policy: Policy,
     codec: Codec,
@@ -43,7 +43,7 @@ fn policies() -> [Policy; 7] {
     ]
 }
 
-/// Every policy through a long history in small heads.
+/// Every policy over a long history with small heads.
 pub fn long() -> Vec<History> {
     let case = |(i, policy): (usize, Policy)| {
         let codec = CODECS[i % CODECS.len()];
@@ -61,7 +61,7 @@ pub fn long() -> Vec<History> {
     policies().into_iter().enumerate().map(case).collect()
 }
 
-/// Chunks of hundreds of tokens, under windows shorter and longer than a block of threads.
+/// Chunks of hundreds of tokens, with windows shorter and longer than a thread block.
 pub fn wide() -> Vec<History> {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
@@ -81,7 +81,7 @@ pub fn wide() -> Vec<History> {
     policies.into_iter().enumerate().map(case).collect()
 }
 
-/// Every head size and group, with policies and codecs in turn.
+/// Every head size and group size, alternating policies and codecs.
 pub fn all() -> Vec<History> {
     let policies = policies();
     let mut out = Vec::new();
@@ -175,7 +175,7 @@ impl<B: Backend> Run<'_, B> {
         self.look();
     }
 
-    /// Tokens for every sequence or for some, one or many.
+    /// Feeds all or some of the sequences, one or many tokens each.
     fn step(&mut self) {
         let (mut spans, mut n) = (Vec::new(), 0);
         for &seq in self.seqs.iter().rev() {
@@ -194,12 +194,12 @@ impl<B: Backend> Run<'_, B> {
         let (width, out_width) =
             ((case.group + 2) * case.heads * case.head_dim, case.group * case.heads * case.head_dim);
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
-        let still = Still::new(self.b, case.head_dim);
+        let no_rope = NoRope::new(self.b, case.head_dim);
         for layer in 0..2 {
             let mut qkv = acts(self.b, width, &rounded(self.random.floats(n * width)));
             let mut decisions = buffer(self.b, &self.random.floats(n * case.heads));
             let mut out = poisoned(self.b, n, out_width);
-            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &still.rope());
+            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &no_rope.rope());
             self.output.floats.extend(values(self.b, &out, n * out_width));
         }
         self.cache.finish(self.b, &spans);
@@ -210,7 +210,7 @@ impl<B: Backend> Run<'_, B> {
         self.output.exact.push(result.non_finite.map_or(-1, |l| l as i64));
     }
 
-    /// Every slot of every lane, in order, how many pages are held, and the counters.
+    /// Records every slot of every lane in order, the pages in use, and the counters.
     fn look(&mut self) {
         for &seq in &self.seqs {
             let stats = self.cache.stats(self.b, seq);

@@ -1,7 +1,7 @@
-//! Checks of what a card's memory does: pages move out of the last steps of the pool, the sequences that
-//! hold them notice nothing, and the driver's figure falls.
+//! Checks of GPU memory: defragmentation moves pages out of the last mapping granules of the pool, sequences read the
+//! same values, and the driver reports less memory in use.
 
-use super::{Finding, Random, Still, acts, buffer, poisoned, values};
+use super::{Finding, NoRope, Random, acts, buffer, poisoned, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::Checkpoint;
@@ -11,18 +11,18 @@ use crate::policy::Policy;
 use anyhow::Result;
 use std::time::Instant;
 
-/// Many, so that few tokens fill many pages.
+/// Many heads, so that few tokens fill many pages.
 const HEADS: usize = 64;
 const HEAD_DIM: usize = 128;
 const CHUNK: usize = 120;
 const CHUNKS: usize = 8;
-/// What the driver may report beyond the pages in use: a step, and 3 %.
+/// Memory that the driver may report beyond the pages in use: one mapping granule, and 3 %.
 const STEP_BYTES: u64 = 16 << 20;
-/// And beyond what was planned: a card may give every allocation pieces of 2 MiB.
+/// Memory beyond the plan: allocations may be rounded up to 2 MiB.
 const PIECES_BYTES: u64 = 96 << 20;
 
-/// Two sequences grow in turns over several steps of the pool, then one of them goes.
-pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
+/// Two sequences grow alternately over several mapping granules; then one is released.
+pub fn run_all<B: Backend>(b: &B, report: &mut impl FnMut(Finding)) {
     let Some(before) = b.device_bytes() else { return };
     let started = Instant::now();
     let geometry = KvGeometry {
@@ -62,11 +62,11 @@ pub fn run_all<B: Backend>(b: &B, tell: &mut impl FnMut(Finding)) {
         (taken > most).then(|| format!("the driver reports {taken} bytes for {used} in use"))
     };
     let name = format!("memory: {} MiB of pages, {} MiB taken", used >> 20, taken >> 20);
-    tell(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+    report(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
 }
 
-/// What the planner says before loading that a model takes, against the driver's figure after it.
-pub fn run_plan<B: Backend>(b: B, tell: &mut impl FnMut(Finding)) -> Result<()> {
+/// Compares the planner's estimate before loading a model with the driver's figure after it.
+pub fn run_plan<B: Backend>(b: B, report: &mut impl FnMut(Finding)) -> Result<()> {
     let Some(before) = b.device_bytes() else { return Ok(()) };
     let started = Instant::now();
     let checkpoint = Checkpoint::random("demo")?;
@@ -79,16 +79,16 @@ pub fn run_plan<B: Backend>(b: B, tell: &mut impl FnMut(Finding)) -> Result<()> 
         .then(|| "the plan and the driver differ".to_owned());
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let name = format!("memory: {:.1} MB planned for a model, {:.1} MB taken", mb(planned), mb(taken));
-    tell(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+    report(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
     Ok(())
 }
 
-/// A chunk of tokens.
+/// Feeds a chunk of tokens.
 fn fill<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, random: &mut Random) {
     attend(b, cache, seq, &random.floats(CHUNK * 3 * HEADS * HEAD_DIM));
 }
 
-/// What one more token reads of a sequence, which forgets it again.
+/// The attention output of one more token, which is fed to a fork and dropped.
 fn look<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, row: &[f32]) -> Vec<f32> {
     let copy = cache.fork(b, seq).expect("a free row");
     let seen = attend(b, cache, copy, row);
@@ -101,8 +101,8 @@ fn attend<B: Backend>(b: &B, cache: &mut KvCache<B>, seq: SeqId, rows: &[f32]) -
     let spans = [cache.span(seq, 0, n)];
     cache.reserve_step(b, &spans).expect("memory for a check");
     let (mut qkv, mut out) = (acts(b, 3 * HEADS * HEAD_DIM, rows), poisoned(b, n, HEADS * HEAD_DIM));
-    let (mut decisions, still) = (buffer(b, &vec![0.0f32; n * HEADS]), Still::new(b, HEAD_DIM));
-    cache.attention(b, &mut out, &mut qkv, &mut decisions, 0, &spans, &still.rope());
+    let (mut decisions, no_rope) = (buffer(b, &vec![0.0f32; n * HEADS]), NoRope::new(b, HEAD_DIM));
+    cache.attention(b, &mut out, &mut qkv, &mut decisions, 0, &spans, &no_rope.rope());
     cache.finish(b, &spans);
     values(b, &out, n * HEADS * HEAD_DIM)
 }

@@ -1,8 +1,7 @@
-//! Checks of whole models with random weights: steps on a card against steps on the CPU, and prefills
-//! against decodes. Random decisions leave no margin around 0, so these are not exact: exact are the
-//! histories of the cache beside this file. A card rounds activations in front of bf16 weights, which moves a
-//! decision by hundredths; there every token is marked, so that slots can be compared, and weights in f32 leave
-//! decisions to the model.
+//! Checks of whole models with random weights: steps on a GPU against steps on the CPU, and prefill against decode.
+//! Random decision logits may be close to 0, so that these checks are not exact; the cache histories beside this file
+//! are. A GPU rounds activations before bf16 weights, which changes a decision logit by hundredths: with bf16 weights
+//! every token is marked, so that slots are comparable, and with f32 weights the model decides.
 
 use super::{CODECS, Finding, widen};
 use crate::backend::Backend;
@@ -18,27 +17,27 @@ use std::time::Instant;
 
 const PROMPT: usize = 150;
 const ANSWER: usize = 60;
-/// Logits may differ by so much, as a share of the largest: a decision near 0 or a rounding of K and V
-/// that falls the other way changes what follows.
+/// Largest difference of logits, relative to the largest: a decision near 0, or a different rounding of K and V,
+/// changes what follows.
 const LIMIT: f32 = 5e-2;
-/// One head in so many may therefore hold other slots. In fp8, whose steps are a sixteenth of a value,
-/// up to half of them did on an H200: there slots are left to the exact histories of the cache.
+/// One head in this many may therefore have other slots. With fp8, whose rounding steps are a sixteenth of a value, up
+/// to half did on an H200: there only the exact cache histories compare slots.
 const OTHER_SLOTS: usize = 4;
-/// An offset below every decision.
+/// An offset below every decision logit.
 const MARKS_ALL: f32 = -1e6;
 
-/// What a run leaves behind.
+/// The results of a run.
 struct Trace {
-    /// The row after the prompt, and after each token.
+    /// The logits after the prompt and after each token.
     logits: Vec<Vec<f32>>,
     tokens: Vec<Token>,
     slots: Vec<Vec<SlotMeta>>,
 }
 
-/// `open` gives a fresh backend for each model.
+/// Runs the checks. `open` opens a backend for each model.
 pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn() -> Result<B, E>,
-    tell: &mut impl FnMut(Finding),
+    report: &mut impl FnMut(Finding),
 ) -> Result<()> {
     for (shape, in_f32) in [("demo", true), ("demo", false), ("smollm2-135m", false)] {
         let mut checkpoint = Checkpoint::random(shape)?;
@@ -53,17 +52,17 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
             let started = Instant::now();
             let got = trace(open()?, &checkpoint, codec, &[PROMPT], Some(&expected.tokens))?;
             let what = format!("model {name} {}: prefill, {ANSWER} decodes", codec.name());
-            tell(finding(what, codec, decides, &got, &expected, started));
+            report(finding(what, codec, decides, &got, &expected, started));
             let started = Instant::now();
             let parts = trace(open()?, &checkpoint, codec, &[1, 70, 1, 1, 9, 68], Some(&expected.tokens))?;
             let what = format!("model {name} {}: the same in parts", codec.name());
-            tell(finding(what, codec, decides, &parts, &got, started));
+            report(finding(what, codec, decides, &parts, &got, started));
         }
     }
     Ok(())
 }
 
-/// Feeds a prompt in the given parts, then the likeliest tokens or those that are forced.
+/// Feeds a prompt in the given parts, then decodes greedily or feeds the given tokens.
 fn trace<B: Backend>(
     b: B,
     checkpoint: &Checkpoint,
@@ -102,7 +101,8 @@ fn trace<B: Backend>(
 fn finding(name: String, codec: Codec, decides: bool, got: &Trace, expected: &Trace, started: Instant) -> Finding {
     let rows = got.logits.iter().flatten().zip(expected.logits.iter().flatten());
     let largest = expected.logits.iter().flatten().fold(1e-6f32, |m, x| m.max(x.abs()));
-    let apart = rows.map(|(a, b)| (a - b).abs()).fold(0.0, |m, x| if x.is_nan() { f32::INFINITY } else { x.max(m) });
+    let difference =
+        rows.map(|(a, b)| (a - b).abs()).fold(0.0, |m, x| if x.is_nan() { f32::INFINITY } else { x.max(m) });
     let lanes = got.slots.iter().zip(&expected.slots).filter(|(a, b)| a != b).count();
     let most = match (decides, codec) {
         (false, _) => 0,
@@ -110,5 +110,5 @@ fn finding(name: String, codec: Codec, decides: bool, got: &Trace, expected: &Tr
         (true, _) => expected.slots.len() / OTHER_SLOTS,
     };
     let broken = (lanes > most).then(|| format!("{lanes} of {} heads hold other slots", expected.slots.len()));
-    Finding { name, error: apart / largest, limit: LIMIT, broken, time: started.elapsed() }
+    Finding { name, error: difference / largest, limit: LIMIT, broken, time: started.elapsed() }
 }

@@ -1,4 +1,4 @@
-//! Checks of the ops that keep nothing: rows in, rows out.
+//! Checks of the stateless ops.
 
 use super::{BF16_STEP, Case, Output, Random, acts, buffer, matmul_input, poisoned, read, rounded, values};
 use crate::backend::{AdapterHead, Alpha, Backend, Norm};
@@ -37,9 +37,9 @@ impl Case for Embed {
 
 pub struct Norms {
     width: usize,
-    /// Whether a row is not finite.
+    /// Whether one row is not finite.
     bad: bool,
-    /// What the norms are written to is for products only.
+    /// Whether the output is a matmul input.
     matmul_input: bool,
 }
 
@@ -63,7 +63,7 @@ impl Case for Norms {
     fn run<B: Backend>(&self, b: &B) -> Output {
         let (mut random, width, mut floats, mut exact) = (Random::new(2), self.width, Vec::new(), Vec::new());
         let weight = buffer(b, &random.floats(width));
-        // Few rows and many.
+        // Small batch and prefill.
         for n in [3, 35] {
             let mut rows = random.floats(n * width);
             if self.bad {
@@ -97,7 +97,7 @@ pub struct Linear {
     cols: usize,
     n: usize,
     bias: bool,
-    /// Whether the activations are such a product's own.
+    /// Whether the activations are a matmul input.
     matmul_input: bool,
 }
 
@@ -116,7 +116,7 @@ pub fn linears() -> Vec<Linear> {
             }
         }
     }
-    // Enough tiles for a whole card.
+    // Enough tiles for a whole GPU.
     let wide = |n, more| Linear {
         dtype: DType::Bf16,
         rows: [20_000, more],
@@ -133,11 +133,11 @@ impl Case for Linear {
     fn name(&self) -> String {
         let rows: usize = self.rows.iter().sum();
         let [bias, x] =
-            [(self.bias, " + bias"), (!self.matmul_input, ", x in f32")].map(|(is, t)| if is { t } else { "" });
+            [(self.bias, " + bias"), (!self.matmul_input, ", f32 input")].map(|(is, t)| if is { t } else { "" });
         format!("linear {:?} {} x {rows} x {}{bias}{x}", self.dtype, self.n, self.cols)
     }
     fn limit(&self) -> f32 {
-        // Tensor cores cut off what their sums cannot hold.
+        // Tensor cores truncate their sums.
         if self.dtype == DType::Bf16 { 5e-6 } else { 2e-6 }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
@@ -157,7 +157,7 @@ impl Case for Linear {
             acts(b, self.cols, &numbers)
         };
         let bias = self.bias.then(|| buffer(b, &random.floats(rows)));
-        // One row more than is used: nobody may write there.
+        // One row more than is used, which must stay unchanged.
         let mut out = acts(b, rows, &vec![7.0; (self.n + 1) * rows]);
         b.linear(&mut out, &x, &weight, bias.as_ref(), self.n);
         let mut logits = buffer(b, &vec![7.0; (self.n + 1) * rows]);
@@ -167,7 +167,7 @@ impl Case for Linear {
     }
 }
 
-/// A product whose rows are gate and up.
+/// A fused SwiGLU GEMM, whose weight rows are gate and up.
 pub struct Gated {
     dtype: DType,
     ffn: usize,
@@ -190,7 +190,7 @@ pub fn linear_swiglu() -> Vec<Gated> {
 impl Case for Gated {
     fn name(&self) -> String {
         let bias = if self.bias { " + bias" } else { "" };
-        format!("swiglu of a product {:?} {} x {} x {}{bias}", self.dtype, self.n, self.ffn, self.cols)
+        format!("fused swiglu {:?} {} x {} x {}{bias}", self.dtype, self.n, self.ffn, self.cols)
     }
     fn limit(&self) -> f32 {
         if self.dtype == DType::Bf16 { BF16_STEP } else { 4e-6 }
@@ -203,7 +203,7 @@ impl Case for Gated {
         let mut x = b.matmul_input(n, self.cols, &[&weight]).expect("memory");
         b.write_acts(&mut x, &rounded(random.floats(n * self.cols)));
         let bias = self.bias.then(|| buffer(b, &random.floats(2 * ffn)));
-        // One row more than is used: nobody may write there.
+        // One row more than is used, which must stay unchanged.
         let mut out = b.matmul_input(n + 1, ffn, &[&reader]).expect("memory");
         b.write_acts(&mut out, &vec![7.0; (n + 1) * ffn]);
         let mut scratch = b.linear_swiglu_scratch(n, 2 * ffn, &x, &out).expect("memory");
@@ -236,7 +236,7 @@ impl Case for Gate {
     }
 }
 
-/// Rows, and whether one decision serves all heads.
+/// Rows, and whether one decision applies to all heads.
 pub struct Adapter(usize, bool);
 
 pub fn adapters() -> Vec<Adapter> {

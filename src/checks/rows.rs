@@ -1,7 +1,7 @@
-//! Checks of what attention does to the step's rows before it attends: norms, decisions, RoPE, codec. Attention itself
-//! is checked with the cache.
+//! Checks of what attention does to the rows of a step first: norms, decisions, RoPE, codec. The checks of the cache
+//! cover attention itself.
 
-use super::{BF16_STEP, CODECS, Case, Output, Random, Still, acts, buffer, poisoned, read, values};
+use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, read, values};
 use crate::backend::{Alpha, Backend, KvGeometry, KvTables, QkvRopeArgs, Span};
 use crate::cache::PAGE_SLOTS;
 use crate::codec::Codec;
@@ -14,13 +14,13 @@ enum Form {
     Plain,
 }
 
-/// A step of a dense cache's only layer.
+/// A step of a dense cache with one layer.
 struct Step {
     n_q_heads: usize,
     heads: usize,
     head_dim: usize,
     codec: Codec,
-    /// Tokens that each sequence was fed.
+    /// Tokens fed to each sequence before.
     fed: Vec<i32>,
     spans: Vec<Span>,
 }
@@ -82,7 +82,7 @@ impl Step {
         let mut seen = if single { values(b, &out, n * out_width) } else { values(b, &qkv, n * width) };
         let decided = read(b, &decisions, n * self.heads);
         if stored.is_some() {
-            // The next step sees what this one stored.
+            // The next step attends to the slots of this one.
             b.advance(&mut kv, &self.spans);
             let mut next = acts(b, width, &rows.iter().map(|x| -x).collect::<Vec<_>>());
             b.attention(&mut out, &mut next, &mut decisions, &mut kv, 0, &self.spans, rope);
@@ -141,7 +141,7 @@ impl Case for Rope {
             rope_scale: 1.25,
             borrowed: self.borrowed.map(|per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer }),
         };
-        // Spans need not lie in the order of their sequences.
+        // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };
         let spans = if self.single { vec![span(2, 1, 1), span(1, 0, 1)] } else { vec![span(1, 2, 5), span(0, 0, 2)] };
         let n: usize = spans.iter().map(|s| s.len).sum();
@@ -152,7 +152,8 @@ impl Case for Rope {
         let stored = self.single.then(|| random.floats(n * 5 * step.width()));
         let (mut rows, mut decided) = step.run(b, &rows, stored.as_deref(), &rope, self.form);
         if !self.single {
-            // A last bit before the codec may be a step of bf16 after it, which stands for two millionths.
+            // A difference in the last bit before the codec may be one unit of bf16 after it, so that these values are
+            // scaled down.
             rows.chunks_mut(step.width()).flat_map(|row| &mut row[n_q_heads * d..]).for_each(|x| *x *= 5e-4);
         }
         decided.iter_mut().for_each(|d| *d /= 100.0);
@@ -181,7 +182,7 @@ impl Case for RoundTrip {
         format!("codec {} {}{}", self.codec.name(), self.head_dim, if self.single { ", single tokens" } else { "" })
     }
     fn limit(&self) -> f32 {
-        // A lone token sees its own V, by a weight that is rounded.
+        // A single token attends to itself, with a rounded weight.
         if self.single { BF16_STEP } else { 0.0 }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
@@ -190,12 +191,12 @@ impl Case for RoundTrip {
         let spans = if self.single { (0..n).map(span).collect() } else { vec![Span { seq: 0, start: 0, len: n }] };
         let step = Step { n_q_heads: 4, heads: 2, head_dim: d, codec: self.codec, fed: vec![0; n], spans };
         let mut rows = random.floats(n * step.width());
-        // Values of all sizes, and a head of zeros.
+        // Values of all magnitudes, and a head of zeros.
         rows.iter_mut().for_each(|x| *x *= 2f32.powi(random.below(24) as i32 - 16));
         rows[5 * d..6 * d].fill(0.0);
-        let (mut floats, _) = step.run(b, &rows, None, &Still::new(b, d).rope(), Form::Fused);
+        let (mut floats, _) = step.run(b, &rows, None, &NoRope::new(b, d).rope(), Form::Fused);
         let exact = if self.single { vec![] } else { floats.iter().map(|x| x.to_bits() as i64).collect() };
-        // Every head counts, whatever its size.
+        // Normalize every head, so that small ones count too.
         for head in floats.chunks_mut(d).filter(|_| self.single) {
             let most = head.iter().fold(f32::MIN_POSITIVE, |m, x| m.max(x.abs()));
             head.iter_mut().for_each(|x| *x /= most);

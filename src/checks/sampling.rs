@@ -1,21 +1,21 @@
-//! Checks of sampling: the CPU's token from rows of all kinds, under every filter.
+//! Checks of sampling: the same tokens as on the CPU, for all kinds of rows and all filters.
 
 use super::{Case, Output, Random};
 use crate::backend::{Backend, SampleArgs, SamplingState, Span, seen_words};
 use crate::protocol::SamplingParams;
 
-/// Rows of logits as they come and as they should not: one kind to a step.
+/// Kinds of logits, typical and degenerate. Each step has one kind.
 #[derive(Clone, Copy, Debug)]
 enum Rows {
-    /// Steps of 1/8, so that there are many ties.
+    /// Multiples of 1/8, so that there are many ties.
     Ties,
     Smooth,
-    /// All so near each other that no histogram of weights tells them apart.
+    /// So close to each other that they share a histogram bin.
     Narrow,
     Equal,
     /// One token far above the others.
     Peaked,
-    /// Neither numbers nor finite in part, and nothing but that in the first row.
+    /// Partly NaN and infinite; the first row entirely NaN.
     Broken,
 }
 
@@ -34,12 +34,12 @@ pub fn all() -> Vec<Sample> {
         SamplingParams { top_k: 20, ..base.clone() },
         SamplingParams { top_k: 1, ..base.clone() },
         SamplingParams { top_p: 0.9, ..base.clone() },
-        // Half of equal weights is a border without rounding.
+        // Half of equal weights is an exact threshold.
         SamplingParams { top_p: 0.5, ..base.clone() },
         SamplingParams { top_p: 0.0, ..base.clone() },
         SamplingParams { min_p: 0.05, ..base.clone() },
         SamplingParams { top_k: 40, top_p: 0.95, min_p: 0.02, temperature: 0.6, repetition_penalty: 1.3 },
-        // More than are put in order at once, with top-p's end among them.
+        // More candidates than one sort handles, with the top-p threshold among them.
         SamplingParams { top_k: 700, top_p: 0.6, ..base.clone() },
         SamplingParams { temperature: 0.05, top_k: 900, ..base.clone() },
         SamplingParams { temperature: 5.0, top_p: 0.999, ..base },
@@ -90,7 +90,7 @@ impl Case for Sample {
         let mut logits = b.alloc(n * vocab).expect("memory");
         let mut sampled = b.alloc(n + 1).expect("memory");
         b.reserve_sampling(n).expect("memory");
-        // Row r belongs to sequence n - r. The first row's was fed four tokens.
+        // Row r belongs to sequence n - r. That of the first row was fed four tokens.
         let mut seen = b.alloc((n + 1) * words).expect("memory");
         let mut fed = b.alloc(5).expect("memory");
         b.write(&mut fed, 0, &[1, 0, 2, 2, 1]);

@@ -1,8 +1,8 @@
-//! How fast every op of a forward pass is by itself, at the shapes of a model: as a Markdown table.
+//! Measures every op of a forward pass alone, at the shapes of a model, and prints a Markdown table.
 //!
-//! What an op has to move or compute at least is counted here, so a share of the copy speed says how much
-//! of its time it would need on a perfect machine. Weights and caches are many enough to come from memory,
-//! not from a cache of the device; their values are random.
+//! The table has the minimum of bytes or FLOP of an op and its share of the copy speed, which is the share of its time
+//! that an ideal machine would need. Weights and caches exceed the device's L2, so that they are read from memory;
+//! their values are random.
 
 use super::{CODECS, Random, acts, buffer};
 use crate::backend::{Backend, KvGeometry, Norm, QkvRopeArgs, SampleArgs, SamplingState, Span, seen_words};
@@ -15,22 +15,22 @@ use crate::tensor::{DType, Tensor};
 use anyhow::Result;
 use std::sync::Arc;
 
-/// Rows and lengths that ops are timed at.
+/// The sizes to measure.
 pub struct Sizes {
     /// Sequences that decode together.
     pub decode: Vec<usize>,
-    /// Rows of one step of a prefill.
+    /// Rows of a prefill step.
     pub prefill: Vec<usize>,
-    /// Stored slots of every head.
+    /// Slots per head.
     pub slots: Vec<usize>,
-    /// Bytes of weights, or of a cache, that one op is timed over.
+    /// Bytes of weights, or of a cache, over which one op is measured.
     pub spread_bytes: usize,
-    /// Times that an op is recorded.
+    /// Launches of an op per CUDA graph.
     pub calls: usize,
 }
 
 impl Sizes {
-    /// For a card: more than its second-level cache holds.
+    /// For a GPU: more bytes than its L2 holds.
     pub fn large() -> Self {
         Self {
             decode: vec![1, 8],
@@ -41,13 +41,13 @@ impl Sizes {
         }
     }
 
-    /// For what is slow or small: every op runs, and the figures say little.
+    /// For slow or small devices: every op runs, but the figures mean little.
     pub fn small() -> Self {
         Self { decode: vec![1, 3], prefill: vec![40], slots: vec![50], spread_bytes: 0, calls: 2 }
     }
 }
 
-/// What an op has to do at least.
+/// The minimum work of an op.
 #[derive(Clone, Copy)]
 enum Work {
     Bytes(usize),
@@ -87,51 +87,51 @@ impl Line {
     }
 }
 
-/// Times all ops and tells every line as it is known.
+/// Measures all ops and passes each line to the callback.
 pub fn run_all<B: Backend>(
     b: &B,
     config: &ModelConfig,
     sizes: &Sizes,
     copy_bytes_per_s: f64,
-    mut tell: impl FnMut(String),
+    mut report: impl FnMut(String),
 ) -> Result<()> {
-    let mut table = Table { b, c: config, sizes, tell: &mut |line: Line| tell(line.text(copy_bytes_per_s)) };
+    let mut table = Table { b, c: config, sizes, report: &mut |line: Line| report(line.text(copy_bytes_per_s)) };
     table.rows()?;
-    table.products(&table.all_rows())?;
+    table.gemms(&table.all_rows())?;
     table.head()?;
     table.attention()?;
     table.samples()
 }
 
-/// Products of many rows alone, for another way of multiplying.
-pub fn run_products<B: Backend>(
+/// Measures prefill GEMMs only, for another GEMM implementation.
+pub fn run_gemms<B: Backend>(
     b: &B,
     config: &ModelConfig,
     sizes: &Sizes,
     copy_bytes_per_s: f64,
-    mut tell: impl FnMut(String),
+    mut report: impl FnMut(String),
 ) -> Result<()> {
-    let mut table = Table { b, c: config, sizes, tell: &mut |line: Line| tell(line.text(copy_bytes_per_s)) };
-    table.products(&sizes.prefill)
+    let mut table = Table { b, c: config, sizes, report: &mut |line: Line| report(line.text(copy_bytes_per_s)) };
+    table.gemms(&sizes.prefill)
 }
 
 struct Table<'a, B: Backend> {
     b: &'a B,
     c: &'a ModelConfig,
     sizes: &'a Sizes,
-    tell: &'a mut dyn FnMut(Line),
+    report: &'a mut dyn FnMut(Line),
 }
 
 impl<B: Backend> Table<'_, B> {
-    fn tell(&mut self, name: impl Into<String>, rows: usize, us: f64, work: Work) {
-        (self.tell)(Line { name: name.into(), rows, us, work });
+    fn report(&mut self, name: impl Into<String>, rows: usize, us: f64, work: Work) {
+        (self.report)(Line { name: name.into(), rows, us, work });
     }
 
     fn all_rows(&self) -> Vec<usize> {
         [&self.sizes.decode[..], &self.sizes.prefill[..]].concat()
     }
 
-    /// Time of an op that leaves nothing behind.
+    /// Time of an op without side effects, in microseconds.
     fn time<S>(&self, calls: usize, mut state: S, op: impl Fn(&mut S, usize)) -> f64 {
         self.b.time_us(calls, &mut state, |_| {}, op)
     }
@@ -148,14 +148,14 @@ impl<B: Backend> Table<'_, B> {
         Ok(self.b.weight(&(0..rows).step_by(BLOCK).map(part).collect::<Vec<_>>())?)
     }
 
-    /// Random activations that only products with `reader` read.
+    /// Random activations that are only inputs of matmuls with `reader`.
     fn matmul_input(&self, n: usize, width: usize, reader: &B::Weight) -> Result<B::Acts> {
         let mut x = self.b.matmul_input(n, width, &[reader])?;
         self.b.write_acts(&mut x, &Random::new(4).floats(n * width));
         Ok(x)
     }
 
-    /// Ops that go over rows once.
+    /// Row-wise ops.
     fn rows(&mut self) -> Result<()> {
         let (b, c) = (self.b, self.c);
         let table = self.weight(c.vocab, c.hidden)?;
@@ -166,18 +166,18 @@ impl<B: Backend> Table<'_, B> {
             let (tokens, out) = (buffer(b, &tokens), b.acts(n, c.hidden)?);
             let calls = self.sizes.calls;
             let us = self.time(calls, out, |out, _| b.embed(out, &table, &tokens, n));
-            self.tell("embed", n, us, Work::Bytes(n * c.hidden * 6));
+            self.report("embed", n, us, Work::Bytes(n * c.hidden * 6));
             let x = acts(b, c.hidden, &random.floats(n * c.hidden));
             let state = (self.matmul_input(n, c.hidden, &table)?, b.acts(n, c.hidden)?, b.alloc::<i32>(1)?);
             let us = self.time(calls, state, |(out, residual, non_finite), _| {
                 b.add_rms_norm(out, residual, &x, &Norm { weight: &norm, eps: c.rms_eps, layer: 0 }, non_finite, n);
             });
-            self.tell("add, norm", n, us, Work::Bytes(n * c.hidden * 14));
+            self.report("add, norm", n, us, Work::Bytes(n * c.hidden * 14));
         }
         Ok(())
     }
 
-    fn products(&mut self, all_rows: &[usize]) -> Result<()> {
+    fn gemms(&mut self, all_rows: &[usize]) -> Result<()> {
         let c = self.c;
         let heads = c.head_dim * (c.n_q_heads + 2 * c.n_kv_heads);
         self.product("qkv", heads, c.hidden, all_rows)?;
@@ -186,7 +186,7 @@ impl<B: Backend> Table<'_, B> {
         self.product("down", c.hidden, c.ffn, all_rows)
     }
 
-    /// Weights of one shape, enough of them.
+    /// Enough weights of one shape to exceed L2.
     fn copies(&self, out: usize, cols: usize) -> Result<(Vec<B::Weight>, usize)> {
         let copies = (self.sizes.spread_bytes / (2 * out * cols)).max(1);
         let weights = (0..copies).map(|_| self.weight(out, cols)).collect::<Result<Vec<_>>>()?;
@@ -204,7 +204,7 @@ impl<B: Backend> Table<'_, B> {
         Ok(())
     }
 
-    /// The product and the gate behind it.
+    /// The GEMM and SwiGLU.
     fn linear_swiglu(&mut self, all_rows: &[usize]) -> Result<()> {
         let (b, c) = (self.b, self.c);
         let (weights, calls) = self.copies(2 * c.ffn, c.hidden)?;
@@ -231,13 +231,13 @@ impl<B: Backend> Table<'_, B> {
         Ok(())
     }
 
-    /// Few rows are bound by the weight's bytes, many by arithmetic.
+    /// Small batches are bound by the weight's bytes, prefill by FLOP.
     fn tell_product(&mut self, name: &str, out: usize, cols: usize, n: usize, us: f64, row_bytes: usize) {
         let work = match self.sizes.decode.contains(&n) {
             true => Work::Bytes(2 * out * cols + n * row_bytes),
             false => Work::Flop(2.0 * (n * out * cols) as f64),
         };
-        self.tell(format!("{name} {out} x {cols}"), n, us, work);
+        self.report(format!("{name} {out} x {cols}"), n, us, work);
     }
 
     fn attention(&mut self) -> Result<()> {
@@ -256,8 +256,8 @@ impl<B: Backend> Table<'_, B> {
         Ok(())
     }
 
-    /// Attention of `n_seqs` sequences with `slots` in every head and `len` new tokens each, in layer after
-    /// layer. The new tokens take their slots too, so chunks begin anew for every launch.
+    /// Attention of `n_seqs` sequences with `slots` slots per head and `len` new tokens each, over all layers. The new
+    /// tokens are appended, so that chunks start again for every launch.
     fn attention_of(&mut self, codec: Codec, slots: usize, n_seqs: usize, len: usize) -> Result<()> {
         let (b, c) = (self.b, self.c);
         let lane_bytes = (slots + len) * codec.slot_bytes(c.head_dim);
@@ -278,7 +278,7 @@ impl<B: Backend> Table<'_, B> {
                 c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0 }, |d| d.rule),
             ),
         };
-        // Every launch of a recording adds a token to each lane.
+        // Every launch of a graph appends a token to each lane.
         let more = if decode { 8 * calls.div_ceil(n_layers) } else { len };
         let fill = slots.clamp(1, 1024);
         let max_step = fill.max(n_seqs * len);
@@ -286,7 +286,7 @@ impl<B: Backend> Table<'_, B> {
         let width = (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim;
         let mut random = Random::new(6);
         let qkv = acts(b, width, &random.floats(max_step * width));
-        // Nothing is marked: all slots stay.
+        // No token is marked, so that all slots stay.
         let decisions = buffer(b, &vec![-1.0f32; max_step * c.n_kv_heads]);
         let out = b.acts(max_step, c.n_q_heads * c.head_dim)?;
         let mut seqs = Vec::new();
@@ -342,7 +342,7 @@ impl<B: Backend> Table<'_, B> {
             true => Work::Bytes(stored + n_seqs * 4 * (width + c.n_q_heads * c.head_dim)),
             false => Work::Flop(4.0 * (c.head_dim * pairs) as f64),
         };
-        self.tell(name, n_seqs * len, us, work);
+        self.report(name, n_seqs * len, us, work);
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl<B: Backend> Table<'_, B> {
         let ways = [("sample greedy", greedy), ("sample 0.6, k 20, p 0.95", qwen), ("sample 1, p 0.95", wide)];
         for n in self.sizes.decode.clone() {
             b.reserve_sampling(n)?;
-            // Near a normal distribution, as logits are.
+            // Approximately normal, like logits.
             let mut random = Random::new(5);
             let rows: Vec<f32> = (0..n * vocab).map(|_| (0..6).map(|_| random.float()).sum::<f32>() * 1.5).collect();
             let mut logits = buffer(b, &rows);
@@ -368,14 +368,14 @@ impl<B: Backend> Table<'_, B> {
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {
                     b.sample(sampled, logits, vocab, &args, n);
                 });
-                self.tell(*name, n, us, Work::Bytes(4 * n * vocab));
+                self.report(*name, n, us, Work::Bytes(4 * n * vocab));
             }
         }
         Ok(())
     }
 }
 
-/// What attention works on.
+/// The inputs of attention.
 struct Attention<B: Backend> {
     cache: KvCache<B>,
     qkv: B::Acts,

@@ -1,7 +1,7 @@
-//! Checks of decode steps: what is replayed from a recording against what is launched one by one, and
-//! several sequences in one step against each by itself, while sequences are forked, released and
-//! toggled between the steps. Tokens and slots have to be the same. One row and several go through kernels that
-//! sum in other orders, which bf16 activations would make visible: that check has weights in f32.
+//! Checks of decode steps: replayed CUDA graphs against single launches, and several sequences per step against one,
+//! while sequences are forked, released and toggled between the steps. Tokens and slots must be equal. GEMV and
+//! small-batch GEMM sum in different orders, which would show with bf16 activations, so that this check has f32
+//! weights.
 
 use super::{CODECS, Finding, widen};
 use crate::backend::Backend;
@@ -16,20 +16,20 @@ use std::time::Instant;
 
 const STEPS: usize = 24;
 const PROMPTS: [usize; 3] = [1, 12, 30];
-/// A small window, so that short sequences lose tokens.
+/// A small window, so that short sequences evict tokens.
 const WINDOW: usize = 8;
 
-/// What a run leaves behind.
+/// The results of a run.
 #[derive(PartialEq)]
 struct Trace {
     tokens: Vec<Vec<Token>>,
     slots: Vec<Vec<SlotMeta>>,
 }
 
-/// `open` gives a fresh backend that records steps, or one that does not.
+/// Runs the checks. `open` opens a backend with or without CUDA graphs.
 pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn(bool) -> Result<B, E>,
-    tell: &mut impl FnMut(Finding),
+    report: &mut impl FnMut(Finding),
 ) -> Result<()> {
     let mut checkpoint = Checkpoint::random("demo")?;
     checkpoint.config.n_layers = 2;
@@ -45,14 +45,14 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
             let started = Instant::now();
             let (got, recorded, notice) = trace(open(true)?, &checkpoint, codec, alone)?;
             let name = format!("steps {}: {} sequences {what}, {recorded} recorded", codec.name(), PROMPTS.len());
-            tell(finding(name, &got, &plain, notice, started));
+            report(finding(name, &got, &plain, notice, started));
         }
     }
     Ok(())
 }
 
-/// Three sequences decode, now and then two; `alone` in steps of their own; the trace, how many steps were recorded, and
-/// what the backend had to say.
+/// Decodes three sequences, sometimes two; `alone`: one per step. Returns the trace, the number of captured graphs, and
+/// the backend's notice.
 fn trace<B: Backend>(
     b: B,
     checkpoint: &Checkpoint,
@@ -90,7 +90,7 @@ fn trace<B: Backend>(
             let (seq, token) = (seqs[i], *trace.tokens[i].last().expect("it begins with one"));
             Decode { seq, token, sampling: &samplings[i], seed: 40 + i as u64 }
         };
-        // Now and then one sequence is left out.
+        // Every third step leaves out one sequence.
         let some = seqs.len() - usize::from(step % 3 == 2);
         let batch: Vec<Decode<'_>> = (0..some).map(decode).collect();
         let size = if alone { 1 } else { batch.len() };
@@ -110,13 +110,13 @@ fn trace<B: Backend>(
 }
 
 fn finding(name: String, got: &Trace, plain: &Trace, notice: Option<String>, started: Instant) -> Finding {
-    let apart = (0..PROMPTS.len()).find_map(|i| {
+    let differs = (0..PROMPTS.len()).find_map(|i| {
         let (got, plain) = (&got.tokens[i], &plain.tokens[i]);
         let at = (0..plain.len()).find(|&at| got[at] != plain[at])?;
-        Some(format!("sequence {i} says {} instead of {} at {at}", got[at], plain[at]))
+        Some(format!("sequence {i} generates {} instead of {} at {at}", got[at], plain[at]))
     });
-    let slots = (got.slots != plain.slots).then(|| "other slots are held".to_owned());
-    Finding { name, error: 0.0, limit: 0.0, broken: notice.or(apart).or(slots), time: started.elapsed() }
+    let slots = (got.slots != plain.slots).then(|| "other slots are in use".to_owned());
+    Finding { name, error: 0.0, limit: 0.0, broken: notice.or(differs).or(slots), time: started.elapsed() }
 }
 
 #[cfg(test)]
@@ -128,11 +128,11 @@ mod tests {
     fn sequences_in_one_step_are_as_each_by_itself() {
         let mut seen = 0;
         let open = |_| Ok::<_, std::fmt::Error>(Cpu::new(2));
-        let tell = &mut |finding: Finding| {
+        let report = &mut |finding: Finding| {
             seen += 1;
             assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
         };
-        run_all(open, tell).unwrap();
+        run_all(open, report).unwrap();
         assert_eq!(seen, 4);
     }
 }

@@ -318,7 +318,7 @@ fn other_bytes_under_the_same_name_are_not_appended() {
     result.unwrap();
     home.assert_whole(&hub, &NEEDED);
     heard.assert_forward();
-    assert!(heard.notices.iter().any(|n| n.contains("fetched anew")), "{:?}", heard.notices);
+    assert!(heard.notices.iter().any(|n| n.contains("downloaded again")), "{:?}", heard.notices);
 }
 
 #[test]

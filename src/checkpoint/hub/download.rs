@@ -226,7 +226,7 @@ impl<'a> Fetcher<'a> {
                     "{id}: {name} does not have the hash that {host} lists, and was deleted; try again later"
                 )));
             }
-            observer.notice(&format!("{}: the resumed file has the wrong hash and is fetched anew", file.name));
+            observer.notice(&format!("{}: the resumed file has the wrong hash and is downloaded again", file.name));
             part.clear(file).map_err(|e| repo.failed(&e))?;
             restarted = true;
         }

@@ -1,5 +1,5 @@
 //! HTTP requests to the hub and to where it redirects. Owns two rules: the token is sent to the hub's origin only, and
-//! faults that a retry may mend are told apart from those that it cannot.
+//! faults that a retry may mend are distinguished from those that it cannot.
 
 use super::{Hub, HubError, Observer, Token};
 use std::io::{self, Read};

@@ -31,7 +31,7 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         return Ok(output::OK);
     }
     let (mut seen, mut missed) = (0, 0);
-    let mut tell = |finding: Finding| {
+    let mut report = |finding: Finding| {
         seen += 1;
         missed += usize::from(!finding.fine());
         let mark = if finding.fine() { "ok" } else { "!!" };
@@ -44,22 +44,22 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         // A closed stdout is reported by the last write.
         let _ = output::out(&line);
     };
-    checks::run_all(&cuda, &mut tell);
-    memory::run_all(&cuda, &mut tell);
+    checks::run_all(&cuda, &mut report);
+    memory::run_all(&cuda, &mut report);
     drop(cuda);
     // The GEMMs again by the library, if there is one.
     let with_library = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = with_library.library() {
         output::out(&format!("with {library}:\n"))?;
-        checks::run_products(&with_library, &mut tell);
+        checks::run_gemms(&with_library, &mut report);
     }
     drop(with_library);
-    memory::run_plan(Cuda::open(index, &own(true))?, &mut tell)?;
-    steps::run_all(|graphs| Cuda::open(index, &own(graphs)), &mut tell)?;
+    memory::run_plan(Cuda::open(index, &own(true))?, &mut report)?;
+    steps::run_all(|graphs| Cuda::open(index, &own(graphs)), &mut report)?;
     if args.all {
-        checks::run_long(&Cuda::open(index, &own(true))?, &mut tell);
-        models::run_all(|| Cuda::open(index, &own(true)), &mut tell)?;
-        answers::run_all(|| Cuda::open(index, &own(true)), &mut tell)?;
+        checks::run_long(&Cuda::open(index, &own(true))?, &mut report);
+        models::run_all(|| Cuda::open(index, &own(true)), &mut report)?;
+        answers::run_all(|| Cuda::open(index, &own(true)), &mut report)?;
     }
     output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
     if args.all {
@@ -98,7 +98,7 @@ fn time_ops(index: u32) -> Result<()> {
     let cuda = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = cuda.library() {
         output::out(&format!("\nGEMMs by {library}\n{}", speed::HEADER))?;
-        speed::run_products(&cuda, &config, &sizes, copy, print)?;
+        speed::run_gemms(&cuda, &config, &sizes, copy, print)?;
     }
     Ok(())
 }
