@@ -229,9 +229,9 @@ impl<B: Backend> Runner<B> {
         let Some(layer) = result.non_finite else { return Ok(result.tokens.into_iter().map(Ok).collect()) };
         self.clear_non_finite();
         let error = NonFinite { layer, n_layers: self.model.config.n_layers };
-        let mut finite = self.finite_rows(batch.len());
+        let mut finite = self.ws.finite_rows(&self.b, batch.len());
         if !finite.contains(&false) {
-            // A sum of squares has overflowed: its norm returned zeros, and the row cannot be told.
+            // The rows cannot be told apart.
             finite.fill(false);
         }
         Ok(result
@@ -240,16 +240,6 @@ impl<B: Backend> Runner<B> {
             .zip(finite)
             .map(|(token, finite)| if finite { Ok(token) } else { Err(error) })
             .collect())
-    }
-
-    /// Whether the logits of each of the first `n` rows of the last step are finite. NaN in one layer's rows reaches the
-    /// logits of the same rows.
-    fn finite_rows(&mut self, n: usize) -> Vec<bool> {
-        let vocab = self.model.config.vocab;
-        model::logits(&self.b, &self.model, &mut self.ws, n);
-        let mut logits = vec![0.0; n * vocab];
-        self.b.read(&self.ws.logits, 0, &mut logits);
-        logits.chunks_exact(vocab).map(|row| row.iter().all(|l| l.is_finite())).collect()
     }
 
     /// Reads and clears the non-finite flag of the steps since it was last read. Waits for the device.

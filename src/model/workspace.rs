@@ -8,6 +8,7 @@ use crate::protocol::Token;
 pub struct Workspace<B: Backend> {
     pub max_tokens: usize,
     pub max_logits: usize,
+    hidden: usize,
     n_kv_heads: usize,
     /// The step's tokens `[max_tokens]`.
     pub tokens: B::Buf<Token>,
@@ -63,6 +64,7 @@ impl<B: Backend> Workspace<B> {
         Ok(Self {
             max_tokens,
             max_logits,
+            hidden: c.hidden,
             n_kv_heads: c.n_kv_heads,
             tokens: b.alloc(max_tokens)?,
             logits: b.alloc(max_logits * c.vocab)?,
@@ -80,6 +82,15 @@ impl<B: Backend> Workspace<B> {
             h,
             act,
         })
+    }
+
+    /// Whether the residual stream of each of the first `n` rows of the last step is finite, as the final norm sees it. A
+    /// row that is not finite in one layer is not finite in any later one.
+    pub fn finite_rows(&self, b: &B, n: usize) -> Vec<bool> {
+        let mut rows = vec![0.0; n * self.hidden];
+        b.read_acts(&self.x, &mut rows);
+        let is_finite = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().is_finite();
+        rows.chunks_exact(self.hidden).map(is_finite).collect()
     }
 
     /// Sets the decision of every token, for policies with constant decisions.

@@ -2,7 +2,8 @@
 
 use crate::harness::Session;
 use crate::spy::{Spy, Watch};
-use crate::tiny::{Form, Spec, Tiny};
+use crate::tiny::{Form, Spec, Tiny, bf16_word};
+use dmschat::backend::cpu::Cpu;
 use dmschat::codec::Codec;
 use dmschat::engine::{Decode, EngineOptions, Runner};
 use dmschat::protocol::{Command, Event, Phase, SamplingParams};
@@ -43,4 +44,26 @@ fn a_turn_reads_the_tables_once_for_report_and_snapshot() {
     // Live counts, slots read and peak of the conversation's sequence.
     assert_eq!(s.watch.seen().reads_since_step, 3);
     assert_eq!(s.handle.snapshot.borrow().as_ref().map(|s| s.phase.clone()), Some(Phase::Idle));
+}
+
+#[test]
+fn a_broken_row_of_a_decode_step_fails_alone() {
+    for word in [bf16_word(3e38), 0x7fc0] {
+        let spec = Spec { tied: false, speaks: true, ..Spec::new(true, Form::Borrowed) };
+        let hidden = spec.hidden;
+        let tiny = Tiny::edited(spec, 3, |block| {
+            if block.name == "model.embed_tokens.weight" {
+                block.words[b'Z' as usize * hidden..][..hidden].fill(word);
+            }
+        });
+        let options = EngineOptions { max_step: Some(32), ..EngineOptions::new(Codec::F32) };
+        let mut runner = Runner::new(Cpu::new(1), &tiny.checkpoint(), &options, |_, _| true).unwrap();
+        let sampling = SamplingParams::default();
+        let seqs = [(); 3].map(|()| runner.create(true).unwrap());
+        let row = |(seq, token)| Decode { seq, token, sampling: &sampling, seed: 1 };
+        let batch: Vec<Decode> = seqs.into_iter().zip([b'a', b'Z', b'b'].map(u32::from)).map(row).collect();
+        let sampled = runner.decode_each(&batch).unwrap();
+        assert!(sampled[0].is_ok() && sampled[2].is_ok());
+        assert_eq!(sampled[1].as_ref().map_err(|e| e.layer), Err(0));
+    }
 }
