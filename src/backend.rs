@@ -303,6 +303,20 @@ pub trait Backend: Memory + Profile + 'static {
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
+        self.attention_by_ops(out, qkv, decisions, kv, layer, spans, rope);
+    }
+    /// The composition: what [`Self::attention`] means, and what a fused form is checked against.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_by_ops(
+        &self,
+        out: &mut Self::Acts,
+        qkv: &mut Self::Acts,
+        decisions: &mut Self::Buf<f32>,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+        rope: &QkvRopeArgs<'_, Self>,
+    ) {
         self.qkv_rope(qkv, decisions, kv, spans, rope);
         self.attend(out, qkv, decisions, kv, layer, spans);
         self.place(kv, decisions, layer, spans);

@@ -359,10 +359,7 @@ impl Backend for Cuda {
         if spans.iter().all(|s| s.len == 1) {
             return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
         }
-        self.qkv_rope(qkv, decisions, kv, spans, rope);
-        self.attend(out, qkv, decisions, kv, layer, spans);
-        self.place(kv, decisions, layer, spans);
-        self.store(kv, qkv, layer, spans);
+        self.attention_by_ops(out, qkv, decisions, kv, layer, spans, rope);
     }
 
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]) {

@@ -71,12 +71,7 @@ impl Step {
         let mut out = poisoned(b, n, out_width);
         match form {
             Form::Fused => b.attention(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope),
-            Form::Plain => {
-                b.qkv_rope(&mut qkv, &mut decisions, &mut kv, &self.spans, rope);
-                b.attend(&mut out, &qkv, &decisions, &mut kv, 0, &self.spans);
-                b.place(&mut kv, &decisions, 0, &self.spans);
-                b.store(&mut kv, &qkv, 0, &self.spans);
-            }
+            Form::Plain => b.attention_by_ops(&mut out, &mut qkv, &mut decisions, &mut kv, 0, &self.spans, rope),
         }
         let single = self.spans.iter().all(|s| s.len == 1);
         let mut seen = if single { values(b, &out, n * out_width) } else { values(b, &qkv, n * width) };
