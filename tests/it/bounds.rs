@@ -127,13 +127,13 @@ fn a_prompt_longer_than_any_context_is_refused_unrendered() {
         refused(
             limited(args, &[], Some(text.as_bytes())),
             1,
-            &["the conversation has 200000", "a context of 8192 tokens"],
+            &["the conversation has 20,000", "a context of 8,192 tokens"],
         );
     }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("long.txt");
     fs::write(&file, &text).unwrap();
-    refused(limited(&["score", "--text-file", file.to_str().unwrap()], &[], None), 2, &["a context of 8192 tokens"]);
+    refused(limited(&["score", "--text-file", file.to_str().unwrap()], &[], None), 2, &["a context of 8,192 tokens"]);
 }
 
 #[test]
