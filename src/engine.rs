@@ -26,7 +26,6 @@ mod runner;
 mod scheduler;
 pub mod score;
 mod threads;
-mod turn;
 mod worker;
 
 pub use planner::host_bytes;

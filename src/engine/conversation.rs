@@ -3,6 +3,8 @@
 //! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
+mod turn;
+
 use super::chain::Chain;
 use super::context::Context;
 use super::loaded::Loaded;
@@ -10,12 +12,12 @@ use super::prompt::Encoding;
 use super::report::Figures;
 use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
-use super::turn::Turn;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, SlotInfo, Token};
 use crate::tokenizer::flatten;
 use std::collections::{HashMap, VecDeque};
+use turn::Turn;
 
 /// Why a job ended early.
 #[derive(Debug)]

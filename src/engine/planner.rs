@@ -1,7 +1,6 @@
 //! Memory planning before anything is loaded: pure arithmetic over sizes.
 
 use super::EngineOptions;
-use super::runner::MAX_LOGITS;
 use crate::backend::seen_words;
 use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
@@ -12,6 +11,9 @@ use crate::protocol::{MAX_CONTEXT, Plan};
 
 // Configurations and settings have the same bound.
 const _: () = assert!(crate::checkpoint::bounds::CONTEXT == MAX_CONTEXT);
+
+/// Minimum rows of logits in the workspace, used when a text is scored.
+pub(super) const MAX_LOGITS: usize = 16;
 
 /// Memory that is left free for other programs: this share of the memory, at most this many bytes.
 const SPARE_SHARE: u64 = 16;

@@ -1,7 +1,7 @@
 //! Runs steps of a loaded model: prefill, decode with sampling, and reading logits.
 
 use super::EngineOptions;
-use super::planner::kv_budget;
+use super::planner::{MAX_LOGITS, kv_budget};
 use crate::backend::{Backend, KvGeometry, SampleArgs, SamplingState, Span, StepKind, seen_words};
 use crate::cache::{CacheError, KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
@@ -9,9 +9,6 @@ use crate::model::{self, Model, Workspace};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context as _, Result};
 use std::time::{Duration, Instant};
-
-/// Minimum rows of logits in the workspace, used when a text is scored.
-pub(super) const MAX_LOGITS: usize = 16;
 
 /// A value was not finite: an overflow, or broken weights. The sampled token is meaningless.
 #[derive(Clone, Copy, Debug, thiserror::Error)]

@@ -1,14 +1,14 @@
 //! A turn: finds the longest kept prefix of the prompt, prepares the chain to prefill the rest and generate the answer, and
 //! reports the result.
 
-use super::chain::Generation;
-use super::context::Context;
-use super::conversation::{Conversation, Halt, Job, Work};
-use super::loaded::Loaded;
-use super::prompt::{Encoding, ends_thinking, stretches};
-use super::reply::{Reply, flat_of};
-use super::report::Figures;
-use super::runner::Runner;
+use super::super::chain::Generation;
+use super::super::context::Context;
+use super::super::loaded::Loaded;
+use super::super::prompt::{Encoding, ends_thinking, stretches};
+use super::super::reply::{Reply, flat_of};
+use super::super::report::Figures;
+use super::super::runner::Runner;
+use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::protocol::{Event, EventSender, GenerateRequest, LogEntry, StopReason, Token, TurnReport, count};
 use crate::system;
@@ -35,7 +35,7 @@ struct Start {
     pending: Option<Token>,
 }
 
-pub(super) struct Turn {
+pub(in crate::engine) struct Turn {
     request: GenerateRequest,
     seed: u64,
     /// Canonical text of the prompt.
@@ -77,7 +77,11 @@ impl Turn {
 }
 
 impl Conversation {
-    pub(super) fn begin_turn<B: Backend>(&mut self, m: &Loaded<B>, request: GenerateRequest) -> (Work, Option<Halt>) {
+    pub(in crate::engine) fn begin_turn<B: Backend>(
+        &mut self,
+        m: &Loaded<B>,
+        request: GenerateRequest,
+    ) -> (Work, Option<Halt>) {
         let mut turn = Box::new(Turn::new(request));
         // Do not count the marks around control tokens.
         let marks = (OPEN.len_utf8() + CLOSE.len_utf8()) * turn.flat.matches(OPEN).count();
@@ -98,7 +102,7 @@ impl Conversation {
     }
 
     /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything changes.
-    pub(super) fn continue_encoding<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub(in crate::engine) fn continue_encoding<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Encode(..))) else { return };
         let Work::Encode(mut turn, encoding) = job.work else { return };
         job.work = if job.cancelled {
@@ -232,7 +236,7 @@ impl Conversation {
     }
 
     /// Keeps a checkpoint at the end of the prompt, for regenerate, once the prompt is prefilled up to its last token.
-    pub(super) fn keep_prompt_end<B: Backend>(&mut self, runner: &mut Runner<B>) {
+    pub(in crate::engine) fn keep_prompt_end<B: Backend>(&mut self, runner: &mut Runner<B>) {
         let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
         if at_end && self.chain.tokens_left() == 0 && self.prompt_end.is_none() {
             self.prompt_end = self.chain.context.fork(runner).ok();
@@ -241,7 +245,7 @@ impl Conversation {
 
     /// Ends a turn. A cancelled answer is kept as far as it went; a turn that fails otherwise returns cache and log to the
     /// state at its start.
-    pub(super) fn end_answer<B: Backend>(
+    pub(in crate::engine) fn end_answer<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
         events: EventSender,
@@ -309,7 +313,7 @@ impl Conversation {
     }
 
     /// Ends the replay of the log of the turn's start, which `halt` may have ended early.
-    pub(super) fn end_undo<B: Backend>(
+    pub(in crate::engine) fn end_undo<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
         events: &EventSender,
