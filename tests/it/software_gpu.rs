@@ -159,7 +159,7 @@ fn a_card_that_is_small_or_lost_is_named() {
     let Some(gpu) = software_gpu() else { return };
     let args = ["-p", EQUATION, "--max-tokens", "4", "--device", "cuda"];
     for (setting, value, words) in [
-        ("SOFTWARE_GPU_MEMORY_MIB", "72", "the model does not fit: 16 MB of weights and"),
+        ("SOFTWARE_GPU_MEMORY_MIB", "72", "the model does not fit: it needs 16 MB of weights and"),
         ("SOFTWARE_GPU_STEPS", "0", "out of GPU memory"),
         ("SOFTWARE_GPU_LOSE_AFTER", "40", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("SOFTWARE_GPU_LOSE_AFTER", "250", "CUDA_ERROR_ILLEGAL_ADDRESS"),
