@@ -194,9 +194,15 @@ fn four_conversations_say_and_store_what_each_does_alone() {
         vec![ask("tell me ", 1, 400, Some((6, Command::Cancel))), ask("and then ", 5, 30, None)],
         vec![ask("a long story, ", 20, 20, None), ask("short", 1, 50, Some((3, Command::SetEviction(false))))],
     ];
-    let watch = Watch::default();
-    let answers = together(&tiny, &watch, None, &asks);
-    assert_eq!(watch.seen().most_sequences, 4, "in one decode step");
+    // On a busy machine one may be done before another begins: again, until all four were in one decode step.
+    let mut answers = Vec::new();
+    let met = (0..10).any(|_| {
+        let watch = Watch::default();
+        answers = together(&tiny, &watch, None, &asks);
+        let most = watch.seen().most_sequences;
+        most == 4
+    });
+    assert!(met, "never were four in one decode step");
     assert_eq!(answers[2][0].0.stop_reason, StopReason::Cancelled);
     assert_eq!(answers[1][1].1.iter().filter(|e| matches!(e, LogEntry::Toggle { .. })).count(), 2);
     for (number, (asks, answers)) in asks.iter().zip(&answers).enumerate() {
@@ -216,13 +222,20 @@ fn conversations_that_do_not_fit_together_wait_for_each_other() {
     let kv = &free[0][0].0.kv;
     let (limit, page_bytes) = (largest * 5 / 2, 16 * kv.live_bytes / kv.live_slots);
 
-    let watch = Watch::default();
-    let answers = together(&tiny, &watch, Some(limit as u64 * page_bytes), &asks);
-    let needed: usize = answers.iter().map(|a| a[0].0.prompt_tokens + a[0].0.generated.len() - 1).sum();
-    let fed: usize = watch.seen().steps.iter().sum();
-    assert!(fed > needed, "none was preempted: {fed} tokens were fed, and {needed} are enough");
-    assert!(watch.seen().peak_pages <= limit);
-    for (number, (asks, answers)) in asks.iter().zip(&answers).enumerate() {
-        alone(&tiny, number, asks, answers);
+    // Whether they meet depends on when their requests arrive: on a busy machine one may be done before the next begins.
+    let mut preempted = false;
+    for _ in 0..10 {
+        let watch = Watch::default();
+        let answers = together(&tiny, &watch, Some(limit as u64 * page_bytes), &asks);
+        let needed: usize = answers.iter().map(|a| a[0].0.prompt_tokens + a[0].0.generated.len() - 1).sum();
+        preempted = watch.seen().steps.iter().sum::<usize>() > needed;
+        assert!(watch.seen().peak_pages <= limit);
+        for (number, (asks, answers)) in asks.iter().zip(&answers).enumerate() {
+            alone(&tiny, number, asks, answers);
+        }
+        if preempted {
+            break;
+        }
     }
+    assert!(preempted, "no conversation had to make room for another");
 }
