@@ -35,21 +35,13 @@ struct Fp8Codec {
     return code & 0x80 ? -a : a;
   }
 
-  // Two of four codes, picked by `which` for __byte_perm into the high bytes of two halves, as bf16.
+  // Two of four codes as bf16: see EightCodes.
   static __device__ __forceinline__ u32 pair(u32 codes, u32 which) {
     u32 x = __byte_perm(codes, 0, which);
     return (x & 0x80008000u) | ((x >> 4) & 0x07f007f0u);
   }
 
-  struct Eight {
-    uint2 x;
-    __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
-      x = real ? *(const uint2*)(row + channel) : uint2{0, 0};
-    }
-    __device__ __forceinline__ uint4 as_bf16() const {
-      return uint4{pair(x.x, 0x1404), pair(x.x, 0x3424), pair(x.y, 0x1404), pair(x.y, 0x3424)};
-    }
-  };
+  using Eight = EightCodes<Fp8Codec>;
 
   static __device__ __forceinline__ float encode(u8* codes, float* x, int d, int lane) {
     return encode_scaled<Fp8Codec>(codes, x, d, lane);

@@ -25,3 +25,16 @@ __device__ __forceinline__ float encode_scaled(u8* codes, float* x, int d, int l
   __syncwarp();
   return __any_sync(FULL, nan) ? __uint_as_float(0x7fc00000u) : scale;
 }
+
+// Eight neighbouring codes of a row. `Codec::pair` makes two of four codes into bf16, picked by a selector for __byte_perm
+// that moves them into the high bytes of two halves.
+template <class Codec>
+struct EightCodes {
+  uint2 x;
+  __device__ __forceinline__ void load(const u8* row, int channel, bool real) {
+    x = real ? *(const uint2*)(row + channel) : uint2{0, 0};
+  }
+  __device__ __forceinline__ uint4 as_bf16() const {
+    return uint4{Codec::pair(x.x, 0x1404), Codec::pair(x.x, 0x3424), Codec::pair(x.y, 0x1404), Codec::pair(x.y, 0x3424)};
+  }
+};
