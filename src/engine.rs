@@ -60,6 +60,7 @@ pub struct EngineOptions {
     pub kv_limit: Option<u64>,
     /// Whether conversations start with eviction. `None`: as the checkpoint asks.
     pub eviction: Option<bool>,
+    /// Which slots live; by default the model's own policy.
     pub policy: PolicyChoice,
     /// Maximum tokens of one step. `None`: the backend's preference.
     pub max_step: Option<usize>,

@@ -45,11 +45,20 @@ impl Dms {
     }
 
     /// Position of the stored token that a step's first decision marks, where the step begins at `base`.
-    pub fn marked_by_first(&self, base: usize) -> Option<usize> {
+    fn marked_by_first(&self, base: usize) -> Option<usize> {
         match self.shift {
             Shift::Same => None,
             Shift::Previous => base.checked_sub(1),
         }
+    }
+
+    /// Mark of a stored token in a step that begins at `base` and whose first decision is `first`: that of its slot, or set by
+    /// the decision.
+    pub fn stored_mark(&self, base: usize, meta: SlotMeta, first: Option<f32>) -> bool {
+        let position = meta.position();
+        let by_first =
+            || self.marked_by_first(base) == Some(position) && first.is_some_and(|d| self.marks(position, d));
+        meta.marked() || by_first()
     }
 
     /// Position of the last query that sees a marked key.

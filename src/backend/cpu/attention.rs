@@ -209,11 +209,9 @@ impl Call<'_> {
         rule.own_mark(self.base(span), token, |i| self.decision(span, i, head))
     }
 
-    /// Mark of a stored token: in its slot, but for the one that the step's first decision marks.
+    /// Mark of a stored token.
     fn stored_mark(&self, rule: &Dms, span: &Span, head: usize, meta: SlotMeta) -> bool {
-        meta.marked()
-            || (rule.marked_by_first(self.base(span)) == Some(meta.position())
-                && self.decision(span, 0, head).is_some_and(|d| rule.marks(meta.position(), d)))
+        rule.stored_mark(self.base(span), meta, self.decision(span, 0, head))
     }
 
     fn page(&self, span: &Span, head: usize, slot: usize) -> &[u8] {

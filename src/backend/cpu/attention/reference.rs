@@ -38,11 +38,8 @@ fn attend_lane(
         g.codec.decode(&page[layout.k(r)], ks, &mut keys[slot * d..(slot + 1) * d]);
         g.codec.decode(&page[layout.v(r)], vs, &mut values[slot * d..(slot + 1) * d]);
         let meta = layout.meta(page, r);
-        let position = meta.position();
-        let by_first = rule.is_some_and(|rule| {
-            rule.marked_by_first(base) == Some(position) && decision(0).is_some_and(|d| rule.marks(position, d))
-        });
-        metas.push((position, by_first || meta.marked()));
+        let marked = rule.map_or(meta.marked(), |rule| rule.stored_mark(base, meta, decision(0)));
+        metas.push((meta.position(), marked));
     }
     for i in 0..span.len {
         let x = &qkv.row(span.start + i)[(g.n_q_heads + head) * d..];
