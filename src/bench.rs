@@ -79,7 +79,7 @@ fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
 pub fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
     let untied = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
     let read = checkpoint.tensors.iter().filter(|(name, _)| !untied(name));
-    read.map(|(_, t)| t.bytes().len() as u64).sum()
+    read.map(|(_, t)| t.stored_bytes() as u64).sum()
 }
 
 /// Bytes read and written per second when every thread of the host copies a block larger than its caches.

@@ -5,6 +5,7 @@ mod adapter;
 pub mod bounds;
 mod builtin;
 pub mod config;
+pub mod convert;
 mod files;
 pub mod hub;
 mod json;
@@ -19,7 +20,8 @@ mod texts;
 pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 pub use hub::ModelRef;
 
-use crate::tensor::{SharedBytes, Tensor};
+use crate::quant;
+use crate::tensor::{Format, SharedBytes, Tensor};
 use crate::unicode;
 use adapter::Adapter;
 use anyhow::{Context, Result, bail, ensure};
@@ -51,6 +53,11 @@ pub struct Checkpoint {
     /// Whether the adapter is a built-in one that was chosen automatically.
     pub adapter_found: bool,
     pub builtin: bool,
+    /// What [`convert`] made of the matrices; `Bf16` is as in the files.
+    pub weights: quant::Weights,
+    /// A notice about matrices that [`convert`] left as they are.
+    pub kept: Option<String>,
+    /// Bytes of all tensors.
     pub weight_bytes: u64,
     pub n_params: u64,
     /// Hex digest over config, tensor names, shapes, sizes and a sample of the weights.
@@ -131,7 +138,7 @@ impl Checkpoint {
     pub fn notices(&self) -> impl Iterator<Item = String> {
         let found = self.adapter.as_ref().filter(|_| self.adapter_found);
         let adapter = found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"));
-        adapter.into_iter().chain(self.ignored.clone())
+        adapter.into_iter().chain(self.ignored.clone()).chain(self.kept.clone())
     }
 
     /// The tensor of that name, which must have that shape.
@@ -152,6 +159,8 @@ impl Checkpoint {
             adapter: None,
             adapter_found: false,
             builtin: false,
+            weights: quant::Weights::Bf16,
+            kept: None,
             weight_bytes: 0,
             n_params: 0,
             fingerprint: String::new(),
@@ -161,7 +170,7 @@ impl Checkpoint {
 
     fn take_tensors(&mut self, tensors: Vec<Tensor>) {
         self.n_params = tensors.iter().map(|t| t.len() as u64).sum();
-        self.weight_bytes = tensors.iter().map(|t| t.bytes().len() as u64).sum();
+        self.weight_bytes = tensors.iter().map(|t| t.stored_bytes() as u64).sum();
         self.tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
     }
 }
@@ -321,9 +330,15 @@ fn fingerprint(identity: &str, tensors: &BTreeMap<String, Tensor>) -> String {
     let mut hash = Sha256::new();
     hash.update(identity);
     for t in tensors.values() {
+        hash.update(format!("{t:?}"));
+        if let (Format::Rows(rows), &[n, cols]) = (&t.format, &t.shape[..]) {
+            let mut middle = vec![0.0; cols];
+            rows.decode(n / 2, &mut middle);
+            hash.update(bytemuck::cast_slice(&middle));
+            continue;
+        }
         let raw = t.bytes();
         let middle = raw.len() / 2;
-        hash.update(format!("{t:?}"));
         hash.update(&raw[middle..raw.len().min(middle + SAMPLE_BYTES)]);
     }
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()

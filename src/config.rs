@@ -11,6 +11,7 @@ pub use layer::Layer;
 pub use values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
 
 use crate::protocol::SamplingParams;
+use crate::quant::Weights;
 use anyhow::{Context, Result, anyhow, bail};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -79,6 +80,8 @@ pub struct Settings {
     pub model: String,
     pub adapter: Adapter,
     pub device: Device,
+    /// Format of the weights in memory.
+    pub weights: Weights,
     /// `None`: the checkpoint's default (on, unless it disables eviction).
     pub eviction: Option<bool>,
     pub policy: CachePolicy,
@@ -188,6 +191,7 @@ impl Settings {
                 Some(file) => Adapter::File(file.into()),
             },
             device: layer.device.unwrap_or_default(),
+            weights: layer.weights.unwrap_or_default(),
             eviction: layer.eviction.map(|e| e.0),
             policy,
             budget: layer.budget.unwrap_or(DEFAULT_BUDGET),

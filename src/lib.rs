@@ -16,19 +16,20 @@
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, protocol, the backend trait |
-//! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, tensor, protocol, the backend trait, backend::cpu |
+//! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, quant, tensor, protocol, the backend trait, backend::cpu |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, system, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | policy, codec, the backend trait |
-//! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, sampler, tensor |
+//! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, regular_file, unicode |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, tensor, regular_file, unicode |
-//! | [`config`] | TOML, environment and flags, immutable after start | protocol, regular_file, unicode |
+//! | [`checkpoint`] | model folders, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, quant, tensor, regular_file, unicode |
+//! | [`config`] | TOML, environment and flags, immutable after start | protocol, quant, regular_file, unicode |
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
-//! | [`protocol`], [`policy`], [`codec`], [`tensor`] | plain data and pure maths | nothing of ours |
+//! | [`tensor`] | a named block of a model file, in any format | quant |
+//! | [`protocol`], [`policy`], [`codec`], [`quant`] | plain data and pure maths | nothing of ours |
 //! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, and messages of one line | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
@@ -63,6 +64,8 @@
 //! - A *policy* answers for one lane and token: who is marked, who sees it, where the next token goes. `policy::Dms` is the one
 //!   rule so far; dense is its absence, window the same rule with constant decisions. It is data of the cache's
 //!   view on a GPU and no template parameter, so that kernels have one instance per codec and head size.
+//! - A *code* ([`quant`]) answers for one group of 64 weights: its word, and how its codes are chosen. No op of a backend
+//!   knows about formats of weights.
 //! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
 //!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
 //! - [`backend::Backend::attention`] composes `qkv_rope`, `attend`, `place`, `store`. CUDA fuses them for steps of single
@@ -94,6 +97,7 @@ pub mod engine;
 pub mod model;
 pub mod policy;
 pub mod protocol;
+pub mod quant;
 pub mod regular_file;
 pub mod sampler;
 pub mod system;

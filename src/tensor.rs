@@ -1,6 +1,7 @@
 //! A named, typed, read-only block of a model file. `checkpoint` makes tensors, `model` chooses them by name, a backend
 //! loads them.
 
+use crate::quant::Code;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,11 +33,57 @@ impl DType {
 /// Shared bytes: a mapped file, an embedded model or a vector.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// A row-major, little-endian tensor in bytes that it shares with other tensors.
+/// A matrix in the format of another program, decoded row by row. It holds its own shared bytes.
+pub trait Rows: Send + Sync {
+    /// As that program calls the format, such as `Q4_K`.
+    fn name(&self) -> &str;
+    /// Bits per weight, with scales.
+    fn bits(&self) -> f32;
+    /// Decodes row `row` into `out`, one value per column.
+    fn decode(&self, row: usize, out: &mut [f32]);
+    /// Packs rows `16 strip ..` into `out` without loss, if `code` can hold their codes. Returns whether it did.
+    fn exact_strip(&self, _code: Code, _strip: usize, _out: &mut [u8]) -> bool {
+        false
+    }
+}
+
+/// How a tensor's values are stored.
+#[derive(Clone)]
+pub enum Format {
+    /// Row-major elements.
+    Plain(DType),
+    /// A matrix in strips of 16 rows.
+    Packed(Code),
+    /// A matrix in another program's format. It is converted before a backend sees it.
+    Rows(Arc<dyn Rows>),
+}
+
+impl Format {
+    pub fn name(&self) -> &str {
+        match self {
+            Format::Plain(dtype) => dtype.name(),
+            Format::Packed(code) => code.name(),
+            Format::Rows(rows) => rows.name(),
+        }
+    }
+
+    /// Bytes of a tensor of that shape.
+    pub fn bytes(&self, shape: &[usize]) -> usize {
+        let n: usize = shape.iter().product();
+        match (self, shape) {
+            (Format::Packed(code), &[rows, cols]) => code.bytes(rows, cols),
+            (Format::Packed(code), _) => n * code.bits() / 8,
+            (Format::Plain(dtype), _) => n * dtype.size_bytes(),
+            (Format::Rows(rows), _) => (n as f64 * rows.bits() as f64 / 8.0) as usize,
+        }
+    }
+}
+
+/// A little-endian tensor in bytes that it shares with other tensors.
 #[derive(Clone)]
 pub struct Tensor {
     pub name: String,
-    pub dtype: DType,
+    pub format: Format,
     /// `[rows, cols]` of a matrix, `[len]` of a vector.
     pub shape: Vec<usize>,
     bytes: SharedBytes,
@@ -50,7 +97,23 @@ impl Tensor {
         let n: usize = shape.iter().product();
         assert_eq!(range.len(), n * dtype.size_bytes(), "tensor {name}: byte range and shape differ");
         assert!(range.end <= (*bytes).as_ref().len(), "tensor {name}: range outside its file");
-        Self { name: name.to_owned(), dtype, shape, bytes, range }
+        Self { name: name.to_owned(), format: Format::Plain(dtype), shape, bytes, range }
+    }
+
+    /// Creates a packed matrix `[rows, cols]` over `range` of `bytes`. Panics unless `cols` is a multiple of 64 and the range
+    /// holds exactly its strips.
+    pub fn packed(name: &str, code: Code, shape: [usize; 2], bytes: SharedBytes, range: Range<usize>) -> Self {
+        let [rows, cols] = shape;
+        assert!(Code::fits(cols), "tensor {name}: {cols} columns cannot be packed");
+        assert_eq!(range.len(), code.bytes(rows, cols), "tensor {name}: byte range and shape differ");
+        assert!(range.end <= (*bytes).as_ref().len(), "tensor {name}: range outside its file");
+        Self { name: name.to_owned(), format: Format::Packed(code), shape: shape.to_vec(), bytes, range }
+    }
+
+    /// Creates a matrix `[rows, cols]` in another program's format.
+    pub fn from_rows(name: &str, shape: [usize; 2], rows: Arc<dyn Rows>) -> Self {
+        let (bytes, format): (SharedBytes, _) = (Arc::new([]), Format::Rows(rows));
+        Self { name: name.to_owned(), format, shape: shape.to_vec(), bytes, range: 0..0 }
     }
 
     /// Creates an f32 tensor with bytes of its own, for tests and random benchmark weights.
@@ -60,6 +123,7 @@ impl Tensor {
         Self::new(name, DType::F32, shape, Arc::new(bytes), 0..len)
     }
 
+    /// Its bytes; none of [`Format::Rows`].
     pub fn bytes(&self) -> &[u8] {
         &(*self.bytes).as_ref()[self.range.clone()]
     }
@@ -72,19 +136,60 @@ impl Tensor {
         self.len() == 0
     }
 
+    /// Bytes of its values as they are stored.
+    pub fn stored_bytes(&self) -> usize {
+        self.format.bytes(&self.shape)
+    }
+
+    /// The element type of a plain tensor.
+    pub fn dtype(&self) -> Option<DType> {
+        match self.format {
+            Format::Plain(dtype) => Some(dtype),
+            _ => None,
+        }
+    }
+
     /// Converts all values to f32. For vectors (norms, biases), not for weight matrices.
     pub fn to_f32(&self) -> Vec<f32> {
-        let raw = self.bytes();
-        match self.dtype {
-            DType::F32 => raw.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect(),
-            DType::F16 => raw.chunks_exact(2).map(|c| half::f16::from_le_bytes([c[0], c[1]]).to_f32()).collect(),
-            DType::Bf16 => raw.chunks_exact(2).map(|c| half::bf16::from_le_bytes([c[0], c[1]]).to_f32()).collect(),
+        let mut out = vec![0.0; self.len()];
+        match self.shape[..] {
+            [rows, cols] if cols > 0 => {
+                let out = out.chunks_exact_mut(cols).take(rows).enumerate();
+                out.for_each(|(row, out)| self.decode_row(row, out));
+            }
+            _ => self.decode_row(0, &mut out),
         }
+        out
+    }
+
+    /// Converts row `row` of a matrix, or a whole vector, to f32.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        match &self.format {
+            Format::Plain(dtype) => {
+                let len = out.len() * dtype.size_bytes();
+                widen(*dtype, &self.bytes()[row * len..(row + 1) * len], out);
+            }
+            Format::Packed(code) => code.unpack_row(self.bytes(), self.shape[0], self.shape[1], row, out),
+            Format::Rows(rows) => rows.decode(row, out),
+        }
+    }
+}
+
+fn widen(dtype: DType, raw: &[u8], out: &mut [f32]) {
+    let (pairs, fours) = (raw.as_chunks::<2>().0, raw.as_chunks::<4>().0);
+    match dtype {
+        DType::F32 => out.iter_mut().zip(fours).for_each(|(o, &c)| *o = f32::from_le_bytes(c)),
+        DType::F16 => out.iter_mut().zip(pairs).for_each(|(o, &c)| *o = half::f16::from_le_bytes(c).to_f32()),
+        DType::Bf16 => out.iter_mut().zip(pairs).for_each(|(o, &c)| *o = half::bf16::from_le_bytes(c).to_f32()),
     }
 }
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {:?} {:?}", self.name, self.dtype, self.shape)
+        // Part of a checkpoint's fingerprint.
+        match &self.format {
+            Format::Plain(dtype) => write!(f, "{} {dtype:?} {:?}", self.name, self.shape),
+            format => write!(f, "{} {} {:?}", self.name, format.name(), self.shape),
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::devices::cuda_summary;
 use crate::config::{ByteSize, CachePolicy, Device, Gemm, Kv, Layer, OnOff};
+use crate::quant::Weights;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -61,6 +62,12 @@ pub struct Common {
     /// Device: auto, cpu or cuda[:N]
     #[arg(long, global = true, value_name = "DEVICE", help_heading = "Model")]
     pub device: Option<Device>,
+
+    /// Format of the weights in memory: bf16, int8 or int4
+    ///
+    /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory.
+    #[arg(long, global = true, value_name = "FORMAT", help_heading = "Model")]
+    pub weights: Option<List<Weights>>,
 
     /// On a GPU: launch every kernel instead of replaying captured CUDA graphs; the tokens are the same
     #[arg(long, global = true, help_heading = "Model")]
@@ -174,7 +181,8 @@ impl Common {
     /// The flag with several values, if there is one.
     pub fn several(&self) -> Option<&'static str> {
         let eviction = self.eviction.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--eviction");
-        eviction.or(self.kv.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--kv"))
+        let weights = self.weights.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--weights");
+        eviction.or(weights).or(self.kv.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--kv"))
     }
 
     /// The flags as a layer of the settings.
@@ -183,6 +191,7 @@ impl Common {
             model: self.model.clone(),
             adapter: self.adapter.clone(),
             device: self.device,
+            weights: self.weights.as_ref().map(List::first),
             eviction: self.eviction.as_ref().map(List::first),
             policy: self.policy,
             budget: self.budget,

@@ -5,12 +5,14 @@ use super::download;
 use super::output::{as_wrong_use, notice};
 use super::reference;
 use crate::backend::Backend;
+use crate::checkpoint::convert::{self, Importance};
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{Adapter, CachePolicy, Device, Settings};
 use crate::engine::{self, EngineOptions, Loading, Runner};
 use crate::policy::{PolicyChoice, Window};
-use crate::protocol::EngineHandle;
+use crate::protocol::{EngineHandle, Event};
+use crate::quant::Weights;
 use anyhow::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +28,11 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, target) = open_on_target(&settings)?;
+        let progress = |done_bytes, total_bytes| {
+            loading.event(Event::Loading { done_bytes, total_bytes });
+            loading.is_wanted()
+        };
+        let checkpoint = with_weights(checkpoint, settings.weights, progress)?;
         let options = EngineOptions { reference: reference::of(&settings), ..options(&settings, target) };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
@@ -57,6 +64,7 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     devices::check(settings)?;
     download::ensure(settings)?;
     let (checkpoint, target) = open_on_target(settings).map_err(as_wrong_use)?;
+    let checkpoint = with_weights(checkpoint, settings.weights, |_, _| true)?;
     checkpoint.notices().for_each(|text| notice(&text));
     let options = EngineOptions { max_step: Some(max_step), ..options(settings, target) };
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
@@ -98,6 +106,16 @@ pub fn open_on_target(settings: &Settings) -> Result<(Checkpoint, Target)> {
         Err(_) if settings.device == Device::Auto => Ok((checkpoint, Target::Cpu)),
         checked => checked.map(|()| (checkpoint, target)),
     }
+}
+
+/// The checkpoint with its matrices in the format of `--weights`. `progress` takes the bytes converted and in total, and
+/// returns whether to go on.
+pub fn with_weights(
+    checkpoint: Checkpoint,
+    weights: Weights,
+    progress: impl FnMut(u64, u64) -> bool,
+) -> Result<Checkpoint> {
+    convert::convert(checkpoint, weights, &Importance::new(), 0, progress).map_err(as_wrong_use)
 }
 
 fn options(settings: &Settings, target: Target) -> EngineOptions {

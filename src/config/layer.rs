@@ -3,6 +3,7 @@
 
 use super::values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
 use crate::protocol::MAX_CONTEXT;
+use crate::quant::Weights;
 use crate::regular_file;
 use crate::unicode;
 use anyhow::{Context, Result, anyhow};
@@ -51,6 +52,8 @@ layer! {
     model: String,
     adapter: String,
     device: Device,
+    /// Format of the weights in memory.
+    weights: Weights,
     eviction: OnOff,
     policy: CachePolicy,
     /// Slots of a head that policy window keeps.

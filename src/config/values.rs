@@ -1,5 +1,6 @@
 //! Values that flags, the environment and the config file write in the same way.
 
+use crate::quant::Weights;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
 use std::str::FromStr;
@@ -183,6 +184,7 @@ spelled! {
     OnOff: "true or false, \"on\" or \"off\"",
     Device: "\"auto\", \"cpu\" or \"cuda:N\"",
     Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\" or \"int8\"",
+    Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
     CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",

@@ -6,6 +6,7 @@ use super::runner::Runner;
 use crate::backend::Backend;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit};
+use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
 use std::sync::Arc;
@@ -104,9 +105,12 @@ fn model_info<B: Backend>(
     }
 }
 
-/// Returns the element type of the largest tensor. Norms and adapters may differ.
-fn weight_format(checkpoint: &Checkpoint) -> &'static str {
-    checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.dtype.name())
+/// Returns the format of the matrices. Norms and adapters may differ.
+fn weight_format(checkpoint: &Checkpoint) -> &str {
+    match checkpoint.weights {
+        Weights::Int8 | Weights::Int4 => checkpoint.weights.name(),
+        _ => checkpoint.tensors.values().max_by_key(|t| t.len()).map_or("f32", |t| t.format.name()),
+    }
 }
 
 /// Returns the sampling parameters that the model recommends. If it recommends none, common defaults of chats: sampling

@@ -155,7 +155,7 @@ impl<B: Backend> Loader<'_, B> {
 
     fn tensor(&mut self, spec: &TensorSpec) -> Result<Tensor> {
         let tensor = self.checkpoint.tensor(spec)?;
-        self.done += tensor.bytes().len() as u64;
+        self.done += tensor.stored_bytes() as u64;
         ensure!((self.progress)(self.done, self.checkpoint.weight_bytes), "loading was stopped");
         Ok(tensor)
     }

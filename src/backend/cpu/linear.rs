@@ -1,4 +1,4 @@
-//! GEMM and GEMV with weights in the file's format.
+//! GEMM and GEMV with plain and packed weights.
 //!
 //! Few rows of activations are memory-bound: dot products that convert weights in registers. Many rows are compute-bound:
 //! blocks of weights are converted into a scratch buffer that fits L2 and multiplied there. Both split the weights' rows
@@ -6,9 +6,11 @@
 
 use super::Cpu;
 use super::simd::dots::{Rows, dots, widen};
+use super::simd::packed::{Strips, tile_dots};
 use super::simd::{Format, Isa, maths, matmul};
 use super::thread_pool::Tile;
-use crate::tensor::{DType, Tensor};
+use crate::quant::TILE_ROWS;
+use crate::tensor::{self, DType, Tensor};
 use std::ops::Range;
 
 /// Rows of activations up to which dot products are used.
@@ -19,7 +21,7 @@ const TASK_BYTES: usize = 128 << 10;
 const BLOCK_ROWS: usize = 96;
 const BLOCK_COLS: usize = 1024;
 
-/// Matrices of equal width, stacked by rows.
+/// Matrices of equal width, stacked by rows: all plain, or all packed with one code.
 pub struct Weight {
     parts: Vec<Tensor>,
     rows: usize,
@@ -30,6 +32,14 @@ impl Weight {
     pub(super) fn new(parts: &[Tensor]) -> Self {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
+        let kind = |p: &Tensor| match p.format {
+            tensor::Format::Plain(_) => None,
+            tensor::Format::Packed(code) => Some(code),
+            tensor::Format::Rows(_) => panic!("{} was not converted", p.name),
+        };
+        assert!(parts.iter().all(|p| kind(p) == kind(&parts[0])), "stacked weights differ in format");
+        let strips = parts[..parts.len() - 1].iter().all(|p| p.shape[0].is_multiple_of(TILE_ROWS));
+        assert!(strips || kind(&parts[0]).is_none(), "stacked packed weights are whole strips");
         Self { parts: parts.to_vec(), rows: parts.iter().map(|p| p.shape[0]).sum(), cols }
     }
 
@@ -42,36 +52,78 @@ impl Weight {
     }
 
     /// Rows `range` as one block per stacked matrix, each with its offset in `range`.
-    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Rows<'_>)> {
+    fn blocks(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Block<'_>)> {
         let mut first = 0;
         self.parts.iter().filter_map(move |part| {
             let start = first;
             first += part.shape[0];
             let (from, to) = (range.start.max(start), range.end.min(first));
-            let rows = || Rows::new(part.bytes(), format(part.dtype), self.cols).slice(from - start..to - start);
+            let rows = || match part.format {
+                tensor::Format::Packed(code) => {
+                    Block::Packed(Strips::new(code, part.bytes(), self.cols, from - start..to - start))
+                }
+                _ => Block::Plain(Rows::new(part.bytes(), element(part), self.cols).slice(from - start..to - start)),
+            };
             (from < to).then(|| (from - range.start, rows()))
         })
     }
 
     pub(super) fn row_to_f32(&self, isa: Isa, row: usize, out: &mut [f32]) {
-        let (_, rows) = self.pieces(row..row + 1).next().expect("a row of the weight");
-        widen_columns(isa, rows, 0..self.cols, out);
+        let (_, block) = self.blocks(row..row + 1).next().expect("a row of the weight");
+        block.widen(isa, 0..self.cols, out);
     }
 
     fn row_bytes(&self) -> usize {
-        self.parts.iter().map(|p| p.dtype.size_bytes()).max().unwrap_or(1) * self.cols
+        self.parts.iter().map(|p| p.stored_bytes() / p.shape[0].max(1)).max().unwrap_or(1).max(1)
     }
 }
 
-fn format(dtype: DType) -> Format {
-    match dtype {
-        DType::F32 => Format::F32,
-        DType::F16 => Format::F16,
-        DType::Bf16 => Format::Bf16,
+/// Rows of one stacked matrix.
+enum Block<'a> {
+    Plain(Rows<'a>),
+    Packed(Strips<'a>),
+}
+
+impl Block<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Block::Plain(rows) => rows.len(),
+            Block::Packed(strips) => strips.len(),
+        }
+    }
+
+    fn cols(&self) -> usize {
+        match self {
+            Block::Plain(rows) => rows.cols(),
+            Block::Packed(strips) => strips.cols(),
+        }
+    }
+
+    /// `out[i, r] = x[i] . rows[r]`
+    fn dots(&self, isa: Isa, x: &[f32], out: &mut Tile<'_>) {
+        match self {
+            Block::Plain(rows) => dots(isa, *rows, x, out),
+            Block::Packed(strips) => tile_dots(isa, strips, x, out),
+        }
+    }
+
+    /// Converts columns `cols` of all rows to f32, `[rows, cols.len()]`.
+    fn widen(&self, isa: Isa, cols: Range<usize>, out: &mut [f32]) {
+        match self {
+            Block::Plain(rows) => widen_columns(isa, *rows, cols, out),
+            Block::Packed(strips) => strips.unpack(cols, out),
+        }
     }
 }
 
-/// Converts columns `cols` of all rows to f32, `[rows, cols.len()]`.
+fn element(part: &Tensor) -> Format {
+    match part.dtype() {
+        Some(DType::F32) => Format::F32,
+        Some(DType::F16) => Format::F16,
+        _ => Format::Bf16,
+    }
+}
+
 fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) {
     let size = rows.format().size_bytes();
     for (out, row) in out.chunks_exact_mut(cols.len()).zip(rows.bytes().chunks_exact(rows.cols() * size)) {
@@ -91,12 +143,12 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
         }
     };
     if n <= FEW_ROWS {
-        // A multiple of the kernels' 8 rows; at least two tasks per thread.
+        // Whole strips, and a multiple of the kernels' 8 rows; at least two tasks per thread.
         let share = weight.rows.div_ceil(2 * cpu.threads());
-        let rows = (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(8);
+        let rows = (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(TILE_ROWS);
         cpu.thread_pool.tiles(&mut out, n.max(1), rows, |_, tile| {
-            for (at, rows) in weight.pieces(tile.col_range()) {
-                dots(cpu.isa, rows, x, &mut tile.narrow(at..at + rows.len()));
+            for (at, block) in weight.blocks(tile.col_range()) {
+                block.dots(cpu.isa, x, &mut tile.narrow(at..at + block.len()));
             }
             add_bias(tile);
         });
@@ -109,24 +161,26 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
     cpu.thread_pool.tiles(&mut out, rows, BLOCK_ROWS, |worker, tile| {
         let mut scratch = cpu.scratch(worker);
         let x = &x[tile.row_range().start * weight.cols..];
-        for (at, rows) in weight.pieces(tile.col_range()) {
-            let mut tile = tile.narrow(at..at + rows.len());
-            multiply_block(cpu.isa, &mut tile, x, rows, &mut scratch.weights);
+        for (at, block) in weight.blocks(tile.col_range()) {
+            let mut tile = tile.narrow(at..at + block.len());
+            multiply_block(cpu.isa, &mut tile, x, &block, &mut scratch.weights);
         }
         add_bias(tile);
     });
 }
 
 /// `out = x rows^T` for at most `BLOCK_ROWS` rows.
-fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], rows: Rows<'_>, scratch: &mut Vec<f32>) {
-    let k = rows.cols();
-    if let Some(values) = rows.as_f32() {
+fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], block: &Block<'_>, scratch: &mut Vec<f32>) {
+    let k = block.cols();
+    if let Block::Plain(rows) = block
+        && let Some(values) = rows.as_f32()
+    {
         return matmul::a_bt(out, x, k, values, k, k, false);
     }
     for start in (0..k).step_by(BLOCK_COLS) {
         let cols = start..k.min(start + BLOCK_COLS);
-        scratch.resize(rows.len() * cols.len(), 0.0);
-        widen_columns(isa, rows, cols.clone(), scratch);
+        scratch.resize(block.len() * cols.len(), 0.0);
+        block.widen(isa, cols.clone(), scratch);
         matmul::a_bt(out, &x[start..], k, scratch, cols.len(), cols.len(), start > 0);
     }
 }
@@ -136,6 +190,7 @@ mod tests {
     use super::super::super::{Backend, Memory};
     use super::super::simd::maths::tests::random;
     use super::*;
+    use crate::quant::Code;
     use std::sync::Arc;
 
     /// A stacked weight in every type, and its values.
@@ -186,6 +241,42 @@ mod tests {
                     assert!(again.iter().zip(&out).all(|(a, b)| a.to_bits() == b.to_bits()), "not the same twice");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn packed_weights_are_multiplied_as_their_unpacked_values() {
+        let (rows, cols) = ([32, 16, 21], 320);
+        for code in Code::ALL {
+            let (mut parts, mut plain) = (Vec::new(), Vec::new());
+            for rows in rows {
+                let mut values = random(rows * cols, rows as u64);
+                values.resize(rows.next_multiple_of(TILE_ROWS) * cols, 0.0);
+                let mut bytes = vec![0; code.bytes(rows, cols)];
+                let strips = bytes.chunks_exact_mut(code.strip_bytes(cols));
+                strips.zip(values.chunks_exact(TILE_ROWS * cols)).for_each(|(o, v)| code.pack_strip(v, cols, None, o));
+                let len = bytes.len();
+                parts.push(Tensor::packed("w", code, [rows, cols], Arc::new(bytes), 0..len));
+                plain.push(Tensor::from_f32("w", vec![rows, cols], &parts.last().unwrap().to_f32()));
+            }
+            let [packed, plain] = [parts, plain].map(|parts| Weight::new(&parts));
+            let (cpu, n_rows) = (Cpu::new(3), rows.iter().sum::<usize>());
+            for n in [1, 2, 5, 65] {
+                let x = random(n * cols, n as u64);
+                let [got, want] = [&packed, &plain].map(|weight| {
+                    let mut out = vec![f32::NAN; n * n_rows];
+                    linear(&cpu, &mut out, &x, weight, None, n);
+                    out
+                });
+                let near = |(a, b): (&f32, &f32)| (a - b).abs() < 3e-5 * (1.0 + b.abs());
+                assert!(got.iter().zip(&want).all(near), "{code:?} {n}");
+            }
+            let [got, want] = [&packed, &plain].map(|weight| {
+                let mut out = cpu.acts(n_rows, cols).unwrap();
+                cpu.embed(&mut out, weight, &(0..n_rows as u32).collect(), n_rows);
+                out.data
+            });
+            assert_eq!(got, want);
         }
     }
 

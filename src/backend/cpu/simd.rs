@@ -8,6 +8,7 @@
 pub(super) mod dots;
 pub(super) mod maths;
 pub(super) mod matmul;
+pub(super) mod packed;
 mod vector;
 
 /// Element format of a stored row.

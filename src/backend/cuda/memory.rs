@@ -135,8 +135,9 @@ impl Weight {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
         let rows = parts.iter().map(|p| p.shape[0]).sum();
-        let same = parts.iter().all(|p| p.dtype == parts[0].dtype);
-        let dtype = if same { parts[0].dtype } else { DType::F32 };
+        let dtypes = || parts.iter().map(|p| p.dtype().expect("weights in a plain format"));
+        let same = dtypes().all(|dtype| Some(dtype) == parts[0].dtype());
+        let dtype = dtypes().next().filter(|_| same).unwrap_or(DType::F32);
         let mut buf = Buf::new(driver, rows * cols * dtype.size_bytes())?;
         let mut at = 0;
         for part in parts {

@@ -1,0 +1,256 @@
+//! Converts the matrices of a checkpoint to a format of [`quant`](crate::quant), strip by strip. Formats of other programs
+//! become bf16 where they are not packed. The bytes depend on the source alone, not on threads or on the machine.
+
+use super::names::{self, LayerSpec, TensorSpec};
+use super::{Checkpoint, ModelConfig, mapped};
+use crate::quant::{Code, TILE_ROWS, Weights};
+use crate::tensor::{DType, Format, Tensor};
+use anyhow::{Result, bail, ensure};
+use std::collections::BTreeMap;
+
+/// E[x^2] of each input column, by the name of the matrix.
+pub type Importance = BTreeMap<String, Vec<f32>>;
+
+/// The code of each matrix that is packed. Matrices that a backend stacks (q, k and v; gate and up) have the same. One whose
+/// columns are not divisible by 64, or whose rows do not fill strips where it is stacked, stays as it is.
+pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
+    let mut out = BTreeMap::new();
+    let mut add = |stack: &[&TensorSpec], code: Option<Code>| {
+        let packs =
+            |t: &&TensorSpec| Code::fits(t.shape[1]) && (stack.len() == 1 || t.shape[0].is_multiple_of(TILE_ROWS));
+        if let Some(code) = code.filter(|_| stack.iter().all(packs)) {
+            out.extend(stack.iter().map(|t| (t.name.clone(), code)));
+        }
+    };
+    add(&[&names::embedding(c)], weights.embedding_code());
+    if let Some(head) = names::lm_head(c) {
+        add(&[&head], weights.embedding_code());
+    }
+    for layer in (0..c.n_layers).map(|l| LayerSpec::new(c, l)) {
+        for stack in [&[&layer.q, &layer.k, &layer.v][..], &[&layer.o], &[&layer.gate, &layer.up], &[&layer.down]] {
+            add(&stack.iter().map(|linear| &linear.weight).collect::<Vec<_>>(), weights.code());
+        }
+    }
+    out
+}
+
+/// Bytes of all tensors of a model under `weights`, if those that are not packed have `plain_bytes` per value.
+pub fn loaded_bytes(c: &ModelConfig, weights: Weights, plain_bytes: usize) -> u64 {
+    let codes = codes(c, weights);
+    let bytes = |t: TensorSpec| match codes.get(&t.name) {
+        Some(code) => code.bytes(t.shape[0], t.shape[1]) as u64,
+        None => (t.shape.iter().product::<usize>() * plain_bytes) as u64,
+    };
+    names::all(c).map(bytes).sum()
+}
+
+/// Converts a checkpoint in memory. `threads` is 0 for one per core. `progress` takes the bytes converted and in total,
+/// and returns whether to go on. The built-in model and quantized checkpoints stay as they are.
+pub fn convert(
+    mut checkpoint: Checkpoint,
+    weights: Weights,
+    importance: &Importance,
+    threads: usize,
+    mut progress: impl FnMut(u64, u64) -> bool,
+) -> Result<Checkpoint> {
+    let codes = codes(&checkpoint.config, weights);
+    if checkpoint.builtin && weights.code().is_some() {
+        checkpoint.kept =
+            Some(format!("the built-in model is small and stays bf16; --weights {} is not used", weights.name()));
+        return Ok(checkpoint);
+    }
+    if checkpoint.weights.code().is_some() {
+        return Ok(checkpoint);
+    }
+    if weights.code().is_some() && codes.is_empty() {
+        bail!(
+            "--weights {}: no matrix of {} has a number of columns that is divisible by 64",
+            weights.name(),
+            checkpoint.name
+        );
+    }
+    let (mut done, total) = (0, checkpoint.weight_bytes);
+    let mut tensors = Vec::with_capacity(checkpoint.tensors.len());
+    for tensor in std::mem::take(&mut checkpoint.tensors).into_values() {
+        done += tensor.stored_bytes() as u64;
+        let importance = importance.get(&tensor.name).map(Vec::as_slice);
+        tensors.push(match (codes.get(&tensor.name), &tensor.format) {
+            (Some(&code), Format::Plain(_) | Format::Rows(_)) => packed(&tensor, code, importance, threads)?,
+            (None, Format::Rows(_)) => bf16(&tensor, threads)?,
+            _ => tensor,
+        });
+        ensure!(progress(done, total), "loading was stopped");
+    }
+    let n_params = checkpoint.n_params;
+    checkpoint.take_tensors(tensors);
+    checkpoint.n_params = n_params;
+    checkpoint.weights = if weights.code().is_some() { weights } else { Weights::Bf16 };
+    Ok(checkpoint)
+}
+
+/// A matrix as a packed tensor in memory of its own.
+fn packed(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize) -> Result<Tensor> {
+    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    let len = code.bytes(rows, cols);
+    let bytes = mapped::buffer(len, |out| pack(tensor, code, importance, threads, out))?;
+    Ok(Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len))
+}
+
+/// Packs a matrix into `out`, which has [`Code::bytes`] of it. Strips are split over `threads` (0: one per core).
+pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, out: &mut [u8]) {
+    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
+    let importance = importance.filter(|w| w.len() == cols);
+    strips(code.strip_bytes(cols), threads, out, |strip, values, out| {
+        if let Format::Rows(source) = &tensor.format
+            && source.exact_strip(code, strip, out)
+        {
+            return;
+        }
+        values.clear();
+        values.resize(TILE_ROWS * cols, 0.0);
+        let first = strip * TILE_ROWS;
+        for (row, values) in (first..rows).zip(values.chunks_exact_mut(cols)) {
+            tensor.decode_row(row, values);
+        }
+        code.pack_strip(values, cols, importance, out);
+    });
+}
+
+/// A matrix in another program's format as bf16.
+fn bf16(tensor: &Tensor, threads: usize) -> Result<Tensor> {
+    let (rows, cols) = (tensor.shape[0], tensor.shape[1]);
+    let len = rows * cols * DType::Bf16.size_bytes();
+    let bytes = mapped::buffer(len, |out| {
+        strips(cols * DType::Bf16.size_bytes(), threads, out, |row, values, out| {
+            values.resize(cols, 0.0);
+            tensor.decode_row(row, values);
+            for (out, &v) in out.chunks_exact_mut(2).zip(values.iter()) {
+                out.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes());
+            }
+        });
+    })?;
+    Ok(Tensor::new(&tensor.name, DType::Bf16, tensor.shape.clone(), bytes, 0..len))
+}
+
+/// Calls `strip(number, scratch, bytes)` for blocks of `size` bytes, on several threads.
+fn strips(size: usize, threads: usize, out: &mut [u8], strip: impl Fn(usize, &mut Vec<f32>, &mut [u8]) + Sync) {
+    let threads = match threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        n => n,
+    };
+    let share = (out.len() / size.max(1)).div_ceil(threads).max(1);
+    let run = |first: usize, out: &mut [u8]| {
+        let mut scratch = Vec::new();
+        out.chunks_exact_mut(size).enumerate().for_each(|(i, out)| strip(first + i, &mut scratch, out));
+    };
+    std::thread::scope(|scope| {
+        for (i, out) in out.chunks_mut(share * size.max(1)).enumerate() {
+            let run = &run;
+            scope.spawn(move || run(i * share, out));
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Rows;
+    use std::sync::Arc;
+
+    /// Like a tied Llama with matrices that fill strips, except for k and v, which are stacked with q.
+    fn checkpoint() -> Checkpoint {
+        let config = ModelConfig { n_layers: 2, ..Checkpoint::shape("smollm2-135m").unwrap() };
+        Checkpoint::random_of("random", ModelConfig { vocab: 1001, ..config }).unwrap()
+    }
+
+    #[test]
+    fn bytes_do_not_depend_on_the_number_of_threads() {
+        let source = checkpoint();
+        let tensor = &source.tensors["model.embed_tokens.weight"];
+        let importance: Vec<f32> = (0..tensor.shape[1]).map(|i| 1.0 + (i % 7) as f32).collect();
+        for code in Code::ALL {
+            let bytes = [1, 8].map(|threads| {
+                let mut out = vec![0xaa; code.bytes(tensor.shape[0], tensor.shape[1])];
+                pack(tensor, code, Some(&importance), threads, &mut out);
+                out
+            });
+            assert!(bytes[0] == bytes[1], "{code:?}");
+        }
+    }
+
+    #[test]
+    fn matrices_are_packed_and_all_else_stays() {
+        let source = checkpoint();
+        let expected = loaded_bytes(&source.config, Weights::Int4, 2);
+        let (mut last, total) = (0, source.weight_bytes);
+        let out = convert(source, Weights::Int4, &Importance::new(), 0, |done, all| {
+            assert!(done > last && all == total);
+            last = done;
+            true
+        });
+        let out = out.unwrap();
+        assert_eq!((last, out.weight_bytes, out.weights), (total, expected, Weights::Int4));
+        let format = |name: &str| out.tensors[name].format.name().to_owned();
+        assert_eq!(format("model.embed_tokens.weight"), "q8");
+        for name in ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"] {
+            assert_eq!(format(&format!("model.layers.1.{name}.weight")), "q4", "{name}");
+        }
+        for name in ["input_layernorm", "self_attn.dms_proj_alpha"] {
+            assert_eq!(format(&format!("model.layers.1.{name}.weight")), "bf16", "{name}");
+        }
+    }
+
+    #[test]
+    fn a_stack_is_packed_as_a_whole_or_not_at_all() {
+        // k and v have 3 x 8 rows, which do not fill a strip.
+        let config = ModelConfig { head_dim: 8, n_layers: 1, ..Checkpoint::shape("smollm2-135m").unwrap() };
+        let codes = codes(&config, Weights::Int8);
+        assert!(!codes.contains_key("model.layers.0.self_attn.q_proj.weight"));
+        assert_eq!(codes["model.layers.0.mlp.gate_proj.weight"], Code::Q8);
+        let narrow = ModelConfig { hidden: 72, ffn: 72, n_q_heads: 9, n_kv_heads: 3, ..config };
+        let source = Checkpoint::random_of("narrow", narrow).unwrap();
+        let error = convert(source, Weights::Int8, &Importance::new(), 0, |_, _| true).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "--weights int8: no matrix of narrow has a number of columns that is divisible by 64"
+        );
+    }
+
+    #[test]
+    fn the_built_in_model_stays_as_it_is() {
+        let source = Checkpoint::open(&super::super::ModelRef::BuiltIn, &super::super::AdapterChoice::Auto).unwrap();
+        let out = convert(source, Weights::Int4, &Importance::new(), 0, |_, _| true).unwrap();
+        assert_eq!(out.weights, Weights::Bf16);
+        assert_eq!(out.notices().filter(|n| n.contains("stays bf16")).count(), 1);
+    }
+
+    /// Rows of another program, which knows the codes of its even strips.
+    struct Steps;
+
+    impl Rows for Steps {
+        fn name(&self) -> &str {
+            "STEPS"
+        }
+        fn bits(&self) -> f32 {
+            4.0
+        }
+        fn decode(&self, row: usize, out: &mut [f32]) {
+            out.iter_mut().enumerate().for_each(|(i, v)| *v = (row + i) as f32);
+        }
+        fn exact_strip(&self, _: Code, strip: usize, out: &mut [u8]) -> bool {
+            out.fill(0x77);
+            strip.is_multiple_of(2)
+        }
+    }
+
+    #[test]
+    fn other_formats_become_bf16_or_are_packed() {
+        let tensor = Tensor::from_rows("steps", [40, 64], Arc::new(Steps));
+        let plain = bf16(&tensor, 3).unwrap();
+        assert_eq!((plain.format.name(), plain.to_f32() == tensor.to_f32()), ("bf16", true));
+        let out = packed(&tensor, Code::Q4, None, 3).unwrap();
+        let size = Code::Q4.strip_bytes(64);
+        let kept = |strip: usize| out.bytes()[strip * size..(strip + 1) * size].iter().all(|&b| b == 0x77);
+        assert_eq!([kept(0), kept(1), kept(2)], [true, false, true]);
+    }
+}
