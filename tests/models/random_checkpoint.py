@@ -1,10 +1,12 @@
 """Writes a checkpoint of random weights in the layout and sharding of a published one.
 
-    python3 random_checkpoint.py --shape qwen3-8b-dms --out DIR --tokenizer FOLDER [--layers N]
+    python3 random_checkpoint.py --shape qwen3-8b-dms --out DIR --tokenizer FOLDER [--layers N] [--offset X]
 
 For trying loading, memory and speed where the real weights are not at hand; the result is to be deleted
 afterwards. FOLDER holds the published tokenizer.json and tokenizer_config.json (see fetch). `--layers` makes
-a smaller one of the same shapes. Needs numpy 2 only; writes one shard at a time, seeded, the same bytes every time.
+a smaller one of the same shapes. `--offset` sets the offset of the eviction decisions, of which random weights need
+another than trained ones (-117 keeps about an eighth). Needs numpy 2 only; writes one shard at a time, seeded, the
+same bytes every time.
 """
 
 import argparse
@@ -110,11 +112,14 @@ def main():
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--offset", type=float)
     args = parser.parse_args()
     config, dms_keys, metadata = SHAPES[args.shape]
     config = config | dms_keys
     if args.layers:
         config["num_hidden_layers"] = args.layers
+    if args.offset is not None:
+        config["dms_initial_alpha_offset"] = args.offset
     args.out.mkdir(parents=True, exist_ok=True)
     shards, size = [[]], 0
     for name, shape in tensors(config):
