@@ -18,6 +18,7 @@ use crate::backend::{Backend, Plain, QkvRopeArgs};
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy};
+use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::{DType, Tensor};
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,14 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(history::all());
     check!(history::wide());
     check!(chunks::all());
+}
+
+/// Runs the ops on packed weights.
+pub fn run_packed<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+    let cpu = Cpu::new(2);
+    ops::packed_embeds().iter().for_each(|case| each(compare(case, b, &cpu)));
+    ops::packed_linears().iter().for_each(|case| each(compare(case, b, &cpu)));
+    ops::packed_swiglu().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
 /// Runs the GEMM cases only, for another GEMM implementation.
@@ -149,8 +158,12 @@ impl Random {
         (0..n).map(|_| self.float()).collect()
     }
 
-    /// Random weights of that type.
-    pub fn tensor(&mut self, dtype: DType, rows: usize, cols: usize) -> Tensor {
+    /// Random weights in that format.
+    pub fn tensor(&mut self, stored: impl Into<Stored>, rows: usize, cols: usize) -> Tensor {
+        let dtype = match stored.into() {
+            Stored::Plain(dtype) => dtype,
+            Stored::Packed(code) => return self.packed(code, rows, cols),
+        };
         let values = self.floats(rows * cols);
         let bytes: Vec<u8> = match dtype {
             DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -159,6 +172,46 @@ impl Random {
         };
         let len = bytes.len();
         Tensor::new("random", dtype, vec![rows, cols], std::sync::Arc::new(bytes), 0..len)
+    }
+
+    /// Random codes, scales and zero points; values about as large as [`Self::floats`]. Rows that fill up the last strip are
+    /// zeros.
+    fn packed(&mut self, code: Code, rows: usize, cols: usize) -> Tensor {
+        let (len, groups) = (code.bytes(rows, cols), cols / GROUP);
+        let mut bytes = vec![0; len];
+        for (strip, out) in bytes.chunks_exact_mut(code.strip_bytes(cols)).enumerate() {
+            let present = TILE_ROWS.min(rows - strip * TILE_ROWS);
+            let (mut codes, mut scales) = (vec![0; TILE_ROWS * cols], vec![0.0; TILE_ROWS * groups]);
+            let mut zeros = vec![0.0; TILE_ROWS * groups];
+            let levels = 1 << code.bits();
+            codes[..present * cols].iter_mut().for_each(|c| *c = self.below(levels) as u8);
+            scales[..present * groups].iter_mut().for_each(|s| *s = (1.5 + self.float()) / levels as f32);
+            zeros.iter_mut().for_each(|z| *z = 0.5 * self.below(32) as f32);
+            code.pack_codes(&codes, &scales, &zeros, cols, out);
+        }
+        Tensor::packed("random", code, [rows, cols], std::sync::Arc::new(bytes), 0..len)
+    }
+}
+
+/// The format of a random matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    Plain(DType),
+    Packed(Code),
+}
+
+impl Stored {
+    pub fn name(self) -> &'static str {
+        match self {
+            Stored::Plain(dtype) => dtype.name(),
+            Stored::Packed(code) => code.name(),
+        }
+    }
+}
+
+impl From<DType> for Stored {
+    fn from(dtype: DType) -> Self {
+        Stored::Plain(dtype)
     }
 }
 
@@ -252,6 +305,13 @@ mod tests {
             assert!(finding.fine(), "{}: {} of {}, {:?}", finding.name, finding.error, finding.limit, finding.broken);
         });
         assert!(seen > 100, "only {seen} checks");
+    }
+
+    #[test]
+    fn the_cpu_passes_with_packed_weights() {
+        run_packed(&Cpu::new(1), |finding| {
+            assert!(finding.fine(), "{}: {} of {}, {:?}", finding.name, finding.error, finding.limit, finding.broken);
+        });
     }
 
     #[test]

@@ -1,29 +1,34 @@
 //! Checks of the stateless ops.
 
-use super::{BF16_STEP, Case, Output, Random, acts, buffer, matmul_input, poisoned, read, rounded, values};
+use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, read, rounded, values};
 use crate::backend::{AdapterHead, Alpha, Backend, Norm};
+use crate::quant::Code;
 use crate::tensor::DType;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-pub struct Embed(DType, usize);
+pub struct Embed(Stored, usize);
 
 pub fn embeds() -> Vec<Embed> {
-    DTYPES.iter().flat_map(|&dtype| [72, 96, 577].map(|width| Embed(dtype, width))).collect()
+    DTYPES.iter().flat_map(|&dtype| [72, 96, 577].map(|width| Embed(dtype.into(), width))).collect()
+}
+
+pub fn packed_embeds() -> Vec<Embed> {
+    Code::ALL.iter().flat_map(|&code| [64, 192, 576].map(|width| Embed(Stored::Packed(code), width))).collect()
 }
 
 impl Case for Embed {
     fn name(&self) -> String {
-        format!("embed, select_rows {:?} width {}", self.0, self.1)
+        format!("embed, select_rows {} width {}", self.0.name(), self.1)
     }
     fn limit(&self) -> f32 {
         0.0
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
         let (mut random, width) = (Random::new(1), self.1);
-        let table = b.weight(&[random.tensor(self.0, 40, width), random.tensor(self.0, 13, width)]).expect("memory");
+        let table = b.weight(&[random.tensor(self.0, 48, width), random.tensor(self.0, 5, width)]).expect("memory");
         let mut tokens = b.alloc(5).expect("memory");
-        b.write(&mut tokens, 0, &[52u32, 0, 39, 40, 7]);
+        b.write(&mut tokens, 0, &[52u32, 0, 47, 48, 7]);
         let (mut out, mut chosen) = (poisoned(b, 5, width), poisoned(b, 3, width));
         b.embed(&mut out, &table, &tokens, 5);
         b.select_rows(&mut chosen, &out, &[4, 0, 4]);
@@ -92,7 +97,7 @@ impl Case for Norms {
 }
 
 pub struct Linear {
-    dtype: DType,
+    stored: Stored,
     rows: [usize; 2],
     cols: usize,
     n: usize,
@@ -108,7 +113,7 @@ pub fn linears() -> Vec<Linear> {
             for (k, (rows, cols)) in
                 [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)].into_iter().enumerate()
             {
-                let one = |matmul_input| Linear { dtype, rows, cols, n, bias: i % 2 == 0, matmul_input };
+                let one = |matmul_input| Linear { stored: dtype.into(), rows, cols, n, bias: i % 2 == 0, matmul_input };
                 out.push(one(true));
                 if dtype == DType::Bf16 && i % 4 == k {
                     out.push(one(false));
@@ -118,7 +123,7 @@ pub fn linears() -> Vec<Linear> {
     }
     // Enough tiles for a whole GPU.
     let wide = |n, more| Linear {
-        dtype: DType::Bf16,
+        stored: DType::Bf16.into(),
         rows: [20_000, more],
         cols: 72,
         n,
@@ -129,25 +134,55 @@ pub fn linears() -> Vec<Linear> {
     out
 }
 
+/// One strip, stacks with an odd last matrix, and strips enough for several blocks; tiles that do not fill a set of words.
+pub fn packed_linears() -> Vec<Linear> {
+    let mut out = Vec::new();
+    for code in Code::ALL {
+        for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+            for (rows, cols) in [([16, 0], 64), ([32, 21], 192), ([48, 16], 576), ([400, 112], 256)] {
+                let bias = i % 2 == 0;
+                out.push(Linear { stored: Stored::Packed(code), rows, cols, n, bias, matmul_input: true });
+            }
+        }
+    }
+    let wide = |code, n| Linear {
+        stored: Stored::Packed(code),
+        rows: [4096, 0],
+        cols: 128,
+        n,
+        bias: false,
+        matmul_input: true,
+    };
+    out.extend(Code::ALL.into_iter().flat_map(|code| [wide(code, 1), wide(code, 33)]));
+    out
+}
+
 impl Case for Linear {
     fn name(&self) -> String {
         let rows: usize = self.rows.iter().sum();
         let [bias, x] =
             [(self.bias, " + bias"), (!self.matmul_input, ", f32 input")].map(|(is, t)| if is { t } else { "" });
-        format!("linear {:?} {} x {rows} x {}{bias}{x}", self.dtype, self.n, self.cols)
+        format!("linear {} {} x {rows} x {}{bias}{x}", self.stored.name(), self.n, self.cols)
     }
     fn limit(&self) -> f32 {
-        // Tensor cores truncate their sums.
-        if self.dtype == DType::Bf16 { 5e-6 } else { 2e-6 }
+        match self.stored {
+            // Tensor cores truncate their sums.
+            Stored::Plain(DType::Bf16) => 5e-6,
+            Stored::Plain(_) => 2e-6,
+            // The offset of the codes is subtracted after the sum.
+            Stored::Packed(_) if self.n <= 32 => 2e-5,
+            // Prefill may round unpacked weights to bf16.
+            Stored::Packed(_) => 2e-3,
+        }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
         let (mut random, rows) = (Random::new(3), self.rows[0] + self.rows[1]);
         let parts: Vec<_> =
-            self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.dtype, r, self.cols)).collect();
+            self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.stored, r, self.cols)).collect();
         let weight = b.weight(&parts).expect("memory");
         let mut numbers = random.floats(self.n * self.cols);
         let x = if self.matmul_input {
-            if self.dtype == DType::Bf16 {
+            if matches!(self.stored, Stored::Plain(DType::Bf16) | Stored::Packed(_)) {
                 numbers = rounded(numbers);
             }
             let mut x = b.matmul_input(self.n, self.cols, &[&weight]).expect("memory");
@@ -169,7 +204,7 @@ impl Case for Linear {
 
 /// A fused SwiGLU GEMM, whose weight rows are gate and up.
 pub struct Gated {
-    dtype: DType,
+    stored: Stored,
     ffn: usize,
     cols: usize,
     n: usize,
@@ -180,8 +215,20 @@ pub fn linear_swiglu() -> Vec<Gated> {
     let mut out = Vec::new();
     for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
         for (k, (ffn, cols)) in [(72, 96), (257, 72), (1000, 576)].into_iter().enumerate() {
-            let dtype = if i % 4 == k { DType::F32 } else { DType::Bf16 };
-            out.push(Gated { dtype, ffn, cols, n, bias: (i + k) % 2 == 0 });
+            let stored = if i % 4 == k { DType::F32 } else { DType::Bf16 }.into();
+            out.push(Gated { stored, ffn, cols, n, bias: (i + k) % 2 == 0 });
+        }
+    }
+    out
+}
+
+pub fn packed_swiglu() -> Vec<Gated> {
+    let mut out = Vec::new();
+    for code in Code::ALL {
+        for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+            for (k, (ffn, cols)) in [(16, 64), (48, 192), (208, 576)].into_iter().enumerate() {
+                out.push(Gated { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
+            }
         }
     }
     out
@@ -190,16 +237,17 @@ pub fn linear_swiglu() -> Vec<Gated> {
 impl Case for Gated {
     fn name(&self) -> String {
         let bias = if self.bias { " + bias" } else { "" };
-        format!("fused swiglu {:?} {} x {} x {}{bias}", self.dtype, self.n, self.ffn, self.cols)
+        format!("fused swiglu {} {} x {} x {}{bias}", self.stored.name(), self.n, self.ffn, self.cols)
     }
     fn limit(&self) -> f32 {
-        if self.dtype == DType::Bf16 { BF16_STEP } else { 4e-6 }
+        if self.stored == DType::F32.into() { 4e-6 } else { BF16_STEP }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
         let (mut random, ffn, n) = (Random::new(9), self.ffn, self.n);
-        let mut half = || random.tensor(self.dtype, ffn, self.cols);
+        let mut half = || random.tensor(self.stored, ffn, self.cols);
         let weight = b.weight(&[half(), half()]).expect("memory");
-        let reader = b.weight(&[random.tensor(self.dtype, 1, ffn)]).expect("memory");
+        let next = if self.stored == DType::F32.into() { DType::F32 } else { DType::Bf16 };
+        let reader = b.weight(&[random.tensor(next, 1, ffn)]).expect("memory");
         let mut x = b.matmul_input(n, self.cols, &[&weight]).expect("memory");
         b.write_acts(&mut x, &rounded(random.floats(n * self.cols)));
         let bias = self.bias.then(|| buffer(b, &random.floats(2 * ffn)));
