@@ -68,8 +68,10 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
 // g + 8, and V's channels 64 i + 8 g + 0..7 of slots 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
 template <int D, class Codec>
 struct Page {
-  typename Codec::Eight k[2][D / 32], v[4][D / 64];
-  float k_scale[2], v_scale[2];
+  typename Codec::K::Eight k[2][D / 32];
+  typename Codec::V::Eight v[4][D / 64];
+  float k_scale[2];
+  u32 v_side[2];
 
   __device__ __forceinline__ void load_k(const Kv& kv, const u8* page, int lane) {
     int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.k_bytes;
@@ -83,7 +85,7 @@ struct Page {
       }
   }
 
-  // V and the scales. The first n slots live: V of others may hold NaN, so it is not loaded.
+  // V and the side data. The first n slots live: V of others may hold NaN, so it is not loaded.
   __device__ __forceinline__ void load_v(const Kv& kv, const u8* page, int n, int lane) {
     int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.v_bytes;
     const u8* row = page + kv.v_at + 2 * t * bytes;
@@ -95,22 +97,24 @@ struct Page {
         v[key][i].load(row, channel, channel < d && slot < n);
       }
     if (!Codec::SCALED) return;
-    const float *k_scales = (const float*)(page + kv.k_scales_at) + g, *v_scales = (const float*)(page + kv.v_scales_at) + g;
+    const float* k_scales = (const float*)(page + kv.k_sides_at) + g;
+    const u32* v_sides = (const u32*)(page + kv.v_sides_at) + g;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       k_scale[half] = k_scales[8 * half];
-      v_scale[half] = v_scales[8 * half];
+      v_side[half] = v_sides[8 * half];
     }
   }
 };
 
 // Online softmax of a warp over its pages, for the query heads of a group. Lane 4 g + t holds, of head g, q's channels
 // 32 i + 8 t + 0..7; of heads 2 t and 2 t + 1, the maximum of the logits (in log2 units), its own slots' share of
-// the sum of exp2(logit - max), and the accumulators of channels 64 i + 8 g + 0..7.
+// the sum of exp2(logit - max) and of the weights times V's offsets, and the accumulators of channels 64 i + 8 g + 0..7, without
+// the offsets.
 template <int D, class Codec>
 struct OnlineSoftmax {
   u32 q[D / 16][2], weights[2];
-  float acc[D / 16][4], rescale[2], max[2], sum[2];
+  float acc[D / 16][4], rescale[2], max[2], sum[2], offset[2];
 
   __device__ __forceinline__ void init(const float (*rows)[ROW_STRIDE], int group, int d, int lane) {
     const float by = Codec::QUERY_FACTOR;
@@ -130,7 +134,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int k = 0; k < 4; k++) acc[j][k] = 0.0f;
 #pragma unroll
-    for (int k = 0; k < 2; k++) max[k] = NEG_INFINITY, sum[k] = 0.0f;
+    for (int k = 0; k < 2; k++) max[k] = NEG_INFINITY, sum[k] = offset[k] = 0.0f;
   }
 
   // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen. Products k q times
@@ -169,6 +173,7 @@ struct OnlineSoftmax {
       rescale[k] = exp2_fast(max[k] - from[k]);
       max[k] = top;
       sum[k] *= rescale[k];
+      if (Codec::AFFINE) offset[k] *= rescale[k];
     }
     // weights as bf16, transposed into the B fragment of the second mma
 #pragma unroll
@@ -176,12 +181,19 @@ struct OnlineSoftmax {
       float x = exp2_fast(scores[2 * half] - from[0]), y = exp2_fast(scores[2 * half + 1] - from[1]);
       if (Codec::SCALED) {
         sum[0] += x, sum[1] += y;
-        // Slots that do not live have garbage scales.
-        float by = page.v_scale[half] * Codec::WEIGHT_FACTOR;
+        // Slots that do not live have garbage side data.
+        float by = Codec::V::affine(page.v_side[half]).x * Codec::WEIGHT_FACTOR;
         x = x > 0.0f ? x * by : 0.0f;
         y = y > 0.0f ? y * by : 0.0f;
       }
       u32 pair = round_pair(x, y);
+      if (Codec::AFFINE) {
+        // Offsets get the rounded weights that codes get: an error that both share does not grow by their cancellation.
+        float2 affine = Codec::V::affine(page.v_side[half]);
+        float steps = affine.y * reciprocal(affine.x) * (1.0f / Codec::WEIGHT_FACTOR);
+        offset[0] += x > 0.0f ? bf16_to_f32((u16)pair) * steps : 0.0f;
+        offset[1] += y > 0.0f ? __uint_as_float(pair & 0xffff0000u) * steps : 0.0f;
+      }
       if (!Codec::SCALED) sum[0] += bf16_to_f32((u16)pair), sum[1] += __uint_as_float(pair & 0xffff0000u);
       weights[half] = transpose(pair);
     }
@@ -311,6 +323,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
 #pragma unroll
     for (int mask = 4; mask < 32; mask *= 2) sum += __shfl_xor_sync(FULL, sum, mask);
     if (g == 0) s.max[warp][2 * t + k] = softmax.max[k], s.sum[warp][2 * t + k] = sum;
+    if (!Codec::AFFINE) continue;
+    float offset = softmax.offset[k];
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) offset += __shfl_xor_sync(FULL, offset, mask);
+    offset *= 1.0f / Codec::SUM_FACTOR;
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) softmax.acc[j][k] += offset, softmax.acc[j][2 + k] += offset;
   }
 #pragma unroll
   for (int k = 0; k < 2; k++)

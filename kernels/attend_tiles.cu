@@ -36,10 +36,9 @@ struct PrefillParams {
 static_assert(sizeof(PrefillParams) == 248 && OFFSET_OF(PrefillParams, out) == 184 && OFFSET_OF(PrefillParams, layer) == 236,
               "backend::cuda::abi::PrefillParams has another layout");
 
-// A key: the addresses of its K row and of K's scale, if the codec has scales. Rows first to last of the span see it.
+// A key: the address of its page, a multiple of PAGE_SLOTS, plus its row there. Rows first to last of the span see it.
 struct Key {
-  const u8* k;
-  const u8* scale;
+  const u8* slot;
   int first, last;
 };
 
@@ -47,10 +46,12 @@ template <int D, class Codec>
 struct Shared {
   // Rows are XOR-swizzled in 16-byte chunks: the eight rows that one ldmatrix reads lie in different banks.
   u16 q[TILE_QUERIES * D], k[TILE_KEYS * D], v[TILE_KEYS * D];
-  u8 codes[2][Codec::PACKED ? TILE_KEYS * D : 16];  // of K and V in flight, unpacked to k and v
-  float scales[2][2][TILE_KEYS];                    // of this batch and the next: K's, V's
+  // codes of K and V in flight, unpacked to k and v
+  u8 k_codes[Codec::PACKED ? TILE_KEYS * D / 8 * Codec::K::EIGHT_BYTES : 16];
+  u8 v_codes[Codec::PACKED ? TILE_KEYS * D / 8 * Codec::V::EIGHT_BYTES : 16];
+  u32 sides[2][2][TILE_KEYS];                     // of this batch and the next: K's, V's; scales once unpacked
+  float offsets[Codec::AFFINE ? TILE_KEYS : 4];   // of V: what weights of codes are multiplied by
   const u8* ring[RING];
-  const u8* ring_scales[Codec::SCALED ? RING : 2];
   Key masked[MASKED];
   int counts[WARPS], arrived;
 };
@@ -109,8 +110,7 @@ __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const floa
     page = staged_at(kv, t.span.start + row, t.head);
     r = (t.span.start + row) % PAGE_SLOTS;
   }
-  key.k = row_at(kv, page, r, 0);
-  key.scale = Codec::SCALED ? (const u8*)scale_at(kv, page, r, 0) : nullptr;
+  key.slot = page + r;
   int decided = dms.decided_by(row);
   if (t.eviction && decided >= 0 && decided < t.span.len)
     marked = dms.marks(decisions[(t.span.start + decided) * kv.n_kv_heads + t.head], t.base + row);
@@ -144,11 +144,8 @@ __device__ __forceinline__ void scan_candidates(Shared<D, Codec>& s, KeyQueue& q
     if (w < warp) before += s.counts[w];
     total += s.counts[w];
   }
-  if (all) {
-    int at = (queue.begin + queue.unmasked + (before & 0xffff) + __popc(alls & below)) % RING;
-    s.ring[at] = key.k;
-    if (Codec::SCALED) s.ring_scales[at] = key.scale;
-  } else if (some) s.masked[queue.masked + (before >> 16) + __popc(somes & below)] = key;
+  if (all) s.ring[(queue.begin + queue.unmasked + (before & 0xffff) + __popc(alls & below)) % RING] = key.slot;
+  else if (some) s.masked[queue.masked + (before >> 16) + __popc(somes & below)] = key;
   queue.unmasked += total & 0xffff;
   queue.masked += total >> 16;
   queue.next += THREADS;
@@ -188,57 +185,65 @@ __device__ __forceinline__ int swizzled(int row, int channel) {
   return row * D + ((channel / 8) ^ (row % 8)) * 8;
 }
 
-// Starts async copies of K (which = 0) or V (1) of a batch, D / 8 neighbouring threads a key; zeros after the last.
-template <int D, class Codec>
-__device__ __forceinline__ void load_async(Shared<D, Codec>& s, const Batch& b, int which, int parity, const Kv& kv) {
+// Starts async copies of K (v = 0) or V (1) of a batch, in the format Rows, D / 8 neighbouring threads a key; zeros after
+// the last.
+template <class Rows, int D, class Codec>
+__device__ __forceinline__ void load_async(Shared<D, Codec>& s, const Batch& b, int v, int parity, const Kv& kv) {
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
-  int channel = threadIdx.x % PER_KEY * 8, offset = which ? kv.v_at : 0;
-  offset += Codec::PACKED ? channel : 2 * channel;
-  bool within = channel < kv.head_dim;
+  int eight = threadIdx.x % PER_KEY, begin = (v ? kv.v_at : 0) + eight * Rows::EIGHT_BYTES, bytes = row_bytes(kv, v);
+  bool within = 8 * eight < kv.head_dim;
 #pragma unroll
   for (int i = 0; i < TILE_KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE, at = b.begin + key;
     bool real = key < b.n;
-    const u8* from = real ? (b.masked ? s.masked[at % MASKED].k : s.ring[at % RING]) + offset : kv.pages;
-    if (Codec::PACKED) copy_async8(&s.codes[which][key * D + channel], from, real && within);
-    else copy_async((which ? s.v : s.k) + swizzled<D>(key, channel), from, real && within);
+    const u8* slot = real ? (b.masked ? s.masked[at % MASKED].slot : s.ring[at % RING]) : kv.pages;
+    int r = (u64)slot % PAGE_SLOTS;
+    u8* codes = (v ? s.v_codes : s.k_codes) + (key * PER_KEY + eight) * Rows::EIGHT_BYTES;
+    u16* values = (v ? s.v : s.k) + swizzled<D>(key, 8 * eight);
+    copy_eight_async<Rows>(Codec::PACKED ? (void*)codes : (void*)values, slot - r + begin + r * bytes, real && within);
   }
   if (Codec::SCALED && threadIdx.x < TILE_KEYS) {
     int key = threadIdx.x, at = b.begin + key;
     bool real = key < b.n;
-    const u8* from = real ? (b.masked ? s.masked[at % MASKED].scale : s.ring_scales[at % RING]) : kv.pages;
-    copy_async4(&s.scales[parity][which][key], from + (real && which ? kv.v_scales_at - kv.k_scales_at : 0), real);
+    const u8* slot = real ? (b.masked ? s.masked[at % MASKED].slot : s.ring[at % RING]) : kv.pages;
+    int r = (u64)slot % PAGE_SLOTS;
+    copy_async4(&s.sides[parity][v][key], slot - r + (v ? kv.v_sides_at : kv.k_sides_at) + r * 4, real);
   }
   copy_commit();
 }
 
-// Unpacks the codes that this thread copied to bf16.
-template <int D, class Codec>
-__device__ __forceinline__ void unpack(Shared<D, Codec>& s, int which) {
+// Unpacks the codes, and V's side data where it is more than a scale, that this thread copied.
+template <class Rows, int D, class Codec>
+__device__ __forceinline__ void unpack(Shared<D, Codec>& s, int v, int parity) {
   if (!Codec::PACKED) return;
   const int PER_KEY = D / 8, AT_ONCE = THREADS / PER_KEY;
   int channel = threadIdx.x % PER_KEY * 8;
 #pragma unroll
   for (int i = 0; i < TILE_KEYS / AT_ONCE; i++) {
     int key = threadIdx.x / PER_KEY + i * AT_ONCE;
-    typename Codec::Eight x;
-    x.load(&s.codes[which][key * D], channel, true);
-    *(uint4*)((which ? s.v : s.k) + swizzled<D>(key, channel)) = x.as_bf16();
+    typename Rows::Eight x;
+    x.load((v ? s.v_codes : s.k_codes) + key * PER_KEY * Rows::EIGHT_BYTES, channel, true);
+    *(uint4*)((v ? s.v : s.k) + swizzled<D>(key, channel)) = x.as_bf16();
+  }
+  if (Codec::AFFINE && v && threadIdx.x < TILE_KEYS) {
+    float2 affine = Rows::affine(s.sides[parity][1][threadIdx.x]);
+    s.sides[parity][1][threadIdx.x] = __float_as_uint(affine.x);
+    s.offsets[threadIdx.x] = affine.x > 0.0f ? affine.y * reciprocal(affine.x) * (1.0f / Codec::WEIGHT_FACTOR) : 0.0f;
   }
 }
 
 // Online softmax of a warp's 32 query rows: two fragments of 16, of each of which a lane holds accumulators of rows
-// lane / 4 and lane / 4 + 8. max: of the logits, in log2 units; sum: of exp2(logit - max). Nothing seen: max = -inf,
-// sum = 0.
+// lane / 4 and lane / 4 + 8. max: of the logits, in log2 units; sum: of exp2(logit - max); offset: of weights times V's
+// offsets, which `reduce_sums` adds to the accumulators. Nothing seen: max = -inf, sum = 0.
 template <int D, class Codec>
 struct OnlineSoftmax {
-  float acc[2][D / 8][4], max[2][2], sum[2][2];
+  float acc[2][D / 8][4], max[2][2], sum[2][2], offset[2][2];
 
   __device__ __forceinline__ void init() {
 #pragma unroll
     for (int f = 0; f < 2; f++) {
       max[f][0] = max[f][1] = NEG_INFINITY;
-      sum[f][0] = sum[f][1] = 0.0f;
+      sum[f][0] = sum[f][1] = offset[f][0] = offset[f][1] = 0.0f;
 #pragma unroll
       for (int j = 0; j < D / 8; j++)
 #pragma unroll
@@ -285,7 +290,7 @@ struct OnlineSoftmax {
       // scales of K
 #pragma unroll
       for (int j = 0; j < TILE_KEYS / 8; j++) {
-        float2 by = *(const float2*)&s.scales[parity][0][8 * j + lane % 4 * 2];
+        float2 by = *(const float2*)&s.sides[parity][0][8 * j + lane % 4 * 2];
         by.x *= scale * (LOG2E * Codec::SCORE_FACTOR), by.y *= scale * (LOG2E * Codec::SCORE_FACTOR);
 #pragma unroll
         for (int f = 0; f < 2; f++)
@@ -329,6 +334,7 @@ struct OnlineSoftmax {
           float by = exp2_fast(max[f][i] - from);
           max[f][i] = top;
           sum[f][i] *= by;
+          if (Codec::AFFINE) offset[f][i] *= by;
 #pragma unroll
           for (int j = 0; j < D / 8; j++) acc[f][j][2 * i] *= by, acc[f][j][2 * i + 1] *= by;
         }
@@ -338,10 +344,16 @@ struct OnlineSoftmax {
           float x = exp2_fast(scores[f][j][2 * i] * unit - from), y = exp2_fast(scores[f][j][2 * i + 1] * unit - from);
           if (Codec::SCALED) {
             sum[f][i] += x + y;
-            float2 by = *(const float2*)&s.scales[parity][1][8 * j + lane % 4 * 2];
+            float2 by = *(const float2*)&s.sides[parity][1][8 * j + lane % 4 * 2];
             x *= by.x * Codec::WEIGHT_FACTOR, y *= by.y * Codec::WEIGHT_FACTOR;
           }
           weights[f][j][i] = round_pair(x, y);
+          if (Codec::AFFINE) {
+            // the rounded weights that codes get too
+            float2 steps = *(const float2*)&s.offsets[8 * j + lane % 4 * 2];
+            float2 w = {bf16_to_f32((u16)weights[f][j][i]), __uint_as_float(weights[f][j][i] & 0xffff0000u)};
+            offset[f][i] += w.x * steps.x + w.y * steps.y;
+          }
           if (!Codec::SCALED) sum[f][i] += sum_pair(weights[f][j][i]);
         }
       }
@@ -365,7 +377,7 @@ struct OnlineSoftmax {
       }
   }
 
-  // Sums of the four lanes that share a row.
+  // Sums of the four lanes that share a row; offsets join the accumulators.
   __device__ __forceinline__ void reduce_sums() {
 #pragma unroll
     for (int f = 0; f < 2; f++)
@@ -373,6 +385,12 @@ struct OnlineSoftmax {
       for (int i = 0; i < 2; i++) {
         sum[f][i] += __shfl_xor_sync(FULL, sum[f][i], 1);
         sum[f][i] += __shfl_xor_sync(FULL, sum[f][i], 2);
+        if (!Codec::AFFINE) continue;
+        float plus = offset[f][i] * (1.0f / Codec::SUM_FACTOR);
+        plus += __shfl_xor_sync(FULL, plus, 1);
+        plus += __shfl_xor_sync(FULL, plus, 2);
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) acc[f][j][2 * i] += plus, acc[f][j][2 * i + 1] += plus;
       }
   }
 
@@ -384,14 +402,16 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         int query = 32 * warp + 16 * f + 8 * i + lane / 4, row = t.first_row + query / t.group;
+        float x[D / 8][2], by = Codec::SUM_FACTOR / sum[f][i];
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) x[j][0] = acc[f][j][2 * i] * by, x[j][1] = acc[f][j][2 * i + 1] * by;
+        if (Codec::ROTATED) unrotate_fragment<D>(x, kv.head_dim, lane);
         if (row > t.last_row) continue;
         int q_head = t.head * t.group + query % t.group;
         u64 at = ((u64)(t.span.start + row) * kv.n_q_heads + q_head) * kv.head_dim + lane % 4 * 2;
-        float by = Codec::SUM_FACTOR / sum[f][i];
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
-          if (8 * j < kv.head_dim)
-            put2(to, out_is_bf16, at + 8 * j, acc[f][j][2 * i] * by, acc[f][j][2 * i + 1] * by);
+          if (8 * j < kv.head_dim) put2(to, out_is_bf16, at + 8 * j, x[j][0], x[j][1]);
       }
   }
 
@@ -477,25 +497,25 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   int parity = 0;
   Batch now = next_batch(s, queue, kv, t, p.decisions);
   if (now.n > 0) {
-    load_async(s, now, 0, parity, kv);
-    load_async(s, now, 1, parity, kv);
+    load_async<typename Codec::K>(s, now, 0, parity, kv);
+    load_async<typename Codec::V>(s, now, 1, parity, kv);
   }
   // batches of keys: K of the next one is in flight from the scores of this one on, V from its accumulation on
 #pragma unroll 1
   while (now.n > 0) {
     copy_wait<1>();
-    unpack(s, 0);
+    unpack<typename Codec::K>(s, 0, parity);
     __syncthreads();
     float scores[2][TILE_KEYS / 8][4];
     softmax.score(scores, s);
     __syncthreads();
     Batch next = next_batch(s, queue, kv, t, p.decisions);
-    if (next.n > 0) load_async(s, next, 0, parity ^ 1, kv);
+    if (next.n > 0) load_async<typename Codec::K>(s, next, 0, parity ^ 1, kv);
     else copy_commit();
     // Packed V is waited for before the weights, which need its scales, bf16 V after them.
     if (Codec::PACKED) {
       copy_wait<1>();
-      unpack(s, 1);
+      unpack<typename Codec::V>(s, 1, parity);
       __syncthreads();
     }
     u32 weights[2][TILE_KEYS / 8][2];
@@ -506,7 +526,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     }
     softmax.accumulate(weights, s);
     __syncthreads();
-    if (next.n > 0) load_async(s, next, 1, parity ^ 1, kv);
+    if (next.n > 0) load_async<typename Codec::V>(s, next, 1, parity ^ 1, kv);
     now = next;
     parity ^= 1;
   }

@@ -1,21 +1,45 @@
-// Codecs of the KV cache. A codec says how a row of K or V is stored, how a warp encodes one, and how eight channels of it
-// become bf16 for tensor cores. Where a row lies in a page is data of the cache's view (`kv.cuh`).
+// Codecs of the KV cache. A codec says how rows of K and of V are stored, how a warp encodes one, and how eight channels of
+// it become bf16 for tensor cores. Where a row lies in a page is data of the cache's view (`kv.cuh`).
 //
 // A codec is a struct with
-//   PACKED, SCALED  whether codes are narrower than bf16; whether each row has an f32 scale. Scaled codes are packed.
+//   K, V            the formats of rows of K and of V
+//   PACKED, SCALED  whether codes are narrower than bf16; whether each row has side data. Scaled codes are packed.
+//   AFFINE          whether values of V have an offset beside their scale
+//   ROTATED         whether V is stored after `rotate_value`; attention's output then goes through `unrotate_*`
 //   QUERY_FACTOR    what queries are multiplied by before q k^T, and
 //   SCORE_FACTOR    scores after it;
 //   WEIGHT_FACTOR   what softmax weights are multiplied by before they meet V, and
 //   SUM_FACTOR      the sums after it. 1 where codes have their own value as bf16.
-//   Eight           load, as_bf16: eight consecutive channels of a stored row
-//   encode          a row of f32 to codes, and to the values that the codes give back
+// A format of rows is a struct with
+//   EIGHT_BYTES     bytes of eight consecutive channels of a stored row
+//   Eight           load, as_bf16: eight consecutive channels
+//   affine          scale and offset by the side data of a row
+//   encode          a row of f32 to codes, and to the values that the codes give back; returns the side data
 #pragma once
 #include "codec_bf16.cuh"
 #include "codec_fp8.cuh"
 #include "codec_int8.cuh"
+#include "codec_k8v4.cuh"
 
 // Instances of a kernel: INSTANCE(suffix of its name, codec).
 #define FOR_EACH_CODEC(INSTANCE) \
   INSTANCE(bf16, Bf16Codec)      \
   INSTANCE(fp8, Fp8Codec)        \
-  INSTANCE(int8, Int8Codec)
+  INSTANCE(int8, Int8Codec)      \
+  INSTANCE(k8v4, K8V4Codec)
+
+// Starts an async copy of eight channels of a stored row to shared memory; zeros where not `real`.
+template <class Rows>
+__device__ __forceinline__ void copy_eight_async(void* to, const void* from, bool real) {
+  if (Rows::EIGHT_BYTES == 16) copy_async(to, from, real);
+  else if (Rows::EIGHT_BYTES == 8) copy_async8(to, from, real);
+  else copy_async4(to, from, real);
+}
+
+// Row of K (v = 0) or V (1) to codes. By a warp.
+template <class Codec>
+__device__ __forceinline__ u32 encode_row(int v, u8* codes, float* x, int d, int lane) {
+  if (!v) return Codec::K::encode(codes, x, d, lane);
+  if (Codec::ROTATED) rotate_value(x, d, lane);
+  return Codec::V::encode(codes, x, d, lane);
+}

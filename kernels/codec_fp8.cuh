@@ -4,8 +4,10 @@
 #include "codec_scaled.cuh"
 
 struct Fp8Codec {
-  static const bool PACKED = true;
-  static const bool SCALED = true;
+  using K = Fp8Codec;
+  using V = Fp8Codec;
+  static const bool PACKED = true, SCALED = true, AFFINE = false, ROTATED = false;
+  static const int EIGHT_BYTES = 8;
   // Tensor cores read the bits of an e4m3 code as a bf16, which is 2^-120 times the code's value: exact, for subnormal
   // bf16 too. These factors keep every f32 and bf16 in between normal: q is multiplied by 2^100, so scores are 2^-20 of
   // their value; weights of V by 2^104, so sums are 2^-16 of theirs. Powers of 2 change no rounding.
@@ -43,7 +45,9 @@ struct Fp8Codec {
 
   using Eight = EightCodes<Fp8Codec>;
 
-  static __device__ __forceinline__ float encode(u8* codes, float* x, int d, int lane) {
+  static __device__ __forceinline__ float2 affine(u32 side) { return float2{__uint_as_float(side), 0.0f}; }
+
+  static __device__ __forceinline__ u32 encode(u8* codes, float* x, int d, int lane) {
     return encode_scaled<Fp8Codec>(codes, x, d, lane);
   }
 };

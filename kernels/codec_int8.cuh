@@ -6,8 +6,10 @@
 #include "codec_scaled.cuh"
 
 struct Int8Codec {
-  static const bool PACKED = true;
-  static const bool SCALED = true;
+  using K = Int8Codec;
+  using V = Int8Codec;
+  static const bool PACKED = true, SCALED = true, AFFINE = false, ROTATED = false;
+  static const int EIGHT_BYTES = 8;
   // Tensor cores read sign and magnitude m as a subnormal bf16 of m 2^-133, exactly. These factors keep every f32 and
   // bf16 in between normal: q is multiplied by 2^100, so scores are 2^-33 of their value (in units of K's scale) and no
   // product with q >= 2^-90 is subnormal; weights of V by 2^104, which leaves weight times scale finite up to 2^24 and
@@ -35,7 +37,9 @@ struct Int8Codec {
 
   using Eight = EightCodes<Int8Codec>;
 
-  static __device__ __forceinline__ float encode(u8* codes, float* x, int d, int lane) {
+  static __device__ __forceinline__ float2 affine(u32 side) { return float2{__uint_as_float(side), 0.0f}; }
+
+  static __device__ __forceinline__ u32 encode(u8* codes, float* x, int d, int lane) {
     return encode_scaled<Int8Codec>(codes, x, d, lane);
   }
 };

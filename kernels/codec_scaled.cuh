@@ -2,10 +2,10 @@
 #pragma once
 #include "tensor.cuh"
 
-// Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back. Returns the scale. The
-// codes of NaN decode to finite values in attention, so a row that holds a NaN gets NaN as its scale.
+// Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back. Returns the scale's
+// bits. The codes of NaN decode to finite values in attention, so a row that holds a NaN gets NaN as its scale.
 template <class Codec>
-__device__ __forceinline__ float encode_scaled(u8* codes, float* x, int d, int lane) {
+__device__ __forceinline__ u32 encode_scaled(u8* codes, float* x, int d, int lane) {
   float v[MAX_HEAD_DIM / 32], most = 0.0f;
 #pragma unroll
   for (int k = 0; k < MAX_HEAD_DIM / 32; k++) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ float encode_scaled(u8* codes, float* x, int d, int l
     x[i] = __fmul_rn(Codec::value(codes[i]), scale);
   }
   __syncwarp();
-  return __any_sync(FULL, nan) ? __uint_as_float(0x7fc00000u) : scale;
+  return __any_sync(FULL, nan) ? 0x7fc00000u : __float_as_uint(scale);
 }
 
 // Eight neighbouring codes of a row. `Codec::pair` makes two of four codes into bf16, picked by a selector for __byte_perm

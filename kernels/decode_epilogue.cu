@@ -10,7 +10,7 @@
 struct Shared {
   float x[MAX_GROUP + 2][ROW_STRIDE], scratch[ROW_STRIDE];  // query heads of the group, K, V
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];              // of K, of V
-  float scales[2];
+  u32 sides[2];
   u8* page;  // where the token is stored
   int r;
 };
@@ -105,11 +105,13 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
       for (int i = lane; i < MAX_HEAD_DIM; i += 32)
         if (i < d) x[i] = bf16_to_f32(f32_to_bf16(x[i]));
     } else {
-      float scale = Codec::encode(s.codes[is_v], x, d, lane);
-      if (lane == 0) s.scales[is_v] = scale;
+      u32 side = encode_row<Codec>(is_v, s.codes[is_v], x, d, lane);
+      if (lane == 0) s.sides[is_v] = side;
     }
   }
   __syncthreads();
+  float4 out;
+  u64 out_row = ((u64)row * kv.n_q_heads + head * group) * d;
   if (assigns) {
     int slot = assignment.assign(kv, slots, decision, lane);
     if (lane == 0) {
@@ -131,7 +133,8 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     // its softmax state, the weight rounded as attend.cu rounds it
     OnlineSoftmax softmax = {float4{0.0f, 0.0f, 0.0f, 0.0f}, ceilf(score), 0.0f};
     if (slice == 0) {
-      float weight = exp2_fast(score - softmax.max), by = bf16_to_f32(f32_to_bf16(weight * s.scales[1])) / s.scales[1];
+      float weight = exp2_fast(score - softmax.max), scale = Codec::V::affine(s.sides[1]).x;
+      float by = bf16_to_f32(f32_to_bf16(weight * scale)) / scale;
       softmax.sum = Codec::SCALED ? weight : by;
       softmax.acc = float4{by * v[0], by * v[1], by * v[2], by * v[3]};
     }
@@ -151,13 +154,20 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     for (int m = 1; m < slices; m *= 2) softmax.merge_lanes(m);
     // normalise
     float by = reciprocal(softmax.sum);
-    float4 x = softmax.acc;
-    if (merges && slice == 0)
-      put4(p.out, p.out_is_bf16, ((u64)row * kv.n_q_heads + head * group) * d + 4 * item,
-           float4{x.x * by, x.y * by, x.z * by, x.w * by});
+    out = float4{softmax.acc.x * by, softmax.acc.y * by, softmax.acc.z * by, softmax.acc.w * by};
+    if (!Codec::ROTATED && merges && slice == 0) put4(p.out, p.out_is_bf16, out_row + 4 * item, out);
   }
   __syncthreads();
-  if (is_k || is_v) write_codes(kv, s.page, s.r, is_v, s.codes[is_v], s.scales[is_v], lane);
+  if (Codec::ROTATED) {
+    // back through shared memory, a warp for each query head
+    if (merges && slice == 0) *(float4*)&s.x[q_head][channel] = out;
+    __syncthreads();
+    if (is_q) {
+      unrotate_row(s.x[warp], d, lane);
+      if (4 * lane < d) put4(p.out, p.out_is_bf16, out_row + warp * d + 4 * lane, *(const float4*)&s.x[warp][4 * lane]);
+    }
+  }
+  if (is_k || is_v) write_codes(kv, s.page, s.r, is_v, s.codes[is_v], s.sides[is_v], lane);
 }
 
 #define DECODE_EPILOGUE(codec, Codec)                                                               \

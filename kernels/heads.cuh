@@ -94,10 +94,10 @@ __device__ __forceinline__ void rotate(float* s, const RopeAngles& angles, int d
   __syncwarp();
 }
 
-// Codes and scale to row r of a page, K (v = 0) or V (1). By a warp.
-__device__ __forceinline__ void write_codes(const Kv& kv, u8* page, int r, int v, const u8* codes, float scale,
+// Codes and side data to row r of a page, K (v = 0) or V (1). By a warp.
+__device__ __forceinline__ void write_codes(const Kv& kv, u8* page, int r, int v, const u8* codes, u32 side,
                                             int lane) {
   uint2* to = (uint2*)row_at(kv, page, r, v);
   for (int i = lane; i < row_bytes(kv, v) / 8; i += 32) to[i] = ((const uint2*)codes)[i];
-  if (kv.k_scales_at > 0 && lane == 0) *scale_at(kv, page, r, v) = scale;
+  if (kv.k_sides_at > 0 && lane == 0) *side_at(kv, page, r, v) = side;
 }

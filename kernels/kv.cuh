@@ -23,9 +23,9 @@ struct Kv {
   u32* peak;       // [n_seqs] most slots that lived after a step
   u64 stride;      // bytes from page to page
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
-  // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's f32 scales (0: the codec has none), and of
-  // the slots' metadata.
-  int k_bytes, v_bytes, v_at, k_scales_at, v_scales_at, meta_at;
+  // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's side data, a u32 each (0: the codec has none),
+  // and of the slots' metadata.
+  int k_bytes, v_bytes, v_at, k_sides_at, v_sides_at, meta_at;
   // The eviction rule: see policy_dms.cuh.
   int evicts, window, previous, sinks;
 };
@@ -48,13 +48,13 @@ __device__ __forceinline__ int lane_index(const Kv& kv, int layer, int seq, int 
 
 __device__ __forceinline__ u8* page_at(const Kv& kv, int page) { return kv.pages + (u64)page * kv.stride; }
 
-// Row r of a page: the code bytes and scale of K (v = 0) or V (1), and the metadata.
+// Row r of a page: the code bytes and side data of K (v = 0) or V (1), and the metadata.
 __device__ __forceinline__ int row_bytes(const Kv& kv, int v) { return v ? kv.v_bytes : kv.k_bytes; }
 __device__ __forceinline__ u8* row_at(const Kv& kv, u8* page, int r, int v) {
   return page + (v ? kv.v_at + r * kv.v_bytes : r * kv.k_bytes);
 }
-__device__ __forceinline__ float* scale_at(const Kv& kv, u8* page, int r, int v) {
-  return (float*)(page + (v ? kv.v_scales_at : kv.k_scales_at)) + r;
+__device__ __forceinline__ u32* side_at(const Kv& kv, u8* page, int r, int v) {
+  return (u32*)(page + (v ? kv.v_sides_at : kv.k_sides_at)) + r;
 }
 __device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) { return (int*)(page + kv.meta_at) + r; }
 
@@ -68,14 +68,14 @@ __device__ __forceinline__ u8* staged_at(const Kv& kv, int row, int head) {
   return kv.staged + ((u64)(row / PAGE_SLOTS) * kv.n_kv_heads + head) * kv.stride;
 }
 
-// Copies K, V and their scales of one slot by a warp. Rows are multiples of 8 bytes.
+// Copies K, V and their side data of one slot by a warp. Rows are multiples of 8 bytes.
 __device__ __forceinline__ void copy_row(const Kv& kv, u8* to, int to_r, u8* from, int from_r, int lane) {
   int k_words = kv.k_bytes / 8, words = k_words + kv.v_bytes / 8;
   for (int i = lane; i < words; i += 32) {
     int v = i >= k_words, at = i - v * k_words;
     ((uint2*)row_at(kv, to, to_r, v))[at] = ((const uint2*)row_at(kv, from, from_r, v))[at];
   }
-  if (kv.k_scales_at > 0 && lane < 2) *scale_at(kv, to, to_r, lane) = *scale_at(kv, from, from_r, lane);
+  if (kv.k_sides_at > 0 && lane < 2) *side_at(kv, to, to_r, lane) = *side_at(kv, from, from_r, lane);
 }
 
 // Takes the lowest free page, with a reference count of 1. By a whole warp. The host has reserved enough.

@@ -54,8 +54,8 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
     }
     if (!is_v) rotate(s, angles, d, decides, lane);
     if (!is_q) {
-      float scale = Codec::encode(shared.codes[is_v], s, d, lane);
-      write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], scale, lane);
+      u32 side = encode_row<Codec>(is_v, shared.codes[is_v], s, d, lane);
+      write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);
     }
     for (int i = lane; i < d; i += 32) x[i] = s[i];
   }

@@ -264,7 +264,7 @@ pub trait Backend: Memory + Profile + 'static {
     /// Prepares projected rows `[q heads | k heads | v heads]` in place: per-head norms of q and k; decisions
     /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head), which is then zero;
     /// RoPE of q and k at `seq_len + offset in span`, after which the borrowed channel is zero again; K and V become
-    /// what storing and reading makes of them.
+    /// what storing and reading makes of them, V rotated where the codec rotates it.
     fn qkv_rope(
         &self,
         qkv: &mut Self::Acts,
@@ -275,7 +275,7 @@ pub trait Backend: Memory + Profile + 'static {
     );
     /// Attention of every prepared row over its sequence's slots as they were before the step, and over the step's own
     /// rows up to itself, by the policy's rule of visibility. `out` is `[n, n_q_heads * head_dim]`. The mark of the newest
-    /// stored token comes from the step's first decision (shift `Previous`).
+    /// stored token comes from the step's first decision (shift `Previous`). Undoes the codec's rotation of values.
     fn attend(
         &self,
         out: &mut Self::Acts,

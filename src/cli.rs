@@ -185,7 +185,7 @@ mod tests {
     fn mistakes_are_one_line_that_names_them() {
         for (line, parts) in [
             (&["--temprature", "1"][..], &["'--temprature'", "'--temperature'"][..]),
-            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8 or int8"]),
+            (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8, int8 or k8v4"]),
             (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
             (&["frobnicate"], &["'frobnicate'"]),
             (&["score"], &["--tokens-file", "--text-file"]),

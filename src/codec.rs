@@ -1,13 +1,15 @@
-//! How K and V of a slot are stored. One file per codec: the bytes of a slot, encode and decode of one head's row. Pure
-//! maths, orthogonal to the policy. CUDA twins: `kernels/codec_*.cuh`.
+//! How K and V of a slot are stored. One file per codec: the bytes of a row of K and of V, encode and decode. Pure maths,
+//! orthogonal to the policy. CUDA twins: `kernels/codec_*.cuh`.
 
 mod bf16;
 mod f32;
 mod fp8;
 mod int8;
+mod k8v4;
 
 pub use fp8::{FP8_MAX, FP8_VALUES, fp8_encode};
 pub use int8::int8_value;
+pub use k8v4::{rotate, unpack_codes, unrotate};
 
 /// Storage format of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +18,7 @@ pub enum Codec {
     Bf16,
     Fp8,
     Int8,
+    K8V4,
 }
 
 /// Bytes of one slot of one head. K and V may differ.
@@ -23,41 +26,66 @@ pub enum Codec {
 pub struct SlotLayout {
     pub k_bytes: usize,
     pub v_bytes: usize,
-    /// Side data of K, and as much of V: 4 for one f32 scale a row, else 0.
+    /// Side data of K, and as much of V: 4, or 0 where the codec has none.
     pub side_bytes: usize,
 }
 
-/// A codec of rows of `head_dim` values.
-trait RowCodec {
-    /// As `--kv` names it.
-    fn name(&self) -> &'static str;
-    fn slot(&self, head_dim: usize) -> SlotLayout;
-    /// Encodes `x` into `out` and returns the row's scale (1 where the codec has none).
-    fn encode(&self, x: &[f32], out: &mut [u8]) -> f32;
-    /// Decodes `bytes` with the row's scale into `out`.
-    fn decode(&self, bytes: &[u8], scale: f32, out: &mut [f32]);
-    /// Replaces `x` by `decode(encode(x))`.
+/// A format of rows of `head_dim` values: that of K or that of V.
+trait RowFormat {
+    fn bytes(&self, head_dim: usize) -> usize;
+    /// Whether a row has 4 bytes of side data.
+    fn has_side(&self) -> bool {
+        false
+    }
+    /// Scale and offset by the side data: a value is `code * scale + offset`.
+    fn affine(&self, _side: u32) -> [f32; 2] {
+        [1.0, 0.0]
+    }
+    /// Encodes `x` into `out` and returns the row's side data (0 where the format has none).
+    fn encode(&self, x: &[f32], out: &mut [u8]) -> u32;
+    /// Decodes `bytes` with the row's side data into `out`.
+    fn decode(&self, bytes: &[u8], side: u32, out: &mut [f32]);
+    /// Replaces `x` by `decode(encode(x))`. Once more, it changes nothing.
     fn round_trip(&self, x: &mut [f32]);
 }
 
 impl Codec {
-    pub const ALL: [Codec; 4] = [Codec::F32, Codec::Bf16, Codec::Fp8, Codec::Int8];
+    pub const ALL: [Codec; 5] = [Codec::F32, Codec::Bf16, Codec::Fp8, Codec::Int8, Codec::K8V4];
 
-    fn rows(self) -> &'static dyn RowCodec {
+    /// As `--kv` names it.
+    pub fn name(self) -> &'static str {
         match self {
-            Codec::F32 => &f32::F32,
-            Codec::Bf16 => &bf16::Bf16,
-            Codec::Fp8 => &fp8::Fp8,
-            Codec::Int8 => &int8::Int8,
+            Codec::F32 => "f32",
+            Codec::Bf16 => "bf16",
+            Codec::Fp8 => "fp8",
+            Codec::Int8 => "int8",
+            Codec::K8V4 => "k8v4",
         }
     }
 
-    pub fn name(self) -> &'static str {
-        self.rows().name()
+    /// The formats of K and of V.
+    fn formats(self) -> [&'static dyn RowFormat; 2] {
+        match self {
+            Codec::F32 => [&f32::F32; 2],
+            Codec::Bf16 => [&bf16::Bf16; 2],
+            Codec::Fp8 => [&fp8::Fp8; 2],
+            Codec::Int8 => [&int8::Int8; 2],
+            Codec::K8V4 => [&int8::Int8, &k8v4::Int4],
+        }
+    }
+
+    fn k(self) -> &'static dyn RowFormat {
+        self.formats()[0]
+    }
+
+    fn v(self) -> &'static dyn RowFormat {
+        self.formats()[1]
     }
 
     pub fn slot(self, head_dim: usize) -> SlotLayout {
-        self.rows().slot(head_dim)
+        let [k, v] = self.formats();
+        let side_bytes = if k.has_side() || v.has_side() { size_of::<u32>() } else { 0 };
+        SlotLayout { k_bytes: k.bytes(head_dim), v_bytes: v.bytes(head_dim), side_bytes }
     }
 
     /// Bytes of a slot: encoded K and V, their side data, and one i32 (position and mark).
@@ -66,18 +94,56 @@ impl Codec {
         slot.k_bytes + slot.v_bytes + 2 * slot.side_bytes + size_of::<i32>()
     }
 
-    /// Encodes one row into `out` (`k_bytes` or `v_bytes` of the slot) and returns its scale (1 where the codec has none).
-    pub fn encode(self, x: &[f32], out: &mut [u8]) -> f32 {
-        self.rows().encode(x, out)
+    /// Whether rows of V are stored, and summed by attention, after [`rotate`]: each row of attention's output then goes
+    /// through [`unrotate`], which is exact because the sum is linear.
+    pub fn rotates_values(self) -> bool {
+        self == Codec::K8V4
     }
 
-    pub fn decode(self, bytes: &[u8], scale: f32, out: &mut [f32]) {
-        self.rows().decode(bytes, scale, out);
+    /// Whether values of V have an offset beside their scale.
+    pub fn has_offsets(self) -> bool {
+        self == Codec::K8V4
     }
 
-    /// Replaces `x` by what storing and reading makes of it.
-    pub fn round_trip(self, x: &mut [f32]) {
-        self.rows().round_trip(x);
+    /// Encodes one row of K into `out` (`k_bytes` of the slot) and returns its side data (0 where the codec has none).
+    pub fn encode_k(self, x: &[f32], out: &mut [u8]) -> u32 {
+        self.k().encode(x, out)
+    }
+
+    /// The same of V: a row after [`Self::rotates_values`]'s rotation.
+    pub fn encode_v(self, x: &[f32], out: &mut [u8]) -> u32 {
+        self.v().encode(x, out)
+    }
+
+    pub fn decode_k(self, bytes: &[u8], side: u32, out: &mut [f32]) {
+        self.k().decode(bytes, side, out);
+    }
+
+    pub fn decode_v(self, bytes: &[u8], side: u32, out: &mut [f32]) {
+        self.v().decode(bytes, side, out);
+    }
+
+    /// Scale and offset of a row of K by its side data.
+    pub fn affine_k(self, side: u32) -> [f32; 2] {
+        self.k().affine(side)
+    }
+
+    /// Scale and offset of a row of V by its side data.
+    pub fn affine_v(self, side: u32) -> [f32; 2] {
+        self.v().affine(side)
+    }
+
+    /// Replaces a row of K by what storing and reading makes of it.
+    pub fn round_trip_k(self, x: &mut [f32]) {
+        self.k().round_trip(x);
+    }
+
+    /// Replaces a row of V by what storing and reading makes of it, rotated where the codec rotates.
+    pub fn round_trip_v(self, x: &mut [f32]) {
+        if self.rotates_values() {
+            rotate(x);
+        }
+        self.v().round_trip(x);
     }
 }
 
@@ -88,23 +154,37 @@ mod tests {
     #[test]
     fn round_trip_is_decode_of_encode_and_errs_by_half_a_step_at_most() {
         let x: Vec<f32> = (0..64).map(|i| ((i * 37 % 64) as f32 - 31.5) * 0.173).collect();
-        // Largest error of a value, relative to the row's largest.
-        for (codec, bound) in
-            [(Codec::F32, 0.0), (Codec::Bf16, 1.0 / 256.0), (Codec::Fp8, 1.0 / 28.0), (Codec::Int8, 0.5 / 127.0)]
-        {
-            let mut bytes = vec![0; codec.slot(64).k_bytes];
-            let scale = codec.encode(&x, &mut bytes);
-            let mut decoded = vec![0.0; 64];
-            codec.decode(&bytes, scale, &mut decoded);
-            let mut tripped = x.clone();
-            codec.round_trip(&mut tripped);
-            assert_eq!(decoded, tripped);
-            let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let worst = x.iter().zip(&decoded).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-            assert!(worst <= bound * largest * 1.001, "{}: {worst}", codec.name());
-            let mut zeros = [0f32; 8];
-            codec.round_trip(&mut zeros);
-            assert_eq!(zeros, [0.0; 8]);
+        let int8 = 0.5 / 127.0;
+        // Largest error of a value of K and of V, relative to the row's largest.
+        for (codec, bounds) in [
+            (Codec::F32, [0.0; 2]),
+            (Codec::Bf16, [1.0 / 256.0; 2]),
+            (Codec::Fp8, [1.0 / 28.0; 2]),
+            (Codec::Int8, [int8; 2]),
+            (Codec::K8V4, [int8, 2.0 * 0.502 / 15.0]),
+        ] {
+            let slot = codec.slot(64);
+            for ((format, bytes), bound) in codec.formats().into_iter().zip([slot.k_bytes, slot.v_bytes]).zip(bounds) {
+                let mut bytes = vec![0; bytes];
+                let side = format.encode(&x, &mut bytes);
+                let mut decoded = vec![0.0; 64];
+                format.decode(&bytes, side, &mut decoded);
+                let mut tripped = x.clone();
+                format.round_trip(&mut tripped);
+                assert_eq!(decoded, tripped);
+                let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+                let worst = x.iter().zip(&decoded).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+                assert!(worst <= bound * largest * 1.001, "{}: {worst}", codec.name());
+                let mut zeros = [0f32; 8];
+                format.round_trip(&mut zeros);
+                assert_eq!(zeros, [0.0; 8]);
+            }
         }
+    }
+
+    #[test]
+    fn k8v4_takes_two_fifths_of_bf16() {
+        assert_eq!([128, 64].map(|d| Codec::K8V4.slot_bytes(d)), [204, 108]);
+        assert_eq!([128, 64].map(|d| Codec::Bf16.slot_bytes(d)), [516, 260]);
     }
 }

@@ -98,7 +98,9 @@ impl Cpu {
             return;
         }
         self.rows(qkv, n, |row, _| {
-            row[g.n_q_heads * g.head_dim..].chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip(row));
+            let (k, v) = row[g.n_q_heads * g.head_dim..].split_at_mut(g.n_kv_heads * g.head_dim);
+            k.chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip_k(row));
+            v.chunks_exact_mut(g.head_dim).for_each(|row| g.codec.round_trip_v(row));
         });
     }
 

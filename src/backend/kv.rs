@@ -105,26 +105,26 @@ impl PageLayout {
         self.v_at..self.k_side_at
     }
 
-    /// Whether rows have an f32 scale as side data.
-    pub fn has_scale(&self) -> bool {
+    /// Whether rows have side data.
+    pub fn has_sides(&self) -> bool {
         self.slot.side_bytes > 0
     }
 
-    /// Scales of a row's K and V; 1 where the codec has none.
-    pub fn scales(&self, page: &[u8], row: usize) -> [f32; 2] {
-        [self.k_side_at, self.v_side_at].map(|at| if self.has_scale() { read_word(page, at, row) } else { 1.0 })
+    /// Side data of a row's K and V; 0 where the codec has none.
+    pub fn sides(&self, page: &[u8], row: usize) -> [u32; 2] {
+        [self.k_side_at, self.v_side_at].map(|at| if self.has_sides() { read_word(page, at, row) } else { 0 })
     }
 
-    pub fn set_scales(&self, page: &mut [u8], row: usize, scales: [f32; 2]) {
-        if self.has_scale() {
-            for (at, scale) in [self.k_side_at, self.v_side_at].into_iter().zip(scales) {
-                page[at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&scale));
+    pub fn set_sides(&self, page: &mut [u8], row: usize, sides: [u32; 2]) {
+        if self.has_sides() {
+            for (at, side) in [self.k_side_at, self.v_side_at].into_iter().zip(sides) {
+                page[at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&side));
             }
         }
     }
 
-    /// Scales of all rows, K's and V's. The page must be aligned to 4 bytes.
-    pub fn all_scales<'a>(&self, page: &'a [u8]) -> [&'a [f32]; 2] {
+    /// Side data of all rows, K's and V's. The page must be aligned to 4 bytes.
+    pub fn all_sides<'a>(&self, page: &'a [u8]) -> [&'a [u32]; 2] {
         [self.k_side_at, self.v_side_at].map(|at| bytemuck::cast_slice(&page[at..at + 4 * self.page_slots]))
     }
 

@@ -78,7 +78,8 @@ pub fn deep() -> Vec<Deep> {
     let case = |(codec, head_dim, group)| Deep(Chunks { policy: Policy::Dense, codec, head_dim, heads: 8, group });
     let shapes =
         [(Codec::Fp8, 128, 1), (Codec::Bf16, 128, 1), (Codec::Fp8, 40, 2), (Codec::Bf16, 8, 1), (Codec::Int8, 128, 4)];
-    shapes.map(case).into()
+    let k8v4 = [(Codec::K8V4, 128, 4), (Codec::K8V4, 40, 2)];
+    shapes.into_iter().chain(k8v4).map(case).collect()
 }
 
 impl Case for Deep {

@@ -106,7 +106,7 @@ fn finding(name: String, codec: Codec, decides: bool, got: &Trace, expected: &Tr
     let lanes = got.slots.iter().zip(&expected.slots).filter(|(a, b)| a != b).count();
     let most = match (decides, codec) {
         (false, _) => 0,
-        (true, Codec::Fp8 | Codec::Int8) => expected.slots.len(),
+        (true, Codec::Fp8 | Codec::Int8 | Codec::K8V4) => expected.slots.len(),
         (true, _) => expected.slots.len() / OTHER_SLOTS,
     };
     let broken = (lanes > most).then(|| format!("{lanes} of {} heads hold other slots", expected.slots.len()));

@@ -94,7 +94,7 @@ pub struct Common {
     #[arg(long, global = true, value_name = "SLOTS", help_heading = "Cache")]
     pub budget: Option<usize>,
 
-    /// Format of keys and values in the cache: auto, f32, bf16, fp8 or int8
+    /// Format of keys and values in the cache: auto, f32, bf16, fp8, int8 or k8v4
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Cache")]
     pub kv: Option<List<Kv>>,
 

@@ -20,7 +20,7 @@ const KERNEL_DIR: &str = "DMSCHAT_KERNEL_DIR";
 /// Names the kernels to load, such as `compute_80`, instead of the newest that the GPU runs.
 const KERNEL_TARGET: &str = "DMSCHAT_KERNEL_TARGET";
 
-const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16, fp8 or int8, or --device cpu";
+const NO_F32: &str = "--kv f32 is not offered on CUDA: use --kv bf16, fp8, int8 or k8v4, or --device cpu";
 
 /// The device that a model runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +164,7 @@ impl Target {
             (Kv::Auto | Kv::F32, Self::Cuda(_)) | (Kv::Bf16, _) => Codec::Bf16,
             (Kv::Fp8, _) => Codec::Fp8,
             (Kv::Int8, _) => Codec::Int8,
+            (Kv::K8V4, _) => Codec::K8V4,
         }
     }
 

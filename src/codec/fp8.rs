@@ -1,6 +1,6 @@
 //! `fp8`: e4m3fn codes with one f32 scale a row.
 
-use super::{RowCodec, SlotLayout};
+use super::RowFormat;
 
 /// `scale = max|x| / 448` (1 where all values are 0); code = x / scale to nearest even, saturating;
 /// value = code * scale.
@@ -9,23 +9,27 @@ pub struct Fp8;
 /// Largest finite e4m3fn value.
 pub const FP8_MAX: f32 = 448.0;
 
-impl RowCodec for Fp8 {
-    fn name(&self) -> &'static str {
-        "fp8"
+impl RowFormat for Fp8 {
+    fn bytes(&self, head_dim: usize) -> usize {
+        head_dim
     }
 
-    fn slot(&self, head_dim: usize) -> SlotLayout {
-        SlotLayout { k_bytes: head_dim, v_bytes: head_dim, side_bytes: 4 }
+    fn has_side(&self) -> bool {
+        true
     }
 
-    fn encode(&self, x: &[f32], out: &mut [u8]) -> f32 {
+    fn affine(&self, side: u32) -> [f32; 2] {
+        [f32::from_bits(side), 0.0]
+    }
+
+    fn encode(&self, x: &[f32], out: &mut [u8]) -> u32 {
         let scale = fp8_scale(x);
         out.iter_mut().zip(x).for_each(|(o, &v)| *o = fp8_encode(v / scale));
-        scale
+        scale.to_bits()
     }
 
-    fn decode(&self, bytes: &[u8], scale: f32, out: &mut [f32]) {
-        out.iter_mut().zip(bytes).for_each(|(o, &c)| *o = FP8_VALUES[c as usize] * scale);
+    fn decode(&self, bytes: &[u8], side: u32, out: &mut [f32]) {
+        out.iter_mut().zip(bytes).for_each(|(o, &c)| *o = FP8_VALUES[c as usize] * f32::from_bits(side));
     }
 
     fn round_trip(&self, x: &mut [f32]) {

@@ -4,7 +4,7 @@
 //! seven bits is a subnormal bf16 of value `m * 2^-133`, which tensor cores multiply exactly. A GPU decodes a pair of
 //! codes with as many instructions as a pair of fp8 codes.
 
-use super::{RowCodec, SlotLayout};
+use super::RowFormat;
 
 /// `scale = max|x| / 127` (1 where all values are 0, NaN where one is NaN); code = sign bit and `|x| / scale` to nearest
 /// even; value = +-magnitude * scale.
@@ -12,23 +12,27 @@ pub struct Int8;
 
 const MAX_MAGNITUDE: f32 = 127.0;
 
-impl RowCodec for Int8 {
-    fn name(&self) -> &'static str {
-        "int8"
+impl RowFormat for Int8 {
+    fn bytes(&self, head_dim: usize) -> usize {
+        head_dim
     }
 
-    fn slot(&self, head_dim: usize) -> SlotLayout {
-        SlotLayout { k_bytes: head_dim, v_bytes: head_dim, side_bytes: 4 }
+    fn has_side(&self) -> bool {
+        true
     }
 
-    fn encode(&self, x: &[f32], out: &mut [u8]) -> f32 {
+    fn affine(&self, side: u32) -> [f32; 2] {
+        [f32::from_bits(side), 0.0]
+    }
+
+    fn encode(&self, x: &[f32], out: &mut [u8]) -> u32 {
         let scale = scale(x);
         out.iter_mut().zip(x).for_each(|(o, &v)| *o = code(v, scale));
-        scale
+        scale.to_bits()
     }
 
-    fn decode(&self, bytes: &[u8], scale: f32, out: &mut [f32]) {
-        out.iter_mut().zip(bytes).for_each(|(o, &c)| *o = int8_value(c) * scale);
+    fn decode(&self, bytes: &[u8], side: u32, out: &mut [f32]) {
+        out.iter_mut().zip(bytes).for_each(|(o, &c)| *o = int8_value(c) * f32::from_bits(side));
     }
 
     fn round_trip(&self, x: &mut [f32]) {
@@ -65,9 +69,9 @@ mod tests {
     fn codes_are_the_nearest_steps_and_the_largest_value_is_kept() {
         let x = [-127.0, 126.5, 125.5, 0.5, -1.5, 0.49, 0.0, 3.0];
         let mut codes = [0; 8];
-        assert_eq!(Int8.encode(&x, &mut codes), 1.0);
+        assert_eq!(Int8.encode(&x, &mut codes), 1f32.to_bits());
         let mut values = [0.0; 8];
-        Int8.decode(&codes, 1.0, &mut values);
+        Int8.decode(&codes, 1f32.to_bits(), &mut values);
         assert_eq!(values, [-127.0, 126.0, 126.0, 0.0, -2.0, 0.0, 0.0, 3.0]);
         // Subnormal rows, whose scale underflows to a coarse value, stay within 127 steps.
         let mut tiny = [1e-44f32, -1e-45, 0.0];

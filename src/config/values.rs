@@ -81,6 +81,7 @@ pub enum Kv {
     Bf16,
     Fp8,
     Int8,
+    K8V4,
 }
 
 impl FromStr for Kv {
@@ -92,7 +93,8 @@ impl FromStr for Kv {
             "bf16" => Ok(Self::Bf16),
             "fp8" => Ok(Self::Fp8),
             "int8" => Ok(Self::Int8),
-            _ => Err(format!("{s:?} is not a KV format (expected auto, f32, bf16, fp8 or int8)")),
+            "k8v4" => Ok(Self::K8V4),
+            _ => Err(format!("{s:?} is not a KV format (expected auto, f32, bf16, fp8, int8 or k8v4)")),
         }
     }
 }
@@ -183,7 +185,7 @@ macro_rules! spelled {
 spelled! {
     OnOff: "true or false, \"on\" or \"off\"",
     Device: "\"auto\", \"cpu\" or \"cuda:N\"",
-    Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\" or \"int8\"",
+    Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\", \"int8\" or \"k8v4\"",
     Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
     CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",

@@ -19,6 +19,7 @@ const SPILLS: &[(&str, usize)] = &[
     ("attend_tiles_128_bf16", 256),
     ("attend_tiles_128_fp8", 128),
     ("attend_tiles_128_int8", 128),
+    ("attend_tiles_128_k8v4", 128),
 ];
 /// Registers a thread may take where the kernel is not named: more leave an SM with few warps.
 const MOST_REGISTERS: usize = 168;
@@ -27,12 +28,15 @@ const REGISTERS: &[(&str, usize)] = &[
     ("attend_tiles_64_bf16", 255),
     ("attend_tiles_64_fp8", 255),
     ("attend_tiles_64_int8", 255),
+    ("attend_tiles_64_k8v4", 255),
     ("attend_tiles_128_bf16", 255),
     ("attend_tiles_128_fp8", 255),
     ("attend_tiles_128_int8", 255),
+    ("attend_tiles_128_k8v4", 255),
     // Two blocks of 256 threads on an SM.
     ("attend_128_fp8", 128),
     ("attend_128_int8", 128),
+    ("attend_128_k8v4", 128),
     // The sums of 64 x 256 to four warps: 9 warps on an SM.
     ("gemm_wgmma_256", 224),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on an SM.

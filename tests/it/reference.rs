@@ -11,6 +11,7 @@ pub enum Rounding {
     Bf16,
     Fp8,
     Int8,
+    K8V4,
 }
 
 /// What a log gives.
@@ -179,7 +180,8 @@ impl Layer<'_> {
             if s.borrowed() {
                 borrow(&mut qs);
             }
-            ks.iter_mut().chain(&mut vs).for_each(|h| round(h, rounding));
+            ks.iter_mut().for_each(|h| round(h, rounding));
+            vs.iter_mut().for_each(|h| if rounding == Rounding::K8V4 { round_v4(h) } else { round(h, rounding) });
             q.push(qs);
             k.push(ks);
             v.push(vs);
@@ -260,12 +262,29 @@ fn round(row: &mut [f64], rounding: Rounding) {
             let scale = if max == 0.0 { 1.0 } else { max / 448.0 };
             row.iter_mut().for_each(|x| *x = to_bits(*x / scale, 4, -6).clamp(-448.0, 448.0) * scale);
         }
-        Rounding::Int8 => {
+        Rounding::Int8 | Rounding::K8V4 => {
             let max = row.iter().fold(0f64, |m, x| m.max(x.abs()));
             let scale = if max == 0.0 { 1.0 } else { max / 127.0 };
             row.iter_mut().for_each(|x| *x = (*x / scale).round_ties_even() * scale);
         }
     }
+}
+
+/// Rotates a row, rounds it to 16 steps between its least and largest value, and rotates it back.
+fn round_v4(row: &mut [f64]) {
+    const SIGNS: [u32; 4] = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
+    assert!(row.len().is_power_of_two() && row.len() <= 128);
+    let sign = |i: usize| if SIGNS[i / 32] >> (i % 32) & 1 == 1 { -1.0 } else { 1.0 };
+    let entry = |i: usize, j: usize| if (i & j).count_ones() % 2 == 1 { -1.0 } else { 1.0 } / (row.len() as f64).sqrt();
+    let rotated = (0..row.len()).map(|i| (0..row.len()).map(|j| entry(i, j) * sign(j) * row[j]).sum());
+    let mut rotated: Vec<f64> = rotated.collect();
+    let least = to_bits(rotated.iter().copied().fold(f64::INFINITY, f64::min), 11, -14);
+    let range = rotated.iter().copied().fold(f64::NEG_INFINITY, f64::max) - least;
+    let step = to_bits((range / 15.0).max(least.abs() / 512.0).max(2f64.powi(-18)), 11, -14);
+    rotated.iter_mut().for_each(|x| *x = ((*x - least) / step).round_ties_even().clamp(0.0, 15.0) * step + least);
+    let back: Vec<f64> =
+        (0..row.len()).map(|j| sign(j) * (0..row.len()).map(|i| entry(i, j) * rotated[i]).sum::<f64>()).collect();
+    row.copy_from_slice(&back);
 }
 
 /// Rounds to `digits` binary digits, ties to even, with exponents from `least` up.

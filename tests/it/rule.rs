@@ -273,7 +273,12 @@ fn long_lanes_over_three_threads_follow_the_rule_too() {
 /// that falls the other way in f32 moves a number a little; not rounding at all moves all of them.
 #[test]
 fn codecs_round_what_is_stored() {
-    let codecs = [(Codec::Bf16, Rounding::Bf16), (Codec::Fp8, Rounding::Fp8), (Codec::Int8, Rounding::Int8)];
+    let codecs = [
+        (Codec::Bf16, Rounding::Bf16),
+        (Codec::Fp8, Rounding::Fp8),
+        (Codec::Int8, Rounding::Int8),
+        (Codec::K8V4, Rounding::K8V4),
+    ];
     for (codec, rounding) in codecs {
         for (i, form) in [Form::Plain, Form::Borrowed, Form::Adapter].into_iter().enumerate() {
             let tiny = Tiny::new(Spec::new(i != 1, form), 50 + i as u64);

@@ -97,7 +97,7 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
 #[test]
 fn an_answer_is_that_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
-    for kv in ["bf16", "fp8", "int8"] {
+    for kv in ["bf16", "fp8", "int8", "k8v4"] {
         let answer = |device| {
             let args = ["-p", EQUATION, "--temperature", "0", "--max-tokens", "24", "--json", "--kv", kv, "--device"];
             dmschat(gpu, &[], &[&args[..], &[device]].concat()).json()
@@ -126,6 +126,7 @@ fn scores_are_those_of_the_cpu() {
         (Spec { bias: true, ..Spec::new(false, Form::Adapter) }, "bf16", &[]),
         (Spec { n_q_heads: 6, ..Spec::new(false, Form::Metadata) }, "fp8", &[]),
         (Spec::new(false, Form::Plain), "int8", &["--policy", "window", "--budget", "24"]),
+        (Spec::new(true, Form::Borrowed), "k8v4", &[]),
     ];
     for (i, (spec, kv, policy)) in shapes.into_iter().enumerate() {
         // A GPU rounds the inputs of these bf16 weights to bf16: no decision of these models is so near 0 that this evicts

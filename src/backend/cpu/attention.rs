@@ -19,7 +19,7 @@ use super::simd::dots::{Rows, dots, fetch, widen};
 use super::simd::{Format, Isa, maths, matmul};
 use super::thread_pool::Tile;
 use super::{Acts, Cpu};
-use crate::codec::Codec;
+use crate::codec::{Codec, unpack_codes, unrotate};
 use crate::policy::{Dms, SlotMeta};
 use softmax::OnlineSoftmax;
 use std::ops::Range;
@@ -71,6 +71,16 @@ pub(super) struct Scratch {
     scores: Vec<f32>,
     /// Tokens of the group that see each gathered key.
     seen_by: Vec<(u32, u32)>,
+    values_of_a_page: PageValues,
+}
+
+/// V of a page as attention reads it.
+#[derive(Default)]
+struct PageValues {
+    /// Codes that are narrower than a byte, unpacked.
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
 }
 
 /// Arguments of a call, shared by all splits.
@@ -122,6 +132,9 @@ pub(super) fn attend(
             for q in 0..group {
                 let out = &mut out[(head * group + q) * d..][..d];
                 softmax::merge(cpu.isa, out, partials, width, of.tokens.len() * group, first + q);
+                if g.codec.rotates_values() {
+                    unrotate(out);
+                }
             }
         }
     });
@@ -227,13 +240,28 @@ impl Call<'_> {
         (&k[head * g.head_dim..][..g.head_dim], &v[head * g.head_dim..][..g.head_dim])
     }
 
+    /// Format of rows of K, and of V once [`Self::value_rows`] has unpacked them.
     fn format(&self) -> Format {
         match self.geometry.codec {
             Codec::F32 => Format::F32,
             Codec::Bf16 => Format::Bf16,
             Codec::Fp8 => Format::Fp8,
-            Codec::Int8 => Format::Int8,
+            // 4-bit codes, a byte each, are int8 codes without a sign.
+            Codec::Int8 | Codec::K8V4 => Format::Int8,
         }
+    }
+
+    /// Rows of V with a whole number of bytes to a value.
+    fn value_rows<'a>(&self, rows: &'a [u8], codes: &'a mut Vec<u8>) -> &'a [u8] {
+        if self.geometry.codec != Codec::K8V4 {
+            return rows;
+        }
+        let (d, bytes) = (self.geometry.head_dim, self.layout.slot.v_bytes);
+        codes.resize(rows.len() / bytes * d, 0);
+        for (codes, row) in codes.chunks_exact_mut(d).zip(rows.chunks_exact(bytes)) {
+            unpack_codes(row, codes);
+        }
+        codes
     }
 }
 
@@ -244,7 +272,7 @@ fn by_page(call: &Call<'_>, group: &Group, split: &Split, softmax: &mut OnlineSo
     for start in split.slots.clone().step_by(block) {
         let slots = start..split.slots.end.min(start + block);
         scratch.scores.resize(rows * slots.len(), 0.0);
-        add_pages(call, group, slots, split.slots.end, softmax, &scratch.queries, &mut scratch.scores);
+        add_pages(call, group, slots, split.slots.end, softmax, scratch);
     }
     if split.own {
         add_own(call, group, softmax, scratch);
@@ -258,26 +286,25 @@ fn add_pages(
     slots: Range<usize>,
     end: usize,
     softmax: &mut OnlineSoftmax<'_>,
-    queries: &[f32],
-    scores: &mut [f32],
+    scratch: &mut Scratch,
 ) {
+    let Scratch { queries, scores, values_of_a_page: page_values, .. } = scratch;
     let (g, layout, isa) = (call.geometry, call.layout, call.isa);
     let (d, page_slots, rows, n) = (g.head_dim, g.page_slots, softmax.rows(), slots.len());
     let span = &call.spans[group.span];
     let page = |slot: usize| call.page(span, group.head, slot);
     let k_rows = |slot: usize| &page(slot)[layout.k_rows()];
     let v_rows = |slot: usize| &page(slot)[layout.v_rows()];
-    let stored = |bytes, n| Rows::new(bytes, call.format(), d).slice(0..n);
     for start in slots.clone().step_by(page_slots) {
         let (next, at) = (start + page_slots, start - slots.start);
         let columns = at..n.min(at + page_slots);
         let next = if next < slots.end { k_rows(next) } else { v_rows(slots.start) };
         // K and V of a page are adjacent: prefetch V now, though it is needed later.
         fetch(v_rows(start));
-        let keys = stored(k_rows(start), columns.len()).then(next);
+        let keys = Rows::new(k_rows(start), call.format(), d).slice(0..columns.len()).then(next);
         dots(isa, keys, queries, &mut Tile::new(scores, rows, n).narrow(columns.clone()));
-        if layout.has_scale() {
-            let [scales, _] = layout.all_scales(page(start));
+        if layout.has_sides() {
+            let scales: &[f32] = bytemuck::cast_slice(layout.all_sides(page(start))[0]);
             for scores in scores.chunks_exact_mut(n) {
                 maths::mul(isa, &mut scores[columns.clone()], &scales[..columns.len()]);
             }
@@ -288,19 +315,36 @@ fn add_pages(
     for start in slots.clone().step_by(page_slots) {
         let (next, at) = (start + page_slots, start - slots.start);
         let columns = at..n.min(at + page_slots);
-        if layout.has_scale() {
-            let [_, scales] = layout.all_scales(page(start));
-            for weights in scores.chunks_exact_mut(n) {
-                maths::mul(isa, &mut weights[columns.clone()], &scales[..columns.len()]);
+        if layout.has_sides() {
+            page_values.read_sides(g.codec, &layout.all_sides(page(start))[1][..columns.len()]);
+            for (r, weights) in scores.chunks_exact_mut(n).enumerate() {
+                let weights = &mut weights[columns.clone()];
+                if g.codec.has_offsets() {
+                    softmax.add_to_all(r, weights.iter().zip(&page_values.offsets).map(|(w, o)| w * o).sum());
+                }
+                maths::mul(isa, weights, &page_values.scales);
             }
         }
-        let values = stored(v_rows(start), columns.len());
+        let values = call.value_rows(v_rows(start), &mut page_values.codes);
+        let values = Rows::new(values, call.format(), d).slice(0..columns.len());
         let values = match next {
             next if next < slots.end => values.then(v_rows(next)),
             next if next < end => values.then(k_rows(next)),
             _ => values,
         };
         softmax.add_stored(isa, &scores[at..], n, values);
+    }
+}
+
+impl PageValues {
+    /// Scales and offsets of rows.
+    fn read_sides(&mut self, codec: Codec, sides: &[u32]) {
+        self.scales.clear();
+        self.offsets.clear();
+        for [scale, offset] in sides.iter().map(|&side| codec.affine_v(side)) {
+            self.scales.push(scale);
+            self.offsets.push(offset);
+        }
     }
 }
 
@@ -379,9 +423,15 @@ fn by_block(call: &Call<'_>, group: &Group, split: &Split, softmax: &mut OnlineS
             if seen.0 == seen.1 {
                 continue;
             }
-            let (at, [k_scale, v_scale]) = (scratch.seen_by.len() * d, layout.scales(page, row));
+            let (at, [k_side, v_side]) = (scratch.seen_by.len() * d, layout.sides(page, row));
+            let ([k_scale, _], [v_scale, v_offset]) = (g.codec.affine_k(k_side), g.codec.affine_v(v_side));
             widen(call.isa, &page[layout.k(row)], call.format(), k_scale, &mut scratch.keys[at..at + d]);
-            widen(call.isa, &page[layout.v(row)], call.format(), v_scale, &mut scratch.values[at..at + d]);
+            let (v, values) = (&page[layout.v(row)], &mut scratch.values[at..at + d]);
+            let v = call.value_rows(v, &mut scratch.values_of_a_page.codes);
+            widen(call.isa, v, call.format(), v_scale, values);
+            if g.codec.has_offsets() {
+                values.iter_mut().for_each(|x| *x += v_offset);
+            }
             scratch.seen_by.push(seen);
             if scratch.seen_by.len() == BLOCK_KEYS {
                 add_block(call.isa, softmax, scratch, n_tokens, d);
@@ -410,7 +460,7 @@ fn by_block(call: &Call<'_>, group: &Group, split: &Split, softmax: &mut OnlineS
 }
 
 fn add_block(isa: Isa, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch, n_tokens: usize, d: usize) {
-    let Scratch { queries, keys, values, scores, seen_by } = scratch;
+    let Scratch { queries, keys, values, scores, seen_by, .. } = scratch;
     let (rows, n) = (softmax.rows(), seen_by.len());
     let q_heads = rows / n_tokens;
     scores.resize(rows * BLOCK_KEYS, 0.0);

@@ -111,9 +111,9 @@ pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[S
                 let page = kv.page_table[g.row(layer, span.seq, head) * g.max_pages + entry];
                 let page = kv.pool.page_mut(page);
                 let range = head * d..(head + 1) * d;
-                let k_scale = g.codec.encode(&k[range.clone()], &mut page[layout.k(row)]);
-                let v_scale = g.codec.encode(&v[range], &mut page[layout.v(row)]);
-                layout.set_scales(page, row, [k_scale, v_scale]);
+                let k_side = g.codec.encode_k(&k[range.clone()], &mut page[layout.k(row)]);
+                let v_side = g.codec.encode_v(&v[range], &mut page[layout.v(row)]);
+                layout.set_sides(page, row, [k_side, v_side]);
             }
         }
     }
@@ -198,7 +198,7 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
             SlotBytes {
                 k: page[layout.k(row)].to_vec(),
                 v: page[layout.v(row)].to_vec(),
-                scales: layout.scales(page, row),
+                sides: layout.sides(page, row),
                 meta: layout.meta(page, row),
             }
         })
@@ -212,7 +212,7 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
         let page = lane.own_page(slot);
         page[layout.k(row)].copy_from_slice(&bytes.k);
         page[layout.v(row)].copy_from_slice(&bytes.v);
-        layout.set_scales(page, row, bytes.scales);
+        layout.set_sides(page, row, bytes.sides);
         layout.set_meta(page, row, bytes.meta);
         // Slots are not in order of position: an older token must not take a newer one's place.
         if bytes.meta.position() >= window_start {
@@ -224,7 +224,7 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
 struct SlotBytes {
     k: Vec<u8>,
     v: Vec<u8>,
-    scales: [f32; 2],
+    sides: [u32; 2],
     meta: SlotMeta,
 }
 

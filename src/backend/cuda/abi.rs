@@ -117,12 +117,12 @@ pub struct View {
     pub head_dim: i32,
     pub n_seqs: i32,
     pub max_pages: i32,
-    /// Bytes of an encoded row, and byte offsets inside a page. Offsets of scales are 0 where the codec has none.
+    /// Bytes of an encoded row, and byte offsets inside a page. Offsets of side data are 0 where the codec has none.
     pub k_bytes: i32,
     pub v_bytes: i32,
     pub v_at: i32,
-    pub k_scales_at: i32,
-    pub v_scales_at: i32,
+    pub k_sides_at: i32,
+    pub v_sides_at: i32,
     pub meta_at: i32,
     /// The eviction rule: `Dms` in `policy_dms.cuh`. All 0 where nothing is evicted.
     pub evicts: i32,

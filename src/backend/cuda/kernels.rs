@@ -149,6 +149,7 @@ kernels! {
         QkvRopeBf16 "qkv_rope_bf16" "r",
         QkvRopeFp8 "qkv_rope_fp8" "r",
         QkvRopeInt8 "qkv_rope_int8" "r",
+        QkvRopeK8V4 "qkv_rope_k8v4" "r",
     }
     "attend" {
         Attend64Bf16 "attend_64_bf16" "d",
@@ -157,11 +158,14 @@ kernels! {
         Attend128Fp8 "attend_128_fp8" "d",
         Attend64Int8 "attend_64_int8" "d",
         Attend128Int8 "attend_128_int8" "d",
+        Attend64K8V4 "attend_64_k8v4" "d",
+        Attend128K8V4 "attend_128_k8v4" "d",
     }
     "decode_epilogue" {
         DecodeEpilogueBf16 "decode_epilogue_bf16" "d",
         DecodeEpilogueFp8 "decode_epilogue_fp8" "d",
         DecodeEpilogueInt8 "decode_epilogue_int8" "d",
+        DecodeEpilogueK8V4 "decode_epilogue_k8v4" "d",
     }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "c",
@@ -170,6 +174,8 @@ kernels! {
         AttendTiles128Fp8 "attend_tiles_128_fp8" "c",
         AttendTiles64Int8 "attend_tiles_64_int8" "c",
         AttendTiles128Int8 "attend_tiles_128_int8" "c",
+        AttendTiles64K8V4 "attend_tiles_64_k8v4" "c",
+        AttendTiles128K8V4 "attend_tiles_128_k8v4" "c",
     }
     "place" {
         Place "place" "kpip",
@@ -213,13 +219,15 @@ impl Kernel {
         let own = |rows: usize, stages: usize| stages * (128 + rows) * 64 * size_of::<u16>() + 1024;
         // Stages of both inputs: `gemm_decode.cu`.
         let few = |stages: usize, tokens: usize| stages * (tokens + 32) * 256 * size_of::<u16>();
-        // `Shared` in `attend_tiles.cu`.
-        let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 2 * 256 * 8 + 256 * 24 + 32;
+        // `Shared` in `attend_tiles.cu`: tiles of Q, K and V, then `codes` bytes of codes in flight and of offsets.
+        let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 256 * 8 + 256 * 16 + 32;
         match self {
-            Kernel::AttendTiles64Bf16 => tiles(64, 32),
-            Kernel::AttendTiles64Fp8 | Kernel::AttendTiles64Int8 => tiles(64, 2 * 64 * 64),
-            Kernel::AttendTiles128Bf16 => tiles(128, 32),
-            Kernel::AttendTiles128Fp8 | Kernel::AttendTiles128Int8 => tiles(128, 2 * 64 * 128),
+            Kernel::AttendTiles64Bf16 => tiles(64, 48),
+            Kernel::AttendTiles64Fp8 | Kernel::AttendTiles64Int8 => tiles(64, 2 * 64 * 64 + 16),
+            Kernel::AttendTiles64K8V4 => tiles(64, 64 * 64 + 64 * 32 + 256),
+            Kernel::AttendTiles128Bf16 => tiles(128, 48),
+            Kernel::AttendTiles128Fp8 | Kernel::AttendTiles128Int8 => tiles(128, 2 * 64 * 128 + 16),
+            Kernel::AttendTiles128K8V4 => tiles(128, 64 * 128 + 64 * 64 + 256),
             Kernel::GemmDecode8 | Kernel::GemmDecode8Swiglu => few(4, 8),
             Kernel::GemmDecode16 | Kernel::GemmDecode16Swiglu => few(4, 16),
             Kernel::GemmDecode32 | Kernel::GemmDecode32Swiglu => few(3, 32),

@@ -23,7 +23,7 @@ const SCATTER_THREADS: usize = 256;
 
 fn view(kv: &KvTables<Cuda>) -> View {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
-    let scales = |at: usize| if page.has_scale() { at as i32 } else { 0 };
+    let sides = |at: usize| if page.has_sides() { at as i32 } else { 0 };
     View {
         pages: kv.pool.base(),
         table: kv.page_table.ptr(),
@@ -49,8 +49,8 @@ fn view(kv: &KvTables<Cuda>) -> View {
         k_bytes: page.slot.k_bytes as i32,
         v_bytes: page.slot.v_bytes as i32,
         v_at: page.v_at as i32,
-        k_scales_at: scales(page.k_side_at),
-        v_scales_at: scales(page.v_side_at),
+        k_sides_at: sides(page.k_side_at),
+        v_sides_at: sides(page.v_side_at),
         meta_at: page.meta_at as i32,
         evicts: rule.is_some() as i32,
         window: rule.map_or(0, |r| r.window as i32),
@@ -83,6 +83,9 @@ fn instances(g: &KvGeometry) -> Instances {
         }
         Codec::Int8 => {
             (QkvRopeInt8, DecodeEpilogueInt8, [Attend64Int8, Attend128Int8], [AttendTiles64Int8, AttendTiles128Int8])
+        }
+        Codec::K8V4 => {
+            (QkvRopeK8V4, DecodeEpilogueK8V4, [Attend64K8V4, Attend128K8V4], [AttendTiles64K8V4, AttendTiles128K8V4])
         }
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };

@@ -2,6 +2,7 @@
 
 use super::super::super::{KvTables, Span};
 use super::super::{Acts, Cpu};
+use crate::codec::unrotate;
 
 pub(super) fn attend(out: &mut Acts, qkv: &Acts, decisions: &[f32], kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
     for span in spans {
@@ -34,9 +35,9 @@ fn attend_lane(
     let mut metas = Vec::with_capacity(live + span.len);
     for slot in 0..live {
         let page = kv.pool.page(kv.page_table[row * g.max_pages + slot / g.page_slots]);
-        let (r, [ks, vs]) = (slot % g.page_slots, layout.scales(page, slot % g.page_slots));
-        g.codec.decode(&page[layout.k(r)], ks, &mut keys[slot * d..(slot + 1) * d]);
-        g.codec.decode(&page[layout.v(r)], vs, &mut values[slot * d..(slot + 1) * d]);
+        let (r, [ks, vs]) = (slot % g.page_slots, layout.sides(page, slot % g.page_slots));
+        g.codec.decode_k(&page[layout.k(r)], ks, &mut keys[slot * d..(slot + 1) * d]);
+        g.codec.decode_v(&page[layout.v(r)], vs, &mut values[slot * d..(slot + 1) * d]);
         let meta = layout.meta(page, r);
         let marked = rule.map_or(meta.marked(), |rule| rule.stored_mark(base, meta, decision(0)));
         metas.push((meta.position(), marked));
@@ -78,6 +79,9 @@ fn attend_lane(
                 }
             }
             o.iter_mut().for_each(|o| *o /= sum);
+            if g.codec.rotates_values() {
+                unrotate(o);
+            }
         }
     }
 }

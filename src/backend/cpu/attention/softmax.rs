@@ -61,6 +61,11 @@ impl<'a> OnlineSoftmax<'a> {
         matmul::a_b(&mut Tile::new(self.acc, rows, d), weights, n, values, d, n, true);
     }
 
+    /// Adds `x` to every channel's sum of a row.
+    pub fn add_to_all(&mut self, row: usize, x: f32) {
+        self.acc[row * self.d..(row + 1) * self.d].iter_mut().for_each(|sum| *sum += x);
+    }
+
     /// The same with values as they are stored, for weights in rows of `stride`.
     pub fn add_stored(&mut self, isa: Isa, weights: &[f32], stride: usize, values: Rows<'_>) {
         let (rows, d) = (self.rows(), self.d);
