@@ -146,7 +146,10 @@ impl Sessions {
         if leaves || what == Store::StopOpening {
             self.waiting = None;
         }
-        if leaves && self.session.is_behind() {
+        // A conversation that was read waits only for its model: whether to leave this one was decided before.
+        let decided = matches!(&what, Store::Open(which) | Store::OpenWithCurrent(which)
+            if self.read.as_ref().is_some_and(|read| read.which == *which));
+        if leaves && !decided && self.session.is_behind() {
             self.waiting = Some((what, Instant::now() + SETTLE));
             self.write_on(app, &mut events);
         } else {
@@ -163,10 +166,9 @@ impl Sessions {
         match what {
             Store::Sync => self.write_on(app, events),
             Store::Close => events.push(self.begin_new()),
-            Store::Leave(then) => {
-                self.begin_new();
-                events.extend(self.run(app, *then));
-            }
+            // Not through `run`, which would wait for the records again: once another conversation stands in its place,
+            // [`Sessions::replace`] keeps trying to write them.
+            Store::Leave(then) => self.perform(app, *then, events),
             Store::List => self.list(),
             Store::Open(which) => self.open(app, which, false, events),
             Store::OpenWithCurrent(which) => self.open(app, which, true, events),

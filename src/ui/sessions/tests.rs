@@ -99,3 +99,30 @@ fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
     let events = sessions.run(&app, Store::Open(which));
     assert!(matches!(&events[..], [AppEvent::NotOpened(..)]), "{events:?}");
 }
+
+#[test]
+fn an_unsaved_conversation_stays_until_another_one_is_open() {
+    let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
+    // A file where the folder should be: nothing can be written.
+    std::fs::write(dir.path().join("sessions"), "").unwrap();
+    let (mut sessions, mut answers) = start(dir.path(), &app);
+    turn(&mut app, "q", "", "a");
+    sessions.record(&app.chat.clone(), app.chat.take_changes());
+    let id = sessions.session.id().to_owned();
+    let open = Store::Open(Which::Named("none".to_owned()));
+    assert!(sessions.run(&app, open.clone()).is_empty());
+    let written = wait(sessions.writer.written.recv()).unwrap();
+    let events = sessions.written(&app, written);
+    assert!(matches!(&events[..], [AppEvent::NotSaved { then, .. }] if *then == open), "{events:?}");
+
+    assert!(sessions.run(&app, Store::Leave(Box::new(open))).is_empty());
+    let Some(Answer::Read(read)) = answers.blocking_recv() else { panic!("it was not read") };
+    let read = sessions.expect(read).unwrap();
+    let events = sessions.was_read(&app, read);
+    assert!(matches!(&events[..], [AppEvent::NotOpened(Level::Error, _)]), "{events:?}");
+    assert_eq!(sessions.session.id(), id, "the conversation on the screen is still the open one");
+
+    let events = sessions.run(&app, Store::Leave(Box::new(Store::Close)));
+    assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
+    assert!(sessions.session.id() != id && sessions.left.len() == 1);
+}
