@@ -6,17 +6,23 @@ pub mod bounds;
 mod builtin;
 pub mod config;
 pub mod convert;
+mod described;
+mod disk;
 mod files;
 pub mod hub;
 mod json;
 mod mapped;
 pub mod names;
+mod origin;
 mod parse;
 pub mod random;
 mod rope;
 mod safetensors;
 mod texts;
+pub mod weight_cache;
+mod weight_file;
 
+pub use described::EXACT_FIRST;
 pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 pub use hub::ModelRef;
 
@@ -26,6 +32,7 @@ use crate::unicode;
 use adapter::Adapter;
 use anyhow::{Context, Result, bail, ensure};
 use files::Files;
+use origin::{Origin, SourceFile};
 use json::Fields;
 use names::TensorSpec;
 use safetensors::TensorFile;
@@ -55,6 +62,10 @@ pub struct Checkpoint {
     pub builtin: bool,
     /// What [`convert`] made of the matrices; `Bf16` is as in the files.
     pub weights: quant::Weights,
+    /// Whether the weights are mapped from a file of [`weight_cache`].
+    pub cached: bool,
+    /// `None` for the built-in model and for random weights.
+    pub origin: Option<Origin>,
     /// A notice about matrices that [`convert`] left as they are.
     pub kept: Option<String>,
     /// Bytes of all tensors.
@@ -92,22 +103,30 @@ impl Checkpoint {
     /// exists with its shape. Each error is one line.
     pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
         let (name, files) = locate(model)?;
-        Self::from_files(&name, &files, adapter).map_err(unicode::one_line_error)
+        let mut out = Self::from_files(&name, &files, adapter, own_weights).map_err(unicode::one_line_error)?;
+        out.origin = out.origin.map(|origin| Origin { model: reference(model), ..origin });
+        Ok(out)
     }
 
     /// [`Checkpoint::open`] for files in memory, by name.
     pub fn from_memory(name: &str, files: BTreeMap<String, SharedBytes>, adapter: &AdapterChoice) -> Result<Self> {
-        Self::from_files(name, &Files::Memory(files), adapter).map_err(unicode::one_line_error)
+        Self::from_files(name, &Files::Memory(files), adapter, own_weights).map_err(unicode::one_line_error)
     }
 
-    fn from_files(name: &str, files: &Files, adapter: &AdapterChoice) -> Result<Self> {
+    /// `weights` gives the tensors of the configuration, and the files that they are in.
+    fn from_files(
+        name: &str,
+        files: &Files,
+        adapter: &AdapterChoice,
+        weights: impl FnOnce(&Files, &ModelConfig) -> Result<(Vec<Tensor>, Vec<SourceFile>)>,
+    ) -> Result<Self> {
         let (mut config, config_map, metadata) = configuration(files)?;
         let config_fields = Fields::new(&files.label("config.json"), &config_map);
         let generation = optional_object(files, "generation_config.json")?;
         let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
         let (generation, ignored) = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
 
-        let mut tensors = Weights::open(files)?.take(&config)?;
+        let (mut tensors, sources) = weights(files, &config)?;
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
         let found = *adapter == AdapterChoice::Auto;
         let adapter = choose_adapter(adapter, name, &config)?;
@@ -129,6 +148,10 @@ impl Checkpoint {
         out.adapter_found = found && adapter.is_some();
         out.adapter = adapter.map(|a| a.base().to_owned());
         out.builtin = matches!(files, Files::BuiltIn);
+        if !out.builtin {
+            let (model, revision) = (name.to_owned(), files.commit());
+            out.origin = Some(Origin { model, revision, files: files.clone(), weights: sources });
+        }
         out.take_tensors(tensors);
         out.fingerprint = fingerprint(&identity, &out.tensors);
         Ok(out)
@@ -160,6 +183,8 @@ impl Checkpoint {
             adapter_found: false,
             builtin: false,
             weights: quant::Weights::Bf16,
+            cached: false,
+            origin: None,
             kept: None,
             weight_bytes: 0,
             n_params: 0,
@@ -168,11 +193,35 @@ impl Checkpoint {
         }
     }
 
+    /// Replaces matrices by those of a file of converted weights.
+    fn with_converted(mut self, weights: quant::Weights, converted: BTreeMap<String, Tensor>) -> Self {
+        let n_params = self.n_params;
+        let mut tensors = std::mem::take(&mut self.tensors);
+        tensors.extend(converted);
+        self.take_tensors(tensors.into_values().collect());
+        Self { weights, cached: true, n_params, ..self }
+    }
+
     fn take_tensors(&mut self, tensors: Vec<Tensor>) {
         self.n_params = tensors.iter().map(|t| t.len() as u64).sum();
         self.weight_bytes = tensors.iter().map(|t| t.stored_bytes() as u64).sum();
         self.tensors = tensors.into_iter().map(|t| (t.name.clone(), t)).collect();
     }
+}
+
+/// A model as `-m` takes it from anywhere.
+fn reference(model: &ModelRef) -> String {
+    match model {
+        ModelRef::BuiltIn => hub::DEMO.to_owned(),
+        ModelRef::Folder(dir) => std::fs::canonicalize(dir).unwrap_or_else(|_| dir.clone()).display().to_string(),
+        ModelRef::Hub { id, .. } => id.clone(),
+    }
+}
+
+/// The weights of a checkpoint's own files.
+fn own_weights(files: &Files, config: &ModelConfig) -> Result<(Vec<Tensor>, Vec<SourceFile>)> {
+    let weights = Weights::open(files)?;
+    Ok((weights.take(config)?, weights.sources()))
 }
 
 fn locate(model: &ModelRef) -> Result<(String, Files)> {
@@ -299,6 +348,10 @@ impl Weights {
             out.owner.insert(tensor.to_owned(), at);
         }
         Ok(out)
+    }
+
+    fn sources(&self) -> Vec<SourceFile> {
+        self.files.iter().map(TensorFile::source).collect()
     }
 
     fn get(&self, name: &str) -> Result<Option<Tensor>> {

@@ -26,6 +26,8 @@ pub struct Dirs {
     pub config: PathBuf,
     /// Holds `sessions/` and the input history. `DMSCHAT_DATA_DIR` overrides it.
     pub data: PathBuf,
+    /// Holds `weights/`. `DMSCHAT_CACHE_DIR` overrides it.
+    pub cache: PathBuf,
 }
 
 impl Dirs {
@@ -46,6 +48,7 @@ impl Dirs {
         Ok(Self {
             config: pick("DMSCHAT_CONFIG_DIR", usual.as_ref().map(|d| d.config_dir().to_owned()))?,
             data: pick("DMSCHAT_DATA_DIR", usual.as_ref().map(|d| d.data_dir().to_owned()))?,
+            cache: pick("DMSCHAT_CACHE_DIR", usual.as_ref().map(|d| d.cache_dir().to_owned()))?,
         })
     }
 
@@ -55,6 +58,11 @@ impl Dirs {
 
     pub fn themes(&self) -> PathBuf {
         self.config.join("themes")
+    }
+
+    /// Quantized weights.
+    pub fn weights(&self) -> PathBuf {
+        self.cache.join("weights")
     }
 
     pub fn sessions(&self) -> PathBuf {
@@ -82,6 +90,10 @@ pub struct Settings {
     pub device: Device,
     /// Format of the weights in memory.
     pub weights: Weights,
+    /// Whether quantized weights are kept in [`Dirs::weights`].
+    pub weight_cache: bool,
+    /// A file of importance, by which 4-bit and 8-bit codes are chosen.
+    pub importance: Option<PathBuf>,
     /// `None`: the checkpoint's default (on, unless it disables eviction).
     pub eviction: Option<bool>,
     pub policy: CachePolicy,
@@ -191,7 +203,9 @@ impl Settings {
                 Some(file) => Adapter::File(file.into()),
             },
             device: layer.device.unwrap_or_default(),
-            weights: layer.weights.unwrap_or_default(),
+            weights: layer.weights.unwrap_or(Weights::Auto),
+            weight_cache: layer.weight_cache.is_none_or(|c| c.0),
+            importance: layer.importance,
             eviction: layer.eviction.map(|e| e.0),
             policy,
             budget: layer.budget.unwrap_or(DEFAULT_BUDGET),

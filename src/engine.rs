@@ -26,14 +26,18 @@ mod runner;
 mod scheduler;
 pub mod score;
 mod threads;
+mod weights;
 mod worker;
 
+pub use loaded::weights_info;
 pub use planner::host_bytes;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use threads::join_all;
+pub use weights::{Fit, WeightOptions, prepare};
 
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::weight_cache::Report;
 use crate::codec::Codec;
 use crate::policy::PolicyChoice;
 use crate::protocol::{EngineHandle, EngineMessage, Event, MAX_CONTEXT, Outlet, Plan};
@@ -62,6 +66,8 @@ pub struct EngineOptions {
     pub eviction: Option<bool>,
     /// Which slots live; by default the model's own policy.
     pub policy: PolicyChoice,
+    /// How the weights are stored.
+    pub weights: WeightOptions,
     /// Maximum tokens of one step. `None`: the backend's preference.
     pub max_step: Option<usize>,
     /// Number of cache sequences. A conversation takes up to four: itself, two checkpoints of its last turn and a rebuild.
@@ -80,6 +86,7 @@ impl EngineOptions {
             kv_limit: None,
             eviction: None,
             policy: PolicyChoice::Model,
+            weights: WeightOptions::default(),
             max_step: None,
             max_seqs: 4,
             reference: None,
@@ -148,13 +155,20 @@ impl Loading {
     /// loading failed.
     pub fn serve<B: Backend>(
         self,
-        mut checkpoint: Checkpoint,
+        checkpoint: Checkpoint,
         backend: impl FnOnce(&Self) -> Result<B>,
         mut options: EngineOptions,
     ) -> Result<()> {
         let b = backend(&self)?;
         let Self { inbox, outlet } = self;
-        let plan = resolve_context(&b, &mut checkpoint, &mut options, |text| outlet.notice(text))?;
+        let mut report = |report| {
+            match report {
+                Report::Layers { done, total } => outlet.event(Event::Quantizing { done, total }),
+                Report::Notice(text) => outlet.notice(text),
+            }
+            !outlet.is_closed()
+        };
+        let (checkpoint, plan) = prepare(&b, checkpoint, &mut options, &mut report)?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
             !outlet.is_closed()
@@ -182,7 +196,7 @@ pub fn resolve_context<B: Backend>(
     b: &B,
     checkpoint: &mut Checkpoint,
     options: &mut EngineOptions,
-    notice: impl Fn(String),
+    mut notice: impl FnMut(String),
 ) -> Result<Plan> {
     let (native, asked) = (checkpoint.config.context, options.context);
     let wanted = asked.unwrap_or(native);

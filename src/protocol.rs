@@ -303,6 +303,11 @@ pub enum Event {
         done_bytes: u64,
         total_bytes: u64,
     },
+    /// Weights are quantized: layers so far and in total.
+    Quantizing {
+        done: usize,
+        total: usize,
+    },
     /// The driver compiles kernels for this GPU, which it does once: kernel files so far and in total. Sent only if it takes
     /// noticeably long.
     CompilingKernels {
@@ -482,6 +487,19 @@ impl ModelReference {
     }
 }
 
+/// How a model's weights are stored in memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WeightsInfo {
+    /// `f32`, `f16`, `bf16`, `int8` or `int4`.
+    pub format: String,
+    /// Mean bits per weight, with scales; 0 in files of older versions.
+    pub bits: f64,
+    pub bytes: u64,
+    /// Whether they are mapped from a file of quantized weights.
+    pub cached: bool,
+}
+
 /// Properties of the loaded model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelInfo {
@@ -508,9 +526,7 @@ pub struct ModelInfo {
     /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
     pub dms: String,
     pub adapter: Option<String>,
-    /// Element type of the weights: `f32`, `f16` or `bf16`.
-    pub weights: String,
-    pub weight_bytes: u64,
+    pub weights: WeightsInfo,
     pub slot_bytes: usize,
     pub page_slots: usize,
     pub kv_limit: Option<u64>,

@@ -76,8 +76,7 @@ pub fn convert(
         let importance = importance.get(&tensor.name).map(Vec::as_slice);
         tensors.push(match (codes.get(&tensor.name), &tensor.format) {
             (Some(&code), Format::Plain(_) | Format::Rows(_)) => packed(&tensor, code, importance, threads)?,
-            (None, Format::Rows(_)) => bf16(&tensor, threads)?,
-            _ => tensor,
+            _ => plain(tensor, threads)?,
         });
         ensure!(progress(done, total), "loading was stopped");
     }
@@ -92,15 +91,24 @@ pub fn convert(
 fn packed(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize) -> Result<Tensor> {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
     let len = code.bytes(rows, cols);
-    let bytes = mapped::buffer(len, |out| pack(tensor, code, importance, threads, out))?;
+    let bytes = mapped::buffer(len, |out| pack(tensor, code, importance, threads, 0, out))?;
     Ok(Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len))
 }
 
-/// Packs a matrix into `out`, which has [`Code::bytes`] of it. Strips are split over `threads` (0: one per core).
-pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, out: &mut [u8]) {
+/// Packs strips of a matrix from strip `from` on, as many as `out` has room for. They are split over `threads` (0: one per
+/// core).
+pub fn pack(
+    tensor: &Tensor,
+    code: Code,
+    importance: Option<&[f32]>,
+    threads: usize,
+    from: usize,
+    out: &mut [u8],
+) {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
     let importance = importance.filter(|w| w.len() == cols);
     strips(code.strip_bytes(cols), threads, out, |strip, values, out| {
+        let strip = from + strip;
         if let Format::Rows(source) = &tensor.format
             && source.exact_strip(code, strip, out)
         {
@@ -114,6 +122,11 @@ pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: us
         }
         code.pack_strip(values, cols, importance, out);
     });
+}
+
+/// A tensor in a format that a backend takes without packing: itself, or bf16 for another program's format.
+pub fn plain(tensor: Tensor, threads: usize) -> Result<Tensor> {
+    if let Format::Rows(_) = tensor.format { bf16(&tensor, threads) } else { Ok(tensor) }
 }
 
 /// A matrix in another program's format as bf16.
@@ -171,7 +184,7 @@ mod tests {
         for code in Code::ALL {
             let bytes = [1, 8].map(|threads| {
                 let mut out = vec![0xaa; code.bytes(tensor.shape[0], tensor.shape[1])];
-                pack(tensor, code, Some(&importance), threads, &mut out);
+                pack(tensor, code, Some(&importance), threads, 0, &mut out);
                 out
             });
             assert!(bytes[0] == bytes[1], "{code:?}");

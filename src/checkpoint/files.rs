@@ -21,7 +21,22 @@ pub fn max_text_bytes(name: &str) -> u64 {
     }
 }
 
+/// Files beside the weights that a checkpoint is opened from, where they exist. The first two decide whether the model can
+/// run.
+pub const TEXTS: [&str; 9] = [
+    "config.json",
+    "dms_metadata.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "README.md",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
 /// The files of one checkpoint.
+#[derive(Clone)]
 pub enum Files {
     Folder {
         /// The path that the user gave, for error messages.
@@ -46,6 +61,17 @@ impl Files {
         );
         let blobs = blobs_of(&canonical);
         Ok(Self::Folder { dir: dir.to_owned(), roots: [Some(canonical), blobs].into_iter().flatten().collect() })
+    }
+
+    /// The commit, for a snapshot of the Hugging Face cache.
+    pub fn commit(&self) -> Option<String> {
+        let Self::Folder { roots, .. } = self else { return None };
+        let snapshot = roots.first().filter(|dir| blobs_of(dir).is_some())?;
+        Some(snapshot.file_name()?.to_str()?.to_owned())
+    }
+
+    pub fn is_folder(&self) -> bool {
+        matches!(self, Self::Folder { .. })
     }
 
     /// The name of a file in error messages.

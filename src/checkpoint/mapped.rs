@@ -3,7 +3,7 @@
 use crate::regular_file;
 use crate::tensor::SharedBytes;
 use anyhow::{Context, Result, ensure};
-use memmap2::{Mmap, MmapMut};
+use memmap2::{Mmap, MmapMut, MmapOptions};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,6 +28,13 @@ pub fn map_file(path: &Path) -> Result<SharedBytes> {
 #[cfg(target_os = "linux")]
 fn want_huge_pages(advise: impl FnOnce(memmap2::Advice) -> std::io::Result<()>) {
     let _ = advise(memmap2::Advice::HugePage);
+}
+
+/// Address space that reads as zeros and takes no memory, for tensors that are described and not read.
+pub fn reserved(len_bytes: usize) -> Result<SharedBytes> {
+    let map = MmapOptions::new().len(len_bytes.max(1)).no_reserve_swap().map_anon();
+    let map = map.and_then(MmapMut::make_read_only).with_context(|| format!("reserving {len_bytes} bytes"))?;
+    Ok(Arc::new(map))
 }
 
 /// A page-aligned, zeroed buffer that `fill` writes, shared afterwards.

@@ -6,17 +6,21 @@
 
 use super::bounds;
 use super::mapped;
+use super::origin::SourceFile;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use ::safetensors::tensor::{Dtype, TensorInfo};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 
 /// A parsed file. `label` names it in error messages.
 pub struct TensorFile {
     label: String,
     bytes: SharedBytes,
+    /// Bytes before the tensors' data.
+    head_bytes: usize,
     entries: BTreeMap<String, Entry>,
     /// `__metadata__`, all strings.
     pub metadata: BTreeMap<String, String>,
@@ -61,11 +65,23 @@ impl TensorFile {
             }
         }
         refuse_overlap(label, &entries)?;
-        Ok(Self { label: label.to_owned(), bytes, entries, metadata })
+        Ok(Self { label: label.to_owned(), bytes, head_bytes: data_start, entries, metadata })
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
+    }
+
+    /// The file itself.
+    pub fn source(&self) -> SourceFile {
+        let name = Path::new(&self.label).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        SourceFile { name, head_bytes: self.head_bytes, bytes: self.bytes.clone() }
+    }
+
+    /// The place of a U8 tensor.
+    pub fn raw(&self, name: &str) -> Option<(SharedBytes, Range<usize>)> {
+        let entry = self.entries.get(name).filter(|e| e.dtype == Dtype::U8)?;
+        Some((self.bytes.clone(), entry.range.clone()))
     }
 
     /// The tensor of that name, in F32, F16 or BF16. Shares the file's bytes, or copies them if they are not aligned.

@@ -83,6 +83,7 @@ mod tests {
             model_fingerprint: digest.clone(),
             tokenizer_fingerprint: digest,
             device: "cpu".to_owned(),
+            weights: None,
         }
     }
 

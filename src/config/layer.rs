@@ -54,6 +54,10 @@ layer! {
     device: Device,
     /// Format of the weights in memory.
     weights: Weights,
+    /// Whether quantized weights are kept in the cache folder.
+    weight_cache: OnOff,
+    /// A file of importance for quantization.
+    importance: PathBuf,
     eviction: OnOff,
     policy: CachePolicy,
     /// Slots of a head that policy window keeps.
@@ -145,8 +149,9 @@ impl Layer {
 }
 
 /// Variables that other code reads.
-const OTHER_VARIABLES: [&str; 6] = [
+const OTHER_VARIABLES: [&str; 7] = [
     "DMSCHAT_CONFIG",
+    "DMSCHAT_CACHE_DIR",
     "DMSCHAT_CONFIG_DIR",
     "DMSCHAT_DATA_DIR",
     "DMSCHAT_CUBLASLT",

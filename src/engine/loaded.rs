@@ -5,7 +5,7 @@ use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
-use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit};
+use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, WeightsInfo};
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
@@ -84,8 +84,7 @@ fn model_info<B: Backend>(
         }
         .to_owned(),
         adapter: checkpoint.adapter.clone(),
-        weights: weight_format(checkpoint).to_owned(),
-        weight_bytes: checkpoint.weight_bytes,
+        weights: weights_info(checkpoint),
         slot_bytes: g.slot_bytes(),
         page_slots: g.page_slots,
         kv_limit: options.kv_limit,
@@ -102,6 +101,17 @@ fn model_info<B: Backend>(
         default_sampling: default_sampling(&checkpoint.generation),
         model_fingerprint: checkpoint.fingerprint.clone(),
         tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
+    }
+}
+
+/// Describes how the weights of a checkpoint are stored.
+pub fn weights_info(checkpoint: &Checkpoint) -> WeightsInfo {
+    let (bytes, n_params) = (checkpoint.weight_bytes, checkpoint.n_params);
+    WeightsInfo {
+        format: weight_format(checkpoint).to_owned(),
+        bits: (800.0 * bytes as f64 / n_params.max(1) as f64).round() / 100.0,
+        bytes,
+        cached: checkpoint.cached,
     }
 }
 

@@ -62,10 +62,15 @@ pub fn longest_context(checkpoint: &Checkpoint, options: &EngineOptions, beside:
     Some((free as f64 / token) as usize)
 }
 
+/// Bytes of free memory that are left to other programs.
+pub fn spare_bytes(memory_bytes: Option<u64>) -> u64 {
+    memory_bytes.map_or(0, |m| SPARE_BYTES.min(m / SPARE_SHARE))
+}
+
 /// Bytes available for KV pages: free memory less the `fixed` bytes (weights and workspace), limited by `kv_limit`.
 /// `None` if neither is known.
 pub fn kv_budget(fixed: u64, kv_limit: Option<u64>, memory_bytes: Option<u64>) -> Option<u64> {
-    let free = memory_bytes.map(|m| m.saturating_sub(fixed + SPARE_BYTES.min(m / SPARE_SHARE)));
+    let free = memory_bytes.map(|m| m.saturating_sub(fixed + spare_bytes(memory_bytes)));
     match (free, kv_limit) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

@@ -2,7 +2,7 @@
 
 use super::state::App;
 use super::text::{bytes, clean_line, count, duration, plural, ratio};
-use crate::protocol::{Download, KvStats, Snapshot};
+use crate::protocol::{Download, KvStats, ModelInfo, Snapshot};
 
 /// Returns the tokens that each head of a dense cache would hold.
 pub fn dense_per_head(kv: &KvStats) -> u64 {
@@ -67,7 +67,13 @@ pub fn cache_settings(app: &App) -> Vec<String> {
     if info.window.is_some() {
         parts.push(format!("eviction {}", eviction_word(app)));
     }
+    parts.push(format!("weights {}", weights(info)));
     parts
+}
+
+/// `int4 4.7 GB`
+fn weights(info: &ModelInfo) -> String {
+    format!("{} {}", clean_line(&info.weights.format), bytes(info.weights.bytes))
 }
 
 /// The rows of /stats: the panel's numbers and some more.
@@ -91,6 +97,7 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         if let Some(window) = info.window {
             rows.push(("window", plural(window as u64, "token")));
         }
+        rows.push(("weights", weights(info)));
         rows.push(("codec", info.codec.clone()));
         rows.push(("eviction", eviction_word(app).to_owned()));
     }

@@ -141,6 +141,11 @@ pub enum Progress {
         total: usize,
         seconds: u64,
     },
+    /// Layers quantized and in total.
+    Quantizing {
+        done: usize,
+        total: usize,
+    },
     Weights {
         done_bytes: u64,
         total_bytes: u64,

@@ -13,7 +13,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::sync::Arc;
 
 pub fn settings() -> Settings {
-    let dirs = Dirs { config: "/config".into(), data: "/data".into() };
+    let dirs = Dirs { config: "/config".into(), data: "/data".into(), cache: "/cache".into() };
     Settings::from_layer(dirs, Layer::default()).unwrap()
 }
 
@@ -53,8 +53,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         window: Some(64),
         dms: "borrowed".into(),
         adapter: None,
-        weights: "f32".into(),
-        weight_bytes: 1000,
+        weights: WeightsInfo { format: "f32".into(), bits: 32.0, bytes: 1000, cached: false },
         slot_bytes: 260,
         page_slots: 16,
         kv_limit: None,

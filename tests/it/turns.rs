@@ -9,7 +9,7 @@ use dmschat::protocol::{Command, EngineHandle, Event, GenerateRequest, ModelInfo
 use std::sync::Arc;
 
 fn engine() -> Client {
-    let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into() };
+    let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into(), cache: "/nonexistent".into() };
     Client::start(&Settings::from_layer(dirs, Layer::default()).unwrap()).unwrap()
 }
 
@@ -85,7 +85,7 @@ struct Driven {
 
 impl Driven {
     fn new() -> Self {
-        let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into() };
+        let dirs = Dirs { config: "/nonexistent".into(), data: "/nonexistent".into(), cache: "/nonexistent".into() };
         let mut handle =
             spawn::engine(&Settings::from_layer(dirs, Layer::default()).unwrap(), std::sync::Arc::default()).unwrap();
         let info = loop {

@@ -1,7 +1,7 @@
 //! The records of a session file, as described in docs/session.md. Plain data; opens no file.
 
 use crate::chat::conversation::MessageId;
-use crate::protocol::{ModelInfo, ModelReference, TurnReport};
+use crate::protocol::{ModelInfo, ModelReference, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -91,7 +91,7 @@ pub struct Header {
     pub model: Stamp,
     /// Missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights: Option<Weights>,
+    pub weights: Option<WeightsInfo>,
     pub codec: String,
     pub policy: String,
     /// DMS window in tokens; null for a dense model.
@@ -114,7 +114,7 @@ impl Header {
             template_date,
             program: concat!("dmschat ", env!("CARGO_PKG_VERSION")).to_owned(),
             model: Stamp::of(info),
-            weights: Some(Weights { format: info.weights.clone(), bytes: info.weight_bytes }),
+            weights: Some(info.weights.clone()),
             codec: info.codec.clone(),
             policy: info.policy.clone(),
             window: info.window,
@@ -124,14 +124,6 @@ impl Header {
             system: system.map(str::to_owned),
         }
     }
-}
-
-/// The format of the weights.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Weights {
-    /// Element type: `f32`, `f16` or `bf16`.
-    pub format: String,
-    pub bytes: u64,
 }
 
 /// The model and the device that generated a turn.
@@ -144,6 +136,9 @@ pub struct Stamp {
     pub model_fingerprint: String,
     pub tokenizer_fingerprint: String,
     pub device: String,
+    /// Format of the weights; missing in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
 }
 
 impl Stamp {
@@ -154,6 +149,7 @@ impl Stamp {
             model_fingerprint: info.model_fingerprint.clone(),
             tokenizer_fingerprint: info.tokenizer_fingerprint.clone(),
             device: info.device.clone(),
+            weights: Some(info.weights.format.clone()),
         }
     }
 

@@ -3,12 +3,13 @@
 //! before a byte is written.
 
 use super::api::{Listing, Remote};
-use super::cache::{self, CONFIG, INDEX, Repo, SINGLE, TOKENIZER};
+use super::cache::{self, CONFIG, INDEX, Repo, SINGLE};
 use super::download::{Fetcher, File};
 use super::http::{Client, Origin};
 use super::{Hub, HubError, MAIN, Observer};
 use crate::checkpoint::config_of;
-use crate::checkpoint::files::{Files, max_text_bytes};
+use crate::checkpoint::disk::free_bytes;
+use crate::checkpoint::files::{Files, TEXTS, max_text_bytes};
 use crate::tensor::SharedBytes;
 use crate::unicode::one_line;
 use std::collections::BTreeMap;
@@ -17,20 +18,6 @@ use std::sync::Arc;
 
 /// The model card, which states the licence. Optional.
 const CARD: &str = "README.md";
-
-/// Files that [`crate::checkpoint::Checkpoint::open`] reads if they exist. The first two decide whether the model can
-/// run.
-const TEXTS: [&str; 9] = [
-    CONFIG,
-    "dms_metadata.json",
-    "generation_config.json",
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    CARD,
-    "chat_template.jinja",
-    "chat_template.json",
-];
 
 /// What will be downloaded.
 #[derive(Clone, Debug, PartialEq)]
@@ -220,19 +207,6 @@ impl Repo {
             _ => format!("{} is not downloaded: {at}: {error}", self.id),
         })
     }
-}
-
-/// Free bytes on the disk of a folder, which need not exist yet.
-#[cfg(unix)]
-fn free_bytes(folder: &Path) -> Option<u64> {
-    let there = folder.ancestors().find(|f| f.exists())?;
-    let stat = rustix::fs::statvfs(there).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         // They come from the engine that is being loaded.
         Event::Downloading(_)
         | Event::Loading { .. }
+        | Event::Quantizing { .. }
         | Event::CompilingKernels { .. }
         | Event::Ready(_)
         | Event::LoadFailed(_) => {}

@@ -74,6 +74,9 @@ fn progress(app: &App, stop: &str) -> Option<String> {
             Some(Progress::Kernels { done, total, seconds }) => {
                 format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)")
             }
+            Some(Progress::Quantizing { done, total }) => {
+                format!("loading {name}: quantizing {done} of {total} (once, {stop} stops)")
+            }
             Some(Progress::Weights { done_bytes, total_bytes: total }) => {
                 let percent = done_bytes.min(total) * 100 / total;
                 format!("loading {name}: {percent} % of {} ({stop} stops)", bytes(*total))

@@ -39,7 +39,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     out.push(Line::styled(model, dim));
     if let Some(info) = &app.engine.info {
         let plan = &info.plan;
-        let mut text = format!("weights {}", bytes(info.weight_bytes));
+        let mut text = format!("weights {} {}", clean_line(&info.weights.format), bytes(info.weights.bytes));
         if plan.workspace_bytes > 0 {
             text += &format!(", workspace {}", bytes(plan.workspace_bytes));
         }

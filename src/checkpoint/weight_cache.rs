@@ -1,0 +1,428 @@
+//! Converted weights in dmschat's own cache folder: `NAME--KEY.safetensors` ([`weight_file`]), and a folder `NAME--KEY` with
+//! the model's configuration and tokenizer, so that the file serves when the original is gone.
+//!
+//! A file is written as `NAME--KEY.partial`, which its writer locks, flushed to the disk and renamed: whatever has the
+//! final name is whole. A file that is not what its name promises is made again. Two starts that want the same file wait
+//! for each other.
+
+use super::convert::{self, Importance};
+use super::names::{self, TensorSpec};
+use super::origin::Origin;
+use super::safetensors::TensorFile;
+use super::weight_file::{self, Entry, Identity, Layout, Stored};
+use super::files::{Files, TEXTS};
+use super::{AdapterChoice, Checkpoint, ModelConfig, disk, mapped};
+use crate::quant::Weights;
+use crate::tensor::{DType, Tensor};
+use crate::{regular_file, unicode};
+use anyhow::{Context, Result, anyhow, ensure};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const WHOLE: &str = "safetensors";
+const PARTIAL: &str = "partial";
+
+/// Packed bytes that are made and written at a time.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// How often a start looks whether the other one has finished the file.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Longest name of a model in a file name.
+const MAX_NAME: usize = 80;
+
+/// What a conversion reports. The callback returns whether to go on.
+pub enum Report {
+    /// Layers converted so far and in total.
+    Layers { done: usize, total: usize },
+    /// A sentence for the user.
+    Notice(String),
+}
+
+/// Callback of a conversion.
+pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
+
+/// The folder of converted weights.
+#[derive(Clone, Debug)]
+pub struct WeightCache {
+    folder: PathBuf,
+    /// Free bytes on the disk of a folder; replaced by tests.
+    free_bytes: fn(&Path) -> Option<u64>,
+}
+
+/// A file in the cache.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cached {
+    pub path: PathBuf,
+    pub bytes: u64,
+    pub identity: Identity,
+}
+
+/// Why there is no file of converted weights to use.
+enum Refusal {
+    /// They can be converted in memory instead; the notice says why.
+    InMemory(String),
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Refusal {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl WeightCache {
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder, free_bytes: disk::free_bytes }
+    }
+
+    /// Returns the checkpoint with its matrices as `weights` says, from a file that is made first if there is none. Without
+    /// room for a file, they are converted in memory. Only a stop and a bad matrix are errors.
+    pub fn convert(
+        &self,
+        source: Checkpoint,
+        weights: Weights,
+        importance: &Importance,
+        report: OnReport,
+    ) -> Result<Checkpoint> {
+        let wanted = match source.weights.code() {
+            Some(_) => None,
+            None => Wanted::new(self, &source, weights, importance),
+        };
+        let Some(wanted) = wanted else {
+            return convert_in_memory(source, weights, importance, report);
+        };
+        match wanted.open_or_make(&source, importance, report) {
+            Ok(tensors) => Ok(source.with_converted(weights, tensors)),
+            Err(Refusal::Failed(error)) => Err(error),
+            Err(Refusal::InMemory(why)) => {
+                report(Report::Notice(format!("{why}; the weights are quantized in memory, at every start")));
+                convert_in_memory(source, weights, importance, report)
+            }
+        }
+    }
+
+    /// The file for this checkpoint, if there is one. Not checked against the checkpoint beyond its name.
+    pub fn file_of(&self, source: &Checkpoint, weights: Weights, importance: &Importance) -> Option<PathBuf> {
+        Wanted::new(self, source, weights, importance).map(|w| w.path).filter(|p| p.is_file())
+    }
+
+    /// All readable files, in the order of their names.
+    pub fn list(&self) -> Vec<Cached> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
+        let mut paths: Vec<PathBuf> = entries.filter(|p| p.extension().is_some_and(|e| e == WHOLE)).collect();
+        paths.sort();
+        paths.into_iter().filter_map(|path| Cached::read(path).ok()).collect()
+    }
+
+    /// Opens a model from its converted weights and the texts beside them, without its own files.
+    pub fn open(&self, cached: &Cached, adapter: &AdapterChoice) -> Result<Checkpoint> {
+        let label = cached.path.display().to_string();
+        let Identity { name, weights, fingerprint, key, .. } = &cached.identity;
+        let files = Files::folder(&cached.texts())?;
+        let take = |_: &Files, config: &ModelConfig| {
+            let bytes = mapped::map_file(&cached.path)?;
+            let entries = weight_file::listed(&TensorFile::new(&label, bytes.clone())?, names::all(config))?;
+            let tensors = weight_file::read(&label, bytes, key, &entries)?;
+            Ok((tensors.into_values().collect(), Vec::new()))
+        };
+        let opened = Checkpoint::from_files(name, &files, adapter, take);
+        let mut out = opened.with_context(|| label.clone()).map_err(unicode::one_line_error)?;
+        out.weights = weights.parse().map_err(|e: String| anyhow!("{label}: {e}"))?;
+        out.cached = true;
+        out.origin = None;
+        if out.adapter.is_none() && !fingerprint.is_empty() {
+            out.fingerprint = fingerprint.clone();
+        }
+        Ok(out)
+    }
+
+    /// Deletes a file with its folder of texts, and returns the bytes freed.
+    pub fn remove(&self, cached: &Cached) -> io::Result<u64> {
+        fs::remove_file(&cached.path)?;
+        let texts = cached.texts();
+        if texts.is_dir() {
+            fs::remove_dir_all(texts)?;
+        }
+        Ok(cached.bytes)
+    }
+}
+
+impl Cached {
+    fn read(path: PathBuf) -> Result<Self> {
+        let bytes = mapped::map_file(&path)?;
+        let len = (*bytes).as_ref().len() as u64;
+        let identity = Identity::of(&TensorFile::new(&path.display().to_string(), bytes)?)?;
+        Ok(Self { path, bytes: len, identity })
+    }
+
+    /// The folder of the model's texts.
+    pub fn texts(&self) -> PathBuf {
+        self.path.with_extension("")
+    }
+}
+
+/// The file that a start wants.
+struct Wanted<'a> {
+    cache: &'a WeightCache,
+    origin: Origin,
+    identity: Identity,
+    entries: Vec<Entry>,
+    path: PathBuf,
+}
+
+impl<'a> Wanted<'a> {
+    /// `None` for a checkpoint without files of its own.
+    fn new(cache: &'a WeightCache, source: &Checkpoint, weights: Weights, importance: &Importance) -> Option<Self> {
+        let origin = source.origin.clone()?;
+        let entries = entries(source, weights);
+        if !entries.iter().any(|e| matches!(e.stored, Stored::Packed(_))) {
+            return None;
+        }
+        let what = format!("dmschat {}\n{}\n{}", weight_file::VERSION, weights.name(), digest(importance));
+        let identity = Identity {
+            key: origin.key(&what),
+            weights: weights.name().to_owned(),
+            source: origin.model.clone(),
+            revision: origin.revision.clone().unwrap_or_default(),
+            name: source.name.clone(),
+            fingerprint: if source.adapter.is_none() { source.fingerprint.clone() } else { String::new() },
+        };
+        let path = cache.folder.join(format!("{}--{}.{WHOLE}", file_name(&source.name), identity.key));
+        Some(Self { cache, origin, identity, entries, path })
+    }
+
+    fn open_or_make(
+        &self,
+        source: &Checkpoint,
+        importance: &Importance,
+        report: OnReport,
+    ) -> Result<BTreeMap<String, Tensor>, Refusal> {
+        if let Some(tensors) = self.open(report) {
+            return Ok(tensors);
+        }
+        let layout = Layout::new(&self.identity, self.entries.clone())?;
+        let Some(lock) = self.lock(report)? else {
+            return self.open(report).ok_or_else(|| self.unusable("the file that another start has made"));
+        };
+        self.check_room(layout.file_bytes)?;
+        let made = self.make(&lock, &layout, source, importance, report);
+        if made.is_err() {
+            let _ = fs::remove_file(self.partial());
+        }
+        made?;
+        drop(lock);
+        self.open(report).ok_or_else(|| self.unusable("the file just written"))
+    }
+
+    /// The tensors of the file, if it is there and is what its name promises.
+    fn open(&self, report: OnReport) -> Option<BTreeMap<String, Tensor>> {
+        if !self.path.exists() {
+            return None;
+        }
+        let label = self.path.display().to_string();
+        let read = mapped::map_file(&self.path)
+            .and_then(|bytes| weight_file::read(&label, bytes, &self.identity.key, &self.entries));
+        read.map_err(|why| report(Report::Notice(format!("{label} is not used and made again: {why:#}")))).ok()
+    }
+
+    fn partial(&self) -> PathBuf {
+        self.path.with_extension(PARTIAL)
+    }
+
+    fn unusable(&self, what: &str) -> Refusal {
+        Refusal::InMemory(format!("{what}, {}, cannot be read", self.path.display()))
+    }
+
+    /// Takes the lock of the partial file and returns it; `None` if another start has finished the file meanwhile.
+    fn lock(&self, report: OnReport) -> Result<Option<File>, Refusal> {
+        let refused = |e: &dyn std::fmt::Display| {
+            Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()))
+        };
+        fs::create_dir_all(&self.cache.folder).map_err(|e| refused(&e))?;
+        let mut waited = false;
+        loop {
+            let mut options = File::options();
+            options.create(true).truncate(false).write(true);
+            let file = regular_file::open_no_follow(&mut options, &self.partial()).map_err(|e| refused(&e))?;
+            match file.try_lock() {
+                // The lock of a file that has been renamed or deleted since says nothing.
+                Ok(()) if !disk::is_same_file(&self.partial(), &file) => continue,
+                Ok(()) if waited && self.path.exists() => {
+                    let _ = fs::remove_file(self.partial());
+                    return Ok(None);
+                }
+                Ok(()) => return Ok(Some(file)),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(e)) => return Err(refused(&e)),
+            }
+            let wait = format!(
+                "another dmschat is quantizing {} to {}; waiting for it (--no-weight-cache does not wait)",
+                self.identity.name, self.identity.weights
+            );
+            ensure_wanted(report(if waited { self.progress(0) } else { Report::Notice(wait) }))?;
+            waited = true;
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Refuses a file for which the disk has no room, with 5 % to spare.
+    fn check_room(&self, file_bytes: u64) -> Result<(), Refusal> {
+        let needed = file_bytes + file_bytes / 20;
+        match (self.cache.free_bytes)(&self.cache.folder) {
+            Some(free) if free < needed => {
+                let _ = fs::remove_file(self.partial());
+                let mb = |bytes: u64| bytes as f64 / 1e6;
+                Err(Refusal::InMemory(format!(
+                    "{} has no room for quantized weights: {:.0} MB are needed, {:.0} MB are free",
+                    self.cache.folder.display(),
+                    mb(needed),
+                    mb(free)
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the partial file and gives it its name.
+    fn make(
+        &self,
+        mut to: &File,
+        layout: &Layout,
+        source: &Checkpoint,
+        importance: &Importance,
+        report: OnReport,
+    ) -> Result<(), Refusal> {
+        let refused = |e: io::Error| Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()));
+        to.set_len(0).map_err(refused)?;
+        to.write_all(&layout.head).map_err(refused)?;
+        let mut buffer = Vec::new();
+        let mut done = 0;
+        for entry in &layout.entries {
+            done = done.max(layer_of(&entry.spec.name).unwrap_or(0));
+            ensure_wanted(report(self.progress(done)))?;
+            let tensor = source.tensor(&entry.spec)?;
+            let Stored::Packed(code) = entry.stored else {
+                to.write_all(convert::plain(tensor, 0)?.bytes()).map_err(refused)?;
+                continue;
+            };
+            let columns = importance.get(&entry.spec.name).map(Vec::as_slice);
+            let strip_bytes = code.strip_bytes(entry.spec.shape[1]);
+            let per_chunk = (CHUNK_BYTES / strip_bytes).max(1);
+            let strips = entry.bytes() / strip_bytes;
+            for first in (0..strips).step_by(per_chunk) {
+                buffer.resize(per_chunk.min(strips - first) * strip_bytes, 0);
+                convert::pack(&tensor, code, columns, 0, first, &mut buffer);
+                to.write_all(&buffer).map_err(refused)?;
+                ensure_wanted(report(self.progress(done)))?;
+            }
+        }
+        to.sync_all().map_err(refused)?;
+        self.write_texts().map_err(refused)?;
+        fs::rename(self.partial(), &self.path).map_err(refused)?;
+        disk::sync_folder(&self.cache.folder).map_err(refused)
+    }
+
+    /// Progress of the file, in layers.
+    fn progress(&self, done: usize) -> Report {
+        Report::Layers { done, total: n_layers(&self.entries) }
+    }
+
+    /// Copies the model's configuration and tokenizer beside the file, as a folder that has its name only once it is whole.
+    fn write_texts(&self) -> io::Result<()> {
+        let texts = self.path.with_extension("");
+        let partial = self.path.with_extension("texts.partial");
+        for old in [&partial, &texts] {
+            match fs::remove_dir_all(old) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        if !self.origin.files.is_folder() {
+            return Ok(());
+        }
+        fs::create_dir(&partial)?;
+        for name in TEXTS {
+            // A text that cannot be read now has not been read when the model was opened either.
+            let Ok(Some(text)) = self.origin.files.text(name) else { continue };
+            let mut file = File::create_new(partial.join(name))?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+        }
+        disk::sync_folder(&partial)?;
+        fs::rename(&partial, &texts)
+    }
+}
+
+/// The tensors of a model's file of converted weights: all but those of a sidecar adapter, so that the file serves with and
+/// without one.
+fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
+    let codes = convert::codes(&source.config, weights);
+    let own = ModelConfig { dms: source.config.dms.clone().filter(|_| source.adapter.is_none()), ..source.config.clone() };
+    let entry = |spec: TensorSpec| {
+        let stored = match codes.get(&spec.name) {
+            Some(&code) => Stored::Packed(code),
+            None => Stored::Plain(source.tensors.get(&spec.name).and_then(Tensor::dtype).unwrap_or(DType::Bf16)),
+        };
+        Entry { spec, stored }
+    };
+    names::all(&own).map(entry).collect()
+}
+
+/// Converts a checkpoint in memory. One that is as `weights` says is returned as it is.
+pub fn convert_in_memory(
+    source: Checkpoint,
+    weights: Weights,
+    importance: &Importance,
+    report: OnReport,
+) -> Result<Checkpoint> {
+    if weights.code().is_none() && source.tensors.values().all(|t| t.dtype().is_some()) {
+        return Ok(source);
+    }
+    let total = source.config.n_layers;
+    let layers = |done: u64, all: u64| (done as u128 * total as u128 / all.max(1) as u128) as usize;
+    convert::convert(source, weights, importance, 0, |done, all| {
+        report(Report::Layers { done: layers(done, all), total })
+    })
+}
+
+/// Digest of importance vectors; empty without any.
+fn digest(importance: &Importance) -> String {
+    if importance.is_empty() {
+        return String::new();
+    }
+    let mut hash = Sha256::new();
+    for (name, columns) in importance {
+        hash.update(format!("{name} {}\n", columns.len()));
+        columns.iter().for_each(|x| hash.update(x.to_le_bytes()));
+    }
+    hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+fn ensure_wanted(wanted: bool) -> Result<()> {
+    ensure!(wanted, "loading was stopped");
+    Ok(())
+}
+
+/// The layer of a tensor, if it belongs to one.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
+fn n_layers(entries: &[Entry]) -> usize {
+    entries.iter().filter_map(|e| layer_of(&e.spec.name)).max().map_or(0, |last| last + 1)
+}
+
+/// A model's name as a file name.
+fn file_name(name: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = name.replace('/', "--").chars().take(MAX_NAME).map(plain).collect();
+    name.trim_start_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests;

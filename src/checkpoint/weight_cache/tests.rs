@@ -1,0 +1,223 @@
+//! The file is what memory would hold, is believed only whole, and has one writer.
+
+use super::weight_file::ALIGN_BYTES;
+use super::*;
+use crate::checkpoint::ModelRef;
+use std::os::unix::fs::MetadataExt;
+
+/// A model folder and a cache folder.
+struct Place {
+    root: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { root: tempfile::tempdir().unwrap() };
+        place.write_model("model", 1);
+        place
+    }
+
+    /// Writes a tiny Llama. Models with other `seed`s have other weights.
+    fn write_model(&self, name: &str, seed: u8) {
+        let folder = self.root.path().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
+            "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 192,
+            "vocab_size": 100, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "max_position_embeddings": 256,
+            "rope_theta": 10000.0, "hidden_act": "silu"}"#;
+        fs::write(folder.join("config.json"), config).unwrap();
+        fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+        let config = ModelConfig::from_json("config.json", config.as_bytes()).unwrap();
+        let random = Checkpoint::random_of("random", config).unwrap();
+        let plain = |spec| Entry { spec, stored: Stored::Plain(DType::Bf16) };
+        let layout = Layout::new(&Identity::default(), names::all(&random.config).map(plain).collect()).unwrap();
+        let mut bytes = layout.head;
+        layout.entries.iter().for_each(|e| bytes.extend(random.tensors[&e.spec.name].bytes()));
+        *bytes.last_mut().unwrap() ^= seed;
+        fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    }
+
+    fn open(&self, name: &str) -> Checkpoint {
+        Checkpoint::open(&ModelRef::Folder(self.root.path().join(name)), &AdapterChoice::None).unwrap()
+    }
+
+    fn cache(&self) -> WeightCache {
+        WeightCache::new(self.root.path().join("cache/weights"))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.root.path().join("cache/weights")).into_iter().flatten();
+        let mut files: Vec<_> = entries.map(|e| e.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+
+    fn whole(&self) -> PathBuf {
+        self.files().into_iter().find(|p| p.extension().is_some_and(|e| e == WHOLE)).unwrap()
+    }
+}
+
+/// Converts, and returns the checkpoint, the notices and whether anything was packed.
+fn convert_with(cache: &WeightCache, source: Checkpoint) -> (Checkpoint, Vec<String>, bool) {
+    let (mut notices, mut packed) = (Vec::new(), false);
+    let mut report = |r| {
+        match r {
+            Report::Notice(text) => notices.push(text),
+            Report::Layers { total, .. } => {
+                assert_eq!(total, 2);
+                packed = true;
+            }
+        }
+        true
+    };
+    let out = cache.convert(source, Weights::Int4, &Importance::new(), &mut report).unwrap();
+    (out, notices, packed)
+}
+
+fn same(a: &Checkpoint, b: &Checkpoint) {
+    assert_eq!(a.tensors.keys().collect::<Vec<_>>(), b.tensors.keys().collect::<Vec<_>>());
+    for (name, t) in &a.tensors {
+        assert_eq!(format!("{t:?}"), format!("{:?}", b.tensors[name]));
+        assert!(t.bytes() == b.tensors[name].bytes(), "{name}");
+    }
+    assert_eq!((a.weight_bytes, a.n_params, a.weights), (b.weight_bytes, b.n_params, b.weights));
+}
+
+#[test]
+fn the_file_is_what_memory_would_hold_and_is_made_once() {
+    let place = Place::new();
+    let in_memory = convert::convert(place.open("model"), Weights::Int4, &Importance::new(), 0, |_, _| true).unwrap();
+    let (first, notices, packed) = convert_with(&place.cache(), place.open("model"));
+    assert!(first.cached && packed && notices.is_empty(), "{notices:?}");
+    same(&first, &in_memory);
+    assert!(first.tensors.values().all(|t| t.dtype().is_some() || t.bytes().as_ptr().align_offset(ALIGN_BYTES) == 0));
+    let before = fs::metadata(place.whole()).unwrap().ino();
+    let (second, notices, packed) = convert_with(&place.cache(), place.open("model"));
+    assert!(!packed && notices.is_empty() && fs::metadata(place.whole()).unwrap().ino() == before);
+    same(&second, &first);
+    assert_eq!(place.files().len(), 2, "a file and a folder of texts: {:?}", place.files());
+    // Another importance is another file.
+    let name = "model.layers.0.mlp.up_proj.weight";
+    let importance = Importance::from([(name.to_owned(), (0..128).map(|i| 1.0 + i as f32).collect())]);
+    let other = place.cache().convert(place.open("model"), Weights::Int4, &importance, &mut |_| true).unwrap();
+    assert!(other.tensors[name].bytes() != first.tensors[name].bytes() && place.files().len() == 4);
+}
+
+#[test]
+fn the_file_serves_without_the_original() {
+    let place = Place::new();
+    let (first, ..) = convert_with(&place.cache(), place.open("model"));
+    fs::remove_dir_all(place.root.path().join("model")).unwrap();
+    let cached = place.cache().list();
+    let [cached] = &cached[..] else { panic!("{cached:?}") };
+    assert_eq!((&*cached.identity.weights, &*cached.identity.name), ("int4", "model"));
+    assert_eq!(cached.identity.source, place.root.path().canonicalize().unwrap().join("model").display().to_string());
+    let alone = place.cache().open(cached, &AdapterChoice::None).unwrap();
+    same(&alone, &first);
+    assert_eq!((alone.fingerprint, &*alone.tokenizer_json, alone.cached), (first.fingerprint, &b"{}"[..], true));
+    assert!(place.cache().remove(cached).unwrap() > 0 && place.files().is_empty());
+}
+
+#[test]
+fn a_file_that_is_not_what_its_name_promises_is_made_again() {
+    let place = Place::new();
+    let first = convert::convert(place.open("model"), Weights::Int4, &Importance::new(), 0, |_, _| true).unwrap();
+    convert_with(&place.cache(), place.open("model"));
+    let path = place.whole();
+    let good = fs::read(&path).unwrap();
+    place.write_model("other", 2);
+    let (_, notices, packed) = convert_with(&place.cache(), place.open("other"));
+    assert!(packed && notices.is_empty());
+    let other = fs::read(place.files().into_iter().find(|p| p.to_string_lossy().contains("other--") && p.is_file()).unwrap());
+    let version = String::from_utf8_lossy(&good).find("weights 1").unwrap();
+    let mut newer = good.clone();
+    newer[version + "weights ".len()] = b'2';
+    let cases = [
+        (good[..good.len() - 1].to_vec(), "the file is truncated"),
+        (good[..5].to_vec(), "no safetensors file"),
+        (other.unwrap(), "it was made from other files"),
+        (newer, "its format is \"weights 2\", and this version reads \"weights 1\""),
+    ];
+    for (bytes, why) in cases {
+        fs::write(&path, bytes).unwrap();
+        let (again, notices, packed) = convert_with(&place.cache(), place.open("model"));
+        assert!(packed && notices.len() == 1 && notices[0].contains(why), "{why}: {notices:?}");
+        assert!(notices[0].contains("is not used and made again") && !notices[0].contains('\n'));
+        same(&again, &first);
+        assert!(fs::read(&path).unwrap() == good);
+    }
+}
+
+#[test]
+fn what_a_killed_start_leaves_is_not_believed() {
+    let place = Place::new();
+    let (first, ..) = convert_with(&place.cache(), place.open("model"));
+    let path = place.whole();
+    // Killed before the rename: everything is there, under the other name.
+    fs::rename(&path, path.with_extension(PARTIAL)).unwrap();
+    fs::rename(path.with_extension(""), path.with_extension("texts.partial")).unwrap();
+    let (again, notices, packed) = convert_with(&place.cache(), place.open("model"));
+    assert!(packed && notices.is_empty() && again.cached);
+    same(&again, &first);
+    assert_eq!(place.files(), [path.with_extension(""), path]);
+}
+
+#[test]
+fn without_room_or_folder_the_weights_stay_in_memory() {
+    let place = Place::new();
+    let full = WeightCache { free_bytes: |_| Some(1000), ..place.cache() };
+    let (in_memory, notices, packed) = convert_with(&full, place.open("model"));
+    assert!(packed && !in_memory.cached && in_memory.weights == Weights::Int4 && place.files().is_empty());
+    let said = "has no room for quantized weights: 0 MB are needed, 0 MB are free; the weights are quantized in memory, at every start";
+    assert!(notices.len() == 1 && notices[0].ends_with(said), "{notices:?}");
+    fs::remove_dir_all(place.root.path().join("cache")).unwrap();
+    fs::write(place.root.path().join("cache"), "").unwrap();
+    let (in_memory, notices, _) = convert_with(&place.cache(), place.open("model"));
+    assert!(!in_memory.cached && notices.len() == 1 && notices[0].contains("cannot be written"), "{notices:?}");
+}
+
+#[test]
+fn a_stop_leaves_nothing() {
+    let place = Place::new();
+    let stop = |r| !matches!(r, Report::Layers { done: 1, .. });
+    let stopped = place.cache().convert(place.open("model"), Weights::Int8, &Importance::new(), &mut { stop });
+    assert_eq!(stopped.err().unwrap().to_string(), "loading was stopped");
+    assert!(place.files().is_empty(), "{:?}", place.files());
+}
+
+#[test]
+fn a_second_start_waits_for_the_first_and_uses_its_file() {
+    let place = Place::new();
+    let (cache, source) = (place.cache(), place.open("model"));
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    let (waits, has_waited) = std::sync::mpsc::channel();
+    let (first, second, notices) = std::thread::scope(|scope| {
+        let first = scope.spawn(move || {
+            // Stops in the middle until the second one waits.
+            let mut begun = Some(begun);
+            let mut report = |r| {
+                if let Some(begun) = begun.take_if(|_| matches!(r, Report::Layers { done: 1, .. })) {
+                    begun.send(()).unwrap();
+                    has_waited.recv().unwrap();
+                }
+                true
+            };
+            cache.convert(source, Weights::Int4, &Importance::new(), &mut report).unwrap()
+        });
+        has_begun.recv().unwrap();
+        let mut notices = Vec::new();
+        let mut report = |r| {
+            if let Report::Notice(text) = r {
+                notices.push(text);
+                let _ = waits.send(());
+            }
+            true
+        };
+        let second = place.cache().convert(place.open("model"), Weights::Int4, &Importance::new(), &mut report);
+        (first.join().unwrap(), second.unwrap(), notices)
+    });
+    same(&first, &second);
+    assert!(first.cached && second.cached && place.files().len() == 2);
+    let wanted = "another dmschat is quantizing model to int4; waiting for it (--no-weight-cache does not wait)";
+    assert_eq!(notices, [wanted]);
+}

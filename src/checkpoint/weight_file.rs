@@ -1,0 +1,208 @@
+//! The file of quantized weights: an ordinary safetensors file whose matrices are `NAME.q4` or `NAME.q8` (U8, the bytes of
+//! [`crate::quant`]) and whose other tensors are copies. Lays the file out, writes it and reads it back. Knows no folders.
+//!
+//! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on, `weights` the choice,
+//! and one entry `NAME: CODE ROWS COLS` for each packed matrix.
+
+use super::names::TensorSpec;
+use super::safetensors::TensorFile;
+use crate::quant::Code;
+use crate::tensor::{DType, SharedBytes, Tensor};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Written under the key `dmschat`. Increases if a reader of the old version would misread the new one.
+pub const VERSION: &str = "weights 1";
+
+/// Alignment of the data in the file, and so of every packed matrix: their lengths are multiples of it.
+pub const ALIGN_BYTES: usize = 128;
+
+/// One tensor of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The tensor's name in the model, and its shape there.
+    pub spec: TensorSpec,
+    pub stored: Stored,
+}
+
+/// How a tensor is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Stored {
+    Packed(Code),
+    Plain(DType),
+}
+
+impl Entry {
+    pub fn bytes(&self) -> usize {
+        match (self.stored, &self.spec.shape[..]) {
+            (Stored::Packed(code), [rows, cols]) => code.bytes(*rows, *cols),
+            (Stored::Packed(_), shape) => panic!("{}: a packed tensor of shape {shape:?}", self.spec.name),
+            (Stored::Plain(dtype), shape) => shape.iter().product::<usize>() * dtype.size_bytes(),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self.stored {
+            Stored::Packed(code) => format!("{}.{}", self.spec.name, code.name()),
+            Stored::Plain(_) => self.spec.name.clone(),
+        }
+    }
+
+    /// The header's entry for a tensor at these bytes of the data.
+    fn header(&self, at: Range<usize>) -> Value {
+        let (dtype, shape) = match self.stored {
+            Stored::Packed(_) => ("U8", vec![at.len()]),
+            Stored::Plain(dtype) => (safetensors_name(dtype), self.spec.shape.clone()),
+        };
+        json!({"dtype": dtype, "shape": shape, "data_offsets": [at.start, at.end]})
+    }
+}
+
+fn safetensors_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::F16 => "F16",
+        DType::Bf16 => "BF16",
+    }
+}
+
+/// What the file says of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Identity {
+    pub key: String,
+    /// `int8` or `int4`.
+    pub weights: String,
+    /// The model that it was made from: a hub id or the path of a folder.
+    pub source: String,
+    /// The commit of a hub model; empty for others.
+    pub revision: String,
+    /// The model's name for the user.
+    pub name: String,
+    /// Fingerprint of that model.
+    pub fingerprint: String,
+}
+
+impl Identity {
+    fn fields(&self) -> [(&'static str, &str); 8] {
+        [
+            ("dmschat", VERSION),
+            ("key", &self.key),
+            ("weights", &self.weights),
+            ("source", &self.source),
+            ("revision", &self.revision),
+            ("name", &self.name),
+            ("fingerprint", &self.fingerprint),
+            ("program", concat!("dmschat ", env!("CARGO_PKG_VERSION"))),
+        ]
+    }
+
+    /// Reads the metadata of a file. Fails if it is not of this version.
+    pub fn of(file: &TensorFile) -> Result<Self> {
+        let field = |name: &str| file.metadata.get(name).cloned().unwrap_or_default();
+        match file.metadata.get("dmschat").map(String::as_str) {
+            None => bail!("it is no file of dmschat's weights"),
+            Some(VERSION) => {}
+            Some(other) => bail!("its format is {other:?}, and this version reads {VERSION:?}"),
+        }
+        Ok(Self {
+            key: field("key"),
+            weights: field("weights"),
+            source: field("source"),
+            revision: field("revision"),
+            name: field("name"),
+            fingerprint: field("fingerprint"),
+        })
+    }
+}
+
+/// Where everything is in the file.
+pub struct Layout {
+    /// The header with its length, padded so that the data is aligned.
+    pub head: Vec<u8>,
+    /// In the order of the data: packed matrices first, so that each is aligned.
+    pub entries: Vec<Entry>,
+    /// Bytes of the whole file.
+    pub file_bytes: u64,
+}
+
+impl Layout {
+    pub fn new(identity: &Identity, mut entries: Vec<Entry>) -> Result<Self> {
+        entries.sort_by_key(|e| match e.stored {
+            Stored::Packed(_) => 0,
+            Stored::Plain(DType::F32) => 1,
+            Stored::Plain(_) => 2,
+        });
+        let mut metadata: Map<String, Value> =
+            identity.fields().into_iter().map(|(k, v)| (k.to_owned(), v.into())).collect();
+        let mut header = Map::new();
+        let mut at = 0;
+        for entry in &entries {
+            if let (Stored::Packed(code), [rows, cols]) = (entry.stored, &entry.spec.shape[..]) {
+                metadata.insert(entry.spec.name.clone(), format!("{} {rows} {cols}", code.name()).into());
+            }
+            let range = at..at + entry.bytes();
+            at = range.end;
+            header.insert(entry.name(), entry.header(range));
+        }
+        header.insert("__metadata__".to_owned(), Value::Object(metadata));
+        let mut text = serde_json::to_vec(&header)?;
+        let padded = (8 + text.len()).next_multiple_of(ALIGN_BYTES) - 8;
+        text.resize(padded, b' ');
+        let mut head = (padded as u64).to_le_bytes().to_vec();
+        head.extend(text);
+        let file_bytes = (head.len() + at) as u64;
+        Ok(Self { head, entries, file_bytes })
+    }
+}
+
+/// Reads a file that must hold exactly these tensors under this key. The error says why it does not.
+pub fn read(label: &str, bytes: SharedBytes, key: &str, entries: &[Entry]) -> Result<BTreeMap<String, Tensor>> {
+    let file = TensorFile::new(label, bytes)?;
+    let identity = Identity::of(&file)?;
+    ensure!(identity.key == key, "it was made from other files");
+    let read = |entry: &Entry| Ok((entry.spec.name.clone(), tensor(&file, entry)?));
+    entries.iter().map(read).collect()
+}
+
+fn tensor(file: &TensorFile, entry: &Entry) -> Result<Tensor> {
+    let Entry { spec, stored } = entry;
+    match *stored {
+        Stored::Plain(dtype) => {
+            let tensor = spec.check(file.tensor(&spec.name)?, "it")?;
+            ensure!(tensor.dtype() == Some(dtype), "its tensor {} is not {}", spec.name, dtype.name());
+            Ok(tensor)
+        }
+        Stored::Packed(code) => {
+            let (bytes, range) = file.raw(&entry.name()).with_context(|| format!("it has no tensor {}", entry.name()))?;
+            ensure!(range.len() == entry.bytes(), "its tensor {} has {} bytes", entry.name(), range.len());
+            let [rows, cols] = spec.shape[..] else { bail!("its tensor {} is no matrix", entry.name()) };
+            Ok(Tensor::packed(&spec.name, code, [rows, cols], bytes, range))
+        }
+    }
+}
+
+/// The tensors that a file lists in its metadata and header: for a file whose source is gone.
+pub fn listed(file: &TensorFile, specs: impl Iterator<Item = TensorSpec>) -> Result<Vec<Entry>> {
+    let entry = |spec: TensorSpec| {
+        let stored = match file.metadata.get(&spec.name) {
+            Some(text) => Stored::Packed(packed_as(text, &spec)?),
+            None => {
+                let tensor = spec.check(file.tensor(&spec.name)?, "it")?;
+                Stored::Plain(tensor.dtype().context("a tensor of a safetensors file has a plain format")?)
+            }
+        };
+        Ok(Entry { spec, stored })
+    };
+    specs.map(entry).collect()
+}
+
+/// The code of a matrix described as `CODE ROWS COLS`, which must be the model's.
+fn packed_as(text: &str, spec: &TensorSpec) -> Result<Code> {
+    let (code, shape) = text.split_once(' ').unwrap_or((text, ""));
+    let wanted = spec.shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+    ensure!(shape == wanted, "its matrix {} is {shape}, and the model's is {wanted}", spec.name);
+    let known = Code::ALL.into_iter().find(|c| c.name() == code);
+    known.with_context(|| format!("its matrix {} has the unknown code {code:?}", spec.name))
+}

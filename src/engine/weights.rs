@@ -1,0 +1,123 @@
+//! Chooses the format of a model's weights by what fits in memory, and converts a checkpoint to it.
+
+use super::{EngineOptions, planner, resolve_context, workspace_bytes};
+use crate::backend::Backend;
+use crate::checkpoint::convert::Importance;
+use crate::checkpoint::weight_cache::{OnReport, Report, WeightCache, convert_in_memory};
+use crate::checkpoint::{Checkpoint, EXACT_FIRST};
+use crate::protocol::{Plan, bytes, count};
+use crate::quant::Weights;
+use anyhow::Result;
+
+/// Context for which `auto` keeps room where none is asked for: a model's own may be far longer than most conversations, and
+/// more exact weights serve all of them.
+const USUAL_CONTEXT: usize = 32_768;
+
+/// How the weights are stored.
+#[derive(Clone, Debug, Default)]
+pub struct WeightOptions {
+    pub choice: Weights,
+    /// Where converted weights are kept; `None` converts them in memory at every start.
+    pub cache: Option<WeightCache>,
+    pub importance: Importance,
+}
+
+/// What a format of the weights leaves.
+#[derive(Clone, Debug)]
+pub struct Fit {
+    pub weights: Weights,
+    pub plan: Plan,
+    /// Tokens that were planned for.
+    pub context: usize,
+    /// Bytes that all of it takes, with what is left free for other programs.
+    pub needed_bytes: u64,
+}
+
+impl Fit {
+    /// Plans a model with its weights in one format, for `options.context` tokens or the model's own.
+    pub fn new<B: Backend>(b: &B, source: &Checkpoint, options: &EngineOptions, weights: Weights) -> Result<Self> {
+        let described = source.described(weights)?;
+        let context = options.context.unwrap_or(described.config.context);
+        let mut options = EngineOptions { context: Some(context), ..options.clone() };
+        options.workspace_bytes = workspace_bytes(b, &described, &options)
+            .unwrap_or_else(|| planner::host_bytes(&described.config, &options, context));
+        let plan = planner::plan(&described, &options, context, options.kv_limit);
+        let spare = planner::spare_bytes(options.memory_bytes);
+        let needed_bytes = plan.weight_bytes + plan.workspace_bytes + plan.expected_kv_bytes + spare;
+        Ok(Self { weights, plan, context, needed_bytes })
+    }
+
+    /// Whether the context is expected to fit.
+    pub fn fits(&self) -> bool {
+        self.plan.expected_context >= self.context
+    }
+}
+
+/// Chooses the format of the weights; a notice says so where it is not the most exact one.
+fn choose<B: Backend>(
+    b: &B,
+    source: &Checkpoint,
+    options: &EngineOptions,
+    notice: &mut dyn FnMut(String),
+) -> Result<Weights> {
+    let asked = options.weights.choice;
+    if source.weights.code().is_some() {
+        if ![Weights::Auto, source.weights].contains(&asked) {
+            let (name, is) = (&source.name, source.weights.name());
+            notice(format!("the weights of {name} are {is} and stay so; --weights {} is not used", asked.name()));
+        }
+        return Ok(source.weights);
+    }
+    if asked != Weights::Auto {
+        return Ok(asked);
+    }
+    if source.builtin {
+        return Ok(Weights::Bf16);
+    }
+    let natural = source.natural_weights();
+    let wanted = options.context.unwrap_or_else(|| source.config.context.min(USUAL_CONTEXT));
+    let options = EngineOptions { context: Some(wanted), ..options.clone() };
+    let candidates = EXACT_FIRST.into_iter().skip_while(|w| *w != natural).filter(|w| source.can_be(*w));
+    let mut fits = Vec::new();
+    for weights in candidates {
+        fits.push(Fit::new(b, source, &options, weights)?);
+        if fits.last().is_some_and(Fit::fits) {
+            break;
+        }
+    }
+    let Some((chosen, refused)) = fits.split_last() else { return Ok(Weights::Bf16) };
+    if let (false, Some(free)) = (refused.is_empty(), options.memory_bytes) {
+        let refused: Vec<String> =
+            refused.iter().map(|f| format!("{} would take {}", f.weights.name(), bytes(f.needed_bytes))).collect();
+        let enough = if chosen.fits() { String::new() } else { format!(" of {} needed", bytes(chosen.needed_bytes)) };
+        notice(format!(
+            "weights {} ({}): {} with {} tokens of context, {} are free{enough}; --weights overrides it",
+            chosen.weights.name(),
+            bytes(chosen.plan.weight_bytes),
+            refused.join(" and "),
+            count(wanted),
+            bytes(free)
+        ));
+    }
+    Ok(chosen.weights)
+}
+
+/// Decides format and context, and returns the checkpoint as it is to be loaded. Fails before anything of the model's size
+/// is allocated if it does not fit.
+pub fn prepare<B: Backend>(
+    b: &B,
+    mut checkpoint: Checkpoint,
+    options: &mut EngineOptions,
+    report: OnReport,
+) -> Result<(Checkpoint, Plan)> {
+    let weights = choose(b, &checkpoint, options, &mut |text| drop(report(Report::Notice(text))))?;
+    let mut described = checkpoint.described(weights)?;
+    let plan = resolve_context(b, &mut described, options, |text| drop(report(Report::Notice(text))))?;
+    checkpoint.config = described.config;
+    let WeightOptions { cache, importance, .. } = &options.weights;
+    let convert = || match cache {
+        Some(cache) => cache.convert(checkpoint, weights, importance, report),
+        None => convert_in_memory(checkpoint, weights, importance, report),
+    };
+    Ok((convert()?, plan))
+}
