@@ -22,8 +22,8 @@ mod texts;
 pub mod weight_cache;
 mod weight_file;
 
-pub use described::EXACT_FIRST;
 pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
+pub use described::EXACT_FIRST;
 pub use hub::ModelRef;
 
 use crate::quant;
@@ -32,9 +32,9 @@ use crate::unicode;
 use adapter::Adapter;
 use anyhow::{Context, Result, bail, ensure};
 use files::Files;
-use origin::{Origin, SourceFile};
 use json::Fields;
 use names::TensorSpec;
+use origin::{Origin, SourceFile};
 use safetensors::TensorFile;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};

@@ -19,6 +19,7 @@ pub mod machine;
 pub mod man;
 pub mod models;
 pub mod output;
+mod quantizing;
 pub mod reference;
 pub mod run;
 pub mod score;

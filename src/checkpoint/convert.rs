@@ -97,14 +97,7 @@ fn packed(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usiz
 
 /// Packs strips of a matrix from strip `from` on, as many as `out` has room for. They are split over `threads` (0: one per
 /// core).
-pub fn pack(
-    tensor: &Tensor,
-    code: Code,
-    importance: Option<&[f32]>,
-    threads: usize,
-    from: usize,
-    out: &mut [u8],
-) {
+pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, from: usize, out: &mut [u8]) {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
     let importance = importance.filter(|w| w.len() == cols);
     strips(code.strip_bytes(cols), threads, out, |strip, values, out| {

@@ -18,9 +18,16 @@ pub fn free_bytes(_: &Path) -> Option<u64> {
 }
 
 /// Makes renames and new files in a folder durable.
+#[cfg(unix)]
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
-    // Other systems cannot open folders as files, and order renames themselves.
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+    use rustix::fs::{Mode, OFlags, fsync, open};
+    Ok(fsync(open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)?)
+}
+
+/// Other systems cannot open folders as files, and order renames themselves.
+#[cfg(not(unix))]
+pub fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
 }
 
 /// Whether the path still names the open file. A file that another process has renamed or deleted since is another one.

@@ -6,11 +6,11 @@
 //! for each other.
 
 use super::convert::{self, Importance};
+use super::files::{Files, TEXTS};
 use super::names::{self, TensorSpec};
 use super::origin::Origin;
 use super::safetensors::TensorFile;
 use super::weight_file::{self, Entry, Identity, Layout, Stored};
-use super::files::{Files, TEXTS};
 use super::{AdapterChoice, Checkpoint, ModelConfig, disk, mapped};
 use crate::quant::Weights;
 use crate::tensor::{DType, Tensor};
@@ -25,6 +25,7 @@ use std::time::Duration;
 
 const WHOLE: &str = "safetensors";
 const PARTIAL: &str = "partial";
+const PARTIAL_TEXTS: &str = ".texts.partial";
 
 /// Packed bytes that are made and written at a time.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -126,8 +127,8 @@ impl WeightCache {
         let files = Files::folder(&cached.texts())?;
         let take = |_: &Files, config: &ModelConfig| {
             let bytes = mapped::map_file(&cached.path)?;
-            let entries = weight_file::listed(&TensorFile::new(&label, bytes.clone())?, names::all(config))?;
-            let tensors = weight_file::read(&label, bytes, key, &entries)?;
+            let entries = weight_file::listed(&TensorFile::new("the file", bytes.clone())?, names::all(config))?;
+            let tensors = weight_file::read(bytes, key, &entries)?;
             Ok((tensors.into_values().collect(), Vec::new()))
         };
         let opened = Checkpoint::from_files(name, &files, adapter, take);
@@ -139,6 +140,24 @@ impl WeightCache {
             out.fingerprint = fingerprint.clone();
         }
         Ok(out)
+    }
+
+    /// Deletes partial files other than `own` that no start writes any more, and folders of texts without one.
+    fn sweep(&self, own: &Path) {
+        let entries = || fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
+        for path in entries().filter(|p| p != own && p.extension().is_some_and(|e| e == PARTIAL)) {
+            let Ok(file) = regular_file::open_no_follow(File::options().write(true), &path) else { continue };
+            if file.try_lock().is_ok() && disk::is_same_file(&path, &file) {
+                let _ = fs::remove_file(&path);
+            }
+        }
+        for path in entries() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let writer = name.strip_suffix(PARTIAL_TEXTS).map(|stem| self.folder.join(format!("{stem}.{PARTIAL}")));
+            if writer.is_some_and(|w| !w.exists()) {
+                let _ = fs::remove_dir_all(&path);
+            }
+        }
     }
 
     /// Deletes a file with its folder of texts, and returns the bytes freed.
@@ -224,10 +243,12 @@ impl<'a> Wanted<'a> {
         if !self.path.exists() {
             return None;
         }
-        let label = self.path.display().to_string();
-        let read = mapped::map_file(&self.path)
-            .and_then(|bytes| weight_file::read(&label, bytes, &self.identity.key, &self.entries));
-        read.map_err(|why| report(Report::Notice(format!("{label} is not used and made again: {why:#}")))).ok()
+        let read =
+            mapped::map_file(&self.path).and_then(|bytes| weight_file::read(bytes, &self.identity.key, &self.entries));
+        read.map_err(|why| {
+            report(Report::Notice(format!("{} is not used and made again: {why:#}", self.path.display())))
+        })
+        .ok()
     }
 
     fn partial(&self) -> PathBuf {
@@ -256,7 +277,10 @@ impl<'a> Wanted<'a> {
                     let _ = fs::remove_file(self.partial());
                     return Ok(None);
                 }
-                Ok(()) => return Ok(Some(file)),
+                Ok(()) => {
+                    self.cache.sweep(&self.partial());
+                    return Ok(Some(file));
+                }
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(e)) => return Err(refused(&e)),
             }
@@ -335,7 +359,7 @@ impl<'a> Wanted<'a> {
     /// Copies the model's configuration and tokenizer beside the file, as a folder that has its name only once it is whole.
     fn write_texts(&self) -> io::Result<()> {
         let texts = self.path.with_extension("");
-        let partial = self.path.with_extension("texts.partial");
+        let partial = self.path.with_extension(&PARTIAL_TEXTS[1..]);
         for old in [&partial, &texts] {
             match fs::remove_dir_all(old) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -362,7 +386,8 @@ impl<'a> Wanted<'a> {
 /// without one.
 fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
     let codes = convert::codes(&source.config, weights);
-    let own = ModelConfig { dms: source.config.dms.clone().filter(|_| source.adapter.is_none()), ..source.config.clone() };
+    let own =
+        ModelConfig { dms: source.config.dms.clone().filter(|_| source.adapter.is_none()), ..source.config.clone() };
     let entry = |spec: TensorSpec| {
         let stored = match codes.get(&spec.name) {
             Some(&code) => Stored::Packed(code),

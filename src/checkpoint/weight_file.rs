@@ -158,8 +158,8 @@ impl Layout {
 }
 
 /// Reads a file that must hold exactly these tensors under this key. The error says why it does not.
-pub fn read(label: &str, bytes: SharedBytes, key: &str, entries: &[Entry]) -> Result<BTreeMap<String, Tensor>> {
-    let file = TensorFile::new(label, bytes)?;
+pub fn read(bytes: SharedBytes, key: &str, entries: &[Entry]) -> Result<BTreeMap<String, Tensor>> {
+    let file = TensorFile::new("the file", bytes)?;
     let identity = Identity::of(&file)?;
     ensure!(identity.key == key, "it was made from other files");
     let read = |entry: &Entry| Ok((entry.spec.name.clone(), tensor(&file, entry)?));
@@ -175,7 +175,8 @@ fn tensor(file: &TensorFile, entry: &Entry) -> Result<Tensor> {
             Ok(tensor)
         }
         Stored::Packed(code) => {
-            let (bytes, range) = file.raw(&entry.name()).with_context(|| format!("it has no tensor {}", entry.name()))?;
+            let (bytes, range) =
+                file.raw(&entry.name()).with_context(|| format!("it has no tensor {}", entry.name()))?;
             ensure!(range.len() == entry.bytes(), "its tensor {} has {} bytes", entry.name(), range.len());
             let [rows, cols] = spec.shape[..] else { bail!("its tensor {} is no matrix", entry.name()) };
             Ok(Tensor::packed(&spec.name, code, [rows, cols], bytes, range))

@@ -63,11 +63,20 @@ pub struct Common {
     #[arg(long, global = true, value_name = "DEVICE", help_heading = "Model")]
     pub device: Option<Device>,
 
-    /// Format of the weights in memory: bf16, int8 or int4
+    /// Format of the weights in memory: auto, bf16, int8 or int4
     ///
-    /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory.
+    /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory. auto is the first of
+    /// them that is expected to fit with the context. Quantized weights are kept in the cache folder for the next start.
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Model")]
     pub weights: Option<List<Weights>>,
+
+    /// Quantize the weights in memory at every start, without a file in the cache folder
+    #[arg(long, global = true, help_heading = "Model")]
+    pub no_weight_cache: bool,
+
+    /// How much each input of a matrix matters for its quantization: a file of llama.cpp's imatrix tool
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Model")]
+    pub importance: Option<PathBuf>,
 
     /// On a GPU: launch every kernel instead of replaying captured CUDA graphs; the tokens are the same
     #[arg(long, global = true, help_heading = "Model")]
@@ -192,6 +201,8 @@ impl Common {
             adapter: self.adapter.clone(),
             device: self.device,
             weights: self.weights.as_ref().map(List::first),
+            weight_cache: self.no_weight_cache.then_some(OnOff(false)),
+            importance: self.importance.clone(),
             eviction: self.eviction.as_ref().map(List::first),
             policy: self.policy,
             budget: self.budget,

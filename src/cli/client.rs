@@ -3,6 +3,7 @@
 
 use super::interrupts::Interrupts;
 use super::output::{self, Interrupted};
+use super::quantizing::Quantizing;
 use super::{devices, download, spawn};
 use crate::chat::session::Loaded;
 use crate::chat::{Conversation, RenderOptions, render};
@@ -36,10 +37,16 @@ impl Client {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let interrupts = runtime.block_on(async { Interrupts::new() })?;
         let mut source = Source { handle: spawn::engine(settings, Arc::default())?, interrupts };
-        let mut compiles = false;
+        let (mut compiles, mut quantizing) = (false, Quantizing::default());
         let info = runtime.block_on(async {
             loop {
-                match source.next().await? {
+                let event = source.next().await?;
+                if let Some(Event::Quantizing { done, total }) = event {
+                    quantizing.layers(done, total);
+                    continue;
+                }
+                quantizing.clear();
+                match event {
                     Some(Event::CompilingKernels { .. }) => {
                         if !std::mem::replace(&mut compiles, true) {
                             output::notice("compiling kernels for this GPU (once)");
@@ -177,6 +184,7 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         "seed": report.seed,
         "model": info.name,
         "device": info.device,
+        "weights": info.weights,
         "eviction": report.eviction,
         "kv": report.kv,
     })

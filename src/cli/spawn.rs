@@ -3,16 +3,17 @@
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::download;
 use super::output::{as_wrong_use, notice};
+use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Backend;
-use crate::checkpoint::convert::{self, Importance};
+use crate::checkpoint::convert::Importance;
 use crate::checkpoint::hub::HubError;
+use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{Adapter, CachePolicy, Device, Settings};
-use crate::engine::{self, EngineOptions, Loading, Runner};
+use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::policy::{PolicyChoice, Window};
-use crate::protocol::{EngineHandle, Event};
-use crate::quant::Weights;
+use crate::protocol::EngineHandle;
 use anyhow::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,11 +29,6 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, target) = open_on_target(&settings)?;
-        let progress = |done_bytes, total_bytes| {
-            loading.event(Event::Loading { done_bytes, total_bytes });
-            loading.is_wanted()
-        };
-        let checkpoint = with_weights(checkpoint, settings.weights, progress)?;
         let options = EngineOptions { reference: reference::of(&settings), ..options(&settings, target) };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
@@ -64,8 +60,6 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     devices::check(settings)?;
     download::ensure(settings)?;
     let (checkpoint, target) = open_on_target(settings).map_err(as_wrong_use)?;
-    let checkpoint = with_weights(checkpoint, settings.weights, |_, _| true)?;
-    checkpoint.notices().for_each(|text| notice(&text));
     let options = EngineOptions { max_step: Some(max_step), ..options(settings, target) };
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
@@ -81,9 +75,13 @@ impl<J: ModelJob> DeviceJob for OnRunner<J> {
     type Output = u8;
 
     fn run<D: DeviceKind>(self, device: &D) -> Result<u8> {
-        let Self { mut checkpoint, mut options, job } = self;
+        let Self { checkpoint, mut options, job } = self;
         let b = device.open()?;
-        engine::resolve_context(&b, &mut checkpoint, &mut options, |text| notice(&text)).map_err(as_wrong_use)?;
+        let mut progress = Quantizing::default();
+        let prepared = engine::prepare(&b, checkpoint, &mut options, &mut |report| progress.report(report));
+        progress.clear();
+        let (checkpoint, _) = prepared.map_err(as_wrong_use)?;
+        checkpoint.notices().for_each(|text| notice(&text));
         job.run(&mut Runner::new(b, &checkpoint, &options, |_, _| true)?, &checkpoint)
     }
 }
@@ -108,22 +106,14 @@ pub fn open_on_target(settings: &Settings) -> Result<(Checkpoint, Target)> {
     }
 }
 
-/// The checkpoint with its matrices in the format of `--weights`. `progress` takes the bytes converted and in total, and
-/// returns whether to go on.
-pub fn with_weights(
-    checkpoint: Checkpoint,
-    weights: Weights,
-    progress: impl FnMut(u64, u64) -> bool,
-) -> Result<Checkpoint> {
-    convert::convert(checkpoint, weights, &Importance::new(), 0, progress).map_err(as_wrong_use)
-}
-
-fn options(settings: &Settings, target: Target) -> EngineOptions {
+/// The engine's options for these settings.
+pub fn options(settings: &Settings, target: Target) -> EngineOptions {
     EngineOptions {
         context: settings.ctx_size,
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,
+        weights: weight_options(settings),
         policy: match settings.policy {
             CachePolicy::Auto => PolicyChoice::Model,
             CachePolicy::Dense => PolicyChoice::Dense,
@@ -131,5 +121,13 @@ fn options(settings: &Settings, target: Target) -> EngineOptions {
             CachePolicy::Window => PolicyChoice::Window(Window { budget: settings.budget }),
         },
         ..EngineOptions::new(target.codec(settings.kv))
+    }
+}
+
+fn weight_options(settings: &Settings) -> WeightOptions {
+    WeightOptions {
+        choice: settings.weights,
+        cache: settings.weight_cache.then(|| WeightCache::new(settings.dirs.weights())),
+        importance: Importance::new(),
     }
 }

@@ -110,9 +110,13 @@ pub fn prepare<B: Backend>(
     options: &mut EngineOptions,
     report: OnReport,
 ) -> Result<(Checkpoint, Plan)> {
-    let weights = choose(b, &checkpoint, options, &mut |text| drop(report(Report::Notice(text))))?;
+    let weights = choose(b, &checkpoint, options, &mut |text| {
+        report(Report::Notice(text));
+    })?;
     let mut described = checkpoint.described(weights)?;
-    let plan = resolve_context(b, &mut described, options, |text| drop(report(Report::Notice(text))))?;
+    let plan = resolve_context(b, &mut described, options, |text| {
+        report(Report::Notice(text));
+    })?;
     checkpoint.config = described.config;
     let WeightOptions { cache, importance, .. } = &options.weights;
     let convert = || match cache {

@@ -3,7 +3,9 @@
 use crate::template::report;
 use dmschat::chat::Conversation;
 use dmschat::chat::session::{Session, Store, load, markdown, write_atomically};
-use dmschat::protocol::{KvStats, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind};
+use dmschat::protocol::{
+    KvStats, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, WeightsInfo,
+};
 use std::fs;
 use std::io::Write;
 use std::path::Path;

@@ -128,8 +128,9 @@ fn a_file_that_is_not_what_its_name_promises_is_made_again() {
     place.write_model("other", 2);
     let (_, notices, packed) = convert_with(&place.cache(), place.open("other"));
     assert!(packed && notices.is_empty());
-    let other = fs::read(place.files().into_iter().find(|p| p.to_string_lossy().contains("other--") && p.is_file()).unwrap());
-    let version = String::from_utf8_lossy(&good).find("weights 1").unwrap();
+    let other =
+        fs::read(place.files().into_iter().find(|p| p.to_string_lossy().contains("other--") && p.is_file()).unwrap());
+    let version = good.windows(9).position(|w| w == b"weights 1").unwrap();
     let mut newer = good.clone();
     newer[version + "weights ".len()] = b'2';
     let cases = [
@@ -220,4 +221,17 @@ fn a_second_start_waits_for_the_first_and_uses_its_file() {
     assert!(first.cached && second.cached && place.files().len() == 2);
     let wanted = "another dmschat is quantizing model to int4; waiting for it (--no-weight-cache does not wait)";
     assert_eq!(notices, [wanted]);
+}
+
+#[test]
+fn what_another_models_killed_start_leaves_is_swept() {
+    let place = Place::new();
+    let folder = place.root.path().join("cache/weights");
+    fs::create_dir_all(folder.join("gone--1.texts.partial")).unwrap();
+    fs::write(folder.join("gone--1.partial"), "half").unwrap();
+    let busy = File::create(folder.join("busy--2.partial")).unwrap();
+    busy.lock().unwrap();
+    convert_with(&place.cache(), place.open("model"));
+    let path = place.whole();
+    assert_eq!(place.files(), [folder.join("busy--2.partial"), path.with_extension(""), path]);
 }
