@@ -37,8 +37,8 @@ impl Checkpoint {
             2 * below >= total
         });
         match median.map_or(1600, |(bits, _)| bits) {
-            ..=500 => Weights::Int4,
-            ..=900 => Weights::Int8,
+            0..=500 => Weights::Int4,
+            501..=900 => Weights::Int8,
             _ => Weights::Bf16,
         }
     }
