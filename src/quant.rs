@@ -18,8 +18,11 @@
 mod layout;
 mod q4;
 mod q8;
+mod vectorize;
 
 use layout::{STRIP_TILE_BYTES, word_bytes};
+use q4::Q4;
+use q8::Q8;
 use std::str::FromStr;
 
 /// Columns of a row that share a scale.
@@ -60,8 +63,8 @@ impl Code {
 
     fn rules(self) -> &'static dyn GroupCode {
         match self {
-            Code::Q8 => &q8::Q8,
-            Code::Q4 => &q4::Q4,
+            Code::Q8 => &Q8,
+            Code::Q4 => &Q4,
         }
     }
 
@@ -101,21 +104,16 @@ impl Code {
     pub fn pack_strip(self, rows: &[f32], cols: usize, importance: Option<&[f32]>, out: &mut [u8]) {
         assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
         assert!(importance.is_none_or(|w| w.len() == cols), "importance of other columns");
-        let mut strip = layout::StripMut::new(self, cols, out);
-        for row in 0..TILE_ROWS {
-            let (groups, _) = rows[row * cols..(row + 1) * cols].as_chunks::<GROUP>();
-            for (tile, x) in groups.iter().enumerate() {
-                let weights = importance.map_or([1.0; GROUP], |w| {
-                    let at = tile * GROUP;
-                    std::array::from_fn(|i| w[at + i])
-                });
-                let group = if x.iter().all(|v| v.is_finite()) {
-                    self.rules().choose(x, &weights)
-                } else {
-                    Group { codes: [0; GROUP], word: self.rules().word(f32::NAN, 0.0) }
-                };
-                strip.put(row, tile, &group);
-            }
+        let strip = layout::StripMut::new(self, cols, out);
+        match self {
+            Code::Q8 => vectorize::vectorized(
+                #[inline(always)]
+                || pack(&Q8, rows, importance, strip),
+            ),
+            Code::Q4 => vectorize::vectorized(
+                #[inline(always)]
+                || pack(&Q4, rows, importance, strip),
+            ),
         }
     }
 
@@ -154,6 +152,22 @@ impl Code {
     /// Scale and zero point that a word stands for.
     pub fn scale_zero(self, word: u16) -> (f32, f32) {
         self.rules().scale_zero(word)
+    }
+}
+
+#[inline(always)]
+fn pack(rules: &impl GroupCode, rows: &[f32], importance: Option<&[f32]>, mut strip: layout::StripMut<'_>) {
+    let (groups, _) = rows.as_chunks::<GROUP>();
+    let importance = importance.map(|w| w.as_chunks::<GROUP>().0);
+    let tiles = groups.len() / TILE_ROWS;
+    for (i, x) in groups.iter().enumerate() {
+        let weights = importance.map_or(&[1.0; GROUP], |w| &w[i % tiles]);
+        let group = if x.iter().all(|v| v.is_finite()) {
+            rules.choose(x, weights)
+        } else {
+            Group { codes: [0; GROUP], word: rules.word(f32::NAN, 0.0) }
+        };
+        strip.put(i / tiles, i % tiles, &group);
     }
 }
 
@@ -220,16 +234,32 @@ fn nearest(x: f32) -> f32 {
     (x + SHIFT) - SHIFT
 }
 
-/// Sum of 64 values: 16 lanes of four, then the lanes by halves. The order is part of the format.
+/// Lanes in which a group's sums are accumulated: lane i takes columns i, i + 16, i + 32 and i + 48, in this order. Then the
+/// lanes are added by halves. The order is part of the format.
+const LANES: usize = 16;
+
 #[inline(always)]
-fn sum(x: &[f32; GROUP]) -> f32 {
-    let mut lanes: [f32; 16] = std::array::from_fn(|i| (x[i] + x[i + 16]) + (x[i + 32] + x[i + 48]));
+fn sum(mut lanes: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
             lanes[i] += lanes[i + half];
         }
     }
     lanes[0]
+}
+
+/// The least and the largest value of a group and of 0.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+fn range(x: &[f32; GROUP]) -> (f32, f32) {
+    let (mut low, mut high) = ([0f32; LANES], [0f32; LANES]);
+    for x in x.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            low[i] = if x[i] < low[i] { x[i] } else { low[i] };
+            high[i] = if x[i] > high[i] { x[i] } else { high[i] };
+        }
+    }
+    (low.iter().fold(0.0, |m, &v| m.min(v)), high.iter().fold(0.0, |m, &v| m.max(v)))
 }
 
 #[cfg(test)]

@@ -32,6 +32,9 @@ pub struct Cpu {
     scratch: Vec<Mutex<Scratch>>,
     angles: Mutex<rope::Angles>,
     plan: Mutex<attention::Plan>,
+    /// How packed weights are multiplied.
+    method: simd::packed::Method,
+    packed: Mutex<linear::PackedInput>,
 }
 
 /// What a thread needs inside an op.
@@ -67,7 +70,16 @@ impl Cpu {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let thread_pool = ThreadPool::new(if threads == 0 { cores } else { threads });
         let scratch = (0..thread_pool.size()).map(|_| Mutex::default()).collect();
-        Self { thread_pool, isa: Isa::best(), scratch, angles: Mutex::default(), plan: Mutex::default() }
+        let isa = Isa::best();
+        Self {
+            thread_pool,
+            isa,
+            scratch,
+            angles: Mutex::default(),
+            plan: Mutex::default(),
+            method: simd::packed::Method::best(isa),
+            packed: Mutex::default(),
+        }
     }
 
     pub fn threads(&self) -> usize {
@@ -86,6 +98,10 @@ impl Cpu {
 
     fn angles(&self) -> MutexGuard<'_, rope::Angles> {
         self.angles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn packed(&self) -> MutexGuard<'_, linear::PackedInput> {
+        self.packed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn plan(&self) -> MutexGuard<'_, attention::Plan> {

@@ -13,18 +13,21 @@ pub fn word_bytes(cols: usize) -> usize {
 }
 
 /// Index of a word among a strip's words.
+#[inline(always)]
 fn word_index(row: usize, tile: usize) -> usize {
     let (g, second) = (row % 8, row / 8);
     ((tile / WORD_TILES * 8 + g) * WORD_TILES + tile % WORD_TILES) * 2 + second
 }
 
 /// Offset in a tile of the 8 bytes of columns `16 t ..` of `row`.
+#[inline(always)]
 fn chunk(row: usize, t: usize) -> usize {
     let (g, second) = (row % 8, row / 8);
     (4 * g + t) * 16 + second * 8
 }
 
 /// Packs eight nibbles: nibble i is column 2 i, nibble i + 4 is column 2 i + 1.
+#[inline(always)]
 fn pack_u32(nibbles: impl Fn(usize) -> u8) -> u32 {
     (0..4).fold(0, |w, i| w | (nibbles(2 * i) as u32) << (4 * i) | (nibbles(2 * i + 1) as u32) << (4 * i + 16))
 }
@@ -78,6 +81,7 @@ impl<'a> StripMut<'a> {
         Self { planes: code.planes(), tiles: cols / GROUP, bytes }
     }
 
+    #[inline(always)]
     pub fn put(&mut self, row: usize, tile: usize, group: &Group) {
         for plane in 0..self.planes {
             let shift = 4 * (self.planes - 1 - plane);

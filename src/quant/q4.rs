@@ -3,7 +3,10 @@
 //! Word: bits 15 to 5 are bits 14 to 4 of the scale as f16 (5 bits of exponent, 6 of mantissa); bits 4 to 0 are twice the
 //! zero point. A zero point of 7.5 is a symmetric grid with all 16 levels, an integer is the usual grid with a zero.
 
-use super::{GROUP, Group, GroupCode, nearest, sum};
+// Indexed loops, which become vector code in the caller's instruction set.
+#![allow(clippy::needless_range_loop)]
+
+use super::{GROUP, Group, GroupCode, LANES, nearest, range, sum};
 use half::f16;
 
 pub struct Q4;
@@ -29,35 +32,45 @@ impl GroupCode for Q4 {
 
     /// From each starting grid: rounds, fits scale and zero point to the codes by weighted least squares, rounds both to
     /// what a word holds, and rounds the codes again. Returns the grid of the least weighted error, the first of equals.
+    #[inline(always)]
     fn choose(&self, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Group {
-        let (low, high) = x.iter().fold((0f32, 0f32), |(low, high), &v| (low.min(v), high.max(v)));
-        let sums = Sums::of(x, weights);
-        let mut best = (f32::INFINITY, 0);
-        for shrink in SHRINKS {
-            let step = shrink * ((high - low) / LAST_CODE);
-            if step <= 0.0 || !step.is_finite() {
-                continue;
-            }
-            let zero = -low / (high - low) * LAST_CODE;
-            let codes = codes(x, step, zero);
-            let (scale, zero) = sums.fit(x, weights, &codes, zero);
-            let word = self.word(scale, zero);
-            let error = self.error(x, weights, word);
-            if error < best.0 {
-                best = (error, word);
+        let (low, high) = range(x);
+        let (step, zero) = ((high - low) / LAST_CODE, -low / (high - low) * LAST_CODE);
+        if !(step > 0.0 && step.is_finite()) {
+            return Group { codes: [0; GROUP], word: 0 };
+        }
+        let moments = Moments::of(x, weights);
+        // One loop per step, in which the processor works on several grids at once.
+        let mut codes = [[0.0; 3]; SHRINKS.len()];
+        for i in 0..SHRINKS.len() {
+            codes[i] = Moments::of_codes(x, weights, &Grid::new(SHRINKS[i] * step, zero));
+        }
+        let mut fits = [(0.0, 0.0); SHRINKS.len()];
+        for i in 0..SHRINKS.len() {
+            fits[i] = moments.fit(&codes[i], zero);
+        }
+        let (mut least, mut best) = (f32::INFINITY, (0.0, 0.0));
+        for (scale, zero) in fits {
+            let error = error(x, weights, scale, zero);
+            if scale > 0.0 && error < least {
+                (least, best) = (error, (scale, zero));
             }
         }
-        let (scale, zero) = self.scale_zero(best.1);
+        let (scale, zero) = best;
         if scale == 0.0 {
             return Group { codes: [0; GROUP], word: 0 };
         }
-        Group { codes: codes(x, scale, zero).map(|c| c as u8), word: best.1 }
+        let grid = Grid::new(scale, zero);
+        let mut codes = [0; GROUP];
+        for i in 0..GROUP {
+            codes[i] = grid.code(x[i]) as u8;
+        }
+        Group { codes, word: self.word(scale, zero) }
     }
 
     fn word(&self, scale: f32, zero: f32) -> u16 {
-        let twice = nearest((2.0 * zero).clamp(0.0, 31.0)) as u16;
-        let bits = if scale.is_nan() { f16::NAN.to_bits() } else { scale_bits(scale.min(MAX_SCALE)) };
-        (bits & 0x7ff0) << 1 | twice
+        let scale = if scale.is_nan() { f16::NAN } else { f16::from_f32(round_scale(scale)) };
+        (scale.to_bits() & 0x7ff0) << 1 | nearest((2.0 * zero).clamp(0.0, 31.0)) as u16
     }
 
     fn scale_zero(&self, word: u16) -> (f32, f32) {
@@ -65,64 +78,94 @@ impl GroupCode for Q4 {
     }
 }
 
-impl Q4 {
-    /// Weighted squared error of the nearest codes.
-    fn error(&self, x: &[f32; GROUP], weights: &[f32; GROUP], word: u16) -> f32 {
-        let (scale, zero) = self.scale_zero(word);
-        if scale == 0.0 {
-            return f32::INFINITY;
-        }
-        let codes = codes(x, scale, zero);
-        sum(&std::array::from_fn(|i| {
-            let e = x[i] - scale * (codes[i] - zero);
-            weights[i] * (e * e)
-        }))
-    }
-}
-
-/// f16 bits of the scale, rounded to nearest with 6 bits of mantissa.
-fn scale_bits(scale: f32) -> u16 {
-    let rounded = if scale < MIN_NORMAL {
-        nearest(scale / SUBNORMAL_STEP) * SUBNORMAL_STEP
-    } else {
-        // Ties to even at bit 17 of the f32's mantissa.
-        let bits = scale.to_bits();
-        f32::from_bits((bits + 0xffff + (bits >> 17 & 1)) & !0x1_ffff)
-    };
-    f16::from_f32(rounded).to_bits()
-}
-
-/// The nearest codes of a grid.
+/// The nearest scale that a word holds: 6 bits of mantissa and the exponents of f16.
 #[inline(always)]
-fn codes(x: &[f32; GROUP], scale: f32, zero: f32) -> [f32; GROUP] {
-    let inverse = 1.0 / scale;
-    std::array::from_fn(|i| nearest((x[i] * inverse + zero).clamp(0.0, LAST_CODE)))
+fn round_scale(scale: f32) -> f32 {
+    if scale < MIN_NORMAL {
+        return nearest(scale / SUBNORMAL_STEP) * SUBNORMAL_STEP;
+    }
+    // Ties to even at bit 17 of the f32's mantissa.
+    let bits = scale.min(MAX_SCALE).to_bits();
+    f32::from_bits((bits + 0xffff + (bits >> 17 & 1)) & !0x1_ffff)
 }
 
-/// Weighted sums over a group that do not depend on the codes.
-struct Sums {
-    w: f32,
-    wx: f32,
+/// A grid of 16 levels.
+struct Grid {
+    inverse: f32,
+    zero: f32,
 }
 
-impl Sums {
-    fn of(x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
-        Self { w: sum(weights), wx: sum(&std::array::from_fn(|i| weights[i] * x[i])) }
+impl Grid {
+    #[inline(always)]
+    fn new(scale: f32, zero: f32) -> Self {
+        Self { inverse: 1.0 / scale, zero }
     }
 
-    /// Scale and zero point of the least weighted error of `codes`. Codes that are all equal do not determine the zero
-    /// point, which is then `zero`.
-    fn fit(&self, x: &[f32; GROUP], weights: &[f32; GROUP], codes: &[f32; GROUP], zero: f32) -> (f32, f32) {
-        let wc: [f32; GROUP] = std::array::from_fn(|i| weights[i] * codes[i]);
-        let c = sum(&wc);
-        let cc = sum(&std::array::from_fn(|i| wc[i] * codes[i]));
-        let cx = sum(&std::array::from_fn(|i| wc[i] * x[i]));
-        let determinant = self.w * cc - c * c;
-        let scale = (self.w * cx - c * self.wx) / determinant;
-        let free = if scale > 0.0 && scale.is_finite() { (c - self.wx / scale) / self.w } else { zero };
+    /// The nearest code.
+    #[inline(always)]
+    fn code(&self, x: f32) -> f32 {
+        nearest((x * self.inverse + self.zero).clamp(0.0, LAST_CODE))
+    }
+}
+
+/// Weighted squared error of the nearest codes.
+#[inline(always)]
+fn error(x: &[f32; GROUP], weights: &[f32; GROUP], scale: f32, zero: f32) -> f32 {
+    let grid = Grid::new(scale, zero);
+    let mut lanes = [0.0; LANES];
+    for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
+        for i in 0..LANES {
+            let e = x[i] - scale * (grid.code(x[i]) - zero);
+            lanes[i] += w[i] * (e * e);
+        }
+    }
+    sum(lanes)
+}
+
+/// Weighted sums over a group: of 1 and of x.
+struct Moments {
+    w: f32,
+    x: f32,
+}
+
+impl Moments {
+    #[inline(always)]
+    fn of(x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
+        let mut sums = [[0.0; LANES]; 2];
+        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
+            for i in 0..LANES {
+                sums[0][i] += w[i];
+                sums[1][i] += w[i] * x[i];
+            }
+        }
+        Self { w: sum(sums[0]), x: sum(sums[1]) }
+    }
+
+    /// Sums of w c, w c c and w c x, where c are the codes on `grid`.
+    #[inline(always)]
+    fn of_codes(x: &[f32; GROUP], weights: &[f32; GROUP], grid: &Grid) -> [f32; 3] {
+        let mut sums = [[0.0; LANES]; 3];
+        for (x, w) in x.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
+            for i in 0..LANES {
+                let c = grid.code(x[i]);
+                let wc = w[i] * c;
+                sums[0][i] += wc;
+                sums[1][i] += wc * c;
+                sums[2][i] += wc * x[i];
+            }
+        }
+        [sum(sums[0]), sum(sums[1]), sum(sums[2])]
+    }
+
+    /// Scale and zero point, as a word holds them, of the least weighted error for codes with these sums. Codes that are all
+    /// equal do not determine the zero point, which then is `zero`.
+    #[inline(always)]
+    fn fit(&self, &[c, cc, cx]: &[f32; 3], zero: f32) -> (f32, f32) {
+        let scale = (self.w * cx - c * self.x) / (self.w * cc - c * c);
+        let free = if scale > 0.0 && scale.is_finite() { (c - self.x / scale) / self.w } else { zero };
         let zero = 0.5 * nearest((2.0 * free).clamp(0.0, 31.0));
         // The best scale for the zero point that is stored.
-        let scale = (cx - zero * self.wx) / (cc - 2.0 * zero * c + zero * zero * self.w);
-        (scale.max(0.0), zero)
+        let scale = (cx - zero * self.x) / (cc - 2.0 * zero * c + zero * zero * self.w);
+        (round_scale(scale.max(0.0)), zero)
     }
 }

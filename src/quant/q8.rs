@@ -1,6 +1,6 @@
 //! `q8`: codes 1 to 255 around a zero point of 128, and the scale as f16.
 
-use super::{GROUP, Group, GroupCode, nearest};
+use super::{GROUP, Group, GroupCode, nearest, range};
 use half::f16;
 
 pub struct Q8;
@@ -18,8 +18,10 @@ impl GroupCode for Q8 {
     }
 
     /// The scale maps the largest magnitude to 127. With so many levels, a search for a better scale gains nothing.
+    #[inline(always)]
     fn choose(&self, x: &[f32; GROUP], _: &[f32; GROUP]) -> Group {
-        let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let (low, high) = range(x);
+        let largest = high.max(-low);
         let word = self.word(largest / MAX_MAGNITUDE, ZERO);
         let scale = self.scale_zero(word).0;
         // Zeros, and groups whose scale is rounded to 0.

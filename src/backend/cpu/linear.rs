@@ -1,12 +1,14 @@
 //! GEMM and GEMV with plain and packed weights.
 //!
+//! Packed weights multiply activations that are rounded to bf16, as on a GPU, for any number of rows and on every machine.
+//!
 //! Few rows of activations are memory-bound: dot products that convert weights in registers. Many rows are compute-bound:
 //! blocks of weights are converted into a scratch buffer that fits L2 and multiplied there. Both split the weights' rows
 //! over the thread pool.
 
 use super::Cpu;
 use super::simd::dots::{Rows, dots, widen};
-use super::simd::packed::{Strips, tile_dots};
+use super::simd::packed::{Input, Strips, round_all, tile_dots};
 use super::simd::{Format, Isa, maths, matmul};
 use super::thread_pool::Tile;
 use crate::quant::TILE_ROWS;
@@ -20,6 +22,24 @@ const TASK_BYTES: usize = 128 << 10;
 /// Rows and columns of a block of weights converted to f32: 384 KiB.
 const BLOCK_ROWS: usize = 96;
 const BLOCK_COLS: usize = 1024;
+
+/// Activations of packed weights, kept from GEMM to GEMM.
+#[derive(Default)]
+pub(super) struct PackedInput {
+    /// Few rows.
+    input: Input,
+    /// Many rows.
+    rounded: Vec<f32>,
+}
+
+impl PackedInput {
+    fn round(&mut self, x: &[f32]) -> &[f32] {
+        self.rounded.clear();
+        self.rounded.extend_from_slice(x);
+        round_all(&mut self.rounded);
+        &self.rounded
+    }
+}
 
 /// Matrices of equal width, stacked by rows: all plain, or all packed with one code.
 pub struct Weight {
@@ -73,6 +93,10 @@ impl Weight {
         block.widen(isa, 0..self.cols, out);
     }
 
+    fn is_packed(&self) -> bool {
+        self.parts.iter().any(|p| p.dtype().is_none())
+    }
+
     fn row_bytes(&self) -> usize {
         self.parts.iter().map(|p| p.stored_bytes() / p.shape[0].max(1)).max().unwrap_or(1).max(1)
     }
@@ -99,19 +123,11 @@ impl Block<'_> {
         }
     }
 
-    /// `out[i, r] = x[i] . rows[r]`
-    fn dots(&self, isa: Isa, x: &[f32], out: &mut Tile<'_>) {
-        match self {
-            Block::Plain(rows) => dots(isa, *rows, x, out),
-            Block::Packed(strips) => tile_dots(isa, strips, x, out),
-        }
-    }
-
     /// Converts columns `cols` of all rows to f32, `[rows, cols.len()]`.
     fn widen(&self, isa: Isa, cols: Range<usize>, out: &mut [f32]) {
         match self {
             Block::Plain(rows) => widen_columns(isa, *rows, cols, out),
-            Block::Packed(strips) => strips.unpack(cols, out),
+            Block::Packed(strips) => strips.unpack(isa, cols, out),
         }
     }
 }
@@ -142,18 +158,34 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
             });
         }
     };
+    let mut packed = weight.is_packed().then(|| cpu.packed());
     if n <= FEW_ROWS {
+        if let Some(packed) = &mut packed {
+            packed.input.set(cpu.method, x, n, weight.cols);
+        }
+        let input = packed.as_ref().map(|packed| &packed.input);
         // Whole strips, and a multiple of the kernels' 8 rows; at least two tasks per thread.
         let share = weight.rows.div_ceil(2 * cpu.threads());
         let rows = (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(TILE_ROWS);
-        cpu.thread_pool.tiles(&mut out, n.max(1), rows, |_, tile| {
+        cpu.thread_pool.tiles(&mut out, n.max(1), rows, |worker, tile| {
             for (at, block) in weight.blocks(tile.col_range()) {
-                block.dots(cpu.isa, x, &mut tile.narrow(at..at + block.len()));
+                let mut tile = tile.narrow(at..at + block.len());
+                match (block, input) {
+                    (Block::Packed(strips), Some(input)) => {
+                        tile_dots(cpu.isa, &strips, input, &mut tile, &mut cpu.scratch(worker).weights);
+                    }
+                    (Block::Plain(rows), _) => dots(cpu.isa, rows, x, &mut tile),
+                    (Block::Packed(_), None) => unreachable!("packed weights have an input"),
+                }
             }
             add_bias(tile);
         });
         return;
     }
+    let x = match &mut packed {
+        Some(packed) => packed.round(x),
+        None => x,
+    };
     // Where the weights have too few rows for all threads, the activations are split too, and weights are converted twice.
     let across = weight.rows.div_ceil(BLOCK_ROWS);
     let down = (2 * cpu.threads()).div_ceil(across).min(n.div_ceil(64));
@@ -263,9 +295,10 @@ mod tests {
             let (cpu, n_rows) = (Cpu::new(3), rows.iter().sum::<usize>());
             for n in [1, 2, 5, 65] {
                 let x = random(n * cols, n as u64);
-                let [got, want] = [&packed, &plain].map(|weight| {
+                let rounded: Vec<f32> = x.iter().map(|&x| half::bf16::from_f32(x).to_f32()).collect();
+                let [got, want] = [(&packed, &x), (&plain, &rounded)].map(|(weight, x)| {
                     let mut out = vec![f32::NAN; n * n_rows];
-                    linear(&cpu, &mut out, &x, weight, None, n);
+                    linear(&cpu, &mut out, x, weight, None, n);
                     out
                 });
                 let near = |(a, b): (&f32, &f32)| (a - b).abs() < 3e-5 * (1.0 + b.abs());

@@ -197,7 +197,7 @@ impl Block {
 
 /// Prefetches the cache line at `at` into L1. The address need not be mapped.
 #[inline(always)]
-fn prefetch(at: *const u8) {
+pub(super) fn prefetch(at: *const u8) {
     // SAFETY: prefetching never faults.
     #[cfg(target_arch = "x86_64")]
     unsafe {

@@ -20,6 +20,10 @@ pub(super) trait Vector: Copy {
     unsafe fn load_bf16(at: *const u8) -> Self;
     unsafe fn load_fp8(at: *const u8) -> Self;
     unsafe fn load_int8(at: *const u8) -> Self;
+    /// Four bits, from bit `shift` on, of `LANES` u32.
+    unsafe fn load_nibbles(at: *const u8, shift: u32) -> Self;
+    /// `[a, a, b, b]` again and again, of two values.
+    unsafe fn load_pairs(at: *const f32) -> Self;
     unsafe fn store(self, at: *mut f32);
     /// `self * a + b`
     unsafe fn mul_add(self, a: Self, b: Self) -> Self;
@@ -114,6 +118,19 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(at: *const u8, shift: u32) -> Self {
+        // SAFETY: the trait's contract.
+        Self(unsafe { at.cast::<[u32; 8]>().read_unaligned() }.map(|w| (w >> shift & 15) as f32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(at: *const f32) -> Self {
+        // SAFETY: two values lie behind the pointer.
+        let [a, b] = unsafe { at.cast::<[f32; 2]>().read_unaligned() };
+        Self([a, a, b, b, a, a, b, b])
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         // SAFETY: the trait's contract.
         unsafe { at.cast::<[f32; 8]>().write_unaligned(self.0) }
@@ -197,6 +214,23 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(at: *const u8, shift: u32) -> Self {
+        unsafe {
+            let words = _mm256_srl_epi32(_mm256_loadu_si256(at.cast()), _mm_cvtsi32_si128(shift as i32));
+            Self(_mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(15))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(at: *const f32) -> Self {
+        unsafe {
+            Self(_mm256_permute_ps::<0b01_01_00_00>(_mm256_castpd_ps(_mm256_set1_pd(
+                at.cast::<f64>().read_unaligned(),
+            ))))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
         unsafe { _mm256_storeu_ps(at, self.0) }
     }
@@ -223,7 +257,7 @@ unsafe fn sum4_halves(h: [__m128; 4]) -> [f32; 4] {
 
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
-pub(super) struct Avx512(__m512);
+pub(super) struct Avx512(pub(super) __m512);
 
 #[cfg(target_arch = "x86_64")]
 impl Vector for Avx512 {
@@ -271,6 +305,22 @@ impl Vector for Avx512 {
             let sign = _mm512_slli_epi32::<24>(_mm512_and_si512(wide, _mm512_set1_epi32(0x80)));
             let magnitude = _mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f)));
             Self(_mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(magnitude), sign)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(at: *const u8, shift: u32) -> Self {
+        unsafe {
+            let words = _mm512_srl_epi32(_mm512_loadu_si512(at.cast()), _mm_cvtsi32_si128(shift as i32));
+            Self(_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(15))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(at: *const f32) -> Self {
+        unsafe {
+            let pair = _mm512_set1_pd(at.cast::<f64>().read_unaligned());
+            Self(_mm512_permute_ps::<0b01_01_00_00>(_mm512_castpd_ps(pair)))
         }
     }
 
