@@ -9,15 +9,21 @@ pub mod convert;
 mod described;
 mod disk;
 mod files;
+mod fp8;
+mod gguf;
 pub mod hub;
 mod json;
 mod mapped;
 pub mod names;
 mod origin;
+mod packed;
 mod parse;
+mod quantized;
 pub mod random;
 mod rope;
 mod safetensors;
+mod shards;
+mod source;
 mod texts;
 pub mod weight_cache;
 mod weight_file;
@@ -30,16 +36,16 @@ use crate::quant;
 use crate::tensor::{Format, SharedBytes, Tensor};
 use crate::unicode;
 use adapter::Adapter;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use files::Files;
 use json::Fields;
 use names::TensorSpec;
 use origin::{Origin, SourceFile};
-use safetensors::TensorFile;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use source::Source;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An opened checkpoint: configuration, mapped tensors, tokenizer and template.
 pub struct Checkpoint {
@@ -68,6 +74,8 @@ pub struct Checkpoint {
     pub origin: Option<Origin>,
     /// A notice about matrices that [`convert`] left as they are.
     pub kept: Option<String>,
+    /// The formats of the matrices in the files, that of most bytes first: `bf16`, or `Q4_K, Q6_K`.
+    pub stored_as: String,
     /// Bytes of all tensors.
     pub weight_bytes: u64,
     pub n_params: u64,
@@ -110,7 +118,7 @@ impl Checkpoint {
 
     /// [`Checkpoint::open`] for files in memory, by name.
     pub fn from_memory(name: &str, files: BTreeMap<String, SharedBytes>, adapter: &AdapterChoice) -> Result<Self> {
-        Self::from_files(name, &Files::Memory(files), adapter, own_weights).map_err(unicode::one_line_error)
+        Self::from_files(name, &Files::memory(files)?, adapter, own_weights).map_err(unicode::one_line_error)
     }
 
     /// `weights` gives the tensors of the configuration, and the files that they are in.
@@ -122,7 +130,7 @@ impl Checkpoint {
     ) -> Result<Self> {
         let (mut config, config_map, metadata) = configuration(files)?;
         let config_fields = Fields::new(&files.label("config.json"), &config_map);
-        let generation = optional_object(files, "generation_config.json")?;
+        let generation = json::optional(files, "generation_config.json")?;
         let generation_fields = generation.as_ref().map(|g| Fields::new(&files.label("generation_config.json"), g));
         let (generation, ignored) = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
 
@@ -153,6 +161,7 @@ impl Checkpoint {
             out.origin = Some(Origin { model, revision, files: files.clone(), weights: sources });
         }
         out.take_tensors(tensors);
+        out.stored_as = formats(&out.tensors);
         out.fingerprint = fingerprint(&identity, &out.tensors);
         Ok(out)
     }
@@ -161,7 +170,14 @@ impl Checkpoint {
     pub fn notices(&self) -> impl Iterator<Item = String> {
         let found = self.adapter.as_ref().filter(|_| self.adapter_found);
         let adapter = found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"));
-        adapter.into_iter().chain(self.ignored.clone()).chain(self.kept.clone())
+        adapter.into_iter().chain(self.ignored.clone()).chain(self.kept.clone()).chain(self.reordered())
+    }
+
+    /// A notice about codes of GPTQ that [`convert`] could not keep.
+    fn reordered(&self) -> Option<String> {
+        let again = self.weights == quant::Weights::Int4 && self.stored_as.contains(packed::ACT_ORDER);
+        again
+            .then(|| "its GPTQ codes are in act-order, so they were quantized again; int8 is closer to them".to_owned())
     }
 
     /// The tensor of that name, which must have that shape.
@@ -186,6 +202,7 @@ impl Checkpoint {
             cached: false,
             origin: None,
             kept: None,
+            stored_as: String::new(),
             weight_bytes: 0,
             n_params: 0,
             fingerprint: String::new(),
@@ -213,24 +230,35 @@ impl Checkpoint {
 fn reference(model: &ModelRef) -> String {
     match model {
         ModelRef::BuiltIn => hub::DEMO.to_owned(),
-        ModelRef::Folder(dir) => std::fs::canonicalize(dir).unwrap_or_else(|_| dir.clone()).display().to_string(),
+        ModelRef::Folder(path) => full_path(path).display().to_string(),
         ModelRef::Hub { id, .. } => id.clone(),
     }
 }
 
+/// The absolute path of a model. Links to folders are resolved; a link to a file keeps its name, because in the Hugging Face
+/// cache its target is called by a hash.
+pub fn full_path(path: &Path) -> PathBuf {
+    let full = if path.is_file() { std::path::absolute(path) } else { std::fs::canonicalize(path) };
+    full.unwrap_or_else(|_| path.to_owned())
+}
+
 /// The weights of a checkpoint's own files.
 fn own_weights(files: &Files, config: &ModelConfig) -> Result<(Vec<Tensor>, Vec<SourceFile>)> {
-    let weights = Weights::open(files)?;
-    Ok((weights.take(config)?, weights.sources()))
+    let source = Source::open(files)?;
+    Ok((source.take(config)?, source.files()))
 }
 
 fn locate(model: &ModelRef) -> Result<(String, Files)> {
     match model {
         ModelRef::BuiltIn => Ok((hub::DEMO.to_owned(), Files::BuiltIn)),
         ModelRef::Folder(dir) => {
-            let files = Files::folder(dir)?;
-            let full = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
-            let name = full.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned());
+            let files = Files::at(dir)?;
+            let named = match files {
+                Files::Gguf(_) => full_path(dir).with_extension(""),
+                _ => full_path(dir),
+            };
+            let name =
+                named.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned());
             Ok((name, files))
         }
         ModelRef::Hub { id, revision } => {
@@ -266,7 +294,10 @@ pub fn summary(model: &ModelRef, name: &str) -> Result<Summary> {
     let adapter = choose_adapter(&AdapterChoice::Auto, name, &config)?.map(|a| a.base().to_owned());
     let licence = match model {
         ModelRef::BuiltIn => Some("apache-2.0".to_owned()),
-        _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
+        _ => match &files {
+            Files::Gguf(gguf) => gguf.licence(),
+            _ => files.text(CARD).ok().flatten().and_then(|card| texts::licence(&card)),
+        },
     };
     Ok(Summary { config, adapter, licence })
 }
@@ -278,13 +309,9 @@ fn config_of(files: &Files) -> Result<ModelConfig> {
 
 type Object = Map<String, Value>;
 
-fn optional_object(files: &Files, name: &str) -> Result<Option<Object>> {
-    files.text(name)?.map(|raw| json::object(&files.label(name), &raw)).transpose()
-}
-
 /// `dms_metadata.json`, whose fields may be under the key `config`.
 fn metadata_object(files: &Files) -> Result<Option<Object>> {
-    let Some(mut outer) = optional_object(files, "dms_metadata.json")? else { return Ok(None) };
+    let Some(mut outer) = json::optional(files, "dms_metadata.json")? else { return Ok(None) };
     match outer.remove("config") {
         Some(Value::Object(inner)) => Ok(Some(inner)),
         _ => Ok(Some(outer)),
@@ -304,76 +331,18 @@ fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> 
     }
 }
 
-/// The weight files of a checkpoint, and the file of each tensor.
-struct Weights {
-    /// Names the folder in error messages.
-    label: String,
-    files: Vec<TensorFile>,
-    /// Tensor name to index into `files`.
-    owner: BTreeMap<String, usize>,
-}
-
-impl Weights {
-    /// `model.safetensors`, else the shards of `model.safetensors.index.json`.
-    fn open(files: &Files) -> Result<Self> {
-        const SINGLE: &str = "model.safetensors";
-        const INDEX: &str = "model.safetensors.index.json";
-        if let Some(bytes) = files.bytes(SINGLE)? {
-            let file = TensorFile::new(&files.label(SINGLE), bytes)?;
-            let owner = file.names().map(|n| (n.to_owned(), 0)).collect();
-            return Ok(Self { label: files.label(SINGLE), files: vec![file], owner });
+/// The formats of the matrices, that of most bytes first.
+fn formats(tensors: &BTreeMap<String, Tensor>) -> String {
+    let mut bytes: Vec<(&str, usize)> = Vec::new();
+    for tensor in tensors.values().filter(|t| t.shape.len() == 2) {
+        let name = tensor.format.name();
+        match bytes.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, n)) => *n += tensor.stored_bytes(),
+            None => bytes.push((name, tensor.stored_bytes())),
         }
-        let Some(index) = optional_object(files, INDEX)? else {
-            bail!("{} is missing, and so is {INDEX}; only safetensors weights are read", files.label(SINGLE));
-        };
-        let place = files.label(INDEX);
-        let map = Fields::new(&place, &index).opt_object("weight_map")?;
-        let map = map.with_context(|| format!("{place} has no weight_map, which is needed"))?;
-        let mut out = Self { label: place.clone(), files: Vec::new(), owner: BTreeMap::new() };
-        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-        for tensor in map.keys() {
-            let name = map.opt_str(tensor)?.unwrap_or_default();
-            let at = match seen.get(name) {
-                Some(&at) => at,
-                None => {
-                    files::plain_name(name).map_err(|e| e.context(format!("{place} is refused")))?;
-                    let bytes = files.bytes(name)?;
-                    let bytes =
-                        bytes.with_context(|| format!("{} is missing, which {INDEX} names", files.label(name)))?;
-                    out.files.push(TensorFile::new(&files.label(name), bytes)?);
-                    seen.insert(name, out.files.len() - 1);
-                    out.files.len() - 1
-                }
-            };
-            out.owner.insert(tensor.to_owned(), at);
-        }
-        Ok(out)
     }
-
-    fn sources(&self) -> Vec<SourceFile> {
-        self.files.iter().map(TensorFile::source).collect()
-    }
-
-    fn get(&self, name: &str) -> Result<Option<Tensor>> {
-        self.owner.get(name).map_or(Ok(None), |&at| self.files[at].tensor(name))
-    }
-
-    /// Every tensor of the configuration, with its shape checked.
-    fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
-        let tensors = names::all(config).map(|spec| spec.check(self.get(&spec.name)?, &self.label));
-        let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
-        if config.tied
-            && let Some(head) = self.get("lm_head.weight")?
-        {
-            // transformers ties them if they are equal, and keeps a head that differs.
-            ensure!(
-                head.bytes() == tensors[0].bytes(),
-                "{}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding",
-                self.label
-            );
-        }
-        Ok(tensors)
-    }
+    bytes.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    bytes.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
 /// A digest that differs between models whose saved token logs are not interchangeable. Reads a few hundred bytes per

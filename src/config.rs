@@ -84,7 +84,7 @@ pub enum Adapter {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub dirs: Dirs,
-    /// `demo`, a folder or a hub id.
+    /// `demo`, a folder, a GGUF file or a hub id.
     pub model: String,
     pub adapter: Adapter,
     pub device: Device,

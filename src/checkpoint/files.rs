@@ -1,6 +1,7 @@
 //! The files of a checkpoint, in a folder or embedded. Owns the rule that file names are plain and do not leave the
 //! folder. Knows nothing of their content.
 
+use super::gguf::Gguf;
 use super::{builtin, mapped};
 use crate::regular_file;
 use crate::tensor::SharedBytes;
@@ -47,18 +48,38 @@ pub enum Files {
     BuiltIn,
     /// Files in memory, by name.
     Memory(BTreeMap<String, SharedBytes>),
+    /// One file of weights, whose metadata are the others.
+    Gguf(Arc<Gguf>),
 }
 
 impl Files {
+    /// The folder or the GGUF file at `path`.
+    pub fn at(path: &Path) -> Result<Self> {
+        if !path.is_file() {
+            return Self::folder(path);
+        }
+        let bytes = mapped::map_file(path)?;
+        let named = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+        ensure!(
+            named || Gguf::begins((*bytes).as_ref()),
+            "{} is a file; give a GGUF file, or the folder that holds config.json and the weights",
+            path.display()
+        );
+        Ok(Self::Gguf(Arc::new(Gguf::new(&path.display().to_string(), bytes)?)))
+    }
+
+    /// Files in memory, by name: a folder's, or one GGUF file.
+    pub fn memory(files: BTreeMap<String, SharedBytes>) -> Result<Self> {
+        match files.iter().find(|(name, _)| name.ends_with(".gguf")) {
+            Some((name, bytes)) => Ok(Self::Gguf(Arc::new(Gguf::new(name, bytes.clone())?))),
+            None => Ok(Self::Memory(files)),
+        }
+    }
+
     /// A folder of model files. A snapshot of the Hugging Face cache
     /// (`models--ORG--NAME/snapshots/COMMIT`) may also link into its repository's `blobs`.
     pub fn folder(dir: &Path) -> Result<Self> {
         let canonical = std::fs::canonicalize(dir).with_context(|| format!("no model folder {}", dir.display()))?;
-        ensure!(
-            canonical.is_dir(),
-            "{} is a file; give the folder that holds config.json and the weights",
-            dir.display()
-        );
         let blobs = blobs_of(&canonical);
         Ok(Self::Folder { dir: dir.to_owned(), roots: [Some(canonical), blobs].into_iter().flatten().collect() })
     }
@@ -70,8 +91,9 @@ impl Files {
         Some(snapshot.file_name()?.to_str()?.to_owned())
     }
 
-    pub fn is_folder(&self) -> bool {
-        matches!(self, Self::Folder { .. })
+    /// Whether they are a folder or a file of the user's.
+    pub fn are_on_disk(&self) -> bool {
+        matches!(self, Self::Folder { .. } | Self::Gguf(_))
     }
 
     /// The name of a file in error messages.
@@ -80,6 +102,7 @@ impl Files {
             Self::Folder { dir, .. } => dir.join(name).display().to_string(),
             Self::BuiltIn => format!("demo/{name}"),
             Self::Memory(_) => name.to_owned(),
+            Self::Gguf(gguf) => gguf.label().to_owned(),
         }
     }
 
@@ -88,6 +111,7 @@ impl Files {
         Ok(match self {
             Self::BuiltIn => builtin::file(name).map(<[u8]>::to_vec),
             Self::Memory(files) => files.get(name).map(|bytes| (**bytes).as_ref().to_vec()),
+            Self::Gguf(gguf) => gguf.text(name)?,
             Self::Folder { .. } => match self.path(name)? {
                 Some(path) => Some(regular_file::read(&path, max_text_bytes(name)).with_context(|| self.label(name))?),
                 None => None,
@@ -100,6 +124,7 @@ impl Files {
         match self {
             Self::BuiltIn => Ok(builtin::file(name).map(|bytes| Arc::new(bytes) as SharedBytes)),
             Self::Memory(files) => Ok(files.get(name).cloned()),
+            Self::Gguf(_) => Ok(None),
             Self::Folder { .. } => self.path(name)?.map(|path| mapped::map_file(&path)).transpose(),
         }
     }

@@ -82,12 +82,15 @@ impl ModelRef {
         if is_hub_id(id) && revision.as_deref().is_none_or(is_revision) {
             return Ok(Self::Hub { id: id.to_owned(), revision });
         }
+        if text.to_lowercase().ends_with(".gguf") {
+            bail!("no file {text}");
+        }
         if text.contains(['/', '\\']) {
             bail!("no model folder {text}");
         }
         let cached = cache::ids(&cache_dir()?);
         bail!(
-            "no model named {text:?}; expected demo, a folder or a hub id ORG/NAME{}",
+            "no model named {text:?}; expected demo, a folder, a GGUF file or a hub id ORG/NAME{}",
             near::suggestion(text, &cached)
         )
     }

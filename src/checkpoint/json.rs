@@ -1,5 +1,6 @@
 //! Reads a JSON object of a checkpoint field by field. Errors name file and key.
 
+use super::files::Files;
 use anyhow::{Result, anyhow, bail};
 use serde_json::{Map, Value};
 
@@ -19,6 +20,11 @@ pub fn object(place: &str, raw: &[u8]) -> Result<Map<String, Value>> {
         Ok(_) => bail!("{place} holds no JSON object"),
         Err(e) => bail!("{place} is not JSON: {e}"),
     }
+}
+
+/// [`object`] of a file of a checkpoint, if it exists.
+pub fn optional(files: &Files, name: &str) -> Result<Option<Map<String, Value>>> {
+    files.text(name)?.map(|raw| object(&files.label(name), &raw)).transpose()
 }
 
 impl<'a> Fields<'a> {

@@ -5,6 +5,7 @@ use super::GenerationDefaults;
 use super::bounds;
 use super::config::{DmsConfig, DmsVariant, ModelConfig};
 use super::json::{self, Fields};
+use super::quantized::Quantization;
 use super::rope;
 use crate::policy::{Dms, Shift};
 use anyhow::{Result, bail, ensure};
@@ -13,8 +14,7 @@ use serde_json::Value;
 const FAMILIES: [&str; 2] = ["qwen3", "llama"];
 
 /// Keys of models that extend Llama's computation, unless they are null or missing.
-const FOREIGN_KEYS: [&str; 9] = [
-    "quantization_config",
+const FOREIGN_KEYS: [&str; 8] = [
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "query_pre_attn_scalar",
@@ -114,6 +114,7 @@ fn family(config: &Fields) -> Result<&'static str> {
 
 fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
     let place = config.place();
+    Quantization::parse(config)?;
     for key in FOREIGN_KEYS {
         ensure!(config.get(key).is_none(), "{place}: {key} is set, which is not supported");
     }

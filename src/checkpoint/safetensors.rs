@@ -10,6 +10,7 @@ use super::origin::SourceFile;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use ::safetensors::tensor::{Dtype, TensorInfo};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use half::{bf16, f16};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -78,10 +79,10 @@ impl TensorFile {
         SourceFile { name, head_bytes: self.head_bytes, bytes: self.bytes.clone() }
     }
 
-    /// The place of a U8 tensor.
-    pub fn raw(&self, name: &str) -> Option<(SharedBytes, Range<usize>)> {
-        let entry = self.entries.get(name).filter(|e| e.dtype == Dtype::U8)?;
-        Some((self.bytes.clone(), entry.range.clone()))
+    /// The tensor of that name, in any element type.
+    pub fn raw(&self, name: &str) -> Option<RawTensor> {
+        let Entry { dtype, shape, range } = self.entries.get(name)?;
+        Some(RawTensor { dtype: *dtype, shape: shape.clone(), file: self.bytes.clone(), range: range.clone() })
     }
 
     /// The tensor of that name, in F32, F16 or BF16. Shares the file's bytes, or copies them if they are not aligned.
@@ -101,6 +102,42 @@ impl TensorFile {
         // Only files of writers that do not pad the header reach this; the reference implementation pads.
         let copy = mapped::buffer(raw.len(), |to| to.copy_from_slice(raw))?;
         Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), copy, 0..raw.len())))
+    }
+}
+
+/// A tensor of any element type. It need not be aligned.
+pub struct RawTensor {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    /// The whole file.
+    pub file: SharedBytes,
+    pub range: Range<usize>,
+}
+
+impl RawTensor {
+    pub fn bytes(&self) -> &[u8] {
+        &(*self.file).as_ref()[self.range.clone()]
+    }
+
+    /// Whether it is F32, F16 or BF16.
+    pub fn is_float(&self) -> bool {
+        matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
+    }
+
+    /// Element `at` of a tensor of 32-bit integers.
+    pub fn u32_at(&self, at: usize) -> u32 {
+        let b = &self.bytes()[4 * at..4 * at + 4];
+        u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+    }
+
+    /// Element `at` of a tensor of floats.
+    pub fn f32_at(&self, at: usize) -> f32 {
+        let pair = |b: &[u8]| [b[2 * at], b[2 * at + 1]];
+        match self.dtype {
+            Dtype::F16 => f16::from_le_bytes(pair(self.bytes())).to_f32(),
+            Dtype::BF16 => bf16::from_le_bytes(pair(self.bytes())).to_f32(),
+            _ => f32::from_bits(self.u32_at(at)),
+        }
     }
 }
 

@@ -46,10 +46,7 @@ pub fn licence(card: &[u8]) -> Option<String> {
 }
 
 fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
-    match files.text(name)? {
-        Some(raw) => json::object(&files.label(name), &raw),
-        None => Ok(Map::new()),
-    }
+    Ok(json::optional(files, name)?.unwrap_or_default())
 }
 
 /// A template is a string, or a list of named ones, of which `default` is used.

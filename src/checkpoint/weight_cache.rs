@@ -366,7 +366,7 @@ impl<'a> Wanted<'a> {
                 _ => {}
             }
         }
-        if !self.origin.files.is_folder() {
+        if !self.origin.files.are_on_disk() {
             return Ok(());
         }
         fs::create_dir(&partial)?;

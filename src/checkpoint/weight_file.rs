@@ -5,9 +5,10 @@
 //! and one entry `NAME: CODE ROWS COLS` for each packed matrix.
 
 use super::names::TensorSpec;
-use super::safetensors::TensorFile;
+use super::safetensors::{RawTensor, TensorFile};
 use crate::quant::Code;
 use crate::tensor::{DType, SharedBytes, Tensor};
+use ::safetensors::tensor::Dtype;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -175,11 +176,11 @@ fn tensor(file: &TensorFile, entry: &Entry) -> Result<Tensor> {
             Ok(tensor)
         }
         Stored::Packed(code) => {
-            let (bytes, range) =
-                file.raw(&entry.name()).with_context(|| format!("it has no tensor {}", entry.name()))?;
+            let raw = file.raw(&entry.name()).filter(|t| t.dtype == Dtype::U8);
+            let RawTensor { file, range, .. } = raw.with_context(|| format!("it has no tensor {}", entry.name()))?;
             ensure!(range.len() == entry.bytes(), "its tensor {} has {} bytes", entry.name(), range.len());
             let [rows, cols] = spec.shape[..] else { bail!("its tensor {} is no matrix", entry.name()) };
-            Ok(Tensor::packed(&spec.name, code, [rows, cols], bytes, range))
+            Ok(Tensor::packed(&spec.name, code, [rows, cols], file, range))
         }
     }
 }

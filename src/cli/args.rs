@@ -50,7 +50,7 @@ Examples:
 
 #[derive(Args, Debug, Default)]
 pub struct Common {
-    /// Model: `demo` (built in), a folder, or a hub id such as ORG/NAME[@REVISION], which is downloaded
+    /// Model: `demo` (built in), a folder, a GGUF file, or a hub id such as ORG/NAME[@REVISION], which is downloaded
     /// if it is not in the cache
     #[arg(short, long, global = true, value_name = "NAME|PATH|HUB_ID", value_hint = ValueHint::AnyPath, help_heading = "Model")]
     pub model: Option<String>,
@@ -356,7 +356,7 @@ pub enum ModelsCommand {
     },
     /// Describe a model, also before it is downloaded
     Info {
-        /// Name, folder or hub id
+        /// Name, folder, GGUF file or hub id
         id: String,
     },
 }

@@ -49,12 +49,12 @@ fn hub() -> Result<Hub> {
     Hub::from_env().map_err(output::as_wrong_use)
 }
 
-/// The built-in model, those in the cache, and the folder in the settings.
+/// The built-in model, those in the cache, and the folder or GGUF file in the settings.
 pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
     let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0, partial: false }];
     found.extend(in_cache(&hub()?));
     let named = &settings.model;
-    if cache::extent(Path::new(named)) >= Extent::Weights {
+    if cache::holds_model(Path::new(named)) {
         let (bytes, path) = (weight_bytes(Path::new(named)), Some(named.into()));
         found.push(Found { name: named.clone(), path, bytes, partial: false });
     }
@@ -77,7 +77,10 @@ fn list(common: &Common) -> Result<()> {
             None => "built in".to_owned(),
             Some(path) => {
                 let partial = if model.partial { "  (incomplete)" } else { "" };
-                format!("{:>8}  {}{partial}", bytes(model.bytes), path.display())
+                // The name of a GGUF file is its path.
+                let path = path.display().to_string();
+                let path = if path == model.name { "" } else { &path };
+                format!("{:>8}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
             }
         };
         output::out(&output::visible(&format!("{:width$}  {about}\n", model.name)))?;
@@ -85,7 +88,7 @@ fn list(common: &Common) -> Result<()> {
     Ok(())
 }
 
-/// The models in the Hugging Face cache, one per commit. Repositories without safetensors weights are left out.
+/// The models in the Hugging Face cache: one per commit with safetensors weights, and each GGUF file.
 fn in_cache(hub: &Hub) -> Vec<Found> {
     let mut found = Vec::new();
     for id in cache::ids(&hub.cache) {
@@ -93,6 +96,7 @@ fn in_cache(hub: &Hub) -> Vec<Found> {
         let current = repo.references().remove(MAIN);
         for commit in repo.commits() {
             let path = repo.folder(&commit);
+            found.extend(gguf_files(&path));
             let extent = cache::extent(&path);
             if extent == Extent::Part && !has_weights(&path) {
                 continue;
@@ -114,7 +118,25 @@ fn has_weights(folder: &Path) -> bool {
     weight_bytes(folder) > 0 || folder.join(cache::INDEX).exists()
 }
 
+/// The GGUF files in a folder, by their paths.
+fn gguf_files(folder: &Path) -> Vec<Found> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
+    let mut files: Vec<PathBuf> = files.filter(|p| p.extension().is_some_and(|e| e == "gguf")).collect();
+    files.sort();
+    let found = files.into_iter().map(|path| Found {
+        name: path.display().to_string(),
+        bytes: weight_bytes(&path),
+        path: Some(path),
+        partial: false,
+    });
+    found.collect()
+}
+
+/// Bytes of the weight files of a folder, or of a GGUF file.
 fn weight_bytes(folder: &Path) -> u64 {
+    if folder.is_file() {
+        return fs::metadata(folder).map_or(0, |m| m.len());
+    }
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path());
     let weights = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors"));
     weights.filter_map(|p| fs::metadata(p).ok().map(|m| m.len())).sum()
@@ -184,7 +206,7 @@ fn here(settings: &Settings) -> Result<Map<String, Value>> {
     let dms = c.dms.as_ref();
     let about = json!({
         "name": checkpoint.name, "path": path, "downloaded": true, "architecture": c.family.as_str(),
-        "parameters": checkpoint.n_params, "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
+        "parameters": checkpoint.n_params, "stored_as": checkpoint.stored_as, "weight_bytes": checkpoint.weight_bytes, "layers": c.n_layers,
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,

@@ -2,9 +2,9 @@
 
 use super::download;
 use crate::chat::session::Stamp;
-use crate::checkpoint::ModelRef;
-use crate::checkpoint::hub::cache::{self, Extent};
+use crate::checkpoint::hub::cache;
 use crate::checkpoint::hub::{Hub, MAIN};
+use crate::checkpoint::{self, ModelRef};
 use crate::config::{Adapter, Settings};
 use crate::protocol::ModelReference;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
     let absolute = |path: &Path| std::path::absolute(path).ok()?.to_str().map(str::to_owned);
     let (model, revision) = match ModelRef::parse(&settings.model).ok()? {
         ModelRef::BuiltIn => (settings.model.clone(), None),
-        ModelRef::Folder(path) => (absolute(&std::fs::canonicalize(&path).unwrap_or(path))?, None),
+        ModelRef::Folder(path) => (absolute(&checkpoint::full_path(&path))?, None),
         ModelRef::Hub { id, revision } => {
             let folder = Hub::from_env().ok()?.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN)).ok()?;
             let commit = folder.and_then(|f| Some(f.file_name()?.to_str()?.to_owned()));
@@ -48,8 +48,8 @@ pub fn find(stamp: &Stamp) -> Result<ModelReference, String> {
 fn here(name: &str) -> Result<(), String> {
     match ModelRef::parse(name).map_err(|e| format!("{e:#}"))? {
         ModelRef::BuiltIn => Ok(()),
-        ModelRef::Folder(path) if cache::extent(&path) >= Extent::Weights => Ok(()),
-        ModelRef::Folder(path) => Err(format!("{} is not a model folder", path.display())),
+        ModelRef::Folder(path) if cache::holds_model(&path) => Ok(()),
+        ModelRef::Folder(path) => Err(format!("{} is not a model folder or a GGUF file", path.display())),
         ModelRef::Hub { id, .. } => match download::missing(name).map_err(|e| format!("{e:#}"))? {
             None => Ok(()),
             Some(_) => Err(format!("{id} is not in the Hugging Face cache")),
@@ -96,7 +96,7 @@ mod tests {
         };
         assert_eq!(find(&stamp("demo", None)).unwrap().model, "demo");
         let gone = find(&stamp("x", reference(path, "auto"))).unwrap_err();
-        assert_eq!(gone, format!("{path} is not a model folder"));
+        assert_eq!(gone, format!("{path} is not a model folder or a GGUF file"));
         for file in ["config.json", "model.safetensors"] {
             std::fs::write(folder.path().join(file), "{}").unwrap();
         }

@@ -129,7 +129,7 @@ impl Layer {
         within("min_p", self.min_p, 0.0..=1.0)?;
         within("repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
         if self.model.as_deref() == Some("") {
-            return Err(("model", "the name is empty, expected demo, a folder or a hub id".to_owned()));
+            return Err(("model", "the name is empty, expected demo, a folder, a GGUF file or a hub id".to_owned()));
         }
         for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
             if value == Some(0) {

@@ -253,7 +253,14 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
             "layer type \"sliding_attention\" is not supported (full_attention is)",
         ),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor 0.5 is not supported (1 is)"),
-        (json!({"quantization_config": {}}), "quantization_config is set, which is not supported"),
+        (
+            json!({"quantization_config": {}}),
+            "quantization_config names no quant_method (fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "bitsandbytes"}}),
+            "quantization_config: quant_method \"bitsandbytes\" is not supported (fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read)",
+        ),
         (json!({"num_key_value_heads": 3}), "2 attention heads do not share 3 key-value heads evenly"),
         (json!({"head_dim": 5}), "head_dim 5 is odd, so it cannot be rotated"),
         (json!({"num_hidden_layers": "two"}), "num_hidden_layers is \"two\", expected a whole number below 2^31"),
@@ -427,10 +434,10 @@ fn names_of_models() {
     let message = |text: &str| ModelRef::parse(text).unwrap_err().to_string();
     assert_eq!(message("./nowhere"), "no model folder ./nowhere");
     assert!(message("dmeo").ends_with("; did you mean demo?"), "{}", message("dmeo"));
-    assert!(message("").starts_with("no model named \"\"; expected demo, a folder or a hub id ORG/NAME"));
+    assert!(message("").starts_with("no model named \"\"; expected demo, a folder, a GGUF file or a hub id ORG/NAME"));
     let file = Checkpoint::open(&ModelRef::Folder(folder.file("config.json")), &AdapterChoice::Auto);
     assert_eq!(
         refused(&folder, file),
-        "DIR/config.json is a file; give the folder that holds config.json and the weights"
+        "DIR/config.json is a file; give a GGUF file, or the folder that holds config.json and the weights"
     );
 }

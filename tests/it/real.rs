@@ -4,11 +4,13 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::chat::{Conversation, RenderOptions, render};
+use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
 use dmschat::engine::score::{Op, Schedule, score};
 use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::{Piece, TemplateSpec, Token};
+use dmschat::quant::Weights;
 use dmschat::sampler::argmax;
 use dmschat::tokenizer::{Tokenizer, flatten};
 use serde::Deserialize;
@@ -18,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const SMALL: &str = "SmolLM2-135M-Instruct";
+const GGUF: &str = "SmolLM2-135M-Instruct.Q4_1";
 /// Two logits closer than this may change places by the order of a sum.
 const TIE: f32 = 1e-3;
 
@@ -226,26 +229,28 @@ fn smollm2_decodes_as_by_transformers() {
     }
 }
 
-/// The program as a user starts it: template, tokenizer, greedy choice and end token of the folder.
+/// The program as a user starts it: template, tokenizer, greedy choice and end token of the folder, and of the GGUF file.
 #[test]
 fn smollm2_answers_a_question() {
-    let Some(folder) = fetched(SMALL) else { return };
+    let (Some(folder), Some(gguf)) = (fetched(SMALL), fetched(GGUF)) else { return };
     let case = &golden::<Continuations>("greedy.json").cases[0];
     let tokenizer = Tokenizer::new(&fs::read(folder.join("tokenizer.json")).unwrap(), 49_152).expect("read");
     let end = tokenizer.token_for("<|im_end|>").expect("an end token");
     let answer = case.greedy.iter().position(|&t| t == end).expect("an end");
-    let home = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_dmschat"))
-        .args(["--device", "cpu", "--eviction", "off", "--temperature", "0", "-p", &case.prompt, "-m"])
-        .arg(&folder)
-        .env("DMSCHAT_CONFIG_DIR", home.path())
-        .env("DMSCHAT_DATA_DIR", home.path())
-        .stdin(std::process::Stdio::null())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(said.trim_end(), tokenizer.decode(&case.greedy[..answer]).unwrap());
+    for model in [folder, gguf.join(format!("{GGUF}.gguf"))] {
+        let home = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_dmschat"))
+            .args(["--device", "cpu", "--eviction", "off", "--temperature", "0", "-p", &case.prompt, "-m"])
+            .arg(&model)
+            .env("DMSCHAT_CONFIG_DIR", home.path())
+            .env("DMSCHAT_DATA_DIR", home.path())
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(said.trim_end(), tokenizer.decode(&case.greedy[..answer]).unwrap(), "{}", model.display());
+    }
 }
 
 #[test]
@@ -258,4 +263,28 @@ fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
     assert_eq!(found.notices().next().as_deref(), Some(notice));
     let plain = open(AdapterChoice::None);
     assert_eq!((plain.config.dms.clone(), plain.notices().next()), (None, None));
+}
+
+/// The GGUF file that the folder of SmolLM2 was made from, opened as it is: the same configuration, tokens and weights.
+#[test]
+fn a_gguf_file_is_the_model_that_was_converted_from_it() {
+    let (Some(folder), Some(gguf)) = (fetched(SMALL), fetched(GGUF)) else { return };
+    let open = |path: PathBuf| Checkpoint::open(&ModelRef::Folder(path), &AdapterChoice::None).expect("opens");
+    let (folder, file) = (open(folder), open(gguf.join(format!("{GGUF}.gguf"))));
+    assert_eq!((file.config.clone(), &*file.stored_as), (folder.config.clone(), "Q4_1, Q8_0"));
+    assert_eq!((&file.bos_token, &file.eos_token), (&folder.bos_token, &folder.eos_token));
+    assert_eq!(file.chat_template, folder.chat_template);
+    let read = |c: &Checkpoint| Tokenizer::new(&c.tokenizer_json, c.config.vocab).expect("read");
+    let (ours, theirs) = (read(&file), read(&folder));
+    for text in golden::<Vec<String>>("strings.json") {
+        assert_eq!(ours.encode_text(&text).unwrap(), theirs.encode_text(&text).unwrap(), "{text:?}");
+    }
+    let file = convert(file, Weights::Bf16, &Importance::new(), 0, |_, _| true).expect("converted");
+    assert_eq!(file.tensors.len(), folder.tensors.len());
+    for (name, tensor) in &folder.tensors {
+        let ours = &file.tensors[name];
+        let same =
+            if tensor.shape.len() == 2 { ours.bytes() == tensor.bytes() } else { ours.to_f32() == tensor.to_f32() };
+        assert!(same, "{name}");
+    }
 }

@@ -4,10 +4,12 @@
 
 use super::{HubError, MAIN, is_hub_id, is_plain, near};
 use crate::checkpoint::files;
+use crate::checkpoint::gguf::Gguf;
 use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
+use std::io::Read;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -232,6 +234,16 @@ impl Repo {
         }
         out
     }
+}
+
+/// Whether a path is a GGUF file, or a folder with a configuration and weights. Does not look at their content.
+pub fn holds_model(path: &Path) -> bool {
+    if !path.is_file() {
+        return extent(path) >= Extent::Weights;
+    }
+    let mut begin = [0; 4];
+    let read = regular_file::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && Gguf::begins(&begin)
 }
 
 /// How complete the model in a folder is.

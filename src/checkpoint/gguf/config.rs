@@ -1,0 +1,215 @@
+//! The metadata of a GGUF file as the `config.json` and `generation_config.json` that the model would have as a folder,
+//! so that one parser checks both.
+
+use super::header::{Header, Value as Meta};
+use super::tokenizer;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+use std::f64::consts::PI;
+
+const ARCHITECTURES: [&str; 2] = ["llama", "qwen3"];
+
+/// End tokens beside `tokenizer.ggml.eos_token_id`, which is one token where a `generation_config.json` lists several.
+const END_TOKENS: [&str; 6] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>"];
+
+/// RoPE of Llama 3.1 and later: the only values published, of which a file has the resulting factors alone.
+const LLAMA3_LOW: f64 = 1.0;
+const LLAMA3_HIGH: f64 = 4.0;
+const LLAMA3_CONTEXT: f64 = 8192.0;
+
+/// `llama` or `qwen3`. Fails for what is no whole model of a supported architecture.
+pub fn architecture(h: &Header) -> Result<&'static str> {
+    if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
+        bail!("it holds a {kind:?}, not a model");
+    }
+    let parts = h.opt_size("split.count")?.unwrap_or(1);
+    ensure!(parts <= 1, "it is one of {parts} parts of a model; merge them with llama-gguf-split --merge");
+    let named = h.text("general.architecture")?.context("general.architecture is missing")?;
+    let known = ARCHITECTURES.into_iter().find(|a| *a == named);
+    known.with_context(|| format!("architecture {named:?} is not supported ({} are)", ARCHITECTURES.join(", ")))
+}
+
+/// The model's `config.json`. Sizes are checked by its parser.
+pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
+    let arch = architecture(h)?;
+    let key = |name: &str| format!("{arch}.{name}");
+    let head_dim = head_dim(h, arch)?;
+    let need =
+        |name: &str| -> Result<usize> { h.opt_size(&key(name))?.with_context(|| format!("{} is missing", key(name))) };
+    ensure!(
+        h.opt_size(&key("expert_count"))?.unwrap_or(0) == 0,
+        "{} is set: models with experts are not supported",
+        key("expert_count")
+    );
+    let heads = need("attention.head_count")?;
+    for name in ["attention.value_length", "rope.dimension_count"] {
+        let other = h.opt_size(&key(name))?.unwrap_or(head_dim);
+        ensure!(other == head_dim, "{} {other} is not supported (the head size {head_dim} is)", key(name));
+    }
+    let embedding = h.tensors.get("token_embd.weight").context("tensor token_embd.weight is missing")?;
+    let [vocab, _] = embedding.shape[..] else { bail!("tensor token_embd.weight is no matrix") };
+    let mut out = json!({
+        "model_type": arch,
+        "num_hidden_layers": need("block_count")?,
+        "hidden_size": need("embedding_length")?,
+        "intermediate_size": need("feed_forward_length")?,
+        "num_attention_heads": heads,
+        "num_key_value_heads": h.opt_size(&key("attention.head_count_kv"))?.unwrap_or(heads),
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_position_embeddings": need("context_length")?,
+        "rms_norm_eps": h.number(&key("attention.layer_norm_rms_epsilon"))?,
+        "rope_theta": h.number(&key("rope.freq_base"))?.unwrap_or(10_000.0),
+        "tie_word_embeddings": !h.tensors.contains_key("output.weight"),
+        "attention_bias": h.tensors.contains_key("blk.0.attn_q.bias"),
+        "mlp_bias": h.tensors.contains_key("blk.0.ffn_gate.bias"),
+    });
+    if arch == "llama" {
+        out["sliding_window"] = h.number(&key("attention.sliding_window"))?.into();
+    }
+    out["rope_scaling"] = rope_scaling(h, arch, head_dim, &out["rope_theta"], raw)?;
+    match out {
+        Value::Object(map) => Ok(map),
+        _ => bail!("no configuration"),
+    }
+}
+
+/// Values per head: stated, or the embedding's divided by the number of heads.
+fn head_dim(h: &Header, arch: &str) -> Result<usize> {
+    let key = |name: &str| format!("{arch}.{name}");
+    if let Some(stated) = h.opt_size(&key("attention.key_length"))? {
+        return Ok(stated);
+    }
+    let sizes = h.opt_size(&key("embedding_length"))?.zip(h.opt_size(&key("attention.head_count"))?);
+    let even = sizes.filter(|(hidden, heads)| *heads > 0 && hidden % heads == 0);
+    even.map(|(hidden, heads)| hidden / heads).with_context(|| format!("{} is missing", key("attention.key_length")))
+}
+
+/// The head size if the file's rows of q and k are interleaved: llama.cpp rotates neighbouring channels of `llama`, and
+/// channels half a head apart, as Hugging Face does, of later architectures; its converter permutes the rows to match.
+pub fn interleaved(h: &Header) -> Result<Option<usize>> {
+    match architecture(h)? {
+        "llama" => head_dim(h, "llama").map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is none.
+fn rope_scaling(h: &Header, arch: &str, head_dim: usize, theta: &Value, raw: &[u8]) -> Result<Value> {
+    let key = |name: &str| format!("{arch}.rope.scaling.{name}");
+    if let Some(tensor) = h.tensors.get("rope_freqs.weight") {
+        let kind = tensor.kind.ok().context("tensor rope_freqs.weight has an element type that is not supported")?;
+        ensure!(tensor.shape == [head_dim / 2], "tensor rope_freqs.weight has shape {:?}", tensor.shape);
+        let mut factors = vec![0.0; head_dim / 2];
+        kind.decode(&raw[tensor.range.clone()], &mut factors);
+        let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
+        let theta = theta.as_f64().unwrap_or_default();
+        let same = (0..).zip(&factors).all(|(i, &f)| {
+            let wavelength = 2.0 * PI * theta.powf(f64::from(2 * i) / head_dim as f64);
+            (f64::from(f) / llama3_factor(wavelength, factor) - 1.0).abs() < 1e-3
+        });
+        ensure!(same, "the factors in rope_freqs.weight are not those of Llama 3, which alone are supported");
+        return Ok(json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": LLAMA3_LOW,
+            "high_freq_factor": LLAMA3_HIGH, "original_max_position_embeddings": LLAMA3_CONTEXT}));
+    }
+    match h.text(&key("type"))? {
+        None | Some("none") => Ok(Value::Null),
+        Some(kind) => Ok(json!({
+            "rope_type": kind,
+            "factor": h.number(&key("factor"))?,
+            "original_max_position_embeddings": h.opt_size(&key("original_context_length"))?,
+            "beta_fast": h.number(&key("yarn_beta_fast"))?,
+            "beta_slow": h.number(&key("yarn_beta_slow"))?,
+        })),
+    }
+}
+
+/// How much longer Llama 3's scaling makes a wavelength, in tokens.
+fn llama3_factor(wavelength: f64, factor: f64) -> f64 {
+    let (low, high) = (LLAMA3_CONTEXT / LLAMA3_LOW, LLAMA3_CONTEXT / LLAMA3_HIGH);
+    if wavelength < high {
+        1.0
+    } else if wavelength > low {
+        factor
+    } else {
+        let smooth = (LLAMA3_CONTEXT / wavelength - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW);
+        1.0 / ((1.0 - smooth) / factor + smooth)
+    }
+}
+
+/// The model's `generation_config.json`: end tokens, and the sampling defaults that newer files state.
+pub fn generation(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
+    let mut out = Map::new();
+    let mut ends: Vec<usize> = Vec::new();
+    for name in ["eos", "eot", "eom"] {
+        ends.extend(h.opt_size(&format!("tokenizer.ggml.{name}_token_id"))?);
+    }
+    let ids = tokenizer::control_tokens(h, raw)?;
+    ends.extend(END_TOKENS.iter().filter_map(|literal| ids.get(literal)));
+    let mut unique: Vec<usize> = Vec::new();
+    for id in ends {
+        if !unique.contains(&id) {
+            unique.push(id);
+        }
+    }
+    out.insert("eos_token_id".to_owned(), unique.into());
+    let sampling = [
+        ("temperature", "temp"),
+        ("top_k", "top_k"),
+        ("top_p", "top_p"),
+        ("min_p", "min_p"),
+        ("repetition_penalty", "penalty_repeat"),
+    ];
+    for (ours, theirs) in sampling {
+        if let Some(value) = h.number(&format!("general.sampling.{theirs}"))? {
+            out.insert(ours.to_owned(), value.into());
+        }
+    }
+    Ok(out)
+}
+
+impl Header {
+    /// A text, if the key exists.
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        match self.metadata.get(key) {
+            None => Ok(None),
+            Some(Meta::Text(text)) => Ok(Some(text)),
+            Some(other) => bail!("{key} is {}, expected a text", shown(other)),
+        }
+    }
+
+    /// A whole number of at least 0, if the key exists.
+    pub fn opt_size(&self, key: &str) -> Result<Option<usize>> {
+        let n = match self.metadata.get(key) {
+            None => return Ok(None),
+            Some(Meta::Unsigned(n)) => usize::try_from(*n).ok(),
+            Some(Meta::Signed(n)) => usize::try_from(*n).ok(),
+            Some(_) => None,
+        };
+        n.map(Some).with_context(|| format!("{key} is {}, expected a whole number", shown(&self.metadata[key])))
+    }
+
+    /// A finite number, if the key exists.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        let n = match self.metadata.get(key) {
+            None => return Ok(None),
+            Some(Meta::Unsigned(n)) => Some(*n as f64),
+            Some(Meta::Signed(n)) => Some(*n as f64),
+            Some(Meta::Float(n)) => Some(*n).filter(|n| n.is_finite()),
+            Some(_) => None,
+        };
+        n.map(Some).with_context(|| format!("{key} is {}, expected a number", shown(&self.metadata[key])))
+    }
+}
+
+/// A value for a message.
+fn shown(value: &Meta) -> String {
+    match value {
+        Meta::Text(text) => format!("{:?}", text.chars().take(60).collect::<String>()),
+        Meta::Array(array) => format!("an array of {} values", array.len),
+        Meta::Unsigned(n) => n.to_string(),
+        Meta::Signed(n) => n.to_string(),
+        Meta::Float(n) => n.to_string(),
+        Meta::Bool(b) => b.to_string(),
+    }
+}

@@ -1,0 +1,186 @@
+//! The vocabulary of a GGUF file as the `tokenizer.json` and `tokenizer_config.json` that the model would have as a
+//! folder, so that one reader checks and builds both. Byte-level BPE (`gpt2`) is supported.
+
+use super::header::{Array, Header, Value as Meta};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// `tokenizer.ggml.token_type` of tokens that no text encodes to.
+const CONTROL: i64 = 3;
+/// Tokens such as `<think>`: in a folder, added tokens that are not special.
+const USER_DEFINED: i64 = 4;
+/// Fills the vocabulary up to the rows of the embedding.
+const UNUSED: i64 = 5;
+
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How a text is split before BPE, by `tokenizer.ggml.pre`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    Qwen2,
+    Llama3,
+    /// Single digits, then GPT-2's pattern.
+    Digits,
+    Gpt2,
+}
+
+const SPLITS: [(&str, Split); 18] = [
+    ("qwen2", Split::Qwen2),
+    ("deepseek-r1-qwen", Split::Qwen2),
+    ("megrez", Split::Qwen2),
+    ("llama-bpe", Split::Llama3),
+    ("llama3", Split::Llama3),
+    ("llama-v3", Split::Llama3),
+    ("dbrx", Split::Llama3),
+    ("smaug-bpe", Split::Llama3),
+    ("smollm", Split::Digits),
+    ("starcoder", Split::Digits),
+    ("refact", Split::Digits),
+    ("command-r", Split::Digits),
+    ("codeshell", Split::Digits),
+    ("exaone", Split::Digits),
+    ("gpt-2", Split::Gpt2),
+    ("phi-2", Split::Gpt2),
+    ("gigachat", Split::Gpt2),
+    ("mellum", Split::Gpt2),
+];
+
+impl Split {
+    fn of(h: &Header) -> Result<Self> {
+        const PRE: &str = "tokenizer.ggml.pre";
+        let known = "qwen2, llama-bpe, smollm and gpt-2 are";
+        let Some(pre) = h.text(PRE)? else {
+            bail!(
+                "{PRE} is missing, so its texts cannot be split into tokens; convert the model with a newer llama.cpp"
+            );
+        };
+        let found = SPLITS.iter().find(|(name, _)| *name == pre);
+        found.map(|(_, split)| *split).with_context(|| format!("pre-tokenizer {pre:?} is not supported ({known})"))
+    }
+
+    fn pre_tokenizer(self) -> Value {
+        let byte_level = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+        let split = |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+        let parts = match self {
+            Self::Qwen2 => vec![split(QWEN2), byte_level(false)],
+            Self::Llama3 => vec![split(LLAMA3), byte_level(false)],
+            Self::Digits => vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)],
+            Self::Gpt2 => vec![byte_level(true)],
+        };
+        json!({"type": "Sequence", "pretokenizers": parts})
+    }
+}
+
+/// The model's `tokenizer.json`; `None` for a file without a vocabulary.
+pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
+    match h.text("tokenizer.ggml.model")? {
+        Some("gpt2") => {}
+        None | Some("no_vocab" | "none") => return Ok(None),
+        Some("llama") => bail!(
+            "its vocabulary is of SentencePiece (\"llama\"), which is not read from GGUF (byte-level BPE, \"gpt2\", is)"
+        ),
+        Some(other) => bail!("tokenizer {other:?} is not supported (byte-level BPE, \"gpt2\", is)"),
+    }
+    let split = Split::of(h)?;
+    let (tokens, types) = vocabulary(h, raw)?;
+    let mut vocab = Map::new();
+    let mut added = Vec::new();
+    for (id, (token, kind)) in tokens.iter().zip(&types).enumerate() {
+        if *kind == UNUSED || vocab.contains_key(*token) {
+            continue;
+        }
+        vocab.insert((*token).to_owned(), id.into());
+        if matches!(*kind, CONTROL | USER_DEFINED) {
+            added.push(json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": *kind == CONTROL}));
+        }
+    }
+    let merges = array(h, "tokenizer.ggml.merges")?.context("tokenizer.ggml.merges is missing")?;
+    let merges = merges.texts(raw).context("tokenizer.ggml.merges")?;
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    Ok(Some(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": (split == Split::Qwen2).then(|| json!({"type": "NFC"})),
+        "pre_tokenizer": split.pre_tokenizer(),
+        "post_processor": bos_processor(h, &tokens, split)?,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": split == Split::Llama3, "vocab": vocab, "merges": merges},
+    })))
+}
+
+/// Puts the BOS in front of a file's text, where the model was trained so.
+fn bos_processor(h: &Header, tokens: &[&str], split: Split) -> Result<Value> {
+    let add = match h.metadata.get("tokenizer.ggml.add_bos_token") {
+        Some(Meta::Bool(add)) => *add,
+        _ => split == Split::Llama3,
+    };
+    let Some(bos) = literal(h, tokens, "bos")?.filter(|_| add) else { return Ok(Value::Null) };
+    let id = h.opt_size("tokenizer.ggml.bos_token_id")?;
+    let special = json!({"SpecialToken": {"id": bos, "type_id": 0}});
+    let sequence = |id: &str, type_id: u32| json!({"Sequence": {"id": id, "type_id": type_id}});
+    Ok(json!({"type": "TemplateProcessing", "single": [special, sequence("A", 0)],
+        "pair": [special, sequence("A", 0), sequence("B", 1)],
+        "special_tokens": {bos: {"id": bos, "ids": [id], "tokens": [bos]}}}))
+}
+
+/// The model's `tokenizer_config.json`: the chat template and its tokens.
+pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
+    let mut out = Map::new();
+    if let Some(template) = h.text("tokenizer.chat_template")? {
+        out.insert("chat_template".to_owned(), template.into());
+    }
+    if let Some(tokens) = array(h, TOKENS)? {
+        let tokens = tokens.texts(raw).context(TOKENS)?;
+        for name in ["bos", "eos"] {
+            if let Some(token) = literal(h, &tokens, name)? {
+                out.insert(format!("{name}_token"), token.into());
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Control tokens, literal to id.
+pub fn control_tokens<'a>(h: &Header, raw: &'a [u8]) -> Result<HashMap<&'a str, usize>> {
+    if array(h, TOKENS)?.is_none() {
+        return Ok(HashMap::new());
+    }
+    let (tokens, types) = vocabulary(h, raw)?;
+    let control = tokens.into_iter().zip(types).enumerate().filter(|(_, (_, kind))| *kind == CONTROL);
+    Ok(control.map(|(id, (token, _))| (token, id)).collect())
+}
+
+/// The spelling of every token, and its type.
+fn vocabulary<'a>(h: &Header, raw: &'a [u8]) -> Result<(Vec<&'a str>, Vec<i64>)> {
+    const TYPES: &str = "tokenizer.ggml.token_type";
+    let tokens = array(h, TOKENS)?.with_context(|| format!("{TOKENS} is missing"))?.texts(raw).context(TOKENS)?;
+    let types = array(h, TYPES)?.with_context(|| format!("{TYPES} is missing"))?.integers(raw).context(TYPES)?;
+    ensure!(types.len() == tokens.len(), "{TYPES} has {} values for {} tokens", types.len(), tokens.len());
+    Ok((tokens, types))
+}
+
+/// The spelling of the token `tokenizer.ggml.NAME_token_id`.
+fn literal<'a>(h: &Header, tokens: &[&'a str], name: &str) -> Result<Option<&'a str>> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    let Some(id) = h.opt_size(&key)? else { return Ok(None) };
+    let token = tokens.get(id).with_context(|| format!("{key} is {id}, but there are {} tokens", tokens.len()))?;
+    Ok(Some(token))
+}
+
+fn array<'a>(h: &'a Header, key: &str) -> Result<Option<&'a Array>> {
+    match h.metadata.get(key) {
+        None => Ok(None),
+        Some(Meta::Array(array)) => Ok(Some(array)),
+        Some(_) => bail!("{key} is no array"),
+    }
+}

@@ -1,0 +1,226 @@
+//! Matrices of integer codes in safetensors: GPTQ, AWQ and `pack-quantized` of compressed-tensors. A value is
+//! `scale * (code - zero)`, with a scale and a zero point for each row and group of columns.
+//!
+//! | | codes, i32 words | zero points | scales | 8 codes of a word |
+//! | --- | --- | --- | --- | --- |
+//! | GPTQ | `qweight [cols / 8, rows]` | `qzeros [groups, rows / 8]`, less 1 in v1 | `scales [groups, rows]` | in order, lowest bits first |
+//! | AWQ | `qweight [cols, rows / 8]` | `qzeros [groups, rows / 8]` | `scales [groups, rows]` | rows 0 2 4 6 1 3 5 7 |
+//! | compressed-tensors | `weight_packed [rows, cols / 8]` | `weight_zero_point [rows / 8, groups]`, or the middle | `weight_scale [rows, groups]` | in order |
+
+use super::safetensors::RawTensor;
+use super::shards::Shards;
+use crate::quant::{Code, GROUP, TILE_ROWS};
+use crate::tensor::{Rows, Tensor};
+use ::safetensors::tensor::Dtype;
+use anyhow::{Context, Result, ensure};
+use std::sync::Arc;
+
+/// Where codes, zero points and scales are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `zero_offset` is added to stored zero points: 1 in `gptq`, 0 in `gptq_v2`.
+    Gptq {
+        zero_offset: u32,
+    },
+    Awq,
+    Compressed,
+}
+
+/// The name of a format whose columns were quantized in the order of their importance.
+pub const ACT_ORDER: &str = "GPTQ in act-order";
+
+/// The place of each of 8 rows in a word of AWQ, in codes.
+const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+impl Layout {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gptq { .. } => "GPTQ",
+            Self::Awq => "AWQ",
+            Self::Compressed => "pack-quantized",
+        }
+    }
+
+    /// Names of codes, zero points, scales and group index.
+    fn names(self) -> [&'static str; 4] {
+        match self {
+            Self::Gptq { .. } | Self::Awq => ["qweight", "qzeros", "scales", "g_idx"],
+            Self::Compressed => ["weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx"],
+        }
+    }
+}
+
+/// A packed matrix.
+struct Packed {
+    layout: Layout,
+    bits: usize,
+    rows: usize,
+    cols: usize,
+    groups: usize,
+    codes: RawTensor,
+    /// `None`: the middle of the codes.
+    zeros: Option<RawTensor>,
+    scales: RawTensor,
+    group_of: GroupOf,
+}
+
+/// The group of each column.
+enum GroupOf {
+    /// Runs of as many columns.
+    Runs(usize),
+    /// By column: columns were quantized in the order of their importance (act-order).
+    Index(Vec<u32>),
+}
+
+/// The matrix `stem` of the files; `None` if they have no codes of that name.
+pub fn tensor(shards: &Shards, stem: &str, layout: Layout, bits: usize) -> Result<Option<Tensor>> {
+    let [codes, zeros, scales, index] = layout.names().map(|name| format!("{stem}.{name}"));
+    let Some(codes_found) = shards.raw(&codes) else { return Ok(None) };
+    let need = |name: &str| shards.raw(name).with_context(|| format!("{}: tensor {name} is missing", shards.label()));
+    let zeros = if layout == Layout::Compressed { shards.raw(&zeros) } else { Some(need(&zeros)?) };
+    let packed = Packed::new(layout, bits, codes_found, zeros, need(&scales)?, shards.raw(&index));
+    let packed = packed.with_context(|| format!("{}: tensor {codes}", shards.label()))?;
+    let shape = [packed.rows, packed.cols];
+    Ok(Some(Tensor::from_rows(&format!("{stem}.weight"), shape, Arc::new(packed))))
+}
+
+impl Packed {
+    /// Checks that the parts have shapes of one matrix.
+    fn new(
+        layout: Layout,
+        bits: usize,
+        codes: RawTensor,
+        zeros: Option<RawTensor>,
+        scales: RawTensor,
+        index: Option<RawTensor>,
+    ) -> Result<Self> {
+        let per_word = 32 / bits;
+        let words = [Some(&codes), zeros.as_ref(), index.as_ref()];
+        let integers = words.into_iter().flatten().all(|t| matches!(t.dtype, Dtype::I32 | Dtype::U32));
+        ensure!(integers && scales.is_float(), "codes are not I32 or scales not F16, BF16 or F32");
+        let (&[a, b], &[c, d]) = (&codes.shape[..], &scales.shape[..]) else {
+            anyhow::bail!("shapes {:?} and {:?} of codes and scales are no matrices", codes.shape, scales.shape);
+        };
+        let times = |n: usize| n.checked_mul(per_word).context("shape overflows");
+        let (rows, cols, groups, scale_rows) = match layout {
+            Layout::Gptq { .. } => (b, times(a)?, c, d),
+            Layout::Awq => (times(b)?, a, c, d),
+            Layout::Compressed => (a, times(b)?, d, c),
+        };
+        ensure!(rows > 0 && cols > 0 && groups > 0, "the matrix is empty");
+        ensure!(scale_rows == rows, "scales have shape {:?} for {rows} rows", scales.shape);
+        if let Some(zeros) = &zeros {
+            let packed = rows.div_ceil(per_word);
+            let wanted = if layout == Layout::Compressed { [packed, groups] } else { [groups, packed] };
+            ensure!(zeros.shape == wanted, "zero points have shape {:?}, expected {wanted:?}", zeros.shape);
+        }
+        let group_of = GroupOf::new(index, cols, groups)?;
+        Ok(Self { layout, bits, rows, cols, groups, codes, zeros, scales, group_of })
+    }
+
+    fn field(&self, words: &RawTensor, word: usize, place: usize) -> u32 {
+        words.u32_at(word) >> (place * self.bits) & ((1 << self.bits) - 1)
+    }
+
+    fn code(&self, row: usize, col: usize) -> u32 {
+        let n = 32 / self.bits;
+        match self.layout {
+            Layout::Gptq { .. } => self.field(&self.codes, col / n * self.rows + row, col % n),
+            Layout::Awq => self.field(&self.codes, col * (self.rows / n) + row / n, AWQ_PLACES[row % n]),
+            Layout::Compressed => self.field(&self.codes, row * (self.cols / n) + col / n, col % n),
+        }
+    }
+
+    fn zero(&self, row: usize, group: usize) -> u32 {
+        let n = 32 / self.bits;
+        let Some(zeros) = &self.zeros else { return 1 << (self.bits - 1) };
+        let packed = self.rows.div_ceil(n);
+        match self.layout {
+            Layout::Gptq { zero_offset } => self.field(zeros, group * packed + row / n, row % n) + zero_offset,
+            Layout::Awq => self.field(zeros, group * packed + row / n, AWQ_PLACES[row % n]),
+            Layout::Compressed => self.field(zeros, row / n * self.groups + group, row % n),
+        }
+    }
+
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        match self.layout {
+            Layout::Gptq { .. } | Layout::Awq => self.scales.f32_at(group * self.rows + row),
+            Layout::Compressed => self.scales.f32_at(row * self.groups + group),
+        }
+    }
+}
+
+impl GroupOf {
+    fn new(index: Option<RawTensor>, cols: usize, groups: usize) -> Result<Self> {
+        let size = cols.div_ceil(groups);
+        ensure!(size * (groups - 1) < cols, "{groups} groups do not divide {cols} columns");
+        let Some(index) = index else { return Ok(Self::Runs(size)) };
+        ensure!(index.shape == [cols], "the group index has shape {:?}, expected [{cols}]", index.shape);
+        let of: Vec<u32> = (0..cols).map(|col| index.u32_at(col)).collect();
+        // compressed-tensors writes -1 where there is no order.
+        if of.iter().all(|&g| g == u32::MAX) || of.iter().enumerate().all(|(col, &g)| g as usize == col / size) {
+            return Ok(Self::Runs(size));
+        }
+        ensure!(
+            of.iter().all(|&g| (g as usize) < groups),
+            "the group index names a group beyond the {groups} there are"
+        );
+        Ok(Self::Index(of))
+    }
+
+    fn of(&self, col: usize) -> usize {
+        match self {
+            Self::Runs(size) => col / size,
+            Self::Index(of) => of[col] as usize,
+        }
+    }
+}
+
+impl Rows for Packed {
+    fn name(&self) -> &str {
+        match self.group_of {
+            GroupOf::Runs(_) => self.layout.name(),
+            GroupOf::Index(_) => ACT_ORDER,
+        }
+    }
+
+    fn bits(&self) -> f32 {
+        let zeros = if self.zeros.is_some() { self.bits } else { 0 };
+        let group = 8 * self.scales.dtype.bitsize() / 8 + zeros;
+        self.bits as f32 + (group * self.groups) as f32 / self.cols as f32
+    }
+
+    fn decode(&self, row: usize, out: &mut [f32]) {
+        let group = |g| (self.scale(row, g), self.zero(row, g) as f32);
+        let groups: Vec<(f32, f32)> = (0..self.groups).map(group).collect();
+        for (col, out) in out.iter_mut().enumerate() {
+            let (scale, zero) = groups[self.group_of.of(col)];
+            *out = scale * (self.code(row, col) as f32 - zero);
+        }
+    }
+
+    /// q4 holds the codes of groups of a multiple of 64 columns with zero points up to 15; the scale loses its last bits.
+    fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
+        let GroupOf::Runs(size) = self.group_of else { return false };
+        if code != Code::Q4 || self.bits != 4 || !size.is_multiple_of(GROUP) || !Code::fits(self.cols) {
+            return false;
+        }
+        let tiles = self.cols / GROUP;
+        let mut codes = vec![0; TILE_ROWS * self.cols];
+        let (mut scales, mut zeros) = (vec![0.0; TILE_ROWS * tiles], vec![0.0; TILE_ROWS * tiles]);
+        for (i, row) in (strip * TILE_ROWS..self.rows).take(TILE_ROWS).enumerate() {
+            for tile in 0..tiles {
+                let group = tile * GROUP / size;
+                let (scale, zero) = (self.scale(row, group), self.zero(row, group));
+                if !(scale.is_finite() && scale >= 0.0 && zero < 16) {
+                    return false;
+                }
+                (scales[i * tiles + tile], zeros[i * tiles + tile]) = (scale, zero as f32);
+            }
+            let row_codes = &mut codes[i * self.cols..(i + 1) * self.cols];
+            row_codes.iter_mut().enumerate().for_each(|(col, c)| *c = self.code(row, col) as u8);
+        }
+        code.pack_codes(&codes, &scales, &zeros, self.cols, out);
+        true
+    }
+}

@@ -1,0 +1,119 @@
+//! `quantization_config` of a folder: which formats of quantized safetensors are read. [`packed`](super::packed) has the
+//! 4- and 8-bit integer ones, [`fp8`](super::fp8) the others.
+
+use super::fp8;
+use super::json::Fields;
+use super::names::TensorSpec;
+use super::packed::{self, Layout};
+use super::shards::Shards;
+use crate::tensor::Tensor;
+use anyhow::{Result, bail, ensure};
+use serde_json::Value;
+
+const READ: &str = "fp8, gptq, awq and compressed-tensors (pack-quantized, float-quantized) are read";
+
+/// How the matrices of a folder are stored, where they are not plain.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Quantization {
+    /// F8_E4M3 with one scale per block `[rows, cols]`; without a block, per row or per tensor.
+    Fp8 { block: Option<[usize; 2]> },
+    /// Integer codes with a scale and a zero point per group of columns.
+    Packed { layout: Layout, bits: usize },
+}
+
+impl Quantization {
+    /// Parses the configuration; `None` if it has no `quantization_config`.
+    pub fn parse(config: &Fields) -> Result<Option<Self>> {
+        let Some(q) = config.opt_object("quantization_config")? else { return Ok(None) };
+        let place = q.place();
+        let method = match q.opt_str("quant_method")? {
+            Some(method) => method,
+            None => bail!("{place} names no quant_method ({READ})"),
+        };
+        match method {
+            "fp8" => Self::fp8(&q).map(Some),
+            "gptq" => Self::gptq(&q).map(Some),
+            "awq" => Self::awq(&q).map(Some),
+            "compressed-tensors" => Self::compressed(&q).map(Some),
+            other => bail!("{place}: quant_method {other:?} is not supported ({READ})"),
+        }
+    }
+
+    fn fp8(q: &Fields) -> Result<Self> {
+        let format = q.opt_str("fmt")?.unwrap_or("e4m3");
+        ensure!(matches!(format, "e4m3" | "float8_e4m3fn"), "{}: fmt {format:?} is not supported (e4m3 is)", q.place());
+        let block = match q.get("weight_block_size") {
+            None => None,
+            Some(value) => Some(block(value).filter(|b| b.iter().all(|n| *n > 0)).ok_or_else(|| {
+                anyhow::anyhow!("{}: weight_block_size {value} is not two sizes of at least 1", q.place())
+            })?),
+        };
+        Ok(Self::Fp8 { block })
+    }
+
+    fn gptq(q: &Fields) -> Result<Self> {
+        let version = q.opt_str("checkpoint_format")?.unwrap_or("gptq");
+        let zero_offset = match version {
+            "gptq" => 1,
+            "gptq_v2" => 0,
+            other => bail!("{}: checkpoint_format {other:?} is not supported (gptq, gptq_v2 are)", q.place()),
+        };
+        Ok(Self::Packed { layout: Layout::Gptq { zero_offset }, bits: bits(q, "bits", &[4, 8])? })
+    }
+
+    fn awq(q: &Fields) -> Result<Self> {
+        let version = q.opt_str("version")?.unwrap_or("gemm");
+        ensure!(version.eq_ignore_ascii_case("gemm"), "{}: version {version:?} is not supported (gemm is)", q.place());
+        Ok(Self::Packed { layout: Layout::Awq, bits: bits(q, "bits", &[4])? })
+    }
+
+    fn compressed(q: &Fields) -> Result<Self> {
+        let groups = q.opt_object("config_groups")?.ok_or_else(|| q.missing("config_groups"))?;
+        let mut found: Option<Self> = None;
+        for key in groups.keys() {
+            let Some(group) = groups.opt_object(key)? else { continue };
+            let format = group.opt_str("format")?.or(q.opt_str("format")?).unwrap_or_default();
+            let weights = group.opt_object("weights")?.ok_or_else(|| group.missing("weights"))?;
+            let kind = weights.opt_str("type")?.unwrap_or("int");
+            let this = match (format, kind) {
+                ("pack-quantized", "int") => {
+                    Self::Packed { layout: Layout::Compressed, bits: bits(&weights, "num_bits", &[4, 8])? }
+                }
+                ("float-quantized", "float") => {
+                    bits(&weights, "num_bits", &[8])?;
+                    let block = weights.get("block_structure").and_then(block);
+                    Self::Fp8 { block }
+                }
+                _ => bail!("{}: format {format:?} with weights of type {kind:?} is not supported ({READ})", q.place()),
+            };
+            ensure!(
+                found.as_ref().is_none_or(|f| *f == this),
+                "{}: groups of different formats are not supported",
+                q.place()
+            );
+            found = Some(this);
+        }
+        found.ok_or_else(|| anyhow::anyhow!("{}: config_groups is empty", q.place()))
+    }
+
+    /// The matrix of this name as it is stored; `None` if the files have none that is quantized.
+    pub fn tensor(&self, shards: &Shards, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        let Some(stem) = spec.name.strip_suffix(".weight").filter(|_| spec.shape.len() == 2) else { return Ok(None) };
+        match self {
+            Self::Fp8 { block } => fp8::tensor(shards, stem, *block),
+            Self::Packed { layout, bits } => packed::tensor(shards, stem, *layout, *bits),
+        }
+    }
+}
+
+fn block(value: &Value) -> Option<[usize; 2]> {
+    let sizes: Option<Vec<usize>> = value.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect();
+    sizes?.try_into().ok()
+}
+
+fn bits(q: &Fields, key: &str, known: &[usize]) -> Result<usize> {
+    let bits = q.size(key)?;
+    let list = known.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    ensure!(known.contains(&bits), "{}: {key} {bits} is not supported ({list} supported)", q.place());
+    Ok(bits)
+}

@@ -1,0 +1,74 @@
+//! The safetensors files of a folder as one set of tensors.
+
+use super::files::{self, Files};
+use super::json::{self, Fields};
+use super::origin::SourceFile;
+use super::safetensors::{RawTensor, TensorFile};
+use crate::tensor::Tensor;
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The safetensors files of a folder, and the file of each tensor.
+pub struct Shards {
+    label: String,
+    files: Vec<TensorFile>,
+    /// Tensor name to index into `files`.
+    owner: BTreeMap<String, usize>,
+}
+
+impl Shards {
+    /// `model.safetensors`, else the shards of `model.safetensors.index.json`.
+    pub fn open(files: &Files) -> Result<Self> {
+        if let Some(bytes) = files.bytes(SINGLE)? {
+            let file = TensorFile::new(&files.label(SINGLE), bytes)?;
+            let owner = file.names().map(|n| (n.to_owned(), 0)).collect();
+            return Ok(Self { label: files.label(SINGLE), files: vec![file], owner });
+        }
+        let Some(index) = json::optional(files, INDEX)? else {
+            bail!("{} is missing, and so is {INDEX}; only safetensors weights are read", files.label(SINGLE));
+        };
+        let place = files.label(INDEX);
+        let map = Fields::new(&place, &index).opt_object("weight_map")?;
+        let map = map.with_context(|| format!("{place} has no weight_map, which is needed"))?;
+        let mut out = Self { label: place.clone(), files: Vec::new(), owner: BTreeMap::new() };
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        for tensor in map.keys() {
+            let name = map.opt_str(tensor)?.unwrap_or_default();
+            let at = match seen.get(name) {
+                Some(&at) => at,
+                None => {
+                    files::plain_name(name).map_err(|e| e.context(format!("{place} is refused")))?;
+                    let bytes = files.bytes(name)?;
+                    let bytes =
+                        bytes.with_context(|| format!("{} is missing, which {INDEX} names", files.label(name)))?;
+                    out.files.push(TensorFile::new(&files.label(name), bytes)?);
+                    seen.insert(name, out.files.len() - 1);
+                    out.files.len() - 1
+                }
+            };
+            out.owner.insert(tensor.to_owned(), at);
+        }
+        Ok(out)
+    }
+
+    pub fn sources(&self) -> Vec<SourceFile> {
+        self.files.iter().map(TensorFile::source).collect()
+    }
+
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// The tensor of that name, in F32, F16 or BF16.
+    pub fn plain(&self, name: &str) -> Result<Option<Tensor>> {
+        self.owner.get(name).map_or(Ok(None), |&at| self.files[at].tensor(name))
+    }
+
+    /// The tensor of that name, in any element type.
+    pub fn raw(&self, name: &str) -> Option<RawTensor> {
+        self.files[*self.owner.get(name)?].raw(name)
+    }
+}

@@ -1,0 +1,86 @@
+//! Finds the tensors of a checkpoint in its weight files, whatever their format.
+
+use super::config::ModelConfig;
+use super::files::Files;
+use super::gguf::Gguf;
+use super::json::{self, Fields};
+use super::names::{self, TensorSpec};
+use super::origin::SourceFile;
+use super::quantized::Quantization;
+use super::shards::Shards;
+use crate::tensor::{Format, Tensor};
+use anyhow::{Result, ensure};
+use std::path::Path;
+use std::sync::Arc;
+
+const CONFIG: &str = "config.json";
+
+/// The weight files of a checkpoint.
+pub enum Source {
+    Safetensors { shards: Shards, quantization: Option<Quantization> },
+    Gguf(Arc<Gguf>),
+}
+
+impl Source {
+    /// The GGUF file, or the safetensors files of a folder.
+    pub fn open(files: &Files) -> Result<Self> {
+        if let Files::Gguf(gguf) = files {
+            return Ok(Self::Gguf(gguf.clone()));
+        }
+        let config = json::optional(files, CONFIG)?.unwrap_or_default();
+        let quantization = Quantization::parse(&Fields::new(&files.label(CONFIG), &config))?;
+        Ok(Self::Safetensors { shards: Shards::open(files)?, quantization })
+    }
+
+    /// The files that hold the weights.
+    pub fn files(&self) -> Vec<SourceFile> {
+        match self {
+            Self::Safetensors { shards, .. } => shards.sources(),
+            Self::Gguf(gguf) => {
+                let name = Path::new(gguf.label()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let (bytes, head_bytes) = gguf.bytes();
+                vec![SourceFile { name, head_bytes, bytes }]
+            }
+        }
+    }
+
+    /// Names the files in error messages.
+    fn label(&self) -> &str {
+        match self {
+            Self::Safetensors { shards, .. } => shards.label(),
+            Self::Gguf(gguf) => gguf.label(),
+        }
+    }
+
+    fn get(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        match self {
+            Self::Gguf(gguf) => gguf.tensor(spec),
+            Self::Safetensors { shards, quantization: Some(quantization) } => {
+                match quantization.tensor(shards, spec)? {
+                    Some(tensor) => Ok(Some(tensor)),
+                    None => shards.plain(&spec.name),
+                }
+            }
+            Self::Safetensors { shards, quantization: None } => shards.plain(&spec.name),
+        }
+    }
+
+    /// Every tensor of the configuration, with its shape checked. The first is the embedding.
+    pub fn take(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
+        let tensors = names::all(config).map(|spec| spec.check(self.get(&spec)?, self.label()));
+        let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
+        if config.tied
+            && let Self::Safetensors { shards, .. } = self
+            && let Some(head) = shards.plain("lm_head.weight")?
+        {
+            // transformers ties them if they are equal, and keeps a head that differs.
+            let plain = matches!(tensors[0].format, Format::Plain(_));
+            ensure!(
+                plain && head.bytes() == tensors[0].bytes(),
+                "{}: config.json says tie_word_embeddings, but lm_head.weight differs from the embedding",
+                self.label()
+            );
+        }
+        Ok(tensors)
+    }
+}

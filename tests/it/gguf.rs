@@ -1,0 +1,256 @@
+//! GGUF files as checkpoints: the same model as the folder it was converted from, and one clear line for each thing that
+//! can be wrong with one.
+
+use crate::gguf_file::{BF16, F32, GgufFile, Meta, Q8_0};
+use dmschat::checkpoint::convert::{Importance, convert};
+use dmschat::checkpoint::names;
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef, RopeScaling};
+use dmschat::protocol::Piece;
+use dmschat::quant::Weights;
+use dmschat::tensor::SharedBytes;
+use dmschat::tokenizer::Tokenizer;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+fn open(file: &GgufFile) -> anyhow::Result<Checkpoint> {
+    let files = BTreeMap::from([("x.gguf".to_owned(), Arc::new(file.bytes()) as SharedBytes)]);
+    Checkpoint::from_memory("x", files, &AdapterChoice::None)
+}
+
+fn refusal(change: impl FnOnce(&mut GgufFile)) -> String {
+    let mut file = GgufFile::tiny();
+    change(&mut file);
+    let said = format!("{:#}", open(&file).err().expect("refused"));
+    assert!(!said.contains('\n'), "{said}");
+    said
+}
+
+/// The names of llama.cpp's converter.
+const NAMES: [(&str, &str); 14] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// What llama.cpp's converter does to the rows of q and k of `llama`: the halves of each head alternate.
+fn interleave(values: &[f32], rows: usize, head_dim: usize) -> Vec<f32> {
+    let rows: Vec<&[f32]> = values.chunks(values.len() / rows).collect();
+    let heads = rows.chunks(head_dim);
+    heads.flat_map(|head| (0..head_dim).flat_map(|i| head[i / 2 + i % 2 * head_dim / 2].to_vec())).collect()
+}
+
+/// A folder as llama.cpp would convert it, without a vocabulary.
+fn converted(c: &Checkpoint) -> GgufFile {
+    let (m, arch) = (&c.config, c.config.family.clone());
+    let mut file = GgufFile::default();
+    let key = |name: &str| format!("{arch}.{name}");
+    for (name, n) in [
+        ("block_count", m.n_layers),
+        ("embedding_length", m.hidden),
+        ("feed_forward_length", m.ffn),
+        ("context_length", m.context),
+        ("attention.head_count", m.n_q_heads),
+        ("attention.head_count_kv", m.n_kv_heads),
+        ("attention.key_length", m.head_dim),
+        ("attention.value_length", m.head_dim),
+    ] {
+        file.set(&key(name), Meta::U32(n as u32));
+    }
+    file.set("general.architecture", Meta::text(&arch));
+    file.set(&key("attention.layer_norm_rms_epsilon"), Meta::F32(m.rms_eps));
+    file.set(&key("rope.freq_base"), Meta::F32(m.rope.theta as f32));
+    if let RopeScaling::Yarn { factor, original_context, .. } = m.rope.scaling {
+        file.set(&key("rope.scaling.type"), Meta::text("yarn"));
+        file.set(&key("rope.scaling.factor"), Meta::F32(factor as f32));
+        file.set(&key("rope.scaling.original_context_length"), Meta::U32(original_context as u32));
+    }
+    for spec in names::all(m) {
+        let tensor = c.tensor(&spec).unwrap();
+        let (stem, kind) = spec.name.rsplit_once('.').unwrap();
+        let (prefix, part) = match stem.strip_prefix("model.layers.").and_then(|s| s.split_once('.')) {
+            Some((layer, part)) => (format!("blk.{layer}."), part),
+            None => (String::new(), stem),
+        };
+        let mut values = tensor.to_f32();
+        if arch == "llama" && ["self_attn.q_proj", "self_attn.k_proj"].contains(&part) {
+            values = interleave(&values, spec.shape[0], m.head_dim);
+        }
+        let theirs = NAMES.iter().find(|n| n.0 == part).unwrap().1;
+        let dims: Vec<usize> = spec.shape.iter().rev().copied().collect();
+        let element = if dims.len() == 2 && tensor.format.name() == "bf16" { BF16 } else { F32 };
+        file.tensor(&format!("{prefix}{theirs}.{kind}"), &dims, element, &values);
+    }
+    file
+}
+
+fn golden(name: &str) -> Checkpoint {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap()
+}
+
+/// Biases, several shards, YaRN, a tied head; and q and k whose rows llama.cpp permutes.
+#[test]
+fn a_converted_folder_is_the_same_model() {
+    for name in ["qwen3_gqa", "qwen3_yarn", "llama_bias_sharded"] {
+        let folder = golden(name);
+        let file = open(&converted(&folder)).unwrap_or_else(|e| panic!("{name}: {e:#}"));
+        assert_eq!(file.config, folder.config, "{name}");
+        assert_eq!(file.tensors.len(), folder.tensors.len(), "{name}");
+        for (tensor, ours) in &folder.tensors {
+            assert!(file.tensors[tensor].to_f32() == ours.to_f32(), "{name}: {tensor}");
+        }
+    }
+}
+
+/// Files have the factors of Llama 3's RoPE alone.
+#[test]
+fn the_rope_of_llama_3_is_found_from_its_factors() {
+    let mut file = GgufFile::tiny();
+    file.set("llama.rope.freq_base", Meta::F32(5e5));
+    let factor = |i: i32| {
+        let wavelength = 2.0 * std::f64::consts::PI * 5e5f64.powf(f64::from(2 * i) / 32.0);
+        let smooth = (8192.0 / wavelength - 1.0) / 3.0;
+        let between = 1.0 / ((1.0 - smooth) / 8.0 + smooth);
+        if wavelength < 2048.0 {
+            1.0
+        } else if wavelength > 8192.0 {
+            8.0
+        } else {
+            between
+        }
+    };
+    let factors: Vec<f32> = (0..16).map(|i| factor(i) as f32).collect();
+    file.tensor("rope_freqs.weight", &[16], F32, &factors);
+    let wanted =
+        RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8192 };
+    assert_eq!(open(&file).unwrap().config.rope.scaling, wanted);
+    file.tensor("rope_freqs.weight", &[16], F32, &[2.0; 16]);
+    let said = format!("{:#}", open(&file).err().unwrap());
+    assert_eq!(said, "x.gguf: the factors in rope_freqs.weight are not those of Llama 3, which alone are supported");
+}
+
+#[test]
+fn a_vocabulary_in_the_metadata_is_a_tokenizer() {
+    let mut file = GgufFile::tiny();
+    file.set("general.sampling.temp", Meta::F32(0.5)).set("general.sampling.top_k", Meta::U32(20));
+    let c = open(&file).unwrap();
+    assert_eq!((&*c.bos_token, &*c.eos_token), ("<|endoftext|>", "<|im_end|>"));
+    assert!(c.chat_template.as_deref().is_some_and(|t| t.starts_with("{% for m")));
+    assert_eq!(
+        (c.generation.eos.clone(), c.generation.temperature, c.generation.top_k),
+        (vec![259, 257], Some(0.5), Some(20))
+    );
+    let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+    let text = |s: &str| t.encode_pieces(&[Piece::Text(s.to_owned())]).unwrap();
+    let ids = text("he h\u{e9} \n<think>");
+    assert_eq!(ids[0], 256, "a merge");
+    assert_eq!(t.decode(&ids).unwrap(), "he h\u{e9} \n<think>");
+    assert!(ids.iter().all(|&id| id < 257), "content is no control token: {ids:?}");
+    assert_eq!(t.token_for("<think>"), Some(260));
+    assert_eq!(t.encode_text("<|im_end|>h").unwrap(), [259, 71]);
+    assert_eq!((t.literal(262), t.token_for("[PAD262]")), (String::new(), None));
+    file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
+    let c = open(&file).unwrap();
+    let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();
+    assert_eq!(t.encode_text("h").unwrap(), [257, 71]);
+}
+
+#[test]
+fn quantized_matrices_are_converted_to_every_format() {
+    let open = || open(&GgufFile::tiny()).unwrap();
+    let (source, name) = (open(), "model.layers.0.self_attn.q_proj.weight");
+    assert_eq!(source.tensors[name].format.name(), "Q8_0");
+    let values = source.tensors[name].to_f32();
+    let worst = |c: &Checkpoint| {
+        let pairs = c.tensors[name].to_f32().into_iter().zip(values.clone());
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    for (weights, format, bound) in
+        [(Weights::Bf16, "bf16", 3e-4), (Weights::Int8, "q8", 5e-4), (Weights::Int4, "q4", 6e-3)]
+    {
+        let out = convert(open(), weights, &Importance::new(), 1, |_, _| true).unwrap();
+        assert_eq!(out.tensors[name].format.name(), format);
+        assert!(worst(&out) < bound, "{format}: {}", worst(&out));
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_named_before_anything_is_loaded() {
+    let set = |key: &str, value: Meta| refusal(|f| _ = f.set(key, value));
+    assert_eq!(
+        set("general.architecture", Meta::text("gemma3")),
+        "x.gguf: architecture \"gemma3\" is not supported (llama, qwen3 are)"
+    );
+    assert_eq!(set("general.type", Meta::text("imatrix")), "x.gguf: it holds a \"imatrix\", not a model");
+    assert_eq!(
+        set("split.count", Meta::U32(3)),
+        "x.gguf: it is one of 3 parts of a model; merge them with llama-gguf-split --merge"
+    );
+    assert_eq!(
+        set("llama.expert_count", Meta::U32(8)),
+        "x.gguf: llama.expert_count is set: models with experts are not supported"
+    );
+    assert_eq!(
+        set("llama.block_count", Meta::text("1")),
+        "x.gguf: llama.block_count is \"1\", expected a whole number"
+    );
+    assert_eq!(set("llama.attention.head_count", Meta::U32(0)), "x.gguf: llama.attention.key_length is missing");
+    assert!(set("llama.block_count", Meta::U32(u32::MAX)).starts_with("x.gguf: num_hidden_layers is 4294967295"));
+    assert_eq!(
+        set("tokenizer.ggml.pre", Meta::text("tekken")),
+        "x.gguf: pre-tokenizer \"tekken\" is not supported (qwen2, llama-bpe, smollm and gpt-2 are)"
+    );
+    assert!(set("tokenizer.ggml.model", Meta::text("llama")).contains("SentencePiece"));
+    assert_eq!(
+        set("tokenizer.ggml.bos_token_id", Meta::U32(264)),
+        "x.gguf: tokenizer.ggml.bos_token_id is 264, but there are 264 tokens"
+    );
+    assert_eq!(
+        set("llama.rope.dimension_count", Meta::U32(16)),
+        "x.gguf: llama.rope.dimension_count 16 is not supported (the head size 32 is)"
+    );
+    let kind = |kind: u32| {
+        refusal(|f| {
+            if let Some(t) = f.tensors.get_mut("blk.0.ffn_up.weight") {
+                t.kind = kind;
+            }
+        })
+    };
+    assert!(kind(19).starts_with("x.gguf: tensor blk.0.ffn_up.weight is IQ1_S, which is not supported (F32, F16, "));
+    let missing = refusal(|f| drop(f.tensors.remove("blk.0.attn_k.weight")));
+    assert_eq!(missing, "x.gguf: tensor model.layers.0.self_attn.k_proj.weight [32, 64] is missing");
+    let shape = refusal(|f| _ = f.tensor("blk.0.attn_v.weight", &[64, 16], F32, &[0.0; 1024]));
+    assert!(shape.ends_with("v_proj.weight has shape [16, 64], expected [32, 64]"), "{shape}");
+    let vector = refusal(|f| _ = f.tensor("output_norm.weight", &[64], Q8_0, &[1.0; 64]));
+    assert_eq!(vector, "x.gguf: tensor output_norm.weight is a Q8_0 of shape [64], expected a matrix");
+}
+
+/// A file is opened by its path, whatever it is called; its name is that of the file.
+#[test]
+fn files_are_told_from_folders_by_their_first_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        Checkpoint::open(&ModelRef::Folder(path), &AdapterChoice::Auto)
+    };
+    let bytes = GgufFile::tiny().bytes();
+    assert_eq!(write("Tiny-Q8_0.gguf", &bytes).unwrap().name, "Tiny-Q8_0");
+    assert_eq!(write("blob", &bytes).unwrap().name, "blob");
+    let said = |name, bytes: &[u8]| format!("{:#}", write(name, bytes).err().unwrap());
+    assert!(said("page.gguf", b"<html>").ends_with("page.gguf: it is no GGUF file: it does not begin with \"GGUF\""));
+    assert!(said("short.gguf", &bytes[..bytes.len() - 1]).contains("the file is truncated"));
+    assert!(said("notes.txt", b"text").contains("is a file; give a GGUF file, or the folder"));
+}
