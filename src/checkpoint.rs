@@ -47,7 +47,8 @@ use source::Source;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// An opened checkpoint: configuration, mapped tensors, tokenizer and template.
+/// An opened checkpoint: configuration, mapped tensors, tokenizer and template. A clone shares the tensors' bytes.
+#[derive(Clone)]
 pub struct Checkpoint {
     /// `demo`, the name of the folder, or `ORG/NAME`.
     pub name: String,

@@ -7,12 +7,13 @@ use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, Runner};
 use crate::protocol::{SamplingParams, Token};
+use crate::quant::Weights;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Header of the table whose rows [`Line::text`] gives.
-pub const HEADER: &str = "kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB";
+pub const HEADER: &str = "weights  kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB";
 
 /// Lengths and settings at which speed is measured.
 #[derive(Clone)]
@@ -88,9 +89,10 @@ impl Line {
     }
 
     /// One row of the table under [`HEADER`].
-    pub fn text(&self, codec: Codec) -> String {
+    pub fn text(&self, weights: Weights, codec: Codec) -> String {
         format!(
-            "{:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}\n",
+            "{:<7}  {:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}\n",
+            weights.name(),
             codec.name(),
             if self.case.eviction { "on" } else { "off" },
             self.case.ctx,
@@ -109,9 +111,9 @@ impl Line {
     }
 
     /// One object of `bench --json`'s `results`.
-    pub fn json(&self, codec: Codec) -> Value {
+    pub fn json(&self, weights: Weights, codec: Codec) -> Value {
         json!({
-            "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
+            "weights": weights.name(), "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
             "parallel": self.case.parallel, "prefill_tok_s": self.prefill_tok_s.map(|s| s.json()),
             "ttft_ms": self.ttft_ms.json(), "decode_tok_s": self.decode_tok_s.json(),
             "bytes_per_token": self.bytes_per_token, "share_of_copy": self.share_of_copy,

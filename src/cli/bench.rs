@@ -6,12 +6,14 @@ use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
 use super::{download, spawn};
 use crate::backend::cpu::Cpu;
-use crate::bench::{self, Bench, Case, HEADER, Line, set_kept_share, weight_bytes};
+use crate::bench::{self, Bench, Case, HEADER, Line, set_kept_share};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
 use crate::config::Settings;
 use crate::engine::{EngineOptions, host_bytes};
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
+use crate::quant::Weights;
 use crate::unicode;
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -55,41 +57,63 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if !json {
         out(&format!("{HEADER}\n"))?;
     }
-    let bench = Bench {
-        checkpoint: &checkpoint,
-        cases: lists.cases(args),
-        codecs: lists.codecs,
-        runs: args.runs,
-        context: longest,
-    };
-    let mut results = Vec::new();
-    let report = |codec, line: &Line| {
-        if !json {
-            out(&line.text(codec))?;
-        }
-        results.push(line.json(codec));
-        Ok(())
-    };
-    let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };
-    let device = target.run(options, Job { bench, report })?;
-    let weights = weight_bytes(&checkpoint);
+    let (mut results, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), None);
+    for &weights in &lists.weights {
+        let converted = convert(&checkpoint, weights, args.shape.is_some() && target.copies_weights())?;
+        let weights = converted.weights;
+        weight_bytes.push((weights.name(), bench::weight_bytes(&converted)));
+        let bench = Bench {
+            checkpoint: &converted,
+            cases: lists.cases(args),
+            codecs: lists.codecs.clone(),
+            runs: args.runs,
+            context: longest,
+        };
+        let report = |codec, line: &Line| {
+            if !json {
+                out(&line.text(weights, codec))?;
+            }
+            results.push(line.json(weights, codec));
+            Ok(())
+        };
+        let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };
+        device = Some(target.run(options, Job { bench, report })?);
+    }
+    let device = device.context("a format of the weights")?;
     if json {
+        let per_token: serde_json::Map<_, _> =
+            weight_bytes.iter().map(|&(name, bytes)| (name.to_owned(), bytes.into())).collect();
         let report = json!({
             "model": checkpoint.name, "device": device.name, "library": device.library, "runs": args.runs, "keep": args.keep,
-            "weight_bytes_per_token": weights, "copy_bytes_per_s": device.copy_bytes_per_s, "results": results,
+            "weight_bytes_per_token": per_token, "copy_bytes_per_s": device.copy_bytes_per_s, "results": results,
         });
         out(&format!("{}\n", unicode::escape_json(&serde_json::to_string_pretty(&report)?)))?;
     } else {
         let copy = device.copy_bytes_per_s / 1e9;
         let library = device.library.map(|l| format!(", {l}")).unwrap_or_default();
+        let mb: Vec<String> =
+            weight_bytes.iter().map(|&(name, bytes)| format!("{:.1} MB ({name})", bytes as f64 / 1e6)).collect();
         out(&format!(
-            "{}, {}{library}; {:.1} MB of weights per token; memory copy {copy:.1} GB/s\n",
+            "{}, {}{library}; {} of weights per token; memory copy {copy:.1} GB/s\n",
             checkpoint.name,
             device.name,
-            weights as f64 / 1e6
+            mb.join(", ")
         ))?;
     }
     Ok(0)
+}
+
+/// The checkpoint with its matrices in that format, in memory. Random weights that a device copies are `alike`: all matrices
+/// of one shape have the same bytes, because the speed does not depend on their values.
+fn convert(checkpoint: &Checkpoint, weights: Weights, alike: bool) -> Result<Checkpoint> {
+    let converted = if alike {
+        convert::convert_alike(checkpoint, weights)
+    } else {
+        convert::convert(checkpoint.clone(), weights, &Importance::new(), 0, |_, _| true)
+    };
+    let converted = converted.map_err(as_wrong_use)?;
+    converted.kept.iter().for_each(|text| notice(text));
+    Ok(converted)
 }
 
 /// A benchmark on any device; `report` gets each line.
@@ -134,10 +158,11 @@ fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Re
     }
 }
 
-/// The values of `--eviction` and `--kv`, and the sampling parameters.
+/// The values of `--eviction`, `--kv` and `--weights`, and the sampling parameters.
 struct Lists {
     eviction: Vec<bool>,
     codecs: Vec<Codec>,
+    weights: Vec<Weights>,
     sampling: SamplingParams,
 }
 
@@ -151,7 +176,10 @@ impl Lists {
         // Greedy decoding with random weights soon repeats itself; temperature 1 does not.
         let sampling = settings.sampling(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
         target.check_kv(&kv)?;
-        Ok(Self { eviction, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), sampling })
+        let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
+        // What fits decides nothing here: random weights stay as they are.
+        let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
+        Ok(Self { eviction, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
     }
 
     /// Every eviction setting with every context and number of sequences.
