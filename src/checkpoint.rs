@@ -12,6 +12,7 @@ mod files;
 mod fp8;
 mod gguf;
 pub mod hub;
+pub mod imatrix;
 mod json;
 mod mapped;
 pub mod names;

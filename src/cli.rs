@@ -12,6 +12,7 @@ mod devices;
 pub mod doctor;
 pub mod download;
 pub mod eval;
+mod formats;
 mod interrupts;
 mod library_paths;
 pub mod local_models;
@@ -19,6 +20,7 @@ pub mod machine;
 pub mod man;
 pub mod models;
 pub mod output;
+mod quantized;
 mod quantizing;
 pub mod reference;
 pub mod run;
@@ -179,7 +181,10 @@ mod tests {
     fn a_missing_subcommand_lists_what_there_is() {
         let error = Cli::try_parse_from(["dmschat", "models"]).unwrap_err();
         let said = subcommands(&error.render().to_string());
-        assert_eq!(said, "dmschat models needs a subcommand: list, path, pull, rm, info; see dmschat models --help");
+        assert_eq!(
+            said,
+            "dmschat models needs a subcommand: list, path, pull, rm, quantize, info; see dmschat models --help"
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{AdapterChoice, Checkpoint, ModelConfig, disk, mapped};
 use crate::quant::Weights;
 use crate::tensor::{DType, Tensor};
 use crate::{regular_file, unicode};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -90,11 +90,7 @@ impl WeightCache {
         importance: &Importance,
         report: OnReport,
     ) -> Result<Checkpoint> {
-        let wanted = match source.weights.code() {
-            Some(_) => None,
-            None => Wanted::new(self, &source, weights, importance),
-        };
-        let Some(wanted) = wanted else {
+        let Some(wanted) = Wanted::new(self, &source, weights, importance) else {
             return convert_in_memory(source, weights, importance, report);
         };
         match wanted.open_or_make(&source, importance, report) {
@@ -104,6 +100,23 @@ impl WeightCache {
                 report(Report::Notice(format!("{why}; the weights are quantized in memory, at every start")));
                 convert_in_memory(source, weights, importance, report)
             }
+        }
+    }
+
+    /// Makes the file for this checkpoint if there is none, and returns it. Fails where there cannot be one.
+    pub fn make(
+        &self,
+        source: &Checkpoint,
+        weights: Weights,
+        importance: &Importance,
+        report: OnReport,
+    ) -> Result<Cached> {
+        let wanted = Wanted::new(self, source, weights, importance);
+        let Some(wanted) = wanted else { bail!("{} cannot be quantized to {}", source.name, weights.name()) };
+        match wanted.open_or_make(source, importance, report) {
+            Ok(_) => Cached::read(wanted.path),
+            Err(Refusal::InMemory(why)) => bail!("{why}"),
+            Err(Refusal::Failed(error)) => Err(error),
         }
     }
 
@@ -197,7 +210,7 @@ struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     /// `None` for a checkpoint without files of its own.
     fn new(cache: &'a WeightCache, source: &Checkpoint, weights: Weights, importance: &Importance) -> Option<Self> {
-        let origin = source.origin.clone()?;
+        let origin = source.origin.clone().filter(|_| source.weights.code().is_none())?;
         let entries = entries(source, weights);
         if !entries.iter().any(|e| matches!(e.stored, Stored::Packed(_))) {
             return None;

@@ -349,9 +349,14 @@ pub enum ModelsCommand {
         /// Hub id, such as ORG/NAME[@REVISION]
         id: String,
     },
-    /// Delete a downloaded model, or one revision of it
+    /// Delete a downloaded model, or one revision of it; with --weights int8 or int4, its quantized weights only
     Rm {
-        /// Hub id, such as ORG/NAME[@REVISION]
+        /// Hub id, such as ORG/NAME[@REVISION]; with --weights also a folder
+        id: String,
+    },
+    /// Quantize a model's weights into the cache folder before its first start: needs --weights int8 or int4
+    Quantize {
+        /// Folder or hub id
         id: String,
     },
     /// Describe a model, also before it is downloaded

@@ -8,9 +8,10 @@ use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::bench::host_copy_bytes_per_s;
-use crate::checkpoint::ModelConfig;
+use crate::checkpoint::{EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{Device, Gemm, Kv, Settings};
+use crate::quant::Weights;
 use crate::ui::text::bytes;
 use anyhow::{Result, bail};
 use std::path::PathBuf;
@@ -231,16 +232,26 @@ pub fn free_bytes(device: Device) -> Option<u64> {
     Target::guess(device).free_bytes()
 }
 
-/// One line on whether weights of this size fit where they would run; `None` where that is not known.
-pub fn fit(weight_bytes: u64, device: Device) -> Option<String> {
+/// The most exact format in which weights fit into `free` bytes. `loaded` gives their size in a format.
+pub fn first_that_fits(loaded: impl Fn(Weights) -> u64, free: u64) -> Option<Weights> {
+    EXACT_FIRST.into_iter().find(|weights| loaded(*weights) < free)
+}
+
+/// One line on whether weights fit where they would run; `None` where that is not known.
+pub fn fit(loaded: impl Fn(Weights) -> u64, device: Device) -> Option<String> {
     let target = Target::guess(device);
     let place = match target {
         Target::Cpu => "this machine",
         Target::Cuda(_) => "the GPU",
     };
     let free = target.free_bytes()?;
-    let fit = if weight_bytes < free { "fit" } else { "will NOT fit" };
-    Some(format!("its weights ({}) {fit} into the memory of {place} ({} free)", bytes(weight_bytes), bytes(free)))
+    let (fit, how) = match first_that_fits(&loaded, free) {
+        None => ("will NOT fit", String::new()),
+        Some(Weights::Bf16) => ("fit", String::new()),
+        Some(weights) => ("fit", format!(" as {} ({})", weights.name(), bytes(loaded(weights)))),
+    };
+    let all = bytes(loaded(Weights::Bf16));
+    Some(format!("its weights ({all}) {fit}{how} into the memory of {place} ({} free)", bytes(free)))
 }
 
 /// One line on the GPUs, the driver and cuBLASLt of this machine.

@@ -4,12 +4,16 @@
 use super::devices;
 use super::interrupts::Interrupts;
 use super::output::{self, Interrupted, notice, wrong_use};
+use super::quantized;
 use crate::checkpoint::ModelRef;
+use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, HubError, MAIN, Observer, Plan, Progress};
 use crate::config::{Device, Settings};
 use crate::engine::Loading;
 use crate::protocol::{Download, Event};
+use crate::quant::Weights;
+use crate::tensor::DType;
 use crate::ui::numbers;
 use crate::ui::text::bytes;
 use anyhow::Result;
@@ -28,13 +32,15 @@ pub struct Missing {
 }
 
 /// Returns what has to be downloaded before this model can be opened; `None` for a model that is on this machine.
-/// A cached model is used as it is: only `models pull` checks for updates.
+/// A cached model is used as it is: only `models pull` checks for updates. Quantized weights stand in for an original that
+/// is gone.
 pub fn missing(model: &str) -> Result<Option<Missing>> {
     let ModelRef::Hub { id, revision } = ModelRef::parse(model)? else { return Ok(None) };
     let hub = Hub::from_env()?;
     let snapshot = hub.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN))?;
     let extent = snapshot.map_or(Extent::Part, |folder| cache::extent(&folder));
-    let needed = extent < Extent::Whole && !(hub.offline && extent == Extent::Weights);
+    let instead = || extent < Extent::Weights && !quantized::of(model).is_empty();
+    let needed = extent < Extent::Whole && !(hub.offline && extent == Extent::Weights) && !instead();
     Ok(needed.then_some(Missing { hub, id, revision, usable: extent == Extent::Weights }))
 }
 
@@ -207,5 +213,9 @@ fn plan_lines(plan: &Plan, device: Device) -> Vec<String> {
     };
     let disk = plan.free_bytes.map(|free| format!("; the disk has {} free", bytes(free))).unwrap_or_default();
     let size = format!("{id} at {commit}: {n_files} files, {}{here}; licence {license}{disk}", bytes(plan.bytes));
-    [Some(size), devices::fit(plan.weight_bytes, device)].into_iter().flatten().collect()
+    let loaded = |weights| match weights {
+        Weights::Bf16 => plan.weight_bytes,
+        weights => loaded_bytes(&plan.config, weights, DType::Bf16.size_bytes()),
+    };
+    [Some(size), devices::fit(loaded, device)].into_iter().flatten().collect()
 }

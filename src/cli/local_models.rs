@@ -3,10 +3,13 @@
 use super::models::{self, Found};
 use super::{devices, reference};
 use crate::chat::session::Stamp;
+use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::Settings;
 use crate::protocol::ModelReference;
+use crate::quant::Weights;
+use crate::tensor::DType;
 use crate::ui::models::{ModelEntry, Models};
 use crate::ui::text::{count, plural};
 use std::path::Path;
@@ -46,11 +49,16 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
         shape: String::new(),
         dms: "?".to_owned(),
         licence: None,
-        fits: free.map(|free| model.bytes < free),
+        fits: None,
     };
     match checkpoint::summary(&place, short(&out.name)) {
         Ok(s) => {
             let c = &s.config;
+            let loaded = |weights| match weights {
+                Weights::Bf16 => out.bytes,
+                weights => loaded_bytes(c, weights, DType::Bf16.size_bytes()),
+            };
+            out.fits = free.map(|free| devices::first_that_fits(loaded, free).is_some());
             let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
             let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
             out.shape = format!("{}, {layers}, {heads}, context {context}", c.family);

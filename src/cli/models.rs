@@ -1,14 +1,18 @@
-//! `dmschat models ...`: lists, downloads, describes and deletes models.
+//! `dmschat models ...`: lists, downloads, describes, quantizes and deletes models.
 
 use super::args::{Common, ModelsCommand};
+use super::formats::Formats;
 use super::output::{self, wrong_use};
-use super::{devices, download, spawn};
-use crate::checkpoint::ModelRef;
+use super::quantizing::Quantizing;
+use super::{devices, download, quantized, spawn};
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
+use crate::checkpoint::weight_cache::Cached;
+use crate::checkpoint::{self, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
+use crate::quant::Weights;
 use crate::ui::text::bytes;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +27,18 @@ pub(super) struct Found {
     pub partial: bool,
 }
 
+impl Found {
+    /// Whether quantized weights were made from it.
+    fn is_source_of(&self, cached: &Cached) -> bool {
+        let Some(path) = &self.path else { return false };
+        let source = &cached.identity.source;
+        if self.name.split('@').next() == Some(source) {
+            return path.file_name().is_some_and(|commit| *commit == *cached.identity.revision);
+        }
+        checkpoint::full_path(path).display().to_string() == *source
+    }
+}
+
 pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
     match command {
         ModelsCommand::Path => output::out(&format!("{}\n", hub()?.cache.display()))?,
@@ -35,7 +51,9 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
                 output::out(&format!("{}\n", path.display()))?;
             }
         }
+        ModelsCommand::Rm { id } if common.weights.is_some() => remove_quantized(id, common)?,
         ModelsCommand::Rm { id } => remove(id, common)?,
+        ModelsCommand::Quantize { id } => quantize(id, common)?,
         ModelsCommand::Info { id } => info(id, common)?,
     }
     Ok(output::OK)
@@ -63,15 +81,24 @@ pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
 
 fn list(common: &Common) -> Result<()> {
     let found = found(&settings(common)?)?;
+    let (files, mut rest) = (quantized::all(), quantized::all());
+    let of = |m: &Found| -> Vec<&Cached> { files.iter().filter(|c| m.is_source_of(c)).collect() };
+    rest.retain(|c| !found.iter().any(|m| m.is_source_of(c)));
     if common.json {
+        let file = |c: &&Cached| json!({"format": c.identity.weights, "bytes": c.bytes, "path": c.path});
         let about = |m: &Found| {
-            let bytes = m.path.as_ref().map(|_| m.bytes);
-            json!({"name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial})
+            let (bytes, quantized) = (m.path.as_ref().map(|_| m.bytes), of(m).iter().map(file).collect::<Vec<_>>());
+            json!({"name": m.name, "path": m.path, "bytes": bytes, "complete": !m.partial, "quantized": quantized})
         };
-        let list: Vec<_> = found.iter().map(about).collect();
+        let alone = |c: &Cached| {
+            let (name, path) = (&c.identity.source, Value::Null);
+            json!({"name": name, "path": path, "bytes": null, "complete": true, "quantized": [file(&c)]})
+        };
+        let list: Vec<_> = found.iter().map(about).chain(rest.iter().map(alone)).collect();
         return output::out_json(&list);
     }
-    let width = found.iter().map(|m| m.name.len()).max().unwrap_or(0);
+    let names = found.iter().map(|m| &m.name).chain(rest.iter().map(|c| &c.identity.source));
+    let width = names.map(|n| n.len()).max().unwrap_or(0);
     for model in &found {
         let about = match &model.path {
             None => "built in".to_owned(),
@@ -80,12 +107,67 @@ fn list(common: &Common) -> Result<()> {
                 // The name of a GGUF file is its path.
                 let path = path.display().to_string();
                 let path = if path == model.name { "" } else { &path };
-                format!("{:>8}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
+                let quantized: String = of(model).iter().map(|c| format!(", {}", quantized::describe(c))).collect();
+                format!("{:>8}{quantized}  {path}{partial}", bytes(model.bytes)).trim_end().to_owned()
             }
         };
         output::out(&output::visible(&format!("{:width$}  {about}\n", model.name)))?;
     }
+    for file in &rest {
+        let about = format!("{}  {} (without the original)", quantized::describe(file), file.path.display());
+        output::out(&output::visible(&format!("{:width$}  {about}\n", file.identity.source)))?;
+    }
     Ok(())
+}
+
+/// Quantizes a model beforehand.
+fn quantize(model: &str, common: &Common) -> Result<()> {
+    let mut settings = settings(common)?;
+    settings.model = model.to_owned();
+    let weights = settings.weights;
+    if weights.code().is_none() {
+        return Err(wrong_use("models quantize needs --weights int8 or --weights int4"));
+    }
+    download::ensure(&settings)?;
+    let checkpoint = spawn::open(&settings).map_err(output::as_wrong_use)?;
+    let options = spawn::weight_options(&settings, &checkpoint.config).map_err(output::as_wrong_use)?;
+    if !checkpoint.can_be(weights) || checkpoint.weights.code().is_some() {
+        return Err(wrong_use(match checkpoint.weights.code() {
+            _ if checkpoint.builtin => format!("{model} is built in and stays bf16"),
+            Some(_) => format!("{model} is quantized already: {}", checkpoint.weights.name()),
+            None => format!("{model} cannot be quantized: all its matrices have columns that are no multiples of 64"),
+        }));
+    }
+    let mut progress = Quantizing::default();
+    let made = quantized::cache()?.make(&checkpoint, weights, &options.importance, &mut |r| progress.report(r));
+    progress.clear();
+    let made = made?;
+    if common.json {
+        let (format, cached) = (&made.identity.weights, true);
+        let weights = json!({"format": format, "bytes": made.bytes, "cached": cached});
+        return output::out_json(&json!({"name": model, "path": made.path, "weights": weights}));
+    }
+    Ok(output::out(&format!("{}  {}\n", quantized::describe(&made), made.path.display()))?)
+}
+
+/// Deletes quantized weights and leaves the model itself.
+fn remove_quantized(model: &str, common: &Common) -> Result<()> {
+    let weights = settings(common)?.weights;
+    let mut files = quantized::of(model);
+    files.retain(|c| weights == Weights::Auto || c.identity.weights == weights.name());
+    if files.is_empty() {
+        return Err(wrong_use(format!("there are no {} weights of {model} in the cache folder", weights.name())));
+    }
+    let cache = quantized::cache()?;
+    let mut freed = 0;
+    for file in &files {
+        freed += cache.remove(file).with_context(|| file.path.display().to_string())?;
+    }
+    if common.json {
+        return output::out_json(&json!({"name": model, "freed_bytes": freed}));
+    }
+    let what = files.iter().map(quantized::describe).collect::<Vec<_>>().join(", ");
+    Ok(output::out(&format!("deleted {what} of {model}: {} are free again\n", bytes(freed)))?)
 }
 
 /// The models in the Hugging Face cache: one per commit with safetensors weights, and each GGUF file.
@@ -169,7 +251,14 @@ fn remove(model: &str, common: &Common) -> Result<()> {
     if common.json {
         return output::out_json(&json!({"name": model, "freed_bytes": freed}));
     }
-    Ok(output::out(&format!("deleted {model}: {} are free again\n", bytes(freed)))?)
+    output::out(&format!("deleted {model}: {} are free again\n", bytes(freed)))?;
+    for file in quantized::of(model) {
+        let (what, weights) = (quantized::describe(&file), &file.identity.weights);
+        output::notice(&format!(
+            "its weights {what} are kept; dmschat models rm --weights {weights} {model} deletes them"
+        ));
+    }
+    Ok(())
 }
 
 /// Describes a model by its files if they are on this machine, else by the hub's listing.
@@ -178,9 +267,11 @@ fn info(model: &str, common: &Common) -> Result<()> {
     settings.model = model.to_owned();
     let about = match download::missing(model).map_err(output::as_wrong_use)? {
         None => here(&settings)?,
-        Some(_) => on_hub(model, &settings)?,
+        Some(_) => (on_hub(model, &settings)?, Formats::default()),
     };
+    let (mut about, formats) = about;
     if common.json {
+        about.insert("formats".to_owned(), formats.json());
         return output::out_json(&about);
     }
     for (name, value) in &about {
@@ -192,11 +283,15 @@ fn info(model: &str, common: &Common) -> Result<()> {
         };
         output::out(&output::visible(&format!("{:<18} {value}\n", name.replace('_', " "))))?;
     }
+    for (name, text) in formats.lines() {
+        output::out(&output::visible(&format!("{name:<18} {text}\n")))?;
+    }
     Ok(())
 }
 
-fn here(settings: &Settings) -> Result<Map<String, Value>> {
-    let checkpoint = spawn::open(settings).map_err(output::as_wrong_use)?;
+fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
+    let (checkpoint, target) = spawn::open_on_target(settings).map_err(output::as_wrong_use)?;
+    let formats = Formats::new(settings, &checkpoint, target)?;
     let path = match ModelRef::parse(&settings.model).map_err(output::as_wrong_use)? {
         ModelRef::BuiltIn => None,
         ModelRef::Folder(path) => Some(path),
@@ -210,9 +305,8 @@ fn here(settings: &Settings) -> Result<Map<String, Value>> {
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,
-        "fit": devices::fit(checkpoint.weight_bytes, settings.device),
     });
-    Ok(object(about))
+    Ok((object(about), formats))
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
@@ -221,8 +315,18 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
     Ok(object(json!({
         "name": model, "path": null, "downloaded": false, "architecture": about.model_type, "commit": about.commit,
         "licence": about.license, "gated": about.gated, "weight_bytes": about.weight_bytes,
-        "fit": devices::fit(about.weight_bytes, settings.device),
+        "fit": devices::fit(about_bytes(about.weight_bytes), settings.device),
     })))
+}
+
+/// Bytes of weights in a format, if those in the files are bf16: before the configuration is known.
+fn about_bytes(file_bytes: u64) -> impl Fn(Weights) -> u64 {
+    // A mean of 5 bits is that of int4 with its 8-bit embedding and head, from 4.3 at 70B to 6.5 at 0.6B.
+    move |weights| match weights {
+        Weights::Int8 => file_bytes / 32 * 17,
+        Weights::Int4 => file_bytes / 16 * 5,
+        _ => file_bytes,
+    }
 }
 
 fn object(value: Value) -> Map<String, Value> {

@@ -3,13 +3,14 @@
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::download;
 use super::output::{as_wrong_use, notice};
+use super::quantized;
 use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Backend;
 use crate::checkpoint::convert::Importance;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
-use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
 use crate::config::{Adapter, CachePolicy, Device, Settings};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::policy::{PolicyChoice, Window};
@@ -29,7 +30,8 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, target) = open_on_target(&settings)?;
-        let options = EngineOptions { reference: reference::of(&settings), ..options(&settings, target) };
+        let options =
+            EngineOptions { reference: reference::of(&settings), ..options(&settings, &checkpoint.config, target)? };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
 }
@@ -60,7 +62,8 @@ pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> R
     devices::check(settings)?;
     download::ensure(settings)?;
     let (checkpoint, target) = open_on_target(settings).map_err(as_wrong_use)?;
-    let options = EngineOptions { max_step: Some(max_step), ..options(settings, target) };
+    let options = options(settings, &checkpoint.config, target).map_err(as_wrong_use)?;
+    let options = EngineOptions { max_step: Some(max_step), ..options };
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
 
@@ -93,7 +96,10 @@ pub fn open(settings: &Settings) -> Result<Checkpoint> {
         Adapter::None => AdapterChoice::None,
         Adapter::File(path) => AdapterChoice::File(path.clone()),
     };
-    Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter)
+    match quantized::in_place_of(&settings.model, settings.weights, settings.device) {
+        Some(cached) => quantized::cache()?.open(&cached, &adapter),
+        None => Checkpoint::open(&ModelRef::parse(&settings.model)?, &adapter),
+    }
 }
 
 /// The checkpoint and its device. `--device auto` falls back to the CPU if the GPU's kernels do not support the model.
@@ -107,13 +113,13 @@ pub fn open_on_target(settings: &Settings) -> Result<(Checkpoint, Target)> {
 }
 
 /// The engine's options for these settings.
-pub fn options(settings: &Settings, target: Target) -> EngineOptions {
-    EngineOptions {
+pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Result<EngineOptions> {
+    Ok(EngineOptions {
         context: settings.ctx_size,
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,
-        weights: weight_options(settings),
+        weights: weight_options(settings, config)?,
         policy: match settings.policy {
             CachePolicy::Auto => PolicyChoice::Model,
             CachePolicy::Dense => PolicyChoice::Dense,
@@ -121,13 +127,17 @@ pub fn options(settings: &Settings, target: Target) -> EngineOptions {
             CachePolicy::Window => PolicyChoice::Window(Window { budget: settings.budget }),
         },
         ..EngineOptions::new(target.codec(settings.kv))
-    }
+    })
 }
 
-fn weight_options(settings: &Settings) -> WeightOptions {
-    WeightOptions {
+/// How the weights of a model are stored under these settings.
+pub fn weight_options(settings: &Settings, config: &ModelConfig) -> Result<WeightOptions> {
+    Ok(WeightOptions {
         choice: settings.weights,
         cache: settings.weight_cache.then(|| WeightCache::new(settings.dirs.weights())),
-        importance: Importance::new(),
-    }
+        importance: match &settings.importance {
+            Some(path) => imatrix::read(path, config)?,
+            None => Importance::new(),
+        },
+    })
 }

@@ -86,7 +86,9 @@ fn choose<B: Backend>(
         }
     }
     let Some((chosen, refused)) = fits.split_last() else { return Ok(Weights::Bf16) };
-    if let (false, Some(free)) = (refused.is_empty(), options.memory_bytes) {
+    // A model that does not fit at all is an error of its own.
+    let told = !refused.is_empty() && chosen.plan.expected_context > 0;
+    if let (true, Some(free)) = (told, options.memory_bytes) {
         let refused: Vec<String> =
             refused.iter().map(|f| format!("{} would take {}", f.weights.name(), bytes(f.needed_bytes))).collect();
         let enough = if chosen.fits() { String::new() } else { format!(" of {} needed", bytes(chosen.needed_bytes)) };

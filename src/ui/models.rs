@@ -37,7 +37,7 @@ pub struct ModelEntry {
     /// `DMS, window 256`, `adapter for NAME`, or `dense`.
     pub dms: String,
     pub licence: Option<String>,
-    /// The weights fit the free memory; absent where that is unknown.
+    /// The weights fit the free memory in some format; absent where that is unknown.
     pub fits: Option<bool>,
 }
 

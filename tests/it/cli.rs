@@ -76,6 +76,7 @@ fn json_is_one_object_whose_numbers_agree() {
         "seed",
         "model",
         "device",
+        "weights",
         "eviction",
         "kv",
     ];
@@ -288,7 +289,7 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
         code == 1 && stderr.contains("the context was full while the model thought; shorten the prompt"),
         "{stderr}"
     );
-    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, info"]);
+    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, info"]);
 }
 
 /// Few files and little memory: an answer, or one line and code 1, and no panic.

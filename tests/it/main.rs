@@ -31,3 +31,4 @@ mod template;
 mod tidy;
 mod tiny;
 mod turns;
+mod weight_files;

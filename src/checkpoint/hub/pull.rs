@@ -7,9 +7,9 @@ use super::cache::{self, CONFIG, INDEX, Repo, SINGLE};
 use super::download::{Fetcher, File};
 use super::http::{Client, Origin};
 use super::{Hub, HubError, MAIN, Observer};
-use crate::checkpoint::config_of;
 use crate::checkpoint::disk::free_bytes;
 use crate::checkpoint::files::{Files, TEXTS, max_text_bytes};
+use crate::checkpoint::{ModelConfig, config_of};
 use crate::tensor::SharedBytes;
 use crate::unicode::one_line;
 use std::collections::BTreeMap;
@@ -31,6 +31,7 @@ pub struct Plan {
     pub bytes: u64,
     pub todo_bytes: u64,
     pub weight_bytes: u64,
+    pub config: ModelConfig,
     /// Free bytes on the disk of the cache.
     pub free_bytes: Option<u64>,
 }
@@ -73,10 +74,11 @@ impl Hub {
             let bytes: SharedBytes = Arc::new(pull.fetcher.small(file, observer)?);
             early.insert(file.name.clone(), bytes);
         }
-        config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
+        let config =
+            config_of(&Files::Memory(early)).map_err(|e| HubError::Wrong(one_line(&format!("{id}: {e:#}"))))?;
         let weights = pull.weights(&mut texts, observer)?;
 
-        let plan = pull.plan(&texts, &weights, &self.cache);
+        let plan = pull.plan(&texts, &weights, config, &self.cache);
         observer.plan(&plan);
         if let Some(free) = plan.free_bytes.filter(|free| *free < plan.todo_bytes) {
             let (need, at) = (plan.todo_bytes, self.cache.display());
@@ -177,7 +179,7 @@ impl Pull<'_> {
         self.files(names.iter(), observer)
     }
 
-    fn plan(&self, texts: &[File], weights: &[File], cache: &Path) -> Plan {
+    fn plan(&self, texts: &[File], weights: &[File], config: ModelConfig, cache: &Path) -> Plan {
         let sum = |files: &[File]| files.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
         let here = |f: &File| f.bytes - self.fetcher.here(f);
         Plan {
@@ -188,6 +190,7 @@ impl Pull<'_> {
             bytes: sum(texts).saturating_add(sum(weights)),
             todo_bytes: texts.iter().chain(weights).map(here).fold(0, u64::saturating_add),
             weight_bytes: sum(weights),
+            config,
             free_bytes: free_bytes(cache),
         }
     }

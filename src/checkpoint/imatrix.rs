@@ -1,0 +1,164 @@
+//! Reads the files of llama.cpp's imatrix tool: for each matrix, the mean of x^2 of each column of its input.
+//!
+//! The older form (`imatrix.dat`), all little-endian: i32 number of entries; for each an i32 length and the name, i32 number
+//! of calls, i32 number of values, the values as f32, sums over the calls. What follows is not read. Newer files are GGUF
+//! with F32 tensors `NAME.in_sum2` and `NAME.counts`.
+
+use super::ModelConfig;
+use super::convert::Importance;
+use super::names::{self, LayerSpec, TensorSpec};
+use crate::regular_file;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Largest file: 4 times that of Llama 3.1 405B.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Longest name of a matrix.
+const MAX_NAME: usize = 256;
+
+/// Reads the importance of a model's matrices. Fails if the file has none of them, or one of another width.
+pub fn read(path: &Path, config: &ModelConfig) -> Result<Importance> {
+    let raw = regular_file::read(path, MAX_BYTES).with_context(|| path.display().to_string())?;
+    importance(&raw, config).with_context(|| path.display().to_string())
+}
+
+fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
+    ensure!(
+        !raw.starts_with(b"GGUF"),
+        "a GGUF file; the older form is read (llama-imatrix --output-format dat writes it)"
+    );
+    let mut entries = entries(raw)?;
+    let mut out = Importance::new();
+    for (name, spec) in matrices(config) {
+        let Some(columns) = entries.remove(&name) else { continue };
+        let (has, wanted) = (columns.len(), spec.shape[1]);
+        ensure!(has == wanted, "it is of another model: {name} has {has} columns, and the model's {wanted}");
+        out.insert(spec.name, columns);
+    }
+    ensure!(!out.is_empty(), "it has none of the model's matrices");
+    Ok(out)
+}
+
+/// The matrices that are quantized, under the names of llama.cpp.
+fn matrices(c: &ModelConfig) -> Vec<(String, TensorSpec)> {
+    let mut out = vec![("token_embd.weight".to_owned(), names::embedding(c))];
+    out.extend(names::lm_head(c).map(|head| ("output.weight".to_owned(), head)));
+    for l in 0..c.n_layers {
+        let LayerSpec { q, k, v, o, gate, up, down, .. } = LayerSpec::new(c, l);
+        let named = [
+            ("attn_q", q),
+            ("attn_k", k),
+            ("attn_v", v),
+            ("attn_output", o),
+            ("ffn_gate", gate),
+            ("ffn_up", up),
+            ("ffn_down", down),
+        ];
+        out.extend(named.into_iter().map(|(name, linear)| (format!("blk.{l}.{name}.weight"), linear.weight)));
+    }
+    out
+}
+
+/// Means of x^2 by the name of the matrix.
+fn entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
+    let mut at = Reader { rest: raw };
+    let n = at.number("number of matrices")?;
+    let mut out = BTreeMap::new();
+    for _ in 0..n {
+        let len = at.number("length of a name")?;
+        ensure!(len <= MAX_NAME, "it is no imatrix file: a name has {len} bytes");
+        let name =
+            String::from_utf8(at.bytes(len)?.to_vec()).ok().context("it is no imatrix file: a name is no text")?;
+        let calls = at.number("number of calls")?.max(1) as f32;
+        let len = at.number("number of columns")?;
+        let bytes = len.checked_mul(size_of::<f32>()).context("it is no imatrix file")?;
+        let (values, _) = at.bytes(bytes)?.as_chunks::<4>();
+        let means: Vec<f32> = values.iter().map(|v| f32::from_le_bytes(*v) / calls).collect();
+        ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is no mean of squares");
+        // A column that the text never used still has to be stored.
+        let least = means.iter().sum::<f32>() / means.len().max(1) as f32 * 1e-6;
+        if least > 0.0 {
+            out.insert(name, means.into_iter().map(|x| x.max(least)).collect());
+        }
+    }
+    Ok(out)
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, n: usize) -> Result<&'a [u8]> {
+        let Some((taken, rest)) = self.rest.split_at_checked(n) else {
+            bail!("it is truncated or no imatrix file: {n} bytes are wanted, {} are left", self.rest.len())
+        };
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self, what: &str) -> Result<usize> {
+        let raw = self.bytes(4)?;
+        let n = i32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]);
+        usize::try_from(n).ok().with_context(|| format!("it is no imatrix file: the {what} is {n}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+
+    fn entry(name: &str, calls: i32, values: &[f32]) -> Vec<u8> {
+        let numbers = |n: i32| n.to_le_bytes().to_vec();
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        [numbers(name.len() as i32), name.into(), numbers(calls), numbers(values.len() as i32), bytes].concat()
+    }
+
+    fn file(entries: &[Vec<u8>]) -> Vec<u8> {
+        [(entries.len() as i32).to_le_bytes().to_vec(), entries.concat()].concat()
+    }
+
+    #[test]
+    fn means_are_taken_by_the_names_of_llama_cpp() {
+        let config = Checkpoint::shape("smollm2-135m").unwrap();
+        let mut values = vec![8.0; 1536];
+        values[3] = 0.0;
+        let raw = file(&[entry("blk.7.ffn_down.weight", 4, &values), entry("blk.7.ffn_gate_exps.weight", 1, &[1.0])]);
+        // Newer versions append the name of the text.
+        let read = importance(&[raw.clone(), b"tail".to_vec()].concat(), &config).unwrap();
+        let columns = &read["model.layers.7.mlp.down_proj.weight"];
+        assert_eq!((read.len(), columns.len(), columns[0]), (1, 1536, 2.0));
+        assert!(columns[3] > 0.0 && columns[3] < 1e-5);
+    }
+
+    #[test]
+    fn a_file_that_is_not_one_is_refused_in_one_line() {
+        let config = Checkpoint::shape("smollm2-135m").unwrap();
+        let good = file(&[entry("blk.0.attn_q.weight", 1, &[1.0; 576])]);
+        let nan = file(&[entry("blk.0.attn_q.weight", 1, &[f32::NAN; 576])]);
+        let many = [i32::MAX.to_le_bytes().to_vec(), good[4..].to_vec()].concat();
+        let cases: [(Vec<u8>, &str); 8] = [
+            (
+                good[..good.len() - 1].to_vec(),
+                "it is truncated or no imatrix file: 2304 bytes are wanted, 2303 are left",
+            ),
+            (many, "it is truncated or no imatrix file: 4 bytes are wanted, 0 are left"),
+            (b"GGUF0000".to_vec(), "a GGUF file; the older form is read"),
+            (vec![0xff; 64], "it is no imatrix file: the number of matrices is -1"),
+            (nan, "blk.0.attn_q.weight: its importance is no mean of squares"),
+            (file(&[]), "it has none of the model's matrices"),
+            (
+                file(&[entry("blk.0.attn_q.weight", 1, &[1.0; 64])]),
+                "it is of another model: blk.0.attn_q.weight has 64",
+            ),
+            (vec![], "it is truncated or no imatrix file: 4 bytes are wanted, 0 are left"),
+        ];
+        for (raw, wanted) in cases {
+            let error = importance(&raw, &config).unwrap_err().to_string();
+            assert!(error.starts_with(wanted) && !error.contains('\n'), "{error}");
+        }
+    }
+}
