@@ -93,15 +93,15 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, int bf16, float* x, const flo
   for (int i = threadIdx.x; i < width; i += blockDim.x) put(out, bf16, from + i, x[from + i] * scale * weight[i]);
 }
 
-// out[n, ffn] = silu(gate) * up of f32 rows [gate | up]; out is f32 or bf16. Grid (ffn / (4 * block), n), any block. Moves
-// 8 bytes in and 2 or 4 out per element. CPU twin: `swiglu`.
-KERNEL swiglu(void* out, int bf16, const float* gate_up, int ffn) {
+// out[n, ffn] = silu(gate) * up of f32 rows [gate | up]; out is f32 or bf16, its rows `ld` values apart. Grid
+// (ffn / (4 * block), n), any block. Moves 8 bytes in and 2 or 4 out per element. CPU twin: `swiglu`.
+KERNEL swiglu(void* out, int bf16, const float* gate_up, int ffn, int ld) {
   after_previous();
   int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= ffn) return;
   const float *gate = gate_up + (u64)blockIdx.y * 2 * ffn, *up = gate + ffn;
-  u64 to = (u64)blockIdx.y * ffn + i;
-  if (ffn % 4 == 0) {
+  u64 to = (u64)blockIdx.y * ld + i;
+  if (ffn % 4 == 0 && ld % 4 == 0) {
     float4 a = *(const float4*)(gate + i), b = *(const float4*)(up + i);
     put4(out, bf16, to, float4{silu(a.x) * b.x, silu(a.y) * b.y, silu(a.z) * b.z, silu(a.w) * b.w});
   } else {

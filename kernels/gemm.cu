@@ -11,8 +11,8 @@
 __device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8; }
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M = n, N = rows, K = cols.
-// Grid (n / BM, rows / BN), BM / 64 * BN / 64 warps; cols is a multiple of 8. Neighbouring blocks share a tile of the weight,
-// which is read from memory about once, while x stays in L2.
+// Rows of out are `ld` values apart. Grid (n / BM, rows / BN), BM / 64 * BN / 64 warps; cols is a multiple of 8. Neighbouring
+// blocks share a tile of the weight, which is read from memory about once, while x stays in L2.
 //
 // A block has a tile of BM x BN, a warp 64 x 64 of it (4 x 8 `mma` tiles of 16 x 8). Fragments of the next 16 columns are
 // read from shared memory while these are multiplied; async copies run two stages ahead.
@@ -20,7 +20,7 @@ __device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_r
 // SWIGLU: the weight is [gate | up]; a warp has 32 rows of either, and out[n, rows / 2] = silu(gate) * up in bf16.
 template <int BM, int BN, bool SWIGLU>
 __device__ __forceinline__ void gemm_tile(void* out, const u16* x, const u16* weight, const float* bias, int rows,
-                                           int cols, int n) {
+                                           int cols, int n, int ld) {
   constexpr int SIDE = 64, WARPS_N = BN / SIDE, THREADS = BM / SIDE * WARPS_N * 32, AT_ONCE = THREADS / CHUNKS;
   next_may_begin();
   u16 *xs = (u16*)dynamic_shared_memory(), *ws = xs + STAGES * BM * DEPTH;
@@ -124,14 +124,14 @@ __device__ __forceinline__ void gemm_tile(void* out, const u16* x, const u16* we
       for (int half = 0; half < 2; half++) {
         int token = token0 + warp_token + 16 * i + 8 * half + g;
         if (token >= n) continue;
-        u64 at = (u64)token * n_out + row;
+        u64 at = (u64)token * ld + row;
         float v[2];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
           v[k] = sums[i][j][2 * half + k] + add[k];
           if (SWIGLU) v[k] = silu(v[k]) * (sums[i][(j + 4) % 8][2 * half + k] + add_up[k]);
         }
-        if (n_out % 2 == 0) {
+        if (ld % 2 == 0 && both) {
           put2(out, SWIGLU, at, v[0], v[1]);
         } else {
           put(out, SWIGLU, at, v[0]);
@@ -144,8 +144,8 @@ __device__ __forceinline__ void gemm_tile(void* out, const u16* x, const u16* we
 // STAGES * (BM + BN) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`.
 #define GEMM_TILES(name, BM, BN, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(BM / 64 * (BN / 64) * 32, BLOCKS) \
-      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) { \
-    gemm_tile<BM, BN, SWIGLU>(out, x, weight, bias, rows, cols, n); \
+      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, int ld) { \
+    gemm_tile<BM, BN, SWIGLU>(out, x, weight, bias, rows, cols, n, ld); \
   }
 GEMM_TILES(gemm_tiles, 128, 256, false, 1)
 GEMM_TILES(gemm_tiles_swiglu, 128, 256, true, 1)

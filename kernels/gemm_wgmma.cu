@@ -8,8 +8,8 @@
 #define CONSUMERS 8  // consumer warps: two warpgroups
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32: a GEMM of M = n, N = rows, K = cols, in
-// tiles of 128 x BN. Grid: at most one block per SM, 288 threads; cols is a multiple of 8. Neighbouring blocks share a tile of
-// the weight, which is read from memory about once, while x stays in L2.
+// tiles of 128 x BN. Rows of out are `ld` values apart. Grid: at most one block per SM, 288 threads; cols is a multiple of 8.
+// Neighbouring blocks share a tile of the weight, which is read from memory about once, while x stays in L2.
 //
 // Warp-specialized: one thread of the last warp (the producer) issues the TMA copies of both inputs while a stage is free;
 // two warpgroups (the consumers) multiply 64 tokens each and release the stages. Blocks are persistent: the next tile's
@@ -18,7 +18,7 @@
 // SWIGLU: the weight is [gate | up]; a tile has BN / 2 rows of either, and out[n, rows / 2] = silu(gate) * up in bf16.
 template <int BN, int STAGES, bool SWIGLU>
 __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const TensorMap* weight, const float* bias,
-                                         int rows, int cols, int n) {
+                                         int rows, int cols, int n, int ld) {
   constexpr int OUT_N = SWIGLU ? BN / 2 : BN;  // rows of out in a tile
   __shared__ u64 full[STAGES], empty[STAGES];
   u16 *xs = tile_memory(), *ws = xs + STAGES * TOKENS * DEPTH;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
       }
       return v;
     };
-    if (n_out % 4 == 0 && row0 + OUT_N <= n_out) {
+    if (ld % 4 == 0 && row0 + OUT_N <= n_out) {
       bool odd = t % 2;
 #pragma unroll
       for (int j = 0; j < OUT_N / 8; j += 2)
@@ -104,7 +104,7 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
           // Two warp lanes swap pairs, so that each has four neighbours to write.
           float a[2] = {value(j, half, 0), value(j, half, 1)}, b[2] = {value(j + 1, half, 0), value(j + 1, half, 1)};
           int token = token0 + 8 * half, row = row0 + 8 * (j + odd) + 2 * (t - odd);
-          u64 at = (u64)token * n_out + row;
+          u64 at = (u64)token * ld + row;
           if (SWIGLU) {
             u32 own = round_pair(a[0], a[1]), next = round_pair(b[0], b[1]);
             u32 got = __shfl_xor_sync(FULL, odd ? own : next, 1);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           int token = token0 + 8 * half, row = row0 + 8 * j + 2 * t + i;
-          if (token < n && row < n_out) put(out, SWIGLU, (u64)token * n_out + row, value(j, half, i));
+          if (token < n && row < n_out) put(out, SWIGLU, (u64)token * ld + row, value(j, half, i));
         }
   }
 }
@@ -132,8 +132,8 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
 #define GEMM_WGMMA(name, BN, STAGES, SWIGLU) \
   KERNEL __launch_bounds__((CONSUMERS + 1) * 32, 1) \
       name(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, \
-           const float* bias, int rows, int cols, int n) { \
-    gemm_tiles<BN, STAGES, SWIGLU>(out, &x, &weight, bias, rows, cols, n); \
+           const float* bias, int rows, int cols, int n, int ld) { \
+    gemm_tiles<BN, STAGES, SWIGLU>(out, &x, &weight, bias, rows, cols, n, ld); \
   }
 GEMM_WGMMA(gemm_wgmma_256, 256, 4, false)
 GEMM_WGMMA(gemm_wgmma_192, 192, 5, false)

@@ -56,13 +56,13 @@ GEMV(gemv8_f32, F32, 8)
 GEMV(gemv8_f16, F16, 8)
 GEMV(gemv8_bf16, BF16, 8)
 
-// The same for any n, in tiles of 64 x 64. Grid (rows / 64, n / 64), 256 threads with 4 x 4 outputs each. Reads x rows / 64
-// times and the weight n / 64 times.
+// The same for any n, in tiles of 64 x 64; rows of out are `ld` values apart. Grid (rows / 64, n / 64), 256 threads with 4 x 4
+// outputs each. Reads x rows / 64 times and the weight n / 64 times.
 #define TILE 64
 #define DEPTH 16
 template <int T>
 __device__ __forceinline__ void gemm(float* out, const float* x, const void* weight, const float* bias, int rows,
-                                     int cols, int n) {
+                                     int cols, int n, int ld) {
   __shared__ float xs[DEPTH][TILE + 4], ws[DEPTH][TILE + 4];
   int row0 = blockIdx.x * TILE, token0 = blockIdx.y * TILE;
   int tr = threadIdx.x % 16, tn = threadIdx.x / 16;
@@ -104,16 +104,16 @@ __device__ __forceinline__ void gemm(float* out, const float* x, const void* wei
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       int row = row0 + tr * 4 + j;
-      if (row < rows) out[(u64)token * rows + row] = sums[i][j] + (bias ? bias[row] : 0.0f);
+      if (row < rows) out[(u64)token * ld + row] = sums[i][j] + (bias ? bias[row] : 0.0f);
     }
   }
 }
 
 #define GEMM(name, type) \
   KERNEL __launch_bounds__(256) \
-      name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n) { \
+      name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, int ld) { \
     after_previous(); \
-    gemm<type>(out, x, weight, bias, rows, cols, n); \
+    gemm<type>(out, x, weight, bias, rows, cols, n, ld); \
   }
 GEMM(gemm_f32, F32)
 GEMM(gemm_f16, F16)

@@ -16,6 +16,29 @@ __device__ __forceinline__ void mma(float c[4], const u32 a[4], const u32 b[2]) 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// c += a b of one warp in integers: a [16, 32] of unsigned bytes by rows, b [32, 8] of signed bytes by columns. Lane t of group g
+// holds a at rows g, g + 8 and columns 4t to 4t + 3, 4t + 16 to 4t + 19; b at column g and those rows; c as above.
+__device__ __forceinline__ void mma_bytes(int c[4], const u32 a[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// sum + the four signed bytes of x.
+__device__ __forceinline__ int sum_bytes(u32 x, int sum) {
+  int out;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(0x01010101), "r"(sum));
+  return out;
+}
+
+// The lower half of x as f16.
+__device__ __forceinline__ float f16_value(u32 x) {
+  float out;
+  asm("{\n.reg .b16 half;\ncvt.u16.u32 half, %1;\ncvt.f32.f16 %0, half;\n}" : "=f"(out) : "r"(x));
+  return out;
+}
+
 // Loads 16 bytes that are read once: evicted first.
 __device__ __forceinline__ uint4 load_once(const u16* at) {
   uint4 v;

@@ -68,6 +68,9 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
             }
         };
     }
+    check!(ops::packed_embeds());
+    check!(ops::packed_linears());
+    check!(ops::packed_swiglu());
     check!(ops::embeds());
     check!(ops::norms());
     check!(ops::linears());
@@ -80,14 +83,6 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(history::all());
     check!(history::wide());
     check!(chunks::all());
-}
-
-/// Runs the ops on packed weights.
-pub fn run_packed<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
-    let cpu = Cpu::new(2);
-    ops::packed_embeds().iter().for_each(|case| each(compare(case, b, &cpu)));
-    ops::packed_linears().iter().for_each(|case| each(compare(case, b, &cpu)));
-    ops::packed_swiglu().iter().for_each(|case| each(compare(case, b, &cpu)));
 }
 
 /// Runs the GEMM cases only, for another GEMM implementation.
@@ -305,13 +300,6 @@ mod tests {
             assert!(finding.fine(), "{}: {} of {}, {:?}", finding.name, finding.error, finding.limit, finding.broken);
         });
         assert!(seen > 100, "only {seen} checks");
-    }
-
-    #[test]
-    fn the_cpu_passes_with_packed_weights() {
-        run_packed(&Cpu::new(1), |finding| {
-            assert!(finding.fine(), "{}: {} of {}, {:?}", finding.name, finding.error, finding.limit, finding.broken);
-        });
     }
 
     #[test]

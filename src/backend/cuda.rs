@@ -15,7 +15,9 @@ mod gemm;
 mod graph;
 mod kernels;
 mod kv;
+mod matmul;
 mod memory;
+mod packed;
 mod pinned;
 mod pool;
 mod probe;
@@ -40,6 +42,8 @@ pub use error::NoCuda;
 use graph::Graphs;
 pub use kernels::{Entry, KERNELS, Kernel, PDL_TARGET, SOURCES, TARGETS};
 pub use memory::{Acts, Buf, Weight};
+use memory::{Stored, dtype_number};
+use packed::Unpacked;
 use pinned::Mailbox;
 pub use pool::Pool;
 pub use probe::probe;
@@ -71,6 +75,7 @@ pub struct Cuda {
     spans: RefCell<Spans>,
     cublaslt: Option<CublasLt>,
     sampling: RefCell<Sampling>,
+    unpacked: RefCell<Unpacked>,
     /// Declared last: fields drop in order, and those above need the CUDA context.
     driver: Rc<Driver>,
 }
@@ -100,6 +105,7 @@ impl Cuda {
             spans: RefCell::default(),
             cublaslt: cublaslt.ok(),
             sampling: RefCell::default(),
+            unpacked: RefCell::default(),
             driver,
         })
     }
@@ -186,7 +192,7 @@ impl Memory for Cuda {
     }
 
     fn matmul_input(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
-        let bf16 = !readers.is_empty() && readers.iter().all(|w| gemm::on_tensor_cores(w));
+        let bf16 = !readers.is_empty() && readers.iter().all(|w| w.on_tensor_cores());
         Acts::new(&self.driver, rows, width, bf16)
     }
 
@@ -209,7 +215,9 @@ impl Memory for Cuda {
     }
 
     fn weight(&self, parts: &[Tensor]) -> Result<Weight, OutOfMemory> {
-        Weight::new(&self.driver, parts)
+        let weight = Weight::new(&self.driver, parts)?;
+        self.unpacked.borrow_mut().reserve(&self.driver, &weight)?;
+        Ok(weight)
     }
 
     fn reserve_sampling(&self, rows: usize) -> Result<(), OutOfMemory> {
@@ -235,8 +243,11 @@ impl Backend for Cuda {
 
     fn embed(&self, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
         out.holds_f32(n);
-        let args =
-            [Ptr(out.ptr()), Ptr(table.ptr()), I32(table.dtype_number()), Ptr(tokens.ptr()), I32(out.width as i32)];
+        let dtype = match table.stored {
+            Stored::Packed(code) => return packed::embed(self, code, out, table, tokens, n),
+            Stored::Plain(dtype) => dtype_number(dtype),
+        };
+        let args = [Ptr(out.ptr()), Ptr(table.ptr()), I32(dtype), Ptr(tokens.ptr()), I32(out.width as i32)];
         self.driver.launch(Kernel::Embed, [n, 1, 1], BLOCK, &args);
     }
 
@@ -267,7 +278,7 @@ impl Backend for Cuda {
     fn linear(&self, out: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, n: usize) {
         assert_eq!((out.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
         out.holds_f32(n);
-        gemm::matmul(self, out.ptr(), x, weight, bias, n);
+        matmul::matmul(self, out.ptr(), x, weight, bias, n);
     }
 
     fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
@@ -285,7 +296,7 @@ impl Backend for Cuda {
         n: usize,
     ) {
         if x.bf16 && out.bf16 {
-            return gemm::fused_swiglu(self, out, scratch, x, weight, bias, n);
+            return matmul::fused_swiglu(self, out, scratch, x, weight, bias, n);
         }
         self.linear(scratch, x, weight, bias, n);
         self.swiglu(out, scratch, n);
@@ -413,7 +424,7 @@ impl Backend for Cuda {
 
     fn logits(&self, out: &mut Buf<f32>, x: &Acts, head: &Weight, n: usize) {
         assert!(x.width == head.cols && n * head.rows <= out.len(), "logits do not fit");
-        gemm::matmul(self, out.ptr(), x, head, None, n);
+        matmul::matmul(self, out.ptr(), x, head, None, n);
     }
 
     fn sample(
@@ -513,10 +524,11 @@ impl Profile for Cuda {
 
     fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
         // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
-        let (spans, sampling) = (self.spans.take(), self.sampling.take());
+        let (spans, sampling, unpacked) = (self.spans.take(), self.sampling.take(), self.unpacked.take());
         let bytes = self.driver.dry_run_allocation(make);
         self.spans.replace(spans);
         self.sampling.replace(sampling);
+        self.unpacked.replace(unpacked);
         Some(bytes)
     }
 

@@ -33,6 +33,11 @@ const REGISTERS: &[(&str, usize)] = &[
     ("attend_tiles_128_fp8", 255),
     ("attend_tiles_128_int8", 255),
     ("attend_tiles_128_k8v4", 255),
+    // Sums of four strips: one block of 256 threads on an SM.
+    ("packed_gemm_q4_32", 200),
+    ("packed_gemm_q4_32_swiglu", 200),
+    ("packed_gemm_q8_32", 200),
+    ("packed_gemm_q8_32_swiglu", 200),
     // Two blocks of 256 threads on an SM.
     ("attend_128_fp8", 128),
     ("attend_128_int8", 128),

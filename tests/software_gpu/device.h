@@ -318,6 +318,42 @@ inline void mma(float c[4], const unsigned a[4], const unsigned b[2]) {
   for (int i = 0; i < 4; i++) c[i] += product[g + i / 2 * 8][2 * t + i % 2];
 }
 
+// The same of bytes, for mma.m16n8k32 with unsigned a and signed b.
+inline void mma_bytes(int c[4], const unsigned a[4], unsigned b0, unsigned b1) {
+  struct Parts {
+    unsigned a[4], b[2];
+  } parts = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  gpu::Exchange* e;
+  typedef int Row __attribute__((vector_size(32)));
+  if (gpu::meet(0xffffffffu, gpu::Op::MMA, parts, &e)) {
+    int left[16][32];
+    Row right[32], product[16] = {};
+    for (int lane = 0; lane < 32; lane++) {
+      const Parts* p = (const Parts*)e->lanes[lane];
+      int g = lane / 4, t = lane % 4;
+      for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4; k++) left[g + i % 2 * 8][4 * t + i / 2 * 16 + k] = (uint8_t)(p->a[i] >> (8 * k));
+      for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 4; k++) right[4 * t + 16 * i + k][g] = (int8_t)(p->b[i] >> (8 * k));
+    }
+    for (int i = 0; i < 16; i++)
+      for (int k = 0; k < 32; k++) product[i] += left[i][k] * right[k];
+    memcpy(e->result, product, sizeof product);
+  }
+  const int(*product)[8] = (const int(*)[8])e->result;
+  int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
+  for (int i = 0; i < 4; i++) c[i] += product[g + i / 2 * 8][2 * t + i % 2];
+}
+inline int sum_bytes(unsigned x, int sum) {
+  for (int k = 0; k < 4; k++) sum += (int8_t)(x >> (8 * k));
+  return sum;
+}
+inline float f16_value(unsigned x) {
+  _Float16 value;
+  memcpy(&value, &x, sizeof value);
+  return (float)value;
+}
+
 inline uint4 load_once(const uint16_t* at) { return *(const uint4*)at; }
 
 // Copies at once, which is earlier than a GPU.

@@ -146,10 +146,11 @@ struct Plan {
     algo: [u64; 8],
 }
 
-/// N, K and M of a GEMM, and whether there is a bias.
-type Size = (usize, usize, usize, bool);
+/// N, K and M of a GEMM, the stride of its output, and whether there is a bias.
+type Size = (usize, usize, usize, usize, bool);
 
 /// `out[m, n] = x[m, k] weight[n, k]^T + bias[n]` by device addresses; `bias` is 0 if there is none.
+#[derive(Clone, Copy)]
 pub(super) struct Gemm {
     pub out: u64,
     pub x: u64,
@@ -158,6 +159,8 @@ pub(super) struct Gemm {
     pub m: usize,
     pub n: usize,
     pub k: usize,
+    /// Values from one row of the output to the next.
+    pub ld: usize,
 }
 
 /// A library that was loaded.
@@ -235,7 +238,7 @@ impl CublasLt {
             return false;
         }
         let mut plans = self.plans.borrow_mut();
-        let plan = plans.entry((p.n, p.k, p.m, p.bias != 0)).or_insert_with(|| self.plan(p).ok());
+        let plan = plans.entry((p.n, p.k, p.m, p.ld, p.bias != 0)).or_insert_with(|| self.plan(p).ok());
         let Some(plan) = plan else { return false };
         let (one, zero, f) = (1f32, 0f32, &self.found.functions);
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
@@ -272,7 +275,7 @@ impl CublasLt {
     fn plan(&self, p: &Gemm) -> Result<Plan, c_int> {
         let f = &self.found.functions;
         let ok = |status: c_int| if status == 0 { Ok(()) } else { Err(status) };
-        let [m, n, k] = [p.m, p.n, p.k].map(|n| n as u64);
+        let [m, n, k, ld] = [p.m, p.n, p.k, p.ld].map(|n| n as u64);
         // SAFETY: every pointer is to a live handle or number of the type and size that its attribute has.
         unsafe {
             let desc = Owned::new(|to| (f.create_desc)(to, COMPUTE_32F, CUDA_R_32F), f.destroy_desc)?;
@@ -281,12 +284,12 @@ impl CublasLt {
                 ok(set(f.set_desc, desc.0, DESC_EPILOGUE, &EPILOGUE_BIAS))?;
                 ok(set(f.set_desc, desc.0, DESC_BIAS_POINTER, &p.bias))?;
             }
-            let layout = |dtype, rows: u64, cols: u64| {
-                Owned::new(|to| (f.create_layout)(to, dtype, rows, cols, rows as i64), f.destroy_layout)
+            let layout = |dtype, rows: u64, cols: u64, ld: u64| {
+                Owned::new(|to| (f.create_layout)(to, dtype, rows, cols, ld as i64), f.destroy_layout)
             };
-            let weight = layout(CUDA_R_16BF, k, n)?;
-            let x = layout(CUDA_R_16BF, k, m)?;
-            let out = layout(CUDA_R_32F, n, m)?;
+            let weight = layout(CUDA_R_16BF, k, n, k)?;
+            let x = layout(CUDA_R_16BF, k, m, k)?;
+            let out = layout(CUDA_R_32F, n, m, ld)?;
             let preference = Owned::new(|to| (f.create_preference)(to), f.destroy_preference)?;
             ok(set(f.set_preference, preference.0, PREFERENCE_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64)))?;
             let mut found = Heuristic { algo: [0; 8], workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };

@@ -198,10 +198,12 @@ impl Driver {
             };
             self.functions.push(function);
         }
+        let all_shared = self.shared_bytes;
         for (kernel, &function) in Kernel::all().zip(&self.functions).filter(|(k, _)| self.supports(*k)) {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bytes = if kernel.shares_what_it_is_given() { all_shared } else { kernel.shared_bytes() };
             // SAFETY: the function is one of a module that is loaded.
-            let set = unsafe { sys::cuFuncSetAttribute(function, most, kernel.shared_bytes() as i32) };
+            let set = unsafe { sys::cuFuncSetAttribute(function, most, bytes as i32) };
             ready(set.result(), kernel.entry().name)?;
         }
         Ok(())
@@ -226,6 +228,23 @@ impl Driver {
 
     /// Launches a kernel in stream order, on a grid of blocks of `threads` threads.
     pub fn launch(&self, kernel: Kernel, grid: [usize; 3], threads: usize, args: &[Arg<'_>]) {
+        self.launch_sharing(kernel, grid, threads, kernel.shared_bytes(), args);
+    }
+
+    /// Whether a block can have so much shared memory.
+    pub fn shares(&self, shared_bytes: usize) -> bool {
+        shared_bytes <= self.shared_bytes
+    }
+
+    /// As [`Self::launch`], with so much dynamic shared memory for each block.
+    pub fn launch_sharing(
+        &self,
+        kernel: Kernel,
+        grid: [usize; 3],
+        threads: usize,
+        shared_bytes: usize,
+        args: &[Arg<'_>],
+    ) {
         let entry = kernel.entry();
         assert!(
             args.iter().map(Arg::letter).eq(entry.takes.bytes()),
@@ -241,7 +260,7 @@ impl Driver {
         pdl.value.programmaticStreamSerializationAllowed = 1;
         [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
         [config.blockDimX, config.blockDimY, config.blockDimZ] = [threads as u32, 1, 1];
-        config.sharedMemBytes = kernel.shared_bytes() as u32;
+        config.sharedMemBytes = shared_bytes as u32;
         (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, self.pdl as u32);
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is checked
         // against the PTX); they outlive the call, which copies them. Pointers among them are to memory that the

@@ -1,4 +1,4 @@
-//! Matmuls with a weight: `out[m, n] = x[m, k] weight[n, k]^T + bias[n]`, where M is the rows of activations (tokens), N
+//! GEMMs: `out[m, n] = x[m, k] weight[n, k]^T + bias[n]`, where M is the rows of activations (tokens), N
 //! the rows of the weight and K its columns. bf16 weights and activations go to tensor cores, prefill through libcublasLt
 //! where there is one; all else to plain f32 kernels.
 
@@ -18,7 +18,7 @@ const TILE: usize = 64;
 /// Up to so many rows of activations are one tile, and the weight is read once: decode. More are prefill.
 pub(super) const MAX_DECODE_ROWS: usize = 32;
 /// Rows of activations in a tile of the prefill kernels.
-const TILE_M: usize = 128;
+pub(super) const TILE_M: usize = 128;
 /// Rows that are multiplied by libcublasLt before SwiGLU is applied to them: what lies between stays in L2.
 pub(super) const SWIGLU_ROWS: usize = 512;
 
@@ -67,22 +67,11 @@ const GEMM_KERNELS: &[GemmKernel] = {
     ]
 };
 
-/// Whether tensor-core kernels multiply with it.
-pub(super) fn on_tensor_cores(weight: &Weight) -> bool {
-    weight.dtype == DType::Bf16 && weight.cols.is_multiple_of(8)
-}
-
-/// `out = x weight^T + bias` in f32, of `m` rows.
-pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
-    x.holds(m);
-    let gemm = describe(out, x.ptr(), weight, bias, m);
-    if !x.bf16 {
-        return plain(cuda, &gemm, weight.dtype);
-    }
-    assert!(on_tensor_cores(weight), "bf16 activations for a weight that is multiplied in f32");
-    let library = cuda.cublaslt.as_ref().filter(|_| m > MAX_DECODE_ROWS);
-    if !library.is_some_and(|library| library.multiply(&cuda.driver, &gemm)) {
-        tensor_cores(cuda, &gemm, false);
+/// A GEMM of bf16 inputs, by the library or by our kernels.
+pub(super) fn bf16(cuda: &Cuda, gemm: &Gemm) {
+    let library = cuda.cublaslt.as_ref().filter(|_| gemm.m > MAX_DECODE_ROWS);
+    if !library.is_some_and(|library| library.multiply(&cuda.driver, gemm)) {
+        tensor_cores(cuda, gemm, false);
     }
 }
 
@@ -96,9 +85,6 @@ pub(super) fn fused_swiglu(
     bias: Option<&Buf<f32>>,
     m: usize,
 ) {
-    assert!(out.bf16 && 2 * out.width == weight.rows, "SwiGLU's output does not fit");
-    out.holds(m);
-    x.holds(m);
     let mut done = 0;
     if let Some(library) = cuda.cublaslt.as_ref().filter(|_| m > MAX_DECODE_ROWS && scratch.rows() > 0) {
         while done < m {
@@ -111,7 +97,8 @@ pub(super) fn fused_swiglu(
         }
     }
     if done < m {
-        tensor_cores(cuda, &describe(out.row(done), x.row(done), weight, bias, m - done), true);
+        let gemm = Gemm { ld: out.width, ..describe(out.row(done), x.row(done), weight, bias, m - done) };
+        tensor_cores(cuda, &gemm, true);
     }
 }
 
@@ -119,22 +106,25 @@ pub(super) fn fused_swiglu(
 pub(super) fn swiglu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize) {
     out.holds(first + m);
     gate_up.holds_f32(m);
-    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), I32(out.width as i32)];
+    let width = I32(out.width as i32);
+    let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width];
     cuda.driver.launch(Kernel::Swiglu, [out.width.div_ceil(4 * BLOCK), m, 1], BLOCK, &args);
 }
 
-fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {
-    Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n: weight.rows, k: weight.cols }
+pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> Gemm {
+    let (n, k) = (weight.rows, weight.cols);
+    Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n, k, ld: n }
 }
 
-/// The arguments of all kernels here; M comes last.
-fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
-    let [n, k, m] = [gemm.n, gemm.k, gemm.m].map(|n| I32(n as i32));
-    vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m]
+/// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take no stride,
+/// and those of one row no M either.
+pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
+    let [n, k, m, ld] = [gemm.n, gemm.k, gemm.m, gemm.ld].map(|n| I32(n as i32));
+    vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m, ld]
 }
 
 /// bf16 on tensor cores.
-fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
+pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let (driver, &Gemm { m, n, .. }) = (&cuda.driver, gemm);
     if m > MAX_DECODE_ROWS && driver.supports(Kernel::GemmWgmma256) {
         return hopper(cuda, gemm, fused);
@@ -151,9 +141,11 @@ fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     };
     let best = GEMM_KERNELS.iter().find(fits).expect("a kernel for any number of rows and any GPU");
     let mut args = arguments(gemm);
-    if m == 1 {
-        args.pop();
-    }
+    args.truncate(match m {
+        1 => 6,
+        2..=MAX_DECODE_ROWS => 7,
+        _ => 8,
+    });
     // Decode kernels have one tile of activations.
     let grid = match grid(best) {
         [_, tiles] if m <= MAX_DECODE_ROWS => [tiles, 1, 1],
@@ -184,7 +176,7 @@ fn hopper(cuda: &Cuda, gemm: &Gemm, fused: bool) {
 }
 
 /// In f32, whatever the weight's dtype.
-fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
+pub(super) fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
     use Kernel::*;
     let mut args = arguments(gemm);
     let (gemv1, gemv8, many) = match dtype {
@@ -192,9 +184,9 @@ fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
         DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
         DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
     };
-    if gemm.m <= FEW_ROWS {
-        // Whether rows of the weight may be read eight elements at a time.
-        args.push(I32(gemm.k.is_multiple_of(8) as i32));
+    if gemm.m <= FEW_ROWS && gemm.ld == gemm.n {
+        // Whether rows of the weight may be read eight elements at a time, instead of a stride.
+        args[7] = I32(gemm.k.is_multiple_of(8) as i32);
         cuda.driver.launch(if gemm.m == 1 { gemv1 } else { gemv8 }, [gemm.n.div_ceil(4), 1, 1], 128, &args);
     } else {
         cuda.driver.launch(many, [gemm.n.div_ceil(TILE), gemm.m.div_ceil(TILE), 1], 256, &args);

@@ -74,7 +74,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
     "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of "gemm"
 }
@@ -105,7 +105,7 @@ kernels! {
         Embed "embed" "ppipi",
         Add "add" "ppl",
         RmsNorm "rms_norm" "pipppfipi",
-        Swiglu "swiglu" "pipi",
+        Swiglu "swiglu" "pipii",
         AdapterDecisions "adapter_decisions" "ppffiii",
     }
     "linear" {
@@ -115,9 +115,9 @@ kernels! {
         Gemv8F32 "gemv8_f32" "ppppiiii",
         Gemv8F16 "gemv8_f16" "ppppiiii",
         Gemv8Bf16 "gemv8_bf16" "ppppiiii",
-        GemmF32 "gemm_f32" "ppppiii",
-        GemmF16 "gemm_f16" "ppppiii",
-        GemmBf16 "gemm_bf16" "ppppiii",
+        GemmF32 "gemm_f32" "ppppiiii",
+        GemmF16 "gemm_f16" "ppppiiii",
+        GemmBf16 "gemm_bf16" "ppppiiii",
     }
     "gemv" {
         Gemv "gemv" "ppppii",
@@ -133,17 +133,47 @@ kernels! {
         GemmDecode32Deep "gemm_decode_32_deep" "ppppiii",
     }
     "gemm" {
-        GemmTiles "gemm_tiles" "ppppiii",
-        GemmTilesSwiglu "gemm_tiles_swiglu" "ppppiii",
-        GemmTilesSmall "gemm_tiles_small" "ppppiii",
-        GemmTilesSmallSwiglu "gemm_tiles_small_swiglu" "ppppiii",
+        GemmTiles "gemm_tiles" "ppppiiii",
+        GemmTilesSwiglu "gemm_tiles_swiglu" "ppppiiii",
+        GemmTilesSmall "gemm_tiles_small" "ppppiiii",
+        GemmTilesSmallSwiglu "gemm_tiles_small_swiglu" "ppppiiii",
+    }
+    "packed_gemv" {
+        PackedGemvQ4 "packed_gemv_q4" "ppppii",
+        PackedGemvQ4Swiglu "packed_gemv_q4_swiglu" "ppppii",
+        PackedGemvQ4Small "packed_gemv_q4_small" "ppppii",
+        PackedGemvQ4SmallSwiglu "packed_gemv_q4_small_swiglu" "ppppii",
+        PackedGemvQ8 "packed_gemv_q8" "ppppii",
+        PackedGemvQ8Swiglu "packed_gemv_q8_swiglu" "ppppii",
+        PackedGemvQ8Small "packed_gemv_q8_small" "ppppii",
+        PackedGemvQ8SmallSwiglu "packed_gemv_q8_small_swiglu" "ppppii",
+    }
+    "packed_gemm" {
+        PackedGemmQ4N8 "packed_gemm_q4_8" "ppppiii",
+        PackedGemmQ4N8Swiglu "packed_gemm_q4_8_swiglu" "ppppiii",
+        PackedGemmQ4N16 "packed_gemm_q4_16" "ppppiii",
+        PackedGemmQ4N16Swiglu "packed_gemm_q4_16_swiglu" "ppppiii",
+        PackedGemmQ4N32 "packed_gemm_q4_32" "ppppiii",
+        PackedGemmQ4N32Swiglu "packed_gemm_q4_32_swiglu" "ppppiii",
+        PackedGemmQ8N8 "packed_gemm_q8_8" "ppppiii",
+        PackedGemmQ8N8Swiglu "packed_gemm_q8_8_swiglu" "ppppiii",
+        PackedGemmQ8N16 "packed_gemm_q8_16" "ppppiii",
+        PackedGemmQ8N16Swiglu "packed_gemm_q8_16_swiglu" "ppppiii",
+        PackedGemmQ8N32 "packed_gemm_q8_32" "ppppiii",
+        PackedGemmQ8N32Swiglu "packed_gemm_q8_32_swiglu" "ppppiii",
+    }
+    "unpack" {
+        EmbedQ4 "embed_q4" "pppi",
+        EmbedQ8 "embed_q8" "pppi",
+        UnpackQ4 "unpack_q4" "ppiiii",
+        UnpackQ8 "unpack_q8" "ppiiii",
     }
     "gemm_wgmma" {
-        GemmWgmma256 "gemm_wgmma_256" "pttpiii",
-        GemmWgmma192 "gemm_wgmma_192" "pttpiii",
-        GemmWgmma128 "gemm_wgmma_128" "pttpiii",
-        GemmWgmma192Swiglu "gemm_wgmma_192_swiglu" "pttpiii",
-        GemmWgmma128Swiglu "gemm_wgmma_128_swiglu" "pttpiii",
+        GemmWgmma256 "gemm_wgmma_256" "pttpiiii",
+        GemmWgmma192 "gemm_wgmma_192" "pttpiiii",
+        GemmWgmma128 "gemm_wgmma_128" "pttpiiii",
+        GemmWgmma192Swiglu "gemm_wgmma_192_swiglu" "pttpiiii",
+        GemmWgmma128Swiglu "gemm_wgmma_128_swiglu" "pttpiiii",
     }
     "rope" {
         QkvRopeBf16 "qkv_rope_bf16" "r",
@@ -211,7 +241,12 @@ impl Kernel {
         &KERNELS[self as usize]
     }
 
-    /// Bytes of dynamic shared memory of a block.
+    /// Whether a launch says how much dynamic shared memory a block has: up to all there is.
+    pub fn shares_what_it_is_given(self) -> bool {
+        self.entry().source == "packed_gemv"
+    }
+
+    /// Bytes of dynamic shared memory of a block, if it is the same for every launch.
     pub fn shared_bytes(self) -> usize {
         // Stages of both inputs: `gemm.cu`.
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
@@ -219,6 +254,11 @@ impl Kernel {
         let own = |rows: usize, stages: usize| stages * (128 + rows) * 64 * size_of::<u16>() + 1024;
         // Stages of both inputs: `gemm_decode.cu`.
         let few = |stages: usize, tokens: usize| stages * (tokens + 32) * 256 * size_of::<u16>();
+        // Stages of both inputs, or the partial sums: `packed_gemm.cu`.
+        let packed = |planes: usize, tokens: usize, strips: usize, k_warps: usize, stages: usize| {
+            let stage = strips * k_warps * (planes * 512 + 32) + tokens * k_warps * 128;
+            (stages * stage).max(k_warps * tokens * (strips * 16 + 1) * size_of::<f32>())
+        };
         // `Shared` in `attend_tiles.cu`: tiles of Q, K and V, then `codes` bytes of codes in flight and of offsets.
         let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 256 * 8 + 256 * 16 + 32;
         match self {
@@ -233,6 +273,12 @@ impl Kernel {
             Kernel::GemmDecode32 | Kernel::GemmDecode32Swiglu => few(3, 32),
             Kernel::GemmDecode32Deep => few(6, 32),
             Kernel::GemmTiles | Kernel::GemmTilesSwiglu => stages(128, 256),
+            Kernel::PackedGemmQ4N8 | Kernel::PackedGemmQ4N8Swiglu => packed(1, 8, 2, 8, 4),
+            Kernel::PackedGemmQ4N16 | Kernel::PackedGemmQ4N16Swiglu => packed(1, 16, 2, 8, 3),
+            Kernel::PackedGemmQ4N32 | Kernel::PackedGemmQ4N32Swiglu => packed(1, 32, 4, 4, 3),
+            Kernel::PackedGemmQ8N8 | Kernel::PackedGemmQ8N8Swiglu => packed(2, 8, 2, 8, 3),
+            Kernel::PackedGemmQ8N16 | Kernel::PackedGemmQ8N16Swiglu => packed(2, 16, 2, 8, 3),
+            Kernel::PackedGemmQ8N32 | Kernel::PackedGemmQ8N32Swiglu => packed(2, 32, 4, 4, 3),
             Kernel::GemmWgmma256 => own(256, 4),
             Kernel::GemmWgmma192 | Kernel::GemmWgmma192Swiglu => own(192, 5),
             Kernel::GemmWgmma128 | Kernel::GemmWgmma128Swiglu => own(128, 6),

@@ -2,7 +2,8 @@
 
 use super::super::{OutOfMemory, Plain};
 use super::driver::Driver;
-use crate::tensor::{DType, Tensor};
+use crate::quant::{Code, TILE_ROWS};
+use crate::tensor::{DType, Format, Tensor};
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::rc::Rc;
@@ -121,47 +122,77 @@ impl Acts {
     }
 }
 
-/// A row-major weight matrix `[rows, cols]` in the checkpoint's dtype; in f32 if stacked tensors differ in dtype.
+/// How a weight is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// Row-major elements.
+    Plain(DType),
+    /// Strips of 16 rows: `crate::quant`.
+    Packed(Code),
+}
+
+/// A weight matrix `[rows, cols]` in the checkpoint's format; in f32 if stacked plain tensors differ in dtype.
 pub struct Weight {
     buf: Buf<u8>,
-    pub(super) dtype: DType,
+    pub(super) stored: Stored,
     pub(super) rows: usize,
     pub(super) cols: usize,
 }
 
 impl Weight {
-    /// Copies `parts`, stacked by rows, straight from the mapped file.
+    /// Copies `parts`, stacked by rows, straight from the mapped file. They are all plain, or all packed with one code.
     pub(super) fn new(driver: &Rc<Driver>, parts: &[Tensor]) -> Result<Self, OutOfMemory> {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
         let rows = parts.iter().map(|p| p.shape[0]).sum();
-        let dtypes = || parts.iter().map(|p| p.dtype().expect("weights in a plain format"));
-        let same = dtypes().all(|dtype| Some(dtype) == parts[0].dtype());
-        let dtype = dtypes().next().filter(|_| same).unwrap_or(DType::F32);
-        let mut buf = Buf::new(driver, rows * cols * dtype.size_bytes())?;
+        let stored = |part: &Tensor| match part.format {
+            Format::Plain(dtype) => Stored::Plain(dtype),
+            Format::Packed(code) => Stored::Packed(code),
+            Format::Rows(_) => panic!("{} was not converted", part.name),
+        };
+        let same = parts.iter().all(|p| stored(p) == stored(&parts[0]));
+        let stored = if same { stored(&parts[0]) } else { Stored::Plain(DType::F32) };
+        let bytes = match stored {
+            Stored::Plain(dtype) => rows * cols * dtype.size_bytes(),
+            Stored::Packed(code) => code.bytes(rows, cols),
+        };
+        if let Stored::Packed(_) = stored {
+            let whole = parts[..parts.len() - 1].iter().all(|p| p.shape[0].is_multiple_of(TILE_ROWS));
+            assert!(whole, "stacked packed weights are whole strips");
+        }
+        let mut buf = Buf::new(driver, bytes)?;
         let mut at = 0;
         for part in parts {
-            let len = part.len() * dtype.size_bytes();
             if same {
                 buf.write(at, part.bytes());
+                at += part.bytes().len();
             } else {
+                assert!(part.dtype().is_some(), "plain and packed weights are stacked");
                 buf.write(at, bytemuck::cast_slice(&part.to_f32()));
+                at += part.len() * DType::F32.size_bytes();
             }
-            at += len;
         }
-        Ok(Self { buf, dtype, rows, cols })
+        Ok(Self { buf, stored, rows, cols })
     }
 
     pub(super) fn ptr(&self) -> u64 {
         self.buf.ptr()
     }
 
-    /// The value of `DType` in `common.cuh`.
-    pub(super) fn dtype_number(&self) -> i32 {
-        match self.dtype {
-            DType::F32 => 0,
-            DType::F16 => 1,
-            DType::Bf16 => 2,
+    /// Whether tensor-core kernels multiply with it.
+    pub(super) fn on_tensor_cores(&self) -> bool {
+        match self.stored {
+            Stored::Plain(dtype) => dtype == DType::Bf16 && self.cols.is_multiple_of(8),
+            Stored::Packed(_) => true,
         }
+    }
+}
+
+/// The value of `DType` in `common.cuh`.
+pub(super) fn dtype_number(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::Bf16 => 2,
     }
 }

@@ -1,0 +1,62 @@
+// Packed weights: matrices of 4-bit or 8-bit codes in tiles of 16 rows x 64 columns. Rust twin: `src/quant.rs`.
+//
+// A strip is 16 rows: PLANES x [cols / 64] tiles of 512 bytes, then the words. A tile holds a nibble of each code; 8-bit codes
+// have a tile plane of high nibbles and one of low ones. Chunk 4 g + t of 16 bytes (g < 8, t < 4) holds columns 16 t to 16 t + 15
+// of row g, then those of row g + 8: what warp lane 4 g + t needs for `mma`. A u32 holds eight columns: nibble i is column
+// 2 i, nibble i + 4 column 2 i + 1. Words are [groups of 4 tiles][g][tile of the group]{row g, row g + 8}, 16 bits each: scale and,
+// for 4-bit codes, zero point of 64 columns of a row. value = scale * (code - zero).
+#pragma once
+#include "common.cuh"
+#include "tensor.cuh"
+
+#define TILE_BYTES 512
+#define TILE_COLS 64
+#define STRIP_ROWS 16
+#define GROUP_TILES 4                       // tiles whose words lie together
+#define GROUP_COLS (GROUP_TILES * TILE_COLS)
+#define WORD_BYTES 128                      // of a group of tiles
+#define NIBBLES 0x0f0f0f0fu
+
+// 4-bit codes. A word is bits 14 to 4 of the scale as f16, then twice the zero point in 5 bits.
+struct Q4 {
+  static constexpr int PLANES = 1;
+  static __device__ __forceinline__ u32 scales(u32 words) { return (words >> 1) & 0x7ff07ff0u; }
+  static __device__ __forceinline__ int twice_zero(u32 word) { return word & 31; }
+  // What decoding adds to the zero point: nibbles become bf16 as 128 + code.
+  static __device__ __forceinline__ float offset(u32 word) { return 0.5f * (float)(int)(word & 31) + 128.0f; }
+};
+
+// 8-bit codes around 128. A word is the scale as f16.
+struct Q8 {
+  static constexpr int PLANES = 2;
+  static __device__ __forceinline__ u32 scales(u32 words) { return words; }
+  static __device__ __forceinline__ int twice_zero(u32) { return 256; }
+  // 16 (128 + high) + (128 + low) = code + 2,176.
+  static __device__ __forceinline__ float offset(u32) { return 16 * 128.0f + 128.0f + 128.0f; }
+};
+
+// Sizes of a packed matrix.
+template <class CODE>
+struct Layout {
+  int tiles, groups;
+  u64 plane_bytes, strip_bytes;
+  __device__ __forceinline__ explicit Layout(int cols) {
+    tiles = cols / TILE_COLS;
+    groups = (tiles + GROUP_TILES - 1) / GROUP_TILES;
+    plane_bytes = (u64)tiles * TILE_BYTES;
+    strip_bytes = CODE::PLANES * plane_bytes + (u64)groups * WORD_BYTES;
+  }
+};
+
+// Columns 2 i and 2 i + 1 of eight as a pair of bf16, 128 + nibble each.
+__device__ __forceinline__ u32 nibble_pair(u32 word, int i) { return ((word >> (4 * i)) & 0x000f000fu) | 0x43004300u; }
+
+// The codes of eight columns as bytes, from the planes' words: `even` has columns 0, 4, 1, 5 and `odd` 2, 6, 3, 7.
+template <class CODE>
+__device__ __forceinline__ u32 even_bytes(u32 high, u32 low) {
+  return CODE::PLANES == 1 ? high & NIBBLES : ((high << 4) & ~NIBBLES) | (low & NIBBLES);
+}
+template <class CODE>
+__device__ __forceinline__ u32 odd_bytes(u32 high, u32 low) {
+  return CODE::PLANES == 1 ? (high >> 4) & NIBBLES : (high & ~NIBBLES) | ((low >> 4) & NIBBLES);
+}

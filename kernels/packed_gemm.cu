@@ -1,0 +1,196 @@
+// Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a packed weight (`codes.cuh`). Bound by the bytes of the
+// weight, which is read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+#include "codes.cuh"
+
+#define WARPS 8
+
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
+// K = cols. A block computes STRIPS * WARPS / KW strips, 256 threads; cols is a multiple of 64. Reads the weight once, and x once
+// a block, from L2.
+//
+// The weight is the A operand of `mma`, straight from its tile. A stage is KW tiles of columns of both inputs, copied to shared
+// memory STAGES - 1 ahead, the weight's first ones before the previous kernel has ended. A warp multiplies one tile of columns
+// of every stage for its STRIPS strips (split K over KW warps). Codes become bf16 with an offset, so the sum over a tile is
+// scale * (part - (zero + offset) * sum of x); an `mma` with ones gives the sum of x. Sums of warps are added in a fixed
+// order: a token's result does not depend on n or the other tokens.
+//
+// SWIGLU: the weight is [gate | up]; half of the block's strips are gate's and half up's, and out[n, rows / 2] =
+// silu(gate) * up in bf16; rows is a multiple of 32.
+template <class CODE, int NT, int STRIPS, int KW, int STAGES, bool SWIGLU>
+__device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
+                                     int n) {
+  constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, BLOCK = STRIPS * WARPS / KW, HALF = BLOCK / 2;
+  constexpr int CODE_BYTES = BLOCK * PLANES * KW * TILE_BYTES, WORDS = BLOCK * KW * WORD_BYTES / GROUP_TILES;
+  constexpr int ROW = KW * TILE_COLS * 2, STAGE = CODE_BYTES + WORDS + TOKENS * ROW, OUT = (SWIGLU ? HALF : BLOCK) * STRIP_ROWS;
+  u8* stages = (u8*)dynamic_shared_memory();
+  next_may_begin();
+  Layout<CODE> at(cols);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int tile = warp % KW, strip0 = warp / KW * STRIPS;  // of the warp in a stage
+  int strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, steps = (at.tiles + KW - 1) / KW;
+  auto strip_at = [&](int i) {
+    int strip = SWIGLU ? (int)blockIdx.x * HALF + i % HALF : (int)blockIdx.x * BLOCK + i;
+    // Strips beyond the last are computed as the last one and not written.
+    strip = min(strip, (SWIGLU ? strips / 2 : strips) - 1);
+    return weight + at.strip_bytes * (SWIGLU && i >= HALF ? strip + strips / 2 : strip);
+  };
+  // Chunks outside are filled with zeros; their address is not read, but has to be valid.
+  auto fetch_weight = [&](int stage, int step) {
+    u8* to = stages + stage * STAGE;
+#pragma unroll
+    for (int i = threadIdx.x; i < CODE_BYTES / 16; i += 32 * WARPS) {
+      int chunk = i % (KW * TILE_BYTES / 16), plane = i / (KW * TILE_BYTES / 16) % PLANES;
+      bool in = step * KW + chunk / (TILE_BYTES / 16) < at.tiles;
+      const u8* from = strip_at(i / (KW * TILE_BYTES / 16) / PLANES) + plane * at.plane_bytes;
+      copy_async(to + i * 16, from + (in ? step * KW * TILE_BYTES + chunk * 16 : 0), in);
+    }
+#pragma unroll
+    for (int i = threadIdx.x; i < WORDS / 16; i += 32 * WARPS) {
+      constexpr int CHUNKS = KW * WORD_BYTES / GROUP_TILES / 16;
+      int chunk = i % CHUNKS, group = step * KW / GROUP_TILES + chunk / 8;
+      bool in = group < at.groups;
+      const u8* from = strip_at(i / CHUNKS) + PLANES * at.plane_bytes;
+      copy_async(to + CODE_BYTES + i * 16, from + (in ? group * WORD_BYTES + chunk % 8 * 16 : 0), in);
+    }
+  };
+  auto fetch_x = [&](int stage, int step) {
+    u8* to = stages + stage * STAGE + CODE_BYTES + WORDS;
+#pragma unroll
+    for (int i = threadIdx.x; i < TOKENS * ROW / 16; i += 32 * WARPS) {
+      int token = i / (ROW / 16), chunk = i % (ROW / 16), col = step * KW * TILE_COLS + chunk * 8;
+      bool in = token < n && col < cols;
+      // XOR-swizzled, so that the two tokens of a quarter warp's loads hit different banks.
+      copy_async(to + token * ROW + (chunk ^ (token & 1)) * 16, x + (in ? (u64)token * cols + col : 0), in);
+    }
+  };
+  float sums[STRIPS][NT][4];
+#pragma unroll
+  for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) sums[s][j][k] = 0.0f;
+
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++)
+    if (s < steps) fetch_weight(s, s);
+  wait_previous();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    if (s < steps) fetch_x(s, s);
+    copy_commit();
+  }
+  int stage = 0;
+  // Main loop over K.
+#pragma unroll 1
+  for (int step = 0; step < steps; step++) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    // Prefetch into the stage that all warps have left at this barrier.
+    int ahead = step + STAGES - 1, free = stage == 0 ? STAGES - 1 : stage - 1;
+    if (ahead < steps) {
+      fetch_weight(free, ahead);
+      fetch_x(free, ahead);
+    }
+    copy_commit();
+    const u8 *codes = stages + stage * STAGE, *words = codes + CODE_BYTES, *xs = words + WORDS + tile * TILE_COLS * 2;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    u32 b[NT][8];
+    float of_x[NT][2];
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+      const u8* row = xs + (8 * j + g) * ROW;
+#pragma unroll
+      for (int h = 0; h < 2; h++) *(uint4*)(b[j] + 4 * h) = *(const uint4*)(row + ((2 * t + h) ^ (g & 1)) * 16);
+      const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int k = 0; k < 4; k++) mma(c, ones, b[j] + 2 * k);
+      of_x[j][0] = c[0], of_x[j][1] = c[1];
+    }
+#pragma unroll
+    for (int s = 0; s < STRIPS; s++) {
+      int strip = strip0 + s;
+      u32 word = *(const u32*)(words + (strip * KW + tile / GROUP_TILES * GROUP_TILES) * (WORD_BYTES / GROUP_TILES) + g * 16 +
+                               tile % GROUP_TILES * 4);
+      float scale[2], offset[2];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        scale[h] = f16_value(CODE::scales(word) >> (16 * h));
+        offset[h] = CODE::offset(word >> (16 * h));
+      }
+      u32 a[PLANES][4][4];
+#pragma unroll
+      for (int p = 0; p < PLANES; p++) {
+        uint4 v = *(const uint4*)(codes + ((strip * PLANES + p) * KW + tile) * TILE_BYTES + lane * 16);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          u32 row = k < 2 ? v.x : v.y, row8 = k < 2 ? v.z : v.w;
+          a[p][k][0] = nibble_pair(row, k % 2 * 2), a[p][k][1] = nibble_pair(row8, k % 2 * 2);
+          a[p][k][2] = nibble_pair(row, k % 2 * 2 + 1), a[p][k][3] = nibble_pair(row8, k % 2 * 2 + 1);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < NT; j++) {
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int p = 0; p < PLANES; p++) {
+          if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;
+#pragma unroll
+          for (int k = 0; k < 4; k++) mma(c, a[p][k], b[j] + 2 * k);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          sums[s][j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[j][k % 2], c[k]), sums[s][j][k]);
+      }
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  // Partial sums reuse the stages' memory: [KW][TOKENS][BLOCK_ROWS + 1].
+  constexpr int WIDTH = BLOCK * STRIP_ROWS + 1;
+  float* partials = (float*)stages;
+#pragma unroll
+  for (int s = 0; s < STRIPS; s++)
+#pragma unroll
+    for (int j = 0; j < NT; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        int token = 8 * j + 2 * t + k % 2, row = (strip0 + s) * STRIP_ROWS + 8 * (k / 2) + g;
+        partials[(tile * TOKENS + token) * WIDTH + row] = sums[s][j][k];
+      }
+  __syncthreads();
+  int n_out = SWIGLU ? rows / 2 : rows;
+  // Reduce over warps and write.
+  for (int i = threadIdx.x; i < TOKENS * OUT; i += 32 * WARPS) {
+    int token = i / OUT, r = i % OUT, row = blockIdx.x * OUT + r;
+    if (token >= n || row >= n_out) continue;
+    auto total = [&](int r, int row) {
+      float sum = bias ? bias[row] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < KW; k++) sum += partials[(k * TOKENS + token) * WIDTH + r];
+      return sum;
+    };
+    float sum = total(r, row);
+    if (SWIGLU) sum = silu(sum) * total(r + OUT, n_out + row);
+    put(out, SWIGLU, (u64)token * n_out + row, sum);
+  }
+}
+
+// Shared memory of the stages or the partial sums: `Kernel::shared_bytes`.
+#define PACKED_GEMM(name, CODE, NT, STRIPS, KW, STAGES, BLOCKS) \
+  KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
+    gemm<CODE, NT, STRIPS, KW, STAGES, false>(out, x, weight, bias, rows, cols, n); \
+  } \
+  KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
+      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
+    gemm<CODE, NT, STRIPS, KW, STAGES, true>(out, x, weight, bias, rows, cols, n); \
+  }
+PACKED_GEMM(packed_gemm_q4_8, Q4, 1, 2, 8, 4, 2)
+PACKED_GEMM(packed_gemm_q4_16, Q4, 2, 2, 8, 3, 1)
+PACKED_GEMM(packed_gemm_q4_32, Q4, 4, 2, 4, 3, 1)
+PACKED_GEMM(packed_gemm_q8_8, Q8, 1, 2, 8, 3, 2)
+PACKED_GEMM(packed_gemm_q8_16, Q8, 2, 2, 8, 3, 1)
+PACKED_GEMM(packed_gemm_q8_32, Q8, 4, 2, 4, 3, 1)

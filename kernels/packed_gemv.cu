@@ -1,0 +1,199 @@
+// GEMV: one row of activations times a packed weight (`codes.cuh`), in integers. Bound by the bytes of the weight, which is
+// read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+#include "codes.cuh"
+
+#define ROUND 4  // strips whose sums are reduced together
+
+// Activations as integers: x = value * step for the 64 columns of a tile, |value| < 2^14, in two planes of signed bytes
+// (value = 256 high + low). The step is a power of two and the tile's largest |x| keeps 14 bits, so that the error is at most
+// 1/64 of what rounding that element to bf16 may cost.
+struct TileOfX {
+  int sum;     // of the values
+  float step;  // halved: sums are of twice the codes' distance from zero
+};
+
+// Eight columns of x to integers. Lanes 8 i to 8 i + 7 of a warp hold tile i. Writes the lane's eight bytes of each plane, in
+// the order in which `even_bytes` and `odd_bytes` give codes, and the tile's sum and step.
+__device__ __forceinline__ void to_integers(const float x[8], u8* planes, TileOfX* tile, int lane) {
+  u32 largest = 0;
+#pragma unroll
+  for (int k = 0; k < 8; k++) largest = max(largest, __float_as_uint(x[k]) & 0x7fffffffu);
+#pragma unroll
+  for (int m = 1; m < 8; m *= 2) largest = max(largest, __shfl_xor_sync(FULL, largest, m));
+  u32 exponent = max(largest & 0x7f800000u, 20u << 23);
+  // 2^13 / 2^exponent, and half of its inverse.
+  float scale = __uint_as_float((267u << 23) - exponent), step = __uint_as_float(exponent - (14u << 23));
+  if (largest >= 0x7f800000u) scale = 0.0f, step = __uint_as_float(0x7fc00000u);
+  // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits; 128 more rounds its high byte, as the low one is signed.
+  u32 v[8];
+#pragma unroll
+  for (int k = 0; k < 8; k++) v[k] = __float_as_uint(fmaf(x[k], scale, 12582912.0f + 128.0f));
+  auto bytes = [&](int a, int b, int c, int d, u32 which) {
+    return __byte_perm(__byte_perm(v[a], v[b], which), __byte_perm(v[c], v[d], which), 0x5410);
+  };
+  u32 even_high = bytes(0, 4, 1, 5, 0x0051), odd_high = bytes(2, 6, 3, 7, 0x0051);
+  u32 even_low = bytes(0, 4, 1, 5, 0x0040) ^ 0x80808080u, odd_low = bytes(2, 6, 3, 7, 0x0040) ^ 0x80808080u;
+  int sum = 256 * sum_bytes(even_high, sum_bytes(odd_high, 0)) + sum_bytes(even_low, sum_bytes(odd_low, 0));
+#pragma unroll
+  for (int m = 1; m < 8; m *= 2) sum += __shfl_xor_sync(FULL, sum, m);
+  u8* to = planes + lane / 8 * 128 + lane % 8 * 8;
+  *(uint2*)to = uint2{even_high, odd_high};
+  *(uint2*)(to + 64) = uint2{even_low, odd_low};
+  if (lane % 8 == 0) tile[lane / 8] = TileOfX{sum, step};
+}
+
+// out[rows] = x[cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32. Grid: any number of blocks of WARPS warps; a block
+// computes strips blockIdx.x, blockIdx.x + gridDim.x and so on. cols is a multiple of 64. Dynamic shared memory:
+// `packed::gemv_shared_bytes`.
+//
+// Warps share the columns: each has every WARPS-th group of 256, of all strips. A warp lane copies what it multiplies itself
+// through a ring of STAGES groups, the first ones before the previous kernel has ended. One token leaves 7 of 8 columns of
+// `mma` empty, so column 2 i has the high bytes of x in tile i of the group, and column 2 i + 1 the low ones: lane t finds
+// tile t's sums of rows g and g + 8, and scales them alone. Sums of a tile are exact.
+//
+// SWIGLU: the weight is [gate | up]; strips go in pairs of gate and up, and out[rows / 2] = silu(gate) * up in bf16;
+// rows is a multiple of 32.
+template <class CODE, int WARPS, int STAGES, bool SWIGLU>
+__device__ __forceinline__ void gemv(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols) {
+  constexpr int CODE_BYTES = CODE::PLANES * GROUP_TILES * TILE_BYTES, STAGE = CODE_BYTES + WORD_BYTES;
+  typedef float Sums[ROUND][WARPS][STRIP_ROWS];
+  Sums* partials = (Sums*)dynamic_shared_memory();
+  next_may_begin();
+  Layout<CODE> at(cols);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  u8 *rings = (u8*)(partials + 2), *ring = rings + warp * STAGES * STAGE, *planes = rings + WARPS * STAGES * STAGE;
+  TileOfX* x_tiles = (TileOfX*)(planes + at.groups * 2 * GROUP_COLS);
+  int groups = (at.groups - warp + WARPS - 1) / WARPS;  // of this warp
+  // Strips of the block; with SWIGLU, strip 2 i is of gate and 2 i + 1 of up.
+  int outs = (rows + STRIP_ROWS - 1) / STRIP_ROWS / (SWIGLU ? 2 : 1);
+  int strips = (outs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * (SWIGLU ? 2 : 1);
+  auto strip_at = [&](int i) {
+    int strip = blockIdx.x + (SWIGLU ? i / 2 : i) * gridDim.x;
+    return weight + at.strip_bytes * (SWIGLU && i % 2 ? strip + outs : strip);
+  };
+
+  // Copies of the ring, in the order in which they are used.
+  int next_strip = 0, next_group = 0;
+  const u8* next_at = strip_at(0);
+  auto fetch = [&](int stage) {
+    if (next_strip < strips && groups > 0) {
+      int group = warp + next_group * WARPS;
+      u8* to = ring + stage * STAGE;
+#pragma unroll
+      for (int i = 0; i < GROUP_TILES; i++) {
+        int tile = group * GROUP_TILES + i;
+        bool in = tile < at.tiles;
+#pragma unroll
+        for (int p = 0; p < CODE::PLANES; p++)
+          copy_async(to + (p * GROUP_TILES + i) * TILE_BYTES + lane * 16,
+                     next_at + p * at.plane_bytes + (in ? tile : 0) * TILE_BYTES + lane * 16, in);
+      }
+      copy_async4(to + CODE_BYTES + lane * 4,
+                  next_at + CODE::PLANES * at.plane_bytes + group * WORD_BYTES + lane * 4, true);
+      if (++next_group == groups) {
+        next_group = 0;
+        if (++next_strip < strips) next_at = strip_at(next_strip);
+      }
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int s = 0; s < STAGES; s++) fetch(s);
+  wait_previous();
+
+  // The warp's columns of x.
+  for (int j = 0; j < groups; j++) {
+    int group = warp + j * WARPS, col = group * GROUP_COLS + lane * 8;
+    uint4 v = col < cols ? *(const uint4*)(x + col) : uint4{0, 0, 0, 0};
+    const u32* words = &v.x;
+    float values[8];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      values[2 * k] = __uint_as_float(words[k] << 16);
+      values[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+    }
+    to_integers(values, planes + group * 2 * GROUP_COLS, x_tiles + group * GROUP_TILES, lane);
+  }
+  __syncwarp();
+
+  int stage = 0;
+  for (int first = 0, buffer = 0; first < strips; first += ROUND, buffer ^= 1) {
+    int round = min(ROUND, strips - first);
+#pragma unroll 1
+    for (int s = 0; s < round; s++) {
+      float sums[2] = {0.0f, 0.0f};
+#pragma unroll 1
+      for (int j = 0; j < groups; j++) {
+        int group = warp + j * WARPS;
+        const u8* from = ring + stage * STAGE;
+        uint4 b = *(const uint4*)(planes + group * 2 * GROUP_COLS + lane * 16);
+        TileOfX of_x = x_tiles[group * GROUP_TILES + t];
+        copy_wait<STAGES - 1>();
+        u32 word = *(const u32*)(from + CODE_BYTES + lane * 4);
+        int c[GROUP_TILES][4];
+#pragma unroll
+        for (int i = 0; i < GROUP_TILES; i++) {
+          uint4 high = *(const uint4*)(from + i * TILE_BYTES + lane * 16), low = high;
+          if (CODE::PLANES == 2) low = *(const uint4*)(from + (GROUP_TILES + i) * TILE_BYTES + lane * 16);
+          c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
+          u32 a[4] = {even_bytes<CODE>(high.x, low.x), even_bytes<CODE>(high.z, low.z),
+                      odd_bytes<CODE>(high.x, low.x), odd_bytes<CODE>(high.z, low.z)};
+          u32 more[4] = {even_bytes<CODE>(high.y, low.y), even_bytes<CODE>(high.w, low.w),
+                         odd_bytes<CODE>(high.y, low.y), odd_bytes<CODE>(high.w, low.w)};
+          mma_bytes(c[i], a, b.x, b.y);
+          mma_bytes(c[i], more, b.z, b.w);
+        }
+        fetch(stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        // Tile t: columns 2 t and 2 t + 1 of rows g and g + 8.
+        u32 scales = CODE::scales(word);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          auto of_tile = [&](int k) {
+            int low = t & 1 ? c[1][k] : c[0][k], high = t & 1 ? c[3][k] : c[2][k];
+            return t & 2 ? high : low;
+          };
+          int twice = 512 * of_tile(2 * h) + 2 * of_tile(2 * h + 1) - CODE::twice_zero(word >> (16 * h)) * of_x.sum;
+          sums[h] = fmaf(f16_value(scales >> (16 * h)) * of_x.step, (float)twice, sums[h]);
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        sums[h] += __shfl_xor_sync(FULL, sums[h], 1);
+        sums[h] += __shfl_xor_sync(FULL, sums[h], 2);
+        if (t == 0) partials[buffer][s][warp][g + 8 * h] = sums[h];
+      }
+    }
+    __syncthreads();
+    // Reduce over warps and write, while other warps go on.
+    int s = threadIdx.x / STRIP_ROWS, r = threadIdx.x % STRIP_ROWS;
+    auto total = [&](int s, int row) {
+      float sum = bias ? bias[row] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) sum += partials[buffer][s][k][r];
+      return sum;
+    };
+    if (SWIGLU) {
+      int row = (blockIdx.x + (first / 2 + s) * gridDim.x) * STRIP_ROWS + r;
+      if (s < round / 2) put(out, true, row, silu(total(2 * s, row)) * total(2 * s + 1, rows / 2 + row));
+    } else {
+      int row = (blockIdx.x + (first + s) * gridDim.x) * STRIP_ROWS + r;
+      if (s < round && row < rows) put(out, false, row, total(s, row));
+    }
+  }
+}
+
+#define PACKED_GEMV(name, CODE, WARPS, STAGES) \
+  KERNEL __launch_bounds__(32 * WARPS, 1) \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols) { \
+    gemv<CODE, WARPS, STAGES, false>(out, x, weight, bias, rows, cols); \
+  } \
+  KERNEL __launch_bounds__(32 * WARPS, 1) \
+      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols) { \
+    gemv<CODE, WARPS, STAGES, true>(out, x, weight, bias, rows, cols); \
+  }
+PACKED_GEMV(packed_gemv_q4, Q4, 16, 3)
+PACKED_GEMV(packed_gemv_q8, Q8, 16, 2)
+// For GPUs with 99 KB of shared memory for a block.
+PACKED_GEMV(packed_gemv_q4_small, Q4, 8, 4)
+PACKED_GEMV(packed_gemv_q8_small, Q8, 8, 2)

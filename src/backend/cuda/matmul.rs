@@ -1,0 +1,40 @@
+//! Matmuls with a weight: the choice between `gemm` for plain weights and `packed`.
+
+use super::memory::{Acts, Buf, Stored, Weight};
+use super::{Cuda, gemm, packed};
+
+/// `out = x weight^T + bias` in f32, of `m` rows.
+pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
+    x.holds(m);
+    let gemm = gemm::describe(out, x.ptr(), weight, bias, m);
+    match weight.stored {
+        Stored::Packed(code) => packed::matmul(cuda, code, &gemm, x.bf16),
+        Stored::Plain(dtype) if !x.bf16 => gemm::plain(cuda, &gemm, dtype),
+        Stored::Plain(_) => {
+            assert!(weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
+            gemm::bf16(cuda, &gemm);
+        }
+    }
+}
+
+/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, x and out in bf16.
+pub(super) fn fused_swiglu(
+    cuda: &Cuda,
+    out: &mut Acts,
+    scratch: &mut Acts,
+    x: &Acts,
+    weight: &Weight,
+    bias: Option<&Buf<f32>>,
+    m: usize,
+) {
+    assert!(out.bf16 && 2 * out.width == weight.rows, "SwiGLU's output does not fit");
+    out.holds(m);
+    x.holds(m);
+    match weight.stored {
+        Stored::Packed(code) => {
+            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+            packed::fused_swiglu(cuda, code, &gemm, scratch);
+        }
+        Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
+    }
+}

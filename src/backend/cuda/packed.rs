@@ -1,0 +1,227 @@
+//! Matmuls with packed weights: `kernels/codes.cuh`. Up to 32 rows of activations are multiplied straight from the packed
+//! tiles. For more rows the weight is unpacked, some strips at a time, to bf16 that mostly stays in L2, and the bf16 GEMMs
+//! multiply them.
+
+use super::super::OutOfMemory;
+use super::Cuda;
+use super::abi::Arg::{self, I32, Ptr};
+use super::cublaslt::Gemm;
+use super::driver::Driver;
+use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
+use super::kernels::Kernel;
+use super::memory::{Acts, Buf, Stored, Weight};
+use crate::protocol::Token;
+use crate::quant::{Code, GROUP, TILE_ROWS};
+use crate::tensor::DType;
+use std::rc::Rc;
+
+/// Bytes of the unpacked strips, and of those on a GPU whose memory is under [`SMALL_GPU_BYTES`].
+const SCRATCH_BYTES: usize = 64 << 20;
+const SMALL_SCRATCH_BYTES: usize = 16 << 20;
+const SMALL_GPU_BYTES: u64 = 20 << 30;
+/// Most unpacked rows: room for their biases.
+const MAX_ROWS: usize = 8192;
+/// Rows of the weight in a tile of the prefill kernels.
+const TILE_N: usize = 192;
+
+/// Strips in bf16 between two kernels, and behind them the biases of their rows.
+#[derive(Default)]
+pub(super) struct Unpacked {
+    memory: Option<Buf<u8>>,
+    bytes: usize,
+}
+
+impl Unpacked {
+    /// Makes room for as many strips of a weight as one launch unpacks.
+    pub fn reserve(&mut self, driver: &Rc<Driver>, weight: &Weight) -> Result<(), OutOfMemory> {
+        if let Stored::Plain(_) = weight.stored {
+            return Ok(());
+        }
+        let all = weight.rows.next_multiple_of(2 * TILE_ROWS) * weight.cols * size_of::<u16>();
+        let (_, total) = driver.memory();
+        let most = if total < SMALL_GPU_BYTES { SMALL_SCRATCH_BYTES } else { SCRATCH_BYTES };
+        let bytes = all.min(most).max(2 * TILE_ROWS * weight.cols * size_of::<u16>());
+        if bytes > self.bytes {
+            self.memory = Some(Buf::new(driver, bytes + MAX_ROWS * size_of::<f32>())?);
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// Rows of `k` columns that fit: whole strips, and whole tiles of the GEMM that give each of `blocks` blocks one, if
+    /// there are so many.
+    fn rows(&self, k: usize, m: usize, blocks: usize) -> usize {
+        let fit = (self.bytes / (k * size_of::<u16>())).min(MAX_ROWS);
+        let tiles = (blocks / m.div_ceil(TILE_M)).max(1);
+        let whole = (tiles * TILE_N).min(fit / TILE_N * TILE_N);
+        if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
+    }
+
+    fn at(&self) -> u64 {
+        self.memory.as_ref().expect("reserved with the weight").ptr()
+    }
+
+    fn biases_at(&self) -> u64 {
+        self.at() + self.bytes as u64
+    }
+}
+
+/// Rows `[n, width]` of a packed embedding.
+pub(super) fn embed(cuda: &Cuda, code: Code, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
+    let kernel = match code {
+        Code::Q4 => Kernel::EmbedQ4,
+        Code::Q8 => Kernel::EmbedQ8,
+    };
+    let args = [Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), I32(out.width as i32)];
+    cuda.driver.launch(kernel, [n, 1, 1], super::BLOCK, &args);
+}
+
+/// `out = x weight^T + bias` in f32; x is bf16 or, where some reader of it is not on tensor cores, f32.
+pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x_is_bf16: bool) {
+    if x_is_bf16 && gemm.m <= MAX_DECODE_ROWS {
+        return decode(cuda, code, gemm, false);
+    }
+    let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count);
+    for first in (0..gemm.n).step_by(most) {
+        let n = most.min(gemm.n - first);
+        let weight = unpack(cuda, code, gemm, [first, first], n.div_ceil(TILE_ROWS), 1);
+        let at = |address: u64| if address == 0 { 0 } else { address + (first * size_of::<f32>()) as u64 };
+        let part = Gemm { out: at(gemm.out), bias: at(gemm.bias), weight, n, ..*gemm };
+        match x_is_bf16 {
+            true => gemm::bf16(cuda, &part),
+            false => gemm::plain(cuda, &part, DType::Bf16),
+        }
+    }
+}
+
+/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, x and out in bf16. `scratch` is used where a library
+/// multiplies.
+pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
+    let ffn = gemm.n / 2;
+    let gemm = &Gemm { ld: ffn, ..*gemm };
+    assert!(gemm.n.is_multiple_of(2 * TILE_ROWS), "gate and up of {ffn} rows are not whole strips");
+    if gemm.m <= MAX_DECODE_ROWS {
+        return decode(cuda, code, gemm, true);
+    }
+    // Rows of gate, and of up.
+    let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count) / 2;
+    let library = !cuda.driver.supports(Kernel::GemmWgmma256) && cuda.cublaslt.is_some() && scratch.rows() > 0;
+    for first in (0..ffn).step_by(most) {
+        let n = most.min(ffn - first);
+        let weight = unpack(cuda, code, gemm, [first, ffn + first], n.div_ceil(TILE_ROWS), 2);
+        let bias = biases(cuda, gemm, [first, ffn + first], n);
+        let out = gemm.out + (first * size_of::<u16>()) as u64;
+        let part = Gemm { out, bias, weight, n: 2 * n, ..*gemm };
+        if !library {
+            gemm::tensor_cores(cuda, &part, true);
+            continue;
+        }
+        for row in (0..gemm.m).step_by(scratch.rows()) {
+            let m = scratch.rows().min(gemm.m - row);
+            let x = gemm.x + (row * gemm.k * size_of::<u16>()) as u64;
+            gemm::bf16(cuda, &Gemm { out: scratch.ptr(), x, m, ld: 2 * n, ..part });
+            let out = out + (row * gemm.ld * size_of::<u16>()) as u64;
+            let args = [Ptr(out), I32(1), Ptr(scratch.ptr()), I32(n as i32), I32(gemm.ld as i32)];
+            cuda.driver.launch(Kernel::Swiglu, [n.div_ceil(4 * super::BLOCK), m, 1], super::BLOCK, &args);
+        }
+    }
+}
+
+/// Unpacks `strips` strips from row `first[0]` on and, if `halves` is 2, as many from row `first[1]` on. Returns their
+/// address.
+fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize, halves: usize) -> u64 {
+    let kernel = match code {
+        Code::Q4 => Kernel::UnpackQ4,
+        Code::Q8 => Kernel::UnpackQ8,
+    };
+    let to = cuda.unpacked.borrow().at();
+    let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
+    let args = [Ptr(to), Ptr(gemm.weight), gate, up, I32(strips as i32), I32(gemm.k as i32)];
+    cuda.driver.launch(kernel, [gemm.k / GROUP, halves * strips, 1], 128, &args);
+    to
+}
+
+/// Address of the biases of `n` rows of gate and `n` of up, one behind the other; 0 if there are none.
+fn biases(cuda: &Cuda, gemm: &Gemm, first: [usize; 2], n: usize) -> u64 {
+    if gemm.bias == 0 {
+        return 0;
+    }
+    let (to, bytes) = (cuda.unpacked.borrow().biases_at(), n * size_of::<f32>());
+    for (i, row) in first.into_iter().enumerate() {
+        cuda.driver.copy_within(to + (i * bytes) as u64, gemm.bias + (row * size_of::<f32>()) as u64, bytes);
+    }
+    to
+}
+
+/// Up to 32 rows straight from the packed tiles.
+fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
+    let driver = &cuda.driver;
+    let mut args: Vec<Arg<'_>> = gemm::arguments(gemm);
+    // A weight too wide for the GPU's shared memory is left to the kernels of more rows.
+    let gemv = gemvs(code).into_iter().find(|gemv| driver.shares(gemv.shared_bytes(code, gemm.k)));
+    if let Some(gemv) = gemv.filter(|_| gemm.m == 1) {
+        args.truncate(6);
+        let outs = gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 };
+        // One block to an SM, all with the same number of strips but for the last ones.
+        let rounds = outs.div_ceil(driver.sm_count);
+        let (kernel, shared) = (gemv.kernels[fused as usize], gemv.shared_bytes(code, gemm.k));
+        return driver.launch_sharing(kernel, [outs.div_ceil(rounds), 1, 1], 32 * gemv.warps, shared, &args);
+    }
+    args.truncate(7);
+    let (kernel, strips) = few(driver, code, gemm.m, fused);
+    driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], 256, &args);
+}
+
+/// A kernel of `packed_gemv.cu`.
+struct OneRow {
+    /// The plain kernel, and that with fused SwiGLU.
+    kernels: [Kernel; 2],
+    warps: usize,
+    /// Groups of columns that a warp has in flight.
+    stages: usize,
+}
+
+impl OneRow {
+    /// Shared memory of a block: partial sums, the ring, and x as integers.
+    fn shared_bytes(&self, code: Code, cols: usize) -> usize {
+        let stage = code.planes() * 4 * 512 + 128;
+        let groups = cols.div_ceil(4 * GROUP);
+        self.warps * (2 * 4 * TILE_ROWS * size_of::<f32>() + self.stages * stage) + groups * (2 * 4 * GROUP + 4 * 8)
+    }
+}
+
+/// The fastest first.
+fn gemvs(code: Code) -> [OneRow; 2] {
+    use Kernel::*;
+    let gemv = |kernels, warps, stages| OneRow { kernels, warps, stages };
+    match code {
+        Code::Q4 => {
+            [gemv([PackedGemvQ4, PackedGemvQ4Swiglu], 16, 3), gemv([PackedGemvQ4Small, PackedGemvQ4SmallSwiglu], 8, 4)]
+        }
+        Code::Q8 => {
+            [gemv([PackedGemvQ8, PackedGemvQ8Swiglu], 16, 2), gemv([PackedGemvQ8Small, PackedGemvQ8SmallSwiglu], 8, 2)]
+        }
+    }
+}
+
+/// The first kernel for up to so many rows that the GPU has the shared memory for, and the strips of its blocks.
+fn few(driver: &Driver, code: Code, m: usize, fused: bool) -> (Kernel, usize) {
+    use Kernel::*;
+    const Q4: [(usize, [Kernel; 2], usize); 3] = [
+        (8, [PackedGemmQ4N8, PackedGemmQ4N8Swiglu], 2),
+        (16, [PackedGemmQ4N16, PackedGemmQ4N16Swiglu], 2),
+        (32, [PackedGemmQ4N32, PackedGemmQ4N32Swiglu], 4),
+    ];
+    const Q8: [(usize, [Kernel; 2], usize); 3] = [
+        (8, [PackedGemmQ8N8, PackedGemmQ8N8Swiglu], 2),
+        (16, [PackedGemmQ8N16, PackedGemmQ8N16Swiglu], 2),
+        (32, [PackedGemmQ8N32, PackedGemmQ8N32Swiglu], 4),
+    ];
+    let table = match code {
+        Code::Q4 => Q4,
+        Code::Q8 => Q8,
+    };
+    let fits = |(rows, kernels, _): &(usize, [Kernel; 2], usize)| m <= *rows && driver.supports(kernels[0]);
+    let (_, kernels, strips) = table.into_iter().find(fits).expect("all GPUs run those of 32 rows");
+    (kernels[fused as usize], strips)
+}
