@@ -1,12 +1,12 @@
 """Writes a checkpoint of random weights in the layout and sharding of a published one.
 
-    python3 random_checkpoint.py --shape qwen3-8b-dms --out DIR --tokenizer FOLDER [--layers N] [--offset X]
+    python3 random_checkpoint.py --shape qwen3-8b-dms --out DIR --tokenizer FOLDER [--layers N] [--offset X] [--empty]
 
 For trying loading, memory and speed where the real weights are not at hand; the result is to be deleted
 afterwards. FOLDER holds the published tokenizer.json and tokenizer_config.json (see fetch). `--layers` makes
 a smaller one of the same shapes. `--offset` sets the offset of the eviction decisions, of which random weights need
-another than trained ones (-117 keeps about an eighth). Needs numpy 2 only; writes one shard at a time, seeded, the
-same bytes every time.
+another than trained ones (-117 keeps about an eighth). `--empty` writes headers and holes, for what reads no weights.
+Needs numpy 2 only; writes one shard at a time, seeded, the same bytes every time.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def write_values(f, rng, shape):
         n, at = n - len(piece), 0
 
 
-def write_shard(path, part, rng):
+def write_shard(path, part, rng, empty):
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in part:
         size = 2 * int(np.prod(shape))
@@ -100,7 +100,9 @@ def write_shard(path, part, rng):
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for _, shape in part:
+        if empty:
+            f.truncate(8 + len(text) + end)
+        for _, shape in [] if empty else part:
             write_values(f, rng, shape)
     return end
 
@@ -113,6 +115,7 @@ def main():
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--offset", type=float)
+    parser.add_argument("--empty", action="store_true")
     args = parser.parse_args()
     config, dms_keys, metadata = SHAPES[args.shape]
     config = config | dms_keys
@@ -132,7 +135,7 @@ def main():
     rng, weight_map, total = np.random.default_rng(args.seed), {}, 0
     for i, part in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
-        total += write_shard(args.out / file, part, rng)
+        total += write_shard(args.out / file, part, rng, args.empty)
         weight_map |= {name: file for name, _ in part}
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
