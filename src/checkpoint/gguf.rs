@@ -9,6 +9,7 @@ mod tokenizer;
 use super::mapped;
 use super::names::TensorSpec;
 use crate::tensor::{DType, Rows, SharedBytes, Tensor};
+use crate::unicode;
 use anyhow::{Context, Result, bail, ensure};
 use blocks::Kind;
 use header::{Entry, Header};
@@ -55,7 +56,7 @@ impl Gguf {
             let interleaved = config::interleaved(&header)?;
             Ok((header, interleaved))
         };
-        let (header, interleaved) = read().with_context(|| label.to_owned())?;
+        let (header, interleaved) = read().with_context(|| label.to_owned()).map_err(unicode::one_line_error)?;
         Ok(Self { label: label.to_owned(), bytes, header, interleaved })
     }
 
@@ -82,7 +83,8 @@ impl Gguf {
             "tokenizer.json" => tokenizer::tokenizer(h, raw),
             _ => return Ok(None),
         };
-        let value: Option<serde_json::Value> = value.with_context(|| self.label.clone())?;
+        let value: Option<serde_json::Value> =
+            value.with_context(|| self.label.clone()).map_err(unicode::one_line_error)?;
         value.map(|v| serde_json::to_vec(&v).with_context(|| self.label.clone())).transpose()
     }
 

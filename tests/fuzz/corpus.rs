@@ -1,5 +1,6 @@
 //! Valid inputs to begin from: the golden models, the built-in files, the examples of the documentation.
 
+use crate::gguf_file::{F32, GgufFile, Meta};
 use crate::mutate::{Example, Shape};
 use dmschat::tensor::SharedBytes;
 use serde_json::{Value, json};
@@ -128,6 +129,32 @@ pub fn adapter() -> (Vec<u8>, Vec<u8>) {
 
 pub fn adapters() -> Vec<Example> {
     examples(Shape::Header, [adapter().0])
+}
+
+/// The header of a GGUF file. Its data are those of [`gguf_data`].
+pub fn ggufs() -> Vec<Example> {
+    let mut qwen = GgufFile::tiny();
+    let keys: Vec<String> = qwen.meta.keys().filter(|k| k.starts_with("llama.")).cloned().collect();
+    for key in keys {
+        let value = qwen.meta.remove(&key).expect("a value");
+        qwen.meta.insert(key.replace("llama.", "qwen3."), value);
+    }
+    qwen.set("general.architecture", Meta::text("qwen3"));
+    for name in ["q", "k"] {
+        qwen.tensor(&format!("blk.0.attn_{name}_norm.weight"), &[32], F32, &[1.0; 32]);
+    }
+    let mut rope = GgufFile::tiny();
+    rope.tensor("rope_freqs.weight", &[16], F32, &[1.0; 16]);
+    rope.set("general.alignment", Meta::U32(64)).set("tokenizer.ggml.pre", Meta::text("llama-bpe"));
+    examples(Shape::Binary, [GgufFile::tiny(), qwen, rope].map(|file| file.parts().0))
+}
+
+/// As many bytes as the longest data of [`ggufs`].
+pub fn gguf_data() -> Vec<u8> {
+    let file = GgufFile::tiny();
+    let mut data = file.bytes().split_off(file.parts().0.len());
+    data.resize(data.len() + 4096, 0x3c);
+    data
 }
 
 pub fn settings() -> Vec<Example> {

@@ -13,6 +13,8 @@
 //! characters. Each failure is printed with target, seed and number, and its input is written to a file.
 
 mod corpus;
+#[path = "../it/gguf_file.rs"]
+mod gguf_file;
 mod mutate;
 mod parent;
 mod targets;

@@ -46,6 +46,8 @@ pub enum Shape {
     Lines,
     /// The beginning of a safetensors file: eight bytes of length, and a JSON header.
     Header,
+    /// Numbers in bytes, as in a GGUF file.
+    Binary,
 }
 
 /// One example of a valid input.
@@ -62,7 +64,7 @@ impl Example {
             Shape::Json => vec![parse(&bytes)],
             Shape::Header => vec![parse(&bytes[8..])],
             Shape::JsonLines => bytes.split(|b| *b == b'\n').filter(|l| !l.is_empty()).map(parse).collect(),
-            Shape::Lines => Vec::new(),
+            Shape::Lines | Shape::Binary => Vec::new(),
         };
         Self { bytes, values }
     }
@@ -74,7 +76,12 @@ pub fn input(rng: &mut Rng, shape: Shape, examples: &[Example], words: &[&str]) 
     let other = rng.pick(examples);
     let mut out = if example.values.is_empty() || rng.one_in(3) {
         let mut bytes = example.bytes.clone();
-        bytes_edits(rng, &mut bytes, &other.bytes, words);
+        if shape == Shape::Binary {
+            binary_edits(rng, &mut bytes, words);
+        }
+        if shape != Shape::Binary || rng.one_in(3) {
+            bytes_edits(rng, &mut bytes, &other.bytes, words);
+        }
         return bytes;
     } else {
         json_edits(rng, shape, example, other, words)
@@ -130,6 +137,35 @@ const NUMBERS: [&str; 40] = [
 
 const BYTES: [u8; 24] =
     [0, 1, 9, 10, 13, 27, 32, 34, 39, 44, 45, 48, 57, 58, 91, 92, 93, 123, 125, 127, 128, 0xc3, 0xf0, 255];
+
+/// Puts another number, of one, four or eight bytes, in the place of one near an edge of a word; or swaps words of the same
+/// length, which keeps all that follows in its place.
+fn binary_edits(rng: &mut Rng, out: &mut [u8], words: &[&str]) {
+    for _ in 0..1 + rng.below(3) {
+        let (word, with) = (rng.pick(words).as_bytes(), rng.pick(words).as_bytes());
+        let found: Vec<usize> =
+            out.windows(word.len()).enumerate().filter(|(_, w)| *w == word).map(|(i, _)| i).collect();
+        if found.is_empty() {
+            continue;
+        }
+        let at = *rng.pick(&found);
+        if word.len() == with.len() && rng.one_in(2) {
+            out[at..at + word.len()].copy_from_slice(with);
+            continue;
+        }
+        // Its length is before it; type, count and value are after it.
+        let at = if rng.one_in(4) { at.saturating_sub(8) } else { at + word.len() + 4 * rng.below(7) };
+        let number = match rng.below(4) {
+            0 => rng.next() >> rng.below(64),
+            1 => u64::MAX >> rng.below(64),
+            2 => 1 << rng.below(64),
+            _ => rng.below(70) as u64,
+        };
+        let size = [1, 4, 8][rng.below(3)];
+        let raw = number.to_le_bytes();
+        out.iter_mut().skip(at).zip(&raw[..size]).for_each(|(o, b)| *o = *b);
+    }
+}
 
 fn bytes_edits(rng: &mut Rng, out: &mut Vec<u8>, other: &[u8], words: &[&str]) {
     let n = if rng.one_in(16) { 1 + rng.below(48) } else { 1 + rng.below(4) };

@@ -9,6 +9,7 @@ use dmschat::checkpoint::hub::{Listing, cache};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint};
 use dmschat::config::Layer;
 use dmschat::protocol::{ModelInfo, TemplateSpec, TextKind};
+use dmschat::tensor::SharedBytes;
 use dmschat::tokenizer::Tokenizer;
 use dmschat::ui::keymap::Keymap;
 use dmschat::ui::theme::Themes;
@@ -40,6 +41,8 @@ pub struct Place {
     /// What follows a header: of the first model's weights, of its adapter.
     weights: Vec<u8>,
     adapter: Vec<u8>,
+    /// The data of a GGUF file.
+    gguf: Vec<u8>,
     info: ModelInfo,
 }
 
@@ -59,7 +62,14 @@ impl Place {
             tokenizer_fingerprint: "b6eb92dc99d76379a57be8290d377ef6c308c2afeb88c1eda86d2dbb5b01c8d1".into(),
             ..ModelInfo::default()
         };
-        Self { folder: folder.expect("a temporary folder"), models, weights, adapter: corpus::adapter().1, info }
+        Self {
+            folder: folder.expect("a temporary folder"),
+            models,
+            weights,
+            adapter: corpus::adapter().1,
+            gguf: corpus::gguf_data(),
+            info,
+        }
     }
 
     fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
@@ -92,7 +102,7 @@ fn hash(bytes: &[u8]) -> usize {
 const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
     model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
 
-pub const ALL: [Target; 14] = [
+pub const ALL: [Target; 15] = [
     Target {
         name: "config.json",
         share: 12,
@@ -145,6 +155,21 @@ pub const ALL: [Target; 14] = [
             let file = [bytes, &place.weights].concat();
             place.open(0, WEIGHTS, file, &AdapterChoice::Auto)
         },
+    },
+    Target {
+        name: "gguf-header",
+        share: 14,
+        shape: Shape::Binary,
+        words: "GGUF general.architecture llama qwen3 general.alignment llama.block_count llama.embedding_length \
+            llama.feed_forward_length llama.context_length llama.attention.head_count llama.attention.head_count_kv \
+            llama.rope.dimension_count llama.rope.freq_base llama.attention.layer_norm_rms_epsilon qwen3.block_count \
+            qwen3.embedding_length qwen3.attention.head_count qwen3.rope.freq_base tokenizer.ggml.model gpt2 tokenizer.ggml.pre \
+            qwen2 llama-bpe tokenizer.ggml.tokens tokenizer.ggml.token_type tokenizer.ggml.merges tokenizer.ggml.bos_token_id \
+            tokenizer.ggml.eos_token_id tokenizer.ggml.add_bos_token tokenizer.chat_template <|im_end|> <think> [PAD262] \
+            token_embd.weight output_norm.weight rope_freqs.weight blk.0.attn_q.weight blk.0.attn_k.weight blk.0.attn_v.weight \
+            blk.0.ffn_down.weight blk.0.attn_norm.weight blk.0.attn_q_norm.weight blk.0.attn_k_norm.weight",
+        examples: corpus::ggufs,
+        run: gguf,
     },
     Target {
         name: "adapter",
@@ -252,6 +277,21 @@ pub const ALL: [Target; 14] = [
         run: |_, bytes| Ok(Listing::parse("hub.example", "any/model", bytes).map(drop)?),
     },
 ];
+
+fn gguf(place: &mut Place, bytes: &[u8]) -> Result<()> {
+    let files = Files::from([("x.gguf".to_owned(), Arc::new([bytes, &place.gguf].concat()) as SharedBytes)]);
+    let checkpoint = Checkpoint::from_memory("fuzz", files, &AdapterChoice::Auto)?;
+    for tensor in checkpoint.tensors.values().filter(|t| t.shape.len() == 2) {
+        let mut row = vec![0.0; tensor.shape[1]];
+        for at in [0, tensor.shape[0] / 2, tensor.shape[0] - 1] {
+            tensor.decode_row(at, &mut row);
+        }
+        black_box(row.last());
+    }
+    let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
+    black_box(tokenizer.encode_text("he <|im_end|> 12")?);
+    Ok(())
+}
 
 fn session(place: &mut Place, bytes: &[u8]) -> Result<()> {
     if hash(bytes).is_multiple_of(4) {

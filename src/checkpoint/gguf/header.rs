@@ -15,7 +15,7 @@ const HEADER_BYTES: usize = 64 << 20;
 /// Most tensors and most metadata entries. Llama 3.1 405B has 1,138 tensors.
 const ENTRIES: usize = 1 << 16;
 /// Longest key and tensor name. llama.cpp writes names of up to 63 bytes.
-const NAME_BYTES: usize = 1 << 10;
+const NAME_BYTES: usize = 256;
 const MAX_DIMS: usize = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Smallest metadata entry: an empty key, a type and a byte.
