@@ -2,7 +2,7 @@
 
 use super::{Checkpoint, convert, mapped};
 use crate::quant::{Code, Weights};
-use crate::tensor::{DType, Format, Tensor};
+use crate::tensor::{DType, Format, Rows, Tensor};
 use anyhow::{Result, bail};
 use std::collections::BTreeMap;
 
@@ -19,10 +19,12 @@ impl Checkpoint {
         }
     }
 
-    /// The smallest format that keeps the codes of another program's format, and anything else the most exact.
+    /// The smallest format that adds no error worth mentioning to another program's format, and anything else the most
+    /// exact: 4-bit codes in groups that q4 does not have would lose as much again in it.
     pub fn natural_weights(&self) -> Weights {
         let bits = |t: &Tensor| match &t.format {
-            Format::Rows(rows) => rows.bits(),
+            Format::Rows(rows) if is_kept(t, &**rows) => rows.bits(),
+            Format::Rows(rows) => rows.bits().max(8.0),
             format => 8.0 * format.bytes(&t.shape) as f32 / t.len().max(1) as f32,
         };
         // Norms and the embedding have more bits than the rest.
@@ -76,6 +78,51 @@ impl Checkpoint {
     }
 }
 
+/// Whether q4 keeps the codes of this matrix.
+fn is_kept(t: &Tensor, rows: &dyn Rows) -> bool {
+    let cols = t.shape.last().copied().unwrap_or(0);
+    Code::fits(cols) && rows.exact_strip(Code::Q4, 0, &mut vec![0; Code::Q4.strip_bytes(cols)])
+}
+
 fn is_packed(t: &Tensor, code: Code) -> bool {
     matches!(t.format, Format::Packed(c) if c == code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// 4-bit codes of another program, which q4 keeps or not.
+    struct Codes {
+        exact: bool,
+    }
+
+    impl Rows for Codes {
+        fn name(&self) -> &str {
+            "CODES"
+        }
+        fn bits(&self) -> f32 {
+            4.5
+        }
+        fn decode(&self, _: usize, out: &mut [f32]) {
+            out.fill(0.0);
+        }
+        fn exact_strip(&self, _: Code, _: usize, _: &mut [u8]) -> bool {
+            self.exact
+        }
+    }
+
+    #[test]
+    fn four_bit_codes_stay_four_bits_only_if_they_are_kept() {
+        let config = super::super::ModelConfig { n_layers: 1, ..Checkpoint::shape("smollm2-135m").unwrap() };
+        for (exact, natural) in [(true, Weights::Int4), (false, Weights::Int8)] {
+            let mut c = Checkpoint::random_of("codes", config.clone()).unwrap();
+            assert_eq!(c.natural_weights(), Weights::Bf16);
+            for t in c.tensors.values_mut().filter(|t| t.shape.len() == 2) {
+                *t = Tensor::from_rows(&t.name, [t.shape[0], t.shape[1]], Arc::new(Codes { exact }));
+            }
+            assert_eq!(c.natural_weights(), natural);
+        }
+    }
 }
