@@ -137,6 +137,7 @@ impl Checkpoint {
         let (generation, ignored) = parse::generation(generation_fields.as_ref(), &config_fields, config.vocab)?;
 
         let (mut tensors, sources) = weights(files, &config)?;
+        let stored_as = formats(&tensors);
         let mut identity = format!("{}{metadata:?}", Value::Object(config_map.clone()));
         let found = *adapter == AdapterChoice::Auto;
         let adapter = choose_adapter(adapter, name, &config)?;
@@ -163,7 +164,7 @@ impl Checkpoint {
             out.origin = Some(Origin { model, revision, files: files.clone(), weights: sources });
         }
         out.take_tensors(tensors);
-        out.stored_as = formats(&out.tensors);
+        out.stored_as = stored_as;
         out.fingerprint = fingerprint(&identity, &out.tensors);
         Ok(out)
     }
@@ -334,9 +335,9 @@ fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> 
 }
 
 /// The formats of the matrices, that of most bytes first.
-fn formats(tensors: &BTreeMap<String, Tensor>) -> String {
+fn formats(tensors: &[Tensor]) -> String {
     let mut bytes: Vec<(&str, usize)> = Vec::new();
-    for tensor in tensors.values().filter(|t| t.shape.len() == 2) {
+    for tensor in tensors.iter().filter(|t| t.shape.len() == 2) {
         let name = tensor.format.name();
         match bytes.iter_mut().find(|(known, _)| *known == name) {
             Some((_, n)) => *n += tensor.stored_bytes(),

@@ -80,6 +80,16 @@ impl Files {
     /// (`models--ORG--NAME/snapshots/COMMIT`) may also link into its repository's `blobs`.
     pub fn folder(dir: &Path) -> Result<Self> {
         let canonical = std::fs::canonicalize(dir).with_context(|| format!("no model folder {}", dir.display()))?;
+        ensure!(canonical.is_dir(), "{} is neither a folder nor a file", dir.display());
+        if !canonical.join("config.json").exists()
+            && let Some(file) = gguf_file(dir)
+        {
+            bail!(
+                "{} is no model folder, but holds GGUF files; give the path of one, such as {}",
+                dir.display(),
+                file.display()
+            );
+        }
         let blobs = blobs_of(&canonical);
         Ok(Self::Folder { dir: dir.to_owned(), roots: [Some(canonical), blobs].into_iter().flatten().collect() })
     }
@@ -146,6 +156,12 @@ impl Files {
         ensure!(inside, "{} is a link out of the model folder, which is refused", self.label(name));
         Ok(Some(path))
     }
+}
+
+/// The first GGUF file in a folder.
+fn gguf_file(dir: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
+    files.filter(|p| p.extension().is_some_and(|e| e == "gguf")).min()
 }
 
 /// The folder that a snapshot in the Hugging Face cache links to.

@@ -253,4 +253,9 @@ fn files_are_told_from_folders_by_their_first_bytes() {
     assert!(said("page.gguf", b"<html>").ends_with("page.gguf: it is no GGUF file: it does not begin with \"GGUF\""));
     assert!(said("short.gguf", &bytes[..bytes.len() - 1]).contains("the file is truncated"));
     assert!(said("notes.txt", b"text").contains("is a file; give a GGUF file, or the folder"));
+    let dir = folder.path().display();
+    let said = Checkpoint::open(&ModelRef::Folder(folder.path().to_owned()), &AdapterChoice::Auto).err().unwrap();
+    let wanted =
+        format!("{dir} is no model folder, but holds GGUF files; give the path of one, such as {dir}/Tiny-Q8_0.gguf");
+    assert_eq!(said.to_string(), wanted);
 }

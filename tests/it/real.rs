@@ -2,6 +2,7 @@
 //! tests/golden/real/make_goldens.py. The files come from tests/models/fetch; where they were not
 //! fetched a test says so and is left out, and fails in CI.
 
+use crate::gguf_file::{GgufFile, Meta, Q8_0};
 use dmschat::backend::cpu::Cpu;
 use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::checkpoint::convert::{Importance, convert};
@@ -12,12 +13,14 @@ use dmschat::engine::{EngineOptions, Runner};
 use dmschat::protocol::{Piece, TemplateSpec, Token};
 use dmschat::quant::Weights;
 use dmschat::sampler::argmax;
+use dmschat::tensor::SharedBytes;
 use dmschat::tokenizer::{Tokenizer, flatten};
 use serde::Deserialize;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 const SMALL: &str = "SmolLM2-135M-Instruct";
 const GGUF: &str = "SmolLM2-135M-Instruct.Q4_1";
@@ -240,7 +243,19 @@ fn smollm2_answers_a_question() {
     for model in [folder, gguf.join(format!("{GGUF}.gguf"))] {
         let home = tempfile::tempdir().unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_dmschat"))
-            .args(["--device", "cpu", "--eviction", "off", "--temperature", "0", "-p", &case.prompt, "-m"])
+            .args([
+                "--device",
+                "cpu",
+                "--weights",
+                "bf16",
+                "--eviction",
+                "off",
+                "--temperature",
+                "0",
+                "-p",
+                &case.prompt,
+                "-m",
+            ])
             .arg(&model)
             .env("DMSCHAT_CONFIG_DIR", home.path())
             .env("DMSCHAT_DATA_DIR", home.path())
@@ -286,5 +301,48 @@ fn a_gguf_file_is_the_model_that_was_converted_from_it() {
         let same =
             if tensor.shape.len() == 2 { ours.bytes() == tensor.bytes() } else { ours.to_f32() == tensor.to_f32() };
         assert!(same, "{name}");
+    }
+}
+
+/// The vocabularies of Qwen 3 and Llama 3 as llama.cpp's converter writes them: the same tokens as their tokenizer.json.
+#[test]
+fn vocabularies_in_gguf_metadata_give_the_same_tokens() {
+    for (name, pre, vocab) in [("qwen3", "qwen2", 151_936), ("llama3_1", "llama-bpe", 128_256)] {
+        let Some(folder) = fetched(name) else { return };
+        let raw = fs::read(folder.join("tokenizer.json")).unwrap();
+        let json: Value = serde_json::from_slice(&raw).unwrap();
+        let theirs = Tokenizer::new(&raw, vocab).expect("read");
+        let mut tokens: Vec<String> = (0..vocab).map(|id| format!("[PAD{id}]")).collect();
+        let mut types = vec![5; vocab];
+        for (token, id) in json["model"]["vocab"].as_object().unwrap() {
+            let id = id.as_u64().unwrap() as usize;
+            (tokens[id], types[id]) = (token.clone(), 1);
+        }
+        for added in json["added_tokens"].as_array().unwrap() {
+            let id = added["id"].as_u64().unwrap() as usize;
+            tokens[id] = added["content"].as_str().unwrap().to_owned();
+            types[id] = if added["special"] == true { 3 } else { 4 };
+        }
+        let merge = |m: &Value| match m {
+            Value::Array(pair) => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+            text => text.as_str().unwrap().to_owned(),
+        };
+        let merges = json["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+        let mut file = GgufFile::tiny();
+        file.tensor("token_embd.weight", &[64, vocab], Q8_0, &vec![0.0; 64 * vocab]);
+        let bos = types.iter().position(|&t| t == 3).unwrap() as u32;
+        file.set("tokenizer.ggml.bos_token_id", Meta::U32(bos)).set("tokenizer.ggml.pre", Meta::text(pre));
+        file.meta.remove("tokenizer.ggml.add_bos_token");
+        file.set("tokenizer.ggml.tokens", Meta::Texts(tokens)).set("tokenizer.ggml.token_type", Meta::I32s(types));
+        file.set("tokenizer.ggml.merges", Meta::Texts(merges));
+        let files = [("x.gguf".to_owned(), Arc::new(file.bytes()) as SharedBytes)].into();
+        let c = Checkpoint::from_memory(name, files, &AdapterChoice::None).expect("opens");
+        let ours = Tokenizer::new(&c.tokenizer_json, vocab).expect("read");
+        assert_eq!(ours.added_literals(), theirs.added_literals(), "{name}");
+        for text in golden::<Vec<String>>("strings.json") {
+            let ids = ours.encode_text(&text).unwrap();
+            assert_eq!(ids, theirs.encode_text(&text).unwrap(), "{name}: {text:?}");
+            assert_eq!(ours.decode(&ids).unwrap(), theirs.decode(&ids).unwrap(), "{name}: {text:?}");
+        }
     }
 }

@@ -165,9 +165,13 @@ impl Pull<'_> {
             return self.files([SINGLE].iter(), observer);
         }
         if !files.contains_key(INDEX) {
-            return Err(HubError::Wrong(format!(
-                "{id} has neither {SINGLE} nor {INDEX}, and only safetensors weights are read"
-            )));
+            let gguf = files.keys().any(|name| name.ends_with(".gguf"));
+            let why = if gguf {
+                "download one of its GGUF files and give its path"
+            } else {
+                "only safetensors weights are downloaded"
+            };
+            return Err(HubError::Wrong(format!("{id} has neither {SINGLE} nor {INDEX}; {why}")));
         }
         let index = self.files([INDEX].iter(), observer)?;
         let raw = self.fetcher.small(&index[0], observer)?;
