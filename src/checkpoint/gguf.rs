@@ -13,6 +13,7 @@ use crate::unicode;
 use anyhow::{Context, Result, bail, ensure};
 use blocks::Kind;
 use header::{Entry, Header};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -165,8 +166,16 @@ impl Gguf {
     }
 }
 
+/// The F32 tensors of a file by the names that they have there.
+pub fn floats(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
+    let header = Header::parse(raw)?;
+    let floats = header.tensors.into_iter().filter(|(_, t)| t.kind == Ok(Kind::F32));
+    let values = |t: &Entry| raw[t.range.clone()].as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
+    Ok(floats.map(|(name, t)| (name, values(&t))).collect())
+}
+
 /// The name in a GGUF file of a tensor of a model folder.
-fn gguf_name(name: &str) -> Option<String> {
+pub fn gguf_name(name: &str) -> Option<String> {
     let (stem, kind) = name.rsplit_once('.')?;
     let (layer, names, stem) = match stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
         Some((layer, part)) => (format!("blk.{layer}."), &LAYER_NAMES[..], part),

@@ -6,7 +6,8 @@
 
 use super::ModelConfig;
 use super::convert::Importance;
-use super::names::{self, LayerSpec, TensorSpec};
+use super::gguf::{self, Gguf};
+use super::names;
 use crate::regular_file;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -25,13 +26,10 @@ pub fn read(path: &Path, config: &ModelConfig) -> Result<Importance> {
 }
 
 fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
-    ensure!(
-        !raw.starts_with(b"GGUF"),
-        "a GGUF file; the older form is read (llama-imatrix --output-format dat writes it)"
-    );
-    let mut entries = entries(raw)?;
+    let mut entries = if Gguf::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
     let mut out = Importance::new();
-    for (name, spec) in matrices(config) {
+    for spec in names::all(config).filter(|spec| spec.shape.len() == 2) {
+        let Some(name) = gguf::gguf_name(&spec.name) else { continue };
         let Some(columns) = entries.remove(&name) else { continue };
         let (has, wanted) = (columns.len(), spec.shape[1]);
         ensure!(has == wanted, "it is of another model: {name} has {has} columns, and the model's {wanted}");
@@ -39,26 +37,6 @@ fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
     }
     ensure!(!out.is_empty(), "it has none of the model's matrices");
     Ok(out)
-}
-
-/// The matrices that are quantized, under the names of llama.cpp.
-fn matrices(c: &ModelConfig) -> Vec<(String, TensorSpec)> {
-    let mut out = vec![("token_embd.weight".to_owned(), names::embedding(c))];
-    out.extend(names::lm_head(c).map(|head| ("output.weight".to_owned(), head)));
-    for l in 0..c.n_layers {
-        let LayerSpec { q, k, v, o, gate, up, down, .. } = LayerSpec::new(c, l);
-        let named = [
-            ("attn_q", q),
-            ("attn_k", k),
-            ("attn_v", v),
-            ("attn_output", o),
-            ("ffn_gate", gate),
-            ("ffn_up", up),
-            ("ffn_down", down),
-        ];
-        out.extend(named.into_iter().map(|(name, linear)| (format!("blk.{l}.{name}.weight"), linear.weight)));
-    }
-    out
 }
 
 /// Means of x^2 by the name of the matrix.
@@ -75,15 +53,32 @@ fn entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
         let len = at.number("number of columns")?;
         let bytes = len.checked_mul(size_of::<f32>()).context("it is no imatrix file")?;
         let (values, _) = at.bytes(bytes)?.as_chunks::<4>();
-        let means: Vec<f32> = values.iter().map(|v| f32::from_le_bytes(*v) / calls).collect();
-        ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is no mean of squares");
-        // A column that the text never used still has to be stored.
-        let least = means.iter().sum::<f32>() / means.len().max(1) as f32 * 1e-6;
-        if least > 0.0 {
-            out.insert(name, means.into_iter().map(|x| x.max(least)).collect());
+        let sums: Vec<f32> = values.iter().map(|v| f32::from_le_bytes(*v)).collect();
+        out.extend(means(&name, &sums, calls)?.map(|means| (name, means)));
+    }
+    Ok(out)
+}
+
+/// The same of a GGUF file. Mixtures of experts have several counts for a matrix, and are left out.
+fn gguf_entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
+    let tensors = gguf::floats(raw)?;
+    let mut out = BTreeMap::new();
+    for (name, sums) in &tensors {
+        let Some(name) = name.strip_suffix(".in_sum2") else { continue };
+        if let Some([calls]) = tensors.get(&format!("{name}.counts")).map(Vec::as_slice) {
+            out.extend(means(name, sums, *calls)?.map(|means| (name.to_owned(), means)));
         }
     }
     Ok(out)
+}
+
+/// Sums over `calls` as means; `None` if the text never used the matrix.
+fn means(name: &str, sums: &[f32], calls: f32) -> Result<Option<Vec<f32>>> {
+    let means: Vec<f32> = sums.iter().map(|sum| sum / calls.max(1.0)).collect();
+    ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is no mean of squares");
+    // A column that the text never used still has to be stored.
+    let least = means.iter().sum::<f32>() / means.len().max(1) as f32 * 1e-6;
+    Ok((least > 0.0).then(|| means.into_iter().map(|x| x.max(least)).collect()))
 }
 
 struct Reader<'a> {
@@ -134,6 +129,36 @@ mod tests {
         assert!(columns[3] > 0.0 && columns[3] < 1e-5);
     }
 
+    /// A GGUF file of F32 tensors, written by hand.
+    fn gguf(tensors: &[(&str, &[f32])]) -> Vec<u8> {
+        let text = |s: &str| [&(s.len() as u64).to_le_bytes()[..], s.as_bytes()].concat();
+        let mut out = [b"GGUF", &3u32.to_le_bytes()[..]].concat();
+        out.extend((tensors.len() as u64).to_le_bytes());
+        out.extend(0u64.to_le_bytes());
+        let mut data = Vec::new();
+        for (name, values) in tensors {
+            out.extend(text(name));
+            out.extend([&1u32.to_le_bytes()[..], &(values.len() as u64).to_le_bytes(), &0u32.to_le_bytes()].concat());
+            out.extend((data.len() as u64).to_le_bytes());
+            values.iter().for_each(|v| data.extend(v.to_le_bytes()));
+            data.resize(data.len().next_multiple_of(32), 0);
+        }
+        out.resize(out.len().next_multiple_of(32), 0);
+        [out, data].concat()
+    }
+
+    #[test]
+    fn the_newer_form_is_read_too() {
+        let config = Checkpoint::shape("smollm2-135m").unwrap();
+        let name = "blk.2.attn_q.weight";
+        let (sums, counts) = (format!("{name}.in_sum2"), format!("{name}.counts"));
+        let raw = gguf(&[(&sums, &[6.0; 576]), (&counts, &[3.0])]);
+        let read = importance(&raw, &config).unwrap();
+        assert_eq!(read["model.layers.2.self_attn.q_proj.weight"], [2.0; 576]);
+        let error = importance(&raw[..raw.len() - 40], &config).unwrap_err();
+        assert!(!format!("{error:#}").contains('\n'));
+    }
+
     #[test]
     fn a_file_that_is_not_one_is_refused_in_one_line() {
         let config = Checkpoint::shape("smollm2-135m").unwrap();
@@ -146,7 +171,7 @@ mod tests {
                 "it is truncated or no imatrix file: 2304 bytes are wanted, 2303 are left",
             ),
             (many, "it is truncated or no imatrix file: 4 bytes are wanted, 0 are left"),
-            (b"GGUF0000".to_vec(), "a GGUF file; the older form is read"),
+            (b"GGUF0000".to_vec(), "GGUF version 808464432 is not supported (2 and 3 are)"),
             (vec![0xff; 64], "it is no imatrix file: the number of matrices is -1"),
             (nan, "blk.0.attn_q.weight: its importance is no mean of squares"),
             (file(&[]), "it has none of the model's matrices"),

@@ -31,11 +31,11 @@ impl Found {
     /// Whether quantized weights were made from it.
     fn is_source_of(&self, cached: &Cached) -> bool {
         let Some(path) = &self.path else { return false };
-        let source = &cached.identity.source;
-        if self.name.split('@').next() == Some(source) {
-            return path.file_name().is_some_and(|commit| *commit == *cached.identity.revision);
+        let (source, revision) = (&cached.identity.source, &cached.identity.revision);
+        if revision.is_empty() {
+            return checkpoint::full_path(path).display().to_string() == *source;
         }
-        checkpoint::full_path(path).display().to_string() == *source
+        self.name.split('@').next() == Some(source) && path.file_name().is_some_and(|commit| *commit == **revision)
     }
 }
 

@@ -6,8 +6,8 @@ use super::spawn::{ModelJob, with_model};
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::config::Settings;
-use crate::engine::Runner;
 use crate::engine::score::{Op, Schedule, score};
+use crate::engine::{Runner, weights_info};
 use crate::protocol::{TextLimit, Token};
 use crate::regular_file;
 use crate::tokenizer::Tokenizer;
@@ -49,6 +49,8 @@ impl ModelJob for Job<'_> {
         }
         let result = score(runner, &tokens, &schedule)?;
         if self.json {
+            let mut result = serde_json::to_value(&result)?;
+            result["weights"] = serde_json::to_value(weights_info(checkpoint))?;
             output::out_json(&result)?;
         } else {
             let show = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.3}"));

@@ -127,3 +127,67 @@ pub fn prepare<B: Backend>(
     };
     Ok((convert()?, plan))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Cpu;
+    use crate::codec::Codec;
+
+    fn options(memory_bytes: Option<u64>, choice: Weights) -> EngineOptions {
+        let weights = WeightOptions { choice, ..WeightOptions::default() };
+        EngineOptions { memory_bytes, weights, ..EngineOptions::new(Codec::F32) }
+    }
+
+    fn chosen(source: &Checkpoint, options: &EngineOptions) -> (Weights, Vec<String>) {
+        let mut notices = Vec::new();
+        let weights = choose(&Cpu::new(1), source, options, &mut |text| notices.push(text)).unwrap();
+        (weights, notices)
+    }
+
+    #[test]
+    fn auto_takes_the_most_exact_format_that_is_expected_to_fit() {
+        let b = Cpu::new(1);
+        let source = Checkpoint::random("smollm2-135m").unwrap();
+        // The smallest memory in which a format fits, to a percent.
+        let least = |weights| {
+            let fits = |memory| Fit::new(&b, &source, &options(Some(memory), weights), weights).unwrap().fits();
+            (1..4000).map(|mb| mb * 1_000_000).find(|memory| fits(*memory)).unwrap()
+        };
+        let memory = EXACT_FIRST.map(least);
+        assert!(memory.is_sorted_by(|a, b| a > b), "{memory:?}");
+        assert_eq!(chosen(&source, &options(None, Weights::Auto)), (Weights::Bf16, Vec::new()));
+        assert_eq!(chosen(&source, &options(Some(memory[0]), Weights::Auto)), (Weights::Bf16, Vec::new()));
+        for (weights, at) in [(Weights::Int8, memory[1]), (Weights::Int4, memory[2])] {
+            let (is, notices) = chosen(&source, &options(Some(at), Weights::Auto));
+            assert_eq!((is, notices.len()), (weights, 1), "{notices:?}");
+            let wanted = ["bf16 would take ", "with 8,192 tokens of context, ", " are free; --weights overrides it"];
+            assert!(wanted.iter().all(|w| notices[0].contains(w)), "{}", notices[0]);
+        }
+        // Less context needs less.
+        let few = EngineOptions { context: Some(64), ..options(Some(memory[0] - 1_000_000), Weights::Auto) };
+        assert_eq!(chosen(&source, &few).0, Weights::Bf16);
+        // What is asked for is taken.
+        let asked = options(Some(memory[2]), Weights::Bf16);
+        assert_eq!(chosen(&source, &asked), (Weights::Bf16, Vec::new()));
+        // A part of the context is better than none, and none is an error.
+        let (is, notices) = chosen(&source, &options(Some(memory[2] - 20_000_000), Weights::Auto));
+        assert!(is == Weights::Int4 && notices[0].contains(" needed; --weights overrides it"), "{notices:?}");
+        assert_eq!(chosen(&source, &options(Some(90_000_000), Weights::Auto)), (Weights::Int4, Vec::new()));
+        let mut tight = options(Some(90_000_000), Weights::Auto);
+        let refused = prepare(&b, source, &mut tight, &mut |_| true).err().unwrap().to_string();
+        assert!(refused.starts_with("the model does not fit: it needs 87 MB of weights"), "{refused}");
+    }
+
+    #[test]
+    fn the_plan_counts_what_conversion_makes() {
+        let source = Checkpoint::random("demo").unwrap();
+        for weights in EXACT_FIRST {
+            let planned = source.described(weights).unwrap();
+            let made = convert_in_memory(source.clone(), weights, &Importance::new(), &mut |_| true).unwrap();
+            let formats = |c: &Checkpoint| c.tensors.values().map(|t| format!("{t:?}")).collect::<Vec<_>>();
+            assert_eq!((planned.weight_bytes, formats(&planned)), (made.weight_bytes, formats(&made)));
+            assert_eq!((planned.n_params, planned.weights), (made.n_params, made.weights));
+        }
+    }
+}
