@@ -8,8 +8,7 @@
 // mostly from L2: 4 D bytes of a bf16 slot for 512 D operations on tensor cores. Keys that no row sees are skipped
 // before they are read. Keys that all rows see are batched apart from those that only some see, so that few batches need
 // a mask.
-#include "codec.cuh"
-#include "policy_dms.cuh"
+#include "prefill.cuh"
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
@@ -18,23 +17,6 @@
 #define RING 256                   // keys found that all rows see: at most 2 TILE_KEYS - 1 + THREADS
 #define MASKED 256                 // keys found that some rows see: at most twice the tokens of a tile less one
 #define MIN_SPLIT_KEYS 256         // fewer are not worth a merge
-#define FOREVER 0x7fffffff
-
-// Mirrors `backend::cuda::abi::PrefillParams`.
-struct PrefillParams {
-  Kv kv;
-  void* out;               // [n, n_q_heads * head_dim], bf16 or f32
-  float* partials;         // [blocks, (D + 8) * TILE_QUERIES] softmax states of the splits
-  int* arrivals;           // [tiles, n_kv_heads] splits that are done; 0 before and after
-  const float* qkv;        // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows after qkv_rope; only q is read
-  const float* decisions;  // [n, n_kv_heads]
-  const Span* spans;       // of the step
-  int out_is_bf16, layer;
-  float score_scale;       // 1 / sqrt(head_dim)
-  int unused;
-};
-static_assert(sizeof(PrefillParams) == 248 && OFFSET_OF(PrefillParams, out) == 184 && OFFSET_OF(PrefillParams, layer) == 236,
-              "backend::cuda::abi::PrefillParams has another layout");
 
 // A key: the address of its page, a multiple of PAGE_SLOTS, plus its row there. Rows first to last of the span see it.
 struct Key {
@@ -55,37 +37,6 @@ struct Shared {
   Key masked[MASKED];
   int counts[WARPS], arrived;
 };
-
-// What a block works on.
-struct Tile {
-  int head, group, base, eviction, live;
-  int first_row, last_row;  // of the span
-  int index;                // tile of the step
-  Span span;
-  const int* table;
-};
-
-__device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spans) {
-  Tile t;
-  t.head = blockIdx.y;
-  t.group = kv.n_q_heads / kv.n_kv_heads;
-  // Late rows have most keys, so their tiles start first.
-  int tokens = TILE_QUERIES / t.group, at = gridDim.z - 1 - blockIdx.z;
-  t.index = at;
-  t.span = *spans;
-  while (at >= (t.span.len + tokens - 1) / tokens) {
-    at -= (t.span.len + tokens - 1) / tokens;
-    t.span = *++spans;
-  }
-  t.first_row = at * tokens;
-  t.last_row = min(t.first_row + tokens, t.span.len) - 1;
-  t.base = kv.seq_len[t.span.seq];
-  t.eviction = kv.evicts && kv.eviction[t.span.seq];
-  int lane_row = lane_index(kv, layer, t.span.seq, t.head);
-  t.live = kv.live[lane_row];
-  t.table = kv.table + (u64)lane_row * kv.max_pages;
-  return t;
-}
 
 // Candidate c: stored slots first, then rows of the span. The rows that see a key are consecutive: from the first row, or
 // from the key's own, up to the last query of its window if it is marked.
@@ -481,7 +432,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
   Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory();
   after_previous();
   const Kv& kv = p.kv;
-  Tile t = tile_of(kv, p.layer, p.spans);
+  Tile t = tile_of<TILE_QUERIES>(kv, p.layer, p.spans);
   int total = t.live + t.last_row + 1;
   int per = max(((total + (int)gridDim.x - 1) / (int)gridDim.x + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS, MIN_SPLIT_KEYS);
   int splits = (total + per - 1) / per, split = blockIdx.x;

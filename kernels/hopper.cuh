@@ -50,9 +50,60 @@ __device__ __forceinline__ void copy_tile(void* to, const TensorMap* map, int co
       : "memory");
 }
 
+// The phase of a barrier does not end before the `copy_async`s that this thread has started.
+__device__ __forceinline__ void copy_arrive(u64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Orders plain accesses to shared memory before those of wgmma and TMA.
+__device__ __forceinline__ void fence_tiles() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Waits for `threads` threads, whole warps, that wait at the same of the block's barriers 1 to 15.
+__device__ __forceinline__ void group_barrier(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Registers of a warpgroup's threads: gives back what is above N, or waits for more. Multiples of 8.
+template <int N>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// TMA copy of PAGE_SLOTS rows of 64 channels of a page, from a row and a channel on, to shared memory.
+__device__ __forceinline__ void copy_page(void* to, const TensorMap* map, int channel, int row, int page, u64* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(channel), "r"(row), "r"(page), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// Bulk copy of a multiple of 16 bytes to shared memory, both at multiples of 16.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
 // wgmma descriptor of columns 16 k.. of a tile with rows of 64 bf16 (128-byte swizzle, eight rows per 1,024 bytes).
 __device__ __forceinline__ u64 tile_at(const u16* tile, int k) {
   return (u64)((shared_address(tile) + 32 * k) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// wgmma descriptor of the first 16 rows of the transposed matrix of tiles of `rows` rows of 64 bf16, one for each 64
+// columns.
+__device__ __forceinline__ u64 transposed_at(const u16* tiles, int rows) {
+  return (u64)(shared_address(tiles) >> 4) | (u64)(rows * 8) << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// The descriptor of what lies so many bytes after that of another, within shared memory: one addition.
+__device__ __forceinline__ u64 after(u64 descriptor, int bytes) {
+  return descriptor >> 32 << 32 | ((u32)descriptor + bytes / 16);
 }
 
 // Fence before the first wgmma, commit of a group, and wait until at most N groups are in flight.
@@ -71,15 +122,60 @@ __device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add)
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
               "+f"(c[i + 6]), "+f"(c[i + 7])
 #define C32(i) C8(i), C8(i + 8), C8(i + 16), C8(i + 24)
-// Operand names of the first 64 accumulators, and of the next 32.
-#define N64                                                                            \
+// Operand names of the first 32 and 64 accumulators, and of the next 32.
+#define N32                                                                            \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "             \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "   \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "   \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define N64 N32                                                                        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "   \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define N96                                                                            \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+// The same with a [64, 16] in registers, as `mma` holds 16 rows a warp, and b transposed: `transposed_at`.
+template <int BN>
+__device__ __forceinline__ void wgmma_transposed(float (&c)[BN / 2], const u32* a, u64 b, int add);
+// Keeps what is computed before it out of the wgmmas behind it.
+template <int N>
+__device__ __forceinline__ void pin(float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void pin(u32 (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
+template <>
+__device__ __forceinline__ void wgmma<64>(float (&c)[32], u64 a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      N32 "}, "
+      "%32, %33, add, 1, 1, 0, 0;\n}"
+      : C32(0)
+      : "l"(a), "l"(b), "r"(add));
+}
+template <>
+__device__ __forceinline__ void wgmma_transposed<64>(float (&c)[32], const u32* a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      N32 "}, "
+      "{%32, %33, %34, %35}, %36, add, 1, 1, 1;\n}"
+      : C32(0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+template <>
+__device__ __forceinline__ void wgmma_transposed<128>(float (&c)[64], const u32* a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+      N64 "}, "
+      "{%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
+      : C32(0), C32(32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
 template <>
 __device__ __forceinline__ void wgmma<128>(float (&c)[64], u64 a, u64 b, int add) {
   asm volatile(
@@ -114,6 +210,7 @@ __device__ __forceinline__ void wgmma<256>(float (&c)[128], u64 a, u64 b, int ad
 }
 #undef C8
 #undef C32
+#undef N32
 #undef N64
 #undef N96
 

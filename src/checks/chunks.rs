@@ -21,7 +21,8 @@ pub struct Chunks {
     group: usize,
 }
 
-/// Every group size, alternating head sizes, policies and codecs.
+/// Every group size, alternating head sizes, policies and codecs; then the head size that has kernels of its own on some
+/// GPUs, with and without eviction.
 pub fn all() -> Vec<Chunks> {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
     let window = Policy::Window(Window { budget: 60 });
@@ -33,7 +34,17 @@ pub fn all() -> Vec<Chunks> {
         heads: 1 + group % 2,
         group,
     };
-    (1..=8).map(case).collect()
+    let wide = |(codec, policy, group)| Chunks { policy, codec, head_dim: 128, heads: 2, group };
+    let wide = [
+        (Codec::Bf16, Policy::Dense, 4),
+        (Codec::Bf16, dms(40, Shift::Previous), 2),
+        (Codec::Fp8, Policy::Dense, 3),
+        (Codec::Fp8, dms(150, Shift::Same), 7),
+        (Codec::Int8, Policy::Dense, 1),
+        (Codec::Int8, dms(7, Shift::Previous), 8),
+    ]
+    .map(wide);
+    (1..=8).map(case).chain(wide).collect()
 }
 
 struct Run<'a, B: Backend> {

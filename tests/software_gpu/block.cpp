@@ -26,6 +26,11 @@ int n_threads, alive, at_barrier;
 uint32_t barrier_lanes[MAX_THREADS / WARP];
 // Warp lanes that wait at an mbarrier.
 uint32_t waiting_lanes[MAX_THREADS / WARP];
+// Threads that wait at a barrier of some of the block's warps, and how often all have arrived.
+struct GroupBarrier {
+  int arrived;
+  unsigned rounds;
+} group_barriers[16];
 bool backwards;
 void (*kernel_call)(void* const*);
 void* const* kernel_args;
@@ -176,6 +181,7 @@ void run_block(dim3 block) {
     barrier_lanes[w] = waiting_lanes[w] = 0;
     warps_ready |= 1u << w;
   }
+  memset(group_barriers, 0, sizeof group_barriers);
   unsigned i = 0;
   for (unsigned z = 0; z < block.z; z++)
     for (unsigned y = 0; y < block.y; y++)
@@ -244,6 +250,17 @@ void wake_waiting() {
     make_ready(w, waiting_lanes[w]);
     waiting_lanes[w] = 0;
   }
+}
+
+void group_barrier(int barrier, int threads) {
+  GroupBarrier& b = group_barriers[barrier];
+  unsigned round = b.rounds;
+  if (++b.arrived == threads) {
+    b.arrived = 0;
+    b.rounds++;
+    wake_waiting();
+  }
+  while (b.rounds == round) wait_for_barrier();
 }
 
 void fault(const char* why) {

@@ -74,6 +74,8 @@ void wait_for_warp();
 // Runs other fibers until `wake_waiting`.
 void wait_for_barrier();
 void wake_waiting();
+// Waits for that many threads at a barrier of the block, 1 to 15.
+void group_barrier(int barrier, int threads);
 
 // Exchanges `x` and waits for the whole warp. True for the last lane to arrive.
 template <class T>

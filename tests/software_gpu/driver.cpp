@@ -316,12 +316,16 @@ DRIVER cuTensorMapEncodeTiled(void* out, int type, unsigned rank, void* at, cons
                               const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,
                               int fill) {
   ENTER
-  bool known = type == 9 && rank == 2 && interleave == 0 && swizzle == 3 && promotion >= 0 && promotion <= 3 && fill == 0;
-  if (!known || steps[0] != 1 || steps[1] != 1) return NOT_SUPPORTED;
-  bool fits = (uintptr_t)out % 64 == 0 && (uintptr_t)at % 16 == 0 && strides[0] % 16 == 0 && strides[0] < 1ull << 40;
-  for (int i = 0; i < 2; i++) fits &= sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256;
+  bool known = type == 9 && (rank == 2 || (rank == 3 && box[2] == 1)) && interleave == 0 && swizzle == 3 &&
+               promotion >= 0 && promotion <= 3 && fill == 0;
+  for (unsigned i = 0; i < rank; i++) known &= steps[i] == 1;
+  if (!known) return NOT_SUPPORTED;
+  bool fits = (uintptr_t)out % 64 == 0 && (uintptr_t)at % 16 == 0;
+  for (unsigned i = 0; i < rank - 1; i++) fits &= strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+  for (unsigned i = 0; i < rank; i++) fits &= sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256;
   if (!fits || box[0] * 2 > 128 || box[0] % 8) return INVALID_VALUE;
-  gpu::TileMap map = {gpu::TileMap::MARK, (unsigned char*)at, sizes[0], sizes[1], strides[0], box[0], box[1]};
+  gpu::TileMap map = {gpu::TileMap::MARK, (unsigned char*)at, sizes[0], sizes[1], rank == 3 ? sizes[2] : 1, strides[0],
+                      rank == 3 ? strides[1] : 0, box[0], box[1]};
   memset(out, 0, 128);
   memcpy(out, &map, sizeof map);
   return OK;

@@ -4,12 +4,12 @@
 
 namespace gpu {
 
-// A TMA descriptor here: a matrix of 16-bit numbers, and the tile of one copy.
+// A TMA descriptor here: pages of matrices of 16-bit numbers, and the tile of one copy.
 struct TileMap {
   static constexpr uint64_t MARK = 0x7469'6c65'6d61'7073;
   uint64_t mark;
   const unsigned char* at;
-  uint64_t columns, rows, row_bytes;
+  uint64_t columns, rows, pages, row_bytes, page_bytes;
   uint32_t box_columns, box_rows;
 };
 
@@ -61,7 +61,7 @@ inline void barrier_wait(void* barrier, unsigned parity) {
 }
 
 // Copies at once, which is earlier than a GPU.
-inline void copy_tile(void* to, const void* map, int column, int row, void* barrier) {
+inline void copy_page(void* to, const void* map, int column, int row, int page, void* barrier) {
   gpu::TileMap m;
   memcpy(&m, map, sizeof m);
   if (m.mark != gpu::TileMap::MARK) gpu::fault("copies a tile by what is no tensor map");
@@ -70,20 +70,47 @@ inline void copy_tile(void* to, const void* map, int column, int row, void* barr
     for (unsigned chunk = 0; chunk < m.box_columns / 8; chunk++) {
       int64_t c = column + 8 * (int64_t)chunk, r = row + (int64_t)line;
       unsigned char* at = gpu::swizzled((unsigned char*)to, line, chunk);
-      int64_t real = r < 0 || r >= (int64_t)m.rows || c < 0 ? 0 : (int64_t)m.columns - c;
+      int64_t real = r < 0 || r >= (int64_t)m.rows || c < 0 || page < 0 || page >= (int64_t)m.pages ? 0 : (int64_t)m.columns - c;
       real = real < 0 ? 0 : real > 8 ? 8 : real;
       memset(at, 0, 16);
-      if (real) memcpy(at, m.at + r * m.row_bytes + c * 2, real * 2);
+      if (real) memcpy(at, m.at + page * m.page_bytes + r * m.row_bytes + c * 2, real * 2);
     }
   gpu::Barrier& b = gpu::barrier_at(barrier);
   b.chunks -= m.box_rows * m.box_columns * 2 / 16;
   gpu::barrier_step(b);
 }
+inline void copy_tile(void* to, const void* map, int column, int row, void* barrier) {
+  copy_page(to, map, column, row, 0, barrier);
+}
+inline void copy_bulk(void* to, const void* from, unsigned bytes, void* barrier) {
+  if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16) gpu::fault("a bulk copy that is no multiple of 16 bytes");
+  memcpy(to, from, bytes);
+  gpu::Barrier& b = gpu::barrier_at(barrier);
+  b.chunks -= bytes / 16;
+  gpu::barrier_step(b);
+}
+
+// Its copies are done.
+inline void copy_arrive(void*) {}
+inline void fence_tiles() {}
+inline void group_barrier(int barrier, int threads) { gpu::group_barrier(barrier, threads); }
+template <int N>
+inline void fewer_registers() {}
+template <int N>
+inline void more_registers() {}
+template <class T>
+inline void pin(T&) {}
 
 inline uint64_t tile_at(const uint16_t* tile, int k) {
   if ((uintptr_t)tile % 1024) gpu::fault("multiplies a tile at an address that is no multiple of 1,024");
   return (uint64_t)(uintptr_t)tile + 32 * k;
 }
+// The address, and above it the rows of a tile.
+inline uint64_t transposed_at(const uint16_t* tiles, int rows) {
+  if ((uintptr_t)tiles % 1024) gpu::fault("multiplies a tile at an address that is no multiple of 1,024");
+  return (uint64_t)(uintptr_t)tiles | (uint64_t)rows << 48;
+}
+inline uint64_t after(uint64_t descriptor, int bytes) { return descriptor + bytes; }
 inline void wgmma_begin() { __syncwarp(); }
 inline void wgmma_commit() {}
 // A warp waits as a whole for its wgmmas.
@@ -123,4 +150,32 @@ inline void wgmma(float (&c)[BN / 2], uint64_t a, uint64_t b, int add) {
         sum = all;
       }
     }
+}
+
+// A in registers, B transposed. Runs at once.
+template <int BN>
+inline void wgmma_transposed(float (&c)[BN / 2], const unsigned* a, uint64_t b, int add) {
+  struct Fragment {
+    unsigned a[4];
+  } own = {{a[0], a[1], a[2], a[3]}};
+  gpu::Exchange* e;
+  gpu::meet(0xffffffffu, gpu::Op::MMA, own, &e);
+  int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
+  unsigned char* tiles = (unsigned char*)(uintptr_t)(b & 0xffffffffffff);
+  for (int h = 0; h < 2; h++) {
+    float left[16];
+    for (int k = 0; k < 16; k++) {
+      const Fragment* from = (const Fragment*)e->lanes[4 * g + k % 8 / 2];
+      left[k] = gpu::bf16(from->a[k / 8 * 2 + h] >> (16 * (k % 2)));
+    }
+    for (int j = 0; j < BN / 8; j++) {
+      float sums[2] = {};
+      for (int i = 0; i < 2; i++) sums[i] = add ? c[4 * j + 2 * h + i] : 0.0f;
+      for (int k = 0; k < 16; k++) {
+        const uint16_t* row = (const uint16_t*)gpu::swizzled(tiles + j / 8 * ((b >> 48) * 128), k, j % 8);
+        for (int i = 0; i < 2; i++) sums[i] += left[k] * gpu::bf16(row[2 * t + i]);
+      }
+      for (int i = 0; i < 2; i++) c[4 * j + 2 * h + i] = sums[i];
+    }
+  }
 }

@@ -61,14 +61,14 @@ macro_rules! ptx {
 }
 
 macro_rules! sources {
-    ($($name:literal)* | hopper: $($own:literal instead of $other:literal)*) => {
+    ($($name:literal)* | hopper: $($own:literal instead of $other:expr),*) => {
         pub const SOURCES: &[Source] = &[
             $(Source {
                 name: $name,
                 ptx: [ptx!($name, "compute_80"), ptx!($name, "compute_90"), None],
                 instead_of: None,
             },)*
-            $(Source { name: $own, ptx: [None, None, ptx!($own, "compute_90a")], instead_of: Some($other) },)*
+            $(Source { name: $own, ptx: [None, None, ptx!($own, "compute_90a")], instead_of: $other },)*
         ];
     };
 }
@@ -76,7 +76,7 @@ macro_rules! sources {
 sources! {
     "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
     "kv_scatter" "sample"
-    | hopper: "gemm_wgmma" instead of "gemm"
+    | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None
 }
 
 /// A kernel: its file, its name, and a letter for each parameter.
@@ -207,6 +207,11 @@ kernels! {
         AttendTiles64K8V4 "attend_tiles_64_k8v4" "c",
         AttendTiles128K8V4 "attend_tiles_128_k8v4" "c",
     }
+    "attend_wgmma" {
+        AttendWgmma128Bf16 "attend_wgmma_128_bf16" "ctt",
+        AttendWgmma128Fp8 "attend_wgmma_128_fp8" "ctt",
+        AttendWgmma128Int8 "attend_wgmma_128_int8" "ctt",
+    }
     "place" {
         Place "place" "kpip",
         Advance "advance" "kpi",
@@ -261,7 +266,11 @@ impl Kernel {
         };
         // `Shared` in `attend_tiles.cu`: tiles of Q, K and V, then `codes` bytes of codes in flight and of offsets.
         let tiles = |d: usize, codes: usize| (128 + 2 * 64) * d * 2 + codes + 1024 + 256 * 8 + 256 * 16 + 32;
+        // `Shared` in `attend_wgmma.cu`, aligned to 1,024 bytes.
+        let wgmma = |codes: usize, scales: usize| (128 + 4 * 128) * 128 * 2 + codes + scales + 16 * 1024;
         match self {
+            Kernel::AttendWgmma128Bf16 => wgmma(0, 0),
+            Kernel::AttendWgmma128Fp8 | Kernel::AttendWgmma128Int8 => wgmma(2 * 128 * 128, 4 * 2 * 128 * 4),
             Kernel::AttendTiles64Bf16 => tiles(64, 48),
             Kernel::AttendTiles64Fp8 | Kernel::AttendTiles64Int8 => tiles(64, 2 * 64 * 64 + 16),
             Kernel::AttendTiles64K8V4 => tiles(64, 64 * 64 + 64 * 32 + 256),

@@ -14,11 +14,13 @@ use crate::policy::{Shift, SlotMeta};
 const ROPE_BLOCKS_PER_SM: usize = 4;
 /// Most splits of the keys of one tile.
 const MAX_TILE_SPLITS: usize = 32;
-/// Query rows (tokens x query heads of a group) of a prefill tile: `TILE_QUERIES` in `attend_tiles.cu`.
+/// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cu` and `attend_wgmma.cu`.
 pub(super) const TILE_QUERIES: usize = 128;
 /// Threads of a block of `attend`, of `attend_tiles` and of `kv_scatter`.
 const DECODE_THREADS: usize = 256;
 const TILE_THREADS: usize = 128;
+/// Threads of a block of `attend_wgmma`, of which an SM has room for one.
+const WGMMA_THREADS: usize = 384;
 const SCATTER_THREADS: usize = 256;
 
 fn view(kv: &KvTables<Cuda>) -> View {
@@ -64,6 +66,8 @@ struct Instances {
     qkv_rope: Kernel,
     attend: Kernel,
     attend_tiles: Kernel,
+    /// For the one head size that it has, on GPUs that run it.
+    attend_wgmma: Option<Kernel>,
     decode_epilogue: Kernel,
 }
 
@@ -89,7 +93,13 @@ fn instances(g: &KvGeometry) -> Instances {
         }
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], decode_epilogue }
+    let attend_wgmma = match (g.codec, g.head_dim) {
+        (Codec::Bf16, 128) => Some(AttendWgmma128Bf16),
+        (Codec::Fp8, 128) => Some(AttendWgmma128Fp8),
+        (Codec::Int8, 128) => Some(AttendWgmma128Int8),
+        _ => None,
+    };
+    Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], attend_wgmma, decode_epilogue }
 }
 
 /// Blocks of decode attention that an SM runs at once.
@@ -184,8 +194,11 @@ pub(super) fn attend(
     out.holds(shape.n_rows);
     let tile_tokens = TILE_QUERIES / (g.n_q_heads / g.n_kv_heads);
     let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_tokens)).sum();
+    let driver = &cuda.driver;
+    let wgmma = instances(g).attend_wgmma.filter(|kernel| driver.supports(*kernel));
     // Few tiles: split their keys until there are enough blocks for all SMs.
-    let splits = (pool.max_blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
+    let blocks = if wgmma.is_some() { driver.sm_count } else { pool.max_blocks };
+    let splits = (blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
     let params = PrefillParams {
         kv: view(kv),
         out: out.ptr(),
@@ -200,7 +213,14 @@ pub(super) fn attend(
         unused: 0,
     };
     let grid = [splits, g.n_kv_heads, n_tiles];
-    cuda.driver.launch(instances(g).attend_tiles, grid, TILE_THREADS, &[Arg::of(&params)]);
+    match wgmma {
+        Some(kernel) => {
+            let [stored, staged] = pool.maps(g);
+            let args = [Arg::of(&params), Arg::of(&stored), Arg::of(&staged)];
+            driver.launch(kernel, grid, WGMMA_THREADS, &args);
+        }
+        None => driver.launch(instances(g).attend_tiles, grid, TILE_THREADS, &[Arg::of(&params)]),
+    }
 }
 
 pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {

@@ -4,9 +4,13 @@
 //! granules become empty.
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
+use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
 use super::kv::{TILE_QUERIES, attend_blocks, padded};
 use super::memory::Buf;
+use super::tensor_map::page_map;
+use crate::codec::Codec;
+use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -100,6 +104,19 @@ impl Pool {
             decode_blocks,
             metas,
         })
+    }
+
+    /// TMA descriptors of the pool's pages and of the staged ones, whose rows are K's and then V's; empty for codecs other
+    /// than bf16.
+    pub(super) fn maps(&self, g: &KvGeometry) -> [TensorMap; 2] {
+        if g.codec != Codec::Bf16 {
+            return [TensorMap::zeroed(); 2];
+        }
+        let page = g.page();
+        assert_eq!(page.v_at, PAGE_SLOTS * page.slot.k_bytes, "rows of V follow those of K");
+        let staged = self.staged.len() / self.stride;
+        [(self.base, self.max_pages), (self.staged.ptr(), staged)]
+            .map(|(at, n)| page_map(at, n, self.stride, [2 * PAGE_SLOTS, g.head_dim], PAGE_SLOTS))
     }
 
     pub(super) fn base(&self) -> u64 {

@@ -1,0 +1,355 @@
+// The producers of attend_wgmma.cu: which keys the rows of a tile see, and how they come to shared memory.
+#pragma once
+#include "hopper.cuh"
+#include "prefill.cuh"
+
+#define PRODUCERS 128       // threads
+#define RING 256            // keys found that all rows see: at most BN - 1 + PRODUCERS; a multiple of 2 BN
+
+// Up to BN keys that are attended to together, in the ring from `begin` on: `unmasked` keys that all rows see, then those of
+// the list from `masked` on. begin < 0: BN keys in the ring of pages from -1 - begin on. n = 0: none are left.
+struct Batch {
+  int begin, unmasked, masked, n;
+};
+
+// A key that some rows see: the addresses of its K row and of K's scale, if the codec has scales. Rows first to last of the
+// span see it.
+struct Key {
+  const u8 *k, *scale;
+  int first, last;
+};
+
+// D: channels of a head. BN: keys of a batch. GROUPS: consumer warpgroups. STAGES: batches in shared memory. TURNS: whether
+// consumers take turns with their wgmmas.
+template <int D_, int BN_, int GROUPS_, int STAGES_, bool TURNS_, class Codec_>
+struct Config {
+  using Codec = Codec_;
+  static constexpr int D = D_, BN = BN_, GROUPS = GROUPS_, STAGES = STAGES_, QUERIES = 64 * GROUPS;
+  static constexpr bool TURNS = TURNS_, PACKED = Codec::PACKED, SCALED = Codec::SCALED;
+  // Batches whose scales are kept: a consumer may be at the softmax of one while those STAGES after it are loaded.
+  static constexpr int BATCHES = STAGES <= 2 ? 4 : 8;
+  static constexpr int MASKED = 2 * QUERIES;  // keys found that some rows see: at most twice the tokens of a tile less one
+};
+
+template <class C>
+struct Shared {
+  // Tiles of 64 channels, rows of 128 bytes, 128-byte swizzle, aligned to 1,024 bytes.
+  u16 q[C::QUERIES * C::D], k[C::STAGES][C::BN * C::D], v[C::STAGES][C::BN * C::D];
+  u8 codes[2][C::PACKED ? C::BN * C::D : 16];  // in flight
+  float scales[C::BATCHES][2][C::SCALED ? C::BN : 4];  // K's, V's
+  Batch batches[C::BATCHES];
+  u64 codes_full[2];  // K's, V's, of batches of pages
+  u64 k_full[C::STAGES], k_empty[C::STAGES], v_full[C::STAGES], v_empty[C::STAGES], turn[C::GROUPS];
+  const u8* ring[RING];
+  const u8* ring_scales[C::SCALED ? RING : 2];
+  Key masked[C::MASKED];
+  int pages[16];  // found that all rows see: at most BN / PAGE_SLOTS - 1 + PRODUCERS / PAGE_SLOTS; negative: of the step
+  int counts[PRODUCERS / 32], arrived;
+};
+
+// Position in a ring of stages, and the parity of its phase.
+template <int STAGES>
+struct Stage {
+  int at = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++at == STAGES) at = 0, parity ^= 1;
+  }
+};
+
+// A producer thread: finds keys and loads them. Keys of pages that all rows see are copied by page, others row by row.
+//
+// Candidates are numbered so that pages begin at multiples of PAGE_SLOTS: the stored slots, rounded up, then the step's
+// rows from that page on in which the span begins.
+template <class C>
+struct Producer {
+  static constexpr int BN = C::BN, D = C::D, PAGES = BN / PAGE_SLOTS;
+  Shared<C>& s;
+  const Kv& kv;
+  const Tile& t;
+  const float* decisions;
+  const TensorMap *stored_pages, *staged_pages;
+  int thread;
+  int begin, unmasked;    // first key of the ring, and how many
+  int first_page, pages;  // the same of the ring of pages
+  int masked, done;       // keys of the list, and how many are attended to
+  int next, end;          // candidates still to look at
+  int padded, lead;       // number of the first row of the step, and how many of them are before the span
+  int page, meta, page_ahead;  // of candidate next + thread, and the page of the one PRODUCERS after it
+  float decision;
+
+  // Page of a candidate; -1 and less: of the step.
+  __device__ __forceinline__ int page_of(int c) const {
+    if (c >= padded) return -1 - ((t.span.start - lead + c - padded) / PAGE_SLOTS * kv.n_kv_heads + t.head);
+    return c < t.live ? t.table[c / PAGE_SLOTS] : 0;
+  }
+  __device__ __forceinline__ u8* address_of(int page) const {
+    return page < 0 ? kv.staged + (u64)(-1 - page) * kv.stride : page_at(kv, page);
+  }
+
+  // Starts loads of what decides about the next candidates, whose pages are here, and of the pages after them.
+  __device__ __forceinline__ void look() {
+    int c = next + thread;
+    page = page_ahead;
+    if (t.eviction && c < end) {
+      int decided = dms_of(kv).decided_by(c - padded - lead);
+      if (c < t.live) meta = *meta_at(kv, page_at(kv, page), c % PAGE_SLOTS);
+      else if (c >= padded && decided >= 0 && decided < t.span.len)
+        decision = decisions[(t.span.start + decided) * kv.n_kv_heads + t.head];
+    }
+    page_ahead = c + PRODUCERS < end ? page_of(c + PRODUCERS) : 0;
+  }
+
+  // Looks at PRODUCERS candidates, one a thread, and compacts those that some row sees into the rings and the list.
+  __device__ __forceinline__ void scan() {
+    int warp = thread / 32, lane = thread % 32, c = next + thread;
+    Dms dms = dms_of(kv);
+    bool stored = c < padded, marked = false;
+    int row = stored ? 0 : c - padded - lead, first = row;
+    bool real = c < end && (stored ? c < t.live : row >= 0 && row <= t.last_row);
+    if (t.eviction && real) {
+      if (stored) marked = meta_marked(meta), row = meta_position(meta) - t.base;
+      int decided = dms.decided_by(row);
+      if (decided >= 0 && decided < t.span.len) {
+        if (stored) decision = decisions[(t.span.start + decided) * kv.n_kv_heads + t.head];
+        marked = dms.marks(decision, t.base + row);
+      }
+    }
+    int last = marked ? dms.last_query(row) : FOREVER, slot = stored ? c % PAGE_SLOTS : (t.span.start + row) % PAGE_SLOTS;
+    bool some = real && first <= t.last_row && last >= t.first_row;
+    bool all = some && first <= t.first_row && last >= t.last_row;
+    u32 alls = __ballot_sync(FULL, all), somes = __ballot_sync(FULL, some && !all), below = (1u << lane) - 1;
+    // whole pages
+    int low = (alls & 0xffff) == 0xffff, high = alls >> 16 == 0xffff;
+    alls &= (low ? 0 : 0xffff) | (high ? 0 : 0xffff0000);
+    if (lane == 0) s.counts[warp] = __popc(alls) | __popc(somes) << 8 | (low + high) << 16;
+    int now = page;
+    // The next candidates are in flight while these are compacted.
+    next += PRODUCERS;
+    look();
+    group_barrier(1, PRODUCERS);
+    int before = 0, total = 0;
+#pragma unroll
+    for (int w = 0; w < PRODUCERS / 32; w++) {
+      if (w < warp) before += s.counts[w];
+      total += s.counts[w];
+    }
+    if (lane < 16 ? low : high) {
+      if (lane % 16 == 0) s.pages[(first_page + pages + (before >> 16) + (lane ? low : 0)) % 16] = now;
+    } else if (some) {
+      u8* at = address_of(now);
+      const u8 *k = row_at(kv, at, slot, 0), *scale = C::SCALED ? (const u8*)side_at(kv, at, slot, 0) : nullptr;
+      if (all) {
+        int to = (begin + unmasked + (before & 0xff) + __popc(alls & below)) % RING;
+        s.ring[to] = k;
+        if (C::SCALED) s.ring_scales[to] = scale;
+      } else s.masked[masked + (before >> 8 & 0xff) + __popc(somes & below)] = {k, scale, first, last};
+    }
+    unmasked += total & 0xff;
+    masked += total >> 8 & 0xff;
+    pages += total >> 16;
+    group_barrier(1, PRODUCERS);
+  }
+
+  // Only the last batches have masked keys or less than BN.
+  __device__ __forceinline__ Batch next_batch() {
+    while (pages < PAGES && unmasked < BN && next < end) scan();
+    Batch b = {begin, unmasked, done, BN};
+    if (pages >= PAGES) {
+      b.begin = -1 - first_page, b.unmasked = BN;
+      pages -= PAGES;
+      first_page = (first_page + PAGES) % 16;
+      return b;
+    }
+    if (unmasked < BN && pages > 0) {
+      // keys of the last pages
+      if (thread < PAGE_SLOTS * pages) {
+        u8* at = address_of(s.pages[(first_page + thread / PAGE_SLOTS) % 16]);
+        int to = (begin + unmasked + thread) % RING, slot = thread % PAGE_SLOTS;
+        s.ring[to] = row_at(kv, at, slot, 0);
+        if (C::SCALED) s.ring_scales[to] = (const u8*)side_at(kv, at, slot, 0);
+      }
+      unmasked += PAGE_SLOTS * pages;
+      pages = 0;
+      b.unmasked = unmasked;
+      group_barrier(1, PRODUCERS);
+    }
+    if (unmasked >= BN) {
+      b.unmasked = BN;
+    } else {
+      int more = min(masked - done, BN - unmasked);
+      if (more > 0) {
+        if (thread < more) {
+          const Key& key = s.masked[done + thread];
+          s.ring[begin + unmasked + thread] = key.k;
+          if (C::SCALED) s.ring_scales[begin + unmasked + thread] = key.scale;
+        }
+        group_barrier(1, PRODUCERS);
+      }
+      b.n = unmasked + more;
+      done += more;
+    }
+    unmasked -= b.unmasked;
+    begin = (begin + BN) % RING;
+    return b;
+  }
+
+  // Copies K (which = 0) or V (1) of a batch of pages, by one warp.
+  __device__ __forceinline__ void copy_pages(u16* to, const Batch& b, int which, u64* barrier) const {
+    int lane = thread % 32;
+    if (lane == 0) barrier_expect(barrier, BN * D * sizeof(u16));
+    __syncwarp();
+    if (lane >= PAGES * (D / 64)) return;
+    int i = lane % PAGES, half = lane / PAGES, page = s.pages[(-1 - b.begin + i) % 16];
+    copy_page(to + half * (BN * 64) + i * (PAGE_SLOTS * 64), page < 0 ? staged_pages : stored_pages, 64 * half,
+              which * PAGE_SLOTS, page < 0 ? -1 - page : page, barrier);
+  }
+
+  // The same of packed codes to `codes`, and with K the scales of both.
+  __device__ __forceinline__ void copy_codes(const Batch& b, int which, int number) const {
+    const int BYTES = PAGE_SLOTS * D, SCALES = PAGE_SLOTS * sizeof(float);
+    int lane = thread % 32;
+    u64* barrier = s.codes_full + which;
+    if (lane == 0) barrier_expect(barrier, PAGES * (BYTES + (which ? 0 : 2 * SCALES)));
+    __syncwarp();
+    if (lane >= PAGES) return;
+    const u8* at = address_of(s.pages[(-1 - b.begin + lane) % 16]);
+    copy_bulk(s.codes[which] + lane * BYTES, row_at(kv, (u8*)at, 0, which), BYTES, barrier);
+    if (which) return;
+    float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
+    copy_bulk(&scales[0][lane * PAGE_SLOTS], at + kv.k_sides_at, SCALES, barrier);
+    copy_bulk(&scales[1][lane * PAGE_SLOTS], at + kv.v_sides_at, SCALES, barrier);
+  }
+
+  // Starts copies of rows of K or V of a batch; zeros after the last key.
+  template <bool WHOLE>
+  __device__ __forceinline__ void copy_rows(u16* to, const Batch& b, int which) const {
+    const int PER_KEY = D / 8, AT_ONCE = PRODUCERS / PER_KEY;
+    int first = thread / PER_KEY, chunk = thread % PER_KEY, offset = (which ? kv.v_at : 0) + 16 * chunk;
+    const u8* const* rows = s.ring + b.begin + first;
+    // AT_ONCE is a multiple of eight, so the swizzle of a thread's rows is the same.
+    to += chunk / 8 * (BN * 64) + first * 64 + ((chunk ^ first) & 7) * 8;
+#pragma unroll
+    for (int i = 0; i < BN / AT_ONCE; i++) {
+      bool real = WHOLE || first + i * AT_ONCE < b.n;
+      copy_async(to + i * AT_ONCE * 64, real ? rows[i * AT_ONCE] + offset : kv.pages, real);
+    }
+  }
+
+  // The same of packed codes, 16 at a time, to where this thread decodes them, and with K the scales of both.
+  template <bool WHOLE>
+  __device__ __forceinline__ void copy_row_codes(const Batch& b, int which, int number) const {
+    const int PER_KEY = D / 16, AT_ONCE = PRODUCERS / PER_KEY;
+    int first = thread / PER_KEY, offset = (which ? kv.v_at : 0) + 16 * (thread % PER_KEY);
+    const u8* const* rows = s.ring + b.begin + first;
+#pragma unroll
+    for (int i = 0; i < BN / AT_ONCE; i++) {
+      bool real = WHOLE || first + i * AT_ONCE < b.n;
+      copy_async(s.codes[which] + (i * PRODUCERS + thread) * 16, real ? rows[i * AT_ONCE] + offset : kv.pages, real);
+    }
+    if (which) return;
+    float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
+    if (thread < BN) {
+      bool real = thread < b.n;
+      const u8* from = real ? s.ring_scales[b.begin + thread] : kv.pages;
+      copy_async4(&scales[0][thread], from, real);
+      copy_async4(&scales[1][thread], from + (real ? kv.v_sides_at - kv.k_sides_at : 0), real);
+    }
+  }
+
+  // Decodes what `copy_codes` or `copy_row_codes` copied.
+  __device__ __forceinline__ void decode(u16* to, int which) const {
+    const int PER_KEY = D / 16, AT_ONCE = PRODUCERS / PER_KEY;
+    int first = thread / PER_KEY, part = thread % PER_KEY, odd = part / 4;
+    // Threads of the two halves of a row write chunks of different parity, so that they meet in no bank.
+    u16* row = to + part / 4 * (BN * 64) + first * 64;
+    u16* low = row + ((2 * part + odd) ^ first) % 8 * 8;
+    u16* high = row + ((2 * part + 1 - odd) ^ first) % 8 * 8;
+#pragma unroll 4
+    for (int i = 0; i < BN / AT_ONCE; i++) {
+      const u8* from = s.codes[which] + (i * PRODUCERS + thread) * 16;
+      typename C::Codec::K::Eight a, b;
+      a.load(from, 8 * odd, true);
+      b.load(from, 8 - 8 * odd, true);
+      *(uint4*)(low + i * AT_ONCE * 64) = a.as_bf16();
+      *(uint4*)(high + i * AT_ONCE * 64) = b.as_bf16();
+    }
+  }
+
+  // Loads K or V of a batch of bf16. Warp 0 copies pages of K, warp 1 of V.
+  __device__ __forceinline__ void load(u16* to, const Batch& b, int which, int number, u64* full, u64* empty,
+                                       u32 parity) const {
+    bool own = thread / 32 == which, first = thread == 32 * which;
+    if (b.begin >= 0 || own) barrier_wait(empty, parity);
+    if (first && !which) s.batches[number % C::BATCHES] = b;
+    if (b.begin < 0) {
+      if (own) copy_pages(to, b, which, full);
+      return;
+    }
+    if (b.n == BN) copy_rows<true>(to, b, which);
+    else copy_rows<false>(to, b, which);
+    copy_arrive(full);
+    group_barrier(1, PRODUCERS);
+    if (first) barrier_arrive(full);
+  }
+
+  // Starts copies of the codes of K or V of a batch.
+  __device__ __forceinline__ void load_codes(const Batch& b, int which, int number) const {
+    if (b.begin >= 0) {
+      if (b.n == BN) copy_row_codes<true>(b, which, number);
+      else if (b.n > 0) copy_row_codes<false>(b, which, number);
+    } else if (thread / 32 == which) copy_codes(b, which, number);
+    copy_commit();
+  }
+  // Waits for them, decodes them, and lets others copy to `codes`. `parity`: of the batches of pages.
+  __device__ __forceinline__ void decode_codes(u16* to, const Batch& b, int which, int number, u32 parity, u64* full,
+                                               u64* empty, u32 empty_parity) const {
+    if (b.begin < 0) barrier_wait(s.codes_full + which, parity);
+    copy_wait<1>();
+    barrier_wait(empty, empty_parity);
+    if (thread == 0 && !which) s.batches[number % C::BATCHES] = b;
+    decode(to, which);
+    fence_tiles();
+    group_barrier(1, PRODUCERS);
+    if (thread == 0) barrier_arrive(full);
+  }
+
+  __device__ __forceinline__ void run() {
+    begin = unmasked = masked = done = first_page = pages = meta = 0;
+    decision = 0.0f;
+    padded = (t.live + PAGE_SLOTS - 1) / PAGE_SLOTS * PAGE_SLOTS;
+    lead = t.span.start % PAGE_SLOTS;
+    page_ahead = next + thread < end ? page_of(next + thread) : 0;
+    look();
+    Stage<C::STAGES> stage;
+    Batch b = next_batch();
+    int number = 0;
+    u32 parity = 0;
+    if (C::PACKED) load_codes(b, 0, 0);
+#pragma unroll 1
+    for (; b.n > 0; number++, stage.advance()) {
+      u64 *k_full = s.k_full + stage.at, *v_full = s.v_full + stage.at;
+      u64 *k_empty = s.k_empty + stage.at, *v_empty = s.v_empty + stage.at;
+      u32 empty = stage.parity ^ 1;
+      if (C::PACKED) {
+        // Codes of the next tile are in flight while those of this one are decoded.
+        load_codes(b, 1, number);
+        decode_codes(s.k[stage.at], b, 0, number, parity, k_full, k_empty, empty);
+        Batch now = b;
+        b = next_batch();
+        load_codes(b, 0, number + 1);
+        decode_codes(s.v[stage.at], now, 1, number, parity, v_full, v_empty, empty);
+        parity ^= now.begin < 0;
+      } else {
+        load(s.k[stage.at], b, 0, number, k_full, k_empty, empty);
+        load(s.v[stage.at], b, 1, number, v_full, v_empty, empty);
+        b = next_batch();
+      }
+    }
+    barrier_wait(s.k_empty + stage.at, stage.parity ^ 1);
+    if (thread == 0) {
+      s.batches[number % C::BATCHES] = b;
+      barrier_arrive(s.k_full + stage.at);
+    }
+  }
+};
