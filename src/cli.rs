@@ -99,12 +99,12 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
     let accepts_several = |flag| match &cli.command {
         Some(Command::Bench(_)) => true,
-        Some(Command::Compare(_)) => flag == "--kv",
+        Some(Command::Compare(_)) => flag != "--eviction",
         _ => false,
     };
     if let Some(flag) = common.several().filter(|flag| !accepts_several(*flag)) {
         return Err(output::wrong_use(format!(
-            "{flag} accepts several values only with bench (--kv also with compare)"
+            "{flag} accepts several values only with bench (--kv and --weights also with compare)"
         )));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;

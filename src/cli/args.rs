@@ -251,7 +251,7 @@ pub enum Command {
     Chat,
     /// Print log-probabilities of a given text, token by token, under a schedule of prefills and toggles
     Score(ScoreArgs),
-    /// Measure what eviction and smaller cache formats cost on a text: perplexity, KL divergence, agreement
+    /// Measure what eviction and smaller formats of cache and weights cost on a text: perplexity, KL divergence, agreement
     Compare(CompareArgs),
     /// Measure prefill and decode speed with random weights of a real model's shape
     Bench(BenchArgs),
@@ -292,7 +292,7 @@ pub struct ScoreArgs {
     pub schedule: Option<String>,
 }
 
-/// `--kv` accepts several values: the first, without eviction, is the reference for the others.
+/// `--weights` and `--kv` accept several values: the first of each, without eviction, are the reference for all others.
 #[derive(Args, Debug)]
 pub struct CompareArgs {
     /// UTF-8 text of at least four windows
@@ -300,7 +300,7 @@ pub struct CompareArgs {
     pub text_file: PathBuf,
 }
 
-/// `--eviction` and `--kv` accept several values here, such as `on,off`.
+/// `--weights`, `--eviction` and `--kv` accept several values here, such as `on,off`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// Use random weights in the shape of qwen3-8b, llama-3.2-1b, smollm2-135m or demo instead of --model

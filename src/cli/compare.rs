@@ -1,4 +1,4 @@
-//! `dmschat compare`: measures what eviction and smaller codecs cost on a text.
+//! `dmschat compare`: measures what eviction and smaller formats of cache and weights cost on a text.
 
 use super::args::{Common, CompareArgs};
 use super::output::{self, as_wrong_use, wrong_use};
@@ -7,32 +7,38 @@ use super::spawn::{ModelJob, with_model};
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::config::{Kv, Settings};
-use crate::engine::Runner;
 use crate::engine::compare::{self, Compared, Row};
+use crate::engine::{Runner, weights_info};
 use crate::protocol::Token;
+use crate::quant::Weights;
 use anyhow::Result;
 use serde_json::{Value, json};
 
 /// The logits of all tokens of a step are in memory at once.
 const MAX_STEP: usize = 64;
 
-/// The first format of `--kv`, without eviction, is the reference.
+/// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other pairs.
 pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
     let kvs = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
-    let job = Job { settings, args, others: &kvs[1..], json: common.json };
-    with_model(&with_kv(settings, kvs[0]), MAX_STEP, job)
+    let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
+    let pairs: Vec<Formats> = weights.iter().flat_map(|&w| kvs.iter().map(move |&kv| (w, kv))).collect();
+    let job = Job { settings, args, others: &pairs[1..], json: common.json };
+    with_model(&with_formats(settings, pairs[0]), MAX_STEP, job)
 }
 
-fn with_kv(settings: &Settings, kv: Kv) -> Settings {
+/// Formats of the weights and of the cache.
+type Formats = (Weights, Kv);
+
+fn with_formats(settings: &Settings, (weights, kv): Formats) -> Settings {
     let mut settings = settings.clone();
-    settings.kv = kv;
+    (settings.weights, settings.kv) = (weights, kv);
     settings
 }
 
 struct Job<'a> {
     settings: &'a Settings,
     args: &'a CompareArgs,
-    others: &'a [Kv],
+    others: &'a [Formats],
     json: bool,
 }
 
@@ -48,17 +54,17 @@ impl ModelJob for Job<'_> {
             rows.extend(more);
         };
         if evictions.contains(&true) {
-            collect(compare::eviction(runner, &tokens)?);
+            collect(compare::eviction(runner, checkpoint.weights, &tokens)?);
         }
-        for &kv in self.others {
+        for &formats in self.others {
             let beside = Beside { reference: runner, tokens: &tokens, evictions, collect: &mut collect };
-            with_model(&with_kv(self.settings, kv), MAX_STEP, beside)?;
+            with_model(&with_formats(self.settings, formats), MAX_STEP, beside)?;
         }
         let kv = runner.cache.geometry().codec.name();
         if self.json {
-            output::out_json(&as_json(tokens.len(), kv, ppl, &rows))?;
+            output::out_json(&as_json(tokens.len(), checkpoint, kv, ppl, &rows))?;
         } else {
-            output::out(&as_table(tokens.len(), kv, ppl, &rows))?;
+            output::out(&as_table(tokens.len(), checkpoint.weights.name(), kv, ppl, &rows))?;
         }
         Ok(output::OK)
     }
@@ -70,7 +76,7 @@ fn evictions(checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&
         if alone {
             let name = &checkpoint.name;
             return Err(wrong_use(format!(
-                "{name} does not evict; compare formats instead, such as --kv f32,bf16,fp8"
+                "{name} does not evict; compare formats instead, such as --kv f32,bf16,fp8 or --weights bf16,int8,int4"
             )));
         }
         return Ok(&[false]);
@@ -85,7 +91,7 @@ fn evictions(checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&
     Ok(&[false, true])
 }
 
-/// The same model with another codec, compared with the reference.
+/// The same model in other formats, compared with the reference.
 struct Beside<'a, R: Backend, F: FnMut(Compared)> {
     reference: &'a mut Runner<R>,
     tokens: &'a [Token],
@@ -94,18 +100,20 @@ struct Beside<'a, R: Backend, F: FnMut(Compared)> {
 }
 
 impl<R: Backend, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
-    fn run<B: Backend>(mut self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
+    fn run<B: Backend>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
-        (self.collect)(compare::codec(self.reference, runner, self.tokens, self.evictions)?);
+        let weights = checkpoint.weights;
+        (self.collect)(compare::formats(self.reference, runner, weights, self.tokens, self.evictions)?);
         Ok(output::OK)
     }
 }
 
-/// The reference codec with eviction on against off, and all rows.
-fn as_json(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
-    let on = rows.iter().find(|r| r.kv == kv && r.eviction);
+/// The reference with eviction on against off, and all rows.
+fn as_json(tokens: usize, checkpoint: &Checkpoint, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
+    let on = rows.iter().find(|r| (r.weights, r.kv) == (checkpoint.weights.name(), kv) && r.eviction);
     json!({
         "tokens": tokens,
+        "weights": weights_info(checkpoint),
         "kv": kv,
         "ppl_off": ppl,
         "ppl_on": on.and_then(|r| r.ppl),
@@ -116,17 +124,22 @@ fn as_json(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
     })
 }
 
-fn as_table(tokens: usize, kv: &str, ppl: Option<f64>, rows: &[Row]) -> String {
+fn as_table(tokens: usize, weights: &str, kv: &str, ppl: Option<f64>, rows: &[Row]) -> String {
     let show = |x: Option<f64>, digits: usize| x.map_or("-".into(), |x| format!("{x:.digits$}"));
-    let mut out = format!("{tokens} tokens; reference: {kv} without eviction, perplexity {}\n", show(ppl, 4));
-    out.push_str("kv    eviction  perplexity  KL, nats/token  same top token   ratio     KV MB\n");
+    let mut out = format!(
+        "{tokens} tokens; reference: weights {weights}, cache {kv} without eviction, perplexity {}\n",
+        show(ppl, 4)
+    );
+    out.push_str("weights  kv    eviction  perplexity  KL, nats/token  99 % below  same top token   ratio     KV MB\n");
     for r in rows {
         out.push_str(&format!(
-            "{:<4}  {:<8}  {:>10}  {:>14.6}  {:>12.2} %  {:>5}x  {:>8.3}\n",
+            "{:<7}  {:<4}  {:<8}  {:>10}  {:>14.6}  {:>10.4}  {:>12.2} %  {:>5}x  {:>8.3}\n",
+            r.weights,
             r.kv,
             if r.eviction { "on" } else { "off" },
             show(r.ppl, 4),
             r.kl,
+            r.kl_99,
             100.0 * r.top1_agreement,
             show(r.ratio, 2),
             r.live_bytes as f64 / 1e6

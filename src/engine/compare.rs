@@ -1,11 +1,12 @@
-//! Quality of a compressed cache on a text: sequences that evict, or store K and V in fewer bytes, are fed side by side
-//! with a dense one, and the next-token distributions are compared.
+//! What eviction and smaller formats of cache and weights cost on a text: sequences that have them are fed side by side with
+//! one of the reference, and the next-token distributions are compared.
 
 use super::runner::Runner;
 use super::score::{log_softmax, log_softmax_at, perplexity, ratio};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::protocol::Token;
+use crate::quant::Weights;
 use crate::sampler::argmax;
 use anyhow::Result;
 use serde::Serialize;
@@ -13,14 +14,17 @@ use serde::Serialize;
 /// Tokens per step. The distributions of a step are all in memory at once.
 const STEP: usize = 64;
 
-/// One cache compared with the dense one.
+/// One configuration compared with the reference.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    pub weights: &'static str,
     pub kv: &'static str,
     pub eviction: bool,
     pub ppl: Option<f64>,
-    /// Mean KL(dense || this), nats per token.
+    /// Mean KL(reference || this), nats per token.
     pub kl: f64,
+    /// KL that 99 % of the tokens do not exceed.
+    pub kl_99: f64,
     /// Share of positions with the same argmax.
     pub top1_agreement: f64,
     /// Compression ratio after the last token.
@@ -32,22 +36,23 @@ pub struct Row {
 /// Perplexity of the dense cache, and the caches compared with it.
 pub type Compared = (Option<f64>, Vec<Row>);
 
-/// Compares eviction with none, in one runner.
-pub fn eviction<B: Backend>(runner: &mut Runner<B>, tokens: &[Token]) -> Result<Compared> {
+/// Compares eviction with none, in one runner with such `weights`.
+pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Result<Compared> {
     let mut off = Dense::new(runner, tokens)?;
     let mut on = Compressed::new(runner, true)?;
     while let Some(chunk) = off.feed(runner)? {
         on.feed(runner, &chunk, tokens)?;
     }
-    let rows = vec![on.finish(runner, tokens)];
+    let rows = vec![on.finish(runner, weights, tokens)];
     Ok((off.finish(runner), rows))
 }
 
 /// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`: the same model with
-/// another codec.
-pub fn codec<R: Backend, B: Backend>(
+/// another codec or in other `weights`.
+pub fn formats<R: Backend, B: Backend>(
     reference: &mut Runner<R>,
     runner: &mut Runner<B>,
+    weights: Weights,
     tokens: &[Token],
     evictions: &[bool],
 ) -> Result<Compared> {
@@ -59,7 +64,7 @@ pub fn codec<R: Backend, B: Backend>(
             one.feed(runner, &chunk, tokens)?;
         }
     }
-    let rows = beside.into_iter().map(|one| one.finish(runner, tokens)).collect();
+    let rows = beside.into_iter().map(|one| one.finish(runner, weights, tokens)).collect();
     Ok((dense.finish(reference), rows))
 }
 
@@ -111,35 +116,40 @@ struct Compressed {
     seq: SeqId,
     eviction: bool,
     logprobs: Vec<Option<f64>>,
-    kl: f64,
+    /// Of each token.
+    kl: Vec<f64>,
     same: usize,
 }
 
 impl Compressed {
     fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self> {
-        Ok(Self { seq: runner.create(eviction)?, eviction, logprobs: Vec::new(), kl: 0.0, same: 0 })
+        Ok(Self { seq: runner.create(eviction)?, eviction, logprobs: Vec::new(), kl: Vec::new(), same: 0 })
     }
 
     fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
         runner.feed(self.seq, &tokens[chunk.at..chunk.at + chunk.rows.len()])?;
         runner.logits(0..chunk.rows.len(), |row, logits| {
             let (p, q) = (&chunk.rows[row], log_softmax(logits));
-            self.kl += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+            self.kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum());
             self.same += usize::from(argmax(logits) == chunk.argmax[row]);
             self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
         })?;
         Ok(())
     }
 
-    fn finish<B: Backend>(self, runner: &mut Runner<B>, tokens: &[Token]) -> Row {
+    fn finish<B: Backend>(mut self, runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Row {
         let stats = runner.cache.stats(runner.backend(), self.seq);
         let geometry = *runner.cache.geometry();
         runner.release(self.seq);
+        self.kl.sort_by(f64::total_cmp);
+        let n = self.kl.len();
         Row {
+            weights: weights.name(),
             kv: geometry.codec.name(),
             eviction: self.eviction,
             ppl: perplexity(&self.logprobs),
-            kl: self.kl / tokens.len() as f64,
+            kl: self.kl.iter().sum::<f64>() / n as f64,
+            kl_99: self.kl[(n * 99).div_ceil(100).saturating_sub(1)],
             top1_agreement: self.same as f64 / tokens.len() as f64,
             ratio: ratio(&stats),
             live_bytes: stats.live_slots * geometry.slot_bytes() as u64,

@@ -213,6 +213,24 @@ fn compare_agrees_with_score_and_with_itself() {
     refused(run(&["compare", "-m", folder, "--text-file", file.to_str().unwrap()]), &["--kv f32,bf16,fp8"]);
 }
 
+#[test]
+fn compare_measures_formats_of_weights() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("text");
+    fs::write(&file, (0..90).map(|i| format!("{i} and {}\n", i * 37 % 89)).collect::<String>()).unwrap();
+    let model = Tiny::new(Spec { context: 4096, ..Spec::new(false, Form::Plain) }, 3);
+    let mut command = dmschat(&home);
+    command.args(["compare", "--weights", "bf16,int8,int4", "--json", "--device", "cpu", "-m"]);
+    let output = command.arg(model.folder.path()).arg("--text-file").arg(&file).output().unwrap();
+    let (code, stdout, stderr) = said(&output);
+    assert_eq!(code, 0, "{stderr}");
+    let compared: Value = serde_json::from_str(&stdout).unwrap();
+    let rows = compared["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|r| r["weights"].as_str().unwrap()).collect::<Vec<_>>(), ["int8", "int4"]);
+    let [eight, four] = [0, 1].map(|row| rows[row]["kl"].as_f64().unwrap());
+    assert!(0.0 < eight && eight < 0.1 * four && four < rows[1]["kl_99"].as_f64().unwrap(), "{compared}");
+}
+
 /// Whether the process has a handler for SIGINT: before that a signal would just end it.
 #[cfg(target_os = "linux")]
 fn catches_ctrl_c(pid: u32) -> bool {
