@@ -118,16 +118,27 @@ impl Packed {
         Ok(Self { layout, bits, rows, cols, groups, codes, zeros, scales, group_of })
     }
 
-    fn field(&self, words: &RawTensor, word: usize, place: usize) -> u32 {
-        words.u32_at(word) >> (place * self.bits) & ((1 << self.bits) - 1)
+    fn field(&self, word: u32, place: usize) -> u32 {
+        word >> (place * self.bits) & ((1 << self.bits) - 1)
     }
 
-    fn code(&self, row: usize, col: usize) -> u32 {
-        let n = 32 / self.bits;
-        match self.layout {
-            Layout::Gptq { .. } => self.field(&self.codes, col / n * self.rows + row, col % n),
-            Layout::Awq => self.field(&self.codes, col * (self.rows / n) + row / n, AWQ_PLACES[row % n]),
-            Layout::Compressed => self.field(&self.codes, row * (self.cols / n) + col / n, col % n),
+    /// The codes of a row.
+    fn codes(&self, row: usize, out: &mut [u8]) {
+        let (words, n) = (self.codes.bytes().as_chunks::<4>().0, 32 / self.bits);
+        let word = |at: usize| u32::from_le_bytes(words[at]);
+        // The words of the row: the first, and the distance to the next.
+        let (first, stride) = match self.layout {
+            Layout::Gptq { .. } => (row, self.rows),
+            Layout::Compressed => (row * (self.cols / n), 1),
+            Layout::Awq => {
+                let (first, stride) = (row / n, self.rows / n);
+                let code = |col: usize| self.field(word(first + col * stride), AWQ_PLACES[row % n]);
+                return out.iter_mut().enumerate().for_each(|(col, out)| *out = code(col) as u8);
+            }
+        };
+        for (i, out) in out.chunks_exact_mut(n).enumerate() {
+            let word = word(first + i * stride);
+            out.iter_mut().enumerate().for_each(|(place, out)| *out = self.field(word, place) as u8);
         }
     }
 
@@ -136,9 +147,9 @@ impl Packed {
         let Some(zeros) = &self.zeros else { return 1 << (self.bits - 1) };
         let packed = self.rows.div_ceil(n);
         match self.layout {
-            Layout::Gptq { zero_offset } => self.field(zeros, group * packed + row / n, row % n) + zero_offset,
-            Layout::Awq => self.field(zeros, group * packed + row / n, AWQ_PLACES[row % n]),
-            Layout::Compressed => self.field(zeros, row / n * self.groups + group, row % n),
+            Layout::Gptq { zero_offset } => self.field(zeros.u32_at(group * packed + row / n), row % n) + zero_offset,
+            Layout::Awq => self.field(zeros.u32_at(group * packed + row / n), AWQ_PLACES[row % n]),
+            Layout::Compressed => self.field(zeros.u32_at(row / n * self.groups + group), row % n),
         }
     }
 
@@ -167,13 +178,6 @@ impl GroupOf {
         );
         Ok(Self::Index(of))
     }
-
-    fn of(&self, col: usize) -> usize {
-        match self {
-            Self::Runs(size) => col / size,
-            Self::Index(of) => of[col] as usize,
-        }
-    }
 }
 
 impl Rows for Packed {
@@ -191,11 +195,22 @@ impl Rows for Packed {
     }
 
     fn decode(&self, row: usize, out: &mut [f32]) {
+        let mut codes = vec![0; self.cols];
+        self.codes(row, &mut codes);
         let group = |g| (self.scale(row, g), self.zero(row, g) as f32);
         let groups: Vec<(f32, f32)> = (0..self.groups).map(group).collect();
-        for (col, out) in out.iter_mut().enumerate() {
-            let (scale, zero) = groups[self.group_of.of(col)];
-            *out = scale * (self.code(row, col) as f32 - zero);
+        let value = |(scale, zero): (f32, f32), code: u8| scale * (f32::from(code) - zero);
+        match &self.group_of {
+            GroupOf::Runs(size) => {
+                let runs = out.chunks_mut(*size).zip(codes.chunks(*size)).zip(groups);
+                runs.for_each(|((out, codes), group)| {
+                    out.iter_mut().zip(codes).for_each(|(out, code)| *out = value(group, *code));
+                });
+            }
+            GroupOf::Index(of) => {
+                let columns = out.iter_mut().zip(codes).zip(of);
+                columns.for_each(|((out, code), group)| *out = value(groups[*group as usize], code));
+            }
         }
     }
 
@@ -217,8 +232,7 @@ impl Rows for Packed {
                 }
                 (scales[i * tiles + tile], zeros[i * tiles + tile]) = (scale, zero as f32);
             }
-            let row_codes = &mut codes[i * self.cols..(i + 1) * self.cols];
-            row_codes.iter_mut().enumerate().for_each(|(col, c)| *c = self.code(row, col) as u8);
+            self.codes(row, &mut codes[i * self.cols..(i + 1) * self.cols]);
         }
         code.pack_codes(&codes, &scales, &zeros, self.cols, out);
         true
