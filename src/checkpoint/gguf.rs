@@ -96,10 +96,12 @@ impl Gguf {
         Some(text.chars().take(MAX_LEN).collect())
     }
 
-    /// The tensor of that Hugging Face name, if the file has it. Quantized matrices become [`Rows`].
-    pub fn tensor(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
-        let Some(name) = gguf_name(&spec.name) else { return Ok(None) };
-        let Some(entry) = self.header.tensors.get(&name) else { return Ok(None) };
+    /// The tensor of that Hugging Face name. Quantized matrices become [`Rows`].
+    pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
+        let name = gguf_name(&spec.name).unwrap_or_else(|| spec.name.clone());
+        let Some(entry) = self.header.tensors.get(&name) else {
+            bail!("{}: tensor {name} {:?} is missing", self.label, spec.shape);
+        };
         let kind = match entry.kind {
             Ok(kind) => kind,
             Err(id) => bail!(
@@ -111,7 +113,7 @@ impl Gguf {
         };
         let permuted = ["self_attn.q_proj.", "self_attn.k_proj."].iter().any(|part| spec.name.contains(part));
         let order = RowOrder { head_dim: self.interleaved.filter(|_| permuted) };
-        self.read(&spec.name, &name, kind, entry, order).map(Some)
+        self.read(&spec.name, &name, kind, entry, order)
     }
 
     fn read(&self, name: &str, theirs: &str, kind: Kind, entry: &Entry, order: RowOrder) -> Result<Tensor> {

@@ -54,7 +54,7 @@ impl Source {
 
     fn get(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
         match self {
-            Self::Gguf(gguf) => gguf.tensor(spec),
+            Self::Gguf(gguf) => gguf.tensor(spec).map(Some),
             Self::Safetensors { shards, quantization: Some(quantization) } => {
                 match quantization.tensor(shards, spec)? {
                     Some(tensor) => Ok(Some(tensor)),

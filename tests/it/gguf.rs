@@ -206,7 +206,14 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
         set("llama.block_count", Meta::text("1")),
         "x.gguf: llama.block_count is \"1\", expected a whole number"
     );
-    assert_eq!(set("llama.attention.head_count", Meta::U32(0)), "x.gguf: llama.attention.key_length is missing");
+    assert_eq!(
+        set("llama.attention.head_count", Meta::U32(0)),
+        "x.gguf: llama.embedding_length 64 is no multiple of llama.attention.head_count 0"
+    );
+    assert_eq!(
+        set("llama.block_count", Meta::U32(0)),
+        "x.gguf: llama.block_count is 0, but there are tensors of layer 0"
+    );
     assert!(set("llama.block_count", Meta::U32(u32::MAX)).starts_with("x.gguf: num_hidden_layers is 4294967295"));
     assert_eq!(
         set("tokenizer.ggml.pre", Meta::text("tekken")),
@@ -230,7 +237,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     };
     assert!(kind(19).starts_with("x.gguf: tensor blk.0.ffn_up.weight is IQ1_S, which is not supported (F32, F16, "));
     let missing = refusal(|f| drop(f.tensors.remove("blk.0.attn_k.weight")));
-    assert_eq!(missing, "x.gguf: tensor model.layers.0.self_attn.k_proj.weight [32, 64] is missing");
+    assert_eq!(missing, "x.gguf: tensor blk.0.attn_k.weight [32, 64] is missing");
     let shape = refusal(|f| _ = f.tensor("blk.0.attn_v.weight", &[64, 16], F32, &[0.0; 1024]));
     assert!(shape.ends_with("v_proj.weight has shape [16, 64], expected [32, 64]"), "{shape}");
     let vector = refusal(|f| _ = f.tensor("output_norm.weight", &[64], Q8_0, &[1.0; 64]));
@@ -258,4 +265,31 @@ fn files_are_told_from_folders_by_their_first_bytes() {
     let wanted =
         format!("{dir} is no model folder, but holds GGUF files; give the path of one, such as {dir}/Tiny-Q8_0.gguf");
     assert_eq!(said.to_string(), wanted);
+}
+
+/// The program as a user starts it, in each format of weights; and one line where it cannot do what was asked.
+#[test]
+fn a_file_is_run_from_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, GgufFile::tiny().bytes()).unwrap();
+    let run = |more: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"))
+            .args(["--device", "cpu", "--temperature", "0", "--max-tokens", "3", "-p", "he", "-m"])
+            .arg(&path)
+            .args(more)
+            .envs(["DMSCHAT_CONFIG_DIR", "DMSCHAT_DATA_DIR", "DMSCHAT_CACHE_DIR"].map(|name| (name, folder.path())))
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for weights in ["auto", "bf16", "int8", "int4"] {
+        let (code, said) = run(&["--weights", weights]);
+        assert_eq!(code, Some(0), "{weights}: {said}");
+    }
+    let (code, said) = run(&["--policy", "dms"]);
+    let last = said.lines().last().unwrap_or_default();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(last.starts_with("dmschat: policy dms: this model was not trained with DMS"), "{said}");
 }

@@ -270,14 +270,16 @@ fn smollm2_answers_a_question() {
 
 #[test]
 fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
-    let Some(folder) = fetched(SMALL) else { return };
-    let open = |choice| Checkpoint::open(&ModelRef::Folder(folder.clone()), &choice).expect("opens");
-    let found = open(AdapterChoice::Auto);
-    assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(128));
-    let notice = "adapter for HuggingFaceTB/SmolLM2-135M-Instruct in use; --adapter none turns it off";
-    assert_eq!(found.notices().next().as_deref(), Some(notice));
-    let plain = open(AdapterChoice::None);
-    assert_eq!((plain.config.dms.clone(), plain.notices().next()), (None, None));
+    let (Some(folder), Some(gguf)) = (fetched(SMALL), fetched(GGUF)) else { return };
+    for model in [folder, gguf.join(format!("{GGUF}.gguf"))] {
+        let open = |choice| Checkpoint::open(&ModelRef::Folder(model.clone()), &choice).expect("opens");
+        let found = open(AdapterChoice::Auto);
+        assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(128));
+        let notice = "adapter for HuggingFaceTB/SmolLM2-135M-Instruct in use; --adapter none turns it off";
+        assert_eq!(found.notices().next().as_deref(), Some(notice));
+        let plain = open(AdapterChoice::None);
+        assert_eq!((plain.config.dms.clone(), plain.notices().next()), (None, None));
+    }
 }
 
 /// The GGUF file that the folder of SmolLM2 was made from, opened as it is: the same configuration, tokens and weights.

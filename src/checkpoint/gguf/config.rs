@@ -41,7 +41,12 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
         "{} is set: models with experts are not supported",
         key("expert_count")
     );
-    let heads = need("attention.head_count")?;
+    let (heads, layers) = (need("attention.head_count")?, need("block_count")?);
+    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
+    let last = h.tensors.keys().filter_map(|name| layer(name)).max();
+    if let Some(last) = last.filter(|last| *last >= layers) {
+        bail!("{} is {layers}, but there are tensors of layer {last}", key("block_count"));
+    }
     for name in ["attention.value_length", "rope.dimension_count"] {
         let other = h.opt_size(&key(name))?.unwrap_or(head_dim);
         ensure!(other == head_dim, "{} {other} is not supported (the head size {head_dim} is)", key(name));
@@ -50,7 +55,7 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let [vocab, _] = embedding.shape[..] else { bail!("tensor token_embd.weight is no matrix") };
     let mut out = json!({
         "model_type": arch,
-        "num_hidden_layers": need("block_count")?,
+        "num_hidden_layers": layers,
         "hidden_size": need("embedding_length")?,
         "intermediate_size": need("feed_forward_length")?,
         "num_attention_heads": heads,
@@ -81,8 +86,14 @@ fn head_dim(h: &Header, arch: &str) -> Result<usize> {
         return Ok(stated);
     }
     let sizes = h.opt_size(&key("embedding_length"))?.zip(h.opt_size(&key("attention.head_count"))?);
-    let even = sizes.filter(|(hidden, heads)| *heads > 0 && hidden % heads == 0);
-    even.map(|(hidden, heads)| hidden / heads).with_context(|| format!("{} is missing", key("attention.key_length")))
+    let (hidden, heads) = sizes.with_context(|| format!("{} is missing", key("attention.key_length")))?;
+    ensure!(
+        heads > 0 && hidden % heads == 0,
+        "{} {hidden} is no multiple of {} {heads}",
+        key("embedding_length"),
+        key("attention.head_count")
+    );
+    Ok(hidden / heads)
 }
 
 /// The head size if the file's rows of q and k are interleaved: llama.cpp rotates neighbouring channels of `llama`, and
