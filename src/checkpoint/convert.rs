@@ -87,26 +87,6 @@ pub fn convert(
     Ok(checkpoint)
 }
 
-/// As [`convert`], but packs one matrix of each shape and gives its bytes to all others: for measurements of speed.
-pub fn convert_alike(checkpoint: &Checkpoint, weights: Weights) -> Result<Checkpoint> {
-    let codes = codes(&checkpoint.config, weights);
-    let mut made: BTreeMap<(Code, Vec<usize>), Tensor> = BTreeMap::new();
-    let mut out = checkpoint.clone();
-    for tensor in out.tensors.values_mut() {
-        let Some(&code) = codes.get(&tensor.name) else { continue };
-        let key = (code, tensor.shape.clone());
-        if !made.contains_key(&key) {
-            made.insert(key.clone(), packed(tensor, code, None, 0)?);
-        }
-        let name = std::mem::take(&mut tensor.name);
-        *tensor = made[&key].clone();
-        tensor.name = name;
-    }
-    out.weights = if codes.is_empty() { checkpoint.weights } else { weights };
-    out.weight_bytes = out.tensors.values().map(|t| t.stored_bytes() as u64).sum();
-    Ok(out)
-}
-
 /// A matrix as a packed tensor in memory of its own.
 fn packed(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize) -> Result<Tensor> {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];

@@ -59,7 +59,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     }
     let (mut results, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), None);
     for &weights in &lists.weights {
-        let converted = convert(&checkpoint, weights, args.shape.is_some() && target.copies_weights())?;
+        let converted = convert(&checkpoint, weights)?;
         let weights = converted.weights;
         weight_bytes.push((weights.name(), bench::weight_bytes(&converted)));
         let bench = Bench {
@@ -103,15 +103,10 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     Ok(0)
 }
 
-/// The checkpoint with its matrices in that format, in memory. Random weights that a device copies are `alike`: all matrices
-/// of one shape have the same bytes, because the speed does not depend on their values.
-fn convert(checkpoint: &Checkpoint, weights: Weights, alike: bool) -> Result<Checkpoint> {
-    let converted = if alike {
-        convert::convert_alike(checkpoint, weights)
-    } else {
-        convert::convert(checkpoint.clone(), weights, &Importance::new(), 0, |_, _| true)
-    };
-    let converted = converted.map_err(as_wrong_use)?;
+/// The checkpoint with its matrices in that format, in memory.
+fn convert(checkpoint: &Checkpoint, weights: Weights) -> Result<Checkpoint> {
+    let converted =
+        convert::convert(checkpoint.clone(), weights, &Importance::new(), 0, |_, _| true).map_err(as_wrong_use)?;
     converted.kept.iter().for_each(|text| notice(text));
     Ok(converted)
 }
