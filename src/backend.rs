@@ -16,6 +16,7 @@ pub(crate) use crate::protocol::bytes as in_units;
 use crate::protocol::{SamplingParams, Token};
 use crate::tensor::Tensor;
 pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, Span};
+use std::ops::RangeInclusive;
 
 /// Elements a device buffer may hold.
 pub trait Plain: bytemuck::Pod + Send + Sync + Default {}
@@ -368,9 +369,9 @@ pub trait Backend: Memory + Profile + 'static {
         kv: &KvTables<Self>,
         n: usize,
     ) -> StepResult;
-    /// Best number of tokens of a prefill step, where a token takes `token_bytes` of scratch.
-    fn step_tokens(&self, _token_bytes: usize) -> usize {
-        512
+    /// Fewest and most tokens of a prefill step that suit the backend; memory decides between them.
+    fn step_sizes(&self) -> RangeInclusive<usize> {
+        512..=512
     }
     /// Runs a step. A backend with graphs captures `ops` once and replays the graph, so `ops` must not change host state; they
     /// run a second time if the capture fails.
@@ -402,6 +403,14 @@ pub trait Profile {
     fn device_bytes(&self) -> Option<u64> {
         None
     }
+    /// Calls `make`, whose allocations are counted as `purpose` in [`Self::memory_use`].
+    fn allocating<T>(&self, _purpose: &'static str, make: impl FnOnce() -> T) -> T {
+        make()
+    }
+    /// What the device's memory holds; `None` where it is the host's.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
+    }
     /// Bytes of device memory that the allocations of `make` would take, without taking any; what it returns cannot be
     /// used. `None` where memory is the host's.
     fn dry_run_bytes<T>(&self, _make: impl FnOnce() -> T) -> Option<u64> {
@@ -422,6 +431,19 @@ pub trait Profile {
         round();
         median((0..TIMED_ROUNDS).map(|_| round()).collect())
     }
+}
+
+/// What a device's memory holds, as its driver and the backend count it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Taken by other programs and by the driver for this one, before anything was loaded.
+    pub before_bytes: u64,
+    /// Taken by loading the kernels.
+    pub kernel_bytes: u64,
+    /// Taken now, in all.
+    pub taken_bytes: u64,
+    /// Live allocations by purpose, in the driver's granules.
+    pub allocated: Vec<(&'static str, u64)>,
 }
 
 /// Rounds that [`Profile::time_us`] times.

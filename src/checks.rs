@@ -12,6 +12,7 @@ mod rows;
 mod sampling;
 pub mod speed;
 pub mod steps;
+pub mod usage;
 
 use crate::backend::cpu::Cpu;
 use crate::backend::{Backend, Plain, QkvRopeArgs};

@@ -30,7 +30,7 @@ mod weights;
 mod worker;
 
 pub use loaded::weights_info;
-pub use planner::host_bytes;
+pub use planner::{CHAT_LOGITS, host_bytes};
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
@@ -53,8 +53,11 @@ const NOTICEABLE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     pub codec: Codec,
-    /// Maximum tokens of a conversation. `None`: what the checkpoint was trained for, lowered to what fits in the worst
-    /// case. More than that uses YaRN, for families that document it.
+    /// Codecs to use instead, the first that does, where the wanted context is not expected to fit with `codec`.
+    pub smaller_codecs: &'static [Codec],
+    /// Maximum tokens of a conversation. `None`: what the checkpoint was trained for, lowered to what fits: in the worst
+    /// case, or with a margin at the ratio at which a DMS model evicts. More than that uses YaRN, for families that
+    /// document it.
     pub context: Option<usize>,
     /// Memory that is free before loading; `None` if unknown.
     pub memory_bytes: Option<u64>,
@@ -68,8 +71,10 @@ pub struct EngineOptions {
     pub policy: PolicyChoice,
     /// How the weights are stored.
     pub weights: WeightOptions,
-    /// Maximum tokens of one step. `None`: the backend's preference.
+    /// Maximum tokens of one step. `None`: as many as suit the backend and the memory; [`resolve_context`] sets it.
     pub max_step: Option<usize>,
+    /// Rows of logits that the workspace has room for, at least one for each sequence.
+    pub max_logits: usize,
     /// Number of cache sequences. A conversation takes up to four: itself, two checkpoints of its last turn and a rebuild.
     pub max_seqs: usize,
     /// How the model is named in sessions; reported in `ModelInfo`.
@@ -80,6 +85,7 @@ impl EngineOptions {
     pub fn new(codec: Codec) -> Self {
         Self {
             codec,
+            smaller_codecs: &[],
             context: None,
             memory_bytes: None,
             workspace_bytes: 0,
@@ -88,6 +94,7 @@ impl EngineOptions {
             policy: PolicyChoice::Model,
             weights: WeightOptions::default(),
             max_step: None,
+            max_logits: planner::MAX_LOGITS,
             max_seqs: 4,
             reference: None,
         }
@@ -189,9 +196,9 @@ impl Loading {
     }
 }
 
-/// Chooses the context length: extends RoPE where more is asked for than the model was trained on, and lowers a default
-/// to what fits in the worst case. `notice` receives what the user should know. Fails where the model or the requested
-/// context does not fit in memory, before anything of their size is allocated.
+/// Chooses the context length, and the codec and the tokens of a step where they are open: extends RoPE where more is asked
+/// for than the model was trained on, and lowers a default to what fits. `notice` receives what the user should know. Fails
+/// where the model or the requested context does not fit in memory, before anything of their size is allocated.
 pub fn resolve_context<B: Backend>(
     b: &B,
     checkpoint: &mut Checkpoint,
@@ -204,16 +211,17 @@ pub fn resolve_context<B: Backend>(
     if wanted > native {
         checkpoint.config.extend_yarn(wanted)?;
     }
-    options.context = Some(shorter_by_tables(checkpoint, options, wanted, asked.is_some())?);
-    let on_host =
-        |options: &EngineOptions| planner::host_bytes(&checkpoint.config, options, options.context.unwrap_or(wanted));
-    let on_device = workspace_bytes(b, checkpoint, options);
-    options.workspace_bytes = on_device.unwrap_or_else(|| on_host(options));
+    let goal = if asked.is_some() { wanted } else { wanted.min(planner::USUAL_CONTEXT) };
+    choose_codec(b, checkpoint, options, goal, &mut notice);
+    let open_step = options.max_step.is_none();
+    let context = shorter_by_tables(checkpoint, options, wanted, asked.is_some())?;
+    let on_host = set_context(b, checkpoint, options, context, open_step);
     // A limit on the pages is the user's choice: the context is not lowered for it.
-    let plan = planner::plan(checkpoint, options, options.context.unwrap_or(wanted), None);
+    let plan = planner::plan(checkpoint, options, context, None);
     let (certain, expected) = (plan.certain_context, plan.expected_context);
+    let default = planner::default_context(checkpoint, options, context);
     // Mapped weights may exceed the host's memory if the user asks for it.
-    let runs_slowly = on_device.is_none() && options.memory_bytes.is_none_or(|m| options.workspace_bytes < m);
+    let runs_slowly = on_host && options.memory_bytes.is_none_or(|m| options.workspace_bytes < m);
     if certain == 0 && !(runs_slowly && asked.is_some()) {
         let hint = if runs_slowly { "; --ctx-size N runs it anyway, slowly" } else { "" };
         bail!("{}{hint}", does_not_fit(plan.weight_bytes, plan.workspace_bytes, options));
@@ -221,16 +229,64 @@ pub fn resolve_context<B: Backend>(
     let more = if expected > certain { format!(" (about {expected} with eviction)") } else { String::new() };
     if certain < wanted && asked.is_some() {
         notice(format!("only {certain} of {wanted} tokens of context fit in memory in the worst case{more}"));
-    } else if certain < wanted {
-        notice(format!(
-            "the context is {certain} tokens, not {wanted}: that is what fits in the worst case{more}; --ctx-size overrides it"
-        ));
-        options.context = Some(certain);
+    } else if default < wanted && asked.is_none() {
+        let why = if default > certain {
+            format!("that many are expected to fit with eviction, {certain} in the worst case")
+        } else {
+            format!("that is what fits in the worst case{more}")
+        };
+        notice(format!("the context is {default} tokens, not {wanted}: {why}; --ctx-size overrides it"));
         // Tables for a shorter context are smaller.
-        options.workspace_bytes = workspace_bytes(b, checkpoint, options).unwrap_or_else(|| on_host(options));
+        set_context(b, checkpoint, options, default, open_step);
     }
     let context = options.context.unwrap_or(wanted);
     Ok(planner::plan(checkpoint, options, context, options.kv_limit))
+}
+
+/// Sets the context, the tokens of a step if they are open, and the bytes of workspace for both. Returns whether these are
+/// the host's.
+fn set_context<B: Backend>(
+    b: &B,
+    checkpoint: &Checkpoint,
+    options: &mut EngineOptions,
+    context: usize,
+    open_step: bool,
+) -> bool {
+    options.context = Some(context);
+    if open_step {
+        options.max_step = Some(planner::step_tokens(checkpoint, options, b.step_sizes()));
+    }
+    let on_device = workspace_bytes(b, checkpoint, options);
+    options.workspace_bytes = on_device.unwrap_or_else(|| planner::host_bytes(&checkpoint.config, options, context));
+    on_device.is_none()
+}
+
+/// Sets the first codec with which `goal` tokens are expected to fit, or the last one.
+fn choose_codec<B: Backend>(
+    b: &B,
+    checkpoint: &Checkpoint,
+    options: &mut EngineOptions,
+    goal: usize,
+    notice: &mut impl FnMut(String),
+) {
+    let mut refused = Vec::new();
+    for &codec in options.smaller_codecs {
+        let mut trial = options.clone();
+        set_context(b, checkpoint, &mut trial, goal, options.max_step.is_none());
+        let fits = planner::default_context(checkpoint, &trial, goal);
+        if fits >= goal {
+            break;
+        }
+        refused.push(format!("{fits} as {}", options.codec.name()));
+        options.codec = codec;
+    }
+    if !refused.is_empty() {
+        notice(format!(
+            "keys and values are stored as {}: of {goal} tokens of context {} would fit; --kv overrides it",
+            options.codec.name(),
+            refused.join(" and ")
+        ));
+    }
 }
 
 /// Returns the context to plan with: `wanted`, or less where its page tables alone would take a large share of memory.

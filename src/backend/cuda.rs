@@ -26,8 +26,8 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRopeArgs,
-    SampleArgs, Span, StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, MemoryUse, Norm, OutOfMemory, Plain, PoolStats, Profile,
+    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
@@ -50,6 +50,7 @@ pub use probe::probe;
 use sampling::Sampling;
 use spans::{Shape, Spans};
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 /// Threads of a block of most kernels.
@@ -61,6 +62,8 @@ const FEW_NORMS: usize = 32;
 /// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better, and need more scratch.
 const MAX_CHUNK: usize = 2048;
 const MIN_CHUNK: usize = 128;
+/// GPUs with less memory do without an external library unless it is asked for.
+const SMALL_GPU_BYTES: u64 = 12 << 30;
 /// Words that a step copies to the host: the non-finite flag, the number of free pages, a token for each sequence.
 const MAILBOX_WORDS: usize = 1024;
 /// Largest head and group that the attention kernels are instantiated for.
@@ -94,7 +97,9 @@ impl Cuda {
         on_kernels: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Self, NoCuda> {
         let driver = Rc::new(Driver::open(index, options, on_kernels)?);
-        let cublaslt = CublasLt::open(&driver, &options.cublaslt);
+        // The library and its scratch take 80 MiB, which a small GPU has better uses for.
+        let small = driver.memory().1 < SMALL_GPU_BYTES && !options.cublaslt_needed;
+        let cublaslt = CublasLt::open(&driver, if small { &[] } else { &options.cublaslt });
         if let (Err(why), true) = (&cublaslt, options.cublaslt_needed) {
             return Err(NoCuda::NoCublasLt(why.clone()));
         }
@@ -461,12 +466,8 @@ impl Backend for Cuda {
         }
     }
 
-    fn step_tokens(&self, token_bytes: usize) -> usize {
-        // Scratch takes at most an eighth of the free memory.
-        let room = self.memory().0 as usize / 8;
-        let fits = |tokens: &usize| tokens * token_bytes <= room;
-        let halves = std::iter::successors(Some(MAX_CHUNK), |n| Some(n / 2)).take_while(|&n| n > MIN_CHUNK);
-        halves.into_iter().find(fits).unwrap_or(MIN_CHUNK)
+    fn step_sizes(&self) -> RangeInclusive<usize> {
+        MIN_CHUNK..=MAX_CHUNK
     }
 
     fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
@@ -534,5 +535,13 @@ impl Profile for Cuda {
 
     fn device_bytes(&self) -> Option<u64> {
         Some(self.driver.taken_bytes())
+    }
+
+    fn allocating<T>(&self, purpose: &'static str, make: impl FnOnce() -> T) -> T {
+        self.driver.allocating(purpose, make)
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        Some(self.driver.memory_use())
     }
 }

@@ -336,6 +336,12 @@ pub struct DoctorArgs {
     /// With --device cuda: only measure the speed of every op, at the shapes of qwen3-8b if the GPU is large enough
     #[arg(long)]
     pub speed: bool,
+    /// Load the model and show where every MiB of the device's memory goes
+    #[arg(long, conflicts_with_all = ["all", "speed"])]
+    pub memory: bool,
+    /// With --memory: use random weights in the shape of qwen3-8b, llama-3.2-1b, smollm2-135m or demo instead of --model
+    #[arg(long, value_name = "SHAPE", requires = "memory")]
+    pub shape: Option<String>,
 }
 
 #[derive(Subcommand, Debug)]

@@ -169,6 +169,15 @@ impl Target {
         }
     }
 
+    /// The codecs that `--kv auto` falls back to where the context would not fit, in this order.
+    pub fn smaller_codecs(self, kv: Kv) -> &'static [Codec] {
+        match (kv, self) {
+            (Kv::Auto, Self::Cpu) => &[Codec::Bf16, Codec::Int8, Codec::K8V4],
+            (Kv::Auto, Self::Cuda(_)) => &[Codec::Int8, Codec::K8V4],
+            _ => &[],
+        }
+    }
+
     /// Refuses formats of K and V that this device cannot store.
     pub fn check_kv(self, formats: &[Kv]) -> Result<()> {
         match self {

@@ -1,11 +1,12 @@
 //! `dmschat doctor [--json]`: whether a chat would start on this machine, and if not, why. With `--device cuda` it
-//! checks the GPU instead.
+//! checks the GPU instead; with `--memory`, it shows where the memory of a model at work goes.
 
 mod cuda;
+mod memory;
 
 use super::args::{Common, DoctorArgs, VERSION};
 use super::devices::cuda_summary;
-use super::machine::{cpu_features, memory};
+use super::machine::{cpu_features, memory as memory_bytes};
 use super::output;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
@@ -28,6 +29,9 @@ impl Check {
 }
 
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
+    if args.memory {
+        return memory::run(common, args);
+    }
     if let Some(Device::Cuda(index)) = common.device {
         return cuda::check(index.unwrap_or(0), args);
     }
@@ -66,8 +70,8 @@ fn checks(common: &Common) -> Vec<Check> {
         Check::fact("system", format!("{} {}", std::env::consts::OS, std::env::consts::ARCH)),
         Check::fact("cpu_features", cpu_features()),
         Check::fact("threads", std::thread::available_parallelism().map_or(1, |n| n.get())),
-        Check::fact("memory_bytes", memory("MemTotal:").map_or(Value::Null, Into::into)),
-        Check::fact("available_bytes", memory("MemAvailable:").map_or(Value::Null, Into::into)),
+        Check::fact("memory_bytes", memory_bytes("MemTotal:").map_or(Value::Null, Into::into)),
+        Check::fact("available_bytes", memory_bytes("MemAvailable:").map_or(Value::Null, Into::into)),
         Check::fact("cuda", cuda_summary()),
     ];
     let settings = Settings::load(common.layer(), common.config.as_deref());

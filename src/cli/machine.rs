@@ -1,5 +1,6 @@
 //! Facts about this machine: CPU features and memory.
 
+use crate::checks::usage::Resident;
 use std::fs;
 
 /// CPU features that matter for speed.
@@ -34,6 +35,16 @@ pub fn cpu_features() -> Vec<&'static str> {
 /// Bytes in a field of `/proc/meminfo`, such as `MemTotal:`; `None` outside Linux.
 pub fn memory(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix(field))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    text.lines().find_map(|l| l.strip_prefix(field)).and_then(kilobytes)
+}
+
+/// Memory of this process: nothing outside Linux.
+pub fn resident() -> Resident {
+    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = |name: &str| text.lines().find_map(|l| l.strip_prefix(name)).and_then(kilobytes).unwrap_or(0);
+    Resident { anonymous: field("RssAnon:") + field("RssShmem:"), mapped: field("RssFile:") }
+}
+
+fn kilobytes(text: &str) -> Option<u64> {
+    text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -30,8 +30,11 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, target) = open_on_target(&settings)?;
-        let options =
-            EngineOptions { reference: reference::of(&settings), ..options(&settings, &checkpoint.config, target)? };
+        let options = EngineOptions {
+            reference: reference::of(&settings),
+            max_logits: engine::CHAT_LOGITS,
+            ..options(&settings, &checkpoint.config, target)?
+        };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
 }
@@ -116,6 +119,7 @@ pub fn open_on_target(settings: &Settings) -> Result<(Checkpoint, Target)> {
 pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Result<EngineOptions> {
     Ok(EngineOptions {
         context: settings.ctx_size,
+        smaller_codecs: target.smaller_codecs(settings.kv),
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,

@@ -74,7 +74,7 @@ impl FromStr for Device {
 /// The format of keys and values in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kv {
-    /// f32 on the CPU, bf16 on a GPU.
+    /// f32 on the CPU, bf16 on a GPU; a smaller format where the context would not fit.
     #[default]
     Auto,
     F32,

@@ -8,12 +8,25 @@ use crate::codec::Codec;
 use crate::model::step_token_bytes;
 use crate::policy::Policy;
 use crate::protocol::{MAX_CONTEXT, Plan};
+use std::ops::RangeInclusive;
 
 // Configurations and settings have the same bound.
 const _: () = assert!(crate::checkpoint::bounds::CONTEXT == MAX_CONTEXT);
 
-/// Minimum rows of logits in the workspace, used when a text is scored.
+/// Rows of logits in the workspace where texts are scored, and in a chat.
 pub(super) const MAX_LOGITS: usize = 16;
+pub const CHAT_LOGITS: usize = 4;
+
+/// Context for which room is kept where none is asked for: a model's own may be far longer than most conversations, and
+/// more exact formats serve all of them.
+pub const USUAL_CONTEXT: usize = 32_768;
+
+/// A default context is this much shorter than what is expected to fit with eviction: texts differ in how much of them a
+/// model keeps.
+const MARGIN: f64 = 1.25;
+
+/// Share of the memory beside weights and cache that the activations of a step may take.
+const STEP_SHARE: u64 = 8;
 
 /// Memory that is left free for other programs: this share of the memory, at most this many bytes.
 const SPARE_SHARE: u64 = 16;
@@ -46,8 +59,9 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     let rings = size_of::<i32>() * lanes * (policy(c, options).ring_len() + 1);
     let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
     let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
-    let logits = size_of::<f32>() * c.vocab * MAX_LOGITS.max(options.max_seqs);
-    let scratch = step_token_bytes(c) * step.max(MAX_LOGITS);
+    let rows = options.max_logits.max(options.max_seqs);
+    let logits = size_of::<f32>() * c.vocab * rows;
+    let scratch = step_token_bytes(c) * step.max(rows);
     table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
 }
 
@@ -77,25 +91,63 @@ pub fn kv_budget(fixed: u64, kv_limit: Option<u64>, memory_bytes: Option<u64>) -
     }
 }
 
+/// Tokens of a prefill step: the most of `sizes`, halved until the activations take a small share of the memory that is left
+/// beside the weights and the expected cache, but not below the fewest.
+pub fn step_tokens(checkpoint: &Checkpoint, options: &EngineOptions, sizes: RangeInclusive<usize>) -> usize {
+    let Some(free) = kv_budget(checkpoint.weight_bytes, None, options.memory_bytes) else { return *sizes.end() };
+    let c = &checkpoint.config;
+    let context = options.context.unwrap_or(c.context);
+    // A cache that does not fit leaves a little to the workspace all the same: the context gets shorter.
+    let cache = (dense_token_bytes(c, options.codec) as f64 * context as f64 / ratio(c, options, context)) as u64;
+    let room = (free - cache.min(free / 4 * 3)) / STEP_SHARE;
+    let mut step = *sizes.end();
+    while step / 2 >= *sizes.start() && (step * step_token_bytes(c)) as u64 > room {
+        step /= 2;
+    }
+    step
+}
+
+/// Expected ratio of a dense cache to this one, over `context` tokens.
+fn ratio(c: &ModelConfig, options: &EngineOptions, context: usize) -> f64 {
+    match policy(c, options) {
+        Policy::Dense => 1.0,
+        Policy::Dms(_) => c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0),
+        Policy::Window(window) => (context as f64 / window.budget as f64).max(1.0),
+    }
+}
+
+/// Tokens of `context` that are used where the user asks for none: what fits in the worst case, or with eviction what is
+/// expected to, with a margin. A conversation that keeps more than that ends its turn when the cache is full.
+pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context: usize) -> usize {
+    let c = &checkpoint.config;
+    let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
+    let plan = plan(checkpoint, options, context, None);
+    match policy(c, options) {
+        Policy::Dms(_) if evicts => {
+            let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, None, options.memory_bytes);
+            let fits = whole_pages(c, options.codec, budget, ratio(c, options, context) / MARGIN, context);
+            fits.max(plan.certain_context)
+        }
+        Policy::Window(_) if evicts => plan.expected_context,
+        _ => plan.certain_context,
+    }
+}
+
+/// Tokens of `context` that fit into a budget at a compression ratio, in whole pages of all lanes.
+fn whole_pages(c: &ModelConfig, codec: Codec, budget: Option<u64>, ratio: f64, context: usize) -> usize {
+    let page_row = (dense_token_bytes(c, codec) * PAGE_SLOTS as u64) as f64;
+    let tokens = |bytes: u64| (bytes as f64 * ratio / page_row) as usize * PAGE_SLOTS;
+    budget.map_or(context, |bytes| tokens(bytes).min(context))
+}
+
 /// Plans memory for `context` tokens. If the free memory is unknown, everything is assumed to fit. Mapped weights count
 /// fully, because they must stay resident.
 pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv_limit: Option<u64>) -> Plan {
     let c = &checkpoint.config;
     let token = dense_token_bytes(c, options.codec);
     let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, kv_limit, options.memory_bytes);
-    let policy = policy(c, options);
-    let trained = c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0);
-    let ratio = match policy {
-        Policy::Dense => 1.0,
-        Policy::Dms(_) => trained,
-        Policy::Window(window) => (context as f64 / window.budget as f64).max(1.0),
-    };
-    // Lanes allocate whole pages.
-    let page_row = (token * PAGE_SLOTS as u64) as f64;
-    let fits = |ratio: f64| {
-        let tokens = |bytes: u64| (bytes as f64 * ratio / page_row) as usize * PAGE_SLOTS;
-        budget.map_or(context, |bytes| tokens(bytes).min(context))
-    };
+    let (policy, ratio) = (policy(c, options), ratio(c, options, context));
+    let fits = |ratio: f64| whole_pages(c, options.codec, budget, ratio, context);
     Plan {
         weight_bytes: checkpoint.weight_bytes,
         workspace_bytes: options.workspace_bytes,
@@ -121,5 +173,30 @@ mod tests {
         let options = EngineOptions::new(Codec::F32);
         // 32 lanes x 16 slots x 516 bytes are 264,192 bytes: three times in 1 MiB.
         assert_eq!(plan(&checkpoint, &options, 8192, Some(1 << 20)).certain_context, 48);
+    }
+
+    #[test]
+    fn a_default_context_counts_on_eviction_with_a_margin_and_a_step_on_what_is_left() {
+        let checkpoint = Checkpoint::random("demo").unwrap();
+        let ratio = checkpoint.config.dms.as_ref().and_then(|d| d.target_ratio).expect("the shape is of a DMS model");
+        let c = &checkpoint.config;
+        // Room for 1,600 tokens of a dense cache.
+        let room = 1600 * dense_token_bytes(c, Codec::Int8);
+        let memory_bytes = Some(checkpoint.weight_bytes + room + SPARE_BYTES);
+        let options = EngineOptions { memory_bytes, ..EngineOptions::new(Codec::Int8) };
+        let tokens = |options: &EngineOptions| default_context(&checkpoint, options, 1 << 20);
+        let spare = SPARE_BYTES - spare_bytes(memory_bytes);
+        let dense = (room + spare) as f64 / dense_token_bytes(c, Codec::Int8) as f64;
+        let close = |tokens: usize, wanted: f64| (tokens as f64 - wanted).abs() <= 2.0 * PAGE_SLOTS as f64;
+        assert!(close(tokens(&options), dense * ratio / MARGIN));
+        assert!(close(tokens(&EngineOptions { eviction: Some(false), ..options.clone() }), dense));
+        assert_eq!(default_context(&checkpoint, &options, 64), 64);
+        // The step halves until it is a small share of what is left, and stops at the fewest.
+        let step = |memory: u64| {
+            let memory_bytes = Some(checkpoint.weight_bytes + memory);
+            step_tokens(&checkpoint, &EngineOptions { memory_bytes, ..options.clone() }, 128..=2048)
+        };
+        assert_eq!((step(64 << 30), step(1 << 20)), (2048, 128));
+        assert_eq!(step_tokens(&checkpoint, &EngineOptions::new(Codec::Bf16), 128..=2048), 2048);
     }
 }

@@ -1,7 +1,7 @@
 //! Runs steps of a loaded model: prefill, decode with sampling, and reading logits.
 
 use super::EngineOptions;
-use super::planner::{MAX_LOGITS, kv_budget};
+use super::planner::{self, kv_budget};
 use crate::backend::{Backend, KvGeometry, SampleArgs, SamplingState, Span, StepKind, seen_words};
 use crate::cache::{CacheError, KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
@@ -83,10 +83,11 @@ impl<B: Backend> Allocations<B> {
         options: &EngineOptions,
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
-        let model = Model::load(b, checkpoint, progress).context("cannot load the model's weights")?;
+        let model = b.allocating("weights", || Model::load(b, checkpoint, progress));
+        let model = model.context("cannot load the model's weights")?;
         let c = &model.config;
         let context = options.context.unwrap_or(c.context);
-        let wanted = options.max_step.unwrap_or_else(|| b.step_tokens(model::step_token_bytes(c)));
+        let wanted = options.max_step.unwrap_or_else(|| planner::step_tokens(checkpoint, options, b.step_sizes()));
         let max_step = wanted.min(context).max(1);
         let geometry = KvGeometry {
             n_layers: c.n_layers,
@@ -99,13 +100,13 @@ impl<B: Backend> Allocations<B> {
             codec: options.codec,
             policy: model.policy(options.policy)?,
         };
-        let (max_tokens, max_logits) = (max_step.max(options.max_seqs), MAX_LOGITS.max(options.max_seqs));
-        let mut ws = Workspace::new(b, &model, max_tokens, max_logits)?;
+        let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
+        let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits))?;
         if let Some(decision) = geometry.policy.constant_decision() {
             ws.fill_decisions(b, decision);
         }
         Ok(Self {
-            cache: KvCache::new(b, geometry, context, max_tokens)?,
+            cache: b.allocating("page tables and rings", || KvCache::new(b, geometry, context, max_tokens))?,
             ws,
             seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
             draws: b.alloc(max_logits)?,
@@ -293,9 +294,10 @@ impl<B: Backend> Runner<B> {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<(), NonFinite> {
         let vocab = self.model.config.vocab;
-        let mut buffer = vec![0.0; MAX_LOGITS * vocab];
+        let at_once = self.ws.max_logits;
+        let mut buffer = vec![0.0; at_once * vocab];
         let rows: Vec<usize> = rows.collect();
-        for part in rows.chunks(MAX_LOGITS) {
+        for part in rows.chunks(at_once) {
             model::logits_of(&self.b, &self.model, &mut self.ws, part);
             self.b.read(&self.ws.logits, 0, &mut buffer[..part.len() * vocab]);
             for (row, logits) in part.iter().zip(buffer.chunks_exact(vocab)) {

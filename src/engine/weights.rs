@@ -9,10 +9,6 @@ use crate::protocol::{Plan, bytes, count};
 use crate::quant::Weights;
 use anyhow::Result;
 
-/// Context for which `auto` keeps room where none is asked for: a model's own may be far longer than most conversations, and
-/// more exact weights serve all of them.
-const USUAL_CONTEXT: usize = 32_768;
-
 /// How the weights are stored.
 #[derive(Clone, Debug, Default)]
 pub struct WeightOptions {
@@ -75,7 +71,7 @@ fn choose<B: Backend>(
         return Ok(Weights::Bf16);
     }
     let natural = source.natural_weights();
-    let wanted = options.context.unwrap_or_else(|| source.config.context.min(USUAL_CONTEXT));
+    let wanted = options.context.unwrap_or_else(|| source.config.context.min(planner::USUAL_CONTEXT));
     let options = EngineOptions { context: Some(wanted), ..options.clone() };
     let candidates = EXACT_FIRST.into_iter().skip_while(|w| *w != natural).filter(|w| source.can_be(*w));
     let mut fits = Vec::new();

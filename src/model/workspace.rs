@@ -60,14 +60,14 @@ impl<B: Backend> Workspace<B> {
         let act = b.matmul_input(rows, c.ffn, &model.each(|l| &l.down))?;
         let adapters = model.adapters();
         let adapter_rows = if adapters.is_empty() { 0 } else { rows };
-        b.reserve_sampling(max_logits)?;
+        b.allocating("logits and sampling", || b.reserve_sampling(max_logits))?;
         Ok(Self {
             max_tokens,
             max_logits,
             hidden: c.hidden,
             n_kv_heads: c.n_kv_heads,
             tokens: b.alloc(max_tokens)?,
-            logits: b.alloc(max_logits * c.vocab)?,
+            logits: b.allocating("logits and sampling", || b.alloc(max_logits * c.vocab))?,
             sampled: b.alloc(max_logits)?,
             non_finite,
             x: b.acts(rows, c.hidden)?,

@@ -6,7 +6,7 @@
 //! programmatic dependent launch and allocate), modules (no log of the JIT compiler), device memory (a pool that keeps
 //! what is freed, so that free memory would not tell what is in use) and the mapped pages of `pool`.
 
-use super::super::OutOfMemory;
+use super::super::{MemoryUse, OutOfMemory};
 use super::abi::Arg;
 use super::error::{NoCuda, failure, must, ready, words};
 use super::kernels::{KERNELS, Kernel, PDL_TARGET, SOURCES, Source, TARGETS};
@@ -16,13 +16,16 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use cudarc::driver::{CudaContext, CudaStream};
 use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Granule of device allocations, in bytes.
+/// Granule of device allocations, in bytes, and of large ones.
 const ALLOCATION_GRANULE: usize = 512;
+const LARGE_ALLOCATION: usize = 1 << 20;
+const LARGE_GRANULE: usize = 2 << 20;
 /// The address that a dry run of allocations returns.
 const DRY_RUN: u64 = 0;
 const JIT_LOG_BYTES: usize = 8 << 10;
@@ -52,6 +55,8 @@ pub struct Driver {
     modules: Vec<sys::CUmodule>,
     /// In the order of `KERNELS`; null for those that this GPU does not run.
     functions: Vec<sys::CUfunction>,
+    /// Kernels that were launched, or asked about, before. The driver loads the code of the others when they are.
+    used: Vec<Cell<bool>>,
     pub name: String,
     pub sm_count: usize,
     /// Most shared memory of a block.
@@ -70,8 +75,13 @@ pub struct Driver {
     generation: Cell<u64>,
     /// Bytes asked for so far in a dry run, in which nothing is allocated and nothing is copied.
     dry_run: Cell<Option<u64>>,
-    /// Free bytes when the context was all there was.
+    /// Free bytes when the context was all there was, and when the kernels were loaded.
     free_at_first: u64,
+    free_when_open: u64,
+    /// What allocations are for, the live ones by address, and mapped pages.
+    purpose: Cell<&'static str>,
+    allocations: RefCell<HashMap<u64, (&'static str, u64)>>,
+    mapped_bytes: Cell<u64>,
     /// Declared last: fields drop in order, and those above need them.
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
@@ -150,6 +160,7 @@ impl Driver {
         let mut driver = Self {
             modules: Vec::new(),
             functions: Vec::new(),
+            used: KERNELS.iter().map(|_| Cell::new(false)).collect(),
             name,
             sm_count,
             shared_bytes,
@@ -162,10 +173,15 @@ impl Driver {
             generation: Cell::new(0),
             dry_run: Cell::new(None),
             free_at_first: free as u64,
+            free_when_open: 0,
+            purpose: Cell::new("other"),
+            allocations: RefCell::default(),
+            mapped_bytes: Cell::new(0),
             stream: ready(context.new_stream(), "creating a stream")?,
             context,
         };
         driver.load_kernels(options.kernels.as_deref(), on_kernels)?;
+        driver.free_when_open = driver.memory().0;
         Ok(driver)
     }
 
@@ -198,15 +214,22 @@ impl Driver {
             };
             self.functions.push(function);
         }
-        let all_shared = self.shared_bytes;
-        for (kernel, &function) in Kernel::all().zip(&self.functions).filter(|(k, _)| self.supports(*k)) {
+        Ok(())
+    }
+
+    /// The function of a kernel. Its first use makes the driver load its code, outside a capture: a step runs once before it
+    /// is captured. So a model costs the memory of the kernels that its formats need, and no other.
+    fn function(&self, kernel: Kernel) -> sys::CUfunction {
+        let function = self.functions[kernel as usize];
+        if !self.used[kernel as usize].replace(true) {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let bytes = if kernel.shares_what_it_is_given() { all_shared } else { kernel.shared_bytes() };
+            let all = kernel.shares_what_it_is_given();
+            let bytes = if all { self.shared_bytes } else { kernel.shared_bytes() };
             // SAFETY: the function is one of a module that is loaded.
             let set = unsafe { sys::cuFuncSetAttribute(function, most, bytes as i32) };
-            ready(set.result(), kernel.entry().name)?;
+            self.issued(set.result(), kernel.entry().name);
         }
-        Ok(())
+        function
     }
 
     /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block.
@@ -216,7 +239,7 @@ impl Driver {
 
     /// Blocks of a kernel that fit on an SM at once, at least one.
     pub fn blocks_per_sm(&self, kernel: Kernel, threads: usize) -> usize {
-        let (mut blocks, function) = (0, self.functions[kernel as usize]);
+        let (mut blocks, function) = (0, self.function(kernel));
         // SAFETY: the function is one of a module that is loaded; the pointer is to a live i32.
         let found = unsafe {
             let shared = kernel.shared_bytes();
@@ -265,10 +288,8 @@ impl Driver {
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is checked
         // against the PTX); they outlive the call, which copies them. Pointers among them are to memory that the
         // caller's buffers own, which is freed only after a wait.
-        let launched = unsafe {
-            let function = self.functions[kernel as usize];
-            sys::cuLaunchKernelEx(&config, function, addresses.as_mut_ptr(), null_mut())
-        };
+        let launched =
+            unsafe { sys::cuLaunchKernelEx(&config, self.function(kernel), addresses.as_mut_ptr(), null_mut()) };
         self.issued(launched.result(), entry.name);
         if self.wait_always {
             must(self.stream.synchronize(), entry.name);
@@ -325,7 +346,7 @@ impl Driver {
     pub(super) fn alloc(&self, bytes: usize) -> Result<u64, OutOfMemory> {
         let bytes = bytes.max(1);
         if let Some(so_far) = self.dry_run.get() {
-            self.dry_run.set(Some(so_far + bytes.next_multiple_of(ALLOCATION_GRANULE) as u64));
+            self.dry_run.set(Some(so_far + taken_by(bytes)));
             return Ok(DRY_RUN);
         }
         self.generation.set(self.generation.get() + 1);
@@ -336,7 +357,37 @@ impl Driver {
         };
         // SAFETY: `bytes` at `at` were just allocated.
         must(unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) }, "clearing memory");
+        self.allocations.borrow_mut().insert(at, (self.purpose.get(), taken_by(bytes)));
         Ok(at)
+    }
+
+    /// Calls `make`, whose allocations are counted as `purpose`.
+    pub(super) fn allocating<T>(&self, purpose: &'static str, make: impl FnOnce() -> T) -> T {
+        let before = self.purpose.replace(purpose);
+        let made = make();
+        self.purpose.set(before);
+        made
+    }
+
+    /// Counts pages that were mapped or, if negative, unmapped.
+    pub(super) fn count_mapped(&self, bytes: i64) {
+        self.mapped_bytes.set(self.mapped_bytes.get().wrapping_add_signed(bytes));
+    }
+
+    /// What the GPU's memory holds.
+    pub(super) fn memory_use(&self) -> MemoryUse {
+        let (free_bytes, total_bytes) = self.memory();
+        let mut allocated = BTreeMap::new();
+        for &(purpose, bytes) in self.allocations.borrow().values() {
+            *allocated.entry(purpose).or_default() += bytes;
+        }
+        allocated.insert("cache pages", self.mapped_bytes.get());
+        MemoryUse {
+            before_bytes: total_bytes - self.free_at_first,
+            kernel_bytes: self.free_at_first.saturating_sub(self.free_when_open),
+            taken_bytes: total_bytes - free_bytes,
+            allocated: allocated.into_iter().collect(),
+        }
     }
 
     /// Bytes that `make` would allocate. Nothing is allocated; what it makes is dropped.
@@ -353,6 +404,7 @@ impl Driver {
         }
         self.generation.set(self.generation.get() + 1);
         self.wait_ignoring_errors();
+        self.allocations.borrow_mut().remove(&at);
         // SAFETY: `at` came from `alloc` and is freed once, by its owner's drop.
         let _ = unsafe { result::free_sync(at) };
     }
@@ -408,6 +460,12 @@ impl Drop for Driver {
             let _ = unsafe { result::module::unload(module) };
         }
     }
+}
+
+/// Bytes of the GPU's memory that an allocation takes: large ones get blocks of their own.
+fn taken_by(bytes: usize) -> u64 {
+    let granule = if bytes >= LARGE_ALLOCATION { LARGE_GRANULE } else { ALLOCATION_GRANULE };
+    bytes.next_multiple_of(granule) as u64
 }
 
 pub(super) fn out_of_memory(bytes: usize) -> OutOfMemory {

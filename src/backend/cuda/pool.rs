@@ -31,6 +31,8 @@ pub struct Pool {
     pub(super) stride: usize,
     granule_bytes: usize,
     max_pages: usize,
+    /// Whether `max_pages` is what the GPU's memory holds, and less than the page tables have entries for.
+    bounded: bool,
     /// Granules mapped, from the first on.
     granules: usize,
     pub(super) refs: Buf<i32>,
@@ -59,21 +61,24 @@ impl Pool {
     pub(super) fn new(
         driver: &Rc<Driver>,
         g: &KvGeometry,
-        max_pages: usize,
+        table_pages: usize,
         max_step: usize,
     ) -> Result<Self, OutOfMemory> {
         assert_eq!(g.page_slots, PAGE_SLOTS, "slots of a page");
         let stride = g.page_bytes().next_multiple_of(PAGE_ALIGN);
+        // No lists for pages that the GPU cannot hold.
+        let max_pages = table_pages.min(driver.memory().1 as usize / stride);
         let granule_bytes = GRANULE_BYTES.next_multiple_of(granularity(driver)).max(stride);
         let reserved_bytes = (max_pages * stride).max(1).next_multiple_of(granule_bytes);
         let max_blocks = BLOCKS_PER_SM * driver.sm_count;
         let decode_blocks = max_blocks.min(attend_blocks(driver, g) * driver.sm_count);
-        let refs = Buf::new(driver, max_pages)?;
-        let free_list = Buf::new(driver, max_pages)?;
-        let returned = Buf::new(driver, max_pages)?;
+        let list = || driver.allocating("page lists", || Buf::new(driver, max_pages));
+        let (refs, free_list, returned) = (list()?, list()?, list()?);
         let counts = Buf::new(driver, 2)?;
-        let staged = Buf::new(driver, max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads * stride)?;
-        let partials = Buf::new(driver, max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8))?;
+        let staged_bytes = max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads * stride;
+        let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_bytes))?;
+        let partial_sums = max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8);
+        let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let arrivals = Buf::new(driver, max_blocks)?;
         let splits = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots)?;
@@ -90,6 +95,7 @@ impl Pool {
             stride,
             granule_bytes,
             max_pages,
+            bounded: max_pages < table_pages,
             granules: 0,
             refs,
             free_list,
@@ -146,7 +152,8 @@ impl Pool {
         }
         let mut free = self.free_pages();
         let (before, mut failed) = (self.mapped_pages(), None);
-        // A pool that is mapped to its end has a page for every entry of the page tables: more cannot be needed.
+        // A pool that is mapped to its end has a page for every entry of the page tables, unless the memory ends before:
+        // more cannot be needed.
         while free < pages && self.mapped_pages() < self.max_pages {
             let had = self.mapped_pages();
             if let Err(error) = self.map_granule() {
@@ -160,6 +167,9 @@ impl Pool {
         }
         if let Some(error) = failed {
             return Err(error);
+        }
+        if free < pages && self.bounded {
+            return Err(out_of_memory((pages - free) * self.stride));
         }
         self.certain.set(free.saturating_sub(pages));
         Ok(())
@@ -197,6 +207,7 @@ impl Pool {
             return Err(out_of_memory(self.granule_bytes));
         }
         self.granules += 1;
+        self.driver.count_mapped(self.granule_bytes as i64);
         Ok(())
     }
 
@@ -227,6 +238,7 @@ impl Pool {
         let needed = (used * self.stride).div_ceil(self.granule_bytes);
         while self.granules > needed {
             self.granules -= 1;
+            self.driver.count_mapped(-(self.granule_bytes as i64));
             let at = self.base + (self.granules * self.granule_bytes) as u64;
             // SAFETY: the granule is mapped, no page that begins or ends in it is in use, and reading the counts has waited
             // for all that ran.
@@ -262,6 +274,7 @@ impl Drop for Pool {
         self.driver.wait_ignoring_errors();
         // SAFETY: nothing runs any more; what is mapped is unmapped once, then the addresses are freed.
         unsafe {
+            self.driver.count_mapped(-((self.granules * self.granule_bytes) as i64));
             for granule in 0..self.granules {
                 let _ = sys::cuMemUnmap(self.base + (granule * self.granule_bytes) as u64, self.granule_bytes);
             }
