@@ -38,7 +38,7 @@ DRIVER cuMemGetInfo_v2(size_t* free, size_t* all) {
 }
 
 // Small allocations are rounded up to 512 bytes, large ones to 2 MiB, as on a GPU.
-static uint64_t counted(size_t bytes) { return up(bytes, bytes < (1 << 20) ? 512 : 2 << 20); }
+static uint64_t counted(size_t bytes) { return up(bytes, bytes > (1 << 20) ? 2 << 20 : 512); }
 
 // An allocation ends at a guard page, within 16 bytes.
 DRIVER cuMemAlloc_v2(Address* at, size_t bytes) {
