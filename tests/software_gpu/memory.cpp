@@ -37,24 +37,37 @@ DRIVER cuMemGetInfo_v2(size_t* free, size_t* all) {
   return OK;
 }
 
-// Small allocations are rounded up to 512 bytes, large ones to 2 MiB, as on a GPU.
-static uint64_t counted(size_t bytes) { return up(bytes, bytes > (1 << 20) ? 2 << 20 : 512); }
+// Allocations begin new blocks of 2 MiB or, up to 1 MiB, lie where a block has room, as on a GPU.
+// What shares a block is not given back.
+static std::vector<uint64_t> left_of_blocks;
+static std::map<Address, uint64_t> taken_by;
+static uint64_t blocks_for(size_t bytes) {
+  const uint64_t BLOCK = 2 << 20;
+  uint64_t taken = up(bytes, 512);
+  if (bytes <= BLOCK / 2)
+    for (uint64_t& left : left_of_blocks)
+      if (left >= taken) return left -= taken, 0;
+  left_of_blocks.push_back(up(bytes, BLOCK) - taken);
+  return up(bytes, BLOCK);
+}
 
 // An allocation ends at a guard page, within 16 bytes.
 DRIVER cuMemAlloc_v2(Address* at, size_t bytes) {
   ENTER
   if (Result no = forbidden_in_capture("cuMemAlloc")) return no;
   if (bytes == 0) return INVALID_VALUE;
-  if (!take(counted(bytes))) return OUT_OF_MEMORY;
+  uint64_t blocks = blocks_for(bytes);
+  if (!take(blocks)) return OUT_OF_MEMORY;
   size_t pages = up(bytes, PAGE);
   void* base = mmap(nullptr, pages + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED || mprotect((char*)base + PAGE, pages, PROT_READ | PROT_WRITE)) {
-    the_gpu().used_bytes -= counted(bytes);
+    the_gpu().used_bytes -= blocks;
     return OUT_OF_MEMORY;
   }
   *at = (Address)base + PAGE + pages - up(bytes, 16);
   memset((void*)*at, 0xff, bytes);
   the_gpu().memory[*at] = bytes;
+  taken_by[*at] = bytes <= 1 << 20 ? 0 : blocks;
   return OK;
 }
 
@@ -66,7 +79,7 @@ DRIVER cuMemFree_v2(Address at) {
   Result done = flush();
   size_t bytes = piece->second;
   munmap((void*)(at / PAGE * PAGE - PAGE), up(bytes, PAGE) + 2 * PAGE);
-  the_gpu().used_bytes -= counted(bytes);
+  the_gpu().used_bytes -= taken_by[at];
   the_gpu().memory.erase(piece);
   return done;
 }

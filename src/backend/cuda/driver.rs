@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Granule of device allocations of up to `SMALL_BYTES`, which share blocks of `BLOCK_BYTES`. Larger ones are rounded up to
-/// whole blocks. (Measured with driver 580.)
+/// Granule of device allocations. They begin new blocks of `BLOCK_BYTES`, or, up to `SMALL_BYTES`, lie where a block has
+/// room. (Measured with driver 580: 300 allocations of 20 KB to 6 MB took 0.4 % more than this says.)
 const GRANULE_BYTES: usize = 512;
 const SMALL_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = 2 << 20;
@@ -75,13 +75,14 @@ pub struct Driver {
     /// Counts allocations and frees.
     generation: Cell<u64>,
     /// A dry run of allocations, in which nothing is allocated and nothing is copied.
-    dry_run: RefCell<Option<DryRun>>,
+    dry_run: RefCell<Option<Blocks>>,
     /// Free bytes when the context was all there was, and when the kernels were loaded.
     free_at_first: u64,
     free_when_open: u64,
-    /// What allocations are for, the live ones by address, and mapped pages.
+    /// What allocations are for, the live ones by address, the blocks that they lie in, and mapped pages.
     purpose: Cell<&'static str>,
     allocations: RefCell<HashMap<u64, (&'static str, u64)>>,
+    blocks: RefCell<Blocks>,
     mapped_bytes: Cell<u64>,
     /// Declared last: fields drop in order, and those above need them.
     stream: Arc<CudaStream>,
@@ -177,6 +178,7 @@ impl Driver {
             free_when_open: 0,
             purpose: Cell::new("other"),
             allocations: RefCell::default(),
+            blocks: RefCell::default(),
             mapped_bytes: Cell::new(0),
             stream: ready(context.new_stream(), "creating a stream")?,
             context,
@@ -358,7 +360,8 @@ impl Driver {
         };
         // SAFETY: `bytes` at `at` were just allocated.
         must(unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) }, "clearing memory");
-        self.allocations.borrow_mut().insert(at, (self.purpose.get(), taken_by(bytes)));
+        self.allocations.borrow_mut().insert(at, (self.purpose.get(), bytes as u64));
+        self.blocks.borrow_mut().alloc(bytes);
         Ok(at)
     }
 
@@ -382,6 +385,8 @@ impl Driver {
         for &(purpose, bytes) in self.allocations.borrow().values() {
             *allocated.entry(purpose).or_default() += bytes;
         }
+        let exact: u64 = allocated.values().sum();
+        allocated.insert("rounding to the driver's blocks", self.blocks.borrow().bytes.saturating_sub(exact));
         allocated.insert("cache pages", self.mapped_bytes.get());
         MemoryUse {
             before_bytes: total_bytes - self.free_at_first,
@@ -393,7 +398,7 @@ impl Driver {
 
     /// Bytes that `make` would allocate. Nothing is allocated; what it makes is dropped.
     pub(super) fn dry_run_allocation<T>(&self, make: impl FnOnce() -> T) -> u64 {
-        self.dry_run.replace(Some(DryRun::default()));
+        self.dry_run.replace(Some(Blocks::default()));
         drop(make());
         self.dry_run.take().map_or(0, |dry_run| dry_run.bytes)
     }
@@ -405,7 +410,9 @@ impl Driver {
         }
         self.generation.set(self.generation.get() + 1);
         self.wait_ignoring_errors();
-        self.allocations.borrow_mut().remove(&at);
+        if let Some((_, bytes)) = self.allocations.borrow_mut().remove(&at) {
+            self.blocks.borrow_mut().free(bytes as usize);
+        }
         // SAFETY: `at` came from `alloc` and is freed once, by its owner's drop.
         let _ = unsafe { result::free_sync(at) };
     }
@@ -463,29 +470,34 @@ impl Drop for Driver {
     }
 }
 
-/// Bytes of the GPU's memory that an allocation takes, alone or of a block that it shares.
-fn taken_by(bytes: usize) -> u64 {
-    bytes.next_multiple_of(if bytes > SMALL_BYTES { BLOCK_BYTES } else { GRANULE_BYTES }) as u64
-}
-
-/// What allocations would take, as the driver divides memory.
+/// How the driver divides memory among allocations.
 #[derive(Default)]
-struct DryRun {
+struct Blocks {
     bytes: u64,
-    /// Free bytes of each shared block.
-    shared: Vec<u64>,
+    /// Free bytes at the end of each block.
+    left: Vec<u64>,
 }
 
-impl DryRun {
+impl Blocks {
     fn alloc(&mut self, bytes: usize) {
-        let (taken, block) = (taken_by(bytes), BLOCK_BYTES as u64);
+        let taken = bytes.next_multiple_of(GRANULE_BYTES) as u64;
+        if bytes <= SMALL_BYTES
+            && let Some(left) = self.left.iter_mut().find(|left| **left >= taken)
+        {
+            *left -= taken;
+            return;
+        }
+        let blocks = bytes.next_multiple_of(BLOCK_BYTES) as u64;
+        self.bytes += blocks;
+        if blocks > taken {
+            self.left.push(blocks - taken);
+        }
+    }
+
+    /// Counts large allocations only: what shares a block may leave it in use.
+    fn free(&mut self, bytes: usize) {
         if bytes > SMALL_BYTES {
-            self.bytes += taken;
-        } else if let Some(free) = self.shared.iter_mut().find(|free| **free >= taken) {
-            *free -= taken;
-        } else {
-            self.bytes += block;
-            self.shared.push(block - taken);
+            self.bytes = self.bytes.saturating_sub(bytes.next_multiple_of(BLOCK_BYTES) as u64);
         }
     }
 }
