@@ -1,4 +1,4 @@
-//! Opens model folders and the built-in model, and checks their content. Knows nothing of devices or of the forward
+//! Opens model folders, GGUF files and the built-in model, and checks their content. Knows nothing of devices or of the forward
 //! pass.
 
 mod adapter;

@@ -111,7 +111,8 @@ pub const ALL: [Target; 15] = [
             intermediate_size vocab_size rms_norm_eps tie_word_embeddings max_position_embeddings rope_theta rope_scaling \
             rope_parameters rope_type type yarn llama3 linear factor original_max_position_embeddings beta_fast beta_slow mscale \
             mscale_all_dim attention_factor truncate low_freq_factor high_freq_factor sliding_window use_sliding_window layer_types \
-            full_attention attention_bias mlp_bias hidden_act silu quantization_config partial_rotary_factor eos_token_id \
+            full_attention attention_bias mlp_bias hidden_act silu quantization_config quant_method gptq awq fp8 compressed-tensors bits group_size \
+            checkpoint_format weight_block_size config_groups weights num_bits format pack-quantized partial_rotary_factor eos_token_id \
             dms_window_size dms_alpha_scale dms_initial_alpha_offset dms_alpha_per head layer dms_separate_alpha \
             dms_disable_eviction dms_cr do_sample temperature top_k",
         examples: corpus::configs,

@@ -228,6 +228,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
         set("llama.rope.dimension_count", Meta::U32(16)),
         "x.gguf: llama.rope.dimension_count 16 is not supported (the head size 32 is)"
     );
+    assert_eq!(set("llama.residual_scale", Meta::F32(0.5)), "x.gguf: residual_multiplier 0.5 is not supported (1 is)");
     let kind = |kind: u32| {
         refusal(|f| {
             if let Some(t) = f.tensors.get_mut("blk.0.ffn_up.weight") {

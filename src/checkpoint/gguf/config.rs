@@ -72,6 +72,17 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     if arch == "llama" {
         out["sliding_window"] = h.number(&key("attention.sliding_window"))?.into();
     }
+    // Factors of models that extend Llama's computation; their parser refuses all but 1.
+    for (ours, theirs) in [
+        ("logits_scaling", "logit_scale"),
+        ("residual_multiplier", "residual_scale"),
+        ("embedding_multiplier", "embedding_scale"),
+        ("attention_multiplier", "attention.scale"),
+    ] {
+        if let Some(factor) = h.number(&key(theirs))? {
+            out[ours] = factor.into();
+        }
+    }
     out["rope_scaling"] = rope_scaling(h, arch, head_dim, &out["rope_theta"], raw)?;
     match out {
         Value::Object(map) => Ok(map),
