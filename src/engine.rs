@@ -171,6 +171,7 @@ impl Loading {
         let mut report = |report| {
             match report {
                 Report::Layers { done, total } => outlet.event(Event::Quantizing { done, total }),
+                Report::Waiting => {}
                 Report::Notice(text) => outlet.notice(text),
             }
             !outlet.is_closed()

@@ -6,7 +6,7 @@ use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, Runner};
-use crate::protocol::{SamplingParams, Token};
+use crate::protocol::{SamplingParams, Token, WeightsInfo};
 use crate::quant::Weights;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -111,9 +111,9 @@ impl Line {
     }
 
     /// One object of `bench --json`'s `results`.
-    pub fn json(&self, weights: Weights, codec: Codec) -> Value {
+    pub fn json(&self, weights: &WeightsInfo, codec: Codec) -> Value {
         json!({
-            "weights": weights.name(), "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
+            "weights": weights, "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
             "parallel": self.case.parallel, "prefill_tok_s": self.prefill_tok_s.map(|s| s.json()),
             "ttft_ms": self.ttft_ms.json(), "decode_tok_s": self.decode_tok_s.json(),
             "bytes_per_token": self.bytes_per_token, "share_of_copy": self.share_of_copy,

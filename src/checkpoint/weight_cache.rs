@@ -40,6 +40,8 @@ const MAX_NAME: usize = 80;
 pub enum Report {
     /// Layers converted so far and in total.
     Layers { done: usize, total: usize },
+    /// Another start makes the file; asks only whether to go on.
+    Waiting,
     /// A sentence for the user.
     Notice(String),
 }
@@ -234,11 +236,12 @@ impl<'a> Wanted<'a> {
         importance: &Importance,
         report: OnReport,
     ) -> Result<BTreeMap<String, Tensor>, Refusal> {
+        let was_there = self.path.exists();
         if let Some(tensors) = self.open(report) {
             return Ok(tensors);
         }
         let layout = Layout::new(&self.identity, self.entries.clone())?;
-        let Some(lock) = self.lock(report)? else {
+        let Some(lock) = self.lock(was_there, report)? else {
             return self.open(report).ok_or_else(|| self.unusable("the file that another start has made"));
         };
         self.check_room(layout.file_bytes)?;
@@ -273,7 +276,8 @@ impl<'a> Wanted<'a> {
     }
 
     /// Takes the lock of the partial file and returns it; `None` if another start has finished the file meanwhile.
-    fn lock(&self, report: OnReport) -> Result<Option<File>, Refusal> {
+    /// `was_there`: there was a file, which cannot be used.
+    fn lock(&self, was_there: bool, report: OnReport) -> Result<Option<File>, Refusal> {
         let refused = |e: &dyn std::fmt::Display| {
             Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()))
         };
@@ -286,7 +290,7 @@ impl<'a> Wanted<'a> {
             match file.try_lock() {
                 // The lock of a file that has been renamed or deleted since says nothing.
                 Ok(()) if !disk::is_same_file(&self.partial(), &file) => continue,
-                Ok(()) if waited && self.path.exists() => {
+                Ok(()) if (waited || !was_there) && self.path.exists() => {
                     let _ = fs::remove_file(self.partial());
                     return Ok(None);
                 }
@@ -301,7 +305,7 @@ impl<'a> Wanted<'a> {
                 "another dmschat is quantizing {} to {}; waiting for it (--no-weight-cache does not wait)",
                 self.identity.name, self.identity.weights
             );
-            ensure_wanted(report(if waited { self.progress(0) } else { Report::Notice(wait) }))?;
+            ensure_wanted(report(if waited { Report::Waiting } else { Report::Notice(wait) }))?;
             waited = true;
             std::thread::sleep(POLL);
         }

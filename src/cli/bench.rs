@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
 use crate::config::Settings;
-use crate::engine::{EngineOptions, host_bytes};
+use crate::engine::{EngineOptions, host_bytes, weights_info};
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::quant::Weights;
 use crate::unicode;
@@ -60,7 +60,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     let (mut results, mut weight_bytes, mut device) = (Vec::new(), Vec::new(), None);
     for &weights in &lists.weights {
         let converted = convert(&checkpoint, weights)?;
-        let weights = converted.weights;
+        let (weights, info) = (converted.weights, weights_info(&converted));
         weight_bytes.push((weights.name(), bench::weight_bytes(&converted)));
         let bench = Bench {
             checkpoint: &converted,
@@ -73,7 +73,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             if !json {
                 out(&line.text(weights, codec))?;
             }
-            results.push(line.json(weights, codec));
+            results.push(line.json(&info, codec));
             Ok(())
         };
         let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };

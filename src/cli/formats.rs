@@ -1,7 +1,7 @@
 //! The formats that a model's weights may have: bytes, the context that each leaves, and what is quantized already.
 
 use super::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
-use super::spawn;
+use super::{quantized, spawn};
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::config::Settings;
 use crate::engine::{EngineOptions, Fit};
@@ -24,6 +24,9 @@ impl Formats {
         let plans = Plans { checkpoint, options: &options };
         let fits = target.run(DeviceOptions::from(settings), plans)?;
         let cached = |fit: &Fit| {
+            if checkpoint.cached {
+                return quantized::in_place_of(&settings.model, settings.weights, settings.device).map(|c| c.path);
+            }
             let weights = &options.weights;
             weights.cache.as_ref()?.file_of(checkpoint, fit.weights, &weights.importance)
         };

@@ -19,7 +19,7 @@ impl Quantizing {
             let _ = write!(std::io::stderr(), "\r{line:0$}", self.drawn);
             self.drawn = line.len();
         } else if !self.begun {
-            notice(&format!("quantizing {} (once)", crate::ui::text::plural(total as u64, "layer")));
+            notice(&format!("quantizing {}", crate::ui::text::plural(total as u64, "layer")));
         }
         self.begun = true;
     }
@@ -36,6 +36,7 @@ impl Quantizing {
     pub fn report(&mut self, report: Report) -> bool {
         match report {
             Report::Layers { done, total } => self.layers(done, total),
+            Report::Waiting => {}
             Report::Notice(text) => {
                 self.clear();
                 notice(&text);

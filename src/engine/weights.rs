@@ -7,7 +7,7 @@ use crate::checkpoint::weight_cache::{OnReport, Report, WeightCache, convert_in_
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::protocol::{Plan, bytes, count};
 use crate::quant::Weights;
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 /// How the weights are stored.
 #[derive(Clone, Debug, Default)]
@@ -112,9 +112,13 @@ pub fn prepare<B: Backend>(
         report(Report::Notice(text));
     })?;
     let mut described = checkpoint.described(weights)?;
-    let plan = resolve_context(b, &mut described, options, |text| {
+    let resolved = resolve_context(b, &mut described, options, |text| {
         report(Report::Notice(text));
-    })?;
+    });
+    let plan = match weights.code() {
+        Some(_) => resolved.with_context(|| format!("weights {}", weights.name()))?,
+        None => resolved?,
+    };
     checkpoint.config = described.config;
     let WeightOptions { cache, importance, .. } = &options.weights;
     let convert = || match cache {
@@ -171,8 +175,8 @@ mod tests {
         assert!(is == Weights::Int4 && notices[0].contains(" needed; --weights overrides it"), "{notices:?}");
         assert_eq!(chosen(&source, &options(Some(90_000_000), Weights::Auto)), (Weights::Int4, Vec::new()));
         let mut tight = options(Some(90_000_000), Weights::Auto);
-        let refused = prepare(&b, source, &mut tight, &mut |_| true).err().unwrap().to_string();
-        assert!(refused.starts_with("the model does not fit: it needs 87 MB of weights"), "{refused}");
+        let refused = format!("{:#}", prepare(&b, source, &mut tight, &mut |_| true).err().unwrap());
+        assert!(refused.starts_with("weights int4: the model does not fit: it needs 87 MB of weights"), "{refused}");
     }
 
     #[test]

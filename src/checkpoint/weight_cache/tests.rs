@@ -62,6 +62,7 @@ fn convert_with(cache: &WeightCache, source: Checkpoint) -> (Checkpoint, Vec<Str
     let (mut notices, mut packed) = (Vec::new(), false);
     let mut report = |r| {
         match r {
+            Report::Waiting => panic!("nobody else writes here"),
             Report::Notice(text) => notices.push(text),
             Report::Layers { total, .. } => {
                 assert_eq!(total, 2);

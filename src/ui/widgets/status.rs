@@ -75,7 +75,7 @@ fn progress(app: &App, stop: &str) -> Option<String> {
                 format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)")
             }
             Some(Progress::Quantizing { done, total }) => {
-                format!("loading {name}: quantizing {done} of {total} (once, {stop} stops)")
+                format!("loading {name}: quantizing {done} of {total} ({stop} stops)")
             }
             Some(Progress::Weights { done_bytes, total_bytes: total }) => {
                 let percent = done_bytes.min(total) * 100 / total;
@@ -292,6 +292,8 @@ mod tests {
         update(&mut app, AppEvent::Progress(Progress::Kernels { done: 4, total: 13, seconds: 3 }));
         let said = |app: &App| banner_text(app).unwrap().0;
         assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc stops)");
+        update(&mut app, AppEvent::Progress(Progress::Quantizing { done: 12, total: 36 }));
+        assert_eq!(said(&app), "loading demo: quantizing 12 of 36 (Esc stops)");
         update(&mut app, AppEvent::Progress(Progress::Weights { done_bytes: 1, total_bytes: 2 }));
         assert!(said(&app).starts_with("loading demo: 50 %"));
     }
