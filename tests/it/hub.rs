@@ -548,3 +548,15 @@ fn a_revision_is_removed_without_what_others_need() {
     );
     assert_eq!(home.run(&hub, &["models", "rm", &format!("{ID}@v2")]).0, 2);
 }
+
+#[test]
+fn a_repository_of_gguf_files_says_what_to_do() {
+    let gguf = || ("model-Q4_K_M.gguf".to_owned(), b"GGUF".to_vec());
+    let mut with_config = files();
+    with_config.remove(WEIGHTS);
+    with_config.extend([gguf()]);
+    for files in [with_config, [gguf()].into()] {
+        let (home, hub) = (Home::new(), FakeHub::new(files));
+        home.refused(&hub, 2, &["any/model", "download one of them with another program and give its path"]);
+    }
+}

@@ -65,6 +65,7 @@ impl Hub {
         let repo = self.repo(id);
         let folder = repo.folder(&listing.commit);
         let mut pull = Pull { fetcher: Fetcher::new(&remote, &repo, &listing.commit), listing: &listing };
+        refuse_gguf(id, &listing)?;
         let mut texts = pull.files(TEXTS.iter().filter(|name| is_wanted(&listing, name)), observer)?;
         if texts.first().is_none_or(|file| file.name != CONFIG) {
             return Err(HubError::Wrong(format!("{id} has no {CONFIG}, so it is not a model that can run")));
@@ -110,6 +111,16 @@ impl Hub {
         }
         Ok(Remote { hub: self, client: Client::new(self), id, revision: revision.unwrap_or(MAIN) })
     }
+}
+
+/// Refuses a repository of GGUF files, which are read by their paths only.
+fn refuse_gguf(id: &str, listing: &Listing) -> Result<(), HubError> {
+    let has = |what: &dyn Fn(&str) -> bool| listing.files.keys().any(|name| what(name));
+    if has(&|name| name.ends_with(".gguf")) && !has(&|name| [SINGLE, INDEX].contains(&name)) {
+        let text = format!("{id} has GGUF files only; download one of them with another program and give its path");
+        return Err(HubError::Wrong(text));
+    }
+    Ok(())
 }
 
 /// Whether to download a file: the repository has it, and a model card is not too large.
@@ -165,13 +176,9 @@ impl Pull<'_> {
             return self.files([SINGLE].iter(), observer);
         }
         if !files.contains_key(INDEX) {
-            let gguf = files.keys().any(|name| name.ends_with(".gguf"));
-            let why = if gguf {
-                "download one of its GGUF files and give its path"
-            } else {
-                "only safetensors weights are downloaded"
-            };
-            return Err(HubError::Wrong(format!("{id} has neither {SINGLE} nor {INDEX}; {why}")));
+            return Err(HubError::Wrong(format!(
+                "{id} has neither {SINGLE} nor {INDEX}, and only safetensors weights are read"
+            )));
         }
         let index = self.files([INDEX].iter(), observer)?;
         let raw = self.fetcher.small(&index[0], observer)?;
