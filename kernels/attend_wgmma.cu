@@ -1,12 +1,12 @@
-// Prefill attention with `wgmma` (compute_90a, Hopper): as attend_tiles.cu, which other GPUs use. CPU twin:
+// Prefill attention with `wgmma` (compute_90a, Hopper): what attend_tiles.cu does on other GPUs. CPU twin:
 // `backend::cpu::attention`.
 //
 // Precision: as attend_tiles.cu.
 //
-// Warp-specialized: the warps of the last warpgroup (the producers) find the keys that rows of the tile see, and gather
-// their K and V row by row into swizzled tiles, packed codes decoded to bf16; the other warpgroups (the consumers)
-// have 64 query rows each. A consumer multiplies the scores of a batch of keys while the softmax of the batch before is
-// multiplied with V, and computes the softmax of one while its other wgmmas and those of the other consumers run.
+// Warp-specialized: the last four warps (the producers, attend_producer.cuh) find the keys that rows of the tile see and
+// bring them to shared memory in batches; two warpgroups (the consumers) have 64 query rows each. A consumer starts
+// S = Q K^T of a batch and O += P V of the batch before, then computes the softmax of the former beside the latter and beside
+// the wgmmas of the other consumer.
 //
 // Cost: as attend_tiles.cu, 4 D bytes of a bf16 slot for 512 D operations in a tile of 128 rows.
 #include "attend_producer.cuh"
