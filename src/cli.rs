@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod download;
 pub mod eval;
 mod formats;
+mod importance;
 mod interrupts;
 mod library_paths;
 pub mod local_models;

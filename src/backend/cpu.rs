@@ -20,6 +20,7 @@ use crate::tensor::Tensor;
 pub use linear::Weight;
 pub use pool::Pool;
 use simd::{Isa, maths};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use thread_pool::{ThreadPool, Tile};
@@ -35,6 +36,8 @@ pub struct Cpu {
     /// How packed weights are multiplied.
     method: simd::packed::Method,
     packed: Mutex<linear::PackedInput>,
+    /// What [`Cpu::recording`] records.
+    inputs: Option<Mutex<linear::Inputs>>,
 }
 
 /// What a thread needs inside an op.
@@ -79,7 +82,19 @@ impl Cpu {
             plan: Mutex::default(),
             method: simd::packed::Method::best(isa),
             packed: Mutex::default(),
+            inputs: None,
         }
+    }
+
+    /// A backend that records the inputs of its matmuls.
+    pub fn recording(threads: usize) -> Self {
+        Self { inputs: Some(Mutex::default()), ..Self::new(threads) }
+    }
+
+    /// The mean of x^2 of each input column so far, by the name of the matrix.
+    pub fn recorded(&self) -> BTreeMap<String, Vec<f32>> {
+        let inputs = self.inputs.as_ref().map(|inputs| inputs.lock().unwrap_or_else(PoisonError::into_inner));
+        inputs.map(|inputs| inputs.means()).unwrap_or_default()
     }
 
     pub fn threads(&self) -> usize {

@@ -25,6 +25,22 @@ pub fn read(path: &Path, config: &ModelConfig) -> Result<Importance> {
     importance(&raw, config).with_context(|| path.display().to_string())
 }
 
+/// The older form of a file with this importance. Matrices without a name in llama.cpp's files are left out.
+pub fn to_bytes(importance: &Importance) -> Vec<u8> {
+    let named: Vec<_> = importance.iter().filter_map(|(name, w)| Some((gguf::gguf_name(name)?, w))).collect();
+    let mut out = Vec::new();
+    let number = |out: &mut Vec<u8>, n: usize| out.extend((n as i32).to_le_bytes());
+    number(&mut out, named.len());
+    for (name, columns) in named {
+        number(&mut out, name.len());
+        out.extend(name.as_bytes());
+        number(&mut out, 1);
+        number(&mut out, columns.len());
+        columns.iter().for_each(|v| out.extend(v.to_le_bytes()));
+    }
+    out
+}
+
 fn importance(raw: &[u8], config: &ModelConfig) -> Result<Importance> {
     let mut entries = if Gguf::begins(raw) { gguf_entries(raw)? } else { entries(raw)? };
     let mut out = Importance::new();
@@ -127,6 +143,16 @@ mod tests {
         let columns = &read["model.layers.7.mlp.down_proj.weight"];
         assert_eq!((read.len(), columns.len(), columns[0]), (1, 1536, 2.0));
         assert!(columns[3] > 0.0 && columns[3] < 1e-5);
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let config = Checkpoint::shape("smollm2-135m").unwrap();
+        let columns: Vec<f32> = (0..576).map(|i| 0.5 + i as f32).collect();
+        let name = "model.layers.29.self_attn.q_proj.weight".to_owned();
+        let other = ("model.layers.0.self_attn.dms_proj_alpha.weight".to_owned(), columns.clone());
+        let raw = to_bytes(&Importance::from([(name.clone(), columns.clone()), other]));
+        assert_eq!(importance(&raw, &config).unwrap(), Importance::from([(name, columns)]));
     }
 
     /// A GGUF file of F32 tensors, written by hand.

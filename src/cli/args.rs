@@ -365,11 +365,25 @@ pub enum ModelsCommand {
         /// Folder or hub id
         id: String,
     },
+    /// Measure on a text which columns of a model's matrices matter, and write a file for --importance
+    Importance(ImportanceArgs),
     /// Describe a model, also before it is downloaded
     Info {
         /// Name, folder, GGUF file or hub id
         id: String,
     },
+}
+
+#[derive(Args, Debug)]
+pub struct ImportanceArgs {
+    /// Folder, GGUF file or hub id
+    pub id: String,
+    /// UTF-8 text of the kind that the model will work on: a few thousand tokens
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub text_file: PathBuf,
+    /// The file to write, in the form of llama.cpp's imatrix
+    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
 }
 
 #[derive(Subcommand, Debug)]

@@ -4,7 +4,7 @@ use super::args::{Common, ModelsCommand};
 use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
-use super::{devices, download, quantized, spawn};
+use super::{devices, download, importance, quantized, spawn};
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
@@ -54,6 +54,11 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
         ModelsCommand::Rm { id } if common.weights.is_some() => remove_quantized(id, common)?,
         ModelsCommand::Rm { id } => remove(id, common)?,
         ModelsCommand::Quantize { id } => quantize(id, common)?,
+        ModelsCommand::Importance(args) => {
+            let mut settings = settings(common)?;
+            settings.model.clone_from(&args.id);
+            importance::run(&settings, args)?;
+        }
         ModelsCommand::Info { id } => info(id, common)?,
     }
     Ok(output::OK)

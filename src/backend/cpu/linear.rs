@@ -13,7 +13,9 @@ use super::simd::{Format, Isa, maths, matmul};
 use super::thread_pool::Tile;
 use crate::quant::TILE_ROWS;
 use crate::tensor::{self, DType, Tensor};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::PoisonError;
 
 /// Rows of activations up to which dot products are used.
 const FEW_ROWS: usize = 64;
@@ -147,6 +149,27 @@ fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) 
     }
 }
 
+/// Squares of the inputs of matmuls.
+#[derive(Default)]
+pub(super) struct Inputs(BTreeMap<String, (usize, Vec<f64>)>);
+
+impl Inputs {
+    fn add(&mut self, weight: &Weight, x: &[f32]) {
+        for part in &weight.parts {
+            let (n, sums) = self.0.entry(part.name.clone()).or_insert_with(|| (0, vec![0.0; weight.cols]));
+            *n += x.len() / weight.cols;
+            for row in x.chunks_exact(weight.cols) {
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += (x * x) as f64);
+            }
+        }
+    }
+
+    pub fn means(&self) -> BTreeMap<String, Vec<f32>> {
+        let mean = |(n, sums): &(usize, Vec<f64>)| sums.iter().map(|sum| (sum / *n as f64) as f32).collect();
+        self.0.iter().map(|(name, input)| (name.clone(), mean(input))).collect()
+    }
+}
+
 /// `out [n, rows] = x [n, cols] weight^T + bias`
 pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bias: Option<&[f32]>, n: usize) {
     let mut out = Tile::new(out, n, weight.rows);
@@ -158,6 +181,9 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
             });
         }
     };
+    if let Some(inputs) = &cpu.inputs {
+        inputs.lock().unwrap_or_else(PoisonError::into_inner).add(weight, &x[..n * weight.cols]);
+    }
     let mut packed = weight.is_packed().then(|| cpu.packed());
     if n <= FEW_ROWS {
         if let Some(packed) = &mut packed {
@@ -274,6 +300,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn inputs_are_recorded_by_the_names_of_the_stacked_matrices() {
+        let cpu = Cpu::recording(2);
+        let part = |name: &str| Tensor::from_f32(name, vec![16, 2], &[0.5; 32]);
+        let weight = Weight::new(&[part("q"), part("k")]);
+        let mut out = vec![0.0; 64];
+        linear(&cpu, &mut out, &[1.0, 2.0, 3.0, 0.0], &weight, None, 2);
+        linear(&cpu, &mut out, &[2.0, 1.0], &weight, None, 1);
+        let means = vec![14.0 / 3.0, 5.0 / 3.0];
+        assert_eq!(cpu.recorded(), BTreeMap::from([("k".to_owned(), means.clone()), ("q".to_owned(), means)]));
     }
 
     #[test]
