@@ -51,6 +51,14 @@ struct Layout {
 // Columns 2 i and 2 i + 1 of eight as a pair of bf16, 128 + nibble each.
 __device__ __forceinline__ u32 nibble_pair(u32 word, int i) { return ((word >> (4 * i)) & 0x000f000fu) | 0x43004300u; }
 
+// The A fragment of `mma` of step k of a tile, in bf16, from a warp lane's 16 bytes.
+__device__ __forceinline__ void fragment(u32 a[4], uint4 v, int k) {
+  u32 row = k < 2 ? v.x : v.y, row8 = k < 2 ? v.z : v.w;
+  int i = k % 2 * 2;
+  a[0] = nibble_pair(row, i), a[1] = nibble_pair(row8, i);
+  a[2] = nibble_pair(row, i + 1), a[3] = nibble_pair(row8, i + 1);
+}
+
 // The codes of eight columns as bytes, from the planes' words: `even` has columns 0, 4, 1, 5 and `odd` 2, 6, 3, 7.
 template <class CODE>
 __device__ __forceinline__ u32 even_bytes(u32 high, u32 low) {

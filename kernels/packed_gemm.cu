@@ -124,11 +124,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
       for (int p = 0; p < PLANES; p++) {
         uint4 v = *(const uint4*)(codes + ((strip * PLANES + p) * KW + tile) * TILE_BYTES + lane * 16);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-          u32 row = k < 2 ? v.x : v.y, row8 = k < 2 ? v.z : v.w;
-          a[p][k][0] = nibble_pair(row, k % 2 * 2), a[p][k][1] = nibble_pair(row8, k % 2 * 2);
-          a[p][k][2] = nibble_pair(row, k % 2 * 2 + 1), a[p][k][3] = nibble_pair(row8, k % 2 * 2 + 1);
-        }
+        for (int k = 0; k < 4; k++) fragment(a[p][k], v, k);
       }
 #pragma unroll
       for (int j = 0; j < NT; j++) {

@@ -52,16 +52,22 @@ __device__ __forceinline__ void to_integers(const float x[8], u8* planes, TileOf
 // tile t's sums of rows g and g + 8, and scales them alone. Sums of a tile are exact.
 //
 // SWIGLU: the weight is [gate | up]; strips go in pairs of gate and up, and out[rows / 2] = silu(gate) * up in bf16;
-// rows is a multiple of 32.
-template <class CODE, int WARPS, int STAGES, bool SWIGLU>
-__device__ __forceinline__ void gemv(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols) {
+// rows is a multiple of 32. ADD: out += instead. CPU twin: `linear`, then `add`.
+//
+// NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x before it is rounded, and the
+// one factor of all columns multiplies the sums. Lowers the non-finite flag to `layer` if x is not finite. CPU twin:
+// `rms_norm`, then `linear`.
+template <class CODE, int WARPS, int STAGES, bool SWIGLU, bool ADD, bool NORM>
+__device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight, const float* bias, const float* norm,
+                                     float eps, int layer, int* non_finite, int rows, int cols) {
   constexpr int CODE_BYTES = CODE::PLANES * GROUP_TILES * TILE_BYTES, STAGE = CODE_BYTES + WORD_BYTES;
   typedef float Sums[ROUND][WARPS][STRIP_ROWS];
   Sums* partials = (Sums*)dynamic_shared_memory();
   next_may_begin();
   Layout<CODE> at(cols);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  u8 *rings = (u8*)(partials + 2), *ring = rings + warp * STAGES * STAGE, *planes = rings + WARPS * STAGES * STAGE;
+  float* squares = (float*)(partials + 2);
+  u8 *rings = (u8*)(squares + WARPS), *ring = rings + warp * STAGES * STAGE, *planes = rings + WARPS * STAGES * STAGE;
   TileOfX* x_tiles = (TileOfX*)(planes + at.groups * 2 * GROUP_COLS);
   int groups = (at.groups - warp + WARPS - 1) / WARPS;  // of this warp
   // Strips of the block; with SWIGLU, strip 2 i is of gate and 2 i + 1 of up.
@@ -102,17 +108,32 @@ __device__ __forceinline__ void gemv(void* out, const u16* x, const u8* weight, 
   wait_previous();
 
   // The warp's columns of x.
+  float square = 0.0f;
   for (int j = 0; j < groups; j++) {
     int group = warp + j * WARPS, col = group * GROUP_COLS + lane * 8;
-    uint4 v = col < cols ? *(const uint4*)(x + col) : uint4{0, 0, 0, 0};
-    const u32* words = &v.x;
     float values[8];
+    if (NORM) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      values[2 * k] = __uint_as_float(words[k] << 16);
-      values[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+      for (int k = 0; k < 8; k += 4) {
+        float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, by = v;
+        if (col < cols) v = *(const float4*)((const float*)x + col + k), by = *(const float4*)(norm + col + k);
+        square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        values[k] = v.x * by.x, values[k + 1] = v.y * by.y, values[k + 2] = v.z * by.z, values[k + 3] = v.w * by.w;
+      }
+    } else {
+      uint4 v = col < cols ? *(const uint4*)((const u16*)x + col) : uint4{0, 0, 0, 0};
+      const u32* words = &v.x;
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        values[2 * k] = __uint_as_float(words[k] << 16);
+        values[2 * k + 1] = __uint_as_float(words[k] & 0xffff0000u);
+      }
     }
     to_integers(values, planes + group * 2 * GROUP_COLS, x_tiles + group * GROUP_TILES, lane);
+  }
+  if (NORM) {
+    square = warp_sum(square);
+    if (lane == 0) squares[warp] = square;
   }
   __syncwarp();
 
@@ -167,33 +188,52 @@ __device__ __forceinline__ void gemv(void* out, const u16* x, const u8* weight, 
     __syncthreads();
     // Reduce over warps and write, while other warps go on.
     int s = threadIdx.x / STRIP_ROWS, r = threadIdx.x % STRIP_ROWS;
+    if (s >= round) continue;
+    float factor = 1.0f;
+    if (NORM) {
+      float mean = 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) mean += squares[k];
+      mean /= cols;
+      factor = 1.0f / sqrtf(mean + eps);
+      bool finite = fabsf(mean) < __int_as_float(0x7f800000);
+      if (!finite && blockIdx.x == 0 && threadIdx.x == 0 && first == 0) atomicMin(non_finite, layer);
+    }
     auto total = [&](int s, int row) {
-      float sum = bias ? bias[row] : 0.0f;
+      float sum = 0.0f;
 #pragma unroll
       for (int k = 0; k < WARPS; k++) sum += partials[buffer][s][k][r];
-      return sum;
+      return sum * factor + (bias ? bias[row] : 0.0f);
     };
     if (SWIGLU) {
       int row = (blockIdx.x + (first / 2 + s) * gridDim.x) * STRIP_ROWS + r;
       if (s < round / 2) put(out, true, row, silu(total(2 * s, row)) * total(2 * s + 1, rows / 2 + row));
     } else {
       int row = (blockIdx.x + (first + s) * gridDim.x) * STRIP_ROWS + r;
-      if (s < round && row < rows) put(out, false, row, total(s, row));
+      if (row < rows) put(out, false, row, total(s, row) + (ADD ? ((const float*)out)[row] : 0.0f));
     }
   }
 }
 
-#define PACKED_GEMV(name, CODE, WARPS, STAGES) \
+#define PACKED_GEMV(name, CODE, WARPS, STAGES, SWIGLU, ADD) \
   KERNEL __launch_bounds__(32 * WARPS, 1) \
-      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols) { \
-    gemv<CODE, WARPS, STAGES, false>(out, x, weight, bias, rows, cols); \
-  } \
-  KERNEL __launch_bounds__(32 * WARPS, 1) \
-      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols) { \
-    gemv<CODE, WARPS, STAGES, true>(out, x, weight, bias, rows, cols); \
+      name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols) { \
+    gemv<CODE, WARPS, STAGES, SWIGLU, ADD, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, cols); \
   }
-PACKED_GEMV(packed_gemv_q4, Q4, 16, 3)
-PACKED_GEMV(packed_gemv_q8, Q8, 16, 2)
+#define PACKED_NORM_GEMV(name, CODE, WARPS, STAGES, SWIGLU) \
+  KERNEL __launch_bounds__(32 * WARPS, 1) \
+      name(void* out, const float* x, const u8* weight, const float* bias, const float* norm, float eps, int layer, \
+           int* non_finite, int rows, int cols) { \
+    gemv<CODE, WARPS, STAGES, SWIGLU, false, true>(out, x, weight, bias, norm, eps, layer, non_finite, rows, cols); \
+  }
+#define PACKED_GEMVS(name, CODE, WARPS, STAGES) \
+  PACKED_GEMV(name, CODE, WARPS, STAGES, false, false) \
+  PACKED_GEMV(name##_swiglu, CODE, WARPS, STAGES, true, false) \
+  PACKED_GEMV(name##_add, CODE, WARPS, STAGES, false, true) \
+  PACKED_NORM_GEMV(name##_norm, CODE, WARPS, STAGES, false) \
+  PACKED_NORM_GEMV(name##_norm_swiglu, CODE, WARPS, STAGES, true)
+PACKED_GEMVS(packed_gemv_q4, Q4, 16, 3)
+PACKED_GEMVS(packed_gemv_q8, Q8, 16, 2)
 // For GPUs with 99 KB of shared memory for a block.
-PACKED_GEMV(packed_gemv_q4_small, Q4, 8, 4)
-PACKED_GEMV(packed_gemv_q8_small, Q8, 8, 2)
+PACKED_GEMVS(packed_gemv_q4_small, Q4, 8, 4)
+PACKED_GEMVS(packed_gemv_q8_small, Q8, 8, 2)

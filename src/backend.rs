@@ -144,6 +144,21 @@ pub struct StepResult {
     pub non_finite: Option<usize>,
 }
 
+/// Whether [`Backend::linear_add`] has added its product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sum {
+    Added,
+    /// It is in the scratch.
+    Pending,
+}
+
+impl Sum {
+    /// The product that is still to be added.
+    pub fn pending<A>(self, scratch: &A) -> Option<&A> {
+        (self == Self::Pending).then_some(scratch)
+    }
+}
+
 /// Device memory: buffers, activations, weights, and copies between host and device. Nothing of it is called inside a step.
 pub trait Memory: Sized {
     /// Typed device memory.
@@ -248,6 +263,72 @@ pub trait Backend: Memory + Profile + 'static {
     ) {
         self.linear(scratch, x, weight, bias, n);
         self.swiglu(out, scratch, n);
+    }
+    /// `acc += x weight^T + bias`, now or with the next norm: where a backend does not fuse the two, `scratch` gets the
+    /// product, and whoever reads `acc` next has to add it.
+    fn linear_add(
+        &self,
+        _acc: &mut Self::Acts,
+        scratch: &mut Self::Acts,
+        x: &Self::Acts,
+        weight: &Self::Weight,
+        bias: Option<&Self::Buf<f32>>,
+        n: usize,
+    ) -> Sum {
+        self.linear(scratch, x, weight, bias, n);
+        Sum::Pending
+    }
+    /// `out = rms_norm(residual) weight^T + bias`, after `residual += more`. `h` is scratch for the normalised rows; the
+    /// non-finite flag is that of [`Self::rms_norm`].
+    #[allow(clippy::too_many_arguments)]
+    fn norm_linear(
+        &self,
+        out: &mut Self::Acts,
+        h: &mut Self::Acts,
+        residual: &mut Self::Acts,
+        more: Option<&Self::Acts>,
+        norm: &Norm<'_, Self>,
+        weight: &Self::Weight,
+        bias: Option<&Self::Buf<f32>>,
+        non_finite: &mut Self::Buf<i32>,
+        n: usize,
+    ) {
+        self.norm_of_sum(h, residual, more, norm, non_finite, n);
+        self.linear(out, h, weight, bias, n);
+    }
+    /// `out = silu(gate) * up` of `[gate | up] = rms_norm(residual) weight^T + bias`, after `residual += more`; `scratch`
+    /// as for [`Self::linear_swiglu`], the rest as for [`Self::norm_linear`].
+    #[allow(clippy::too_many_arguments)]
+    fn norm_linear_swiglu(
+        &self,
+        out: &mut Self::Acts,
+        scratch: &mut Self::Acts,
+        h: &mut Self::Acts,
+        residual: &mut Self::Acts,
+        more: Option<&Self::Acts>,
+        norm: &Norm<'_, Self>,
+        weight: &Self::Weight,
+        bias: Option<&Self::Buf<f32>>,
+        non_finite: &mut Self::Buf<i32>,
+        n: usize,
+    ) {
+        self.norm_of_sum(h, residual, more, norm, non_finite, n);
+        self.linear_swiglu(out, scratch, h, weight, bias, n);
+    }
+    /// `residual += more`, `out = rms_norm(residual)`.
+    fn norm_of_sum(
+        &self,
+        out: &mut Self::Acts,
+        residual: &mut Self::Acts,
+        more: Option<&Self::Acts>,
+        norm: &Norm<'_, Self>,
+        non_finite: &mut Self::Buf<i32>,
+        n: usize,
+    ) {
+        match more {
+            Some(more) => self.add_rms_norm(out, residual, more, norm, non_finite, n),
+            None => self.rms_norm(out, residual, norm, non_finite, n),
+        }
     }
     /// Decisions `[n, n_kv_heads]` from the layer's input, before its input norm. `scratch` is
     /// `[n, hidden]`, `raw` is `[n, n_kv_heads]`.

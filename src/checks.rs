@@ -72,6 +72,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
     check!(ops::packed_embeds());
     check!(ops::packed_linears());
     check!(ops::packed_swiglu());
+    check!(ops::residuals());
     check!(ops::embeds());
     check!(ops::norms());
     check!(ops::linears());

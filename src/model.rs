@@ -7,7 +7,7 @@ mod workspace;
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{Backend, Norm, QkvRopeArgs, Span};
+use crate::backend::{Backend, Norm, QkvRopeArgs, Span, Sum};
 use crate::cache::KvCache;
 use weights::Layer;
 
@@ -19,25 +19,31 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
     let n: usize = spans.iter().map(|s| s.len).sum();
     assert!(n > 0 && n <= ws.max_tokens, "a step of {n} tokens in a workspace for {}", ws.max_tokens);
     b.embed(&mut ws.x, &model.embed, &ws.tokens, n);
+    // What the last projection adds to the residual stream, if it is not there yet.
+    let mut sum = Sum::Added;
     for (l, layer) in model.layers.iter().enumerate() {
-        let norm = Norm { weight: &layer.input_norm, eps: model.config.rms_eps, layer: l };
-        if l == 0 {
-            b.rms_norm(&mut ws.h, &ws.x, &norm, &mut ws.non_finite, n);
-        } else {
-            b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.non_finite, n);
-        }
-        attention(b, model, layer, ws, cache, l, spans, n);
+        attention(b, model, layer, ws, cache, l, spans, &mut sum, n);
         let norm = Norm { weight: &layer.post_norm, eps: model.config.rms_eps, layer: l };
-        b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.non_finite, n);
-        b.linear_swiglu(&mut ws.act, &mut ws.gate_up, &ws.h, &layer.gate_up, layer.gate_up_bias.as_ref(), n);
-        b.linear(&mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), n);
+        b.norm_linear_swiglu(
+            &mut ws.act,
+            &mut ws.gate_up,
+            &mut ws.h,
+            &mut ws.x,
+            sum.pending(&ws.proj),
+            &norm,
+            &layer.gate_up,
+            layer.gate_up_bias.as_ref(),
+            &mut ws.non_finite,
+            n,
+        );
+        sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), n);
     }
     let norm = Norm { weight: &model.norm, eps: model.config.rms_eps, layer: model.layers.len() };
-    b.add_rms_norm(&mut ws.h, &mut ws.x, &ws.proj, &norm, &mut ws.non_finite, n);
+    b.norm_of_sum(&mut ws.h, &mut ws.x, sum.pending(&ws.proj), &norm, &mut ws.non_finite, n);
     cache.advance(b, spans);
 }
 
-/// Computes one attention block: normalised input in `ws.h`, output projection in `ws.proj`.
+/// Computes one attention block on the residual stream `ws.x`, to which `sum` of the previous block is still to be added.
 #[allow(clippy::too_many_arguments)]
 fn attention<B: Backend>(
     b: &B,
@@ -47,15 +53,26 @@ fn attention<B: Backend>(
     cache: &mut KvCache<B>,
     l: usize,
     spans: &[Span],
+    sum: &mut Sum,
     n: usize,
 ) {
     let c = &model.config;
     let policy = cache.geometry().policy;
+    b.norm_linear(
+        &mut ws.qkv,
+        &mut ws.h,
+        &mut ws.x,
+        sum.pending(&ws.proj),
+        &Norm { weight: &layer.input_norm, eps: c.rms_eps, layer: l },
+        &layer.qkv,
+        layer.qkv_bias.as_ref(),
+        &mut ws.non_finite,
+        n,
+    );
     let adapter = layer.adapter_head(model).filter(|_| policy.constant_decision().is_none());
     if let Some(head) = adapter {
         b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
     }
-    b.linear(&mut ws.qkv, &ws.h, &layer.qkv, layer.qkv_bias.as_ref(), n);
     let args = QkvRopeArgs {
         qk_norm: layer.qk_norm.as_ref().map(|(q, k)| [q, k]),
         rms_eps: c.rms_eps,
@@ -64,7 +81,7 @@ fn attention<B: Backend>(
         borrowed: model.borrowed_alpha(&policy),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
-    b.linear(&mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
+    *sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
 }
 
 /// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.

@@ -27,7 +27,7 @@ mod tensor_map;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Memory, MemoryUse, Norm, OutOfMemory, Plain, PoolStats, Profile,
-    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, TIMED_ROUNDS, median, seen_words,
+    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Sum, TIMED_ROUNDS, median, seen_words,
 };
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
@@ -305,6 +305,64 @@ impl Backend for Cuda {
         }
         self.linear(scratch, x, weight, bias, n);
         self.swiglu(out, scratch, n);
+    }
+
+    fn linear_add(
+        &self,
+        acc: &mut Acts,
+        scratch: &mut Acts,
+        x: &Acts,
+        weight: &Weight,
+        bias: Option<&Buf<f32>>,
+        n: usize,
+    ) -> Sum {
+        assert_eq!((acc.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
+        if matmul::add(self, acc, x, weight, bias, n) {
+            return Sum::Added;
+        }
+        self.linear(scratch, x, weight, bias, n);
+        Sum::Pending
+    }
+
+    fn norm_linear(
+        &self,
+        out: &mut Acts,
+        h: &mut Acts,
+        residual: &mut Acts,
+        more: Option<&Acts>,
+        norm: &Norm<'_, Self>,
+        weight: &Weight,
+        bias: Option<&Buf<f32>>,
+        non_finite: &mut Buf<i32>,
+        n: usize,
+    ) {
+        assert_eq!((out.width, residual.width), (weight.rows, weight.cols), "activations do not fit the weight");
+        if more.is_none() && matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, false) {
+            return;
+        }
+        self.norm_of_sum(h, residual, more, norm, non_finite, n);
+        self.linear(out, h, weight, bias, n);
+    }
+
+    fn norm_linear_swiglu(
+        &self,
+        out: &mut Acts,
+        scratch: &mut Acts,
+        h: &mut Acts,
+        residual: &mut Acts,
+        more: Option<&Acts>,
+        norm: &Norm<'_, Self>,
+        weight: &Weight,
+        bias: Option<&Buf<f32>>,
+        non_finite: &mut Buf<i32>,
+        n: usize,
+    ) {
+        assert_eq!((2 * out.width, residual.width), (weight.rows, weight.cols), "activations do not fit the weight");
+        if more.is_none() && matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, true) {
+            return;
+        }
+        self.norm_of_sum(h, residual, more, norm, non_finite, n);
+        self.linear_swiglu(out, scratch, h, weight, bias, n);
     }
 
     fn adapter_decisions(

@@ -15,6 +15,13 @@ use std::process::Command;
 const GPUS: [&[&str]; TARGETS.len()] = [&["sm_80", "sm_86", "sm_89"], &["sm_90"], &["sm_90a"]];
 /// Bytes of spilled registers that a kernel may store; none where it is not named.
 const SPILLS: &[(&str, usize)] = &[
+    // What a warp keeps beside its fragments of the activations, once for a batch of strips.
+    ("packed_resident_q4_16", 64),
+    ("packed_resident_q4_16_swiglu", 32),
+    ("packed_resident_q4_32", 96),
+    ("packed_resident_q4_32_swiglu", 96),
+    ("packed_resident_q8_32", 96),
+    ("packed_resident_q8_32_swiglu", 96),
     // What a tile keeps beside its fragments, once for 64 keys.
     ("attend_tiles_128_bf16", 256),
     ("attend_tiles_128_fp8", 128),
@@ -33,6 +40,13 @@ const REGISTERS: &[(&str, usize)] = &[
     ("attend_tiles_128_fp8", 255),
     ("attend_tiles_128_int8", 255),
     ("attend_tiles_128_k8v4", 255),
+    // The activations: one block of 256 threads on an SM.
+    ("packed_resident_q4_32", 255),
+    ("packed_resident_q4_32_swiglu", 255),
+    ("packed_resident_q8_16", 200),
+    ("packed_resident_q8_16_swiglu", 200),
+    ("packed_resident_q8_32", 255),
+    ("packed_resident_q8_32_swiglu", 255),
     // Sums of four strips: one block of 256 threads on an SM.
     ("packed_gemm_q4_32", 200),
     ("packed_gemm_q4_32_swiglu", 200),

@@ -74,7 +74,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
     "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None
 }
@@ -141,12 +141,24 @@ kernels! {
     "packed_gemv" {
         PackedGemvQ4 "packed_gemv_q4" "ppppii",
         PackedGemvQ4Swiglu "packed_gemv_q4_swiglu" "ppppii",
+        PackedGemvQ4Add "packed_gemv_q4_add" "ppppii",
+        PackedGemvQ4Norm "packed_gemv_q4_norm" "pppppfipii",
+        PackedGemvQ4NormSwiglu "packed_gemv_q4_norm_swiglu" "pppppfipii",
         PackedGemvQ4Small "packed_gemv_q4_small" "ppppii",
         PackedGemvQ4SmallSwiglu "packed_gemv_q4_small_swiglu" "ppppii",
+        PackedGemvQ4SmallAdd "packed_gemv_q4_small_add" "ppppii",
+        PackedGemvQ4SmallNorm "packed_gemv_q4_small_norm" "pppppfipii",
+        PackedGemvQ4SmallNormSwiglu "packed_gemv_q4_small_norm_swiglu" "pppppfipii",
         PackedGemvQ8 "packed_gemv_q8" "ppppii",
         PackedGemvQ8Swiglu "packed_gemv_q8_swiglu" "ppppii",
+        PackedGemvQ8Add "packed_gemv_q8_add" "ppppii",
+        PackedGemvQ8Norm "packed_gemv_q8_norm" "pppppfipii",
+        PackedGemvQ8NormSwiglu "packed_gemv_q8_norm_swiglu" "pppppfipii",
         PackedGemvQ8Small "packed_gemv_q8_small" "ppppii",
         PackedGemvQ8SmallSwiglu "packed_gemv_q8_small_swiglu" "ppppii",
+        PackedGemvQ8SmallAdd "packed_gemv_q8_small_add" "ppppii",
+        PackedGemvQ8SmallNorm "packed_gemv_q8_small_norm" "pppppfipii",
+        PackedGemvQ8SmallNormSwiglu "packed_gemv_q8_small_norm_swiglu" "pppppfipii",
     }
     "packed_gemm" {
         PackedGemmQ4N8 "packed_gemm_q4_8" "ppppiii",
@@ -161,6 +173,20 @@ kernels! {
         PackedGemmQ8N16Swiglu "packed_gemm_q8_16_swiglu" "ppppiii",
         PackedGemmQ8N32 "packed_gemm_q8_32" "ppppiii",
         PackedGemmQ8N32Swiglu "packed_gemm_q8_32_swiglu" "ppppiii",
+    }
+    "packed_resident" {
+        PackedResidentQ4N8 "packed_resident_q4_8" "ppppiiii",
+        PackedResidentQ4N8Swiglu "packed_resident_q4_8_swiglu" "ppppiiii",
+        PackedResidentQ4N16 "packed_resident_q4_16" "ppppiiii",
+        PackedResidentQ4N16Swiglu "packed_resident_q4_16_swiglu" "ppppiiii",
+        PackedResidentQ4N32 "packed_resident_q4_32" "ppppiiii",
+        PackedResidentQ4N32Swiglu "packed_resident_q4_32_swiglu" "ppppiiii",
+        PackedResidentQ8N8 "packed_resident_q8_8" "ppppiiii",
+        PackedResidentQ8N8Swiglu "packed_resident_q8_8_swiglu" "ppppiiii",
+        PackedResidentQ8N16 "packed_resident_q8_16" "ppppiiii",
+        PackedResidentQ8N16Swiglu "packed_resident_q8_16_swiglu" "ppppiiii",
+        PackedResidentQ8N32 "packed_resident_q8_32" "ppppiiii",
+        PackedResidentQ8N32Swiglu "packed_resident_q8_32_swiglu" "ppppiiii",
     }
     "unpack" {
         EmbedQ4 "embed_q4" "pppi",
@@ -248,7 +274,7 @@ impl Kernel {
 
     /// Whether a launch says how much dynamic shared memory a block has: up to all there is.
     pub fn shares_what_it_is_given(self) -> bool {
-        self.entry().source == "packed_gemv"
+        matches!(self.entry().source, "packed_gemv" | "packed_resident")
     }
 
     /// Bytes of dynamic shared memory of a block, if it is the same for every launch.

@@ -1,5 +1,6 @@
 //! Matmuls with a weight: the choice between `gemm` for plain weights and `packed`.
 
+use super::super::Norm;
 use super::memory::{Acts, Buf, Stored, Weight};
 use super::{Cuda, gemm, packed};
 
@@ -36,5 +37,39 @@ pub(super) fn fused_swiglu(
             packed::fused_swiglu(cuda, code, &gemm, scratch);
         }
         Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
+    }
+}
+
+/// `acc += x weight^T + bias` by one kernel; false where there is none.
+pub(super) fn add(cuda: &Cuda, acc: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> bool {
+    acc.holds_f32(m);
+    x.holds(m);
+    match weight.stored {
+        Stored::Packed(code) if x.bf16 => packed::add(cuda, code, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m)),
+        _ => false,
+    }
+}
+
+/// `out = rms_norm(x) weight^T + bias` by one kernel, or with `fused` SwiGLU of that; false where there is none.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn norm(
+    cuda: &Cuda,
+    out: &mut Acts,
+    x: &Acts,
+    norm: &Norm<'_, Cuda>,
+    weight: &Weight,
+    bias: Option<&Buf<f32>>,
+    non_finite: &mut Buf<i32>,
+    m: usize,
+    fused: bool,
+) -> bool {
+    out.holds(m);
+    x.holds_f32(m);
+    match weight.stored {
+        Stored::Packed(code) if out.bf16 == fused => {
+            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+            packed::norm(cuda, code, &gemm, norm, non_finite.ptr(), fused)
+        }
+        _ => false,
     }
 }

@@ -2,9 +2,9 @@
 //! tiles. For more rows the weight is unpacked, some strips at a time, to bf16 that mostly stays in L2, and the bf16 GEMMs
 //! multiply them.
 
-use super::super::OutOfMemory;
+use super::super::{Norm, OutOfMemory};
 use super::Cuda;
-use super::abi::Arg::{self, I32, Ptr};
+use super::abi::Arg::{self, F32, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
@@ -23,6 +23,9 @@ const SMALL_GPU_BYTES: u64 = 20 << 30;
 const MAX_ROWS: usize = 8192;
 /// Rows of the weight in a tile of the prefill kernels.
 const TILE_N: usize = 192;
+/// Tiles that a block of the prefill kernels multiplies one after the other: the end of a launch costs some microseconds, and
+/// strips of more than half the L2 are read from memory.
+const WAVES: usize = 2;
 
 /// Strips in bf16 between two kernels, and behind them the biases of their rows.
 #[derive(Default)]
@@ -48,11 +51,11 @@ impl Unpacked {
         Ok(())
     }
 
-    /// Rows of `k` columns that fit: whole strips, and whole tiles of the GEMM that give each of `blocks` blocks one, if
-    /// there are so many.
+    /// Rows of `k` columns that fit: whole strips, and whole tiles of the GEMM that give each of `blocks` blocks at most
+    /// [`WAVES`].
     fn rows(&self, k: usize, m: usize, blocks: usize) -> usize {
         let fit = (self.bytes / (k * size_of::<u16>())).min(MAX_ROWS);
-        let tiles = (blocks / m.div_ceil(TILE_M)).max(1);
+        let tiles = (WAVES * blocks / m.div_ceil(TILE_M)).max(1);
         let whole = (tiles * TILE_N).min(fit / TILE_N * TILE_N);
         if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
     }
@@ -158,49 +161,173 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     let mut args: Vec<Arg<'_>> = gemm::arguments(gemm);
     // A weight too wide for the GPU's shared memory is left to the kernels of more rows.
-    let gemv = gemvs(code).into_iter().find(|gemv| driver.shares(gemv.shared_bytes(code, gemm.k)));
-    if let Some(gemv) = gemv.filter(|_| gemm.m == 1) {
+    if let Some(gemv) = one_row(cuda, code, gemm.k).filter(|_| gemm.m == 1) {
         args.truncate(6);
-        let outs = gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 };
-        // One block to an SM, all with the same number of strips but for the last ones.
-        let rounds = outs.div_ceil(driver.sm_count);
-        let (kernel, shared) = (gemv.kernels[fused as usize], gemv.shared_bytes(code, gemm.k));
-        return driver.launch_sharing(kernel, [outs.div_ceil(rounds), 1, 1], 32 * gemv.warps, shared, &args);
+        let kernel = if fused { gemv.swiglu } else { gemv.plain };
+        return gemv.launch(cuda, code, kernel, gemm, fused, &args);
     }
     args.truncate(7);
+    let resident = residents(code).into_iter().find(|r| gemm.m <= r.rows);
+    if let Some(resident) = resident.filter(|r| driver.shares(r.shared_bytes(code))) {
+        args.push(I32(BATCH as i32));
+        let grid = [even_blocks(cuda, gemm, fused), 1, 1];
+        let threads = 32 * resident.warps;
+        return driver.launch_sharing(
+            resident.kernels[fused as usize],
+            grid,
+            threads,
+            resident.shared_bytes(code),
+            &args,
+        );
+    }
     let (kernel, strips) = few(driver, code, gemm.m, fused);
     driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], 256, &args);
 }
 
-/// A kernel of `packed_gemv.cu`.
+/// Blocks that walk over strips: at most one to an SM, all with the same number of strips but for the last ones.
+fn even_blocks(cuda: &Cuda, gemm: &Gemm, fused: bool) -> usize {
+    let outs = gemm.n.div_ceil(TILE_ROWS) / if fused { 2 } else { 1 };
+    outs.div_ceil(outs.div_ceil(cuda.driver.sm_count))
+}
+
+/// `out += x weight^T + bias` of one row, x in bf16. False if this GPU has no kernel for it.
+pub(super) fn add(cuda: &Cuda, code: Code, gemm: &Gemm) -> bool {
+    let Some(gemv) = one_row(cuda, code, gemm.k).filter(|_| gemm.m == 1) else { return false };
+    let mut args = gemm::arguments(gemm);
+    args.truncate(6);
+    gemv.launch(cuda, code, gemv.add, gemm, false, &args);
+    true
+}
+
+/// `out = rms_norm(x) weight^T + bias` of one row, x in f32; fused: SwiGLU of that, in bf16. `non_finite` is the address
+/// of the flag. False if this GPU has no kernel for it.
+pub(super) fn norm(cuda: &Cuda, code: Code, gemm: &Gemm, norm: &Norm<'_, Cuda>, non_finite: u64, fused: bool) -> bool {
+    let Some(gemv) = one_row(cuda, code, gemm.k).filter(|_| gemm.m == 1) else { return false };
+    let [rows, cols, layer] = [gemm.n, gemm.k, norm.layer].map(|n| I32(n as i32));
+    let [out, x, weight, bias] = [gemm.out, gemm.x, gemm.weight, gemm.bias].map(Ptr);
+    let scale = Ptr(norm.weight.ptr());
+    let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(non_finite), rows, cols];
+    let kernel = if fused { gemv.norm_swiglu } else { gemv.norm };
+    gemv.launch(cuda, code, kernel, gemm, fused, &args);
+    true
+}
+
+/// The kernels of `packed_gemv.cu` for one row.
 struct OneRow {
-    /// The plain kernel, and that with fused SwiGLU.
-    kernels: [Kernel; 2],
+    plain: Kernel,
+    swiglu: Kernel,
+    add: Kernel,
+    norm: Kernel,
+    norm_swiglu: Kernel,
     warps: usize,
     /// Groups of columns that a warp has in flight.
     stages: usize,
 }
 
+/// The fastest that the GPU has the shared memory for, with a weight of that many columns.
+fn one_row(cuda: &Cuda, code: Code, cols: usize) -> Option<OneRow> {
+    gemvs(code).into_iter().find(|gemv| cuda.driver.shares(gemv.shared_bytes(code, cols)))
+}
+
 impl OneRow {
+    /// Launches one of the kernels.
+    fn launch(&self, cuda: &Cuda, code: Code, kernel: Kernel, gemm: &Gemm, fused: bool, args: &[Arg<'_>]) {
+        let grid = [even_blocks(cuda, gemm, fused), 1, 1];
+        cuda.driver.launch_sharing(kernel, grid, 32 * self.warps, self.shared_bytes(code, gemm.k), args);
+    }
+
     /// Shared memory of a block: partial sums, the ring, and x as integers.
     fn shared_bytes(&self, code: Code, cols: usize) -> usize {
         let stage = code.planes() * 4 * 512 + 128;
         let groups = cols.div_ceil(4 * GROUP);
-        self.warps * (2 * 4 * TILE_ROWS * size_of::<f32>() + self.stages * stage) + groups * (2 * 4 * GROUP + 4 * 8)
+        let sums = (2 * 4 * TILE_ROWS + 1) * size_of::<f32>();
+        self.warps * (sums + self.stages * stage) + groups * (2 * 4 * GROUP + 4 * 8)
     }
 }
 
 /// The fastest first.
 fn gemvs(code: Code) -> [OneRow; 2] {
     use Kernel::*;
-    let gemv = |kernels, warps, stages| OneRow { kernels, warps, stages };
+    let gemv = |[plain, swiglu, add, norm, norm_swiglu]: [Kernel; 5], warps, stages| OneRow {
+        plain,
+        swiglu,
+        add,
+        norm,
+        norm_swiglu,
+        warps,
+        stages,
+    };
     match code {
-        Code::Q4 => {
-            [gemv([PackedGemvQ4, PackedGemvQ4Swiglu], 16, 3), gemv([PackedGemvQ4Small, PackedGemvQ4SmallSwiglu], 8, 4)]
-        }
-        Code::Q8 => {
-            [gemv([PackedGemvQ8, PackedGemvQ8Swiglu], 16, 2), gemv([PackedGemvQ8Small, PackedGemvQ8SmallSwiglu], 8, 2)]
-        }
+        Code::Q4 => [
+            gemv([PackedGemvQ4, PackedGemvQ4Swiglu, PackedGemvQ4Add, PackedGemvQ4Norm, PackedGemvQ4NormSwiglu], 16, 3),
+            gemv(
+                [
+                    PackedGemvQ4Small,
+                    PackedGemvQ4SmallSwiglu,
+                    PackedGemvQ4SmallAdd,
+                    PackedGemvQ4SmallNorm,
+                    PackedGemvQ4SmallNormSwiglu,
+                ],
+                8,
+                4,
+            ),
+        ],
+        Code::Q8 => [
+            gemv([PackedGemvQ8, PackedGemvQ8Swiglu, PackedGemvQ8Add, PackedGemvQ8Norm, PackedGemvQ8NormSwiglu], 16, 2),
+            gemv(
+                [
+                    PackedGemvQ8Small,
+                    PackedGemvQ8SmallSwiglu,
+                    PackedGemvQ8SmallAdd,
+                    PackedGemvQ8SmallNorm,
+                    PackedGemvQ8SmallNormSwiglu,
+                ],
+                8,
+                2,
+            ),
+        ],
+    }
+}
+
+/// Strips for which a block of `packed_resident.cu` keeps the sums.
+const BATCH: usize = 12;
+
+/// A kernel of `packed_resident.cu`.
+struct Resident {
+    /// Most rows of activations.
+    rows: usize,
+    /// The plain kernel, and that with fused SwiGLU.
+    kernels: [Kernel; 2],
+    warps: usize,
+    /// Units of four tiles of columns that a warp has in flight.
+    stages: usize,
+    /// Strips whose sums are reduced together.
+    round: usize,
+}
+
+impl Resident {
+    /// Shared memory of a block: the rings, the warps' sums of two rounds, and the sums of a batch.
+    fn shared_bytes(&self, code: Code) -> usize {
+        let width = if self.rows == 8 { 8 } else { self.rows + 8 };
+        let sums = 2 * self.round * self.warps * width + BATCH * self.rows;
+        self.warps * self.stages * (code.planes() * 4 * 512 + 128) + sums * TILE_ROWS * size_of::<f32>()
+    }
+}
+
+fn residents(code: Code) -> [Resident; 3] {
+    use Kernel::*;
+    let of = |rows, kernels, warps, stages, round| Resident { rows, kernels, warps, stages, round };
+    match code {
+        Code::Q4 => [
+            of(8, [PackedResidentQ4N8, PackedResidentQ4N8Swiglu], 16, 3, 2),
+            of(16, [PackedResidentQ4N16, PackedResidentQ4N16Swiglu], 16, 3, 1),
+            of(32, [PackedResidentQ4N32, PackedResidentQ4N32Swiglu], 8, 5, 2),
+        ],
+        Code::Q8 => [
+            of(8, [PackedResidentQ8N8, PackedResidentQ8N8Swiglu], 16, 2, 2),
+            of(16, [PackedResidentQ8N16, PackedResidentQ8N16Swiglu], 8, 4, 1),
+            of(32, [PackedResidentQ8N32, PackedResidentQ8N32Swiglu], 8, 4, 1),
+        ],
     }
 }
 

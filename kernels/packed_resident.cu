@@ -1,0 +1,199 @@
+// Small-batch GEMM of decode, as `packed_gemm.cu`, for GPUs with much shared memory: the activations stay in registers. CPU twin:
+// `backend::cpu::linear`, followed by `swiglu` if fused.
+#include "codes.cuh"
+
+// out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
+// K = cols. Grid: any number of blocks of WARPS warps; a block computes strips blockIdx.x, blockIdx.x + gridDim.x and so on;
+// cols is a multiple of 64. Dynamic shared memory: `packed::Resident::shared_bytes`. Reads the weight once, and x once a block for
+// every `batch` strips, from L2.
+//
+// In a pass a warp has TILES tiles of columns, whose fragments of x and sums of x it keeps in registers for a batch of
+// strips; as many passes as there are columns. Weights come through a ring of STAGES units of TILES tiles for each warp, the
+// first ones before the previous kernel has ended. Codes become bf16 with an offset, so the sum over a tile is scale * (part -
+// (zero + offset) * sum of x); an `mma` with ones gives the sum of x. After ROUND strips, the sums of warps are added in a
+// fixed order: a token's result does not depend on n or the other tokens.
+//
+// SWIGLU: the weight is [gate | up]; strips go in pairs of gate and up, and out[n, rows / 2] = silu(gate) * up in bf16; rows is
+// a multiple of 32 and `batch` of 2.
+template <class CODE, int NT, int WARPS, int TILES, int STAGES, int ROUND, bool SWIGLU>
+__device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
+                                     int n, int batch) {
+  constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, VALUES = STRIP_ROWS * TOKENS;
+  constexpr int CODE_BYTES = PLANES * TILES * TILE_BYTES, UNIT = CODE_BYTES + TILES * (WORD_BYTES / GROUP_TILES);
+  constexpr int WIDTH = NT == 1 ? 8 : TOKENS + 8;  // of a row of partial sums, without bank conflicts
+  next_may_begin();
+  Layout<CODE> at(cols);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  u8* ring = (u8*)dynamic_shared_memory() + warp * STAGES * UNIT;
+  float* partials = (float*)((u8*)dynamic_shared_memory() + WARPS * STAGES * UNIT);  // [2][ROUND][WARPS][16][WIDTH]
+  float* totals = partials + 2 * ROUND * WARPS * STRIP_ROWS * WIDTH;                 // [batch][16][TOKENS]
+  int units = (at.tiles + TILES - 1) / TILES, passes = (units + WARPS - 1) / WARPS;
+  int outs = (rows + STRIP_ROWS - 1) / STRIP_ROWS / (SWIGLU ? 2 : 1);
+  int strips = (outs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * (SWIGLU ? 2 : 1);
+  auto strip_at = [&](int i) {
+    int strip = blockIdx.x + (SWIGLU ? i / 2 : i) * gridDim.x;
+    return weight + at.strip_bytes * (SWIGLU && i % 2 ? strip + outs : strip);
+  };
+
+  // Copies of the ring, in the order in which they are used.
+  int next_batch = 0, next_pass = 0, next_strip = 0;
+  auto advance = [&] {
+    next_strip = 0;
+    if (++next_pass == passes) next_pass = 0, next_batch += batch;
+  };
+  auto fetch = [&](int stage) {
+    // In the last pass some warps have no columns.
+    while (next_batch < strips && next_pass * WARPS + warp >= units) advance();
+    if (next_batch < strips) {
+      int first = (next_pass * WARPS + warp) * TILES;
+      const u8* from = strip_at(next_batch + next_strip);
+      u8* to = ring + stage * UNIT;
+#pragma unroll
+      for (int i = 0; i < TILES; i++) {
+        bool in = first + i < at.tiles;
+#pragma unroll
+        for (int p = 0; p < PLANES; p++)
+          copy_async(to + (p * TILES + i) * TILE_BYTES + lane * 16,
+                     from + p * at.plane_bytes + (in ? first + i : 0) * TILE_BYTES + lane * 16, in);
+      }
+      if (lane < 8 * TILES)
+        copy_async4(to + CODE_BYTES + lane * 4,
+                    from + PLANES * at.plane_bytes + first / GROUP_TILES * WORD_BYTES + lane / TILES * 16 +
+                        (first % GROUP_TILES + lane % TILES) * 4,
+                    true);
+      if (++next_strip == min(batch, strips - next_batch)) advance();
+    }
+    copy_commit();
+  };
+#pragma unroll
+  for (int s = 0; s < STAGES; s++) fetch(s);
+  wait_previous();
+
+  int stage = 0, buffer = 0;
+  u32 b[TILES][NT][8];
+  float of_x[TILES][NT][2];
+#pragma unroll 1
+  for (int first = 0; first < strips; first += batch) {
+    int count = min(batch, strips - first);
+#pragma unroll 1
+    for (int pass = 0; pass < passes; pass++) {
+      int unit = pass * WARPS + warp;
+      bool active = unit < units;
+      // The warp's columns of x, which stay if there is but one pass.
+      if (active && (passes > 1 || first == 0)) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+          for (int j = 0; j < NT; j++) {
+            int token = 8 * j + g, col = (unit * TILES + i) * TILE_COLS + t * 16;
+            bool in = token < n && col < cols;
+            const uint4* from = (const uint4*)(x + (in ? (u64)token * cols + col : 0));
+#pragma unroll
+            for (int h = 0; h < 2; h++) *(uint4*)(b[i][j] + 4 * h) = in ? from[h] : uint4{0, 0, 0, 0};
+            const u32 ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+            float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int k = 0; k < 4; k++) mma(c, ones, b[i][j] + 2 * k);
+            of_x[i][j][0] = c[0], of_x[i][j][1] = c[1];
+          }
+      }
+#pragma unroll 1
+      for (int s0 = 0; s0 < count; s0 += ROUND) {
+        int round = min(ROUND, count - s0);
+#pragma unroll 1
+        for (int s = 0; s < round; s++) {
+          float sums[NT][4];
+#pragma unroll
+          for (int j = 0; j < NT; j++) sums[j][0] = sums[j][1] = sums[j][2] = sums[j][3] = 0.0f;
+          if (active) {
+            copy_wait<STAGES - 1>();
+            // Words are copied by other lanes.
+            __syncwarp();
+            const u8* from = ring + stage * UNIT;
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+              u32 word = *(const u32*)(from + CODE_BYTES + (g * TILES + i) * 4);
+              float scale[2], offset[2];
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                scale[h] = f16_value(CODE::scales(word) >> (16 * h));
+                offset[h] = CODE::offset(word >> (16 * h));
+              }
+              u32 a[PLANES][4][4];
+#pragma unroll
+              for (int p = 0; p < PLANES; p++) {
+                uint4 v = *(const uint4*)(from + (p * TILES + i) * TILE_BYTES + lane * 16);
+#pragma unroll
+                for (int k = 0; k < 4; k++) fragment(a[p][k], v, k);
+              }
+#pragma unroll
+              for (int j = 0; j < NT; j++) {
+                float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+                for (int p = 0; p < PLANES; p++) {
+                  if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;
+#pragma unroll
+                  for (int k = 0; k < 4; k++) mma(c, a[p][k], b[i][j] + 2 * k);
+                }
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                  sums[j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[i][j][k % 2], c[k]), sums[j][k]);
+              }
+            }
+            __syncwarp();
+            fetch(stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+          }
+          float* to = partials + ((buffer * ROUND + s) * WARPS + warp) * STRIP_ROWS * WIDTH;
+#pragma unroll
+          for (int j = 0; j < NT; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+              *(float2*)(to + (g + 8 * h) * WIDTH + 8 * j + 2 * t) = float2{sums[j][2 * h], sums[j][2 * h + 1]};
+        }
+        __syncthreads();
+        // Reduce over warps, while other warps go on.
+        for (int i = threadIdx.x; i < round * VALUES; i += 32 * WARPS) {
+          int s = i / VALUES, value = i % VALUES;
+          const float* from = partials + (buffer * ROUND + s) * WARPS * STRIP_ROWS * WIDTH + value / TOKENS * WIDTH +
+                              value % TOKENS;
+          float sum = 0.0f;
+#pragma unroll
+          for (int k = 0; k < WARPS; k++) sum += from[k * STRIP_ROWS * WIDTH];
+          float* total = totals + (s0 + s) * VALUES + value;
+          *total = pass ? *total + sum : sum;
+        }
+        buffer ^= 1;
+      }
+    }
+    __syncthreads();
+    // Write the batch.
+    int n_out = SWIGLU ? rows / 2 : rows;
+    for (int i = threadIdx.x; i < (SWIGLU ? count / 2 : count) * VALUES; i += 32 * WARPS) {
+      int s = i / VALUES, token = i % VALUES / STRIP_ROWS, r = i % STRIP_ROWS;
+      int row = (blockIdx.x + ((SWIGLU ? first / 2 : first) + s) * gridDim.x) * STRIP_ROWS + r;
+      if (token >= n || row >= n_out) continue;
+      auto total = [&](int s, int row) { return totals[s * VALUES + r * TOKENS + token] + (bias ? bias[row] : 0.0f); };
+      float sum = total(SWIGLU ? 2 * s : s, row);
+      if (SWIGLU) sum = silu(sum) * total(2 * s + 1, n_out + row);
+      put(out, SWIGLU, (u64)token * n_out + row, sum);
+    }
+  }
+}
+
+#define PACKED_RESIDENT(name, CODE, NT, WARPS, STAGES, ROUND) \
+  KERNEL __launch_bounds__(32 * WARPS, 1) \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, int batch) { \
+    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, false>(out, x, weight, bias, rows, cols, n, batch); \
+  } \
+  KERNEL __launch_bounds__(32 * WARPS, 1) \
+      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, \
+                    int batch) { \
+    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, true>(out, x, weight, bias, rows, cols, n, batch); \
+  }
+PACKED_RESIDENT(packed_resident_q4_8, Q4, 1, 16, 3, 2)
+PACKED_RESIDENT(packed_resident_q4_16, Q4, 2, 16, 3, 1)
+PACKED_RESIDENT(packed_resident_q4_32, Q4, 4, 8, 5, 2)
+PACKED_RESIDENT(packed_resident_q8_8, Q8, 1, 16, 2, 2)
+PACKED_RESIDENT(packed_resident_q8_16, Q8, 2, 8, 4, 1)
+PACKED_RESIDENT(packed_resident_q8_32, Q8, 4, 8, 4, 1)
