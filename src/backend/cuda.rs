@@ -43,7 +43,6 @@ use graph::Graphs;
 pub use kernels::{Entry, KERNELS, Kernel, PDL_TARGET, SOURCES, TARGETS};
 pub use memory::{Acts, Buf, Weight};
 use memory::{Stored, dtype_number};
-use packed::Unpacked;
 use pinned::Mailbox;
 pub use pool::Pool;
 pub use probe::probe;
@@ -78,7 +77,7 @@ pub struct Cuda {
     spans: RefCell<Spans>,
     cublaslt: Option<CublasLt>,
     sampling: RefCell<Sampling>,
-    unpacked: RefCell<Unpacked>,
+    unpacked: RefCell<packed::Unpacked>,
     /// Declared last: fields drop in order, and those above need the CUDA context.
     driver: Rc<Driver>,
 }
@@ -316,7 +315,6 @@ impl Backend for Cuda {
         bias: Option<&Buf<f32>>,
         n: usize,
     ) -> Sum {
-        assert_eq!((acc.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
         if matmul::add(self, acc, x, weight, bias, n) {
             return Sum::Added;
         }
@@ -336,12 +334,10 @@ impl Backend for Cuda {
         non_finite: &mut Buf<i32>,
         n: usize,
     ) {
-        assert_eq!((out.width, residual.width), (weight.rows, weight.cols), "activations do not fit the weight");
-        if more.is_none() && matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, false) {
-            return;
+        if more.is_some() || !matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, false) {
+            self.norm_of_sum(h, residual, more, norm, non_finite, n);
+            self.linear(out, h, weight, bias, n);
         }
-        self.norm_of_sum(h, residual, more, norm, non_finite, n);
-        self.linear(out, h, weight, bias, n);
     }
 
     fn norm_linear_swiglu(
@@ -357,12 +353,10 @@ impl Backend for Cuda {
         non_finite: &mut Buf<i32>,
         n: usize,
     ) {
-        assert_eq!((2 * out.width, residual.width), (weight.rows, weight.cols), "activations do not fit the weight");
-        if more.is_none() && matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, true) {
-            return;
+        if more.is_some() || !matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, true) {
+            self.norm_of_sum(h, residual, more, norm, non_finite, n);
+            self.linear_swiglu(out, scratch, h, weight, bias, n);
         }
-        self.norm_of_sum(h, residual, more, norm, non_finite, n);
-        self.linear_swiglu(out, scratch, h, weight, bias, n);
     }
 
     fn adapter_decisions(

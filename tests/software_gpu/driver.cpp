@@ -103,7 +103,10 @@ DRIVER cuDeviceGetName(char* name, int size, int) {
 
 // Shared memory of a block, in bytes: by default, and with the opt-in attribute.
 static const int SHARED = 48 << 10;
-static int shared_opt_in() { return setting("SOFTWARE_GPU_CAPABILITY", 80) >= 90 ? 227 << 10 : 163 << 10; }
+static int shared_opt_in() {
+  long capability = setting("SOFTWARE_GPU_CAPABILITY", 80);
+  return capability >= 90 ? 227 << 10 : capability > 80 ? 99 << 10 : 163 << 10;
+}
 
 DRIVER cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER

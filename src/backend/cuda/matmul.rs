@@ -42,6 +42,7 @@ pub(super) fn fused_swiglu(
 
 /// `acc += x weight^T + bias` by one kernel; false where there is none.
 pub(super) fn add(cuda: &Cuda, acc: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> bool {
+    assert_eq!((acc.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
     acc.holds_f32(m);
     x.holds(m);
     match weight.stored {
@@ -63,6 +64,8 @@ pub(super) fn norm(
     m: usize,
     fused: bool,
 ) -> bool {
+    let width = if fused { 2 * out.width } else { out.width };
+    assert_eq!((width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
     out.holds(m);
     x.holds_f32(m);
     match weight.stored {
