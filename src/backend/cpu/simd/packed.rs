@@ -23,8 +23,9 @@ use std::ops::Range;
 const TILE_BYTES: usize = TILE_ROWS * GROUP / 2;
 /// Words of four tiles.
 const WORDS: usize = 4 * TILE_ROWS;
-/// Prefetch distance for weights.
+/// Prefetch distance for codes, or one strip if that is less than `SHORT_STRIP_BYTES`.
 const AHEAD_BYTES: usize = 8 << 10;
+const SHORT_STRIP_BYTES: usize = 16 << 10;
 
 /// Rows of a packed matrix.
 #[derive(Clone)]
@@ -379,6 +380,8 @@ impl Strip<'_> {
         let words = &self.strip[self.code.planes() * self.tiles * TILE_BYTES..];
         let mask = if self.code == Code::Q4 { 0x7ff0 } else { 0x7fff };
         let shift = u16::from(self.code == Code::Q4);
+        // The words of the next strip: they lie behind its tiles, where no stream of loads leads.
+        (0..words.len()).step_by(64).for_each(|at| prefetch(words.as_ptr().wrapping_add(self.strip.len() + at)));
         for (scale, word) in self.scales.iter_mut().zip(words.as_chunks::<2>().0) {
             *scale = f16(u16::from_le_bytes(*word) >> shift & mask);
         }
@@ -430,16 +433,20 @@ impl Strip<'_> {
                 let acc = self.products::<V, S, B, G>(&x, g);
                 for b in 0..B {
                     for i in 0..G {
+                        // The last 8 are zeros where vectors have 8 lanes.
                         let mut lanes = [0f32; 16];
                         acc[b][i].store(lanes.as_mut_ptr());
-                        let lanes = &lanes[..V::LANES];
+                        for half in [8, 4] {
+                            for l in 0..half {
+                                lanes[l] += lanes[l + half];
+                            }
+                        }
                         for second in 0..2 {
                             let row = g + i + 8 * second;
-                            let products: f32 =
-                                lanes.iter().enumerate().filter(|(l, _)| l / 2 % 2 == second).map(|(_, v)| v).sum();
-                            let z = &zero[b][(g + i) * 8 + second..];
+                            let z = (g + i) * 8 + second;
+                            let z = (zero[b][z] + zero[b][z + 2]) + (zero[b][z + 4] + zero[b][z + 6]);
                             if row < out.cols() {
-                                out.row_mut(first + b)[row] = products - ((z[0] + z[2]) + (z[4] + z[6]));
+                                out.row_mut(first + b)[row] = lanes[2 * second] + lanes[2 * second + 1] - z;
                             }
                         }
                     }
@@ -456,6 +463,7 @@ impl Strip<'_> {
         g: usize,
     ) -> [[V; G]; B] {
         let (tiles, planes) = (self.tiles, self.code.planes());
+        let ahead = if self.strip.len() < SHORT_STRIP_BYTES { self.strip.len() } else { AHEAD_BYTES };
         // SAFETY: the caller's contract.
         unsafe {
             let mut acc = [[V::splat(0.0); G]; B];
@@ -466,7 +474,7 @@ impl Strip<'_> {
                     let mut part = [V::splat(0.0); B];
                     for plane in 0..planes {
                         let codes = self.strip.as_ptr().add((plane * tiles + tile) * TILE_BYTES + (g + i) * 64);
-                        prefetch(codes.wrapping_add(AHEAD_BYTES));
+                        prefetch(codes.wrapping_add(ahead));
                         if plane > 0 {
                             for b in 0..B {
                                 part[b] = part[b].mul_add(V::splat(16.0), V::splat(0.0));
