@@ -184,7 +184,7 @@ mod tests {
         let said = subcommands(&error.render().to_string());
         assert_eq!(
             said,
-            "dmschat models needs a subcommand: list, path, pull, rm, quantize, info; see dmschat models --help"
+            "dmschat models needs a subcommand: list, path, pull, rm, quantize, importance, info; see dmschat models --help"
         );
     }
 

@@ -20,6 +20,8 @@ const ANSWER: usize = 60;
 /// Largest difference of logits, relative to the largest: a decision near 0, or a different rounding of K and V,
 /// changes what follows.
 const LIMIT: f32 = 5e-2;
+/// The same for k8v4, where another rounding moves a value by a fifteenth of its row's range: 9.2e-2 on an H200.
+const LIMIT_4_BITS: f32 = 1.5e-1;
 /// One head in this many may therefore have other slots. With fp8, whose rounding steps are a sixteenth of a value, up
 /// to half did on an H200: there only the exact cache histories compare slots.
 const OTHER_SLOTS: usize = 4;
@@ -110,5 +112,6 @@ fn finding(name: String, codec: Codec, decides: bool, got: &Trace, expected: &Tr
         (true, _) => expected.slots.len() / OTHER_SLOTS,
     };
     let broken = (lanes > most).then(|| format!("{lanes} of {} heads hold other slots", expected.slots.len()));
-    Finding { name, error: difference / largest, limit: LIMIT, broken, time: started.elapsed() }
+    let limit = if codec == Codec::K8V4 { LIMIT_4_BITS } else { LIMIT };
+    Finding { name, error: difference / largest, limit, broken, time: started.elapsed() }
 }
