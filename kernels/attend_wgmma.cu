@@ -121,7 +121,9 @@ struct Consumer {
     }
   }
 
+  // Not before all lanes of the warp have read.
   __device__ __forceinline__ void release(u64* barrier) const {
+    __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   }
 

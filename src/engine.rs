@@ -213,7 +213,7 @@ pub fn resolve_context<B: Backend>(
         checkpoint.config.extend_yarn(wanted)?;
     }
     let goal = if asked.is_some() { wanted } else { wanted.min(planner::USUAL_CONTEXT) };
-    choose_codec(b, checkpoint, options, goal, &mut notice);
+    let smaller = choose_codec(b, checkpoint, options, goal);
     let open_step = options.max_step.is_none();
     let context = shorter_by_tables(checkpoint, options, wanted, asked.is_some())?;
     let on_host = set_context(b, checkpoint, options, context, open_step);
@@ -227,6 +227,7 @@ pub fn resolve_context<B: Backend>(
         let hint = if runs_slowly { "; --ctx-size N runs it anyway, slowly" } else { "" };
         bail!("{}{hint}", does_not_fit(plan.weight_bytes, plan.workspace_bytes, options));
     }
+    smaller.into_iter().for_each(&mut notice);
     let more = if expected > certain { format!(" (about {expected} with eviction)") } else { String::new() };
     if certain < wanted && asked.is_some() {
         notice(format!("only {certain} of {wanted} tokens of context fit in memory in the worst case{more}"));
@@ -262,14 +263,14 @@ fn set_context<B: Backend>(
     on_device.is_none()
 }
 
-/// Sets the first codec with which `goal` tokens are expected to fit, or the last one.
+/// Sets the first codec with which `goal` tokens are expected to fit, or the last one. Returns what the user should know
+/// if that is not the default.
 fn choose_codec<B: Backend>(
     b: &B,
     checkpoint: &Checkpoint,
     options: &mut EngineOptions,
     goal: usize,
-    notice: &mut impl FnMut(String),
-) {
+) -> Option<String> {
     let mut refused = Vec::new();
     for &codec in options.smaller_codecs {
         let mut trial = options.clone();
@@ -281,13 +282,13 @@ fn choose_codec<B: Backend>(
         refused.push(format!("{fits} as {}", options.codec.name()));
         options.codec = codec;
     }
-    if !refused.is_empty() {
-        notice(format!(
+    (!refused.is_empty()).then(|| {
+        format!(
             "keys and values are stored as {}: of {goal} tokens of context {} would fit; --kv overrides it",
             options.codec.name(),
             refused.join(" and ")
-        ));
-    }
+        )
+    })
 }
 
 /// Returns the context to plan with: `wanted`, or less where its page tables alone would take a large share of memory.

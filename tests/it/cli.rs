@@ -307,7 +307,7 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
         code == 1 && stderr.contains("the context was full while the model thought; shorten the prompt"),
         "{stderr}"
     );
-    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, info"]);
+    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, importance, info"]);
 }
 
 /// Few files and little memory: an answer, or one line and code 1, and no panic.

@@ -85,7 +85,7 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     let fits = |line: &&&str| line.contains("linear bf16") || line.contains("adapter_decisions");
     assert_eq!((said.code, missed.iter().filter(fits).count(), missed.len()), (1, 13, 13), "{}", missed.join("\n"));
     let recorded = |line: &&&str| line.contains("in one step, 2 recorded") || line.contains("by itself, 1 recorded");
-    assert_eq!(fine.iter().filter(recorded).count(), 6, "steps are recorded and replayed");
+    assert_eq!(fine.iter().filter(recorded).count(), 8, "steps are recorded and replayed");
     let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");
     assert_eq!(fine.iter().filter(moved).count(), 1, "pages move, and memory is given back");
     // The plan is made of the allocations themselves, in the driver's granules: to one block that small ones share.
@@ -140,6 +140,8 @@ fn scores_are_those_of_the_cpu() {
             dmschat(gpu, &settings, &[&args[..], policy, &["--model", model, "--device", device]].concat()).json()
         };
         let cpu = score("cpu", "");
+        // One code of k8v4's values is a fifteenth of their range.
+        let share = if kv == "k8v4" { 5e-2 } else { 1e-2 };
         let rows = |score: &Value| score["logprobs"].as_array().unwrap().iter().map(Value::as_f64).collect::<Vec<_>>();
         for capability in ["80", "90"] {
             let cuda = score("cuda", capability);
@@ -148,7 +150,7 @@ fn scores_are_those_of_the_cpu() {
             assert_eq!(got.len(), wanted.len());
             // Inputs of bf16 weights are rounded, and in fp8 a last bit may decide between two codes a sixteenth apart.
             for (a, b) in got.iter().flatten().zip(wanted.iter().flatten()) {
-                assert!((a - b).abs() < 5e-2 + 1e-2 * b.abs(), "model {i} on {capability}: {a} instead of {b}");
+                assert!((a - b).abs() < 5e-2 + share * b.abs(), "model {i} on {capability}: {a} instead of {b}");
             }
         }
     }
@@ -220,7 +222,7 @@ fn the_engine_ends_before_exit_handlers_run() {
     // An engine that does not end is not waited for, and no exit handler runs beside it.
     let hangs = [settings[0], ("CUBLASLT_HANGS", "1")];
     let started = Instant::now();
-    let said = dmschat(gpu, &hangs, &["-p", EQUATION, "--device", "cuda"]);
+    let said = dmschat(gpu, &hangs, &["-p", EQUATION, "--device", "cuda", "--gemm", "cublaslt"]);
     assert_eq!(said.code, 130, "{}", said.stderr);
     assert!(started.elapsed() < Duration::from_secs(50));
 }
