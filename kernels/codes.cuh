@@ -68,3 +68,36 @@ template <class CODE>
 __device__ __forceinline__ u32 odd_bytes(u32 high, u32 low) {
   return CODE::PLANES == 1 ? (high >> 4) & NIBBLES : (high & ~NIBBLES) | ((low >> 4) & NIBBLES);
 }
+
+// sums += x W^T of a tile's 16 rows of W and NT tiles of 8 rows of x. `codes`: this warp lane's 16 bytes of the first plane,
+// `plane` bytes before those of the next; `word`: of rows g and g + 8; `b`: fragments of x; `of_x`: sums of x over the tile's
+// columns.
+template <class CODE, int NT>
+__device__ __forceinline__ void multiply_tile(float (&sums)[NT][4], const u8* codes, int plane, u32 word, const u32 (&b)[NT][8],
+                                              const float (&of_x)[NT][2]) {
+  float scale[2], offset[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    scale[h] = f16_value(CODE::scales(word) >> (16 * h));
+    offset[h] = CODE::offset(word >> (16 * h));
+  }
+  u32 a[CODE::PLANES][4][4];
+#pragma unroll
+  for (int p = 0; p < CODE::PLANES; p++) {
+    uint4 v = *(const uint4*)(codes + p * plane);
+#pragma unroll
+    for (int k = 0; k < 4; k++) fragment(a[p][k], v, k);
+  }
+#pragma unroll
+  for (int j = 0; j < NT; j++) {
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int p = 0; p < CODE::PLANES; p++) {
+      if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;
+#pragma unroll
+      for (int k = 0; k < 4; k++) mma(c, a[p][k], b[j] + 2 * k);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) sums[j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[j][k % 2], c[k]), sums[j][k]);
+  }
+}

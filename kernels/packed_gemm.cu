@@ -113,32 +113,8 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
       int strip = strip0 + s;
       u32 word = *(const u32*)(words + (strip * KW + tile / GROUP_TILES * GROUP_TILES) * (WORD_BYTES / GROUP_TILES) + g * 16 +
                                tile % GROUP_TILES * 4);
-      float scale[2], offset[2];
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        scale[h] = f16_value(CODE::scales(word) >> (16 * h));
-        offset[h] = CODE::offset(word >> (16 * h));
-      }
-      u32 a[PLANES][4][4];
-#pragma unroll
-      for (int p = 0; p < PLANES; p++) {
-        uint4 v = *(const uint4*)(codes + ((strip * PLANES + p) * KW + tile) * TILE_BYTES + lane * 16);
-#pragma unroll
-        for (int k = 0; k < 4; k++) fragment(a[p][k], v, k);
-      }
-#pragma unroll
-      for (int j = 0; j < NT; j++) {
-        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int p = 0; p < PLANES; p++) {
-          if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;
-#pragma unroll
-          for (int k = 0; k < 4; k++) mma(c, a[p][k], b[j] + 2 * k);
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          sums[s][j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[j][k % 2], c[k]), sums[s][j][k]);
-      }
+      const u8* from = codes + (strip * PLANES * KW + tile) * TILE_BYTES + lane * 16;
+      multiply_tile<CODE, NT>(sums[s], from, KW * TILE_BYTES, word, b, of_x);
     }
   }
   copy_wait<0>();

@@ -113,32 +113,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
               u32 word = *(const u32*)(from + CODE_BYTES + (g * TILES + i) * 4);
-              float scale[2], offset[2];
-#pragma unroll
-              for (int h = 0; h < 2; h++) {
-                scale[h] = f16_value(CODE::scales(word) >> (16 * h));
-                offset[h] = CODE::offset(word >> (16 * h));
-              }
-              u32 a[PLANES][4][4];
-#pragma unroll
-              for (int p = 0; p < PLANES; p++) {
-                uint4 v = *(const uint4*)(from + (p * TILES + i) * TILE_BYTES + lane * 16);
-#pragma unroll
-                for (int k = 0; k < 4; k++) fragment(a[p][k], v, k);
-              }
-#pragma unroll
-              for (int j = 0; j < NT; j++) {
-                float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-                for (int p = 0; p < PLANES; p++) {
-                  if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;
-#pragma unroll
-                  for (int k = 0; k < 4; k++) mma(c, a[p][k], b[i][j] + 2 * k);
-                }
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                  sums[j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[i][j][k % 2], c[k]), sums[j][k]);
-              }
+              multiply_tile<CODE, NT>(sums, from + i * TILE_BYTES + lane * 16, TILES * TILE_BYTES, word, b[i], of_x[i]);
             }
             __syncwarp();
             fetch(stage);
