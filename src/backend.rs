@@ -144,7 +144,7 @@ pub struct StepResult {
     pub non_finite: Option<usize>,
 }
 
-/// Whether [`Backend::linear_add`] has added its product.
+/// Whether [`Backend::linear_add`] has added its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sum {
     Added,
@@ -153,7 +153,7 @@ pub enum Sum {
 }
 
 impl Sum {
-    /// The product that is still to be added.
+    /// The result that is still to be added.
     pub fn pending<A>(self, scratch: &A) -> Option<&A> {
         (self == Self::Pending).then_some(scratch)
     }
@@ -264,8 +264,8 @@ pub trait Backend: Memory + Profile + 'static {
         self.linear(scratch, x, weight, bias, n);
         self.swiglu(out, scratch, n);
     }
-    /// `acc += x weight^T + bias`, now or with the next norm: where a backend does not fuse the two, `scratch` gets the
-    /// product, and whoever reads `acc` next has to add it.
+    /// `acc += x weight^T + bias`, now or with the next norm: where a backend does not fuse the two, `scratch` gets
+    /// the result, and whoever reads `acc` next has to add it.
     fn linear_add(
         &self,
         _acc: &mut Self::Acts,
