@@ -119,7 +119,11 @@ fn list(common: &Common) -> Result<()> {
         output::out(&output::visible(&format!("{:width$}  {about}\n", model.name)))?;
     }
     for file in &rest {
-        let about = format!("{}  {} (without the original)", quantized::describe(file), file.path.display());
+        // A folder that is opened by its path is listed by its quantized weights alone.
+        let source = Path::new(&file.identity.source);
+        let here = source.is_absolute() && cache::holds_model(source);
+        let original = if here { "" } else { " (without the original)" };
+        let about = format!("{}  {}{original}", quantized::describe(file), file.path.display());
         output::out(&output::visible(&format!("{:width$}  {about}\n", file.identity.source)))?;
     }
     Ok(())

@@ -128,7 +128,13 @@ fn models_are_quantized_beforehand_and_described_by_format() {
     assert_eq!((answer["weights"]["bytes"].as_u64(), said.as_str()), (Some(bytes[1]), ""));
     let (_, text, _) = home.run(&["models", "info", ID, "--device", "cpu"]);
     let line = text.lines().find(|l| l.starts_with("weights int8")).unwrap();
-    assert!(line.contains("fits 512 tokens (worst case)") && line.contains("; quantized in "), "{text}");
+    assert!(line.contains("fits 512 tokens with f32 slots (worst case)") && line.contains("; quantized in "), "{text}");
+    // A folder opened by its path has no other line in the list.
+    let folder = info["path"].as_str().unwrap();
+    home.json(&["models", "quantize", folder, "--weights", "int4"]);
+    let (_, text, _) = home.run(&["models", "list"]);
+    let line = text.lines().find(|l| l.contains(" int4 ")).unwrap();
+    assert!(!line.contains("without the original"), "{text}");
 }
 
 #[test]
