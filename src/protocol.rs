@@ -3,10 +3,12 @@
 //! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest counts.
 
 mod handle;
+mod recall;
 
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
+pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -153,7 +155,7 @@ pub struct RestoreRequest {
 pub enum Command {
     /// Answers a turn.
     Generate(Box<GenerateRequest>),
-    /// Ends the prefill, answer, rebuild or restore that runs. Does nothing when idle.
+    /// Ends the prefill, answer, rebuild, restore or recall test that runs. Does nothing when idle.
     Cancel,
     /// Switches eviction, also in the middle of an answer or a prefill.
     SetEviction(bool),
@@ -165,6 +167,8 @@ pub enum Command {
     Restore(Box<RestoreRequest>),
     /// Empties the conversation.
     Clear,
+    /// Asks for a text in a fork of the conversation: [`Event::Recalled`].
+    Recall(Box<RecallRequest>),
     /// Asks for the stored slots of a KV head: [`Event::HeadPositions`].
     Inspect { layer: usize, head: usize },
     /// Limits the bytes of allocated KV pages, of all conversations together. `None` lifts the limit.
@@ -359,6 +363,8 @@ pub enum Event {
         id: u64,
         tokens: usize,
     },
+    /// The answer to [`Command::Recall`], or why there is none.
+    Recalled(Result<Box<Recalled>, String>),
     /// A sentence for the user.
     Notice(String),
     /// The engine has failed (a bug, or a lost device) and takes no more commands.

@@ -3,6 +3,7 @@
 //! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
+mod recall;
 mod turn;
 
 use super::chain::Chain;
@@ -16,6 +17,7 @@ use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, SlotInfo, Token};
 use crate::tokenizer::flatten;
+use recall::Recall;
 use std::collections::{HashMap, VecDeque};
 use turn::Turn;
 
@@ -56,11 +58,15 @@ pub(super) enum Work {
     },
     /// Replays the log of a saved conversation.
     Restore { pending: Option<Token>, total: usize },
+    /// Asks for a text in a fork.
+    Recall(Box<Recall>),
 }
 
 pub(super) struct Conversation {
     pub outlet: Outlet,
     pub chain: Chain,
+    /// The conversation's own context, while a job works on a fork of it.
+    pub beside: Option<Context>,
     /// The state before the last turn's user message.
     pub before: Option<Context>,
     /// The state at the end of the last turn's prompt, its last token pending.
@@ -88,6 +94,7 @@ impl Conversation {
         Ok(Self {
             outlet,
             chain: Chain::idle(context),
+            beside: None,
             before: None,
             prompt_end: None,
             reported: Vec::new(),
@@ -104,6 +111,7 @@ impl Conversation {
     pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
         self.release_checkpoints(runner);
         self.give_up_old_cache(runner);
+        self.leave_fork(runner);
         runner.release(self.chain.context.seq);
     }
 
@@ -157,6 +165,13 @@ impl Conversation {
                     }
                 },
                 Work::New(Command::Restore(request)) => self.begin_restore(m, *request),
+                Work::New(Command::Recall(request)) => match self.begin_recall(m, *request) {
+                    Ok(work) => (work, None),
+                    Err(why) => {
+                        events.event(Event::Recalled(Err(why)));
+                        return self.end_job(m);
+                    }
+                },
                 work => (work, None),
             };
             self.job = Some(Job { events, cancelled, halt, work });
@@ -180,6 +195,7 @@ impl Conversation {
             Work::Undo(turn, why) => self.end_undo(m, &job.events, *turn, why, halt),
             Work::Rebuild { beside, total } => self.end_rebuild(m, &job.events, beside, total, halt),
             Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
+            Work::Recall(recall) => return self.end_recall(m, job.events, recall, halt),
             Work::New(_) | Work::Encode(..) => {}
         }
         self.end_job(m);
@@ -199,7 +215,7 @@ impl Conversation {
 
     fn is_replaying(&self) -> bool {
         match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::New(Command::Restore(_)) | Work::Restore { .. } | Work::Undo(..)) => true,
+            Some(Work::New(Command::Restore(_)) | Work::Restore { .. } | Work::Undo(..) | Work::Recall(_)) => true,
             _ => self.chain.is_replaying(),
         }
     }
@@ -290,12 +306,17 @@ impl Conversation {
         if layer >= config.n_layers || head >= config.n_kv_heads {
             return;
         }
-        let metas = m.runner.cache.slot_metas(m.runner.backend(), self.chain.context.seq, layer, head);
+        let metas = m.runner.cache.slot_metas(m.runner.backend(), self.context().seq, layer, head);
         let slot =
             |meta: &crate::policy::SlotMeta| SlotInfo { position: meta.position() as u32, marked: meta.marked() };
         let mut slots: Vec<SlotInfo> = metas.iter().map(slot).collect();
         slots.sort_by_key(|s| s.position);
         events.event(Event::HeadPositions { layer, head, slots });
+    }
+
+    /// Whether a job runs that must leave everything as it is, the checkpoints included.
+    pub fn is_only_asking(&self) -> bool {
+        matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Recall(_)))
     }
 
     /// Releases a checkpoint of the last turn. Returns false if there is none.
@@ -353,6 +374,11 @@ impl Conversation {
         }
     }
 
+    /// The conversation's own context, also while a job works on a fork of it.
+    pub fn context(&self) -> &Context {
+        self.beside.as_ref().unwrap_or(&self.chain.context)
+    }
+
     /// What the conversation is doing, for the status line.
     pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
@@ -366,6 +392,7 @@ impl Conversation {
                 Phase::Rebuild { done: len, total: *total }
             }
             Some(Work::Undo(..)) => Phase::Rebuild { done: len, total: len + self.chain.tokens_left() },
+            Some(Work::Recall(_)) => Phase::Prefill { done: len, total: len + self.chain.tokens_left() },
             _ => Phase::Idle,
         }
     }
@@ -379,7 +406,7 @@ impl Conversation {
 
     /// Reads the tables and publishes a snapshot.
     pub fn publish<B: Backend>(&self, m: &Loaded<B>) {
-        self.publish_figures(m, &Figures::read(&m.runner, self.chain.context.seq));
+        self.publish_figures(m, &Figures::read(&m.runner, self.context().seq));
     }
 
     pub fn publish_figures<B: Backend>(&self, m: &Loaded<B>, figures: &Figures) {

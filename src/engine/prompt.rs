@@ -75,14 +75,23 @@ impl Encoding {
         Self { result, stop }
     }
 
+    /// Waits for the tokens.
+    pub fn wait(self) -> Result<Vec<Token>> {
+        self.result.recv().unwrap_or_else(|_| Err(ended()))
+    }
+
     /// Returns the tokens once they are available.
     pub fn poll(&self) -> Option<Result<Vec<Token>>> {
         match self.result.try_recv() {
             Ok(result) => Some(result),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err(anyhow!("the thread that encodes the prompt has ended"))),
+            Err(TryRecvError::Disconnected) => Some(Err(ended())),
         }
     }
+}
+
+fn ended() -> anyhow::Error {
+    anyhow!("the thread that encodes the prompt has ended")
 }
 
 impl Drop for Encoding {

@@ -160,6 +160,9 @@ impl<B: Backend> Worker<B> {
                 if let Err(error) = runner.check_finite() {
                     return conversation.halt(Halt::Error(error.to_string()));
                 }
+                if let Err(error) = conversation.score_fed(runner, n) {
+                    return conversation.halt(Halt::Error(error.to_string()));
+                }
                 if n > 1 {
                     self.scheduler.chunks.observe(n, started.elapsed());
                 }
@@ -196,6 +199,11 @@ impl<B: Backend> Worker<B> {
     fn make_room(&mut self, ids: &[ConversationId], error: &CacheError) {
         let runner = &mut self.model.runner;
         let own = |id: &ConversationId| ids.contains(id);
+        if let [id] = ids
+            && let Some(conversation) = self.conversations.get_mut(id).filter(|c| c.is_only_asking())
+        {
+            return conversation.halt(Halt::CacheFull(error.to_string()));
+        }
         for of_step in [true, false] {
             for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id) == of_step) {
                 if conversation.give_up_checkpoint(runner) {

@@ -49,6 +49,7 @@ specs! {
     "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
     "rebuild" "" None "rebuild the cache under the eviction state now set",
+    "recall" "TEXT" Text "ask whether the model still knows a text of this conversation",
     "think" "on|off" OnOff "let the model think before it answers",
     "keep-thinking" "on|off|auto" OnOff "keep earlier thoughts in the context",
     "set" "NAME VALUE" Setting "change a setting; without a name: list them",

@@ -19,6 +19,8 @@ pub enum Effect {
         typed: String,
         path: String,
     },
+    /// Render the conversation with a question for a text, and ask it in a fork.
+    Recall(String),
     /// Read the list of local models.
     ListModels,
     /// Load the model of a conversation.

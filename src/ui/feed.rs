@@ -3,6 +3,7 @@
 
 use super::folded::Fold;
 use crate::chat::{Conversation, Mark, MessageId};
+use crate::protocol::Recalled;
 use ratatui::text::Line;
 use std::collections::{HashMap, HashSet};
 
@@ -15,6 +16,19 @@ pub struct Local {
     pub within: Option<usize>,
     pub kind: LocalKind,
     pub text: String,
+    /// The recall test that the line sums up.
+    pub recalled: Option<Box<Recalled>>,
+}
+
+impl Local {
+    pub fn new(after: Option<MessageId>, kind: LocalKind, text: impl Into<String>) -> Self {
+        Self { after, within: None, kind, text: text.into(), recalled: None }
+    }
+
+    /// The line of a toggle.
+    pub fn of_mark(mark: &Mark, text: String) -> Self {
+        Self { within: mark.within, ..Self::new(mark.after, LocalKind::Mark, text) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,14 +132,18 @@ impl Feed {
 
     /// Adds a local line after the last message.
     pub fn push_local(&mut self, chat: &Conversation, kind: LocalKind, text: impl Into<String>) {
-        self.locals.push(Local { after: chat.head(), within: None, kind, text: text.into() });
+        self.push(chat, Local::new(chat.head(), kind, text));
+    }
+
+    /// Adds a local line.
+    pub fn push(&mut self, chat: &Conversation, local: Local) {
+        self.locals.push(local);
         self.arrange(chat);
     }
 
     /// Adds the line of a toggle.
     pub fn push_mark(&mut self, chat: &Conversation, mark: Mark, text: String) {
-        self.locals.push(Local { after: mark.after, within: mark.within, kind: LocalKind::Mark, text });
-        self.arrange(chat);
+        self.push(chat, Local::of_mark(&mark, text));
     }
 
     /// Returns the local lines within a message, in order: byte offset and text.

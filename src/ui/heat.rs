@@ -40,6 +40,14 @@ pub fn shade(theme: &Theme, depth: Depth, retention: f64) -> &'static str {
     }
 }
 
+/// A bar for a share, each step as wide as the others, or its first digit.
+pub fn bar(theme: &Theme, depth: Depth, share: f64) -> &'static str {
+    match depth {
+        Depth::Ascii => pick(&DIGITS, share),
+        _ => pick(theme.glyphs().bars, share),
+    }
+}
+
 /// Style of text on a heat colour: black or white, whichever has the higher contrast.
 pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
     let Some(background) = colour(theme, depth, level) else { return Style::new() };

@@ -8,7 +8,7 @@ use super::sessions::Answer;
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
 use super::text::{bytes, clean, clean_line, plural};
-use super::widgets::{help, message, welcome};
+use super::widgets::{help, message, recall, welcome};
 use super::{ExitKind, numbers};
 use crate::chat::session::Written;
 use crate::protocol::{Event, TextKind};
@@ -145,6 +145,9 @@ impl Runtime {
         printed.locals = printed.locals.min(app.feed.locals.len());
         for local in &app.feed.locals[printed.locals..] {
             lines.extend(clean(&local.text).split('\n').map(str::to_owned));
+            if let Some(recalled) = &local.recalled {
+                lines.extend(message::plain_lines(&recall::rows(recalled, COLUMNS, &app.theme, app.depth())));
+            }
         }
         printed.locals = app.feed.locals.len();
         let download = app.engine.loading.as_ref().and_then(|l| l.download());

@@ -2,7 +2,7 @@
 //! and later commands wait behind it, so that the UI thread never waits and the order is kept.
 
 use crate::chat::{Message, RenderOptions, render};
-use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece};
+use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece, RecallRequest};
 use anyhow::{Result, anyhow};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,12 +16,16 @@ pub enum Purpose {
     /// The request still lacks its prompt.
     Generate(Box<GenerateRequest>),
     Rewind,
+    /// The request still lacks its prompts.
+    Recall(Box<RecallRequest>),
 }
 
 /// Input of a rendering, owned by its thread.
 pub struct Source {
     pub system: Option<String>,
     pub path: Vec<Message>,
+    /// Whether to render the last message of the path also by itself.
+    pub alone: bool,
     pub info: Arc<ModelInfo>,
     pub options: RenderOptions,
 }
@@ -40,6 +44,8 @@ enum Waiting {
 pub struct Rendered {
     id: u64,
     result: Result<Vec<Piece>>,
+    /// The last message by itself, if that was wanted.
+    alone: Vec<Piece>,
 }
 
 pub struct Outbox {
@@ -103,15 +109,21 @@ impl Outbox {
         let (id, results) = (self.last_id, self.results.clone());
         self.running = Some(id);
         let work = move || {
-            let Source { system, path, info, options } = source;
+            let Source { system, path, alone, info, options } = source;
             let path: Vec<&Message> = path.iter().collect();
-            let work = AssertUnwindSafe(|| render(system.as_deref(), &path, &info.template, &options));
+            let last = path.last().filter(|_| alone);
+            let work = AssertUnwindSafe(|| {
+                let all = render(system.as_deref(), &path, &info.template, &options)?;
+                let alone = last.map(|last| render(None, &[last], &info.template, &options)).transpose()?;
+                Ok((all, alone.unwrap_or_default()))
+            });
             let result = catch_unwind(work).unwrap_or_else(|_| Err(anyhow!("chat template: the renderer crashed")));
-            let _ = results.send(Rendered { id, result });
+            let (result, alone) = result.map_or_else(|e| (Err(e), Vec::new()), |(all, alone)| (Ok(all), alone));
+            let _ = results.send(Rendered { id, result, alone });
         };
         if let Err(error) = std::thread::Builder::new().name("render".into()).spawn(work) {
             let result = Err(anyhow!("chat template: no thread to render on: {error}"));
-            let _ = self.results.send(Rendered { id, result });
+            let _ = self.results.send(Rendered { id, result, alone: Vec::new() });
         }
     }
 
@@ -121,7 +133,12 @@ impl Outbox {
             return None;
         }
         match self.remove(0)? {
-            Waiting::Prompt { purpose, .. } => Some((purpose, rendered.result)),
+            Waiting::Prompt { mut purpose, .. } => {
+                if let Purpose::Recall(request) = &mut purpose {
+                    request.alone = rendered.alone;
+                }
+                Some((purpose, rendered.result))
+            }
             Waiting::Command(_) => None,
         }
     }
@@ -134,6 +151,13 @@ impl Outbox {
             Waiting::Prompt { purpose: Purpose::Generate(request), .. } => Some(request.turn),
             _ => None,
         }
+    }
+
+    /// Removes a recall test that was not sent yet; false if there is none.
+    pub fn withdraw_recall(&mut self) -> bool {
+        let is_recall = |w: &Waiting| matches!(w, Waiting::Prompt { purpose: Purpose::Recall(_), .. });
+        let at = self.waiting.iter().position(is_recall);
+        at.and_then(|at| self.remove(at)).is_some()
     }
 
     /// Removes a rebuild that was not sent yet; false if there is none.
@@ -172,6 +196,7 @@ mod tests {
         Source {
             system: None,
             path: chat.context_path().into_iter().cloned().collect(),
+            alone: false,
             info: Arc::new(info),
             options: RenderOptions { exe, ..RenderOptions::default() },
         }

@@ -403,6 +403,7 @@ impl Runtime {
             Effect::Engine(command) => self.send(command),
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
+            Effect::Recall(text) => self.recall(text),
             Effect::Load(name) => self.load(name),
             Effect::Attach { typed, path } => {
                 self.jobs.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });

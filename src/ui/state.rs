@@ -98,6 +98,8 @@ pub struct EngineView {
     pub eviction: bool,
     /// Done and total tokens of a running rebuild or restore.
     pub rebuilding: Option<(usize, usize)>,
+    /// The model is being asked for a text (/recall).
+    pub recalling: bool,
     /// Why the engine has ended.
     pub failed: Option<String>,
 }
@@ -465,9 +467,9 @@ impl App {
         app
     }
 
-    /// True while an answer, a rebuild or a restore runs, or a conversation is being read.
+    /// True while an answer, a rebuild, a restore or a recall test runs, or a conversation is being read.
     pub fn is_busy(&self) -> bool {
-        self.turn.is_some() || self.engine.rebuilding.is_some() || self.opening
+        self.turn.is_some() || self.engine.rebuilding.is_some() || self.engine.recalling || self.opening
     }
 
     /// True if the cache is empty and the conversation is not: the next message prefills all of it.

@@ -13,6 +13,7 @@ mod keys;
 mod models;
 mod overlay;
 mod perform;
+mod recall;
 mod stop;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,8 @@ mod tests_texts;
 mod tests_waiting;
 mod texts;
 mod turns;
+
+pub use recall::{cue_bytes, question};
 
 use super::effect::{Effect, Store, Which};
 use super::event::{AppEvent, Opened};

@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod lists;
 pub mod message;
 pub mod panel;
+pub mod recall;
 pub mod status;
 #[cfg(test)]
 mod tests;

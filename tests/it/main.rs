@@ -20,6 +20,7 @@ mod pool;
 mod pty;
 mod quantized;
 mod real;
+mod recall;
 mod reference;
 mod rule;
 mod session;

@@ -141,6 +141,11 @@ impl Conversation {
         }
     }
 
+    /// The newest kept state whose text is a prefix of `flat`.
+    pub(in crate::engine) fn kept_prefix(&self, flat: &str) -> Option<&Context> {
+        self.context_of(self.choose_base(flat))
+    }
+
     fn context_of(&self, base: Base) -> Option<&Context> {
         match base {
             Base::Current => Some(&self.chain.context),

@@ -1,11 +1,12 @@
 //! Sends commands to the engine, and prompts once they are rendered.
 
 use super::Runtime;
-use crate::protocol::{Command, Event, GenerateRequest};
+use crate::protocol::{Command, Event, GenerateRequest, RecallRequest};
 use crate::ui::event::AppEvent;
 use crate::ui::outbox::{Purpose, Rendered, Source};
 use crate::ui::sessions::render_options;
 use crate::ui::state::Level;
+use crate::ui::update::{cue_bytes, question};
 
 impl Runtime {
     /// Queues a command behind those that wait. Cancel also acts on queued commands.
@@ -19,6 +20,9 @@ impl Runtime {
                 if self.outbox.withdraw_rebuild() {
                     let tokens = self.app.tokens();
                     return vec![AppEvent::Engine(Event::RebuildDone { cancelled: true, tokens })];
+                }
+                if self.outbox.withdraw_recall() {
+                    return vec![AppEvent::Engine(Event::Recalled(Err("stopped".to_owned())))];
                 }
                 self.send_now(command);
             }
@@ -73,13 +77,36 @@ impl Runtime {
         Vec::new()
     }
 
+    /// Renders the conversation with a question for `text` and asks it.
+    pub(in crate::ui) fn recall(&mut self, text: String) -> Vec<AppEvent> {
+        let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
+            return vec![AppEvent::Engine(Event::Recalled(Err("no model is loaded".to_owned())))];
+        };
+        let mut chat = self.app.chat.clone();
+        chat.push_user(question(&text));
+        source.path = chat.context_path().into_iter().cloned().collect();
+        (source.alone, source.options.think) = (true, false);
+        let request = RecallRequest { cue_bytes: cue_bytes(&text), text, ..RecallRequest::default() };
+        self.outbox.push_prompt(Purpose::Recall(Box::new(request)), source);
+        self.flush();
+        Vec::new()
+    }
+
     fn source(&self) -> Option<Source> {
         Some(Source {
             info: self.app.engine.info.clone()?,
             system: self.app.chat.system().map(str::to_owned),
             path: self.app.chat.context_path().into_iter().cloned().collect(),
+            alone: false,
             options: render_options(&self.app),
         })
+    }
+
+    /// Sends the state of a saved conversation that is not in the cache yet.
+    fn restore(&mut self) {
+        if let Some(restore) = self.sessions.restore.take() {
+            self.send_now(Command::Restore(Box::new(restore)));
+        }
     }
 
     /// Sends the command of a finished rendering, and the commands that waited for it.
@@ -87,13 +114,18 @@ impl Runtime {
         let Some((purpose, result)) = self.outbox.finish(rendered) else { return };
         let event = match (purpose, result) {
             (Purpose::Generate(mut request), Ok(prompt)) => {
-                if let Some(restore) = self.sessions.restore.take() {
-                    self.send_now(Command::Restore(Box::new(restore)));
-                }
+                self.restore();
                 request.prompt = prompt;
                 self.send_now(Command::Generate(request));
                 Some(AppEvent::Restored)
             }
+            (Purpose::Recall(mut request), Ok(prompt)) => {
+                self.restore();
+                request.prompt = prompt;
+                self.send_now(Command::Recall(request));
+                Some(AppEvent::Restored)
+            }
+            (Purpose::Recall(_), Err(error)) => Some(AppEvent::Engine(Event::Recalled(Err(format!("{error:#}"))))),
             (Purpose::Generate(request), Err(error)) => {
                 Some(AppEvent::GenerateFailed { turn: request.turn, error: format!("{error:#}") })
             }

@@ -1,6 +1,6 @@
 //! Carries out slash commands.
 
-use super::{Effect, Store, files, find, models, note, texts, turns};
+use super::{Effect, Store, files, find, models, note, recall, texts, turns};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Thinking};
@@ -21,6 +21,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "search" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
         "rebuild" => return rebuild(app),
+        "recall" => return recall::ask(app, argument),
         "think" => return think(app, argument),
         "keep-thinking" => return keep_thinking(app, argument),
         "set" => return set(app, argument),

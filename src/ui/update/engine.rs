@@ -1,6 +1,6 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, files, note, texts, turns};
+use super::{Effect, Store, files, note, recall, texts, turns};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
@@ -56,6 +56,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             }
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
+        Event::Recalled(result) => return recall::answered(app, result),
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
     }
@@ -128,6 +129,7 @@ fn failed(app: &mut App, error: &str) -> Vec<Effect> {
     app.engine.failed = Some(error.to_owned());
     app.engine.info = None;
     app.engine.rebuilding = None;
+    app.engine.recalling = false;
     let mut effects = Vec::new();
     if app.turn.take().is_some() {
         // The turn gets no report; its text stays on the screen.
@@ -182,6 +184,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         app.engine.chosen = loading.name;
     }
     app.engine.failed = None;
+    app.engine.recalling = false;
     app.engine.snapshot = None;
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
     app.notice = None;

@@ -48,7 +48,7 @@ fn show(app: &mut App, chat: Conversation) {
     app.panel.ratios = RatioHistory::default();
     for mark in app.chat.marks() {
         let text = texts::mark(mark.eviction, mark.at_token, mark.dropped_slots);
-        app.feed.locals.push(Local { after: mark.after, within: mark.within, kind: LocalKind::Mark, text });
+        app.feed.locals.push(Local::of_mark(mark, text));
     }
     app.feed.arrange(&app.chat);
 }

@@ -235,6 +235,8 @@ pub fn refuse_busy(app: &mut App) -> bool {
         app.say_about(About::Busy, Level::Info, "the answer is still running; Esc stops it");
     } else if app.engine.rebuilding.is_some() {
         app.say_about(About::Busy, Level::Info, "the cache is being rebuilt; Esc stops that");
+    } else if app.engine.recalling {
+        app.say_about(About::Busy, Level::Info, "the model is being asked for a text; Esc stops that");
     } else if app.opening {
         app.say_about(About::Busy, Level::Info, "a conversation is being opened; Esc stops that");
     }

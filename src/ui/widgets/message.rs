@@ -356,13 +356,16 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
 fn local(app: &App, at: usize, width: usize, prose: usize) -> Rows {
     let theme = &app.theme;
     let Some(local) = app.feed.locals.get(at) else { return Rows::default() };
-    let lines = match local.kind {
+    let mut lines = match local.kind {
         LocalKind::Mark => mark(&local.text, width, theme, app.setup.plain),
         LocalKind::Note => wrap_plain(&local.text, theme.style(Role::Note), prose, &margin()),
         LocalKind::Table => wrap_plain(&local.text, theme.style(Role::Text), width, &margin()),
         LocalKind::Warning => wrap_plain(&local.text, theme.style(Role::Warning), prose, &margin()),
         LocalKind::Error => wrap_plain(&local.text, theme.style(Role::Error), prose, &margin()),
     };
+    if let Some(recalled) = &local.recalled {
+        lines.extend(super::recall::rows(recalled, prose, theme, app.depth()));
+    }
     Rows { lines, ..Rows::default() }
 }
 

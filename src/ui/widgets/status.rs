@@ -89,6 +89,9 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     if app.opening {
         return Some(format!("reading the conversation ({stop} stops)"));
     }
+    if app.engine.recalling {
+        return Some(format!("asking for the text ({stop} stops)"));
+    }
     let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
         (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("rebuilding the cache", done, total),
         (Phase::Prefill { done, total }, _) => ("reading the prompt", done, total),
@@ -228,6 +231,7 @@ fn state(app: &App) -> Option<&'static str> {
         (_, Some(_)) => "loading",
         _ if app.opening => "opening",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
+        _ if app.engine.recalling => "asking",
         (Phase::Prefill { .. }, _) if turn.is_some() => "reading",
         _ if turn.is_some_and(|t| t.thinking_since_ms.is_some() && t.thought.is_none()) => "thinking",
         _ if turn.is_some() => "answering",

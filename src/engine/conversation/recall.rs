@@ -1,0 +1,300 @@
+//! The recall test: whether the model still knows a text of the conversation.
+//!
+//! A fork of the conversation is asked to repeat the text from its first words on. The tokens after them are fed as the
+//! answer, and each is compared with the model's own choice at its place. The question names the first words only, but the
+//! tokens before a token help to guess it, so the same question is asked once more without the conversation. Neither
+//! changes the conversation: its log, pages and checkpoints stay.
+
+use super::super::context::Context;
+use super::super::loaded::Loaded;
+use super::super::prompt::{Encoding, ends_thinking, stretches};
+use super::super::reply::flat_of;
+use super::super::runner::{NonFinite, Runner};
+use super::super::score::log_softmax_at;
+use super::{Conversation, Halt, Job, Work};
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::protocol::{Event, EventSender, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
+use crate::sampler::argmax;
+use crate::tokenizer::{Tokenizer, flatten};
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// Longer texts are refused: the answer is shown token by token.
+const MAX_TEXT_BYTES: usize = 16 << 10;
+
+/// A recall test that runs.
+pub(in crate::engine) struct Recall {
+    passage: Passage,
+    /// The question without the conversation.
+    alone: Vec<Token>,
+    /// Position of the answer's first token in the sequence that is being asked.
+    start: usize,
+    known: Vec<Guess>,
+    /// Lanes that still store each scored token; empty if the text was never said.
+    stored: Vec<u32>,
+    /// Without the conversation; `None` until that is asked.
+    guessed: Option<Vec<Guess>>,
+}
+
+impl Recall {
+    /// The tokens to feed after a question. Nothing follows the answer's last token.
+    fn to_feed(&self) -> &[Token] {
+        self.passage.answer.split_last().map_or(&[], |(_, rest)| rest)
+    }
+
+    /// Scores the answer's tokens that follow the positions just fed.
+    fn score<B: Backend>(&mut self, runner: &mut Runner<B>, fed: Range<usize>) -> Result<(), NonFinite> {
+        let scored = self.start + self.passage.given..self.start + self.passage.answer.len();
+        let first = fed.start.max(scored.start.saturating_sub(1));
+        let last = fed.end.min(scored.end - 1);
+        if first >= last {
+            return Ok(());
+        }
+        let Self { passage, start, known, guessed, .. } = self;
+        let guesses = guessed.as_mut().unwrap_or(known);
+        runner.logits(first - fed.start..last - fed.start, |row, logits| {
+            let at = fed.start + row + 1 - *start;
+            let token = passage.answer[at];
+            let guess = Guess { logprob: log_softmax_at(logits, token), is_choice: argmax(logits) == token };
+            // A preempted chain feeds its tokens again.
+            let index = at - passage.given;
+            guesses.truncate(index);
+            guesses.push(guess);
+        })
+    }
+
+    fn report(self, tokenizer: &Tokenizer, lanes: usize) -> Recalled {
+        let Passage { answer, given, times, .. } = self.passage;
+        let (text, ends) = flat_of(tokenizer, answer.iter().copied());
+        let from = if given == 0 { 0 } else { ends[given - 1] };
+        let texts = (given..answer.len()).map(|i| &text[if i == 0 { 0 } else { ends[i - 1] }..ends[i]]);
+        let guessed = self.guessed.filter(|guessed| guessed.len() == self.known.len());
+        let tokens = texts.zip(&self.known).enumerate().map(|(i, (text, &known))| RecalledToken {
+            text: text.to_owned(),
+            known,
+            guessed: guessed.as_ref().map(|guessed| guessed[i]),
+            stored: self.stored.get(i).copied(),
+        });
+        Recalled { times, cue: text[..from].to_owned(), lanes: lanes as u32, tokens: tokens.collect() }
+    }
+}
+
+/// A text as tokens of an answer.
+struct Passage {
+    answer: Vec<Token>,
+    /// Number of tokens that are given.
+    given: usize,
+    /// Position of the first scored token where it was said first.
+    said: Option<usize>,
+    /// How often the text was said.
+    times: usize,
+}
+
+impl Passage {
+    /// Finds a text among the tokens `told`, or encodes it. `None` if no token follows its first `cue_bytes`.
+    fn find(tokenizer: &Tokenizer, told: &[Token], text: &str, cue_bytes: usize) -> anyhow::Result<Option<Self>> {
+        let encode = |text: &str| tokenizer.encode_pieces(&[Piece::Text(text.to_owned())]);
+        let (flat, ends) = flat_of(tokenizer, told.iter().copied());
+        let mut found = occurrences(&flat, text, cue_bytes);
+        let passage = match found.next() {
+            Some(first) => {
+                // Tokens that begin before these bytes.
+                let before = |bytes: usize| if bytes == 0 { 0 } else { 1 + ends.partition_point(|&end| end < bytes) };
+                let (from, to) = (before(first.cue_end), before(first.end).min(told.len()));
+                let given_end = if from == 0 { 0 } else { ends[from.min(told.len()) - 1] };
+                let mut answer = encode(&flat[first.start.min(given_end)..given_end])?;
+                let given = answer.len();
+                answer.extend(told.get(from..to).unwrap_or_default());
+                Self { answer, given, said: Some(from), times: 1 + found.count() }
+            }
+            None => {
+                let answer = encode(text)?;
+                let (_, ends) = flat_of(tokenizer, answer.iter().copied());
+                let given = (1 + ends.partition_point(|&end| end < cue_bytes)).min(answer.len());
+                Self { answer, given, said: None, times: 0 }
+            }
+        };
+        Ok((passage.given < passage.answer.len()).then_some(passage))
+    }
+}
+
+/// Where a text stands in another, in bytes.
+struct Occurrence {
+    start: usize,
+    /// End of the part that is given.
+    cue_end: usize,
+    end: usize,
+}
+
+/// Finds a text in another, from the left. White space of any length and kind is the same.
+fn occurrences<'a>(flat: &'a str, text: &'a str, cue_bytes: usize) -> impl Iterator<Item = Occurrence> + 'a {
+    let mut at = 0;
+    let word = |word: &'a str| {
+        let begin = at + text[at..].find(word).unwrap_or(0);
+        at = begin + word.len();
+        (begin, word)
+    };
+    let words: Vec<(usize, &str)> = text.split_whitespace().map(word).collect();
+    let first = words.first().map_or("", |(_, word)| word);
+    let starts = flat.match_indices(first).map(|(start, _)| start).filter(move |_| !first.is_empty());
+    starts.filter_map(move |start| {
+        let (mut end, mut cue_end) = (start, start);
+        for (n, (begin, word)) in words.iter().enumerate() {
+            let rest = &flat[end..];
+            let trimmed = rest.trim_start();
+            if !trimmed.starts_with(word) || (n > 0 && trimmed.len() == rest.len()) {
+                return None;
+            }
+            let from = end + rest.len() - trimmed.len();
+            end = from + word.len();
+            if *begin < cue_bytes {
+                cue_end = from + word.len().min(cue_bytes - begin);
+            }
+        }
+        Some(Occurrence { start, cue_end, end })
+    })
+}
+
+/// Number of lanes that store each of these positions.
+fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
+    let mut lanes = vec![0; positions.len()];
+    let g = runner.cache.geometry();
+    for (layer, head) in (0..g.n_layers).flat_map(|layer| (0..g.n_kv_heads).map(move |head| (layer, head))) {
+        for meta in runner.cache.slot_metas(runner.backend(), seq, layer, head) {
+            if positions.contains(&(meta.position())) {
+                lanes[meta.position() - positions.start] += 1;
+            }
+        }
+    }
+    lanes
+}
+
+impl Conversation {
+    /// Begins a recall test in a fork. On an error nothing has changed.
+    pub(in crate::engine) fn begin_recall<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        mut request: RecallRequest,
+    ) -> Result<Work, String> {
+        if request.text.len() > MAX_TEXT_BYTES {
+            let (bytes, most) = (count(request.text.len()), count(MAX_TEXT_BYTES));
+            return Err(format!("the text has {bytes} bytes, and at most {most} can be asked for"));
+        }
+        for prompt in [&mut request.prompt, &mut request.alone] {
+            if ends_thinking(prompt) {
+                let (close, lines) = (Piece::Control("</think>".into()), |n: usize| Piece::Text("\n".repeat(n)));
+                prompt.extend([lines(1), close, lines(2)]);
+            }
+        }
+        let tokenizer = &m.vocabulary.tokenizer;
+        let encode = |pieces: &[Piece], skip: usize, replies: &HashMap<u64, Vec<Token>>| {
+            Encoding::start(tokenizer, stretches(tokenizer, pieces, skip, replies)).wait()
+        };
+        let one_line = |error: anyhow::Error| format!("{error:#}");
+        let kept = self.kept_prefix(&flatten(&request.prompt));
+        let asked = encode(&request.prompt, kept.map_or(0, |c| c.flat.len()), &self.replies).map_err(one_line)?;
+        let alone = encode(&request.alone, 0, &HashMap::new()).map_err(one_line)?;
+        let todo: Vec<Token> = kept.and_then(|c| c.pending).into_iter().chain(asked).collect();
+        let mut told: Vec<Token> = kept.into_iter().flat_map(Context::tokens).collect();
+        told.extend(&todo);
+        let passage = Passage::find(tokenizer, &told, &request.text, request.cue_bytes).map_err(one_line)?;
+        let passage = passage.ok_or("the text is too short: nothing is left of it after the first words")?;
+        let (need, context) = (told.len() + passage.answer.len() - 1, m.runner.context());
+        if need > context {
+            let (need, context) = (count(need), count(context));
+            return Err(format!("no room to ask: it takes {need} tokens, and the context holds {context}"));
+        }
+        let fork = match kept {
+            Some(context) => context.fork(&mut m.runner),
+            None => Context::new(&mut m.runner, self.eviction),
+        };
+        let mut fork = fork.map_err(|error| format!("no room to ask: {error}"))?;
+        if let Err(error) = fork.set_eviction(&mut m.runner, self.eviction) {
+            m.runner.release(fork.seq);
+            return Err(format!("no room to ask: {error}"));
+        }
+        let (known, stored) = (Vec::new(), Vec::new());
+        let recall = Recall { passage, alone, start: told.len(), known, stored, guessed: None };
+        self.beside = Some(std::mem::replace(&mut self.chain.context, fork));
+        self.chain.prefill(todo.iter().chain(recall.to_feed()).copied());
+        Ok(Work::Recall(Box::new(recall)))
+    }
+
+    /// Scores the tokens after the `n` that were just fed, if a recall test runs.
+    pub(in crate::engine) fn score_fed<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        n: usize,
+    ) -> Result<(), NonFinite> {
+        let end = self.chain.context.len(runner);
+        match &mut self.job {
+            Some(Job { work: Work::Recall(recall), .. }) => recall.score(runner, end - n..end),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the question with the conversation, and asks without it; or ends that question and reports.
+    pub(in crate::engine) fn end_recall<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: EventSender,
+        mut recall: Box<Recall>,
+        halt: Option<Halt>,
+    ) {
+        if halt.is_none() && recall.guessed.is_none() {
+            if let Some(at) = recall.passage.said {
+                let scored = at..at + recall.passage.answer.len() - recall.passage.given;
+                recall.stored = lanes_with(&m.runner, self.chain.context.seq, scored);
+            }
+            if recall.alone.len() + recall.to_feed().len() <= m.runner.context() {
+                (recall.guessed, recall.start) = (Some(Vec::new()), recall.alone.len());
+                self.chain.stop();
+                self.reset_context(&mut m.runner, self.eviction);
+                self.chain.prefill(recall.alone.iter().chain(recall.to_feed()).copied());
+                self.job = Some(Job { events, cancelled: false, halt: None, work: Work::Recall(recall) });
+                return;
+            }
+        }
+        let asked = recall.guessed.is_some();
+        let result = match halt {
+            Some(Halt::Cancelled) => Err("stopped".to_owned()),
+            Some(Halt::CacheFull(why)) if !asked => Err(format!("no room to ask: {why}")),
+            Some(Halt::ContextFull(why) | Halt::Error(why)) if !asked => Err(why),
+            _ => {
+                let g = m.runner.cache.geometry();
+                Ok(Box::new(recall.report(&m.vocabulary.tokenizer, g.n_layers * g.n_kv_heads)))
+            }
+        };
+        self.leave_fork(&mut m.runner);
+        m.trim();
+        self.publish(m);
+        events.event(Event::Recalled(result));
+        self.end_job(m);
+    }
+
+    /// Releases the fork that a job worked on, and goes back to the conversation.
+    pub(in crate::engine) fn leave_fork<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        self.chain.stop();
+        if let Some(context) = self.beside.take() {
+            self.replace_context(runner, context);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_found_across_any_white_space() {
+        let flat = "the code is\n\n  seven, the  code is seven";
+        let found: Vec<_> = occurrences(flat, "the code is seven", 8).map(|o| (o.start, o.cue_end, o.end)).collect();
+        assert_eq!(found, [(0, 8, 20), (22, 31, 40)]);
+        assert_eq!(&flat[22..31], "the  code");
+        // A cue may end inside of a word, and a text inside of one.
+        let found: Vec<_> = occurrences(flat, "seve", 2).map(|o| (o.start, o.cue_end, o.end)).collect();
+        assert_eq!(found, [(15, 17, 19), (35, 37, 39)]);
+        assert_eq!(occurrences(flat, "thecode", 2).count() + occurrences(flat, "  ", 1).count(), 0);
+    }
+}

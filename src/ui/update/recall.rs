@@ -1,0 +1,164 @@
+//! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still knows.
+
+use super::{Effect, turns};
+use crate::protocol::Recalled;
+use crate::ui::feed::{Local, LocalKind};
+use crate::ui::state::{App, Level};
+use crate::ui::text::plural;
+
+/// Most words that the question gives away.
+const MAX_CUE_WORDS: usize = 8;
+
+/// Asks for a text (/recall TEXT).
+pub fn ask(app: &mut App, text: &str) -> Vec<Effect> {
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    let refusal = if text.is_empty() {
+        "/recall takes a text of this conversation, from its beginning on"
+    } else if app.engine.info.is_none() {
+        "no model is loaded; /model NAME loads one"
+    } else if app.chat.context_path().is_empty() {
+        "nothing was said yet: there is nothing to recall"
+    } else {
+        app.engine.recalling = true;
+        return vec![Effect::Recall(text.to_owned())];
+    };
+    app.say(Level::Info, refusal);
+    Vec::new()
+}
+
+/// Bytes of a text that the question gives away: a third of its words, enough to find it by. Of a text without spaces a
+/// third of the characters.
+pub fn cue_bytes(text: &str) -> usize {
+    let mut ends = Vec::new();
+    for word in text.split_whitespace() {
+        let at = ends.last().copied().unwrap_or(0);
+        ends.push(at + text[at..].find(word).unwrap_or(0) + word.len());
+    }
+    match ends.len() {
+        0 | 1 => text.char_indices().nth(text.chars().count().div_ceil(3)).map_or(text.len(), |(at, _)| at),
+        n => ends[(n / 3).clamp((n / 2).min(3), MAX_CUE_WORDS) - 1],
+    }
+}
+
+/// The question for a text. It names the first words only.
+pub fn question(text: &str) -> String {
+    format!("Repeat word for word the text above that begins with \"{}\".", &text[..cue_bytes(text)])
+}
+
+/// Shows the result, or why there is none.
+pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) -> Vec<Effect> {
+    app.engine.recalling = false;
+    match result {
+        Err(why) => app.say(Level::Info, format!("recall: {why}")),
+        Ok(recalled) => {
+            let text = summary(&recalled);
+            let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, text) };
+            app.feed.push(&app.chat, local);
+        }
+    }
+    turns::send_next(app)
+}
+
+/// The result in two lines.
+fn summary(recalled: &Recalled) -> String {
+    let (known, all) = (recalled.remembered(), plural(recalled.tokens.len() as u64, "token"));
+    let mut first = match recalled.times {
+        0 => format!("recall: this text was not said in this conversation; the model expects {known} of {all}"),
+        _ => format!("recall: remembers {known} of {all}"),
+    };
+    if let Some(guessed) = recalled.guessed() {
+        first += &format!(", {guessed} without the conversation");
+    }
+    if recalled.times > 1 {
+        first += &format!("; it was said {} times", recalled.times);
+    }
+    let (with, without) = recalled.mean_logprobs();
+    let mut second = format!("mean log-probability {with:.2}");
+    if let Some(without) = without {
+        second += &format!(", {without:.2} without");
+    }
+    if let Some(presence) = recalled.presence() {
+        second += &format!("; {:.0} % of the heads store it", presence * 100.0);
+    }
+    format!("{first}\n{second}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{Command, Event, Guess, RecalledToken};
+    use crate::ui::depth::Depth;
+    use crate::ui::event::AppEvent;
+    use crate::ui::testing::*;
+    use crate::ui::update::update;
+    use crossterm::event::KeyCode;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_question_gives_the_first_words_away_and_no_others() {
+        let cue = |text: &'static str| &text[..cue_bytes(text)];
+        assert_eq!(cue("two words"), "two");
+        assert_eq!(cue("the code is seven four"), "the code");
+        assert_eq!(cue("one  two three\nfour five six seven"), "one  two three");
+        assert_eq!(cue("a b c d e f g h i j k l m n o p q r s t u v w x y z"), "a b c d e f g h");
+        assert_eq!((cue("日本語の"), cue("x"), cue("")), ("日本", "x", ""));
+        assert!(question("the code is seven").contains("\"the code\"") && !question("a b c d").contains('c'));
+    }
+
+    fn recalled() -> Box<Recalled> {
+        let token = |text: &str, known: f64, guessed: f64, stored| RecalledToken {
+            text: text.into(),
+            known: Guess { logprob: known, is_choice: known > -0.7 },
+            guessed: Some(Guess { logprob: guessed, is_choice: guessed > -0.7 }),
+            stored: Some(stored),
+        };
+        let tokens = vec![
+            token(" is", -0.01, -0.2, 4),
+            token(" seven", -0.1, -6.0, 24),
+            token(" four", -0.5, -7.0, 32),
+            token(" two", -3.0, -7.5, 1),
+        ];
+        Box::new(Recalled { times: 1, cue: "the code".into(), lanes: 32, tokens })
+    }
+
+    #[test]
+    fn a_recall_is_asked_shown_and_never_part_of_the_conversation() {
+        for (name, depth, theme) in [("recall", Depth::Rgb, "dark"), ("recall_ascii", Depth::Ascii, "ascii")] {
+            let mut app = unloaded(100, 24, depth, theme);
+            update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+            turn(&mut app, "the code is seven four two", "hm", "Noted.");
+            let context = app.chat.context_path().len();
+            let effects = say(&mut app, "/recall the code is seven four two");
+            assert!(matches!(&effects[..], [Effect::Recall(text)] if text == "the code is seven four two"));
+            assert!(app.is_busy() && screen(&mut app).contains("asking for the text (Esc stops)"));
+            // A message sent meanwhile waits.
+            assert!(say(&mut app, "next").is_empty() && app.queue.len() == 1);
+            app.queue.clear();
+            let effects = press(&mut app, KeyCode::Esc);
+            assert!(effects.iter().any(|e| matches!(e, Effect::Engine(Command::Cancel))));
+            engine(&mut app, Event::Recalled(Ok(recalled())));
+            assert!(!app.is_busy());
+            assert_eq!((app.chat.context_path().len(), crate::ui::update::take_changes(&mut app).len()), (context, 1));
+            insta::assert_snapshot!(name, screen(&mut app));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_recalled_is_said_in_one_line() {
+        let mut app = app(80, 24, 8, 4);
+        let said = |app: &mut App, text: &str| {
+            assert!(say(app, text).is_empty() && !app.engine.recalling);
+            app.notice.take().expect("a line").text
+        };
+        assert!(said(&mut app, "/recall").starts_with("/recall takes a text"));
+        assert!(said(&mut app, "/recall the code").starts_with("nothing was said yet"));
+        turn(&mut app, "q", "hm", "Fine.");
+        say(&mut app, "/recall the code");
+        engine(&mut app, Event::Recalled(Err("no room to ask: the KV cache is full".into())));
+        assert!(!app.is_busy() && app.notice.take().unwrap().text == "recall: no room to ask: the KV cache is full");
+        say(&mut app, "another");
+        assert!(said(&mut app, "/recall the code").starts_with("the answer is still running"));
+    }
+}

@@ -1,0 +1,117 @@
+//! The recall test: asks in a fork and leaves the conversation as it was, bit by bit.
+
+use crate::harness::{Session, text};
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::protocol::{Command, Event, LogEntry, RecallRequest, Recalled, SamplingParams};
+
+fn talker() -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) }, 230)
+}
+
+const SAID: &str = "my code is seven six two, do not tell";
+const CUE: usize = "my code is".len();
+
+fn request(s: &Session<'_>, text: &str, cue_bytes: usize) -> RecallRequest {
+    let question = format!("repeat {:?}", &text[..cue_bytes]);
+    let (prompt, alone) = (s.prompt(&question), crate::harness::prompt_of(&[], &question));
+    RecallRequest { prompt, alone, text: text.to_owned(), cue_bytes }
+}
+
+fn recall(s: &mut Session<'_>, request: RecallRequest) -> Result<Box<Recalled>, String> {
+    s.send(Command::Recall(Box::new(request)));
+    s.wait(|e| if let Event::Recalled(result) = e { Some(result.clone()) } else { None })
+}
+
+/// Two turns, what `between` does, and a third turn, which is answered again.
+fn conversation<'a>(tiny: &'a Tiny, between: impl FnOnce(&mut Session<'a>)) -> (Vec<Vec<u32>>, Vec<LogEntry>) {
+    let mut s = Session::new(tiny);
+    s.ask(SAID);
+    s.ask("and a second question of some length, so that something is dropped");
+    between(&mut s);
+    s.ask("go on");
+    s.exchanges.pop();
+    let again = s.ask("go on");
+    assert_eq!(again.prompt_tokens - again.reused_tokens, 1, "the checkpoint at the prompt's end is kept");
+    let bits = |row: &Vec<f32>| row.iter().map(|x| x.to_bits()).collect();
+    let logits = s.watch.seen().logits.iter().map(bits).collect();
+    (logits, s.log.clone())
+}
+
+#[test]
+fn a_recall_leaves_pages_log_and_logits_as_they_were() {
+    let tiny = talker();
+    let without = conversation(&tiny, |_| {});
+    let with = conversation(&tiny, |s| {
+        let (stored, bytes) = (s.stored(), s.snapshot().kv.bytes);
+        let pages = s.watch.seen().pages;
+        let asked = request(s, SAID, CUE);
+        let first = recall(s, asked.clone()).expect("there is room");
+        assert_eq!((first.times, &*first.cue), (1, &SAID[..CUE]));
+        assert_eq!(first.tokens.iter().map(|t| &*t.text).collect::<String>(), SAID[CUE..]);
+        assert!(first.tokens.iter().all(|t| t.known.logprob < 0.0 && t.guessed.is_some_and(|g| g.logprob < 0.0)));
+        assert!(first.tokens.iter().any(|t| Some(t.known) != t.guessed), "the conversation makes a difference");
+        // The same again, whatever the first left behind.
+        assert_eq!(recall(s, asked).expect("there is room"), first);
+        // Never said: scored all the same.
+        let other = recall(s, request(s, "my code is eleven", CUE)).expect("there is room");
+        assert_eq!((other.times, other.presence(), other.tokens.len()), (0, None, " eleven".len()));
+        // Cancelled in the middle.
+        s.after_steps(2, Command::Cancel);
+        assert_eq!(recall(s, request(s, SAID, CUE)), Err("stopped".to_owned()));
+        assert_eq!(s.stored(), stored);
+        assert_eq!((s.snapshot().kv.bytes, s.watch.seen().pages), (bytes, pages));
+        assert_eq!(s.notices(), [""; 0]);
+    });
+    assert_eq!(with.1, without.1);
+    assert!(with.0 == without.0, "every row of logits is the same, bit by bit");
+}
+
+/// The tokens are those of the conversation, asked for at the place where the reference has them.
+#[test]
+fn log_probabilities_and_presence_are_those_of_the_fed_tokens() {
+    let tiny = talker();
+    let mut s = Session::new(&tiny);
+    s.ask(SAID);
+    let asked = request(&s, SAID, CUE);
+    let recalled = recall(&mut s, asked.clone()).expect("there is room");
+    // The same tokens as a prompt of their own.
+    let mut prompt = asked.prompt;
+    prompt.push(text(&SAID[..SAID.len() - 1]));
+    (s.max_tokens, s.sampling) = (1, SamplingParams::default());
+    s.generate(prompt);
+    let (wanted, tokens) = (s.wanted(), s.tokens());
+    let first = tokens.len() - (recalled.tokens.len() - 1);
+    for (i, token) in recalled.tokens.iter().enumerate() {
+        let row = &wanted.logits[first + i - 1];
+        let said = u32::from(SAID.as_bytes()[CUE + i]);
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|l| (l - max).exp()).sum();
+        assert!((row[said as usize] - max - sum.ln() - token.known.logprob).abs() < 1e-3, "token {i}");
+        assert_eq!(token.known.is_choice, row[said as usize] == max, "token {i}");
+    }
+    let header = tokens.iter().position(|&t| t == u32::from(b'm')).expect("the first message");
+    let lanes = |position| wanted.stored.iter().flatten().filter(|l| l.iter().any(|(p, _)| *p == position)).count();
+    let presence: Vec<usize> = (header + CUE..header + SAID.len()).map(lanes).collect();
+    let stored: Vec<usize> = recalled.tokens.iter().map(|t| t.stored.expect("it was said") as usize).collect();
+    assert_eq!(stored, presence);
+    assert!(presence.iter().any(|&n| n < recalled.lanes as usize), "something was dropped");
+}
+
+#[test]
+fn a_recall_without_room_is_refused_and_changes_nothing() {
+    let tiny = talker();
+    let mut s = Session::new(&tiny);
+    s.ask(SAID);
+    let refused = |s: &mut Session<'_>, request| recall(s, request).expect_err("refused");
+    let too_long = request(&s, &"x y ".repeat(600), CUE);
+    assert!(refused(&mut s, too_long).starts_with("no room to ask: it takes"));
+    let huge = request(&s, &"x".repeat(17 << 10), 1);
+    assert!(refused(&mut s, huge).starts_with("the text has 17,408 bytes"));
+    let short = request(&s, "my", 2);
+    assert!(refused(&mut s, short).starts_with("the text is too short"));
+    let (stored, used) = (s.stored(), s.snapshot().kv.bytes);
+    s.send(Command::SetKvLimit(Some(used)));
+    let full = request(&s, SAID, CUE);
+    assert!(refused(&mut s, full).starts_with("no room to ask: the KV cache is full"));
+    assert_eq!((s.stored(), s.snapshot().kv.bytes), (stored, used), "the checkpoints are kept too");
+}
