@@ -279,7 +279,8 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   // The last warp has no query, or the fewest pages: it looks up which slot leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
-  if (looks) assignment.load(kv, slots, position, kv.eviction[span.seq]);
+  Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
+  if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
   wait_previous();
 
   // queries of the group: norm and RoPE
@@ -294,7 +295,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
       norm = prefetch_norm(head_params.q_norm, d, lane);
       decision = decision_of(s.scratch, head_params, norm, row, p.decisions, split.head, span.start, kv, lane);
     }
-    s.unseen = assignment.overwritten(dms_of(kv), decision);
+    s.unseen = assignment.overwritten(dms, decision);
   }
   __syncthreads();
   int unseen = s.unseen;

@@ -92,7 +92,7 @@ struct Producer {
     int c = next + thread;
     page = page_ahead;
     if (t.eviction && c < end) {
-      int decided = dms_of(kv).decided_by(c - padded - lead);
+      int decided = t.dms.decided_by(c - padded - lead);
       if (c < t.live) meta = *meta_at(kv, page_at(kv, page), c % PAGE_SLOTS);
       else if (c >= padded && decided >= 0 && decided < t.span.len)
         decision = decisions[(t.span.start + decided) * kv.n_kv_heads + t.head];
@@ -103,7 +103,7 @@ struct Producer {
   // Looks at PRODUCERS candidates, one a thread, and compacts those that some row sees into the rings and the list.
   __device__ __forceinline__ void scan() {
     int warp = thread / 32, lane = thread % 32, c = next + thread;
-    Dms dms = dms_of(kv);
+    const Dms& dms = t.dms;
     bool stored = c < padded, marked = false;
     int row = stored ? 0 : c - padded - lead, first = row;
     bool real = c < end && (stored ? c < t.live : row >= 0 && row <= t.last_row);

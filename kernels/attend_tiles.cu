@@ -42,7 +42,7 @@ struct Shared {
 // from the key's own, up to the last query of its window if it is marked.
 template <class Codec>
 __device__ __forceinline__ Key candidate(const Kv& kv, const Tile& t, const float* decisions, int c) {
-  Dms dms = dms_of(kv);
+  const Dms& dms = t.dms;
   Key key;
   u8* page;
   int r, row;  // slot of the page; row of the span, negative for a token stored before it

@@ -17,6 +17,6 @@ struct DecodeParams {
   float score_scale;  // 1 / sqrt(head_dim)
   int unused;
 };
-static_assert(sizeof(DecodeParams) == 296 && OFFSET_OF(DecodeParams, heads) == 184 && OFFSET_OF(DecodeParams, out) == 232 &&
-                  OFFSET_OF(DecodeParams, layer) == 284,
+static_assert(sizeof(DecodeParams) == 312 && OFFSET_OF(DecodeParams, heads) == 200 && OFFSET_OF(DecodeParams, out) == 248 &&
+                  OFFSET_OF(DecodeParams, layer) == 300,
               "backend::cuda::abi::DecodeParams has another layout");

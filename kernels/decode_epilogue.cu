@@ -59,7 +59,8 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   int row = span.start, position = kv.seq_len[span.seq];
   Lane slots = lane_of(kv, p.layer, span.seq, head);
   SlotAssignment assignment = {};
-  if (assigns) assignment.load(kv, slots, position, kv.eviction[span.seq]);
+  Dms dms = dms_of(kv, assigns ? kv.dial[span.seq] : 0.0f);
+  if (assigns) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
   const float* norm = prefetch_norm(is_q || assigns ? head_params.q_norm : is_k ? head_params.k_norm : nullptr, d, lane);
   RopeAngles angles;
   if (is_q || is_k) angles.compute(head_params, position, d, lane);
@@ -113,7 +114,7 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   float4 out;
   u64 out_row = ((u64)row * kv.n_q_heads + head * group) * d;
   if (assigns) {
-    int slot = assignment.assign(kv, slots, decision, lane);
+    int slot = assignment.assign(kv, dms, slots, decision, lane);
     if (lane == 0) {
       s.page = page_at(kv, slots.pages[slot / PAGE_SLOTS]);
       s.r = slot % PAGE_SLOTS;

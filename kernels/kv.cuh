@@ -21,6 +21,8 @@ struct Kv {
   u8* staged;      // K and V of a prefill chunk as they will be stored: see staged_at
   u64* reads;      // [n_seqs] slots that decode steps have read
   u32* peak;       // [n_seqs] most slots that lived after a step
+  float* dial;     // [n_seqs] what a decision must exceed to mark
+  int* pinned;     // [n_tokens] whether the token that a row's decision marks is pinned
   u64 stride;      // bytes from page to page
   int n_layers, n_q_heads, n_kv_heads, head_dim, n_seqs, max_pages;
   // Layout of a page: PAGE_SLOTS rows of K at 0, of V at v_at, of K's and V's side data, a u32 each (0: the codec has none),
@@ -29,9 +31,9 @@ struct Kv {
   // The eviction rule: see policy_dms.cuh.
   int evicts, window, previous, sinks;
 };
-static_assert(sizeof(Kv) == 184 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
-                  OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 112 && OFFSET_OF(Kv, n_layers) == 120 &&
-                  OFFSET_OF(Kv, k_bytes) == 144 && OFFSET_OF(Kv, meta_at) == 164 && OFFSET_OF(Kv, sinks) == 180,
+static_assert(sizeof(Kv) == 200 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+                  OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 128 && OFFSET_OF(Kv, n_layers) == 136 &&
+                  OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196,
               "backend::cuda::abi::View has another layout");
 
 // Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.
@@ -58,9 +60,12 @@ __device__ __forceinline__ u32* side_at(const Kv& kv, u8* page, int r, int v) {
 }
 __device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) { return (int*)(page + kv.meta_at) + r; }
 
-// Metadata of a slot: the token's position and its mark.
-__device__ __forceinline__ int pack_meta(int position, bool marked) { return position << 1 | marked; }
-__device__ __forceinline__ int meta_position(int meta) { return meta >> 1; }
+// Metadata of a slot: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark.
+__device__ __forceinline__ int pack_meta(int position, int strength, bool marked) {
+  return (int)((u32)position << 12 | strength << 1 | marked);
+}
+__device__ __forceinline__ int meta_position(int meta) { return (int)((u32)meta >> 12); }
+__device__ __forceinline__ int meta_strength(int meta) { return meta >> 1 & 0x7ff; }
 __device__ __forceinline__ bool meta_marked(int meta) { return meta & 1; }
 
 // Page of a prefill chunk's row in `staged`: 16 rows of one head to a page, row i at i % PAGE_SLOTS.

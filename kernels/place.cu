@@ -14,13 +14,13 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = blockDim.x;
   Span span = spans[blockIdx.y];
   Lane l = lane_of(kv, layer, span.seq, blockIdx.x);
-  Dms dms = dms_of(kv);
+  Dms dms = dms_of(kv, kv.dial[span.seq]);
   int heads = kv.n_kv_heads, ring_len = dms.ring_len(), size = PAGE_SLOTS;
   int base = kv.seq_len[span.seq], eviction = kv.eviction[span.seq], live = kv.live[l.row];
   const float* decision = decisions + span.start * heads + l.head;
-  // The first row's decision may mark the newest stored token.
-  if (base > 0 && dms.decided_by(-1) == 0 && dms.marks(decision[0], base - 1) && warp == 0)
-    set_meta(kv, l, l.ring[dms.ring_at(base - 1)], pack_meta(base - 1, true), lane);
+  // The first row's decision is about the newest stored token.
+  if (base > 0 && dms.decided_by(-1) == 0 && warp == 0)
+    set_meta(kv, l, l.ring[dms.ring_at(base - 1)], dms.decided(base - 1, decision[0]), lane);
   int chunk = dms.evicts && ring_len < threads ? ring_len : threads;
   // chunks of the span, a token a thread
 #pragma unroll 1
@@ -74,8 +74,8 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
     if (mine) {
       int at = (span.start + i) * heads + l.head;
       int decided = dms.decided_by(i);
-      bool marked = decided < span.len && dms.marks(decision[decided * heads], n);
-      *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = pack_meta(n, marked);
+      int meta = decided < span.len ? dms.decided(n, decision[decided * heads]) : pack_meta(n, 0, false);
+      *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = meta;
       kv.slots[at] = slot;
       if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
       // A token of this step that had the slot is overwritten before it is stored.
@@ -141,6 +141,7 @@ KERNEL fork(Kv kv, int from, int to) {
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
     kv.seq_len[to] = kv.seq_len[from];
     kv.eviction[to] = kv.eviction[from];
+    kv.dial[to] = kv.dial[from];
     kv.reads[to] = kv.reads[from];
     kv.peak[to] = kv.peak[from];
   }
@@ -171,7 +172,7 @@ KERNEL compact(Kv kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], size = PAGE_SLOTS;
-  Dms dms = dms_of(kv);
+  Dms dms = dms_of(kv, kv.dial[seq]);
   int window_start = max(n - dms.ring_len(), 0);
   // anything to drop?
   int kept = 0;

@@ -37,8 +37,7 @@ struct SlotAssignment {
   bool marked;          // the leaving one is marked
 
   // Reads what the steps before this one left. Nothing before `assign` changes it.
-  __device__ __forceinline__ void load(const Kv& kv, const Lane& l, int n, int eviction) {
-    Dms dms = dms_of(kv);
+  __device__ __forceinline__ void load(const Kv& kv, const Dms& dms, const Lane& l, int n, int eviction) {
     this->n = n;
     live = kv.live[l.row];
     newest = dms.previous && n > 0 ? l.ring[dms.ring_at(n - 1)] : -1;
@@ -55,9 +54,8 @@ struct SlotAssignment {
   }
 
   // Takes the slot and returns it. Its page is the lane's own then.
-  __device__ __forceinline__ int assign(const Kv& kv, const Lane& l, float decision, int lane) const {
-    Dms dms = dms_of(kv);
-    if (newest >= 0 && dms.marks(decision, n - 1)) set_meta(kv, l, newest, pack_meta(n - 1, true), lane);
+  __device__ __forceinline__ int assign(const Kv& kv, const Dms& dms, const Lane& l, float decision, int lane) const {
+    if (newest >= 0) set_meta(kv, l, newest, dms.decided(n - 1, decision), lane);
     int slot = overwritten(dms, decision), page;
     bool appends = slot < 0;
     if (appends) slot = live;
@@ -69,7 +67,7 @@ struct SlotAssignment {
       page = page_own(kv, l.pages + entry, lane);
     }
     if (lane == 0) {
-      *meta_at(kv, page_at(kv, page), r) = pack_meta(n, dms.decided_by(0) == 0 && dms.marks(decision, n));
+      *meta_at(kv, page_at(kv, page), r) = dms.decided_by(0) == 0 ? dms.decided(n, decision) : pack_meta(n, 0, false);
       if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
       if (appends) kv.live[l.row] = live + 1;
     }

@@ -1,7 +1,7 @@
 // The eviction rule of Dynamic Memory Sparsification (arXiv 2506.05345), written once for all kernels. CPU twin:
 // `policy::Dms`.
 //
-// Every token gets a decision. A positive one marks a token, and a marked token stays visible to the `window` tokens
+// Every token gets a decision. One above the dial of its sequence marks a token, and a marked token stays visible to the `window` tokens
 // after it; then the token that arrives takes over its slot. A sliding window with attention sinks is the same rule with
 // constant decisions. A dense cache is the rule with `evicts` = 0.
 //
@@ -10,11 +10,20 @@
 #pragma once
 #include "kv.cuh"
 
+// Strength of a decision: 11 bits that keep the order of decisions, with 64 steps an octave of 1 + |decision|. 0 is that of
+// a pinned token, whose decision is minus infinity. CPU twin: `policy::strength`, bit for bit.
+__device__ __forceinline__ int strength_of(float decision) {
+  if (decision == NEG_INFINITY) return 0;
+  int size = min((int)((__float_as_uint(__fadd_rn(1.0f, fabsf(decision))) - 0x3f800000u) >> 17), 1022);
+  return decision > 0.0f ? 1024 + size : 1023 - size;
+}
+
 struct Dms {
   int evicts;    // 0: no token is ever marked
   int window;    // W: tokens after a marked one that still see it
   int previous;  // 1: the decision computed at token t + 1 marks token t; 0: that of token t
   int sinks;     // the first tokens of a sequence, which are never marked
+  float dial;    // what a decision must exceed to mark
 
   // Entries of a lane's ring: the newest token and the W before it.
   __device__ __forceinline__ int ring_len() const { return window + 1; }
@@ -25,7 +34,12 @@ struct Dms {
 
   // Whether a decision marks the token at `position`.
   __device__ __forceinline__ bool marks(float decision, int position) const {
-    return evicts && decision > 0.0f && position >= sinks;
+    return evicts && decision > dial && position >= sinks;
+  }
+
+  // Metadata of the token at `position` once its decision is known.
+  __device__ __forceinline__ int decided(int position, float decision) const {
+    return pack_meta(position, evicts ? strength_of(decision) : 0, marks(decision, position));
   }
 
   // Row of a span whose decision marks the token `row` rows into the span; -1 is the newest stored token. Outside
@@ -48,4 +62,7 @@ struct Dms {
   __device__ __forceinline__ int overwritten(int leaving, bool marked) const { return marked ? leaving : -1; }
 };
 
-__device__ __forceinline__ Dms dms_of(const Kv& kv) { return Dms{kv.evicts, kv.window, kv.previous, kv.sinks}; }
+// The rule of a sequence with this dial.
+__device__ __forceinline__ Dms dms_of(const Kv& kv, float dial) {
+  return Dms{kv.evicts, kv.window, kv.previous, kv.sinks, dial};
+}

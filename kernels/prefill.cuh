@@ -18,12 +18,13 @@ struct PrefillParams {
   float score_scale;       // 1 / sqrt(head_dim)
   int unused;
 };
-static_assert(sizeof(PrefillParams) == 248 && OFFSET_OF(PrefillParams, out) == 184 && OFFSET_OF(PrefillParams, layer) == 236,
+static_assert(sizeof(PrefillParams) == 264 && OFFSET_OF(PrefillParams, out) == 200 && OFFSET_OF(PrefillParams, layer) == 252,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.
 struct Tile {
   int head, group, base, eviction, live;
+  Dms dms;
   int first_row, last_row;  // of the span
   int index;                // tile of the step
   Span span;
@@ -48,6 +49,7 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   t.last_row = min(t.first_row + tokens, t.span.len) - 1;
   t.base = kv.seq_len[t.span.seq];
   t.eviction = kv.evicts && kv.eviction[t.span.seq];
+  t.dms = dms_of(kv, kv.dial[t.span.seq]);
   int lane_row = lane_index(kv, layer, t.span.seq, t.head);
   t.live = kv.live[lane_row];
   t.table = kv.table + (u64)lane_row * kv.max_pages;

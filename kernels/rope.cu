@@ -7,11 +7,11 @@ struct RopeParams {
   Kv kv;
   HeadParams heads;
   float* qkv;               // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows [q heads | k heads | v heads], in place
-  float* decisions;         // [n, n_kv_heads]; written where they are borrowed
+  float* decisions;         // [n, n_kv_heads]; written where they are borrowed, and in pinned rows
   const Span* spans;        // of the step
   const int* span_of_row;   // [n]
 };
-static_assert(sizeof(RopeParams) == 264 && OFFSET_OF(RopeParams, heads) == 184 && OFFSET_OF(RopeParams, qkv) == 232,
+static_assert(sizeof(RopeParams) == 280 && OFFSET_OF(RopeParams, heads) == 200 && OFFSET_OF(RopeParams, qkv) == 248,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {
@@ -34,6 +34,7 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
   Span span = p.spans[p.span_of_row[row]];
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1;
   const float* norm = prefetch_norm(is_q ? head_params.q_norm : is_k ? head_params.k_norm : nullptr, d, lane);
+  int pinned = kv.pinned[row];
   RopeAngles angles;
   angles.compute(head_params, kv.seq_len[span.seq] + row - span.start, d, lane);
   wait_previous();
@@ -52,6 +53,7 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
       }
       __syncwarp();
     }
+    if (pinned && threadIdx.x == 0) p.decisions[row * heads + head] = NEG_INFINITY;
     if (!is_v) rotate(s, angles, d, decides, lane);
     if (!is_q) {
       u32 side = encode_row<Codec>(is_v, shared.codes[is_v], s, d, lane);

@@ -345,7 +345,7 @@ pub trait Backend: Memory + Profile + 'static {
     // Attention and the cache, one layer of a step.
     /// Prepares projected rows `[q heads | k heads | v heads]` in place: per-head norms of q and k; decisions
     /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head), which is then zero;
-    /// RoPE of q and k at `seq_len + offset in span`, after which the borrowed channel is zero again; K and V become
+    /// minus infinity where `kv.pinned` says so; RoPE of q and k at `seq_len + offset in span`, after which the borrowed channel is zero again; K and V become
     /// what storing and reading makes of them, V rotated where the codec rotates it.
     fn qkv_rope(
         &self,

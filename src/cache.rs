@@ -7,7 +7,8 @@
 //! The cache does not know models, the meaning of tokens or conversations.
 
 use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span, in_units};
-use crate::policy::SlotMeta;
+use crate::policy::{Shift, SlotMeta};
+use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
 pub const PAGE_SLOTS: usize = 16;
@@ -34,11 +35,14 @@ pub enum CacheError {
     Sequences(usize),
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct SeqState {
     used: bool,
     len: usize,
     eviction: bool,
+    dial: f32,
+    /// Positions whose tokens are never marked, in disjoint ranges in order.
+    pins: Vec<Range<usize>>,
     /// Sequences with the same number are forks of each other and may share pages.
     fork_group: u64,
 }
@@ -70,6 +74,8 @@ pub struct KvCache<B: Backend> {
     used_upper_bound: usize,
     /// Number of fork groups made so far.
     fork_groups: u64,
+    /// What `tables.pinned` holds.
+    pinned_rows: Vec<i32>,
 }
 
 impl<B: Backend> KvCache<B> {
@@ -78,7 +84,7 @@ impl<B: Backend> KvCache<B> {
     pub fn new(b: &B, geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
         let tables = KvTables::new(b, geometry, context, max_step)?;
         let seqs = vec![SeqState::default(); geometry.n_seqs];
-        Ok(Self { tables, seqs, page_limit: None, used_upper_bound: 0, fork_groups: 0 })
+        Ok(Self { tables, seqs, page_limit: None, used_upper_bound: 0, fork_groups: 0, pinned_rows: vec![0; max_step] })
     }
 
     pub fn geometry(&self) -> &KvGeometry {
@@ -99,14 +105,15 @@ impl<B: Backend> KvCache<B> {
         let n = self.seqs.len();
         let row = self.seqs.iter().position(|s| !s.used).ok_or(CacheError::Sequences(n))?;
         self.fork_groups += 1;
-        self.seqs[row] = SeqState { used: true, len: 0, eviction, fork_group: self.fork_groups };
+        self.seqs[row] = SeqState { used: true, eviction, fork_group: self.fork_groups, ..SeqState::default() };
         b.write(&mut self.tables.eviction, row, &[eviction as i32]);
+        b.write(&mut self.tables.dial, row, &[0.0]);
         Ok(SeqId(row))
     }
 
     /// Creates a copy of a sequence that shares all its pages.
     pub fn fork(&mut self, b: &B, seq: SeqId) -> Result<SeqId, CacheError> {
-        let state = self.seqs[seq.0];
+        let state = self.seqs[seq.0].clone();
         let copy = self.create(b, state.eviction)?;
         b.fork(&mut self.tables, seq.0, copy.0);
         self.seqs[copy.0] = state;
@@ -153,6 +160,50 @@ impl<B: Backend> KvCache<B> {
         self.seqs[seq.0].eviction = on;
         b.write(&mut self.tables.eviction, seq.0, &[on as i32]);
         Ok(dropped)
+    }
+
+    /// What a decision must exceed to mark a token of this sequence: [`crate::policy::Dms::dial`].
+    pub fn dial(&self, seq: SeqId) -> f32 {
+        self.seqs[seq.0].dial
+    }
+
+    /// Sets the dial for the decisions that follow. Stored marks stay.
+    pub fn set_dial(&mut self, b: &B, seq: SeqId, dial: f32) {
+        // Constant decisions are no measure of tokens.
+        if self.geometry().policy.constant_decision().is_some() {
+            return;
+        }
+        self.seqs[seq.0].dial = dial;
+        b.write(&mut self.tables.dial, seq.0, &[dial]);
+    }
+
+    /// Positions of the pinned tokens of a sequence, in disjoint ranges in order.
+    pub fn pins(&self, seq: SeqId) -> &[Range<usize>] {
+        &self.seqs[seq.0].pins
+    }
+
+    /// Sends the rows of a step whose decisions would mark a pinned token. Returns whether they are others than before.
+    pub fn send_pins(&mut self, b: &B, spans: &[Span]) -> bool {
+        let Some(rule) = self.geometry().policy.rule() else { return false };
+        let mut changed = false;
+        for span in spans {
+            let state = &self.seqs[span.seq];
+            for i in 0..span.len {
+                let marked = match rule.shift {
+                    Shift::Same => Some(state.len + i),
+                    Shift::Previous => (state.len + i).checked_sub(1),
+                };
+                let pinned = marked.is_some_and(|position| state.pins.iter().any(|pin| pin.contains(&position)));
+                let row = &mut self.pinned_rows[span.start + i];
+                changed |= *row != i32::from(pinned);
+                *row = i32::from(pinned);
+            }
+        }
+        if changed {
+            let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
+            b.write(&mut self.tables.pinned, 0, &self.pinned_rows[..n]);
+        }
+        changed
     }
 
     pub fn span(&self, seq: SeqId, start: usize, len: usize) -> Span {

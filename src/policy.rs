@@ -7,9 +7,11 @@
 
 mod dense;
 mod dms;
+mod strength;
 mod window;
 
 pub use dms::{Dms, Shift};
+pub use strength::{STRENGTHS, decision_of, strength};
 pub use window::{SINKS, Window};
 
 /// Slot of an incoming token.
@@ -20,7 +22,7 @@ pub enum Placement {
 }
 
 /// Policy of a cache, fixed when a model is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
     /// Nothing is ever dropped.
     Dense,
@@ -29,7 +31,7 @@ pub enum Policy {
 }
 
 /// Policy that a user asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum PolicyChoice {
     /// The model's own: DMS where it was trained for it, else dense.
     #[default]
@@ -81,6 +83,14 @@ impl Policy {
         }
     }
 
+    /// The same policy with the dial of a sequence: see [`Dms::dial`]. A policy whose decisions are not the model's has none.
+    pub fn with_dial(self, dial: f32) -> Self {
+        match self {
+            Policy::Dms(rule) => Policy::Dms(Dms { dial, ..rule }),
+            Policy::Dense | Policy::Window(_) => self,
+        }
+    }
+
     /// The decision of every token, where it is not the model's.
     pub fn constant_decision(&self) -> Option<f32> {
         match self {
@@ -109,25 +119,32 @@ impl Policy {
     }
 }
 
-/// A slot's i32: the token's position and whether it is marked. It is stored beside K and V, because prefill masks,
-/// compaction and the panel read it.
+/// Bits of a slot's position, which bound the tokens of a sequence.
+pub const POSITION_BITS: u32 = 20;
+
+/// A slot's u32: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark. It is stored beside K and
+/// V, because prefill masks, compaction and the panel read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotMeta(pub i32);
+pub struct SlotMeta(pub u32);
 
 impl SlotMeta {
-    pub fn new(position: usize, marked: bool) -> Self {
-        SlotMeta(((position as i32) << 1) | marked as i32)
+    /// `strength` is from [`strength()`].
+    pub fn new(position: usize, strength: usize, marked: bool) -> Self {
+        debug_assert!(position < 1 << POSITION_BITS && strength < STRENGTHS);
+        SlotMeta((position << 12 | strength << 1) as u32 | u32::from(marked))
     }
 
     pub fn position(self) -> usize {
-        (self.0 >> 1) as usize
+        (self.0 >> 12) as usize
+    }
+
+    /// Strength of the decision about the token, below [`STRENGTHS`]. 0 for a pinned token, and for the newest one of a
+    /// sequence as long as the next token's decision is not known.
+    pub fn strength(self) -> usize {
+        (self.0 >> 1) as usize % STRENGTHS
     }
 
     pub fn marked(self) -> bool {
         self.0 & 1 == 1
-    }
-
-    pub fn mark(self) -> Self {
-        SlotMeta(self.0 | 1)
     }
 }

@@ -47,8 +47,8 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// Maximum tokens of a context: a slot stores its position and a mark bit in an i32.
-pub const MAX_CONTEXT: usize = 1 << 30;
+/// Maximum tokens of a context: a slot stores its position in 20 bits.
+pub const MAX_CONTEXT: usize = 1 << 20;
 
 /// A piece of a rendered conversation. Only `Control` may become control tokens: text that people type, paste or load is
 /// always `Text`, which is encoded without added tokens.

@@ -274,7 +274,7 @@ impl Backend for Cpu {
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
-        rope::qkv_rope(self, qkv, decisions, &kv.seq_len, spans, &kv.geometry, rope);
+        rope::qkv_rope(self, qkv, decisions, kv, spans, rope);
         self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
     }
 

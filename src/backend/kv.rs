@@ -47,7 +47,7 @@ impl KvGeometry {
         layer * self.n_lanes() + self.lane(seq, head)
     }
 
-    /// Bytes of a slot: encoded K and V, their side data, and one i32 (position and mark).
+    /// Bytes of a slot: encoded K and V, their side data, and its [`SlotMeta`].
     pub fn slot_bytes(&self) -> usize {
         self.codec.slot_bytes(self.head_dim)
     }
@@ -64,7 +64,7 @@ impl KvGeometry {
 /// Byte offsets inside a page. Row r of a page is slot r of it.
 ///
 /// ```text
-/// | K row 0..P | V row 0..P | side data of K rows | side data of V rows | P x i32 position and mark |
+/// | K row 0..P | V row 0..P | side data of K rows | side data of V rows | P x SlotMeta |
 /// 0            v_at         k_side_at             v_side_at             meta_at
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +162,10 @@ pub struct KvTables<B: Backend> {
     pub seq_len: B::Buf<i32>,
     /// `[n_seqs]` 1 where eviction is on.
     pub eviction: B::Buf<i32>,
+    /// `[n_seqs]` what a decision must exceed to mark: [`crate::policy::Dms::dial`].
+    pub dial: B::Buf<f32>,
+    /// `[n_tokens]` 1 where the token that a row's decision marks is pinned: the decision is then minus infinity.
+    pub pinned: B::Buf<i32>,
     /// `[n_tokens, n_kv_heads]` slots of the step's tokens in one layer: written by [`Backend::place`], read by
     /// [`Backend::store`]. -1 where a later token of the same step takes the slot. Not used by a fused
     /// [`Backend::attention`] that stores tokens as it places them.
@@ -195,6 +199,8 @@ impl<B: Backend> KvTables<B> {
             ring: b.alloc(lanes * g.policy.ring_len())?,
             seq_len: b.alloc(g.n_seqs)?,
             eviction: b.alloc(g.n_seqs)?,
+            dial: b.alloc(g.n_seqs)?,
+            pinned: b.alloc(max_step)?,
             slots: b.alloc(max_step * g.n_kv_heads)?,
             reads: b.alloc(g.n_seqs)?,
             peak: b.alloc(g.n_seqs)?,

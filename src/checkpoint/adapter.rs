@@ -111,7 +111,7 @@ impl Adapter {
         ensure!(window <= bounds::CONTEXT, "{}: metadata window {window} is no length in tokens", self.label);
         Ok(DmsConfig {
             variant: DmsVariant::Adapter,
-            rule: Dms { window, shift, sinks: 0 },
+            rule: Dms { window, shift, sinks: 0, dial: 0.0 },
             alpha_scale: self.finite("alpha_scale")?,
             alpha_offset: self.finite("alpha_offset")?,
             per_layer,

@@ -15,8 +15,10 @@ pub const HIDDEN: usize = 1 << 16;
 pub const FFN: usize = 1 << 20;
 /// 27 times Qwen3.
 pub const VOCAB: usize = 1 << 22;
-/// A slot stores its position and one mark bit in an i32.
+/// A thousand times any published model.
 pub const CONTEXT: usize = 1 << 30;
+/// Tokens of a context that can be used: a slot stores its position in 20 bits.
+pub const POSITIONS: usize = 1 << crate::policy::POSITION_BITS;
 /// Bytes of a safetensors header, enough for 100,000 tensors. The largest published header has about 2 MB.
 pub const HEADER_BYTES: u64 = 32 << 20;
 

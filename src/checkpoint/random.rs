@@ -175,7 +175,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
     let dms = |variant, window, shift| {
         Some(DmsConfig {
             variant,
-            rule: Dms { window, shift, sinks: 0 },
+            rule: Dms { window, shift, sinks: 0, dial: 0.0 },
             alpha_scale: 100.0,
             alpha_offset: 5.0,
             per_layer: false,

@@ -24,7 +24,7 @@ pub struct Chunks {
 /// Every group size, alternating head sizes, policies and codecs; then the head size that has kernels of its own on some
 /// GPUs, with and without eviction.
 pub fn all() -> Vec<Chunks> {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     let window = Policy::Window(Window { budget: 60 });
     let policies = [dms(40, Shift::Previous), dms(7, Shift::Same), dms(0, Shift::Previous), Policy::Dense, window];
     let case = |group: usize| Chunks {

@@ -1,4 +1,4 @@
-//! Checks of the cache's ops over random histories of steps, forks, toggles, releases and trims. Compares every slot,
+//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, releases and trims. Compares every slot,
 //! page count and attention output.
 
 use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
@@ -31,7 +31,7 @@ pub struct History {
 }
 
 fn policies() -> [Policy; 7] {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     [
         Policy::Dense,
         dms(5, Shift::Previous),
@@ -63,7 +63,7 @@ pub fn long() -> Vec<History> {
 
 /// Chunks of hundreds of tokens, with windows shorter and longer than a thread block.
 pub fn wide() -> Vec<History> {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
     let case = |(i, policy): (usize, Policy)| {
         let codec = CODECS[1 + i % 2];
@@ -153,7 +153,7 @@ impl Case for History {
 impl<B: Backend> Run<'_, B> {
     fn event(&mut self) {
         let seq = (!self.seqs.is_empty()).then(|| self.random.below(self.seqs.len()));
-        match (self.random.below(12), seq) {
+        match (self.random.below(13), seq) {
             (0, _) | (_, None) if self.seqs.len() < N_SEQS => {
                 let eviction = self.random.below(4) > 0;
                 self.seqs.push(self.cache.create(self.b, eviction).expect("a free row"));
@@ -169,6 +169,10 @@ impl<B: Backend> Run<'_, B> {
                 let on = !self.cache.eviction(self.seqs[seq]);
                 let dropped = self.cache.set_eviction(self.b, self.seqs[seq], on).expect("memory for a check");
                 self.output.exact.push(dropped as i64);
+            }
+            (6, Some(seq)) => {
+                let dial = [-0.5, 0.0, 0.5][self.random.below(3)];
+                self.cache.set_dial(self.b, self.seqs[seq], dial);
             }
             _ => self.step(),
         }

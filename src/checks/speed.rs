@@ -275,7 +275,7 @@ impl<B: Backend> Table<'_, B> {
             max_pages: 0,
             codec,
             policy: Policy::Dms(
-                c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0 }, |d| d.rule),
+                c.dms.as_ref().map_or(Dms { window: 512, shift: Shift::Previous, sinks: 0, dial: 0.0 }, |d| d.rule),
             ),
         };
         // Every launch of a graph appends a token to each lane.

@@ -6,12 +6,12 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::Policy;
+use crate::policy::{POSITION_BITS, Policy};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
-// Configurations and settings have the same bound.
-const _: () = assert!(crate::checkpoint::bounds::CONTEXT == MAX_CONTEXT);
+// Configurations, settings and slots have the same bound.
+const _: () = assert!(crate::checkpoint::bounds::POSITIONS == MAX_CONTEXT && MAX_CONTEXT == 1 << POSITION_BITS);
 
 /// Rows of logits in the workspace where texts are scored, and in a chat.
 pub(super) const MAX_LOGITS: usize = 16;

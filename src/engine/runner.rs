@@ -260,6 +260,12 @@ impl<B: Backend> Runner<B> {
         let fits = |s: &Span| self.cache.len_of(s) + s.len <= self.context;
         assert!(spans.iter().all(fits), "the caller checks the context");
         self.cache.reserve_step(&self.b, spans)?;
+        if self.cache.send_pins(&self.b, spans)
+            && let Some(decision) = self.cache.geometry().policy.constant_decision()
+        {
+            // Rows that were pinned hold no constant.
+            self.ws.fill_decisions(&self.b, decision);
+        }
         self.b.write(&mut self.ws.tokens, 0, tokens);
         let Self { b, model, ws, cache, seen, draws, .. } = self;
         b.step(kind, spans, |b| {

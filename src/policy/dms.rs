@@ -1,17 +1,19 @@
 //! `dms`: Dynamic Memory Sparsification (arXiv 2506.05345), delayed eviction with a window. The rule stands here once, in
 //! its sequential form: the oracle of every parallel one. CUDA twin: `kernels/policy_dms.cuh`.
 
-use super::{LaneSlots, Placement, SlotMeta};
+use super::{LaneSlots, Placement, SlotMeta, strength};
 
-/// A token whose decision is positive is marked. It stays visible to the `window` tokens after it; then its slot goes to
+/// A token whose decision exceeds the dial is marked. It stays visible to the `window` tokens after it; then its slot goes to
 /// the token that arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dms {
     /// W: a marked token stays visible to the W tokens after it.
     pub window: usize,
     pub shift: Shift,
     /// Tokens at positions below this are never marked: attention sinks. 0 for trained DMS models.
     pub sinks: usize,
+    /// What a decision must exceed to mark: 0 as trained, more to keep more. Each sequence has its own.
+    pub dial: f32,
 }
 
 /// Which token a decision marks.
@@ -31,7 +33,7 @@ impl Dms {
 
     /// Whether a decision marks the token at `position`.
     pub fn marks(&self, position: usize, decision: f32) -> bool {
-        decision > 0.0 && position >= self.sinks
+        decision > self.dial && position >= self.sinks
     }
 
     /// Mark of row `row` of a step whose first row is at position `base`, as far as the step's own decisions tell.
@@ -71,11 +73,16 @@ impl Dms {
         !marked || query <= self.last_to_see(key)
     }
 
+    /// Metadata of the token at `position` once its decision is known.
+    fn decided(&self, position: usize, decision: f32) -> SlotMeta {
+        SlotMeta::new(position, strength(decision), self.marks(position, decision))
+    }
+
     /// Stores token `n` in its lane and returns its slot: the mark that its decision sets, the slot's metadata, the ring.
     pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
-        if let Some(previous) = self.marked_by_first(n).filter(|&p| self.marks(p, decision)) {
+        if let Some(previous) = self.marked_by_first(n) {
             let slot = lane.ring(previous % self.ring_len());
-            lane.set_meta(slot, lane.meta(slot).mark());
+            lane.set_meta(slot, self.decided(previous, decision));
         }
         let entry = n % self.ring_len();
         // The token W + 1 before this one leaves the window now.
@@ -88,7 +95,11 @@ impl Dms {
             Placement::Append => lane.append(),
             Placement::Overwrite(slot) => slot,
         };
-        lane.set_meta(slot, SlotMeta::new(n, self.shift == Shift::Same && self.marks(n, decision)));
+        let meta = match self.shift {
+            Shift::Same => self.decided(n, decision),
+            Shift::Previous => SlotMeta::new(n, 0, false),
+        };
+        lane.set_meta(slot, meta);
         lane.set_ring(entry, slot);
         (slot, placement)
     }

@@ -18,6 +18,6 @@ impl Window {
     pub const DECISION: f32 = 1.0;
 
     pub fn rule(&self) -> Dms {
-        Dms { window: self.budget - SINKS - 1, shift: Shift::Same, sinks: SINKS }
+        Dms { window: self.budget - SINKS - 1, shift: Shift::Same, sinks: SINKS, dial: 0.0 }
     }
 }

@@ -33,6 +33,7 @@ struct Sequence {
     id: SeqId,
     len: usize,
     eviction: bool,
+    dial: f32,
     lanes: Vec<Vec<Slot>>,
 }
 
@@ -100,6 +101,7 @@ impl Bench {
                 self.cache.set_limit_bytes(limit);
             }
             9 => self.cache.trim(&self.b),
+            10 => self.turn_dial(i),
             _ => self.feed(i),
         }
     }
@@ -107,7 +109,9 @@ impl Bench {
     fn create(&mut self) {
         let eviction = self.rng.chance(2);
         match self.cache.create(&self.b, eviction) {
-            Ok(id) => self.live.push(Sequence { id, len: 0, eviction, lanes: vec![Vec::new(); LAYERS * HEADS] }),
+            Ok(id) => {
+                self.live.push(Sequence { id, len: 0, eviction, dial: 0.0, lanes: vec![Vec::new(); LAYERS * HEADS] })
+            }
             Err(error) => assert!(matches!(error, CacheError::Sequences(N_SEQS)) && self.live.len() == N_SEQS),
         }
     }
@@ -143,6 +147,12 @@ impl Bench {
         assert_eq!(dropped, gone as u64);
     }
 
+    fn turn_dial(&mut self, i: usize) {
+        let seq = &mut self.live[i];
+        seq.dial = [-1.5, 0.0, 1.5][self.rng.below(3)];
+        self.cache.set_dial(&self.b, seq.id, seq.dial);
+    }
+
     /// A step over one to three sequences; every token's attention is compared.
     fn feed(&mut self, first: usize) {
         let mut chosen = vec![first];
@@ -168,13 +178,13 @@ impl Bench {
         }
         let rows: Vec<u32> = (0..start).map(|_| self.rng.below(ROWS) as u32).collect();
         for layer in 0..LAYERS {
-            let decisions: Vec<f32> = (0..start * HEADS).map(|_| if self.rng.chance(2) { 1.0 } else { -1.0 }).collect();
+            let decisions: Vec<f32> = (0..start * HEADS).map(|_| self.rng.below(4) as f32 - 1.5).collect();
             let got = self.attend(layer, &rows, &decisions, &steps);
             for (i, span) in &spans {
                 for t in span.start..span.start + span.len {
                     for head in 0..HEADS {
                         let position = self.live[*i].len + t - span.start;
-                        let marks = decisions[t * HEADS + head] > 0.0;
+                        let marks = decisions[t * HEADS + head] > self.live[*i].dial;
                         let evicts = self.live[*i].eviction;
                         let lane = &mut self.live[*i].lanes[layer * HEADS + head];
                         take_in(lane, self.policy, evicts, Slot { position, row: rows[t] as usize, marked: marks });
@@ -262,7 +272,7 @@ fn mixed(lane: &[Slot], rows: &[Vec<f32>], row: usize, head: usize) -> Vec<f32> 
 
 #[test]
 fn a_hundred_thousand_operations_lose_no_slot_and_share_none() {
-    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0 });
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     for (seed, (policy, codec)) in [
         (Policy::Dense, Codec::F32),
         (dms(3, Shift::Previous), Codec::F32),

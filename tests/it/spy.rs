@@ -77,6 +77,8 @@ impl Spy {
             ring: kv.ring.take(),
             seq_len: kv.seq_len.take(),
             eviction: kv.eviction.take(),
+            dial: kv.dial.take(),
+            pinned: kv.pinned.take(),
             slots: kv.slots.take(),
             reads: kv.reads.take(),
             peak: kv.peak.take(),
@@ -88,6 +90,8 @@ impl Spy {
         kv.ring.replace(own.ring);
         kv.seq_len.replace(own.seq_len);
         kv.eviction.replace(own.eviction);
+        kv.dial.replace(own.dial);
+        kv.pinned.replace(own.pinned);
         kv.slots.replace(own.slots);
         kv.reads.replace(own.reads);
         kv.peak.replace(own.peak);

@@ -80,6 +80,7 @@ pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spa
     let mut slots = std::mem::take(&mut kv.slots);
     for span in spans {
         let (base, eviction) = (kv.seq_len[span.seq] as usize, kv.eviction[span.seq] != 0);
+        let policy = policy.with_dial(kv.dial[span.seq]);
         for head in 0..heads {
             let mut lane = Lane::of(kv, layer, span.seq, head);
             for i in 0..span.len {
@@ -137,6 +138,7 @@ pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
     }
     kv.seq_len[to] = kv.seq_len[from];
     kv.eviction[to] = kv.eviction[from];
+    kv.dial[to] = kv.dial[from];
     kv.reads[to] = kv.reads[from];
     kv.peak[to] = kv.peak[from];
 }

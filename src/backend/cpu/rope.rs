@@ -1,6 +1,6 @@
 //! Query and key rows after their projections: per-head norms, eviction decisions, RoPE.
 
-use super::super::{KvGeometry, QkvRopeArgs, Span};
+use super::super::{KvTables, QkvRopeArgs, Span};
 use super::simd::maths;
 use super::{Acts, Cpu};
 
@@ -43,11 +43,11 @@ pub(super) fn qkv_rope(
     cpu: &Cpu,
     qkv: &mut Acts,
     decisions: &mut [f32],
-    seq_len: &[i32],
+    kv: &KvTables<Cpu>,
     spans: &[Span],
-    g: &KvGeometry,
     args: &QkvRopeArgs<'_, Cpu>,
 ) {
+    let g = &kv.geometry;
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
     let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
@@ -67,11 +67,16 @@ pub(super) fn qkv_rope(
             }
         }
     }
+    for (decisions, _) in
+        decisions.chunks_exact_mut(g.n_kv_heads).zip(&kv.pinned[..n]).filter(|(_, pinned)| **pinned != 0)
+    {
+        decisions.fill(f32::NEG_INFINITY);
+    }
     let mut angles = cpu.angles();
     // Rows are turned by their place in `spans`, which need not lie in the order of the rows.
     let positions = (0..n).map(|i| {
         let span = spans.iter().find(|s| (s.start..s.start + s.len).contains(&i));
-        span.map_or(0, |s| seq_len[s.seq] as usize + i - s.start)
+        span.map_or(0, |s| kv.seq_len[s.seq] as usize + i - s.start)
     });
     angles.update(positions, args.inv_freq, args.rope_scale);
     let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);

@@ -110,6 +110,8 @@ pub struct View {
     pub staged: u64,
     pub reads: u64,
     pub peak: u64,
+    pub dial: u64,
+    pub pinned: u64,
     pub stride: u64,
     pub n_layers: i32,
     pub n_q_heads: i32,
@@ -130,15 +132,15 @@ pub struct View {
     pub previous: i32,
     pub sinks: i32,
 }
-layout!(View: 184 {
+layout!(View: 200 {
     table: 8,
     staged: 88,
     reads: 96,
-    stride: 112,
-    n_layers: 120,
-    k_bytes: 144,
-    meta_at: 164,
-    sinks: 180,
+    stride: 128,
+    n_layers: 136,
+    k_bytes: 160,
+    meta_at: 180,
+    sinks: 196,
 });
 
 /// What heads go through before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are 0.
@@ -174,7 +176,7 @@ pub struct DecodeParams {
     pub score_scale: f32,
     pub unused: i32,
 }
-layout!(DecodeParams: 296 { heads: 184, out: 232, layer: 284 });
+layout!(DecodeParams: 312 { heads: 200, out: 248, layer: 300 });
 
 /// Parameters of `attend_tiles.cu`: `PrefillParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -192,7 +194,7 @@ pub struct PrefillParams {
     pub score_scale: f32,
     pub unused: i32,
 }
-layout!(PrefillParams: 248 { out: 184, layer: 236 });
+layout!(PrefillParams: 264 { out: 200, layer: 252 });
 
 /// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -205,7 +207,7 @@ pub struct RopeParams {
     pub spans: u64,
     pub span_of_row: u64,
 }
-layout!(RopeParams: 264 { heads: 184, qkv: 232 });
+layout!(RopeParams: 280 { heads: 200, qkv: 248 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

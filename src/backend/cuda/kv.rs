@@ -41,6 +41,8 @@ fn view(kv: &KvTables<Cuda>) -> View {
         staged: kv.pool.staged.ptr(),
         reads: kv.reads.ptr(),
         peak: kv.peak.ptr(),
+        dial: kv.dial.ptr(),
+        pinned: kv.pinned.ptr(),
         stride: kv.pool.stride as u64,
         n_layers: g.n_layers as i32,
         n_q_heads: g.n_q_heads as i32,
@@ -318,5 +320,5 @@ pub(super) fn slot_metas(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, seq: us
     let args = [Ptr(out.ptr()), Arg::of(&view), I32(layer as i32), I32(seq as i32), I32(head as i32)];
     cuda.driver.launch(Kernel::SlotMetas, [metas.len().div_ceil(BLOCK), 1, 1], BLOCK, &args);
     out.read(0, &mut metas);
-    metas.into_iter().map(SlotMeta).collect()
+    metas.into_iter().map(|meta: i32| SlotMeta(meta as u32)).collect()
 }

@@ -18,6 +18,8 @@ fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         ring: vec![0; rows * geometry.policy.ring_len()],
         seq_len: vec![0; geometry.n_seqs],
         eviction: vec![1; geometry.n_seqs],
+        dial: vec![0.0; geometry.n_seqs],
+        pinned: vec![0; 1024],
         slots: vec![-1; 1024 * geometry.n_kv_heads],
         reads: vec![0; geometry.n_seqs],
         peak: vec![0; geometry.n_seqs],
@@ -91,8 +93,8 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
 fn attention_matches_the_plain_loops() {
     let policies = [
         Policy::Dense,
-        Policy::Dms(Dms { window: 16, shift: Shift::Previous, sinks: 0 }),
-        Policy::Dms(Dms { window: 9, shift: Shift::Same, sinks: 0 }),
+        Policy::Dms(Dms { window: 16, shift: Shift::Previous, sinks: 0, dial: 0.0 }),
+        Policy::Dms(Dms { window: 9, shift: Shift::Same, sinks: 0, dial: 0.0 }),
         Policy::Window(Window { budget: 24 }),
     ];
     for policy in policies {
