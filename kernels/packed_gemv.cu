@@ -66,9 +66,10 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
   next_may_begin();
   Layout<CODE> at(cols);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  float* squares = (float*)(partials + 2);
-  u8 *rings = (u8*)(squares + WARPS), *ring = rings + warp * STAGES * STAGE, *planes = rings + WARPS * STAGES * STAGE;
+  u8 *rings = (u8*)(partials + 2), *ring = rings + warp * STAGES * STAGE, *planes = rings + WARPS * STAGES * STAGE;
   TileOfX* x_tiles = (TileOfX*)(planes + at.groups * 2 * GROUP_COLS);
+  // Behind the rings, which begin on 128 bytes.
+  float* squares = (float*)(x_tiles + at.groups * GROUP_TILES);
   int groups = (at.groups - warp + WARPS - 1) / WARPS;  // of this warp
   // Strips of the block; with SWIGLU, strip 2 i is of gate and 2 i + 1 of up.
   int outs = (rows + STRIP_ROWS - 1) / STRIP_ROWS / (SWIGLU ? 2 : 1);
@@ -105,7 +106,25 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
   };
 #pragma unroll
   for (int s = 0; s < STAGES; s++) fetch(s);
+  // The norm's weights of the warp's first group do not depend on the previous kernel.
+  float4 norm_ahead[2];
+  if (NORM) {
+    int col = warp * GROUP_COLS + lane * 8;
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      norm_ahead[k] = col < cols ? *(const float4*)(norm + col + 4 * k) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+  }
   wait_previous();
+
+  // What the reducing threads of a round add to.
+  int s_out = threadIdx.x / STRIP_ROWS, r = threadIdx.x % STRIP_ROWS;
+  float before = 0.0f;
+  auto read_before = [&](int first) {
+    if (!ADD) return;
+    int row = (blockIdx.x + (first + s_out) * gridDim.x) * STRIP_ROWS + r;
+    if (s_out < min(ROUND, strips - first) && row < rows) before = ((const float*)out)[row];
+  };
+  read_before(0);
 
   // The warp's columns of x.
   float square = 0.0f;
@@ -116,7 +135,10 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
 #pragma unroll
       for (int k = 0; k < 8; k += 4) {
         float4 v = {0.0f, 0.0f, 0.0f, 0.0f}, by = v;
-        if (col < cols) v = *(const float4*)((const float*)x + col + k), by = *(const float4*)(norm + col + k);
+        if (col < cols) {
+          v = *(const float4*)((const float*)x + col + k);
+          by = j == 0 ? norm_ahead[k / 4] : *(const float4*)(norm + col + k);
+        }
         square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
         values[k] = v.x * by.x, values[k + 1] = v.y * by.y, values[k + 2] = v.z * by.z, values[k + 3] = v.w * by.w;
       }
@@ -187,7 +209,7 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
     }
     __syncthreads();
     // Reduce over warps and write, while other warps go on.
-    int s = threadIdx.x / STRIP_ROWS, r = threadIdx.x % STRIP_ROWS;
+    int s = s_out;
     if (s >= round) continue;
     float factor = 1.0f;
     if (NORM) {
@@ -210,7 +232,8 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
       if (s < round / 2) put(out, true, row, silu(total(2 * s, row)) * total(2 * s + 1, rows / 2 + row));
     } else {
       int row = (blockIdx.x + (first + s) * gridDim.x) * STRIP_ROWS + r;
-      if (row < rows) put(out, false, row, total(s, row) + (ADD ? ((const float*)out)[row] : 0.0f));
+      if (row < rows) put(out, false, row, total(s, row) + before);
+      read_before(first + ROUND);
     }
   }
 }
