@@ -16,6 +16,8 @@ const ROPE_BLOCKS_PER_SM: usize = 4;
 const MAX_TILE_SPLITS: usize = 32;
 /// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cu` and `attend_wgmma.cu`.
 pub(super) const TILE_QUERIES: usize = 128;
+/// Blocks of decode attention for each KV head of a token, at least, if there is room for their partial results.
+const BLOCKS_PER_HEAD: usize = 2;
 /// Threads of a block of `attend`, of `attend_tiles` and of `kv_scatter`.
 const DECODE_THREADS: usize = 256;
 const TILE_THREADS: usize = 128;
@@ -130,9 +132,11 @@ pub(super) fn decode(
     let shape = cuda.send(spans);
     out.holds(shape.n_rows);
     let (g, n, pool, kernels) = (&kv.geometry, shape.n_spans, &kv.pool, instances(&kv.geometry));
-    // The kernel divides a token's blocks among its KV heads by their live slots.
-    let blocks = (pool.decode_blocks / n).max(g.n_kv_heads);
-    assert!(blocks * n <= pool.max_blocks * TILE_QUERIES / MAX_GROUP, "no room for the splits of {n} sequences");
+    // The kernel divides a token's blocks among its KV heads by their live slots. With one block for each head it could not,
+    // and the longest head would decide the time.
+    let room = pool.max_blocks * TILE_QUERIES / MAX_GROUP / n;
+    let blocks = (pool.decode_blocks / n).max(room.min(BLOCKS_PER_HEAD * g.n_kv_heads)).max(g.n_kv_heads);
+    assert!(blocks <= room, "no room for the splits of {n} sequences");
     let params = DecodeParams {
         kv: view(kv),
         heads: head_params(rope),
