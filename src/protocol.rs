@@ -4,11 +4,13 @@
 
 mod handle;
 mod recall;
+mod twin;
 
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
 pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
+pub use twin::{TwinDifference, TwinReport};
 
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -150,7 +152,7 @@ pub struct RestoreRequest {
 }
 
 /// A command to the engine. Those that change the conversation are served in order; `Cancel`, `SetEviction`,
-/// `SetKvLimit`, `Inspect` and `CountTokens` act between two steps.
+/// `SetTwin`, `SetKvLimit`, `Inspect` and `CountTokens` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Answers a turn.
@@ -159,6 +161,8 @@ pub enum Command {
     Cancel,
     /// Switches eviction, also in the middle of an answer or a prefill.
     SetEviction(bool),
+    /// Compares the next answers with a twin, a sequence without eviction: [`Event::TwinSet`].
+    SetTwin(bool),
     /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
     /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
@@ -258,6 +262,9 @@ pub struct TurnReport {
     pub sampling: SamplingParams,
     pub eviction: bool,
     pub kv: KvStats,
+    /// The comparison with a twin, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub twin: Option<Box<TwinReport>>,
     /// The log after the turn: the first `log_base` entries of the log after the last report or restore, then `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
@@ -343,6 +350,11 @@ pub enum Event {
         at_token: usize,
         dropped_slots: u64,
     },
+    /// Answers are compared with a twin from the next one on, or no longer; `why` it is off unasked.
+    TwinSet {
+        on: bool,
+        why: Option<String>,
+    },
     /// Progress of a rebuild or restore, in tokens.
     Rebuilding {
         done: usize,
@@ -405,6 +417,8 @@ pub struct Snapshot {
     pub kv: KvStats,
     /// Bytes of pages that only checkpoints (or other conversations) hold; part of `kv.bytes`.
     pub checkpoint_bytes: u64,
+    /// Bytes of the twin's pages; part of `kv.bytes` and not of `checkpoint_bytes`.
+    pub twin_bytes: u64,
     /// Bytes mapped by the page pool: `kv.bytes` and free pages.
     pub mapped_bytes: u64,
     pub decode_tok_s: Option<f64>,

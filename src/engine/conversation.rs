@@ -5,6 +5,7 @@
 
 mod recall;
 mod turn;
+mod twin;
 
 use super::chain::Chain;
 use super::context::Context;
@@ -15,11 +16,12 @@ use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::CacheError;
-use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, SlotInfo, Token};
+use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, SlotInfo, Token, TwinReport};
 use crate::tokenizer::flatten;
 use recall::Recall;
 use std::collections::{HashMap, VecDeque};
 use turn::Turn;
+use twin::Twin;
 
 /// Why a job ended early.
 #[derive(Debug)]
@@ -71,6 +73,12 @@ pub(super) struct Conversation {
     pub before: Option<Context>,
     /// The state at the end of the last turn's prompt, its last token pending.
     pub prompt_end: Option<Context>,
+    /// The sequence without eviction that answers are compared with.
+    pub twin: Option<Twin>,
+    /// Whether the next answers have a twin.
+    pub twin_wanted: bool,
+    /// What a twin had compared when it was given up in the middle of an answer.
+    pub twin_ended: Option<(TwinReport, Option<(usize, Token)>)>,
     /// The log after the last report or restore, which is what the front end knows.
     pub reported: Vec<LogEntry>,
     /// Generated ids by turn, so that replies are never encoded again.
@@ -97,6 +105,9 @@ impl Conversation {
             beside: None,
             before: None,
             prompt_end: None,
+            twin: None,
+            twin_wanted: false,
+            twin_ended: None,
             reported: Vec::new(),
             replies: HashMap::new(),
             eviction: m.eviction,
@@ -110,6 +121,7 @@ impl Conversation {
     /// Releases all sequences.
     pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
         self.release_checkpoints(runner);
+        self.release_twin(runner);
         self.give_up_old_cache(runner);
         self.leave_fork(runner);
         runner.release(self.chain.context.seq);
@@ -121,6 +133,7 @@ impl Conversation {
             Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
             Command::SetEviction(on) if self.is_replaying() => self.toggles.push_back((events, on)),
             Command::SetEviction(on) => self.toggle(m, &events, on),
+            Command::SetTwin(on) => self.set_twin(m, &events, on),
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
             Command::CountTokens { id, text } => {
                 if let Some(tokens) = m.vocabulary.count_tokens(&text) {
@@ -182,7 +195,7 @@ impl Conversation {
     /// Ends the job if its steps are done, if it was cancelled or if a step failed.
     pub fn finish<B: Backend>(&mut self, m: &mut Loaded<B>) {
         self.late_toggles(m);
-        let done = self.chain.stage() == Stage::Done;
+        let done = self.chain.stage() == Stage::Done && !self.waits_for_twin();
         let Some(mut job) = self.job.take_if(|job| {
             let begun = !matches!(job.work, Work::New(_) | Work::Encode(..));
             begun && (done || job.cancelled || job.halt.is_some())
@@ -344,6 +357,7 @@ impl Conversation {
 
     pub fn clear<B: Backend>(&mut self, runner: &mut Runner<B>) {
         self.release_checkpoints(runner);
+        self.release_twin(runner);
         self.reset_context(runner, self.eviction);
         self.reported.clear();
         self.replies.clear();
@@ -406,7 +420,12 @@ impl Conversation {
 
     /// Reads the tables and publishes a snapshot.
     pub fn publish<B: Backend>(&self, m: &Loaded<B>) {
-        self.publish_figures(m, &Figures::read(&m.runner, self.context().seq));
+        self.publish_figures(m, &self.figures(&m.runner));
+    }
+
+    /// Reads the tables: waits for the device.
+    pub fn figures<B: Backend>(&self, runner: &Runner<B>) -> Figures {
+        Figures::read(runner, self.context().seq, self.twin.as_ref().map(Twin::seq))
     }
 
     pub fn publish_figures<B: Backend>(&self, m: &Loaded<B>, figures: &Figures) {

@@ -14,6 +14,7 @@ impl Conversation {
     /// Begins to prefill the log into a new sequence under the wanted eviction state. The old cache is kept while there is
     /// room for both.
     pub(super) fn begin_rebuild<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
+        self.release_twin(&mut m.runner);
         let fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
         let old = std::mem::replace(&mut self.chain, fresh).context;
         self.chain.prefill(old.tokens());

@@ -9,17 +9,20 @@ use crate::protocol::{KvStats, Phase, Snapshot};
 pub(super) struct Figures {
     geometry: KvGeometry,
     seq: SeqStats,
+    /// Pages of the twin.
+    twin_pages: usize,
     pool: PoolStats,
     device_bytes: Option<u64>,
 }
 
 impl Figures {
     /// Reads the tables: waits for the device.
-    pub fn read<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Self {
+    pub fn read<B: Backend>(runner: &Runner<B>, seq: SeqId, twin: Option<SeqId>) -> Self {
         let b = runner.backend();
         Self {
             geometry: *runner.cache.geometry(),
             seq: runner.cache.stats(b, seq),
+            twin_pages: twin.map_or(0, |twin| runner.cache.stats(b, twin).pages),
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
         }
@@ -50,7 +53,8 @@ impl Figures {
             tokens: self.seq.len,
             eviction,
             kv: self.kv(),
-            checkpoint_bytes: (self.pool.used_pages - self.seq.pages) as u64 * page_bytes,
+            checkpoint_bytes: (self.pool.used_pages - self.seq.pages - self.twin_pages) as u64 * page_bytes,
+            twin_bytes: self.twin_pages as u64 * page_bytes,
             mapped_bytes: self.pool.mapped_pages as u64 * page_bytes,
             decode_tok_s,
             device_bytes: self.device_bytes,

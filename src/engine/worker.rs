@@ -55,6 +55,7 @@ impl<B: Backend> Worker<B> {
             self.finish();
             self.publish_if_due();
             self.step();
+            self.step_twins();
             self.finish();
             if let Some(text) = self.model.runner.backend().notice() {
                 self.conversations.values().for_each(|c| c.outlet.notice(&*text));
@@ -180,7 +181,10 @@ impl<B: Backend> Worker<B> {
         let mut chains: Vec<&mut Chain> = batch.iter_mut().map(|(_, c)| &mut c.chain).collect();
         match chain::decode(&mut self.model.runner, &mut chains) {
             Ok(sampled) => {
-                for ((_, conversation), sampled) in batch.into_iter().zip(sampled) {
+                for (row, ((_, conversation), sampled)) in batch.into_iter().zip(sampled).enumerate() {
+                    if let Err(error) = conversation.keep_logits(&mut self.model.runner, row) {
+                        conversation.give_up_twin(&mut self.model.runner, &format!("the twin stopped: {error}"));
+                    }
                     conversation.sampled(&self.model, sampled);
                 }
             }
@@ -194,7 +198,7 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
-    /// this order: a checkpoint of these conversations, one of any other, a cache that is being rebuilt, the pages of the
+    /// this order: a twin, a checkpoint of these conversations, one of any other, a cache that is being rebuilt, the pages of the
     /// chain admitted last (preemption). If nothing is left to release, the job ends with `error`.
     fn make_room(&mut self, ids: &[ConversationId], error: &CacheError) {
         let runner = &mut self.model.runner;
@@ -203,6 +207,11 @@ impl<B: Backend> Worker<B> {
             && let Some(conversation) = self.conversations.get_mut(id).filter(|c| c.is_only_asking())
         {
             return conversation.halt(Halt::CacheFull(error.to_string()));
+        }
+        for conversation in self.conversations.values_mut() {
+            if conversation.give_up_twin(runner, "the twin stopped: the conversation needs its memory") {
+                return;
+            }
         }
         for of_step in [true, false] {
             for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id) == of_step) {
@@ -222,6 +231,14 @@ impl<B: Backend> Worker<B> {
         }
         for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
             conversation.halt(Halt::CacheFull(error.to_string()));
+        }
+    }
+
+    /// Runs the steps of twins that are due.
+    fn step_twins(&mut self) {
+        let size = self.scheduler.chunks.size();
+        for conversation in self.conversations.values_mut() {
+            conversation.step_twin(&mut self.model, size);
         }
     }
 

@@ -50,6 +50,7 @@ specs! {
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
     "rebuild" "" None "rebuild the cache under the eviction state now set",
     "recall" "TEXT" Text "ask whether the model still knows a text of this conversation",
+    "twin" "on|off" OnOff "compare the next answers with a copy that drops nothing",
     "think" "on|off" OnOff "let the model think before it answers",
     "keep-thinking" "on|off|auto" OnOff "keep earlier thoughts in the context",
     "set" "NAME VALUE" Setting "change a setting; without a name: list them",

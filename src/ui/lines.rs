@@ -8,7 +8,7 @@ use super::sessions::Answer;
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
 use super::text::{bytes, clean, clean_line, plural};
-use super::widgets::{help, message, recall, welcome};
+use super::widgets::{help, message, recall, twin, welcome};
 use super::{ExitKind, numbers};
 use crate::chat::session::Written;
 use crate::protocol::{Event, TextKind};
@@ -140,6 +140,8 @@ impl Runtime {
         let mut lines: Vec<String> = Vec::new();
         if app.turn.is_none() && printed.part.take().is_some() {
             lines.extend(last_words(app));
+            let report = app.chat.path().last().and_then(|m| m.report.as_ref()?.twin.as_deref());
+            lines.extend(report.map(twin::words));
         }
         // Another conversation has lines of its own.
         printed.locals = printed.locals.min(app.feed.locals.len());

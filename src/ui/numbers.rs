@@ -43,9 +43,10 @@ pub fn headline(app: &App) -> Vec<String> {
 /// pool. Zeros are left out.
 pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
     let Some(s) = &app.engine.snapshot else { return Vec::new() };
-    let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes);
+    let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes + s.twin_bytes);
     let held = [
         ("kept for undo", s.checkpoint_bytes),
+        ("twin", s.twin_bytes),
         ("free in pages", own_pages.saturating_sub(s.kv.live_bytes)),
         ("reserved", s.mapped_bytes.saturating_sub(s.kv.bytes)),
     ];
@@ -66,6 +67,9 @@ pub fn cache_settings(app: &App) -> Vec<String> {
     parts.push(info.codec.clone());
     if info.window.is_some() {
         parts.push(format!("eviction {}", eviction_word(app)));
+    }
+    if app.engine.twin {
+        parts.push("twin on".to_owned());
     }
     parts.push(format!("weights {}", weights(info)));
     parts

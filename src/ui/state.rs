@@ -100,6 +100,8 @@ pub struct EngineView {
     pub rebuilding: Option<(usize, usize)>,
     /// The model is being asked for a text (/recall).
     pub recalling: bool,
+    /// Answers are compared with a twin (/twin).
+    pub twin: bool,
     /// Why the engine has ended.
     pub failed: Option<String>,
 }

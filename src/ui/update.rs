@@ -23,6 +23,7 @@ mod tests_texts;
 mod tests_waiting;
 mod texts;
 mod turns;
+mod twin;
 
 pub use recall::{cue_bytes, question};
 

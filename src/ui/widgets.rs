@@ -14,6 +14,7 @@ pub mod recall;
 pub mod status;
 #[cfg(test)]
 mod tests;
+pub mod twin;
 pub mod welcome;
 
 use super::state::App;

@@ -32,4 +32,5 @@ mod template;
 mod tidy;
 mod tiny;
 mod turns;
+mod twin;
 mod weight_files;

@@ -123,6 +123,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         sampling: SamplingParams::default(),
         eviction: true,
         kv: KvStats::empty("f32", 2, 2),
+        twin: None,
         log_base: 0,
         log: Vec::new(),
         generated: vec![1, 2],

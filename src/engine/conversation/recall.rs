@@ -191,6 +191,8 @@ impl Conversation {
         let encode = |pieces: &[Piece], skip: usize, replies: &HashMap<u64, Vec<Token>>| {
             Encoding::start(tokenizer, stretches(tokenizer, pieces, skip, replies)).wait()
         };
+        // Its sequence may be needed; the next answer makes it again.
+        self.release_twin(&mut m.runner);
         let one_line = |error: anyhow::Error| format!("{error:#}");
         let kept = self.kept_prefix(&flatten(&request.prompt));
         let asked = encode(&request.prompt, kept.map_or(0, |c| c.flat.len()), &self.replies).map_err(one_line)?;

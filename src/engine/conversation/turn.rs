@@ -6,7 +6,6 @@ use super::super::context::Context;
 use super::super::loaded::Loaded;
 use super::super::prompt::{Encoding, ends_thinking, stretches};
 use super::super::reply::{Reply, flat_of};
-use super::super::report::Figures;
 use super::super::runner::Runner;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
@@ -179,6 +178,9 @@ impl Conversation {
         let Some(last) = todo.pop() else { return Err(Halt::Error("the prompt is empty".into())) };
         let start = base.unwrap_or(&self.chain.context);
         turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
+        if turn.base != Base::Current {
+            self.release_twin(&mut m.runner);
+        }
         self.start_from(&mut m.runner, turn.base, !todo.is_empty()).map_err(|e| Halt::CacheFull(e.to_string()))?;
         events.event(Event::TurnStarted {
             turn: turn.id(),
@@ -187,6 +189,7 @@ impl Conversation {
             todo: turn.prefilled,
         });
         self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
+        self.begin_twin(&mut m.runner);
         turn.prefill_started = Some(system::now());
         self.chain.context.flat.clone_from(&turn.flat);
         self.chain.context.pending = Some(last);
@@ -336,7 +339,8 @@ impl Conversation {
 
     fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
         m.trim();
-        let figures = Figures::read(&m.runner, self.chain.context.seq);
+        let figures = self.figures(&m.runner);
+        let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
         let log = &self.chain.context.log;
         let log_base = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
         let g = turn.generation.as_ref();
@@ -366,6 +370,7 @@ impl Conversation {
             sampling: turn.request.sampling,
             eviction: self.eviction,
             kv: figures.kv(),
+            twin: twin.map(Box::new),
             log_base,
             log: log[log_base..].to_vec(),
             generated: turn.generation.map_or_else(Vec::new, |g| g.generated),

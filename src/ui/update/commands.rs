@@ -1,6 +1,6 @@
 //! Carries out slash commands.
 
-use super::{Effect, Store, files, find, models, note, recall, texts, turns};
+use super::{Effect, Store, files, find, models, note, recall, texts, turns, twin};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Thinking};
@@ -21,6 +21,8 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "search" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
         "rebuild" => return rebuild(app),
+        "twin" if argument.is_empty() => return twin::set(app, None),
+        "twin" => return on_off(app, name, argument).map_or_else(Vec::new, |on| twin::set(app, Some(on))),
         "recall" => return recall::ask(app, argument),
         "think" => return think(app, argument),
         "keep-thinking" => return keep_thinking(app, argument),

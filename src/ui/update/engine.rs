@@ -1,6 +1,6 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, files, note, recall, texts, turns};
+use super::{Effect, Store, files, note, recall, texts, turns, twin};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
@@ -30,6 +30,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
         Event::TurnDone(report) => return done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
+        Event::TwinSet { on, why } => return twin::was_set(app, on, why),
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => {
             app.engine.rebuilding = None;
@@ -184,7 +185,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         app.engine.chosen = loading.name;
     }
     app.engine.failed = None;
-    app.engine.recalling = false;
+    (app.engine.recalling, app.engine.twin) = (false, false);
     app.engine.snapshot = None;
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
     app.notice = None;

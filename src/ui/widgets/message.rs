@@ -351,6 +351,9 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
         spans.push(Span::styled(format!("{separator}{fact}"), theme.style(Role::Dim)));
     }
     lines.extend(wrap(&spans, width, &margin(), &margin()));
+    if let Some(report) = &report.twin {
+        lines.extend(super::twin::rows(report, width, &margin(), theme, app.depth()));
+    }
 }
 
 fn local(app: &App, at: usize, width: usize, prose: usize) -> Rows {

@@ -1,0 +1,251 @@
+//! The twin of a conversation: a sequence without eviction that is fed the same tokens. It shows where eviction changes what
+//! the model would say.
+//!
+//! The twin has steps of its own, some tokens behind the answer. The answer's steps are the same with and without it, and so
+//! is the answer, on every backend. If its pages are needed, the twin is given up.
+
+use super::super::chain::Generation;
+use super::super::loaded::Loaded;
+use super::super::reply::flat_of;
+use super::super::runner::{NonFinite, Runner, StepError};
+use super::super::scheduler::Stage;
+use super::super::score::log_softmax;
+use super::{Conversation, Work};
+use crate::backend::Backend;
+use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
+use crate::protocol::{Event, EventSender, Token, TwinDifference, TwinReport, bytes};
+use crate::sampler::sample;
+use crate::tokenizer::Tokenizer;
+use std::collections::{BTreeSet, VecDeque};
+
+/// Tokens of the answer that are compared in one step.
+const ROWS: usize = 16;
+/// Bytes of the answer that a report quotes before a difference.
+const QUOTED: usize = 40;
+
+pub(in crate::engine) struct Twin {
+    seq: SeqId,
+    fed: Vec<Token>,
+    /// Logits of the answer whose tokens the twin was not fed yet, in order.
+    waiting: VecDeque<Row>,
+    /// Index of the next token to compare.
+    next: usize,
+    /// Where the twin first chose another token, and which.
+    first: Option<(usize, Token)>,
+    report: TwinReport,
+}
+
+/// What the conversation expected after a token.
+struct Row {
+    /// Position of the token that was fed.
+    position: usize,
+    logits: Vec<f32>,
+}
+
+impl Twin {
+    pub fn seq(&self) -> SeqId {
+        self.seq
+    }
+
+    /// Compares the conversation's expectation with the twin's, for the token sampled after `row.position`.
+    fn compare(&mut self, row: &Row, twin: &[f32], generation: &Generation) {
+        let Some(&said) = generation.generated.get(self.next) else { return };
+        let (p, q) = (log_softmax(twin), log_softmax(&row.logits));
+        let kl: f64 = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
+        // Rounding may leave a tiny negative sum; five digits are more than a bar shows.
+        self.report.kl.push((kl.max(0.0) * 1e5).round() as f32 / 1e5);
+        let params = &generation.sampling;
+        let penalised = params.repetition_penalty != 1.0;
+        let fed: BTreeSet<Token> = self.fed[..if penalised { row.position + 1 } else { 0 }].iter().copied().collect();
+        let choice = sample(&mut twin.to_vec(), params, fed, generation.seed, row.position as u64 + 1);
+        if choice != said {
+            self.report.differences += 1;
+            self.first.get_or_insert((self.next, choice));
+        }
+        self.next += 1;
+    }
+
+    fn begin_answer(&mut self) {
+        self.waiting.clear();
+        (self.next, self.first, self.report) = (0, None, TwinReport::default());
+    }
+
+    /// The report of the answer `generated`.
+    fn finish<B: Backend>(&mut self, m: &Loaded<B>, generated: &[Token]) -> TwinReport {
+        let mut report = std::mem::take(&mut self.report);
+        report.bytes = pages(&m.runner, self.fed.len()) as u64 * m.runner.cache.geometry().page_bytes() as u64;
+        report.first = self.first.map(|(at, choice)| difference(&m.vocabulary.tokenizer, generated, at, choice));
+        report
+    }
+}
+
+fn difference(tokenizer: &Tokenizer, generated: &[Token], at: usize, choice: Token) -> TwinDifference {
+    let before = flat_of(tokenizer, generated[..at].iter().copied()).0;
+    let mut from = before.len().saturating_sub(QUOTED);
+    while !before.is_char_boundary(from) {
+        from += 1;
+    }
+    let text = |token: Token| flat_of(tokenizer, [token]).0;
+    TwinDifference { at, after: before[from..].to_owned(), said: text(generated[at]), instead: text(choice) }
+}
+
+/// Pages of a dense cache of `tokens`.
+fn pages<B: Backend>(runner: &Runner<B>, tokens: usize) -> usize {
+    let g = runner.cache.geometry();
+    g.n_layers * g.n_kv_heads * tokens.div_ceil(PAGE_SLOTS)
+}
+
+impl Conversation {
+    /// Switches the twin on for the next answers, or off.
+    pub(in crate::engine) fn set_twin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
+        let why = on.then(|| self.twin_refusal(m)).flatten();
+        self.twin_wanted = on && why.is_none();
+        if !self.twin_wanted {
+            self.release_twin(&mut m.runner);
+            m.trim();
+        }
+        self.publish(m);
+        events.event(Event::TwinSet { on: self.twin_wanted, why });
+    }
+
+    fn twin_refusal<B: Backend>(&self, m: &Loaded<B>) -> Option<String> {
+        if !m.has_policy() {
+            return Some(format!("{} keeps everything: a twin would be the same", m.info.name));
+        }
+        let free = m.runner.cache.free_pages(m.runner.backend())?;
+        let tokens = self.chain.context.len(&m.runner);
+        let need = pages(&m.runner, tokens);
+        let in_bytes = |pages: usize| bytes((pages * m.runner.cache.geometry().page_bytes()) as u64);
+        (need > free).then(|| {
+            format!(
+                "no room for a twin: a dense cache of {tokens} tokens takes {}, and {} are free",
+                in_bytes(need),
+                in_bytes(free)
+            )
+        })
+    }
+
+    pub(in crate::engine) fn release_twin<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        if let Some(twin) = self.twin.take() {
+            runner.release(twin.seq);
+        }
+    }
+
+    /// Releases the twin because its memory is needed or its step failed. Returns false if there is none.
+    pub(in crate::engine) fn give_up_twin<B: Backend>(&mut self, runner: &mut Runner<B>, why: &str) -> bool {
+        let Some(twin) = &mut self.twin else { return false };
+        if let Some(generation) = &self.chain.generation {
+            // What was compared is reported.
+            let first = twin.first.filter(|(at, _)| *at < generation.generated.len());
+            self.twin_ended = Some((std::mem::take(&mut twin.report), first));
+        }
+        self.release_twin(runner);
+        self.twin_wanted = false;
+        self.outlet.event(Event::TwinSet { on: false, why: Some(why.to_owned()) });
+        true
+    }
+
+    /// Prepares the twin for an answer whose context is set. Makes it anew if it was fed other tokens.
+    pub(in crate::engine) fn begin_twin<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        self.twin_ended = None;
+        if !self.twin_wanted {
+            return;
+        }
+        let context = &self.chain.context;
+        let follows = |twin: &Twin| {
+            let n = twin.fed.len();
+            n <= context.len(runner) && context.tokens().take(n).eq(twin.fed.iter().copied())
+        };
+        if !self.twin.as_ref().is_some_and(follows) {
+            self.release_twin(runner);
+        }
+        if self.twin.is_none() {
+            let seq = loop {
+                match runner.create(false) {
+                    Ok(seq) => break seq,
+                    Err(CacheError::Sequences(_)) if self.give_up_checkpoint(runner) => {}
+                    Err(error) => {
+                        self.twin_wanted = false;
+                        let why = Some(format!("no room for a twin: {error}"));
+                        return self.outlet.event(Event::TwinSet { on: false, why });
+                    }
+                }
+            };
+            let (fed, waiting, report) = (Vec::new(), VecDeque::new(), TwinReport::default());
+            self.twin = Some(Twin { seq, fed, waiting, next: 0, first: None, report });
+        }
+        if let Some(twin) = &mut self.twin {
+            twin.begin_answer();
+        }
+    }
+
+    /// Keeps the logits of row `row` of the decode step that just ran, for the twin.
+    pub(in crate::engine) fn keep_logits<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        row: usize,
+    ) -> Result<(), NonFinite> {
+        let Some(twin) = &mut self.twin else { return Ok(()) };
+        let position = self.chain.context.len(runner) - 1;
+        runner.logits(row..row + 1, |_, logits| twin.waiting.push_back(Row { position, logits: logits.to_vec() }))
+    }
+
+    /// Whether the report of the answer waits for the twin.
+    pub(in crate::engine) fn waits_for_twin(&self) -> bool {
+        let answers = matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(_)));
+        answers && self.twin.as_ref().is_some_and(|twin| !twin.waiting.is_empty())
+    }
+
+    /// Runs a step of the twin if it is due: while it lacks tokens of the prompt, and for some tokens of the answer at a
+    /// time. `size`: maximum tokens of the step.
+    pub(in crate::engine) fn step_twin<B: Backend>(&mut self, m: &mut Loaded<B>, size: usize) {
+        let runner = &mut m.runner;
+        let Some(twin) = &self.twin else { return };
+        let answers = matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(_)));
+        let behind = self.chain.context.len(runner).saturating_sub(twin.fed.len());
+        let rows = twin.waiting.len();
+        let due = behind > rows || rows >= ROWS || (rows > 0 && self.chain.stage() == Stage::Done);
+        if !answers || behind == 0 || !due {
+            return;
+        }
+        if let Err(error) = self.feed_twin(runner, behind.min(size)) {
+            self.give_up_twin(runner, &format!("the twin stopped: {error}"));
+        }
+    }
+
+    fn feed_twin<B: Backend>(&mut self, runner: &mut Runner<B>, n: usize) -> Result<(), StepError> {
+        let (Some(twin), Some(generation)) = (&mut self.twin, &self.chain.generation) else { return Ok(()) };
+        let from = twin.fed.len();
+        let tokens: Vec<Token> = self.chain.context.tokens().skip(from).take(n).collect();
+        runner.feed(twin.seq, &tokens)?;
+        runner.check_finite()?;
+        twin.fed.extend(&tokens);
+        let fed = twin.waiting.iter().take_while(|row| row.position < from + tokens.len()).count();
+        let rows: Vec<Row> = twin.waiting.drain(..fed).collect();
+        for row in rows {
+            let Some(at) = row.position.checked_sub(from) else { continue };
+            let mut logits = Vec::new();
+            runner.logits(at..at + 1, |_, row| logits.extend_from_slice(row))?;
+            twin.compare(&row, &logits, generation);
+        }
+        Ok(())
+    }
+
+    /// Ends the comparison of an answer. `None` if there was no twin.
+    pub(in crate::engine) fn twin_report<B: Backend>(
+        &mut self,
+        m: &Loaded<B>,
+        generated: &[Token],
+    ) -> Option<TwinReport> {
+        let mut report = match (&mut self.twin, self.twin_ended.take()) {
+            (Some(twin), _) => twin.finish(m, generated),
+            (None, Some((mut report, first))) => {
+                report.first = first.map(|(at, choice)| difference(&m.vocabulary.tokenizer, generated, at, choice));
+                report
+            }
+            (None, None) => return None,
+        };
+        report.kl.truncate(generated.len());
+        (!report.kl.is_empty()).then_some(report)
+    }
+}
