@@ -88,23 +88,16 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[NT][4], const u8* co
 #pragma unroll
     for (int k = 0; k < 4; k++) fragment(a[p][k], v, k);
   }
-  // An `mma` waits for the one before it in its chain, so those of the NT tiles of x alternate.
-  float c[NT][4];
 #pragma unroll
-  for (int j = 0; j < NT; j++) c[j][0] = c[j][1] = c[j][2] = c[j][3] = 0.0f;
+  for (int j = 0; j < NT; j++) {
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-  for (int p = 0; p < CODE::PLANES; p++) {
+    for (int p = 0; p < CODE::PLANES; p++) {
+      if (p == 1) c[0] *= 16.0f, c[1] *= 16.0f, c[2] *= 16.0f, c[3] *= 16.0f;
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+      for (int k = 0; k < 4; k++) mma(c, a[p][k], b[j] + 2 * k);
+    }
 #pragma unroll
-      for (int j = 0; j < NT; j++) {
-        if (p == 1 && k == 0) c[j][0] *= 16.0f, c[j][1] *= 16.0f, c[j][2] *= 16.0f, c[j][3] *= 16.0f;
-        mma(c[j], a[p][k], b[j] + 2 * k);
-      }
+    for (int k = 0; k < 4; k++) sums[j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[j][k % 2], c[k]), sums[j][k]);
   }
-#pragma unroll
-  for (int j = 0; j < NT; j++)
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-      sums[j][k] = fmaf(scale[k / 2], fmaf(-offset[k / 2], of_x[j][k % 2], c[j][k]), sums[j][k]);
 }
