@@ -165,10 +165,10 @@ KERNEL release(Kv kv, int seq) {
   }
 }
 
-// Drops every marked slot outside the window and closes the gaps. Grid (n_kv_heads, n_layers), 32 threads. Slots only move
+// Drops the slots outside the window that are marked or at least as strong as `threshold`, and closes the gaps. Grid (n_kv_heads, n_layers), 32 threads. Slots only move
 // down, in order: pages that this lane alone holds are compacted in place, and a shared one is replaced by a fresh page
 // once the slots of that entry have moved. Copies at most the lane's live slots.
-KERNEL compact(Kv kv, int seq) {
+KERNEL compact(Kv kv, int seq, int threshold) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], size = PAGE_SLOTS;
@@ -177,7 +177,7 @@ KERNEL compact(Kv kv, int seq) {
   // anything to drop?
   int kept = 0;
   for (int slot = 0; slot < live; slot++) {
-    kept += !dms.is_out(slot_meta(kv, l, slot), n - 1);
+    kept += !dms.drops(slot_meta(kv, l, slot), n - 1, threshold);
   }
   if (kept == live) return;
   __syncwarp();
@@ -187,7 +187,7 @@ KERNEL compact(Kv kv, int seq) {
     u8* from = page_at(kv, l.pages[slot / size]);
     int meta = *meta_at(kv, from, slot % size);
     __syncwarp();
-    if (dms.is_out(meta, n - 1)) continue;
+    if (dms.drops(meta, n - 1, threshold)) continue;
     if (to % size == 0) {
       // the page filled before enters the table
       if (target >= 0 && lane == 0 && l.pages[to / size - 1] != target) {
@@ -218,6 +218,19 @@ KERNEL compact(Kv kv, int seq) {
       l.pages[i] = -1;
     }
     kv.live[l.row] = to;
+  }
+}
+
+// Pins the stored tokens at positions from `from` to below `to`: they lose their marks and get strength 0. Grid (n_kv_heads,
+// n_layers), 32 threads. Reads the metadata of all slots, and copies pages that are shared.
+KERNEL pin_slots(Kv kv, int seq, int from, int to) {
+  after_previous();
+  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int lane = threadIdx.x, live = kv.live[l.row];
+  for (int slot = 0; slot < live; slot++) {
+    int position = meta_position(slot_meta(kv, l, slot));
+    __syncwarp();
+    if (position >= from && position < to) set_meta(kv, l, slot, pack_meta(position, 0, false), lane);
   }
 }
 

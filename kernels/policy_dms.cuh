@@ -49,9 +49,11 @@ struct Dms {
   // Position of the last query that sees a marked token at `position`.
   __device__ __forceinline__ int last_query(int position) const { return position + window; }
 
-  // Whether a slot's token is marked and outside the window of a query at `position`.
-  __device__ __forceinline__ bool is_out(int meta, int position) const {
-    return meta_marked(meta) && last_query(meta_position(meta)) < position;
+  // Whether compaction drops a slot: outside the window of a query at `position`, and marked or at least as strong as
+  // `threshold`.
+  __device__ __forceinline__ bool drops(int meta, int position, int threshold) const {
+    bool weak = meta_position(meta) >= sinks && meta_strength(meta) >= threshold;
+    return (meta_marked(meta) || weak) && last_query(meta_position(meta)) < position;
   }
 
   // Whether the arrival of token n pushes a token out of the window.

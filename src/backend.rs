@@ -16,7 +16,7 @@ pub(crate) use crate::protocol::bytes as in_units;
 use crate::protocol::{SamplingParams, Token};
 use crate::tensor::Tensor;
 pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, Span};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 /// Elements a device buffer may hold.
 pub trait Plain: bytemuck::Pod + Send + Sync + Default {}
@@ -421,8 +421,11 @@ pub trait Backend: Memory + Profile + 'static {
     fn fork(&self, kv: &mut KvTables<Self>, from: usize, to: usize);
     /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);
-    /// Drops every marked slot outside the window and closes the gaps.
-    fn compact(&self, kv: &mut KvTables<Self>, seq: usize);
+    /// Drops the slots outside the window that are marked or whose strength is at least `threshold`, and closes the gaps:
+    /// [`crate::policy::Dms::drops`].
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize);
+    /// Pins the stored tokens at these positions: takes their marks, and sets their strength to 0.
+    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>);
     /// Metadata of a lane's slots, in slot order.
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<crate::policy::SlotMeta>;
 

@@ -7,7 +7,7 @@
 //! The cache does not know models, the meaning of tokens or conversations.
 
 use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span, in_units};
-use crate::policy::{Shift, SlotMeta};
+use crate::policy::{STRENGTHS, Shift, SlotMeta};
 use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -150,16 +150,25 @@ impl<B: Backend> KvCache<B> {
         }
         let mut dropped = 0;
         if on {
-            let before = self.stats(b, seq);
-            // Compaction writes new pages; the old ones stay in use where a fork shares them.
-            let need = if self.is_shared(seq.0) { before.pages } else { 0 };
-            self.reserve(b, need)?;
-            b.compact(&mut self.tables, seq.0);
-            dropped = before.live_slots - self.stats(b, seq).live_slots;
+            dropped = self.forget(b, seq, STRENGTHS)?;
         }
         self.seqs[seq.0].eviction = on;
         b.write(&mut self.tables.eviction, seq.0, &[on as i32]);
         Ok(dropped)
+    }
+
+    /// Drops the slots outside the window that are marked or whose strength is at least `threshold`. Returns their number.
+    pub fn forget(&mut self, b: &B, seq: SeqId, threshold: usize) -> Result<u64, CacheError> {
+        let before = self.stats(b, seq);
+        self.reserve_copies(b, seq, before.pages)?;
+        b.compact(&mut self.tables, seq.0, threshold);
+        Ok(before.live_slots - self.stats(b, seq).live_slots)
+    }
+
+    /// Reserves copies of `pages` of a sequence that are to be written: a fork may share them.
+    fn reserve_copies(&mut self, b: &B, seq: SeqId, pages: usize) -> Result<(), CacheError> {
+        let need = if self.is_shared(seq.0) { pages } else { 0 };
+        self.reserve(b, need)
     }
 
     /// What a decision must exceed to mark a token of this sequence: [`crate::policy::Dms::dial`].
@@ -180,6 +189,26 @@ impl<B: Backend> KvCache<B> {
     /// Positions of the pinned tokens of a sequence, in disjoint ranges in order.
     pub fn pins(&self, seq: SeqId) -> &[Range<usize>] {
         &self.seqs[seq.0].pins
+    }
+
+    /// Pins the tokens at these positions, fed or not: those that are still stored lose their marks, and none is marked
+    /// again.
+    pub fn pin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(), CacheError> {
+        let fed = positions.start..positions.end.min(self.len(seq));
+        if !fed.is_empty() && self.geometry().policy.rule().is_some() {
+            let pages = self.stats(b, seq).pages;
+            self.reserve_copies(b, seq, pages)?;
+            b.pin_slots(&mut self.tables, seq.0, fed);
+        }
+        let pins = &mut self.seqs[seq.0].pins;
+        pins.push(positions);
+        pins.sort_by_key(|pin| pin.start);
+        pins.dedup_by(|next, pin| {
+            let joins = next.start <= pin.end;
+            pin.end = if joins { pin.end.max(next.end) } else { pin.end };
+            joins
+        });
+        Ok(())
     }
 
     /// Sends the rows of a step whose decisions would mark a pinned token. Returns whether they are others than before.

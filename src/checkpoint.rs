@@ -7,6 +7,7 @@ mod builtin;
 pub mod config;
 pub mod convert;
 mod described;
+pub mod dial_file;
 mod disk;
 mod files;
 mod fp8;

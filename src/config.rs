@@ -8,9 +8,9 @@ mod layer;
 mod values;
 
 pub use layer::Layer;
-pub use values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
+pub use values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff};
 
-use crate::protocol::SamplingParams;
+use crate::protocol::{SamplingParams, WhenFull};
 use crate::quant::Weights;
 use anyhow::{Context, Result, anyhow, bail};
 use std::ffi::OsString;
@@ -65,6 +65,11 @@ impl Dirs {
         self.cache.join("weights")
     }
 
+    /// What models keep at each setting of the dial.
+    pub fn dials(&self) -> PathBuf {
+        self.cache.join("dials")
+    }
+
     pub fn sessions(&self) -> PathBuf {
         self.data.join("sessions")
     }
@@ -106,6 +111,10 @@ pub struct Settings {
     /// What computes the GEMMs of prefill on a GPU.
     pub gemm: Gemm,
     pub kv_limit: Option<u64>,
+    /// `None`: models trained to evict forget, others stop.
+    pub when_full: Option<WhenFull>,
+    /// Compression ratio that conversations begin with; `None`: as the model was trained.
+    pub keep_ratio: Option<f32>,
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
     pub think: bool,
@@ -214,6 +223,8 @@ impl Settings {
             graph: layer.graph.is_none_or(|g| g.0),
             gemm: layer.gemm.unwrap_or_default(),
             kv_limit: layer.kv_limit.map(|b| b.0),
+            when_full: layer.when_full.map(|w| w.0),
+            keep_ratio: layer.keep_ratio,
             max_tokens: layer.max_tokens,
             seed: layer.seed,
             think: layer.think.is_none_or(|t| t.0),

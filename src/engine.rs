@@ -25,6 +25,7 @@ mod report;
 mod runner;
 mod scheduler;
 pub mod score;
+mod steer;
 mod threads;
 mod weights;
 mod worker;
@@ -40,9 +41,10 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::weight_cache::Report;
 use crate::codec::Codec;
 use crate::policy::PolicyChoice;
-use crate::protocol::{EngineHandle, EngineMessage, Event, MAX_CONTEXT, Outlet, Plan};
+use crate::protocol::{EngineHandle, EngineMessage, Event, Keep, MAX_CONTEXT, Outlet, Plan, WhenFull};
 use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use worker::Worker;
 
@@ -67,6 +69,11 @@ pub struct EngineOptions {
     pub kv_limit: Option<u64>,
     /// Whether conversations start with eviction. `None`: as the checkpoint asks.
     pub eviction: Option<bool>,
+    /// Compression ratio that conversations begin with; `None`: as the model was trained.
+    pub keep_ratio: Option<f32>,
+    /// Folder of the files that say what models keep at each setting of the dial; `None`: no file is read or written.
+    pub dial_folder: Option<PathBuf>,
+    pub when_full: WhenFull,
     /// Which slots live; by default the model's own policy.
     pub policy: PolicyChoice,
     /// How the weights are stored.
@@ -91,6 +98,9 @@ impl EngineOptions {
             workspace_bytes: 0,
             kv_limit: None,
             eviction: None,
+            keep_ratio: None,
+            dial_folder: None,
+            when_full: WhenFull::Stop,
             policy: PolicyChoice::Model,
             weights: WeightOptions::default(),
             max_step: None,
@@ -184,12 +194,19 @@ impl Loading {
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
         let notices: Vec<String> = checkpoint.notices().collect();
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
-        let model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
+        let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);
+        let keep = options.keep_ratio.map(|ratio| model.dial_for(&outlet.sender(None), 0.0, Keep::Ratio(ratio)));
+        model.dial = keep.as_ref().map_or(0.0, |keep| keep.as_ref().map_or(0.0, |(dial, ..)| *dial));
         let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);
         notices.into_iter().for_each(|text| events.notice(text));
+        match keep {
+            Some(Ok((_, ratio, trained))) => events.event(Event::KeepSet { ratio, trained, at_token: 0 }),
+            Some(Err(why)) => events.notice(format!("keep_ratio does nothing: {why}")),
+            None => {}
+        }
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
             worker.broadcast(&Event::Failed(panic_text(&*panic)));
         }

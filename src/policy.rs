@@ -6,12 +6,14 @@
 //! another kind gets its own file and an arm in each function of [`Policy`].
 
 mod dense;
+mod dials;
 mod dms;
 mod strength;
 mod window;
 
+pub use dials::{DialTable, MAX_RATIO};
 pub use dms::{Dms, Shift};
-pub use strength::{STRENGTHS, decision_of, strength};
+pub use strength::{STRENGTHS, decision_of, least_decision, strength};
 pub use window::{SINKS, Window};
 
 /// Slot of an incoming token.

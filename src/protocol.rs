@@ -3,6 +3,7 @@
 //! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest counts.
 
 mod handle;
+mod log;
 mod recall;
 mod twin;
 
@@ -12,6 +13,7 @@ pub use handle::{
 pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
 pub use twin::{TwinDifference, TwinReport};
 
+pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -101,46 +103,6 @@ pub struct GenerateRequest {
     pub max_tokens: Option<usize>,
 }
 
-/// An entry of the token log: a token that was fed, or a toggle of eviction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum LogEntry {
-    Token(Token),
-    /// Eviction was switched. `{"eviction": false}` in files.
-    Toggle {
-        eviction: bool,
-    },
-}
-
-/// Reads a number or `{"eviction": BOOL}` without buffering, as a derived untagged enum would: logs may hold millions of
-/// entries.
-impl<'de> Deserialize<'de> for LogEntry {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entry;
-        impl<'de> serde::de::Visitor<'de> for Entry {
-            type Value = LogEntry;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("a token id or {\"eviction\": BOOL}")
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<LogEntry, E> {
-                Token::try_from(id).map(LogEntry::Token).map_err(|_| E::custom(format!("{id} is not a token id")))
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<LogEntry, A::Error> {
-                #[derive(Deserialize)]
-                struct Toggle {
-                    eviction: bool,
-                }
-                let toggle = Toggle::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
-                Ok(LogEntry::Toggle { eviction: toggle.eviction })
-            }
-        }
-        deserializer.deserialize_any(Entry)
-    }
-}
-
 /// A saved conversation to load: its log is prefilled under its toggles, with progress events.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreRequest {
@@ -163,6 +125,8 @@ pub enum Command {
     SetEviction(bool),
     /// Compares the next answers with a twin, a sequence without eviction: [`Event::TwinSet`].
     SetTwin(bool),
+    /// Sets how much is kept of the tokens that follow: [`Event::KeepSet`].
+    SetKeep(Keep),
     /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
     /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
@@ -179,6 +143,28 @@ pub enum Command {
     SetKvLimit(Option<u64>),
     /// Asks for the number of tokens of a text: [`Event::TokensCounted`].
     CountTokens { id: u64, text: String },
+}
+
+/// How much of a conversation is kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Keep {
+    /// As the model was trained.
+    Trained,
+    /// A step towards a smaller compression ratio, or a larger one.
+    More,
+    Less,
+    /// This expected compression ratio.
+    Ratio(f32),
+}
+
+/// What happens where memory or a limit does not suffice for a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The turn ends.
+    #[default]
+    Stop,
+    /// The tokens that the heads marked most strongly are dropped, and the turn goes on.
+    Forget,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -354,6 +340,13 @@ pub enum Event {
     TwinSet {
         on: bool,
         why: Option<String>,
+    },
+    /// How much is kept from the token at position `at_token` on: the compression ratio expected of a long conversation, and
+    /// the one that the model was trained for.
+    KeepSet {
+        ratio: f64,
+        trained: f64,
+        at_token: usize,
     },
     /// Progress of a rebuild or restore, in tokens.
     Rebuilding {

@@ -21,6 +21,7 @@ pub use linear::Weight;
 pub use pool::Pool;
 use simd::{Isa, maths};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use thread_pool::{ThreadPool, Tile};
@@ -330,8 +331,12 @@ impl Backend for Cpu {
         kv::release(kv, seq);
     }
 
-    fn compact(&self, kv: &mut KvTables<Self>, seq: usize) {
-        kv::compact(kv, seq);
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
+        kv::compact(kv, seq, threshold);
+    }
+
+    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>) {
+        kv::pin_slots(kv, seq, positions);
     }
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

@@ -49,7 +49,7 @@ pub use probe::probe;
 use sampling::Sampling;
 use spans::{Shape, Spans};
 use std::cell::RefCell;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 
 /// Threads of a block of most kernels.
@@ -117,14 +117,6 @@ impl Cuda {
     /// Milliseconds that `work` takes on the GPU.
     pub fn time_ms(&self, work: impl FnOnce()) -> f32 {
         self.driver.time_ms(work)
-    }
-
-    /// Bytes per second, read and written, of a copy within the GPU.
-    pub fn copy_bytes_per_s(&self) -> Result<f64, OutOfMemory> {
-        const BYTES: usize = 512 << 20;
-        let (from, to) = (Buf::<u8>::new(&self.driver, BYTES)?, Buf::<u8>::new(&self.driver, BYTES)?);
-        let ms = (0..5).map(|_| self.time_ms(|| self.driver.copy_within(to.ptr(), from.ptr(), BYTES)));
-        Ok(2.0 * BYTES as f64 / (ms.fold(f32::INFINITY, f32::min) as f64 / 1e3))
     }
 
     /// Free and total bytes of the GPU's memory.
@@ -462,8 +454,12 @@ impl Backend for Cuda {
         kv::release(self, kv, seq);
     }
 
-    fn compact(&self, kv: &mut KvTables<Self>, seq: usize) {
-        kv::compact(self, kv, seq);
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
+        kv::compact(self, kv, seq, threshold);
+    }
+
+    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>) {
+        kv::pin_slots(self, kv, seq, positions);
     }
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

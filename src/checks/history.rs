@@ -1,4 +1,4 @@
-//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, releases and trims. Compares every slot,
+//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, pins, releases and trims. Compares every slot,
 //! page count and attention output.
 
 use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
@@ -153,7 +153,7 @@ impl Case for History {
 impl<B: Backend> Run<'_, B> {
     fn event(&mut self) {
         let seq = (!self.seqs.is_empty()).then(|| self.random.below(self.seqs.len()));
-        match (self.random.below(13), seq) {
+        match (self.random.below(15), seq) {
             (0, _) | (_, None) if self.seqs.len() < N_SEQS => {
                 let eviction = self.random.below(4) > 0;
                 self.seqs.push(self.cache.create(self.b, eviction).expect("a free row"));
@@ -173,6 +173,17 @@ impl<B: Backend> Run<'_, B> {
             (6, Some(seq)) => {
                 let dial = [-0.5, 0.0, 0.5][self.random.below(3)];
                 self.cache.set_dial(self.b, self.seqs[seq], dial);
+            }
+            (7, Some(seq)) => {
+                // Decisions are within 1 of 0.
+                let threshold = 960 + self.random.below(128);
+                let dropped = self.cache.forget(self.b, self.seqs[seq], threshold).expect("memory for a check");
+                self.output.exact.push(dropped as i64);
+            }
+            (8, Some(seq)) => {
+                let from = self.random.below(self.cache.len(self.seqs[seq]) + 10);
+                let positions = from..from + 1 + self.random.below(20);
+                self.cache.pin(self.b, self.seqs[seq], positions).expect("memory for a check");
             }
             _ => self.step(),
         }
@@ -198,6 +209,7 @@ impl<B: Backend> Run<'_, B> {
         let (width, out_width) =
             ((case.group + 2) * case.heads * case.head_dim, case.group * case.heads * case.head_dim);
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
+        self.cache.send_pins(self.b, &spans);
         let no_rope = NoRope::new(self.b, case.head_dim);
         for layer in 0..2 {
             let mut qkv = acts(self.b, width, &rounded(self.random.floats(n * width)));

@@ -9,7 +9,6 @@ use crate::backend::cpu::Cpu;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
-use crate::policy::SlotMeta;
 use crate::protocol::Token;
 use crate::sampler::argmax;
 use anyhow::Result;
@@ -33,7 +32,8 @@ struct Trace {
     /// The logits after the prompt and after each token.
     logits: Vec<Vec<f32>>,
     tokens: Vec<Token>,
-    slots: Vec<Vec<SlotMeta>>,
+    /// Positions and marks of each lane. Strengths of decisions differ by roundings.
+    slots: Vec<Vec<(usize, bool)>>,
 }
 
 /// Runs the checks. `open` opens a backend for each model.
@@ -95,7 +95,8 @@ fn trace<B: Backend>(
     }
     let c = runner.config();
     for (layer, head) in (0..c.n_layers).flat_map(|l| (0..c.n_kv_heads).map(move |h| (l, h))) {
-        trace.slots.push(runner.cache.slot_metas(runner.backend(), seq, layer, head));
+        let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
+        trace.slots.push(metas.iter().map(|meta| (meta.position(), meta.marked())).collect());
     }
     Ok(trace)
 }

@@ -1,7 +1,7 @@
 //! The command line and the texts of `--help`. Only parses.
 
 use super::devices::cuda_summary;
-use crate::config::{ByteSize, CachePolicy, Device, Gemm, Kv, Layer, OnOff};
+use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff};
 use crate::quant::Weights;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
@@ -111,9 +111,22 @@ pub struct Common {
     #[arg(long, global = true, value_name = "TOKENS", help_heading = "Cache")]
     pub ctx_size: Option<usize>,
 
-    /// Memory limit of the cache's pages, such as 512MiB; a turn that needs more ends
+    /// Memory limit of the cache's pages, such as 512MiB: see --when-full
     #[arg(long, global = true, value_name = "BYTES", help_heading = "Cache")]
     pub kv_limit: Option<ByteSize>,
+
+    /// Where memory or --kv-limit does not suffice for a turn: forget or stop
+    ///
+    /// forget drops what the heads need least, and the turn goes on; stop ends the turn. Models trained to evict forget,
+    /// others can only stop.
+    #[arg(long, global = true, value_name = "forget|stop", help_heading = "Cache")]
+    pub when_full: Option<Full>,
+
+    /// Compression ratio that chats begin with, from 1 on [default: what the model was trained for]
+    ///
+    /// For models trained to evict. 2 keeps about one token in two of a long conversation. /forget changes it in a chat.
+    #[arg(long, global = true, value_name = "RATIO", help_heading = "Cache")]
+    pub keep_ratio: Option<f32>,
 
     /// Longest answer in tokens, including its reasoning [default: the rest of the context]
     #[arg(long, global = true, value_name = "TOKENS", help_heading = "Answer")]
@@ -211,6 +224,8 @@ impl Common {
             graph: self.no_graph.then_some(OnOff(false)),
             gemm: self.gemm,
             kv_limit: self.kv_limit,
+            when_full: self.when_full,
+            keep_ratio: self.keep_ratio,
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
@@ -298,6 +313,10 @@ pub struct CompareArgs {
     /// UTF-8 text of at least four windows
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub text_file: PathBuf,
+
+    /// What decisions must exceed to mark, one row each: 0 as trained, more to keep more, such as 0,5,10
+    #[arg(long, value_name = "DIALS", allow_negative_numbers = true)]
+    pub dial: Option<List<f32>>,
 }
 
 /// `--weights`, `--eviction` and `--kv` accept several values here, such as `on,off`.

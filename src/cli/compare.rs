@@ -54,7 +54,9 @@ impl ModelJob for Job<'_> {
             rows.extend(more);
         };
         if evictions.contains(&true) {
-            collect(compare::eviction(runner, checkpoint.weights, &tokens)?);
+            for dial in self.args.dial.as_ref().map_or(vec![0.0], |list| list.0.clone()) {
+                collect(compare::eviction(runner, checkpoint.weights, &tokens, dial)?);
+            }
         }
         for &formats in self.others {
             let beside = Beside { reference: runner, tokens: &tokens, evictions, collect: &mut collect };

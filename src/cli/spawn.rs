@@ -14,7 +14,7 @@ use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatri
 use crate::config::{Adapter, CachePolicy, Device, Settings};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::policy::{PolicyChoice, Window};
-use crate::protocol::EngineHandle;
+use crate::protocol::{EngineHandle, WhenFull};
 use anyhow::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,6 +123,12 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,
+        keep_ratio: settings.keep_ratio,
+        dial_folder: Some(settings.dirs.dials()),
+        when_full: settings.when_full.unwrap_or(match config.dms {
+            Some(_) => WhenFull::Forget,
+            None => WhenFull::Stop,
+        }),
         weights: weight_options(settings, config)?,
         policy: match settings.policy {
             CachePolicy::Auto => PolicyChoice::Model,

@@ -1,7 +1,7 @@
 //! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
 //! take precedence.
 
-use super::values::{ByteSize, CachePolicy, Device, Gemm, Kv, OnOff};
+use super::values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff};
 use crate::protocol::MAX_CONTEXT;
 use crate::quant::Weights;
 use crate::regular_file;
@@ -69,6 +69,10 @@ layer! {
     /// What computes the GEMMs of prefill on a GPU.
     gemm: Gemm,
     kv_limit: ByteSize,
+    /// What happens where memory or `kv_limit` does not suffice for a turn.
+    when_full: Full,
+    /// Compression ratio that conversations begin with.
+    keep_ratio: f32,
     max_tokens: usize,
     temperature: f32,
     top_p: f32,
@@ -128,6 +132,7 @@ impl Layer {
         within("top_p", self.top_p, 0.0..=1.0)?;
         within("min_p", self.min_p, 0.0..=1.0)?;
         within("repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
+        within("keep_ratio", self.keep_ratio, 1.0..=64.0)?;
         if self.model.as_deref() == Some("") {
             return Err(("model", "the name is empty, expected demo, a folder, a GGUF file or a hub id".to_owned()));
         }

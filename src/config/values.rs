@@ -1,5 +1,6 @@
 //! Values that flags, the environment and the config file write in the same way.
 
+use crate::protocol::WhenFull;
 use crate::quant::Weights;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
@@ -41,6 +42,21 @@ impl FromStr for CachePolicy {
             "dms" => Ok(Self::Dms),
             "window" => Ok(Self::Window),
             _ => Err(format!("{s:?} is not a cache policy (expected auto, dense, dms or window)")),
+        }
+    }
+}
+
+/// What happens where memory does not suffice for a turn: `forget` or `stop`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full(pub WhenFull);
+
+impl FromStr for Full {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "forget" => Ok(Self(WhenFull::Forget)),
+            "stop" => Ok(Self(WhenFull::Stop)),
+            _ => Err(format!("{s:?} is neither forget nor stop")),
         }
     }
 }
@@ -188,6 +204,7 @@ spelled! {
     Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\", \"int8\" or \"k8v4\"",
     Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
     CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
+    Full: "\"forget\" or \"stop\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 pub(super) struct Chain {
     pub context: Context,
-    /// Entries to feed, in order. A toggle takes effect when it reaches the front.
+    /// Entries to feed, in order. One that is no token takes effect when it reaches the front.
     todo: VecDeque<LogEntry>,
     /// Number of entries at the front of `todo` that are being replayed: they are part of the log already.
     known: usize,
@@ -123,8 +123,8 @@ impl Chain {
     /// Feeds the next chunk of at most `size` tokens and returns its length. Where the cache is nearly full, chunks
     /// shrink to one token, whose need is known exactly. On an error no token was fed.
     pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<usize, StepError> {
-        while let Some(&LogEntry::Toggle { eviction }) = self.todo.front() {
-            self.context.set_eviction(runner, eviction)?;
+        while let Some(&entry) = self.todo.front().filter(|entry| !matches!(entry, LogEntry::Token(_))) {
+            self.context.apply(runner, entry)?;
             self.fed(1);
         }
         let token = |entry: &LogEntry| if let LogEntry::Token(token) = entry { Some(*token) } else { None };

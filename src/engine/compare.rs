@@ -20,6 +20,8 @@ pub struct Row {
     pub weights: &'static str,
     pub kv: &'static str,
     pub eviction: bool,
+    /// What decisions had to exceed to mark: 0 as trained.
+    pub dial: f32,
     pub ppl: Option<f64>,
     /// Mean KL(reference || this), nats per token.
     pub kl: f64,
@@ -36,10 +38,11 @@ pub struct Row {
 /// Perplexity of the dense cache, and the caches compared with it.
 pub type Compared = (Option<f64>, Vec<Row>);
 
-/// Compares eviction with none, in one runner with such `weights`.
-pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Result<Compared> {
+/// Compares eviction at a dial with none, in one runner with such `weights`.
+pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token], dial: f32) -> Result<Compared> {
     let mut off = Dense::new(runner, tokens)?;
     let mut on = Compressed::new(runner, true)?;
+    runner.set_dial(on.seq, dial);
     while let Some(chunk) = off.feed(runner)? {
         on.feed(runner, &chunk, tokens)?;
     }
@@ -139,7 +142,7 @@ impl Compressed {
 
     fn finish<B: Backend>(mut self, runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Row {
         let stats = runner.cache.stats(runner.backend(), self.seq);
-        let geometry = *runner.cache.geometry();
+        let (geometry, dial) = (*runner.cache.geometry(), runner.cache.dial(self.seq));
         runner.release(self.seq);
         self.kl.sort_by(f64::total_cmp);
         let n = self.kl.len();
@@ -147,6 +150,7 @@ impl Compressed {
             weights: weights.name(),
             kv: geometry.codec.name(),
             eviction: self.eviction,
+            dial,
             ppl: perplexity(&self.logprobs),
             kl: self.kl.iter().sum::<f64>() / n as f64,
             kl_99: self.kl[(n * 99).div_ceil(100).saturating_sub(1)],

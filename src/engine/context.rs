@@ -24,6 +24,39 @@ impl Context {
         Ok(Self { seq, log, pending: None, flat: String::new() })
     }
 
+    /// Does what an entry of a log that is no token says, and records it.
+    pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, entry: LogEntry) -> Result<(), CacheError> {
+        match entry {
+            LogEntry::Token(_) => {}
+            LogEntry::Toggle { eviction } => drop(self.set_eviction(runner, eviction)?),
+            LogEntry::Dial { dial } => self.set_dial(runner, dial),
+            LogEntry::Forget { forget } => drop(self.forget(runner, forget)?),
+            LogEntry::Pin { pin } => self.pin(runner, pin)?,
+        }
+        Ok(())
+    }
+
+    /// Sets what a decision must exceed to mark, and records it.
+    pub fn set_dial<B: Backend>(&mut self, runner: &mut Runner<B>, dial: f32) {
+        if runner.set_dial(self.seq, dial) {
+            self.log.push(LogEntry::Dial { dial });
+        }
+    }
+
+    /// Drops the tokens outside the window whose decisions had at least this strength. Returns the number of slots dropped.
+    pub fn forget<B: Backend>(&mut self, runner: &mut Runner<B>, forget: u16) -> Result<u64, CacheError> {
+        let dropped = runner.forget(self.seq, forget)?;
+        self.log.push(LogEntry::Forget { forget });
+        Ok(dropped)
+    }
+
+    /// Pins the tokens at positions from `pin[0]` to below `pin[1]`.
+    pub fn pin<B: Backend>(&mut self, runner: &mut Runner<B>, pin: [u32; 2]) -> Result<(), CacheError> {
+        runner.pin(self.seq, pin[0] as usize..pin[1] as usize)?;
+        self.log.push(LogEntry::Pin { pin });
+        Ok(())
+    }
+
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {
         let seq = runner.fork(self.seq)?;
         Ok(Self { seq, log: self.log.clone(), pending: self.pending, flat: self.flat.clone() })
@@ -51,10 +84,16 @@ impl Context {
         runner.cache.len(self.seq)
     }
 
+    /// The pins of the log.
+    pub fn pins(&self) -> Vec<[u32; 2]> {
+        let pin = |entry: &LogEntry| if let LogEntry::Pin { pin } = entry { Some(*pin) } else { None };
+        self.log.iter().filter_map(pin).collect()
+    }
+
     pub fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
         self.log.iter().filter_map(|entry| match entry {
             LogEntry::Token(token) => Some(*token),
-            LogEntry::Toggle { .. } => None,
+            _ => None,
         })
     }
 }

@@ -85,6 +85,8 @@ pub(super) struct Conversation {
     pub replies: HashMap<u64, Vec<Token>>,
     /// Eviction as the user wants it. The cache knows the state of the sequence.
     pub eviction: bool,
+    /// What a decision must exceed to mark, as the user wants it.
+    pub dial: f32,
     pub decode_tok_s: Option<f64>,
     pub job: Option<Job>,
     queue: VecDeque<(EventSender, Command)>,
@@ -95,10 +97,11 @@ pub(super) struct Conversation {
 impl Conversation {
     /// Creates an empty conversation. Returns the outlet if no sequence is free.
     pub fn new<B: Backend>(m: &mut Loaded<B>, outlet: Outlet) -> Result<Self, (Outlet, CacheError)> {
-        let context = match Context::new(&mut m.runner, m.eviction) {
+        let mut context = match Context::new(&mut m.runner, m.eviction) {
             Ok(context) => context,
             Err(error) => return Err((outlet, error)),
         };
+        context.set_dial(&mut m.runner, m.dial);
         Ok(Self {
             outlet,
             chain: Chain::idle(context),
@@ -111,6 +114,7 @@ impl Conversation {
             reported: Vec::new(),
             replies: HashMap::new(),
             eviction: m.eviction,
+            dial: m.dial,
             decode_tok_s: None,
             job: None,
             queue: VecDeque::new(),
@@ -134,6 +138,7 @@ impl Conversation {
             Command::SetEviction(on) if self.is_replaying() => self.toggles.push_back((events, on)),
             Command::SetEviction(on) => self.toggle(m, &events, on),
             Command::SetTwin(on) => self.set_twin(m, &events, on),
+            Command::SetKeep(keep) => self.set_keep(m, &events, keep),
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
             Command::CountTokens { id, text } => {
                 if let Some(tokens) = m.vocabulary.count_tokens(&text) {
@@ -226,7 +231,7 @@ impl Conversation {
         matches!(&self.job, Some(Job { work: Work::Encode(..), .. }))
     }
 
-    fn is_replaying(&self) -> bool {
+    pub(super) fn is_replaying(&self) -> bool {
         match self.job.as_ref().map(|job| &job.work) {
             Some(Work::New(Command::Restore(_)) | Work::Restore { .. } | Work::Undo(..) | Work::Recall(_)) => true,
             _ => self.chain.is_replaying(),
@@ -277,9 +282,10 @@ impl Conversation {
         self.publish(m);
     }
 
-    /// Switches the sequence to the wanted eviction state and returns the number of slots dropped. Releases checkpoints if
-    /// the cache is full.
+    /// Switches the sequence to the wanted dial and eviction state, and returns the number of slots dropped. Releases
+    /// checkpoints if the cache is full.
     pub fn follow_eviction<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<u64, CacheError> {
+        self.chain.context.set_dial(runner, self.dial);
         loop {
             match self.chain.context.set_eviction(runner, self.eviction) {
                 Ok(dropped) => return Ok(dropped),
@@ -359,6 +365,7 @@ impl Conversation {
         self.release_checkpoints(runner);
         self.release_twin(runner);
         self.reset_context(runner, self.eviction);
+        self.chain.context.set_dial(runner, self.dial);
         self.reported.clear();
         self.replies.clear();
         self.decode_tok_s = None;

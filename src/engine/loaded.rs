@@ -5,10 +5,12 @@ use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
-use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, WeightsInfo};
+use crate::policy::DialTable;
+use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, WeightsInfo, WhenFull};
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The state that all conversations share.
@@ -18,6 +20,12 @@ pub(super) struct Loaded<B: Backend> {
     pub info: Arc<ModelInfo>,
     /// Whether new conversations evict.
     pub eviction: bool,
+    /// The dial of new conversations.
+    pub dial: f32,
+    /// What the model keeps at each setting of the dial, once it was asked for, and the folder of its file.
+    pub dials: Option<DialTable>,
+    pub dial_folder: Option<PathBuf>,
+    pub when_full: WhenFull,
     /// Whether at most one conversation has work.
     pub alone: bool,
 }
@@ -35,6 +43,10 @@ impl<B: Backend> Loaded<B> {
                 think: think.map(|(open, close)| ThinkTags { open, close }),
             },
             eviction: options.eviction.unwrap_or(!disabled),
+            dial: 0.0,
+            dials: None,
+            dial_folder: options.dial_folder.clone(),
+            when_full: options.when_full,
             alone: true,
             runner,
         })

@@ -15,7 +15,11 @@ impl Conversation {
     /// room for both.
     pub(super) fn begin_rebuild<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<Work, CacheError> {
         self.release_twin(&mut m.runner);
-        let fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
+        let mut fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
+        fresh.context.set_dial(&mut m.runner, self.dial);
+        for pin in self.chain.context.pins() {
+            fresh.context.pin(&mut m.runner, pin)?;
+        }
         let old = std::mem::replace(&mut self.chain, fresh).context;
         self.chain.prefill(old.tokens());
         Ok(Work::Rebuild { total: self.chain.tokens_left(), beside: Some(old) })
@@ -102,6 +106,9 @@ impl Conversation {
             let context = &mut self.chain.context;
             context.flat = flat_of(&m.vocabulary.tokenizer, context.tokens().chain(pending)).0;
             context.pending = pending;
+        }
+        if !cancelled {
+            self.adopt_dial(m, events);
         }
         self.settle_eviction(&mut m.runner, events);
         let tokens = self.chain.context.len(&m.runner);

@@ -199,6 +199,26 @@ impl<B: Backend> Runner<B> {
         self.cache.set_eviction(&self.b, seq, on)
     }
 
+    /// Sets what a decision must exceed to mark. Returns whether it is another value than before.
+    pub fn set_dial(&mut self, seq: SeqId, dial: f32) -> bool {
+        let before = self.cache.dial(seq);
+        if dial != before {
+            self.cache.set_dial(&self.b, seq, dial);
+        }
+        self.cache.dial(seq) != before
+    }
+
+    /// Drops the slots outside the window whose decisions had at least this strength: see [`KvCache::forget`].
+    pub fn forget(&mut self, seq: SeqId, threshold: u16) -> Result<u64, CacheError> {
+        // 0 is a pinned token.
+        self.cache.forget(&self.b, seq, usize::from(threshold.max(1)))
+    }
+
+    /// Pins the tokens at these positions: see [`KvCache::pin`].
+    pub fn pin(&mut self, seq: SeqId, positions: std::ops::Range<usize>) -> Result<(), CacheError> {
+        self.cache.pin(&self.b, seq, positions)
+    }
+
     /// Runs a prefill chunk: feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
     pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
         let spans = [self.cache.span(seq, 0, tokens.len())];

@@ -199,7 +199,7 @@ impl<B: Backend> Worker<B> {
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
     /// this order: a twin, a checkpoint of these conversations, one of any other, a cache that is being rebuilt, the pages of the
-    /// chain admitted last (preemption). If nothing is left to release, the job ends with `error`.
+    /// chain admitted last (preemption), and what the heads need least. If nothing is left, the job ends with `error`.
     fn make_room(&mut self, ids: &[ConversationId], error: &CacheError) {
         let runner = &mut self.model.runner;
         let own = |id: &ConversationId| ids.contains(id);
@@ -228,6 +228,11 @@ impl<B: Backend> Worker<B> {
         let preempted = self.scheduler.preempt();
         if let Some(conversation) = preempted.and_then(|id| self.conversations.get_mut(&id)) {
             return conversation.chain.restart(runner);
+        }
+        for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
+            if conversation.forget(&mut self.model) {
+                return;
+            }
         }
         for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
             conversation.halt(Halt::CacheFull(error.to_string()));

@@ -78,6 +78,14 @@ impl Dms {
         SlotMeta::new(position, strength(decision), self.marks(position, decision))
     }
 
+    /// Whether compaction drops a slot of a sequence of `n` tokens: if it is outside the window, and marked or at least as
+    /// strong as `threshold`.
+    pub fn drops(&self, n: usize, meta: SlotMeta, threshold: usize) -> bool {
+        let position = meta.position();
+        let weak = position >= self.sinks && meta.strength() >= threshold;
+        n > 0 && (meta.marked() || weak) && !self.visible(n - 1, position, true)
+    }
+
     /// Stores token `n` in its lane and returns its slot: the mark that its decision sets, the slot's metadata, the ring.
     pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
         if let Some(previous) = self.marked_by_first(n) {

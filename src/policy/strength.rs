@@ -20,15 +20,19 @@ pub fn strength(decision: f32) -> usize {
     if decision > 0.0 { HALF + size } else { HALF - 1 - size }
 }
 
+/// The least decision of this strength, or the bound that lesser ones approach; minus infinity for 0.
+pub fn least_decision(strength: usize) -> f32 {
+    let bound = |size: usize| f32::from_bits(1f32.to_bits() + ((size as u32) << BELOW)) - 1.0;
+    match strength {
+        0 => f32::NEG_INFINITY,
+        s if s < HALF => -bound(HALF - s),
+        s => bound(s - HALF),
+    }
+}
+
 /// The middle of the decisions that have this strength; minus infinity for 0.
 pub fn decision_of(strength: usize) -> f32 {
-    let (size, sign) = match strength {
-        0 => return f32::NEG_INFINITY,
-        s if s < HALF => (HALF - 1 - s, -1.0),
-        s => (s.min(STRENGTHS - 1) - HALF, 1.0),
-    };
-    let bound = |size: usize| f32::from_bits(1f32.to_bits() + ((size as u32) << BELOW)) - 1.0;
-    sign * (bound(size) + bound(size + 1)) / 2.0
+    (least_decision(strength) + least_decision(strength + 1)) / 2.0
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub enum Argument {
     /// Free text or a file name.
     Text,
     OnOff,
+    Forget,
     Setting,
     Theme,
     Copy,
@@ -48,6 +49,7 @@ specs! {
     "model" "[NAME]" Model "load another model: demo, a folder, or ORG/NAME",
     "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
+    "forget" "less|more|N|trained" Forget "how much is forgotten from here on; N: compression ratio",
     "rebuild" "" None "rebuild the cache under the eviction state now set",
     "recall" "TEXT" Text "ask whether the model still knows a text of this conversation",
     "twin" "on|off" OnOff "compare the next answers with a copy that drops nothing",
@@ -227,6 +229,9 @@ fn argument_candidates(argument: Argument, typed: &str, sources: &Sources) -> Ve
     let words: Vec<(String, String)> = match argument {
         Argument::None | Argument::Text => Vec::new(),
         Argument::OnOff => pairs(&[("on", ""), ("off", "")]),
+        Argument::Forget => {
+            pairs(&[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")])
+        }
         Argument::Theme => (sources.themes)().into_iter().map(|t| (t, String::new())).collect(),
         Argument::Model => models(typed, sources),
         Argument::Copy => pairs(&[("code", "the last code block"), ("all", "the whole conversation")]),

@@ -104,6 +104,9 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         rows.push(("weights", weights(info)));
         rows.push(("codec", info.codec.clone()));
         rows.push(("eviction", eviction_word(app).to_owned()));
+        if let Some(keep) = app.engine.keep {
+            rows.push(("kept", kept(keep)));
+        }
     }
     rows
 }
@@ -115,6 +118,11 @@ pub fn eviction_word(app: &App) -> &'static str {
         _ if app.engine.eviction => "on",
         _ => "off",
     }
+}
+
+/// Returns what is kept at a compression ratio, beside the one of training: `1 token in 2.2 (trained: 1 in 4.6)`.
+pub fn kept((ratio, trained): (f64, f64)) -> String {
+    format!("1 token in {ratio:.1} (trained: 1 in {trained:.1})")
 }
 
 /// Returns the text of /stats: the panel's numbers, and the live slots of every layer and head.

@@ -7,7 +7,9 @@ use crate::tiny::{Form, Spec, Tiny, bf16_word, tokenizer_json};
 use dmschat::backend::cpu::Cpu;
 use dmschat::codec::Codec;
 use dmschat::engine::{self, Decode, EngineOptions, Runner, StepError};
-use dmschat::protocol::{Command, Event, LogEntry, Piece, RestoreRequest, SamplingParams, StopReason, TurnReport};
+use dmschat::protocol::{
+    Command, Event, Keep, LogEntry, Piece, RestoreRequest, SamplingParams, StopReason, TurnReport, WhenFull,
+};
 use dmschat::tokenizer::Tokenizer;
 use std::time::{Duration, Instant};
 
@@ -93,6 +95,71 @@ fn a_cancel_after_the_checkpoint_was_given_up_feeds_the_log_again() {
         assert_eq!(s.ask(QUESTION).reused_tokens, fed);
     }
     assert!(fed_again > 0);
+}
+
+/// Runs a turn without comparing it with the reference: some decision is always near a threshold found by the engine.
+fn ask(s: &mut Session, question: &str) -> TurnReport {
+    let prompt = s.prompt(question);
+    let request = s.request(prompt);
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    s.log.truncate(report.log_base);
+    s.log.extend_from_slice(&report.log);
+    report
+}
+
+#[test]
+fn a_turn_goes_on_one_page_short_and_is_resumed_as_it_was() {
+    let tiny = talker(340);
+    let question = long_question();
+    let mut roomy = Session::new(&tiny);
+    ask(&mut roomy, &question);
+    let pages: usize = roomy.stored().iter().flatten().map(|head| head.len().div_ceil(16)).sum();
+    let forgets = |log: &[LogEntry]| log.iter().filter(|e| matches!(e, LogEntry::Forget { .. })).count();
+    assert_eq!(forgets(&roomy.log), 0);
+    for memory in [false, true] {
+        let short = pages - 1;
+        let mut s = Session::with(&tiny, |o| {
+            o.when_full = WhenFull::Forget;
+            o.kv_limit = (!memory).then_some(short as u64 * 16 * 260);
+        });
+        s.watch.seen().room_pages = memory.then_some(short);
+        let report = ask(&mut s, &question);
+        assert!(report.in_context && report.stop_reason != StopReason::CacheFull, "{:?}", report.detail);
+        assert!(forgets(&s.log) > 0);
+        assert!(s.notices().iter().any(|text| text.starts_with("the cache is full: dropped")), "{:?}", s.notices());
+        let mut again = Session::new(&tiny);
+        again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
+        again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+        assert_eq!(again.stored(), s.stored());
+    }
+}
+
+#[test]
+fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
+    let tiny = talker(345);
+    let mut s = Session::new(&tiny);
+    let set = |s: &mut Session, keep| {
+        s.send(Command::SetKeep(keep));
+        s.wait(|e| if let Event::KeepSet { ratio, trained, .. } = e { Some((*ratio, *trained)) } else { None })
+    };
+    let (ratio, trained) = set(&mut s, Keep::Ratio(1.5));
+    assert!((ratio - 1.5).abs() < 0.05 && trained > 1.0, "{ratio} {trained}");
+    let kept = ask(&mut s, &long_question()).kv.ratio.unwrap();
+    assert!(matches!(s.log[0], LogEntry::Dial { .. }));
+    let (more, _) = set(&mut s, Keep::Less);
+    assert!((more / ratio - 1.4).abs() < 0.1, "{more}");
+    assert_eq!(set(&mut s, Keep::Trained).0, trained);
+    // A conversation that is resumed keeps its dial.
+    let mut again = Session::new(&tiny);
+    again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
+    let resumed = again.wait(|e| if let Event::KeepSet { ratio, .. } = e { Some(*ratio) } else { None });
+    assert!((resumed - ratio).abs() < 1e-6);
+    // Without the dial the same question leaves less.
+    let mut plain = Session::new(&tiny);
+    assert!(ask(&mut plain, &long_question()).kv.ratio.unwrap() > kept);
+    s.send(Command::SetKeep(Keep::Ratio(0.5)));
+    s.wait(|e| matches!(e, Event::Notice(text) if text.contains("out of range")).then_some(()));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! cache, pages, slots or chunks. Eviction is a mask: who may be seen by whom.
 
 use crate::tiny::Tiny;
+use dmschat::policy::least_decision;
 use dmschat::protocol::LogEntry;
 
 /// How K and V are rounded by being stored.
@@ -41,10 +42,26 @@ impl Outcome {
 struct Sweeps {
     at: Vec<Option<usize>>,
     end: Option<usize>,
+    /// The dial at each token.
+    dials: Vec<f64>,
+    /// Times when memory ran out: tokens fed by then, and the least decision that was dropped.
+    forgets: Vec<(usize, f64)>,
+    /// Whether the token at a position is pinned, from the start of the log.
+    pins: Vec<(usize, usize)>,
+}
+
+impl Sweeps {
+    /// Whether a token was dropped for want of memory before the query at `query`.
+    fn forgot(&self, key: usize, decision: Option<f64>, query: usize, window: usize) -> bool {
+        let gone =
+            |&(n, least): &(usize, f64)| n <= query && key + window + 1 < n && decision.is_some_and(|d| d >= least);
+        self.forgets.iter().any(gone)
+    }
 }
 
 fn sweeps(log: &[LogEntry]) -> (Vec<usize>, Sweeps) {
     let (mut tokens, mut at, mut newest, mut on) = (Vec::new(), Vec::new(), None, true);
+    let (mut dials, mut dial, mut forgets, mut pins) = (Vec::new(), 0.0, Vec::new(), Vec::new());
     for entry in log {
         match *entry {
             LogEntry::Token(token) => {
@@ -52,6 +69,7 @@ fn sweeps(log: &[LogEntry]) -> (Vec<usize>, Sweeps) {
                     newest = Some(tokens.len());
                 }
                 at.push(newest);
+                dials.push(dial);
                 tokens.push(token as usize);
             }
             LogEntry::Toggle { eviction } => {
@@ -60,9 +78,15 @@ fn sweeps(log: &[LogEntry]) -> (Vec<usize>, Sweeps) {
                     newest = Some(tokens.len() - 1);
                 }
             }
+            LogEntry::Dial { dial: now } => dial = now as f64,
+            LogEntry::Forget { forget } => {
+                newest = tokens.len().checked_sub(1).or(newest);
+                forgets.push((tokens.len(), least_decision(forget.max(1).into()) as f64));
+            }
+            LogEntry::Pin { pin } => pins.push((pin[0] as usize, pin[1] as usize)),
         }
     }
-    (tokens, Sweeps { at, end: newest })
+    (tokens, Sweeps { at, end: newest, dials, forgets, pins })
 }
 
 /// Whether the token at `key` outlived a sweep when the newest token stood at `newest`.
@@ -90,14 +114,29 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
         let normed: Vec<Vec<f64>> = x.iter().map(|x| layer.norm("input_layernorm", x)).collect();
         let (q, k, v, borrowed) = layer.project(&normed, rounding);
         let decisions = if s.adapter() { decisions_of_x } else { borrowed };
-        let marks = match budget {
+        let mut beyond = decisions.clone();
+        for (decisions, dial) in beyond.iter_mut().zip(&sweeps.dials) {
+            decisions.iter_mut().for_each(|d| *d -= dial);
+        }
+        let mut marks = match budget {
             Some(_) => vec![(0..x.len()).map(|key| key >= 4).collect(); s.n_kv_heads],
-            None => layer.marks(&decisions, x.len()),
+            None => layer.marks(&beyond, x.len()),
         };
-        marks_seen += decisions.iter().flatten().filter(|&&d| d > 0.0).count();
-        out.margin = decisions.iter().flatten().fold(out.margin, |m, d| m.min(d.abs()));
+        let pinned = |key: usize| sweeps.pins.iter().any(|&(from, to)| (from..to).contains(&key));
+        for marks in &mut marks {
+            (0..x.len()).filter(|&key| pinned(key)).for_each(|key| marks[key] = false);
+        }
+        marks_seen += beyond.iter().flatten().filter(|&&d| d > 0.0).count();
+        out.margin = beyond.iter().flatten().fold(out.margin, |m, d| m.min(d.abs()));
+        for (_, least) in &sweeps.forgets {
+            out.margin = decisions.iter().flatten().fold(out.margin, |m, d| m.min((d - least).abs()));
+        }
+        let forgot = |query: usize, key: usize, head: usize| {
+            let decision = decisions.get(key + s.shift()).map(|d| d[if s.per_layer { 0 } else { head }]);
+            !pinned(key) && sweeps.forgot(key, decision, query, window)
+        };
         let sees = |query: usize, key: usize, head: usize| {
-            key <= query && survives(key, marks[head][key], sweeps.at[query], window)
+            key <= query && survives(key, marks[head][key], sweeps.at[query], window) && !forgot(query, key, head)
         };
         for (i, x) in x.iter_mut().enumerate() {
             let mixed = layer.attend(i, &q[i], &k, &v, sees);
@@ -112,7 +151,8 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
         }
         let kept = |head: usize| {
             let all = marks[head].iter().copied().enumerate();
-            all.filter(|&(key, marked)| survives(key, marked, sweeps.end, window)).collect()
+            all.filter(|&(key, marked)| survives(key, marked, sweeps.end, window) && !forgot(x.len(), key, head))
+                .collect()
         };
         out.stored.push((0..s.n_kv_heads).map(kept).collect());
     }

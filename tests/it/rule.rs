@@ -7,7 +7,7 @@ use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{PolicyChoice, Window};
+use dmschat::policy::{PolicyChoice, Window, strength};
 use dmschat::protocol::LogEntry;
 
 const MAX_STEP: usize = 64;
@@ -30,9 +30,12 @@ fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -> us
     let seq = runner.create(true).expect("a free row");
     let mut logits = Vec::new();
     for part in log.chunk_by(|a, b| matches!((a, b), (LogEntry::Token(_), LogEntry::Token(_)))) {
-        if let LogEntry::Toggle { eviction } = part[0] {
-            runner.set_eviction(seq, eviction).expect("room");
-            continue;
+        match part[0] {
+            LogEntry::Token(_) => {}
+            LogEntry::Toggle { eviction } => drop(runner.set_eviction(seq, eviction).expect("room")),
+            LogEntry::Dial { dial } => drop(runner.set_dial(seq, dial)),
+            LogEntry::Forget { forget } => drop(runner.forget(seq, forget).expect("room")),
+            LogEntry::Pin { pin } => runner.pin(seq, pin[0] as usize..pin[1] as usize).expect("room"),
         }
         let tokens: Vec<u32> =
             part.iter().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None }).collect();
@@ -117,6 +120,47 @@ fn forms() -> Vec<Spec> {
     out.push(Spec { n_kv_heads: 4, window: 0, ..base(false, Form::Metadata) });
     out.push(Spec { window: 70, ..base(false, Form::Borrowed) });
     out
+}
+
+#[test]
+fn dials_pins_and_full_memory_act_between_chunks_as_between_tokens() {
+    let forms = [(true, Form::Borrowed), (false, Form::Adapter), (true, Form::Metadata)];
+    for (i, (qwen, form)) in forms.into_iter().enumerate() {
+        let tiny = Tiny::new(Spec { window: 6, ..Spec::new(qwen, form) }, 160 + i as u64);
+        let mut rng = Rng(9100 + i as u64);
+        let entries = |rng: &mut Rng| {
+            let mut log = random_log(rng, 70, 0);
+            let decision = |rng: &mut Rng| (rng.below(200) as f32 - 100.0) / 50.0;
+            for at in [60, 45, 30] {
+                log.insert(at, LogEntry::Dial { dial: decision(rng) });
+            }
+            log.insert(50, LogEntry::Forget { forget: strength(-0.5 + decision(rng) / 4.0) as u16 });
+            log.insert(0, LogEntry::Pin { pin: [3, 9] });
+            log.insert(20, LogEntry::Pin { pin: [17, 40] });
+            log
+        };
+        let clear = (0..400).find_map(|_| {
+            let log = entries(&mut rng);
+            let outcome = reference::run(&tiny, &log, Rounding::None);
+            (outcome.margin > 1e-3).then_some((log, outcome))
+        });
+        let (log, wanted) = clear.expect("a log whose decisions are all clear");
+        let plain: Vec<LogEntry> = log.iter().copied().filter(|e| matches!(e, LogEntry::Token(_))).collect();
+        assert_ne!(reference::run(&tiny, &plain, Rounding::None).stored, wanted.stored);
+        let mut runner = runner(&tiny, Codec::F32);
+        for seed in [1, 2, 3] {
+            let (seq, logits) = feed(&mut runner, &log, step_lengths(seed));
+            assert_eq!(stored(&runner, seq), wanted.stored, "{:?}", tiny.spec);
+            let worst = max_difference(&logits, &wanted.logits);
+            assert!(worst < 1e-4, "{:?}: logits differ by {worst}", tiny.spec);
+            // Pins hold: every head stores all pinned tokens, unmarked.
+            for slots in stored(&runner, seq).iter().flatten() {
+                let kept = |p: usize| slots.contains(&(p, false));
+                assert!((3..9).chain(17..40).all(kept));
+            }
+            runner.release(seq);
+        }
+    }
 }
 
 #[test]

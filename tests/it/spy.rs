@@ -320,8 +320,12 @@ impl Backend for Spy {
         self.lent(kv, |kv| self.cpu.release(kv, seq));
     }
 
-    fn compact(&self, kv: &mut KvTables<Self>, seq: usize) {
-        self.lent(kv, |kv| self.cpu.compact(kv, seq));
+    fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
+        self.lent(kv, |kv| self.cpu.compact(kv, seq, threshold));
+    }
+
+    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: std::ops::Range<usize>) {
+        self.lent(kv, |kv| self.cpu.pin_slots(kv, seq, positions));
     }
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

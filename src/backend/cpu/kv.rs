@@ -4,6 +4,7 @@
 use super::super::{KvTables, PageLayout, Span};
 use super::{Acts, Cpu};
 use crate::policy::{LaneSlots, Placement, SlotMeta};
+use std::ops::Range;
 
 /// One lane's part of the tables, with the pool it takes pages from.
 struct Lane<'a> {
@@ -168,21 +169,31 @@ pub(super) fn release(kv: &mut KvTables<Cpu>, seq: usize) {
     kv.peak[seq] = 0;
 }
 
-pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize) {
+pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize, threshold: usize) {
     let g = kv.geometry;
     let Some(rule) = g.policy.rule() else { return };
     let n = kv.seq_len[seq] as usize;
     for layer in 0..g.n_layers {
         for head in 0..g.n_kv_heads {
             let mut lane = Lane::of(kv, layer, seq, head);
-            let kept: Vec<usize> = (0..*lane.live as usize)
-                .filter(|&slot| {
-                    let meta = lane.meta(slot);
-                    rule.visible(n - 1, meta.position(), meta.marked())
-                })
-                .collect();
+            let kept: Vec<usize> =
+                (0..*lane.live as usize).filter(|&slot| !rule.drops(n, lane.meta(slot), threshold)).collect();
             if kept.len() < *lane.live as usize {
                 compact_lane(&mut lane, &kept, n.saturating_sub(rule.ring_len()));
+            }
+        }
+    }
+}
+
+pub(super) fn pin_slots(kv: &mut KvTables<Cpu>, seq: usize, positions: Range<usize>) {
+    for layer in 0..kv.geometry.n_layers {
+        for head in 0..kv.geometry.n_kv_heads {
+            let mut lane = Lane::of(kv, layer, seq, head);
+            for slot in 0..*lane.live as usize {
+                let position = lane.meta(slot).position();
+                if positions.contains(&position) {
+                    lane.set_meta(slot, SlotMeta::new(position, 0, false));
+                }
             }
         }
     }

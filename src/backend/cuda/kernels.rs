@@ -251,7 +251,8 @@ kernels! {
         ReclaimPages "reclaim_pages" "k",
         Fork "fork" "kii",
         Release "release" "ki",
-        Compact "compact" "ki",
+        Compact "compact" "kii",
+        PinSlots "pin_slots" "kiii",
         SlotMetas "slot_metas" "pkiii",
     }
     "defrag" {

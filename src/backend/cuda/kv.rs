@@ -9,6 +9,7 @@ use super::memory::{Acts, Buf};
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
 use crate::codec::Codec;
 use crate::policy::{Shift, SlotMeta};
+use std::ops::Range;
 
 /// Blocks of `qkv_rope` that keep an SM busy.
 const ROPE_BLOCKS_PER_SM: usize = 4;
@@ -294,11 +295,16 @@ pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
     reclaim(cuda, kv);
 }
 
-pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
+pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshold: usize) {
     if kv.geometry.policy.rule().is_some() {
-        over_lanes(cuda, kv, Kernel::Compact, 32, &[seq]);
+        over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]);
         reclaim(cuda, kv);
     }
+}
+
+pub(super) fn pin_slots(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, positions: Range<usize>) {
+    over_lanes(cuda, kv, Kernel::PinSlots, 32, &[seq, positions.start, positions.end]);
+    reclaim(cuda, kv);
 }
 
 /// Moves pages to lower numbers where that empties the last granules of the pool, then unmaps those.

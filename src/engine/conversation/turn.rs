@@ -236,7 +236,8 @@ impl Conversation {
             }
             Base::Nothing => {
                 self.release_checkpoints(runner);
-                let fresh = Context::new(runner, self.eviction)?;
+                let mut fresh = Context::new(runner, self.eviction)?;
+                fresh.set_dial(runner, self.dial);
                 self.before = Some(std::mem::replace(&mut self.chain.context, fresh));
             }
         }

@@ -3,7 +3,7 @@
 use super::{Effect, Store, files, find, models, note, recall, texts, turns, twin};
 use crate::chat::Role;
 use crate::config::ByteSize;
-use crate::protocol::{Command, Thinking};
+use crate::protocol::{Command, Keep, Thinking};
 use crate::ui::action::Action;
 use crate::ui::commands::{SETTINGS, nearest};
 use crate::ui::feed::LocalKind;
@@ -20,6 +20,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "models" => return models::open(app),
         "search" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
+        "forget" => return forget(app, argument),
         "rebuild" => return rebuild(app),
         "twin" if argument.is_empty() => return twin::set(app, None),
         "twin" => return on_off(app, name, argument).map_or_else(Vec::new, |on| twin::set(app, Some(on))),
@@ -106,6 +107,31 @@ pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
         return info(app, format!("eviction is {} already", if on { "on" } else { "off" }));
     }
     vec![Effect::Engine(Command::SetEviction(on))]
+}
+
+/// /forget less|more|N|trained. The engine reports what is expected then.
+fn forget(app: &mut App, argument: &str) -> Vec<Effect> {
+    let Some(model) = &app.engine.info else { return error(app, "no model is loaded yet") };
+    if model.policy != "dms" {
+        let text = format!("{} keeps as its cache policy says: only models trained to evict have /forget", model.name);
+        return info(app, text);
+    }
+    let keep = match argument {
+        "" => {
+            let now = app.engine.keep.map_or("as the model was trained".to_owned(), numbers::kept);
+            return info(app, format!("kept: {now}; /forget less|more|N|trained changes it"));
+        }
+        "less" => Keep::More,
+        "more" => Keep::Less,
+        "trained" => Keep::Trained,
+        n => match n.trim_end_matches('x').parse() {
+            Ok(ratio) => Keep::Ratio(ratio),
+            Err(_) => {
+                return error(app, format!("/forget takes less, more, trained or a ratio, not {:?}", clean_line(n)));
+            }
+        },
+    };
+    vec![Effect::Engine(Command::SetKeep(keep))]
 }
 
 fn rebuild(app: &mut App) -> Vec<Effect> {

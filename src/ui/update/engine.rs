@@ -3,6 +3,7 @@
 use super::{Effect, Store, files, note, recall, texts, turns, twin};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
+use crate::ui::numbers;
 use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
@@ -10,6 +11,9 @@ use std::sync::Arc;
 
 /// Answers that took at least this long end with a bell, if configured.
 const BELL_MS: u64 = 10_000;
+
+/// Ratios larger than the trained one by this factor are warned of: KL grows several times there (docs/fidelity.md).
+const BEYOND_TRAINING: f64 = 1.1;
 
 /// Handles an event of the engine in use.
 pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
@@ -31,6 +35,14 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::TurnDone(report) => return done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
         Event::TwinSet { on, why } => return twin::was_set(app, on, why),
+        Event::KeepSet { ratio, trained, .. } => {
+            app.engine.keep = Some((ratio, trained));
+            app.say(Level::Info, format!("kept from here on: {}", numbers::kept((ratio, trained))));
+            if ratio > trained * BEYOND_TRAINING {
+                let text = "this is beyond what the model was trained for: it will lose facts; /forget less keeps more";
+                return note(app, LocalKind::Warning, text.to_owned());
+            }
+        }
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => {
             app.engine.rebuilding = None;
@@ -198,6 +210,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         note(app, LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));
     }
     app.engine.info = Some(info);
+    app.engine.keep = None;
     match then_open {
         Some(which) => files::open_with_current(app, which),
         // Queued messages belong to the conversation that is still to be opened.

@@ -1,0 +1,211 @@
+//! Steering of what a conversation keeps: the dial, and what is dropped where memory runs out.
+
+use super::conversation::Conversation;
+use super::loaded::Loaded;
+use super::runner::{Runner, StepError};
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::checkpoint::dial_file;
+use crate::policy::{DialTable, Dms, MAX_RATIO, Policy, STRENGTHS, SlotMeta};
+use crate::protocol::{Event, EventSender, Keep, Token, WhenFull, count};
+
+/// Text of the trial prefill: a chat with facts, numbers and code.
+const SAMPLE: &str = include_str!("sample.txt");
+/// Most tokens of the trial prefill.
+const SAMPLE_TOKENS: usize = 640;
+/// By how much a step of the dial changes the compression ratio.
+const STEP: f64 = 1.4;
+/// Ratios within this of the trained one count as it.
+const NEAR: f64 = 1.05;
+/// Share of a sequence's pages that are freed at once where memory runs out.
+const FREED_SHARE: usize = 8;
+
+impl<B: Backend> Loaded<B> {
+    /// What the model keeps at each setting of the dial: from its file, or by a trial prefill. Fails with a sentence for the
+    /// user.
+    fn dial_table(&mut self, events: &EventSender) -> Result<DialTable, String> {
+        match self.runner.cache.geometry().policy {
+            Policy::Dms(_) => {}
+            Policy::Dense => return Err("this cache keeps everything: the model was not trained to forget".into()),
+            Policy::Window(_) => return Err("policy window keeps a fixed number of tokens: --budget sets it".into()),
+        }
+        if let Some(table) = &self.dials {
+            return Ok(table.clone());
+        }
+        let file = self.dial_folder.as_ref().map(|folder| {
+            let name = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+            dial_file::path(folder, &name(&self.info.model_fingerprint), &name(&self.info.weights.format))
+        });
+        let table = match file.as_deref().and_then(dial_file::read) {
+            Some(table) => table,
+            None => {
+                events.notice("measuring once what this model keeps at each setting");
+                let tokens = self.vocabulary.tokenizer.encode_text(SAMPLE).map_err(|e| format!("{e:#}"))?;
+                let table =
+                    measure(&mut self.runner, &tokens).map_err(|e| format!("it cannot be measured now: {e}"))?;
+                let table = table.ok_or("the context is too short to measure what is kept")?;
+                if let Some(Err(error)) = file.map(|file| dial_file::write(&file, &table)) {
+                    events.notice(format!("the measurement is not kept for the next start: {error}"));
+                }
+                table
+            }
+        };
+        self.dials = Some(table.clone());
+        Ok(table)
+    }
+
+    /// The dial for what is wanted, where it is `dial` now, with the ratios expected there and as trained.
+    pub fn dial_for(&mut self, events: &EventSender, dial: f32, keep: Keep) -> Result<(f32, f64, f64), String> {
+        let table = self.dial_table(events)?;
+        let trained = table.ratio(0.0);
+        let wanted = match keep {
+            Keep::Trained => trained,
+            Keep::More => table.ratio(dial) / STEP,
+            Keep::Less => table.ratio(dial) * STEP,
+            Keep::Ratio(ratio) if (1.0..=MAX_RATIO).contains(&f64::from(ratio)) => f64::from(ratio),
+            Keep::Ratio(ratio) => return Err(format!("{ratio} is out of range, expected a ratio of 1 to {MAX_RATIO}")),
+        };
+        let wanted = wanted.clamp(1.0, MAX_RATIO);
+        let near = (trained / NEAR..=trained * NEAR).contains(&wanted);
+        let dial = if near { 0.0 } else { table.dial(wanted) };
+        Ok((dial, table.ratio(dial), trained))
+    }
+}
+
+/// Feeds a text without eviction and counts the decisions about its tokens.
+fn measure<B: Backend>(runner: &mut Runner<B>, tokens: &[Token]) -> Result<Option<DialTable>, StepError> {
+    let seq = runner.create(false)?;
+    let n = tokens.len().min(SAMPLE_TOKENS).min(runner.context());
+    let step = runner.max_step();
+    let fed: Result<(), StepError> = tokens[..n].chunks(step).try_for_each(|chunk| runner.feed(seq, chunk));
+    let fed = fed.and_then(|()| Ok(runner.check_finite()?));
+    let mut counts = [0; STRENGTHS];
+    if fed.is_ok() {
+        for_each_slot(runner, seq, |_, meta| counts[meta.strength()] += 1);
+    }
+    runner.release(seq);
+    fed.map(|()| DialTable::of_counts(&counts))
+}
+
+/// Calls `each` with the number of the lane and the metadata of each slot of a sequence.
+fn for_each_slot<B: Backend>(runner: &Runner<B>, seq: SeqId, mut each: impl FnMut(usize, SlotMeta)) {
+    let (layers, heads) = (runner.config().n_layers, runner.config().n_kv_heads);
+    for lane in 0..layers * heads {
+        let metas = runner.cache.slot_metas(runner.backend(), seq, lane / heads, lane % heads);
+        metas.into_iter().for_each(|meta| each(lane, meta));
+    }
+}
+
+impl Conversation {
+    /// Sets how much is kept of the tokens that follow.
+    pub(super) fn set_keep<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
+        if self.is_replaying() {
+            return events.notice("what is kept stays as it was: the conversation is still being loaded");
+        }
+        match m.dial_for(events, self.dial, keep) {
+            Err(why) => events.notice(why),
+            Ok((dial, ratio, trained)) => {
+                self.dial = dial;
+                self.chain.context.set_dial(&mut m.runner, dial);
+                let at_token = self.chain.context.len(&m.runner);
+                events.event(Event::KeepSet { ratio, trained, at_token });
+            }
+        }
+    }
+
+    /// Takes over the dial of a log that was loaded, and reports it.
+    pub(super) fn adopt_dial<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender) {
+        let dial = m.runner.cache.dial(self.chain.context.seq);
+        if dial == self.dial {
+            return;
+        }
+        self.dial = dial;
+        if let Ok(table) = m.dial_table(events) {
+            let at_token = self.chain.context.len(&m.runner);
+            events.event(Event::KeepSet { ratio: table.ratio(dial), trained: table.ratio(0.0), at_token });
+        }
+    }
+
+    /// Drops what the heads marked most strongly, so that a turn goes on where memory has run out. Returns false if
+    /// nothing can be dropped, or the turn is to end.
+    pub(super) fn forget<B: Backend>(&mut self, m: &mut Loaded<B>) -> bool {
+        let (Some(job), WhenFull::Forget) = (&self.job, m.when_full) else { return false };
+        let context = &mut self.chain.context;
+        let Some(Pressure { threshold, live }) = Pressure::find(&m.runner, context.seq) else { return false };
+        let Ok(dropped) = context.forget(&mut m.runner, threshold) else { return false };
+        job.events.notice(format!(
+            "the cache is full: dropped the {:.0} % of it that the heads need least ({} slots); --when-full stop ends the turn \
+             instead",
+            100.0 * dropped as f64 / live.max(1) as f64,
+            count(dropped as usize)
+        ));
+        dropped > 0
+    }
+}
+
+/// What to drop from a sequence.
+struct Pressure {
+    threshold: u16,
+    /// Slots of the sequence before.
+    live: usize,
+}
+
+impl Pressure {
+    /// Finds the largest threshold that frees a share of the sequence's pages, or else all that can be freed.
+    fn find<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<Self> {
+        let rule = match runner.cache.geometry().policy {
+            Policy::Dms(rule) => rule,
+            Policy::Dense | Policy::Window(_) => return None,
+        };
+        let lanes = Lanes::read(runner, seq, &rule);
+        let pages: usize = lanes.live.iter().map(|live| live.div_ceil(lanes.page_slots)).sum();
+        // A page for each lane, so that the next step has what it may need.
+        let goal = (pages / FREED_SHARE).max(lanes.live.len()).min(pages);
+        let (mut low, mut high) = (1, STRENGTHS);
+        while low + 1 < high {
+            let middle = (low + high) / 2;
+            if lanes.freed(middle) >= goal { low = middle } else { high = middle }
+        }
+        let live = lanes.live.iter().sum();
+        (lanes.freed(low) > 0).then_some(Self { threshold: low as u16, live })
+    }
+}
+
+/// Slots of every lane that may be dropped, by strength.
+struct Lanes {
+    page_slots: usize,
+    /// Slots stored.
+    live: Vec<usize>,
+    /// `[lane][strength]` slots of at least this strength that may be dropped.
+    at_least: Vec<Vec<u32>>,
+}
+
+impl Lanes {
+    fn read<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Self {
+        let (g, n) = (runner.cache.geometry(), runner.cache.len(seq));
+        let lanes = g.n_layers * g.n_kv_heads;
+        let mut out =
+            Self { page_slots: g.page_slots, live: vec![0; lanes], at_least: vec![vec![0; STRENGTHS + 1]; lanes] };
+        for_each_slot(runner, seq, |lane, meta| {
+            out.live[lane] += 1;
+            if rule.drops(n, meta, 1) {
+                // A marked one goes at any threshold.
+                let strength = if meta.marked() { STRENGTHS } else { meta.strength() };
+                out.at_least[lane][strength] += 1;
+            }
+        });
+        for counts in &mut out.at_least {
+            for strength in (0..STRENGTHS).rev() {
+                counts[strength] += counts[strength + 1];
+            }
+        }
+        out
+    }
+
+    /// Pages that are free once the slots of at least this strength are dropped.
+    fn freed(&self, threshold: usize) -> usize {
+        let pages = |slots: usize| slots.div_ceil(self.page_slots);
+        let lanes = self.live.iter().zip(&self.at_least);
+        lanes.map(|(&live, counts)| pages(live) - pages(live - counts[threshold] as usize)).sum()
+    }
+}

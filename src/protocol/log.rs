@@ -1,0 +1,90 @@
+//! An entry of the token log, and how it is written in files.
+
+use super::{MAX_CONTEXT, Token};
+use serde::{Deserialize, Serialize};
+
+/// An entry of the token log: a token that was fed, or what changed between tokens that decides what the heads keep.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum LogEntry {
+    Token(Token),
+    /// Eviction was switched. `{"eviction": false}` in files.
+    Toggle {
+        eviction: bool,
+    },
+    /// What a decision must exceed to mark, from here on. `{"dial": 4.5}` in files.
+    Dial {
+        dial: f32,
+    },
+    /// Memory ran out: tokens outside the window whose decisions had at least this strength were dropped.
+    Forget {
+        forget: u16,
+    },
+    /// Tokens at positions from the first to below the second are never marked.
+    Pin {
+        pin: [u32; 2],
+    },
+}
+
+/// Reads a number or an object with one key without buffering, as a derived untagged enum would: logs may hold millions of
+/// entries.
+impl<'de> Deserialize<'de> for LogEntry {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entry;
+        impl<'de> serde::de::Visitor<'de> for Entry {
+            type Value = LogEntry;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a token id, or an object with eviction, dial, forget or pin")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<LogEntry, E> {
+                Token::try_from(id).map(LogEntry::Token).map_err(|_| E::custom(format!("{id} is not a token id")))
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<LogEntry, A::Error> {
+                #[derive(Deserialize)]
+                struct Change {
+                    eviction: Option<bool>,
+                    dial: Option<f32>,
+                    forget: Option<u16>,
+                    pin: Option<[u32; 2]>,
+                }
+                let change = Change::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
+                let tokens = 0..=MAX_CONTEXT as u32;
+                match change {
+                    Change { eviction: Some(eviction), .. } => Ok(LogEntry::Toggle { eviction }),
+                    Change { dial: Some(dial), .. } if dial.is_finite() => Ok(LogEntry::Dial { dial }),
+                    Change { forget: Some(forget), .. } => Ok(LogEntry::Forget { forget }),
+                    Change { pin: Some(pin), .. } if pin[0] < pin[1] && tokens.contains(&pin[1]) => {
+                        Ok(LogEntry::Pin { pin })
+                    }
+                    _ => Err(serde::de::Error::custom("an entry without a key or a value that is known")),
+                }
+            }
+        }
+        deserializer.deserialize_any(Entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_as_written_and_broken_ones_are_not() {
+        let entries = [
+            LogEntry::Token(7),
+            LogEntry::Toggle { eviction: false },
+            LogEntry::Dial { dial: -0.1 },
+            LogEntry::Forget { forget: 980 },
+            LogEntry::Pin { pin: [3, 9] },
+        ];
+        let text = serde_json::to_string(&entries).unwrap();
+        assert_eq!(text, r#"[7,{"eviction":false},{"dial":-0.1},{"forget":980},{"pin":[3,9]}]"#);
+        assert_eq!(serde_json::from_str::<Vec<LogEntry>>(&text).unwrap(), entries);
+        for broken in [r#"{"dial":1e40}"#, r#"{"pin":[9,3]}"#, r#"{"pin":[0,2000000]}"#, r#"{"forget":-1}"#, "{}"] {
+            assert!(serde_json::from_str::<LogEntry>(broken).is_err(), "{broken}");
+        }
+    }
+}
