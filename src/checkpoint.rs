@@ -4,6 +4,7 @@
 mod adapter;
 pub mod bounds;
 mod builtin;
+pub mod calibration;
 pub mod config;
 pub mod convert;
 mod described;

@@ -3,6 +3,7 @@
 
 pub mod args;
 pub mod bench;
+mod calibrate;
 pub mod chat;
 pub mod client;
 pub mod compare;

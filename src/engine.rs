@@ -38,7 +38,7 @@ pub use weights::{Fit, WeightOptions, prepare};
 
 use crate::backend::{Backend, DeviceLost};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::weight_cache::Report;
+use crate::checkpoint::convert::Report;
 use crate::codec::Codec;
 use crate::policy::PolicyChoice;
 use crate::protocol::{EngineHandle, EngineMessage, Event, Keep, MAX_CONTEXT, Outlet, Plan, WhenFull};
@@ -180,7 +180,8 @@ impl Loading {
         let Self { inbox, outlet } = self;
         let mut report = |report| {
             match report {
-                Report::Layers { done, total } => outlet.event(Event::Quantizing { done, total }),
+                Report::Measuring { done, total } => outlet.event(Event::Quantizing { measuring: true, done, total }),
+                Report::Layers { done, total } => outlet.event(Event::Quantizing { measuring: false, done, total }),
                 Report::Waiting => {}
                 Report::Notice(text) => outlet.notice(text),
             }

@@ -300,8 +300,9 @@ pub enum Event {
         done_bytes: u64,
         total_bytes: u64,
     },
-    /// Weights are quantized: layers so far and in total.
+    /// Weights are quantized: layers so far and in total. Before that, what they multiply is measured.
     Quantizing {
+        measuring: bool,
         done: usize,
         total: usize,
     },

@@ -17,10 +17,9 @@ use crate::codec::Codec;
 use crate::policy::SlotMeta;
 use crate::protocol::Token;
 use crate::tensor::Tensor;
-pub use linear::Weight;
+pub use linear::{OnInput, Weight};
 pub use pool::Pool;
 use simd::{Isa, maths};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,8 +36,8 @@ pub struct Cpu {
     /// How packed weights are multiplied.
     method: simd::packed::Method,
     packed: Mutex<linear::PackedInput>,
-    /// What [`Cpu::recording`] records.
-    inputs: Option<Mutex<linear::Inputs>>,
+    /// Of [`Cpu::observing`].
+    observer: Option<Mutex<linear::Observer>>,
 }
 
 /// What a thread needs inside an op.
@@ -71,10 +70,19 @@ impl Acts {
 impl Cpu {
     /// A backend with `threads` threads; 0 means one per core.
     pub fn new(threads: usize) -> Self {
+        Self::with(threads, Isa::best(), None)
+    }
+
+    /// A backend that computes the same bits on every machine and with any number of threads, and shows the inputs of its
+    /// GEMMs.
+    pub fn observing(threads: usize, on_input: OnInput) -> Self {
+        Self::with(threads, Isa::EXACT, Some(Mutex::new(linear::Observer::new(on_input))))
+    }
+
+    fn with(threads: usize, isa: Isa, observer: Option<Mutex<linear::Observer>>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let thread_pool = ThreadPool::new(if threads == 0 { cores } else { threads });
         let scratch = (0..thread_pool.size()).map(|_| Mutex::default()).collect();
-        let isa = Isa::best();
         Self {
             thread_pool,
             isa,
@@ -83,19 +91,8 @@ impl Cpu {
             plan: Mutex::default(),
             method: simd::packed::Method::best(isa),
             packed: Mutex::default(),
-            inputs: None,
+            observer,
         }
-    }
-
-    /// A backend that records the inputs of its matmuls.
-    pub fn recording(threads: usize) -> Self {
-        Self { inputs: Some(Mutex::default()), ..Self::new(threads) }
-    }
-
-    /// The mean of x^2 of each input column so far, by the name of the matrix.
-    pub fn recorded(&self) -> BTreeMap<String, Vec<f32>> {
-        let inputs = self.inputs.as_ref().map(|inputs| inputs.lock().unwrap_or_else(PoisonError::into_inner));
-        inputs.map(|inputs| inputs.means()).unwrap_or_default()
     }
 
     pub fn threads(&self) -> usize {

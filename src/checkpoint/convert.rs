@@ -11,6 +11,21 @@ use std::collections::BTreeMap;
 /// E[x^2] of each input column, by the name of the matrix.
 pub type Importance = BTreeMap<String, Vec<f32>>;
 
+/// What a conversion reports. The callback returns whether to go on.
+pub enum Report {
+    /// Layers whose importance is measured so far, and in total.
+    Measuring { done: usize, total: usize },
+    /// Layers converted so far and in total.
+    Layers { done: usize, total: usize },
+    /// Another start makes the file; asks only whether to go on.
+    Waiting,
+    /// A sentence for the user.
+    Notice(String),
+}
+
+/// Callback of a conversion.
+pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
+
 /// The code of each matrix that is packed. Matrices that a backend stacks (q, k and v; gate and up) have the same. One whose
 /// columns are not divisible by 64, or whose rows do not fill strips where it is stacked, stays as it is.
 pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
@@ -32,6 +47,18 @@ pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
         }
     }
     out
+}
+
+/// Whether a conversion chooses 4-bit codes: not if there are none, or if it keeps those of the files.
+pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
+    let chooses = |(name, code): (&String, &Code)| match source.tensors.get(name) {
+        Some(Tensor { format: Format::Rows(rows), shape, .. }) => {
+            !rows.exact_strip(*code, 0, &mut vec![0; code.strip_bytes(shape[1])])
+        }
+        _ => true,
+    };
+    let converts = !source.builtin && source.weights.code().is_none();
+    converts && codes(&source.config, weights).iter().any(|(name, code)| *code == Code::Q4 && chooses((name, code)))
 }
 
 /// Bytes of all tensors of a model under `weights`, if those that are not packed have `plain_bytes` per value.

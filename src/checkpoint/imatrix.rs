@@ -92,9 +92,14 @@ fn gguf_entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
 fn means(name: &str, sums: &[f32], calls: f32) -> Result<Option<Vec<f32>>> {
     let means: Vec<f32> = sums.iter().map(|sum| sum / calls.max(1.0)).collect();
     ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is no mean of squares");
-    // A column that the text never used still has to be stored.
+    Ok(with_floor(means))
+}
+
+/// The means with a least value, because a column that the text never used still has to be stored; `None` if the text used
+/// none.
+pub fn with_floor(means: Vec<f32>) -> Option<Vec<f32>> {
     let least = means.iter().sum::<f32>() / means.len().max(1) as f32 * 1e-6;
-    Ok((least > 0.0).then(|| means.into_iter().map(|x| x.max(least)).collect()))
+    (least > 0.0).then(|| means.into_iter().map(|x| x.max(least)).collect())
 }
 
 struct Reader<'a> {

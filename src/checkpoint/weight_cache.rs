@@ -5,7 +5,8 @@
 //! final name is whole. A file that is not what its name promises is made again. Two starts that want the same file wait
 //! for each other.
 
-use super::convert::{self, Importance};
+use super::calibration::Calibration;
+use super::convert::{self, OnReport, Report};
 use super::files::{Files, TEXTS};
 use super::names::{self, TensorSpec};
 use super::origin::Origin;
@@ -16,7 +17,6 @@ use crate::quant::Weights;
 use crate::tensor::{DType, Tensor};
 use crate::{regular_file, unicode};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -35,19 +35,6 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// Longest name of a model in a file name.
 const MAX_NAME: usize = 80;
-
-/// What a conversion reports. The callback returns whether to go on.
-pub enum Report {
-    /// Layers converted so far and in total.
-    Layers { done: usize, total: usize },
-    /// Another start makes the file; asks only whether to go on.
-    Waiting,
-    /// A sentence for the user.
-    Notice(String),
-}
-
-/// Callback of a conversion.
-pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
 /// The folder of converted weights.
 #[derive(Clone, Debug)]
@@ -89,18 +76,18 @@ impl WeightCache {
         &self,
         source: Checkpoint,
         weights: Weights,
-        importance: &Importance,
+        calibration: &Calibration,
         report: OnReport,
     ) -> Result<Checkpoint> {
-        let Some(wanted) = Wanted::new(self, &source, weights, importance) else {
-            return convert_in_memory(source, weights, importance, report);
+        let Some(wanted) = Wanted::new(self, &source, weights, calibration) else {
+            return convert_in_memory(source, weights, calibration, report);
         };
-        match wanted.open_or_make(&source, importance, report) {
+        match wanted.open_or_make(&source, calibration, report) {
             Ok(tensors) => Ok(source.with_converted(weights, tensors)),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::InMemory(why)) => {
                 report(Report::Notice(format!("{why}; the weights are quantized in memory, at every start")));
-                convert_in_memory(source, weights, importance, report)
+                convert_in_memory(source, weights, calibration, report)
             }
         }
     }
@@ -110,12 +97,12 @@ impl WeightCache {
         &self,
         source: &Checkpoint,
         weights: Weights,
-        importance: &Importance,
+        calibration: &Calibration,
         report: OnReport,
     ) -> Result<Cached> {
-        let wanted = Wanted::new(self, source, weights, importance);
+        let wanted = Wanted::new(self, source, weights, calibration);
         let Some(wanted) = wanted else { bail!("{} cannot be quantized to {}", source.name, weights.name()) };
-        match wanted.open_or_make(source, importance, report) {
+        match wanted.open_or_make(source, calibration, report) {
             Ok(_) => Cached::read(wanted.path),
             Err(Refusal::InMemory(why)) => bail!("{why}"),
             Err(Refusal::Failed(error)) => Err(error),
@@ -123,8 +110,8 @@ impl WeightCache {
     }
 
     /// The file for this checkpoint, if there is one. Not checked against the checkpoint beyond its name.
-    pub fn file_of(&self, source: &Checkpoint, weights: Weights, importance: &Importance) -> Option<PathBuf> {
-        Wanted::new(self, source, weights, importance).map(|w| w.path).filter(|p| p.is_file())
+    pub fn file_of(&self, source: &Checkpoint, weights: Weights, calibration: &Calibration) -> Option<PathBuf> {
+        Wanted::new(self, source, weights, calibration).map(|w| w.path).filter(|p| p.is_file())
     }
 
     /// All readable files, in the order of their names.
@@ -204,6 +191,7 @@ impl Cached {
 struct Wanted<'a> {
     cache: &'a WeightCache,
     origin: Origin,
+    weights: Weights,
     identity: Identity,
     entries: Vec<Entry>,
     path: PathBuf,
@@ -211,15 +199,17 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// `None` for a checkpoint without files of its own.
-    fn new(cache: &'a WeightCache, source: &Checkpoint, weights: Weights, importance: &Importance) -> Option<Self> {
+    fn new(cache: &'a WeightCache, source: &Checkpoint, weights: Weights, calibration: &Calibration) -> Option<Self> {
         let origin = source.origin.clone().filter(|_| source.weights.code().is_none())?;
         let entries = entries(source, weights);
         if !entries.iter().any(|e| matches!(e.stored, Stored::Packed(_))) {
             return None;
         }
-        let what = format!("dmschat {}\n{}\n{}", weight_file::VERSION, weights.name(), digest(importance));
+        let calibration = calibration.describe(weights);
+        let what = format!("dmschat {}\n{}\n{}", weight_file::VERSION, weights.name(), calibration);
         let identity = Identity {
             key: origin.key(&what),
+            calibration,
             weights: weights.name().to_owned(),
             source: origin.model.clone(),
             revision: origin.revision.clone().unwrap_or_default(),
@@ -227,13 +217,13 @@ impl<'a> Wanted<'a> {
             fingerprint: if source.adapter.is_none() { source.fingerprint.clone() } else { String::new() },
         };
         let path = cache.folder.join(format!("{}--{}.{WHOLE}", file_name(&source.name), identity.key));
-        Some(Self { cache, origin, identity, entries, path })
+        Some(Self { cache, origin, weights, identity, entries, path })
     }
 
     fn open_or_make(
         &self,
         source: &Checkpoint,
-        importance: &Importance,
+        calibration: &Calibration,
         report: OnReport,
     ) -> Result<BTreeMap<String, Tensor>, Refusal> {
         let was_there = self.path.exists();
@@ -245,7 +235,7 @@ impl<'a> Wanted<'a> {
             return self.open(report).ok_or_else(|| self.unusable("the file that another start has made"));
         };
         self.check_room(layout.file_bytes)?;
-        let made = self.make(&lock, &layout, source, importance, report);
+        let made = self.make(&lock, &layout, source, calibration, report);
         if made.is_err() {
             let _ = fs::remove_file(self.partial());
         }
@@ -335,10 +325,11 @@ impl<'a> Wanted<'a> {
         mut to: &File,
         layout: &Layout,
         source: &Checkpoint,
-        importance: &Importance,
+        calibration: &Calibration,
         report: OnReport,
     ) -> Result<(), Refusal> {
         let refused = |e: io::Error| Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()));
+        let importance = calibration.importance(source, self.weights, report)?;
         to.set_len(0).map_err(refused)?;
         to.write_all(&layout.head).map_err(refused)?;
         let mut buffer = Vec::new();
@@ -419,30 +410,18 @@ fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
 pub fn convert_in_memory(
     source: Checkpoint,
     weights: Weights,
-    importance: &Importance,
+    calibration: &Calibration,
     report: OnReport,
 ) -> Result<Checkpoint> {
     if weights.code().is_none() && source.tensors.values().all(|t| t.dtype().is_some()) {
         return Ok(source);
     }
+    let importance = calibration.importance(&source, weights, report)?;
     let total = source.config.n_layers;
     let layers = |done: u64, all: u64| (done as u128 * total as u128 / all.max(1) as u128) as usize;
-    convert::convert(source, weights, importance, 0, |done, all| {
+    convert::convert(source, weights, &importance, 0, |done, all| {
         report(Report::Layers { done: layers(done, all), total })
     })
-}
-
-/// Digest of importance vectors; empty without any.
-fn digest(importance: &Importance) -> String {
-    if importance.is_empty() {
-        return String::new();
-    }
-    let mut hash = Sha256::new();
-    for (name, columns) in importance {
-        hash.update(format!("{name} {}\n", columns.len()));
-        columns.iter().for_each(|x| hash.update(x.to_le_bytes()));
-    }
-    hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
 fn ensure_wanted(wanted: bool) -> Result<()> {

@@ -2,7 +2,7 @@
 //! [`crate::quant`]) and whose other tensors are copies. Lays the file out, writes it and reads it back. Knows no folders.
 //!
 //! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on, `weights` the choice,
-//! and one entry `NAME: CODE ROWS COLS` for each packed matrix.
+//! `calibration` how columns were weighted (`measured 1`: on the built-in text; a digest: by a file; nothing: all the same), and one entry `NAME: CODE ROWS COLS` for each packed matrix.
 
 use super::names::TensorSpec;
 use super::safetensors::{RawTensor, TensorFile};
@@ -75,6 +75,8 @@ pub struct Identity {
     pub key: String,
     /// `int8` or `int4`.
     pub weights: String,
+    /// How columns were weighted: [`super::calibration::Calibration::describe`].
+    pub calibration: String,
     /// The model that it was made from: a hub id or the path of a folder.
     pub source: String,
     /// The commit of a hub model; empty for others.
@@ -86,11 +88,12 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn fields(&self) -> [(&'static str, &str); 8] {
+    fn fields(&self) -> [(&'static str, &str); 9] {
         [
             ("dmschat", VERSION),
             ("key", &self.key),
             ("weights", &self.weights),
+            ("calibration", &self.calibration),
             ("source", &self.source),
             ("revision", &self.revision),
             ("name", &self.name),
@@ -110,6 +113,7 @@ impl Identity {
         Ok(Self {
             key: field("key"),
             weights: field("weights"),
+            calibration: field("calibration"),
             source: field("source"),
             revision: field("revision"),
             name: field("name"),

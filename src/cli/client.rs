@@ -41,8 +41,8 @@ impl Client {
         let info = runtime.block_on(async {
             loop {
                 let event = source.next().await?;
-                if let Some(Event::Quantizing { done, total }) = event {
-                    quantizing.layers(done, total);
+                if let Some(Event::Quantizing { measuring, done, total }) = event {
+                    quantizing.layers(measuring, done, total);
                     continue;
                 }
                 quantizing.clear();

@@ -41,7 +41,7 @@ impl Formats {
                 quantized::in_place_of(&settings.model, settings.weights, settings.device).map(|c| c.path)
             } else {
                 let cache = weights.cache.as_ref();
-                cache.and_then(|cache| cache.file_of(checkpoint, offer.weights, &weights.importance))
+                cache.and_then(|cache| cache.file_of(checkpoint, offer.weights, &weights.calibration))
             };
         }
         Ok(Self {

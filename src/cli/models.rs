@@ -148,7 +148,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
         }));
     }
     let mut progress = Quantizing::default();
-    let made = quantized::cache()?.make(&checkpoint, weights, &options.importance, &mut |r| progress.report(r));
+    let made = quantized::cache()?.make(&checkpoint, weights, &options.calibration, &mut |r| progress.report(r));
     progress.clear();
     let made = made?;
     if common.json {

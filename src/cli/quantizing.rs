@@ -1,27 +1,29 @@
 //! Progress of quantization on stderr: one line that is redrawn on a terminal, else one notice.
 
 use super::output::notice;
-use crate::checkpoint::weight_cache::Report;
+use crate::checkpoint::convert::Report;
 use std::io::{IsTerminal, Write};
 
 #[derive(Default)]
 pub struct Quantizing {
     /// Columns of the line on the terminal.
     drawn: usize,
-    begun: bool,
+    /// What was last begun.
+    begun: Option<&'static str>,
 }
 
 impl Quantizing {
-    /// Shows layers quantized so far, of `total`.
-    pub fn layers(&mut self, done: usize, total: usize) {
-        let line = format!("dmschat: quantizing {done} of {total}");
+    /// Shows layers measured or quantized so far, of `total`.
+    pub fn layers(&mut self, measuring: bool, done: usize, total: usize) {
+        let doing = if measuring { "measuring what quantization may round" } else { "quantizing" };
+        let line = format!("dmschat: {doing}, layer {done} of {total}");
         if std::io::stderr().is_terminal() {
             let _ = write!(std::io::stderr(), "\r{line:0$}", self.drawn);
             self.drawn = line.len();
-        } else if !self.begun {
-            notice(&format!("quantizing {}", crate::ui::text::plural(total as u64, "layer")));
+        } else if self.begun != Some(doing) {
+            notice(&format!("{doing}: {}", crate::ui::text::plural(total as u64, "layer")));
         }
-        self.begun = true;
+        self.begun = Some(doing);
     }
 
     /// Takes the line away.
@@ -35,7 +37,8 @@ impl Quantizing {
     /// Shows a report. Ctrl+C ends the program, so there is nothing to stop.
     pub fn report(&mut self, report: Report) -> bool {
         match report {
-            Report::Layers { done, total } => self.layers(done, total),
+            Report::Measuring { done, total } => self.layers(true, done, total),
+            Report::Layers { done, total } => self.layers(false, done, total),
             Report::Waiting => {}
             Report::Notice(text) => {
                 self.clear();

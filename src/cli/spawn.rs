@@ -1,5 +1,6 @@
 //! Opens the checkpoint that the settings name and starts an engine, or other work, on its device.
 
+use super::calibrate;
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::download;
 use super::output::{as_wrong_use, notice};
@@ -7,7 +8,7 @@ use super::quantized;
 use super::quantizing::Quantizing;
 use super::reference;
 use crate::backend::Backend;
-use crate::checkpoint::convert::Importance;
+use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
@@ -145,9 +146,9 @@ pub fn weight_options(settings: &Settings, config: &ModelConfig) -> Result<Weigh
     Ok(WeightOptions {
         choice: settings.weights,
         cache: settings.weight_cache.then(|| WeightCache::new(settings.dirs.weights())),
-        importance: match &settings.importance {
-            Some(path) => imatrix::read(path, config)?,
-            None => Importance::new(),
+        calibration: match &settings.importance {
+            Some(path) => Calibration::Given(imatrix::read(path, config)?),
+            None => Calibration::Measured(calibrate::measure),
         },
     })
 }

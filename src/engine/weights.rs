@@ -2,8 +2,9 @@
 
 use super::{EngineOptions, planner, resolve_context, workspace_bytes};
 use crate::backend::Backend;
-use crate::checkpoint::convert::Importance;
-use crate::checkpoint::weight_cache::{OnReport, Report, WeightCache, convert_in_memory};
+use crate::checkpoint::calibration::Calibration;
+use crate::checkpoint::convert::{OnReport, Report};
+use crate::checkpoint::weight_cache::{WeightCache, convert_in_memory};
 use crate::checkpoint::{Checkpoint, EXACT_FIRST};
 use crate::protocol::{Plan, bytes, count};
 use crate::quant::Weights;
@@ -15,7 +16,8 @@ pub struct WeightOptions {
     pub choice: Weights,
     /// Where converted weights are kept; `None` converts them in memory at every start.
     pub cache: Option<WeightCache>,
-    pub importance: Importance,
+    /// How 4-bit codes are chosen.
+    pub calibration: Calibration,
 }
 
 /// What a format of the weights leaves.
@@ -104,7 +106,7 @@ fn choose<B: Backend>(
 /// is allocated if it does not fit.
 pub fn prepare<B: Backend>(
     b: &B,
-    mut checkpoint: Checkpoint,
+    checkpoint: Checkpoint,
     options: &mut EngineOptions,
     report: OnReport,
 ) -> Result<(Checkpoint, Plan)> {
@@ -119,13 +121,14 @@ pub fn prepare<B: Backend>(
         Some(_) => resolved.with_context(|| format!("weights {}", weights.name()))?,
         None => resolved?,
     };
-    checkpoint.config = described.config;
-    let WeightOptions { cache, importance, .. } = &options.weights;
-    let convert = || match cache {
-        Some(cache) => cache.convert(checkpoint, weights, importance, report),
-        None => convert_in_memory(checkpoint, weights, importance, report),
+    let WeightOptions { cache, calibration, .. } = &options.weights;
+    // As the files have it: bytes do not depend on the context of this start.
+    let mut converted = match cache {
+        Some(cache) => cache.convert(checkpoint, weights, calibration, report)?,
+        None => convert_in_memory(checkpoint, weights, calibration, report)?,
     };
-    Ok((convert()?, plan))
+    converted.config = described.config;
+    Ok((converted, plan))
 }
 
 #[cfg(test)]
@@ -184,7 +187,7 @@ mod tests {
         let source = Checkpoint::random("demo").unwrap();
         for weights in EXACT_FIRST {
             let planned = source.described(weights).unwrap();
-            let made = convert_in_memory(source.clone(), weights, &Importance::new(), &mut |_| true).unwrap();
+            let made = convert_in_memory(source.clone(), weights, &Calibration::Equal, &mut |_| true).unwrap();
             let formats = |c: &Checkpoint| c.tensors.values().map(|t| format!("{t:?}")).collect::<Vec<_>>();
             assert_eq!((planned.weight_bytes, formats(&planned)), (made.weight_bytes, formats(&made)));
             assert_eq!((planned.n_params, planned.weights), (made.n_params, made.weights));

@@ -147,8 +147,9 @@ pub enum Progress {
         total: usize,
         seconds: u64,
     },
-    /// Layers quantized and in total.
+    /// Layers quantized, or measured before that, and in total.
     Quantizing {
+        measuring: bool,
         done: usize,
         total: usize,
     },

@@ -108,7 +108,8 @@ pub(super) fn attend(
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans };
     let mut plan = cpu.plan();
-    plan.fill(kv, layer, spans, cpu.threads());
+    // Splits are merged in another order than without: exact results have none.
+    plan.fill(kv, layer, spans, if cpu.isa.is_exact() { 1 } else { cpu.threads() });
     let rows = plan.groups.iter().map(|g| g.tokens.len() * group).max().unwrap_or(0);
     let (width, n_splits) = (OnlineSoftmax::len(rows, d), plan.splits.len());
     let Plan { groups, splits, span_groups, partials } = &mut *plan;
@@ -465,7 +466,7 @@ fn add_block(isa: Isa, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch, n
     let (rows, n) = (softmax.rows(), seen_by.len());
     let q_heads = rows / n_tokens;
     scores.resize(rows * BLOCK_KEYS, 0.0);
-    matmul::a_bt(&mut Tile::new(scores, rows, n), queries, d, keys, d, d, false);
+    matmul::a_bt(isa, &mut Tile::new(scores, rows, n), queries, d, keys, d, d, false);
     for (key, &(from, to)) in seen_by.iter().enumerate() {
         let (from, to) = (from as usize * q_heads, to as usize * q_heads);
         for row in (0..from).chain(to..rows) {
@@ -473,6 +474,6 @@ fn add_block(isa: Isa, softmax: &mut OnlineSoftmax<'_>, scratch: &mut Scratch, n
         }
     }
     softmax.rescale(isa, &mut scores[..rows * n]);
-    softmax.add(&scores[..rows * n], values, n);
+    softmax.add(isa, &scores[..rows * n], values, n);
     seen_by.clear();
 }

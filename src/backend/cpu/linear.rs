@@ -13,7 +13,6 @@ use super::simd::{Format, Isa, maths, matmul};
 use super::thread_pool::Tile;
 use crate::quant::TILE_ROWS;
 use crate::tensor::{self, DType, Tensor};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -43,7 +42,29 @@ impl PackedInput {
     }
 }
 
-/// Matrices of equal width, stacked by rows: all plain, or all packed with one code.
+/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`. Returns whether to go on; once it
+/// has not, GEMMs do nothing, so that a step that nobody wants ends soon.
+pub type OnInput = Box<dyn FnMut(&[Tensor], &[f32]) -> bool + Send>;
+
+/// An observer of inputs that may have had enough.
+pub(super) struct Observer {
+    on_input: OnInput,
+    stopped: bool,
+}
+
+impl Observer {
+    pub fn new(on_input: OnInput) -> Self {
+        Self { on_input, stopped: false }
+    }
+
+    /// Returns whether the GEMM is wanted.
+    fn see(&mut self, parts: &[Tensor], x: &[f32]) -> bool {
+        self.stopped = self.stopped || !(self.on_input)(parts, x);
+        !self.stopped
+    }
+}
+
+/// Matrices of equal width, stacked by rows: all packed with one code, or none packed.
 pub struct Weight {
     parts: Vec<Tensor>,
     rows: usize,
@@ -55,9 +76,8 @@ impl Weight {
         let cols = parts[0].shape[1];
         assert!(parts.iter().all(|p| p.shape.len() == 2 && p.shape[1] == cols), "stacked weights differ in width");
         let kind = |p: &Tensor| match p.format {
-            tensor::Format::Plain(_) => None,
+            tensor::Format::Plain(_) | tensor::Format::Rows(_) => None,
             tensor::Format::Packed(code) => Some(code),
-            tensor::Format::Rows(_) => panic!("{} was not converted", p.name),
         };
         assert!(parts.iter().all(|p| kind(p) == kind(&parts[0])), "stacked weights differ in format");
         let strips = parts[..parts.len() - 1].iter().all(|p| p.shape[0].is_multiple_of(TILE_ROWS));
@@ -80,11 +100,14 @@ impl Weight {
             let start = first;
             first += part.shape[0];
             let (from, to) = (range.start.max(start), range.end.min(first));
-            let rows = || match part.format {
+            let rows = || match &part.format {
                 tensor::Format::Packed(code) => {
-                    Block::Packed(Strips::new(code, part.bytes(), self.cols, from - start..to - start))
+                    Block::Packed(Strips::new(*code, part.bytes(), self.cols, from - start..to - start))
                 }
-                _ => Block::Plain(Rows::new(part.bytes(), element(part), self.cols).slice(from - start..to - start)),
+                tensor::Format::Rows(_) => Block::Decoded(part, from - start..to - start),
+                tensor::Format::Plain(_) => {
+                    Block::Plain(Rows::new(part.bytes(), element(part), self.cols).slice(from - start..to - start))
+                }
             };
             (from < to).then(|| (from - range.start, rows()))
         })
@@ -96,7 +119,7 @@ impl Weight {
     }
 
     fn is_packed(&self) -> bool {
-        self.parts.iter().any(|p| p.dtype().is_none())
+        self.parts.iter().any(|p| matches!(p.format, tensor::Format::Packed(_)))
     }
 
     fn row_bytes(&self) -> usize {
@@ -108,6 +131,8 @@ impl Weight {
 enum Block<'a> {
     Plain(Rows<'a>),
     Packed(Strips<'a>),
+    /// Rows of a matrix in another program's format, which are decoded whenever they are used: slow, and takes no memory.
+    Decoded(&'a Tensor, Range<usize>),
 }
 
 impl Block<'_> {
@@ -115,6 +140,7 @@ impl Block<'_> {
         match self {
             Block::Plain(rows) => rows.len(),
             Block::Packed(strips) => strips.len(),
+            Block::Decoded(_, rows) => rows.len(),
         }
     }
 
@@ -122,6 +148,7 @@ impl Block<'_> {
         match self {
             Block::Plain(rows) => rows.cols(),
             Block::Packed(strips) => strips.cols(),
+            Block::Decoded(tensor, _) => tensor.shape[1],
         }
     }
 
@@ -130,6 +157,13 @@ impl Block<'_> {
         match self {
             Block::Plain(rows) => widen_columns(isa, *rows, cols, out),
             Block::Packed(strips) => strips.unpack(isa, cols, out),
+            Block::Decoded(tensor, rows) => {
+                let mut whole = vec![0.0; tensor.shape[1]];
+                for (row, out) in rows.clone().zip(out.chunks_exact_mut(cols.len())) {
+                    tensor.decode_row(row, &mut whole);
+                    out.copy_from_slice(&whole[cols.clone()]);
+                }
+            }
         }
     }
 }
@@ -149,27 +183,6 @@ fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) 
     }
 }
 
-/// Squares of the inputs of matmuls.
-#[derive(Default)]
-pub(super) struct Inputs(BTreeMap<String, (usize, Vec<f64>)>);
-
-impl Inputs {
-    fn add(&mut self, weight: &Weight, x: &[f32]) {
-        for part in &weight.parts {
-            let (n, sums) = self.0.entry(part.name.clone()).or_insert_with(|| (0, vec![0.0; weight.cols]));
-            *n += x.len() / weight.cols;
-            for row in x.chunks_exact(weight.cols) {
-                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += (x * x) as f64);
-            }
-        }
-    }
-
-    pub fn means(&self) -> BTreeMap<String, Vec<f32>> {
-        let mean = |(n, sums): &(usize, Vec<f64>)| sums.iter().map(|sum| (sum / *n as f64) as f32).collect();
-        self.0.iter().map(|(name, input)| (name.clone(), mean(input))).collect()
-    }
-}
-
 /// `out [n, rows] = x [n, cols] weight^T + bias`
 pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bias: Option<&[f32]>, n: usize) {
     let mut out = Tile::new(out, n, weight.rows);
@@ -181,8 +194,11 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
             });
         }
     };
-    if let Some(inputs) = &cpu.inputs {
-        inputs.lock().unwrap_or_else(PoisonError::into_inner).add(weight, &x[..n * weight.cols]);
+    if let Some(observer) = &cpu.observer {
+        let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
+        if !observer.see(&weight.parts, &x[..n * weight.cols]) {
+            return;
+        }
     }
     let mut packed = weight.is_packed().then(|| cpu.packed());
     if n <= FEW_ROWS {
@@ -201,6 +217,9 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
                         tile_dots(cpu.isa, &strips, input, &mut tile, &mut cpu.scratch(worker).weights);
                     }
                     (Block::Plain(rows), _) => dots(cpu.isa, rows, x, &mut tile),
+                    (block @ Block::Decoded(..), _) => {
+                        multiply_block(cpu.isa, &mut tile, x, &block, &mut cpu.scratch(worker).weights);
+                    }
                     (Block::Packed(_), None) => unreachable!("packed weights have an input"),
                 }
             }
@@ -233,13 +252,15 @@ fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], block: &Block<'_>, sc
     if let Block::Plain(rows) = block
         && let Some(values) = rows.as_f32()
     {
-        return matmul::a_bt(out, x, k, values, k, k, false);
+        return matmul::a_bt(isa, out, x, k, values, k, k, false);
     }
-    for start in (0..k).step_by(BLOCK_COLS) {
-        let cols = start..k.min(start + BLOCK_COLS);
+    // Decoding is by whole rows.
+    let block_cols = if let Block::Decoded(..) = block { k } else { BLOCK_COLS };
+    for start in (0..k).step_by(block_cols) {
+        let cols = start..k.min(start + block_cols);
         scratch.resize(block.len() * cols.len(), 0.0);
         block.widen(isa, cols.clone(), scratch);
-        matmul::a_bt(out, &x[start..], k, scratch, cols.len(), cols.len(), start > 0);
+        matmul::a_bt(isa, out, &x[start..], k, scratch, cols.len(), cols.len(), start > 0);
     }
 }
 
@@ -249,7 +270,7 @@ mod tests {
     use super::super::simd::maths::tests::random;
     use super::*;
     use crate::quant::Code;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     /// A stacked weight in every type, and its values.
     fn weight(rows: [usize; 3], cols: usize) -> (Weight, Vec<f32>) {
@@ -303,15 +324,56 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_recorded_by_the_names_of_the_stacked_matrices() {
-        let cpu = Cpu::recording(2);
+    fn inputs_are_shown_until_the_observer_has_had_enough() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let list = seen.clone();
+        let on_input = move |parts: &[Tensor], x: &[f32]| {
+            let names: String = parts.iter().map(|p| p.name.as_str()).collect();
+            let mut list = list.lock().unwrap();
+            list.push((names, x.to_vec()));
+            list.len() < 2
+        };
+        let cpu = Cpu::observing(2, Box::new(on_input));
         let part = |name: &str| Tensor::from_f32(name, vec![16, 2], &[0.5; 32]);
         let weight = Weight::new(&[part("q"), part("k")]);
         let mut out = vec![0.0; 64];
         linear(&cpu, &mut out, &[1.0, 2.0, 3.0, 0.0], &weight, None, 2);
-        linear(&cpu, &mut out, &[2.0, 1.0], &weight, None, 1);
-        let means = vec![14.0 / 3.0, 5.0 / 3.0];
-        assert_eq!(cpu.recorded(), BTreeMap::from([("k".to_owned(), means.clone()), ("q".to_owned(), means)]));
+        assert_eq!(out, [1.5; 64]);
+        for _ in 0..2 {
+            linear(&cpu, &mut out, &[2.0, 1.0], &weight, None, 1);
+        }
+        assert_eq!(out, [1.5; 64], "computed after a stop");
+        let (first, second) = (("qk".to_owned(), vec![1.0, 2.0, 3.0, 0.0]), ("qk".to_owned(), vec![2.0, 1.0]));
+        assert_eq!(*seen.lock().unwrap(), [first, second]);
+    }
+
+    /// Rows of another program's format are multiplied without a copy of the matrix.
+    #[test]
+    fn rows_of_other_formats_are_decoded_as_they_are_used() {
+        struct Steps;
+        impl tensor::Rows for Steps {
+            fn name(&self) -> &str {
+                "STEPS"
+            }
+            fn bits(&self) -> f32 {
+                4.0
+            }
+            fn decode(&self, row: usize, out: &mut [f32]) {
+                out.iter_mut().enumerate().for_each(|(i, v)| *v = (row * 3 % 7 + i % 5) as f32 - 4.0);
+            }
+        }
+        let foreign = Tensor::from_rows("w", [100, 72], Arc::new(Steps));
+        let plain = Tensor::from_f32("w", vec![100, 72], &foreign.to_f32());
+        let cpu = Cpu::new(2);
+        for n in [1, 65] {
+            let x = random(n * 72, 4);
+            let [got, want] = [&foreign, &plain].map(|tensor| {
+                let mut out = vec![f32::NAN; n * 100];
+                linear(&cpu, &mut out, &x, &Weight::new(std::slice::from_ref(tensor)), None, n);
+                out
+            });
+            assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4 * (1.0 + b.abs())), "{n}");
+        }
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler vectorises) and compiled
 //! three times: AVX-512, AVX2 + FMA, and portable. An [`Isa`] names one that this machine can run; it can only be made by
 //! CPU detection, which makes the calls sound. This backend uses `unsafe` here and in `thread_pool` only.
+//!
+//! [`Isa::EXACT`] is a fourth: portable code that never fuses a multiplication with an addition, so that its results have
+//! the same bits on every machine. What quantization is calibrated with is computed in it.
 
 pub(super) mod dots;
 pub(super) mod maths;
@@ -39,6 +42,7 @@ pub(super) struct Isa(Set);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
+    Exact,
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -47,6 +51,9 @@ enum Set {
 }
 
 impl Isa {
+    /// The same bits on every machine, at perhaps a third of the speed.
+    pub const EXACT: Isa = Isa(Set::Exact);
+
     /// All that this machine can run, fastest first.
     pub fn available() -> Vec<Isa> {
         let mut levels = Vec::new();
@@ -74,8 +81,13 @@ impl Isa {
         Self::available()[0]
     }
 
+    pub fn is_exact(self) -> bool {
+        self.0 == Set::Exact
+    }
+
     pub fn name(self) -> &'static str {
         match self.0 {
+            Set::Exact => "exact",
             Set::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
@@ -103,10 +115,20 @@ macro_rules! by_isa {
             // SAFETY: the caller's contract is `$body`'s.
             unsafe { $body::<Avx2, $($generic),*>($($arg),*) }
         }
+        #[cfg(target_arch = "x86_64")]
+        #[allow(clippy::too_many_arguments)]
+        #[target_feature(enable = "avx2")]
+        unsafe fn exact<$($generic: Elem),*>($($arg: $ty),*) {
+            // SAFETY: the caller's contract is `$body`'s.
+            unsafe { $body::<Exact, $($generic),*>($($arg),*) }
+        }
         // SAFETY: a `Isa` exists only where its instructions were detected; the rest of the
         // contract is that of `$body`, upheld by the function that uses this macro.
         unsafe {
             match $isa.0 {
+                #[cfg(target_arch = "x86_64")]
+                Set::Exact if is_x86_feature_detected!("avx2") => exact::<$($generic),*>($($arg),*),
+                Set::Exact => $body::<Exact, $($generic),*>($($arg),*),
                 Set::Portable => $body::<Portable, $($generic),*>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx2 => avx2::<$($generic),*>($($arg),*),

@@ -3,6 +3,7 @@
 use super::weight_file::ALIGN_BYTES;
 use super::*;
 use crate::checkpoint::ModelRef;
+use crate::checkpoint::convert::Importance;
 use std::os::unix::fs::MetadataExt;
 
 /// A model folder and a cache folder.
@@ -63,6 +64,7 @@ fn convert_with(cache: &WeightCache, source: Checkpoint) -> (Checkpoint, Vec<Str
     let mut report = |r| {
         match r {
             Report::Waiting => panic!("nobody else writes here"),
+            Report::Measuring { .. } => panic!("nothing is to be measured"),
             Report::Notice(text) => notices.push(text),
             Report::Layers { total, .. } => {
                 assert_eq!(total, 2);
@@ -71,7 +73,7 @@ fn convert_with(cache: &WeightCache, source: Checkpoint) -> (Checkpoint, Vec<Str
         }
         true
     };
-    let out = cache.convert(source, Weights::Int4, &Importance::new(), &mut report).unwrap();
+    let out = cache.convert(source, Weights::Int4, &Calibration::Equal, &mut report).unwrap();
     (out, notices, packed)
 }
 
@@ -100,7 +102,10 @@ fn the_file_is_what_memory_would_hold_and_is_made_once() {
     // Another importance is another file.
     let name = "model.layers.0.mlp.up_proj.weight";
     let importance = Importance::from([(name.to_owned(), (0..128).map(|i| 1.0 + i as f32).collect())]);
-    let other = place.cache().convert(place.open("model"), Weights::Int4, &importance, &mut |_| true).unwrap();
+    let other = place
+        .cache()
+        .convert(place.open("model"), Weights::Int4, &Calibration::Given(importance), &mut |_| true)
+        .unwrap();
     assert!(other.tensors[name].bytes() != first.tensors[name].bytes() && place.files().len() == 4);
 }
 
@@ -182,7 +187,7 @@ fn without_room_or_folder_the_weights_stay_in_memory() {
 fn a_stop_leaves_nothing() {
     let place = Place::new();
     let stop = |r| !matches!(r, Report::Layers { done: 1, .. });
-    let stopped = place.cache().convert(place.open("model"), Weights::Int8, &Importance::new(), &mut { stop });
+    let stopped = place.cache().convert(place.open("model"), Weights::Int8, &Calibration::Equal, &mut { stop });
     assert_eq!(stopped.err().unwrap().to_string(), "loading was stopped");
     assert!(place.files().is_empty(), "{:?}", place.files());
 }
@@ -204,7 +209,7 @@ fn a_second_start_waits_for_the_first_and_uses_its_file() {
                 }
                 true
             };
-            cache.convert(source, Weights::Int4, &Importance::new(), &mut report).unwrap()
+            cache.convert(source, Weights::Int4, &Calibration::Equal, &mut report).unwrap()
         });
         has_begun.recv().unwrap();
         let mut notices = Vec::new();
@@ -215,7 +220,7 @@ fn a_second_start_waits_for_the_first_and_uses_its_file() {
             }
             true
         };
-        let second = place.cache().convert(place.open("model"), Weights::Int4, &Importance::new(), &mut report);
+        let second = place.cache().convert(place.open("model"), Weights::Int4, &Calibration::Equal, &mut report);
         (first.join().unwrap(), second.unwrap(), notices)
     });
     same(&first, &second);

@@ -43,8 +43,8 @@ impl Runtime {
                 self.handle(AppEvent::Progress(Progress::Weights { done_bytes, total_bytes }));
             }
             Some(Event::Downloading(download)) => self.handle(AppEvent::Progress(Progress::Download(download))),
-            Some(Event::Quantizing { done, total }) => {
-                self.handle(AppEvent::Progress(Progress::Quantizing { done, total }));
+            Some(Event::Quantizing { measuring, done, total }) => {
+                self.handle(AppEvent::Progress(Progress::Quantizing { measuring, done, total }));
             }
             Some(Event::CompilingKernels { done, total, seconds }) => {
                 self.handle(AppEvent::Progress(Progress::Kernels { done, total, seconds }));

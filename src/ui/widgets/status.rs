@@ -74,8 +74,9 @@ fn progress(app: &App, stop: &str) -> Option<String> {
             Some(Progress::Kernels { done, total, seconds }) => {
                 format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)")
             }
-            Some(Progress::Quantizing { done, total }) => {
-                format!("loading {name}: quantizing {done} of {total} ({stop} stops)")
+            Some(Progress::Quantizing { measuring, done, total }) => {
+                let what = if *measuring { "measuring what quantization may round" } else { "quantizing" };
+                format!("loading {name}: {what}, layer {done} of {total} ({stop} stops)")
             }
             Some(Progress::Weights { done_bytes, total_bytes: total }) => {
                 let percent = done_bytes.min(total) * 100 / total;
@@ -296,8 +297,10 @@ mod tests {
         update(&mut app, AppEvent::Progress(Progress::Kernels { done: 4, total: 13, seconds: 3 }));
         let said = |app: &App| banner_text(app).unwrap().0;
         assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc stops)");
-        update(&mut app, AppEvent::Progress(Progress::Quantizing { done: 12, total: 36 }));
-        assert_eq!(said(&app), "loading demo: quantizing 12 of 36 (Esc stops)");
+        update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: true, done: 2, total: 36 }));
+        assert_eq!(said(&app), "loading demo: measuring what quantization may round, layer 2 of 36 (Esc stops)");
+        update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: false, done: 12, total: 36 }));
+        assert_eq!(said(&app), "loading demo: quantizing, layer 12 of 36 (Esc stops)");
         update(&mut app, AppEvent::Progress(Progress::Weights { done_bytes: 1, total_bytes: 2 }));
         assert!(said(&app).starts_with("loading demo: 50 %"));
     }

@@ -46,7 +46,7 @@ impl<'a> OnlineSoftmax<'a> {
                 continue;
             }
             if max > self.max[r] && self.sum[r] != 0.0 {
-                let shrink = (self.max[r] - max).exp();
+                let shrink = maths::exp(self.max[r] - max);
                 self.sum[r] *= shrink;
                 maths::scale(isa, &mut self.acc[r * self.d..(r + 1) * self.d], shrink);
             }
@@ -56,9 +56,9 @@ impl<'a> OnlineSoftmax<'a> {
     }
 
     /// Adds `weight x value` for weights `[rows, n]` that of [`Self::rescale`] and values `[n, d]`.
-    pub fn add(&mut self, weights: &[f32], values: &[f32], n: usize) {
+    pub fn add(&mut self, isa: Isa, weights: &[f32], values: &[f32], n: usize) {
         let (rows, d) = (self.rows(), self.d);
-        matmul::a_b(&mut Tile::new(self.acc, rows, d), weights, n, values, d, n, true);
+        matmul::a_b(isa, &mut Tile::new(self.acc, rows, d), weights, n, values, d, n, true);
     }
 
     /// Adds `x` to every channel's sum of a row.
@@ -85,7 +85,7 @@ pub(super) fn merge(isa: Isa, out: &mut [f32], states: &[f32], width: usize, row
         if state[rows + row] == 0.0 {
             continue;
         }
-        let weight = (state[row] - max).exp();
+        let weight = maths::exp(state[row] - max);
         sum += state[rows + row] * weight;
         maths::add_scaled(isa, out, &state[2 * rows + row * d..][..d], weight);
     }

@@ -7,7 +7,7 @@
 use super::super::thread_pool::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
-use super::vector::{Bf16, Elem, F16, F32, Fp8, Int8, Portable, Vector};
+use super::vector::{Bf16, Elem, Exact, F16, F32, Fp8, Int8, Portable, Vector};
 use super::{Format, Isa, Set, by_isa};
 
 /// Contiguous rows of `cols` values.

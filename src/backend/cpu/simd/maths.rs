@@ -19,7 +19,8 @@ macro_rules! plain_by_isa {
                 $body($($arg),*)
             }
             match isa.0 {
-                Set::Portable => $body($($arg),*),
+                // No loop here is fused, so all of them have the same results.
+                Set::Exact | Set::Portable => $body($($arg),*),
                 // SAFETY: a `Isa` exists only where its instructions were detected.
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx2 => unsafe { avx2($($arg),*) },
@@ -57,9 +58,9 @@ fn fold(x: &[f32], zero: f32, one: impl Fn(f32, f32) -> f32, join: impl Fn(f32, 
 }
 
 /// `e^x`, within 2e-7 of its value; 0 below -87, where the result would leave the normal numbers.
-/// NaN stays NaN.
+/// NaN stays NaN. The same bits on every machine, unlike that of the standard library.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(in super::super) fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     // ln 2 in two parts, of which the first has few enough bits for an exact product (Cephes).
     const LN2_HIGH: f32 = 0.693_359_4;

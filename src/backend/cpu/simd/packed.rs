@@ -14,7 +14,7 @@ use super::super::thread_pool::Tile;
 use super::dots::prefetch;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
-use super::vector::{Portable, Vector};
+use super::vector::{Exact, Portable, Vector};
 use super::{Isa, Set, by_isa};
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use std::ops::Range;

@@ -73,10 +73,15 @@ fn fp8(code: u8) -> f32 {
 
 const FP8_SCALE: f32 = f32::from_bits((127 + 120) << 23);
 
+/// Eight lanes in plain Rust. `FUSED`: [`Vector::mul_add`] rounds once where the target has such an instruction.
 #[derive(Clone, Copy)]
-pub(super) struct Portable([f32; 8]);
+pub(super) struct Eight<const FUSED: bool>([f32; 8]);
 
-impl Vector for Portable {
+pub(super) type Portable = Eight<true>;
+/// The same sums on every machine.
+pub(super) type Exact = Eight<false>;
+
+impl<const FUSED: bool> Vector for Eight<FUSED> {
     const LANES: usize = 8;
     const MAX_RHS: usize = 2;
 
@@ -141,7 +146,7 @@ impl Vector for Portable {
         let mut out = b;
         for i in 0..8 {
             // Where the target has no fused form by default, `f32::mul_add` is a library call.
-            out.0[i] = if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+            out.0[i] = if FUSED && cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
                 self.0[i].mul_add(a.0[i], b.0[i])
             } else {
                 self.0[i] * a.0[i] + b.0[i]

@@ -1,0 +1,152 @@
+//! What a model's matrices multiply on a text, from a forward pass on the CPU that has the same bits on every machine: the mean
+//! of x^2 of each input column, by which 4-bit codes are chosen.
+
+use crate::backend::cpu::Cpu;
+use crate::checkpoint::convert::{Importance, OnReport, Report};
+use crate::checkpoint::{Checkpoint, imatrix};
+use crate::codec::Codec;
+use crate::engine::{EngineOptions, Runner};
+use crate::protocol::Token;
+use crate::tensor::Tensor;
+use crate::tokenizer::Tokenizer;
+use anyhow::{Result, ensure};
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+
+/// Prose, code, tables and dialogues in several languages. Quantized files name the version of this procedure
+/// ([`crate::checkpoint::calibration`]): it changes with the text.
+const TEXT: &str = include_str!("../../assets/calibration.txt");
+/// Tokens of the built-in text that are used: 3.6 TFLOP and 140 MB for a model of 8 billion weights. Ten times as many
+/// reduce the divergence of a quantized model by 6 %.
+const BUILT_IN_TOKENS: usize = 256;
+/// Tokens of a step.
+const STEP: usize = 512;
+
+/// The importance on the built-in text. The same bits on every machine.
+pub fn measure(checkpoint: &Checkpoint, report: OnReport<'_>) -> Result<Importance> {
+    let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
+    let mut tokens = tokenizer.encode_text(TEXT)?;
+    tokens.truncate(BUILT_IN_TOKENS.min(checkpoint.config.context));
+    importance(checkpoint, &tokens, 0, report)
+}
+
+/// The importance on some tokens; `threads` as for [`Cpu`].
+pub fn importance(
+    checkpoint: &Checkpoint,
+    tokens: &[Token],
+    threads: usize,
+    report: OnReport<'_>,
+) -> Result<Importance> {
+    let squares = Arc::new(Mutex::new(Squares::default()));
+    let (steps, layers) = (tokens.len().div_ceil(STEP), checkpoint.config.n_layers);
+    let (sender, layer_done) = mpsc::channel();
+    let all = squares.clone();
+    let mut wanted = true;
+    let mut begun = 0;
+    let on_input = move |parts: &[Tensor], x: &[f32]| {
+        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.add(parts, x);
+        // The receiver is gone once nobody wants the result.
+        !parts[0].name.ends_with("q_proj.weight") || sender.send(()).is_ok()
+    };
+    thread::scope(|scope| {
+        let work = scope.spawn(|| feed(Cpu::observing(threads, Box::new(on_input)), checkpoint, tokens));
+        for () in &layer_done {
+            wanted = report(Report::Measuring { done: begun / steps.max(1), total: layers });
+            begun += 1;
+            if !wanted {
+                break;
+            }
+        }
+        drop(layer_done);
+        let fed = work.join().unwrap_or_else(|panic| resume_unwind(panic));
+        ensure!(wanted, "loading was stopped");
+        fed
+    })?;
+    let squares = squares.lock().unwrap_or_else(PoisonError::into_inner);
+    squares.means()
+}
+
+/// Feeds the tokens in as few steps as there are.
+fn feed(cpu: Cpu, checkpoint: &Checkpoint, tokens: &[Token]) -> Result<()> {
+    ensure!(!tokens.is_empty(), "the text has no tokens");
+    let step = STEP.min(tokens.len());
+    let options = EngineOptions { context: Some(tokens.len()), max_step: Some(step), ..EngineOptions::new(Codec::F32) };
+    let mut runner = Runner::new(cpu, checkpoint, &options, |_, _| true)?;
+    let seq = runner.create(false)?;
+    for tokens in tokens.chunks(step) {
+        runner.feed(seq, tokens)?;
+    }
+    runner.check_finite()?;
+    // The head's input too.
+    runner.logits(0..1, |_, _| {})?;
+    Ok(())
+}
+
+/// Sums of squares of the inputs of matrices.
+#[derive(Default)]
+struct Squares(BTreeMap<String, (usize, Vec<f64>)>);
+
+impl Squares {
+    /// Adds the input `x [n, cols]` of matrices.
+    fn add(&mut self, parts: &[Tensor], x: &[f32]) {
+        let cols = parts[0].shape[1];
+        for part in parts {
+            let (n, sums) = self.0.entry(part.name.clone()).or_insert_with(|| (0, vec![0.0; cols]));
+            *n += x.len() / cols;
+            for row in x.chunks_exact(cols) {
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += (x * x) as f64);
+            }
+        }
+    }
+
+    fn means(&self) -> Result<Importance> {
+        let mut out = Importance::new();
+        for (name, (n, sums)) in &self.0 {
+            let means: Vec<f32> = sums.iter().map(|sum| (sum / *n as f64) as f32).collect();
+            ensure!(means.iter().all(|x| x.is_finite()), "{name} multiplies values that are not finite");
+            out.extend(imatrix::with_floor(means).map(|means| (name.clone(), means)));
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::ModelConfig;
+
+    fn checkpoint() -> Checkpoint {
+        let small = Checkpoint::shape("demo").unwrap();
+        let config = ModelConfig { n_layers: 2, hidden: 64, ffn: 128, vocab: 500, ..small };
+        Checkpoint::random_of("random", config).unwrap()
+    }
+
+    #[test]
+    fn the_importance_is_the_mean_of_squares_whatever_the_threads() {
+        let tokens: Vec<Token> = (0..70).map(|i| i * 37 % 500).collect();
+        let source = checkpoint();
+        let of = |threads| importance(&source, &tokens, threads, &mut |_| true).unwrap();
+        let (one, three) = (of(1), of(3));
+        assert_eq!(one, three);
+        let matrix = |name: &str| &one[&format!("model.layers.1.{name}.weight")];
+        assert_eq!(matrix("self_attn.q_proj"), matrix("self_attn.v_proj"));
+        assert_eq!(matrix("mlp.down_proj").len(), source.config.ffn);
+        // The input of q is normalised, with the norm's weights near 1.
+        let q = matrix("self_attn.q_proj");
+        let mean = q.iter().sum::<f32>() / q.len() as f32;
+        assert!((0.5..2.0).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn a_stop_ends_the_forward_pass() {
+        let mut layers = 0;
+        let stopped = importance(&checkpoint(), &[1, 2, 3], 1, &mut |_| {
+            layers += 1;
+            false
+        });
+        assert_eq!((stopped.err().unwrap().to_string(), layers), ("loading was stopped".to_owned(), 1));
+    }
+}
