@@ -401,7 +401,8 @@ mod tests {
                     linear(&cpu, &mut out, x, weight, None, n);
                     out
                 });
-                let near = |(a, b): (&f32, &f32)| (a - b).abs() < 3e-5 * (1.0 + b.abs());
+                // Of few rows, activations have 16 bits.
+                let near = |(a, b): (&f32, &f32)| (a - b).abs() < 3e-4 * (1.0 + b.abs());
                 assert!(got.iter().zip(&want).all(near), "{code:?} {n}");
             }
             let [got, want] = [&packed, &plain].map(|weight| {

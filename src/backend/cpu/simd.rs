@@ -9,9 +9,12 @@
 //! the same bits on every machine. What quantization is calibrated with is computed in it.
 
 pub(super) mod dots;
+#[cfg(target_arch = "x86_64")]
+mod integer;
 pub(super) mod maths;
 pub(super) mod matmul;
 pub(super) mod packed;
+mod strip;
 mod vector;
 
 /// Element format of a stored row.

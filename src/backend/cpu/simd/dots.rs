@@ -207,17 +207,21 @@ pub(super) fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Asks for `bytes` to be read into the L2.
-pub(in super::super) fn fetch(bytes: &[u8]) {
-    for line in bytes.chunks(64) {
-        // SAFETY: prefetching never faults.
-        #[cfg(target_arch = "x86_64")]
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(line.as_ptr().cast())
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = line;
+/// Prefetches the cache line at `at` into L2. The address need not be mapped.
+#[inline(always)]
+pub(super) fn prefetch_l2(at: *const u8) {
+    // SAFETY: prefetching never faults.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.cast())
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Prefetches `bytes` into L2.
+pub(in super::super) fn fetch(bytes: &[u8]) {
+    bytes.chunks(64).for_each(|line| prefetch_l2(line.as_ptr()));
 }
 
 /// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`.
