@@ -5,8 +5,9 @@ use super::names::{self, LayerSpec, TensorSpec};
 use super::{Checkpoint, ModelConfig, mapped};
 use crate::quant::{Code, TILE_ROWS, Weights};
 use crate::tensor::{DType, Format, Tensor};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// E[x^2] of each input column, by the name of the matrix.
 pub type Importance = BTreeMap<String, Vec<f32>>;
@@ -97,16 +98,23 @@ pub fn convert(
         );
     }
     let (mut done, total) = (0, checkpoint.weight_bytes);
-    let mut tensors = Vec::with_capacity(checkpoint.tensors.len());
-    for tensor in std::mem::take(&mut checkpoint.tensors).into_values() {
+    let mut wanted = true;
+    let mut step = |tensor: &Tensor| {
         done += tensor.stored_bytes() as u64;
-        let importance = importance.get(&tensor.name).map(Vec::as_slice);
-        tensors.push(match (codes.get(&tensor.name), &tensor.format) {
-            (Some(&code), Format::Plain(_) | Format::Rows(_)) => packed(&tensor, code, importance, threads)?,
-            _ => plain(tensor, threads)?,
-        });
-        ensure!(progress(done, total), "loading was stopped");
+        wanted = wanted && progress(done, total);
+        wanted
+    };
+    let packs = |t: &Tensor| codes.get(&t.name).copied().filter(|_| !matches!(t.format, Format::Packed(_)));
+    let (to_pack, rest): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut checkpoint.tensors).into_values().partition(|t| packs(t).is_some());
+    let mut tensors = packed(&to_pack, packs, importance, threads, &mut step)?;
+    for tensor in rest {
+        if !step(&tensor) {
+            break;
+        }
+        tensors.push(plain(tensor, threads)?);
     }
+    ensure!(wanted, "loading was stopped");
     let n_params = checkpoint.n_params;
     checkpoint.take_tensors(tensors);
     checkpoint.n_params = n_params;
@@ -114,12 +122,39 @@ pub fn convert(
     Ok(checkpoint)
 }
 
-/// A matrix as a packed tensor in memory of its own.
-fn packed(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize) -> Result<Tensor> {
-    let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
-    let len = code.bytes(rows, cols);
-    let bytes = mapped::buffer(len, |out| pack(tensor, code, importance, threads, 0, out))?;
-    Ok(Tensor::packed(&tensor.name, code, [rows, cols], bytes, 0..len))
+/// Matrices packed into one buffer, because memory is mapped in pages of 2 MiB only where a buffer has that many bytes.
+/// `step` takes each matrix before it is packed and returns whether to go on.
+fn packed(
+    matrices: &[Tensor],
+    code: impl Fn(&Tensor) -> Option<Code>,
+    importance: &Importance,
+    threads: usize,
+    step: &mut dyn FnMut(&Tensor) -> bool,
+) -> Result<Vec<Tensor>> {
+    let mut places = Vec::new();
+    let mut end = 0;
+    for tensor in matrices {
+        let code = code(tensor).context("a matrix without a code")?;
+        let start = end;
+        end += code.bytes(tensor.shape[0], tensor.shape[1]);
+        places.push((tensor, code, start..end));
+    }
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let bytes = mapped::buffer(end, |out| {
+        for (tensor, code, range) in &places {
+            if !step(tensor) {
+                return;
+            }
+            let importance = importance.get(&tensor.name).map(Vec::as_slice);
+            pack(tensor, *code, importance, threads, 0, &mut out[range.clone()]);
+        }
+    })?;
+    let tensor = |(t, code, range): (&Tensor, Code, Range<usize>)| {
+        Tensor::packed(&t.name, code, [t.shape[0], t.shape[1]], bytes.clone(), range)
+    };
+    Ok(places.into_iter().map(tensor).collect())
 }
 
 /// Packs strips of a matrix from strip `from` on, as many as `out` has room for. They are split over `threads` (0: one per
@@ -281,7 +316,7 @@ mod tests {
         let tensor = Tensor::from_rows("steps", [40, 64], Arc::new(Steps));
         let plain = bf16(&tensor, 3).unwrap();
         assert_eq!((plain.format.name(), plain.to_f32() == tensor.to_f32()), ("bf16", true));
-        let out = packed(&tensor, Code::Q4, None, 3).unwrap();
+        let out = packed(&[tensor], |_| Some(Code::Q4), &Importance::new(), 3, &mut |_| true).unwrap().remove(0);
         let size = Code::Q4.strip_bytes(64);
         let kept = |strip: usize| out.bytes()[strip * size..(strip + 1) * size].iter().all(|&b| b == 0x77);
         assert_eq!([kept(0), kept(1), kept(2)], [true, false, true]);
