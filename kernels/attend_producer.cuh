@@ -1,10 +1,13 @@
 // The producers of attend_wgmma.cu: which keys the rows of a tile see, and how they come to shared memory.
 #pragma once
 #include "hopper.cuh"
-#include "prefill.cuh"
+#include "unpacked.cuh"
 
 #define PRODUCERS 128       // threads
-#define RING 256            // keys found that all rows see: at most BN - 1 + PRODUCERS; a multiple of 2 BN
+// Keys that all rows see, and pages of such keys: those of a batch whose V is not loaded yet, and those found after it, at most
+// BN - 1 + PRODUCERS and BN / PAGE_SLOTS - 1 + PRODUCERS / PAGE_SLOTS. RING is a multiple of BN.
+#define RING 512
+#define PAGE_RING 32
 
 // Up to BN keys that are attended to together, in the ring from `begin` on: `unmasked` keys that all rows see, then those of
 // the list from `masked` on. begin < 0: BN keys in the ring of pages from -1 - begin on. n = 0: none are left.
@@ -43,7 +46,7 @@ struct Shared {
   const u8* ring[RING];
   const u8* ring_scales[C::SCALED ? RING : 2];
   Key masked[C::MASKED];
-  int pages[16];  // found that all rows see: at most BN / PAGE_SLOTS - 1 + PRODUCERS / PAGE_SLOTS; negative: of the step
+  int pages[PAGE_RING];  // negative: of the step
   int counts[PRODUCERS / 32], arrived;
 };
 
@@ -58,17 +61,21 @@ struct Stage {
 };
 
 // A producer thread: finds keys and loads them. Keys of pages that all rows see are copied by page, others row by row.
+// UNPACKED: from the step's unpacked copy.
 //
 // Candidates are numbered so that pages begin at multiples of PAGE_SLOTS: the stored slots, rounded up, then the step's
 // rows from that page on in which the span begins.
-template <class C>
+template <class C, bool UNPACKED>
 struct Producer {
+  static constexpr bool PACKED = C::PACKED && !UNPACKED;  // codes are decoded here
   static constexpr int BN = C::BN, D = C::D, PAGES = BN / PAGE_SLOTS;
   Shared<C>& s;
   const Kv& kv;
   const Tile& t;
   const float* decisions;
   const TensorMap *stored_pages, *staged_pages;
+  u8* unpacked;                  // pages of UnpackedPage, of which this lane's begin at
+  int lane_page, first_staged;   // lane_page and the step's own at first_staged
   int thread;
   int begin, unmasked;    // first key of the ring, and how many
   int first_page, pages;  // the same of the ring of pages
@@ -78,13 +85,27 @@ struct Producer {
   int page, meta, page_ahead;  // of candidate next + thread, and the page of the one PRODUCERS after it
   float decision;
 
-  // Page of a candidate; -1 and less: of the step.
+  // Page of a candidate; -1 and less: of the step, where it is not unpacked.
   __device__ __forceinline__ int page_of(int c) const {
-    if (c >= padded) return -1 - ((t.span.start - lead + c - padded) / PAGE_SLOTS * kv.n_kv_heads + t.head);
+    int of_step = (t.span.start - lead + c - padded) / PAGE_SLOTS * kv.n_kv_heads + t.head;
+    if (UNPACKED) return c >= padded ? first_staged + of_step : lane_page + c / PAGE_SLOTS;
+    if (c >= padded) return -1 - of_step;
     return c < t.live ? t.table[c / PAGE_SLOTS] : 0;
   }
   __device__ __forceinline__ u8* address_of(int page) const {
+    if (UNPACKED) return unpacked + (u64)page * UnpackedPage::BYTES;
     return page < 0 ? kv.staged + (u64)(-1 - page) * kv.stride : page_at(kv, page);
+  }
+  // Within a page: a row of K, its scale, and from them to V.
+  __device__ __forceinline__ const u8* key_at(u8* page, int r) const {
+    return UNPACKED ? page + r * UnpackedPage::ROW : row_at(kv, page, r, 0);
+  }
+  __device__ __forceinline__ const u8* scale_at(u8* page, int r) const {
+    return UNPACKED ? page + UnpackedPage::SCALES_AT + 4 * r : (const u8*)side_at(kv, page, r, 0);
+  }
+  __device__ __forceinline__ int to_value() const { return UNPACKED ? UnpackedPage::V_AT : kv.v_at; }
+  __device__ __forceinline__ int to_value_scale() const {
+    return UNPACKED ? UnpackedPage::V_SCALES_AT - UnpackedPage::SCALES_AT : kv.v_sides_at - kv.k_sides_at;
   }
 
   // Starts loads of what decides about the next candidates, whose pages are here, and of the pages after them.
@@ -93,7 +114,10 @@ struct Producer {
     page = page_ahead;
     if (t.eviction && c < end) {
       int decided = t.dms.decided_by(c - padded - lead);
-      if (c < t.live) meta = *meta_at(kv, page_at(kv, page), c % PAGE_SLOTS);
+      if (c < t.live) {
+        u8* at = address_of(page);
+        meta = UNPACKED ? ((int*)(at + UnpackedPage::META_AT))[c % PAGE_SLOTS] : *meta_at(kv, at, c % PAGE_SLOTS);
+      }
       else if (c >= padded && decided >= 0 && decided < t.span.len)
         decision = decisions[(t.span.start + decided) * kv.n_kv_heads + t.head];
     }
@@ -135,10 +159,10 @@ struct Producer {
       total += s.counts[w];
     }
     if (lane < 16 ? low : high) {
-      if (lane % 16 == 0) s.pages[(first_page + pages + (before >> 16) + (lane ? low : 0)) % 16] = now;
+      if (lane % 16 == 0) s.pages[(first_page + pages + (before >> 16) + (lane ? low : 0)) % PAGE_RING] = now;
     } else if (some) {
       u8* at = address_of(now);
-      const u8 *k = row_at(kv, at, slot, 0), *scale = C::SCALED ? (const u8*)side_at(kv, at, slot, 0) : nullptr;
+      const u8 *k = key_at(at, slot), *scale = C::SCALED ? scale_at(at, slot) : nullptr;
       if (all) {
         int to = (begin + unmasked + (before & 0xff) + __popc(alls & below)) % RING;
         s.ring[to] = k;
@@ -158,16 +182,16 @@ struct Producer {
     if (pages >= PAGES) {
       b.begin = -1 - first_page, b.unmasked = BN;
       pages -= PAGES;
-      first_page = (first_page + PAGES) % 16;
+      first_page = (first_page + PAGES) % PAGE_RING;
       return b;
     }
     if (unmasked < BN && pages > 0) {
       // keys of the last pages
       if (thread < PAGE_SLOTS * pages) {
-        u8* at = address_of(s.pages[(first_page + thread / PAGE_SLOTS) % 16]);
+        u8* at = address_of(s.pages[(first_page + thread / PAGE_SLOTS) % PAGE_RING]);
         int to = (begin + unmasked + thread) % RING, slot = thread % PAGE_SLOTS;
-        s.ring[to] = row_at(kv, at, slot, 0);
-        if (C::SCALED) s.ring_scales[to] = (const u8*)side_at(kv, at, slot, 0);
+        s.ring[to] = key_at(at, slot);
+        if (C::SCALED) s.ring_scales[to] = scale_at(at, slot);
       }
       unmasked += PAGE_SLOTS * pages;
       pages = 0;
@@ -194,15 +218,20 @@ struct Producer {
     return b;
   }
 
-  // Copies K (which = 0) or V (1) of a batch of pages, by one warp.
-  __device__ __forceinline__ void copy_pages(u16* to, const Batch& b, int which, u64* barrier) const {
+  // Copies K (which = 0) or V (1) of a batch of pages, and with K the scales of both, by one warp.
+  __device__ __forceinline__ void copy_pages(u16* to, const Batch& b, int which, int number, u64* barrier) const {
+    const int SCALES = PAGE_SLOTS * sizeof(float);
     int lane = thread % 32;
-    if (lane == 0) barrier_expect(barrier, BN * D * sizeof(u16));
+    bool scaled = C::SCALED && !which;
+    if (lane == 0) barrier_expect(barrier, BN * D * sizeof(u16) + (scaled ? 2 * PAGES * SCALES : 0));
     __syncwarp();
     if (lane >= PAGES * (D / 64)) return;
-    int i = lane % PAGES, half = lane / PAGES, page = s.pages[(-1 - b.begin + i) % 16];
+    int i = lane % PAGES, half = lane / PAGES, page = s.pages[(-1 - b.begin + i) % PAGE_RING];
     copy_page(to + half * (BN * 64) + i * (PAGE_SLOTS * 64), page < 0 ? staged_pages : stored_pages, 64 * half,
               which * PAGE_SLOTS, page < 0 ? -1 - page : page, barrier);
+    if (scaled)
+      copy_bulk(&s.scales[number % C::BATCHES][half][i * PAGE_SLOTS], address_of(page) + UnpackedPage::SCALES_AT + half * SCALES,
+                SCALES, barrier);
   }
 
   // The same of packed codes to `codes`, and with K the scales of both.
@@ -213,7 +242,7 @@ struct Producer {
     if (lane == 0) barrier_expect(barrier, PAGES * (BYTES + (which ? 0 : 2 * SCALES)));
     __syncwarp();
     if (lane >= PAGES) return;
-    const u8* at = address_of(s.pages[(-1 - b.begin + lane) % 16]);
+    const u8* at = address_of(s.pages[(-1 - b.begin + lane) % PAGE_RING]);
     copy_bulk(s.codes[which] + lane * BYTES, row_at(kv, (u8*)at, 0, which), BYTES, barrier);
     if (which) return;
     float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
@@ -221,11 +250,21 @@ struct Producer {
     copy_bulk(&scales[1][lane * PAGE_SLOTS], at + kv.v_sides_at, SCALES, barrier);
   }
 
-  // Starts copies of rows of K or V of a batch; zeros after the last key.
+  // Starts copies of the scales of a batch of rows.
+  __device__ __forceinline__ void copy_row_scales(const Batch& b, int number) const {
+    float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
+    if (thread >= BN) return;
+    bool real = thread < b.n;
+    const u8* from = real ? s.ring_scales[b.begin + thread] : kv.pages;
+    copy_async4(&scales[0][thread], from, real);
+    copy_async4(&scales[1][thread], from + (real ? to_value_scale() : 0), real);
+  }
+
+  // Starts copies of rows of K or V of a batch, and with K the scales of both; zeros after the last key.
   template <bool WHOLE>
-  __device__ __forceinline__ void copy_rows(u16* to, const Batch& b, int which) const {
+  __device__ __forceinline__ void copy_rows(u16* to, const Batch& b, int which, int number) const {
     const int PER_KEY = D / 8, AT_ONCE = PRODUCERS / PER_KEY;
-    int first = thread / PER_KEY, chunk = thread % PER_KEY, offset = (which ? kv.v_at : 0) + 16 * chunk;
+    int first = thread / PER_KEY, chunk = thread % PER_KEY, offset = (which ? to_value() : 0) + 16 * chunk;
     const u8* const* rows = s.ring + b.begin + first;
     // AT_ONCE is a multiple of eight, so the swizzle of a thread's rows is the same.
     to += chunk / 8 * (BN * 64) + first * 64 + ((chunk ^ first) & 7) * 8;
@@ -234,6 +273,7 @@ struct Producer {
       bool real = WHOLE || first + i * AT_ONCE < b.n;
       copy_async(to + i * AT_ONCE * 64, real ? rows[i * AT_ONCE] + offset : kv.pages, real);
     }
+    if (C::SCALED && !which) copy_row_scales(b, number);
   }
 
   // The same of packed codes, 16 at a time, to where this thread decodes them, and with K the scales of both.
@@ -247,14 +287,7 @@ struct Producer {
       bool real = WHOLE || first + i * AT_ONCE < b.n;
       copy_async(s.codes[which] + (i * PRODUCERS + thread) * 16, real ? rows[i * AT_ONCE] + offset : kv.pages, real);
     }
-    if (which) return;
-    float(*scales)[C::SCALED ? BN : 4] = s.scales[number % C::BATCHES];
-    if (thread < BN) {
-      bool real = thread < b.n;
-      const u8* from = real ? s.ring_scales[b.begin + thread] : kv.pages;
-      copy_async4(&scales[0][thread], from, real);
-      copy_async4(&scales[1][thread], from + (real ? kv.v_sides_at - kv.k_sides_at : 0), real);
-    }
+    if (!which) copy_row_scales(b, number);
   }
 
   // Decodes what `copy_codes` or `copy_row_codes` copied.
@@ -276,18 +309,18 @@ struct Producer {
     }
   }
 
-  // Loads K or V of a batch of bf16. Warp 0 copies pages of K, warp 1 of V.
+  // Loads K or V of a batch that is not packed. Warp 0 copies pages of K, warp 1 of V.
   __device__ __forceinline__ void load(u16* to, const Batch& b, int which, int number, u64* full, u64* empty,
                                        u32 parity) const {
     bool own = thread / 32 == which, first = thread == 32 * which;
     if (b.begin >= 0 || own) barrier_wait(empty, parity);
     if (first && !which) s.batches[number % C::BATCHES] = b;
     if (b.begin < 0) {
-      if (own) copy_pages(to, b, which, full);
+      if (own) copy_pages(to, b, which, number, full);
       return;
     }
-    if (b.n == BN) copy_rows<true>(to, b, which);
-    else copy_rows<false>(to, b, which);
+    if (b.n == BN) copy_rows<true>(to, b, which, number);
+    else copy_rows<false>(to, b, which, number);
     copy_arrive(full);
     group_barrier(1, PRODUCERS);
     if (first) barrier_arrive(full);
@@ -310,6 +343,9 @@ struct Producer {
     if (thread == 0 && !which) s.batches[number % C::BATCHES] = b;
     decode(to, which);
     fence_tiles();
+    // Consumers read what any producer wrote to the list. The barrier below orders that too, but compute-sanitizer's racecheck
+    // follows only threads that arrive themselves.
+    if (!which && b.unmasked < b.n) copy_arrive(full);
     group_barrier(1, PRODUCERS);
     if (thread == 0) barrier_arrive(full);
   }
@@ -321,35 +357,54 @@ struct Producer {
     lead = t.span.start % PAGE_SLOTS;
     page_ahead = next + thread < end ? page_of(next + thread) : 0;
     look();
+    if (PACKED) run_packed();
+    else run_unpacked();
+  }
+
+  // Tells consumers that batches have ended with number `number`.
+  __device__ __forceinline__ void finish(const Stage<C::STAGES>& stage, int number) const {
+    barrier_wait(s.k_empty + stage.at, stage.parity ^ 1);
+    if (thread > 0) return;
+    s.batches[number % C::BATCHES] = Batch{0, 0, 0, 0};
+    barrier_arrive(s.k_full + stage.at);
+  }
+
+  // K is loaded a batch ahead of V, as consumers read it: the scan of further keys stands between K and V of different batches
+  // and delays neither.
+  __device__ __forceinline__ void run_unpacked() {
+    Batch of_k = next_batch(), of_v = {0, 0, 0, 0};
+    Stage<C::STAGES> k, v;
+    int number = 0;
+#pragma unroll 1
+    for (;; number++) {
+      if (of_k.n > 0) load(s.k[k.at], of_k, 0, number, s.k_full + k.at, s.k_empty + k.at, k.parity ^ 1);
+      if (of_v.n > 0) load(s.v[v.at], of_v, 1, number, s.v_full + v.at, s.v_empty + v.at, v.parity ^ 1);
+      if (of_k.n == 0) break;
+      of_v = of_k, v = k;
+      k.advance();
+      of_k = next_batch();
+    }
+    finish(k, number);
+  }
+
+  // Codes of the next tile are in flight while those of this one are decoded.
+  __device__ __forceinline__ void run_packed() {
     Stage<C::STAGES> stage;
     Batch b = next_batch();
     int number = 0;
     u32 parity = 0;
-    if (C::PACKED) load_codes(b, 0, 0);
+    load_codes(b, 0, 0);
 #pragma unroll 1
     for (; b.n > 0; number++, stage.advance()) {
-      u64 *k_full = s.k_full + stage.at, *v_full = s.v_full + stage.at;
-      u64 *k_empty = s.k_empty + stage.at, *v_empty = s.v_empty + stage.at;
       u32 empty = stage.parity ^ 1;
-      if (C::PACKED) {
-        // Codes of the next tile are in flight while those of this one are decoded.
-        load_codes(b, 1, number);
-        decode_codes(s.k[stage.at], b, 0, number, parity, k_full, k_empty, empty);
-        Batch now = b;
-        b = next_batch();
-        load_codes(b, 0, number + 1);
-        decode_codes(s.v[stage.at], now, 1, number, parity, v_full, v_empty, empty);
-        parity ^= now.begin < 0;
-      } else {
-        load(s.k[stage.at], b, 0, number, k_full, k_empty, empty);
-        load(s.v[stage.at], b, 1, number, v_full, v_empty, empty);
-        b = next_batch();
-      }
+      load_codes(b, 1, number);
+      decode_codes(s.k[stage.at], b, 0, number, parity, s.k_full + stage.at, s.k_empty + stage.at, empty);
+      Batch now = b;
+      b = next_batch();
+      load_codes(b, 0, number + 1);
+      decode_codes(s.v[stage.at], now, 1, number, parity, s.v_full + stage.at, s.v_empty + stage.at, empty);
+      parity ^= now.begin < 0;
     }
-    barrier_wait(s.k_empty + stage.at, stage.parity ^ 1);
-    if (thread == 0) {
-      s.batches[number % C::BATCHES] = b;
-      barrier_arrive(s.k_full + stage.at);
-    }
+    finish(stage, number);
   }
 };

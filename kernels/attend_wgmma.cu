@@ -166,14 +166,14 @@ struct Consumer {
         stage = before;
         break;
       }
-      if (!C::PACKED) fence_tiles();
+      fence_tiles();
       await_turn(number);
       pin(acc);
       pin(weights);
       wgmma_begin();
       score(scores, s.k[stage.at]);
       barrier_wait(s.v_full + before.at, before.parity);
-      if (!C::PACKED) fence_tiles();
+      fence_tiles();
       accumulate(weights, s.v[before.at]);
       pass_turn();
       wgmma_wait<1>();
@@ -192,7 +192,7 @@ struct Consumer {
       round(weights, scores);
     }
     barrier_wait(s.v_full + stage.at, stage.parity);
-    if (!C::PACKED) fence_tiles();
+    fence_tiles();
     pin(acc);
     pin(weights);
     wgmma_begin();
@@ -276,6 +276,18 @@ struct Consumer {
   }
 };
 
+// Brings candidates `next` to `end` to shared memory.
+template <class C, bool UNPACKED>
+__device__ __forceinline__ void produce(Shared<C>& s, const PrefillParams& p, const Tile& t, const TensorMap* stored_pages,
+                                        const TensorMap* staged_pages, int next, int end) {
+  int thread = threadIdx.x - 2 * C::QUERIES;
+  Producer<C, UNPACKED> producer = {s,          p.kv,         t, p.decisions, stored_pages, staged_pages, p.unpacked,
+                                    t.lane * p.lane_pages, p.first_staged, thread};
+  producer.next = next;
+  producer.end = end;
+  producer.run();
+}
+
 // Grid (splits, n_kv_heads, tiles), a thread for each half of a query row and PRODUCERS; a span of len rows has
 // len / (QUERIES / group) tiles, rounded up. Splits beyond those that a tile's keys are worth end at once; the last one to
 // arrive merges all.
@@ -304,10 +316,8 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
 
   if (threadIdx.x >= 2 * C::QUERIES) {
     fewer_registers<PRODUCER_REGISTERS>();
-    Producer<C> producer = {s, kv, t, p.decisions, stored_pages, staged_pages, (int)threadIdx.x - 2 * C::QUERIES};
-    producer.next = split * per;
-    producer.end = min(producer.next + per, total);
-    producer.run();
+    if (C::PACKED && lane_is_unpacked(p, t.live)) produce<C, true>(s, p, t, stored_pages, staged_pages, split * per, min(split * per + per, total));
+    else produce<C, false>(s, p, t, stored_pages, staged_pages, split * per, min(split * per + per, total));
     return;
   }
   more_registers<CONSUMER_REGISTERS>();
@@ -344,10 +354,9 @@ static_assert(sizeof(Shared<Config<128, 128, 2, 2, false, Fp8Codec>>) <=
   KERNEL __launch_bounds__(128 * GROUPS + PRODUCERS, 1) name(PrefillParams params, const __grid_constant__ TensorMap stored, const __grid_constant__ TensorMap staged) {  \
     attend_wgmma<Config<D, BN, GROUPS, STAGES, TURNS, Codec>, PRODUCER_REGISTERS, CONSUMER_REGISTERS>(params, &stored, &staged);      \
   }
-#ifdef VARIANTS
-#include "variants.inc"
-#else
 ATTEND_WGMMA(attend_wgmma_128_bf16, 128, 128, 2, 2, false, Bf16Codec, 72, 216)
 ATTEND_WGMMA(attend_wgmma_128_fp8, 128, 128, 2, 2, false, Fp8Codec, 88, 208)
 ATTEND_WGMMA(attend_wgmma_128_int8, 128, 128, 2, 2, false, Int8Codec, 88, 208)
-#endif
+
+KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack_fp8(PrefillParams params) { kv_unpack<Fp8Codec>(params); }
+KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack_int8(PrefillParams params) { kv_unpack<Int8Codec>(params); }

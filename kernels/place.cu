@@ -2,7 +2,7 @@
 // Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
 #include "place.cuh"
 
-#define MAX_THREADS 256  // of a block of `place`
+#define MAX_THREADS 1024  // of a block of `place`
 
 // Assigns slots to one span's tokens in one lane, as if one token after the other. Up to W + 1 tokens are placed at once:
 // what leaves the window at their arrival was placed before them, so each token knows by itself whether it overwrites that

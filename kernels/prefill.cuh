@@ -17,8 +17,11 @@ struct PrefillParams {
   int out_is_bf16, layer;
   float score_scale;       // 1 / sqrt(head_dim)
   int unused;
+  u8* unpacked;            // pages of unpacked.cuh; null: none
+  int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
 };
-static_assert(sizeof(PrefillParams) == 264 && OFFSET_OF(PrefillParams, out) == 200 && OFFSET_OF(PrefillParams, layer) == 252,
+static_assert(sizeof(PrefillParams) == 280 && OFFSET_OF(PrefillParams, out) == 200 && OFFSET_OF(PrefillParams, layer) == 252 &&
+                  OFFSET_OF(PrefillParams, unpacked) == 264,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.
@@ -27,6 +30,7 @@ struct Tile {
   Dms dms;
   int first_row, last_row;  // of the span
   int index;                // tile of the step
+  int lane;                 // of the step: one of its spans and a KV head
   Span span;
   const int* table;
 };
@@ -41,9 +45,11 @@ __device__ __forceinline__ Tile tile_of(const Kv& kv, int layer, const Span* spa
   int tokens = QUERIES / t.group, at = gridDim.z - 1 - blockIdx.z;
   t.index = at;
   t.span = *spans;
+  t.lane = t.head;
   while (at >= (t.span.len + tokens - 1) / tokens) {
     at -= (t.span.len + tokens - 1) / tokens;
     t.span = *++spans;
+    t.lane += kv.n_kv_heads;
   }
   t.first_row = at * tokens;
   t.last_row = min(t.first_row + tokens, t.span.len) - 1;

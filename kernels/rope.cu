@@ -17,39 +17,65 @@ static_assert(sizeof(RopeParams) == 280 && OFFSET_OF(RopeParams, heads) == 200 &
 struct Shared {
   float x[MAX_GROUP + 2][ROW_STRIDE];
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];
-  float decision;
 };
+
+// A row [d], of which a warp lane holds every 32nd channel; `fill` beyond its end, and everywhere if there is none.
+struct RowPart {
+  float at[MAX_HEAD_DIM / 32];
+  __device__ __forceinline__ void load(const float* x, int d, int lane, float fill) {
+#pragma unroll
+    for (int k = 0; k < MAX_HEAD_DIM / 32; k++) at[k] = x && lane + 32 * k < d ? x[lane + 32 * k] : fill;
+  }
+};
+
+// A row to shared memory, normed with the weights `norm` if `normed`.
+__device__ __forceinline__ void norm_row(float* s, const RowPart& x, const RowPart& norm, bool normed, float eps, int d,
+                                         int lane) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++) squares += x.at[k] * x.at[k];
+  float by = normed ? rsqrtf(warp_sum(squares) * (1.0f / d) + eps) : 1.0f;
+#pragma unroll
+  for (int k = 0; k < MAX_HEAD_DIM / 32; k++)
+    if (lane + 32 * k < d) s[lane + 32 * k] = x.at[k] * by * norm.at[k];
+  __syncwarp();
+}
 
 // Rows in place: K and V become what the cache gives back, and their codes go to the step's staged pages. Grid (1 to
 // n_kv_heads, n): blocks stride over KV heads, one block where a layer has one decision. A warp for each query head of the
 // group, for K and for V. Reads and writes each row once.
 template <class Codec>
-__device__ __forceinline__ void qkv_rope(const RopeParams& p) {
-  __shared__ Shared shared;
-  next_may_begin();
+__device__ __forceinline__ void qkv_rope(const RopeParams& p, Shared& shared, int d) {
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y, d = kv.head_dim;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y;
   int heads = kv.n_kv_heads, group = kv.n_q_heads / heads, width = (kv.n_q_heads + 2 * heads) * d;
   Span span = p.spans[p.span_of_row[row]];
   bool is_q = warp < group, is_k = warp == group, is_v = warp == group + 1;
-  const float* norm = prefetch_norm(is_q ? head_params.q_norm : is_k ? head_params.k_norm : nullptr, d, lane);
+  const float* norm = is_q ? head_params.q_norm : is_k ? head_params.k_norm : nullptr;
+  RowPart weights, x;
+  weights.load(norm, d, lane, 1.0f);
   int pinned = kv.pinned[row];
   RopeAngles angles;
   angles.compute(head_params, kv.seq_len[span.seq] + row - span.start, d, lane);
   wait_previous();
-  // KV heads of this block
+  // This warp's row of a KV head, and that of the head after it.
+  int step = (is_q ? group : 1) * d;
+  float* at = p.qkv + (u64)row * width + (is_q ? warp : kv.n_q_heads + (is_v ? heads : 0)) * d + blockIdx.x * step;
+  step *= gridDim.x;
+  float *s = shared.x[warp], decision = 0.0f;
+  x.load(at, d, lane, 0.0f);
 #pragma unroll 1
-  for (int head = blockIdx.x; head < heads; head += gridDim.x) {
-    __syncthreads();
-    int column = is_q ? head * group + warp : kv.n_q_heads + head + (is_v ? heads : 0);
-    float *x = p.qkv + (u64)row * width + column * d, *s = shared.x[warp];
-    load_row(s, x, norm, head_params.eps, d, lane);
+  for (int head = blockIdx.x; head < heads; head += gridDim.x, at += step) {
+    __syncwarp();
+    norm_row(s, x, weights, norm != nullptr, head_params.eps, d, lane);
+    // The next row is in flight while this one is encoded.
+    if (head + gridDim.x < heads) x.load(at + step, d, lane, 0.0f);
     bool decides = head_params.borrowed && warp == 0;
     if (decides) {
       if (lane == 0) {
-        if (!head_params.per_layer || head == 0) shared.decision = borrowed_decision(head_params, s, d);
-        p.decisions[row * heads + head] = shared.decision;
+        if (!head_params.per_layer || head == 0) decision = borrowed_decision(head_params, s, d);
+        p.decisions[row * heads + head] = decision;
       }
       __syncwarp();
     }
@@ -59,13 +85,16 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p) {
       u32 side = encode_row<Codec>(is_v, shared.codes[is_v], s, d, lane);
       write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);
     }
-    for (int i = lane; i < d; i += 32) x[i] = s[i];
+    for (int i = lane; i < d; i += 32) at[i] = s[i];
   }
 }
 
-// Few enough registers for 40 warps on an SM.
+// Few enough registers for 30 warps on an SM. The usual head size as a constant takes half the instructions.
 #define QKV_ROPE(codec, Codec)                                                             \
-  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 4) qkv_rope_##codec(RopeParams params) {  \
-    qkv_rope<Codec>(params);                                                               \
+  KERNEL __launch_bounds__(32 * (MAX_GROUP + 2), 3) qkv_rope_##codec(RopeParams params) {  \
+    __shared__ Shared shared;                                                              \
+    next_may_begin();                                                                      \
+    if (params.kv.head_dim == 128) qkv_rope<Codec>(params, shared, 128);                   \
+    else qkv_rope<Codec>(params, shared, params.kv.head_dim);                              \
   }
 FOR_EACH_CODEC(QKV_ROPE)

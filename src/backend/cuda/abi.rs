@@ -178,7 +178,7 @@ pub struct DecodeParams {
 }
 layout!(DecodeParams: 312 { heads: 200, out: 248, layer: 300 });
 
-/// Parameters of `attend_tiles.cu`: `PrefillParams` there.
+/// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct PrefillParams {
@@ -193,8 +193,11 @@ pub struct PrefillParams {
     pub layer: i32,
     pub score_scale: f32,
     pub unused: i32,
+    pub unpacked: u64,
+    pub lane_pages: i32,
+    pub first_staged: i32,
 }
-layout!(PrefillParams: 264 { out: 200, layer: 252 });
+layout!(PrefillParams: 280 { out: 200, layer: 252, unpacked: 264 });
 
 /// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -244,6 +244,8 @@ kernels! {
         AttendWgmma128Bf16 "attend_wgmma_128_bf16" "ctt",
         AttendWgmma128Fp8 "attend_wgmma_128_fp8" "ctt",
         AttendWgmma128Int8 "attend_wgmma_128_int8" "ctt",
+        KvUnpackFp8 "kv_unpack_fp8" "c",
+        KvUnpackInt8 "kv_unpack_int8" "c",
     }
     "place" {
         Place "place" "kpip",

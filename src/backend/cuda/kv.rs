@@ -25,6 +25,13 @@ const TILE_THREADS: usize = 128;
 /// Threads of a block of `attend_wgmma`, of which an SM has room for one.
 const WGMMA_THREADS: usize = 384;
 const SCATTER_THREADS: usize = 256;
+/// Most threads of a block of `place`: it assigns slots to as many tokens at once.
+const PLACE_THREADS: usize = 1024;
+/// Threads of a block of `kv_unpack`, and its blocks per SM.
+const UNPACK_THREADS: usize = 256;
+const UNPACK_BLOCKS_PER_SM: usize = 4;
+/// Rows of a step from which packed codes are unpacked first: fewer have too few tiles that share the copy.
+const UNPACK_ROWS: usize = 256;
 
 fn view(kv: &KvTables<Cuda>) -> View {
     let (g, page, rule) = (&kv.geometry, kv.geometry.page(), kv.geometry.policy.rule());
@@ -73,6 +80,8 @@ struct Instances {
     attend_tiles: Kernel,
     /// For the one head size that it has, on GPUs that run it.
     attend_wgmma: Option<Kernel>,
+    /// What unpacks its codes, if it has codes to unpack.
+    unpack: Option<Kernel>,
     decode_epilogue: Kernel,
 }
 
@@ -98,13 +107,20 @@ fn instances(g: &KvGeometry) -> Instances {
         }
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    let attend_wgmma = match (g.codec, g.head_dim) {
-        (Codec::Bf16, 128) => Some(AttendWgmma128Bf16),
-        (Codec::Fp8, 128) => Some(AttendWgmma128Fp8),
-        (Codec::Int8, 128) => Some(AttendWgmma128Int8),
-        _ => None,
+    let (attend_wgmma, unpack) = match (g.codec, g.head_dim) {
+        (Codec::Bf16, 128) => (Some(AttendWgmma128Bf16), None),
+        (Codec::Fp8, 128) => (Some(AttendWgmma128Fp8), Some(KvUnpackFp8)),
+        (Codec::Int8, 128) => (Some(AttendWgmma128Int8), Some(KvUnpackInt8)),
+        _ => (None, None),
     };
-    Instances { qkv_rope, attend: attend[wide], attend_tiles: attend_tiles[wide], attend_wgmma, decode_epilogue }
+    let (attend, attend_tiles) = (attend[wide], attend_tiles[wide]);
+    Instances { qkv_rope, attend, attend_tiles, attend_wgmma, unpack, decode_epilogue }
+}
+
+/// The kernel that unpacks what a step of `rows` rows attends to, if that is worth its time.
+pub(super) fn unpack_kernel(driver: &Driver, g: &KvGeometry, rows: usize) -> Option<Kernel> {
+    let kernels = instances(g);
+    kernels.attend_wgmma.filter(|attend| rows >= UNPACK_ROWS && driver.supports(*attend)).and(kernels.unpack)
 }
 
 /// Blocks of decode attention that an SM runs at once.
@@ -206,6 +222,9 @@ pub(super) fn attend(
     // Few tiles: split their keys until there are enough blocks for all SMs.
     let blocks = if wgmma.is_some() { driver.sm_count } else { pool.max_blocks };
     let splits = (blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
+    let unpack = unpack_kernel(driver, g, shape.n_rows);
+    let lanes = shape.n_spans * g.n_kv_heads;
+    let unpacked = unpack.map_or_else(Default::default, |_| pool.unpacked_pages(g, lanes, shape.n_rows));
     let params = PrefillParams {
         kv: view(kv),
         out: out.ptr(),
@@ -218,7 +237,14 @@ pub(super) fn attend(
         layer: layer as i32,
         score_scale: score_scale(g),
         unused: 0,
+        unpacked: unpacked.at,
+        lane_pages: unpacked.lane_pages as i32,
+        first_staged: unpacked.first_staged as i32,
     };
+    if let Some(kernel) = unpack.filter(|_| unpacked.at != 0) {
+        let blocks = (UNPACK_BLOCKS_PER_SM * driver.sm_count).div_ceil(lanes);
+        driver.launch(kernel, [blocks, g.n_kv_heads, shape.n_spans], UNPACK_THREADS, &[Arg::of(&params)]);
+    }
     let grid = [splits, g.n_kv_heads, n_tiles];
     match wgmma {
         Some(kernel) => {
@@ -233,7 +259,9 @@ pub(super) fn attend(
 pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), Ptr(decisions.ptr()), I32(layer as i32), Ptr(shape.spans)];
-    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], BLOCK, &args);
+    let longest = spans.iter().map(|s| s.len).max().unwrap_or(1);
+    let threads = longest.next_multiple_of(32).min(PLACE_THREADS);
+    cuda.driver.launch(Kernel::Place, [kv.geometry.n_kv_heads, shape.n_spans, 1], threads, &args);
 }
 
 /// Scatters the codes that [`qkv_rope`] staged to their slots.

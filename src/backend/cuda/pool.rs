@@ -6,7 +6,7 @@
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
 use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
-use super::kv::{TILE_QUERIES, attend_blocks, padded};
+use super::kv::{TILE_QUERIES, attend_blocks, padded, unpack_kernel};
 use super::memory::Buf;
 use super::tensor_map::page_map;
 use crate::codec::Codec;
@@ -21,6 +21,10 @@ const PAGE_SLOTS: usize = 16;
 const GRANULE_BYTES: usize = 16 << 20;
 /// Pages begin at multiples of this, for 16-byte copies.
 const PAGE_ALIGN: usize = 16;
+/// Bytes of a page of the unpacked copy: `UnpackedPage` in `unpacked.cuh`.
+const UNPACKED_BYTES: usize = 8448;
+/// Most bytes of unpacked stored slots: 21,000 slots of 8 KV heads.
+const MOST_UNPACKED_BYTES: usize = 96 << 20;
 /// Blocks per SM of an attention launch at which its keys are not split further.
 const BLOCKS_PER_SM: usize = 2;
 
@@ -55,6 +59,16 @@ pub struct Pool {
     pub(super) decode_blocks: usize,
     /// Output of `slot_metas`: the slots of one lane.
     pub(super) metas: Buf<i32>,
+    /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
+    unpacked: Option<Buf<u8>>,
+}
+
+/// Where kernels find the unpacked copy of a step: `PrefillParams` in `prefill.cuh`.
+#[derive(Default)]
+pub(super) struct UnpackedPages {
+    pub at: u64,
+    pub lane_pages: usize,
+    pub first_staged: usize,
 }
 
 impl Pool {
@@ -82,6 +96,15 @@ impl Pool {
         let arrivals = Buf::new(driver, max_blocks)?;
         let splits = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots)?;
+        let unpacked = match unpack_kernel(driver, g, max_step) {
+            Some(_) => {
+                let stored = (g.n_seqs * g.n_kv_heads * g.max_pages).min(MOST_UNPACKED_BYTES / UNPACKED_BYTES);
+                let pages = stored + max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads;
+                let make = || Buf::new(driver, pages * UNPACKED_BYTES);
+                Some(driver.allocating("unpacked keys and values", make)?)
+            }
+            None => None,
+        };
         let mut base = 0;
         // SAFETY: a context is current; the pointer is to a live address.
         let reserved = unsafe { sys::cuMemAddressReserve(&mut base, reserved_bytes, 0, 0, 0) };
@@ -109,14 +132,27 @@ impl Pool {
             max_blocks,
             decode_blocks,
             metas,
+            unpacked,
         })
     }
 
-    /// TMA descriptors of the pool's pages and of the staged ones, whose rows are K's and then V's; empty for codecs other
-    /// than bf16.
+    /// Divides the unpacked pages among `lanes` lanes and `rows` rows of a step.
+    pub(super) fn unpacked_pages(&self, g: &KvGeometry, lanes: usize, rows: usize) -> UnpackedPages {
+        let Some(memory) = &self.unpacked else { return UnpackedPages::default() };
+        let stored = memory.len() / UNPACKED_BYTES - rows.div_ceil(PAGE_SLOTS) * g.n_kv_heads;
+        let lane_pages = stored / lanes;
+        UnpackedPages { at: memory.ptr(), lane_pages, first_staged: lane_pages * lanes }
+    }
+
+    /// TMA descriptors of the pool's pages and of the staged ones, whose rows are K's and then V's. For codecs other than
+    /// bf16 the first is of the unpacked pages, if there are any, and the second is empty.
     pub(super) fn maps(&self, g: &KvGeometry) -> [TensorMap; 2] {
         if g.codec != Codec::Bf16 {
-            return [TensorMap::zeroed(); 2];
+            let map = |memory: &Buf<u8>| {
+                let n = memory.len() / UNPACKED_BYTES;
+                page_map(memory.ptr(), n, UNPACKED_BYTES, [2 * PAGE_SLOTS, g.head_dim], PAGE_SLOTS)
+            };
+            return [self.unpacked.as_ref().map_or_else(TensorMap::zeroed, map), TensorMap::zeroed()];
         }
         let page = g.page();
         assert_eq!(page.v_at, PAGE_SLOTS * page.slot.k_bytes, "rows of V follow those of K");
