@@ -4,14 +4,13 @@
 #include "tensor.cuh"
 
 #define WARPS 8
-#define TILE_N 32            // rows of the weight of a block
 #define DEPTH (32 * WARPS)  // columns of a stage, 32 to a warp
 
 // Offset of a 16-byte chunk of a tile row. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit all banks.
 __device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8; }
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
-// K = cols. Grid rows / TILE_N, 256 threads; cols is a multiple of 8. Reads 2 rows cols bytes of the weight once, and x once a
+// K = cols. Grid rows / TILE_N, 256 threads, TILE_N 16 or 32; cols is a multiple of 8. Reads 2 rows cols bytes of the weight once, and x once a
 // block, from L2.
 //
 // The weight is the A operand of `mma`. Stages of both inputs are copied to shared memory STAGES - 1 ahead, the weight's
@@ -21,10 +20,10 @@ __device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_r
 //
 // SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n, rows / 2] =
 // silu(gate) * up in bf16.
-template <int NT, int STAGES, bool SWIGLU>
+template <int NT, int TILE_N, int STAGES, bool SWIGLU>
 __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                          int cols, int n) {
-  constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N;
+  constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N, SIXTEENS = TILE_N / 16;
   u16* stages = (u16*)dynamic_shared_memory();
   next_may_begin();
   int n_out = SWIGLU ? rows / 2 : rows, row0 = blockIdx.x * OUT, steps = (cols + DEPTH - 1) / DEPTH;
@@ -54,9 +53,9 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
       copy_async(to + chunk_at(tile_row, lane), x + (in ? (u64)tile_row * cols + col : 0), in);
     }
   };
-  float sums[2][NT][4];
+  float sums[SIXTEENS][NT][4];
 #pragma unroll
-  for (int i = 0; i < 2; i++)
+  for (int i = 0; i < SIXTEENS; i++)
 #pragma unroll
     for (int j = 0; j < NT; j++)
 #pragma unroll
@@ -86,9 +85,9 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
     copy_commit();
     const u16 *ws = stages + stage * STAGE, *xs = ws + TILE_N * DEPTH;
     stage = stage + 1 == STAGES ? 0 : stage + 1;
-    u32 a[2][2][4];
+    u32 a[SIXTEENS][2][4];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < SIXTEENS; i++)
 #pragma unroll
       for (int k = 0; k < 2; k++)
         load_matrices(a[i][k], ws + chunk_at(16 * i + lane % 16, 4 * warp + 2 * k + lane / 16));
@@ -97,7 +96,7 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
       u32 b[4];
       load_matrices(b, xs + chunk_at(8 * j + lane % 8, 4 * warp + lane / 8));
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < SIXTEENS; i++) {
         mma(sums[i][j], a[i][0], b);
         mma(sums[i][j], a[i][1], b + 2);
       }
@@ -110,7 +109,7 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   float* partials = (float*)stages;
   int g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int i = 0; i < 2; i++)
+  for (int i = 0; i < SIXTEENS; i++)
 #pragma unroll
     for (int j = 0; j < NT; j++)
 #pragma unroll
@@ -135,17 +134,18 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   }
 }
 
-// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`.
-#define GEMM_DECODE(name, NT, STAGES, SWIGLU, BLOCKS) \
+// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow matrices
+// more blocks, but with 32 tokens x from L2 would be twice the weight.
+#define GEMM_DECODE(name, NT, TILE_N, STAGES, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) { \
-    gemm_decode<NT, STAGES, SWIGLU>(out, x, weight, bias, rows, cols, n); \
+    gemm_decode<NT, TILE_N, STAGES, SWIGLU>(out, x, weight, bias, rows, cols, n); \
   }
-GEMM_DECODE(gemm_decode_8, 1, 4, false, 2)
-GEMM_DECODE(gemm_decode_16, 2, 4, false, 2)
-GEMM_DECODE(gemm_decode_32, 4, 3, false, 2)
-GEMM_DECODE(gemm_decode_8_swiglu, 1, 4, true, 2)
-GEMM_DECODE(gemm_decode_16_swiglu, 2, 4, true, 2)
-GEMM_DECODE(gemm_decode_32_swiglu, 4, 3, true, 2)
+GEMM_DECODE(gemm_decode_8, 1, 16, 6, false, 2)
+GEMM_DECODE(gemm_decode_16, 2, 16, 4, false, 2)
+GEMM_DECODE(gemm_decode_32, 4, 32, 3, false, 2)
+GEMM_DECODE(gemm_decode_8_swiglu, 1, 16, 6, true, 2)
+GEMM_DECODE(gemm_decode_16_swiglu, 2, 16, 4, true, 2)
+GEMM_DECODE(gemm_decode_32_swiglu, 4, 32, 3, true, 2)
 // For weights of so few rows that an SM has one block: as many bytes in flight as two blocks have.
-GEMM_DECODE(gemm_decode_32_deep, 4, 6, false, 1)
+GEMM_DECODE(gemm_decode_32_deep, 4, 32, 6, false, 1)

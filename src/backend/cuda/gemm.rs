@@ -57,8 +57,8 @@ const GEMM_KERNELS: &[GemmKernel] = {
     }
     &[
         row(1..=1, Any, [Gemv, GemvSwiglu], [1, 4], 128),
-        row(2..=8, Any, [GemmDecode8, GemmDecode8Swiglu], [8, 32], 256),
-        row(9..=16, Any, [GemmDecode16, GemmDecode16Swiglu], [16, 32], 256),
+        row(2..=8, Any, [GemmDecode8, GemmDecode8Swiglu], [8, 16], 256),
+        row(9..=16, Any, [GemmDecode16, GemmDecode16Swiglu], [16, 16], 256),
         // A block that is alone on its SM may as well use all of the shared memory.
         row(17..=MAX_DECODE_ROWS, AtMostSms, [GemmDecode32Deep, GemmDecode32Swiglu], [32, 32], 256),
         row(17..=MAX_DECODE_ROWS, Any, [GemmDecode32, GemmDecode32Swiglu], [32, 32], 256),
