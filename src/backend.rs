@@ -13,9 +13,9 @@ pub mod cuda;
 mod kv;
 
 pub(crate) use crate::protocol::bytes as in_units;
-use crate::protocol::{SamplingParams, Token};
+use crate::protocol::{LaneFilter, SamplingParams, Token};
 use crate::tensor::Tensor;
-pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, Span};
+pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, PresenceCounts, Span};
 use std::ops::{Range, RangeInclusive};
 
 /// Elements a device buffer may hold.
@@ -426,6 +426,9 @@ pub trait Backend: Memory + Profile + 'static {
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize);
     /// Pins the stored tokens at these positions: takes their marks, and sets their strength to 0.
     fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>);
+    /// Counts the lanes that store each of the first `n` positions of a sequence, in one pass over the metadata of its
+    /// slots, and the state of position `at` in every lane. Waits for the device; never part of a step.
+    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts;
     /// Metadata of a lane's slots, in slot order.
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<crate::policy::SlotMeta>;
 

@@ -113,7 +113,8 @@ mod tests {
         let options = EngineOptions { context: Some(64), ..EngineOptions::new(Codec::Bf16) };
         let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
         for (parallel, ctx) in [(1, 40), (3, 40), (2, 0)] {
-            let case = Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default() };
+            let case =
+                Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default(), presence: false };
             let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
             let c = &checkpoint.config;
             assert_eq!(line.live_slots, (parallel * (ctx.max(1) + 4) * c.n_layers * c.n_kv_heads) as u64);

@@ -6,8 +6,11 @@
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 
-use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, QkvRopeArgs, Span, in_units};
+use crate::backend::{
+    Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span, in_units,
+};
 use crate::policy::{STRENGTHS, Shift, SlotMeta};
+use crate::protocol::LaneFilter;
 use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -383,6 +386,11 @@ impl<B: Backend> KvCache<B> {
         (0..g.n_layers)
             .flat_map(move |layer| (0..g.n_kv_heads).map(move |head| g.row(layer, seq, head)))
             .map(move |row| (live[row] as usize, row))
+    }
+
+    /// Counts the lanes that store each token of a sequence. Waits for the device.
+    pub fn presence(&self, b: &B, seq: SeqId, filter: LaneFilter, position: usize) -> PresenceCounts {
+        b.presence(&self.tables, seq.0, self.len(seq), filter, position)
     }
 
     /// Positions and marks of the slots stored in a lane, in slot order.

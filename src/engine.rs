@@ -18,6 +18,7 @@ mod context;
 mod conversation;
 mod loaded;
 mod planner;
+mod presence;
 mod prompt;
 mod replay;
 mod reply;

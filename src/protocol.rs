@@ -4,12 +4,14 @@
 
 mod handle;
 mod log;
+mod presence;
 mod recall;
 mod twin;
 
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
+pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
 pub use twin::{TwinDifference, TwinReport};
 
@@ -114,7 +116,7 @@ pub struct RestoreRequest {
 }
 
 /// A command to the engine. Those that change the conversation are served in order; `Cancel`, `SetEviction`,
-/// `SetTwin`, `SetKvLimit`, `Inspect` and `CountTokens` act between two steps.
+/// `SetTwin`, `SetKvLimit`, `Inspect`, `Presence` and `CountTokens` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Answers a turn.
@@ -139,6 +141,8 @@ pub enum Command {
     Recall(Box<RecallRequest>),
     /// Asks for the stored slots of a KV head: [`Event::HeadPositions`].
     Inspect { layer: usize, head: usize },
+    /// Asks which tokens the cache still holds: [`Event::Presence`].
+    Presence(PresenceRequest),
     /// Limits the bytes of allocated KV pages, of all conversations together. `None` lifts the limit.
     SetKvLimit(Option<u64>),
     /// Asks for the number of tokens of a text: [`Event::TokensCounted`].
@@ -262,6 +266,9 @@ pub struct TurnReport {
     /// False if cache and log went back to the start of the turn: the answer is on screen and in the file, but not part of
     /// the context.
     pub in_context: bool,
+    /// What the cache holds at the end of the turn. Session files have the retention of each message instead.
+    #[serde(skip)]
+    pub presence: Option<Arc<Presence>>,
 }
 
 /// Reads a field that is present, null or not; `serde(default)` supplies a missing one.
@@ -364,6 +371,8 @@ pub enum Event {
         head: usize,
         slots: Vec<SlotInfo>,
     },
+    /// The answer to [`Command::Presence`].
+    Presence(Arc<Presence>),
     /// The answer to [`Command::CountTokens`].
     TokensCounted {
         id: u64,

@@ -10,12 +10,12 @@ mod simd;
 mod thread_pool;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRopeArgs,
-    SampleArgs, Span, StepResult, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts, Profile,
+    QkvRopeArgs, SampleArgs, Span, StepResult, seen_words,
 };
 use crate::codec::Codec;
 use crate::policy::SlotMeta;
-use crate::protocol::Token;
+use crate::protocol::{LaneFilter, Token};
 use crate::tensor::Tensor;
 pub use linear::{OnInput, Weight};
 pub use pool::Pool;
@@ -334,6 +334,10 @@ impl Backend for Cpu {
 
     fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>) {
         kv::pin_slots(kv, seq, positions);
+    }
+
+    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {
+        kv::presence(kv, seq, n, filter, at)
     }
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

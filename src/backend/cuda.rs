@@ -21,16 +21,17 @@ mod packed;
 mod pinned;
 mod pool;
 mod probe;
+mod profile;
 mod sampling;
 mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, MemoryUse, Norm, OutOfMemory, Plain, PoolStats, Profile,
-    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Sum, TIMED_ROUNDS, median, seen_words,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts,
+    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Sum, seen_words,
 };
 use crate::policy::SlotMeta;
-use crate::protocol::Token;
+use crate::protocol::{LaneFilter, Token};
 use crate::tensor::Tensor;
 use abi::Arg::{F32, I32, Ptr, U64};
 pub use abi::{PARAMS, ParamLayout};
@@ -462,6 +463,10 @@ impl Backend for Cuda {
         kv::pin_slots(self, kv, seq, positions);
     }
 
+    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {
+        kv::presence(self, kv, seq, n, filter, at)
+    }
+
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         kv::slot_metas(self, kv, layer, seq, head)
     }
@@ -526,70 +531,5 @@ impl Backend for Cuda {
         } else {
             ops(self);
         }
-    }
-}
-
-impl Profile for Cuda {
-    fn describe(&self) -> String {
-        self.driver.name.clone()
-    }
-
-    fn captured_steps(&self) -> usize {
-        self.graphs.count()
-    }
-
-    fn library(&self) -> Option<String> {
-        self.cublaslt.as_ref().map(CublasLt::describe)
-    }
-
-    fn notice(&self) -> Option<String> {
-        self.graphs.notice()
-    }
-
-    fn synchronize(&self) {
-        self.driver.wait();
-    }
-
-    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
-        let round = |state: &mut S| (0..calls).for_each(|i| op(state, i));
-        before(state);
-        // Copies the spans to the GPU: a capture forbids copies from the host.
-        round(state);
-        let spans = self.spans.borrow().current().to_vec();
-        let captured = self.graphs.capture(&self.driver, || round(state));
-        let timed = (0..TIMED_ROUNDS).map(|_| {
-            before(state);
-            if !spans.is_empty() {
-                self.send(&spans);
-            }
-            let ms = self.driver.time_ms(|| match &captured {
-                Some(graph) => graph.launch_once(),
-                None => round(state),
-            });
-            ms as f64 * 1e3 / calls as f64
-        });
-        median(timed.collect())
-    }
-
-    fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
-        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
-        let (spans, sampling, unpacked) = (self.spans.take(), self.sampling.take(), self.unpacked.take());
-        let bytes = self.driver.dry_run_allocation(make);
-        self.spans.replace(spans);
-        self.sampling.replace(sampling);
-        self.unpacked.replace(unpacked);
-        Some(bytes)
-    }
-
-    fn device_bytes(&self) -> Option<u64> {
-        Some(self.driver.taken_bytes())
-    }
-
-    fn allocating<T>(&self, purpose: &'static str, make: impl FnOnce() -> T) -> T {
-        self.driver.allocating(purpose, make)
-    }
-
-    fn memory_use(&self) -> Option<MemoryUse> {
-        Some(self.driver.memory_use())
     }
 }

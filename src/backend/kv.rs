@@ -3,6 +3,7 @@
 use super::{Backend, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
 use crate::policy::{Policy, SlotMeta};
+use crate::protocol::LaneState;
 use std::ops::Range;
 
 /// A run of consecutive tokens of one sequence inside a step.
@@ -205,6 +206,34 @@ impl<B: Backend> KvTables<B> {
             reads: b.alloc(g.n_seqs)?,
             peak: b.alloc(g.n_seqs)?,
         })
+    }
+}
+
+/// Lanes that store each position of a sequence: the result of [`Backend::presence`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PresenceCounts {
+    /// By position: selected lanes that store it.
+    pub kept: Vec<u16>,
+    /// Of `kept`, the lanes that have marked it.
+    pub marked: Vec<u16>,
+    /// `[n_layers * n_kv_heads]`: what each lane holds of one position.
+    pub of_position: Vec<LaneState>,
+}
+
+impl PresenceCounts {
+    /// Unpacks `n` words of counts (marked << 16 | kept), then a word for each lane (0 dropped, 1 kept, 2 marked).
+    pub fn from_words(words: &[u32], n: usize) -> Self {
+        let (counts, lanes) = words.split_at(n);
+        let state = |&word: &u32| match word {
+            0 => LaneState::Dropped,
+            1 => LaneState::Kept,
+            _ => LaneState::Marked,
+        };
+        Self {
+            kept: counts.iter().map(|&word| word as u16).collect(),
+            marked: counts.iter().map(|&word| (word >> 16) as u16).collect(),
+            of_position: lanes.iter().map(state).collect(),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, Runner};
-use crate::protocol::{SamplingParams, Token, WeightsInfo};
+use crate::protocol::{LaneFilter, SamplingParams, Token, WeightsInfo};
 use crate::quant::Weights;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -26,7 +26,12 @@ pub struct Case {
     pub parallel: usize,
     pub eviction: bool,
     pub sampling: SamplingParams,
+    /// Whether the presence of every token is read while decoding, as often as the memory page of the chat does.
+    pub presence: bool,
 }
+
+/// Interval between two reads of presence.
+const PRESENCE_EVERY: Duration = Duration::from_millis(200);
 
 /// Results of one case over several runs.
 pub struct Line {
@@ -160,7 +165,12 @@ fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     };
     let before = live(runner);
     let (start, mut host) = (Instant::now(), Vec::with_capacity(case.n));
+    let mut read = start;
     for _ in 0..case.n {
+        if case.presence && read.elapsed() >= PRESENCE_EVERY {
+            read = Instant::now();
+            runner.cache.presence(runner.backend(), seqs[0], LaneFilter::default(), 0);
+        }
         let began = Instant::now();
         tokens = step(runner, case, &seqs, &tokens)?;
         host.push((began.elapsed() - runner.waited()).as_secs_f64() * 1e6);

@@ -6,6 +6,7 @@ use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy, Shift, Window};
+use crate::protocol::LaneFilter;
 
 const N_SEQS: usize = 4;
 /// Default limits: tokens of a step and of a sequence.
@@ -226,9 +227,19 @@ impl<B: Backend> Run<'_, B> {
         self.output.exact.push(result.non_finite.map_or(-1, |l| l as i64));
     }
 
+    /// Records how many lanes store each token, of all lanes and of some.
+    fn look_at_presence(&mut self, seq: SeqId, len: usize) {
+        let filters = [(None, None), (Some(1), None), (None, Some(0)), (Some(0), Some(self.case.heads - 1))];
+        for (layer, head) in filters {
+            let found = self.cache.presence(self.b, seq, LaneFilter { layer, head }, len / 2);
+            let counts = found.kept.iter().chain(&found.marked).map(|&n| i64::from(n));
+            self.output.exact.extend(counts.chain(found.of_position.iter().map(|&state| state as i64)));
+        }
+    }
+
     /// Records every slot of every lane in order, the pages in use, and the counters.
     fn look(&mut self) {
-        for &seq in &self.seqs {
+        for seq in self.seqs.clone() {
             let stats = self.cache.stats(self.b, seq);
             self.output.exact.extend([stats.len as i64, stats.pages as i64]);
             for layer in 0..2 {
@@ -237,6 +248,7 @@ impl<B: Backend> Run<'_, B> {
                     self.output.exact.extend(metas.iter().map(|m| m.0 as i64));
                 }
             }
+            self.look_at_presence(seq, stats.len);
         }
         let (mut reads, mut peak) = ([0; N_SEQS], [0; N_SEQS]);
         self.b.read(&self.cache.tables().reads, 0, &mut reads);

@@ -183,7 +183,14 @@ impl Lists {
         for &eviction in &self.eviction {
             for &ctx in &args.ctx {
                 for &parallel in &args.parallel {
-                    cases.push(Case { ctx, n: args.gen_tokens, parallel, eviction, sampling: self.sampling.clone() });
+                    cases.push(Case {
+                        ctx,
+                        n: args.gen_tokens,
+                        parallel,
+                        eviction,
+                        sampling: self.sampling.clone(),
+                        presence: args.presence,
+                    });
                 }
             }
         }

@@ -10,16 +10,20 @@ mod twin;
 use super::chain::Chain;
 use super::context::Context;
 use super::loaded::Loaded;
+use super::presence::FedText;
 use super::prompt::Encoding;
 use super::report::Figures;
 use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::CacheError;
-use crate::protocol::{Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, SlotInfo, Token, TwinReport};
+use crate::protocol::{
+    Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo, Token, TwinReport,
+};
 use crate::tokenizer::flatten;
 use recall::Recall;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use turn::Turn;
 use twin::Twin;
 
@@ -88,6 +92,7 @@ pub(super) struct Conversation {
     /// What a decision must exceed to mark, as the user wants it.
     pub dial: f32,
     pub decode_tok_s: Option<f64>,
+    fed_text: FedText,
     pub job: Option<Job>,
     queue: VecDeque<(EventSender, Command)>,
     /// Toggles received during a replay, which act after it.
@@ -116,6 +121,7 @@ impl Conversation {
             eviction: m.eviction,
             dial: m.dial,
             decode_tok_s: None,
+            fed_text: FedText::new(&m.vocabulary.tokenizer),
             job: None,
             queue: VecDeque::new(),
             toggles: VecDeque::new(),
@@ -140,6 +146,10 @@ impl Conversation {
             Command::SetTwin(on) => self.set_twin(m, &events, on),
             Command::SetKeep(keep) => self.set_keep(m, &events, keep),
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
+            Command::Presence(request) => {
+                let presence = self.presence(m, &request);
+                events.event(Event::Presence(Arc::new(presence)));
+            }
             Command::CountTokens { id, text } => {
                 if let Some(tokens) = m.vocabulary.count_tokens(&text) {
                     events.event(Event::TokensCounted { id, tokens });
@@ -336,6 +346,11 @@ impl Conversation {
     /// Whether a job runs that must leave everything as it is, the checkpoints included.
     pub fn is_only_asking(&self) -> bool {
         matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Recall(_)))
+    }
+
+    /// Reads which tokens the cache still holds.
+    pub fn presence<B: Backend>(&mut self, m: &Loaded<B>, request: &PresenceRequest) -> Presence {
+        self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, &self.chain.context, request)
     }
 
     /// Releases a checkpoint of the last turn. Returns false if there is none.

@@ -3,7 +3,10 @@
 
 use crate::harness::{Exchange, STEP, Session, control, prompt_of, spelled, text};
 use crate::tiny::{END, Form, Spec, Tiny};
-use dmschat::protocol::{Command, Event, LogEntry, Phase, Piece, SamplingParams, StopReason, TextKind, Token};
+use dmschat::protocol::{
+    Command, Event, LaneFilter, LaneState, LogEntry, Phase, Piece, PresenceRequest, SamplingParams, StopReason,
+    TextKind, Token,
+};
 
 fn talker(form: Form, seed: u64) -> Tiny {
     Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) }, seed)
@@ -43,6 +46,40 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
         assert_eq!(s.notices(), [""; 0]);
         assert!(form == Form::Plain || s.wanted().hidden_pairs > 1000);
     }
+}
+
+/// The memory view gets the text as it was fed, the second time only what is new, and counts that are those of the slots.
+#[test]
+fn presence_counts_the_heads_that_store_each_token() {
+    let tiny = talker(Form::Borrowed, 205);
+    let mut s = Session::new(&tiny);
+    s.max_tokens = 40;
+    let first = s.ask(QUESTION).presence.expect("a turn reports what is kept");
+    let literal = |pieces: Vec<Piece>| -> String {
+        pieces.iter().map(|p| if let Piece::Text(t) | Piece::Control(t) = p { t.as_str() } else { "" }).collect()
+    };
+    assert_eq!((&first.text, first.from), (&literal(spelled(&s.tokens())), 0));
+    s.ask(QUESTION);
+    let filter = LaneFilter { layer: Some(0), head: None };
+    let position = 3;
+    let known = first.ends.len();
+    s.send(Command::Presence(PresenceRequest { filter, position, revision: first.revision, known }));
+    let second = s.wait(|e| if let Event::Presence(presence) = e { Some(presence.clone()) } else { None });
+    assert_eq!(first.text.clone() + &second.text, literal(spelled(&s.tokens())));
+    assert_eq!((second.from, second.ends.len()), (known, s.tokens().len() - known));
+    let stored = s.stored();
+    let in_layer = |n: usize| stored[0].iter().filter(|head| head.iter().any(|slot| slot.0 == n)).count() as u16;
+    assert_eq!(second.kept, (0..s.tokens().len()).map(in_layer).collect::<Vec<_>>());
+    assert!(second.kept.iter().any(|&n| usize::from(n) < second.lanes), "something was evicted");
+    let held = |slots: &Vec<(usize, bool)>| slots.iter().any(|slot| slot.0 == position);
+    let kept = stored.iter().map(|layer| layer.iter().map(held).collect::<Vec<_>>());
+    assert!(kept.eq(second.of_position.iter().map(|l| l.iter().map(|s| *s != LaneState::Dropped).collect::<Vec<_>>())));
+    // Another conversation's text is sent whole.
+    s.send(Command::Clear);
+    s.send(Command::Presence(PresenceRequest { revision: second.revision, known, ..PresenceRequest::default() }));
+    let empty = s.wait(|e| if let Event::Presence(presence) = e { Some(presence.clone()) } else { None });
+    assert_eq!((empty.from, empty.kept.len(), &*empty.text), (0, 0, ""));
+    assert_ne!(empty.revision, second.revision);
 }
 
 #[test]

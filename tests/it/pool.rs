@@ -7,6 +7,7 @@ use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs};
 use dmschat::cache::{CacheError, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy, Shift};
+use dmschat::protocol::{LaneFilter, LaneState};
 use dmschat::tensor::Tensor;
 
 const HEADS: usize = 2;
@@ -226,10 +227,33 @@ impl Bench {
                 );
                 slots += wanted.len().div_ceil(4);
             }
+            self.check_presence(seq);
         }
         let pages = self.cache.audit(&self.b).unwrap_or_else(|why| panic!("{why}"));
         let stats = self.cache.pool_stats(&self.b);
         assert!(stats.used_pages == pages && pages <= slots && pages <= stats.mapped_pages);
+    }
+
+    /// Lanes counted by position, of all lanes and of some, and what each lane holds of one position.
+    fn check_presence(&self, seq: &Sequence) {
+        let at = seq.len / 2;
+        let filters = [(None, None), (Some(1), None), (None, Some(1)), (Some(0), Some(1))];
+        let (layer, head) = filters[seq.len % filters.len()];
+        let filter = LaneFilter { layer, head };
+        let found = self.cache.presence(&self.b, seq.id, filter, at);
+        let lanes = seq.lanes.iter().enumerate().filter(|(lane, _)| filter.selects(lane / HEADS, lane % HEADS));
+        let (mut kept, mut marked) = (vec![0; seq.len], vec![0; seq.len]);
+        for slot in lanes.flat_map(|(_, slots)| slots) {
+            kept[slot.position] += 1;
+            marked[slot.position] += u16::from(slot.marked);
+        }
+        assert_eq!((found.kept, found.marked), (kept, marked));
+        let states = seq.lanes.iter().map(|slots| match slots.iter().find(|s| s.position == at) {
+            None => LaneState::Dropped,
+            Some(slot) if slot.marked => LaneState::Marked,
+            Some(_) => LaneState::Kept,
+        });
+        assert_eq!(found.of_position, states.collect::<Vec<_>>());
     }
 
     fn used_pages(&self) -> usize {

@@ -3,11 +3,11 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, Profile, QkvRopeArgs,
-    SampleArgs, Span, StepKind, StepResult,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts, Profile,
+    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult,
 };
 use dmschat::policy::SlotMeta;
-use dmschat::protocol::{Command, CommandSender, Token};
+use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
 use dmschat::tensor::Tensor;
 use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -326,6 +326,11 @@ impl Backend for Spy {
 
     fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: std::ops::Range<usize>) {
         self.lent(kv, |kv| self.cpu.pin_slots(kv, seq, positions));
+    }
+
+    fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {
+        self.watch.count("presence");
+        self.lent(kv, |kv| self.cpu.presence(kv, seq, n, filter, at))
     }
 
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

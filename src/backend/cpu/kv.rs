@@ -1,9 +1,10 @@
 //! Slot assignment, storing and bookkeeping of slots on the CPU, token after token: the reference for parallel forms of the
 //! same.
 
-use super::super::{KvTables, PageLayout, Span};
+use super::super::{KvTables, PageLayout, PresenceCounts, Span};
 use super::{Acts, Cpu};
 use crate::policy::{LaneSlots, Placement, SlotMeta};
+use crate::protocol::LaneFilter;
 use std::ops::Range;
 
 /// One lane's part of the tables, with the pool it takes pages from.
@@ -239,6 +240,31 @@ struct SlotBytes {
     v: Vec<u8>,
     sides: [u32; 2],
     meta: SlotMeta,
+}
+
+pub(super) fn presence(
+    kv: &KvTables<Cpu>,
+    seq: usize,
+    n: usize,
+    filter: LaneFilter,
+    position: usize,
+) -> PresenceCounts {
+    let g = &kv.geometry;
+    let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
+    for layer in 0..g.n_layers {
+        for head in 0..g.n_kv_heads {
+            for meta in slot_metas(kv, layer, seq, head) {
+                let marked = u32::from(meta.marked());
+                if filter.selects(layer, head) && meta.position() < n {
+                    words[meta.position()] += 1 | marked << 16;
+                }
+                if meta.position() == position {
+                    words[n + layer * g.n_kv_heads + head] = 1 + marked;
+                }
+            }
+        }
+    }
+    PresenceCounts::from_words(&words, n)
 }
 
 pub(super) fn slot_metas(kv: &KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

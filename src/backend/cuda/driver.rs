@@ -358,11 +358,16 @@ impl Driver {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Err(out_of_memory(bytes)),
             at => must(at, "allocating memory"),
         };
-        // SAFETY: `bytes` at `at` were just allocated.
-        must(unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) }, "clearing memory");
+        self.clear(at, bytes);
         self.allocations.borrow_mut().insert(at, (self.purpose.get(), bytes as u64));
         self.blocks.borrow_mut().alloc(bytes);
         Ok(at)
+    }
+
+    /// Sets device memory that this driver allocated to zero.
+    pub(super) fn clear(&self, at: u64, bytes: usize) {
+        // SAFETY: callers pass an allocation of at least `bytes`.
+        must(unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) }, "clearing memory");
     }
 
     /// Calls `make`, whose allocations are counted as `purpose`.

@@ -74,7 +74,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "defrag"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "presence" "defrag"
     "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
         "packed_wgmma" instead of None
@@ -256,6 +256,9 @@ kernels! {
         Compact "compact" "kii",
         PinSlots "pin_slots" "kiii",
         SlotMetas "slot_metas" "pkiii",
+    }
+    "presence" {
+        Presence "presence" "pkiiiii",
     }
     "defrag" {
         MovePages "move_pages" "kpi",

@@ -1,6 +1,6 @@
 //! The KV cache's ops: the view of the tables that kernels get, and the launches of each op.
 
-use super::super::{KvGeometry, KvTables, QkvRopeArgs, Span};
+use super::super::{KvGeometry, KvTables, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{DecodeParams, HeadParams, PrefillParams, RopeParams, View};
 use super::driver::Driver;
@@ -9,6 +9,7 @@ use super::memory::{Acts, Buf};
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
 use crate::codec::Codec;
 use crate::policy::{Shift, SlotMeta};
+use crate::protocol::LaneFilter;
 use std::ops::Range;
 
 /// Blocks of `qkv_rope` that keep an SM busy.
@@ -345,6 +346,34 @@ pub(super) fn trim(cuda: &Cuda, kv: &mut KvTables<Cuda>) {
         cuda.driver.launch(Kernel::RenamePages, [entries.div_ceil(BLOCK), 1, 1], BLOCK, &args);
     }
     kv.pool.trim();
+}
+
+pub(super) fn presence(
+    cuda: &Cuda,
+    kv: &KvTables<Cuda>,
+    seq: usize,
+    n: usize,
+    filter: LaneFilter,
+    position: usize,
+) -> PresenceCounts {
+    let g = &kv.geometry;
+    let (view, out) = (view(kv), &kv.pool.metas);
+    let mut words = vec![0u32; n + g.n_layers * g.n_kv_heads];
+    cuda.driver.clear(out.ptr(), words.len() * size_of::<u32>());
+    let selected = |index: Option<usize>| I32(index.map_or(-1, |i| i as i32));
+    let args = [
+        Ptr(out.ptr()),
+        Arg::of(&view),
+        I32(seq as i32),
+        I32(n as i32),
+        selected(filter.layer),
+        selected(filter.head),
+        I32(position.min(i32::MAX as usize) as i32),
+    ];
+    let blocks = n.div_ceil(BLOCK).max(1);
+    cuda.driver.launch(Kernel::Presence, [blocks, g.n_kv_heads, g.n_layers], BLOCK, &args);
+    out.read(0, bytemuck::cast_slice_mut(&mut words));
+    PresenceCounts::from_words(&words, n)
 }
 
 pub(super) fn slot_metas(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {

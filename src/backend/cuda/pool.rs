@@ -57,7 +57,7 @@ pub struct Pool {
     pub(super) max_blocks: usize,
     /// Blocks of `attend` that the GPU runs at once.
     pub(super) decode_blocks: usize,
-    /// Output of `slot_metas`: the slots of one lane.
+    /// Output of `slot_metas`, the slots of one lane, and of `presence`, a word for each position and lane.
     pub(super) metas: Buf<i32>,
     /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
     unpacked: Option<Buf<u8>>,
@@ -95,7 +95,7 @@ impl Pool {
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let arrivals = Buf::new(driver, max_blocks)?;
         let splits = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
-        let metas = Buf::new(driver, g.max_pages * g.page_slots)?;
+        let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
         let unpacked = match unpack_kernel(driver, g, max_step) {
             Some(_) => {
                 let stored = (g.n_seqs * g.n_kv_heads * g.max_pages).min(MOST_UNPACKED_BYTES / UNPACKED_BYTES);

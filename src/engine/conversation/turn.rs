@@ -9,10 +9,13 @@ use super::super::reply::{Reply, flat_of};
 use super::super::runner::Runner;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
-use crate::protocol::{Event, EventSender, GenerateRequest, LogEntry, StopReason, Token, TurnReport, count};
+use crate::protocol::{
+    Event, EventSender, GenerateRequest, LogEntry, PresenceRequest, StopReason, Token, TurnReport, count,
+};
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::flatten;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The state that a turn starts from.
@@ -341,6 +344,7 @@ impl Conversation {
     fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
         m.trim();
         let figures = self.figures(&m.runner);
+        let presence = self.presence(m, &PresenceRequest::default());
         let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
         let log = &self.chain.context.log;
         let log_base = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
@@ -377,6 +381,7 @@ impl Conversation {
             generated: turn.generation.map_or_else(Vec::new, |g| g.generated),
             pending: Some(self.chain.context.pending),
             in_context,
+            presence: Some(Arc::new(presence)),
         };
         self.reported.clone_from(&self.chain.context.log);
         self.publish_figures(m, &figures);

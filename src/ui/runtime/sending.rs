@@ -27,7 +27,7 @@ impl Runtime {
                 self.send_now(command);
             }
             // These only read: they need no place in the order.
-            Command::Inspect { .. } | Command::CountTokens { .. } => self.send_now(command),
+            Command::Inspect { .. } | Command::Presence(_) | Command::CountTokens { .. } => self.send_now(command),
             command => {
                 self.outbox.push(command);
                 self.flush();

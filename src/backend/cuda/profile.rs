@@ -1,0 +1,70 @@
+//! What the GPU says about itself and its work: names, notices, timings, memory.
+
+use super::super::{MemoryUse, Profile, TIMED_ROUNDS, median};
+use super::Cuda;
+use super::cublaslt::CublasLt;
+
+impl Profile for Cuda {
+    fn describe(&self) -> String {
+        self.driver.name.clone()
+    }
+
+    fn captured_steps(&self) -> usize {
+        self.graphs.count()
+    }
+
+    fn library(&self) -> Option<String> {
+        self.cublaslt.as_ref().map(CublasLt::describe)
+    }
+
+    fn notice(&self) -> Option<String> {
+        self.graphs.notice()
+    }
+
+    fn synchronize(&self) {
+        self.driver.wait();
+    }
+
+    fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
+        let round = |state: &mut S| (0..calls).for_each(|i| op(state, i));
+        before(state);
+        // Copies the spans to the GPU: a capture forbids copies from the host.
+        round(state);
+        let spans = self.spans.borrow().current().to_vec();
+        let captured = self.graphs.capture(&self.driver, || round(state));
+        let timed = (0..TIMED_ROUNDS).map(|_| {
+            before(state);
+            if !spans.is_empty() {
+                self.send(&spans);
+            }
+            let ms = self.driver.time_ms(|| match &captured {
+                Some(graph) => graph.launch_once(),
+                None => round(state),
+            });
+            ms as f64 * 1e3 / calls as f64
+        });
+        median(timed.collect())
+    }
+
+    fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
+        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
+        let (spans, sampling, unpacked) = (self.spans.take(), self.sampling.take(), self.unpacked.take());
+        let bytes = self.driver.dry_run_allocation(make);
+        self.spans.replace(spans);
+        self.sampling.replace(sampling);
+        self.unpacked.replace(unpacked);
+        Some(bytes)
+    }
+
+    fn device_bytes(&self) -> Option<u64> {
+        Some(self.driver.taken_bytes())
+    }
+
+    fn allocating<T>(&self, purpose: &'static str, make: impl FnOnce() -> T) -> T {
+        self.driver.allocating(purpose, make)
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        Some(self.driver.memory_use())
+    }
+}

@@ -1,0 +1,72 @@
+//! The text of a conversation as it was fed, token by token, and how many lanes still store each token.
+
+use super::context::Context;
+use super::runner::Runner;
+use crate::backend::Backend;
+use crate::policy::Shift;
+use crate::protocol::{LaneState, Presence, PresenceRequest, Token};
+use crate::tokenizer::{Decoder, Tokenizer};
+
+/// The decoded token log. Only tokens that are new since the last call are decoded.
+pub(super) struct FedText {
+    decoder: Decoder,
+    tokens: Vec<Token>,
+    text: String,
+    /// End in `text` of each token.
+    ends: Vec<usize>,
+    /// See [`Presence::revision`].
+    revision: u64,
+}
+
+impl FedText {
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self { decoder: tokenizer.decoder(), tokens: Vec::new(), text: String::new(), ends: Vec::new(), revision: 1 }
+    }
+
+    /// Reads how many lanes store each token of `context`. Waits for the device.
+    pub fn presence<B: Backend>(
+        &mut self,
+        runner: &Runner<B>,
+        tokenizer: &Tokenizer,
+        context: &Context,
+        request: &PresenceRequest,
+    ) -> Presence {
+        let counts = runner.cache.presence(runner.backend(), context.seq, request.filter, request.position);
+        let geometry = runner.cache.geometry();
+        let layers = counts.of_position.chunks(geometry.n_kv_heads).map(<[LaneState]>::to_vec);
+        self.follow(tokenizer, context, counts.kept.len());
+        let known = request.revision == self.revision && request.known <= self.tokens.len();
+        let from = if known { request.known } else { 0 };
+        let start = from.checked_sub(1).map_or(0, |last| self.ends[last]);
+        Presence {
+            text: self.text[start..].to_owned(),
+            ends: self.ends[from..].iter().map(|end| (end - start) as u32).collect(),
+            from,
+            revision: self.revision,
+            filter: request.filter,
+            lanes: request.filter.count(geometry.n_layers, geometry.n_kv_heads),
+            position: request.position,
+            decided_after: usize::from(geometry.policy.rule().is_some_and(|rule| rule.shift == Shift::Previous)),
+            of_position: layers.collect(),
+            kept: counts.kept,
+            marked: counts.marked,
+        }
+    }
+
+    /// Decodes the first `n` tokens of the log.
+    fn follow(&mut self, tokenizer: &Tokenizer, context: &Context, n: usize) {
+        if !self.tokens.iter().copied().eq(context.tokens().take(n.min(self.tokens.len()))) {
+            *self = Self { revision: self.revision + 1, ..Self::new(tokenizer) };
+        }
+        for token in context.tokens().take(n).skip(self.tokens.len()).collect::<Vec<_>>() {
+            if tokenizer.is_control(token) {
+                self.text += &self.decoder.flush();
+                self.text += &tokenizer.literal(token);
+            } else {
+                self.text += &self.decoder.push(token);
+            }
+            self.tokens.push(token);
+            self.ends.push(self.text.len());
+        }
+    }
+}

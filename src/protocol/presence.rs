@@ -1,0 +1,73 @@
+//! What the cache still holds of a conversation, token by token.
+
+/// Lanes of a sequence to count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneFilter {
+    /// `None`: all layers.
+    pub layer: Option<usize>,
+    /// `None`: all KV heads.
+    pub head: Option<usize>,
+}
+
+impl LaneFilter {
+    pub fn selects(&self, layer: usize, head: usize) -> bool {
+        self.layer.is_none_or(|l| l == layer) && self.head.is_none_or(|h| h == head)
+    }
+
+    /// Number of lanes selected.
+    pub fn count(&self, n_layers: usize, n_kv_heads: usize) -> usize {
+        self.layer.map_or(n_layers, |_| 1) * self.head.map_or(n_kv_heads, |_| 1)
+    }
+}
+
+/// What a lane holds of one token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaneState {
+    #[default]
+    Dropped,
+    Kept,
+    /// Stored, and dropped once it is outside the window, unless eviction is off.
+    Marked,
+}
+
+/// Asks for a [`Presence`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PresenceRequest {
+    pub filter: LaneFilter,
+    /// The token whose state in every lane is asked for.
+    pub position: usize,
+    /// The text that the front end has: [`Presence::revision`], and the number of its tokens.
+    pub revision: u64,
+    pub known: usize,
+}
+
+/// How many lanes store each token of a conversation, with the tokens' text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Presence {
+    /// Text of the tokens from position `from` on: an extension of the text that was known if `from` is not 0.
+    pub text: String,
+    /// End in `text` of each of these tokens. A token that ends inside a character has the end of the one before it.
+    pub ends: Vec<u32>,
+    pub from: usize,
+    /// Changes if a token before the end of the text known so far becomes another.
+    pub revision: u64,
+    pub filter: LaneFilter,
+    /// Number of lanes that the filter selects.
+    pub lanes: usize,
+    /// For each position, from 0 on, the selected lanes that store it.
+    pub kept: Vec<u16>,
+    /// Of `kept`, the lanes that have marked the token for eviction.
+    pub marked: Vec<u16>,
+    /// Tokens between a token and the one whose decision marks it: 0 or 1.
+    pub decided_after: usize,
+    pub position: usize,
+    /// What each lane holds of the token at `position`: `[n_layers][n_kv_heads]`, whatever the filter.
+    pub of_position: Vec<Vec<LaneState>>,
+}
+
+impl Presence {
+    /// Share of the selected lanes that store the token at `position`.
+    pub fn share(&self, position: usize) -> f64 {
+        self.kept.get(position).map_or(0.0, |&kept| f64::from(kept) / self.lanes.max(1) as f64)
+    }
+}
