@@ -27,6 +27,7 @@ mod quantizing;
 pub mod reference;
 pub mod run;
 pub mod score;
+mod show;
 pub mod spawn;
 
 use crate::config::Settings;
@@ -117,6 +118,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
     match cli.command {
         Some(Command::Score(args)) => score::run(&settings, &args, common.json),
+        Some(Command::Show(args)) => show::run(&settings, &args),
         Some(Command::Compare(args)) => compare::run(&settings, &args, common),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
         Some(Command::Eval(args)) => eval::run(&settings, &args),

@@ -32,6 +32,7 @@ pub mod keymap;
 pub mod lines;
 pub mod links;
 pub mod markdown;
+pub mod memory;
 pub mod models;
 pub mod numbers;
 mod outbox;
@@ -42,7 +43,7 @@ pub mod signals;
 pub mod state;
 pub mod terminal;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod text;
 pub mod theme;
 pub mod update;

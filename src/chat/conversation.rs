@@ -3,6 +3,7 @@
 //! Messages never change: an edit or a new answer is a sibling of the old one, undo moves the head back, and every
 //! branch stays reachable.
 
+use super::retention::{self, Retention};
 use crate::protocol::{StopReason, TextKind, TurnReport};
 use std::collections::HashMap;
 
@@ -50,6 +51,8 @@ pub struct Message {
     pub in_context: bool,
     /// The report of the turn; `None` while it runs, and for messages that were not generated here.
     pub report: Option<Box<TurnReport>>,
+    /// What the cache held of each message of the path at the end of the turn.
+    pub retention: Vec<Retention>,
 }
 
 impl Message {
@@ -67,6 +70,7 @@ impl Message {
             own: false,
             in_context: true,
             report: None,
+            retention: Vec::new(),
         }
     }
 
@@ -309,7 +313,16 @@ impl Conversation {
     }
 
     /// Finishes the reply of the report's turn. Returns false if there is no such turn.
-    pub fn finish(&mut self, report: TurnReport) -> bool {
+    pub fn finish(&mut self, mut report: TurnReport) -> bool {
+        let retention = match (report.presence.take(), self.reply(report.turn)) {
+            (Some(presence), Some(reply)) if report.in_context => {
+                let path = self.path_to(Some(reply.id)).into_iter().filter(|m| m.in_context);
+                let texts = self.system().map(|text| (None, text)).into_iter();
+                let texts: Vec<_> = texts.chain(path.map(|m| (Some(m.id), m.text.as_str()))).collect();
+                retention::of_messages(&presence, &texts)
+            }
+            _ => Vec::new(),
+        };
         let Some(message) = self.messages.iter_mut().rev().find(|m| m.turn == Some(report.turn)) else { return false };
         if report.reasoning_tokens > 0 {
             message.reasoning.get_or_insert_default();
@@ -317,9 +330,16 @@ impl Conversation {
         message.reasoning_closed |= report.stop_reason == StopReason::End;
         message.in_context = report.in_context;
         message.report = Some(Box::new(report));
+        message.retention = retention;
         let (id, after) = (message.id, message.parent);
         self.changes.push(Change { id, after, kind: ChangeKind::Turn });
         true
+    }
+
+    /// What the cache held of each message at the end of the last turn of the active path.
+    pub fn retention(&self) -> &[Retention] {
+        let replies = self.path().into_iter().rev().find(|m| m.report.is_some() && m.in_context);
+        replies.map_or(&[], |reply| &reply.retention)
     }
 
     /// Replaces the user's message `id` by `text`, on a new branch without an answer yet. `None` if `id` is not a

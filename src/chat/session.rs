@@ -300,6 +300,7 @@ impl Session {
             keep_thinking: reply.keep_thinking,
             model: Stamp::of(info),
             report: report.clone(),
+            retention: reply.retention.clone(),
         })));
     }
 

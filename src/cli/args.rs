@@ -264,6 +264,8 @@ impl<T: FromStr> FromStr for List<T> {
 pub enum Command {
     /// Open a chat (the default)
     Chat,
+    /// Draw a saved conversation, tinted by what the cache still remembered of it
+    Show(ShowArgs),
     /// Print log-probabilities of a given text, token by token, under a schedule of prefills and toggles
     Score(ScoreArgs),
     /// Measure what eviction and smaller formats of cache and weights cost on a text: perplexity, KL divergence, agreement
@@ -291,6 +293,16 @@ pub enum Command {
     /// Answer a file of problems, to evaluate a model
     #[command(hide = true)]
     Eval(EvalArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Session file, or the id or title of a saved conversation
+    #[arg(value_name = "FILE.jsonl", value_hint = ValueHint::FilePath)]
+    pub file: String,
+    /// Write a self-contained HTML page instead
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -338,6 +350,9 @@ pub struct BenchArgs {
     /// eviction decisions accordingly
     #[arg(long, value_name = "SHARE")]
     pub keep: Option<f64>,
+    /// While decoding, read which tokens are kept five times a second, as the chat's memory page does
+    #[arg(long)]
+    pub presence: bool,
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

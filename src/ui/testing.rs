@@ -121,6 +121,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         generated: vec![1, 2],
         pending: Some(None),
         in_context: true,
+        presence: None,
     }
 }
 
@@ -181,4 +182,74 @@ pub fn screen(app: &mut App) -> String {
         text.trim_end().to_owned()
     };
     (0..rows).map(row).collect::<Vec<_>>().join("\n")
+}
+
+/// What the cache of a model of `layers` x `heads` holds of a text: a token a word, with the share of the heads that store
+/// it. Words with a digit or a capital are remembered, and so are the newest 65 tokens. The first character of two and
+/// more bytes is spelled by two tokens.
+pub fn presence(text: &str, layers: usize, heads: usize) -> Presence {
+    let lanes = (layers * heads) as u16;
+    let mut presence = Presence {
+        lanes: lanes.into(),
+        revision: 1,
+        decided_after: 1,
+        of_position: (0..layers)
+            .map(|l| vec![if l % 3 == 0 { LaneState::Kept } else { LaneState::Dropped }; heads])
+            .collect(),
+        ..Presence::default()
+    };
+    for word in text.split_inclusive([' ', '\n']) {
+        if !word.is_ascii() {
+            presence.ends.push(presence.text.len() as u32);
+        }
+        presence.text += word;
+        presence.ends.push(presence.text.len() as u32);
+    }
+    let n = presence.ends.len();
+    let mut start = 0;
+    for (token, &end) in presence.ends.iter().enumerate() {
+        let word = &presence.text[start..end as usize];
+        let fact = word.contains(|c: char| c.is_uppercase() || c.is_ascii_digit());
+        let kept = if token + 65 >= n || fact { lanes } else { lanes * (token % 7) as u16 / 20 };
+        presence.kept.push(kept);
+        presence.marked.push(if token + 65 >= n && !fact { lanes / 2 } else { 0 });
+        start = end as usize;
+    }
+    presence.position = n.saturating_sub(1);
+    presence
+}
+
+/// The screen, and below it which background each cell has: a letter for each colour, in the order of their appearance.
+pub fn tinted_screen(app: &mut App) -> String {
+    let (columns, rows) = app.size;
+    let mut terminal = ratatui::Terminal::new(ratatui::backend::TestBackend::new(columns, rows)).unwrap();
+    terminal.draw(|f| super::widgets::frame::draw(f, app)).unwrap();
+    let buffer = terminal.backend().buffer().clone();
+    let mut colours = Vec::new();
+    let mut tints = String::new();
+    let shown = screen(app);
+    for (y, text) in (0..rows).zip(shown.lines()) {
+        // The scale has all colours there are.
+        if text.contains("as dense") || text.contains("dropped   ") {
+            continue;
+        }
+        let row: String = (0..columns)
+            .map(|x| match buffer[(x, y)].bg {
+                ratatui::style::Color::Reset => ' ',
+                colour => {
+                    let at = colours.iter().position(|c| *c == colour).unwrap_or(colours.len());
+                    if at == colours.len() {
+                        colours.push(colour);
+                    }
+                    char::from(b'a' + at as u8)
+                }
+            })
+            .collect();
+        if !row.trim().is_empty() {
+            tints += &format!("{y:2} {}\n", row.trim_end());
+        }
+    }
+    let legend: Vec<String> =
+        colours.iter().enumerate().map(|(i, c)| format!("{} {c}", char::from(b'a' + i as u8))).collect();
+    format!("{shown}\n\n{tints}\n{}", legend.join("\n"))
 }

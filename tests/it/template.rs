@@ -129,6 +129,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         generated: vec![1, 2],
         pending: Some(None),
         in_context: true,
+        presence: None,
     }
 }
 

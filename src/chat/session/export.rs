@@ -1,6 +1,6 @@
 //! Exports a conversation as Markdown with front matter. Opens no file.
 
-use crate::chat::conversation::{Conversation, Mark, Message, Role, line_after};
+use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, line_after};
 use crate::protocol::ModelInfo;
 use std::fmt::Write;
 
@@ -8,8 +8,14 @@ use std::fmt::Write;
 pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
     let path = chat.path();
     let mut out = front_matter(chat, &path, info);
+    let kept = |out: &mut String, id: Option<MessageId>| {
+        if let Some(r) = chat.retention().iter().find(|r| r.message == id) {
+            let _ = write!(out, "\n*{:.0} % of its {} remembered*\n", 100.0 * r.share, n_of(r.tokens as u64, "token"));
+        }
+    };
     if let Some(system) = chat.system() {
         let _ = write!(out, "\n## System\n\n{system}\n");
+        kept(&mut out, None);
     }
     for message in &path {
         match message.role {
@@ -18,6 +24,7 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
             }
             Role::Assistant => assistant(&mut out, chat, message),
         }
+        kept(&mut out, Some(message.id));
         let after = chat.marks().iter().filter(|m| m.after == Some(message.id) && m.within.is_none());
         after.for_each(|mark| toggle(&mut out, mark));
     }

@@ -166,6 +166,7 @@ impl Loading {
         message.keep_thinking = turn.keep_thinking;
         message.turn = Some(report.turn);
         message.in_context = report.in_context;
+        message.retention = turn.retention;
         let (generated, in_context) = (report.generated.clone(), report.in_context);
         self.turns.push(SavedTurn { turn: report.turn, stamp: turn.model, generated, in_context });
         message.report = Some(Box::new(report));
@@ -218,6 +219,11 @@ fn check_numbers(record: &Record) -> Result<(), String> {
             let counts = [r.prompt_tokens, r.reused_tokens, r.answer_tokens, r.reasoning_tokens, r.log_base];
             numbers.extend(counts.map(|n| n as u64));
             numbers.extend([r.turn, kv.live_slots, kv.dense_slots, kv.bytes, kv.live_bytes, kv.dense_bytes]);
+            let kept = turn.retention.iter().flat_map(|r| {
+                let bytes = r.stretches.iter().fold(0u64, |sum, s| sum.saturating_add(s.0 as u64));
+                [r.message.unwrap_or(0), r.tokens as u64, bytes]
+            });
+            numbers.extend(kept);
             numbers.extend(turn.user.iter().flat_map(|u| [u.id, u.parent.unwrap_or(0)]));
         }
         Record::Toggle(toggle) => numbers.extend([toggle.at_token as u64, toggle.dropped_slots]),

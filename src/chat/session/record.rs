@@ -1,6 +1,7 @@
 //! The records of a session file, as described in docs/session.md. Plain data; opens no file.
 
 use crate::chat::conversation::MessageId;
+use crate::chat::retention::Retention;
 use crate::protocol::{ModelInfo, ModelReference, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -177,6 +178,9 @@ pub struct Turn {
     pub keep_thinking: Option<bool>,
     pub model: Stamp,
     pub report: TurnReport,
+    /// Missing in files of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retention: Vec<Retention>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

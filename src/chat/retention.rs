@@ -1,0 +1,152 @@
+//! How much of each message the cache still holds: the presence of its tokens, found by its text in the text as it was fed.
+
+use crate::protocol::Presence;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// Most stretches of all messages together.
+const MAX_STRETCHES: usize = 1024;
+
+/// How much of a message the cache holds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Retention {
+    /// Id of the message; `None` (null) is the system prompt.
+    pub message: Option<u64>,
+    /// Tokens of its text.
+    pub tokens: usize,
+    /// Mean share of the KV heads that store its tokens, from 0 to 1.
+    pub share: f64,
+    /// Its text in stretches: bytes, and the percentage of the KV heads that store its tokens. What follows the last one
+    /// was not fed.
+    pub stretches: Vec<(usize, u8)>,
+}
+
+/// Finds messages, by id, in the text as it was fed; `None` is the system prompt. Messages that a template changed have no
+/// entry.
+pub fn of_messages(presence: &Presence, texts: &[(Option<u64>, &str)]) -> Vec<Retention> {
+    let per_stretch = presence.ends.len().div_ceil(MAX_STRETCHES).max(1);
+    let (mut out, mut from) = (Vec::new(), 0);
+    for (n, &(message, text)) in texts.iter().enumerate() {
+        let is_last = n + 1 == texts.len();
+        let Some(found) = find(&presence.text, from, text.trim(), is_last) else { continue };
+        from = found.end;
+        let lead = text.len() - text.trim_start().len();
+        out.push(retention(presence, message, found, lead, per_stretch));
+    }
+    out
+}
+
+/// The bytes of `text` in `fed` from `from` on, as a whole word; of the last message as much as ends `fed`.
+fn find(fed: &str, from: usize, text: &str, is_last: bool) -> Option<Range<usize>> {
+    let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+    let begins = |at: usize| !(is_word(fed[..at].chars().next_back()) && is_word(text.chars().next()));
+    let ends = |at: usize| !(is_word(fed[at..].chars().next()) && is_word(text.chars().next_back()));
+    if text.is_empty() {
+        return None;
+    }
+    let mut found = fed[from..].match_indices(text).map(|(at, _)| from + at..from + at + text.len());
+    let whole = found.find(|range| begins(range.start) && ends(range.end));
+    if whole.is_some() || !is_last {
+        return whole;
+    }
+    let most = text.len().min(fed.len() - from);
+    let begins_it = |n: &usize| text.is_char_boundary(*n) && fed.ends_with(&text[..*n]) && begins(fed.len() - n);
+    (1..=most).rev().find(begins_it).map(|n| fed.len() - n..fed.len())
+}
+
+/// Retention of the text at `found`, which begins after `lead` bytes of the message.
+fn retention(
+    presence: &Presence,
+    message: Option<u64>,
+    found: Range<usize>,
+    lead: usize,
+    per_stretch: usize,
+) -> Retention {
+    let end = |token: usize| presence.ends.get(token).map_or(0, |&end| end as usize);
+    let first = presence.ends.partition_point(|&end| end as usize <= found.start);
+    let last = presence.ends.partition_point(|&end| (end as usize) < found.end).min(presence.ends.len() - 1);
+    let mut stretches: Vec<(usize, u8)> = Vec::new();
+    let (mut at, mut total, mut token) = (found.start, 0.0, first);
+    while token <= last {
+        let next = (token + per_stretch).min(last + 1);
+        let sum: f64 = (token..next).map(|t| presence.share(t)).sum();
+        let percent = (100.0 * sum / (next - token) as f64).round() as u8;
+        let bytes = end(next - 1).min(found.end).saturating_sub(at) + if token == first { lead } else { 0 };
+        match stretches.last_mut() {
+            Some((length, same)) if *same == percent => *length += bytes,
+            _ => stretches.push((bytes, percent)),
+        }
+        (at, total, token) = (end(next - 1).min(found.end), total + sum, next);
+    }
+    let tokens = last + 1 - first;
+    Retention { message, tokens, share: (1000.0 * total / tokens as f64).round() / 1000.0, stretches }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A token each, kept by so many of four heads.
+    fn fed(tokens: &[(&str, u16)]) -> Presence {
+        let mut presence = Presence { lanes: 4, ..Presence::default() };
+        for (text, kept) in tokens {
+            presence.text += text;
+            presence.ends.push(presence.text.len() as u32);
+            presence.kept.push(*kept);
+        }
+        presence
+    }
+
+    #[test]
+    fn messages_are_found_in_the_text_as_fed() {
+        let tokens = [
+            ("<|im_start|>", 4),
+            ("user", 0),
+            ("\n", 0),
+            ("a", 1),
+            ("<|im_end|>", 0),
+            ("\n", 0),
+            ("<|im_start|>", 4),
+            ("assistant", 0),
+            ("\n", 0),
+            ("\u{65e5}", 2),
+            ("", 2),
+            ("\u{672c}", 4),
+            ("!", 4),
+            ("<|im_end|>", 0),
+            ("go", 4),
+            (" o", 0),
+        ];
+        let presence = fed(&tokens);
+        let said = [
+            (None, "absent"),
+            (Some(1), "a"),
+            (Some(2), "\n\u{65e5}\u{672c}!\n"),
+            (Some(3), "nowhere"),
+            (Some(4), "go on"),
+        ];
+        let found = of_messages(&presence, &said);
+        let of = |id, tokens, share, stretches: &[(usize, u8)]| Retention {
+            message: Some(id),
+            tokens,
+            share,
+            stretches: stretches.to_vec(),
+        };
+        assert_eq!(found[0], of(1, 1, 0.25, &[(1, 25)]));
+        assert_eq!(found[1], of(2, 4, 0.75, &[(4, 50), (4, 100)]));
+        // The last token was sampled, and not fed.
+        assert_eq!(found[2], of(4, 2, 0.5, &[(2, 100), (2, 0)]));
+        assert_eq!(found.len(), 3);
+    }
+
+    #[test]
+    fn long_conversations_have_a_bounded_number_of_stretches() {
+        let words: Vec<String> = (0..20_000).map(|n| format!(" {n}")).collect();
+        let tokens: Vec<(&str, u16)> = words.iter().enumerate().map(|(i, w)| (w.as_str(), (i % 5) as u16)).collect();
+        let presence = fed(&tokens);
+        let text = words.concat();
+        let found = of_messages(&presence, &[(Some(1), &text)]);
+        assert!(found[0].stretches.len() <= MAX_STRETCHES && found[0].tokens == 20_000);
+        assert_eq!(found[0].stretches.iter().map(|s| s.0).sum::<usize>(), text.len());
+    }
+}

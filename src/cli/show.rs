@@ -1,0 +1,193 @@
+//! `dmschat show`: draws a saved conversation, each token tinted by how many KV heads still stored it after the last turn, in
+//! the terminal or as an HTML page.
+
+mod html;
+
+use super::args::ShowArgs;
+use super::output::{self, as_wrong_use, wrong_use};
+use crate::chat::retention::Retention;
+use crate::chat::session::{Loaded, Store, write_atomically};
+use crate::chat::{Message, Role};
+use crate::config::Settings;
+use crate::ui::depth::Depth;
+use crate::ui::heat;
+use crate::ui::text::{clean, clean_line};
+use crate::ui::theme::{AUTO, Background, Theme, Themes};
+use anyhow::Result;
+use ratatui::style::{Color, Style};
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+pub fn run(settings: &Settings, args: &ShowArgs) -> Result<u8> {
+    let store = Store::new(settings.dirs.sessions());
+    let loaded = store.read_named(&args.file).map_err(as_wrong_use)?;
+    loaded.problems.iter().for_each(|line| output::notice(line));
+    if loaded.conversation.retention().is_empty() {
+        output::notice("this file does not say what was remembered (older versions did not save it); its text follows");
+    }
+    let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
+    if let Some(path) = &args.html {
+        let page = html::page(&loaded, &themes.load("dark")?, &themes.load("light")?);
+        if path.symlink_metadata().is_ok() {
+            return Err(wrong_use(format!("{} exists; name another file for the page", path.display())));
+        }
+        write_atomically(path, page.as_bytes()).map_err(as_wrong_use)?;
+        output::notice(&format!("wrote {}", path.display()));
+        return Ok(output::OK);
+    }
+    let name = settings.theme.as_deref().filter(|name| *name != AUTO).unwrap_or(Background::Dark.theme());
+    let depth = match std::io::stdout().is_terminal() {
+        true => Depth::detect(&|name| std::env::var(name).ok()),
+        false => Depth::Mono,
+    };
+    output::out(&text(&loaded, &themes.load(name)?, depth))?;
+    Ok(output::OK)
+}
+
+/// A part of a message's text, and the percentage of the heads that store it; `None` where it was not fed.
+type Stretch<'a> = (&'a str, Option<u8>);
+
+/// The text of a message in stretches, without surrounding newlines.
+fn stretches<'a>(text: &'a str, kept: Option<&Retention>) -> Vec<Stretch<'a>> {
+    let (mut out, mut rest) = (Vec::new(), text.trim_end_matches('\n'));
+    for &(bytes, percent) in kept.into_iter().flat_map(|r| &r.stretches) {
+        // Whatever the file says, a cut is between two characters.
+        let mut at = bytes.min(rest.len());
+        while !rest.is_char_boundary(at) {
+            at -= 1;
+        }
+        let (part, after) = rest.split_at(at);
+        out.push((part, Some(percent.min(100))));
+        rest = after;
+    }
+    out.push((rest, None));
+    if let Some(first) = out.iter_mut().find(|(part, _)| !part.trim_start_matches('\n').is_empty()) {
+        first.0 = first.0.trim_start_matches('\n');
+    }
+    out.retain(|(part, _)| !part.is_empty());
+    out
+}
+
+/// The messages to show: the system prompt and the active path, with what the cache held of each.
+fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Option<&Retention>)> {
+    let chat = &loaded.conversation;
+    let kept = |id| chat.retention().iter().find(|r| r.message == id);
+    let system = chat.system().map(|text| ("system", text, None, kept(None)));
+    let role = |m: &Message| if m.role == Role::User { "user" } else { "assistant" };
+    let path = chat.path().into_iter().map(|m| (role(m), m.text.as_str(), Some(m), kept(Some(m.id))));
+    system.into_iter().chain(path).collect()
+}
+
+/// `82 % of 41 tokens remembered`
+fn remembered(kept: Option<&Retention>) -> String {
+    kept.map_or("not in the cache".to_owned(), |r| {
+        format!("{:.0} % of {} tokens remembered", 100.0 * r.share.clamp(0.0, 1.0), r.tokens)
+    })
+}
+
+/// The conversation for the terminal.
+fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
+    let mut out = format!("{}\n", clean_line(&loaded.conversation.title_or_first_line()));
+    for (role, text, _, kept) in messages(loaded) {
+        let bar = kept.map_or(String::new(), |r| format!("{} ", heat::shade(theme, depth, r.share)));
+        let _ = write!(out, "\n{bar}{role}: {}\n", remembered(kept));
+        for (part, percent) in stretches(text, kept) {
+            let share = percent.map(|p| f64::from(p) / 100.0);
+            let style = share.map_or(Style::new(), |share| heat::text_on(theme, depth, heat::level(share)));
+            // No background reaches over the end of a line.
+            for (n, line) in clean(part).split('\n').enumerate() {
+                out += if n > 0 { "\n" } else { "" };
+                tinted(&mut out, line, style);
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn tinted(out: &mut String, line: &str, style: Style) {
+    match (style.fg, style.bg) {
+        (Some(fg), Some(bg)) if !line.is_empty() => {
+            let _ = write!(out, "\x1b[{};{}m{line}\x1b[0m", sgr(fg, 30), sgr(bg, 40));
+        }
+        _ => out.push_str(line),
+    }
+}
+
+/// The parameters that set a colour; `base` is 30 for text and 40 for its background.
+fn sgr(colour: Color, base: u8) -> String {
+    let ansi = [
+        Color::Black,
+        Color::Red,
+        Color::Green,
+        Color::Yellow,
+        Color::Blue,
+        Color::Magenta,
+        Color::Cyan,
+        Color::Gray,
+        Color::DarkGray,
+        Color::LightRed,
+        Color::LightGreen,
+        Color::LightYellow,
+        Color::LightBlue,
+        Color::LightMagenta,
+        Color::LightCyan,
+        Color::White,
+    ];
+    match colour {
+        Color::Rgb(r, g, b) => format!("{};2;{r};{g};{b}", base + 8),
+        Color::Indexed(n) => format!("{};5;{n}", base + 8),
+        named => match ansi.iter().position(|c| *c == named) {
+            Some(n) if n < 8 => (base + n as u8).to_string(),
+            Some(n) => (base + 52 + n as u8).to_string(),
+            None => (base + 9).to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::session::load;
+
+    /// A session file of one turn, as it is written.
+    fn saved(answer: &str, stretches: &str) -> Loaded {
+        let report = serde_json::to_string(&crate::ui::testing::report(1, crate::protocol::StopReason::End)).unwrap();
+        let stamp = r#"{"name":"demo","model_fingerprint":"m","tokenizer_fingerprint":"t","device":"cpu"}"#;
+        let header = format!(
+            r#"{{"type":"header","format":"dmschat-session","version":1,"id":0,"parent":null,"session":"s","created":"","template_date":"","program":"","model":{stamp},"codec":"f32","policy":"dms","window":64,"n_layers":1,"n_kv_heads":1,"context":100,"system":null}}"#
+        );
+        let turn = format!(
+            r#"{{"type":"turn","id":2,"parent":1,"time":"","user":{{"id":1,"parent":null,"text":"<b>q</b>"}},"text":{},"reasoning":null,"reasoning_closed":true,"think":false,"keep_thinking":null,"model":{stamp},"report":{report},"retention":[{{"message":2,"tokens":3,"share":0.5,"stretches":{stretches}}}]}}"#,
+            serde_json::to_string(answer).unwrap()
+        );
+        load(format!("{header}\n{turn}\n").as_bytes(), "s").unwrap()
+    }
+
+    #[test]
+    fn a_saved_conversation_is_tinted_as_it_was_remembered() {
+        let loaded = saved("\nfacts glow\n<i>\x1b[2J", "[[6,100],[6,0]]");
+        let theme = Themes::default().load("dark").unwrap();
+        let plain = text(&loaded, &theme, Depth::Mono);
+        assert!(plain.contains("assistant: 50 % of 3 tokens remembered\nfacts glow\n<i>^[[2J\n"), "{plain}");
+        assert!(plain.contains("user: not in the cache\n<b>q</b>"), "{plain}");
+        let rgb = text(&loaded, &theme, Depth::Rgb);
+        assert!(rgb.contains("48;2;253;231;37mfacts\x1b[0m") && rgb.contains("48;2;68;1;84m glow\x1b[0m\n"), "{rgb}");
+        let (dark, light) = (theme, Themes::default().load("light").unwrap());
+        let page = html::page(&loaded, &dark, &light);
+        assert!(page.contains("&lt;b&gt;q&lt;/b&gt;") && !page.contains("<b>q") && !page.contains("<script"), "{page}");
+        assert!(page.contains(r#"<span class="k20" title="100 %">facts</span>"#), "{page}");
+        assert!(page.contains("prefers-color-scheme: light") && !page.contains('\x1b'), "{page}");
+    }
+
+    /// A file may say anything: cuts inside a character, beyond the end, more than all.
+    #[test]
+    fn stretches_of_a_broken_file_cut_nothing_and_lose_nothing() {
+        let answer = "\u{65e5}\u{672c}";
+        for stretches in ["[[1,255],[9007199254740991,3]]", "[[0,0],[4,200]]", "[]"] {
+            let loaded = saved(answer, stretches);
+            let theme = Themes::default().load("dark").unwrap();
+            assert!(text(&loaded, &theme, Depth::Mono).contains(answer), "{stretches}");
+        }
+    }
+}
