@@ -58,7 +58,7 @@ actions! {
     BranchNewer Chat "branch-newer" "the version after",
     Help Chat "help" "this help",
     Panel Chat "panel" "show or hide the cache panel",
-    Inspect Chat "inspect" "the cache on the whole screen: choose a head, see what it kept",
+    Inspect Chat "inspect" "the cache on the whole screen: what is remembered of the conversation, and a page of heads",
     Eviction Chat "eviction" "switch eviction on or off",
     Fold Chat "fold" "open or fold the thoughts of the chosen message, or a folded paste (or a click)",
     FoldAll Chat "fold-all" "open or fold all thoughts",

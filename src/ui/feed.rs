@@ -99,6 +99,8 @@ pub struct Feed {
     pub folds: HashMap<MessageId, Vec<Fold>>,
     /// The message chosen for fold and copy.
     pub selected: Option<MessageId>,
+    /// Percentage of the heads that remembered each message at the end of the last turn; empty while the panel is hidden.
+    pub remembered: HashMap<MessageId, u8>,
     /// Changes when all rows have to be made again (theme).
     pub generation: u64,
 }

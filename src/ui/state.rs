@@ -10,6 +10,7 @@ use super::effect::{Store, Which};
 use super::feed::Feed;
 use super::find::Find;
 use super::keymap::{Key, Keymap};
+use super::memory::{Memory, MemoryPage};
 use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
@@ -49,6 +50,7 @@ pub struct App {
     pub overlays: Vec<Overlay>,
     pub turn: Option<ActiveTurn>,
     pub panel: Panel,
+    pub memory: Memory,
     pub notice: Option<Notice>,
     /// Messages that wait for the model or for the running answer.
     pub queue: VecDeque<Queued>,
@@ -358,9 +360,21 @@ pub enum Confirmed {
     OpenWithCurrent(Which),
 }
 
+/// What the whole screen shows of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InspectPage {
+    /// The text and which of its tokens are kept.
+    #[default]
+    Memory,
+    /// Layers and heads, and the positions that one head keeps.
+    Heads,
+}
+
 /// The cache on the whole screen.
 #[derive(Clone, Debug, Default)]
 pub struct Inspect {
+    pub page: InspectPage,
+    pub memory: MemoryPage,
     pub layer: usize,
     pub head: usize,
     /// The chosen head's slots, and tokens fed when they were read.
@@ -456,6 +470,7 @@ impl App {
             overlays: Vec::new(),
             turn: None,
             panel: Panel::default(),
+            memory: Memory::default(),
             notice: None,
             cached_models: Vec::new(),
             queue: VecDeque::new(),

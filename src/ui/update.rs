@@ -9,6 +9,7 @@ mod engine;
 mod field;
 mod files;
 mod find;
+mod inspect;
 mod keys;
 mod models;
 mod overlay;
@@ -57,6 +58,7 @@ pub fn update(app: &mut App, event: AppEvent) -> Vec<Effect> {
     app.expire_notice();
     turns::return_draft(app);
     effects.extend(count::draft(app));
+    effects.extend(engine::ask_presence(app));
     effects
 }
 
@@ -188,7 +190,10 @@ impl App {
         let preparing = self.turn.as_ref().and_then(|t| t.shows_preparing_at()).filter(|at| *at > self.now_ms);
         let spinner = (self.is_busy() || self.engine.loading.is_some()).then_some(self.now_ms + SPINNER_MS);
         let rows = self.feed.behind.then_some(self.now_ms);
-        [self.burst.due_at(), notice, preparing, spinner, rows, count::due_at(self)].into_iter().flatten().min()
+        [self.burst.due_at(), notice, preparing, spinner, rows, count::due_at(self), engine::presence_due_at(self)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }
 

@@ -8,6 +8,7 @@ pub mod help;
 pub mod input;
 pub mod inspect;
 pub mod lists;
+pub mod memory;
 pub mod message;
 pub mod panel;
 pub mod recall;

@@ -4,7 +4,7 @@ use super::{Effect, Store, files, note, recall, texts, turns, twin};
 use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
-use crate::ui::state::{App, HeadSlots, Level, Loading, Overlay};
+use crate::ui::state::{App, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
 use std::sync::Arc;
@@ -67,6 +67,9 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                     inspect.slots = Some(HeadSlots { layer, head, tokens, slots: slots.clone() });
                 }
             }
+        }
+        Event::Presence(presence) => {
+            app.memory.update(&presence);
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
         Event::Recalled(result) => return recall::answered(app, result),
@@ -131,6 +134,7 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
 
 fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<Effect> {
     app.engine.eviction = on;
+    app.memory.mark_stale();
     let mark = app.chat.mark_toggle(on, at_token, dropped_slots);
     app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
     let mut effects = vec![Effect::Store(Store::Sync)];
@@ -171,19 +175,39 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     if had > 0 && app.turn.is_none() && app.has_to_refill() && !app.session.unrestored {
         note(app, LocalKind::Note, format!("the cache is empty; {}", texts::REFILL));
     }
+    if idle {
+        app.memory.mark_stale();
+    }
     if moved || idle { inspect_again(app) } else { Vec::new() }
 }
 
-/// Reads the chosen head again while the large panel is open.
+/// Reads the chosen head again while the large panel shows it.
 pub fn inspect_again(app: &App) -> Vec<Effect> {
-    let open =
-        app.overlays.iter().find_map(|o| if let Overlay::Inspect(i) = o { Some((i.layer, i.head)) } else { None });
-    match open {
-        Some((layer, head)) if app.engine.info.is_some() => {
-            vec![Effect::Engine(Command::Inspect { layer, head })]
+    match open_inspect(app) {
+        Some(i) if i.page == InspectPage::Heads => {
+            vec![Effect::Engine(Command::Inspect { layer: i.layer, head: i.head })]
         }
         _ => Vec::new(),
     }
+}
+
+/// Asks which tokens are kept while the memory page is open, a few times a second at most.
+pub fn ask_presence(app: &mut App) -> Option<Effect> {
+    let page = open_inspect(app).filter(|i| i.page == InspectPage::Memory)?.memory;
+    let (tokens, now) = (app.tokens(), app.now_ms);
+    app.memory.request(&page, tokens, now).map(Command::Presence).map(Effect::Engine)
+}
+
+/// Returns when the memory page asks again; `None` while it is closed or up to date.
+pub fn presence_due_at(app: &App) -> Option<u64> {
+    let inspect = open_inspect(app).filter(|i| i.page == InspectPage::Memory)?;
+    app.memory.due_at(&inspect.memory, app.tokens())
+}
+
+/// The large panel, if it is open and a model is loaded.
+fn open_inspect(app: &App) -> Option<&Inspect> {
+    app.engine.info.as_ref()?;
+    app.overlays.iter().find_map(|o| if let Overlay::Inspect(i) = o { Some(i) } else { None })
 }
 
 /// Takes a loaded model into use.
@@ -199,6 +223,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin) = (false, false);
     app.engine.snapshot = None;
+    app.memory = Default::default();
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
     app.notice = None;
     if changed && !app.session.unrestored {

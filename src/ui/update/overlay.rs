@@ -2,7 +2,7 @@
 
 use super::completion::input_changed;
 use super::field::{PAGE, edit_line, move_selected};
-use super::{find, models};
+use super::{find, inspect, models};
 use crate::ui::action::Action;
 use crate::ui::effect::Which;
 use crate::ui::intent::Intent;
@@ -25,7 +25,7 @@ pub fn key(app: &mut App, key: Key) -> Option<Intent> {
             (KeyCode::Char('q') | KeyCode::Enter, _) | (_, Some(Action::Help)) => return close(app),
             _ => scroll_key(app, key.code),
         },
-        Some(Overlay::Inspect(_)) => return inspect_key(app, key.code, action),
+        Some(Overlay::Inspect(_)) => return inspect::key(app, key, action),
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
         Some(Overlay::Find(_)) => find::key(app, key, action),
         Some(Overlay::Models(_)) => return models::key(app, key, action),
@@ -52,6 +52,7 @@ pub fn scroll(app: &mut App, down: bool) {
     match app.overlays.last_mut() {
         Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
         Some(Overlay::Sessions(picker)) => move_selected(&mut picker.selected, picker.entries.len(), down, 1),
+        Some(Overlay::Inspect(_)) => inspect::scroll(app, down),
         Some(Overlay::Find(_)) => app.feed.scroll(if down { 3 } else { -3 }),
         Some(Overlay::Models(picker)) => {
             let count = picker.matching().len();
@@ -90,28 +91,6 @@ fn scroll_key(app: &mut App, code: KeyCode) {
         KeyCode::End => *scroll = usize::MAX / 2,
         _ => {}
     }
-}
-
-fn inspect_key(app: &mut App, code: KeyCode, action: Option<Action>) -> Option<Intent> {
-    let (layers, heads) = app.engine.info.as_ref().map_or((1, 1), |i| (i.n_layers.max(1), i.n_kv_heads.max(1)));
-    let Some(Overlay::Inspect(inspect)) = app.overlays.last_mut() else { return None };
-    match code {
-        KeyCode::Up => inspect.layer = inspect.layer.saturating_sub(1),
-        KeyCode::Down => inspect.layer = (inspect.layer + 1).min(layers - 1),
-        KeyCode::Left => inspect.head = inspect.head.saturating_sub(1),
-        KeyCode::Right => inspect.head = (inspect.head + 1).min(heads - 1),
-        KeyCode::PageUp => inspect.layer = inspect.layer.saturating_sub(PAGE),
-        KeyCode::PageDown => inspect.layer = (inspect.layer + PAGE).min(layers - 1),
-        KeyCode::Home => (inspect.layer, inspect.head) = (0, 0),
-        KeyCode::End => (inspect.layer, inspect.head) = (layers - 1, heads - 1),
-        KeyCode::Char('q') | KeyCode::Enter => return close(app),
-        _ => match action {
-            Some(Action::Inspect | Action::Panel) => return close(app),
-            Some(action @ (Action::Eviction | Action::Help)) => return Some(Intent::Act(action)),
-            _ => return None,
-        },
-    }
-    Some(Intent::Inspect)
 }
 
 fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {

@@ -417,7 +417,8 @@ fn a_broken_engine_keeps_the_conversation() {
 fn the_large_panel_walks_over_the_heads() {
     let mut app = app(120, 40, 8, 4);
     turn(&mut app, "q", "", "a");
-    let effects = press(&mut app, KeyCode::F(3));
+    press(&mut app, KeyCode::F(3));
+    let effects = press(&mut app, KeyCode::Tab);
     assert!(matches!(effects[..], [Effect::Engine(Command::Inspect { layer: 0, head: 0 })]));
     press(&mut app, KeyCode::Down);
     press(&mut app, KeyCode::Right);

@@ -8,12 +8,17 @@ use crate::ui::state::{App, Overlay};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use std::collections::HashMap;
 
 /// Bytes of new messages whose rows are made in one frame, so that a long conversation shows its end at once.
 const FRAME_BYTES: usize = 256 << 10;
 
 /// Updates the cached rows for a pane of this size.
 pub fn prepare(app: &mut App, area: Rect) {
+    app.feed.remembered = match app.panel.hidden {
+        true => HashMap::new(),
+        false => app.chat.retention().iter().filter_map(|r| Some((r.message?, (100.0 * r.share) as u8))).collect(),
+    };
     let width = usize::from(area.width);
     let new_width = app.feed.width != width;
     let keys = app.feed.items.clone();

@@ -1,7 +1,7 @@
 //! The whole screen, from the state.
 
-use super::{conversation, help, input, inspect, layout, lists, panel, status, welcome};
-use crate::ui::state::{App, MIN_SIZE, Overlay, Question};
+use super::{conversation, help, input, inspect, layout, lists, memory, panel, status, welcome};
+use crate::ui::state::{App, InspectPage, MIN_SIZE, Overlay, Question};
 use crate::ui::text::truncate;
 use crate::ui::theme::Role;
 use ratatui::Frame;
@@ -21,6 +21,9 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
     }
     let at = layout(app);
     conversation::prepare(app, at.conversation);
+    if let Some(Overlay::Inspect(_)) = app.overlays.last() {
+        app.memory.lay_out(memory::columns(area));
+    }
     let app = &*app;
     let buffer = frame.buffer_mut();
     conversation::draw(buffer, at.conversation, app);
@@ -93,7 +96,10 @@ fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Lay
         }
         Overlay::Inspect(chosen) => {
             Clear.render(whole, frame.buffer_mut());
-            inspect::draw(frame.buffer_mut(), whole, app, chosen);
+            match chosen.page {
+                InspectPage::Memory => memory::draw(frame.buffer_mut(), whole, app, &chosen.memory),
+                InspectPage::Heads => inspect::draw(frame.buffer_mut(), whole, app, chosen),
+            }
         }
         Overlay::Sessions(picker) => {
             Clear.render(whole, frame.buffer_mut());

@@ -295,14 +295,19 @@ pub const SCALE_ROWS: u16 = 2;
 
 /// The scale: which colour or shade stands for how many percent kept, and which end is the good one.
 pub fn draw_scale(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth) {
-    let (good, full) = ("good ", " as dense");
-    let width = area.width.min(46).saturating_sub((good.len() + full.len()) as u16);
+    draw_scale_between(buffer, area, theme, depth, ["good ", " as dense"]);
+}
+
+/// The scale with words for its ends.
+pub fn draw_scale_between(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth, ends: [&str; 2]) {
+    let [none, full] = ends;
+    let width = area.width.min(46).saturating_sub((none.len() + full.len()) as u16);
     if area.height == 0 || width < 8 {
         return;
     }
     let dim = theme.style(Role::Dim);
-    let x = area.x + good.len() as u16;
-    buffer.set_string(area.x, area.y, good, dim);
+    let x = area.x + none.len() as u16;
+    buffer.set_string(area.x, area.y, none, dim);
     buffer.set_string(x + width, area.y, full, dim);
     for column in 0..width {
         let place = f64::from(column) / f64::from(width - 1);

@@ -18,6 +18,16 @@ const DRAFTS: &[(&str, &str)] = &[
     ("/undo", "puts the text back into the input; / right after it begins a command and sets the text aside"),
 ];
 
+/// Keys of the memory page.
+const MEMORY: &[(&str, &str)] = &[
+    ("arrows, PageUp, PageDown", "move over the tokens; Home to the first, End to the newest, and follows"),
+    ("l, L", "count one layer: the next, the one before; after the last one all"),
+    ("h, H", "count one KV head of each layer"),
+    ("a", "count all layers and KV heads"),
+    ("+, -", "to the next of the best, of the least remembered passages"),
+    ("Tab", "the page of heads, and back"),
+];
+
 /// Draws the help from row `scroll` on.
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, scroll: usize) {
     let width = usize::from(area.width).saturating_sub(2);
@@ -62,6 +72,11 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
             let keys = app.setup.keymap.keys_of(*action).join(", ");
             row(&mut out, if keys.is_empty() { "no key".to_owned() } else { keys }, action.help());
         }
+    }
+    if keys {
+        let page = format!("Memory page ({})", app.setup.keymap.key_of(Action::Inspect));
+        title(&mut out, &page);
+        MEMORY.iter().for_each(|(keys, words)| row(&mut out, (*keys).to_owned(), words));
     }
     title(&mut out, "Drafts and waiting messages");
     for (what, words) in DRAFTS {

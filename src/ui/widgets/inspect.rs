@@ -16,7 +16,7 @@ const STRIP: u16 = 8;
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
     let theme = &app.theme;
     buffer.set_string(area.x + 1, area.y, "cache", theme.style(Role::Title));
-    let keys = "arrows choose a head, Esc closes";
+    let keys = "arrows choose a head, Tab shows the memory, Esc closes";
     buffer.set_string(
         area.x + 7,
         area.y,

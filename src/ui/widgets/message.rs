@@ -4,6 +4,7 @@ use crate::chat::{Message, Role as Who, line_after};
 use crate::protocol::{StopReason, TurnReport};
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::folded;
+use crate::ui::heat;
 use crate::ui::markdown;
 use crate::ui::state::App;
 use crate::ui::text::{clean, count, plural, ratio, seconds, wrap, wrap_plain};
@@ -71,15 +72,12 @@ pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows
             None => Rows::default(),
         },
     };
-    let mark = matches!(key, ItemKey::Message(id) if app.feed.selected == Some(id));
-    if mark {
-        let bar = Span::styled(app.theme.glyphs().quote, app.theme.style(Role::Key));
-        for line in &mut made.lines {
-            if let Some(margin) = line.spans.first_mut().filter(|s| s.content.starts_with(' ')) {
-                margin.content.to_mut().remove(0);
-            }
-            line.spans.insert(0, bar.clone());
+    for (row, line) in made.lines.iter_mut().enumerate() {
+        let Some(bar) = bar(app, key, row) else { break };
+        if let Some(margin) = line.spans.first_mut().filter(|s| s.content.starts_with(' ')) {
+            margin.content.to_mut().remove(0);
         }
+        line.spans.insert(0, bar);
     }
     if !first {
         made.lines.insert(0, Line::default());
@@ -87,6 +85,22 @@ pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows
     }
     made.fingerprint = fingerprint;
     made
+}
+
+/// The first column of a message's rows: the mark of the chosen message, else how much of the message is remembered, which
+/// takes one row where there are no colours.
+fn bar(app: &App, key: ItemKey, row: usize) -> Option<Span<'static>> {
+    let ItemKey::Message(id) = key else { return None };
+    let theme = &app.theme;
+    if app.feed.selected == Some(id) {
+        return Some(Span::styled(theme.glyphs().quote, theme.style(Role::Key)));
+    }
+    let share = f64::from(*app.feed.remembered.get(&id)?) / 100.0;
+    match heat::colour(theme, app.depth(), heat::level(share)) {
+        Some(colour) => Some(Span::styled(theme.glyphs().quote, Style::new().fg(colour))),
+        None if row == 0 => Some(Span::styled(heat::shade(theme, app.depth(), share), theme.style(Role::Dim))),
+        None => None,
+    }
 }
 
 /// Hash of everything that the rows depend on.
@@ -99,7 +113,8 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         let open = app.feed.is_open(id);
         let chosen = app.feed.selected == Some(id);
         let reasoning = m.reasoning.as_ref().map(String::len);
-        (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen).hash(&mut hasher);
+        let remembered = app.feed.remembered.get(&id);
+        (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen, remembered).hash(&mut hasher);
         (app.chat.sibling_count(id), app.feed.within(id).count()).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
         turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);
