@@ -1,6 +1,12 @@
-// Defragmentation of the page pool between turns: pages move to lower numbers, so that the last mapping granules of the
-// pool become empty and can be unmapped. No CPU twin: where a page lies changes no result.
+// Copies of whole pages between turns. Defragmentation of the page pool: pages move to lower numbers, so that the last
+// mapping granules of the pool become empty and can be unmapped. Export and import: pages are gathered in the staging
+// pages of prefill and scattered from them. No CPU twin: where a page lies changes no result.
 #include "kv.cuh"
+
+// By a whole block.
+__device__ __forceinline__ void copy_page(const Kv& kv, u8* to, const u8* from) {
+  for (int i = threadIdx.x; i < (int)(kv.stride / 16); i += blockDim.x) ((uint4*)to)[i] = ((const uint4*)from)[i];
+}
 
 // Copies page first + i, with its reference count, to page moved[i]; -1 stays. Grid n, any block. Reads and writes a
 // page.
@@ -8,9 +14,7 @@ KERNEL move_pages(Kv kv, const int* moved, int first) {
   after_previous();
   int from = first + blockIdx.x, to = moved[blockIdx.x];
   if (to < 0) return;
-  const uint4* a = (const uint4*)page_at(kv, from);
-  uint4* b = (uint4*)page_at(kv, to);
-  for (int i = threadIdx.x; i < (int)(kv.stride / 16); i += blockDim.x) b[i] = a[i];
+  copy_page(kv, page_at(kv, to), page_at(kv, from));
   if (threadIdx.x == 0) {
     kv.refs[to] = kv.refs[from];
     kv.refs[from] = 0;
@@ -24,4 +28,18 @@ KERNEL rename_pages(Kv kv, const int* moved, int first, int n, u64 entries) {
   if (i >= entries) return;
   int page = kv.table[i] - first;
   if (page >= 0 && page < n && moved[page] >= 0) kv.table[i] = moved[page];
+}
+
+// Copies page pages[i] to staging page i. Grid n, any block. Reads and writes a page.
+KERNEL gather_pages(Kv kv, const int* pages) {
+  after_previous();
+  copy_page(kv, kv.staged + (u64)blockIdx.x * kv.stride, page_at(kv, pages[blockIdx.x]));
+}
+
+// Copies staging page i to page pages[i], which becomes a page with one holder. Grid n, any block. Reads and writes a page.
+KERNEL scatter_pages(Kv kv, const int* pages) {
+  after_previous();
+  int page = pages[blockIdx.x];
+  copy_page(kv, page_at(kv, page), kv.staged + (u64)blockIdx.x * kv.stride);
+  if (threadIdx.x == 0) kv.refs[page] = 1;
 }

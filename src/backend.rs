@@ -429,6 +429,11 @@ pub trait Backend: Memory + Profile + 'static {
     /// Counts the lanes that store each of the first `n` positions of a sequence, in one pass over the metadata of its
     /// slots, and the state of position `at` in every lane. Waits for the device; never part of a step.
     fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts;
+    /// Copies pages to the host, `[pages.len(), page_bytes]`, after all work issued before.
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]);
+    /// Takes a free page for each `page_bytes` of `bytes`, with a reference count of 1, and fills it: the inverse of
+    /// [`Self::export_pages`]. The caller has reserved as many, and enters them in the page tables.
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32>;
     /// Metadata of a lane's slots, in slot order.
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<crate::policy::SlotMeta>;
 

@@ -6,6 +6,11 @@
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 
+pub mod file;
+mod image;
+
+pub use image::{ImportError, SeqHead};
+
 use crate::backend::{
     Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span, in_units,
 };

@@ -20,7 +20,7 @@
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
-//! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics | protocol, policy, codec, the backend trait |
+//! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, regular_file, unicode |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |

@@ -340,6 +340,21 @@ impl Backend for Cpu {
         kv::presence(kv, seq, n, filter, at)
     }
 
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
+        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact_mut(kv.geometry.page_bytes())) {
+            bytes.copy_from_slice(kv.pool.page(page));
+        }
+    }
+
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
+        let pages = bytes.chunks_exact(kv.geometry.page_bytes()).map(|bytes| {
+            let page = kv.pool.take();
+            kv.pool.page_mut(page).copy_from_slice(bytes);
+            page
+        });
+        pages.collect()
+    }
+
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         kv::slot_metas(kv, layer, seq, head)
     }

@@ -467,6 +467,14 @@ impl Backend for Cuda {
         kv::presence(self, kv, seq, n, filter, at)
     }
 
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
+        kv::export_pages(self, kv, pages, bytes);
+    }
+
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
+        kv::import_pages(self, kv, bytes)
+    }
+
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         kv::slot_metas(self, kv, layer, seq, head)
     }

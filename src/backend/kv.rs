@@ -136,6 +136,15 @@ impl PageLayout {
     pub fn set_meta(&self, page: &mut [u8], row: usize, meta: SlotMeta) {
         page[self.meta_at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&meta.0));
     }
+
+    /// Zeroes the rows of a page from `row` on.
+    pub fn clear_rows(&self, page: &mut [u8], row: usize) {
+        let starts = [0, self.v_at, self.k_side_at, self.v_side_at, self.meta_at, page.len()];
+        for parts in starts.windows(2) {
+            let row_bytes = (parts[1] - parts[0]) / self.page_slots;
+            page[parts[0] + row * row_bytes..parts[1]].fill(0);
+        }
+    }
 }
 
 /// Word `row` of those that begin at byte `at`.

@@ -1,5 +1,5 @@
-//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, pins, releases and trims. Compares every slot,
-//! page count and attention output.
+//! Checks of the cache's ops over random histories of steps, forks, toggles, dials, pins, releases, trims, exports and
+//! imports. Compares every slot, page count and attention output.
 
 use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
 use crate::backend::{Backend, KvGeometry};
@@ -186,9 +186,27 @@ impl<B: Backend> Run<'_, B> {
                 let positions = from..from + 1 + self.random.below(20);
                 self.cache.pin(self.b, self.seqs[seq], positions).expect("memory for a check");
             }
+            (9, Some(seq)) if self.seqs.len() < N_SEQS => self.import(seq),
             _ => self.step(),
         }
         self.look();
+    }
+
+    /// Replaces a sequence by one that is made of its image.
+    fn import(&mut self, seq: usize) {
+        let (b, old) = (self.b, self.seqs[seq]);
+        let (head, bytes) = self.cache.head(b, old);
+        let new = self.cache.create(b, false).expect("a free row");
+        let (mut image, mut again) = (Vec::new(), Vec::new());
+        for (layer, &bytes) in bytes.iter().enumerate() {
+            self.cache.export_layer(b, old, layer, &mut image);
+            self.cache.import_layer(b, new, head.len, layer, &image).expect("an image that was just made");
+            self.cache.export_layer(b, new, layer, &mut again);
+            self.output.exact.extend([(image.len() as u64 == bytes) as i64, (image == again) as i64, bytes as i64]);
+        }
+        self.cache.end_import(b, new, &head);
+        self.cache.release(b, old);
+        self.seqs[seq] = new;
     }
 
     /// Feeds all or some of the sequences, one or many tokens each.

@@ -4,7 +4,7 @@
 use crate::tiny::Rng;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs};
-use dmschat::cache::{CacheError, KvCache, SeqId};
+use dmschat::cache::{CacheError, ImportError, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy, Shift};
 use dmschat::protocol::{LaneFilter, LaneState};
@@ -103,6 +103,7 @@ impl Bench {
             }
             9 => self.cache.trim(&self.b),
             10 => self.turn_dial(i),
+            11 => self.copy_image(i),
             _ => self.feed(i),
         }
     }
@@ -122,6 +123,53 @@ impl Bench {
             Ok(id) => self.live.push(Sequence { id, ..self.live[i].clone() }),
             Err(error) => assert!(matches!(error, CacheError::Sequences(N_SEQS)) && self.live.len() == N_SEQS),
         }
+    }
+
+    /// Makes a sequence of another's image; a damaged image is refused, or makes a sequence that can be released.
+    fn copy_image(&mut self, i: usize) {
+        let original = self.live[i].clone();
+        let (head, sizes) = self.cache.head(&self.b, original.id);
+        let mut images = vec![Vec::new(); LAYERS];
+        for (layer, image) in images.iter_mut().enumerate() {
+            self.cache.export_layer(&self.b, original.id, layer, image);
+            assert_eq!(image.len() as u64, sizes[layer]);
+            assert!(sizes[layer] <= self.cache.max_layer_bytes(original.len));
+        }
+        let Ok(id) = self.cache.create(&self.b, false) else { return };
+        let whole = images.clone();
+        let (layer, damaged) = (self.rng.below(LAYERS), self.rng.chance(2));
+        if damaged {
+            let image = &mut images[layer];
+            match self.rng.below(3) {
+                0 => image.truncate(self.rng.below(image.len())),
+                1 => image.push(0),
+                _ => {
+                    let at = self.rng.below(image.len());
+                    image[at] ^= 1 << self.rng.below(8);
+                }
+            }
+        }
+        let mut import = || {
+            for (layer, image) in images.iter().enumerate() {
+                self.cache.import_layer(&self.b, id, head.len, layer, image)?;
+            }
+            self.cache.end_import(&self.b, id, &head);
+            Ok::<_, ImportError>(())
+        };
+        let imported = import();
+        if damaged || imported.is_err() {
+            assert!(damaged || matches!(imported, Err(ImportError::Cache(_))), "{imported:?}");
+            assert!(images[layer].len() == whole[layer].len() || imported.is_err());
+            self.cache.audit(&self.b).unwrap();
+            return self.cache.release(&self.b, id);
+        }
+        let mut again = Vec::new();
+        for (layer, image) in whole.iter().enumerate() {
+            self.cache.export_layer(&self.b, id, layer, &mut again);
+            assert!(again == *image, "layer {layer} of the copy");
+        }
+        assert_eq!(self.cache.head(&self.b, id).0, head);
+        self.live.push(Sequence { id, ..original });
     }
 
     fn release(&mut self, i: usize) {

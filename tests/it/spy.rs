@@ -333,6 +333,16 @@ impl Backend for Spy {
         self.lent(kv, |kv| self.cpu.presence(kv, seq, n, filter, at))
     }
 
+    fn export_pages(&self, kv: &mut KvTables<Self>, pages: &[i32], bytes: &mut [u8]) {
+        self.watch.count("export_pages");
+        self.lent(kv, |kv| self.cpu.export_pages(kv, pages, bytes));
+    }
+
+    fn import_pages(&self, kv: &mut KvTables<Self>, bytes: &[u8]) -> Vec<i32> {
+        self.watch.count("import_pages");
+        self.lent(kv, |kv| self.cpu.import_pages(kv, bytes))
+    }
+
     fn slot_metas(&self, kv: &KvTables<Self>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
         self.lent(kv, |kv| self.cpu.slot_metas(kv, layer, seq, head))
     }

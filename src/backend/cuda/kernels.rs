@@ -263,6 +263,8 @@ kernels! {
     "defrag" {
         MovePages "move_pages" "kpi",
         RenamePages "rename_pages" "kpiil",
+        GatherPages "gather_pages" "kp",
+        ScatterPages "scatter_pages" "kp",
     }
     "kv_scatter" {
         KvScatter "kv_scatter" "kippi",

@@ -376,6 +376,34 @@ pub(super) fn presence(
     PresenceCounts::from_words(&words, n)
 }
 
+/// Copies pages to the host in pieces, each gathered in the staging pages of prefill, which no work uses between steps.
+pub(super) fn export_pages(cuda: &Cuda, kv: &mut KvTables<Cuda>, pages: &[i32], bytes: &mut [u8]) {
+    let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
+    for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks_mut(at_once * stride)) {
+        copy_staged(cuda, kv, Kernel::GatherPages, pages);
+        kv.pool.staged.read(0, bytes);
+    }
+}
+
+pub(super) fn import_pages(cuda: &Cuda, kv: &mut KvTables<Cuda>, bytes: &[u8]) -> Vec<i32> {
+    let (stride, at_once) = (kv.pool.stride, kv.pool.staged.len() / kv.pool.stride);
+    reclaim(cuda, kv);
+    let pages = kv.pool.take(bytes.len() / stride);
+    for (pages, bytes) in pages.chunks(at_once).zip(bytes.chunks(at_once * stride)) {
+        kv.pool.staged.write(0, bytes);
+        copy_staged(cuda, kv, Kernel::ScatterPages, pages);
+    }
+    pages
+}
+
+/// Copies between pages of the pool and the staging pages. `returned` is unused between steps and lists the former.
+fn copy_staged(cuda: &Cuda, kv: &mut KvTables<Cuda>, kernel: Kernel, pages: &[i32]) {
+    kv.pool.returned.write(0, pages);
+    let (view, listed) = (view(kv), kv.pool.returned.ptr());
+    let args = [Arg::of(&view), Ptr(listed)];
+    cuda.driver.launch(kernel, [pages.len(), 1, 1], BLOCK, &args);
+}
+
 pub(super) fn slot_metas(cuda: &Cuda, kv: &KvTables<Cuda>, layer: usize, seq: usize, head: usize) -> Vec<SlotMeta> {
     let mut live = [0];
     kv.live.read(kv.geometry.row(layer, seq, head), &mut live);

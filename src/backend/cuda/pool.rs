@@ -247,6 +247,18 @@ impl Pool {
         Ok(())
     }
 
+    /// Takes `n` pages off the end of the free list. The caller has reserved them and sets their reference counts.
+    pub(super) fn take(&mut self, n: usize) -> Vec<i32> {
+        let mut free = [0];
+        self.counts.read(0, &mut free);
+        let left = (free[0] as usize).checked_sub(n).expect("pages were reserved before they are taken");
+        let mut pages = vec![0; n];
+        self.free_list.read(left, &mut pages);
+        self.counts.write(0, &[left as i32]);
+        pages.reverse();
+        pages
+    }
+
     /// Plans a defragmentation that empties the last granules: returns the first page to move and a number of pages.
     /// For each of them `returned` (unused between turns) then holds the page to move it to, or -1 for a free page.
     pub(super) fn moves(&mut self) -> Option<(usize, usize)> {

@@ -1,0 +1,265 @@
+//! A sequence's image in a file: a header that says what it is of, then the layers, each with a checksum.
+//!
+//! ```text
+//! | MAGIC | u32 version | u32 bytes of the header | header, JSON | u64 checksum of all before | layer 0 | u64 checksum | ...
+//! ```
+//!
+//! Numbers are in the machine's byte order; a machine of the other one refuses the version. A file is written beside its
+//! place, synced and renamed, so that its name is always that of a whole file. Reading and writing run on threads of their
+//! own and hold a few layers in memory. Checksums find accidents; the image itself is checked by
+//! [`KvCache::import_layer`](super::KvCache::import_layer).
+
+mod room;
+mod write;
+
+pub use room::{EXTENSION, Room};
+pub use write::Writer;
+
+use super::SeqHead;
+use crate::backend::KvGeometry;
+use crate::policy::SlotMeta;
+use crate::regular_file;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+const MAGIC: [u8; 8] = *b"dmschatC";
+/// Increases with every change of the header, of the layers' images or of what the checksums cover.
+const VERSION: u32 = 1;
+/// Bytes before the header.
+const FIXED_BYTES: usize = MAGIC.len() + 2 * size_of::<u32>();
+const MAX_HEADER_BYTES: usize = 64 << 10;
+const CHECKSUM_BYTES: usize = size_of::<u64>();
+
+/// What a cache depends on beside the tokens fed. A file is used only where all of it is equal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// Digests of the model and of its tokenizer, as in session files, and of the weights as they are in memory.
+    pub model: String,
+    pub tokenizer: String,
+    pub weights: String,
+    /// Digest of the rotary embedding and of the eviction decisions' parameters.
+    pub parameters: String,
+    pub codec: String,
+    pub policy: String,
+    pub n_layers: usize,
+    pub n_kv_heads: usize,
+    pub head_dim: usize,
+    pub page_slots: usize,
+    /// The metadata of a marked slot of position 5: differs between layouts of it.
+    pub slot_meta: i32,
+}
+
+impl Identity {
+    pub fn new(g: &KvGeometry, [model, tokenizer, weights, parameters]: [String; 4]) -> Self {
+        Self {
+            model,
+            tokenizer,
+            weights,
+            parameters,
+            codec: g.codec.name().to_owned(),
+            policy: format!("{:?}", g.policy),
+            n_layers: g.n_layers,
+            n_kv_heads: g.n_kv_heads,
+            head_dim: g.head_dim,
+            page_slots: g.page_slots,
+            slot_meta: SlotMeta::new(5, true).0,
+        }
+    }
+}
+
+/// What a file says about its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    pub identity: Identity,
+    pub sequence: SeqHead,
+    /// Digest of the token log that was fed, with all its entries.
+    pub log: String,
+    /// Bytes of each layer's image.
+    pub layer_bytes: Vec<u64>,
+}
+
+impl Header {
+    /// The file's bytes before the layers.
+    fn encode(&self) -> io::Result<Vec<u8>> {
+        let json = serde_json::to_vec(self)?;
+        if json.len() > MAX_HEADER_BYTES {
+            return Err(io::Error::other("the header is too long"));
+        }
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_ne_bytes());
+        out.extend((json.len() as u32).to_ne_bytes());
+        out.extend(json);
+        out.extend(checksum(0, &out).to_ne_bytes());
+        Ok(out)
+    }
+
+    /// Bytes of the whole file; `None` if that is more than any file has.
+    fn file_bytes(&self, head_bytes: u64) -> Option<u64> {
+        let layer = |sum: u64, bytes: &u64| sum.checked_add(bytes.checked_add(CHECKSUM_BYTES as u64)?);
+        self.layer_bytes.iter().try_fold(head_bytes, layer)
+    }
+}
+
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("it is damaged ({0})")]
+    Damaged(&'static str),
+    #[error("it is of another version of dmschat")]
+    Version,
+    #[error("it cannot be read ({0})")]
+    Io(#[from] io::Error),
+}
+
+/// A file whose header was read and whose length is what the header says.
+pub struct Opened {
+    file: File,
+    pub header: Header,
+    /// The checksum before the first layer.
+    seed: u64,
+}
+
+impl Opened {
+    /// Opens a file and reads its header. `Ok(None)` if there is no such file.
+    pub fn open(path: &Path) -> Result<Option<Self>, FileError> {
+        let mut file = match regular_file::open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut fixed = [0; FIXED_BYTES];
+        whole(file.read_exact(&mut fixed))?;
+        let word = |at: usize| u32::from_ne_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
+        let (version, length) = (word(MAGIC.len()), word(MAGIC.len() + 4) as usize);
+        if fixed[..MAGIC.len()] != MAGIC {
+            return Err(FileError::Damaged("it does not begin as one"));
+        }
+        if version != VERSION {
+            return Err(FileError::Version);
+        }
+        if length > MAX_HEADER_BYTES {
+            return Err(FileError::Damaged("the length of its header"));
+        }
+        let mut head = fixed.to_vec();
+        head.resize(FIXED_BYTES + length, 0);
+        whole(file.read_exact(&mut head[FIXED_BYTES..]))?;
+        let mut sum = [0; CHECKSUM_BYTES];
+        whole(file.read_exact(&mut sum))?;
+        let seed = u64::from_ne_bytes(sum);
+        if checksum(0, &head) != seed {
+            return Err(FileError::Damaged("the checksum of its header"));
+        }
+        let header: Header =
+            serde_json::from_slice(&head[FIXED_BYTES..]).map_err(|_| FileError::Damaged("its header"))?;
+        let begin = (head.len() + CHECKSUM_BYTES) as u64;
+        if header.file_bytes(begin) != Some(file.metadata()?.len()) {
+            return Err(FileError::Damaged("another length than its header says"));
+        }
+        Ok(Some(Self { file, header, seed }))
+    }
+
+    /// Starts to read the layers. The caller has compared their sizes with what such a sequence may need.
+    pub fn read(self) -> io::Result<Reader> {
+        let (sender, layers) = sync_channel(1);
+        let (spare, spares) = channel();
+        let left = self.header.layer_bytes.len();
+        std::thread::Builder::new().name("cache-read".into()).spawn(move || self.send(&sender, &spares))?;
+        Ok(Reader { layers, spare, left })
+    }
+
+    fn send(mut self, layers: &SyncSender<Result<Vec<u8>, FileError>>, spares: &Receiver<Vec<u8>>) {
+        for (layer, &bytes) in self.header.layer_bytes.iter().enumerate() {
+            let mut image = spares.try_recv().unwrap_or_default();
+            let read = read_layer(&mut self.file, self.seed, layer, bytes, &mut image);
+            let failed = read.is_err();
+            if layers.send(read.map(|()| image)).is_err() || failed {
+                return;
+            }
+        }
+    }
+}
+
+fn read_layer(file: &mut File, seed: u64, layer: usize, bytes: u64, image: &mut Vec<u8>) -> Result<(), FileError> {
+    image.resize(bytes as usize, 0);
+    whole(file.read_exact(image))?;
+    let mut sum = [0; CHECKSUM_BYTES];
+    whole(file.read_exact(&mut sum))?;
+    if u64::from_ne_bytes(sum) != layer_checksum(seed, layer, image) {
+        return Err(FileError::Damaged("the checksum of a layer"));
+    }
+    Ok(())
+}
+
+/// Layers of a file, read ahead by a thread.
+pub struct Reader {
+    layers: Receiver<Result<Vec<u8>, FileError>>,
+    spare: Sender<Vec<u8>>,
+    left: usize,
+}
+
+impl Reader {
+    /// The next layer's image; `None` if it is not there `within` that time.
+    pub fn next(&mut self, within: Duration) -> Option<Result<Vec<u8>, FileError>> {
+        match self.layers.recv_timeout(within) {
+            Ok(layer) => {
+                self.left -= 1;
+                Some(layer)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(FileError::Damaged("its reader ended"))),
+        }
+    }
+
+    /// Layers that are still to come.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Lends a buffer for a later layer.
+    pub fn recycle(&self, image: Vec<u8>) {
+        let _ = self.spare.send(image);
+    }
+}
+
+/// An end of file before what was expected is damage.
+fn whole<T>(read: io::Result<T>) -> Result<T, FileError> {
+    read.map_err(|e| match e.kind() {
+        io::ErrorKind::UnexpectedEof => FileError::Damaged("its end is missing"),
+        _ => FileError::Io(e),
+    })
+}
+
+/// Layers differ in their checksums' seeds, so that none passes for another.
+fn layer_checksum(seed: u64, layer: usize, image: &[u8]) -> u64 {
+    checksum(seed.wrapping_add(layer as u64 + 1), image)
+}
+
+/// A checksum of bytes at the speed of memory. Every step maps the state one to one, so that a change within one word is
+/// always found, and any other but for one in 2^64.
+fn checksum(seed: u64, bytes: &[u8]) -> u64 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut lanes = [seed, seed ^ FACTOR, seed.rotate_left(32), !seed];
+    let mut mix = |chunk: &[u8]| {
+        for (lane, word) in lanes.iter_mut().zip(chunk.chunks_exact(8)) {
+            let word: u64 = bytemuck::pod_read_unaligned(word);
+            *lane = (*lane ^ word).wrapping_mul(FACTOR).rotate_left(29);
+        }
+    };
+    let chunks = bytes.chunks_exact(32);
+    let mut last = [0; 32];
+    last[..chunks.remainder().len()].copy_from_slice(chunks.remainder());
+    chunks.for_each(&mut mix);
+    mix(&last);
+    lanes.iter().fold(seed ^ bytes.len() as u64, |sum, lane| {
+        let mixed = (sum ^ lane).wrapping_mul(FACTOR);
+        mixed ^ (mixed >> 32)
+    })
+}
+
+#[cfg(test)]
+mod tests;

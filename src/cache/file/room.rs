@@ -1,0 +1,70 @@
+//! The bytes that files of caches may take together in a folder.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// The end of a file's name.
+pub const EXTENSION: &str = "cache";
+/// A file of an unfinished write is removed if nothing was written to it for so long.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// A limit on the bytes of all caches in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub limit_bytes: u64,
+}
+
+/// A file of a cache.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    pub path: PathBuf,
+    pub bytes: u64,
+    pub modified: SystemTime,
+}
+
+impl Room {
+    /// The caches in a folder, oldest first, and the files of unfinished writes that nobody goes on with.
+    pub fn list(folder: &Path) -> (Vec<Kept>, Vec<PathBuf>) {
+        let (mut kept, mut abandoned) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let Some(name) = name.to_str() else { continue };
+            // Of the link itself, not of what it leads to.
+            let Ok(meta) = entry.metadata() else { continue };
+            let (Ok(modified), true) = (meta.modified(), meta.is_file()) else { continue };
+            if name.ends_with(&format!(".{EXTENSION}")) {
+                kept.push(Kept { path, bytes: meta.len(), modified });
+            } else if name.contains(&format!(".{EXTENSION}.")) && name.ends_with(".tmp") {
+                let age = modified.elapsed().unwrap_or_default();
+                if age > ABANDONED {
+                    abandoned.push(path);
+                }
+            }
+        }
+        kept.sort_by(|a, b| a.modified.cmp(&b.modified).then_with(|| a.path.cmp(&b.path)));
+        (kept, abandoned)
+    }
+
+    /// Removes the oldest caches of a folder until a file of `bytes` fits at `path`, where it replaces another. Fails if it
+    /// does not fit by itself.
+    pub fn make(self, folder: &Path, path: &Path, bytes: u64) -> io::Result<()> {
+        if bytes > self.limit_bytes {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than the limit"));
+        }
+        let (kept, abandoned) = Self::list(folder);
+        abandoned.iter().for_each(|path| drop(fs::remove_file(path)));
+        let others: Vec<Kept> = kept.into_iter().filter(|k| k.path != path).collect();
+        let mut sum = others.iter().fold(bytes, |sum, k| sum.saturating_add(k.bytes));
+        for old in others {
+            if sum <= self.limit_bytes {
+                break;
+            }
+            // Another process may have removed it.
+            let _ = fs::remove_file(&old.path);
+            sum = sum.saturating_sub(old.bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+use super::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn header(layer_bytes: Vec<u64>) -> Header {
+    let identity = Identity {
+        model: "m".into(),
+        tokenizer: "t".into(),
+        weights: "w".into(),
+        parameters: "p".into(),
+        codec: "f32".into(),
+        policy: "Dense".into(),
+        n_layers: layer_bytes.len(),
+        n_kv_heads: 1,
+        head_dim: 8,
+        page_slots: 16,
+        slot_meta: 0,
+    };
+    let sequence = SeqHead { len: 9, eviction: true, reads: 5, peak: 9 };
+    Header { identity, sequence, log: "l".into(), layer_bytes }
+}
+
+fn layers() -> Vec<Vec<u8>> {
+    (0..3usize).map(|layer| (0..40 + 33 * layer).map(|i| (i * 7 + layer) as u8).collect()).collect()
+}
+
+fn write(path: PathBuf, limit_bytes: u64, layers: &[Vec<u8>]) -> io::Result<()> {
+    let sizes = layers.iter().map(|l| l.len() as u64).collect();
+    let writer = Writer::start(path, Room { limit_bytes }, header(sizes))?;
+    for layer in layers {
+        let mut image = layer.clone();
+        while let Err(back) = writer.offer(image) {
+            image = back;
+            std::thread::yield_now();
+        }
+    }
+    loop {
+        if let Some(outcome) = writer.outcome() {
+            return outcome;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn read(path: &Path) -> Result<Option<(Header, Vec<Vec<u8>>)>, FileError> {
+    let Some(opened) = Opened::open(path)? else { return Ok(None) };
+    let header = opened.header.clone();
+    let mut reader = opened.read()?;
+    let mut layers = Vec::new();
+    while reader.left() > 0 {
+        layers.push(reader.next(SOON).expect("a reader that reads")?);
+    }
+    Ok(Some((header, layers)))
+}
+
+#[test]
+fn every_change_of_a_file_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    assert!(read(&path).unwrap().is_none());
+    write(path.clone(), 1 << 20, &layers()).unwrap();
+    let (found, images) = read(&path).unwrap().unwrap();
+    assert_eq!((found, images), (header(vec![40, 73, 106]), layers()));
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let whole = fs::read(&path).unwrap();
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(&path, &bytes).unwrap();
+        assert!(read(&path).is_err(), "a bit of byte {at} changed");
+    }
+    for len in (0..whole.len()).chain([whole.len() + 1]) {
+        let mut bytes = whole.clone();
+        bytes.resize(len, 0);
+        fs::write(&path, &bytes).unwrap();
+        assert!(read(&path).is_err(), "{len} bytes of {}", whole.len());
+    }
+}
+
+#[test]
+fn the_oldest_files_make_room_and_what_does_not_fit_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    write(path("a.cache"), 1 << 20, &layers()).unwrap();
+    let bytes = fs::metadata(path("a.cache")).unwrap().len();
+    let older = SystemTime::now() - Duration::from_secs(9000);
+    let age = |name: &str, by: u64| {
+        let file = fs::OpenOptions::new().write(true).open(path(name)).unwrap();
+        file.set_modified(older - Duration::from_secs(by)).unwrap();
+    };
+    write(path("b.cache"), 1 << 20, &layers()).unwrap();
+    fs::write(path("c.cache.1-0.tmp"), "half").unwrap();
+    fs::write(path("d.cache.1-0.tmp"), "half").unwrap();
+    fs::write(path("a.jsonl"), "session").unwrap();
+    age("a.cache", 1);
+    age("b.cache", 2);
+    age("c.cache.1-0.tmp", 0);
+    age("a.jsonl", 3);
+    // One that is written again needs no room beside itself.
+    write(path("a.cache"), 2 * bytes, &layers()).unwrap();
+    write(path("e.cache"), 2 * bytes, &layers()).unwrap();
+    let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.cache", "a.jsonl", "d.cache.1-0.tmp", "e.cache"]);
+    let refused = write(path("f.cache"), bytes - 1, &layers()).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+    assert!(path("e.cache").exists() && !path("f.cache").exists());
+}
+
+#[test]
+fn a_write_that_is_given_up_leaves_the_old_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    write(path.clone(), 1 << 20, &layers()).unwrap();
+    let before = fs::read(&path).unwrap();
+    let writer = Writer::start(path.clone(), Room { limit_bytes: 1 << 20 }, header(vec![4, 4])).unwrap();
+    assert!(writer.offer(vec![0; 4]).is_ok());
+    drop(writer);
+    let only_one = || fs::read_dir(folder.path()).unwrap().count() == 1;
+    let until = std::time::Instant::now() + SOON;
+    while !only_one() && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    assert!(only_one() && fs::read(&path).unwrap() == before);
+}

@@ -1,0 +1,208 @@
+//! A sequence as bytes, layer by layer, so that it can be kept outside the device and come back as it was: the same slots
+//! in the same order, with their marks. A layer's image is
+//!
+//! ```text
+//! | heads x i32 live | heads x ring_len x i32 ring | pages of head 0 | pages of head 1 | ...
+//! ```
+//!
+//! in the machine's byte order. Rows of a page beyond the lane's slots, and ring entries of positions that do not exist,
+//! are zero. An image comes from outside: [`KvCache::import_layer`] takes nothing over that a lane of such a sequence
+//! could not hold.
+
+use super::{CacheError, KvCache, SeqId};
+use crate::backend::{Backend, KvGeometry};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// State of a sequence beside its layers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SeqHead {
+    /// Number of tokens fed.
+    pub len: usize,
+    pub eviction: bool,
+    /// As of [`KvCache::dial`] and [`KvCache::pins`].
+    pub dial: f32,
+    pub pins: Vec<Range<usize>>,
+    /// As in [`SeqStats`](super::SeqStats).
+    pub reads: u64,
+    pub peak: u32,
+}
+
+/// Why an image was refused. The sequence holds the layers before it.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("layer {layer}: {what}")]
+    Invalid { layer: usize, what: &'static str },
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// Bytes of the tables in a layer's image, before its pages.
+fn table_bytes(g: &KvGeometry) -> usize {
+    g.n_kv_heads * (1 + g.policy.ring_len()) * size_of::<i32>()
+}
+
+impl<B: Backend> KvCache<B> {
+    /// State of a sequence, and the bytes of each layer's image. Waits for the device.
+    pub fn head(&self, b: &B, seq: SeqId) -> (SeqHead, Vec<u64>) {
+        let (g, stats) = (self.geometry(), self.stats(b, seq));
+        let pages = |lanes: &Vec<u32>| lanes.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).sum::<usize>();
+        let bytes = |lanes| (table_bytes(g) + pages(lanes) * g.page_bytes()) as u64;
+        let state = &self.seqs[seq.0];
+        let head = SeqHead {
+            len: stats.len,
+            eviction: state.eviction,
+            dial: state.dial,
+            pins: state.pins.clone(),
+            reads: stats.reads,
+            peak: stats.peak,
+        };
+        (head, stats.live.iter().map(bytes).collect())
+    }
+
+    /// Most bytes that a layer's image of a sequence of `len` tokens may have.
+    pub fn max_layer_bytes(&self, len: usize) -> u64 {
+        let g = self.geometry();
+        (table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * g.page_bytes()) as u64
+    }
+
+    /// Replaces `out` by the image of one layer of a sequence. Waits for the device.
+    pub fn export_layer(&mut self, b: &B, seq: SeqId, layer: usize, out: &mut Vec<u8>) {
+        let g = *self.geometry();
+        let (heads, ring_len, row) = (g.n_kv_heads, g.policy.ring_len(), g.row(layer, seq.0, 0));
+        let mut live = vec![0; heads];
+        let mut ring = vec![0; heads * ring_len];
+        let mut table = vec![0; heads * g.max_pages];
+        b.read(&self.tables.live, row, &mut live);
+        b.read(&self.tables.ring, row * ring_len, &mut ring);
+        b.read(&self.tables.page_table, row * g.max_pages, &mut table);
+        let len = self.len(seq);
+        for lane in ring.chunks_mut(ring_len.max(1)).filter(|_| len < ring_len) {
+            lane[len..].fill(0);
+        }
+        let held = |head: usize| (live[head] as usize).div_ceil(g.page_slots);
+        let pages: Vec<i32> =
+            (0..heads).flat_map(|head| table[head * g.max_pages..][..held(head)].iter().copied()).collect();
+        out.clear();
+        out.extend_from_slice(bytemuck::cast_slice(&live));
+        out.extend_from_slice(bytemuck::cast_slice(&ring));
+        let tables = out.len();
+        out.resize(tables + pages.len() * g.page_bytes(), 0);
+        b.export_pages(&mut self.tables, &pages, &mut out[tables..]);
+        // Rows without a slot hold what others left there.
+        let (mut end, layout) = (0, g.page());
+        for head in 0..heads {
+            end += held(head);
+            let used = live[head] as usize % g.page_slots;
+            if used > 0 {
+                layout.clear_rows(&mut out[tables + (end - 1) * g.page_bytes()..][..g.page_bytes()], used);
+            }
+        }
+    }
+
+    /// Fills one layer of a sequence from its image. The sequence is one that [`KvCache::create`] made, in which nothing was
+    /// fed; `len` is the number of tokens that it will have. Layers may come in any order, each once, and
+    /// [`KvCache::end_import`] follows the last.
+    pub fn import_layer(
+        &mut self,
+        b: &B,
+        seq: SeqId,
+        len: usize,
+        layer: usize,
+        image: &[u8],
+    ) -> Result<(), ImportError> {
+        let g = *self.geometry();
+        let invalid = |what| ImportError::Invalid { layer, what };
+        if layer >= g.n_layers || len > g.max_pages * g.page_slots {
+            return Err(invalid("more than the cache holds"));
+        }
+        let Some((tables, pages)) = image.split_at_checked(table_bytes(&g)) else {
+            return Err(invalid("shorter than its tables"));
+        };
+        let tables: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+        let (live, rings) = tables.split_at(g.n_kv_heads);
+        if live.iter().any(|&live| live < 0 || live as usize > len) {
+            return Err(invalid("more slots than tokens"));
+        }
+        let held: Vec<usize> = live.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).collect();
+        if pages.len() != held.iter().sum::<usize>() * g.page_bytes() {
+            return Err(invalid("another size than its slots need"));
+        }
+        let (ring_len, mut rest) = (g.policy.ring_len(), pages);
+        let mut check = LaneCheck { g: &g, len, stored: vec![0; len] };
+        for head in 0..g.n_kv_heads {
+            let lane;
+            (lane, rest) = rest.split_at(held[head] * g.page_bytes());
+            let ring = &rings[head * ring_len..][..ring_len];
+            check.lane(head as u32 + 1, live[head] as usize, ring, lane).map_err(invalid)?;
+        }
+        self.reserve(b, held.iter().sum())?;
+        let taken = b.import_pages(&mut self.tables, pages);
+        let (row, mut at) = (g.row(layer, seq.0, 0), 0);
+        for (head, held) in held.into_iter().enumerate() {
+            b.write(&mut self.tables.page_table, (row + head) * g.max_pages, &taken[at..at + held]);
+            at += held;
+        }
+        b.write(&mut self.tables.ring, row * ring_len, rings);
+        b.write(&mut self.tables.live, row, live);
+        Ok(())
+    }
+
+    /// Ends an import whose layers are all there.
+    pub fn end_import(&mut self, b: &B, seq: SeqId, head: &SeqHead) {
+        let state = &mut self.seqs[seq.0];
+        (state.len, state.eviction, state.dial) = (head.len, head.eviction, head.dial);
+        state.pins.clone_from(&head.pins);
+        b.write(&mut self.tables.seq_len, seq.0, &[head.len as i32]);
+        b.write(&mut self.tables.eviction, seq.0, &[head.eviction as i32]);
+        b.write(&mut self.tables.dial, seq.0, &[head.dial]);
+        b.write(&mut self.tables.reads, seq.0, &[head.reads]);
+        b.write(&mut self.tables.peak, seq.0, &[head.peak]);
+    }
+}
+
+/// Checks lanes of a layer's image.
+struct LaneCheck<'a> {
+    g: &'a KvGeometry,
+    len: usize,
+    /// `[len]` number of the last lane in which the position was found.
+    stored: Vec<u32>,
+}
+
+impl LaneCheck<'_> {
+    /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the sequence, and the ring names
+    /// the slots of the newest tokens.
+    fn lane(&mut self, number: u32, live: usize, ring: &[i32], pages: &[u8]) -> Result<(), &'static str> {
+        let Self { g, len, stored } = self;
+        let (layout, page_bytes) = (g.page(), g.page_bytes());
+        let meta = |slot: usize| layout.meta(&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots);
+        let dense = g.policy.rule().is_none();
+        if dense && live != *len {
+            return Err("a dense lane stores every token");
+        }
+        for slot in 0..live {
+            let position = meta(slot).position();
+            match stored.get_mut(position) {
+                None => return Err("a slot is of a token that does not exist"),
+                Some(_) if dense && position != slot => return Err("a dense lane is out of order"),
+                Some(of) if *of == number => return Err("two slots are of one token"),
+                Some(of) => *of = number,
+            }
+        }
+        for position in len.saturating_sub(ring.len())..*len {
+            if ring.is_empty() {
+                break;
+            }
+            let slot = ring[position % ring.len()] as usize;
+            if slot >= live || meta(slot).position() != position {
+                return Err("the ring names another slot than that of the token");
+            }
+        }
+        let unused = ring.get(*len..).unwrap_or_default();
+        if unused.iter().any(|&slot| slot != 0) {
+            return Err("the ring names a slot of no token");
+        }
+        Ok(())
+    }
+}
