@@ -185,6 +185,11 @@ impl Checkpoint {
             .then(|| "its GPTQ codes are in act-order, so they were quantized again; int8 is closer to them".to_owned())
     }
 
+    /// A digest that differs where the weights in memory do: other than the fingerprint, also with their format.
+    pub fn weights_digest(&self) -> String {
+        fingerprint("", &self.tensors)
+    }
+
     /// The tensor of that name, which must have that shape.
     pub fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
         spec.check(self.tensors.get(&spec.name).cloned(), &self.name)

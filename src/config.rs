@@ -115,6 +115,8 @@ pub struct Settings {
     pub when_full: Option<WhenFull>,
     /// Compression ratio that conversations begin with; `None`: as the model was trained.
     pub keep_ratio: Option<f32>,
+    /// Maximum bytes of the caches of all saved conversations on disk; 0 keeps none.
+    pub cache_disk: u64,
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
     pub think: bool,
@@ -150,6 +152,9 @@ struct SamplingOverrides {
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
 }
+
+/// Default bytes of caches on disk.
+const DEFAULT_CACHE_DISK: u64 = 4 << 30;
 
 /// Default slots of a head under policy window.
 const DEFAULT_BUDGET: usize = 512;
@@ -225,6 +230,7 @@ impl Settings {
             kv_limit: layer.kv_limit.map(|b| b.0),
             when_full: layer.when_full.map(|w| w.0),
             keep_ratio: layer.keep_ratio,
+            cache_disk: layer.cache_disk.map_or(DEFAULT_CACHE_DISK, |b| b.0),
             max_tokens: layer.max_tokens,
             seed: layer.seed,
             think: layer.think.is_none_or(|t| t.0),

@@ -16,6 +16,7 @@ mod chain;
 pub mod compare;
 mod context;
 mod conversation;
+mod keep;
 mod loaded;
 mod planner;
 mod presence;

@@ -17,6 +17,7 @@ pub use twin::{TwinDifference, TwinReport};
 
 pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A token id.
@@ -113,6 +114,16 @@ pub struct RestoreRequest {
     pub replies: Vec<(u64, Vec<Token>)>,
     /// The last sampled token, which is not fed yet: the first token of the next prefill.
     pub pending: Option<Token>,
+    /// A file that may hold the cache that the log fills, so that nothing needs to be fed.
+    pub cache: Option<PathBuf>,
+}
+
+/// Where a conversation's cache is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheFile {
+    pub path: PathBuf,
+    /// Maximum bytes of all caches in the folder. The oldest are removed to make room.
+    pub limit_bytes: u64,
 }
 
 /// A command to the engine. Those that change the conversation are served in order; `Cancel`, `SetEviction`,
@@ -139,6 +150,8 @@ pub enum Command {
     Clear,
     /// Asks for a text in a fork of the conversation: [`Event::Recalled`].
     Recall(Box<RecallRequest>),
+    /// Keeps the conversation's cache in this file from now on, as it is after each turn; `None` keeps it nowhere.
+    KeepCache(Option<CacheFile>),
     /// Asks for the stored slots of a KV head: [`Event::HeadPositions`].
     Inspect { layer: usize, head: usize },
     /// Asks which tokens the cache still holds: [`Event::Presence`].

@@ -143,7 +143,8 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let (jobs, answers) = Jobs::start().context("cannot start the thread that reads files")?;
     let folder = settings.dirs.sessions();
     let known = Arc::clone(&models);
-    let sessions = Sessions::new(folder, options.no_session, writer, jobs.clone(), known, options.model_given);
+    let mut sessions = Sessions::new(folder, options.no_session, writer, jobs.clone(), known, options.model_given);
+    sessions.cache_disk = settings.cache_disk;
     let loading = LoadParts { load, models, adapter_given: options.adapter_given };
     let plain = settings.plain;
     let setup = Setup {

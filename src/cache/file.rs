@@ -12,7 +12,7 @@
 mod room;
 mod write;
 
-pub use room::{EXTENSION, Room};
+pub use room::{Kept, Room};
 pub use write::Writer;
 
 use super::SeqHead;

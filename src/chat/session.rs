@@ -15,7 +15,7 @@ pub use export::markdown;
 pub use file::{create_new, is_at, make_private_folder, private, write_atomically};
 pub use load::{Loaded, load};
 pub use record::{FORMAT, Record, Stamp, VERSION};
-pub use store::{Entry, Store};
+pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
 
 use super::conversation::{Change, ChangeKind, Conversation, Mark, MessageId, Role};
 use crate::protocol::ModelInfo;

@@ -27,6 +27,8 @@ pub struct Client {
     source: Source,
     pub info: Arc<ModelInfo>,
     pub opts: RenderOptions,
+    /// Whether saved conversations come with their caches.
+    reads_caches: bool,
 }
 
 impl Client {
@@ -64,7 +66,7 @@ impl Client {
             think_tags: info.think_tags.clone(),
             ..RenderOptions::default()
         };
-        Ok(Self { runtime, source, info, opts })
+        Ok(Self { runtime, source, info, opts, reads_caches: settings.cache_disk > 0 })
     }
 
     fn send(&self, command: Command) -> Result<()> {
@@ -84,7 +86,8 @@ impl Client {
         if let Ok(date) = loaded.header.template_date.parse() {
             self.opts.date = date;
         }
-        let (request, notice) = loaded.restore_for(&self.info);
+        let (mut request, notice) = loaded.restore_for(&self.info);
+        request.cache = request.cache.filter(|_| self.reads_caches);
         if let Some(notice) = notice {
             output::notice(&notice);
         }

@@ -73,6 +73,8 @@ layer! {
     when_full: Full,
     /// Compression ratio that conversations begin with.
     keep_ratio: f32,
+    /// Bytes of disk for the caches of saved conversations; 0 keeps none.
+    cache_disk: ByteSize,
     max_tokens: usize,
     temperature: f32,
     top_p: f32,

@@ -9,6 +9,7 @@ mod twin;
 
 use super::chain::Chain;
 use super::context::Context;
+use super::keep::{Keep, Load};
 use super::loaded::Loaded;
 use super::presence::FedText;
 use super::prompt::Encoding;
@@ -62,6 +63,8 @@ pub(super) enum Work {
         /// Tokens of the log.
         total: usize,
     },
+    /// Loads the cache of a saved conversation from its file.
+    Load(Box<Load>),
     /// Replays the log of a saved conversation.
     Restore { pending: Option<Token>, total: usize },
     /// Asks for a text in a fork.
@@ -94,6 +97,8 @@ pub(super) struct Conversation {
     pub decode_tok_s: Option<f64>,
     fed_text: FedText,
     pub job: Option<Job>,
+    /// The file that the cache is kept in.
+    pub keep: Keep,
     queue: VecDeque<(EventSender, Command)>,
     /// Toggles received during a replay, which act after it.
     toggles: VecDeque<(EventSender, bool)>,
@@ -123,6 +128,7 @@ impl Conversation {
             decode_tok_s: None,
             fed_text: FedText::new(&m.vocabulary.tokenizer),
             job: None,
+            keep: Keep::default(),
             queue: VecDeque::new(),
             toggles: VecDeque::new(),
         })
@@ -168,6 +174,10 @@ impl Conversation {
             let Some((events, command)) = self.queue.pop_front() else { return };
             match command {
                 Command::Clear => self.clear(&mut m.runner),
+                Command::KeepCache(file) => {
+                    self.keep_in(file);
+                    continue;
+                }
                 Command::Rewind(pieces) => self.rewind(&mut m.runner, &events, &pieces),
                 command => {
                     self.job = Some(Job { events, cancelled: false, halt: None, work: Work::New(command) });
@@ -192,7 +202,7 @@ impl Conversation {
                         return self.end_job(m);
                     }
                 },
-                Work::New(Command::Restore(request)) => self.begin_restore(m, *request),
+                Work::New(Command::Restore(request)) => self.begin_restore(m, &events, *request),
                 Work::New(Command::Recall(request)) => match self.begin_recall(m, *request) {
                     Ok(work) => (work, None),
                     Err(why) => {
@@ -205,6 +215,7 @@ impl Conversation {
             self.job = Some(Job { events, cancelled, halt, work });
         }
         self.continue_encoding(m);
+        self.continue_load(m);
     }
 
     /// Ends the job if its steps are done, if it was cancelled or if a step failed.
@@ -212,7 +223,7 @@ impl Conversation {
         self.late_toggles(m);
         let done = self.chain.stage() == Stage::Done && !self.waits_for_twin();
         let Some(mut job) = self.job.take_if(|job| {
-            let begun = !matches!(job.work, Work::New(_) | Work::Encode(..));
+            let begun = !matches!(job.work, Work::New(_) | Work::Encode(..) | Work::Load(_));
             begun && (done || job.cancelled || job.halt.is_some())
         }) else {
             return;
@@ -224,7 +235,7 @@ impl Conversation {
             Work::Rebuild { beside, total } => self.end_rebuild(m, &job.events, beside, total, halt),
             Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
             Work::Recall(recall) => return self.end_recall(m, job.events, recall, halt),
-            Work::New(_) | Work::Encode(..) => {}
+            Work::New(_) | Work::Encode(..) | Work::Load(_) => {}
         }
         self.end_job(m);
     }
@@ -243,7 +254,8 @@ impl Conversation {
 
     pub(super) fn is_replaying(&self) -> bool {
         match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::New(Command::Restore(_)) | Work::Restore { .. } | Work::Undo(..) | Work::Recall(_)) => true,
+            Some(Work::New(Command::Restore(_)) | Work::Load(_) | Work::Restore { .. }) => true,
+            Some(Work::Undo(..) | Work::Recall(_)) => true,
             _ => self.chain.is_replaying(),
         }
     }
@@ -285,6 +297,7 @@ impl Conversation {
         }
         self.eviction = on;
         let at_token = self.chain.context.len(&m.runner);
+        self.cache_changed();
         match self.follow_eviction(&mut m.runner) {
             Ok(dropped_slots) => events.event(Event::EvictionSet { on, at_token, dropped_slots }),
             Err(error) => events.notice(format!("eviction stays as it was: {error}")),
@@ -381,6 +394,7 @@ impl Conversation {
         self.release_twin(runner);
         self.reset_context(runner, self.eviction);
         self.chain.context.set_dial(runner, self.dial);
+        self.cache_left_log();
         self.reported.clear();
         self.replies.clear();
         self.decode_tok_s = None;
@@ -393,6 +407,7 @@ impl Conversation {
         if begins(&mut self.chain.context) {
             return;
         }
+        self.cache_left_log();
         let checkpoint = self.prompt_end.take_if(begins).or_else(|| self.before.take_if(begins));
         match checkpoint {
             Some(context) => self.replace_context(runner, context),
@@ -427,6 +442,7 @@ impl Conversation {
             Some(Work::Rebuild { total, .. } | Work::Restore { total, .. }) => {
                 Phase::Rebuild { done: len, total: *total }
             }
+            Some(Work::Load(load)) => Phase::Rebuild { done: load.done(), total: load.total },
             Some(Work::Undo(..)) => Phase::Rebuild { done: len, total: len + self.chain.tokens_left() },
             Some(Work::Recall(_)) => Phase::Prefill { done: len, total: len + self.chain.tokens_left() },
             _ => Phase::Idle,

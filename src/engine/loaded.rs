@@ -4,6 +4,7 @@ use super::EngineOptions;
 use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
 use crate::backend::Backend;
+use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, WeightsInfo, WhenFull};
@@ -11,6 +12,7 @@ use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
 use std::path::PathBuf;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// The state that all conversations share.
@@ -18,6 +20,8 @@ pub(super) struct Loaded<B: Backend> {
     pub runner: Runner<B>,
     pub vocabulary: Vocabulary,
     pub info: Arc<ModelInfo>,
+    /// What a cache on disk has to be of.
+    pub identity: Identity,
     /// Whether new conversations evict.
     pub eviction: bool,
     /// The dial of new conversations.
@@ -35,8 +39,10 @@ impl<B: Backend> Loaded<B> {
         let tokenizer = Tokenizer::new(&checkpoint.tokenizer_json, checkpoint.config.vocab)?;
         let think = tokenizer.token_for("<think>").zip(tokenizer.token_for("</think>"));
         let disabled = checkpoint.config.dms.as_ref().is_some_and(|d| d.disabled);
+        let info = Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, think.is_some()));
         Ok(Self {
-            info: Arc::new(model_info(&runner, checkpoint, &tokenizer, options, plan, think.is_some())),
+            identity: identity(&runner, checkpoint, &info),
+            info,
             vocabulary: Vocabulary {
                 tokenizer: Arc::new(tokenizer),
                 eos: checkpoint.generation.eos.clone(),
@@ -63,6 +69,23 @@ impl<B: Backend> Loaded<B> {
             self.runner.trim();
         }
     }
+}
+
+fn identity<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint, info: &ModelInfo) -> Identity {
+    let c = runner.config();
+    let parameters = format!("{:?} {:?}", c.rope.frequencies(c.head_dim), c.dms);
+    let digests = [
+        info.model_fingerprint.clone(),
+        info.tokenizer_fingerprint.clone(),
+        checkpoint.weights_digest(),
+        hex_digest(parameters.as_bytes()),
+    ];
+    Identity::new(runner.cache.geometry(), digests)
+}
+
+/// The first half of a SHA-256 in hex digits.
+pub(super) fn hex_digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
 fn model_info<B: Backend>(

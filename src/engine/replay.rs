@@ -3,6 +3,7 @@
 use super::chain::Chain;
 use super::context::Context;
 use super::conversation::{Conversation, Halt, Work};
+use super::keep::begin_load;
 use super::loaded::Loaded;
 use super::reply::flat_of;
 use super::runner::Runner;
@@ -51,6 +52,7 @@ impl Conversation {
                 (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
                 m.runner.release(old.seq);
                 self.release_checkpoints(&mut m.runner);
+                self.cache_left_log();
             }
             (None, None) => {}
             (Some(_), Some(old)) => {
@@ -68,10 +70,11 @@ impl Conversation {
         events.event(Event::RebuildDone { cancelled: halt.is_some(), tokens });
     }
 
-    /// Begins to replay the log of a saved conversation under its own toggles.
+    /// Begins to load the cache of a saved conversation, or to replay its log under its own toggles.
     pub(super) fn begin_restore<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
+        events: &EventSender,
         request: RestoreRequest,
     ) -> (Work, Option<Halt>) {
         self.clear(&mut m.runner);
@@ -80,17 +83,25 @@ impl Conversation {
         self.replies = request.replies.into_iter().filter(|(_, ids)| known(ids)).collect();
         let total = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
         let context = m.runner.context();
-        let halt = if total > context {
+        let pending = request.pending.filter(|id| *id < vocab);
+        let refused = if total > context {
             Some(Halt::ContextFull(format!("it has {} tokens, and the context holds {}", count(total), count(context))))
         } else if request.log.iter().any(|e| matches!(e, LogEntry::Token(t) if *t >= vocab)) {
             Some(Halt::Error("its log names tokens that this model does not have".into()))
         } else {
-            self.reset_context(&mut m.runner, true);
-            self.chain.replay(&request.log);
             None
         };
-        self.reported = request.log;
-        (Work::Restore { pending: request.pending.filter(|id| *id < vocab), total }, halt)
+        self.reported.clone_from(&request.log);
+        if refused.is_some() {
+            return (Work::Restore { pending, total }, refused);
+        }
+        self.reset_context(&mut m.runner, true);
+        if let Some(load) = request.cache.and_then(|path| begin_load(m, &path, &request.log, pending, events)) {
+            return (Work::Load(load), None);
+        }
+        self.chain.replay(&request.log);
+        self.cache_changed();
+        (Work::Restore { pending, total }, None)
     }
 
     pub(super) fn end_restore<B: Backend>(

@@ -3,7 +3,7 @@
 use super::EngineOptions;
 use super::planner::{self, kv_budget};
 use crate::backend::{Backend, KvGeometry, SampleArgs, SamplingState, Span, StepKind, seen_words};
-use crate::cache::{CacheError, KvCache, PAGE_SLOTS, SeqId};
+use crate::cache::{CacheError, ImportError, KvCache, PAGE_SLOTS, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::protocol::{SamplingParams, Token};
@@ -187,6 +187,29 @@ impl<B: Backend> Runner<B> {
 
     pub fn release(&mut self, seq: SeqId) {
         self.cache.release(&self.b, seq);
+    }
+
+    /// State of a sequence and the bytes of each layer's image: [`KvCache::head`].
+    pub fn head(&self, seq: SeqId) -> (SeqHead, Vec<u64>) {
+        self.cache.head(&self.b, seq)
+    }
+
+    /// Replaces `out` by the image of one layer of a sequence.
+    pub fn export_layer(&mut self, seq: SeqId, layer: usize, out: &mut Vec<u8>) {
+        self.cache.export_layer(&self.b, seq, layer, out);
+    }
+
+    /// Fills one layer of an empty sequence from its image: [`KvCache::import_layer`].
+    pub fn import_layer(&mut self, seq: SeqId, len: usize, layer: usize, image: &[u8]) -> Result<(), ImportError> {
+        self.cache.import_layer(&self.b, seq, len, layer, image)
+    }
+
+    /// Ends the import of a sequence that `tokens` were fed to.
+    pub fn end_import(&mut self, seq: SeqId, head: &SeqHead, tokens: impl Iterator<Item = Token>) {
+        let mut seen = vec![0u32; seen_words(self.model.config.vocab)];
+        tokens.for_each(|token| seen[token as usize / 32] |= 1 << (token % 32));
+        self.b.write(&mut self.seen, seq.row() * seen.len(), &seen);
+        self.cache.end_import(&self.b, seq, head);
     }
 
     /// Returns unused pool memory to the system.

@@ -2,6 +2,7 @@
 
 use super::chain::{self, Chain};
 use super::conversation::{Conversation, Halt};
+use super::keep::Due;
 use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Minimum interval between snapshots during steps.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
+/// Polling interval while a cache is written to a busy disk and nothing else runs.
+const DISK_POLL: Duration = Duration::from_millis(2);
 /// Polling interval while a prompt is encoded and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
@@ -28,6 +31,8 @@ pub(super) struct Worker<B: Backend> {
     conversations: BTreeMap<ConversationId, Conversation>,
     scheduler: Scheduler,
     last_snapshot: Instant,
+    /// When caches that are being written to disk go on.
+    keep: Due,
 }
 
 impl<B: Backend> Worker<B> {
@@ -41,6 +46,7 @@ impl<B: Backend> Worker<B> {
             inbox,
             conversations: BTreeMap::new(),
             last_snapshot: Instant::now(),
+            keep: Due::Never,
         }
     }
 
@@ -57,6 +63,8 @@ impl<B: Backend> Worker<B> {
             self.step();
             self.step_twins();
             self.finish();
+            let due = self.conversations.values_mut().map(|c| c.keep(&mut self.model));
+            self.keep = due.min().unwrap_or(Due::Never);
             if let Some(text) = self.model.runner.backend().notice() {
                 self.conversations.values().for_each(|c| c.outlet.notice(&*text));
             }
@@ -71,11 +79,17 @@ impl<B: Backend> Worker<B> {
     /// Handles all messages received; waits for one if there is nothing to do. Returns false when no conversation is left.
     fn receive(&mut self) -> bool {
         let jobs = || self.conversations.values().filter(|c| c.job.is_some());
-        let first = if jobs().next().is_none() {
-            self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            let wait = if jobs().all(Conversation::is_encoding) { ENCODING_POLL } else { Duration::ZERO };
-            self.inbox.recv_timeout(wait)
+        let wait = match self.keep {
+            _ if jobs().next().is_some() => {
+                Some(if jobs().all(Conversation::is_encoding) { ENCODING_POLL } else { Duration::ZERO })
+            }
+            Due::Never => None,
+            Due::Soon => Some(DISK_POLL),
+            Due::Now => Some(Duration::ZERO),
+        };
+        let first = match wait {
+            Some(wait) => self.inbox.recv_timeout(wait),
+            None => self.inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match first {
             Ok(message) => self.handle(message),
@@ -93,7 +107,8 @@ impl<B: Backend> Worker<B> {
             EngineMessage::Open(outlet) => self.open(outlet),
             EngineMessage::Close(id) => {
                 self.scheduler.remove(id);
-                if let Some(conversation) = self.conversations.remove(&id) {
+                if let Some(mut conversation) = self.conversations.remove(&id) {
+                    conversation.keep_at_close(&mut self.model);
                     conversation.close(&mut self.model.runner);
                 }
             }

@@ -14,7 +14,7 @@ use super::text::{clean_line, count};
 use super::writer::Writer;
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
-use crate::protocol::{LogEntry, ModelInfo, ModelReference, RestoreRequest};
+use crate::protocol::{CacheFile, LogEntry, ModelInfo, ModelReference, RestoreRequest};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,6 +67,8 @@ pub struct Sessions {
     folder: Folder,
     session: Session,
     unsaved: bool,
+    /// Maximum bytes of all caches on disk; 0 keeps none.
+    pub cache_disk: u64,
     /// The state the engine has to restore before the next message.
     pub restore: Option<RestoreRequest>,
     /// The model last used, for records.
@@ -105,6 +107,7 @@ impl Sessions {
             folder,
             session,
             unsaved,
+            cache_disk: 0,
             restore: None,
             info: None,
             changes: Vec::new(),
@@ -127,6 +130,12 @@ impl Sessions {
 
     pub fn set_model(&mut self, info: &Arc<ModelInfo>) {
         self.info = Some(Arc::clone(info));
+    }
+
+    /// Returns where the cache of the open session is kept.
+    pub fn cache_file(&self) -> Option<CacheFile> {
+        let path = self.session.path().filter(|_| self.cache_disk > 0)?;
+        Some(CacheFile { path: session::cache_of(path), limit_bytes: self.cache_disk })
     }
 
     /// Returns the event that announces the open session.
@@ -387,6 +396,7 @@ impl Sessions {
         if let Some(info) = &app.engine.info {
             let (mut request, notice) = loaded.restore_for(info);
             notices.extend(notice.or_else(|| shorten(&mut request, info)));
+            request.cache = request.cache.filter(|_| self.cache_disk > 0);
             self.restore = Some(request);
         }
         AppEvent::Opened(Box::new(Opened {

@@ -36,7 +36,8 @@ pub struct Session<'a> {
     pub events: Vec<Event>,
     pub sampling: SamplingParams,
     pub max_tokens: usize,
-    turns: u64,
+    /// Number of the last turn, which is also its seed.
+    pub turns: u64,
 }
 
 impl<'a> Session<'a> {

@@ -324,7 +324,7 @@ fn one_broken_token_does_not_spoil_the_turns_after_it() {
 fn saved(s: &Session) -> RestoreRequest {
     let replies: Vec<_> = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
     let pending = replies.last().and_then(|(_, ids)| ids.last().copied());
-    RestoreRequest { log: s.log.clone(), replies, pending }
+    RestoreRequest { log: s.log.clone(), replies, pending, cache: None }
 }
 
 fn restored(s: &mut Session, request: RestoreRequest) -> (bool, usize) {

@@ -14,6 +14,7 @@ mod golden;
 mod harness;
 mod hub;
 mod hub_hostile;
+mod kept;
 mod kernels;
 mod limits;
 mod pool;

@@ -5,8 +5,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// The end of a file's name.
-pub const EXTENSION: &str = "cache";
 /// A file of an unfinished write is removed if nothing was written to it for so long.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -25,8 +23,8 @@ pub struct Kept {
 }
 
 impl Room {
-    /// The caches in a folder, oldest first, and the files of unfinished writes that nobody goes on with.
-    pub fn list(folder: &Path) -> (Vec<Kept>, Vec<PathBuf>) {
+    /// The caches in a folder by their extension, oldest first, and the files of unfinished writes that nobody goes on with.
+    pub fn list(folder: &Path, extension: &str) -> (Vec<Kept>, Vec<PathBuf>) {
         let (mut kept, mut abandoned) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
@@ -34,9 +32,9 @@ impl Room {
             // Of the link itself, not of what it leads to.
             let Ok(meta) = entry.metadata() else { continue };
             let (Ok(modified), true) = (meta.modified(), meta.is_file()) else { continue };
-            if name.ends_with(&format!(".{EXTENSION}")) {
+            if path.extension().is_some_and(|e| e == extension) {
                 kept.push(Kept { path, bytes: meta.len(), modified });
-            } else if name.contains(&format!(".{EXTENSION}.")) && name.ends_with(".tmp") {
+            } else if name.contains(&format!(".{extension}.")) && name.ends_with(".tmp") {
                 let age = modified.elapsed().unwrap_or_default();
                 if age > ABANDONED {
                     abandoned.push(path);
@@ -53,7 +51,8 @@ impl Room {
         if bytes > self.limit_bytes {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than the limit"));
         }
-        let (kept, abandoned) = Self::list(folder);
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let (kept, abandoned) = Self::list(folder, extension);
         abandoned.iter().for_each(|path| drop(fs::remove_file(path)));
         let others: Vec<Kept> = kept.into_iter().filter(|k| k.path != path).collect();
         let mut sum = others.iter().fold(bytes, |sum, k| sum.saturating_add(k.bytes));

@@ -6,6 +6,7 @@ use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
 use crate::unicode::one_line;
 use anyhow::{Result, bail};
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 /// Largest ids and counts. dmschat writes smaller ones, and their sums do not overflow.
 const MAX_NUMBER: u64 = 1 << 53;
@@ -21,6 +22,8 @@ pub struct Loaded {
     pub eviction: Option<bool>,
     /// One line for each unreadable line of the file, with its number.
     pub problems: Vec<String>,
+    /// The file of its cache, which may not exist; `None` for a copy of a session.
+    pub cache: Option<PathBuf>,
     turns: Vec<SavedTurn>,
     log: Vec<LogEntry>,
     log_fits: bool,
@@ -201,6 +204,7 @@ impl Loading {
             header,
             eviction: self.eviction,
             problems,
+            cache: None,
             turns: self.turns,
             log: self.log,
             log_fits: self.log_fits,
@@ -275,6 +279,7 @@ impl Loaded {
         }
         request.log.clone_from(&self.log);
         request.pending = pending;
+        request.cache.clone_from(&self.cache);
         (request, None)
     }
 

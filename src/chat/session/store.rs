@@ -17,6 +17,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+/// Extension of the file beside a session that holds its cache.
+pub const CACHE_EXTENSION: &str = "cache";
+
+/// The file of a session's cache, which need not exist.
+pub fn cache_of(session: &Path) -> PathBuf {
+    session.with_extension(CACHE_EXTENSION)
+}
+
 /// The sessions of one data folder.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -150,7 +158,7 @@ impl Store {
         let opened = match LineFile::open(&path, id) {
             Ok(opened) => opened,
             Err(e) if is_read_only(&e) => {
-                let mut loaded = read_whole_lines(&path, id)?;
+                let mut loaded = self.read(id)?;
                 loaded.problems.push(format!("{e:#}: it can be read only; what is added here is not saved"));
                 return Ok((Session::unsaved(), loaded));
             }
@@ -160,6 +168,7 @@ impl Store {
         let whole = whole_lines(&opened.bytes);
         // A refused file is not touched.
         let mut loaded = load(&opened.bytes[..whole], id)?;
+        loaded.cache = Some(cache_of(&path));
         let half = &opened.bytes[whole..];
         if !half.is_empty() {
             let aside = file.cut_off(half).with_context(|| format!("session {id}"))?;
@@ -188,7 +197,10 @@ impl Store {
 
     /// Reads the session with this id without locking or changing it.
     pub fn read(&self, id: &str) -> Result<Loaded> {
-        read_whole_lines(&self.file_of(id)?, id)
+        let path = self.file_of(id)?;
+        let mut loaded = read_whole_lines(&path, id)?;
+        loaded.cache = Some(cache_of(&path));
+        Ok(loaded)
     }
 
     /// Sets the title of the session with this id, which must not be open.
@@ -202,16 +214,21 @@ impl Store {
         session.flush().map(|_| ())
     }
 
-    /// Deletes the session with this id, which must not be open, and its `.part` file.
+    /// Deletes the session with this id, which must not be open, and the files beside it.
     pub fn delete(&self, id: &str) -> Result<()> {
         let path = self.file_of(id)?;
         // Locked, because another process may have it open.
         let _lock = LineFile::open(&path, id)?;
         fs::remove_file(&path).with_context(|| format!("session {id}"))?;
-        match fs::remove_file(part_of(&path)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).with_context(|| format!("session {id}")),
-            _ => Ok(()),
+        for beside in [cache_of(&path), part_of(&path)] {
+            match fs::remove_file(beside) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(e).with_context(|| format!("session {id}"));
+                }
+                _ => {}
+            }
         }
+        Ok(())
     }
 }
 

@@ -115,6 +115,7 @@ impl Runtime {
         let event = match (purpose, result) {
             (Purpose::Generate(mut request), Ok(prompt)) => {
                 self.restore();
+                self.send_now(Command::KeepCache(self.sessions.cache_file()));
                 request.prompt = prompt;
                 self.send_now(Command::Generate(request));
                 Some(AppEvent::Restored)

@@ -1,0 +1,145 @@
+//! Caches kept on disk: written after a turn, loaded in place of a replay, and refused where they are not of the log.
+
+use crate::harness::{STEP, Session};
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::cache::file::Opened;
+use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const QUESTION: &str = "a question of some forty characters or so";
+const LIMIT: u64 = 1 << 30;
+
+fn talker(form: Form, seed: u64) -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, form) }, seed)
+}
+
+fn keep(s: &mut Session, path: &Path, limit_bytes: u64) {
+    s.send(Command::KeepCache(Some(CacheFile { path: path.to_owned(), limit_bytes })));
+}
+
+/// Tokens that the file at `path` holds, once there is one of at least `tokens`.
+fn written(path: &Path, tokens: usize) -> usize {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = Opened::open(path).ok().flatten().map(|file| file.header.sequence.len);
+        match found.filter(|&n| n >= tokens) {
+            Some(n) => return n,
+            None => assert!(Instant::now() < until, "a file of {tokens} tokens is written; there is {found:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A request that continues the conversation of `s`.
+fn resume(s: &Session, cache: PathBuf) -> RestoreRequest {
+    let replies: Vec<_> = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
+    let pending = replies.last().and_then(|(_, ids)| ids.last().copied());
+    RestoreRequest { log: s.log.clone(), replies, pending, cache: Some(cache) }
+}
+
+/// Restores in a new engine. Returns it and the number of tokens that were fed for it.
+fn restored<'a>(tiny: &'a Tiny, from: &Session, request: RestoreRequest) -> (Session<'a>, usize) {
+    let mut s = Session::new(tiny);
+    s.exchanges = from.exchanges.clone();
+    s.log = from.log.clone();
+    s.turns = from.turns;
+    s.max_tokens = 50;
+    s.send(Command::Restore(Box::new(request)));
+    s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(assert!(!cancelled)) } else { None });
+    let fed = s.watch.seen().steps.iter().sum();
+    (s, fed)
+}
+
+#[test]
+fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
+    for (i, form) in [Form::Borrowed, Form::Metadata, Form::Plain].into_iter().enumerate() {
+        let tiny = talker(form, 900 + i as u64);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sessions").join("a.cache");
+        let mut s = Session::new(&tiny);
+        keep(&mut s, &path, LIMIT);
+        s.after_steps(5, Command::SetEviction(false));
+        s.ask(QUESTION);
+        s.ask(QUESTION);
+        s.send(Command::SetEviction(true));
+        s.ask(QUESTION);
+        written(&path, s.tokens().len());
+        let request = resume(&s, path);
+        let (mut other, fed) = restored(&tiny, &s, request);
+        assert_eq!((fed, other.notices()), (0, vec![]), "{form:?}: nothing is fed");
+        let (a, b) = (s.snapshot(), other.snapshot());
+        assert_eq!((&a.kv.live, a.tokens, a.eviction), (&b.kv.live, b.tokens, b.eviction), "{form:?}");
+        // The same sampled tokens from bit-equal logits, and both as the reference has them (which `ask` checks).
+        s.max_tokens = 50;
+        let first = s.watch.seen().logits.len();
+        let (a, b) = (s.ask("and what now?"), other.ask("and what now?"));
+        assert_eq!((&a.generated, a.kv.live), (&b.generated, b.kv.live), "{form:?}");
+        assert_eq!(b.reused_tokens, a.reused_tokens);
+        let logits = |s: &Session, from: usize| s.watch.seen().logits[from..].to_vec();
+        assert!(logits(&s, first) == logits(&other, 0) && a.generated.len() > STEP, "{form:?}: bit-equal logits");
+    }
+}
+
+#[test]
+fn a_cache_that_is_not_of_the_log_is_replayed_with_one_notice() {
+    let tiny = talker(Form::Borrowed, 910);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let mut s = Session::new(&tiny);
+    keep(&mut s, &path, LIMIT);
+    s.ask(QUESTION);
+    let tokens = s.tokens().len();
+    written(&path, tokens);
+    let whole = std::fs::read(&path).unwrap();
+    let mut damaged = whole.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    let mut longer = resume(&s, path.clone());
+    longer.log.push(LogEntry::Token(65));
+    let mut toggled = resume(&s, path.clone());
+    toggled.log.insert(3, LogEntry::Toggle { eviction: false });
+    let other = talker(Form::Borrowed, 911);
+    let cases = [
+        (&tiny, damaged, resume(&s, path.clone()), tokens, Some("it is damaged")),
+        (&tiny, whole[..whole.len() / 2].to_vec(), resume(&s, path.clone()), tokens, Some("it is damaged")),
+        (&tiny, whole.clone(), longer, tokens + 1, Some("another state of the conversation")),
+        (&tiny, whole.clone(), toggled, tokens, Some("another state of the conversation")),
+        (&other, whole.clone(), resume(&s, path.clone()), tokens, Some("another model")),
+        (&tiny, whole, resume(&s, folder.path().join("none.cache")), tokens, None),
+    ];
+    for (i, (tiny, bytes, request, wanted, why)) in cases.into_iter().enumerate() {
+        std::fs::write(&path, bytes).unwrap();
+        let (mut got, fed) = restored(tiny, &s, request);
+        let notices = got.notices();
+        assert_eq!((fed, notices.len()), (wanted, usize::from(why.is_some())), "case {i}: {notices:?}");
+        assert!(why.is_none_or(|why| notices[0].contains(why)), "case {i}: {notices:?}");
+        assert_eq!(got.snapshot().tokens, wanted);
+    }
+}
+
+/// The file is that of the last turn, also if the front end leaves at once; without room there is one notice.
+#[test]
+fn what_is_left_to_write_is_written_at_the_end() {
+    let tiny = talker(Form::Borrowed, 920);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let mut s = Session::new(&tiny);
+    keep(&mut s, &path, LIMIT);
+    s.ask(QUESTION);
+    s.ask(QUESTION);
+    let tokens = s.tokens().len();
+    drop(s);
+    assert_eq!(written(&path, tokens), tokens);
+
+    let mut s = Session::new(&tiny);
+    keep(&mut s, &folder.path().join("b.cache"), 100);
+    s.ask(QUESTION);
+    let notice = |e: &Event| if let Event::Notice(text) = e { Some(text.clone()) } else { None };
+    let said = s.notices().first().map(|text| (*text).to_owned());
+    let said = said.unwrap_or_else(|| s.wait(notice));
+    assert!(said.contains("not kept on disk (it is larger than cache_disk allows)"), "{said}");
+    s.ask(QUESTION);
+    s.ask(QUESTION);
+    assert_eq!(s.notices(), [""; 0], "it is said once");
+    assert!(path.exists(), "nothing is removed for a file that does not fit");
+}
