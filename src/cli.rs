@@ -27,6 +27,7 @@ mod quantizing;
 pub mod reference;
 pub mod run;
 pub mod score;
+mod sessions;
 mod show;
 pub mod spawn;
 
@@ -97,6 +98,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Man { command }) => return man::run(command.as_deref()),
         Some(Command::Config(args::ConfigCommand::Path)) => return config::run(common),
         Some(Command::Models(command)) => return models::run(command, common),
+        Some(Command::Sessions(command)) => return sessions::run(command, common),
         Some(Command::Doctor(args)) => return doctor::run(common, args),
         _ => {}
     }

@@ -277,6 +277,9 @@ pub enum Command {
     /// List, download and delete models
     #[command(subcommand)]
     Models(ModelsCommand),
+    /// List saved conversations, and remove their caches
+    #[command(subcommand)]
+    Sessions(SessionsCommand),
     /// Show where settings come from
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -418,6 +421,18 @@ pub struct ImportanceArgs {
     /// The file to write, in the form of llama.cpp's imatrix
     #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum SessionsCommand {
+    /// List the saved conversations, newest first, with the bytes of each and of its cache
+    List,
+    /// Remove caches that belong to no session, and the oldest above cache_disk; conversations without one are replayed
+    Prune {
+        /// Remove all caches
+        #[arg(long)]
+        all: bool,
+    },
 }
 
 #[derive(Subcommand, Debug)]

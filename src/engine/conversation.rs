@@ -9,7 +9,7 @@ mod twin;
 
 use super::chain::Chain;
 use super::context::Context;
-use super::keep::{Keep, Load};
+use super::keep::{Due, Keep, Load};
 use super::loaded::Loaded;
 use super::presence::FedText;
 use super::prompt::Encoding;
@@ -134,6 +134,20 @@ impl Conversation {
         })
     }
 
+    /// Goes on with the write of the cache to its file.
+    pub fn keep<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
+        let context = &self.chain.context;
+        let now = self.job.is_none().then_some((context.seq, &context.log[..]));
+        self.keep.go_on(m, now, &self.outlet)
+    }
+
+    /// As [`Self::keep`], to its end, before the conversation is closed.
+    pub fn keep_at_close<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let context = &self.chain.context;
+        let now = self.job.is_none().then_some((context.seq, &context.log[..]));
+        self.keep.close(m, now, &self.outlet);
+    }
+
     /// Releases all sequences.
     pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
         self.release_checkpoints(runner);
@@ -175,7 +189,7 @@ impl Conversation {
             match command {
                 Command::Clear => self.clear(&mut m.runner),
                 Command::KeepCache(file) => {
-                    self.keep_in(file);
+                    self.keep.set_file(file);
                     continue;
                 }
                 Command::Rewind(pieces) => self.rewind(&mut m.runner, &events, &pieces),
@@ -297,7 +311,7 @@ impl Conversation {
         }
         self.eviction = on;
         let at_token = self.chain.context.len(&m.runner);
-        self.cache_changed();
+        self.keep.changed();
         match self.follow_eviction(&mut m.runner) {
             Ok(dropped_slots) => events.event(Event::EvictionSet { on, at_token, dropped_slots }),
             Err(error) => events.notice(format!("eviction stays as it was: {error}")),
@@ -394,7 +408,7 @@ impl Conversation {
         self.release_twin(runner);
         self.reset_context(runner, self.eviction);
         self.chain.context.set_dial(runner, self.dial);
-        self.cache_left_log();
+        self.keep.left_log();
         self.reported.clear();
         self.replies.clear();
         self.decode_tok_s = None;
@@ -407,7 +421,7 @@ impl Conversation {
         if begins(&mut self.chain.context) {
             return;
         }
-        self.cache_left_log();
+        self.keep.left_log();
         let checkpoint = self.prompt_end.take_if(begins).or_else(|| self.before.take_if(begins));
         match checkpoint {
             Some(context) => self.replace_context(runner, context),

@@ -4,29 +4,31 @@
 //! layer at most. It is given up when the conversation goes on: the end of that turn begins another. Files that fit nothing
 //! are left where they are, until the next write replaces them.
 
-use super::conversation::{Conversation, Halt, Job, Work};
+use super::context::Context;
 use super::loaded::{Loaded, hex_digest};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::cache::file::{Header, Opened, Reader, Room, Writer};
-use crate::protocol::{CacheFile, EventSender, LogEntry, Token, count};
+use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, Token, count};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// A write begins when the conversation has been idle for so long: session records and quick answers come first.
+const SETTLE: Duration = Duration::from_millis(300);
 /// How long a step of a load waits for the disk.
 const LAYER: Duration = Duration::from_millis(10);
 /// Longest wait for the disk when a conversation is closed.
 const CLOSE: Duration = Duration::from_millis(1500);
-/// Polling interval of that wait.
-const POLL: Duration = Duration::from_millis(1);
+/// Polling interval while the disk is busy.
+const POLL: Duration = Duration::from_millis(2);
 
 /// The file of a conversation's cache, and the write that is under way.
 #[derive(Default)]
 pub(super) struct Keep {
     file: Option<CacheFile>,
-    /// The cache has changed since it was written.
-    behind: bool,
+    /// When the cache last changed, if that is not written.
+    changed: Option<Instant>,
     write: Option<Write>,
     /// A failure was reported, and no write has succeeded since.
     told: bool,
@@ -44,31 +46,23 @@ struct Write {
     image: Option<Vec<u8>>,
 }
 
-/// When [`Conversation::keep`] has to be called again.
+/// When [`Keep::go_on`] has to be called again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
-    Now,
-    /// The disk is busy.
-    Soon,
+    In(Duration),
     Never,
 }
+
+const NOW: Due = Due::In(Duration::ZERO);
 
 /// A cache that is being loaded.
 pub(super) struct Load {
     header: Header,
     reader: Reader,
-    log: Vec<LogEntry>,
+    pub log: Vec<LogEntry>,
     pub pending: Option<Token>,
     /// Tokens of the log.
     pub total: usize,
-}
-
-impl Load {
-    /// Tokens of the log, scaled to the layers that are loaded.
-    pub fn done(&self) -> usize {
-        let layers = self.header.layer_bytes.len();
-        self.total * (layers - self.reader.left()) / layers.max(1)
-    }
 }
 
 /// The entries of a log that change something, as a replay leaves them.
@@ -91,77 +85,79 @@ fn log_digest(log: &[LogEntry]) -> String {
     hex_digest(&text)
 }
 
-impl Conversation {
-    /// Sets the file that the cache is kept in. One that was written to another file is not written again.
-    pub fn keep_in(&mut self, file: Option<CacheFile>) {
-        if self.keep.file != file {
-            self.keep.write = None;
-            self.keep.file = file;
+/// The sequence of a context and its log.
+type State<'a> = (SeqId, &'a [LogEntry]);
+
+impl Keep {
+    /// Sets the file that the cache is kept in. A write to another file is given up.
+    pub fn set_file(&mut self, file: Option<CacheFile>) {
+        if self.file != file {
+            self.write = None;
+            self.file = file;
         }
     }
 
     /// Notes that the cache is one that a session will come back to.
-    pub fn cache_changed(&mut self) {
-        self.keep.behind = true;
+    pub fn changed(&mut self) {
+        self.changed = Some(Instant::now());
     }
 
     /// Notes that the cache is not that of the session's log, as after an undo: the next turn makes it so.
-    pub fn cache_left_log(&mut self) {
-        self.keep.behind = false;
+    pub fn left_log(&mut self) {
+        self.changed = None;
     }
 
-    /// Goes on with the write of the cache, if there is one to make and nothing else to do.
-    pub fn keep<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
-        let context = &self.chain.context;
-        let is_of = |write: &Write| write.seq == context.seq && write.entries == context.log.len();
-        let idle = self.job.is_none();
-        let Some(write) = self.keep.write.take_if(|w| w.layer < w.n_layers && !(idle && is_of(w))) else {
-            return match &self.keep.write {
-                Some(_) => self.write_on(m),
-                None if idle && self.keep.behind => self.begin_write(m),
-                None => Due::Never,
-            };
-        };
-        drop(write);
-        Due::Now
+    /// Goes on with the write of the cache, if there is one to make. `now`: the current state, `None` if a request is being
+    /// served.
+    pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<State<'_>>, outlet: &Outlet) -> Due {
+        let is_of = |write: &Write| now.is_some_and(|(seq, log)| (write.seq, write.entries) == (seq, log.len()));
+        if self.write.take_if(|write| write.layer < write.n_layers && !is_of(write)).is_some() {
+            return NOW;
+        }
+        match (now, self.changed) {
+            _ if self.write.is_some() => self.write_on(m, outlet),
+            (Some(state), Some(at)) => match SETTLE.saturating_sub(at.elapsed()) {
+                Duration::ZERO => self.begin(m, state, outlet),
+                left => Due::In(left),
+            },
+            _ => Due::Never,
+        }
     }
 
-    fn begin_write<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
-        self.keep.behind = false;
-        let Some(CacheFile { path, limit_bytes }) = self.keep.file.clone() else { return Due::Never };
-        let context = &self.chain.context;
-        let (sequence, layer_bytes) = m.runner.head(context.seq);
+    fn begin<B: Backend>(&mut self, m: &mut Loaded<B>, (seq, log): State<'_>, outlet: &Outlet) -> Due {
+        self.changed = None;
+        let Some(CacheFile { path, limit_bytes }) = self.file.clone() else { return Due::Never };
+        let (sequence, layer_bytes) = m.runner.head(seq);
         if sequence.len == 0 {
             return Due::Never;
         }
-        let (entries, n_layers) = (context.log.len(), layer_bytes.len());
-        let header = Header { identity: m.identity.clone(), sequence, log: log_digest(&context.log), layer_bytes };
+        let (entries, n_layers) = (log.len(), layer_bytes.len());
+        let header = Header { identity: m.identity.clone(), sequence, log: log_digest(log), layer_bytes };
         match Writer::start(path, Room { limit_bytes }, header) {
             Ok(writer) => {
-                let seq = context.seq;
-                self.keep.write = Some(Write { writer, seq, entries, n_layers, layer: 0, image: None });
-                Due::Now
+                self.write = Some(Write { writer, seq, entries, n_layers, layer: 0, image: None });
+                NOW
             }
             Err(error) => {
-                self.not_kept(&error);
+                self.failed(&error, outlet);
                 Due::Never
             }
         }
     }
 
     /// Hands over the next layer, or looks whether the write has ended.
-    fn write_on<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
-        let Some(write) = &mut self.keep.write else { return Due::Never };
+    fn write_on<B: Backend>(&mut self, m: &mut Loaded<B>, outlet: &Outlet) -> Due {
+        let Some(write) = &mut self.write else { return Due::Never };
         if let Some(outcome) = write.writer.outcome() {
-            self.keep.write = None;
+            self.write = None;
             match outcome {
-                Ok(()) => self.keep.told = false,
-                Err(error) => self.not_kept(&error),
+                Ok(()) => self.told = false,
+                Err(error) => self.failed(&error, outlet),
             }
-            return Due::Now;
+            return NOW;
         }
         if write.layer == write.n_layers {
-            return Due::Soon;
+            return Due::In(POLL);
         }
         let image = write.image.take().unwrap_or_else(|| {
             let mut image = write.writer.buffer();
@@ -171,82 +167,71 @@ impl Conversation {
         match write.writer.offer(image) {
             Ok(()) => {
                 write.layer += 1;
-                Due::Now
+                NOW
             }
             Err(image) => {
                 write.image = Some(image);
-                Due::Soon
+                Due::In(POLL)
             }
         }
     }
 
-    fn not_kept(&mut self, error: &io::Error) {
-        if std::mem::replace(&mut self.keep.told, true) {
+    fn failed(&mut self, error: &io::Error, outlet: &Outlet) {
+        if std::mem::replace(&mut self.told, true) {
             return;
         }
         let why = match error.kind() {
             io::ErrorKind::FileTooLarge => "it is larger than cache_disk allows".to_owned(),
             _ => error.to_string(),
         };
-        self.outlet.notice(format!("the cache is not kept on disk ({why}); a resumed session will replay its tokens"));
+        outlet.notice(format!("the cache is not kept on disk ({why}); a resumed session will replay its tokens"));
     }
 
     /// Writes what is left to write, in bounded time, before the conversation is closed.
-    pub fn keep_at_close<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    pub fn close<B: Backend>(&mut self, m: &mut Loaded<B>, now: Option<State<'_>>, outlet: &Outlet) {
         let until = Instant::now() + CLOSE;
-        loop {
-            match self.keep(m) {
-                Due::Never => return,
-                _ if Instant::now() >= until => break,
-                Due::Now => {}
-                Due::Soon => std::thread::sleep(POLL),
-            }
+        if let (Some(state), Some(_), None) = (now, self.changed, &self.write) {
+            self.begin(m, state, outlet);
         }
-        self.keep.write = None;
+        while let Due::In(wait) = self.go_on(m, now, outlet) {
+            if Instant::now() >= until {
+                break;
+            }
+            std::thread::sleep(wait.min(POLL));
+        }
+        self.write = None;
+    }
+}
+
+impl Load {
+    /// Tokens of the log, scaled to the layers that are loaded.
+    pub fn done(&self) -> usize {
+        let layers = self.header.layer_bytes.len();
+        self.total * (layers - self.reader.left()) / layers.max(1)
     }
 
-    /// Loads the next layer. After the last one, or if one cannot be used, the job goes on as a restore: with nothing to
-    /// feed, or with the whole log.
-    pub fn continue_load<B: Backend>(&mut self, m: &mut Loaded<B>) {
-        let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Load(_))) else { return };
-        let Work::Load(mut load) = job.work else { return };
-        let step = if job.cancelled { Err(None) } else { self.load_layer(m, &mut load) };
-        job.work = match step {
-            Ok(false) => Work::Load(load),
-            Ok(true) => restore(&load),
-            Err(why) => {
-                self.reset_context(&mut m.runner, true);
-                match why {
-                    Some(why) => {
-                        job.events.notice(not_used(&why, load.total));
-                        self.chain.replay(&load.log);
-                        self.cache_changed();
-                    }
-                    None => job.halt = Some(Halt::Cancelled),
-                }
-                restore(&load)
-            }
-        };
-        self.job = Some(Job { ..job });
-    }
-
-    /// Loads one layer if the disk has it. Returns true when all are loaded.
-    fn load_layer<B: Backend>(&mut self, m: &mut Loaded<B>, load: &mut Load) -> Result<bool, Option<String>> {
-        let words = |e: &dyn std::fmt::Display| Some(e.to_string());
-        let (seq, layer) = (self.chain.context.seq, load.header.layer_bytes.len() - load.reader.left());
-        if load.reader.left() > 0 {
-            let Some(image) = load.reader.next(LAYER) else { return Ok(false) };
-            let image = image.map_err(|e| words(&e))?;
-            m.runner.import_layer(seq, load.header.sequence.len, layer, &image).map_err(|e| words(&e))?;
-            load.reader.recycle(image);
+    /// Loads the next layer into an empty context, if the disk has it. Returns true when all are loaded; an error is why the
+    /// file cannot be used.
+    pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, context: &mut Context) -> Result<bool, String> {
+        let (sequence, n_layers) = (self.header.sequence, self.header.layer_bytes.len());
+        let layer = n_layers - self.reader.left();
+        if layer < n_layers {
+            let Some(image) = self.reader.next(LAYER) else { return Ok(false) };
+            let image = image.map_err(|e| e.to_string())?;
+            m.runner.import_layer(context.seq, sequence.len, layer, &image).map_err(|e| e.to_string())?;
+            self.reader.recycle(image);
         }
-        if load.reader.left() > 0 {
+        if self.reader.left() > 0 {
             return Ok(false);
         }
-        let context = &mut self.chain.context;
-        context.log = canonical(&load.log).collect();
-        m.runner.end_import(seq, &load.header.sequence, context.tokens());
+        context.log = canonical(&self.log).collect();
+        m.runner.end_import(context.seq, &sequence, context.tokens());
         Ok(true)
+    }
+
+    /// What the user is told if the file cannot be used.
+    pub fn not_used(&self, why: &str) -> String {
+        not_used(why, self.total)
     }
 }
 
@@ -267,10 +252,6 @@ pub(super) fn begin_load<B: Backend>(
             None
         }
     }
-}
-
-fn restore(load: &Load) -> Work {
-    Work::Restore { pending: load.pending, total: load.total }
 }
 
 fn not_used(why: &str, tokens: usize) -> String {

@@ -52,7 +52,7 @@ impl Conversation {
                 (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
                 m.runner.release(old.seq);
                 self.release_checkpoints(&mut m.runner);
-                self.cache_left_log();
+                self.keep.left_log();
             }
             (None, None) => {}
             (Some(_), Some(old)) => {
@@ -100,8 +100,33 @@ impl Conversation {
             return (Work::Load(load), None);
         }
         self.chain.replay(&request.log);
-        self.cache_changed();
+        self.keep.changed();
         (Work::Restore { pending, total }, None)
+    }
+
+    /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job goes on as a restore: with
+    /// nothing to feed, or with the whole log.
+    pub(super) fn continue_load<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Load(_))) else { return };
+        let Work::Load(mut load) = job.work else { return };
+        let step = (!job.cancelled).then(|| load.go_on(m, &mut self.chain.context));
+        if step != Some(Ok(true)) && step != Some(Ok(false)) {
+            self.reset_context(&mut m.runner, true);
+        }
+        match &step {
+            Some(Err(why)) => {
+                job.events.notice(load.not_used(why));
+                self.chain.replay(&load.log);
+                self.keep.changed();
+            }
+            None => job.halt = Some(Halt::Cancelled),
+            Some(Ok(_)) => {}
+        }
+        job.work = match step {
+            Some(Ok(false)) => Work::Load(load),
+            _ => Work::Restore { pending: load.pending, total: load.total },
+        };
+        self.job = Some(job);
     }
 
     pub(super) fn end_restore<B: Backend>(

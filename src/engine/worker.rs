@@ -17,8 +17,6 @@ use std::time::{Duration, Instant};
 
 /// Minimum interval between snapshots during steps.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
-/// Polling interval while a cache is written to a busy disk and nothing else runs.
-const DISK_POLL: Duration = Duration::from_millis(2);
 /// Polling interval while a prompt is encoded and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
@@ -84,8 +82,7 @@ impl<B: Backend> Worker<B> {
                 Some(if jobs().all(Conversation::is_encoding) { ENCODING_POLL } else { Duration::ZERO })
             }
             Due::Never => None,
-            Due::Soon => Some(DISK_POLL),
-            Due::Now => Some(Duration::ZERO),
+            Due::In(wait) => Some(wait),
         };
         let first = match wait {
             Some(wait) => self.inbox.recv_timeout(wait),

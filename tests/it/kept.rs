@@ -1,6 +1,7 @@
 //! Caches kept on disk: written after a turn, loaded in place of a replay, and refused where they are not of the log.
 
 use crate::harness::{STEP, Session};
+use crate::pty::{Chat, answer};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::cache::file::Opened;
 use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest};
@@ -142,4 +143,55 @@ fn what_is_left_to_write_is_written_at_the_end() {
     s.ask(QUESTION);
     assert_eq!(s.notices(), [""; 0], "it is said once");
     assert!(path.exists(), "nothing is removed for a file that does not fit");
+}
+
+#[test]
+fn a_cache_comes_back_from_disk() {
+    let home = tempfile::tempdir().unwrap();
+    let short = ["--max-tokens", "6"];
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &short);
+    chat.until_shows("Try one of these");
+    chat.say("What can you do?");
+    answer(&chat, 1);
+    chat.say("/quit");
+    let code = chat.end();
+    let written = chat.written();
+    assert_eq!(code, 0, "{}", String::from_utf8_lossy(&written[written.len() - 900..]));
+    let mut files: Vec<_> =
+        std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    let ends: Vec<_> = files.iter().map(|f| f.extension().unwrap().to_str().unwrap()).collect();
+    assert_eq!(ends, ["cache", "jsonl"]);
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &[&short[..], &["--continue"]].concat());
+    chat.until_shows("opened; loaded into the cache");
+    chat.say("What can you do?");
+    chat.until_shows("cache loaded: ");
+    answer(&chat, 2);
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+
+    // One answer uses it too, and a damaged one is no obstacle.
+    let once = |args: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"));
+        command.env_clear().env("HOME", home.path()).env("DMSCHAT_DATA_DIR", home.path().join("data"));
+        command.env("DMSCHAT_CONFIG_DIR", home.path()).args(args).stdin(std::process::Stdio::null());
+        let output = command.output().unwrap();
+        assert!(output.status.success());
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap())
+    };
+    let ask = ["--continue", "--max-tokens", "6", "--temperature", "0", "-p", "What can you do?"];
+    let [first, said] = once(&ask);
+    assert!(!said.contains("cache"), "{said}");
+    let mut bytes = std::fs::read(&files[0]).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&files[0], bytes).unwrap();
+    let [second, said] = once(&ask);
+    assert_eq!(said.matches("the saved cache is not used: it is damaged").count(), 1, "{said}");
+    assert_eq!(first, second);
+    let [list, _] = once(&["sessions", "list"]);
+    assert!(list.contains("  cache ") && list.lines().count() == 1, "{list}");
+    let [pruned, _] = once(&["sessions", "prune"]);
+    assert!(pruned.starts_with("removed 0 caches of 0 B; 1 cache of "), "{pruned}");
+    let [pruned, _] = once(&["sessions", "prune", "--all"]);
+    assert!(pruned.starts_with("removed 1 cache of ") && !files[0].exists() && files[1].exists(), "{pruned}");
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The built-in model answers in well under this, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Chat {
+pub struct Chat {
     master: Box<dyn MasterPty + Send>,
     writer: Box<dyn Write + Send>,
     child: Box<dyn Child + Send + Sync>,
@@ -40,7 +40,7 @@ fn command(home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
 }
 
 impl Chat {
-    fn start(home: &Path, columns: u16, rows: u16, env: &[(&str, &str)], args: &[&str]) -> Self {
+    pub fn start(home: &Path, columns: u16, rows: u16, env: &[(&str, &str)], args: &[&str]) -> Self {
         let size = PtySize { rows, cols: columns, pixel_width: 0, pixel_height: 0 };
         let pair = NativePtySystem::default().openpty(size).unwrap();
         let child = pair.slave.spawn_command(command(home, env, args)).unwrap();
@@ -62,13 +62,13 @@ impl Chat {
         Self { master: pair.master, writer, child, seen }
     }
 
-    fn keys(&mut self, keys: &str) {
+    pub fn keys(&mut self, keys: &str) {
         self.writer.write_all(keys.as_bytes()).unwrap();
         self.writer.flush().unwrap();
         std::thread::sleep(Duration::from_millis(60));
     }
 
-    fn say(&mut self, line: &str) {
+    pub fn say(&mut self, line: &str) {
         self.keys(line);
         self.keys("\r");
     }
@@ -77,7 +77,7 @@ impl Chat {
         self.seen.lock().unwrap().1.screen().contents()
     }
 
-    fn written(&self) -> Vec<u8> {
+    pub fn written(&self) -> Vec<u8> {
         self.seen.lock().unwrap().0.clone()
     }
 
@@ -108,12 +108,12 @@ impl Chat {
         }
     }
 
-    fn until_shows(&self, text: &str) -> String {
+    pub fn until_shows(&self, text: &str) -> String {
         self.until(text, |s| s.contains(text))
     }
 
     /// Waits for its end; the exit code.
-    fn end(&mut self) -> u32 {
+    pub fn end(&mut self) -> u32 {
         let begin = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -156,7 +156,7 @@ fn rows(screen: &str, layer: usize) -> (Vec<u64>, Vec<u64>) {
 }
 
 /// Waits for an answer to end, and returns the screen then.
-fn answer(chat: &Chat, n: usize) -> String {
+pub fn answer(chat: &Chat, n: usize) -> String {
     chat.until("the end of an answer", |s| s.matches("tok/s · ratio").count() >= n && !s.contains("answering"))
 }
 
@@ -204,7 +204,7 @@ fn a_conversation_with_real_keys() {
     let written = chat.written();
     let text = String::from_utf8_lossy(&written);
     assert!(text.trim_end().ends_with("\x1b[?1049l"), "{:?}", &text[text.len().saturating_sub(80)..]);
-    assert_eq!(std::fs::read_dir(home.path().join("data/sessions")).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(home.path().join("data/sessions")).unwrap().count(), 2);
 
     // It goes on where it was.
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);

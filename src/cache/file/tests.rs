@@ -1,3 +1,5 @@
+//! Files of made-up layers: what is found in them after damage, and which of them go.
+
 use super::*;
 use std::fs;
 use std::path::{Path, PathBuf};

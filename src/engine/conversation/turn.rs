@@ -384,7 +384,7 @@ impl Conversation {
             presence: Some(Arc::new(presence)),
         };
         self.reported.clone_from(&self.chain.context.log);
-        self.cache_changed();
+        self.keep.changed();
         self.publish_figures(m, &figures);
         events.event(Event::TurnDone(Box::new(report)));
     }

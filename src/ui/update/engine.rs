@@ -45,7 +45,8 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         }
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
         Event::RebuildDone { cancelled, tokens } => {
-            app.engine.rebuilding = None;
+            // A cache from disk comes without progress of tokens.
+            let fed = app.engine.rebuilding.take().is_some();
             // Nothing was fed: another model encodes the texts with the next message.
             if tokens == 0 && !cancelled {
                 return Vec::new();
@@ -53,6 +54,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             let text = match cancelled {
                 true if tokens == 0 => "stopped; the cache is empty".to_owned(),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
+                false if !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
                 false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
             };
             app.say(Level::Info, text);
