@@ -50,8 +50,8 @@ pub struct Identity {
     pub n_kv_heads: usize,
     pub head_dim: usize,
     pub page_slots: usize,
-    /// The metadata of a marked slot of position 5: differs between layouts of it.
-    pub slot_meta: i32,
+    /// The metadata of a marked slot of position 5 and strength 3: differs between layouts of it.
+    pub slot_meta: u32,
 }
 
 impl Identity {
@@ -67,13 +67,13 @@ impl Identity {
             n_kv_heads: g.n_kv_heads,
             head_dim: g.head_dim,
             page_slots: g.page_slots,
-            slot_meta: SlotMeta::new(5, true).0,
+            slot_meta: SlotMeta::new(5, 3, true).0,
         }
     }
 }
 
 /// What a file says about its content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
     pub identity: Identity,

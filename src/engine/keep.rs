@@ -213,7 +213,7 @@ impl Load {
     /// Loads the next layer into an empty context, if the disk has it. Returns true when all are loaded; an error is why the
     /// file cannot be used.
     pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, context: &mut Context) -> Result<bool, String> {
-        let (sequence, n_layers) = (self.header.sequence, self.header.layer_bytes.len());
+        let (sequence, n_layers) = (&self.header.sequence, self.header.layer_bytes.len());
         let layer = n_layers - self.reader.left();
         if layer < n_layers {
             let Some(image) = self.reader.next(LAYER) else { return Ok(false) };
@@ -225,7 +225,7 @@ impl Load {
             return Ok(false);
         }
         context.log = canonical(&self.log).collect();
-        m.runner.end_import(context.seq, &sequence, context.tokens());
+        m.runner.end_import(context.seq, sequence, context.tokens());
         Ok(true)
     }
 
