@@ -92,9 +92,9 @@ impl<B: Backend> KvCache<B> {
         b.export_pages(&mut self.tables, &pages, &mut out[tables..]);
         // Rows without a slot hold what others left there.
         let (mut end, layout) = (0, g.page());
-        for head in 0..heads {
+        for (head, &live) in live.iter().enumerate() {
             end += held(head);
-            let used = live[head] as usize % g.page_slots;
+            let used = live as usize % g.page_slots;
             if used > 0 {
                 layout.clear_rows(&mut out[tables + (end - 1) * g.page_bytes()..][..g.page_bytes()], used);
             }

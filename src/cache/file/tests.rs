@@ -47,7 +47,9 @@ fn write(path: PathBuf, limit_bytes: u64, layers: &[Vec<u8>]) -> io::Result<()> 
     }
 }
 
-fn read(path: &Path) -> Result<Option<(Header, Vec<Vec<u8>>)>, FileError> {
+type Content = (Header, Vec<Vec<u8>>);
+
+fn read(path: &Path) -> Result<Option<Content>, FileError> {
     let Some(opened) = Opened::open(path)? else { return Ok(None) };
     let header = opened.header.clone();
     let mut reader = opened.read()?;
