@@ -16,7 +16,7 @@ mod chain;
 pub mod compare;
 mod context;
 mod conversation;
-mod keep;
+mod disk;
 mod loaded;
 mod planner;
 mod presence;

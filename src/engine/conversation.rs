@@ -9,7 +9,7 @@ mod twin;
 
 use super::chain::Chain;
 use super::context::Context;
-use super::keep::{Due, Keep, Load};
+use super::disk::{DiskCache, Due, Load};
 use super::loaded::Loaded;
 use super::presence::FedText;
 use super::prompt::Encoding;
@@ -98,7 +98,7 @@ pub(super) struct Conversation {
     fed_text: FedText,
     pub job: Option<Job>,
     /// The file that the cache is kept in.
-    pub keep: Keep,
+    pub disk: DiskCache,
     queue: VecDeque<(EventSender, Command)>,
     /// Toggles received during a replay, which act after it.
     toggles: VecDeque<(EventSender, bool)>,
@@ -128,24 +128,24 @@ impl Conversation {
             decode_tok_s: None,
             fed_text: FedText::new(&m.vocabulary.tokenizer),
             job: None,
-            keep: Keep::default(),
+            disk: DiskCache::default(),
             queue: VecDeque::new(),
             toggles: VecDeque::new(),
         })
     }
 
     /// Goes on with the write of the cache to its file.
-    pub fn keep<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
+    pub fn write_cache<B: Backend>(&mut self, m: &mut Loaded<B>) -> Due {
         let context = &self.chain.context;
         let now = self.job.is_none().then_some((context.seq, &context.log[..]));
-        self.keep.go_on(m, now, &self.outlet)
+        self.disk.go_on(m, now, &self.outlet)
     }
 
-    /// As [`Self::keep`], to its end, before the conversation is closed.
-    pub fn keep_at_close<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    /// As [`Self::write_cache`], to its end, before the conversation is closed.
+    pub fn write_cache_at_close<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let context = &self.chain.context;
         let now = self.job.is_none().then_some((context.seq, &context.log[..]));
-        self.keep.close(m, now, &self.outlet);
+        self.disk.close(m, now, &self.outlet);
     }
 
     /// Releases all sequences.
@@ -189,7 +189,7 @@ impl Conversation {
             match command {
                 Command::Clear => self.clear(&mut m.runner),
                 Command::KeepCache(file) => {
-                    self.keep.set_file(file);
+                    self.disk.set_file(file);
                     continue;
                 }
                 Command::Rewind(pieces) => self.rewind(&mut m.runner, &events, &pieces),
@@ -311,7 +311,7 @@ impl Conversation {
         }
         self.eviction = on;
         let at_token = self.chain.context.len(&m.runner);
-        self.keep.changed();
+        self.disk.changed();
         match self.follow_eviction(&mut m.runner) {
             Ok(dropped_slots) => events.event(Event::EvictionSet { on, at_token, dropped_slots }),
             Err(error) => events.notice(format!("eviction stays as it was: {error}")),
@@ -408,7 +408,7 @@ impl Conversation {
         self.release_twin(runner);
         self.reset_context(runner, self.eviction);
         self.chain.context.set_dial(runner, self.dial);
-        self.keep.left_log();
+        self.disk.left_log();
         self.reported.clear();
         self.replies.clear();
         self.decode_tok_s = None;
@@ -421,7 +421,7 @@ impl Conversation {
         if begins(&mut self.chain.context) {
             return;
         }
-        self.keep.left_log();
+        self.disk.left_log();
         let checkpoint = self.prompt_end.take_if(begins).or_else(|| self.before.take_if(begins));
         match checkpoint {
             Some(context) => self.replace_context(runner, context),

@@ -11,8 +11,8 @@ use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, 
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
-use std::path::PathBuf;
 use sha2::{Digest, Sha256};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The state that all conversations share.

@@ -3,7 +3,7 @@
 use super::chain::Chain;
 use super::context::Context;
 use super::conversation::{Conversation, Halt, Work};
-use super::keep::begin_load;
+use super::disk::begin_load;
 use super::loaded::Loaded;
 use super::reply::flat_of;
 use super::runner::Runner;
@@ -52,7 +52,7 @@ impl Conversation {
                 (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
                 m.runner.release(old.seq);
                 self.release_checkpoints(&mut m.runner);
-                self.keep.left_log();
+                self.disk.left_log();
             }
             (None, None) => {}
             (Some(_), Some(old)) => {
@@ -100,7 +100,7 @@ impl Conversation {
             return (Work::Load(load), None);
         }
         self.chain.replay(&request.log);
-        self.keep.changed();
+        self.disk.changed();
         (Work::Restore { pending, total }, None)
     }
 
@@ -117,7 +117,7 @@ impl Conversation {
             Some(Err(why)) => {
                 job.events.notice(load.not_used(why));
                 self.chain.replay(&load.log);
-                self.keep.changed();
+                self.disk.changed();
             }
             None => job.halt = Some(Halt::Cancelled),
             Some(Ok(_)) => {}

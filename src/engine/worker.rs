@@ -2,7 +2,7 @@
 
 use super::chain::{self, Chain};
 use super::conversation::{Conversation, Halt};
-use super::keep::Due;
+use super::disk::Due;
 use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
@@ -30,7 +30,7 @@ pub(super) struct Worker<B: Backend> {
     scheduler: Scheduler,
     last_snapshot: Instant,
     /// When caches that are being written to disk go on.
-    keep: Due,
+    cache_due: Due,
 }
 
 impl<B: Backend> Worker<B> {
@@ -44,7 +44,7 @@ impl<B: Backend> Worker<B> {
             inbox,
             conversations: BTreeMap::new(),
             last_snapshot: Instant::now(),
-            keep: Due::Never,
+            cache_due: Due::Never,
         }
     }
 
@@ -61,8 +61,8 @@ impl<B: Backend> Worker<B> {
             self.step();
             self.step_twins();
             self.finish();
-            let due = self.conversations.values_mut().map(|c| c.keep(&mut self.model));
-            self.keep = due.min().unwrap_or(Due::Never);
+            let due = self.conversations.values_mut().map(|c| c.write_cache(&mut self.model));
+            self.cache_due = due.min().unwrap_or(Due::Never);
             if let Some(text) = self.model.runner.backend().notice() {
                 self.conversations.values().for_each(|c| c.outlet.notice(&*text));
             }
@@ -77,7 +77,7 @@ impl<B: Backend> Worker<B> {
     /// Handles all messages received; waits for one if there is nothing to do. Returns false when no conversation is left.
     fn receive(&mut self) -> bool {
         let jobs = || self.conversations.values().filter(|c| c.job.is_some());
-        let wait = match self.keep {
+        let wait = match self.cache_due {
             _ if jobs().next().is_some() => {
                 Some(if jobs().all(Conversation::is_encoding) { ENCODING_POLL } else { Duration::ZERO })
             }
@@ -105,7 +105,7 @@ impl<B: Backend> Worker<B> {
             EngineMessage::Close(id) => {
                 self.scheduler.remove(id);
                 if let Some(mut conversation) = self.conversations.remove(&id) {
-                    conversation.keep_at_close(&mut self.model);
+                    conversation.write_cache_at_close(&mut self.model);
                     conversation.close(&mut self.model.runner);
                 }
             }

@@ -384,7 +384,7 @@ impl Conversation {
             presence: Some(Arc::new(presence)),
         };
         self.reported.clone_from(&self.chain.context.log);
-        self.keep.changed();
+        self.disk.changed();
         self.publish_figures(m, &figures);
         events.event(Event::TurnDone(Box::new(report)));
     }

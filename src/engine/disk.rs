@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(2);
 
 /// The file of a conversation's cache, and the write that is under way.
 #[derive(Default)]
-pub(super) struct Keep {
+pub(super) struct DiskCache {
     file: Option<CacheFile>,
     /// When the cache last changed, if that is not written.
     changed: Option<Instant>,
@@ -46,7 +46,7 @@ struct Write {
     image: Option<Vec<u8>>,
 }
 
-/// When [`Keep::go_on`] has to be called again.
+/// When [`DiskCache::go_on`] has to be called again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
     In(Duration),
@@ -67,9 +67,10 @@ pub(super) struct Load {
 
 /// The entries of a log that change something, as a replay leaves them.
 fn canonical(log: &[LogEntry]) -> impl Iterator<Item = LogEntry> {
-    let mut on = true;
+    let (mut on, mut at) = (true, 0.0);
     log.iter().copied().filter(move |entry| match *entry {
         LogEntry::Toggle { eviction } => std::mem::replace(&mut on, eviction) != eviction,
+        LogEntry::Dial { dial } => std::mem::replace(&mut at, dial) != dial,
         _ => true,
     })
 }
@@ -88,7 +89,7 @@ fn log_digest(log: &[LogEntry]) -> String {
 /// The sequence of a context and its log.
 type State<'a> = (SeqId, &'a [LogEntry]);
 
-impl Keep {
+impl DiskCache {
     /// Sets the file that the cache is kept in. A write to another file is given up.
     pub fn set_file(&mut self, file: Option<CacheFile>) {
         if self.file != file {
