@@ -5,9 +5,11 @@
 
 mod calibrate;
 mod measure;
+mod resume;
 
 pub use calibrate::set_kept_share;
 pub use measure::{Case, HEADER, Line};
+pub use resume::Resume;
 
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
@@ -126,6 +128,17 @@ mod tests {
             assert!(line.kv_bytes as f64 >= slots && line.bytes_per_token > weights);
         }
         assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0, "a run releases its pages");
+    }
+
+    #[test]
+    fn a_cache_is_loaded_as_it_was_written() {
+        let checkpoint = Checkpoint::random("demo").unwrap();
+        let options = EngineOptions { context: Some(64), max_seqs: 2, ..EngineOptions::new(Codec::Bf16) };
+        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let resume = Resume::measure(&mut runner, 40, true, &folder.path().join("a.cache")).unwrap();
+        assert!(resume.equal && resume.bytes > 0 && resume.load_s > 0.0, "{resume:?}");
+        assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0);
     }
 
     #[test]

@@ -359,6 +359,9 @@ pub struct BenchArgs {
     /// CPU threads [default: one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Only measure how long a conversation of --ctx tokens takes to resume: replayed, and with its cache from a file
+    #[arg(long)]
+    pub resume_cache: bool,
     /// Runs of each measurement; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,

@@ -6,12 +6,12 @@ use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
 use super::{download, spawn};
 use crate::backend::cpu::Cpu;
-use crate::bench::{self, Bench, Case, HEADER, Line, set_kept_share};
+use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
 use crate::config::Settings;
-use crate::engine::{EngineOptions, host_bytes, weights_info};
+use crate::engine::{EngineOptions, Runner, host_bytes, weights_info};
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::quant::Weights;
 use crate::unicode;
@@ -53,6 +53,12 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     if let Some(keep) = args.keep {
         let offset = set_kept_share(&mut checkpoint, keep, || Cpu::new(threads)).map_err(as_wrong_use)?;
         notice(&format!("about {:.1} % of the tokens beyond the window are kept at offset {offset:.2}", keep * 100.0));
+    }
+    if args.resume_cache {
+        let weights = lists.weights.first().copied().unwrap_or(Weights::Bf16);
+        let job =
+            ResumeJob { checkpoint: &convert(&checkpoint, weights)?, lists: &lists, ctx: &args.ctx, longest, json };
+        return target.run(DeviceOptions { threads, ..DeviceOptions::from(settings) }, job);
     }
     if !json {
         out(&format!("{HEADER}\n"))?;
@@ -122,6 +128,38 @@ impl<F: FnMut(Codec, &Line) -> Result<()>> DeviceJob for Job<'_, F> {
 
     fn run<D: DeviceKind>(self, device: &D) -> Result<bench::Device> {
         self.bench.run(|| device.open(), |b| device.copy_bytes_per_s(b), self.report)
+    }
+}
+
+/// Measures how long conversations take to resume.
+struct ResumeJob<'a> {
+    checkpoint: &'a Checkpoint,
+    lists: &'a Lists,
+    ctx: &'a [usize],
+    longest: usize,
+    json: bool,
+}
+
+impl DeviceJob for ResumeJob<'_> {
+    type Output = u8;
+
+    fn run<D: DeviceKind>(self, device: &D) -> Result<u8> {
+        let path = std::env::temp_dir().join(format!("dmschat-bench-{}.cache", std::process::id()));
+        for &codec in &self.lists.codecs {
+            let options = EngineOptions { context: Some(self.longest), max_seqs: 2, ..EngineOptions::new(codec) };
+            let mut runner = Runner::new(device.open()?, self.checkpoint, &options, |_, _| true)?;
+            for (&ctx, &eviction) in self.ctx.iter().flat_map(|n| self.lists.eviction.iter().map(move |on| (n, on))) {
+                let resume = Resume::measure(&mut runner, ctx.max(1), eviction, &path);
+                let _ = std::fs::remove_file(&path);
+                let resume = resume?;
+                let case = format!("{}, eviction {}, ", codec.name(), if eviction { "on" } else { "off" });
+                match self.json {
+                    true => out(&format!("{}\n", resume.json()))?,
+                    false => out(&(case + &resume.text()))?,
+                }
+            }
+        }
+        Ok(0)
     }
 }
 

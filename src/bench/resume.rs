@@ -1,0 +1,136 @@
+//! Measures what a resumed conversation waits for: a replay of its tokens, or its cache from a file.
+
+use super::prompt;
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::cache::file::{Header, Identity, Opened, Room, Writer};
+use crate::engine::Runner;
+use crate::protocol::Token;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest wait for the disk.
+const DISK: Duration = Duration::from_secs(60);
+
+/// Seconds that each way takes, and what was written.
+#[derive(Debug)]
+pub struct Resume {
+    pub tokens: usize,
+    pub bytes: u64,
+    pub replay_s: f64,
+    /// Until all layers have left the device.
+    pub export_s: f64,
+    /// Until the file is synced and has its name.
+    pub write_s: f64,
+    pub load_s: f64,
+    /// Whether the next logits are the same to the last bit.
+    pub equal: bool,
+}
+
+impl Resume {
+    /// Feeds `tokens` tokens, writes the cache to `path`, and loads it beside the one it was made of.
+    pub fn measure<B: Backend>(runner: &mut Runner<B>, tokens: usize, eviction: bool, path: &Path) -> Result<Self> {
+        let ids = prompt(tokens + 1, runner.config().vocab, 0);
+        let (log, next) = ids.split_at(tokens);
+        // Warm-up: page faults of the weights, scratch, CPU clocks.
+        let warm = runner.create(eviction)?;
+        let step = runner.max_step();
+        runner.feed(warm, &log[..step.min(tokens)])?;
+        runner.release(warm);
+        let first = runner.create(eviction)?;
+        let replay_s = seconds(runner, |runner| log.chunks(step).try_for_each(|chunk| Ok(runner.feed(first, chunk)?)))?;
+        let begun = Instant::now();
+        let (export_s, bytes) = write(runner, first, path)?;
+        let write_s = begun.elapsed().as_secs_f64();
+        let mut second = None;
+        let load_s = seconds(runner, |runner| {
+            second = Some(load(runner, path, log)?);
+            Ok(())
+        })?;
+        let second = second.context("a sequence that was loaded")?;
+        let equal = logits(runner, first, next)? == logits(runner, second, next)?;
+        [first, second].into_iter().for_each(|seq| runner.release(seq));
+        Ok(Self { tokens, bytes, replay_s, export_s, write_s, load_s, equal })
+    }
+
+    pub fn text(&self) -> String {
+        let Self { tokens, bytes, replay_s, export_s, write_s, load_s, equal } = self;
+        format!(
+            "{tokens} tokens: replay {replay_s:.3} s; cache of {:.1} MB: export {export_s:.3} s, with the disk {write_s:.3} s, load \
+             {load_s:.3} s, {:.1} times as fast as the replay; next logits {}\n",
+            *bytes as f64 / 1e6,
+            replay_s / load_s,
+            if *equal { "bit-equal" } else { "DIFFER" }
+        )
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "tokens": self.tokens, "bytes": self.bytes, "replay_s": self.replay_s, "export_s": self.export_s,
+            "write_s": self.write_s, "load_s": self.load_s, "equal": self.equal,
+        })
+    }
+}
+
+fn seconds<B: Backend>(runner: &mut Runner<B>, work: impl FnOnce(&mut Runner<B>) -> Result<()>) -> Result<f64> {
+    runner.synchronize();
+    let begun = Instant::now();
+    work(runner)?;
+    runner.synchronize();
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Returns the seconds until the last layer was handed over, and the bytes of all.
+fn write<B: Backend>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<(f64, u64)> {
+    let begun = Instant::now();
+    let (sequence, layer_bytes) = runner.head(seq);
+    let identity = Identity::new(runner.cache.geometry(), Default::default());
+    let bytes = layer_bytes.iter().sum();
+    let header = Header { identity, sequence, log: String::new(), layer_bytes };
+    let n_layers = header.layer_bytes.len();
+    let writer = Writer::start(path.to_owned(), Room { limit_bytes: u64::MAX }, header)?;
+    for layer in 0..n_layers {
+        let mut image = writer.buffer();
+        runner.export_layer(seq, layer, &mut image);
+        while let Err(back) = writer.offer(image) {
+            ensure!(begun.elapsed() < DISK, "{}: the disk does not answer", path.display());
+            image = back;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    let exported = begun.elapsed().as_secs_f64();
+    loop {
+        match writer.outcome() {
+            Some(outcome) => {
+                return Ok(outcome.map(|()| (exported, bytes)).with_context(|| path.display().to_string())?);
+            }
+            None => ensure!(begun.elapsed() < DISK, "{}: the disk does not answer", path.display()),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn load<B: Backend>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<SeqId> {
+    let opened = Opened::open(path)?.context("the file that was just written")?;
+    let header = opened.header.clone();
+    let mut reader = opened.read()?;
+    let seq = runner.create(true)?;
+    for layer in 0..header.layer_bytes.len() {
+        let Some(image) = reader.next(DISK) else { bail!("{}: the disk does not answer", path.display()) };
+        let image = image?;
+        runner.import_layer(seq, header.sequence.len, layer, &image)?;
+        reader.recycle(image);
+    }
+    runner.end_import(seq, &header.sequence, log.iter().copied());
+    Ok(seq)
+}
+
+/// The logits after `tokens`.
+fn logits<B: Backend>(runner: &mut Runner<B>, seq: SeqId, tokens: &[Token]) -> Result<Vec<u32>> {
+    runner.feed(seq, tokens)?;
+    let mut bits = Vec::new();
+    runner.logits(tokens.len() - 1..tokens.len(), |_, row| bits = row.iter().map(|x| x.to_bits()).collect())?;
+    Ok(bits)
+}
