@@ -104,7 +104,7 @@ fn write<B: Backend>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
     loop {
         match writer.outcome() {
             Some(outcome) => {
-                return Ok(outcome.map(|()| (exported, bytes)).with_context(|| path.display().to_string())?);
+                return outcome.map(|()| (exported, bytes)).with_context(|| path.display().to_string());
             }
             None => ensure!(begun.elapsed() < DISK, "{}: the disk does not answer", path.display()),
         }
