@@ -47,7 +47,8 @@ fn restored<'a>(tiny: &'a Tiny, from: &Session, request: RestoreRequest) -> (Ses
     s.turns = from.turns;
     s.max_tokens = 50;
     s.send(Command::Restore(Box::new(request)));
-    s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(assert!(!cancelled)) } else { None });
+    let cancelled = s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
+    assert!(!cancelled);
     let fed = s.watch.seen().steps.iter().sum();
     (s, fed)
 }
