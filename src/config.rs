@@ -8,7 +8,7 @@ mod layer;
 mod values;
 
 pub use layer::Layer;
-pub use values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff};
+pub use values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin};
 
 use crate::protocol::{SamplingParams, WhenFull};
 use crate::quant::Weights;
@@ -113,6 +113,8 @@ pub struct Settings {
     pub kv_limit: Option<u64>,
     /// `None`: models trained to evict forget, others stop.
     pub when_full: Option<WhenFull>,
+    /// Whether the system prompt is pinned.
+    pub pin_system: bool,
     /// Compression ratio that conversations begin with; `None`: as the model was trained.
     pub keep_ratio: Option<f32>,
     /// Maximum bytes of the caches of all saved conversations on disk; 0 keeps none.
@@ -229,6 +231,7 @@ impl Settings {
             gemm: layer.gemm.unwrap_or_default(),
             kv_limit: layer.kv_limit.map(|b| b.0),
             when_full: layer.when_full.map(|w| w.0),
+            pin_system: layer.pin == Some(Pin::System),
             keep_ratio: layer.keep_ratio,
             cache_disk: layer.cache_disk.map_or(DEFAULT_CACHE_DISK, |b| b.0),
             max_tokens: layer.max_tokens,

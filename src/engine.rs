@@ -18,6 +18,7 @@ mod context;
 mod conversation;
 mod disk;
 mod loaded;
+mod pins;
 mod planner;
 mod presence;
 mod prompt;

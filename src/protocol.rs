@@ -6,6 +6,7 @@ mod handle;
 mod log;
 mod presence;
 mod recall;
+mod steering;
 mod twin;
 
 pub use handle::{
@@ -19,6 +20,7 @@ pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
+pub use steering::{Keep, Pinned, WhenFull};
 
 /// A token id.
 pub type Token = u32;
@@ -104,6 +106,8 @@ pub struct GenerateRequest {
     pub seed: Option<u64>,
     /// `None`: the rest of the context.
     pub max_tokens: Option<usize>,
+    /// A text of the prompt whose tokens are pinned.
+    pub pin: Option<String>,
 }
 
 /// A saved conversation to load: its log is prefilled under its toggles, with progress events.
@@ -140,6 +144,8 @@ pub enum Command {
     SetTwin(bool),
     /// Sets how much is kept of the tokens that follow: [`Event::KeepSet`].
     SetKeep(Keep),
+    /// Pins the message with this text, or asks what that would cost: [`Event::Pinned`].
+    Pin { text: String, ask: bool },
     /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
     /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
@@ -160,28 +166,6 @@ pub enum Command {
     SetKvLimit(Option<u64>),
     /// Asks for the number of tokens of a text: [`Event::TokensCounted`].
     CountTokens { id: u64, text: String },
-}
-
-/// How much of a conversation is kept.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Keep {
-    /// As the model was trained.
-    Trained,
-    /// A step towards a smaller compression ratio, or a larger one.
-    More,
-    Less,
-    /// This expected compression ratio.
-    Ratio(f32),
-}
-
-/// What happens where memory or a limit does not suffice for a turn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenFull {
-    /// The turn ends.
-    #[default]
-    Stop,
-    /// The tokens that the heads marked most strongly are dropped, and the turn goes on.
-    Forget,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -369,6 +353,8 @@ pub enum Event {
         trained: f64,
         at_token: usize,
     },
+    /// The answer to [`Command::Pin`].
+    Pinned(Box<Pinned>),
     /// Progress of a rebuild or restore, in tokens.
     Rebuilding {
         done: usize,

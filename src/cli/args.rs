@@ -1,7 +1,7 @@
 //! The command line and the texts of `--help`. Only parses.
 
 use super::devices::cuda_summary;
-use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff};
+use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin};
 use crate::quant::Weights;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
@@ -122,6 +122,10 @@ pub struct Common {
     #[arg(long, global = true, value_name = "forget|stop", help_heading = "Cache")]
     pub when_full: Option<Full>,
 
+    /// What is never forgotten in a chat: system, for the system prompt, or none
+    #[arg(long, global = true, value_name = "system|none", help_heading = "Cache")]
+    pub pin: Option<Pin>,
+
     /// Compression ratio that chats begin with, from 1 on [default: what the model was trained for]
     ///
     /// For models trained to evict. 2 keeps about one token in two of a long conversation. /forget changes it in a chat.
@@ -225,6 +229,7 @@ impl Common {
             gemm: self.gemm,
             kv_limit: self.kv_limit,
             when_full: self.when_full,
+            pin: self.pin,
             keep_ratio: self.keep_ratio,
             max_tokens: self.max_tokens,
             temperature: self.temperature,

@@ -116,7 +116,14 @@ impl Client {
         let prompt = render(chat.system(), &chat.context_path(), &self.info.template, &self.opts)?;
         let turn = chat.begin_reply(self.opts.think, self.opts.keep_thinking);
         let Sampling { params: sampling, seed, max_tokens } = sampling.clone();
-        self.send(Command::Generate(Box::new(GenerateRequest { turn, prompt, sampling, seed, max_tokens })))?;
+        self.send(Command::Generate(Box::new(GenerateRequest {
+            turn,
+            prompt,
+            sampling,
+            seed,
+            max_tokens,
+            pin: None,
+        })))?;
         let mut cancelled = false;
         let Self { runtime, source, .. } = self;
         runtime.block_on(async {

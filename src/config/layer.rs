@@ -1,7 +1,7 @@
 //! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
 //! take precedence.
 
-use super::values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff};
+use super::values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin};
 use crate::protocol::MAX_CONTEXT;
 use crate::quant::Weights;
 use crate::regular_file;
@@ -71,6 +71,8 @@ layer! {
     kv_limit: ByteSize,
     /// What happens where memory or `kv_limit` does not suffice for a turn.
     when_full: Full,
+    /// What is pinned unasked.
+    pin: Pin,
     /// Compression ratio that conversations begin with.
     keep_ratio: f32,
     /// Bytes of disk for the caches of saved conversations; 0 keeps none.

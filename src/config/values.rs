@@ -61,6 +61,24 @@ impl FromStr for Full {
     }
 }
 
+/// What is pinned unasked: `system`, the system prompt, or `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    None,
+    System,
+}
+
+impl FromStr for Pin {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "system" => Ok(Self::System),
+            "none" => Ok(Self::None),
+            _ => Err(format!("{s:?} cannot be pinned, expected system or none")),
+        }
+    }
+}
+
 /// The device that a model runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
@@ -205,6 +223,7 @@ spelled! {
     Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
     CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
     Full: "\"forget\" or \"stop\"",
+    Pin: "\"system\" or \"none\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",
 }

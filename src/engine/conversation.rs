@@ -165,6 +165,7 @@ impl Conversation {
             Command::SetEviction(on) => self.toggle(m, &events, on),
             Command::SetTwin(on) => self.set_twin(m, &events, on),
             Command::SetKeep(keep) => self.set_keep(m, &events, keep),
+            Command::Pin { text, ask } => self.pin(m, &events, &text, ask),
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
             Command::Presence(request) => {
                 let presence = self.presence(m, &request);

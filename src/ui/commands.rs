@@ -50,6 +50,7 @@ specs! {
     "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
     "forget" "less|more|N|trained" Forget "how much is forgotten from here on; N: compression ratio",
+    "pin" "" None "never forget your last (or the chosen) message",
     "rebuild" "" None "rebuild the cache under the eviction state now set",
     "recall" "TEXT" Text "ask whether the model still knows a text of this conversation",
     "twin" "on|off" OnOff "compare the next answers with a copy that drops nothing",

@@ -204,7 +204,7 @@ mod tests {
 
     fn request(turn: u64) -> Purpose {
         let sampling = crate::protocol::SamplingParams::default();
-        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed: None, max_tokens: None };
+        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed: None, max_tokens: None, pin: None };
         Purpose::Generate(Box::new(request))
     }
 

@@ -348,6 +348,8 @@ pub struct Question {
 /// The operation that a question confirms.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Confirmed {
+    /// Pins the message with this text.
+    Pin(String),
     DeleteSession(String),
     DeleteCurrent,
     /// Do this although the conversation could not be saved.

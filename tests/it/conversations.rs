@@ -63,6 +63,7 @@ impl Talk {
             sampling: SamplingParams { temperature: 1.0, top_k: 5, ..Default::default() },
             seed: Some(100 * self.number + turn),
             max_tokens: Some(ask.max_tokens),
+            pin: None,
         };
         self.streamed = 0;
         self.request = self.handle.commands.request(Command::Generate(Box::new(request)));

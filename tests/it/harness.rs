@@ -103,6 +103,7 @@ impl<'a> Session<'a> {
             sampling: self.sampling.clone(),
             seed: Some(self.turns),
             max_tokens: Some(self.max_tokens),
+            pin: None,
         }
     }
 

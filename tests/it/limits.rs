@@ -1,7 +1,7 @@
 //! Turns that do not go through: cancelled, out of cache, out of context, out of numbers. After
 //! each of them cache and log are what the report says, and the next turn goes on from there.
 
-use crate::harness::{STEP, Session, prompt_of};
+use crate::harness::{Exchange, STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny, bf16_word, tokenizer_json};
 use dmschat::backend::cpu::Cpu;
@@ -105,6 +105,8 @@ fn ask(s: &mut Session, question: &str) -> TurnReport {
     let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
     s.log.truncate(report.log_base);
     s.log.extend_from_slice(&report.log);
+    let (turn, reply) = (report.turn, report.generated.clone());
+    s.exchanges.push(Exchange { turn, question: question.to_owned(), reply });
     report
 }
 
@@ -133,6 +135,56 @@ fn a_turn_goes_on_one_page_short_and_is_resumed_as_it_was() {
         again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
         assert_eq!(again.stored(), s.stored());
     }
+}
+
+#[test]
+fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
+    let tiny = talker(350);
+    let mut s = Session::new(&tiny);
+    let pin = |s: &mut Session, text: &str, ask| {
+        s.send(Command::Pin { text: text.to_owned(), ask });
+        s.wait(|e| match e {
+            Event::Pinned(pinned) => Some(Ok((**pinned).clone())),
+            Event::Notice(why) => Some(Err(why.clone())),
+            _ => None,
+        })
+    };
+    // Whether every head stores the tokens of the question, which are its bytes.
+    let kept = |s: &mut Session, from: usize| {
+        let stored = s.stored();
+        let holds = |head: &Vec<(usize, bool)>| (from..from + QUESTION.len()).all(|p| head.contains(&(p, false)));
+        stored.iter().flatten().all(holds)
+    };
+    assert!(pin(&mut s, QUESTION, true).unwrap_err().contains("not in the cache yet"));
+    ask(&mut s, QUESTION);
+    ask(&mut s, &long_question());
+    let first = pin(&mut s, QUESTION, true).unwrap();
+    let slot_bytes = (s.info.n_layers * s.info.n_kv_heads * s.info.slot_bytes) as u64;
+    assert_eq!((first.tokens, first.bytes), (QUESTION.len(), QUESTION.len() as u64 * slot_bytes));
+    assert!(first.stored < 1.0 && !first.done);
+    assert!(pin(&mut s, QUESTION, false).unwrap().done);
+    assert!(pin(&mut s, QUESTION, true).unwrap_err().contains("pinned already"));
+    s.send(Command::Rebuild);
+    s.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    ask(&mut s, "and so on");
+    let LogEntry::Pin { pin: [from, to] } = s.log[0] else { panic!("{:?}", s.log[0]) };
+    assert_eq!((to - from) as usize, QUESTION.len());
+    assert!(kept(&mut s, from as usize));
+
+    // Pinned by the request that brings it, with a conversation that is resumed from the log.
+    let mut s = Session::new(&tiny);
+    let prompt = s.prompt(QUESTION);
+    let mut request = s.request(prompt);
+    request.pin = Some(QUESTION.to_owned());
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    assert_eq!(report.log[0], LogEntry::Pin { pin: [from, to] });
+    s.max_tokens = 100;
+    assert!(kept(&mut s, from as usize));
+    let mut again = Session::new(&tiny);
+    again.send(Command::Restore(Box::new(RestoreRequest { log: report.log, ..Default::default() })));
+    again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    assert_eq!(again.stored(), s.stored());
 }
 
 #[test]

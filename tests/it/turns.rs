@@ -134,7 +134,7 @@ impl Driven {
         let prompt = self.prompt();
         let turn = self.chat.begin_reply(true, None);
         let sampling = SamplingParams::default();
-        let request = GenerateRequest { turn, prompt, sampling, seed: Some(1), max_tokens: Some(90) };
+        let request = GenerateRequest { turn, prompt, sampling, seed: Some(1), max_tokens: Some(90), pin: None };
         self.handle.send(Command::Generate(Box::new(request)));
         if let Some(on) = toggle {
             self.hear(|e| matches!(e, Event::Text { .. }));

@@ -193,6 +193,9 @@ impl Conversation {
         });
         self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
         self.begin_twin(&mut m.runner);
+        if let Some(text) = &turn.request.pin {
+            self.pin_prompt(m, &todo, text);
+        }
         turn.prefill_started = Some(system::now());
         self.chain.context.flat.clone_from(&turn.flat);
         self.chain.context.pending = Some(last);

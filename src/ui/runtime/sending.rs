@@ -60,6 +60,7 @@ impl Runtime {
             sampling: options.sampling.clone(),
             seed: options.seed,
             max_tokens: options.max_tokens,
+            pin: self.app.chat.system().filter(|_| self.app.setup.settings.pin_system).map(str::to_owned),
         };
         self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
         self.flush();

@@ -21,6 +21,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "search" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
         "forget" => return forget(app, argument),
+        "pin" => return pin(app),
         "rebuild" => return rebuild(app),
         "twin" if argument.is_empty() => return twin::set(app, None),
         "twin" => return on_off(app, name, argument).map_or_else(Vec::new, |on| twin::set(app, Some(on))),
@@ -107,6 +108,21 @@ pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
         return info(app, format!("eviction is {} already", if on { "on" } else { "off" }));
     }
     vec![Effect::Engine(Command::SetEviction(on))]
+}
+
+/// /pin: asks the engine what it would cost.
+fn pin(app: &mut App) -> Vec<Effect> {
+    if turns::refuse_busy(app) {
+        return Vec::new();
+    }
+    let selected = app.feed.selected.and_then(|id| app.chat.get(id));
+    let path = app.chat.path();
+    let last = path.iter().rev().find(|m| m.role == Role::User);
+    match selected.or(last.copied()).map(|m| m.shown().to_owned()) {
+        _ if app.engine.info.is_none() => error(app, "no model is loaded yet"),
+        Some(text) if !text.trim().is_empty() => vec![Effect::Engine(Command::Pin { text, ask: true })],
+        _ => info(app, "nothing was said yet: there is nothing to pin"),
+    }
 }
 
 /// /forget less|more|N|trained. The engine reports what is expected then.

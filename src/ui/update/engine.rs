@@ -1,10 +1,10 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
 use super::{Effect, Store, files, note, recall, texts, turns, twin};
-use crate::protocol::{Command, Event, ModelInfo, Phase, Snapshot, StopReason, TextKind, TurnReport};
+use crate::protocol::{Command, Event, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
-use crate::ui::state::{App, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
+use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
 use std::sync::Arc;
@@ -35,6 +35,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::TurnDone(report) => return done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
         Event::TwinSet { on, why } => return twin::was_set(app, on, why),
+        Event::Pinned(pinned) => return pinned_message(app, *pinned),
         Event::KeepSet { ratio, trained, .. } => {
             app.engine.keep = Some((ratio, trained));
             app.say(Level::Info, format!("kept from here on: {}", numbers::kept((ratio, trained))));
@@ -77,6 +78,22 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::Recalled(result) => return recall::answered(app, result),
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
+    }
+    Vec::new()
+}
+
+/// Asks whether a message is to be pinned at its cost, or says that it is.
+fn pinned_message(app: &mut App, pinned: Pinned) -> Vec<Effect> {
+    let gone = match 100.0 * (1.0 - pinned.stored) {
+        gone if gone < 0.5 => String::new(),
+        gone => format!("; {gone:.0} % of it is gone from the heads already, /rebuild brings it back"),
+    };
+    let tokens = plural(pinned.tokens as u64, "token");
+    if pinned.done {
+        app.say(Level::Info, format!("pinned: {tokens}{gone}"));
+    } else {
+        let question = format!("Never forget this message? {tokens}, at most {}{gone}.", bytes(pinned.bytes));
+        app.ask(question, Confirmed::Pin(pinned.text));
     }
     Vec::new()
 }

@@ -24,6 +24,7 @@ pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
 
 fn confirm(app: &mut App, confirmed: Confirmed) -> Vec<Effect> {
     let store = match confirmed {
+        Confirmed::Pin(text) => return vec![Effect::Engine(crate::protocol::Command::Pin { text, ask: false })],
         Confirmed::DeleteSession(id) => {
             return vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)];
         }

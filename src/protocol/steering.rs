@@ -1,0 +1,36 @@
+//! How much of a conversation is kept: the dial, pins, and what happens where memory runs out.
+
+/// A message that is pinned, or could be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pinned {
+    pub text: String,
+    pub tokens: usize,
+    /// Most bytes that the pin keeps: every token in every head.
+    pub bytes: u64,
+    /// Share of the tokens' slots, over all heads, that is still stored.
+    pub stored: f64,
+    /// Whether it is pinned now.
+    pub done: bool,
+}
+
+/// How much of a conversation is kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Keep {
+    /// As the model was trained.
+    Trained,
+    /// A step towards a smaller compression ratio, or a larger one.
+    More,
+    Less,
+    /// This expected compression ratio.
+    Ratio(f32),
+}
+
+/// What happens where memory or a limit does not suffice for a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The turn ends.
+    #[default]
+    Stop,
+    /// The tokens that the heads marked most strongly are dropped, and the turn goes on.
+    Forget,
+}
