@@ -317,8 +317,9 @@ impl Conversation {
         let retention = match (report.presence.take(), self.reply(report.turn)) {
             (Some(presence), Some(reply)) if report.in_context => {
                 let path = self.path_to(Some(reply.id)).into_iter().filter(|m| m.in_context);
-                let texts = self.system().map(|text| (None, text)).into_iter();
-                let texts: Vec<_> = texts.chain(path.map(|m| (Some(m.id), m.text.as_str()))).collect();
+                let texts = self.system().map(|text| (None, None, text)).into_iter();
+                let texts: Vec<_> =
+                    texts.chain(path.map(|m| (Some(m.id), m.shown_reasoning(), m.text.as_str()))).collect();
                 retention::of_messages(&presence, &texts)
             }
             _ => Vec::new(),

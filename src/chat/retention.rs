@@ -21,13 +21,17 @@ pub struct Retention {
     pub stretches: Vec<(usize, u8)>,
 }
 
-/// Finds messages, by id, in the text as it was fed; `None` is the system prompt. Messages that a template changed have no
-/// entry.
-pub fn of_messages(presence: &Presence, texts: &[(Option<u64>, &str)]) -> Vec<Retention> {
+/// Finds messages, by id, in the text as it was fed; `None` is the system prompt. A message's think block, if there is one,
+/// is passed over. Messages that a template changed have no entry.
+pub fn of_messages(presence: &Presence, texts: &[(Option<u64>, Option<&str>, &str)]) -> Vec<Retention> {
     let per_stretch = presence.ends.len().div_ceil(MAX_STRETCHES).max(1);
     let (mut out, mut from) = (Vec::new(), 0);
-    for (n, &(message, text)) in texts.iter().enumerate() {
+    for (n, &(message, thoughts, text)) in texts.iter().enumerate() {
         let is_last = n + 1 == texts.len();
+        // The answer is often said there for the first time.
+        if let Some(passed) = thoughts.and_then(|thoughts| find(&presence.text, from, thoughts.trim(), false)) {
+            from = passed.end;
+        }
         let Some(found) = find(&presence.text, from, text.trim(), is_last) else { continue };
         from = found.end;
         let lead = text.len() - text.trim_start().len();
@@ -109,6 +113,8 @@ mod tests {
             ("<|im_start|>", 4),
             ("assistant", 0),
             ("\n", 0),
+            ("\u{65e5}\u{672c}", 0),
+            ("</think>", 0),
             ("\u{65e5}", 2),
             ("", 2),
             ("\u{672c}", 4),
@@ -119,11 +125,11 @@ mod tests {
         ];
         let presence = fed(&tokens);
         let said = [
-            (None, "absent"),
-            (Some(1), "a"),
-            (Some(2), "\n\u{65e5}\u{672c}!\n"),
-            (Some(3), "nowhere"),
-            (Some(4), "go on"),
+            (None, None, "absent"),
+            (Some(1), None, "a"),
+            (Some(2), Some("\u{65e5}\u{672c}"), "\n\u{65e5}\u{672c}!\n"),
+            (Some(3), None, "nowhere"),
+            (Some(4), None, "go on"),
         ];
         let found = of_messages(&presence, &said);
         let of = |id, tokens, share, stretches: &[(usize, u8)]| Retention {
@@ -145,7 +151,7 @@ mod tests {
         let tokens: Vec<(&str, u16)> = words.iter().enumerate().map(|(i, w)| (w.as_str(), (i % 5) as u16)).collect();
         let presence = fed(&tokens);
         let text = words.concat();
-        let found = of_messages(&presence, &[(Some(1), &text)]);
+        let found = of_messages(&presence, &[(Some(1), None, &text)]);
         assert!(found[0].stretches.len() <= MAX_STRETCHES && found[0].tokens == 20_000);
         assert_eq!(found[0].stretches.iter().map(|s| s.0).sum::<usize>(), text.len());
     }

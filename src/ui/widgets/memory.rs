@@ -64,7 +64,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
         line(buffer, at.text, "nothing is in the cache yet", Role::Text);
         return;
     }
-    let cursor = page.cursor.unwrap_or(usize::MAX).min(memory.len() - 1);
+    // The newest token is the one whose layers were asked for.
+    let cursor = page.cursor.unwrap_or(memory.presence().position).min(memory.len() - 1);
     let under_cursor = memory.spelled(cursor);
     draw_text(buffer, at.text, app, &under_cursor);
     let rule = theme.glyphs().horizontal.repeat(usize::from(at.about.width));
