@@ -13,7 +13,7 @@ pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
-pub use recall::{Guess, RecallRequest, Recalled, RecalledToken};
+pub use recall::{FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
 pub use twin::{TwinDifference, TwinReport};
 
 pub use log::LogEntry;
@@ -97,7 +97,7 @@ impl Default for SamplingParams {
 /// A turn to answer.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// Number of the turn in the conversation, used in events, session files and [`Piece::Reply`].
+    /// Number of the turn in the conversation, from 1 on, or [`FORK_TURN`]; used in events, session files and [`Piece::Reply`].
     pub turn: u64,
     /// The whole conversation rendered by the template, including the generation prompt.
     pub prompt: Vec<Piece>,
@@ -229,7 +229,7 @@ impl KvStats {
 }
 
 /// The result of a turn: the numbers of `--json`, session files and the status line.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnReport {
     pub turn: u64,
     pub stop_reason: StopReason,

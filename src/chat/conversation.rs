@@ -145,6 +145,8 @@ pub enum ChangeKind {
 pub struct Conversation {
     title: Option<String>,
     system: Option<String>,
+    /// The session that this conversation continues from a summary.
+    continues: Option<String>,
     marks: Vec<Mark>,
     messages: Vec<Message>,
     /// The number of messages that follow each one; `None` counts first messages.
@@ -190,6 +192,16 @@ impl Conversation {
     pub fn rename(&mut self, title: &str) {
         self.title = Some(title.trim().to_owned()).filter(|t| !t.is_empty());
         self.note(ChangeKind::Title);
+    }
+
+    /// The id of the session that this conversation continues from a summary.
+    pub fn continues(&self) -> Option<&str> {
+        self.continues.as_deref()
+    }
+
+    /// Names the session that this conversation continues. Call it before the first turn is finished.
+    pub fn set_continues(&mut self, session: Option<String>) {
+        self.continues = session;
     }
 
     pub fn system(&self) -> Option<&str> {

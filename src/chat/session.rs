@@ -274,7 +274,10 @@ impl Session {
 
     /// The header precedes the records from before the first turn.
     fn start(&mut self, chat: &Conversation, info: &ModelInfo) {
-        let header = Header::new(&self.id, self.created.clone(), self.date.to_string(), info, chat.system());
+        let header = Header {
+            continues: chat.continues().map(str::to_owned),
+            ..Header::new(&self.id, self.created.clone(), self.date.to_string(), info, chat.system())
+        };
         let noted = std::mem::take(&mut self.text);
         self.push(&Record::Header(Box::new(header)));
         self.text.push_str(&noted);

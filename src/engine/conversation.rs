@@ -268,9 +268,11 @@ impl Conversation {
     }
 
     pub(super) fn is_replaying(&self) -> bool {
+        if self.beside.is_some() {
+            return true;
+        }
         match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::New(Command::Restore(_)) | Work::Load(_) | Work::Restore { .. }) => true,
-            Some(Work::Undo(..) | Work::Recall(_)) => true,
+            Some(Work::New(Command::Restore(_)) | Work::Load(_) | Work::Restore { .. } | Work::Undo(..)) => true,
             _ => self.chain.is_replaying(),
         }
     }
@@ -378,7 +380,8 @@ impl Conversation {
 
     /// Reads which tokens the cache still holds.
     pub fn presence<B: Backend>(&mut self, m: &Loaded<B>, request: &PresenceRequest) -> Presence {
-        self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, &self.chain.context, request)
+        let context = self.beside.as_ref().unwrap_or(&self.chain.context);
+        self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, context, request)
     }
 
     /// Releases a checkpoint of the last turn. Returns false if there is none.

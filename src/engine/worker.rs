@@ -242,7 +242,8 @@ impl<B: Backend> Worker<B> {
             return conversation.chain.restart(runner);
         }
         for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
-            if conversation.forget(&mut self.model) {
+            // A job on a fork must not change what the conversation keeps.
+            if conversation.beside.is_none() && conversation.forget(&mut self.model) {
                 return;
             }
         }

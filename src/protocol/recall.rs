@@ -1,6 +1,9 @@
-//! The recall test: whether a model still knows a text of its conversation.
+//! Questions in a fork of a conversation, and the recall test: whether a model still knows a text.
 
 use super::Piece;
+
+/// The number of a request that is answered in a fork: log, checkpoints and cache of the conversation stay as they were.
+pub const FORK_TURN: u64 = 0;
 
 /// A question for a text of the conversation, which the engine asks in a fork of it.
 #[derive(Clone, Debug, Default)]

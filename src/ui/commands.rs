@@ -46,6 +46,7 @@ macro_rules! specs {
 specs! {
     "help" "" None "keys and commands",
     "new" "" None "begin a new conversation; this one stays saved",
+    "compact" "" None "sum this conversation up and go on in a new one; this one stays saved",
     "model" "[NAME]" Model "load another model: demo, a folder, or ORG/NAME",
     "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",

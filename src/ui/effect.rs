@@ -1,6 +1,6 @@
 //! Effects: what [`update`](super::update) requests outside of the state. Plain data.
 
-use crate::protocol::{Command, ModelReference};
+use crate::protocol::{Command, ModelReference, TurnReport};
 use std::path::PathBuf;
 
 /// An output of `update`, carried out by the runtime.
@@ -21,6 +21,8 @@ pub enum Effect {
     },
     /// Render the conversation with a question for a text, and ask it in a fork.
     Recall(String),
+    /// Render the conversation with a request for a summary, and ask for it in a fork.
+    Compact,
     /// Read the list of local models.
     ListModels,
     /// Load the model of a conversation.
@@ -50,6 +52,13 @@ pub enum Which {
     Named(String),
 }
 
+/// A summary of a conversation, and its numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    pub text: String,
+    pub report: TurnReport,
+}
+
 /// An operation on session files.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Store {
@@ -57,6 +66,8 @@ pub enum Store {
     Sync,
     /// Close this conversation and begin another.
     Close,
+    /// Close this conversation and begin one that continues it from a summary.
+    Compact(Box<Summary>),
     /// Do the operation within even if this conversation cannot be saved.
     Leave(Box<Store>),
     List,

@@ -1,7 +1,7 @@
 //! Events of the chat: keys, messages of the engine, results of effects. Plain data.
 
 use super::attach::Attachment;
-use super::effect::{Store, Which};
+use super::effect::{Store, Summary, Which};
 use super::models::ModelEntry;
 use super::state::{Level, Progress, SessionEntry};
 use super::theme::Background;
@@ -91,6 +91,13 @@ pub enum AppEvent {
     NewConversation {
         id: String,
         date: jiff::civil::DateTime,
+    },
+    /// A new conversation replaces the open one and continues it from a summary. `continues`: its session, if it is saved.
+    Compacted {
+        id: String,
+        date: jiff::civil::DateTime,
+        continues: Option<String>,
+        summary: Box<Summary>,
     },
     /// Another program changed the session's file; the conversation continues in a new one.
     SessionMoved {

@@ -151,6 +151,16 @@ pub fn context_use(app: &App) -> String {
     }
 }
 
+/// Returns the offer of a summary where the context is nearly full and nothing runs.
+pub fn offer_to_compact(app: &App) -> Option<String> {
+    let context = app.engine.info.as_ref()?.context.max(1);
+    if !context_is_short(app) || app.is_busy() || app.chat.turns() == 0 {
+        return None;
+    }
+    let percent = (app.tokens() * 100 / context).min(100);
+    Some(format!("the context is {percent} % full; /compact sums it up"))
+}
+
 /// True if at least nine tenths of the context are used.
 pub fn context_is_short(app: &App) -> bool {
     app.engine.info.as_ref().is_some_and(|i| app.tokens() * 10 >= i.context * 9)

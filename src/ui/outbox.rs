@@ -1,7 +1,7 @@
 //! The queue of commands to the engine. A command with a prompt waits until a separate thread has rendered the prompt,
 //! and later commands wait behind it, so that the UI thread never waits and the order is kept.
 
-use crate::chat::{Message, RenderOptions, render};
+use crate::chat::{Conversation, Message, RenderOptions, render};
 use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece, RecallRequest};
 use anyhow::{Result, anyhow};
 use std::collections::VecDeque;
@@ -28,6 +28,16 @@ pub struct Source {
     pub alone: bool,
     pub info: Arc<ModelInfo>,
     pub options: RenderOptions,
+}
+
+impl Source {
+    /// Adds a question that is no part of the conversation and is answered without thinking.
+    pub fn ask(&mut self, chat: &Conversation, question: &str) {
+        let mut chat = chat.clone();
+        chat.push_user(question);
+        self.path = chat.context_path().into_iter().cloned().collect();
+        self.options.think = false;
+    }
 }
 
 enum Waiting {
@@ -175,7 +185,6 @@ impl Outbox {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
-    use crate::chat::Conversation;
     use crate::ui::testing;
     use std::path::{Path, PathBuf};
     use std::time::{Duration, Instant};

@@ -148,7 +148,9 @@ impl Sessions {
     pub fn run(&mut self, app: &App, what: Store) -> Vec<AppEvent> {
         let mut events = Vec::new();
         let leaves = match &what {
-            Store::Close | Store::Open(_) | Store::OpenWithCurrent(_) | Store::DeleteCurrent => true,
+            Store::Close | Store::Compact(_) | Store::Open(_) | Store::OpenWithCurrent(_) | Store::DeleteCurrent => {
+                true
+            }
             Store::Save { path, .. } => path.is_none(),
             _ => false,
         };
@@ -175,6 +177,12 @@ impl Sessions {
         match what {
             Store::Sync => self.write_on(app, events),
             Store::Close => events.push(self.begin_new()),
+            Store::Compact(summary) => {
+                let continues = self.session.path().map(|_| self.session.id().to_owned());
+                self.begin_session();
+                let (id, date) = (self.session.id().to_owned(), self.session.template_date());
+                events.push(AppEvent::Compacted { id, date, continues, summary });
+            }
             // Not through `run`, which would wait for the records again: once another conversation stands in its place,
             // [`Sessions::replace`] keeps trying to write them.
             Store::Leave(then) => self.perform(app, *then, events),
@@ -245,7 +253,10 @@ impl Sessions {
                 let why = clean_line(&format!("{error:#}"));
                 let own = self.session.path() == Some(&*path);
                 match self.waiting.take_if(|_| own) {
-                    Some((what @ (Store::Close | Store::Open(_) | Store::OpenWithCurrent(_)), _)) => {
+                    Some((
+                        what @ (Store::Close | Store::Compact(_) | Store::Open(_) | Store::OpenWithCurrent(_)),
+                        _,
+                    )) => {
                         events.push(AppEvent::NotSaved { why, then: what });
                     }
                     // The unwritten records are deleted with the rest.
@@ -288,10 +299,14 @@ impl Sessions {
     }
 
     /// Closes the open session and begins another. Its unwritten records are tried again with every write.
-    fn begin_new(&mut self) -> AppEvent {
+    fn begin_session(&mut self) {
         let new = if self.unsaved { Session::unsaved() } else { self.folder.create() };
         self.replace(new);
         self.restore = None;
+    }
+
+    fn begin_new(&mut self) -> AppEvent {
+        self.begin_session();
         let (id, date) = (self.session.id().to_owned(), self.session.template_date());
         AppEvent::NewConversation { id, date }
     }
@@ -315,6 +330,7 @@ impl Sessions {
             preview: e.preview,
             ratio: e.ratio,
             bytes: e.bytes,
+            continues: e.continues,
         };
         self.on_files(move |folder| Ok(vec![AppEvent::Sessions(folder.list().into_iter().map(entry).collect())]));
     }

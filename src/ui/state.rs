@@ -104,6 +104,8 @@ pub struct EngineView {
     pub rebuilding: Option<(usize, usize)>,
     /// The model is being asked for a text (/recall).
     pub recalling: bool,
+    /// The summary that is being written (/compact), so far.
+    pub compacting: Option<String>,
     /// Answers are compared with a twin (/twin).
     pub twin: bool,
     /// Why the engine has ended.
@@ -435,6 +437,8 @@ pub struct SessionEntry {
     pub ratio: Option<f64>,
     /// Of its file.
     pub bytes: u64,
+    /// The session that it continues from a summary.
+    pub continues: Option<String>,
     /// The text that the search matches.
     pub haystack: String,
 }
@@ -489,9 +493,10 @@ impl App {
         app
     }
 
-    /// True while an answer, a rebuild, a restore or a recall test runs, or a conversation is being read.
+    /// True while an answer, a rebuild, a restore, a recall test or a summary runs, or a conversation is being read.
     pub fn is_busy(&self) -> bool {
-        self.turn.is_some() || self.engine.rebuilding.is_some() || self.engine.recalling || self.opening
+        let EngineView { rebuilding, recalling, compacting, .. } = &self.engine;
+        self.turn.is_some() || rebuilding.is_some() || *recalling || compacting.is_some() || self.opening
     }
 
     /// True if the cache is empty and the conversation is not: the next message prefills all of it.

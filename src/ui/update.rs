@@ -3,6 +3,7 @@
 //! [`turns`], [`files`], [`models`], [`stop`].
 
 mod commands;
+mod compact;
 mod completion;
 mod count;
 mod engine;
@@ -26,6 +27,7 @@ mod texts;
 mod turns;
 mod twin;
 
+pub use compact::{QUESTION, max_tokens};
 pub use recall::{cue_bytes, question};
 
 use super::effect::{Effect, Store, Which};
@@ -35,6 +37,7 @@ use super::intent::Intent;
 use super::state::{App, Level, Loading, Overlay, SPINNER_MS};
 use super::theme::{AUTO, Background};
 use crate::chat::Change;
+use crate::protocol::FORK_TURN;
 
 /// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
 pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
@@ -98,7 +101,9 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::ModelReady(info) => engine::ready(app, info),
         AppEvent::LoadFailed(error) => engine::load_failed(app, &error),
+        AppEvent::GenerateFailed { turn: FORK_TURN, error } => compact::failed(app, &error),
         AppEvent::GenerateFailed { turn, error } => turns::failed(app, turn, &error),
+        AppEvent::Withdrawn { turn: FORK_TURN } => compact::failed(app, "stopped"),
         AppEvent::Withdrawn { turn } => turns::withdrawn(app, turn),
         AppEvent::History(entries) => {
             app.history.add_before(entries);
@@ -157,6 +162,7 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
             Vec::new()
         }
         AppEvent::NewConversation { id, date } => files::began_new(app, id, date),
+        AppEvent::Compacted { id, date, continues, summary } => compact::began(app, id, date, continues, summary),
         AppEvent::SessionMoved { from, to } => files::moved(app, &from, to),
         AppEvent::Opening(reads) => {
             (app.opening, app.resuming) = (reads, true);

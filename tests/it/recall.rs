@@ -1,8 +1,11 @@
-//! The recall test: asks in a fork and leaves the conversation as it was, bit by bit.
+//! Questions in a fork, the recall test and answers aside: they leave the conversation as it was, bit by bit.
 
 use crate::harness::{Session, text};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::protocol::{Command, Event, LogEntry, RecallRequest, Recalled, SamplingParams};
+use dmschat::protocol::{
+    Command, Event, FORK_TURN, GenerateRequest, LogEntry, RecallRequest, Recalled, SamplingParams, StopReason,
+    TurnReport,
+};
 
 fn talker() -> Tiny {
     Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) }, 230)
@@ -114,4 +117,40 @@ fn a_recall_without_room_is_refused_and_changes_nothing() {
     let full = request(&s, SAID, CUE);
     assert!(refused(&mut s, full).starts_with("no room to ask: the KV cache is full"));
     assert_eq!((s.stored(), s.snapshot().kv.bytes), (stored, used), "the checkpoints are kept too");
+}
+
+/// Asks for a summary as /compact does. Returns the report, and the streamed text.
+fn aside(s: &mut Session<'_>, max_tokens: usize) -> (TurnReport, String) {
+    let prompt = s.prompt("sum up");
+    let (sampling, seed, max_tokens) = (s.sampling.clone(), Some(1), Some(max_tokens));
+    let request = GenerateRequest { turn: FORK_TURN, prompt, sampling, seed, max_tokens, pin: None };
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    let text = |e: &Event| if let Event::Text { turn: FORK_TURN, text, .. } = e { Some(text.clone()) } else { None };
+    (report, s.events.iter().filter_map(text).collect())
+}
+
+#[test]
+fn an_answer_in_a_fork_leaves_pages_log_and_logits_as_they_were() {
+    let tiny = talker();
+    let without = conversation(&tiny, |_| {});
+    let mut own = 0..0;
+    let with = conversation(&tiny, |s| {
+        let (stored, bytes) = (s.stored(), s.snapshot().kv.bytes);
+        let pages = s.watch.seen().pages;
+        own.start = s.watch.seen().logits.len();
+        let (report, text) = aside(s, 20);
+        assert_eq!((report.turn, report.stop_reason, report.in_context), (0, StopReason::MaxTokens, false));
+        assert_eq!((report.generated.len(), report.log.len(), report.pending), (20, 0, Some(None)));
+        assert!(!text.is_empty());
+        s.after_steps(5, Command::Cancel);
+        let (report, _) = aside(s, 500);
+        assert_eq!((report.stop_reason, report.log.len()), (StopReason::Cancelled, 0));
+        own.end = s.watch.seen().logits.len();
+        assert_eq!(s.stored(), stored);
+        assert_eq!((s.snapshot().kv.bytes, s.watch.seen().pages), (bytes, pages));
+    });
+    assert_eq!(with.1, without.1);
+    let logits: Vec<_> = with.0.iter().enumerate().filter(|(i, _)| !own.contains(i)).map(|(_, row)| row).collect();
+    assert!(logits.into_iter().eq(&without.0), "every row of logits is the same, bit by bit");
 }

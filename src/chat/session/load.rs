@@ -199,6 +199,7 @@ impl Loading {
     fn finish(self, header: Header, problems: Vec<String>) -> Loaded {
         let mut conversation = self.conversation;
         conversation.restore_facts(self.title, self.system);
+        conversation.set_continues(header.continues.clone());
         Loaded {
             conversation,
             header,

@@ -101,6 +101,9 @@ pub struct Header {
     pub n_kv_heads: usize,
     pub context: usize,
     pub system: Option<String>,
+    /// The session that this one continues from a summary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continues: Option<String>,
 }
 
 impl Header {
@@ -123,6 +126,7 @@ impl Header {
             n_kv_heads: info.n_kv_heads,
             context: info.context,
             system: system.map(str::to_owned),
+            continues: None,
         }
     }
 }

@@ -44,6 +44,8 @@ pub struct Entry {
     /// Compression ratio of the cache after the last turn.
     pub ratio: Option<f64>,
     pub bytes: u64,
+    /// The session that this one continues from a summary.
+    pub continues: Option<String>,
     /// When it was last written.
     pub modified: SystemTime,
     pub path: PathBuf,
@@ -362,6 +364,7 @@ fn entry(path: &Path) -> Option<Entry> {
         preview: String::new(),
         ratio: None,
         bytes: meta.len(),
+        continues: header.continues,
         modified,
         path: path.to_owned(),
         text: String::new(),

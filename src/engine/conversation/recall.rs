@@ -212,6 +212,7 @@ impl Conversation {
             None => Context::new(&mut m.runner, self.eviction),
         };
         let mut fork = fork.map_err(|error| format!("no room to ask: {error}"))?;
+        fork.set_dial(&mut m.runner, self.dial);
         if let Err(error) = fork.set_eviction(&mut m.runner, self.eviction) {
             m.runner.release(fork.seq);
             return Err(format!("no room to ask: {error}"));
@@ -253,6 +254,7 @@ impl Conversation {
                 (recall.guessed, recall.start) = (Some(Vec::new()), recall.alone.len());
                 self.chain.stop();
                 self.reset_context(&mut m.runner, self.eviction);
+                self.chain.context.set_dial(&mut m.runner, self.dial);
                 self.chain.prefill(recall.alone.iter().chain(recall.to_feed()).copied());
                 self.job = Some(Job { events, cancelled: false, halt: None, work: Work::Recall(recall) });
                 return;

@@ -9,8 +9,9 @@ use super::super::reply::{Reply, flat_of};
 use super::super::runner::Runner;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
+use crate::cache::CacheError;
 use crate::protocol::{
-    Event, EventSender, GenerateRequest, LogEntry, PresenceRequest, StopReason, Token, TurnReport, count,
+    Event, EventSender, FORK_TURN, GenerateRequest, LogEntry, PresenceRequest, StopReason, Token, TurnReport, count,
 };
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -75,6 +76,11 @@ impl Turn {
     /// The number of the turn in the conversation.
     pub fn id(&self) -> u64 {
         self.request.turn
+    }
+
+    /// Whether it is answered in a fork.
+    fn is_aside(&self) -> bool {
+        self.id() == FORK_TURN
     }
 }
 
@@ -179,20 +185,26 @@ impl Conversation {
         }
         turn.prefilled = todo.len();
         let Some(last) = todo.pop() else { return Err(Halt::Error("the prompt is empty".into())) };
-        let start = base.unwrap_or(&self.chain.context);
-        turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
-        if turn.base != Base::Current {
-            self.release_twin(&mut m.runner);
+        if turn.is_aside() {
+            self.start_fork(&mut m.runner, turn.base).map_err(|e| Halt::CacheFull(e.to_string()))?;
+        } else {
+            let start = base.unwrap_or(&self.chain.context);
+            turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
+            if turn.base != Base::Current {
+                self.release_twin(&mut m.runner);
+            }
+            self.start_from(&mut m.runner, turn.base, !todo.is_empty()).map_err(|e| Halt::CacheFull(e.to_string()))?;
         }
-        self.start_from(&mut m.runner, turn.base, !todo.is_empty()).map_err(|e| Halt::CacheFull(e.to_string()))?;
         events.event(Event::TurnStarted {
             turn: turn.id(),
             prompt_tokens: turn.prompt_tokens,
             reused: turn.reused,
             todo: turn.prefilled,
         });
-        self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
-        self.begin_twin(&mut m.runner);
+        if !turn.is_aside() {
+            self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
+            self.begin_twin(&mut m.runner);
+        }
         if let Some(text) = &turn.request.pin {
             self.pin_prompt(m, &todo, text);
         }
@@ -207,14 +219,26 @@ impl Conversation {
         Ok(())
     }
 
+    /// Makes a fork of `base` the chain's context, beside the conversation's own. On an error nothing has changed.
+    fn start_fork<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base) -> Result<(), CacheError> {
+        // Its sequence may be needed; the next answer makes it again.
+        self.release_twin(runner);
+        let mut fork = match self.context_of(base) {
+            Some(context) => context.fork(runner)?,
+            None => Context::new(runner, self.eviction)?,
+        };
+        fork.set_dial(runner, self.dial);
+        if let Err(error) = fork.set_eviction(runner, self.eviction) {
+            runner.release(fork.seq);
+            return Err(error);
+        }
+        self.beside = Some(std::mem::replace(&mut self.chain.context, fork));
+        Ok(())
+    }
+
     /// Makes `base` the current context and keeps a checkpoint of the state before this turn. `adds`: the prompt is longer
     /// than the base, so that the base itself is worth keeping.
-    fn start_from<B: Backend>(
-        &mut self,
-        runner: &mut Runner<B>,
-        base: Base,
-        adds: bool,
-    ) -> Result<(), crate::cache::CacheError> {
+    fn start_from<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base, adds: bool) -> Result<(), CacheError> {
         match base {
             Base::Current => {
                 self.release_checkpoints(runner);
@@ -253,6 +277,7 @@ impl Conversation {
     /// Keeps a checkpoint at the end of the prompt, for regenerate, once the prompt is prefilled up to its last token.
     pub(in crate::engine) fn keep_prompt_end<B: Backend>(&mut self, runner: &mut Runner<B>) {
         let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
+        let at_end = at_end && self.beside.is_none();
         if at_end && self.chain.tokens_left() == 0 && self.prompt_end.is_none() {
             self.prompt_end = self.chain.context.fork(runner).ok();
         }
@@ -267,6 +292,15 @@ impl Conversation {
         mut turn: Box<Turn>,
         halt: Option<Halt>,
     ) {
+        if turn.is_aside() {
+            if let Some((kind, text)) = self.chain.finish_text() {
+                events.event(Event::Text { turn: turn.id(), kind, text });
+            }
+            turn.generation = self.chain.stop();
+            self.leave_fork(&mut m.runner);
+            self.report(m, &events, *turn, halt);
+            return self.end_job(m);
+        }
         let answered = self.chain.generation.as_ref().is_some_and(|g| !g.generated.is_empty());
         let halt = match halt {
             None | Some(Halt::Cancelled) if answered => {
@@ -347,12 +381,13 @@ impl Conversation {
     fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
         m.trim();
         let figures = self.figures(&m.runner);
-        let presence = self.presence(m, &PresenceRequest::default());
+        let presence = (!turn.is_aside()).then(|| self.presence(m, &PresenceRequest::default()));
         let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
-        let log = &self.chain.context.log;
+        let aside = turn.is_aside();
+        let log: &[LogEntry] = if aside { &[] } else { &self.chain.context.log };
         let log_base = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
         let g = turn.generation.as_ref();
-        let in_context = halt.is_none();
+        let in_context = halt.is_none() && !aside;
         let (stop_reason, detail) = match halt {
             None => (g.and_then(|g| g.stop).unwrap_or(StopReason::End), None),
             Some(Halt::Cancelled) => (StopReason::Cancelled, None),
@@ -382,12 +417,14 @@ impl Conversation {
             log_base,
             log: log[log_base..].to_vec(),
             generated: turn.generation.map_or_else(Vec::new, |g| g.generated),
-            pending: Some(self.chain.context.pending),
+            pending: Some(self.chain.context.pending.filter(|_| !aside)),
             in_context,
-            presence: Some(Arc::new(presence)),
+            presence: presence.map(Arc::new),
         };
-        self.reported.clone_from(&self.chain.context.log);
-        self.disk.changed();
+        if !aside {
+            self.reported.clone_from(&self.chain.context.log);
+            self.disk.changed();
+        }
         self.publish_figures(m, &figures);
         events.event(Event::TurnDone(Box::new(report)));
     }

@@ -1,12 +1,12 @@
 //! Sends commands to the engine, and prompts once they are rendered.
 
 use super::Runtime;
-use crate::protocol::{Command, Event, GenerateRequest, RecallRequest};
+use crate::protocol::{Command, Event, FORK_TURN, GenerateRequest, RecallRequest};
 use crate::ui::event::AppEvent;
 use crate::ui::outbox::{Purpose, Rendered, Source};
 use crate::ui::sessions::render_options;
 use crate::ui::state::Level;
-use crate::ui::update::{cue_bytes, question};
+use crate::ui::update::{QUESTION, cue_bytes, max_tokens, question};
 
 impl Runtime {
     /// Queues a command behind those that wait. Cancel also acts on queued commands.
@@ -53,18 +53,27 @@ impl Runtime {
         let Some(source) = self.source().filter(|_| self.current.is_some()) else {
             return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
         };
-        let options = &self.app.options;
-        let request = GenerateRequest {
-            turn,
-            prompt: Vec::new(),
-            sampling: options.sampling.clone(),
-            seed: options.seed,
-            max_tokens: options.max_tokens,
-            pin: self.app.chat.system().filter(|_| self.app.setup.settings.pin_system).map(str::to_owned),
+        let pin = self.app.chat.system().filter(|_| self.app.setup.settings.pin_system).map(str::to_owned);
+        self.request(turn, self.app.options.max_tokens, pin, source);
+        Vec::new()
+    }
+
+    /// Renders the conversation with a request for a summary and asks for it.
+    pub(in crate::ui) fn compact(&mut self) -> Vec<AppEvent> {
+        let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
+            return vec![AppEvent::GenerateFailed { turn: FORK_TURN, error: "no model is loaded".into() }];
         };
+        source.ask(&self.app.chat, QUESTION);
+        self.request(FORK_TURN, Some(max_tokens(source.info.context)), None, source);
+        Vec::new()
+    }
+
+    fn request(&mut self, turn: u64, max_tokens: Option<usize>, pin: Option<String>, source: Source) {
+        let options = &self.app.options;
+        let (sampling, seed) = (options.sampling.clone(), options.seed);
+        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin };
         self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
         self.flush();
-        Vec::new()
     }
 
     /// Renders the rest of the conversation and rewinds the cache to it.
@@ -83,10 +92,8 @@ impl Runtime {
         let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
             return vec![AppEvent::Engine(Event::Recalled(Err("no model is loaded".to_owned())))];
         };
-        let mut chat = self.app.chat.clone();
-        chat.push_user(question(&text));
-        source.path = chat.context_path().into_iter().cloned().collect();
-        (source.alone, source.options.think) = (true, false);
+        source.ask(&self.app.chat, &question(&text));
+        source.alone = true;
         let request = RecallRequest { cue_bytes: cue_bytes(&text), text, ..RecallRequest::default() };
         self.outbox.push_prompt(Purpose::Recall(Box::new(request)), source);
         self.flush();

@@ -5,6 +5,7 @@ use crate::config::Settings;
 use crate::ui::history::HistoryFile;
 use crate::ui::models::ModelEntry;
 use crate::ui::testing::{app, turn};
+use crate::ui::update::update;
 
 struct Gone;
 
@@ -125,4 +126,47 @@ fn an_unsaved_conversation_stays_until_another_one_is_open() {
     let events = sessions.run(&app, Store::Leave(Box::new(Store::Close)));
     assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
     assert!(sessions.session.id() != id && sessions.left.len() == 1);
+}
+
+#[test]
+fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
+    let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
+    let (mut sessions, mut answers) = start(dir.path(), &app);
+    turn(&mut app, "the code is seven", "", "Noted.");
+    sessions.record(&app.chat.clone(), app.chat.take_changes());
+    sessions.run(&app, Store::Sync);
+    let written = wait(sessions.writer.written.recv()).unwrap();
+    assert!(sessions.written(&app, written).is_empty());
+    let (old, path) = (sessions.session.id().to_owned(), sessions.session.path().unwrap().to_owned());
+    let before = std::fs::read(&path).unwrap();
+
+    let report = crate::ui::testing::report(crate::protocol::FORK_TURN, crate::protocol::StopReason::End);
+    let summary = crate::ui::effect::Summary { text: "The code is seven.".into(), report };
+    let mut events = sessions.run(&app, Store::Compact(Box::new(summary)));
+    let event = events.pop().expect("nothing waits for the disk");
+    assert!(matches!(&event, AppEvent::Compacted { continues: Some(id), .. } if *id == old), "{event:?}");
+    update(&mut app, event);
+    sessions.record(&app.chat.clone(), app.chat.take_changes());
+    sessions.run(&app, Store::Sync);
+    let written = wait(sessions.writer.written.recv()).unwrap();
+    assert!(sessions.written(&app, written).is_empty());
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+
+    // In the list, and when it is read again.
+    sessions.run(&app, Store::List);
+    let Some(Answer::Events(events)) = answers.blocking_recv() else { panic!("no list") };
+    let [AppEvent::Sessions(entries)] = &events[..] else { panic!("{events:?}") };
+    let link = |entry: &SessionEntry| (entry.title.clone(), entry.continues.clone());
+    let mut links: Vec<_> = entries.iter().map(link).collect();
+    links.sort();
+    let title = "the code is seven".to_owned();
+    assert_eq!(links, [(title.clone(), None), (format!("{title}, continued"), Some(old.clone()))]);
+    update(&mut app, AppEvent::Sessions(entries.iter().filter(|e| e.continues.is_some()).cloned().collect()));
+    assert!(crate::ui::testing::screen(&mut app).contains(&format!("continues {old}; Enter opens")));
+    let mut loaded = session::load(sessions.session.jsonl().as_bytes(), "s").unwrap();
+    assert_eq!((loaded.problems.len(), loaded.conversation.continues()), (0, Some(&*old)));
+    let texts: Vec<&str> = loaded.conversation.path().iter().map(|m| &*m.text).collect();
+    assert_eq!(texts, [crate::ui::update::QUESTION, "The code is seven."]);
+    let (request, notice) = loaded.restore_for(app.engine.info.as_ref().unwrap());
+    assert_eq!((request.log.len(), request.pending, notice), (0, None, None));
 }

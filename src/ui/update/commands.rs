@@ -1,6 +1,6 @@
 //! Carries out slash commands.
 
-use super::{Effect, Store, files, find, models, note, recall, texts, turns, twin};
+use super::{Effect, Store, compact, files, find, models, note, recall, texts, turns, twin};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Keep, Thinking};
@@ -16,6 +16,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
     match name {
         "help" => app.overlays.push(Overlay::Help { scroll: 0 }),
         "new" => return files::new_conversation(app),
+        "compact" => return compact::begin(app),
         "model" => return model(app, argument),
         "models" => return models::open(app),
         "search" => find::open(app, argument),

@@ -1,7 +1,9 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, files, note, recall, texts, turns, twin};
-use crate::protocol::{Command, Event, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport};
+use super::{Effect, Store, compact, files, note, recall, texts, turns, twin};
+use crate::protocol::{
+    Command, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
+};
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
 use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
@@ -31,7 +33,9 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 active.prompt_tokens = Some(prompt_tokens);
             }
         }
+        Event::Text { turn: FORK_TURN, kind, text } => compact::streamed(app, kind, &text),
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
+        Event::TurnDone(report) if report.turn == FORK_TURN => return compact::done(app, *report),
         Event::TurnDone(report) => return done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
         Event::TwinSet { on, why } => return twin::was_set(app, on, why),
@@ -166,6 +170,7 @@ fn failed(app: &mut App, error: &str) -> Vec<Effect> {
     app.engine.info = None;
     app.engine.rebuilding = None;
     app.engine.recalling = false;
+    app.engine.compacting = None;
     let mut effects = Vec::new();
     if app.turn.take().is_some() {
         // The turn gets no report; its text stays on the screen.
@@ -240,7 +245,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         app.engine.chosen = loading.name;
     }
     app.engine.failed = None;
-    (app.engine.recalling, app.engine.twin) = (false, false);
+    (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
     app.engine.snapshot = None;
     app.memory = Default::default();
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };

@@ -36,7 +36,7 @@ pub fn moved(app: &mut App, from: &str, to: String) -> Vec<Effect> {
 }
 
 /// Replaces the conversation on the screen.
-fn show(app: &mut App, chat: Conversation) {
+pub fn show(app: &mut App, chat: Conversation) {
     app.chat = chat;
     app.feed.clear();
     app.editing = None;
@@ -72,6 +72,9 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     }
     for text in opened.notices {
         note(app, LocalKind::Warning, text);
+    }
+    if let Some(id) = app.chat.continues().map(clean_line) {
+        note(app, LocalKind::Note, format!("continues conversation {id} from a summary; /resume {id} opens it"));
     }
     note(app, LocalKind::Note, "opened; loaded into the cache when you send a message");
     let mut effects = vec![Effect::Engine(Command::Clear)];

@@ -237,6 +237,8 @@ pub fn refuse_busy(app: &mut App) -> bool {
         app.say_about(About::Busy, Level::Info, "the cache is being rebuilt; Esc stops that");
     } else if app.engine.recalling {
         app.say_about(About::Busy, Level::Info, "the model is being asked for a text; Esc stops that");
+    } else if app.engine.compacting.is_some() {
+        app.say_about(About::Busy, Level::Info, "a summary is being written; Esc stops that");
     } else if app.opening {
         app.say_about(About::Busy, Level::Info, "a conversation is being opened; Esc stops that");
     }

@@ -85,6 +85,8 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
         }
     }
     let keys = "Enter opens, F2 renames, Delete deletes, Esc closes";
+    let old = matching.get(picker.selected).and_then(|entry| entry.continues.as_deref());
+    let keys = old.map_or_else(|| keys.to_owned(), |id| format!("continues {}; {keys}", clean_line(id)));
     buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));
 }
 

@@ -48,7 +48,7 @@ pub fn ending(report: &TurnReport) -> String {
 /// Returns what the user can do about the way a turn ended.
 pub fn advice(report: &TurnReport) -> &'static str {
     match report.stop_reason {
-        StopReason::ContextFull => "; shorten the message, or /new starts over",
+        StopReason::ContextFull => "; shorten the message, /compact goes on with a summary, or /new starts over",
         StopReason::CacheFull if report.eviction => "; /set kv_limit raises the limit, /new starts over",
         StopReason::CacheFull => "; /set kv_limit raises the limit, /eviction on saves room, /new starts over",
         StopReason::MaxTokens => "; /set max_tokens raises it",

@@ -31,7 +31,8 @@ fn banner_text(app: &App) -> Option<(String, Role)> {
         return Some((format!("changing an earlier message; Enter sends it, {stop} leaves it"), Role::Mark));
     }
     let width = super::layout_width(app);
-    super::input::size_note(app, width).map(|text| (text, Role::Note))
+    let note = super::input::size_note(app, width).or_else(|| numbers::offer_to_compact(app));
+    note.map(|text| (text, Role::Note))
 }
 
 fn notice_role(level: Level) -> Role {
@@ -89,6 +90,10 @@ fn progress(app: &App, stop: &str) -> Option<String> {
     }
     if app.opening {
         return Some(format!("reading the conversation ({stop} stops)"));
+    }
+    if let Some(summary) = &app.engine.compacting {
+        let words = plural(summary.split_whitespace().count() as u64, "word");
+        return Some(format!("writing a summary: {words} ({stop} stops)"));
     }
     if app.engine.recalling {
         return Some(format!("asking for the text ({stop} stops)"));
@@ -233,6 +238,7 @@ fn state(app: &App) -> Option<&'static str> {
         _ if app.opening => "opening",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
         _ if app.engine.recalling => "asking",
+        _ if app.engine.compacting.is_some() => "summing up",
         (Phase::Prefill { .. }, _) if turn.is_some() => "reading",
         _ if turn.is_some_and(|t| t.thinking_since_ms.is_some() && t.thought.is_none()) => "thinking",
         _ if turn.is_some() => "answering",
