@@ -72,8 +72,12 @@ class Batch(c.Structure):
     _fields_ = [("n_tokens", c.c_int32)] + [(f"p{i}", c.c_void_p) for i in range(6)]
 
 
+# llama_ftype of the formats that --weights takes.
+FTYPES = {"q8_0": 7, "q4_k_m": 15}
+
+
 class Llama:
-    def __init__(self, lib, gguf, n_ctx, threads):
+    def __init__(self, lib, gguf, n_ctx, threads, weights):
         ggml = c.CDLL(self.find(lib, "libggml."), mode=c.RTLD_GLOBAL)
         ggml.ggml_backend_load_all_from_path(os.path.abspath(lib).encode())
         self.l = c.CDLL(self.find(lib, "libllama."), mode=c.RTLD_GLOBAL)
@@ -95,6 +99,8 @@ class Llama:
             getattr(l, name).argtypes = [c.c_void_p]
         l.llama_memory_clear.argtypes = [c.c_void_p, c.c_bool]
         l.llama_set_n_threads.argtypes = [c.c_void_p, c.c_int32, c.c_int32]
+        if weights in FTYPES:
+            gguf = self.quantize(gguf, weights, threads)
         model = l.llama_model_load_from_file(gguf.encode(), l.llama_model_default_params())
         assert model, "llama.cpp cannot load the model"
         params = l.llama_context_default_params()
@@ -104,6 +110,19 @@ class Llama:
         self.ctx = l.llama_init_from_model(model, params)
         assert self.ctx, "llama.cpp cannot make a context"
         l.llama_set_n_threads(self.ctx, threads, threads)
+
+    def quantize(self, gguf, weights, threads):
+        """The file in another format, made by llama.cpp."""
+        out = gguf.replace(".gguf", f"-{weights}.gguf")
+        if not os.path.exists(out):
+            default = self.l.llama_model_quantize_default_params
+            default.restype = Params
+            params = default()
+            params.words[0], params.words[1] = threads, FTYPES[weights]
+            made = self.l.llama_model_quantize(gguf.encode(), out.encode(), c.byref(params))
+            assert made == 0, "llama.cpp cannot quantize the model"
+        drop_from_cache(out)
+        return out
 
     @staticmethod
     def find(lib, prefix):
@@ -118,6 +137,15 @@ class Llama:
         self.l.llama_synchronize(self.ctx)
 
 
+def drop_from_cache(path):
+    """Lets the system read the file anew, and map it in huge pages where it can: a file just written lies in small ones,
+    which costs llama.cpp a third of its decoding speed."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
 def spread(values):
     return dict(median=statistics.median(values), min=min(values), max=max(values))
 
@@ -130,17 +158,13 @@ def main():
     a.add_argument("--gen", type=int, default=128)
     a.add_argument("--runs", type=int, default=3)
     a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--weights", default="bf16", choices=["bf16", *FTYPES])
     a = a.parse_args()
     if not os.path.exists(a.gguf):
         write_gguf(a.gguf)
-    # Read anew, so that the system maps it in huge pages where it can: a file just written lies in
-    # small ones, which costs llama.cpp a third of its decoding speed.
-    fd = os.open(a.gguf, os.O_RDONLY)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    drop_from_cache(a.gguf)
     lengths = [int(n) for n in a.ctx.split(",")]
-    llama = Llama(a.lib, a.gguf, max(lengths) + a.gen + 32, a.threads)
+    llama = Llama(a.lib, a.gguf, max(lengths) + a.gen + 32, a.threads, a.weights)
     rng, results = random.Random(1), []
     tokens = lambda n: [rng.randrange(SHAPE["vocab"]) for _ in range(n)]
     for ctx in lengths:
@@ -159,7 +183,7 @@ def main():
                 prefill.append(ctx / (t1 - t0))
                 decode.append(a.gen / (t2 - t1))
         results.append(dict(ctx=ctx, gen=a.gen, prefill_tok_s=spread(prefill), decode_tok_s=spread(decode)))
-    print(json.dumps(dict(model=os.path.basename(a.gguf), threads=a.threads, runs=a.runs, results=results)))
+    print(json.dumps(dict(model=os.path.basename(a.gguf), weights=a.weights, threads=a.threads, runs=a.runs, results=results)))
 
 
 if __name__ == "__main__":

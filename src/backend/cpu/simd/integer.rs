@@ -86,17 +86,17 @@ fn order_group(x: &[f32; GROUP], lines: &mut [Line; LINES]) -> (f32, f32) {
 
 /// Dot products of one strip with all rows of activations.
 pub(super) fn strip(bytes: Bytes, job: Strip<'_>, out: &mut Tile<'_>) {
-    #[target_feature(enable = "avx2,fma")]
+    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn avx2(job: Strip<'_>, out: &mut Tile<'_>) {
         // SAFETY: the instruction set is enabled.
         unsafe { run::<Avx2>(job, out) }
     }
-    #[target_feature(enable = "avx2,fma,avxvnni")]
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
     unsafe fn avx_vnni(job: Strip<'_>, out: &mut Tile<'_>) {
         // SAFETY: the instruction set is enabled.
         unsafe { run::<AvxVnni>(job, out) }
     }
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn avx512_vnni(job: Strip<'_>, out: &mut Tile<'_>) {
         // SAFETY: the instruction set is enabled.
         unsafe { run::<Avx512Vnni>(job, out) }
@@ -111,12 +111,31 @@ pub(super) fn strip(bytes: Bytes, job: Strip<'_>, out: &mut Tile<'_>) {
     }
 }
 
-/// Sums of byte products in lanes by row, and their scaled sums.
+/// Floats of the scales of four tiles, each pair of rows as `[g, g, g + 8, g + 8]`.
+const SCALES: usize = 2 * WORDS;
+
+/// Where the scales of rows g and g + 8 of tile `t` of four are: tiles 0, 2, 1, 3 of each g.
+#[inline(always)]
+fn scales_at(quad: usize, g: usize, t: usize) -> usize {
+    quad * SCALES + g * 16 + t % 2 * 8 + t / 2 * 4
+}
+
+/// Vectors of one instruction set.
 trait Dot {
     type Sums: Copy;
     unsafe fn zero() -> Self::Sums;
+    /// Of the words of four tiles, with the lines of scales and of sums of one row of activations: stores scales of weights times
+    /// those of activations as [`scales_at`] says, and adds scale times zero point times sum to `zeros`, in the order of the
+    /// words.
+    unsafe fn scales<const PLANES: usize>(
+        words: *const u8,
+        of_x: &Line,
+        sums: &Line,
+        scales: *mut f32,
+        zeros: &mut [f32; WORDS],
+    );
     /// `sums + scales * dot`, where `dot` is that of the 64 bytes of codes at each of `planes` with the activations of one
-    /// tile, by lane. The pair of scales is for the rows g and g + 8.
+    /// tile, by lane. `scales` are four, of the rows g and g + 8.
     unsafe fn add<const PLANES: usize>(
         sums: Self::Sums,
         planes: [*const u8; PLANES],
@@ -127,21 +146,26 @@ trait Dot {
     unsafe fn rows(sums: Self::Sums) -> [f32; 2];
 }
 
+/// Rows of activations that are multiplied together.
+const MOST_ROWS: usize = 4;
+
 /// The dot products of all rows of activations. The order of a row's sums does not depend on the others.
 #[inline(always)]
 unsafe fn run<D: Dot>(mut job: Strip<'_>, out: &mut Tile<'_>) {
-    job.decode_scales();
+    job.prefetch_words();
+    let room = MOST_ROWS * job.tiles.div_ceil(4) * SCALES;
+    job.scales.resize(room.max(job.scales.len()), 0.0);
     let (n, mut i) = (out.rows(), 0);
     while i < n {
         // SAFETY: the caller's contract.
         unsafe {
             match (n - i, job.planes()) {
-                (1, 1) => block::<D, 1, 1, 8>(&job, i, out),
-                (1, _) => block::<D, 2, 1, 8>(&job, i, out),
-                (2 | 3, 1) => block::<D, 1, 2, 4>(&job, i, out),
-                (2 | 3, _) => block::<D, 2, 2, 4>(&job, i, out),
-                (_, 1) => block::<D, 1, 4, 2>(&job, i, out),
-                _ => block::<D, 2, 4, 2>(&job, i, out),
+                (1, 1) => block::<D, 1, 1, 8>(&mut job, i, out),
+                (1, _) => block::<D, 2, 1, 8>(&mut job, i, out),
+                (2 | 3, 1) => block::<D, 1, 2, 4>(&mut job, i, out),
+                (2 | 3, _) => block::<D, 2, 2, 4>(&mut job, i, out),
+                (_, 1) => block::<D, 1, MOST_ROWS, 2>(&mut job, i, out),
+                _ => block::<D, 2, MOST_ROWS, 2>(&mut job, i, out),
             }
         }
         i += [1, 2, 2, 4][(n - i).min(4) - 1];
@@ -151,73 +175,58 @@ unsafe fn run<D: Dot>(mut job: Strip<'_>, out: &mut Tile<'_>) {
 /// Products of `B` rows of activations from `first` on, for `G` pairs of rows of weights at a time.
 #[inline(always)]
 unsafe fn block<D: Dot, const PLANES: usize, const B: usize, const G: usize>(
-    job: &Strip<'_>,
+    job: &mut Strip<'_>,
     first: usize,
     out: &mut Tile<'_>,
 ) {
     let (tiles, input): (usize, &Ordered) = (job.tiles, job.x);
     let quads = tiles.div_ceil(4);
-    let line =
-        |lines: &[Line], b: usize, quad: usize| -> [f32; 16] { bytemuck::cast(lines[(first + b) * quads + quad].0) };
-    // What zero points add, in the order of the words.
     let mut zeros = [[0f32; WORDS]; B];
-    for quad in 0..quads {
-        let offsets = job.offsets(quad * WORDS);
-        for b in 0..B {
-            let sums = line(&input.sums, b, quad);
-            for (zeros, offsets) in zeros[b].as_chunks_mut::<16>().0.iter_mut().zip(offsets.as_chunks::<16>().0) {
-                for i in 0..16 {
-                    zeros[i] += offsets[i] * sums[i];
-                }
+    // SAFETY: the strip has `tiles` tiles and words for `quads` of four; activations have `LINES` lines for every tile, and one of
+    // scales and one of sums for every quad; `first + B` is at most their rows; the scratch has room for `MOST_ROWS` of them.
+    unsafe {
+        let scales = job.scales.as_mut_ptr();
+        for quad in 0..quads {
+            for b in 0..B {
+                let line = (first + b) * quads + quad;
+                let (of_x, sums) = (&input.scales[line], &input.sums[line]);
+                let words = job.words()[quad * 2 * WORDS..].as_ptr();
+                D::scales::<PLANES>(words, of_x, sums, scales.add((b * quads + quad) * SCALES), &mut zeros[b]);
             }
         }
-    }
-    for g in (0..8).step_by(G) {
-        // SAFETY: the strip has `tiles` tiles and words for `quads` of four; activations have `LINES` lines for every tile;
-        // `first + B` is at most the rows of activations.
-        let sums = unsafe {
-            let x: [*const Line; B] = std::array::from_fn(|b| input.lines.as_ptr().add((first + b) * tiles * LINES));
+        let x: [*const Line; B] = std::array::from_fn(|b| input.lines.as_ptr().add((first + b) * tiles * LINES));
+        for g in (0..8).step_by(G) {
             let mut sums = [[D::zero(); G]; B];
-            for quad in 0..quads {
-                // Scales of the weights times those of the activations.
-                let mut scales = [[[0f32; 8]; G]; B];
-                let own = &job.scales[quad * WORDS + g * 8..][..G * 8];
-                for b in 0..B {
-                    let of_x = line(&input.scales, b, quad);
-                    for i in 0..G {
-                        for j in 0..8 {
-                            scales[b][i][j] = own[i * 8 + j] * of_x[j];
-                        }
+            for tile in 0..tiles {
+                for i in 0..G {
+                    let planes: [*const u8; PLANES] = std::array::from_fn(|plane| job.codes(plane, tile, g + i));
+                    for plane in planes {
+                        job.prefetch(plane);
                     }
-                }
-                for t in 0..4.min(tiles - quad * 4) {
-                    let tile = quad * 4 + t;
-                    for i in 0..G {
-                        let planes: [*const u8; PLANES] = std::array::from_fn(|plane| job.codes(plane, tile, g + i));
-                        for plane in planes {
-                            job.prefetch(plane);
-                        }
-                        for b in 0..B {
-                            let scales = scales[b][i].as_ptr().add(2 * t);
-                            sums[b][i] = D::add::<PLANES>(sums[b][i], planes, x[b].add(tile * LINES), scales);
-                        }
+                    let at = scales_at(tile / 4, g + i, tile % 4);
+                    for b in 0..B {
+                        let scales = scales.add(b * quads * SCALES + at);
+                        sums[b][i] = D::add::<PLANES>(sums[b][i], planes, x[b].add(tile * LINES), scales);
                     }
                 }
             }
-            sums
-        };
-        for (b, i) in (0..B).flat_map(|b| (0..G).map(move |i| (b, i))) {
-            // SAFETY: the instruction set is enabled.
-            let sums = unsafe { D::rows(sums[b][i]) };
-            for second in 0..2 {
-                let (row, z) = (g + i + 8 * second, &zeros[b][(g + i) * 8 + second..]);
-                if row < out.cols() {
-                    out.row_mut(first + b)[row] = sums[second] - ((z[0] + z[2]) + (z[4] + z[6]));
+            for (b, i) in (0..B).flat_map(|b| (0..G).map(move |i| (b, i))) {
+                let sums = D::rows(sums[b][i]);
+                for second in 0..2 {
+                    let (row, z) = (g + i + 8 * second, &zeros[b][(g + i) * 8 + second..]);
+                    if row < out.cols() {
+                        out.row_mut(first + b)[row] = sums[second] - ((z[0] + z[2]) + (z[4] + z[6]));
+                    }
                 }
             }
         }
     }
 }
+
+/// The bits of a word's f16 scale, once it is shifted right by one, and of twice its zero point.
+const Q4_SCALE: i16 = 0x7ff0;
+const Q4_ZERO: i16 = 31;
+const Q8_ZERO: f32 = 128.0;
 
 struct Avx512Vnni;
 
@@ -228,6 +237,43 @@ impl Dot for Avx512Vnni {
     #[inline(always)]
     unsafe fn zero() -> __m512 {
         unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<const PLANES: usize>(
+        words: *const u8,
+        of_x: &Line,
+        sums: &Line,
+        scales: *mut f32,
+        zeros: &mut [f32; WORDS],
+    ) {
+        unsafe {
+            let [of_x, sums] = [of_x, sums].map(|line| _mm512_load_ps(line.0.as_ptr().cast()));
+            for i in 0..WORDS / 16 {
+                let words = _mm256_loadu_si256(words.add(32 * i).cast());
+                let (scale, zero) = if PLANES == 1 {
+                    let twice = _mm512_cvtepu16_epi32(_mm256_and_si256(words, _mm256_set1_epi16(Q4_ZERO)));
+                    let scale = _mm256_and_si256(_mm256_srli_epi16::<1>(words), _mm256_set1_epi16(Q4_SCALE));
+                    (_mm512_cvtph_ps(scale), _mm512_mul_ps(_mm512_cvtepi32_ps(twice), _mm512_set1_ps(0.5)))
+                } else {
+                    (_mm512_cvtph_ps(words), _mm512_set1_ps(Q8_ZERO))
+                };
+                let at = zeros.as_mut_ptr().add(16 * i);
+                _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_mul_ps(scale, zero), sums, _mm512_loadu_ps(at)));
+                let scale = _mm512_mul_ps(scale, of_x);
+                let [even, odd] = [_mm512_unpacklo_ps(scale, scale), _mm512_unpackhi_ps(scale, scale)];
+                for (g, [even, odd]) in [
+                    [even, odd].map(|v| _mm512_castps512_ps256(v)),
+                    [even, odd].map(|v| _mm512_extractf32x8_ps::<1>(v)),
+                ]
+                .into_iter()
+                .enumerate()
+                {
+                    _mm256_storeu_ps(scales.add((2 * i + g) * 16), even);
+                    _mm256_storeu_ps(scales.add((2 * i + g) * 16 + 8), odd);
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -257,8 +303,7 @@ impl Dot for Avx512Vnni {
             let high = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[0]), odd, x[1]);
             let low = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(zero, even, x[2]), odd, x[3]);
             let dot = _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low);
-            let pair = _mm512_castpd_ps(_mm512_set1_pd(scales.cast::<f64>().read_unaligned()));
-            _mm512_fmadd_ps(_mm512_permute_ps::<0b01_01_00_00>(pair), _mm512_cvtepi32_ps(dot), sums)
+            _mm512_fmadd_ps(_mm512_broadcast_f32x4(_mm_loadu_ps(scales)), _mm512_cvtepi32_ps(dot), sums)
         }
     }
 
@@ -302,8 +347,38 @@ unsafe fn codes_256<const PLANES: usize>(planes: [*const u8; PLANES], half: usiz
 unsafe fn scaled_256(sums: __m256, high: __m256i, low: __m256i, scales: *const f32) -> __m256 {
     unsafe {
         let dot = _mm256_add_epi32(_mm256_slli_epi32::<8>(high), low);
-        let pair = _mm256_castpd_ps(_mm256_set1_pd(scales.cast::<f64>().read_unaligned()));
-        _mm256_fmadd_ps(_mm256_permute_ps::<0b01_01_00_00>(pair), _mm256_cvtepi32_ps(dot), sums)
+        let scales = _mm256_broadcast_ps(&_mm_loadu_ps(scales));
+        _mm256_fmadd_ps(scales, _mm256_cvtepi32_ps(dot), sums)
+    }
+}
+
+/// [`Dot::scales`] in vectors of 8.
+#[inline(always)]
+unsafe fn scales_256<const PLANES: usize>(
+    words: *const u8,
+    of_x: &Line,
+    sums: &Line,
+    scales: *mut f32,
+    zeros: &mut [f32; WORDS],
+) {
+    unsafe {
+        // Both halves of a line are the same.
+        let [of_x, sums] = [of_x, sums].map(|line| _mm256_load_ps(line.0.as_ptr().cast()));
+        for g in 0..WORDS / 8 {
+            let words = _mm_loadu_si128(words.add(16 * g).cast());
+            let (scale, zero) = if PLANES == 1 {
+                let twice = _mm256_cvtepu16_epi32(_mm_and_si128(words, _mm_set1_epi16(Q4_ZERO)));
+                let scale = _mm_and_si128(_mm_srli_epi16::<1>(words), _mm_set1_epi16(Q4_SCALE));
+                (_mm256_cvtph_ps(scale), _mm256_mul_ps(_mm256_cvtepi32_ps(twice), _mm256_set1_ps(0.5)))
+            } else {
+                (_mm256_cvtph_ps(words), _mm256_set1_ps(Q8_ZERO))
+            };
+            let at = zeros.as_mut_ptr().add(8 * g);
+            _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_mul_ps(scale, zero), sums, _mm256_loadu_ps(at)));
+            let scale = _mm256_mul_ps(scale, of_x);
+            _mm256_storeu_ps(scales.add(16 * g), _mm256_unpacklo_ps(scale, scale));
+            _mm256_storeu_ps(scales.add(16 * g + 8), _mm256_unpackhi_ps(scale, scale));
+        }
     }
 }
 
@@ -315,6 +390,17 @@ impl Dot for AvxVnni {
     #[inline(always)]
     unsafe fn zero() -> __m256 {
         unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<const PLANES: usize>(
+        words: *const u8,
+        of_x: &Line,
+        sums: &Line,
+        scales: *mut f32,
+        zeros: &mut [f32; WORDS],
+    ) {
+        unsafe { scales_256::<PLANES>(words, of_x, sums, scales, zeros) }
     }
 
     #[inline(always)]
@@ -350,6 +436,17 @@ impl Dot for Avx2 {
     #[inline(always)]
     unsafe fn zero() -> __m256 {
         unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<const PLANES: usize>(
+        words: *const u8,
+        of_x: &Line,
+        sums: &Line,
+        scales: *mut f32,
+        zeros: &mut [f32; WORDS],
+    ) {
+        unsafe { scales_256::<PLANES>(words, of_x, sums, scales, zeros) }
     }
 
     /// Products of a byte and a nibble: two of them, even four, fit in 16 bits.

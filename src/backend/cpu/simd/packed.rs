@@ -201,7 +201,7 @@ pub(in super::super) fn tile_dots(
     assert!(out.cols() == strips.len() && (x.n, x.cols) == (out.rows(), cols), "shapes of packed dot products");
     assert!(strips.rows.start.is_multiple_of(TILE_ROWS), "packed dot products of whole strips");
     let method = input.method.expect("activations in tile order");
-    scratch.resize(cols.div_ceil(4 * GROUP) * WORDS, 0.0);
+    scratch.resize(scratch.len().max(cols.div_ceil(4 * GROUP) * WORDS), 0.0);
     let size = code.strip_bytes(cols);
     let first = strips.rows.start / TILE_ROWS;
     for (strip, row) in (first..).zip((0..strips.len()).step_by(TILE_ROWS)) {

@@ -67,7 +67,7 @@ pub(super) struct Strip<'a> {
     pub code: Code,
     pub strip: &'a [u8],
     pub tiles: usize,
-    /// Scales in the order of the words.
+    /// Scratch for scales.
     pub scales: &'a mut Vec<f32>,
     pub x: &'a Ordered,
 }
@@ -77,7 +77,7 @@ impl Strip<'_> {
         self.code.planes()
     }
 
-    fn words(&self) -> &[u8] {
+    pub fn words(&self) -> &[u8] {
         &self.strip[self.planes() * self.tiles * TILE_BYTES..]
     }
 
@@ -93,13 +93,20 @@ impl Strip<'_> {
         prefetch_l2(codes.wrapping_add(AHEAD_BYTES));
     }
 
+    /// Prefetches the words of a later strip: they lie behind its tiles, where no other prefetch leads.
+    #[inline(always)]
+    pub fn prefetch_words(&self) {
+        let words = self.words();
+        (0..words.len()).step_by(64).for_each(|at| self.prefetch(words.as_ptr().wrapping_add(at)));
+    }
+
     /// Scales in the order of the words. A loop of its own, which becomes vector code.
     #[inline(always)]
     pub fn decode_scales(&mut self) {
+        self.prefetch_words();
         let words = &self.strip[self.code.planes() * self.tiles * TILE_BYTES..];
         let mask = if self.code == Code::Q4 { 0x7ff0 } else { 0x7fff };
         let shift = u16::from(self.code == Code::Q4);
-        (0..words.len()).step_by(64).for_each(|at| self.prefetch(words.as_ptr().wrapping_add(at)));
         for (scale, word) in self.scales.iter_mut().zip(words.as_chunks::<2>().0) {
             *scale = f16(u16::from_le_bytes(*word) >> shift & mask);
         }
