@@ -145,18 +145,15 @@ pub fn packed_linears() -> Vec<Linear> {
             }
         }
     }
-    // Enough blocks for a whole GPU, and for those of 192 rows too.
-    let wide = |code, rows, n| Linear {
+    let wide = |code, n| Linear {
         stored: Stored::Packed(code),
-        rows: [rows, 0],
+        rows: [4096, 0],
         cols: 128,
         n,
         bias: false,
         matmul_input: true,
     };
-    out.extend(
-        Code::ALL.into_iter().flat_map(|code| [wide(code, 4096, 1), wide(code, 4096, 33), wide(code, 20_000, 29)]),
-    );
+    out.extend(Code::ALL.into_iter().flat_map(|code| [wide(code, 1), wide(code, 33)]));
     out
 }
 
@@ -233,7 +230,6 @@ pub fn packed_swiglu() -> Vec<Gated> {
                 out.push(Gated { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
             }
         }
-        out.push(Gated { stored: Stored::Packed(code), ffn: 10_000, cols: 128, n: 32, bias: true });
     }
     out
 }

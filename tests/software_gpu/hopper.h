@@ -152,15 +152,12 @@ inline void wgmma(float (&c)[BN / 2], uint64_t a, uint64_t b, int add) {
     }
 }
 
-// A in registers.
-struct Fragment {
-  unsigned a[4];
-};
-
-// B transposed. Runs at once.
+// A in registers, B transposed. Runs at once.
 template <int BN>
 inline void wgmma_transposed(float (&c)[BN / 2], const unsigned* a, uint64_t b, int add) {
-  Fragment own = {{a[0], a[1], a[2], a[3]}};
+  struct Fragment {
+    unsigned a[4];
+  } own = {{a[0], a[1], a[2], a[3]}};
   gpu::Exchange* e;
   gpu::meet(0xffffffffu, gpu::Op::MMA, own, &e);
   int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
@@ -181,39 +178,4 @@ inline void wgmma_transposed(float (&c)[BN / 2], const unsigned* a, uint64_t b, 
       for (int i = 0; i < 2; i++) c[4 * j + 2 * h + i] = sums[i];
     }
   }
-}
-
-// B by rows. Runs at once.
-template <int BN>
-inline void wgmma_registers(float (&c)[BN / 2], const unsigned* a, uint64_t b, int add) {
-  Fragment own = {{a[0], a[1], a[2], a[3]}};
-  gpu::Exchange* e;
-  gpu::meet(0xffffffffu, gpu::Op::MMA, own, &e);
-  int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
-  for (int j = 0; j < BN / 8; j++)
-    for (int i = 0; i < 2; i++) {
-      Sixteen right;
-      gpu::sixteen(right, b, 8 * j + 2 * t + i);
-      for (int h = 0; h < 2; h++) {
-        float& sum = c[4 * j + 2 * h + i];
-        float all = add ? sum : 0.0f;
-        for (int k = 0; k < 16; k++) {
-          const Fragment* from = (const Fragment*)e->lanes[4 * g + k % 8 / 2];
-          all += gpu::bf16(from->a[k / 8 * 2 + h] >> (16 * (k % 2))) * right[k];
-        }
-        sum = all;
-      }
-    }
-}
-
-inline unsigned subtract_pairs(unsigned a, unsigned b) {
-  unsigned out = 0;
-  for (int i = 0; i < 32; i += 16) {
-    float x = gpu::bf16(a >> i) - gpu::bf16(b >> i);
-    unsigned bits;
-    memcpy(&bits, &x, 4);
-    if (bits & 0xffff) gpu::fault("a difference of bf16 that is rounded");
-    out |= bits >> 16 << i;
-  }
-  return out;
 }

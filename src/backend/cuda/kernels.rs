@@ -76,8 +76,7 @@ macro_rules! sources {
 sources! {
     "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "presence" "defrag"
     "kv_scatter" "sample"
-    | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
-        "packed_wgmma" instead of None
+    | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None
 }
 
 /// A kernel: its file, its name, and a letter for each parameter.
@@ -189,12 +188,6 @@ kernels! {
         PackedResidentQ8N32 "packed_resident_q8_32" "ppppiiii",
         PackedResidentQ8N32Swiglu "packed_resident_q8_32_swiglu" "ppppiiii",
     }
-    "packed_wgmma" {
-        PackedWgmmaQ4N32 "packed_wgmma_q4_32" "ppppiii",
-        PackedWgmmaQ4N32Swiglu "packed_wgmma_q4_32_swiglu" "ppppiii",
-        PackedWgmmaQ8N32 "packed_wgmma_q8_32" "ppppiii",
-        PackedWgmmaQ8N32Swiglu "packed_wgmma_q8_32_swiglu" "ppppiii",
-    }
     "unpack" {
         EmbedQ4 "embed_q4" "pppi",
         EmbedQ8 "embed_q8" "pppi",
@@ -289,7 +282,7 @@ impl Kernel {
 
     /// Whether a launch says how much dynamic shared memory a block has: up to all there is.
     pub fn shares_what_it_is_given(self) -> bool {
-        matches!(self.entry().source, "packed_gemv" | "packed_resident" | "packed_wgmma")
+        matches!(self.entry().source, "packed_gemv" | "packed_resident")
     }
 
     /// Bytes of dynamic shared memory of a block, if it is the same for every launch.

@@ -167,10 +167,6 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
         return gemv.launch(cuda, code, kernel, gemm, fused, &args);
     }
     args.truncate(7);
-    if let Some(wgmma) = Wgmma::of(driver, code, gemm) {
-        let (kernel, grid) = (wgmma.kernels[fused as usize], [gemm.n.div_ceil(WGMMA_ROWS), 1, 1]);
-        return driver.launch_sharing(kernel, grid, WGMMA_THREADS, wgmma.shared_bytes(code), &args);
-    }
     let resident = residents(code).into_iter().find(|r| gemm.m <= r.rows);
     if let Some(resident) = resident.filter(|r| driver.shares(r.shared_bytes(code))) {
         args.push(I32(BATCH as i32));
@@ -290,38 +286,6 @@ fn gemvs(code: Code) -> [OneRow; 2] {
                 2,
             ),
         ],
-    }
-}
-
-/// A kernel of `packed_wgmma.cu`.
-struct Wgmma {
-    /// The plain kernel, and that with fused SwiGLU.
-    kernels: [Kernel; 2],
-    /// Units of four tiles of columns that a warp has in flight.
-    stages: usize,
-}
-
-/// Rows of the weight of a block of three warpgroups.
-const WGMMA_ROWS: usize = 192;
-const WGMMA_THREADS: usize = 384;
-
-impl Wgmma {
-    /// None if the GPU has no such kernel, or if so large blocks would leave a quarter of its SMs idle.
-    fn of(driver: &Driver, code: Code, gemm: &Gemm) -> Option<Self> {
-        use Kernel::*;
-        let wgmma = match code {
-            Code::Q4 => Self { kernels: [PackedWgmmaQ4N32, PackedWgmmaQ4N32Swiglu], stages: 5 },
-            Code::Q8 => Self { kernels: [PackedWgmmaQ8N32, PackedWgmmaQ8N32Swiglu], stages: 3 },
-        };
-        let wave = WGMMA_ROWS * driver.sm_count;
-        let filled = 4 * gemm.n >= 3 * gemm.n.div_ceil(wave) * wave;
-        (gemm.m > MAX_DECODE_ROWS / 2 && filled && driver.supports(wgmma.kernels[0])).then_some(wgmma)
-    }
-
-    /// Shared memory of a block: two groups of four tiles of x, and the rings; the partial sums reuse it.
-    fn shared_bytes(&self, code: Code) -> usize {
-        let x = 2 * 4 * MAX_DECODE_ROWS * GROUP * size_of::<u16>();
-        x + WGMMA_THREADS / 32 * self.stages * (code.planes() * 4 * 512 + 128) + 1024
     }
 }
 
