@@ -311,7 +311,7 @@ mod tests {
                 .unwrap_or_default()
         };
         assert_eq!(labels("/").len(), SPECS.len());
-        assert_eq!(labels("/re"), ["/rebuild", "/regen", "/resume [ID]", "/rename TITLE", "/retry"]);
+        assert_eq!(labels("/re"), ["/rebuild", "/recall TEXT", "/regen", "/resume [ID]", "/rename TITLE", "/retry"]);
         assert_eq!(labels("/eviction o"), ["on", "off"]);
         assert_eq!(labels("/theme l"), ["light"]);
         assert_eq!(labels("/model "), ["demo", "nvidia/Qwen3-8B-DMS-8x"]);
