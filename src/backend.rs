@@ -12,8 +12,10 @@ pub mod cpu;
 pub mod cuda;
 mod kv;
 
+use crate::codec::Codec;
 pub(crate) use crate::protocol::bytes as in_units;
 use crate::protocol::{LaneFilter, SamplingParams, Token};
+use crate::quant::Code;
 use crate::tensor::Tensor;
 pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, PresenceCounts, Span};
 use std::ops::{Range, RangeInclusive};
@@ -476,6 +478,18 @@ pub trait Backend: Memory + Profile + 'static {
 pub trait Profile {
     /// `cpu, 2 threads` or the GPU's name.
     fn describe(&self) -> String;
+    /// Loads the kernels of a model whose heads have `head_dim` channels, with that codec of the cache and code of packed weights.
+    /// `on_files` gets the number of files loaded and their total, before each of them, and returns whether to go on. What is
+    /// not loaded here is loaded by its first use. Does nothing on a backend without kernels.
+    fn load_kernels(
+        &self,
+        _head_dim: usize,
+        _codec: Codec,
+        _code: Option<Code>,
+        _on_files: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> anyhow::Result<()> {
+        Ok(())
+    }
     /// Returns when all work issued so far is done, for callers that measure time. A backend that works in the caller's
     /// thread has nothing to wait for.
     fn synchronize(&self) {}

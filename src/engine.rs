@@ -138,7 +138,7 @@ pub fn spawn<B: Backend>(
     backend: impl FnOnce() -> Result<B> + Send + 'static,
     options: EngineOptions,
 ) -> Result<EngineHandle> {
-    spawn_with(move |loading| loading.serve(open()?, |_| backend(), options))
+    spawn_with(move |loading| loading.serve(open()?, backend, options))
 }
 
 /// An engine whose model is not loaded yet.
@@ -176,11 +176,11 @@ impl Loading {
     pub fn serve<B: Backend>(
         self,
         checkpoint: Checkpoint,
-        backend: impl FnOnce(&Self) -> Result<B>,
+        backend: impl FnOnce() -> Result<B>,
         mut options: EngineOptions,
     ) -> Result<()> {
-        let b = backend(&self)?;
-        let Self { inbox, outlet } = self;
+        let b = backend()?;
+        let outlet = &self.outlet;
         let mut report = |report| {
             match report {
                 Report::Measuring { done, total } => outlet.event(Event::Quantizing { measuring: true, done, total }),
@@ -191,6 +191,8 @@ impl Loading {
             !outlet.is_closed()
         };
         let (checkpoint, plan) = prepare(&b, checkpoint, &mut options, &mut report)?;
+        let (head_dim, code) = (checkpoint.config.head_dim, checkpoint.weights.code());
+        b.load_kernels(head_dim, options.codec, code, &mut self.on_kernels())?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
             !outlet.is_closed()
@@ -202,6 +204,7 @@ impl Loading {
         drop(checkpoint);
         let keep = options.keep_ratio.map(|ratio| model.dial_for(&outlet.sender(None), 0.0, Keep::Ratio(ratio)));
         model.dial = keep.as_ref().map_or(0.0, |keep| keep.as_ref().map_or(0.0, |(dial, ..)| *dial));
+        let Self { inbox, outlet } = self;
         let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);

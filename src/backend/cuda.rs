@@ -86,17 +86,7 @@ pub struct Cuda {
 impl Cuda {
     /// Opens the GPU of that index.
     pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
-        Self::open_reporting(index, options, &mut |_, _| true)
-    }
-
-    /// As [`Cuda::open`]. `on_kernels` gets the number of kernel files loaded and their total, before each of them, and
-    /// returns whether to go on.
-    pub fn open_reporting(
-        index: u32,
-        options: &CudaOptions,
-        on_kernels: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<Self, NoCuda> {
-        let driver = Rc::new(Driver::open(index, options, on_kernels)?);
+        let driver = Rc::new(Driver::open(index, options)?);
         // The library and its scratch take 80 MiB, which a small GPU has better uses for.
         let small = driver.memory().1 < SMALL_GPU_BYTES && !options.cublaslt_needed;
         let cublaslt = CublasLt::open(&driver, if small { &[] } else { &options.cublaslt });
@@ -113,6 +103,11 @@ impl Cuda {
             unpacked: RefCell::default(),
             driver,
         })
+    }
+
+    /// Loads all kernels that this GPU runs, those of all models.
+    pub fn load_all_kernels(&self) -> Result<(), NoCuda> {
+        self.driver.load_kernels(|_, _| true, &mut |_, _| true)
     }
 
     /// Milliseconds that `work` takes on the GPU.

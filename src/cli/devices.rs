@@ -52,14 +52,8 @@ impl From<&Settings> for DeviceOptions {
 pub trait DeviceKind {
     type Backend: Backend;
 
-    /// Opens the device. `on_kernels` gets the number of kernel files compiled so far and their total before each is
-    /// compiled, and returns whether to go on.
-    fn open_reporting(&self, on_kernels: &mut dyn FnMut(usize, usize) -> bool) -> Result<Self::Backend>;
-
     /// Opens the device.
-    fn open(&self) -> Result<Self::Backend> {
-        self.open_reporting(&mut |_, _| true)
-    }
+    fn open(&self) -> Result<Self::Backend>;
 
     /// Bytes read and written per second by a copy within the device's memory.
     fn copy_bytes_per_s(&self, b: &Self::Backend) -> Result<f64>;
@@ -79,7 +73,7 @@ struct CpuKind {
 impl DeviceKind for CpuKind {
     type Backend = Cpu;
 
-    fn open_reporting(&self, _: &mut dyn FnMut(usize, usize) -> bool) -> Result<Cpu> {
+    fn open(&self) -> Result<Cpu> {
         Ok(Cpu::new(self.threads))
     }
 
@@ -96,8 +90,8 @@ struct CudaKind {
 impl DeviceKind for CudaKind {
     type Backend = Cuda;
 
-    fn open_reporting(&self, on_kernels: &mut dyn FnMut(usize, usize) -> bool) -> Result<Cuda> {
-        Ok(Cuda::open_reporting(self.index, &self.options, on_kernels)?)
+    fn open(&self) -> Result<Cuda> {
+        Ok(Cuda::open(self.index, &self.options)?)
     }
 
     fn copy_bytes_per_s(&self, b: &Cuda) -> Result<f64> {

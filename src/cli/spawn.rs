@@ -51,8 +51,7 @@ impl DeviceJob for Serve {
     type Output = ();
 
     fn run<D: DeviceKind>(self, device: &D) -> Result<()> {
-        let open = |loading: &Loading| device.open_reporting(&mut loading.on_kernels());
-        self.loading.serve(self.checkpoint, open, self.options)
+        self.loading.serve(self.checkpoint, || device.open(), self.options)
     }
 }
 

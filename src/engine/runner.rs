@@ -132,6 +132,7 @@ impl<B: Backend> Runner<B> {
         options: &EngineOptions,
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
+        b.load_kernels(checkpoint.config.head_dim, options.codec, checkpoint.weights.code(), &mut |_, _| true)?;
         let Allocations { model, ws, mut cache, seen, draws, context, max_step } =
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.

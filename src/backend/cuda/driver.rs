@@ -8,14 +8,14 @@
 
 use super::super::{MemoryUse, OutOfMemory};
 use super::abi::Arg;
-use super::error::{NoCuda, failure, must, ready, words};
+use super::error::{NoCuda, failure, lost, must, ready, words};
 use super::kernels::{KERNELS, Kernel, PDL_TARGET, SOURCES, Source, TARGETS};
 use super::pinned::Staging;
 use super::probe::probe;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use cudarc::driver::{CudaContext, CudaStream};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
@@ -52,12 +52,13 @@ pub struct CudaOptions {
 
 /// A GPU that is open.
 pub struct Driver {
-    /// In the order of `SOURCES`; null for those that this GPU does not run.
-    modules: Vec<sys::CUmodule>,
-    /// In the order of `KERNELS`; null for those that this GPU does not run.
-    functions: Vec<sys::CUfunction>,
-    /// Kernels that were launched, or asked about, before. The driver loads the code of the others when they are.
-    used: Vec<Cell<bool>>,
+    /// In the order of `SOURCES`. A file is loaded before a model is, if the model needs it, or by the first use of one of its
+    /// kernels.
+    modules: Vec<OnceCell<sys::CUmodule>>,
+    /// In the order of `KERNELS`; set by their first use.
+    functions: Vec<OnceCell<sys::CUfunction>>,
+    /// Where PTX is read from instead of from the program.
+    kernel_folder: Option<PathBuf>,
     pub name: String,
     pub sm_count: usize,
     /// Most shared memory of a block.
@@ -76,9 +77,10 @@ pub struct Driver {
     generation: Cell<u64>,
     /// A dry run of allocations, in which nothing is allocated and nothing is copied.
     dry_run: RefCell<Option<Blocks>>,
-    /// Free bytes when the context was all there was, and when the kernels were loaded.
+    /// Free bytes when the context was all there was.
     free_at_first: u64,
-    free_when_open: u64,
+    /// Bytes that loading modules took.
+    module_bytes: Cell<u64>,
     /// What allocations are for, the live ones by address, the blocks that they lie in, and mapped pages.
     purpose: Cell<&'static str>,
     allocations: RefCell<HashMap<u64, (&'static str, u64)>>,
@@ -146,23 +148,18 @@ pub fn free_bytes(index: u32) -> Option<u64> {
 }
 
 impl Driver {
-    /// Opens a GPU. `on_kernels` gets the number of kernel files loaded and their total, before each of them, and returns
-    /// whether to go on.
-    pub fn open(
-        index: u32,
-        options: &CudaOptions,
-        on_kernels: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<Self, NoCuda> {
+    /// Opens a GPU. Loads one small file of kernels, so that a driver that refuses them is found out.
+    pub fn open(index: u32, options: &CudaOptions) -> Result<Self, NoCuda> {
         let Description { name, sm_count, shared_bytes, capability, driver: version } = describe(index)?;
         let capability = options.target.as_deref().map_or(Ok(capability), |name| as_if(name, capability))?;
         let context = ready(CudaContext::new(index as usize), "creating a context")?;
         // SAFETY: there is one stream, so nothing has to be ordered across streams.
         unsafe { context.disable_event_tracking() };
         let (free, _) = ready(context.mem_get_info(), "reading its free memory")?;
-        let mut driver = Self {
-            modules: Vec::new(),
-            functions: Vec::new(),
-            used: KERNELS.iter().map(|_| Cell::new(false)).collect(),
+        let driver = Self {
+            modules: SOURCES.iter().map(|_| OnceCell::new()).collect(),
+            functions: KERNELS.iter().map(|_| OnceCell::new()).collect(),
+            kernel_folder: options.kernels.clone(),
             name,
             sm_count,
             shared_bytes,
@@ -175,7 +172,7 @@ impl Driver {
             generation: Cell::new(0),
             dry_run: RefCell::default(),
             free_at_first: free as u64,
-            free_when_open: 0,
+            module_bytes: Cell::new(0),
             purpose: Cell::new("other"),
             allocations: RefCell::default(),
             blocks: RefCell::default(),
@@ -183,61 +180,68 @@ impl Driver {
             stream: ready(context.new_stream(), "creating a stream")?,
             context,
         };
-        driver.load_kernels(options.kernels.as_deref(), on_kernels)?;
-        driver.free_when_open = driver.memory().0;
+        driver.module(Kernel::MovePages.source())?;
         Ok(driver)
     }
 
-    fn load_kernels(
-        &mut self,
-        folder: Option<&Path>,
-        on_kernels: &mut dyn FnMut(usize, usize) -> bool,
+    /// Loads the files of kernels that `needed` names. `on_files` gets the number of files loaded and their total, before each
+    /// of them, and returns whether to go on.
+    pub fn load_kernels(
+        &self,
+        needed: impl Fn(&Source, (i32, i32)) -> bool,
+        on_files: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<(), NoCuda> {
-        let total = SOURCES.iter().filter(|s| s.ptx_for(self.capability).is_some()).count();
-        for source in SOURCES {
-            let done = self.modules.iter().filter(|m| !m.is_null()).count();
-            if !on_kernels(done, total) {
+        let runs = |s: &Source| s.ptx_for(self.capability).is_some() && needed(s, self.capability);
+        let files: Vec<usize> = (0..SOURCES.len()).filter(|&at| runs(&SOURCES[at])).collect();
+        for (done, &at) in files.iter().enumerate() {
+            if !on_files(done, files.len()) {
                 return Err(NoCuda::Stopped);
             }
-            let module = match (source.ptx_for(self.capability), folder) {
-                (None, _) => null_mut(),
-                (Some((_, ptx)), None) => load(source.name, ptx.as_bytes())?,
-                (Some((target, _)), Some(folder)) => load(source.name, &read(folder, source, target)?)?,
-            };
-            self.modules.push(module);
-        }
-        for entry in KERNELS {
-            let at = SOURCES.iter().position(|s| s.name == entry.source).expect("every kernel's file is listed");
-            let function = if self.modules[at].is_null() {
-                null_mut()
-            } else {
-                let name = CString::new(entry.name).expect("names have no zeros");
-                // SAFETY: the module is loaded.
-                ready(unsafe { result::module::get_function(self.modules[at], name) }, entry.name)?
-            };
-            self.functions.push(function);
+            self.module(at)?;
         }
         Ok(())
+    }
+
+    /// A file of kernels by its place in `SOURCES`. Its first use loads it.
+    fn module(&self, at: usize) -> Result<sys::CUmodule, NoCuda> {
+        if let Some(module) = self.modules[at].get() {
+            return Ok(*module);
+        }
+        let source = &SOURCES[at];
+        let Some((target, ptx)) = source.ptx_for(self.capability) else {
+            return Err(NoCuda::Driver(format!("this GPU does not run the kernels in {}", source.name)));
+        };
+        let before = self.memory().0;
+        let module = match &self.kernel_folder {
+            None => load(source.name, ptx.as_bytes())?,
+            Some(folder) => load(source.name, &read(folder, source, target)?)?,
+        };
+        self.module_bytes.set(self.module_bytes.get() + before.saturating_sub(self.memory().0));
+        Ok(*self.modules[at].get_or_init(|| module))
     }
 
     /// The function of a kernel. Its first use makes the driver load its code, outside a capture: a step runs once before it
     /// is captured. So a model costs the memory of the kernels that its formats need, and no other.
     fn function(&self, kernel: Kernel) -> sys::CUfunction {
-        let function = self.functions[kernel as usize];
-        if !self.used[kernel as usize].replace(true) {
+        *self.functions[kernel as usize].get_or_init(|| {
+            let entry = kernel.entry();
+            let module = self.module(kernel.source()).unwrap_or_else(|why| lost(&why));
+            let name = CString::new(entry.name).expect("names have no zeros");
+            // SAFETY: the module is loaded.
+            let function = must(unsafe { result::module::get_function(module, name) }, entry.name);
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let all = kernel.shares_what_it_is_given();
             let bytes = if all { self.shared_bytes } else { kernel.shared_bytes() };
             // SAFETY: the function is one of a module that is loaded.
             let set = unsafe { sys::cuFuncSetAttribute(function, most, bytes as i32) };
-            self.issued(set.result(), kernel.entry().name);
-        }
-        function
+            self.issued(set.result(), entry.name);
+            function
+        })
     }
 
     /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block.
     pub fn supports(&self, kernel: Kernel) -> bool {
-        !self.functions[kernel as usize].is_null() && kernel.shared_bytes() <= self.shared_bytes
+        SOURCES[kernel.source()].ptx_for(self.capability).is_some() && kernel.shared_bytes() <= self.shared_bytes
     }
 
     /// Blocks of a kernel that fit on an SM at once, at least one.
@@ -395,7 +399,7 @@ impl Driver {
         allocated.insert("cache pages", self.mapped_bytes.get());
         MemoryUse {
             before_bytes: total_bytes - self.free_at_first,
-            kernel_bytes: self.free_at_first.saturating_sub(self.free_when_open),
+            kernel_bytes: self.module_bytes.get(),
             taken_bytes: total_bytes - free_bytes,
             allocated: allocated.into_iter().collect(),
         }
@@ -468,7 +472,7 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.wait_ignoring_errors();
-        for &module in self.modules.iter().filter(|m| !m.is_null()) {
+        for &module in self.modules.iter().filter_map(OnceCell::get) {
             // SAFETY: nothing runs any more; each module is unloaded once. Errors are ignored: the GPU may be lost.
             let _ = unsafe { result::module::unload(module) };
         }

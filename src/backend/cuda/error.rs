@@ -32,9 +32,12 @@ pub enum NoCuda {
 
 /// Returns the value, or panics with [`DeviceLost`] without running the panic hook. `doing` names the failed operation.
 pub(super) fn must<T>(result: Result<T, DriverError>, doing: &str) -> T {
-    result.unwrap_or_else(|error| {
-        std::panic::resume_unwind(Box::new(DeviceLost(format!("the GPU failed: {doing}: {}", words(error)))))
-    })
+    result.unwrap_or_else(|error| lost(&format!("{doing}: {}", words(error))))
+}
+
+/// Panics with [`DeviceLost`] without running the panic hook.
+pub(super) fn lost(why: &dyn std::fmt::Display) -> ! {
+    std::panic::resume_unwind(Box::new(DeviceLost(format!("the GPU failed: {why}"))))
 }
 
 /// The error as text, with the operation that failed.

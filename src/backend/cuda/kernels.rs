@@ -4,6 +4,9 @@
 //! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a tensor map;
 //! `d`, `c`, `r` the parameter structs of decode attention, prefill attention and RoPE (`abi.rs`).
 
+use crate::codec::Codec;
+use crate::quant::Code;
+
 /// PTX targets, oldest first. A GPU uses the newest that it runs, which the driver compiles for it.
 ///
 /// There is no compute_89: nothing here uses an instruction that it adds (fp8 codes become bf16 by a shift), so its PTX would
@@ -51,6 +54,22 @@ impl Source {
         };
         let replaced = SOURCES.iter().any(|s| s.instead_of == Some(self.name) && newest(s).is_some());
         if replaced { None } else { newest(self) }
+    }
+
+    /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. `code` is that of packed
+    /// weights. What is needed for other shapes alone is left to its first use.
+    pub fn is_needed(&self, capability: (i32, i32), head_dim: usize, codec: Codec, code: Option<Code>) -> bool {
+        let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
+        let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
+        match self.name {
+            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
+            "linear" | "packed_gemm" => false,
+            "gemv" | "gemm_decode" => code.is_none(),
+            "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
+            "attend_wgmma" => wgmma,
+            "attend_tiles" => !wgmma,
+            _ => true,
+        }
     }
 }
 
@@ -278,6 +297,12 @@ kernels! {
 impl Kernel {
     pub fn entry(self) -> &'static Entry {
         &KERNELS[self as usize]
+    }
+
+    /// The place of its file in [`SOURCES`].
+    pub fn source(self) -> usize {
+        let name = self.entry().source;
+        SOURCES.iter().position(|s| s.name == name).expect("every kernel's file is listed")
     }
 
     /// Whether a launch says how much dynamic shared memory a block has: up to all there is.

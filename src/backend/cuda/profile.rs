@@ -3,10 +3,22 @@
 use super::super::{MemoryUse, Profile, TIMED_ROUNDS, median};
 use super::Cuda;
 use super::cublaslt::CublasLt;
+use crate::codec::Codec;
+use crate::quant::Code;
 
 impl Profile for Cuda {
     fn describe(&self) -> String {
         self.driver.name.clone()
+    }
+
+    fn load_kernels(
+        &self,
+        head_dim: usize,
+        codec: Codec,
+        code: Option<Code>,
+        on_files: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> anyhow::Result<()> {
+        Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, head_dim, codec, code), on_files)?)
     }
 
     fn captured_steps(&self) -> usize {

@@ -19,6 +19,7 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
     let own = |graphs| cuda_options(graphs, Gemm::Own);
     let careful = CudaOptions { wait_always: true, ..own(false) };
     let cuda = Cuda::open(index, &careful).map_err(|why| output::wrong_use(format!("--device cuda: {why}")))?;
+    cuda.load_all_kernels()?;
     let ms = started.elapsed().as_millis();
     let (_, all) = cuda.memory();
     output::out(&format!("{}, {} MiB, kernels loaded in {ms} ms\n", cuda.describe(), all >> 20))?;
