@@ -16,6 +16,7 @@ use crate::backend::{
 };
 use crate::policy::{STRENGTHS, Shift, SlotMeta};
 use crate::protocol::LaneFilter;
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -304,6 +305,29 @@ impl<B: Backend> KvCache<B> {
         }
         self.used_upper_bound += pages;
         Ok(b.reserve(&mut self.tables, pages)?)
+    }
+
+    /// Number of sequences that can be created.
+    pub fn free_rows(&self) -> usize {
+        self.seqs.iter().filter(|s| !s.used).count()
+    }
+
+    /// Number of distinct pages that some of `seqs` hold and none of `others`. Reads their page tables.
+    pub fn pages_beside(&self, b: &B, seqs: &[SeqId], others: &[SeqId]) -> usize {
+        let all = |seqs: &[SeqId]| seqs.iter().flat_map(|seq| self.pages_of(b, *seq)).collect::<HashSet<i32>>();
+        all(seqs).difference(&all(others)).count()
+    }
+
+    /// Entries of a sequence's page tables.
+    fn pages_of(&self, b: &B, seq: SeqId) -> Vec<i32> {
+        let g = *self.geometry();
+        let mut pages = Vec::new();
+        let mut table = vec![0; g.n_kv_heads * g.max_pages];
+        for layer in 0..g.n_layers {
+            b.read(&self.tables.page_table, g.row(layer, seq.0, 0) * g.max_pages, &mut table);
+            pages.extend(table.iter().copied().filter(|&page| page >= 0));
+        }
+        pages
     }
 
     /// Whether another sequence may hold pages of this one.

@@ -119,6 +119,8 @@ pub struct Settings {
     pub keep_ratio: Option<f32>,
     /// Maximum bytes of the caches of all saved conversations on disk; 0 keeps none.
     pub cache_disk: u64,
+    /// Maximum bytes of memory that only checkpoints of earlier turns hold; 0 keeps none.
+    pub checkpoints: u64,
     pub max_tokens: Option<usize>,
     pub seed: Option<u64>,
     pub think: bool,
@@ -154,6 +156,9 @@ struct SamplingOverrides {
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
 }
+
+/// Default bytes of checkpoints of earlier turns.
+const DEFAULT_CHECKPOINTS: u64 = 256 << 20;
 
 /// Default bytes of caches on disk.
 const DEFAULT_CACHE_DISK: u64 = 4 << 30;
@@ -233,6 +238,7 @@ impl Settings {
             when_full: layer.when_full.map(|w| w.0),
             pin_system: layer.pin == Some(Pin::System),
             keep_ratio: layer.keep_ratio,
+            checkpoints: layer.checkpoints.map_or(DEFAULT_CHECKPOINTS, |b| b.0),
             cache_disk: layer.cache_disk.map_or(DEFAULT_CACHE_DISK, |b| b.0),
             max_tokens: layer.max_tokens,
             seed: layer.seed,

@@ -87,6 +87,10 @@ pub struct EngineOptions {
     pub max_logits: usize,
     /// Number of cache sequences. A conversation takes up to four: itself, two checkpoints of its last turn and a rebuild.
     pub max_seqs: usize,
+    /// Most checkpoints of earlier turns that a conversation keeps, each in a sequence of its own, and the bytes of pages that
+    /// only they may hold.
+    pub max_older: usize,
+    pub checkpoint_bytes: u64,
     /// How the model is named in sessions; reported in `ModelInfo`.
     pub reference: Option<crate::protocol::ModelReference>,
 }
@@ -109,6 +113,8 @@ impl EngineOptions {
             max_step: None,
             max_logits: planner::MAX_LOGITS,
             max_seqs: 4,
+            max_older: 0,
+            checkpoint_bytes: 0,
             reference: None,
         }
     }

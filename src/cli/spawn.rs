@@ -20,6 +20,9 @@ use anyhow::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Most earlier turns of a conversation that are kept as checkpoints.
+const OLDER_TURNS: usize = 5;
+
 /// Starts the engine's thread, which downloads the model if it is missing, opens it and loads it onto the device.
 /// Progress arrives as events. `download_failed` is set if a download failed for a reason outside the settings.
 pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<EngineHandle> {
@@ -31,10 +34,15 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
             download_failed.store(matches!(error.downcast_ref(), Some(HubError::Failed(_))), Ordering::Relaxed);
         })?;
         let (checkpoint, target) = open_on_target(&settings)?;
+        let options = options(&settings, &checkpoint.config, target)?;
+        let max_older = if settings.checkpoints > 0 { OLDER_TURNS } else { 0 };
         let options = EngineOptions {
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
-            ..options(&settings, &checkpoint.config, target)?
+            max_seqs: options.max_seqs + max_older,
+            max_older,
+            checkpoint_bytes: settings.checkpoints,
+            ..options
         };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })

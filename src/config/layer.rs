@@ -77,6 +77,8 @@ layer! {
     keep_ratio: f32,
     /// Bytes of disk for the caches of saved conversations; 0 keeps none.
     cache_disk: ByteSize,
+    /// Bytes of memory for checkpoints of earlier turns; 0 keeps none.
+    checkpoints: ByteSize,
     max_tokens: usize,
     temperature: f32,
     top_p: f32,

@@ -3,6 +3,7 @@
 //! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
+mod older;
 mod recall;
 mod turn;
 mod twin;
@@ -78,6 +79,10 @@ pub(super) struct Conversation {
     pub beside: Option<Context>,
     /// The state before the last turn's user message.
     pub before: Option<Context>,
+    /// States at the ends of earlier turns, the oldest first.
+    pub older: VecDeque<Context>,
+    /// Most of them.
+    max_older: usize,
     /// The state at the end of the last turn's prompt, its last token pending.
     pub prompt_end: Option<Context>,
     /// The sequence without eviction that answers are compared with.
@@ -117,6 +122,8 @@ impl Conversation {
             chain: Chain::idle(context),
             beside: None,
             before: None,
+            older: VecDeque::new(),
+            max_older: m.max_older,
             prompt_end: None,
             twin: None,
             twin_wanted: false,
@@ -384,8 +391,11 @@ impl Conversation {
         self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, context, request)
     }
 
-    /// Releases a checkpoint of the last turn. Returns false if there is none.
+    /// Releases a checkpoint, those of earlier turns first. Returns false if there is none.
     pub fn give_up_checkpoint<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
+        if self.give_up_older(runner) {
+            return true;
+        }
         let Some(context) = self.prompt_end.take().or_else(|| self.before.take()) else { return false };
         runner.release(context.seq);
         true
@@ -426,17 +436,24 @@ impl Conversation {
             return;
         }
         self.disk.left_log();
-        let checkpoint = self.prompt_end.take_if(begins).or_else(|| self.before.take_if(begins));
+        let older = self.best_older(|context| flat.starts_with(&context.flat));
+        let last = [&self.prompt_end, &self.before].map(|c| c.as_ref().filter(|c| flat.starts_with(&c.flat)));
+        let longest = last.into_iter().flatten().map(|c| c.flat.len()).max().unwrap_or(0);
+        let older = older.filter(|&i| self.older[i].flat.len() > longest).and_then(|i| self.older.remove(i));
+        let checkpoint = older.or_else(|| self.prompt_end.take_if(begins)).or_else(|| self.before.take_if(begins));
         match checkpoint {
-            Some(context) => self.replace_context(runner, context),
+            Some(context) => {
+                let left = std::mem::replace(&mut self.chain.context, context);
+                self.keep_older(runner, left);
+            }
             None => self.reset_context(runner, self.eviction),
         }
-        // Release checkpoints that are not a prefix. `before` stays useful if `prompt_end` was one.
+        // `before` stays what it is if `prompt_end` was a prefix; another turn's is one of the older ones now.
         if let Some(end) = self.prompt_end.take() {
             runner.release(end.seq);
         }
         if let Some(before) = self.before.take_if(|before| !flat.starts_with(&before.flat)) {
-            runner.release(before.seq);
+            self.keep_older(runner, before);
         }
         if let Err(error) = self.follow_eviction_here(runner, events) {
             events.notice(format!("eviction stays as it was: {error}"));

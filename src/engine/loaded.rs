@@ -22,6 +22,9 @@ pub(super) struct Loaded<B: Backend> {
     pub info: Arc<ModelInfo>,
     /// What a cache on disk has to be of.
     pub identity: Identity,
+    /// Most checkpoints of earlier turns of a conversation, and the bytes that they may hold.
+    pub max_older: usize,
+    pub checkpoint_bytes: u64,
     /// Whether new conversations evict.
     pub eviction: bool,
     /// The dial of new conversations.
@@ -43,6 +46,8 @@ impl<B: Backend> Loaded<B> {
         Ok(Self {
             identity: identity(&runner, checkpoint, &info),
             info,
+            max_older: options.max_older,
+            checkpoint_bytes: options.checkpoint_bytes,
             vocabulary: Vocabulary {
                 tokenizer: Arc::new(tokenizer),
                 eos: checkpoint.generation.eos.clone(),

@@ -124,6 +124,11 @@ impl<B: Backend> Worker<B> {
 
     /// Opens a conversation. Answers with [`Event::Failed`] if no sequence is free.
     pub fn open(&mut self, outlet: Outlet) {
+        // Earlier turns of the others are worth less than a conversation.
+        if self.model.runner.cache.free_rows() == 0 {
+            let runner = &mut self.model.runner;
+            let _ = self.conversations.values_mut().any(|c| c.give_up_older(runner));
+        }
         match Conversation::new(&mut self.model, outlet) {
             Ok(conversation) => {
                 conversation.outlet.event(Event::Ready(Arc::clone(&self.model.info)));

@@ -10,7 +10,8 @@ answers, writes or switches conversations. Then, read by this script alone:
 - every turn that was there before is still there, and every turn whose end the program had shown, but at
   most the last one, is there too;
 - the history holds every line that was sent, but at most the last one;
-- the next trial opens the file without a word of lines that were left out.
+- the next trial opens the file without a word of lines that were left out, and finds its cache whole or of another state,
+  never damaged.
 """
 import argparse
 import collections
@@ -110,6 +111,9 @@ def trial(binary, home, rng, figures):
         text = rng.choice(MESSAGES) if rng.random() < 0.9 else "/new"
         os.write(fd, text.encode() + b"\r")
         sent.append(text)
+        if rng.random() < 0.4:
+            # The cache is written while nothing is asked.
+            alive = read_for(fd, min(max(left(), 0), rng.uniform(0.25, 0.45)), seen)
         if dumb:
             wanted = done + (text != "/new")
             alive = read_for(fd, max(left(), 0), seen, lambda s: len(re.findall(rb"\[[a-z ]+, \d+ tokens", s)) >= wanted)
@@ -121,6 +125,15 @@ def trial(binary, home, rng, figures):
     os.close(fd)
     shown = len(re.findall(rb"\[[a-z ]+, \d+ tokens", seen))
     assert b"left out" not in seen and b"panicked" not in seen, bytes(seen[-2000:])
+    assert b"it is damaged" not in seen, "a cache that was not whole had its name: " + repr(bytes(seen[-2000:]))
+    figures["caches loaded"] += b"cache loaded" in seen
+    folder = f"{home}/data/sessions"
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    figures["caches half written"] += sum(name.endswith(".tmp") for name in names)
+    figures["caches"] += sum(name.endswith(".cache") for name in names)
+    for name in names:
+        if name.endswith(".tmp"):
+            os.remove(f"{folder}/{name}")
     found = sessions(home)
     after = turns(found)
     for name, ids in before.items():

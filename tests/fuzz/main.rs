@@ -12,6 +12,7 @@
 //! more than 512 MiB, takes longer than 5 s, or gives an error message of several lines or of more than 2,100
 //! characters. Each failure is printed with target, seed and number, and its input is written to a file.
 
+mod cache;
 mod corpus;
 #[path = "../it/gguf_file.rs"]
 mod gguf_file;

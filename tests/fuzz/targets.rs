@@ -1,11 +1,12 @@
 //! The targets: what each input is given to, through the program's own entries.
 
+use crate::cache;
 use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
 use crate::mutate::{self, Example, Rng, Shape};
 use anyhow::{Result, bail};
 use dmschat::chat::session::{Store, load, markdown};
 use dmschat::chat::{Conversation, RenderOptions, render};
-use dmschat::checkpoint::hub::{Listing, cache};
+use dmschat::checkpoint::hub::{Listing, cache as hub_cache};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint};
 use dmschat::config::Layer;
 use dmschat::protocol::{ModelInfo, TemplateSpec, TextKind};
@@ -102,7 +103,7 @@ fn hash(bytes: &[u8]) -> usize {
 const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
     model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
 
-pub const ALL: [Target; 15] = [
+pub const ALL: [Target; 16] = [
     Target {
         name: "config.json",
         share: 12,
@@ -142,7 +143,7 @@ pub const ALL: [Target; 15] = [
             config.json model.norm.weight lm_head.weight C:\\x . ..",
         examples: corpus::indexes,
         run: |place, bytes| {
-            let named = cache::shards(bytes).map(|_| ());
+            let named = hub_cache::shards(bytes).map(|_| ());
             place.open(3, INDEX, bytes.to_vec(), &AdapterChoice::Auto).and(named)
         },
     },
@@ -237,6 +238,14 @@ pub const ALL: [Target; 15] = [
             end cancelled seed sampling temperature null pending model name model_fingerprint template_date of time turn",
         examples: corpus::sessions,
         run: session,
+    },
+    Target {
+        name: "cache",
+        share: 6,
+        shape: Shape::Binary,
+        words: "dmschatC",
+        examples: cache::examples,
+        run: |place, bytes| cache::run(place.file("a.cache", bytes), bytes),
     },
     Target {
         name: "config.toml",

@@ -1,6 +1,6 @@
 //! Caches kept on disk: written after a turn, loaded in place of a replay, and refused where they are not of the log.
 
-use crate::harness::{STEP, Session};
+use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
 use crate::pty::{Chat, answer};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::cache::file::Opened;
@@ -195,4 +195,41 @@ fn a_cache_comes_back_from_disk() {
     assert!(pruned.starts_with("removed 0 caches of 0 B; 1 cache of "), "{pruned}");
     let [pruned, _] = once(&["sessions", "prune", "--all"]);
     assert!(pruned.starts_with("removed 1 cache of ") && !files[0].exists() && files[1].exists(), "{pruned}");
+}
+
+/// Checkpoints of earlier turns are bounded by number, bytes and the memory there is.
+#[test]
+fn undo_of_five_turns_and_the_way_back_feed_no_token_again() {
+    let tiny = talker(Form::Borrowed, 235);
+    let many = |bytes: u64| {
+        move |o: &mut dmschat::engine::EngineOptions| {
+            (o.max_seqs, o.max_older, o.checkpoint_bytes) = (9, 5, bytes);
+        }
+    };
+    let mut s = Session::with(&tiny, many(1 << 30));
+    let mut ends = Vec::new();
+    for turn in 0..6 {
+        s.ask(&format!("question {turn} of some forty characters or so"));
+        ends.push(s.tokens().len());
+    }
+    let tip = s.exchanges.clone();
+    let rewind = |s: &mut Session, exchanges: &[Exchange]| {
+        s.exchanges = exchanges.to_vec();
+        let mut pieces = prompt_of(&exchanges[..exchanges.len() - 1], &exchanges[exchanges.len() - 1].question);
+        pieces.extend(spelled(&exchanges[exchanges.len() - 1].reply));
+        s.send(Command::Rewind(pieces));
+    };
+    // The harness compares log, slots and page counts with the reference after every turn.
+    rewind(&mut s, &tip[..1]);
+    assert_eq!(s.ask("another second question").reused_tokens, ends[0], "five turns back");
+    s.exchanges = tip[..3].to_vec();
+    assert_eq!(s.ask("an edited fourth question").reused_tokens, ends[2], "another branch, without a rewind");
+    s.exchanges = tip.clone();
+    assert_eq!(s.ask("a seventh").reused_tokens, ends[5], "and back to its tip");
+    assert_eq!(s.notices(), [""; 0]);
+
+    let mut s = Session::with(&tiny, many(1));
+    (0..3).for_each(|_| drop(s.ask(QUESTION)));
+    s.exchanges.truncate(1);
+    assert_eq!(s.ask("another second question").reused_tokens, 0, "over the budget");
 }

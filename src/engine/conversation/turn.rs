@@ -28,6 +28,8 @@ enum Base {
     PromptEnd,
     /// The state before the last user message: undo, edit.
     Before,
+    /// The state at the end of an earlier turn, or of another branch.
+    Older(usize),
     Nothing,
 }
 
@@ -134,19 +136,17 @@ impl Conversation {
         self.job = Some(job);
     }
 
-    /// Returns the newest kept state whose text is a prefix of the prompt's.
+    /// Returns the kept state whose text is the longest prefix of the prompt's.
     fn choose_base(&self, flat: &str) -> Base {
         let begins = |context: &Context| !context.flat.is_empty() && flat.starts_with(&context.flat);
         let current = &self.chain.context;
-        if begins(current) && (flat.len() > current.flat.len() || current.pending.is_some()) {
-            Base::Current
-        } else if self.prompt_end.as_ref().is_some_and(begins) {
-            Base::PromptEnd
-        } else if self.before.as_ref().is_some_and(begins) {
-            Base::Before
-        } else {
-            Base::Nothing
-        }
+        let goes_on = flat.len() > current.flat.len() || current.pending.is_some();
+        let older = self.best_older(begins).map_or(Base::Nothing, Base::Older);
+        // The longest, and of two the first.
+        let bases = [Base::Current, Base::PromptEnd, Base::Before, older];
+        let fitting = bases.into_iter().filter(|base| *base != Base::Current || goes_on);
+        let fitting = fitting.filter_map(|base| Some((base, self.context_of(base).filter(|c| begins(c))?.flat.len())));
+        fitting.rev().max_by_key(|(_, len)| *len).map_or(Base::Nothing, |(base, _)| base)
     }
 
     /// The newest kept state whose text is a prefix of `flat`.
@@ -159,6 +159,7 @@ impl Conversation {
             Base::Current => Some(&self.chain.context),
             Base::PromptEnd => self.prompt_end.as_ref(),
             Base::Before => self.before.as_ref(),
+            Base::Older(i) => self.older.get(i),
             Base::Nothing => None,
         }
     }
@@ -241,17 +242,21 @@ impl Conversation {
     fn start_from<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base, adds: bool) -> Result<(), CacheError> {
         match base {
             Base::Current => {
-                self.release_checkpoints(runner);
-                self.before = Some(self.chain.context.fork(runner)?);
+                if let Some(end) = self.prompt_end.take() {
+                    runner.release(end.seq);
+                }
+                if let Some(before) = self.before.take() {
+                    self.keep_older(runner, before);
+                }
+                self.before = Some(self.fork_current(runner)?);
             }
             Base::PromptEnd => {
                 let end = self.prompt_end.take().expect("chosen because it exists");
                 let copy = end.fork(runner)?;
                 self.replace_context(runner, copy);
                 if adds {
-                    if let Some(before) = self.before.replace(end) {
-                        runner.release(before.seq);
-                    }
+                    let before = self.before.replace(end);
+                    before.into_iter().for_each(|before| self.keep_older(runner, before));
                 } else {
                     self.prompt_end = Some(end);
                 }
@@ -264,9 +269,33 @@ impl Conversation {
                 let copy = before.fork(runner)?;
                 self.replace_context(runner, copy);
             }
+            Base::Older(i) => {
+                if let Some(end) = self.prompt_end.take() {
+                    runner.release(end.seq);
+                }
+                let older = self.older.remove(i).expect("chosen because it exists");
+                let left = std::mem::replace(&mut self.chain.context, older);
+                // The row of the state that was left serves if there is no other.
+                let copy = match self.chain.context.fork(runner) {
+                    Err(CacheError::Sequences(_)) => {
+                        runner.release(left.seq);
+                        self.fork_current(runner)?
+                    }
+                    copy => {
+                        self.keep_older(runner, left);
+                        copy?
+                    }
+                };
+                let before = self.before.replace(copy);
+                before.into_iter().for_each(|before| self.keep_older(runner, before));
+            }
             Base::Nothing => {
-                self.release_checkpoints(runner);
-                let mut fresh = Context::new(runner, self.eviction)?;
+                if let Some(end) = self.prompt_end.take() {
+                    runner.release(end.seq);
+                }
+                let before = self.before.take();
+                before.into_iter().for_each(|before| self.keep_older(runner, before));
+                let mut fresh = self.new_context(runner)?;
                 fresh.set_dial(runner, self.dial);
                 self.before = Some(std::mem::replace(&mut self.chain.context, fresh));
             }
@@ -279,7 +308,7 @@ impl Conversation {
         let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
         let at_end = at_end && self.beside.is_none();
         if at_end && self.chain.tokens_left() == 0 && self.prompt_end.is_none() {
-            self.prompt_end = self.chain.context.fork(runner).ok();
+            self.prompt_end = self.fork_current(runner).ok();
         }
     }
 
@@ -379,6 +408,7 @@ impl Conversation {
     }
 
     fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
+        self.trim_older(m);
         m.trim();
         let figures = self.figures(&m.runner);
         let presence = (!turn.is_aside()).then(|| self.presence(m, &PresenceRequest::default()));

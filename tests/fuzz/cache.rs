@@ -1,0 +1,115 @@
+//! Caches on disk: a file that was changed is refused, and a layer's image that is taken leaves whole page tables.
+
+use crate::mutate::{Example, Shape};
+use anyhow::Result;
+use dmschat::backend::cpu::Cpu;
+use dmschat::backend::{KvGeometry, Memory, QkvRopeArgs};
+use dmschat::cache::file::{Header, Identity, Opened, Room, Writer};
+use dmschat::cache::{KvCache, SeqId};
+use dmschat::codec::Codec;
+use dmschat::policy::{Dms, Policy, Shift};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+const TOKENS: usize = 40;
+const DIM: usize = 8;
+const HEADS: usize = 2;
+const SOON: Duration = Duration::from_secs(20);
+
+fn empty(b: &Cpu) -> KvCache<Cpu> {
+    let rule = Dms { window: 5, shift: Shift::Previous, sinks: 0, dial: 0.0 };
+    let geometry = KvGeometry {
+        n_layers: 2,
+        n_q_heads: HEADS,
+        n_kv_heads: HEADS,
+        head_dim: DIM,
+        n_seqs: 2,
+        page_slots: 16,
+        max_pages: 0,
+        codec: Codec::Int8,
+        policy: Policy::Dms(rule),
+    };
+    KvCache::new(b, geometry, 64, TOKENS).expect("memory")
+}
+
+/// A sequence of a few tokens, every third of them marked.
+fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
+    let seq = cache.create(b, true).expect("a row");
+    let spans = [cache.span(seq, 0, TOKENS)];
+    cache.reserve_step(b, &spans).expect("pages");
+    let width = 3 * HEADS * DIM;
+    let rows: Vec<f32> = (0..TOKENS * width).map(|i| (i * 7919 % 17) as f32 - 8.0).collect();
+    let decisions: Vec<f32> = (0..TOKENS * HEADS).map(|i| if i % 3 == 0 { 1.0 } else { -1.0 }).collect();
+    let rope =
+        QkvRopeArgs { qk_norm: None, rms_eps: 0.0, inv_freq: &vec![0.0; DIM / 2], rope_scale: 1.0, borrowed: None };
+    for layer in 0..2 {
+        let (mut qkv, mut out) = (b.acts(TOKENS, width).expect("rows"), b.acts(TOKENS, HEADS * DIM).expect("rows"));
+        b.write_acts(&mut qkv, &rows);
+        cache.attention(b, &mut out, &mut qkv, &mut decisions.clone(), layer, &spans, &rope);
+    }
+    cache.finish(b, &spans);
+    seq
+}
+
+/// A whole file, and the images of its layers.
+fn original() -> &'static [Vec<u8>; 3] {
+    static ORIGINAL: OnceLock<[Vec<u8>; 3]> = OnceLock::new();
+    ORIGINAL.get_or_init(|| {
+        let b = Cpu::new(1);
+        let mut cache = empty(&b);
+        let seq = filled(&b, &mut cache);
+        let (sequence, layer_bytes) = cache.head(&b, seq);
+        let identity = Identity::new(cache.geometry(), Default::default());
+        let header = Header { identity, sequence, log: "log".into(), layer_bytes };
+        let images = [0, 1].map(|layer| {
+            let mut image = Vec::new();
+            cache.export_layer(&b, seq, layer, &mut image);
+            image
+        });
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.cache");
+        let writer = Writer::start(path.clone(), Room { limit_bytes: 1 << 20 }, header).expect("a thread");
+        for image in &images {
+            let mut image = image.clone();
+            while let Err(back) = writer.offer(image) {
+                image = back;
+            }
+        }
+        while writer.outcome().is_none() {}
+        let [first, second] = images;
+        [std::fs::read(path).expect("a file"), first, second]
+    })
+}
+
+pub fn examples() -> Vec<Example> {
+    original().iter().map(|bytes| Example::new(Shape::Binary, bytes.clone())).collect()
+}
+
+/// An input that begins as a file is one; any other is the image of a layer.
+pub fn run(path: PathBuf, bytes: &[u8]) -> Result<()> {
+    if bytes.starts_with(b"dmschatC") { file(&path, bytes) } else { image(bytes) }
+}
+
+fn file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let Some(opened) = Opened::open(path)? else { return Ok(()) };
+    let mut reader = opened.read()?;
+    while reader.left() > 0 {
+        reader.next(SOON).expect("a reader that reads")?;
+    }
+    assert!(*bytes == original()[0], "a changed file was taken");
+    Ok(())
+}
+
+fn image(bytes: &[u8]) -> Result<()> {
+    let b = Cpu::new(1);
+    let mut cache = empty(&b);
+    let seq = cache.create(&b, true)?;
+    let taken = cache.import_layer(&b, seq, TOKENS, bytes.len() % 2, bytes);
+    if let Err(why) = cache.audit(&b) {
+        panic!("{why}");
+    }
+    cache.release(&b, seq);
+    assert_eq!(cache.pool_stats(&b).used_pages, 0);
+    Ok(taken?)
+}
