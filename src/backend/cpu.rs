@@ -73,8 +73,13 @@ impl Cpu {
         Self::with(threads, Isa::best(), None)
     }
 
-    /// A backend that computes the same bits on every machine and with any number of threads, and shows the inputs of its
-    /// GEMMs.
+    /// A backend that computes the same bits on every machine and with any number of threads: slower, and the reference for
+    /// kernels of packed weights.
+    pub fn exact(threads: usize) -> Self {
+        Self::with(threads, Isa::EXACT, None)
+    }
+
+    /// A backend like [`Cpu::exact`] that shows the inputs of its GEMMs.
     pub fn observing(threads: usize, on_input: OnInput) -> Self {
         Self::with(threads, Isa::EXACT, Some(Mutex::new(linear::Observer::new(on_input))))
     }

@@ -71,7 +71,8 @@ fn a_turn_prefills_only_what_is_new_also_after_a_resume() {
     let question = "Solve 4*z + 1 = 13 for z.";
     let (one, two) = (ask(&mut first, &mut chat, question), ask(&mut again, &mut restored, question));
     assert_eq!((one.reused_tokens, two.reused_tokens), (log_len, log_len));
-    assert_eq!((&one.generated, &one.kv), (&two.generated, &two.kv));
+    // Bytes count checkpoints, which the resumed conversation has fewer of.
+    assert_eq!((&one.generated, &one.kv.live), (&two.generated, &two.kv.live));
     assert_eq!(chat.reply(one.turn).unwrap().text, restored.reply(two.turn).unwrap().text);
 }
 

@@ -65,7 +65,7 @@ impl Source {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
             "linear" | "packed_gemm" => false,
             "gemv" | "gemm_decode" => code.is_none(),
-            "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
+            "packed_gemv" | "packed_resident" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma,
             _ => true,
