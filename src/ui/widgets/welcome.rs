@@ -84,7 +84,7 @@ fn key_rows(app: &App, width: usize) -> Vec<Line<'static>> {
         (Action::Stop, "stop an answer"),
         (Action::Eviction, "eviction on or off"),
         (Action::Panel, "cache panel"),
-        (Action::Inspect, "look at one head"),
+        (Action::Inspect, "what it remembers"),
         (Action::Help, "all keys and commands"),
     ];
     let mut row: Vec<Span<'static>> = Vec::new();
