@@ -14,19 +14,7 @@ while IFS= read -r question; do
 done < <(cat "$(dirname "$0")/memory.txt")
 picture() {
   t capture-pane -N -e -p -t q > "$home/screen.txt"
-  python3 - "$home/screen.txt" "$1" "$2" <<'P'
-import re, sys
-from rich.console import Console
-from rich.text import Text
-text = re.sub(r"\x1b\]8;[^\x1b]*\x1b\\", "", open(sys.argv[1], encoding="utf8").read().rstrip("\n"))
-console = Console(record=True, width=int(sys.argv[3]), file=open("/dev/null", "w"), force_terminal=True, color_system="truecolor", legacy_windows=False)
-for line in text.split("\n"):
-    console.print(Text.from_ansi(line), no_wrap=True, overflow="ignore", crop=False)
-svg = console.export_svg(title="dmschat")
-svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
-open(sys.argv[2], "w", encoding="utf8").write(svg)
-P
-  echo "wrote $1"
+  python3 "$(dirname "$0")/picture.py" "$home/screen.txt" "$2" "$1"
 }
 
 t send-keys -t q F3; sleep 1; t send-keys -t q Home; sleep 1

@@ -12,16 +12,4 @@ for q in "What can you do?" "a = 4; b = a + 7; c = b - 2; a = c + 5. What is a?"
   while t capture-pane -p -t q | tail -1 | grep -qE "thinking|answering|reading|stopping"; do sleep 0.3; done; sleep 0.5
 done
 t capture-pane -N -e -p -t q > "$home/screen.txt"
-python3 - "$home/screen.txt" "$out" <<'P'
-import re, sys
-from rich.console import Console
-from rich.text import Text
-text = re.sub(r"\x1b\]8;[^\x1b]*\x1b\\", "", open(sys.argv[1], encoding="utf8").read().rstrip("\n"))
-console = Console(record=True, width=120, file=open("/dev/null", "w"), force_terminal=True, color_system="truecolor", legacy_windows=False)
-for line in text.split("\n"):
-    console.print(Text.from_ansi(line), no_wrap=True, overflow="ignore", crop=False)
-svg = console.export_svg(title="dmschat")
-svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
-open(sys.argv[2], "w", encoding="utf8").write(svg)
-P
-echo "wrote $out"
+python3 "$(dirname "$0")/picture.py" "$home/screen.txt" 120 "$out"
