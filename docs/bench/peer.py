@@ -138,7 +138,7 @@ class Llama:
 
 
 def drop_from_cache(path):
-    """Lets the system read the file anew, and map it in huge pages where it can: a file just written lies in small ones,
+    """Lets the system read the file again, and map it in huge pages where it can: a file just written lies in small ones,
     which costs llama.cpp a third of its decoding speed."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)

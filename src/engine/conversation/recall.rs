@@ -14,7 +14,9 @@ use super::super::score::log_softmax_at;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::cache::SeqId;
-use crate::protocol::{Event, EventSender, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
+use crate::protocol::{
+    Event, EventSender, Guess, LaneFilter, Piece, RecallRequest, Recalled, RecalledToken, Token, count,
+};
 use crate::sampler::argmax;
 use crate::tokenizer::{Tokenizer, flatten};
 use std::collections::HashMap;
@@ -158,16 +160,8 @@ fn occurrences<'a>(flat: &'a str, text: &'a str, cue_bytes: usize) -> impl Itera
 
 /// Number of lanes that store each of these positions.
 fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
-    let mut lanes = vec![0; positions.len()];
-    let g = runner.cache.geometry();
-    for (layer, head) in (0..g.n_layers).flat_map(|layer| (0..g.n_kv_heads).map(move |head| (layer, head))) {
-        for meta in runner.cache.slot_metas(runner.backend(), seq, layer, head) {
-            if positions.contains(&(meta.position())) {
-                lanes[meta.position() - positions.start] += 1;
-            }
-        }
-    }
-    lanes
+    let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
+    counts.kept.get(positions).unwrap_or_default().iter().map(|&kept| kept.into()).collect()
 }
 
 impl Conversation {

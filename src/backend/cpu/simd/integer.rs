@@ -1,5 +1,5 @@
 //! Dot products with packed weights in integers: codes of 4 and 8 bits times activations of 16 bits, which are a high and a
-//! low signed byte, by the byte products of AVX-512 VNNI, AVX-VNNI or AVX2.
+//! low signed byte, by the 8-bit dot products of AVX-512 VNNI, AVX-VNNI or AVX2.
 //!
 //! Each group of 64 activations has a scale of its own, the largest magnitude over 32,512; beyond the rounding to bf16 that
 //! all methods share, an activation is off by at most half of that. Sums of a group are exact.
@@ -20,7 +20,7 @@ pub(super) const LINES: usize = 4;
 /// Largest magnitude of a 16-bit activation: its high byte is at most 127 with a low byte of -128 to 127.
 const MOST: f32 = 32_512.0;
 
-/// Instructions for sums of byte products.
+/// Instructions for 8-bit dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Bytes {
     Avx2,
