@@ -1,7 +1,9 @@
 //! Pins: messages whose tokens are never marked.
 
+use super::context::Context;
 use super::conversation::Conversation;
 use super::loaded::Loaded;
+use super::presence::lanes_with;
 use super::reply::flat_of;
 use super::runner::Runner;
 use crate::backend::Backend;
@@ -22,12 +24,18 @@ fn positions(tokenizer: &Tokenizer, tokens: impl Iterator<Item = Token>, text: &
 
 /// Share of the slots at these positions, over all heads, that are still stored.
 fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) -> f64 {
-    let (layers, heads) = (runner.config().n_layers, runner.config().n_kv_heads);
-    let lane = |lane: usize| runner.cache.slot_metas(runner.backend(), seq, lane / heads, lane % heads);
-    let of_lane = |at| lane(at).iter().filter(|meta| positions.contains(&meta.position())).count();
-    let fed = positions.end.min(runner.cache.len(seq)).saturating_sub(positions.start);
-    let n: usize = (0..layers * heads).map(of_lane).sum();
-    if fed == 0 { 1.0 } else { n as f64 / (fed * layers * heads) as f64 }
+    let lanes = lanes_with(runner, seq, positions.clone());
+    let all = lanes.len() * runner.config().n_layers * runner.config().n_kv_heads;
+    if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
+}
+
+/// Pins positions in a checkpoint, if it holds them. One that cannot be changed is released.
+fn pinned<B: Backend>(runner: &mut Runner<B>, mut checkpoint: Context, pin: [u32; 2]) -> Option<Context> {
+    if checkpoint.len(runner) < pin[1] as usize || checkpoint.pin(runner, pin).is_ok() {
+        return Some(checkpoint);
+    }
+    runner.release(checkpoint.seq);
+    None
 }
 
 impl Conversation {
@@ -75,7 +83,7 @@ impl Conversation {
         Ok(pinned)
     }
 
-    /// Pins positions here and in the checkpoints that hold them. A checkpoint that cannot be changed is released.
+    /// Pins positions here and in the checkpoints that hold them.
     fn pin_at<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
@@ -84,13 +92,10 @@ impl Conversation {
         let (runner, pin) = (&mut m.runner, [positions.start as u32, positions.end as u32]);
         self.chain.context.pin(runner, pin)?;
         for checkpoint in [&mut self.before, &mut self.prompt_end] {
-            let holds = |context: &mut super::context::Context| context.len(runner) >= positions.end;
-            let Some(mut context) = checkpoint.take_if(holds) else { continue };
-            match context.pin(runner, pin) {
-                Ok(()) => *checkpoint = Some(context),
-                Err(_) => runner.release(context.seq),
-            }
+            *checkpoint = checkpoint.take().and_then(|context| pinned(runner, context, pin));
         }
+        let older = std::mem::take(&mut self.older);
+        self.older = older.into_iter().filter_map(|context| pinned(runner, context, pin)).collect();
         self.publish(m);
         Ok(())
     }

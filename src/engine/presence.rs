@@ -3,9 +3,18 @@
 use super::context::Context;
 use super::runner::Runner;
 use crate::backend::Backend;
+use crate::cache::SeqId;
 use crate::policy::Shift;
-use crate::protocol::{LaneState, Presence, PresenceRequest, Token};
+use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Token};
 use crate::tokenizer::{Decoder, Tokenizer};
+use std::ops::Range;
+
+/// Number of lanes that store each of these positions; none where they were not fed. Waits for the device.
+pub(super) fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
+    let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
+    let fed = positions.start..positions.end.min(counts.kept.len());
+    counts.kept.get(fed).unwrap_or_default().iter().map(|&kept| kept.into()).collect()
+}
 
 /// The decoded token log. Only tokens that are new since the last call are decoded.
 pub(super) struct FedText {

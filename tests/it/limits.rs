@@ -171,6 +171,14 @@ fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
     assert_eq!((to - from) as usize, QUESTION.len());
     assert!(kept(&mut s, from as usize));
 
+    // In the checkpoints of earlier turns too.
+    let mut s = Session::with(&tiny, |o| (o.max_seqs, o.max_older, o.checkpoint_bytes) = (9, 5, 1 << 30));
+    ["one", "two", "three"].into_iter().for_each(|question| drop(ask(&mut s, question)));
+    assert!(pin(&mut s, "one", false).unwrap().done);
+    s.exchanges.truncate(1);
+    assert!(ask(&mut s, "another second question").reused_tokens > 0);
+    assert!(s.log.iter().any(|entry| matches!(entry, LogEntry::Pin { .. })), "the pin was lost");
+
     // Pinned by the request that brings it, with a conversation that is resumed from the log.
     let mut s = Session::new(&tiny);
     let prompt = s.prompt(QUESTION);

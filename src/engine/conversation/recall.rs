@@ -7,16 +7,14 @@
 
 use super::super::context::Context;
 use super::super::loaded::Loaded;
+use super::super::presence::lanes_with;
 use super::super::prompt::{Encoding, ends_thinking, stretches};
 use super::super::reply::flat_of;
 use super::super::runner::{NonFinite, Runner};
 use super::super::score::log_softmax_at;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
-use crate::cache::SeqId;
-use crate::protocol::{
-    Event, EventSender, Guess, LaneFilter, Piece, RecallRequest, Recalled, RecalledToken, Token, count,
-};
+use crate::protocol::{Event, EventSender, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
 use crate::sampler::argmax;
 use crate::tokenizer::{Tokenizer, flatten};
 use std::collections::HashMap;
@@ -156,12 +154,6 @@ fn occurrences<'a>(flat: &'a str, text: &'a str, cue_bytes: usize) -> impl Itera
         }
         Some(Occurrence { start, cue_end, end })
     })
-}
-
-/// Number of lanes that store each of these positions.
-fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
-    let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
-    counts.kept.get(positions).unwrap_or_default().iter().map(|&kept| kept.into()).collect()
 }
 
 impl Conversation {
