@@ -1,13 +1,15 @@
 """Check generated turns by other means than those that made them: values, quotes, and declines that should be answers.
 
     python check_data.py --count 60000
+    python check_data.py --damage 200          how many search turns with one wrong digit or node the checks notice
 """
 import argparse
 import random
 import re
 from fractions import Fraction
 
-from conversation import Memory, WEIGHTS, next_turn
+import check_search
+from conversation import SEARCHES, Memory, WEIGHTS, next_turn, search_turn
 
 NUMBER = re.compile(r"-?\d+")
 SIMPLE = re.compile(r"\D*?(-?\d{1,3}) ?(\+|-|−|–|\*|x|X|×|·|/|÷|plus|minus|times|divided by|multiplied by) ?(\d{1,2})\D*", re.IGNORECASE)
@@ -79,18 +81,79 @@ def check_beyond(turn):
     return not SIMPLE.fullmatch(turn.user) or re.search(r"[.,:%()^!=<>$€£¥]|[a-z]{3}|0\b", re.sub(r"plus|minus|times|divided|by|multiplied|\.$|what|calc\w*|much|how|is", "", turn.user.lower())) is not None
 
 
-CHECKS = {"sum": check_value, "difference": check_value, "product": check_value, "quotient": check_value, "equation": check_equation,
+def sound(line, turn):
+    """Whether the steps of a try or a check are true and within the request."""
+    edges = set(re.findall(r"[a-z]>[a-z]", turn.user))
+    if turn.task == "path":
+        return all(f"{a}>{b}" in edges for a, b in zip(line.split("-"), line.split("-")[1:])) and set(line.split()) <= edges | {line}
+    if turn.task == "factor":
+        divisor, number = line.split(":")[0], re.search(r"\d{4}", turn.user).group()
+        rest, left = "0", number
+        for head, k, by, more in re.findall(r"(\d+)=(\d+)\*(\d+)\+(\d+)", line):
+            before = next(i for i in range(1, 5) if int((rest + left[:i])) == int(head))
+            rest, left = more, left[before:]
+            if by != divisor or int(k) * int(by) + int(more) != int(head) or int(more) >= int(by):
+                return False
+        return not left
+    first, value, more, last = re.fullmatch(r"(\S+)=(\d+) (\S+)=(\d+)", line).groups()
+    used, listed = re.findall(r"\d+", first + more), check_search.numbers_and_target(turn.user)[0]
+    return eval(first) == int(value) and eval(value + more) == int(last) and check_search.part_of([int(n) for n in used], listed)
+
+
+def claims(line, turn):
+    """Whether a try's last value is what the request wants."""
+    if turn.task == "path":
+        return line[-1] == re.search(r"from . to (.)", turn.user).group(1)
+    return line.endswith("+0") if turn.task == "factor" else int(line.rsplit("=")[-1]) == check_search.numbers_and_target(turn.user)[1]
+
+
+def check_tries(turn):
+    """Every try is true and says rightly whether it succeeds; a false one claims success and the check after it refutes it."""
+    lines = [line.rsplit(" ", 1) for line in turn.think.split("\n")]
+    for (line, verdict), (after, refuted) in zip(lines, lines[1:] + [("", "")]):
+        if line.startswith("check "):
+            line = line.removeprefix("check ")
+            fine = verdict == "no" or sound(line, turn)
+        else:
+            fine = claims(line, turn) == (verdict == "yes") and (sound(line, turn) or verdict == "yes" and refuted == "no") and after.startswith("check ") == (verdict == "yes")
+        if not fine:
+            return False
+    return lines[-1][0].startswith("check ") and lines[-1][1] == "yes" and check_search.right(turn.user, turn.answer, turn.task)
+
+
+CHECKS = {**{task: check_tries for task in SEARCHES}, "sum": check_value, "difference": check_value, "product": check_value, "quotient": check_value, "equation": check_equation,
           "sort": check_sort, "variables": check_variables, "hidden": check_hidden, "beyond": check_beyond}
+
+
+def noticed(task, count, rng):
+    """How many of `count` search turns the checks refuse once one digit (one node of a path) of their reasoning is changed."""
+    refused = 0
+    for _ in range(count):
+        turn = SEARCHES[task](rng)
+        at = rng.choice([m.start() for m in re.finditer(r"(?<=-)[a-z]" if task == "path" else r"\d", turn.think)])
+        letters = "abcdefghijklmnopqrstuvwxyz" if task == "path" else "0123456789"
+        turn.think = turn.think[:at] + rng.choice(letters.replace(turn.think[at], "")) + turn.think[at + 1:]
+        try:
+            refused += not check_tries(turn)
+        except (AttributeError, StopIteration, SyntaxError, ValueError):      # a line that has lost its form
+            refused += 1
+    return refused
 
 
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--count", type=int, default=20000)
+    p.add_argument("--search", type=float, default=0.2, help="share of search turns")
+    p.add_argument("--damage", type=int, default=0, help="damage so many turns of each search task instead")
     p.add_argument("--seed", type=int, default=5)
     args = p.parse_args()
     rng, memory, bad, seen = random.Random(args.seed), Memory(), {}, {}
+    for task in SEARCHES if args.damage else ():
+        print(f"{task}: {noticed(task, args.damage, rng)} of {args.damage} damaged turns noticed")
+    if args.damage:
+        return
     for _ in range(args.count):
-        turn = next_turn(rng, memory, WEIGHTS, (40, 800))
+        turn = search_turn(rng, memory) if rng.random() < args.search else next_turn(rng, memory, WEIGHTS, (40, 800))
         seen[turn.task] = seen.get(turn.task, 0) + 1
         if turn.task in CHECKS and turn.think and not CHECKS[turn.task](turn):
             bad.setdefault(turn.task, []).append(turn)

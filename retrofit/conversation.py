@@ -7,6 +7,7 @@ import words as W
 from tasks_arithmetic import make_arithmetic, make_beyond, make_difference, make_product, make_quotient
 from tasks_hidden import make_hidden
 from tasks_math import make_equation, make_short_sum, make_sort, make_sum
+from tasks_search import SEARCHES
 from tasks_talk import make_about, make_off_topic
 from tasks_text import make_recall, make_tell, told_sentence, FACTS, FACT_WEIGHTS
 from tasks_variables import make_variables
@@ -20,7 +21,8 @@ FIRST_WEIGHTS = {"about": 0.25, "other": 0.22, "arithmetic": 0.18, "short": 0.08
 LATE_WEIGHTS = dict(WEIGHTS, hidden=0.20, equation=0.12)
 MAKERS = {"equation": make_equation, "sum": make_sum, "short": make_short_sum, "sort": make_sort, "variables": make_variables,
           "difference": make_difference, "product": make_product, "quotient": make_quotient, "arithmetic": make_arithmetic, "beyond": make_beyond,
-          "hidden": make_hidden, "about": make_about, "other": make_off_topic}
+          "hidden": make_hidden, "about": make_about, "other": make_off_topic, **SEARCHES}
+ANSWER, SEARCH = 1, 2     # bits of a row's weights: a token of an answer; a token of a search turn
 TOKENIZER_PATH = os.path.join(os.path.dirname(__file__), "..", "assets", "demo", "tokenizer.json")
 
 
@@ -111,8 +113,18 @@ def any_turn(rng, memory, weights, hidden_tokens):
     return turn
 
 
-def make_row(rng, encoder, length, late=False):
-    """One conversation cut to length + 1 tokens: (ids uint16 [length+1], weight uint8 [length+1])."""
+def search_turn(rng, memory):
+    """A turn of one of the search tasks."""
+    turn = SEARCHES[rng.choice(list(SEARCHES))](rng, thinking=rng.random() >= 0.03)
+    memory.note(turn)
+    return turn
+
+
+def make_row(rng, encoder, length, late=False, search=0.0):
+    """One conversation cut to length + 1 tokens: (ids uint16 [length+1], bits ANSWER and SEARCH uint8 [length+1]).
+
+    `search` is the share of search turns.
+    """
     ids, mask = [], []
     memory = Memory()
     weights = LATE_WEIGHTS if late else WEIGHTS
@@ -122,10 +134,12 @@ def make_row(rng, encoder, length, late=False):
         mask += [0] * len(ids)
     first = rng.random() < 0.5
     while len(ids) <= length:
-        turn_ids, prompt = encoder.turn(next_turn(rng, memory, FIRST_WEIGHTS if first else weights, hidden))
+        kind = SEARCH if rng.random() < search else 0
+        turn = search_turn(rng, memory) if kind else next_turn(rng, memory, FIRST_WEIGHTS if first else weights, hidden)
+        turn_ids, prompt = encoder.turn(turn)
         first = False
         ids += turn_ids
-        mask += [0] * prompt + [1] * (len(turn_ids) - prompt - 1) + [0]
+        mask += [kind] * prompt + [kind | ANSWER] * (len(turn_ids) - prompt - 1) + [kind]
     return np.array(ids[:length + 1], np.uint16), np.array(mask[:length + 1], np.uint8)
 
 

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from conversation import ANSWER, SEARCH
 from data import make_loader
 from model import attend_dense
-from train import learning_rate, load_model, make_optimizer, save
+from train import learning_rate, load_model, make_optimizer, save, wait
 
 
 def parse():
@@ -30,6 +31,8 @@ def parse():
     p.add_argument("--rows", type=int, default=48)
     p.add_argument("--length", type=int, default=2048)
     p.add_argument("--late", action="store_true")
+    p.add_argument("--search", type=float, default=0.0, help="share of search turns")
+    p.add_argument("--search-ratio", type=float, default=0.0, help="a ratio of their own for search turns")
     p.add_argument("--lr", type=float, default=3e-4)
     p.add_argument("--floor", type=float, default=0.05)
     p.add_argument("--warmup", type=int, default=30)
@@ -44,6 +47,7 @@ def parse():
     p.add_argument("--elsewhere", type=float, default=0.03)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--workers", type=int, default=14)
+    p.add_argument("--device", default="cuda")
     return p.parse_args()
 
 
@@ -55,14 +59,17 @@ def relaxed(logits, noise, temperature):
     return torch.sigmoid(z), bias
 
 
-def student_attend(shape, blocks, temperature, on, alphas):
-    """An attend function with relaxed eviction; on [B] is 1 where eviction is on. Collects alpha sums."""
+def student_attend(shape, blocks, temperature, on, shares, alphas):
+    """An attend function with relaxed eviction; on [B] is 1 where eviction is on.
+
+    Collects the mean decision over the tokens of each of `shares` (a list of [B, T], each of sum 1).
+    """
     window, group = shape.window, shape.group
 
     def attend(q, k, v, logits):
         u = torch.rand_like(logits).clamp(1e-6, 1 - 1e-6)
         alpha, bias = relaxed(logits, torch.log(u) - torch.log1p(-u), temperature)
-        alphas.append((alpha * on[:, None, None]).sum() / (on.sum() * alpha.shape[1] * alpha.shape[2]))
+        alphas.append(torch.stack([(alpha.mean(1) * share).sum() for share in shares]))
         bias = bias.clamp(min=-1e4) * on[:, None, None]
 
         def weaken(score, b, h, q_at, k_at):
@@ -81,10 +88,16 @@ def distillation(student, teacher, weight, elsewhere):
     return (kl * scale).sum() / scale.sum()
 
 
-def target_at(step, steps, args):
+def target_at(step, steps, args, ratio):
     """The wanted mean decision: 1 - 1/ratio with the ratio growing linearly over the ramp."""
     x = min(1.0, step / max(1.0, steps * args.ramp))
-    return 1 - 1 / (args.from_ratio + (args.ratio - args.from_ratio) * x)
+    return 1 - 1 / (args.from_ratio + (ratio - args.from_ratio) * x)
+
+
+def token_shares(kind, on):
+    """[talk, search]: weights [B, T] of sum 1 over the tokens of each kind in rows with eviction (0 where there are none)."""
+    shares = [on[:, None] * (1 - kind), on[:, None] * kind]
+    return [share / share.sum().clamp(min=1) for share in shares]
 
 
 def main():
@@ -92,21 +105,21 @@ def main():
     begun = time.time()
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    device = "cuda"
-    loader = make_loader(args.rows, args.length, 5000 + args.seed, args.workers, args.late)
+    device = args.device
+    loader = make_loader(args.rows, args.length, 5000 + args.seed, args.workers, args.late, args.search)
     model = load_model(args.init, device)[0]
     teacher = load_model(args.teacher or args.init, device)[0].requires_grad_(False)
     optimizer = make_optimizer(model, args.lr, decay=0.0)
     blocks = create_block_mask(lambda b, h, q, k: q >= k, None, None, args.length, args.length, device=device)
 
     @torch.compile(dynamic=False)
-    def forward(ids, weight, on):
-        alphas = []
-        with torch.autocast("cuda", torch.bfloat16):
+    def forward(ids, weight, on, kind):
+        alphas, shares = [], token_shares(kind, on)
+        with torch.autocast(args.device, torch.bfloat16):
             with torch.no_grad():
                 wanted, _ = teacher(ids, attend_dense)
-            got, _ = model(ids, student_attend(model.shape, blocks, args.temperature, on, alphas))
-        return distillation(got[:, :-1], wanted[:, :-1], weight[:, 1:], args.elsewhere), got, torch.stack(alphas).mean()
+            got, _ = model(ids, student_attend(model.shape, blocks, args.temperature, on, shares, alphas))
+        return distillation(got[:, :-1], wanted[:, :-1], weight[:, 1:], args.elsewhere), got, torch.stack(alphas).mean(0)
 
     @torch.compile(dynamic=False)
     def truth(got, ids, weight):
@@ -120,13 +133,15 @@ def main():
     step, steps, limit, log = 0, args.steps, begun + 60 * args.minutes, []
     while (not steps or step < steps) and time.time() < limit:
         ids, weight = (x.to(device, non_blocking=True) for x in next(loader))
-        ids, weight = ids[:, :-1].long(), weight[:, :-1].contiguous()
+        ids, bits = ids[:, :-1].long(), weight[:, :-1].contiguous()
+        weight, kind = bits & ANSWER, (bits & SEARCH).float() / SEARCH
         on = (torch.rand(ids.shape[0], device=device) >= args.dense_rows).float()
         on[0] = 1.0
-        kl, got, mean = forward(ids, weight, on)
+        kl, got, means = forward(ids, weight, on, kind)
         ce, right = truth(got, ids, weight)
-        target = target_at(step, steps or 10 ** 9, args)
-        loss = args.kl * kl + args.truth * ce + F.relu(target - mean)
+        targets = [target_at(step, steps or 10 ** 9, args, ratio) for ratio in (args.ratio, args.search_ratio or args.ratio)]
+        missing = sum(F.relu(t - m) for t, m, there in zip(targets, means, (args.search < 1, args.search > 0)) if there)
+        loss = args.kl * kl + args.truth * ce + missing
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
@@ -134,18 +149,18 @@ def main():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
-        log.append(torch.stack([kl.detach(), mean.detach(), right.detach()]))
+        log.append(torch.stack([kl.detach(), *means.detach(), right.detach()]))
         if step == 10:
-            torch.cuda.synchronize()
+            wait()
             measured = time.time()
         if not steps and step == 40:
-            torch.cuda.synchronize()
+            wait()
             each = (time.time() - measured) / 30
             steps = step + int((limit - time.time() - 3) * 0.96 / each)
             print(f"{each * 1000:.0f} ms a step: {steps} steps", flush=True)
         if step % 100 == 0:
-            a, b, c = torch.stack(log).mean(0).tolist()
-            print(f"step {step} KL {a:.5f} decision {b:.3f} target {target:.3f} right {100 * c:.3f} % "
+            a, b, c, d = torch.stack(log).mean(0).tolist()
+            print(f"step {step} KL {a:.5f} decision {b:.3f} (search {c:.3f}) targets {targets[0]:.3f} {targets[1]:.3f} right {100 * d:.3f} % "
                   f"{time.time() - begun:.0f} s", flush=True)
             log = []
     save(args.out, model, None, step, steps)

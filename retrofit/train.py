@@ -14,6 +14,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from conversation import ANSWER
 from data import make_loader
 from model import Model, Shape, attend_dense, load_folder
 
@@ -28,6 +29,7 @@ def parse():
     p.add_argument("--rows", type=int, default=48)
     p.add_argument("--length", type=int, default=2048)
     p.add_argument("--late", action="store_true", help="the mixture of the long phase")
+    p.add_argument("--search", type=float, default=0.0, help="share of search turns")
     p.add_argument("--lr", type=float, default=2e-3)
     p.add_argument("--floor", type=float, default=0.05, help="final lr as a share of --lr")
     p.add_argument("--warmup", type=int, default=100)
@@ -35,6 +37,7 @@ def parse():
     p.add_argument("--stable", help="also save a checkpoint here when the decay begins, to go on from later")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--workers", type=int, default=14)
+    p.add_argument("--device", default="cuda")
     p.add_argument("--elsewhere", type=float, default=0.03, help="loss weight of tokens that are no answer")
     return p.parse_args()
 
@@ -44,7 +47,7 @@ def make_optimizer(model, lr, decay=0.1):
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() != 2]
     return torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
-                             lr=lr, betas=(0.9, 0.95), fused=True)
+                             lr=lr, betas=(0.9, 0.95), fused=torch.cuda.is_available())
 
 
 def learning_rate(step, steps, args):
@@ -65,6 +68,12 @@ def answer_loss(logits, targets, weight, elsewhere):
     scale = w + elsewhere * (1 - w)
     right = ((logits.argmax(-1).flatten() == targets.flatten()) * w).sum() / w.sum()
     return (loss * scale).sum() / scale.sum(), right
+
+
+def wait():
+    """Waits for the GPU, where there is one, so that a clock means something."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def save(path, model, optimizer, step, steps):
@@ -100,13 +109,13 @@ def main():
     begun = time.time()
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    device = "cuda"
-    loader = make_loader(args.rows, args.length, args.seed, args.workers, args.late)
+    device = args.device
+    loader = make_loader(args.rows, args.length, args.seed, args.workers, args.late, args.search)
     model, optimizer, step, steps = start(args, device)
 
     @torch.compile
     def forward(ids, targets, weight):
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(args.device, torch.bfloat16):
             logits, _ = model(ids, attend_dense)
         return answer_loss(logits, targets, weight, args.elsewhere)
 
@@ -114,7 +123,7 @@ def main():
     first, losses, rights = step, [], []
     while (not steps or step < steps) and time.time() < limit:
         ids, weight = (x.to(device, non_blocking=True) for x in next(loader))
-        ids = ids.long()
+        ids, weight = ids.long(), weight & ANSWER
         loss, right = forward(ids[:, :-1], ids[:, 1:].contiguous(), weight[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -129,10 +138,10 @@ def main():
         losses.append(loss.detach())
         rights.append(right.detach())
         if step == first + 20:
-            torch.cuda.synchronize()
+            wait()
             measured_from = time.time()
         if not steps and step == first + 120:
-            torch.cuda.synchronize()
+            wait()
             each = (time.time() - measured_from) / 100
             steps = step + int((limit - time.time() - 3) * 0.97 / each)
             print(f"{each * 1000:.1f} ms a step, {args.rows * args.length / each:,.0f} tokens/s: {steps} steps", flush=True)

@@ -1,0 +1,271 @@
+"""Search tasks: reasoning that tries at random, sees that a try fails, tries again, and checks what it found.
+
+Every try is one line, drawn independently of the tries before it, and says whether it succeeds. The number of tries is
+therefore geometric, and the loss on a try's choices has its minimum at the distribution that drew them: sampling at
+temperature 1 searches, more tokens or more chains find more, and nothing but the request and the current try matters.
+In a few chains a try is wrong in its arithmetic and claims success; the check that follows sees it and the search goes on.
+"""
+from tasks_math import NEEDS_THINKING
+from turn import Turn, phrase
+
+SLIPS = 0.03              # share of the chains with one false success
+
+COUNTDOWN_PHRASINGS = [
+    "Reach {t} with three of {n}.", "Reach {t} from three of the numbers {n}.", "Make {t} from three of {n}.", "Countdown: {t} from three of {n}",
+    "Get {t} out of three of these numbers: {n}",
+    "How do I get {t} from three of {n}?", "Use three of {n} to make {t}.", "Combine three of {n} to reach {t}.", "Which calculation with three of {n} gives {t}?",
+    "From three of {n}, make {t}.",
+]
+SUBSET_PHRASINGS = [
+    "Which three of {n} add up to {t}?", "Find three numbers that add up to {t}: {n}", "Find three of {n} that add up to {t}.", "Three of {n} make {t}. Which?",
+    "Pick three of {n} with the sum {t}.",
+    "Which three of these numbers have the sum {t}: {n}", "Choose three of {n} so that their sum is {t}.", "Subset of three with sum {t}: {n}",
+    "Select three of {n} that make {t} together.", "Which three numbers give {t} together? {n}",
+]
+FACTOR_PHRASINGS = [
+    "Split {t} into two factors.", "Factor {t} by trial.", "Find two factors of {t}.", "Which two numbers multiply to {t}?", "Write {t} as a product.",
+    "Find a number that divides {t}.", "Find a divisor of {t} by trial.", "Factor {t} by trial division.", "{t} is a product of two primes. Which?",
+    "By what can {t} be divided?",
+]
+PATH_PHRASINGS = [
+    "Find a path from {a} to {b}: {n}", "Find a way from {a} to {b}: {n}", "How do I get from {a} to {b}? {n}", "Path from {a} to {b} in this graph: {n}",
+    "Which path leads from {a} to {b}? {n}",
+    "Go from {a} to {b} along these edges: {n}", "Edges: {n}. Find a path from {a} to {b}.", "Graph: {n}. Path from {a} to {b}?",
+    "The edges are {n}. How do I get from {a} to {b}?", "Search a path from {a} to {b}: {n}",
+]
+PRIMES = [p for p in range(2, 1000) if all(p % d for d in range(2, int(p ** 0.5) + 1))]
+TRIAL_PRIMES = [p for p in PRIMES if 11 <= p <= 97]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def search_turn(task, rng, user, tries, weights, check, answer, slip, thinking, held_out):
+    """A turn whose reasoning draws lines from `tries` [(line, what it found or None)] until one succeeds.
+
+    `check(found)` is the line that verifies a success, `slip()` a false success and the check that refutes it.
+    """
+    if not thinking:
+        return Turn(task, user, "", NEEDS_THINKING, "ask again.")
+    lines, slips = [], rng.random() < SLIPS
+    while True:
+        line, found = rng.choices(tries, cum_weights=weights)[0] if weights else rng.choice(tries)
+        if slips and rng.random() < 0.1:
+            false = slip()
+            lines += false or []
+            slips = not false
+            continue
+        lines.append(f"{line} {'no' if found is None else 'yes'}")
+        if found is not None:
+            break
+    lines.append(f"check {check(found)} yes")
+    text = answer(found)
+    return Turn(task, user, "\n".join(lines), f"Answer: {text}", text, held_out=held_out)
+
+
+# ---------------------------------------------------------------- countdown
+
+TOP = 199                 # no intermediate result is larger
+
+
+def apply(a, sign, b):
+    """a sign b, or None where the task does not allow it: results from 1 to TOP, one factor of a single digit."""
+    value = a + b if sign == "+" else a - b if sign == "-" else a * b
+    if not 1 <= value <= TOP or (sign == "*" and min(a, b) > 9):
+        return None
+    return value
+
+
+def countdown_tries(numbers):
+    """Every (a, sign, b, result, sign, c, result) with three of the four numbers, calculated from left to right."""
+    tries = []
+    for i, a in enumerate(numbers):
+        for j, b in enumerate(numbers):
+            for s in "+-*" if i != j else "":
+                first = apply(a, s, b)
+                if first is None:
+                    continue
+                for k, c in enumerate(numbers):
+                    for z in "+-*" if k not in (i, j) else "":
+                        last = apply(first, z, c)
+                        if last is not None:
+                            tries.append((a, s, b, first, z, c, last))
+    return tries
+
+
+def countdown_line(t):
+    return "{}{}{}={} {}{}={}".format(*t)
+
+
+def draw_countdown(rng):
+    """(numbers, target, tries): the share of tries that reach the target is between 1/60 and 1/35."""
+    while True:
+        numbers = rng.sample(range(2, 10), 2) + rng.sample(range(2, 26), 2)
+        if len(set(numbers)) < 4:
+            continue
+        rng.shuffle(numbers)
+        tries, counts = countdown_tries(numbers), {}
+        for t in tries:
+            counts[t[-1]] = counts.get(t[-1], 0) + 1
+        targets = [v for v, n in counts.items() if 10 <= v and v not in numbers and 35 <= len(tries) / n <= 60]
+        if targets:
+            return numbers, rng.choice(targets), tries
+
+
+def make_countdown(rng, held_out=False, core=False, thinking=True):
+    """Three of four numbers and + - * that reach a target."""
+    numbers, target, every = draw_countdown(rng)
+    user = phrase(rng, COUNTDOWN_PHRASINGS, held_out, t=target, n=", ".join(map(str, numbers)))
+    tries = [(countdown_line(t), t if t[-1] == target else None) for t in every]
+
+    def slip():
+        t = rng.choice([t for t in every if t[-1] != target])
+        return [countdown_line(t[:-1] + (target,)) + " yes", f"check {countdown_line(t)} no"]
+
+    return search_turn("countdown", rng, user, tries, None, countdown_line, lambda t: "({}{}{}){}{}".format(*t[:3], *t[4:6]), slip, thinking, held_out)
+
+
+# ---------------------------------------------------------------- subset sum
+
+def subset_line(three):
+    a, b, c = three
+    return f"{a}+{b}={a + b} +{c}={a + b + c}"
+
+
+def draw_subset(rng):
+    """(numbers, target): exactly one set of three of the seven or eight numbers has the target as its sum."""
+    while True:
+        numbers = rng.sample(range(2, 100 if rng.random() < 0.7 else 50), rng.choice([7, 8]))
+        count, sums = len(numbers), {}
+        for i in range(count):
+            for j in range(i):
+                for k in range(j):
+                    total = numbers[i] + numbers[j] + numbers[k]
+                    sums[total] = sums.get(total, 0) + 1
+        targets = [v for v, n in sums.items() if n == 1 and v not in numbers]
+        if targets:
+            return numbers, rng.choice(targets)
+
+
+def make_subset(rng, held_out=False, core=False, thinking=True):
+    """Three of seven or eight numbers with a given sum."""
+    numbers, target = draw_subset(rng)
+    user = phrase(rng, SUBSET_PHRASINGS, held_out, t=target, n=", ".join(map(str, numbers)))
+    tries = [(subset_line((a, b, c)), (a, b, c) if a + b + c == target else None)
+             for a in numbers for b in numbers if b != a for c in numbers if c not in (a, b)]
+
+    def slip():
+        three = rng.sample(numbers, 3)
+        if sum(three) == target:
+            return None
+        a, b, c = three
+        return [f"{a}+{b}={a + b} +{c}={target} yes", f"check {subset_line(sorted(three))} no"]
+
+    return search_turn("subset", rng, user, tries, None, lambda three: subset_line(sorted(three)), lambda three: "+".join(map(str, sorted(three))),
+                       slip, thinking, held_out)
+
+
+# ---------------------------------------------------------------- factors
+
+def division(number, divisor):
+    """(long division on one line, quotient, rest): heads that are smaller than the divisor are passed over."""
+    rest, quotient, steps = 0, 0, []
+    for digit in str(number):
+        head = rest * 10 + int(digit)
+        k, rest = divmod(head, divisor)
+        quotient = quotient * 10 + k
+        if quotient:
+            steps.append(f"{head}={k}*{divisor}+{rest}")
+    return f"{divisor}: " + " ".join(steps), quotient, rest
+
+
+def draw_factors(rng):
+    """A prime from 11 to 97 and one above 97 with a product of four digits."""
+    while True:
+        p, q = rng.choice(TRIAL_PRIMES), rng.choice(PRIMES)
+        if q > 97 and 1000 <= p * q <= 9999:
+            return p, q
+
+
+def make_factor(rng, held_out=False, core=False, thinking=True):
+    """Two prime factors of a number of four digits by trial division."""
+    p, q = draw_factors(rng)
+    number = p * q
+    user = phrase(rng, FACTOR_PHRASINGS, held_out, t=number)
+    tries = [(division(number, d)[0], d if d == p else None) for d in TRIAL_PRIMES]
+
+    def slip():
+        d = rng.choice(TRIAL_PRIMES)
+        line, _, rest = division(number, d)
+        if not rest:
+            return None
+        return [line[:line.rindex("+")] + "+0 yes", f"check {line} no"]
+
+    return search_turn("factor", rng, user, tries, None, lambda d: division(number, d)[0], lambda d: f"{d}*{number // d}", slip, thinking, held_out)
+
+
+# ---------------------------------------------------------------- paths
+
+def walks(edges, start, goal):
+    """[(nodes, probability)] of every random walk from start to the goal or to a node without edges."""
+    done, open_walks = [], [((start,), 1.0)]
+    while open_walks:
+        nodes, chance = open_walks.pop()
+        following = edges.get(nodes[-1], [])
+        if nodes[-1] == goal or not following:
+            done.append((nodes, chance))
+        else:
+            open_walks += [(nodes + (n,), chance / len(following)) for n in following]
+    return done
+
+
+def chances(edges, order, start):
+    """{node: probability that a random walk from `start` comes by}; `order` is topological."""
+    chance = {start: 1.0}
+    for node in order:
+        share = chance.get(node, 0.0) / max(1, len(edges.get(node, ())))
+        for n in edges.get(node, ()) if share else ():
+            chance[n] = chance.get(n, 0.0) + share
+    return chance
+
+
+def draw_graph(rng):
+    """(edges, start, goal, walks): acyclic, and a random walk reaches the goal with a probability from 1/100 to 1/60."""
+    while True:
+        count = rng.randint(11, 14)
+        nodes = rng.sample(LETTERS, count)
+        inner, edges = rng.randint(6, count - 4), {}
+        for i in range(inner):
+            later = nodes[i + 1:i + 6]
+            rng.shuffle(later)
+            edges[nodes[i]] = later[:rng.choice([2, 3, 3, 4])]
+        for start in nodes[:3]:
+            goals = [n for n, c in chances(edges, nodes, start).items() if 1 / 100 <= c <= 1 / 60]
+            if goals:
+                goal = rng.choice(goals)
+                return edges, start, goal, walks(edges, start, goal)
+
+
+def make_path(rng, held_out=False, core=False, thinking=True):
+    """A path from one node to another in a directed graph with dead ends."""
+    edges, start, goal, every = draw_graph(rng)
+    pairs = [f"{a}>{b}" for a, following in edges.items() for b in following]
+    rng.shuffle(pairs)
+    user = phrase(rng, PATH_PHRASINGS, held_out, a=start, b=goal, n=", ".join(pairs))
+    tries = [("-".join(w), w if w[-1] == goal else None) for w, _ in every]
+    weights, total = [], 0.0
+    for _, chance in every:
+        total += chance
+        weights.append(total)
+
+    def steps(walk):
+        return " ".join(f"{a}>{b}" for a, b in zip(walk, walk[1:]))
+
+    def slip():
+        walk = rng.choice(every)[0][:-1]
+        if len(walk) < 2 or goal in edges.get(walk[-1], []):
+            return None
+        return ["-".join(walk + (goal,)) + " yes", f"check {steps(walk + (goal,))} no"]
+
+    return search_turn("path", rng, user, tries, weights, steps, lambda w: "-".join(w), slip, thinking, held_out)
+
+
+SEARCHES = {"countdown": make_countdown, "subset": make_subset, "factor": make_factor, "path": make_path}
