@@ -8,10 +8,6 @@ import sys
 NUMBER_LIST = re.compile(r"\d+(?:, \d+)+")
 
 
-def apply(a, sign, b):
-    return a + b if sign == "+" else a - b if sign == "-" else a * b
-
-
 def numbers_and_target(request):
     """(the listed numbers, the one number beside the list), or None."""
     found = NUMBER_LIST.search(request)
@@ -27,11 +23,11 @@ def part_of(chosen, numbers):
 
 
 def right_countdown(request, answer):
-    told, said = numbers_and_target(request), re.fullmatch(r"\((\d+)([-+*])(\d+)\)([-+*])(\d+)", answer)
-    if not told or not said:
+    told = numbers_and_target(request)
+    if not told or not re.fullmatch(r"\d{1,3}[-+*]\d{1,3}[-+*]\d{1,3}|\d{1,3}\*\(\d{1,3}[-+]\d{1,3}\)", answer):
         return False
-    a, b, c = int(said[1]), int(said[3]), int(said[5])
-    return part_of([a, b, c], told[0]) and apply(apply(a, said[2], b), said[4], c) == told[1]
+    chosen = [int(n) for n in re.findall(r"\d+", answer)]
+    return part_of(chosen, told[0]) and not re.search(r"\b0\d", answer) and eval(answer) == told[1]      # noqa: S307: digits and signs
 
 
 def right_subset(request, answer):

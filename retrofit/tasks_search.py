@@ -95,6 +95,12 @@ def countdown_line(t):
     return "{}{}{}={} {}{}={}".format(*t)
 
 
+def expression(t):
+    """A try in the usual order of operations; it never begins with a bracket."""
+    a, s, b, _, z, c, _ = t
+    return f"{c}*({a}{s}{b})" if z == "*" and s != "*" else f"{a}{s}{b}{z}{c}"
+
+
 def draw_countdown(rng):
     """(numbers, target, tries): the share of tries that reach the target is between 1/60 and 1/35."""
     while True:
@@ -120,7 +126,7 @@ def make_countdown(rng, held_out=False, core=False, thinking=True):
         t = rng.choice([t for t in every if t[-1] != target])
         return [countdown_line(t[:-1] + (target,)) + " yes", f"check {countdown_line(t)} no"]
 
-    return search_turn("countdown", rng, user, tries, None, countdown_line, lambda t: "({}{}{}){}{}".format(*t[:3], *t[4:6]), slip, thinking, held_out)
+    return search_turn("countdown", rng, user, tries, None, countdown_line, expression, slip, thinking, held_out)
 
 
 # ---------------------------------------------------------------- subset sum
