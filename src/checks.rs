@@ -8,6 +8,7 @@ mod history;
 pub mod memory;
 pub mod models;
 mod ops;
+mod report;
 mod rows;
 mod sampling;
 pub mod speed;
@@ -21,6 +22,7 @@ use crate::codec::Codec;
 use crate::policy::{Dms, Policy};
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::{DType, Tensor};
+pub use report::{Part, Report};
 use std::time::{Duration, Instant};
 
 /// Tolerance of values that are rounded to bf16: one unit in the last place. Attention on a GPU, which rounds the
@@ -58,9 +60,8 @@ impl Finding {
     }
 }
 
-/// Runs all cases and passes each result to `each`. The reference CPU has another number of threads, which is a check
-/// in itself.
-pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+/// Runs all cases. The reference CPU has another number of threads, which is a check in itself.
+pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     // The CPU's fast kernels for packed weights round x, as a GPU's do.
     let exact = Cpu::exact(2);
@@ -69,9 +70,7 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
             check!($cases, cpu)
         };
         ($cases:expr, $reference:ident) => {
-            for case in $cases {
-                each(compare(&case, b, &$reference));
-            }
+            run(&$cases, b, &$reference, report)
         };
     }
     check!(ops::packed_embeds(), exact);
@@ -93,17 +92,25 @@ pub fn run_all<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
 }
 
 /// Runs the GEMM cases only, for another GEMM implementation.
-pub fn run_gemms<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+pub fn run_gemms<B: Backend>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
-    ops::linears().iter().for_each(|case| each(compare(case, b, &cpu)));
-    ops::linear_swiglu().iter().for_each(|case| each(compare(case, b, &cpu)));
+    run(&ops::linears(), b, &cpu, report);
+    run(&ops::linear_swiglu(), b, &cpu, report);
 }
 
 /// Runs long cache histories and cases with many slots.
-pub fn run_long<B: Backend>(b: &B, mut each: impl FnMut(Finding)) {
+pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
-    history::long().iter().for_each(|case| each(compare(case, b, &cpu)));
-    chunks::deep().iter().for_each(|case| each(compare(case, b, &cpu)));
+    run(&history::long(report.is_short()), b, &cpu, report);
+    run(&chunks::deep(), b, &cpu, report);
+}
+
+fn run<B: Backend>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {
+    for case in cases {
+        if report.takes() {
+            report.add(compare(case, b, cpu));
+        }
+    }
 }
 
 fn compare<B: Backend>(case: &impl Case, b: &B, cpu: &Cpu) -> Finding {
@@ -300,13 +307,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cpu_passes_with_any_number_of_threads() {
-        let mut seen = 0;
-        run_all(&Cpu::new(1), |finding| {
-            seen += 1;
-            assert!(finding.fine(), "{}: {} of {}, {:?}", finding.name, finding.error, finding.limit, finding.broken);
-        });
-        assert!(seen > 100, "only {seen} checks");
+    fn the_cpu_passes_with_any_number_of_threads_and_parts_are_all_of_it() {
+        let (mut run, mut all) = (0, Vec::new());
+        for part in ["1/3", "2/3", "3/3"] {
+            let each = &mut |f: Finding| {
+                run += 1;
+                assert!(f.fine(), "{}: {} of {}, {:?}", f.name, f.error, f.limit, f.broken);
+            };
+            let mut report = Report::new(part.parse().unwrap(), false, each);
+            run_all(&Cpu::new(1), &mut report);
+            all.push(report.seen());
+        }
+        assert!(all == [run; 3] && run > 100, "{run} checks of {all:?}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ const WIDE_CONTEXT: usize = 1600;
 const WIDE_EVENTS: usize = 8;
 const EVENTS: usize = 26;
 const MANY_EVENTS: usize = 1000;
+const SHORT_EVENTS: usize = 100;
 
 /// A shape, a policy, and the seed of a history.
 pub struct History {
@@ -45,19 +46,11 @@ fn policies() -> [Policy; 7] {
 }
 
 /// Every policy over a long history with small heads.
-pub fn long() -> Vec<History> {
+pub fn long(short: bool) -> Vec<History> {
+    let events = if short { SHORT_EVENTS } else { MANY_EVENTS };
     let case = |(i, policy): (usize, Policy)| {
         let codec = CODECS[i % CODECS.len()];
-        History {
-            policy,
-            codec,
-            head_dim: 8,
-            heads: 2,
-            group: 1,
-            events: MANY_EVENTS,
-            wide: false,
-            seed: 100 + i as u64,
-        }
+        History { policy, codec, head_dim: 8, heads: 2, group: 1, events, wide: false, seed: 100 + i as u64 }
     };
     policies().into_iter().enumerate().map(case).collect()
 }

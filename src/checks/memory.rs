@@ -1,7 +1,7 @@
 //! Checks of GPU memory: defragmentation moves pages out of the last mapping granules of the pool, sequences read the
 //! same values, and the driver reports less memory in use.
 
-use super::{Finding, NoRope, Random, acts, buffer, poisoned, values};
+use super::{Finding, NoRope, Random, Report, acts, buffer, poisoned, values};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, PAGE_SLOTS, SeqId};
 use crate::checkpoint::Checkpoint;
@@ -22,8 +22,8 @@ const STEP_BYTES: u64 = 16 << 20;
 const PIECES_BYTES: u64 = 16 << 20;
 
 /// Two sequences grow alternately over several mapping granules; then one is released.
-pub fn run_all<B: Backend>(b: &B, report: &mut impl FnMut(Finding)) {
-    let Some(before) = b.device_bytes() else { return };
+pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
+    let Some(before) = b.device_bytes().filter(|_| report.takes()) else { return };
     let started = Instant::now();
     let geometry = KvGeometry {
         n_layers: 1,
@@ -62,12 +62,12 @@ pub fn run_all<B: Backend>(b: &B, report: &mut impl FnMut(Finding)) {
         (taken > most).then(|| format!("the driver reports {taken} bytes for {used} in use"))
     };
     let name = format!("memory: {} MiB of pages, {} MiB taken", used >> 20, taken >> 20);
-    report(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+    report.add(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
 }
 
 /// Compares the planner's estimate before loading a model with the driver's figure after it.
-pub fn run_plan<B: Backend>(b: B, report: &mut impl FnMut(Finding)) -> Result<()> {
-    let Some(before) = b.device_bytes() else { return Ok(()) };
+pub fn run_plan<B: Backend>(b: B, report: &mut Report<'_>) -> Result<()> {
+    let Some(before) = b.device_bytes().filter(|_| report.takes()) else { return Ok(()) };
     let started = Instant::now();
     let checkpoint = Checkpoint::random("demo")?;
     let options = EngineOptions::new(Codec::Bf16);
@@ -79,7 +79,7 @@ pub fn run_plan<B: Backend>(b: B, report: &mut impl FnMut(Finding)) -> Result<()
         .then(|| "the plan and the driver differ".to_owned());
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let name = format!("memory: {:.1} MB planned for a model, {:.1} MB taken", mb(planned), mb(taken));
-    report(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
+    report.add(Finding { name, error: 0.0, limit: 0.0, broken, time: started.elapsed() });
     Ok(())
 }
 

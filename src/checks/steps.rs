@@ -3,7 +3,7 @@
 //! small-batch GEMM sum in different orders, which would show with bf16 activations, so that this check has f32
 //! weights.
 
-use super::{CODECS, Finding, widen};
+use super::{CODECS, Finding, Report, widen};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
@@ -29,7 +29,7 @@ struct Trace {
 /// Runs the checks. `open` opens a backend with or without CUDA graphs.
 pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
     open: impl Fn(bool) -> Result<B, E>,
-    report: &mut impl FnMut(Finding),
+    report: &mut Report<'_>,
 ) -> Result<()> {
     let mut checkpoint = Checkpoint::random("demo")?;
     checkpoint.config.n_layers = 2;
@@ -41,11 +41,14 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
             widen(&mut checkpoint);
         }
         for &codec in CODECS {
+            if !report.takes() {
+                continue;
+            }
             let (plain, ..) = trace(open(false)?, &checkpoint, codec, false)?;
             let started = Instant::now();
             let (got, recorded, notice) = trace(open(true)?, &checkpoint, codec, alone)?;
             let name = format!("steps {}: {} sequences {what}, {recorded} recorded", codec.name(), PROMPTS.len());
-            report(finding(name, &got, &plain, notice, started));
+            report.add(finding(name, &got, &plain, notice, started));
         }
     }
     Ok(())
@@ -121,6 +124,7 @@ fn finding(name: String, got: &Trace, plain: &Trace, notice: Option<String>, sta
 
 #[cfg(test)]
 mod tests {
+    use super::super::Part;
     use super::*;
     use crate::backend::cpu::Cpu;
 
@@ -128,11 +132,11 @@ mod tests {
     fn sequences_in_one_step_are_as_each_by_itself() {
         let mut seen = 0;
         let open = |_| Ok::<_, std::fmt::Error>(Cpu::new(2));
-        let report = &mut |finding: Finding| {
+        let each = &mut |finding: Finding| {
             seen += 1;
             assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
         };
-        run_all(open, report).unwrap();
+        run_all(open, &mut Report::new(Part::ALL, false, each)).unwrap();
         assert_eq!(seen, 2 * CODECS.len());
     }
 }

@@ -1,6 +1,7 @@
 //! The command line and the texts of `--help`. Only parses.
 
 use super::devices::cuda_summary;
+use crate::checks::Part;
 use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin};
 use crate::quant::Weights;
 use clap::{Args, Parser, Subcommand, ValueHint};
@@ -381,6 +382,12 @@ pub struct DoctorArgs {
     /// With --device cuda: only measure the speed of every op, at the shapes of qwen3-8b if the GPU is large enough
     #[arg(long)]
     pub speed: bool,
+    /// With --device cuda: run one part of the checks, such as 2/4, so that several GPUs share them; nothing is timed
+    #[arg(long, value_name = "PART/PARTS", conflicts_with_all = ["speed", "memory"])]
+    pub part: Option<Part>,
+    /// With --device cuda: fewer steps in the checks that take longest, for compute-sanitizer; nothing is timed
+    #[arg(long, conflicts_with_all = ["speed", "memory"])]
+    pub short: bool,
     /// Load the model and show where every MiB of the device's memory goes
     #[arg(long, conflicts_with_all = ["all", "speed"])]
     pub memory: bool,

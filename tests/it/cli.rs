@@ -143,6 +143,8 @@ fn completions_man_version_and_doctor_exist() {
     let (code, doctor, _) = run(&["doctor", "--json"]);
     let json: Value = serde_json::from_str(&doctor).unwrap();
     assert!(code == 0 && json["ok"] == true && json["threads"].as_u64() > Some(0), "{doctor}");
+    let (code, _, said) = run(&["doctor", "--device", "cuda", "--part", "5/4"]);
+    assert!(code == 2 && said.contains("such as 2/4"), "{code}: {said}");
     let (code, list, _) = run(&["models", "list"]);
     assert!(code == 0 && list.starts_with("demo"), "{list}");
 }

@@ -1,10 +1,10 @@
 //! `dmschat doctor --device cuda [--all]`: compares every kernel with the CPU's op and prints a table. `--all` adds
-//! whole models and the speed of every op.
+//! whole models and the speed of every op. `--part` and `--short` bound the time of a run.
 
 use crate::backend::Profile;
 use crate::backend::cuda::{Cuda, CudaOptions, free_bytes};
 use crate::checkpoint::Checkpoint;
-use crate::checks::{self, Finding, answers, memory, models, speed, steps};
+use crate::checks::{self, Finding, Part, Report, answers, memory, models, speed, steps};
 use crate::cli::args::DoctorArgs;
 use crate::cli::devices::cuda_options;
 use crate::cli::output;
@@ -32,7 +32,7 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         return Ok(output::OK);
     }
     let (mut seen, mut missed) = (0, 0);
-    let mut report = |finding: Finding| {
+    let mut each = |finding: Finding| {
         seen += 1;
         missed += usize::from(!finding.fine());
         let mark = if finding.fine() { "ok" } else { "!!" };
@@ -45,25 +45,26 @@ pub fn check(index: u32, args: &DoctorArgs) -> Result<u8> {
         // A closed stdout is reported by the last write.
         let _ = output::out(&line);
     };
-    checks::run_all(&cuda, &mut report);
-    memory::run_all(&cuda, &mut report);
+    let report = &mut Report::new(args.part.unwrap_or(Part::ALL), args.short, &mut each);
+    checks::run_all(&cuda, report);
+    memory::run_all(&cuda, report);
     drop(cuda);
     // The GEMMs again by the library, if there is one.
     let with_library = Cuda::open(index, &cuda_options(true, Gemm::Auto))?;
     if let Some(library) = with_library.library() {
         output::out(&format!("with {library}:\n"))?;
-        checks::run_gemms(&with_library, &mut report);
+        checks::run_gemms(&with_library, report);
     }
     drop(with_library);
-    memory::run_plan(Cuda::open(index, &own(true))?, &mut report)?;
-    steps::run_all(|graphs| Cuda::open(index, &own(graphs)), &mut report)?;
+    memory::run_plan(Cuda::open(index, &own(true))?, report)?;
+    steps::run_all(|graphs| Cuda::open(index, &own(graphs)), report)?;
     if args.all {
-        checks::run_long(&Cuda::open(index, &own(true))?, &mut report);
-        models::run_all(|| Cuda::open(index, &own(true)), &mut report)?;
-        answers::run_all(|| Cuda::open(index, &own(true)), &mut report)?;
+        checks::run_long(&Cuda::open(index, &own(true))?, report);
+        models::run_all(|| Cuda::open(index, &own(true)), report)?;
+        answers::run_all(|| Cuda::open(index, &own(true)), report)?;
     }
     output::out(&format!("{} of {seen} checks passed\n", seen - missed))?;
-    if args.all {
+    if args.all && args.part.is_none() && !args.short {
         time_ops(index)?;
     }
     Ok(if missed == 0 { output::OK } else { output::FAILED })
