@@ -25,6 +25,8 @@ pub struct Resume {
     /// Until the file is synced and has its name.
     pub write_s: f64,
     pub load_s: f64,
+    /// Of `load_s`: until layers were read and had the right checksums.
+    pub wait_s: f64,
     /// Whether the next logits are the same to the last bit.
     pub equal: bool,
 }
@@ -49,17 +51,17 @@ impl Resume {
             second = Some(load(runner, path, log)?);
             Ok(())
         })?;
-        let second = second.context("a sequence that was loaded")?;
+        let (second, wait_s) = second.context("a sequence that was loaded")?;
         let equal = logits(runner, first, next)? == logits(runner, second, next)?;
         [first, second].into_iter().for_each(|seq| runner.release(seq));
-        Ok(Self { tokens, bytes, replay_s, export_s, write_s, load_s, equal })
+        Ok(Self { tokens, bytes, replay_s, export_s, write_s, load_s, wait_s, equal })
     }
 
     pub fn text(&self) -> String {
-        let Self { tokens, bytes, replay_s, export_s, write_s, load_s, equal } = self;
+        let Self { tokens, bytes, replay_s, export_s, write_s, load_s, wait_s, equal } = self;
         format!(
             "{tokens} tokens: replay {replay_s:.3} s; cache of {:.1} MB: export {export_s:.3} s, with the disk {write_s:.3} s, load \
-             {load_s:.3} s, {:.1} times as fast as the replay; next logits {}\n",
+             {load_s:.3} s ({wait_s:.3} s of it for the file), {:.1} times as fast as the replay; next logits {}\n",
             *bytes as f64 / 1e6,
             replay_s / load_s,
             if *equal { "bit-equal" } else { "DIFFER" }
@@ -69,7 +71,7 @@ impl Resume {
     pub fn json(&self) -> Value {
         json!({
             "tokens": self.tokens, "bytes": self.bytes, "replay_s": self.replay_s, "export_s": self.export_s,
-            "write_s": self.write_s, "load_s": self.load_s, "equal": self.equal,
+            "write_s": self.write_s, "load_s": self.load_s, "wait_s": self.wait_s, "equal": self.equal,
         })
     }
 }
@@ -112,19 +114,22 @@ fn write<B: Backend>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
     }
 }
 
-fn load<B: Backend>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<SeqId> {
+/// Returns the sequence, and the seconds that nothing but the file was waited for.
+fn load<B: Backend>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<(SeqId, f64)> {
     let opened = Opened::open(path)?.context("the file that was just written")?;
     let header = opened.header.clone();
-    let mut reader = opened.read()?;
+    let (mut reader, mut waited) = (opened.read()?, Duration::ZERO);
     let seq = runner.create(true)?;
-    for layer in 0..header.layer_bytes.len() {
-        let Some(image) = reader.next(DISK) else { bail!("{}: the disk does not answer", path.display()) };
-        let image = image?;
+    while reader.left() > 0 {
+        let begun = Instant::now();
+        let Some(next) = reader.next(DISK) else { bail!("{}: the disk does not answer", path.display()) };
+        waited += begun.elapsed();
+        let (layer, image) = next?;
         runner.import_layer(seq, header.sequence.len, layer, &image)?;
         reader.recycle(image);
     }
     runner.end_import(seq, &header.sequence, log.iter().copied());
-    Ok(seq)
+    Ok((seq, waited.as_secs_f64()))
 }
 
 /// The logits after `tokens`.

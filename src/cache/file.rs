@@ -6,12 +6,14 @@
 //!
 //! Numbers are in the machine's byte order; a machine of the other one refuses the version. A file is written beside its
 //! place, synced and renamed, so that its name is always that of a whole file. Reading and writing run on threads of their
-//! own and hold a few layers in memory. Checksums find accidents; the image itself is checked by
+//! own (several read, each a layer at a time) and hold a few layers in memory. Checksums find accidents; the image itself is checked by
 //! [`KvCache::import_layer`](super::KvCache::import_layer).
 
+mod read;
 mod room;
 mod write;
 
+pub use read::Reader;
 pub use room::{Kept, Room};
 pub use write::Writer;
 
@@ -23,8 +25,6 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::time::Duration;
 
 const MAGIC: [u8; 8] = *b"dmschatC";
 /// Increases with every change of the header, of the layers' images or of what the checksums cover.
@@ -121,8 +121,9 @@ pub enum FileError {
 pub struct Opened {
     file: File,
     pub header: Header,
-    /// The checksum before the first layer.
+    /// The checksum before the first layer, and where that begins.
     seed: u64,
+    begin: u64,
 }
 
 impl Opened {
@@ -160,69 +161,7 @@ impl Opened {
         if header.file_bytes(begin) != Some(file.metadata()?.len()) {
             return Err(FileError::Damaged("another length than its header says"));
         }
-        Ok(Some(Self { file, header, seed }))
-    }
-
-    /// Starts to read the layers. The caller has compared their sizes with what such a sequence may need.
-    pub fn read(self) -> io::Result<Reader> {
-        let (sender, layers) = sync_channel(1);
-        let (spare, spares) = channel();
-        let left = self.header.layer_bytes.len();
-        std::thread::Builder::new().name("cache-read".into()).spawn(move || self.send(&sender, &spares))?;
-        Ok(Reader { layers, spare, left })
-    }
-
-    fn send(mut self, layers: &SyncSender<Result<Vec<u8>, FileError>>, spares: &Receiver<Vec<u8>>) {
-        for (layer, &bytes) in self.header.layer_bytes.iter().enumerate() {
-            let mut image = spares.try_recv().unwrap_or_default();
-            let read = read_layer(&mut self.file, self.seed, layer, bytes, &mut image);
-            let failed = read.is_err();
-            if layers.send(read.map(|()| image)).is_err() || failed {
-                return;
-            }
-        }
-    }
-}
-
-fn read_layer(file: &mut File, seed: u64, layer: usize, bytes: u64, image: &mut Vec<u8>) -> Result<(), FileError> {
-    image.resize(bytes as usize, 0);
-    whole(file.read_exact(image))?;
-    let mut sum = [0; CHECKSUM_BYTES];
-    whole(file.read_exact(&mut sum))?;
-    if u64::from_ne_bytes(sum) != layer_checksum(seed, layer, image) {
-        return Err(FileError::Damaged("the checksum of a layer"));
-    }
-    Ok(())
-}
-
-/// Layers of a file, read ahead by a thread.
-pub struct Reader {
-    layers: Receiver<Result<Vec<u8>, FileError>>,
-    spare: Sender<Vec<u8>>,
-    left: usize,
-}
-
-impl Reader {
-    /// The next layer's image; `None` if it is not there `within` that time.
-    pub fn next(&mut self, within: Duration) -> Option<Result<Vec<u8>, FileError>> {
-        match self.layers.recv_timeout(within) {
-            Ok(layer) => {
-                self.left -= 1;
-                Some(layer)
-            }
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Err(FileError::Damaged("its reader ended"))),
-        }
-    }
-
-    /// Layers that are still to come.
-    pub fn left(&self) -> usize {
-        self.left
-    }
-
-    /// Lends a buffer for a later layer.
-    pub fn recycle(&self, image: Vec<u8>) {
-        let _ = self.spare.send(image);
+        Ok(Some(Self { file, header, seed, begin }))
     }
 }
 

@@ -84,11 +84,12 @@ impl<B: Backend> KvCache<B> {
         let held = |head: usize| (live[head] as usize).div_ceil(g.page_slots);
         let pages: Vec<i32> =
             (0..heads).flat_map(|head| table[head * g.max_pages..][..held(head)].iter().copied()).collect();
-        out.clear();
-        out.extend_from_slice(bytemuck::cast_slice(&live));
-        out.extend_from_slice(bytemuck::cast_slice(&ring));
-        let tables = out.len();
+        let tables = table_bytes(&g);
+        // What is there is written over: zeroing it takes as long as a copy.
         out.resize(tables + pages.len() * g.page_bytes(), 0);
+        let (of_live, of_ring) = out[..tables].split_at_mut(size_of_val(&live[..]));
+        of_live.copy_from_slice(bytemuck::cast_slice(&live));
+        of_ring.copy_from_slice(bytemuck::cast_slice(&ring));
         b.export_pages(&mut self.tables, &pages, &mut out[tables..]);
         // Rows without a slot hold what others left there.
         let (mut end, layout) = (0, g.page());

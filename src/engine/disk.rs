@@ -214,11 +214,10 @@ impl Load {
     /// Loads the next layer into an empty context, if the disk has it. Returns true when all are loaded; an error is why the
     /// file cannot be used.
     pub fn go_on<B: Backend>(&mut self, m: &mut Loaded<B>, context: &mut Context) -> Result<bool, String> {
-        let (sequence, n_layers) = (&self.header.sequence, self.header.layer_bytes.len());
-        let layer = n_layers - self.reader.left();
-        if layer < n_layers {
-            let Some(image) = self.reader.next(LAYER) else { return Ok(false) };
-            let image = image.map_err(|e| e.to_string())?;
+        let sequence = &self.header.sequence;
+        if self.reader.left() > 0 {
+            let Some(next) = self.reader.next(LAYER) else { return Ok(false) };
+            let (layer, image) = next.map_err(|e| e.to_string())?;
             m.runner.import_layer(context.seq, sequence.len, layer, &image).map_err(|e| e.to_string())?;
             self.reader.recycle(image);
         }

@@ -27,6 +27,8 @@ use std::sync::Arc;
 const GRANULE_BYTES: usize = 512;
 const SMALL_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = 2 << 20;
+/// Bytes from which a copy to the host goes through page-locked memory.
+const STAGED_BYTES: usize = 1 << 20;
 /// The address that a dry run of allocations returns.
 const DRY_RUN: u64 = 0;
 const JIT_LOG_BYTES: usize = 8 << 10;
@@ -440,6 +442,10 @@ impl Driver {
     pub(super) fn copy_out(&self, to: &mut [u8], from: u64) {
         if to.is_empty() {
             return;
+        }
+        if to.len() >= STAGED_BYTES {
+            // SAFETY: the caller's word.
+            return unsafe { self.staging.borrow_mut().fetch(&self.stream, to, from) };
         }
         // SAFETY: the target is a live slice, exclusively borrowed; the wait ends before it is released.
         must(unsafe { result::memcpy_dtoh_async(to, from, self.stream.cu_stream()) }, "copying from the GPU");

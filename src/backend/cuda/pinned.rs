@@ -1,5 +1,5 @@
 //! Page-locked host memory that the GPU reads and writes: the staging buffer of copies to the GPU, which nobody waits
-//! for, and the words that the last kernel of a step writes for the host.
+//! for, and of large copies from it, and the words that the last kernel of a step writes for the host.
 
 use super::error::{NoCuda, must, ready};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, PinnedHostSlice, result};
@@ -47,7 +47,7 @@ impl Mailbox {
     }
 }
 
-/// A double buffer: the host fills one half while the GPU reads the other.
+/// A double buffer: the host works on one half while the GPU reads or writes the other.
 pub(super) struct Staging {
     halves: [(PinnedHostSlice<u8>, CudaEvent); 2],
     /// The half that is being filled, and how many bytes of it are.
@@ -80,6 +80,40 @@ impl Staging {
             self.filled = (self.filled + chunk.len()).next_multiple_of(ALIGN);
             to += chunk.len() as u64;
         }
+    }
+
+    /// Copies to the host in stream order and waits.
+    ///
+    /// # Safety
+    /// `from` begins at least `to.len()` bytes of memory of this GPU.
+    pub unsafe fn fetch(&mut self, stream: &CudaStream, to: &mut [u8], from: u64) {
+        let mut from = from;
+        let mut before: Option<&mut [u8]> = None;
+        for chunk in to.chunks_mut(HALF_BYTES) {
+            self.switch(stream);
+            // Nothing else shares a half with what the GPU writes.
+            self.filled = HALF_BYTES;
+            let half = must(self.halves[self.half].0.as_mut_slice(), "writing page-locked memory");
+            let staged = &mut half[..chunk.len()];
+            // SAFETY: the source is the caller's word; the target is not touched before its event.
+            must(unsafe { result::memcpy_dtoh_async(staged, from, stream.cu_stream()) }, "copying from the GPU");
+            must(self.halves[self.half].1.record(stream), "recording an event");
+            if let Some(before) = before.take() {
+                self.take(1 - self.half, before);
+            }
+            from += chunk.len() as u64;
+            before = Some(chunk);
+        }
+        if let Some(last) = before {
+            self.take(self.half, last);
+        }
+    }
+
+    /// Copies what the GPU has written to a half, once it has.
+    fn take(&mut self, half: usize, to: &mut [u8]) {
+        let (memory, written) = &self.halves[half];
+        must(written.synchronize(), "waiting for an event");
+        to.copy_from_slice(&must(memory.as_slice(), "reading page-locked memory")[..to.len()]);
     }
 
     /// Switches to the other half, once the GPU has read it.

@@ -3,7 +3,7 @@
 use super::*;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -53,9 +53,10 @@ fn read(path: &Path) -> Result<Option<Content>, FileError> {
     let Some(opened) = Opened::open(path)? else { return Ok(None) };
     let header = opened.header.clone();
     let mut reader = opened.read()?;
-    let mut layers = Vec::new();
+    let mut layers = vec![Vec::new(); reader.left()];
     while reader.left() > 0 {
-        layers.push(reader.next(SOON).expect("a reader that reads")?);
+        let (layer, image) = reader.next(SOON).expect("a reader that reads")?;
+        layers[layer] = image;
     }
     Ok(Some((header, layers)))
 }

@@ -1,0 +1,140 @@
+//! Reads the layers of a file ahead, on several threads: copies from the system's page cache and checksums of one thread are
+//! slower than a GPU takes the layers.
+
+use super::{CHECKSUM_BYTES, FileError, Opened, layer_checksum, whole};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Most threads of a file. Where a read moves the file's one cursor there is one.
+const MOST_THREADS: usize = if cfg!(unix) { 4 } else { 1 };
+/// Bytes of layers in memory at once that fewer threads keep to, if the layers are so large.
+const MOST_BYTES: u64 = 256 << 20;
+
+type Layer = (usize, Result<Vec<u8>, FileError>);
+
+/// Layers of a file, read ahead by threads.
+pub struct Reader {
+    layers: Receiver<Layer>,
+    shared: Arc<Shared>,
+    left: usize,
+}
+
+/// What the threads of a file share.
+struct Shared {
+    file: File,
+    seed: u64,
+    /// Bytes of each layer's image in the file; its checksum follows.
+    images: Vec<Range<u64>>,
+    /// The next layer that nobody reads yet.
+    next: AtomicUsize,
+    spares: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Opened {
+    /// Starts to read the layers. The caller has compared their sizes with what such a sequence may need.
+    pub fn read(self) -> io::Result<Reader> {
+        let mut end = self.begin;
+        let place = |&bytes: &u64| {
+            let image = end..end + bytes;
+            end = image.end + CHECKSUM_BYTES as u64;
+            image
+        };
+        let images: Vec<_> = self.header.layer_bytes.iter().map(place).collect();
+        let largest = self.header.layer_bytes.iter().copied().max().unwrap_or(0).max(1);
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = MOST_THREADS.min(cores).min((MOST_BYTES / largest) as usize).min(images.len()).max(1);
+        let (sender, layers) = sync_channel(1);
+        let left = images.len();
+        let (next, spares) = (AtomicUsize::new(0), Mutex::default());
+        let shared = Arc::new(Shared { file: self.file, seed: self.seed, images, next, spares });
+        for number in 0..threads {
+            let (shared, sender) = (Arc::clone(&shared), sender.clone());
+            let started = std::thread::Builder::new().name("cache-read".into()).spawn(move || shared.send(&sender));
+            // One is enough.
+            if number == 0 {
+                started?;
+            }
+        }
+        Ok(Reader { layers, shared, left })
+    }
+}
+
+impl Shared {
+    /// Reads layers that no other thread reads, until none is left or the reader is dropped.
+    fn send(&self, layers: &SyncSender<Layer>) {
+        loop {
+            let layer = self.next.fetch_add(1, Ordering::Relaxed);
+            if layer >= self.images.len() {
+                return;
+            }
+            let mut image = self.spares().pop().unwrap_or_default();
+            let read = self.read(layer, &mut image);
+            let failed = read.is_err();
+            if layers.send((layer, read.map(|()| image))).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    fn read(&self, layer: usize, image: &mut Vec<u8>) -> Result<(), FileError> {
+        let Range { start, end } = self.images[layer];
+        let bytes = (end - start) as usize;
+        if image.capacity() < bytes {
+            // Zeroed by the system, if at all.
+            *image = vec![0; bytes];
+        }
+        image.resize(bytes, 0);
+        whole(read_exact_at(&self.file, start, image))?;
+        let mut sum = [0; CHECKSUM_BYTES];
+        whole(read_exact_at(&self.file, end, &mut sum))?;
+        if u64::from_ne_bytes(sum) != layer_checksum(self.seed, layer, image) {
+            return Err(FileError::Damaged("the checksum of a layer"));
+        }
+        Ok(())
+    }
+
+    fn spares(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(not(unix))]
+fn read_exact_at(mut file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(bytes)
+}
+
+impl Reader {
+    /// Another layer and its image, in any order; `None` if none is there `within` that time.
+    pub fn next(&mut self, within: Duration) -> Option<Result<(usize, Vec<u8>), FileError>> {
+        match self.layers.recv_timeout(within) {
+            Ok((layer, image)) => {
+                self.left -= 1;
+                Some(image.map(|image| (layer, image)))
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(FileError::Damaged("its reader ended"))),
+        }
+    }
+
+    /// Layers that are still to come.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Lends a buffer for a later layer.
+    pub fn recycle(&self, image: Vec<u8>) {
+        self.shared.spares().push(image);
+    }
+}
