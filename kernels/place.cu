@@ -203,7 +203,7 @@ KERNEL compact(Kv kv, int seq, int threshold) {
       copy_row(kv, page_at(kv, target), to % size, from, slot % size, lane);
       if (lane == 0) *meta_at(kv, page_at(kv, target), to % size) = meta;
     }
-    if (lane == 0 && meta_position(meta) >= window_start) l.ring[dms.ring_at(meta_position(meta))] = to;
+    if (lane == 0 && dms.evicts && meta_position(meta) >= window_start) l.ring[dms.ring_at(meta_position(meta))] = to;
     to++;
     __syncwarp();
   }
@@ -221,16 +221,16 @@ KERNEL compact(Kv kv, int seq, int threshold) {
   }
 }
 
-// Pins the stored tokens at positions from `from` to below `to`: they lose their marks and get strength 0. Grid (n_kv_heads,
-// n_layers), 32 threads. Reads the metadata of all slots, and copies pages that are shared.
-KERNEL pin_slots(Kv kv, int seq, int from, int to) {
+// Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is metadata of position 0. Grid
+// (n_kv_heads, n_layers), 32 threads. Reads the metadata of all slots, and copies pages that are shared.
+KERNEL rate_slots(Kv kv, int seq, int from, int to, int rating) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int lane = threadIdx.x, live = kv.live[l.row];
   for (int slot = 0; slot < live; slot++) {
     int position = meta_position(slot_meta(kv, l, slot));
     __syncwarp();
-    if (position >= from && position < to) set_meta(kv, l, slot, pack_meta(position, 0, false), lane);
+    if (position >= from && position < to) set_meta(kv, l, slot, pack_meta(position, 0, false) | rating, lane);
   }
 }
 

@@ -424,10 +424,10 @@ pub trait Backend: Memory + Profile + 'static {
     /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);
     /// Drops the slots outside the window that are marked or whose strength is at least `threshold`, and closes the gaps:
-    /// [`crate::policy::Dms::drops`].
+    /// [`crate::policy::Policy::drops`].
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize);
-    /// Pins the stored tokens at these positions: takes their marks, and sets their strength to 0.
-    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>);
+    /// Sets strength and mark of the stored tokens at these positions.
+    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool);
     /// Counts the lanes that store each of the first `n` positions of a sequence, in one pass over the metadata of its
     /// slots, and the state of position `at` in every lane. Waits for the device; never part of a step.
     fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts;

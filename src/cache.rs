@@ -14,7 +14,7 @@ pub use image::{ImportError, SeqHead};
 use crate::backend::{
     Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span, in_units,
 };
-use crate::policy::{STRENGTHS, Shift, SlotMeta};
+use crate::policy::{STRENGTHS, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -205,9 +205,7 @@ impl<B: Backend> KvCache<B> {
     pub fn pin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(), CacheError> {
         let fed = positions.start..positions.end.min(self.len(seq));
         if !fed.is_empty() && self.geometry().policy.rule().is_some() {
-            let pages = self.stats(b, seq).pages;
-            self.reserve_copies(b, seq, pages)?;
-            b.pin_slots(&mut self.tables, seq.0, fed);
+            self.rate(b, seq, fed, 0, false)?;
         }
         let pins = &mut self.seqs[seq.0].pins;
         pins.push(positions);
@@ -217,6 +215,55 @@ impl<B: Backend> KvCache<B> {
             pin.end = if joins { pin.end.max(next.end) } else { pin.end };
             joins
         });
+        Ok(())
+    }
+
+    /// Takes pins back. What the heads decided about a token while it was pinned is not known: it stays where it is stored, and
+    /// counts as a decision at the threshold where memory runs out. Where every decision is the same, the tokens outside the
+    /// window go at once. Returns the numbers of tokens and of slots dropped.
+    pub fn unpin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(usize, u64), CacheError> {
+        let within = |pin: &Range<usize>| pin.start.max(positions.start)..pin.end.min(positions.end);
+        let taken: Vec<Range<usize>> = self.pins(seq).iter().map(within).filter(|range| !range.is_empty()).collect();
+        let (policy, len) = (*self.geometry(), self.len(seq));
+        let constant = policy.policy.constant_decision();
+        let rating = strength(constant.unwrap_or(0.0));
+        for range in &taken {
+            let sinks = policy.policy.rule().filter(|_| constant.is_some()).map_or(0, |rule| rule.sinks);
+            let fed = range.start.max(sinks)..range.end.min(len);
+            if !fed.is_empty() {
+                self.rate(b, seq, fed, rating, constant.is_some())?;
+            }
+        }
+        let dropped = if constant.is_some() && self.eviction(seq) && !taken.is_empty() {
+            self.forget(b, seq, STRENGTHS)?
+        } else {
+            0
+        };
+        let outside =
+            |pin: Range<usize>| [pin.start..pin.end.min(positions.start), pin.start.max(positions.end)..pin.end];
+        let pins = std::mem::take(&mut self.seqs[seq.0].pins);
+        self.seqs[seq.0].pins = pins.into_iter().flat_map(outside).filter(|range| !range.is_empty()).collect();
+        Ok((taken.iter().map(ExactSizeIterator::len).sum(), dropped))
+    }
+
+    /// Drops the tokens at these positions from every lane, except the newest one. Returns the number of slots dropped.
+    pub fn drop_positions(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<u64, CacheError> {
+        self.rate(b, seq, positions, 0, true)?;
+        self.forget(b, seq, STRENGTHS)
+    }
+
+    /// Sets strength and mark of the stored tokens at these positions.
+    fn rate(
+        &mut self,
+        b: &B,
+        seq: SeqId,
+        positions: Range<usize>,
+        strength: usize,
+        marked: bool,
+    ) -> Result<(), CacheError> {
+        let pages = self.stats(b, seq).pages;
+        self.reserve_copies(b, seq, pages)?;
+        b.rate_slots(&mut self.tables, seq.0, positions, strength, marked);
         Ok(())
     }
 

@@ -106,6 +106,12 @@ impl Policy {
         self.rule().map_or(0, |rule| rule.ring_len())
     }
 
+    /// Whether compaction drops a slot of a sequence of `n` tokens: [`Dms::drops`]. A dense cache drops marked slots, which only
+    /// [`crate::backend::Backend::rate_slots`] makes.
+    pub fn drops(&self, n: usize, meta: SlotMeta, threshold: usize) -> bool {
+        self.rule().map_or(meta.marked() && meta.position() + 1 < n, |rule| rule.drops(n, meta, threshold))
+    }
+
     /// Most existing pages of a lane that `n` tokens write to: the page of the newest token's mark, and for each token one
     /// overwritten slot or the page appended to.
     pub fn most_written(&self, n: usize) -> usize {
@@ -140,7 +146,7 @@ impl SlotMeta {
         (self.0 >> 12) as usize
     }
 
-    /// Strength of the decision about the token, below [`STRENGTHS`]. 0 for a pinned token, and for the newest one of a
+    /// Strength of the decision about the token, below [`STRENGTHS`]. 0 for a pinned token, in a dense cache, and for the newest one of a
     /// sequence as long as the next token's decision is not known.
     pub fn strength(self) -> usize {
         (self.0 >> 1) as usize % STRENGTHS

@@ -20,7 +20,7 @@ pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
-pub use steering::{Keep, Pinned, WhenFull};
+pub use steering::{Keep, LogChange, Pinned, WhenFull};
 
 /// A token id.
 pub type Token = u32;
@@ -146,6 +146,8 @@ pub enum Command {
     SetKeep(Keep),
     /// Pins the message with this text, or asks what that would cost: [`Event::Pinned`].
     Pin { text: String, ask: bool },
+    /// Takes back the pins of the message with this text, or all: [`Event::Unpinned`].
+    Unpin(Option<String>),
     /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
     /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
@@ -248,6 +250,9 @@ pub struct TurnReport {
     pub seed: u64,
     pub sampling: SamplingParams,
     pub eviction: bool,
+    /// Slots dropped during the turn for want of memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub forgotten_slots: u64,
     pub kv: KvStats,
     /// The comparison with a twin, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -266,6 +271,10 @@ pub struct TurnReport {
     /// What the cache holds at the end of the turn. Session files have the retention of each message instead.
     #[serde(skip)]
     pub presence: Option<Arc<Presence>>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// Reads a field that is present, null or not; `serde(default)` supplies a missing one.
@@ -355,6 +364,13 @@ pub enum Event {
     },
     /// The answer to [`Command::Pin`].
     Pinned(Box<Pinned>),
+    /// So many tokens are pinned no longer, and so many slots of them were dropped at once.
+    Unpinned {
+        tokens: usize,
+        dropped_slots: u64,
+    },
+    /// The log changed between two turns.
+    LogChanged(Box<LogChange>),
     /// Progress of a rebuild or restore, in tokens.
     Rebuilding {
         done: usize,

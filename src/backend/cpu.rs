@@ -337,8 +337,8 @@ impl Backend for Cpu {
         kv::compact(kv, seq, threshold);
     }
 
-    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>) {
-        kv::pin_slots(kv, seq, positions);
+    fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
+        kv::rate_slots(kv, seq, positions, strength, marked);
     }
 
     fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {

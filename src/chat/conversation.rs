@@ -4,7 +4,7 @@
 //! branch stays reachable.
 
 use super::retention::{self, Retention};
-use crate::protocol::{StopReason, TextKind, TurnReport};
+use crate::protocol::{LogChange, StopReason, TextKind, TurnReport};
 use std::collections::HashMap;
 
 /// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the session file.
@@ -116,7 +116,7 @@ pub struct Mark {
 }
 
 /// A change to be recorded in the session file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The id of the added message, else a new id.
     pub id: MessageId,
@@ -125,7 +125,7 @@ pub struct Change {
     pub kind: ChangeKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum ChangeKind {
     /// The reply with this id has finished.
     Turn,
@@ -134,6 +134,8 @@ pub enum ChangeKind {
         of: MessageId,
     },
     Toggle(Mark),
+    /// The token log changed between two turns.
+    Log(Box<LogChange>),
     /// The active path ends at `after` from here on.
     Head,
     System,
@@ -464,6 +466,11 @@ impl Conversation {
         }
         let first = self.messages.iter().find(|m| m.role == Role::User);
         short_title(first.map_or("", |m| &m.text))
+    }
+
+    /// Records a change of the token log between two turns.
+    pub fn log_changed(&mut self, change: Box<LogChange>) {
+        self.note(ChangeKind::Log(change));
     }
 
     fn note(&mut self, kind: ChangeKind) {

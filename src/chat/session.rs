@@ -18,10 +18,10 @@ pub use record::{FORMAT, Record, Stamp, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
 
 use super::conversation::{Change, ChangeKind, Conversation, Mark, MessageId, Role};
-use crate::protocol::ModelInfo;
+use crate::protocol::{LogChange, ModelInfo};
 use anyhow::{Result, anyhow};
 use file::{AppendError, LineFile};
-use record::{Edit, Head, Header, Question, Said, System, Title, Toggle, Turn};
+use record::{Edit, Head, Header, Log, Question, Said, System, Title, Toggle, Turn};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -239,23 +239,28 @@ impl Session {
     fn note(&mut self, chat: &Conversation, change: &Change, info: &ModelInfo) {
         let (id, parent) = (change.id, change.after);
         let time = jiff::Timestamp::now().to_string();
-        match change.kind {
+        match &change.kind {
             ChangeKind::Turn => {
                 if !self.started {
                     self.start(chat, info);
                 }
                 self.turn(chat, id, time, info);
             }
-            ChangeKind::Edit { of } => {
+            &ChangeKind::Edit { of } => {
                 self.tell_users(chat, parent);
                 let text = chat.get(id).map(|m| m.text.clone()).unwrap_or_default();
                 self.recorded.insert(id);
                 self.push(&Record::Edit(Edit { id, parent, time, of, text }));
             }
-            ChangeKind::Toggle(mark) => {
+            &ChangeKind::Toggle(mark) => {
                 self.tell_users(chat, parent);
                 let Mark { within: at_text, eviction, at_token, dropped_slots, .. } = mark;
                 self.push(&Record::Toggle(Toggle { id, parent, time, eviction, at_token, at_text, dropped_slots }));
+            }
+            ChangeKind::Log(change) => {
+                self.tell_users(chat, parent);
+                let LogChange { log_base, log, pending } = (**change).clone();
+                self.push(&Record::Log(Log { id, parent, time, log_base, log, pending }));
             }
             ChangeKind::Head => {
                 self.tell_users(chat, parent);

@@ -147,7 +147,7 @@ impl Case for History {
 impl<B: Backend> Run<'_, B> {
     fn event(&mut self) {
         let seq = (!self.seqs.is_empty()).then(|| self.random.below(self.seqs.len()));
-        match (self.random.below(15), seq) {
+        match (self.random.below(17), seq) {
             (0, _) | (_, None) if self.seqs.len() < N_SEQS => {
                 let eviction = self.random.below(4) > 0;
                 self.seqs.push(self.cache.create(self.b, eviction).expect("a free row"));
@@ -180,6 +180,19 @@ impl<B: Backend> Run<'_, B> {
                 self.cache.pin(self.b, self.seqs[seq], positions).expect("memory for a check");
             }
             (9, Some(seq)) if self.seqs.len() < N_SEQS => self.import(seq),
+            (10, Some(seq)) => {
+                let from = self.random.below(self.cache.len(self.seqs[seq]) + 1);
+                let positions = from..from + 1 + self.random.below(40);
+                let (tokens, dropped) =
+                    self.cache.unpin(self.b, self.seqs[seq], positions).expect("memory for a check");
+                self.output.exact.extend([tokens as i64, dropped as i64]);
+            }
+            (11, Some(seq)) if self.random.below(2) == 0 => {
+                let from = self.random.below(self.cache.len(self.seqs[seq]) + 1);
+                let positions = from..from + 1 + self.random.below(20);
+                let dropped = self.cache.drop_positions(self.b, self.seqs[seq], positions).expect("memory for a check");
+                self.output.exact.push(dropped as i64);
+            }
             _ => self.step(),
         }
         self.look();

@@ -116,11 +116,12 @@ pub struct Common {
     #[arg(long, global = true, value_name = "BYTES", help_heading = "Cache")]
     pub kv_limit: Option<ByteSize>,
 
-    /// Where memory or --kv-limit does not suffice for a turn: forget or stop
+    /// Where memory or --kv-limit does not suffice for a turn: forget, window or stop
     ///
-    /// forget drops what the heads need least, and the turn goes on; stop ends the turn. Models trained to evict forget,
-    /// others can only stop.
-    #[arg(long, global = true, value_name = "forget|stop", help_heading = "Cache")]
+    /// forget drops what the heads need least, and the turn goes on; stop ends the turn. Models trained to evict forget, others
+    /// stop: their heads rate nothing. window is forget for the first, and drops the oldest tokens but the first four of the
+    /// others.
+    #[arg(long, global = true, value_name = "forget|window|stop", help_heading = "Cache")]
     pub when_full: Option<Full>,
 
     /// What is never forgotten in a chat: system, for the system prompt, or none

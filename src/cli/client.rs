@@ -29,6 +29,8 @@ pub struct Client {
     pub opts: RenderOptions,
     /// Whether saved conversations come with their caches.
     reads_caches: bool,
+    /// Whether the system prompt is pinned.
+    pins_system: bool,
 }
 
 impl Client {
@@ -66,7 +68,8 @@ impl Client {
             think_tags: info.think_tags.clone(),
             ..RenderOptions::default()
         };
-        Ok(Self { runtime, source, info, opts, reads_caches: settings.cache_disk > 0 })
+        let (reads_caches, pins_system) = (settings.cache_disk > 0, settings.pin_system);
+        Ok(Self { runtime, source, info, opts, reads_caches, pins_system })
     }
 
     fn send(&self, command: Command) -> Result<()> {
@@ -122,7 +125,7 @@ impl Client {
             sampling,
             seed,
             max_tokens,
-            pin: None,
+            pin: chat.system().filter(|_| self.pins_system).map(str::to_owned),
         })))?;
         let mut cancelled = false;
         let Self { runtime, source, .. } = self;

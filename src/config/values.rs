@@ -46,7 +46,7 @@ impl FromStr for CachePolicy {
     }
 }
 
-/// What happens where memory does not suffice for a turn: `forget` or `stop`.
+/// What happens where memory does not suffice for a turn: `forget`, `window` or `stop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full(pub WhenFull);
 
@@ -55,8 +55,9 @@ impl FromStr for Full {
     fn from_str(s: &str) -> Result<Self, String> {
         match s {
             "forget" => Ok(Self(WhenFull::Forget)),
+            "window" => Ok(Self(WhenFull::Window)),
             "stop" => Ok(Self(WhenFull::Stop)),
-            _ => Err(format!("{s:?} is neither forget nor stop")),
+            _ => Err(format!("{s:?} is not known (expected forget, window or stop)")),
         }
     }
 }

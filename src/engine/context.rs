@@ -32,6 +32,8 @@ impl Context {
             LogEntry::Dial { dial } => self.set_dial(runner, dial),
             LogEntry::Forget { forget } => drop(self.forget(runner, forget)?),
             LogEntry::Pin { pin } => self.pin(runner, pin)?,
+            LogEntry::Unpin { unpin } => drop(self.unpin(runner, unpin)?),
+            LogEntry::Drop { drop: positions } => drop(self.drop_positions(runner, positions)?),
         }
         Ok(())
     }
@@ -55,6 +57,20 @@ impl Context {
         runner.pin(self.seq, pin[0] as usize..pin[1] as usize)?;
         self.log.push(LogEntry::Pin { pin });
         Ok(())
+    }
+
+    /// Takes the pins at these positions back. Returns the numbers of tokens and of slots dropped.
+    pub fn unpin<B: Backend>(&mut self, runner: &mut Runner<B>, unpin: [u32; 2]) -> Result<(usize, u64), CacheError> {
+        let changed = runner.unpin(self.seq, unpin[0] as usize..unpin[1] as usize)?;
+        self.log.push(LogEntry::Unpin { unpin });
+        Ok(changed)
+    }
+
+    /// Drops the tokens at these positions. Returns the number of slots dropped.
+    pub fn drop_positions<B: Backend>(&mut self, runner: &mut Runner<B>, drop: [u32; 2]) -> Result<u64, CacheError> {
+        let dropped = runner.drop_positions(self.seq, drop[0] as usize..drop[1] as usize)?;
+        self.log.push(LogEntry::Drop { drop });
+        Ok(dropped)
     }
 
     pub fn fork<B: Backend>(&self, runner: &mut Runner<B>) -> Result<Self, CacheError> {
@@ -84,10 +100,9 @@ impl Context {
         runner.cache.len(self.seq)
     }
 
-    /// The pins of the log.
-    pub fn pins(&self) -> Vec<[u32; 2]> {
-        let pin = |entry: &LogEntry| if let LogEntry::Pin { pin } = entry { Some(*pin) } else { None };
-        self.log.iter().filter_map(pin).collect()
+    /// The entries of the log that pin or take a pin back.
+    pub fn pins(&self) -> impl Iterator<Item = LogEntry> + '_ {
+        self.log.iter().copied().filter(LogEntry::is_pin)
     }
 
     pub fn tokens(&self) -> impl Iterator<Item = Token> + '_ {

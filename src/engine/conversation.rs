@@ -17,6 +17,7 @@ use super::prompt::Encoding;
 use super::report::Figures;
 use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
+use super::steer::Forgotten;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
@@ -105,8 +106,9 @@ pub(super) struct Conversation {
     /// The file that the cache is kept in.
     pub disk: DiskCache,
     queue: VecDeque<(EventSender, Command)>,
-    /// Toggles received during a replay, which act after it.
-    toggles: VecDeque<(EventSender, bool)>,
+    /// Commands received during a replay that act between steps after it.
+    late: VecDeque<(EventSender, Command)>,
+    pub forgotten: Forgotten,
 }
 
 impl Conversation {
@@ -137,7 +139,8 @@ impl Conversation {
             job: None,
             disk: DiskCache::default(),
             queue: VecDeque::new(),
-            toggles: VecDeque::new(),
+            late: VecDeque::new(),
+            forgotten: Forgotten::default(),
         })
     }
 
@@ -168,11 +171,16 @@ impl Conversation {
     pub fn receive<B: Backend>(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
         match command {
             Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
-            Command::SetEviction(on) if self.is_replaying() => self.toggles.push_back((events, on)),
+            Command::SetEviction(_) | Command::SetKeep(_) | Command::Pin { .. } | Command::Unpin(_)
+                if self.is_replaying() =>
+            {
+                self.late.push_back((events, command));
+            }
             Command::SetEviction(on) => self.toggle(m, &events, on),
             Command::SetTwin(on) => self.set_twin(m, &events, on),
             Command::SetKeep(keep) => self.set_keep(m, &events, keep),
             Command::Pin { text, ask } => self.pin(m, &events, &text, ask),
+            Command::Unpin(text) => self.unpin(m, &events, text.as_deref()),
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
             Command::Presence(request) => {
                 let presence = self.presence(m, &request);
@@ -242,7 +250,7 @@ impl Conversation {
 
     /// Ends the job if its steps are done, if it was cancelled or if a step failed.
     pub fn finish<B: Backend>(&mut self, m: &mut Loaded<B>) {
-        self.late_toggles(m);
+        self.late_commands(m);
         let done = self.chain.stage() == Stage::Done && !self.waits_for_twin();
         let Some(mut job) = self.job.take_if(|job| {
             let begun = !matches!(job.work, Work::New(_) | Work::Encode(..) | Work::Load(_));
@@ -265,7 +273,7 @@ impl Conversation {
     /// Starts to serve the next request after a job.
     pub fn end_job<B: Backend>(&mut self, m: &mut Loaded<B>) {
         self.job = None;
-        self.late_toggles(m);
+        self.late_commands(m);
         self.serve_next(m);
     }
 
@@ -284,11 +292,11 @@ impl Conversation {
         }
     }
 
-    fn late_toggles<B: Backend>(&mut self, m: &mut Loaded<B>) {
+    fn late_commands<B: Backend>(&mut self, m: &mut Loaded<B>) {
         while !self.is_replaying()
-            && let Some((events, on)) = self.toggles.pop_front()
+            && let Some((events, command)) = self.late.pop_front()
         {
-            self.toggle(m, &events, on);
+            self.receive(m, events, command);
         }
     }
 
@@ -323,7 +331,10 @@ impl Conversation {
         let at_token = self.chain.context.len(&m.runner);
         self.disk.changed();
         match self.follow_eviction(&mut m.runner) {
-            Ok(dropped_slots) => events.event(Event::EvictionSet { on, at_token, dropped_slots }),
+            Ok(dropped_slots) => {
+                events.event(Event::EvictionSet { on, at_token, dropped_slots });
+                self.tell_log(events);
+            }
             Err(error) => events.notice(format!("eviction stays as it was: {error}")),
         }
         self.publish(m);
@@ -455,8 +466,12 @@ impl Conversation {
         if let Some(before) = self.before.take_if(|before| !flat.starts_with(&before.flat)) {
             self.keep_older(runner, before);
         }
+        let kept = self.chain.context.log.len();
         if let Err(error) = self.follow_eviction_here(runner, events) {
             events.notice(format!("eviction stays as it was: {error}"));
+        }
+        if self.chain.context.log.len() > kept {
+            self.tell_log(events);
         }
     }
 

@@ -8,15 +8,30 @@ use super::reply::flat_of;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
-use crate::protocol::{Event, EventSender, Pinned, Token, bytes, count};
+use crate::protocol::{Event, EventSender, LogEntry, Pinned, Token, bytes, count};
 use crate::tokenizer::Tokenizer;
 use std::ops::Range;
 
-/// Positions of the tokens that spell a text, of its last occurrence, in a sequence of these tokens.
-fn positions(tokenizer: &Tokenizer, tokens: impl Iterator<Item = Token>, text: &str) -> Option<Range<usize>> {
+/// Which occurrence of a text is meant.
+enum Occurrence {
+    First,
+    Last,
+}
+
+/// Positions of the tokens that spell a text, in a sequence of these tokens.
+fn positions(
+    tokenizer: &Tokenizer,
+    tokens: impl Iterator<Item = Token>,
+    text: &str,
+    which: Occurrence,
+) -> Option<Range<usize>> {
     let text = text.trim();
     let (flat, ends) = flat_of(tokenizer, tokens);
-    let from = flat.rfind(text).filter(|_| !text.is_empty())?;
+    let found = match which {
+        Occurrence::First => flat.find(text),
+        Occurrence::Last => flat.rfind(text),
+    };
+    let from = found.filter(|_| !text.is_empty())?;
     let first = ends.partition_point(|&end| end <= from);
     let last = ends.partition_point(|&end| end < from + text.len());
     Some(first..(last + 1).min(ends.len()))
@@ -29,9 +44,15 @@ fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) 
     if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
 }
 
-/// Pins positions in a checkpoint, if it holds them. One that cannot be changed is released.
-fn pinned<B: Backend>(runner: &mut Runner<B>, mut checkpoint: Context, pin: [u32; 2]) -> Option<Context> {
-    if checkpoint.len(runner) < pin[1] as usize || checkpoint.pin(runner, pin).is_ok() {
+/// Applies an entry that pins or takes a pin back to a checkpoint that holds the positions. One that cannot be changed is
+/// released.
+fn pinned<B: Backend>(runner: &mut Runner<B>, mut checkpoint: Context, entry: LogEntry) -> Option<Context> {
+    let end = match entry {
+        LogEntry::Pin { pin: [_, end] } => end as usize,
+        LogEntry::Unpin { unpin: [start, _] } => start as usize + 1,
+        _ => 0,
+    };
+    if checkpoint.len(runner) < end || checkpoint.apply(runner, entry).is_ok() {
         return Some(checkpoint);
     }
     runner.release(checkpoint.seq);
@@ -42,9 +63,49 @@ impl Conversation {
     /// Pins a message by its text, or tells what that would cost.
     pub(super) fn pin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, text: &str, ask: bool) {
         match self.try_pin(m, text, ask) {
-            Ok(pinned) => events.event(Event::Pinned(Box::new(pinned))),
+            Ok(pinned) => {
+                let done = pinned.done;
+                events.event(Event::Pinned(Box::new(pinned)));
+                if done {
+                    self.tell_log(events);
+                }
+            }
             Err(why) => events.notice(why),
         }
+    }
+
+    /// Takes back the pins of a message, or all.
+    pub(super) fn unpin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, text: Option<&str>) {
+        match self.try_unpin(m, text) {
+            Ok((tokens, dropped_slots)) => {
+                events.event(Event::Unpinned { tokens, dropped_slots });
+                self.tell_log(events);
+            }
+            Err(why) => events.notice(why),
+        }
+    }
+
+    fn try_unpin<B: Backend>(&mut self, m: &mut Loaded<B>, text: Option<&str>) -> Result<(usize, u64), String> {
+        if self.job.is_some() {
+            return Err("no pin is taken back while the model works; try again after the answer".into());
+        }
+        let context = &self.chain.context;
+        let pins = m.runner.cache.pins(context.seq);
+        let positions = match (text, pins) {
+            (_, []) => return Err("nothing is pinned".into()),
+            (None, [first, ..]) => first.start..pins.last().map_or(first.end, |last| last.end),
+            (Some(text), _) => {
+                let told = context.tokens().chain(context.pending);
+                positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
+                    .filter(|found| pins.iter().any(|pin| pin.start < found.end && found.start < pin.end))
+                    .ok_or("that message is not pinned; /unpin all takes every pin back")?
+            }
+        };
+        let unpin = [positions.start as u32, positions.end as u32];
+        let changed = self.chain.context.unpin(&mut m.runner, unpin);
+        let changed = changed.map_err(|error| format!("the pin stays: {error}"))?;
+        self.follow_pins(m, LogEntry::Unpin { unpin });
+        Ok(changed)
     }
 
     fn try_pin<B: Backend>(&mut self, m: &mut Loaded<B>, text: &str, ask: bool) -> Result<Pinned, String> {
@@ -56,11 +117,11 @@ impl Conversation {
         }
         let context = &self.chain.context;
         let told = context.tokens().chain(context.pending);
-        let positions = positions(&m.vocabulary.tokenizer, told, text)
+        let positions = positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
             .ok_or("that message is not in the cache yet; it can be pinned after the next answer")?;
         let is_pinned = |pin: &Range<usize>| pin.start <= positions.start && positions.end <= pin.end;
         if m.runner.cache.pins(context.seq).iter().any(is_pinned) {
-            return Err("that message is pinned already".into());
+            return Err("that message is pinned already; /unpin takes the pin back".into());
         }
         let g = m.runner.cache.geometry();
         let token_bytes = (g.n_layers * g.n_kv_heads * g.slot_bytes()) as u64;
@@ -89,25 +150,31 @@ impl Conversation {
         m: &mut Loaded<B>,
         positions: Range<usize>,
     ) -> Result<(), crate::cache::CacheError> {
-        let (runner, pin) = (&mut m.runner, [positions.start as u32, positions.end as u32]);
-        self.chain.context.pin(runner, pin)?;
-        for checkpoint in [&mut self.before, &mut self.prompt_end] {
-            *checkpoint = checkpoint.take().and_then(|context| pinned(runner, context, pin));
-        }
-        let older = std::mem::take(&mut self.older);
-        self.older = older.into_iter().filter_map(|context| pinned(runner, context, pin)).collect();
-        self.publish(m);
+        let pin = [positions.start as u32, positions.end as u32];
+        self.chain.context.pin(&mut m.runner, pin)?;
+        self.follow_pins(m, LogEntry::Pin { pin });
         Ok(())
     }
 
-    /// Pins a text of a prompt whose tokens `todo` are about to be fed, unless something is pinned already.
+    /// Applies a change of the pins to the checkpoints too.
+    fn follow_pins<B: Backend>(&mut self, m: &mut Loaded<B>, entry: LogEntry) {
+        let runner = &mut m.runner;
+        for checkpoint in [&mut self.before, &mut self.prompt_end] {
+            *checkpoint = checkpoint.take().and_then(|context| pinned(runner, context, entry));
+        }
+        let older = std::mem::take(&mut self.older);
+        self.older = older.into_iter().filter_map(|context| pinned(runner, context, entry)).collect();
+        self.publish(m);
+    }
+
+    /// Pins a text of a prompt whose tokens `todo` are about to be fed, unless a message was pinned before.
     pub(super) fn pin_prompt<B: Backend>(&mut self, m: &mut Loaded<B>, todo: &[Token], text: &str) {
         let context = &mut self.chain.context;
-        if !m.has_policy() || !context.pins().is_empty() {
+        if !m.has_policy() || context.pins().next().is_some() {
             return;
         }
         let told = context.tokens().chain(todo.iter().copied());
-        if let Some(positions) = positions(&m.vocabulary.tokenizer, told, text) {
+        if let Some(positions) = positions(&m.vocabulary.tokenizer, told, text, Occurrence::First) {
             // Tokens that were fed before are in shared pages: without room for copies they stay as they are.
             let _ = context.pin(&mut m.runner, [positions.start as u32, positions.end as u32]);
         }

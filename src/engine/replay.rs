@@ -18,8 +18,8 @@ impl Conversation {
         self.release_twin(&mut m.runner);
         let mut fresh = Chain::idle(Context::new(&mut m.runner, self.eviction)?);
         fresh.context.set_dial(&mut m.runner, self.dial);
-        for pin in self.chain.context.pins() {
-            fresh.context.pin(&mut m.runner, pin)?;
+        for entry in self.chain.context.pins() {
+            fresh.context.apply(&mut m.runner, entry)?;
         }
         let old = std::mem::replace(&mut self.chain, fresh).context;
         self.chain.prefill(old.tokens());
@@ -67,7 +67,11 @@ impl Conversation {
         let tokens = if halt.is_none() { total } else { self.chain.context.len(&m.runner) };
         m.trim();
         self.publish(m);
-        events.event(Event::RebuildDone { cancelled: halt.is_some(), tokens });
+        let cancelled = halt.is_some();
+        events.event(Event::RebuildDone { cancelled, tokens });
+        if !cancelled {
+            self.tell_log(events);
+        }
     }
 
     /// Begins to load the cache of a saved conversation, or to replay its log under its own toggles.

@@ -243,6 +243,16 @@ impl<B: Backend> Runner<B> {
         self.cache.pin(&self.b, seq, positions)
     }
 
+    /// Takes pins back: see [`KvCache::unpin`].
+    pub fn unpin(&mut self, seq: SeqId, positions: std::ops::Range<usize>) -> Result<(usize, u64), CacheError> {
+        self.cache.unpin(&self.b, seq, positions)
+    }
+
+    /// Drops the tokens at these positions: see [`KvCache::drop_positions`].
+    pub fn drop_positions(&mut self, seq: SeqId, positions: std::ops::Range<usize>) -> Result<u64, CacheError> {
+        self.cache.drop_positions(&self.b, seq, positions)
+    }
+
     /// Runs a prefill chunk: feeds up to `max_step` tokens to a sequence. On an error nothing has changed.
     pub fn feed(&mut self, seq: SeqId, tokens: &[Token]) -> Result<(), StepError> {
         let spans = [self.cache.span(seq, 0, tokens.len())];

@@ -6,8 +6,8 @@ use super::runner::{Runner, StepError};
 use crate::backend::Backend;
 use crate::cache::SeqId;
 use crate::checkpoint::dial_file;
-use crate::policy::{DialTable, Dms, MAX_RATIO, Policy, STRENGTHS, SlotMeta};
-use crate::protocol::{Event, EventSender, Keep, Token, WhenFull, count};
+use crate::policy::{DialTable, Dms, MAX_RATIO, Policy, SINKS, STRENGTHS, SlotMeta};
+use crate::protocol::{Event, EventSender, Keep, LogChange, LogEntry, Token, WhenFull, count};
 
 /// Text of the trial prefill: a chat with facts, numbers and code.
 const SAMPLE: &str = include_str!("sample.txt");
@@ -19,6 +19,8 @@ const STEP: f64 = 1.4;
 const NEAR: f64 = 1.05;
 /// Share of a sequence's pages that are freed at once where memory runs out.
 const FREED_SHARE: usize = 8;
+/// Newest tokens that a cache without decisions keeps.
+const NEWEST: usize = 64;
 
 impl<B: Backend> Loaded<B> {
     /// What the model keeps at each setting of the dial: from its file, or by a trial prefill. Fails with a sentence for the
@@ -109,6 +111,7 @@ impl Conversation {
                 self.chain.context.set_dial(&mut m.runner, dial);
                 let at_token = self.chain.context.len(&m.runner);
                 events.event(Event::KeepSet { ratio, trained, at_token });
+                self.tell_log(events);
             }
         }
     }
@@ -126,49 +129,99 @@ impl Conversation {
         }
     }
 
-    /// Drops what the heads marked most strongly, so that a turn goes on where memory has run out. Returns false if
-    /// nothing can be dropped, or the turn is to end.
+    /// Drops what the heads marked most strongly, or the oldest tokens of a cache without decisions, so that a turn goes on
+    /// where memory has run out. Returns false if nothing can be dropped, or the turn is to end.
     pub(super) fn forget<B: Backend>(&mut self, m: &mut Loaded<B>) -> bool {
-        let (Some(job), WhenFull::Forget) = (&self.job, m.when_full) else { return false };
+        let (Some(job), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
         let context = &mut self.chain.context;
-        let Some(Pressure { threshold, live }) = Pressure::find(&m.runner, context.seq) else { return false };
-        let Ok(dropped) = context.forget(&mut m.runner, threshold) else { return false };
-        job.events.notice(format!(
-            "the cache is full: dropped the {:.0} % of it that the heads need least ({} slots); --when-full stop ends the turn \
-             instead",
-            100.0 * dropped as f64 / live.max(1) as f64,
-            count(dropped as usize)
-        ));
+        let live = m.runner.cache.stats(m.runner.backend(), context.seq).live_slots;
+        let (dropped, what) = match m.runner.cache.geometry().policy {
+            Policy::Dms(rule) => {
+                let Some(threshold) = threshold(&m.runner, context.seq, &rule) else { return false };
+                (context.forget(&mut m.runner, threshold), "that the heads need least")
+            }
+            Policy::Dense if m.when_full == WhenFull::Window => {
+                let Some(oldest) = oldest(&m.runner, context.seq) else { return false };
+                (context.drop_positions(&mut m.runner, oldest), "that is oldest after the first tokens")
+            }
+            Policy::Dense | Policy::Window(_) => return false,
+        };
+        let Ok(dropped) = dropped else { return false };
+        if self.forgotten.times == 0 {
+            job.events.notice(format!(
+                "the cache is full: dropped the {:.0} % of it {what} ({} slots); --when-full stop ends the turn instead",
+                100.0 * dropped as f64 / live.max(1) as f64,
+                count(dropped as usize)
+            ));
+        }
+        self.forgotten.times += 1;
+        self.forgotten.slots += dropped;
         dropped > 0
     }
-}
 
-/// What to drop from a sequence.
-struct Pressure {
-    threshold: u16,
-    /// Slots of the sequence before.
-    live: usize,
-}
-
-impl Pressure {
-    /// Finds the largest threshold that frees a share of the sequence's pages, or else all that can be freed.
-    fn find<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<Self> {
-        let rule = match runner.cache.geometry().policy {
-            Policy::Dms(rule) => rule,
-            Policy::Dense | Policy::Window(_) => return None,
-        };
-        let lanes = Lanes::read(runner, seq, &rule);
-        let pages: usize = lanes.live.iter().map(|live| live.div_ceil(lanes.page_slots)).sum();
-        // A page for each lane, so that the next step has what it may need.
-        let goal = (pages / FREED_SHARE).max(lanes.live.len()).min(pages);
-        let (mut low, mut high) = (1, STRENGTHS);
-        while low + 1 < high {
-            let middle = (low + high) / 2;
-            if lanes.freed(middle) >= goal { low = middle } else { high = middle }
+    /// Says how much went in a job that ended, if it was more than the first notice said. Returns the slots.
+    pub(super) fn tell_forgotten(&mut self, events: &EventSender) -> u64 {
+        let Forgotten { times, slots } = std::mem::take(&mut self.forgotten);
+        if times > 1 {
+            let slots = count(slots as usize);
+            events.notice(format!(
+                "the cache was full {times} times in this turn, and {slots} slots were dropped in all"
+            ));
         }
-        let live = lanes.live.iter().sum();
-        (lanes.freed(low) > 0).then_some(Self { threshold: low as u16, live })
+        slots
     }
+
+    /// Reports a change of the log that no turn will report.
+    pub(super) fn tell_log(&mut self, events: &EventSender) {
+        let context = &self.chain.context;
+        let is_known = |log: &[LogEntry]| log.iter().any(|entry| matches!(entry, LogEntry::Token(_)));
+        // What precedes the first token is part of the first turn.
+        if self.job.is_some() || context.log == self.reported || !(is_known(&context.log) || is_known(&self.reported)) {
+            return;
+        }
+        let log_base = context.log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
+        let log = context.log[log_base..].to_vec();
+        events.event(Event::LogChanged(Box::new(LogChange { log_base, log, pending: context.pending })));
+        self.reported.clone_from(&context.log);
+        self.disk.changed();
+    }
+}
+
+/// What was dropped for want of memory since a job began.
+#[derive(Default)]
+pub(super) struct Forgotten {
+    times: usize,
+    slots: u64,
+}
+
+/// Positions of a dense sequence whose tokens are to be dropped: the oldest after the first few, as many as free a share of its
+/// pages. `None` if the newest tokens would have to go.
+fn oldest<B: Backend>(runner: &Runner<B>, seq: SeqId) -> Option<[u32; 2]> {
+    // All lanes store the same tokens.
+    let mut stored: Vec<usize> =
+        runner.cache.slot_metas(runner.backend(), seq, 0, 0).iter().map(|meta| meta.position()).collect();
+    stored.sort_unstable();
+    let page_slots = runner.cache.geometry().page_slots;
+    let pages = stored.len().div_ceil(page_slots);
+    let goal = pages.div_ceil(FREED_SHARE).max(1);
+    let left = pages.checked_sub(goal)? * page_slots;
+    let end = SINKS + stored.len() - left;
+    (left >= SINKS + NEWEST).then(|| [stored[SINKS] as u32, stored[end - 1] as u32 + 1])
+}
+
+/// The largest strength from which on dropping frees a share of a sequence's pages, or else all that can be freed. `None` if
+/// nothing can.
+fn threshold<B: Backend>(runner: &Runner<B>, seq: SeqId, rule: &Dms) -> Option<u16> {
+    let lanes = Lanes::read(runner, seq, rule);
+    let pages: usize = lanes.live.iter().map(|live| live.div_ceil(lanes.page_slots)).sum();
+    // A page for each lane, so that the next step has what it may need.
+    let goal = (pages / FREED_SHARE).max(lanes.live.len()).min(pages);
+    let (mut low, mut high) = (1, STRENGTHS);
+    while low + 1 < high {
+        let middle = (low + high) / 2;
+        if lanes.freed(middle) >= goal { low = middle } else { high = middle }
+    }
+    (lanes.freed(low) > 0).then_some(low as u16)
 }
 
 /// Slots of every lane that may be dropped, by strength.

@@ -24,6 +24,21 @@ pub enum LogEntry {
     Pin {
         pin: [u32; 2],
     },
+    /// Tokens at these positions are pinned no longer. Those that are stored stay until memory runs out.
+    Unpin {
+        unpin: [u32; 2],
+    },
+    /// Memory ran out in a cache without decisions: the tokens at these positions were dropped.
+    Drop {
+        drop: [u32; 2],
+    },
+}
+
+impl LogEntry {
+    /// Whether it changes which positions are pinned.
+    pub fn is_pin(&self) -> bool {
+        matches!(self, LogEntry::Pin { .. } | LogEntry::Unpin { .. })
+    }
 }
 
 /// Reads a number or an object with one key without buffering, as a derived untagged enum would: logs may hold millions of
@@ -35,7 +50,7 @@ impl<'de> Deserialize<'de> for LogEntry {
             type Value = LogEntry;
 
             fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-                f.write_str("a token id, or an object with eviction, dial, forget or pin")
+                f.write_str("a token id, or an object with eviction, dial, forget, pin, unpin or drop")
             }
 
             fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<LogEntry, E> {
@@ -49,16 +64,18 @@ impl<'de> Deserialize<'de> for LogEntry {
                     dial: Option<f32>,
                     forget: Option<u16>,
                     pin: Option<[u32; 2]>,
+                    unpin: Option<[u32; 2]>,
+                    drop: Option<[u32; 2]>,
                 }
                 let change = Change::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
-                let tokens = 0..=MAX_CONTEXT as u32;
+                let fits = |range: [u32; 2]| range[0] < range[1] && range[1] <= MAX_CONTEXT as u32;
                 match change {
                     Change { eviction: Some(eviction), .. } => Ok(LogEntry::Toggle { eviction }),
                     Change { dial: Some(dial), .. } if dial.is_finite() => Ok(LogEntry::Dial { dial }),
                     Change { forget: Some(forget), .. } => Ok(LogEntry::Forget { forget }),
-                    Change { pin: Some(pin), .. } if pin[0] < pin[1] && tokens.contains(&pin[1]) => {
-                        Ok(LogEntry::Pin { pin })
-                    }
+                    Change { pin: Some(pin), .. } if fits(pin) => Ok(LogEntry::Pin { pin }),
+                    Change { unpin: Some(unpin), .. } if fits(unpin) => Ok(LogEntry::Unpin { unpin }),
+                    Change { drop: Some(drop), .. } if fits(drop) => Ok(LogEntry::Drop { drop }),
                     _ => Err(serde::de::Error::custom("an entry without a key or a value that is known")),
                 }
             }
@@ -79,11 +96,23 @@ mod tests {
             LogEntry::Dial { dial: -0.1 },
             LogEntry::Forget { forget: 980 },
             LogEntry::Pin { pin: [3, 9] },
+            LogEntry::Unpin { unpin: [4, 9] },
+            LogEntry::Drop { drop: [4, 20] },
         ];
         let text = serde_json::to_string(&entries).unwrap();
-        assert_eq!(text, r#"[7,{"eviction":false},{"dial":-0.1},{"forget":980},{"pin":[3,9]}]"#);
+        assert_eq!(
+            text,
+            r#"[7,{"eviction":false},{"dial":-0.1},{"forget":980},{"pin":[3,9]},{"unpin":[4,9]},{"drop":[4,20]}]"#
+        );
         assert_eq!(serde_json::from_str::<Vec<LogEntry>>(&text).unwrap(), entries);
-        for broken in [r#"{"dial":1e40}"#, r#"{"pin":[9,3]}"#, r#"{"pin":[0,2000000]}"#, r#"{"forget":-1}"#, "{}"] {
+        for broken in [
+            r#"{"dial":1e40}"#,
+            r#"{"pin":[9,3]}"#,
+            r#"{"pin":[0,2000000]}"#,
+            r#"{"drop":[4,4]}"#,
+            r#"{"forget":-1}"#,
+            "{}",
+        ] {
             assert!(serde_json::from_str::<LogEntry>(broken).is_err(), "{broken}");
         }
     }

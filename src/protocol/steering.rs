@@ -1,5 +1,7 @@
 //! How much of a conversation is kept: the dial, pins, and what happens where memory runs out.
 
+use super::{LogEntry, Token};
+
 /// A message that is pinned, or could be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pinned {
@@ -11,6 +13,16 @@ pub struct Pinned {
     pub stored: f64,
     /// Whether it is pinned now.
     pub done: bool,
+}
+
+/// The log of a conversation after a change between two turns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogChange {
+    /// As in [`TurnReport`](super::TurnReport): the first entries of the log that was told last, then `log`.
+    pub log_base: usize,
+    pub log: Vec<LogEntry>,
+    /// The token after the log, which is not fed yet.
+    pub pending: Option<Token>,
 }
 
 /// How much of a conversation is kept.
@@ -31,6 +43,8 @@ pub enum WhenFull {
     /// The turn ends.
     #[default]
     Stop,
-    /// The tokens that the heads marked most strongly are dropped, and the turn goes on.
+    /// The tokens that the heads marked most strongly are dropped, and the turn goes on. A cache without decisions ends the turn.
     Forget,
+    /// As `Forget`, but a cache without decisions drops its oldest tokens except the first few.
+    Window,
 }

@@ -12,6 +12,8 @@ pub enum Argument {
     Text,
     OnOff,
     Forget,
+    Pin,
+    Unpin,
     Setting,
     Theme,
     Copy,
@@ -51,7 +53,8 @@ specs! {
     "models" "" None "the models on this machine: size, shape, DMS, licence; Enter loads one",
     "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
     "forget" "less|more|N|trained" Forget "how much is forgotten from here on; N: compression ratio",
-    "pin" "" None "never forget your last (or the chosen) message",
+    "pin" "[system]" Pin "never forget your last (or the chosen) message, or the system prompt",
+    "unpin" "[system|all]" Unpin "take the pin of that message back, or every pin",
     "rebuild" "" None "rebuild the cache under the eviction state now set",
     "recall" "TEXT" Text "ask whether the model still knows a text of this conversation",
     "twin" "on|off" OnOff "compare the next answers with a copy that drops nothing",
@@ -234,6 +237,8 @@ fn argument_candidates(argument: Argument, typed: &str, sources: &Sources) -> Ve
         Argument::Forget => {
             pairs(&[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")])
         }
+        Argument::Pin => pairs(&[("system", "the system prompt")]),
+        Argument::Unpin => pairs(&[("system", "the system prompt"), ("all", "every pin")]),
         Argument::Theme => (sources.themes)().into_iter().map(|t| (t, String::new())).collect(),
         Argument::Model => models(typed, sources),
         Argument::Copy => pairs(&[("code", "the last code block"), ("all", "the whole conversation")]),

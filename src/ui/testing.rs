@@ -114,6 +114,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         seed: 7,
         sampling: SamplingParams::default(),
         eviction: true,
+        forgotten_slots: 0,
         kv: snapshot(472, 8, 4).kv,
         twin: None,
         log_base: 0,

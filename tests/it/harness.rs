@@ -29,7 +29,7 @@ pub struct Session<'a> {
     pub watch: Watch,
     pub handle: EngineHandle,
     pub info: Arc<ModelInfo>,
-    /// Assembled from reports.
+    /// Assembled from reports and changes between turns.
     pub log: Vec<LogEntry>,
     pub exchanges: Vec<Exchange>,
     /// Events since the last command, except those waited for.
@@ -54,7 +54,7 @@ impl<'a> Session<'a> {
         watch.seen().commands = Some(handle.commands.clone());
         let mut events = Vec::new();
         let ready = |e: &Event| if let Event::Ready(info) = e { Some(info.clone()) } else { None };
-        let info = wait(&mut handle, &mut events, ready);
+        let info = wait(&mut handle, &mut events, &mut Vec::new(), ready);
         Self {
             tiny,
             watch,
@@ -83,7 +83,7 @@ impl<'a> Session<'a> {
 
     /// Waits for an event that `pick` accepts. Others are kept in `events`.
     pub fn wait<T>(&mut self, pick: impl FnMut(&Event) -> Option<T>) -> T {
-        wait(&mut self.handle, &mut self.events, pick)
+        wait(&mut self.handle, &mut self.events, &mut self.log, pick)
     }
 
     pub fn notices(&self) -> Vec<&str> {
@@ -193,7 +193,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Switches eviction while the engine is idle. The next report adds it to the log.
+    /// Switches eviction while the engine is idle.
     pub fn toggle(&mut self, on: bool) -> u64 {
         self.send(Command::SetEviction(on));
         self.wait(|e| match e {
@@ -248,15 +248,26 @@ fn ask(out: &mut Vec<Piece>, question: &str) {
     out.extend([control("<|im_start|>"), text("assistant\n")]);
 }
 
-fn wait<T>(handle: &mut EngineHandle, kept: &mut Vec<Event>, mut pick: impl FnMut(&Event) -> Option<T>) -> T {
+fn wait<T>(
+    handle: &mut EngineHandle,
+    kept: &mut Vec<Event>,
+    log: &mut Vec<LogEntry>,
+    mut pick: impl FnMut(&Event) -> Option<T>,
+) -> T {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match handle.events.try_recv() {
             Ok(Response { event: Event::LoadFailed(why) | Event::Failed(why), .. }) => panic!("{why}"),
-            Ok(Response { event, .. }) => match pick(&event) {
-                Some(wanted) => return wanted,
-                None => kept.push(event),
-            },
+            Ok(Response { event, .. }) => {
+                if let Event::LogChanged(change) = &event {
+                    log.truncate(change.log_base);
+                    log.extend(&change.log);
+                }
+                match pick(&event) {
+                    Some(wanted) => return wanted,
+                    None => kept.push(event),
+                }
+            }
             Err(_) => {
                 assert!(Instant::now() < deadline, "the engine says nothing; so far {kept:?}");
                 std::thread::sleep(Duration::from_micros(200));

@@ -4,7 +4,7 @@ use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
 use crate::pty::{Chat, answer};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::cache::file::Opened;
-use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest};
+use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest, WhenFull};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -81,6 +81,23 @@ fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
         let logits = |s: &Session, from: usize| s.watch.seen().logits[from..].to_vec();
         assert!(logits(&s, first) == logits(&other, 0) && a.generated.len() > STEP, "{form:?}: bit-equal logits");
     }
+}
+
+#[test]
+fn a_dense_cache_that_dropped_its_oldest_tokens_is_kept_too() {
+    let tiny = talker(Form::Plain, 905);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let limit = 4 * 8 * 16 * 260;
+    let mut s = Session::with(&tiny, |o| (o.when_full, o.kv_limit) = (WhenFull::Window, Some(limit)));
+    keep(&mut s, &path, LIMIT);
+    s.ask(&QUESTION.repeat(4));
+    assert!(s.log.iter().any(|e| matches!(e, LogEntry::Drop { .. })));
+    written(&path, s.tokens().len());
+    let request = resume(&s, path);
+    let (mut other, fed) = restored(&tiny, &s, request);
+    assert_eq!((fed, other.notices()), (0, vec![]));
+    assert_eq!(other.stored(), s.stored());
 }
 
 #[test]
@@ -195,6 +212,58 @@ fn a_cache_comes_back_from_disk() {
     assert!(pruned.starts_with("removed 0 caches of 0 B; 1 cache of "), "{pruned}");
     let [pruned, _] = once(&["sessions", "prune", "--all"]);
     assert!(pruned.starts_with("removed 1 cache of ") && !files[0].exists() && files[1].exists(), "{pruned}");
+}
+
+/// A dial and a pin that were set after the last answer are there after a kill.
+#[test]
+fn steering_after_the_last_answer_outlives_a_kill() {
+    let home = tempfile::tempdir().unwrap();
+    let short = ["--max-tokens", "6"];
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &short);
+    chat.until_shows("Try one of these");
+    chat.say("What can you do?");
+    answer(&chat, 1);
+    chat.say("/forget 2");
+    chat.until_shows("kept from here on");
+    chat.say("/pin");
+    chat.until_shows("Never forget this message?");
+    chat.keys("y");
+    chat.until_shows("pinned: ");
+    let session = || {
+        let files = std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|e| e.unwrap().path());
+        let path = files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")).unwrap();
+        std::fs::read_to_string(path).unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while !session().contains("\"pin\":") {
+        assert!(Instant::now() < until, "the pin is saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Kills it.
+    drop(chat);
+    let steering = |text: &str| -> Vec<LogEntry> {
+        let mut loaded = dmschat::chat::session::load(text.as_bytes(), "x").unwrap();
+        assert_eq!(loaded.problems.len(), 0);
+        let mut info = crate::session::info();
+        info.vocab = usize::MAX;
+        (info.model_fingerprint, info.tokenizer_fingerprint) =
+            (loaded.stamp().model_fingerprint.clone(), loaded.stamp().tokenizer_fingerprint.clone());
+        let (request, notice) = loaded.restore_for(&info);
+        assert_eq!(notice, None);
+        request.log.into_iter().filter(|e| !matches!(e, LogEntry::Token(_))).collect()
+    };
+    let saved = steering(&session());
+    assert!(matches!(saved[..], [LogEntry::Dial { .. }, LogEntry::Pin { .. }]), "{saved:?}");
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &[&short[..], &["--continue"]].concat());
+    chat.until_shows("opened; loaded into the cache");
+    chat.say("/unpin");
+    chat.until_shows("no longer pinned: ");
+    chat.say("What can you do?");
+    answer(&chat, 2);
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+    let now = steering(&session());
+    assert!(now.starts_with(&saved) && matches!(now[2..], [LogEntry::Unpin { .. }]), "{now:?}");
 }
 
 /// Checkpoints of earlier turns are bounded by number, bytes and the memory there is.

@@ -4,6 +4,7 @@
 use crate::tiny::Tiny;
 use dmschat::policy::least_decision;
 use dmschat::protocol::LogEntry;
+use std::ops::Range;
 
 /// How K and V are rounded by being stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,22 +47,43 @@ struct Sweeps {
     dials: Vec<f64>,
     /// Times when memory ran out: tokens fed by then, and the least decision that was dropped.
     forgets: Vec<(usize, f64)>,
-    /// Whether the token at a position is pinned, from the start of the log.
-    pins: Vec<(usize, usize)>,
+    /// Whether a decision is about the token before its own.
+    shift: bool,
+    /// Ranges of positions that are pinned, from the start of the log up to a number of tokens.
+    pins: Vec<(Range<usize>, usize)>,
+    /// Positions that were dropped, and tokens fed by then.
+    drops: Vec<(Range<usize>, usize)>,
 }
 
 impl Sweeps {
     /// Whether a token was dropped for want of memory before the query at `query`.
     fn forgot(&self, key: usize, decision: Option<f64>, query: usize, window: usize) -> bool {
-        let gone =
-            |&(n, least): &(usize, f64)| n <= query && key + window + 1 < n && decision.is_some_and(|d| d >= least);
-        self.forgets.iter().any(gone)
+        let pinned_until = self.pins.iter().filter(|(pin, _)| pin.contains(&key)).map(|(_, until)| *until).max();
+        // The decision about a token that was pinned when it was made is not known.
+        let decided_at = key + usize::from(self.shift);
+        let gone = |&(n, least): &(usize, f64)| {
+            let decision = match pinned_until {
+                Some(until) if n < until => None,
+                Some(until) if decided_at < until => Some(-1e-3),
+                _ => decision,
+            };
+            n <= query && key + window + 1 < n && decision.is_some_and(|d| d >= least)
+        };
+        let dropped = |(range, n): &(Range<usize>, usize)| *n <= query && range.contains(&key);
+        self.forgets.iter().any(gone) || self.drops.iter().any(dropped)
+    }
+
+    /// Whether the token at a position was pinned when it was decided about.
+    fn pinned(&self, key: usize) -> bool {
+        self.pins.iter().any(|(pin, until)| pin.contains(&key) && key + usize::from(self.shift) < *until)
     }
 }
 
-fn sweeps(log: &[LogEntry]) -> (Vec<usize>, Sweeps) {
+fn sweeps(log: &[LogEntry], shift: bool) -> (Vec<usize>, Sweeps) {
     let (mut tokens, mut at, mut newest, mut on) = (Vec::new(), Vec::new(), None, true);
-    let (mut dials, mut dial, mut forgets, mut pins) = (Vec::new(), 0.0, Vec::new(), Vec::new());
+    let (mut dials, mut dial, mut forgets) = (Vec::new(), 0.0, Vec::new());
+    let (mut pins, mut drops) = (Vec::<(Range<usize>, usize)>::new(), Vec::new());
+    let range = |ends: [u32; 2]| ends[0] as usize..ends[1] as usize;
     for entry in log {
         match *entry {
             LogEntry::Token(token) => {
@@ -83,10 +105,20 @@ fn sweeps(log: &[LogEntry]) -> (Vec<usize>, Sweeps) {
                 newest = tokens.len().checked_sub(1).or(newest);
                 forgets.push((tokens.len(), least_decision(forget.max(1).into()) as f64));
             }
-            LogEntry::Pin { pin } => pins.push((pin[0] as usize, pin[1] as usize)),
+            LogEntry::Pin { pin } => pins.push((range(pin), usize::MAX)),
+            LogEntry::Unpin { unpin } => {
+                let unpin = range(unpin);
+                for (pin, until) in std::mem::take(&mut pins) {
+                    let rest = [pin.start..pin.end.min(unpin.start), pin.start.max(unpin.end)..pin.end];
+                    pins.extend(rest.map(|rest| (rest, until)));
+                    let taken = pin.start.max(unpin.start)..pin.end.min(unpin.end);
+                    pins.push((taken, until.min(tokens.len())));
+                }
+            }
+            LogEntry::Drop { drop } => drops.push((range(drop), tokens.len())),
         }
     }
-    (tokens, Sweeps { at, end: newest, dials, forgets, pins })
+    (tokens, Sweeps { at, end: newest, dials, forgets, shift, pins, drops })
 }
 
 /// Whether the token at `key` outlived a sweep when the newest token stood at `newest`.
@@ -100,8 +132,8 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
 
 /// As [`run`]. `budget`: not the model's own policy but a window of so many slots, four of them for the first tokens.
 pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Option<usize>) -> Outcome {
-    let (tokens, sweeps) = sweeps(log);
     let s = &tiny.spec;
+    let (tokens, sweeps) = sweeps(log, s.shift() == 1);
     let window = budget.map_or(s.window, |budget| budget - 5);
     let embed = &tiny.weights["model.embed_tokens.weight"];
     let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embed[t * s.hidden..(t + 1) * s.hidden].to_vec()).collect();
@@ -122,9 +154,8 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
             Some(_) => vec![(0..x.len()).map(|key| key >= 4).collect(); s.n_kv_heads],
             None => layer.marks(&beyond, x.len()),
         };
-        let pinned = |key: usize| sweeps.pins.iter().any(|&(from, to)| (from..to).contains(&key));
         for marks in &mut marks {
-            (0..x.len()).filter(|&key| pinned(key)).for_each(|key| marks[key] = false);
+            (0..x.len()).filter(|&key| sweeps.pinned(key)).for_each(|key| marks[key] = false);
         }
         marks_seen += beyond.iter().flatten().filter(|&&d| d > 0.0).count();
         out.margin = beyond.iter().flatten().fold(out.margin, |m, d| m.min(d.abs()));
@@ -133,7 +164,7 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
         }
         let forgot = |query: usize, key: usize, head: usize| {
             let decision = decisions.get(key + s.shift()).map(|d| d[if s.per_layer { 0 } else { head }]);
-            !pinned(key) && sweeps.forgot(key, decision, query, window)
+            sweeps.forgot(key, decision, query, window)
         };
         let sees = |query: usize, key: usize, head: usize| {
             key <= query && survives(key, marks[head][key], sweeps.at[query], window) && !forgot(query, key, head)

@@ -35,7 +35,9 @@ fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -> us
             LogEntry::Toggle { eviction } => drop(runner.set_eviction(seq, eviction).expect("room")),
             LogEntry::Dial { dial } => drop(runner.set_dial(seq, dial)),
             LogEntry::Forget { forget } => drop(runner.forget(seq, forget).expect("room")),
-            LogEntry::Pin { pin } => runner.pin(seq, pin[0] as usize..pin[1] as usize).expect("room"),
+            LogEntry::Pin { pin: [a, b] } => runner.pin(seq, a as usize..b as usize).expect("room"),
+            LogEntry::Unpin { unpin: [a, b] } => drop(runner.unpin(seq, a as usize..b as usize).expect("room")),
+            LogEntry::Drop { drop: [a, b] } => drop(runner.drop_positions(seq, a as usize..b as usize).expect("room")),
         }
         let tokens: Vec<u32> =
             part.iter().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None }).collect();
@@ -136,7 +138,9 @@ fn dials_pins_and_full_memory_act_between_chunks_as_between_tokens() {
             }
             log.insert(50, LogEntry::Forget { forget: strength(-0.5 + decision(rng) / 4.0) as u16 });
             log.insert(0, LogEntry::Pin { pin: [3, 9] });
-            log.insert(20, LogEntry::Pin { pin: [17, 40] });
+            log.insert(20, LogEntry::Pin { pin: [17, 44] });
+            // Some of its tokens are decided about, others are not fed yet.
+            log.insert(40, LogEntry::Unpin { unpin: [30, 60] });
             log
         };
         let clear = (0..400).find_map(|_| {
@@ -156,10 +160,31 @@ fn dials_pins_and_full_memory_act_between_chunks_as_between_tokens() {
             // Pins hold: every head stores all pinned tokens, unmarked.
             for slots in stored(&runner, seq).iter().flatten() {
                 let kept = |p: usize| slots.contains(&(p, false));
-                assert!((3..9).chain(17..40).all(kept));
+                assert!((3..9).chain(17..30).all(kept));
             }
             runner.release(seq);
         }
+    }
+}
+
+#[test]
+fn a_cache_without_decisions_goes_on_without_the_tokens_it_dropped() {
+    let tiny = Tiny::new(Spec::new(true, Form::Plain), 170);
+    let mut log = random_log(&mut Rng(9200), 120, 0);
+    for (at, drop) in [(100, [31, 60]), (70, [20, 31]), (40, [4, 20])] {
+        log.insert(at, LogEntry::Drop { drop });
+    }
+    let wanted = reference::run(&tiny, &log, Rounding::None);
+    let mut runner = runner(&tiny, Codec::F32);
+    for seed in [1, 2] {
+        let (seq, logits) = feed(&mut runner, &log, step_lengths(seed));
+        assert_eq!(stored(&runner, seq), wanted.stored);
+        let worst = max_difference(&logits, &wanted.logits);
+        assert!(worst < 1e-4, "logits differ by {worst}");
+        let stats = runner.cache.stats(runner.backend(), seq);
+        assert_eq!(stats.live_slots as usize, 64 * tiny.spec.n_layers * tiny.spec.n_kv_heads);
+        assert_eq!(runner.cache.audit(runner.backend()), Ok(stats.pages));
+        runner.release(seq);
     }
 }
 

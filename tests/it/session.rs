@@ -4,7 +4,7 @@ use crate::template::report;
 use dmschat::chat::Conversation;
 use dmschat::chat::session::{Session, Store, load, markdown, write_atomically};
 use dmschat::protocol::{
-    KvStats, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, WeightsInfo,
+    KvStats, LogChange, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, WeightsInfo,
 };
 use std::fs;
 use std::io::Write;
@@ -142,6 +142,31 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     assert_eq!(store.find("new name").unwrap().id, id);
     store.delete(&id).unwrap();
     assert!(store.find(&id).is_err());
+}
+
+#[test]
+fn a_change_of_the_log_after_the_last_turn_is_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path().to_owned());
+    let mut session = store.create();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("first"), "one", 0);
+    turn(&mut chat, Some("second"), "two", 3);
+    let pin = LogEntry::Pin { pin: [1, 2] };
+    chat.log_changed(Box::new(LogChange { log_base: 4, log: vec![pin], pending: Some(7) }));
+    session.sync(&mut chat, &info()).unwrap();
+    let loaded = |text: &str| load(text.as_bytes(), "x").unwrap();
+    let mut read = loaded(session.jsonl());
+    let (restore, _) = read.restore_for(&info());
+    let tokens = [1, 1, 1, 2].map(LogEntry::Token);
+    assert_eq!((restore.log, restore.pending, read.problems.len()), ([&tokens[..], &[pin]].concat(), Some(7), 0));
+    // One that does not join up, and an entry that says nothing.
+    for (from, to) in [("\"log_base\":4", "\"log_base\":400"), ("{\"pin\":[1,2]}", "{\"pin\":[2,1]}")] {
+        let text = session.jsonl().replace(from, to);
+        let mut read = loaded(&text);
+        let (restore, notice) = read.restore_for(&info());
+        assert!(!restore.log.contains(&pin) && notice.is_some() | (read.problems.len() == 1), "{notice:?}");
+    }
 }
 
 #[test]

@@ -324,8 +324,15 @@ impl Backend for Spy {
         self.lent(kv, |kv| self.cpu.compact(kv, seq, threshold));
     }
 
-    fn pin_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: std::ops::Range<usize>) {
-        self.lent(kv, |kv| self.cpu.pin_slots(kv, seq, positions));
+    fn rate_slots(
+        &self,
+        kv: &mut KvTables<Self>,
+        seq: usize,
+        positions: std::ops::Range<usize>,
+        strength: usize,
+        marked: bool,
+    ) {
+        self.lent(kv, |kv| self.cpu.rate_slots(kv, seq, positions, strength, marked));
     }
 
     fn presence(&self, kv: &KvTables<Self>, seq: usize, n: usize, filter: LaneFilter, at: usize) -> PresenceCounts {

@@ -122,6 +122,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         seed: u64::MAX,
         sampling: SamplingParams::default(),
         eviction: true,
+        forgotten_slots: 0,
         kv: KvStats::empty("f32", 2, 2),
         twin: None,
         log_base: 0,

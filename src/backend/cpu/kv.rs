@@ -172,28 +172,27 @@ pub(super) fn release(kv: &mut KvTables<Cpu>, seq: usize) {
 
 pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize, threshold: usize) {
     let g = kv.geometry;
-    let Some(rule) = g.policy.rule() else { return };
-    let n = kv.seq_len[seq] as usize;
+    let (policy, n) = (g.policy, kv.seq_len[seq] as usize);
     for layer in 0..g.n_layers {
         for head in 0..g.n_kv_heads {
             let mut lane = Lane::of(kv, layer, seq, head);
             let kept: Vec<usize> =
-                (0..*lane.live as usize).filter(|&slot| !rule.drops(n, lane.meta(slot), threshold)).collect();
+                (0..*lane.live as usize).filter(|&slot| !policy.drops(n, lane.meta(slot), threshold)).collect();
             if kept.len() < *lane.live as usize {
-                compact_lane(&mut lane, &kept, n.saturating_sub(rule.ring_len()));
+                compact_lane(&mut lane, &kept, n.saturating_sub(policy.ring_len()));
             }
         }
     }
 }
 
-pub(super) fn pin_slots(kv: &mut KvTables<Cpu>, seq: usize, positions: Range<usize>) {
+pub(super) fn rate_slots(kv: &mut KvTables<Cpu>, seq: usize, positions: Range<usize>, strength: usize, marked: bool) {
     for layer in 0..kv.geometry.n_layers {
         for head in 0..kv.geometry.n_kv_heads {
             let mut lane = Lane::of(kv, layer, seq, head);
             for slot in 0..*lane.live as usize {
                 let position = lane.meta(slot).position();
                 if positions.contains(&position) {
-                    lane.set_meta(slot, SlotMeta::new(position, 0, false));
+                    lane.set_meta(slot, SlotMeta::new(position, strength, marked));
                 }
             }
         }

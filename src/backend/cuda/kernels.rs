@@ -266,7 +266,7 @@ kernels! {
         Fork "fork" "kii",
         Release "release" "ki",
         Compact "compact" "kii",
-        PinSlots "pin_slots" "kiii",
+        RateSlots "rate_slots" "kiiii",
         SlotMetas "slot_metas" "pkiii",
     }
     "presence" {

@@ -325,14 +325,20 @@ pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
 }
 
 pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshold: usize) {
-    if kv.geometry.policy.rule().is_some() {
-        over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]);
-        reclaim(cuda, kv);
-    }
+    over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]);
+    reclaim(cuda, kv);
 }
 
-pub(super) fn pin_slots(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, positions: Range<usize>) {
-    over_lanes(cuda, kv, Kernel::PinSlots, 32, &[seq, positions.start, positions.end]);
+pub(super) fn rate_slots(
+    cuda: &Cuda,
+    kv: &mut KvTables<Cuda>,
+    seq: usize,
+    positions: Range<usize>,
+    strength: usize,
+    marked: bool,
+) {
+    let rating = SlotMeta::new(0, strength, marked).0 as usize;
+    over_lanes(cuda, kv, Kernel::RateSlots, 32, &[seq, positions.start, positions.end, rating]);
     reclaim(cuda, kv);
 }
 

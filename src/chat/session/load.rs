@@ -115,6 +115,11 @@ impl Loading {
                 self.eviction = Some(toggle.eviction);
                 self.log_toggle(toggle.at_token, toggle.eviction);
             }
+            Record::Log(record) => {
+                self.conversation.restore_id(record.id);
+                self.extend_log(record.log_base, &record.log);
+                self.pending = Some(record.pending);
+            }
             Record::Head(head) => {
                 self.conversation.restore_id(head.id);
                 if !self.conversation.restore_head(head.parent) {
@@ -152,10 +157,7 @@ impl Loading {
     fn turn(&mut self, turn: Turn) -> Result<(), String> {
         let report = turn.report;
         // The tokens are counted even if the text is not usable.
-        self.log_fits &= report.log_base <= self.log.len();
-        self.cut_log(report.log_base);
-        self.tokens += report.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
-        self.log.extend(report.log.iter().copied());
+        self.extend_log(report.log_base, &report.log);
         self.pending = report.pending;
         self.eviction = Some(report.eviction);
         if let Some(user) = turn.user {
@@ -175,6 +177,14 @@ impl Loading {
         message.report = Some(Box::new(report));
         self.conversation.restore(message);
         Ok(())
+    }
+
+    /// Replaces the log after its first `base` entries.
+    fn extend_log(&mut self, base: usize, log: &[LogEntry]) {
+        self.log_fits &= base <= self.log.len();
+        self.cut_log(base);
+        self.tokens += log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
+        self.log.extend(log);
     }
 
     /// Truncates the log to `n` entries.
@@ -231,6 +241,7 @@ fn check_numbers(record: &Record) -> Result<(), String> {
             numbers.extend(kept);
             numbers.extend(turn.user.iter().flat_map(|u| [u.id, u.parent.unwrap_or(0)]));
         }
+        Record::Log(record) => numbers.push(record.log_base as u64),
         Record::Toggle(toggle) => numbers.extend([toggle.at_token as u64, toggle.dropped_slots]),
         Record::Edit(edit) => numbers.push(edit.of),
         _ => {}

@@ -2,7 +2,7 @@
 
 use crate::chat::conversation::MessageId;
 use crate::chat::retention::Retention;
-use crate::protocol::{ModelInfo, ModelReference, TurnReport, WeightsInfo};
+use crate::protocol::{LogEntry, ModelInfo, ModelReference, Token, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -20,6 +20,7 @@ pub enum Record {
     Message(Said),
     Edit(Edit),
     Toggle(Toggle),
+    Log(Log),
     Head(Head),
     System(System),
     Title(Title),
@@ -36,6 +37,7 @@ impl Record {
             "message" => Record::Message(from_slice(line)?),
             "edit" => Record::Edit(from_slice(line)?),
             "toggle" => Record::Toggle(from_slice(line)?),
+            "log" => Record::Log(from_slice(line)?),
             "head" => Record::Head(from_slice(line)?),
             "system" => Record::System(from_slice(line)?),
             "title" => Record::Title(from_slice(line)?),
@@ -54,6 +56,7 @@ impl Record {
             Record::Message(r) => (r.id, r.parent),
             Record::Edit(r) => (r.id, r.parent),
             Record::Toggle(r) => (r.id, r.parent),
+            Record::Log(r) => (r.id, r.parent),
             Record::Head(r) => (r.id, r.parent),
             Record::System(r) => (r.id, r.parent),
             Record::Title(r) => (r.id, r.parent),
@@ -225,6 +228,18 @@ pub struct Toggle {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_text: Option<usize>,
     pub dropped_slots: u64,
+}
+
+/// The token log changed between two turns: its first `log_base` entries, then `log`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Log {
+    pub id: MessageId,
+    pub parent: Option<MessageId>,
+    pub time: String,
+    pub log_base: usize,
+    pub log: Vec<LogEntry>,
+    /// The token after the log, which is not fed yet.
+    pub pending: Option<Token>,
 }
 
 /// The active path ends at `parent` from here on.

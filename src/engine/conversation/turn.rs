@@ -414,6 +414,7 @@ impl Conversation {
         let presence = (!turn.is_aside()).then(|| self.presence(m, &PresenceRequest::default()));
         let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
         let aside = turn.is_aside();
+        let forgotten_slots = self.tell_forgotten(events);
         let log: &[LogEntry] = if aside { &[] } else { &self.chain.context.log };
         let log_base = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
         let g = turn.generation.as_ref();
@@ -442,6 +443,7 @@ impl Conversation {
             seed: turn.seed,
             sampling: turn.request.sampling,
             eviction: self.eviction,
+            forgotten_slots,
             kv: figures.kv(),
             twin: twin.map(Box::new),
             log_base,
@@ -451,12 +453,17 @@ impl Conversation {
             in_context,
             presence: presence.map(Arc::new),
         };
-        if !aside {
+        // A turn that is refused before it answers is not saved.
+        let refused = !report.in_context && report.generated.is_empty();
+        if !aside && !refused {
             self.reported.clone_from(&self.chain.context.log);
             self.disk.changed();
         }
         self.publish_figures(m, &figures);
         events.event(Event::TurnDone(Box::new(report)));
+        if refused {
+            self.tell_log(events);
+        }
     }
 }
 

@@ -29,8 +29,18 @@ impl Runtime {
             // These only read: they need no place in the order.
             Command::Inspect { .. } | Command::Presence(_) | Command::CountTokens { .. } => self.send_now(command),
             command => {
+                let mut events = Vec::new();
+                let steers =
+                    matches!(command, Command::SetKeep(_) | Command::Pin { .. } | Command::Unpin(_) | Command::Rebuild);
+                // It changes the saved conversation, not an empty one.
+                if steers && self.sessions.restore.is_some() && self.current.is_some() {
+                    self.restore();
+                    self.send_now(Command::KeepCache(self.sessions.cache_file()));
+                    events.push(AppEvent::Restored);
+                }
                 self.outbox.push(command);
                 self.flush();
+                return events;
             }
         }
         Vec::new()

@@ -22,7 +22,8 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "search" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
         "forget" => return forget(app, argument),
-        "pin" => return pin(app),
+        "pin" => return pin(app, argument),
+        "unpin" => return unpin(app, argument),
         "rebuild" => return rebuild(app),
         "twin" if argument.is_empty() => return twin::set(app, None),
         "twin" => return on_off(app, name, argument).map_or_else(Vec::new, |on| twin::set(app, Some(on))),
@@ -111,18 +112,53 @@ pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
     vec![Effect::Engine(Command::SetEviction(on))]
 }
 
-/// /pin: asks the engine what it would cost.
-fn pin(app: &mut App) -> Vec<Effect> {
-    if turns::refuse_busy(app) {
-        return Vec::new();
+/// /pin [system]: asks the engine what it would cost.
+fn pin(app: &mut App, argument: &str) -> Vec<Effect> {
+    match pinnable(app, argument) {
+        Ok(text) => vec![Effect::Engine(Command::Pin { text, ask: true })],
+        Err(effects) => effects,
     }
-    let selected = app.feed.selected.and_then(|id| app.chat.get(id));
-    let path = app.chat.path();
-    let last = path.iter().rev().find(|m| m.role == Role::User);
-    match selected.or(last.copied()).map(|m| m.shown().to_owned()) {
-        _ if app.engine.info.is_none() => error(app, "no model is loaded yet"),
-        Some(text) if !text.trim().is_empty() => vec![Effect::Engine(Command::Pin { text, ask: true })],
-        _ => info(app, "nothing was said yet: there is nothing to pin"),
+}
+
+/// /unpin [system|all]
+fn unpin(app: &mut App, argument: &str) -> Vec<Effect> {
+    let text = match argument {
+        "all" if app.engine.info.is_none() => return error(app, "no model is loaded yet"),
+        "all" if turns::refuse_busy(app) => return Vec::new(),
+        "all" => None,
+        _ => match pinnable(app, argument) {
+            Ok(text) => Some(text),
+            Err(effects) => return effects,
+        },
+    };
+    vec![Effect::Engine(Command::Unpin(text))]
+}
+
+/// The text that /pin and /unpin are about: the chosen message, else the last one of the user, or the system prompt.
+fn pinnable(app: &mut App, argument: &str) -> Result<String, Vec<Effect>> {
+    if app.engine.info.is_none() {
+        return Err(error(app, "no model is loaded yet"));
+    }
+    if turns::refuse_busy(app) {
+        return Err(Vec::new());
+    }
+    let text = match argument {
+        "" => {
+            let selected = app.feed.selected.and_then(|id| app.chat.get(id));
+            let path = app.chat.path();
+            let last = path.iter().rev().find(|m| m.role == Role::User);
+            selected.or(last.copied()).map(|m| m.shown().to_owned())
+        }
+        "system" => app.chat.system().map(str::to_owned),
+        other => {
+            let text = format!("{:?} cannot be pinned: choose a message (Alt+Up), or give system", clean_line(other));
+            return Err(error(app, text));
+        }
+    };
+    match text.filter(|text| !text.trim().is_empty()) {
+        Some(text) => Ok(text),
+        None if argument == "system" => Err(info(app, "there is no system prompt; /system TEXT sets one")),
+        None => Err(info(app, "nothing was said yet: there is nothing to pin")),
     }
 }
 

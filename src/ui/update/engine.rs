@@ -40,6 +40,11 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
         Event::TwinSet { on, why } => return twin::was_set(app, on, why),
         Event::Pinned(pinned) => return pinned_message(app, *pinned),
+        Event::Unpinned { tokens, dropped_slots } => unpinned_message(app, tokens, dropped_slots),
+        Event::LogChanged(change) => {
+            app.chat.log_changed(change);
+            return vec![Effect::Store(Store::Sync)];
+        }
         Event::KeepSet { ratio, trained, .. } => {
             app.engine.keep = Some((ratio, trained));
             app.say(Level::Info, format!("kept from here on: {}", numbers::kept((ratio, trained))));
@@ -94,12 +99,22 @@ fn pinned_message(app: &mut App, pinned: Pinned) -> Vec<Effect> {
     };
     let tokens = plural(pinned.tokens as u64, "token");
     if pinned.done {
+        app.memory.mark_stale();
         app.say(Level::Info, format!("pinned: {tokens}{gone}"));
     } else {
         let question = format!("Never forget this message? {tokens}, at most {}{gone}.", bytes(pinned.bytes));
         app.ask(question, Confirmed::Pin(pinned.text));
     }
     Vec::new()
+}
+
+fn unpinned_message(app: &mut App, tokens: usize, dropped_slots: u64) {
+    app.memory.mark_stale();
+    let then = match dropped_slots {
+        0 => "they stay until memory runs out; /rebuild decides about them anew".to_owned(),
+        slots => format!("{} dropped", plural(slots, "slot")),
+    };
+    app.say(Level::Info, format!("no longer pinned: {}; {then}", plural(tokens as u64, "token")));
 }
 
 fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
