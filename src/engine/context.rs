@@ -105,6 +105,12 @@ impl Context {
         self.log.iter().copied().filter(LogEntry::is_pin)
     }
 
+    /// Number of tokens fed when some were last dropped for want of memory.
+    pub fn forgot(&self) -> Option<usize> {
+        let last = self.log.iter().rposition(|e| matches!(e, LogEntry::Forget { .. } | LogEntry::Drop { .. }))?;
+        Some(self.log[..last].iter().filter(|entry| matches!(entry, LogEntry::Token(_))).count())
+    }
+
     pub fn tokens(&self) -> impl Iterator<Item = Token> + '_ {
         self.log.iter().filter_map(|entry| match entry {
             LogEntry::Token(token) => Some(*token),

@@ -55,6 +55,8 @@ impl FedText {
             filter: request.filter,
             lanes: request.filter.count(geometry.n_layers, geometry.n_kv_heads),
             position: request.position,
+            pinned: runner.cache.pins(context.seq).iter().any(|pin| pin.contains(&request.position)),
+            forgot: context.forgot(),
             decided_after: usize::from(geometry.policy.rule().is_some_and(|rule| rule.shift == Shift::Previous)),
             of_position: layers.collect(),
             kept: counts.kept,

@@ -61,6 +61,10 @@ pub struct Presence {
     /// Tokens between a token and the one whose decision marks it: 0 or 1.
     pub decided_after: usize,
     pub position: usize,
+    /// Whether the token at `position` is pinned.
+    pub pinned: bool,
+    /// Number of tokens when tokens were last dropped for want of memory, if that happened.
+    pub forgot: Option<usize>,
     /// What each lane holds of the token at `position`: `[n_layers][n_kv_heads]`, whatever the filter.
     pub of_position: Vec<Vec<LaneState>>,
 }

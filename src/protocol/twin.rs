@@ -21,6 +21,9 @@ pub struct TwinReport {
 pub struct TwinDifference {
     /// Index among the generated tokens.
     pub at: usize,
+    /// Bytes of the answer before it; `None` in a think block, and in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_bytes: Option<usize>,
     /// The end of the answer before it.
     pub after: String,
     /// The text of the token.

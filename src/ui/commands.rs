@@ -56,7 +56,7 @@ specs! {
     "pin" "[system]" Pin "never forget your last (or the chosen) message, or the system prompt",
     "unpin" "[system|all]" Unpin "take the pin of that message back, or every pin",
     "rebuild" "" None "rebuild the cache under the eviction state now set",
-    "recall" "TEXT" Text "ask whether the model still knows a text of this conversation",
+    "recall" "[TEXT]" Text "ask whether the model still knows a text (or the chosen message)",
     "twin" "on|off" OnOff "compare the next answers with a copy that drops nothing",
     "think" "on|off" OnOff "let the model think before it answers",
     "keep-thinking" "on|off|auto" OnOff "keep earlier thoughts in the context",
@@ -316,7 +316,7 @@ mod tests {
                 .unwrap_or_default()
         };
         assert_eq!(labels("/").len(), SPECS.len());
-        assert_eq!(labels("/re"), ["/rebuild", "/recall TEXT", "/regen", "/resume [ID]", "/rename TITLE", "/retry"]);
+        assert_eq!(labels("/re"), ["/rebuild", "/recall [TEXT]", "/regen", "/resume [ID]", "/rename TITLE", "/retry"]);
         assert_eq!(labels("/eviction o"), ["on", "off"]);
         assert_eq!(labels("/theme l"), ["light"]);
         assert_eq!(labels("/model "), ["demo", "nvidia/Qwen3-8B-DMS-8x"]);

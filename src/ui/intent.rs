@@ -18,6 +18,8 @@ pub enum Intent {
     Load(String),
     /// Read the head that the large panel shows.
     Inspect,
+    /// Ask the model for a text of the conversation.
+    Recall(String),
     /// A question was answered with yes.
     Confirmed(Confirmed),
 }

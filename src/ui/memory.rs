@@ -40,6 +40,8 @@ pub struct MemoryPage {
     pub filter: LaneFilter,
     /// The token under the cursor; `None` follows the newest.
     pub cursor: Option<usize>,
+    /// Where the passage begins that is being chosen; it ends at the cursor.
+    pub anchor: Option<usize>,
 }
 
 /// The tokens that spell some whole characters: mostly one.
@@ -214,6 +216,43 @@ impl Memory {
         let mut starts: Vec<usize> = passages.into_iter().map(|(_, start)| start).collect();
         starts.sort_unstable();
         starts.iter().find(|&&start| start > cursor).or(starts.first()).copied()
+    }
+
+    /// Tokens of a passage between two of its tokens, or around one: up to the ends of its sentence, line or message.
+    pub fn passage(&self, cursor: usize, anchor: Option<usize>) -> Range<usize> {
+        let at = self.spelled(cursor).tokens;
+        if let Some(anchor) = anchor {
+            let from = self.spelled(anchor).tokens;
+            return at.start.min(from.start)..at.end.max(from.end);
+        }
+        let text = |token: usize| self.spelled_from(token).text;
+        let is_control = |text: &str| text.starts_with("<|") && text.ends_with("|>");
+        let ends = |text: &str| {
+            let trimmed = text.trim_end();
+            text.contains('\n')
+                || is_control(text)
+                || (trimmed.len() < text.len() && trimmed.ends_with(['.', '!', '?']))
+        };
+        let starts_new = |token: usize| {
+            let next = (token + 1 < self.len()).then(|| text(token + 1));
+            let stops = text(token).ends_with(['.', '!', '?']);
+            stops && next.is_some_and(|next| next.starts_with(' ') || is_control(next) || next.starts_with('\n'))
+        };
+        let (mut from, mut to) = (at.start, at.end);
+        while from > 0 && !ends(text(from - 1)) && !starts_new(from - 1) {
+            from -= 1;
+        }
+        while to < self.len() && !ends(text(to - 1)) && !starts_new(to - 1) && !is_control(text(to)) {
+            to += 1;
+        }
+        from..to
+    }
+
+    /// The text of a passage.
+    pub fn text_of(&self, passage: Range<usize>) -> &str {
+        let start = passage.start.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let end = passage.end.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(start);
+        self.text.get(start..end).unwrap_or("")
     }
 
     /// Layers in which at least one head stores the token at the cursor, as ranges: `0-3, 7`; empty if none does.

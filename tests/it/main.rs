@@ -28,6 +28,7 @@ mod session;
 #[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
 mod software_gpu;
 mod spy;
+mod steering;
 mod steps;
 mod template;
 mod tidy;

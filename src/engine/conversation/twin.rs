@@ -6,16 +6,15 @@
 
 use super::super::chain::Generation;
 use super::super::loaded::Loaded;
-use super::super::reply::flat_of;
+use super::super::reply::{Reply, Vocabulary, flat_of};
 use super::super::runner::{NonFinite, Runner, StepError};
 use super::super::scheduler::Stage;
 use super::super::score::log_softmax;
 use super::{Conversation, Work};
 use crate::backend::Backend;
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
-use crate::protocol::{Event, EventSender, Token, TwinDifference, TwinReport, bytes};
+use crate::protocol::{Event, EventSender, TextKind, Token, TwinDifference, TwinReport, bytes};
 use crate::sampler::sample;
-use crate::tokenizer::Tokenizer;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Tokens of the answer that are compared in one step.
@@ -74,19 +73,40 @@ impl Twin {
     fn finish<B: Backend>(&mut self, m: &Loaded<B>, generated: &[Token]) -> TwinReport {
         let mut report = std::mem::take(&mut self.report);
         report.bytes = pages(&m.runner, self.fed.len()) as u64 * m.runner.cache.geometry().page_bytes() as u64;
-        report.first = self.first.map(|(at, choice)| difference(&m.vocabulary.tokenizer, generated, at, choice));
+        report.first = self.first.map(|(at, choice)| difference(&m.vocabulary, generated, at, choice));
         report
     }
 }
 
-fn difference(tokenizer: &Tokenizer, generated: &[Token], at: usize, choice: Token) -> TwinDifference {
+fn difference(vocabulary: &Vocabulary, generated: &[Token], at: usize, choice: Token) -> TwinDifference {
+    let tokenizer = &vocabulary.tokenizer;
     let before = flat_of(tokenizer, generated[..at].iter().copied()).0;
     let mut from = before.len().saturating_sub(QUOTED);
     while !before.is_char_boundary(from) {
         from += 1;
     }
     let text = |token: Token| flat_of(tokenizer, [token]).0;
-    TwinDifference { at, after: before[from..].to_owned(), said: text(generated[at]), instead: text(choice) }
+    let answer_bytes = answer_bytes(vocabulary, generated, at);
+    TwinDifference {
+        at,
+        answer_bytes,
+        after: before[from..].to_owned(),
+        said: text(generated[at]),
+        instead: text(choice),
+    }
+}
+
+/// Bytes of the answer that the first `n` tokens spell; `None` if they end in a think block.
+fn answer_bytes(vocabulary: &Vocabulary, generated: &[Token], n: usize) -> Option<usize> {
+    let first = |tag: Token| generated.iter().position(|token| *token == tag).unwrap_or(usize::MAX);
+    // The prompt may have opened a block that the answer closes.
+    let thinks = vocabulary.think.is_some_and(|tags| first(tags.close) < first(tags.open));
+    let (mut reply, mut bytes) = (Reply::new(&vocabulary.tokenizer, thinks), 0);
+    for &token in &generated[..n] {
+        let (kind, text, _) = reply.push(token, &vocabulary.tokenizer, vocabulary.think);
+        bytes += if kind == TextKind::Answer { text.len() } else { 0 };
+    }
+    (!reply.is_thinking()).then_some(bytes)
 }
 
 /// Pages of a dense cache of `tokens`.
@@ -240,7 +260,7 @@ impl Conversation {
         let mut report = match (&mut self.twin, self.twin_ended.take()) {
             (Some(twin), _) => twin.finish(m, generated),
             (None, Some((mut report, first))) => {
-                report.first = first.map(|(at, choice)| difference(&m.vocabulary.tokenizer, generated, at, choice));
+                report.first = first.map(|(at, choice)| difference(&m.vocabulary, generated, at, choice));
                 report
             }
             (None, None) => return None,

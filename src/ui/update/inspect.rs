@@ -30,6 +30,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
     }
     match page {
         InspectPage::Heads => heads_key(app, key.code),
+        InspectPage::Memory if key.code == KeyCode::Char('r') => recall(app),
         InspectPage::Memory => {
             memory_key(app, key);
             None
@@ -66,6 +67,26 @@ fn heads_key(app: &mut App, code: KeyCode) -> Option<Intent> {
     Some(Intent::Inspect)
 }
 
+/// Asks for the chosen passage, or for the sentence under the cursor.
+fn recall(app: &mut App) -> Option<Intent> {
+    let cursor = cursor(app)?;
+    let anchor = open(app)?.memory.anchor;
+    let text = app.memory.text_of(app.memory.passage(cursor, anchor)).trim().to_owned();
+    if text.is_empty() {
+        app.say(Level::Info, "there is no text under the cursor");
+        return None;
+    }
+    Some(Intent::Recall(text))
+}
+
+/// Begins to choose a passage at the cursor, or gives the choice up.
+fn choose(app: &mut App) {
+    let cursor = cursor(app);
+    if let Some(inspect) = open(app) {
+        inspect.memory.anchor = if inspect.memory.anchor.is_some() { None } else { cursor };
+    }
+}
+
 fn memory_key(app: &mut App, key: Key) {
     let (layers, heads) = shape(app);
     let rows = page_rows(app);
@@ -76,6 +97,7 @@ fn memory_key(app: &mut App, key: Key) {
         KeyCode::Char('L') => filter.layer = previous(filter.layer, layers),
         KeyCode::Char('h') => filter.head = next(filter.head, heads),
         KeyCode::Char('H') => filter.head = previous(filter.head, heads),
+        KeyCode::Char(' ') => choose(app),
         KeyCode::Char('a') => *filter = Default::default(),
         KeyCode::Char('+' | '=') => jump(app, true),
         KeyCode::Char('-' | '_') => jump(app, false),

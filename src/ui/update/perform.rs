@@ -1,7 +1,7 @@
 //! Carries out intents: the one place where keys, commands and lists come together.
 
 use super::completion::{accept_partial_command, complete, completes_file, input_changed};
-use super::{Effect, Store, commands, engine, files, find, models, stop, turns};
+use super::{Effect, Store, commands, engine, files, find, models, recall, stop, turns};
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
 use crate::ui::commands as slash;
@@ -18,6 +18,10 @@ pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
         Intent::Load(_) if turns::refuse_busy(app) => Vec::new(),
         Intent::Load(name) => models::load(app, &name),
         Intent::Inspect => engine::inspect_again(app),
+        Intent::Recall(text) => {
+            app.overlays.pop();
+            recall::ask(app, &text)
+        }
         Intent::Confirmed(confirmed) => confirm(app, confirmed),
     }
 }

@@ -9,13 +9,16 @@ use crate::ui::text::plural;
 /// Most words that the question gives away.
 const MAX_CUE_WORDS: usize = 8;
 
-/// Asks for a text (/recall TEXT).
+/// Asks for a text (/recall TEXT), or for the chosen message.
 pub fn ask(app: &mut App, text: &str) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
+    let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
+    let chosen = chosen.map(|message| message.shown().trim().to_owned());
+    let text = chosen.as_deref().unwrap_or(text);
     let refusal = if text.is_empty() {
-        "/recall takes a text of this conversation, from its beginning on"
+        "/recall takes a text of this conversation, from its beginning on, or asks for the message chosen with Alt+Up"
     } else if app.engine.info.is_none() {
         "no model is loaded; /model NAME loads one"
     } else if app.chat.context_path().is_empty() {

@@ -13,6 +13,7 @@ use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
+use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
 /// Rows about the token under the cursor, with the line above them.
@@ -67,7 +68,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
     // The newest token is the one whose layers were asked for.
     let cursor = page.cursor.unwrap_or(memory.presence().position).min(memory.len() - 1);
     let under_cursor = memory.spelled(cursor);
-    draw_text(buffer, at.text, app, &under_cursor);
+    let chosen = page.anchor.map(|anchor| memory.passage(cursor, Some(anchor.min(memory.len() - 1))));
+    draw_text(buffer, at.text, app, &under_cursor, &chosen.unwrap_or(0..0));
     let rule = theme.glyphs().horizontal.repeat(usize::from(at.about.width));
     line(buffer, at.about, &rule, Role::Border);
     for (n, text) in about(app, &under_cursor).iter().enumerate() {
@@ -76,7 +78,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
     draw_scale_between(buffer, at.scale, theme, app.depth(), ["dropped ", " kept"]);
 }
 
-const KEYS: &str = "arrows move  l layer  h head  a all  + best  - least  Tab heads  Esc closes";
+const KEYS: &str = "arrows move  l layer  h head  a all  + best  - least  r recall  Tab heads  Esc";
 
 /// `memory: 1,234 tokens, 37 % kept by all layers, KV head 3`
 fn title(app: &App, page: &MemoryPage) -> String {
@@ -89,7 +91,7 @@ fn title(app: &App, page: &MemoryPage) -> String {
 }
 
 /// The rows around the cursor.
-fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled) {
+fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled, chosen: &Range<usize>) {
     let (memory, theme, depth) = (&app.memory, &app.theme, app.depth());
     let rows = text_rows(app, area);
     let at_cursor = memory.row_of(cursor.tokens.start);
@@ -102,6 +104,9 @@ fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled) {
             let mut style = heat::text_on(theme, depth, heat::level(share));
             if spelled.tokens == cursor.tokens {
                 style = style.add_modifier(Modifier::REVERSED | Modifier::BOLD);
+            }
+            if chosen.contains(&spelled.tokens.start) {
+                style = style.add_modifier(Modifier::UNDERLINED);
             }
             let from = x;
             x = draw_piece(buffer, Rect { x, y, width: area.right() - x, height: 1 }, &spelled, newline(app), style);
@@ -161,7 +166,10 @@ fn about(app: &App, spelled: &Spelled) -> Vec<String> {
 fn fate(app: &App, memory: &Memory, token: usize) -> String {
     let presence = memory.presence();
     let Some(window) = app.engine.info.as_ref().and_then(|info| info.window) else {
-        return "a dense cache: nothing is ever dropped".to_owned();
+        return match (memory.presence().kept.get(token), &presence.forgot) {
+            (Some(0), Some(forgot)) => format!("dropped for want of memory by token {forgot}"),
+            _ => "a dense cache: it stays while there is memory".to_owned(),
+        };
     };
     let (marked, leaves) = (presence.marked.get(token).copied().unwrap_or(0), token + window + 1);
     let kept = usize::from(presence.kept.get(token).copied().unwrap_or(0));
@@ -169,9 +177,15 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
     let decided = token + presence.decided_after;
     let heads = |n: usize| plural(n as u64, "head");
     match (marked, dropped) {
+        (0, 0) if presence.pinned && presence.position == token => "pinned: it stays".to_owned(),
         (0, 0) if decided >= memory.len() => "inside the window; not decided yet".to_owned(),
         (0, 0) => "marked by no head: it stays".to_owned(),
-        (0, _) => format!("{} marked it at token {decided} and dropped it since", heads(dropped)),
+        (0, _) if presence.forgot.is_some_and(|forgot| forgot > leaves) => format!(
+            "dropped by {}: marked at token {decided}, or for want of memory by token {}",
+            heads(dropped),
+            presence.forgot.unwrap_or(leaves)
+        ),
+        (0, _) => format!("{} marked it at token {decided} and dropped it at token {leaves}", heads(dropped)),
         _ if memory.len() <= leaves && app.engine.eviction => {
             format!("{} marked it at token {decided} and will drop it at token {leaves}", heads(marked.into()))
         }
@@ -244,7 +258,7 @@ mod tests {
             shown.contains("token 4 of ") && shown.contains("\"is \"") && shown.contains("reading the layers"),
             "{shown}"
         );
-        assert!(shown.contains("heads marked it at token 5 and dropped it since"), "{shown}");
+        assert!(shown.contains("heads marked it at token 5 and dropped it at token 69"), "{shown}");
         // The best passage is the one with the facts; two tokens that spell one character are one place.
         press(&mut app, KeyCode::Char('+'));
         assert!(screen(&mut app).contains("token 16 of"), "{}", screen(&mut app));
@@ -258,6 +272,54 @@ mod tests {
         press(&mut app, KeyCode::Right);
         let shown = screen(&mut app);
         assert!(shown.contains("tokens 1-3 of 5: \"\u{65e5}\"  32 of 32 KV heads, 50 %"), "{shown}");
+    }
+
+    #[test]
+    fn a_sentence_or_a_chosen_passage_is_recalled_by_a_key() {
+        let recalled = |keys: &[KeyCode]| {
+            let mut app = opened(120, 40, Depth::Rgb, "dark");
+            press(&mut app, KeyCode::Esc);
+            turn(&mut app, "q", "hm", "Fine.");
+            press(&mut app, KeyCode::F(3));
+            press(&mut app, KeyCode::Home);
+            keys.iter().for_each(|key| drop(press(&mut app, *key)));
+            let effects = press(&mut app, KeyCode::Char('r'));
+            let text =
+                effects.iter().find_map(|e| if let Effect::Recall(text) = e { Some(text.clone()) } else { None });
+            assert_eq!(app.overlays.is_empty(), text.is_some(), "the result is shown in the chat");
+            text
+        };
+        let right = |n: usize| vec![KeyCode::Right; n];
+        assert_eq!(recalled(&right(7)).as_deref(), Some("I live in Oslo, at 42 Elm Street."));
+        assert_eq!(recalled(&right(2)).as_deref(), Some("My name is Ada."));
+        let chosen = [right(3), vec![KeyCode::Char(' ')], right(5)].concat();
+        assert_eq!(recalled(&chosen).as_deref(), Some("name is Ada. I live in"));
+        assert_eq!(
+            recalled(&[&chosen[..], &[KeyCode::Char(' ')]].concat()).as_deref(),
+            Some("I live in Oslo, at 42 Elm Street.")
+        );
+    }
+
+    #[test]
+    fn what_became_of_a_token_names_pins_and_want_of_memory() {
+        let mut app = opened(120, 40, Depth::Rgb, "dark");
+        press(&mut app, KeyCode::Home);
+        let mut answer = app.memory.presence().clone();
+        let dropped = answer.kept.iter().position(|kept| *kept < 8).unwrap();
+        (answer.from, answer.revision) = (answer.kept.len(), 1);
+        let mut shown = |answer: &crate::protocol::Presence, token: usize| {
+            engine(&mut app, Event::Presence(Arc::new(answer.clone())));
+            press(&mut app, KeyCode::Home);
+            (0..token).for_each(|_| drop(press(&mut app, KeyCode::Right)));
+            screen(&mut app)
+        };
+        answer.forgot = Some(answer.kept.len());
+        let text = shown(&answer, dropped);
+        assert!(text.contains("or for want of memory by token"), "{text}");
+        (answer.pinned, answer.position) = (true, 1);
+        (answer.kept[1], answer.marked[1]) = (32, 0);
+        let text = shown(&answer, 1);
+        assert!(text.contains("pinned: it stays"), "{text}");
     }
 
     /// Five times a second while the answer streams, the text only once; never while the page is closed or up to date.

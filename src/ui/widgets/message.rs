@@ -9,7 +9,7 @@ use crate::ui::markdown;
 use crate::ui::state::App;
 use crate::ui::text::{clean, count, plural, ratio, seconds, wrap, wrap_plain};
 use crate::ui::theme::{Role, Theme};
-use ratatui::style::Style;
+use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -202,7 +202,19 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
         Some(finished)
     } else {
         let text = message.shown();
-        lines.extend(with_marks(app, text, 0..text.len(), &cuts(text), full, &mut links));
+        let cuts = cuts(text);
+        let first = message.report.as_ref().and_then(|report| report.twin.as_ref()?.first.as_ref());
+        let at = first.and_then(|first| first.answer_bytes?.checked_sub(lead)).filter(|_| cuts.is_empty());
+        match first.zip(at) {
+            Some((first, at)) => {
+                let style = app.theme.style(Role::Mark).add_modifier(Modifier::UNDERLINED);
+                lines.extend(super::twin::render_marked(text, first, at, style, |text| {
+                    links.clear();
+                    with_marks(app, text, 0..text.len(), &[], full, &mut links)
+                }));
+            }
+            None => lines.extend(with_marks(app, text, 0..text.len(), &cuts, full, &mut links)),
+        }
         None
     };
     if message.report.is_some() {

@@ -1,12 +1,14 @@
 //! The rows of a comparison with a twin, under its answer: where the two differ first, and the KL divergence of each token
 //! as a thin line of bars.
 
-use crate::protocol::TwinReport;
+use crate::protocol::{TwinDifference, TwinReport};
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean_line, count, plural, wrap_plain};
 use crate::ui::theme::{Role, Theme};
+use ratatui::style::Style;
 use ratatui::text::{Line, Span};
+use unicode_segmentation::UnicodeSegmentation;
 
 /// Columns of the longest line of bars.
 const MAX_BARS: usize = 60;
@@ -56,19 +58,107 @@ pub fn rows(
     lines
 }
 
+/// Combining mark that carries the place of a difference through the renderer: it has no width and is part of its
+/// character.
+const CARRIER: char = '\u{332}';
+/// Words that are tried from the difference on.
+const TRIED: usize = 4;
+
+/// Renders an answer with its first difference marked: the part of the token that is a word, or the next word where marking
+/// would change the Markdown. `at`: its bytes in the text; `said`: its text.
+pub fn render_marked(
+    text: &str,
+    first: &TwinDifference,
+    at: usize,
+    style: Style,
+    mut render: impl FnMut(&str) -> Vec<Line<'static>>,
+) -> Vec<Line<'static>> {
+    let plain = render(text);
+    if text.contains(CARRIER) || !text.is_char_boundary(at) || at >= text.len() {
+        return plain;
+    }
+    let end = at + first.said.len().max(1);
+    for (from, to) in words_from(text, at, end).into_iter().take(TRIED) {
+        let first_char = text[from..].chars().next().map_or(0, char::len_utf8);
+        let carried: String =
+            [&text[..from + first_char], "\u{332}", &text[from + first_char..to], "\u{332}", &text[to..]].concat();
+        let marked = render(&carried);
+        if let Some(lines) = without_carriers(&marked, style).filter(|lines| same_text(lines, &plain)) {
+            return lines;
+        }
+    }
+    plain
+}
+
+/// Words of a text from byte `at` on. The first ends at `end`, where its token does.
+fn words_from(text: &str, at: usize, end: usize) -> Vec<(usize, usize)> {
+    let mut words = Vec::new();
+    let mut start = None;
+    let ends = text[at..].char_indices().map(|(i, c)| (at + i, c.is_alphanumeric())).chain([(text.len(), false)]);
+    for (i, is_word) in ends {
+        match start {
+            None if is_word => start = Some(i),
+            Some(from) if !is_word || (words.is_empty() && i == end) => {
+                words.push((from, i));
+                start = is_word.then_some(i);
+            }
+            _ => {}
+        }
+        if words.len() == TRIED {
+            break;
+        }
+    }
+    words
+}
+
+/// The lines without the carriers, what is between them in `style`. `None` unless there are two, or they are in one character.
+fn without_carriers(lines: &[Line<'static>], style: Style) -> Option<Vec<Line<'static>>> {
+    let (mut seen, mut out) = (0, Vec::with_capacity(lines.len()));
+    for line in lines {
+        let mut spans: Vec<Span<'static>> = Vec::new();
+        for span in &line.spans {
+            for grapheme in span.content.graphemes(true) {
+                let carriers = grapheme.matches(CARRIER).count();
+                let inside = seen == 1 || carriers > 0;
+                seen += carriers;
+                let own = if inside { span.style.patch(style) } else { span.style };
+                let text: String = grapheme.chars().filter(|c| *c != CARRIER).collect();
+                match spans.last_mut().filter(|last| last.style == own) {
+                    Some(last) => last.content.to_mut().push_str(&text),
+                    None => spans.push(Span::styled(text, own)),
+                }
+            }
+        }
+        out.push(Line { spans, ..line.clone() });
+    }
+    (seen == 2).then_some(out)
+}
+
+fn same_text(a: &[Line], b: &[Line]) -> bool {
+    let text = |line: &Line| line.spans.iter().map(|span| span.content.as_ref()).collect::<String>();
+    a.iter().map(text).eq(b.iter().map(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Event, StopReason, TwinDifference};
+    use crate::protocol::{Event, StopReason};
     use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
     use crate::ui::update::update;
+    use ratatui::style::Modifier;
     use std::sync::Arc;
 
     #[test]
     fn a_comparison_is_drawn_under_its_answer() {
         let kl: Vec<f32> = (0..90).map(|i| if i < 40 { 0.0001 } else { (i - 40) as f32 / 60.0 }).collect();
-        let first = TwinDifference { at: 45, after: "to the right:".into(), said: " 19".into(), instead: " 20".into() };
+        let first = TwinDifference {
+            at: 45,
+            answer_bytes: Some(4),
+            after: "to the right:".into(),
+            said: " 19".into(),
+            instead: " 20".into(),
+        };
         let twin = TwinReport { kl, differences: 3, first: Some(first), bytes: 1000 };
         for (name, depth, theme) in [("twin", Depth::Rgb, "dark"), ("twin_ascii", Depth::Ascii, "ascii")] {
             let mut app = unloaded(120, 24, depth, theme);
@@ -82,6 +172,27 @@ mod tests {
             engine(&mut app, Event::TurnDone(Box::new(report)));
             insta::assert_snapshot!(name, screen(&mut app));
         }
+        // In the text: the word, and never at the price of the Markdown.
+        let style = Style::new().add_modifier(Modifier::UNDERLINED);
+        let marked = |text: &str, at: usize, said: &str| {
+            let first = TwinDifference { said: said.into(), ..TwinDifference::default() };
+            let theme = crate::ui::testing::app(80, 24, 8, 4).theme;
+            let render = |text: &str| crate::ui::markdown::render(text, 60, &theme, &mut Vec::new());
+            let lines = render_marked(text, &first, at, style, render);
+            assert!(same_text(&lines, &render(text)));
+            let spans = lines.iter().flat_map(|line| &line.spans);
+            let found =
+                spans.filter(|span| span.style.add_modifier.contains(Modifier::UNDERLINED) && span.content.len() < 20);
+            found.map(|span| span.content.to_string()).collect::<String>()
+        };
+        assert_eq!(marked("It is **very** cold.", 8, "very"), "very");
+        assert_eq!(marked("It is cold today.", 5, " cold to"), "cold");
+        assert_eq!(marked("It is cold.", 6, "co"), "co");
+        assert_eq!(marked("one\n\n1. first\n2. second", 5, "1"), "1");
+        assert_eq!(marked("one\n\n```\ncode\n```", 5, "```"), "code");
+        assert_eq!(marked("x = `y + 1`", 5, "y"), "y");
+        assert_eq!(marked("end.", 3, "."), "");
+        assert_eq!(marked("short", 90, "x"), "");
         assert_eq!(
             words(&TwinReport { kl: vec![0.0; 4], ..TwinReport::default() }),
             "without eviction: the same choice at all of 4 tokens; mean KL 0.0000"

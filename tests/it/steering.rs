@@ -1,0 +1,240 @@
+//! Steering of what a conversation keeps: pins, the dial, the valve. Each is an entry of the log, told at once and replayed.
+
+use crate::harness::{Exchange, Session};
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::protocol::{
+    Command, Event, GenerateRequest, Keep, LogEntry, RestoreRequest, StopReason, TurnReport, WhenFull,
+};
+
+fn talker(seed: u64) -> Tiny {
+    Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, Form::Borrowed) }, seed)
+}
+
+const QUESTION: &str = "a question of some forty characters or so";
+
+fn long_question() -> String {
+    "a long story, ".repeat(40)
+}
+
+/// Runs a turn without comparing it with the reference: some decision is always near a threshold found by the engine.
+fn ask(s: &mut Session, question: &str) -> TurnReport {
+    ask_with(s, question, None)
+}
+
+/// As [`ask`], with a text to pin.
+fn ask_with(s: &mut Session, question: &str, pin: Option<&str>) -> TurnReport {
+    let prompt = s.prompt(question);
+    let request = GenerateRequest { pin: pin.map(str::to_owned), ..s.request(prompt) };
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    s.log.truncate(report.log_base);
+    s.log.extend_from_slice(&report.log);
+    let (turn, reply) = (report.turn, report.generated.clone());
+    s.exchanges.push(Exchange { turn, question: question.to_owned(), reply });
+    report
+}
+
+#[test]
+fn a_turn_goes_on_one_page_short_and_is_resumed_as_it_was() {
+    let question = long_question();
+    for (form, when) in [(Form::Borrowed, WhenFull::Forget), (Form::Plain, WhenFull::Window)] {
+        let tiny = Tiny::new(Spec { tied: false, speaks: true, context: 2048, ..Spec::new(true, form) }, 340);
+        let mut roomy = Session::new(&tiny);
+        assert_eq!(ask(&mut roomy, &question).forgotten_slots, 0);
+        let pages: usize = roomy.stored().iter().flatten().map(|head| head.len().div_ceil(16)).sum();
+        let went = |e: &&LogEntry| matches!(e, LogEntry::Forget { .. } | LogEntry::Drop { .. });
+        assert_eq!(roomy.log.iter().filter(went).count(), 0);
+        for memory in [false, true] {
+            let short = pages - 1;
+            let mut s = Session::with(&tiny, |o| {
+                o.when_full = when;
+                o.kv_limit = (!memory).then_some(short as u64 * 16 * 260);
+            });
+            s.watch.seen().room_pages = memory.then_some(short);
+            let report = ask(&mut s, &question);
+            assert!(report.in_context && report.stop_reason != StopReason::CacheFull, "{:?}", report.detail);
+            assert!(report.forgotten_slots > 0);
+            let times = s.log.iter().filter(went).count();
+            let notices = s.notices();
+            assert!(notices[0].starts_with("the cache is full: dropped"), "{notices:?}");
+            assert_eq!(
+                (times > 0, notices.len()),
+                (true, times.min(2)),
+                "one when it begins, one with the sum: {notices:?}"
+            );
+            if when == WhenFull::Window {
+                s.check_stored();
+                let first: Vec<usize> = s.stored()[0][0].iter().take(5).map(|(position, _)| *position).collect();
+                assert!(first[..4] == [0, 1, 2, 3] && first[4] > 4, "{first:?}");
+            }
+            let mut again = Session::new(&tiny);
+            again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
+            again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+            assert_eq!(again.stored(), s.stored());
+        }
+    }
+    // Without being asked for, a dense conversation drops nothing.
+    let tiny = Tiny::new(Spec { tied: false, context: 2048, ..Spec::new(true, Form::Plain) }, 341);
+    let mut s = Session::with(&tiny, |o| (o.when_full, o.kv_limit) = (WhenFull::Forget, Some(60 * 16 * 260)));
+    assert_eq!(ask(&mut s, &question).stop_reason, StopReason::CacheFull);
+}
+
+#[test]
+fn an_unpinned_message_may_go_again_and_is_not_pinned_by_itself() {
+    let tiny = talker(360);
+    let mut s = Session::with(&tiny, |o| o.when_full = WhenFull::Forget);
+    ask_with(&mut s, QUESTION, Some(QUESTION));
+    ask(&mut s, &long_question());
+    let LogEntry::Pin { pin: [from, to] } = s.log[0] else { panic!("{:?}", s.log[0]) };
+    let held = |s: &mut Session| -> usize {
+        let stored = s.stored();
+        let of_pin = |head: &Vec<(usize, bool)>| head.iter().filter(|(p, _)| (from..to).contains(&(*p as u32))).count();
+        stored.iter().flatten().map(of_pin).sum()
+    };
+    let all = held(&mut s);
+    assert_eq!(all, QUESTION.len() * s.info.n_layers * s.info.n_kv_heads);
+    let unpin = |s: &mut Session, text: Option<&str>| {
+        s.send(Command::Unpin(text.map(str::to_owned)));
+        s.wait(|e| match e {
+            Event::Unpinned { tokens, dropped_slots } => Some(Ok((*tokens, *dropped_slots))),
+            Event::Notice(why) => Some(Err(why.clone())),
+            _ => None,
+        })
+    };
+    assert!(unpin(&mut s, Some("a long story")).unwrap_err().contains("not pinned"));
+    assert_eq!(unpin(&mut s, Some(QUESTION)), Ok((QUESTION.len(), 0)));
+    assert!(unpin(&mut s, None).unwrap_err().contains("nothing is pinned"));
+    assert_eq!(held(&mut s), all, "nothing goes at once");
+    assert_eq!(s.log.last(), Some(&LogEntry::Unpin { unpin: [from, to] }), "told at once");
+    // The setting that pinned it does not pin it again.
+    ask_with(&mut s, "and so on", Some(QUESTION));
+    assert_eq!(s.log.iter().filter(|e| e.is_pin()).count(), 2);
+    // Resumed, it is the same; where memory runs out, its tokens go.
+    let mut again = Session::with(&tiny, |o| o.when_full = WhenFull::Forget);
+    again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
+    again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    assert_eq!(again.stored(), s.stored());
+    let bytes = s.snapshot().kv.live_bytes;
+    s.exchanges.truncate(1);
+    s.send(Command::SetKvLimit(Some(bytes)));
+    ask(&mut s, &long_question().repeat(2));
+    assert!(held(&mut s) < all);
+    s.send(Command::SetKvLimit(None));
+    s.send(Command::Rebuild);
+    s.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    assert!(held(&mut s) < all && s.log.iter().filter(|e| e.is_pin()).count() == 2);
+}
+
+#[test]
+fn steering_between_turns_is_told_at_once() {
+    let tiny = talker(365);
+    let mut s = Session::new(&tiny);
+    ask(&mut s, QUESTION);
+    s.send(Command::SetKeep(Keep::Ratio(1.5)));
+    s.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
+    s.send(Command::Pin { text: QUESTION.to_owned(), ask: false });
+    s.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
+    s.toggle(false);
+    s.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
+    let tail = &s.log[s.log.len() - 3..];
+    assert!(
+        matches!(tail, [LogEntry::Dial { .. }, LogEntry::Pin { .. }, LogEntry::Toggle { eviction: false }]),
+        "{tail:?}"
+    );
+    // A conversation that ends here is resumed as it is.
+    let mut again = Session::with(&tiny, |o| o.eviction = Some(false));
+    again.log.clone_from(&s.log);
+    again.send(Command::Restore(Box::new(RestoreRequest { log: s.log.clone(), ..Default::default() })));
+    // What is sent meanwhile acts afterwards.
+    assert!(again.handle.send(Command::SetKeep(Keep::Trained)));
+    again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    again.wait(|e| matches!(e, Event::LogChanged(_)).then_some(()));
+    assert_eq!(again.stored(), s.stored());
+    assert_eq!(again.log, [&s.log[..], &[LogEntry::Dial { dial: 0.0 }]].concat());
+}
+
+#[test]
+fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
+    let tiny = talker(350);
+    let mut s = Session::new(&tiny);
+    let pin = |s: &mut Session, text: &str, ask| {
+        s.send(Command::Pin { text: text.to_owned(), ask });
+        s.wait(|e| match e {
+            Event::Pinned(pinned) => Some(Ok((**pinned).clone())),
+            Event::Notice(why) => Some(Err(why.clone())),
+            _ => None,
+        })
+    };
+    // Whether every head stores the tokens of the question, which are its bytes.
+    let kept = |s: &mut Session, from: usize| {
+        let stored = s.stored();
+        let holds = |head: &Vec<(usize, bool)>| (from..from + QUESTION.len()).all(|p| head.contains(&(p, false)));
+        stored.iter().flatten().all(holds)
+    };
+    assert!(pin(&mut s, QUESTION, true).unwrap_err().contains("not in the cache yet"));
+    ask(&mut s, QUESTION);
+    ask(&mut s, &long_question());
+    let first = pin(&mut s, QUESTION, true).unwrap();
+    let slot_bytes = (s.info.n_layers * s.info.n_kv_heads * s.info.slot_bytes) as u64;
+    assert_eq!((first.tokens, first.bytes), (QUESTION.len(), QUESTION.len() as u64 * slot_bytes));
+    assert!(first.stored < 1.0 && !first.done);
+    assert!(pin(&mut s, QUESTION, false).unwrap().done);
+    assert!(pin(&mut s, QUESTION, true).unwrap_err().contains("pinned already"));
+    s.send(Command::Rebuild);
+    s.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    ask(&mut s, "and so on");
+    let LogEntry::Pin { pin: [from, to] } = s.log[0] else { panic!("{:?}", s.log[0]) };
+    assert_eq!((to - from) as usize, QUESTION.len());
+    assert!(kept(&mut s, from as usize));
+
+    // In the checkpoints of earlier turns too.
+    let mut s = Session::with(&tiny, |o| (o.max_seqs, o.max_older, o.checkpoint_bytes) = (9, 5, 1 << 30));
+    ["one", "two", "three"].into_iter().for_each(|question| drop(ask(&mut s, question)));
+    assert!(pin(&mut s, "one", false).unwrap().done);
+    s.exchanges.truncate(1);
+    assert!(ask(&mut s, "another second question").reused_tokens > 0);
+    assert!(s.log.iter().any(|entry| matches!(entry, LogEntry::Pin { .. })), "the pin was lost");
+
+    // Pinned by the request that brings it, with a conversation that is resumed from the log.
+    let mut s = Session::new(&tiny);
+    let prompt = s.prompt(QUESTION);
+    let mut request = s.request(prompt);
+    request.pin = Some(QUESTION.to_owned());
+    s.send(Command::Generate(Box::new(request)));
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    assert_eq!(report.log[0], LogEntry::Pin { pin: [from, to] });
+    s.max_tokens = 100;
+    assert!(kept(&mut s, from as usize));
+    let mut again = Session::new(&tiny);
+    again.send(Command::Restore(Box::new(RestoreRequest { log: report.log, ..Default::default() })));
+    again.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
+    assert_eq!(again.stored(), s.stored());
+}
+
+#[test]
+fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
+    let tiny = talker(345);
+    let mut s = Session::new(&tiny);
+    let set = |s: &mut Session, keep| {
+        s.send(Command::SetKeep(keep));
+        s.wait(|e| if let Event::KeepSet { ratio, trained, .. } = e { Some((*ratio, *trained)) } else { None })
+    };
+    let (ratio, trained) = set(&mut s, Keep::Ratio(1.5));
+    assert!((ratio - 1.5).abs() < 0.05 && trained > 1.0, "{ratio} {trained}");
+    let kept = ask(&mut s, &long_question()).kv.ratio.unwrap();
+    assert!(matches!(s.log[0], LogEntry::Dial { .. }));
+    let log = s.log.clone();
+    let (more, _) = set(&mut s, Keep::Less);
+    assert!((more / ratio - 1.4).abs() < 0.1, "{more}");
+    assert_eq!(set(&mut s, Keep::Trained).0, trained);
+    // A conversation that is resumed keeps its dial.
+    let mut again = Session::new(&tiny);
+    again.send(Command::Restore(Box::new(RestoreRequest { log, ..Default::default() })));
+    let resumed = again.wait(|e| if let Event::KeepSet { ratio, .. } = e { Some(*ratio) } else { None });
+    assert!((resumed - ratio).abs() < 1e-6);
+    // Without the dial the same question leaves less.
+    let mut plain = Session::new(&tiny);
+    assert!(ask(&mut plain, &long_question()).kv.ratio.unwrap() > kept);
+    s.send(Command::SetKeep(Keep::Ratio(0.5)));
+    s.wait(|e| matches!(e, Event::Notice(text) if text.contains("out of range")).then_some(()));
+}
