@@ -1,13 +1,13 @@
 //! Turns that do not go through: cancelled, out of cache, out of context, out of numbers. After
 //! each of them cache and log are what the report says, and the next turn goes on from there.
 
-use crate::harness::{Exchange, STEP, Session, prompt_of};
+use crate::harness::{STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny, bf16_word, tokenizer_json};
 use dmschat::backend::cpu::Cpu;
 use dmschat::codec::Codec;
 use dmschat::engine::{self, Decode, EngineOptions, Runner, StepError};
-use dmschat::protocol::{Command, Event, LogEntry, Piece, SamplingParams, StopReason, TurnReport};
+use dmschat::protocol::{Command, Event, LogEntry, Piece, RestoreRequest, SamplingParams, StopReason, TurnReport};
 use dmschat::tokenizer::Tokenizer;
 use std::time::{Duration, Instant};
 
