@@ -7,6 +7,7 @@ mod log;
 mod presence;
 mod recall;
 mod steering;
+mod template;
 mod twin;
 
 pub use handle::{
@@ -14,6 +15,7 @@ pub use handle::{
 };
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use recall::{FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
+pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 
 pub use log::LogEntry;
@@ -442,50 +444,6 @@ pub struct Snapshot {
     pub decode_tok_s: Option<f64>,
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     pub device_bytes: Option<u64>,
-}
-
-/// The chat template and what rendering it needs.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TemplateSpec {
-    /// Jinja source. `None`: the checkpoint has none, and plain ChatML is used.
-    pub source: Option<String>,
-    pub bos_token: String,
-    pub eos_token: String,
-    /// Literals of all added tokens, longest first. Text of the template may become these tokens.
-    pub control: Vec<String>,
-    /// Whether the template needs no sandbox (the built-in model).
-    pub trusted: bool,
-    /// `None`: any length.
-    pub limit: Option<TextLimit>,
-}
-
-/// The maximum length of a prompt. A longer text is refused before it is rendered or encoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TextLimit {
-    /// Tokens of the context.
-    pub context: usize,
-    /// Bytes of the longest token.
-    pub token_bytes: usize,
-}
-
-impl TextLimit {
-    /// Maximum bytes of text in a full context.
-    pub fn bytes(self) -> usize {
-        self.context.saturating_mul(self.token_bytes)
-    }
-
-    /// Returns why a text of `bytes` is refused, or `None` if it is not.
-    pub fn refusal(self, what: &str, bytes: usize) -> Option<String> {
-        let Self { context, token_bytes } = self;
-        (bytes > self.bytes()).then(|| {
-            format!(
-                "{what} has {} bytes, and a context of {} tokens of up to {token_bytes} bytes holds at most {}; shorten it",
-                count(bytes),
-                count(context),
-                count(self.bytes())
-            )
-        })
-    }
 }
 
 /// Memory planned before loading.

@@ -17,7 +17,6 @@ use super::prompt::Encoding;
 use super::report::Figures;
 use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
-use super::steer::Forgotten;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
@@ -71,6 +70,13 @@ pub(super) enum Work {
     Restore { pending: Option<Token>, total: usize },
     /// Asks for a text in a fork.
     Recall(Box<Recall>),
+}
+
+/// What was dropped for want of memory since a job began.
+#[derive(Default)]
+pub(super) struct Forgotten {
+    pub times: usize,
+    pub slots: u64,
 }
 
 pub(super) struct Conversation {

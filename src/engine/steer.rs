@@ -1,6 +1,6 @@
 //! Steering of what a conversation keeps: the dial, and what is dropped where memory runs out.
 
-use super::conversation::Conversation;
+use super::conversation::{Conversation, Forgotten};
 use super::loaded::Loaded;
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;
@@ -185,13 +185,6 @@ impl Conversation {
         self.reported.clone_from(&context.log);
         self.disk.changed();
     }
-}
-
-/// What was dropped for want of memory since a job began.
-#[derive(Default)]
-pub(super) struct Forgotten {
-    times: usize,
-    slots: u64,
 }
 
 /// Positions of a dense sequence whose tokens are to be dropped: the oldest after the first few, as many as free a share of its
