@@ -62,9 +62,12 @@ impl Bench<'_> {
             let (context, max_seqs) = (Some(self.context), self.max_seqs());
             let options = EngineOptions { context, max_seqs, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
+            let mut lines: Vec<Line> = Vec::new();
             for case in &self.cases {
-                let line = Line::measure(&mut runner, self.checkpoint, case, self.runs, device.copy_bytes_per_s)?;
+                let mut line = Line::measure(&mut runner, self.checkpoint, case, self.runs, device.copy_bytes_per_s)?;
+                line.compare_with_one(&lines);
                 report(codec, &line)?;
+                lines.push(line);
             }
         }
         Ok(device)
@@ -114,9 +117,9 @@ mod tests {
         let checkpoint = Checkpoint::random("demo").unwrap();
         let options = EngineOptions { context: Some(64), ..EngineOptions::new(Codec::Bf16) };
         let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
-        for (parallel, ctx) in [(1, 40), (3, 40), (2, 0)] {
-            let case =
-                Case { ctx, n: 4, parallel, eviction: false, sampling: SamplingParams::default(), presence: false };
+        for (parallel, ctx, forks) in [(1, 40, false), (3, 40, false), (2, 0, false), (3, 40, true)] {
+            let sampling = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+            let case = Case { ctx, n: 4, parallel, forks, eviction: false, sampling, presence: false };
             let line = Line::measure(&mut runner, &checkpoint, &case, 2, 1e9).unwrap();
             let c = &checkpoint.config;
             assert_eq!(line.live_slots, (parallel * (ctx.max(1) + 4) * c.n_layers * c.n_kv_heads) as u64);
@@ -125,7 +128,11 @@ mod tests {
             assert!(line.decode_tok_s.min > 0.0 && line.decode_tok_s.min <= line.decode_tok_s.max);
             let slots = line.live_slots as f64 * runner.cache.geometry().slot_bytes() as f64;
             let weights = weight_bytes(&checkpoint) as f64 / parallel as f64;
-            assert!(line.kv_bytes as f64 >= slots && line.bytes_per_token > weights);
+            // Forks share the two full pages of the prompt in each lane.
+            let shared = if forks { 2.0 * (2 * 16 * c.n_layers * c.n_kv_heads) as f64 } else { 0.0 };
+            let page_slots = slots - shared * runner.cache.geometry().slot_bytes() as f64;
+            assert_eq!(forks, (line.kv_bytes as f64) < slots);
+            assert!(line.kv_bytes as f64 >= page_slots && line.bytes_per_token > weights);
         }
         assert_eq!(runner.cache.pool_stats(runner.backend()).used_pages, 0, "a run releases its pages");
     }

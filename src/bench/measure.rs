@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// Header of the table whose rows [`Line::text`] gives.
-pub const HEADER: &str = "weights  kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB";
+pub const HEADER: &str = "weights  kv    eviction    ctx  seqs   prefill tok/s           ttft ms   decode tok/s            MB/token  of copy     KV MB   live slots  ratio  host us  device MB  of one";
 
 /// Lengths and settings at which speed is measured.
 #[derive(Clone)]
@@ -24,6 +24,8 @@ pub struct Case {
     pub n: usize,
     /// Sequences that decode in one step.
     pub parallel: usize,
+    /// Whether they are forks of one prompt, as chains are, instead of having a prompt each.
+    pub forks: bool,
     pub eviction: bool,
     pub sampling: SamplingParams,
     /// Whether the presence of every token is read while decoding, as often as the memory page of the chat does.
@@ -50,6 +52,15 @@ pub struct Line {
     /// Host time between two steps; `None` on the CPU backend, where the host computes.
     host_us: Option<f64>,
     device_bytes: Option<u64>,
+    /// Decode speed over that of one sequence, where that was measured before.
+    of_one: Option<f64>,
+}
+
+impl Case {
+    /// Number of prompts that are prefilled.
+    fn prompts(&self) -> usize {
+        if self.forks { 1 } else { self.parallel }
+    }
 }
 
 impl Line {
@@ -72,7 +83,7 @@ impl Line {
         let slot_bytes = runner.cache.geometry().slot_bytes() as f64;
         let bytes_per_step = weight_bytes(checkpoint) as f64 + last.mean_live * slot_bytes;
         let bytes_per_token = bytes_per_step / case.parallel as f64;
-        let prefilled = case.parallel * case.ctx.saturating_sub(1);
+        let prefilled = case.prompts() * case.ctx.saturating_sub(1);
         Ok(Self {
             prefill_tok_s: (prefilled > 0).then(|| Spread::of(runs.iter().map(|r| per_s(prefilled, r.prefill)))),
             ttft_ms: Spread::of(runs.iter().map(|r| r.first_token.as_secs_f64() * 1e3)),
@@ -84,8 +95,17 @@ impl Line {
             bytes_per_token,
             host_us: last.device_bytes.map(|_| Spread::of(runs.iter().map(|r| r.host_us)).median),
             device_bytes: runs.iter().filter_map(|r| r.device_bytes).max(),
+            of_one: None,
             case: case.clone(),
         })
+    }
+
+    /// Compares the decode speed with that of the last line in `lines` of the same case with one sequence.
+    pub fn compare_with_one<'a>(&mut self, lines: impl IntoIterator<Item = &'a Line>) {
+        let key = |case: &Case| (case.ctx, case.n, case.eviction);
+        let one = |line: &&Line| line.case.parallel == 1 && key(&line.case) == key(&self.case);
+        let one = lines.into_iter().filter(one).last();
+        self.of_one = one.map(|one| self.decode_tok_s.median / one.decode_tok_s.median);
     }
 
     /// Compression ratio: slots of a dense cache per live slot.
@@ -96,7 +116,7 @@ impl Line {
     /// One row of the table under [`HEADER`].
     pub fn text(&self, weights: Weights, codec: Codec) -> String {
         format!(
-            "{:<7}  {:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}\n",
+            "{:<7}  {:<5} {:<8} {:>6} {:>5}   {:<21} {:>9.1}   {:<21} {:>10.1}  {:>6.1} %  {:>8.1}  {:>11}  {:>5.2}  {:>7}  {:>9}  {:>6}\n",
             weights.name(),
             codec.name(),
             if self.case.eviction { "on" } else { "off" },
@@ -112,6 +132,7 @@ impl Line {
             self.ratio(),
             self.host_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
             self.device_bytes.map_or("-".to_owned(), |bytes| format!("{:.0}", bytes as f64 / 1e6)),
+            self.of_one.map_or("-".to_owned(), |times| format!("{times:.2}x")),
         )
     }
 
@@ -119,7 +140,7 @@ impl Line {
     pub fn json(&self, weights: &WeightsInfo, codec: Codec) -> Value {
         json!({
             "weights": weights, "kv": codec.name(), "eviction": self.case.eviction, "ctx": self.case.ctx, "gen": self.case.n,
-            "parallel": self.case.parallel, "prefill_tok_s": self.prefill_tok_s.map(|s| s.json()),
+            "parallel": self.case.parallel, "forks": self.case.forks, "of_one": self.of_one, "prefill_tok_s": self.prefill_tok_s.map(|s| s.json()),
             "ttft_ms": self.ttft_ms.json(), "decode_tok_s": self.decode_tok_s.json(),
             "bytes_per_token": self.bytes_per_token, "share_of_copy": self.share_of_copy,
             "kv_bytes": self.kv_bytes, "live_slots": self.live_slots, "dense_slots": self.dense_slots,
@@ -141,11 +162,11 @@ struct Run {
     device_bytes: Option<u64>,
 }
 
-/// One run: prefills every sequence with its own `ctx` tokens, then generates `n` in each.
+/// One run: prefills every sequence with its own `ctx` tokens, or forks one that is prefilled, then generates `n` in each.
 fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
     let vocab = runner.config().vocab;
     let mut seqs = Vec::new();
-    for _ in 0..case.parallel {
+    for _ in 0..case.prompts() {
         seqs.push(runner.create(case.eviction)?);
     }
     let prompts: Vec<Vec<Token>> = (0..seqs.len()).map(|i| prompt(case.ctx.max(1), vocab, i as u64)).collect();
@@ -155,9 +176,13 @@ fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
             runner.feed(seq, step)?;
         }
     }
+    while seqs.len() < case.parallel {
+        seqs.push(runner.fork(seqs[0])?);
+    }
     runner.synchronize();
     let prefill = start.elapsed();
-    let mut tokens: Vec<Token> = prompts.iter().filter_map(|p| p.last().copied()).collect();
+    let last = |i: usize| prompts[i % prompts.len()].last().copied();
+    let mut tokens: Vec<Token> = (0..seqs.len()).filter_map(last).collect();
     tokens = step(runner, case, &seqs, &tokens)?;
     let first_token = start.elapsed();
     let live = |runner: &Runner<B>| -> u64 {
@@ -193,8 +218,8 @@ fn once<B: Backend>(runner: &mut Runner<B>, case: &Case) -> Result<Run> {
 }
 
 fn step<B: Backend>(runner: &mut Runner<B>, case: &Case, seqs: &[SeqId], tokens: &[Token]) -> Result<Vec<Token>> {
-    let one = |(&seq, &token)| Decode { seq, token, sampling: &case.sampling, seed: SEED };
-    Ok(runner.decode(&seqs.iter().zip(tokens).map(one).collect::<Vec<_>>())?)
+    let one = |(i, (&seq, &token))| Decode { seq, token, sampling: &case.sampling, seed: SEED + i as u64 };
+    Ok(runner.decode(&seqs.iter().zip(tokens).enumerate().map(one).collect::<Vec<_>>())?)
 }
 
 /// Median and range over several runs.

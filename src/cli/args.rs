@@ -353,9 +353,12 @@ pub struct BenchArgs {
     /// Tokens to decode per sequence
     #[arg(long = "gen", value_name = "TOKENS", default_value_t = 128)]
     pub gen_tokens: usize,
-    /// Sequences that decode in one step
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1")]
+    /// Sequences that decode in one step, with a prompt each [default: 1, without --chains]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub parallel: Vec<usize>,
+    /// Forks of one prompt that decode in one step, as the chains of --width do: also reports the speed over that of one
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub chains: Vec<usize>,
     /// Share of the tokens beyond the window to keep, such as 0.125: sets the offset of the model's
     /// eviction decisions accordingly
     #[arg(long, value_name = "SHARE")]
@@ -372,6 +375,14 @@ pub struct BenchArgs {
     /// Runs of each measurement; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub runs: usize,
+}
+
+impl BenchArgs {
+    /// The values of `--parallel`.
+    pub fn parallel(&self) -> impl Iterator<Item = usize> + '_ {
+        let default = (self.parallel.is_empty() && self.chains.is_empty()).then_some(1);
+        self.parallel.iter().copied().chain(default)
+    }
 }
 
 #[derive(Args, Debug)]

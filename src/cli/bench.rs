@@ -38,8 +38,8 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     };
     let json = common.json;
     let lists = Lists::new(settings, common, target)?;
-    if args.parallel.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
-        return Err(wrong_use("--parallel, --gen and --runs must be at least 1"));
+    if args.parallel.contains(&0) || args.chains.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
+        return Err(wrong_use("--parallel, --chains, --gen and --runs must be at least 1"));
     }
     let longest = args.ctx.iter().max().context("a context length")?.saturating_add(args.gen_tokens).saturating_add(1);
     check_sizes(args, longest)?;
@@ -164,10 +164,10 @@ impl DeviceJob for ResumeJob<'_> {
 }
 
 fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
-    let many = args.parallel.iter().chain(&args.threads).any(|&n| n > MAX_PARALLEL);
+    let many = args.parallel.iter().chain(&args.chains).chain(&args.threads).any(|&n| n > MAX_PARALLEL);
     if longest > MAX_CONTEXT || many {
         return Err(wrong_use(format!(
-            "--ctx plus --gen is at most {MAX_CONTEXT} tokens, --parallel and --threads at most {MAX_PARALLEL}"
+            "--ctx plus --gen is at most {MAX_CONTEXT} tokens, --parallel, --chains and --threads at most {MAX_PARALLEL}"
         )));
     }
     Ok(())
@@ -175,7 +175,7 @@ fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
 
 /// Fails if the host has not enough memory for tables and scratch.
 fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Result<()> {
-    let max_seqs = args.parallel.iter().copied().max().unwrap_or(1);
+    let max_seqs = args.parallel().chain(args.chains.iter().copied()).max().unwrap_or(1);
     let options = EngineOptions { max_seqs, ..EngineOptions::new(Codec::F32) };
     let needed = host_bytes(&checkpoint.config, &options, longest);
     match memory("MemAvailable:") {
@@ -220,11 +220,13 @@ impl Lists {
         let mut cases = Vec::new();
         for &eviction in &self.eviction {
             for &ctx in &args.ctx {
-                for &parallel in &args.parallel {
+                let chains = args.chains.iter().map(|&n| (n, true));
+                for (parallel, forks) in args.parallel().map(|n| (n, false)).chain(chains) {
                     cases.push(Case {
                         ctx,
                         n: args.gen_tokens,
                         parallel,
+                        forks,
                         eviction,
                         sampling: self.sampling.clone(),
                         presence: args.presence,
