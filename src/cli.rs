@@ -5,6 +5,7 @@ pub mod args;
 pub mod bench;
 mod calibrate;
 pub mod chat;
+mod check;
 pub mod client;
 pub mod compare;
 pub mod completions;
@@ -111,6 +112,9 @@ fn dispatch(cli: Cli) -> Result<u8> {
         return Err(output::wrong_use(format!(
             "{flag} accepts several values only with bench (--kv and --weights also with compare)"
         )));
+    }
+    if let Some(why) = common.width_conflict(cli.command.is_some()) {
+        return Err(output::wrong_use(why));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     Settings::unknown_variables().iter().for_each(|line| output::notice(line));

@@ -8,7 +8,7 @@ mod layer;
 mod values;
 
 pub use layer::Layer;
-pub use values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin};
+pub use values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
 
 use crate::protocol::{SamplingParams, WhenFull};
 use crate::quant::Weights;
@@ -122,6 +122,10 @@ pub struct Settings {
     /// Maximum bytes of memory that only checkpoints of earlier turns hold; 0 keeps none.
     pub checkpoints: u64,
     pub max_tokens: Option<usize>,
+    /// How many chains answer; `None` is one.
+    pub width: Option<Width>,
+    /// Whether chains end once the others cannot change the vote.
+    pub early_stop: bool,
     pub seed: Option<u64>,
     pub think: bool,
     /// `None`: as the template does.
@@ -241,6 +245,8 @@ impl Settings {
             checkpoints: layer.checkpoints.map_or(DEFAULT_CHECKPOINTS, |b| b.0),
             cache_disk: layer.cache_disk.map_or(DEFAULT_CACHE_DISK, |b| b.0),
             max_tokens: layer.max_tokens,
+            width: layer.width,
+            early_stop: layer.early_stop.is_none_or(|e| e.0),
             seed: layer.seed,
             think: layer.think.is_none_or(|t| t.0),
             keep_thinking: layer.keep_thinking.map(|t| t.0),

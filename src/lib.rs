@@ -18,7 +18,7 @@
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, protocol, the backend trait |
 //! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, quant, tensor, protocol, the backend trait, backend::cpu |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
@@ -30,6 +30,7 @@
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
 //! | [`protocol`], [`policy`], [`codec`], [`quant`] | plain data and pure maths | nothing of ours |
+//! | [`vote`] | which of several answers most of them agree on | nothing of ours |
 //! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, and messages of one line | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
@@ -56,6 +57,7 @@
 //! | preempt | release a chain's pages and feed its log again when there is room |
 //! | step | one forward pass over *spans*, runs of tokens of one sequence each |
 //! | fork | a sequence that shares another's pages |
+//! | chains, width | W answers to one question, forks of one prompt that decode together; a vote chooses one |
 //! | checkpoint | of a conversation: a fork to go back to; of a model: its files |
 //! | token log | tokens fed and toggles between them, from which a cache can be filled again |
 //!
@@ -105,3 +107,4 @@ pub mod tensor;
 pub mod tokenizer;
 pub mod ui;
 pub mod unicode;
+pub mod vote;

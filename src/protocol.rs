@@ -2,7 +2,9 @@
 //!
 //! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest counts.
 
+mod chains;
 mod handle;
+mod kv_stats;
 mod log;
 mod presence;
 mod recall;
@@ -10,9 +12,13 @@ mod steering;
 mod template;
 mod twin;
 
+pub use chains::{
+    ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, MAX_WIDTH, VoteCount,
+};
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
+pub use kv_stats::KvStats;
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use recall::{FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
 pub use template::{TemplateSpec, TextLimit};
@@ -110,6 +116,8 @@ pub struct GenerateRequest {
     pub max_tokens: Option<usize>,
     /// A text of the prompt whose tokens are pinned.
     pub pin: Option<String>,
+    /// Several chains answer, and a vote chooses one; `None` is one chain.
+    pub chains: Option<ChainsRequest>,
 }
 
 /// A saved conversation to load: its log is prefilled under its toggles, with progress events.
@@ -132,7 +140,7 @@ pub struct CacheFile {
     pub limit_bytes: u64,
 }
 
-/// A command to the engine. Those that change the conversation are served in order; `Cancel`, `SetEviction`,
+/// A command to the engine. Those that change the conversation are served in order; `Cancel`, `Elect`, `SetEviction`,
 /// `SetTwin`, `SetKvLimit`, `Inspect`, `Presence` and `CountTokens` act between two steps.
 #[derive(Clone, Debug)]
 pub enum Command {
@@ -140,6 +148,8 @@ pub enum Command {
     Generate(Box<GenerateRequest>),
     /// Ends the prefill, answer, rebuild, restore or recall test that runs. Does nothing when idle.
     Cancel,
+    /// Ends the chains that answer: this one wins, or the vote's winner if none was found right.
+    Elect(Option<usize>),
     /// Switches eviction, also in the middle of an answer or a prefill.
     SetEviction(bool),
     /// Compares the next answers with a twin, a sequence without eviction: [`Event::TwinSet`].
@@ -198,40 +208,6 @@ impl StopReason {
     }
 }
 
-/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KvStats {
-    /// `f32`, `bf16` or `fp8`.
-    pub codec: String,
-    pub live_slots: u64,
-    pub dense_slots: u64,
-    /// Compression ratio `dense_slots / live_slots`; `None` (JSON null) for an empty cache.
-    pub ratio: Option<f64>,
-    /// Bytes of the pages in use, including those of checkpoints. Shared pages count once.
-    pub bytes: u64,
-    /// Bytes of live slots.
-    pub live_bytes: u64,
-    /// Bytes of a dense cache with the same codec and tokens.
-    pub dense_bytes: u64,
-    /// Live slots `[n_layers][n_kv_heads]`.
-    pub live: Vec<Vec<u32>>,
-}
-
-impl KvStats {
-    pub fn empty(codec: &str, n_layers: usize, n_kv_heads: usize) -> Self {
-        Self {
-            codec: codec.to_owned(),
-            live_slots: 0,
-            dense_slots: 0,
-            ratio: None,
-            bytes: 0,
-            live_bytes: 0,
-            dense_bytes: 0,
-            live: vec![vec![0; n_kv_heads]; n_layers],
-        }
-    }
-}
-
 /// The result of a turn: the numbers of `--json`, session files and the status line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TurnReport {
@@ -259,6 +235,9 @@ pub struct TurnReport {
     /// The comparison with a twin, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub twin: Option<Box<TwinReport>>,
+    /// The chains that answered, if there were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chains: Option<Box<ChainsReport>>,
     /// The log after the turn: the first `log_base` entries of the log after the last report or restore, then `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
@@ -344,6 +323,11 @@ pub enum Event {
         turn: u64,
         kind: TextKind,
         text: String,
+    },
+    /// What the chains of a turn do, if several answer. The winner's text follows as [`Event::Text`].
+    Chain {
+        turn: u64,
+        event: ChainEvent,
     },
     TurnDone(Box<TurnReport>),
     /// Eviction was switched before the token at position `at_token`, which dropped `dropped_slots`.
@@ -442,6 +426,8 @@ pub struct Snapshot {
     /// Bytes mapped by the page pool: `kv.bytes` and free pages.
     pub mapped_bytes: u64,
     pub decode_tok_s: Option<f64>,
+    /// The chains that answer, if there are several.
+    pub chains: Vec<ChainFigures>,
     /// GPU memory of the process as the driver reports it; `None` on the CPU.
     pub device_bytes: Option<u64>,
 }

@@ -44,7 +44,7 @@ pub fn uniform(seed: u64, position: u64) -> f32 {
 }
 
 /// The splitmix64 finaliser: a bijection in which every output bit depends on every input bit.
-fn mix64(mut z: u64) -> u64 {
+pub fn mix64(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)

@@ -2,7 +2,7 @@
 
 use super::devices::cuda_summary;
 use crate::checks::Part;
-use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin};
+use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin, Width};
 use crate::quant::Weights;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
@@ -138,6 +138,17 @@ pub struct Common {
     #[arg(long, global = true, value_name = "TOKENS", help_heading = "Answer")]
     pub max_tokens: Option<usize>,
 
+    /// Answer with this many chains at once and take the answer that most of them agree on; auto is as many as fit
+    ///
+    /// The chains share the prompt's memory and decode together, each with a seed of its own; the first is the ordinary
+    /// answer. In a chat, /parallel changes it.
+    #[arg(long, global = true, value_name = "N|auto", help_heading = "Answer")]
+    pub width: Option<Width>,
+
+    /// With --width: end once the chains that still run cannot change the vote: on (default) or off
+    #[arg(long, global = true, value_name = "on|off", help_heading = "Answer")]
+    pub early_stop: Option<OnOff>,
+
     /// Temperature of sampling; 0 always picks the most probable token [default: the model's]
     #[arg(long, global = true, allow_negative_numbers = true, value_name = "T", help_heading = "Answer")]
     pub temperature: Option<f32>,
@@ -180,6 +191,13 @@ pub struct Common {
     #[arg(long, global = true, help_heading = "One answer")]
     pub json: bool,
 
+    /// With -p and --width: the first answer that this shell command accepts wins instead of a vote
+    ///
+    /// It reads an answer from stdin and exits with 0 if that is right; DMSCHAT_ANSWER is what the vote would count of it.
+    /// A command that takes longer than 10 s is killed, and the vote decides.
+    #[arg(long, global = true, value_name = "COMMAND", help_heading = "One answer")]
+    pub check: Option<String>,
+
     /// Continue the newest conversation
     #[arg(long = "continue", global = true, conflicts_with = "resume", help_heading = "Sessions")]
     pub continue_: bool,
@@ -213,6 +231,22 @@ impl Common {
         eviction.or(weights).or(self.kv.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--kv"))
     }
 
+    /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one.
+    pub fn width_conflict(&self, subcommand: bool) -> Option<&'static str> {
+        let several = self.width.is_some_and(|width| width != Width::Chains(1));
+        match () {
+            () if subcommand && (self.width.is_some() || self.early_stop.is_some() || self.check.is_some()) => Some(
+                "--width, --early-stop and --check are for a chat or -p, not for a subcommand (bench has --chains)",
+            ),
+            () if self.check.is_some() && self.prompt.is_none() => Some("--check needs -p"),
+            () if self.check.is_some() && !several => Some("--check needs --width 2 or more"),
+            () if self.early_stop.is_some() && !several && self.prompt.is_some() => {
+                Some("--early-stop needs --width 2 or more")
+            }
+            () => None,
+        }
+    }
+
     /// The flags as a layer of the settings.
     pub fn layer(&self) -> Layer {
         Layer {
@@ -234,6 +268,8 @@ impl Common {
             pin: self.pin,
             keep_ratio: self.keep_ratio,
             max_tokens: self.max_tokens,
+            width: self.width,
+            early_stop: self.early_stop,
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,

@@ -1,6 +1,7 @@
 //! A client of the engine without a screen, for `-p` and `eval`: starts an engine, restores a conversation, asks and
 //! streams the answer. Writes only notices, to stderr.
 
+use super::check::{Checks, Verdict};
 use super::interrupts::Interrupts;
 use super::output::{self, Interrupted};
 use super::quantizing::Quantizing;
@@ -8,7 +9,10 @@ use super::{devices, download, spawn};
 use crate::chat::session::Loaded;
 use crate::chat::{Conversation, RenderOptions, render};
 use crate::config::Settings;
-use crate::protocol::{Command, EngineHandle, Event, GenerateRequest, ModelInfo, SamplingParams, TextKind, TurnReport};
+use crate::protocol::{
+    ChainEvent, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo, SamplingParams, TextKind,
+    TurnReport,
+};
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -19,6 +23,9 @@ pub struct Sampling {
     pub params: SamplingParams,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
+    /// Several chains, and the command that judges their answers.
+    pub chains: Option<ChainsRequest>,
+    pub check: Option<String>,
 }
 
 /// An engine with a loaded model, and the runtime its events are awaited on.
@@ -118,7 +125,8 @@ impl Client {
     ) -> Result<TurnReport> {
         let prompt = render(chat.system(), &chat.context_path(), &self.info.template, &self.opts)?;
         let turn = chat.begin_reply(self.opts.think, self.opts.keep_thinking);
-        let Sampling { params: sampling, seed, max_tokens } = sampling.clone();
+        let Sampling { params: sampling, seed, max_tokens, chains, check } = sampling.clone();
+        let mut checks = check.map(|command| Checks::new(&command)).transpose()?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
             prompt,
@@ -126,15 +134,30 @@ impl Client {
             seed,
             max_tokens,
             pin: chat.system().filter(|_| self.pins_system).map(str::to_owned),
+            chains,
         })))?;
         let mut cancelled = false;
         let Self { runtime, source, .. } = self;
         runtime.block_on(async {
             loop {
-                match source.next().await? {
+                let event = tokio::select! {
+                    event = source.next() => event?,
+                    Some((chain, verdict)) = next_verdict(&mut checks) => {
+                        if let Some(choice) = judge(chain, verdict, &mut checks)? {
+                            source.handle.send(Command::Elect(choice));
+                        }
+                        continue;
+                    }
+                };
+                match event {
                     Some(Event::Text { turn: of, kind, text }) if of == turn => {
                         chat.append(turn, kind, &text);
                         sink(kind, &text)?;
+                    }
+                    Some(Event::Chain { event, .. }) => {
+                        if chain_event(event, &mut checks) {
+                            source.handle.send(Command::Elect(None));
+                        }
                     }
                     Some(Event::TurnDone(report)) if report.turn == turn => {
                         chat.finish((*report).clone());
@@ -150,6 +173,44 @@ impl Client {
             }
         })
     }
+}
+
+/// The next verdict; never, without a checker.
+async fn next_verdict(checks: &mut Option<Checks>) -> Option<(usize, Verdict)> {
+    match checks {
+        Some(checks) => checks.verdicts.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Passes the answers of chains to the checker. Returns whether none is left to check, and none was right.
+fn chain_event(event: ChainEvent, checks: &mut Option<Checks>) -> bool {
+    let Some(checks) = checks else { return false };
+    match event {
+        ChainEvent::Started(chains) => checks.begin(chains),
+        ChainEvent::Ended { chain, report, .. } => checks.add(chain, &report),
+        ChainEvent::Text { .. } | ChainEvent::Elected(_) => return false,
+    }
+    checks.are_done()
+}
+
+/// What a verdict means for the chains: `Some` ends them, with the choice of one or of the vote.
+fn judge(chain: usize, verdict: Verdict, checks: &mut Option<Checks>) -> Result<Option<Option<usize>>> {
+    let Some(checks) = checks else { return Ok(None) };
+    checks.count();
+    match verdict {
+        Verdict::Right => {
+            checks.give_up();
+            return Ok(Some(Some(chain)));
+        }
+        Verdict::Wrong => {}
+        Verdict::Hangs => {
+            output::notice("--check: the command did not end within 10 s and was killed; the vote decides");
+            checks.give_up();
+        }
+        Verdict::Fails(why) => return Err(output::wrong_use(format!("--check: {why}"))),
+    }
+    Ok(checks.are_done().then_some(None))
 }
 
 /// What a client waits for.
@@ -184,7 +245,7 @@ fn handle(event: Event) -> Result<()> {
 /// The `--json` object of an answer.
 pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -> Value {
     let reply = chat.reply(report.turn);
-    json!({
+    let mut object = json!({
         "answer": reply.map_or("", |m| m.shown()),
         "reasoning": reply.and_then(|m| m.shown_reasoning()).unwrap_or(""),
         "stop_reason": report.stop_reason.as_str(),
@@ -200,5 +261,13 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         "weights": info.weights,
         "eviction": report.eviction,
         "kv": report.kv,
-    })
+    });
+    if let Some(chains) = &report.chains {
+        object["chains"] = json!(chains.chains);
+        object["votes"] = json!(chains.votes);
+        object["winner"] = json!(chains.winner);
+        object["checked"] = json!(chains.checked);
+        object["dense_reads"] = json!(chains.dense_reads);
+    }
+    object
 }

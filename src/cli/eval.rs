@@ -38,7 +38,13 @@ pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
         .with_context(|| file.to_string())
         .map_err(output::as_wrong_use)?;
     let mut client = Client::start(settings)?;
-    let sampling = Sampling { params: SamplingParams::default(), seed: settings.seed, max_tokens: settings.max_tokens };
+    let sampling = Sampling {
+        params: SamplingParams::default(),
+        seed: settings.seed,
+        max_tokens: settings.max_tokens,
+        chains: None,
+        check: None,
+    };
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let problem: Problem =
             serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;

@@ -6,8 +6,8 @@ use super::output::{self, wrong_use};
 use super::reference;
 use crate::chat::session::{Loaded, Store};
 use crate::chat::{Conversation, Message};
-use crate::config::Settings;
-use crate::protocol::{StopReason, TextKind, Thinking, TurnReport};
+use crate::config::{Settings, Width};
+use crate::protocol::{ChainsReport, ChainsRequest, StopReason, TextKind, Thinking, TurnReport, VoteCount};
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
@@ -39,6 +39,8 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         params: settings.sampling(&client.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
+        chains: chains(settings, common.check.is_some()),
+        check: common.check.clone(),
     };
     let mut stream = Stream::new(std::io::stdout().is_terminal());
     let report = client.answer(&mut chat, &sampling, |kind, text| match kind {
@@ -49,8 +51,31 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         output::out_json(&answer_json(&chat, &report, &client.info))?;
     } else {
         stream.finish()?;
+        if let Some(chains) = &report.chains {
+            output::notice(&said_by(chains));
+        }
     }
     Ok(ending(&report, chat.reply(report.turn)))
+}
+
+/// How many chains answer under these settings.
+fn chains(settings: &Settings, checked: bool) -> Option<ChainsRequest> {
+    let width = match settings.width? {
+        Width::Chains(1) => return None,
+        Width::Chains(n) => Some(n),
+        Width::Auto => None,
+    };
+    Some(ChainsRequest { width, early_stop: settings.early_stop, checked })
+}
+
+/// The result of a vote in one line: `8 chains: 5 x 42, 2 x 41`.
+fn said_by(chains: &ChainsReport) -> String {
+    let vote = |vote: &VoteCount| format!("{} x {}", vote.count, vote.answer);
+    let votes: Vec<String> = chains.votes.iter().take(5).map(vote).collect();
+    let rest = if chains.votes.len() > 5 { ", ..." } else { "" };
+    let checked = if chains.checked { ", checked" } else { "" };
+    let said = if votes.is_empty() { "none has an answer".to_owned() } else { votes.join(", ") };
+    format!("{} chains: {said}{rest}; chain {} is shown{checked}", chains.chains.len(), chains.winner + 1)
 }
 
 /// The text after `-p`, followed by that of stdin if it is a pipe or a file.

@@ -12,7 +12,7 @@ use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
-use crate::config::{Adapter, CachePolicy, Device, Settings};
+use crate::config::{Adapter, CachePolicy, Device, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::policy::{PolicyChoice, Window};
 use crate::protocol::{EngineHandle, WhenFull};
@@ -22,6 +22,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most earlier turns of a conversation that are kept as checkpoints.
 const OLDER_TURNS: usize = 5;
+/// Chains that a chat has sequences for unasked, and those of width auto.
+const USUAL_CHAINS: usize = 8;
+const MOST_AUTO_CHAINS: usize = 32;
+/// Free memory of a GPU from which on tables of sequences do not matter.
+const AMPLE_BYTES: u64 = 16 << 30;
 
 /// Starts the engine's thread, which downloads the model if it is missing, opens it and loads it onto the device.
 /// Progress arrives as events. `download_failed` is set if a download failed for a reason outside the settings.
@@ -39,13 +44,24 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let options = EngineOptions {
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
-            max_seqs: options.max_seqs + max_older,
+            max_seqs: options.max_seqs + max_older.max(chain_rows(&settings, target)),
             max_older,
             checkpoint_bytes: settings.checkpoints,
             ..options
         };
         target.run(DeviceOptions::from(&settings), Serve { loading, checkpoint, options })
     })
+}
+
+/// Sequences for chains. Each takes tables in proportion to the context, so that a small GPU has them only when asked.
+fn chain_rows(settings: &Settings, target: Target) -> usize {
+    let ample = target == Target::Cpu || target.free_bytes().is_some_and(|bytes| bytes >= AMPLE_BYTES);
+    match settings.width {
+        Some(Width::Chains(1)) | None if ample => USUAL_CHAINS,
+        Some(Width::Chains(1)) | None => 0,
+        Some(Width::Chains(n)) => n,
+        Some(Width::Auto) => MOST_AUTO_CHAINS,
+    }
 }
 
 /// Runs the engine's loop.

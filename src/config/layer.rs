@@ -1,7 +1,7 @@
 //! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
 //! take precedence.
 
-use super::values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin};
+use super::values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
 use crate::protocol::MAX_CONTEXT;
 use crate::quant::Weights;
 use crate::regular_file;
@@ -80,6 +80,10 @@ layer! {
     /// Bytes of memory for checkpoints of earlier turns; 0 keeps none.
     checkpoints: ByteSize,
     max_tokens: usize,
+    /// How many chains answer a question.
+    width: Width,
+    /// Whether chains end once the others cannot change the vote.
+    early_stop: OnOff,
     temperature: f32,
     top_p: f32,
     top_k: u32,

@@ -1,5 +1,6 @@
 //! Values that flags, the environment and the config file write in the same way.
 
+use crate::protocol::MAX_WIDTH;
 use crate::protocol::WhenFull;
 use crate::quant::Weights;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
@@ -76,6 +77,24 @@ impl FromStr for Pin {
             "system" => Ok(Self::System),
             "none" => Ok(Self::None),
             _ => Err(format!("{s:?} cannot be pinned, expected system or none")),
+        }
+    }
+}
+
+/// How many chains answer a question: a number, or `auto`, as many as fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    Auto,
+    Chains(usize),
+}
+
+impl FromStr for Width {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.parse() {
+            Ok(n) if (1..=MAX_WIDTH).contains(&n) => Ok(Self::Chains(n)),
+            _ if s == "auto" => Ok(Self::Auto),
+            _ => Err(format!("{s:?} is not a number of chains, expected 1 to {MAX_WIDTH}, or auto")),
         }
     }
 }
@@ -225,6 +244,7 @@ spelled! {
     CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
     Full: "\"forget\" or \"stop\"",
     Pin: "\"system\" or \"none\"",
+    Width: "a number of chains, or \"auto\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",
 }

@@ -7,6 +7,7 @@ use super::reply::{Reply, Vocabulary};
 use super::runner::{Decode, NonFinite, Runner, StepError};
 use super::scheduler::Stage;
 use crate::backend::Backend;
+use crate::cache::SeqStats;
 use crate::protocol::{LogEntry, SamplingParams, StopReason, TextKind, Token};
 use crate::system;
 use std::collections::VecDeque;
@@ -20,6 +21,17 @@ pub(super) struct Chain {
     known: usize,
     /// The answer. Its decode steps begin when `todo` is empty.
     pub generation: Option<Generation>,
+    counters: Counters,
+}
+
+/// Reads and peak of an answer, over all sequences that it was generated in.
+#[derive(Clone, Copy, Default)]
+struct Counters {
+    /// Counted in sequences that were released.
+    reads_before: u64,
+    peak_before: u64,
+    /// What the sequence had counted when the answer's steps began in it: prefill chunks of one token count too.
+    reads_at_start: u64,
 }
 
 /// An answer that is being generated.
@@ -65,7 +77,7 @@ impl Generation {
 impl Chain {
     /// Creates a chain without work.
     pub fn idle(context: Context) -> Self {
-        Self { context, todo: VecDeque::new(), known: 0, generation: None }
+        Self { context, todo: VecDeque::new(), known: 0, generation: None, counters: Counters::default() }
     }
 
     pub fn stage(&self) -> Stage {
@@ -86,6 +98,30 @@ impl Chain {
         self.todo.iter().filter(|e| matches!(e, LogEntry::Token(_))).count()
     }
 
+    /// Sets the answer to generate, once everything is fed.
+    pub fn begin_answer<B: Backend>(&mut self, runner: &Runner<B>, generation: Generation) {
+        self.count_from(runner, (0, 0));
+        self.generation = Some(generation);
+    }
+
+    /// Counts reads and peak from these on.
+    pub fn count_from<B: Backend>(&mut self, runner: &Runner<B>, (reads_before, peak_before): (u64, u64)) {
+        let reads_at_start = runner.cache.stats(runner.backend(), self.context.seq).reads;
+        self.counters = Counters { reads_before, peak_before, reads_at_start };
+    }
+
+    /// Slots that the answer's steps attended to and the most that were stored, summed over lanes. `stats`: of its sequence.
+    pub fn counted(&self, stats: &SeqStats) -> (u64, u64) {
+        let Counters { reads_before, peak_before, reads_at_start } = self.counters;
+        let reads = if self.todo.is_empty() { stats.reads.saturating_sub(reads_at_start) } else { 0 };
+        (reads_before + reads, peak_before.max(stats.peak.into()))
+    }
+
+    /// Number of tokens left to generate.
+    pub fn tokens_to_go(&self) -> usize {
+        self.generation.as_ref().map_or(0, |g| g.max_tokens - g.generated.len())
+    }
+
     /// Sets the tokens to feed.
     pub fn prefill(&mut self, tokens: impl IntoIterator<Item = Token>) {
         self.todo = tokens.into_iter().map(LogEntry::Token).collect();
@@ -98,14 +134,21 @@ impl Chain {
         self.known = log.len();
     }
 
-    /// Releases the sequence and starts over in an empty one, with everything fed so far to replay (preemption).
-    pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>) {
+    /// Releases the sequence and starts over in a fork of `from`, whose log its own begins with, or in an empty one. Everything
+    /// fed since is to be replayed (preemption).
+    pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, from: Option<&Context>) {
+        let counted = self.counted(&runner.cache.stats(runner.backend(), self.context.seq));
         runner.release(self.context.seq);
-        let fresh = Context::new(runner, true).expect("a sequence was just released");
-        let old = std::mem::replace(&mut self.context, fresh);
+        let fresh = match from {
+            Some(context) => context.fork(runner),
+            None => Context::new(runner, true),
+        };
+        let old = std::mem::replace(&mut self.context, fresh.expect("a sequence was just released"));
+        self.count_from(runner, counted);
         (self.context.pending, self.context.flat) = (old.pending, old.flat);
-        self.known += old.log.len();
-        self.todo = old.log.into_iter().chain(self.todo.drain(..)).collect();
+        let known = from.map_or(0, |context| context.log.len());
+        self.known += old.log.len() - known;
+        self.todo = old.log.into_iter().skip(known).chain(self.todo.drain(..)).collect();
     }
 
     /// Drops the remaining work and returns the generation.
@@ -139,6 +182,10 @@ impl Chain {
                     break;
                 }
             }
+        }
+        if self.todo.is_empty() && self.generation.is_some() {
+            let Counters { reads_before, peak_before, .. } = self.counters;
+            self.count_from(runner, (reads_before, peak_before));
         }
         Ok(n)
     }

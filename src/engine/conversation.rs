@@ -3,6 +3,7 @@
 //! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
+mod chains;
 mod older;
 mod recall;
 mod turn;
@@ -23,6 +24,7 @@ use crate::protocol::{
     Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo, Token, TwinReport,
 };
 use crate::tokenizer::flatten;
+use chains::Chains;
 use recall::Recall;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -45,6 +47,13 @@ pub(super) struct Job {
     /// Set if a step failed.
     pub halt: Option<Halt>,
     pub work: Work,
+}
+
+impl Job {
+    /// Whether several chains are to answer and were not forked yet.
+    fn waits_for_chains(&self) -> bool {
+        matches!(&self.work, Work::Answer(turn) if turn.wants_chains()) && !self.cancelled && self.halt.is_none()
+    }
 }
 
 /// What a job does.
@@ -84,6 +93,8 @@ pub(super) struct Conversation {
     pub chain: Chain,
     /// The conversation's own context, while a job works on a fork of it.
     pub beside: Option<Context>,
+    /// The chains that answer, while several do.
+    pub chains: Option<Chains>,
     /// The state before the last turn's user message.
     pub before: Option<Context>,
     /// States at the ends of earlier turns, the oldest first.
@@ -129,6 +140,7 @@ impl Conversation {
             outlet,
             chain: Chain::idle(context),
             beside: None,
+            chains: None,
             before: None,
             older: VecDeque::new(),
             max_older: m.max_older,
@@ -166,6 +178,7 @@ impl Conversation {
 
     /// Releases all sequences.
     pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
+        self.release_chains(runner);
         self.release_checkpoints(runner);
         self.release_twin(runner);
         self.give_up_old_cache(runner);
@@ -177,6 +190,7 @@ impl Conversation {
     pub fn receive<B: Backend>(&mut self, m: &mut Loaded<B>, events: EventSender, command: Command) {
         match command {
             Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
+            Command::Elect(chain) => self.elect(chain),
             Command::SetEviction(_) | Command::SetKeep(_) | Command::Pin { .. } | Command::Unpin(_)
                 if self.is_replaying() =>
             {
@@ -252,12 +266,14 @@ impl Conversation {
         }
         self.continue_encoding(m);
         self.continue_load(m);
+        self.begin_chains(m);
     }
 
     /// Ends the job if its steps are done, if it was cancelled or if a step failed.
     pub fn finish<B: Backend>(&mut self, m: &mut Loaded<B>) {
         self.late_commands(m);
-        let done = self.chain.stage() == Stage::Done && !self.waits_for_twin();
+        self.finish_chains(m);
+        let done = self.chain.stage() == Stage::Done && self.chains.is_none() && !self.waits_for_twin();
         let Some(mut job) = self.job.take_if(|job| {
             let begun = !matches!(job.work, Work::New(_) | Work::Encode(..) | Work::Load(_));
             begun && (done || job.cancelled || job.halt.is_some())
@@ -283,13 +299,43 @@ impl Conversation {
         self.serve_next(m);
     }
 
-    /// Whether the job waits for its prompt to be encoded.
-    pub fn is_encoding(&self) -> bool {
-        matches!(&self.job, Some(Job { work: Work::Encode(..), .. }))
+    /// Whether the job waits for its prompt to be encoded, or for the answers of its chains to be checked.
+    pub fn only_waits(&self) -> bool {
+        let checks = self.chains.as_ref().is_some_and(|chains| chains.numbers().next().is_none());
+        checks || matches!(&self.job, Some(Job { work: Work::Encode(..), .. }))
+    }
+
+    /// The conversation's own chain, or the one of this number.
+    pub fn chain(&self, number: Option<usize>) -> Option<&Chain> {
+        match number {
+            None => Some(&self.chain),
+            Some(number) => self.chains.as_ref()?.chain(number),
+        }
+    }
+
+    pub fn chain_mut(&mut self, number: Option<usize>) -> Option<&mut Chain> {
+        match number {
+            None => Some(&mut self.chain),
+            Some(number) => self.chains.as_mut()?.chain_mut(number),
+        }
+    }
+
+    /// All chains: the conversation's own and those that answer.
+    pub fn each_chain(&mut self) -> impl Iterator<Item = (Option<usize>, &mut Chain)> {
+        let others = self.chains.iter_mut().flat_map(|chains| chains.each_mut());
+        std::iter::once((None, &mut self.chain)).chain(others.map(|(number, chain)| (Some(number), chain)))
+    }
+
+    /// Frees the pages of a chain that is to wait.
+    pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, number: Option<usize>) {
+        match (number, &mut self.chains) {
+            (Some(number), Some(chains)) => chains.restart(runner, number, &self.chain.context),
+            _ => self.chain.restart(runner, None),
+        }
     }
 
     pub(super) fn is_replaying(&self) -> bool {
-        if self.beside.is_some() {
+        if self.beside.is_some() || self.chains.is_some() {
             return true;
         }
         match self.job.as_ref().map(|job| &job.work) {
@@ -490,7 +536,7 @@ impl Conversation {
     pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
         match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::Answer(turn)) if self.chain.tokens_left() > 0 => {
+            Some(Work::Answer(turn)) if self.chain.tokens_left() > 0 && !turn.is_decided() => {
                 let total = turn.prefilled;
                 Phase::Prefill { done: total.saturating_sub(self.chain.tokens_left() + 1), total }
             }
@@ -519,7 +565,10 @@ impl Conversation {
 
     /// Reads the tables: waits for the device.
     pub fn figures<B: Backend>(&self, runner: &Runner<B>) -> Figures {
-        Figures::read(runner, self.context().seq, self.twin.as_ref().map(Twin::seq))
+        let mut figures = Figures::read(runner, self.context().seq, self.twin.as_ref().map(Twin::seq));
+        figures.counted = self.chain.counted(figures.seq());
+        self.add_chains(runner, &mut figures);
+        figures
     }
 
     pub fn publish_figures<B: Backend>(&self, m: &Loaded<B>, figures: &Figures) {

@@ -3,7 +3,7 @@
 use super::runner::Runner;
 use crate::backend::{Backend, KvGeometry, PoolStats};
 use crate::cache::{SeqId, SeqStats};
-use crate::protocol::{KvStats, Phase, Snapshot};
+use crate::protocol::{ChainFigures, KvStats, Phase, Snapshot};
 
 /// The device's tables as they are at one moment.
 pub(super) struct Figures {
@@ -13,6 +13,9 @@ pub(super) struct Figures {
     twin_pages: usize,
     pool: PoolStats,
     device_bytes: Option<u64>,
+    /// Reads and peak of the answer, summed over lanes.
+    pub counted: (u64, u64),
+    pub chains: Vec<ChainFigures>,
 }
 
 impl Figures {
@@ -25,7 +28,33 @@ impl Figures {
             twin_pages: twin.map_or(0, |twin| runner.cache.stats(b, twin).pages),
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
+            counted: (0, 0),
+            chains: Vec::new(),
         }
+    }
+
+    /// Counters of the sequence.
+    pub fn seq(&self) -> &SeqStats {
+        &self.seq
+    }
+
+    /// Shows the mean of these sequences instead, which hold all pages but the twin's.
+    pub fn show_mean(&mut self, of: &[SeqStats]) {
+        let n = of.len().max(1) as u64;
+        for (layer, row) in self.seq.live.iter_mut().enumerate() {
+            for (head, live) in row.iter_mut().enumerate().filter(|_| !of.is_empty()) {
+                let sum: u64 = of.iter().map(|stats| u64::from(stats.live[layer][head])).sum();
+                *live = ((sum + n / 2) / n) as u32;
+            }
+        }
+        self.seq.live_slots = self.seq.live.iter().flatten().map(|&live| u64::from(live)).sum();
+        self.seq.len = of.iter().map(|stats| stats.len).sum::<usize>().checked_div(of.len()).unwrap_or(self.seq.len);
+        self.seq.pages = self.pool.used_pages.saturating_sub(self.twin_pages);
+    }
+
+    /// A sum over lanes as a mean of lanes.
+    pub fn per_lane(geometry: &KvGeometry, sum: u64) -> f64 {
+        sum as f64 / (geometry.n_layers * geometry.n_kv_heads) as f64
     }
 
     /// Cache figures of the sequence. `bytes` counts every page of the pool that is in use, those of other sequences
@@ -43,6 +72,8 @@ impl Figures {
             live_bytes: stats.live_slots * slot_bytes,
             dense_bytes: dense_slots * slot_bytes,
             live: stats.live.clone(),
+            reads: Self::per_lane(g, self.counted.0),
+            peak_slots: Self::per_lane(g, self.counted.1),
         }
     }
 
@@ -57,6 +88,7 @@ impl Figures {
             twin_bytes: self.twin_pages as u64 * page_bytes,
             mapped_bytes: self.pool.mapped_pages as u64 * page_bytes,
             decode_tok_s,
+            chains: self.chains.clone(),
             device_bytes: self.device_bytes,
         }
     }

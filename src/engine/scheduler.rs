@@ -4,9 +4,17 @@
 //! A chain is admitted when the pages for its prompt are free beside those of the running chains. A chain that runs alone
 //! is always admitted. The scheduler knows ids only; the worker owns the chains and runs the steps.
 
-use crate::protocol::ConversationId as Id;
+use crate::protocol::ConversationId;
 use std::collections::VecDeque;
 use std::time::Duration;
+
+/// Identifies a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id {
+    pub conversation: ConversationId,
+    /// Number among the chains that answer; `None` is the conversation's own chain.
+    pub number: Option<usize>,
+}
 
 /// What a chain does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,13 +36,15 @@ pub struct Scheduler {
     /// Admitted chains, in order of admission.
     running: Vec<Id>,
     prefilled_last: bool,
+    /// Whether a chain was preempted and none that ran has ended since.
+    full: bool,
     pub chunks: ChunkSizer,
 }
 
 impl Scheduler {
     pub fn new(max_chunk: usize) -> Self {
         let chunks = ChunkSizer::new(max_chunk);
-        Self { waiting: VecDeque::new(), running: Vec::new(), prefilled_last: false, chunks }
+        Self { waiting: VecDeque::new(), running: Vec::new(), prefilled_last: false, full: false, chunks }
     }
 
     /// Queues a chain that has work, unless it is queued or admitted already.
@@ -44,9 +54,17 @@ impl Scheduler {
         }
     }
 
-    pub fn remove(&mut self, id: Id) {
-        self.waiting.retain(|&other| other != id);
-        self.running.retain(|&other| other != id);
+    /// Removes all chains but these.
+    pub fn retain(&mut self, has_work: impl Fn(Id) -> bool) {
+        let before = self.running.len();
+        self.waiting.retain(|&id| has_work(id));
+        self.running.retain(|&id| has_work(id));
+        self.full &= self.running.len() == before;
+    }
+
+    /// Whether memory is known to be short: a preempted chain would be again.
+    pub fn is_full(&self) -> bool {
+        self.full
     }
 
     /// Admits waiting chains and chooses the next step. `fit`: whether the prompts of these chains fit in the cache
@@ -71,11 +89,15 @@ impl Scheduler {
         step
     }
 
-    /// Moves the chain admitted last back to the front of the waiting ones and returns it, so that its pages can be
-    /// released. `None` if only one chain runs.
-    pub fn preempt(&mut self) -> Option<Id> {
-        let id = if self.running.len() > 1 { self.running.pop()? } else { return None };
+    /// Moves a chain back to the front of the waiting ones and returns it, so that its pages can be released: of the
+    /// conversation admitted last the chain with the most tokens left to generate. `None` if only one chain runs.
+    pub fn preempt(&mut self, left: impl Fn(Id) -> usize) -> Option<Id> {
+        let last = self.running.last().filter(|_| self.running.len() > 1)?.conversation;
+        let own = self.running.iter().copied().enumerate().filter(|(_, id)| id.conversation == last);
+        let (at, id) = own.max_by_key(|(_, id)| left(*id))?;
+        self.running.remove(at);
         self.waiting.push_front(id);
+        self.full = true;
         Some(id)
     }
 }
@@ -114,7 +136,7 @@ mod tests {
 
     #[test]
     fn prompts_and_answers_take_turns_and_the_last_admitted_is_preempted() {
-        let ids = [1, 2, 3].map(Id::of);
+        let ids = [1, 2, 3].map(|id| Id { conversation: ConversationId::of(id), number: None });
         let mut scheduler = Scheduler::new(16);
         ids.iter().for_each(|&id| scheduler.add(id));
         let stage = |id| if id == ids[0] { Stage::Decode } else { Stage::Prefill };
@@ -124,15 +146,32 @@ mod tests {
         assert_eq!(next(), Some(Step::Prefill(ids[1])));
         assert_eq!(next(), Some(Step::Decode(vec![ids[0]])));
         assert_eq!(next(), Some(Step::Prefill(ids[1])));
-        assert_eq!(scheduler.preempt(), Some(ids[1]));
-        assert_eq!(scheduler.preempt(), None, "the only one goes on");
+        assert_eq!(scheduler.preempt(|_| 0), Some(ids[1]));
+        assert_eq!(scheduler.preempt(|_| 0), None, "the only one goes on");
         // It comes before the one that has waited all the time, and no earlier than there is room.
         assert_eq!(scheduler.next(|_| Stage::Decode, |_| false), Some(Step::Decode(vec![ids[0]])));
         assert_eq!(scheduler.next(|_| Stage::Decode, fit), Some(Step::Decode(vec![ids[0], ids[1]])));
-        scheduler.remove(ids[0]);
+        scheduler.retain(|id| id != ids[0]);
         assert_eq!(scheduler.next(|_| Stage::Decode, fit), Some(Step::Decode(vec![ids[1], ids[2]])));
-        ids.iter().for_each(|&id| scheduler.remove(id));
+        scheduler.retain(|_| false);
         assert_eq!(scheduler.next(stage, fit), None);
+    }
+
+    #[test]
+    fn of_several_chains_the_one_with_the_most_tokens_left_waits() {
+        let id = |conversation, number| Id { conversation: ConversationId::of(conversation), number };
+        let ids = [id(1, None), id(2, Some(0)), id(2, Some(1)), id(2, Some(2))];
+        let mut scheduler = Scheduler::new(16);
+        ids.iter().for_each(|&id| scheduler.add(id));
+        scheduler.next(|_| Stage::Decode, |_| true);
+        let left = |id: Id| [90, 70, 70][id.number.unwrap_or(0)];
+        assert_eq!(scheduler.preempt(left), Some(ids[1]));
+        assert_eq!(scheduler.preempt(left), Some(ids[3]), "of equals the last");
+        assert_eq!(scheduler.next(|_| Stage::Decode, |_| false), Some(Step::Decode(vec![ids[0], ids[2]])));
+        scheduler.retain(|id| id != ids[1]);
+        assert!(scheduler.is_full(), "one that waits holds no pages");
+        scheduler.retain(|id| id != ids[0]);
+        assert!(!scheduler.is_full());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::disk::Due;
 use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
-use super::scheduler::{Scheduler, Stage, Step};
+use super::scheduler::{Id, Scheduler, Stage, Step};
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Command, ConversationId, EngineMessage, Event, Outlet, Request};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Minimum interval between snapshots during steps.
 const SNAPSHOT_EVERY: Duration = Duration::from_millis(33);
-/// Polling interval while a prompt is encoded and nothing else runs.
+/// Polling interval while a prompt is encoded, or answers are checked elsewhere, and nothing else runs.
 const ENCODING_POLL: Duration = Duration::from_millis(10);
 
 pub(super) struct Worker<B: Backend> {
@@ -79,7 +79,7 @@ impl<B: Backend> Worker<B> {
         let jobs = || self.conversations.values().filter(|c| c.job.is_some());
         let wait = match self.cache_due {
             _ if jobs().next().is_some() => {
-                Some(if jobs().all(Conversation::is_encoding) { ENCODING_POLL } else { Duration::ZERO })
+                Some(if jobs().all(Conversation::only_waits) { ENCODING_POLL } else { Duration::ZERO })
             }
             Due::Never => None,
             Due::In(wait) => Some(wait),
@@ -103,7 +103,7 @@ impl<B: Backend> Worker<B> {
         match message {
             EngineMessage::Open(outlet) => self.open(outlet),
             EngineMessage::Close(id) => {
-                self.scheduler.remove(id);
+                self.scheduler.retain(|other| other.conversation != id);
                 if let Some(mut conversation) = self.conversations.remove(&id) {
                     conversation.write_cache_at_close(&mut self.model);
                     conversation.close(&mut self.model.runner);
@@ -141,23 +141,26 @@ impl<B: Backend> Worker<B> {
 
     /// Ends jobs that are done, cancelled or failed, and updates the scheduler's list of chains with work.
     fn finish(&mut self) {
-        for (&id, conversation) in &mut self.conversations {
-            conversation.finish(&mut self.model);
-            match conversation.chain.stage() {
-                Stage::Done => self.scheduler.remove(id),
-                Stage::Prefill | Stage::Decode => self.scheduler.add(id),
-            }
+        let mut with_work = Vec::new();
+        for (&conversation, c) in &mut self.conversations {
+            c.finish(&mut self.model);
+            let busy = c.each_chain().filter(|(_, chain)| chain.stage() != Stage::Done);
+            with_work.extend(busy.map(|(number, _)| Id { conversation, number }));
         }
+        self.scheduler.retain(|id| with_work.contains(&id));
+        with_work.into_iter().for_each(|id| self.scheduler.add(id));
     }
 
     fn step(&mut self) {
         let (conversations, runner) = (&self.conversations, &self.model.runner);
-        let chain = |id: ConversationId| conversations.get(&id).map(|c| &c.chain);
+        let chain = |id: Id| conversations.get(&id.conversation).and_then(|c| c.chain(id.number));
+        let full = self.scheduler.is_full();
         let stage = |id| chain(id).map_or(Stage::Done, Chain::stage);
         // Pages for the tokens left to feed and one token of the answer.
         let need = |chain: &Chain| runner.cache.pages_for(runner.backend(), chain.context.seq, chain.tokens_left() + 1);
-        let fit = |ids: &[ConversationId]| match runner.cache.free_pages(runner.backend()) {
-            None => true,
+        let fit = |ids: &[Id]| match runner.cache.free_pages(runner.backend()) {
+            // How much is free is not known.
+            None => !full,
             Some(free) => ids.iter().filter_map(|&id| chain(id)).map(need).sum::<usize>() <= free,
         };
         match self.scheduler.next(stage, fit) {
@@ -168,12 +171,13 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Runs a prefill chunk of one chain.
-    fn prefill(&mut self, id: ConversationId) {
-        let Some(conversation) = self.conversations.get_mut(&id) else { return };
+    fn prefill(&mut self, id: Id) {
+        let Some(conversation) = self.conversations.get_mut(&id.conversation) else { return };
         let runner = &mut self.model.runner;
         conversation.report_progress(runner);
         let started = Instant::now();
-        match conversation.chain.feed(runner, self.scheduler.chunks.size()) {
+        let Some(chain) = conversation.chain_mut(id.number) else { return };
+        match chain.feed(runner, self.scheduler.chunks.size()) {
             Ok(n) => {
                 if let Err(error) = runner.check_finite() {
                     return conversation.halt(Halt::Error(error.to_string()));
@@ -192,68 +196,99 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Runs a decode step of several chains.
-    fn decode(&mut self, ids: &[ConversationId]) {
-        let mut batch: Vec<(ConversationId, &mut Conversation)> =
-            self.conversations.iter_mut().filter(|(id, _)| ids.contains(id)).map(|(id, c)| (*id, c)).collect();
-        let mut chains: Vec<&mut Chain> = batch.iter_mut().map(|(_, c)| &mut c.chain).collect();
-        match chain::decode(&mut self.model.runner, &mut chains) {
-            Ok(sampled) => {
-                for (row, ((_, conversation), sampled)) in batch.into_iter().zip(sampled).enumerate() {
-                    if let Err(error) = conversation.keep_logits(&mut self.model.runner, row) {
-                        conversation.give_up_twin(&mut self.model.runner, &format!("the twin stopped: {error}"));
-                    }
-                    conversation.sampled(&self.model, sampled);
-                }
-            }
-            Err(StepError::Cache(error)) => self.make_room(ids, &error),
-            Err(error) => {
-                for (_, conversation) in batch {
-                    conversation.halt(Halt::Error(error.to_string()));
+    fn decode(&mut self, ids: &[Id]) {
+        let mut rows = Vec::with_capacity(ids.len());
+        let mut chains: Vec<&mut Chain> = Vec::with_capacity(ids.len());
+        for (&conversation, c) in &mut self.conversations {
+            for (number, chain) in c.each_chain() {
+                let id = Id { conversation, number };
+                if ids.contains(&id) {
+                    rows.push(id);
+                    chains.push(chain);
                 }
             }
         }
+        let sampled = match chain::decode(&mut self.model.runner, &mut chains) {
+            Ok(sampled) => sampled,
+            Err(StepError::Cache(error)) => return self.make_room(ids, &error),
+            Err(error) => {
+                let halt = |c: &mut Conversation| c.halt(Halt::Error(error.to_string()));
+                return self.of_step(&rows).for_each(halt);
+            }
+        };
+        for (row, (id, sampled)) in rows.into_iter().zip(sampled).enumerate() {
+            let Some(conversation) = self.conversations.get_mut(&id.conversation) else { continue };
+            if let Some(number) = id.number {
+                conversation.chain_sampled(&mut self.model, number, sampled);
+                continue;
+            }
+            if let Err(error) = conversation.keep_logits(&mut self.model.runner, row) {
+                conversation.give_up_twin(&mut self.model.runner, &format!("the twin stopped: {error}"));
+            }
+            conversation.sampled(&self.model, sampled);
+        }
+    }
+
+    /// The conversations of these chains.
+    fn of_step(&mut self, ids: &[Id]) -> impl Iterator<Item = &mut Conversation> {
+        let own = |id: &ConversationId| ids.iter().any(|other| other.conversation == *id);
+        self.conversations.iter_mut().filter(move |(id, _)| own(id)).map(|(_, c)| c)
     }
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
     /// this order: a twin, a checkpoint of these conversations, one of any other, a cache that is being rebuilt, the pages of the
-    /// chain admitted last (preemption), and what the heads need least. If nothing is left, the job ends with `error`.
-    fn make_room(&mut self, ids: &[ConversationId], error: &CacheError) {
-        let runner = &mut self.model.runner;
-        let own = |id: &ConversationId| ids.contains(id);
+    /// chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
+    /// and else the job, with `error`.
+    fn make_room(&mut self, ids: &[Id], error: &CacheError) {
         if let [id] = ids
-            && let Some(conversation) = self.conversations.get_mut(id).filter(|c| c.is_only_asking())
+            && let Some(conversation) = self.conversations.get_mut(&id.conversation).filter(|c| c.is_only_asking())
         {
             return conversation.halt(Halt::CacheFull(error.to_string()));
         }
+        let runner = &mut self.model.runner;
         for conversation in self.conversations.values_mut() {
             if conversation.give_up_twin(runner, "the twin stopped: the conversation needs its memory") {
                 return;
             }
         }
         for of_step in [true, false] {
+            let own = |id: &ConversationId| ids.iter().any(|other| other.conversation == *id);
             for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id) == of_step) {
-                if conversation.give_up_checkpoint(runner) {
+                if conversation.give_up_checkpoint(&mut self.model.runner) {
                     return;
                 }
             }
         }
-        for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
-            if conversation.give_up_old_cache(runner) {
+        let Self { model, conversations, scheduler, .. } = self;
+        for id in ids {
+            let conversation = conversations.get_mut(&id.conversation);
+            if conversation.is_some_and(|c| c.give_up_old_cache(&mut model.runner)) {
                 return;
             }
         }
-        let preempted = self.scheduler.preempt();
-        if let Some(conversation) = preempted.and_then(|id| self.conversations.get_mut(&id)) {
-            return conversation.chain.restart(runner);
+        let left = |id: Id| {
+            let chain = conversations.get(&id.conversation).and_then(|c| c.chain(id.number));
+            chain.map_or(0, Chain::tokens_to_go)
+        };
+        if let Some(id) = scheduler.preempt(left) {
+            if let Some(conversation) = conversations.get_mut(&id.conversation) {
+                conversation.restart(&mut model.runner, id.number);
+            }
+            return;
         }
-        for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
+        for id in ids {
+            let Some(conversation) = conversations.get_mut(&id.conversation) else { continue };
             // A job on a fork must not change what the conversation keeps.
-            if conversation.beside.is_none() && conversation.forget(&mut self.model) {
+            if id.number.is_none() && conversation.beside.is_none() && conversation.forget(model) {
                 return;
             }
         }
-        for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id)) {
-            conversation.halt(Halt::CacheFull(error.to_string()));
+        for id in ids {
+            match (conversations.get_mut(&id.conversation), id.number) {
+                (Some(conversation), Some(number)) => conversation.no_room_for_chain(model, number, error),
+                (Some(conversation), None) => conversation.halt(Halt::CacheFull(error.to_string())),
+                (None, _) => {}
+            }
         }
     }
 

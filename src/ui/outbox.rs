@@ -213,7 +213,15 @@ mod tests {
 
     fn request(turn: u64) -> Purpose {
         let sampling = crate::protocol::SamplingParams::default();
-        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed: None, max_tokens: None, pin: None };
+        let request = GenerateRequest {
+            turn,
+            prompt: Vec::new(),
+            sampling,
+            seed: None,
+            max_tokens: None,
+            pin: None,
+            chains: None,
+        };
         Purpose::Generate(Box::new(request))
     }
 

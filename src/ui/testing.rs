@@ -89,11 +89,14 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
             live_bytes: live_slots * 260,
             dense_bytes: dense_slots * 260,
             live,
+            reads: 12_000.0,
+            peak_slots: 95.0,
         },
         checkpoint_bytes: 1234,
         twin_bytes: 0,
         mapped_bytes: live_slots * 300,
         decode_tok_s: Some(312.4),
+        chains: Vec::new(),
         device_bytes: None,
     }
 }
@@ -117,6 +120,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         forgotten_slots: 0,
         kv: snapshot(472, 8, 4).kv,
         twin: None,
+        chains: None,
         log_base: 0,
         log: Vec::new(),
         generated: vec![1, 2],

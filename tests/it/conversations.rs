@@ -64,6 +64,7 @@ impl Talk {
             seed: Some(100 * self.number + turn),
             max_tokens: Some(ask.max_tokens),
             pin: None,
+            chains: None,
         };
         self.streamed = 0;
         self.request = self.handle.commands.request(Command::Generate(Box::new(request)));

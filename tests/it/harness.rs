@@ -104,6 +104,7 @@ impl<'a> Session<'a> {
             seed: Some(self.turns),
             max_tokens: Some(self.max_tokens),
             pin: None,
+            chains: None,
         }
     }
 

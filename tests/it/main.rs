@@ -1,6 +1,7 @@
 //! The one integration binary: what users and scripts rely on, each room in its file.
 
 mod bounds;
+mod chains;
 mod checkpoint;
 mod cli;
 mod conversations;

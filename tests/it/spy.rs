@@ -40,6 +40,9 @@ pub struct Seen {
     pub room_pages: Option<usize>,
     /// Number of the step that panics.
     pub panic_at: Option<usize>,
+    /// Live slots of each sequence of each decode step, summed.
+    pub decode_reads: u64,
+    decodes: bool,
     /// Whether the backend was dropped, and with it the engine.
     pub ended: bool,
     inside: bool,
@@ -277,6 +280,13 @@ impl Backend for Spy {
             let mut seen = self.watch.seen();
             seen.peak_pages = seen.peak_pages.max(used);
             self.cpu.advance(kv, spans);
+            let g = kv.geometry;
+            let rows =
+                |seq: usize| (0..g.n_layers * g.n_kv_heads).map(move |i| (i / g.n_kv_heads, seq, i % g.n_kv_heads));
+            let live = |(layer, seq, head)| kv.live[g.row(layer, seq, head)] as u64;
+            if seen.decodes {
+                seen.decode_reads += spans.iter().flat_map(|span| rows(span.seq)).map(live).sum::<u64>();
+            }
         });
     }
 
@@ -381,10 +391,11 @@ impl Backend for Spy {
         self.lent(kv, |kv| self.cpu.read_step(&sampled.borrow(), &non_finite.borrow(), kv, n))
     }
 
-    fn step(&self, _: StepKind, shape: &[Span], mut ops: impl FnMut(&Self)) {
+    fn step(&self, kind: StepKind, shape: &[Span], mut ops: impl FnMut(&Self)) {
         let panics = {
             let mut seen = self.watch.seen();
             seen.inside = true;
+            seen.decodes = kind == StepKind::Decode;
             seen.panic_at == Some(seen.steps.len())
         };
         assert!(!panics, "as the test wants it");

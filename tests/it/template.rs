@@ -125,6 +125,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         forgotten_slots: 0,
         kv: KvStats::empty("f32", 2, 2),
         twin: None,
+        chains: None,
         log_base: 0,
         log: Vec::new(),
         generated: vec![1, 2],

@@ -46,7 +46,8 @@ fn one_answer_continues_a_saved_session_without_writing_it() {
 }
 
 fn ask(engine: &mut Client, chat: &mut Conversation, question: &str) -> TurnReport {
-    let sampling = Sampling { params: SamplingParams::default(), seed: Some(1), max_tokens: Some(200) };
+    let sampling =
+        Sampling { params: SamplingParams::default(), seed: Some(1), max_tokens: Some(200), chains: None, check: None };
     chat.push_user(question);
     engine.answer(chat, &sampling, |_, _| Ok(())).unwrap()
 }
@@ -135,7 +136,8 @@ impl Driven {
         let prompt = self.prompt();
         let turn = self.chat.begin_reply(true, None);
         let sampling = SamplingParams::default();
-        let request = GenerateRequest { turn, prompt, sampling, seed: Some(1), max_tokens: Some(90), pin: None };
+        let request =
+            GenerateRequest { turn, prompt, sampling, seed: Some(1), max_tokens: Some(90), pin: None, chains: None };
         self.handle.send(Command::Generate(Box::new(request)));
         if let Some(on) = toggle {
             self.hear(|e| matches!(e, Event::Text { .. }));

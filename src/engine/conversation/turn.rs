@@ -11,7 +11,8 @@ use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Event, EventSender, FORK_TURN, GenerateRequest, LogEntry, PresenceRequest, StopReason, Token, TurnReport, count,
+    ChainsReport, ChainsRequest, Event, EventSender, FORK_TURN, GenerateRequest, LogEntry, Piece, PresenceRequest,
+    StopReason, Token, TurnReport, count,
 };
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -56,6 +57,8 @@ pub(in crate::engine) struct Turn {
     prefill_started: Option<Instant>,
     /// The answer, once it has ended.
     generation: Option<Generation>,
+    /// The chains that answered, once one has won.
+    chains: Option<Box<ChainsReport>>,
 }
 
 impl Turn {
@@ -72,12 +75,40 @@ impl Turn {
             started: system::now(),
             prefill_started: None,
             generation: None,
+            chains: None,
         }
     }
 
     /// The number of the turn in the conversation.
     pub fn id(&self) -> u64 {
         self.request.turn
+    }
+
+    pub fn prompt(&self) -> &[Piece] {
+        &self.request.prompt
+    }
+
+    pub fn max_tokens(&self) -> usize {
+        self.request.max_tokens.unwrap_or(usize::MAX)
+    }
+
+    /// Whether several chains are to answer and were not forked yet.
+    pub fn wants_chains(&self) -> bool {
+        self.request.chains.is_some() && !self.is_aside()
+    }
+
+    pub fn take_chains(&mut self) -> Option<ChainsRequest> {
+        self.request.chains.take()
+    }
+
+    /// Sets the result of the vote.
+    pub fn set_chains(&mut self, report: ChainsReport) {
+        self.chains = Some(Box::new(report));
+    }
+
+    /// Whether a chain has won, whose reply is replayed.
+    pub fn is_decided(&self) -> bool {
+        self.chains.is_some()
     }
 
     /// Whether it is answered in a fork.
@@ -215,7 +246,8 @@ impl Conversation {
         self.chain.prefill(todo);
         let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&turn.request.prompt));
         let request = &turn.request;
-        self.chain.generation = Some(Generation::new(request.sampling.clone(), turn.seed, request.max_tokens, reply));
+        let generation = Generation::new(request.sampling.clone(), turn.seed, request.max_tokens, reply);
+        self.chain.begin_answer(&m.runner, generation);
         self.keep_prompt_end(&mut m.runner);
         Ok(())
     }
@@ -446,6 +478,7 @@ impl Conversation {
             forgotten_slots,
             kv: figures.kv(),
             twin: twin.map(Box::new),
+            chains: turn.chains,
             log_base,
             log: log[log_base..].to_vec(),
             generated: turn.generation.map_or_else(Vec::new, |g| g.generated),

@@ -81,7 +81,7 @@ impl Runtime {
     fn request(&mut self, turn: u64, max_tokens: Option<usize>, pin: Option<String>, source: Source) {
         let options = &self.app.options;
         let (sampling, seed) = (options.sampling.clone(), options.seed);
-        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin };
+        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin, chains: None };
         self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
         self.flush();
     }

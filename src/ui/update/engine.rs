@@ -85,6 +85,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
         Event::Recalled(result) => return recall::answered(app, result),
+        Event::Chain { .. } => {}
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
     }

@@ -1,0 +1,218 @@
+//! `--check COMMAND`: lets a command judge answers, one at a time, on a thread of its own.
+
+use crate::protocol::ChainReport;
+use anyhow::{Context, Result};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How long a command may take for one answer.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Interval at which a command that runs is looked at.
+const POLL: Duration = Duration::from_millis(5);
+
+/// What a command said about the answer of a chain.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Right,
+    Wrong,
+    /// It did not end in time.
+    Hangs,
+    /// It cannot be run, and why.
+    Fails(String),
+}
+
+/// The answers of chains on their way through the command. Dropping it kills what still runs.
+pub struct Checks {
+    /// `None` once the command is given up.
+    answers: Option<Sender<(usize, ChainReport)>>,
+    pub verdicts: mpsc::UnboundedReceiver<(usize, Verdict)>,
+    running: Running,
+    /// Number of chains, those that have ended and those that have a verdict.
+    chains: usize,
+    ended: usize,
+    judged: usize,
+}
+
+/// The process group that runs.
+type Running = Arc<Mutex<Option<u32>>>;
+
+impl Checks {
+    pub fn new(command: &str) -> Result<Self> {
+        let (answers, inbox) = channel();
+        let (outbox, verdicts) = mpsc::unbounded_channel();
+        let running = Running::default();
+        let (command, group) = (command.to_owned(), Arc::clone(&running));
+        let thread = std::thread::Builder::new().name("check".into());
+        thread.spawn(move || run_all(&command, &inbox, &outbox, &group)).context("no thread for --check")?;
+        Ok(Self { answers: Some(answers), verdicts, running, chains: 0, ended: 0, judged: 0 })
+    }
+
+    /// This many chains begin.
+    pub fn begin(&mut self, chains: usize) {
+        self.chains = chains;
+    }
+
+    /// Checks the answer of a chain that has ended. One without an answer is wrong.
+    pub fn add(&mut self, chain: usize, report: &ChainReport) {
+        self.ended += 1;
+        let answers = self.answers.as_ref().filter(|_| !report.answer.trim().is_empty());
+        if !answers.is_some_and(|answers| answers.send((chain, report.clone())).is_ok()) {
+            self.judged += 1;
+        }
+    }
+
+    /// Counts a verdict that was not `Right`.
+    pub fn count(&mut self) {
+        self.judged += 1;
+    }
+
+    /// Whether no chain is left to end or to be judged.
+    pub fn are_done(&self) -> bool {
+        self.chains > 0 && self.ended == self.chains && (self.answers.is_none() || self.judged == self.chains)
+    }
+
+    /// Checks no more answers.
+    pub fn give_up(&mut self) {
+        self.answers = None;
+    }
+}
+
+impl Drop for Checks {
+    fn drop(&mut self) {
+        self.answers = None;
+        if let Some(group) = self.running.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            kill_group(group);
+        }
+    }
+}
+
+fn run_all(
+    command: &str,
+    inbox: &Receiver<(usize, ChainReport)>,
+    outbox: &mpsc::UnboundedSender<(usize, Verdict)>,
+    group: &Running,
+) {
+    while let Ok((chain, report)) = inbox.recv() {
+        let verdict = check(command, &report, group, LIMIT);
+        let hangs = verdict == Verdict::Hangs;
+        if outbox.send((chain, verdict)).is_err() || hangs {
+            return;
+        }
+    }
+}
+
+/// Runs the command on one answer.
+fn check(command: &str, report: &ChainReport, group: &Running, limit: Duration) -> Verdict {
+    let mut child = match start(command, report) {
+        Ok(child) => child,
+        Err(error) => return Verdict::Fails(error.to_string()),
+    };
+    let set = |id: Option<u32>| *group.lock().unwrap_or_else(PoisonError::into_inner) = id;
+    set(Some(child.id()));
+    if let Some(mut stdin) = child.stdin.take() {
+        let answer = report.answer.trim().to_owned() + "\n";
+        // A command need not read it, and one that hangs does not: nobody waits for this thread.
+        std::thread::spawn(move || drop(stdin.write_all(answer.as_bytes())));
+    }
+    let started = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status),
+            Ok(None) if started.elapsed() < limit => std::thread::sleep(POLL),
+            _ => break None,
+        }
+    };
+    // What the command has left behind ends with it.
+    kill_group(child.id());
+    set(None);
+    match status {
+        None => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Verdict::Hangs
+        }
+        Some(status) => match status.code() {
+            Some(0) => Verdict::Right,
+            Some(code @ (126 | 127)) => Verdict::Fails(format!("the shell cannot run it (exit code {code})")),
+            _ => Verdict::Wrong,
+        },
+    }
+}
+
+#[cfg(unix)]
+fn start(command: &str, report: &ChainReport) -> std::io::Result<Child> {
+    use std::os::unix::process::CommandExt;
+    shell("sh", "-c", command, report).process_group(0).spawn()
+}
+
+#[cfg(not(unix))]
+fn start(command: &str, report: &ChainReport) -> std::io::Result<Child> {
+    shell("cmd", "/C", command, report).spawn()
+}
+
+fn shell(shell: &str, flag: &str, command: &str, report: &ChainReport) -> Command {
+    let mut process = Command::new(shell);
+    let counted = report.extracted.as_deref().unwrap_or_default().replace('\0', "");
+    process.args([flag, command]).env("DMSCHAT_ANSWER", counted);
+    process.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    process
+}
+
+#[cfg(unix)]
+fn kill_group(id: u32) {
+    use rustix::process::{Pid, Signal, kill_process_group};
+    if let Some(group) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+#[cfg(not(unix))]
+fn kill_group(_: u32) {}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::protocol::StopReason;
+
+    fn judge(command: &str, limit: Duration) -> Verdict {
+        let report = ChainReport {
+            answer: "so it is\n42\n".into(),
+            reasoning: String::new(),
+            extracted: Some("42".into()),
+            stop_reason: StopReason::End,
+            tokens: 3,
+            reads: 0.0,
+            seed: 1,
+        };
+        check(command, &report, &Running::default(), limit)
+    }
+
+    #[test]
+    fn a_command_reads_an_answer_and_says_whether_it_is_right() {
+        for (command, verdict) in [
+            ("grep -qx 42", Verdict::Right),
+            ("test $DMSCHAT_ANSWER = 42", Verdict::Right),
+            ("grep -qx 43", Verdict::Wrong),
+            ("exit 0", Verdict::Right),
+            ("kill -9 $$", Verdict::Wrong),
+        ] {
+            assert_eq!(judge(command, LIMIT), verdict, "{command}");
+        }
+        assert!(matches!(judge("/nowhere/to/be/found", LIMIT), Verdict::Fails(_)));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed_with_all_it_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let alive = folder.path().join("alive");
+        // The child of the shell would write the file later.
+        let command = format!("(sleep 1; touch {}) & sleep 100", alive.display());
+        assert_eq!(judge(&command, Duration::from_millis(100)), Verdict::Hangs);
+        std::thread::sleep(Duration::from_millis(1300));
+        assert!(!alive.exists());
+    }
+}

@@ -1,0 +1,405 @@
+//! Several chains that answer one question, and their vote.
+//!
+//! The prompt is prefilled once, in the conversation's own sequence, which then stays as it is: each chain is a fork of it and has
+//! a seed of its own. The chains decode in the same steps. One that ends gives its pages back; one whose pages are needed
+//! is replayed from the end of the prompt. So is the winner's reply in the conversation's own sequence, in the end.
+
+use super::super::chain::{Chain, Generation};
+use super::super::context::Context;
+use super::super::loaded::Loaded;
+use super::super::prompt::ends_thinking;
+use super::super::reply::Reply;
+use super::super::report::Figures;
+use super::super::runner::{NonFinite, Runner};
+use super::super::scheduler::Stage;
+use super::turn::Turn;
+use super::{Conversation, Halt, Job, Work};
+use crate::backend::Backend;
+use crate::cache::{CacheError, SeqStats};
+use crate::protocol::{
+    ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, Event, EventSender, LogEntry,
+    MAX_WIDTH, StopReason, TextKind, Token, VoteCount,
+};
+use crate::sampler::mix64;
+use crate::vote::{self, Vote};
+
+/// Tokens of an answer for which there is room where the width is chosen by itself.
+const USUAL_ANSWER: usize = 2048;
+
+/// The chains that answer a turn.
+pub(in crate::engine) struct Chains {
+    /// By number.
+    chains: Vec<OneOfMany>,
+    request: ChainsRequest,
+    /// The choice of a front end that checks answers.
+    elected: Option<Option<usize>>,
+    /// Tokens of the prompt.
+    prompt_tokens: usize,
+    /// Why the last chain that found no memory ended.
+    no_room: Option<String>,
+}
+
+struct OneOfMany {
+    /// `None` once it has ended: its pages are released.
+    chain: Option<Chain>,
+    answer: String,
+    reasoning: String,
+    ended: Option<Ended>,
+}
+
+/// A chain that has ended.
+struct Ended {
+    generation: Generation,
+    /// Canonical text of the prompt and the reply.
+    flat: String,
+    counted: (u64, u64),
+    report: ChainReport,
+}
+
+/// The seed of a chain: the first has the turn's. 32 bits, like seeds that are chosen at random.
+pub(in crate::engine) fn seed_of(seed: u64, chain: usize) -> u64 {
+    if chain == 0 { seed } else { mix64(seed.wrapping_add(chain as u64)) >> 32 }
+}
+
+/// Slots that a dense cache's steps would attend to: the tokens after the prompt, each with all before it.
+fn dense_reads(prompt_tokens: usize, generated: usize) -> f64 {
+    let steps = generated as f64;
+    steps * prompt_tokens as f64 + steps * (steps - 1.0).max(0.0) / 2.0
+}
+
+impl Chains {
+    fn running(&self) -> impl Iterator<Item = &Chain> {
+        self.chains.iter().filter_map(|one| one.chain.as_ref())
+    }
+
+    fn votes(&self) -> Vec<Vote> {
+        let answer = |one: &OneOfMany| one.ended.as_ref().and_then(|ended| ended.report.extracted.clone());
+        let answers: Vec<Option<String>> = self.chains.iter().map(answer).collect();
+        vote::tally(answers.iter().map(Option::as_deref).enumerate())
+    }
+
+    /// Number of the chain that wins now, if it is decided. `at_once`: whatever else may be said.
+    fn winner(&self, at_once: bool) -> Option<usize> {
+        let running = self.running().count();
+        let votes = self.votes();
+        let decided = running == 0 || (self.request.early_stop && vote::is_decided(&votes, running));
+        match self.elected {
+            Some(Some(chain)) if self.chains.get(chain).is_some_and(|one| one.generated() > 0) => return Some(chain),
+            Some(_) => {}
+            None if at_once || (decided && !self.request.checked) => {}
+            None => return None,
+        }
+        let ended = |one: &OneOfMany| one.ended.as_ref().is_some_and(|e| e.report.stop_reason == StopReason::End);
+        let has_text = |one: &OneOfMany| one.generated() > 0;
+        let voted = votes.first().and_then(|vote| vote.chains.first().copied());
+        voted.or_else(|| self.chains.iter().position(ended)).or_else(|| self.chains.iter().position(has_text))
+    }
+
+    pub fn chain(&self, number: usize) -> Option<&Chain> {
+        self.chains.get(number)?.chain.as_ref()
+    }
+
+    pub fn chain_mut(&mut self, number: usize) -> Option<&mut Chain> {
+        self.chains.get_mut(number)?.chain.as_mut()
+    }
+
+    /// The chains that still run, with their numbers.
+    pub fn each_mut(&mut self) -> impl Iterator<Item = (usize, &mut Chain)> {
+        self.chains.iter_mut().enumerate().filter_map(|(number, one)| Some((number, one.chain.as_mut()?)))
+    }
+
+    pub fn numbers(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.chains.len()).filter(|&number| self.chain(number).is_some())
+    }
+
+    pub fn decode_tok_s(&self) -> Option<f64> {
+        let rates = self.running().filter_map(|chain| chain.generation.as_ref()?.decode_tok_s());
+        Some(rates.sum()).filter(|&sum: &f64| sum > 0.0)
+    }
+
+    /// Frees the pages of a chain that is to wait.
+    pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, number: usize, from: &Context) {
+        if let Some(chain) = self.chain_mut(number) {
+            chain.restart(runner, Some(from));
+        }
+    }
+
+    /// Ends a chain: releases its pages and makes its report.
+    fn end<B: Backend>(&mut self, m: &mut Loaded<B>, number: usize, why: StopReason) -> Option<(TextKind, String)> {
+        let one = &mut self.chains[number];
+        let mut chain = one.chain.take()?;
+        let rest = chain.finish_text();
+        if let Some((kind, text)) = &rest {
+            one.push(*kind, text);
+        }
+        let stats = m.runner.cache.stats(m.runner.backend(), chain.context.seq);
+        let counted = chain.counted(&stats);
+        m.runner.release(chain.context.seq);
+        let mut generation = chain.stop()?;
+        let stop_reason = *generation.stop.get_or_insert(why);
+        let may_vote = !matches!(stop_reason, StopReason::Cancelled | StopReason::Error);
+        let complete = stop_reason == StopReason::End;
+        let report = ChainReport {
+            extracted: may_vote.then(|| vote::extract(&one.answer, &one.reasoning, complete)).flatten(),
+            answer: std::mem::take(&mut one.answer),
+            reasoning: std::mem::take(&mut one.reasoning),
+            stop_reason,
+            tokens: generation.generated.len(),
+            reads: Figures::per_lane(m.runner.cache.geometry(), counted.0),
+            seed: generation.seed,
+        };
+        one.ended = Some(Ended { generation, flat: chain.context.flat, counted, report });
+        rest
+    }
+
+    fn vote_counts(&self) -> Vec<VoteCount> {
+        let count = |vote: Vote| VoteCount { count: vote.chains.len(), answer: vote.answer };
+        self.votes().into_iter().map(count).collect()
+    }
+}
+
+impl OneOfMany {
+    fn push(&mut self, kind: TextKind, text: &str) {
+        match kind {
+            TextKind::Answer => self.answer += text,
+            TextKind::Reasoning => self.reasoning += text,
+        }
+    }
+
+    fn generated(&self) -> usize {
+        let running = self.chain.as_ref().and_then(|chain| chain.generation.as_ref());
+        running.or(self.ended.as_ref().map(|ended| &ended.generation)).map_or(0, |g| g.generated.len())
+    }
+}
+
+impl Conversation {
+    /// Forks the chains of a turn once its prompt is prefilled.
+    pub(in crate::engine) fn begin_chains<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let at_prompt_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
+        if !at_prompt_end || self.chain.stage() != Stage::Decode {
+            return;
+        }
+        let Some(mut job) = self.job.take_if(|job| job.waits_for_chains()) else { return };
+        if let Work::Answer(turn) = &mut job.work
+            && let Some(request) = turn.take_chains()
+        {
+            self.fork_chains(m, &job.events, turn, request);
+        }
+        self.job = Some(job);
+    }
+
+    fn fork_chains<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        turn: &Turn,
+        request: ChainsRequest,
+    ) {
+        let wanted = request.width.unwrap_or_else(|| self.width_that_fits(m, turn)).min(MAX_WIDTH);
+        let mut forks: Vec<Context> = Vec::new();
+        let mut refusal = None;
+        while wanted > 1 && forks.len() < wanted && refusal.is_none() {
+            match self.fork_current(&mut m.runner) {
+                Ok(fork) => forks.push(fork),
+                Err(CacheError::Sequences(_)) => refusal = Some("--width at the start makes room for more".to_owned()),
+                Err(error) => refusal = Some(error.to_string()),
+            }
+        }
+        if let Some(why) = refusal {
+            events.notice(format!("{} of {wanted} chains answer: {why}", forks.len().max(1)));
+        }
+        let Some(first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
+            return forks.into_iter().for_each(|fork| m.runner.release(fork.seq));
+        };
+        let turn_id = turn.id();
+        events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
+        let thinks = ends_thinking(turn.prompt());
+        let fork = |(number, context)| {
+            let mut chain = Chain::idle(context);
+            let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
+            let seed = seed_of(first.seed, number);
+            chain.begin_answer(&m.runner, Generation::new(first.sampling.clone(), seed, Some(first.max_tokens), reply));
+            OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
+        };
+        let chains = forks.into_iter().enumerate().map(fork).collect();
+        // The pending token is the last of the prompt.
+        let prompt_tokens = self.chain.context.len(&m.runner) + 1;
+        self.chains = Some(Chains { chains, request, elected: None, prompt_tokens, no_room: None });
+    }
+
+    /// Number of chains for which there are sequences and, at the expected compression, memory.
+    fn width_that_fits<B: Backend>(&self, m: &Loaded<B>, turn: &Turn) -> usize {
+        let runner = &m.runner;
+        let rows = (runner.cache.free_rows() + self.older.len()).max(1);
+        let Some(free) = runner.cache.free_pages(runner.backend()) else { return rows };
+        let left = runner.context().saturating_sub(self.chain.context.len(runner));
+        let tokens = turn.max_tokens().min(left).min(USUAL_ANSWER);
+        let dense = runner.cache.pages_for(runner.backend(), self.chain.context.seq, tokens) as u64;
+        let plan = &m.info.plan;
+        let pages = dense * plan.expected_kv_bytes / plan.dense_kv_bytes.max(1);
+        (free as u64 / pages.max(1)).clamp(1, rows as u64) as usize
+    }
+
+    /// Receives the choice of a front end that checks answers.
+    pub(in crate::engine) fn elect(&mut self, choice: Option<usize>) {
+        if let Some(chains) = &mut self.chains {
+            chains.elected.get_or_insert(choice);
+        }
+    }
+
+    /// Receives the result of a chain's decode step.
+    pub(in crate::engine) fn chain_sampled<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        number: usize,
+        sampled: Result<Token, NonFinite>,
+    ) {
+        let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
+            return;
+        };
+        let Some(chain) = chains.chain_mut(number) else { return };
+        match sampled {
+            Ok(token) => {
+                let (kind, text) = chain.push(token, &m.runner, &m.vocabulary);
+                if !text.is_empty() {
+                    chains.chains[number].push(kind, &text);
+                    let event = ChainEvent::Text { chain: number, kind, text };
+                    events.event(Event::Chain { turn: turn.id(), event });
+                }
+            }
+            Err(error) => {
+                events.notice(format!("chain {} ended: {error}", number + 1));
+                self.end_chain(m, number, StopReason::Error);
+            }
+        }
+        self.decode_tok_s = self.chains.as_ref().and_then(Chains::decode_tok_s);
+    }
+
+    /// Ends a chain and reports it.
+    pub(in crate::engine) fn end_chain<B: Backend>(&mut self, m: &mut Loaded<B>, number: usize, why: StopReason) {
+        let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
+            return;
+        };
+        let turn = turn.id();
+        if let Some((kind, text)) = chains.end(m, number, why) {
+            events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
+        }
+        if let Some(ended) = &chains.chains[number].ended {
+            let (report, votes) = (Box::new(ended.report.clone()), chains.vote_counts());
+            events.event(Event::Chain { turn, event: ChainEvent::Ended { chain: number, report, votes } });
+        }
+    }
+
+    /// Ends a chain that runs alone and has no memory to go on.
+    pub(in crate::engine) fn no_room_for_chain<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        number: usize,
+        error: &CacheError,
+    ) {
+        if let Some(chains) = &mut self.chains {
+            chains.no_room = Some(error.to_string());
+        }
+        self.end_chain(m, number, StopReason::CacheFull);
+    }
+
+    /// Ends chains that are done and, if the vote is decided or the turn cancelled, all of them: the winner's reply becomes the
+    /// conversation's.
+    pub(in crate::engine) fn finish_chains<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let Some(chains) = &self.chains else { return };
+        let done: Vec<usize> =
+            chains.numbers().filter(|&n| chains.chain(n).is_some_and(|c| c.stage() == Stage::Done)).collect();
+        done.into_iter().for_each(|number| self.end_chain(m, number, StopReason::End));
+        let (Some(chains), Some(job)) = (&self.chains, &self.job) else { return };
+        let all_ended = chains.running().next().is_none();
+        let failed = job.halt.is_some() || (all_ended && chains.chains.iter().all(|one| one.generated() == 0));
+        let winner = chains.winner(job.cancelled).filter(|_| !failed);
+        if winner.is_none() && !failed && !job.cancelled {
+            return;
+        }
+        chains.numbers().collect::<Vec<_>>().into_iter().for_each(|n| self.end_chain(m, n, StopReason::Cancelled));
+        let Some(chains) = self.chains.take() else { return };
+        match (winner, &mut self.job) {
+            (Some(winner), _) => self.take_reply(m, chains, winner),
+            (None, Some(job)) if !job.cancelled => {
+                let failed = || Halt::Error("no chain could answer".into());
+                job.halt.get_or_insert_with(|| chains.no_room.map_or_else(failed, Halt::CacheFull));
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Makes the winner's reply the conversation's, to be replayed in its own sequence.
+    fn take_reply<B: Backend>(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize) {
+        let Some(Job { events, cancelled, work: Work::Answer(turn), .. }) = &mut self.job else { return };
+        // A cancel that has chosen the winner is done.
+        *cancelled = false;
+        let (checked, prompt_tokens) = (chains.elected.flatten() == Some(winner), chains.prompt_tokens);
+        let votes = chains.vote_counts();
+        let mut ended: Vec<Ended> = chains.chains.into_iter().filter_map(|one| one.ended).collect();
+        let sum = |of: fn(&Ended) -> u64| ended.iter().map(of).sum::<u64>();
+        self.chain.count_from(&m.runner, (sum(|e| e.counted.0), sum(|e| e.counted.1)));
+        let report = ChainsReport {
+            chains: ended.iter().map(|e| e.report.clone()).collect(),
+            votes,
+            winner,
+            checked,
+            // The last token of a reply is not fed.
+            dense_reads: ended.iter().map(|e| dense_reads(prompt_tokens, e.generation.generated.len())).sum(),
+        };
+        let Ended { generation, flat, report: chosen, .. } = ended.swap_remove(winner);
+        let id = turn.id();
+        events.event(Event::Chain { turn: id, event: ChainEvent::Elected(winner) });
+        for (kind, text) in [(TextKind::Reasoning, chosen.reasoning), (TextKind::Answer, chosen.answer)] {
+            if !text.is_empty() {
+                events.event(Event::Text { turn: id, kind, text });
+            }
+        }
+        turn.set_chains(report);
+        let context = &mut self.chain.context;
+        let fed = generation.generated.len() - 1;
+        let log: Vec<LogEntry> =
+            context.pending.iter().chain(&generation.generated[..fed]).map(|&token| LogEntry::Token(token)).collect();
+        (context.pending, context.flat) = (generation.generated.last().copied(), flat);
+        self.chain.replay(&log);
+        self.chain.generation = Some(generation);
+    }
+
+    /// Releases the chains that still run.
+    pub(in crate::engine) fn release_chains<B: Backend>(&mut self, runner: &mut Runner<B>) {
+        let chains = self.chains.take().into_iter().flat_map(|chains| chains.chains);
+        chains.filter_map(|one| one.chain).for_each(|chain| runner.release(chain.context.seq));
+    }
+
+    /// Puts the numbers of the chains into the figures. `waits`: whether the chain of this number is not admitted.
+    pub(in crate::engine) fn add_chains<B: Backend>(&self, runner: &Runner<B>, figures: &mut Figures) {
+        let Some(chains) = &self.chains else { return };
+        let geometry = runner.cache.geometry();
+        let mut running = Vec::new();
+        let mut total = (0, 0);
+        for one in &chains.chains {
+            let stats: Option<SeqStats> =
+                one.chain.as_ref().map(|chain| runner.cache.stats(runner.backend(), chain.context.seq));
+            let counted = match (&one.chain, &stats, &one.ended) {
+                (Some(chain), Some(stats), _) => chain.counted(stats),
+                (_, _, Some(ended)) => ended.counted,
+                _ => (0, 0),
+            };
+            total = (total.0 + counted.0, total.1 + counted.1);
+            figures.chains.push(ChainFigures {
+                state: match &one.chain {
+                    Some(chain) if chain.stage() == Stage::Decode => ChainState::Running,
+                    Some(_) => ChainState::Waiting,
+                    None => ChainState::Ended,
+                },
+                tokens: one.generated(),
+                live_slots: stats.as_ref().map_or(0, |stats| stats.live_slots),
+                reads: Figures::per_lane(geometry, counted.0),
+                dense_reads: dense_reads(chains.prompt_tokens, one.generated()),
+            });
+            running.extend(stats);
+        }
+        figures.counted = total;
+        figures.show_mean(&running);
+    }
+}

@@ -1,0 +1,91 @@
+//! Several chains that answer one question, and their vote.
+
+use super::{StopReason, TextKind};
+use serde::{Deserialize, Serialize};
+
+/// Most chains of an answer.
+pub const MAX_WIDTH: usize = 1024;
+
+/// How many chains answer, and how one of them is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainsRequest {
+    /// Number of chains; `None` is as many as fit. 1 is the ordinary answer.
+    pub width: Option<usize>,
+    /// End once the chains that still run cannot change the result.
+    pub early_stop: bool,
+    /// Whether the front end checks the answers: all chains end, and [`super::Command::Elect`] says which wins.
+    pub checked: bool,
+}
+
+/// An answer and how many chains gave it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VoteCount {
+    /// As the first of these chains wrote it.
+    pub answer: String,
+    pub count: usize,
+}
+
+/// What one of several chains said.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChainReport {
+    /// The answer part, and the reasoning before it.
+    pub answer: String,
+    pub reasoning: String,
+    /// The answer that it votes for, if it has one.
+    pub extracted: Option<String>,
+    /// `cancelled`: others decided before it had ended.
+    pub stop_reason: StopReason,
+    /// Number of generated tokens.
+    pub tokens: usize,
+    /// Slots that its steps attended to, per KV head and layer.
+    pub reads: f64,
+    pub seed: u64,
+}
+
+/// The chains of a turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChainsReport {
+    /// By number.
+    pub chains: Vec<ChainReport>,
+    /// Most votes first; of equal numbers, that of the lowest chain first.
+    pub votes: Vec<VoteCount>,
+    /// Number of the chain whose reply is the turn's.
+    pub winner: usize,
+    /// Whether a checker accepted the winner's answer.
+    pub checked: bool,
+    /// Slots that the steps would have attended to without eviction, per KV head and layer.
+    pub dense_reads: f64,
+}
+
+/// What a chain is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainState {
+    Running,
+    /// Its pages were needed: it goes on when there is room.
+    Waiting,
+    Ended,
+}
+
+/// Numbers of a chain, for the panels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChainFigures {
+    pub state: ChainState,
+    pub tokens: usize,
+    pub live_slots: u64,
+    /// Slots that its steps attended to, per KV head and layer, and would have without eviction.
+    pub reads: f64,
+    pub dense_reads: f64,
+}
+
+/// What happens to the chains of a turn.
+#[derive(Clone, Debug)]
+pub enum ChainEvent {
+    /// This many chains begin.
+    Started(usize),
+    /// Streamed text of a chain.
+    Text { chain: usize, kind: TextKind, text: String },
+    /// A chain has ended, and the votes so far.
+    Ended { chain: usize, report: Box<ChainReport>, votes: Vec<VoteCount> },
+    /// This chain's reply becomes the turn's.
+    Elected(usize),
+}

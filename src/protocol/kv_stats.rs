@@ -1,0 +1,46 @@
+//! Figures of a cache.
+
+use serde::{Deserialize, Serialize};
+
+/// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KvStats {
+    /// `f32`, `bf16` or `fp8`.
+    pub codec: String,
+    pub live_slots: u64,
+    pub dense_slots: u64,
+    /// Compression ratio `dense_slots / live_slots`; `None` (JSON null) for an empty cache.
+    pub ratio: Option<f64>,
+    /// Bytes of the pages in use, including those of checkpoints. Shared pages count once.
+    pub bytes: u64,
+    /// Bytes of live slots.
+    pub live_bytes: u64,
+    /// Bytes of a dense cache with the same codec and tokens.
+    pub dense_bytes: u64,
+    /// Live slots `[n_layers][n_kv_heads]`; of several chains their mean.
+    pub live: Vec<Vec<u32>>,
+    /// Slots that the decode steps of the answer attended to, per KV head and layer, over all its chains. 0 in files of older
+    /// versions.
+    #[serde(default)]
+    pub reads: f64,
+    /// Most slots stored at a time, per KV head and layer; of several chains the sum of each one's maximum.
+    #[serde(default)]
+    pub peak_slots: f64,
+}
+
+impl KvStats {
+    pub fn empty(codec: &str, n_layers: usize, n_kv_heads: usize) -> Self {
+        Self {
+            codec: codec.to_owned(),
+            live_slots: 0,
+            dense_slots: 0,
+            ratio: None,
+            bytes: 0,
+            live_bytes: 0,
+            dense_bytes: 0,
+            live: vec![vec![0; n_kv_heads]; n_layers],
+            reads: 0.0,
+            peak_slots: 0.0,
+        }
+    }
+}

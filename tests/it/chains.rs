@@ -1,0 +1,210 @@
+//! Several chains that answer one question: each is the ordinary answer with its seed, whatever runs beside it, and nothing of
+//! them is left but the winner's reply.
+
+use crate::harness::Session;
+use crate::tiny::{Form, Spec, Tiny};
+use dmschat::protocol::{ChainEvent, ChainsRequest, Command, Event, StopReason, TurnReport};
+
+const QUESTION: &str = "a question of some forty characters or so";
+const WIDTH: usize = 4;
+
+fn talker() -> Tiny {
+    let spec = Spec { tied: false, speaks: true, ends: true, context: 1024, ..Spec::new(true, Form::Borrowed) };
+    Tiny::new(spec, 310)
+}
+
+fn session(tiny: &Tiny) -> Session<'_> {
+    let mut s = Session::with(tiny, |o| o.max_seqs = 4 + WIDTH);
+    s.max_tokens = 40;
+    s
+}
+
+fn width(width: usize) -> ChainsRequest {
+    ChainsRequest { width: Some(width), early_stop: false, checked: false }
+}
+
+fn send(s: &mut Session, seed: u64, chains: Option<ChainsRequest>) {
+    let prompt = s.prompt(QUESTION);
+    let request = dmschat::protocol::GenerateRequest { seed: Some(seed), chains, ..s.request(prompt) };
+    s.send(Command::Generate(Box::new(request)));
+}
+
+fn wait(s: &mut Session) -> TurnReport {
+    s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None })
+}
+
+/// Asks and waits for the report, without a comparison with the reference.
+fn ask(s: &mut Session, seed: u64, chains: Option<ChainsRequest>) -> TurnReport {
+    send(s, seed, chains);
+    wait(s)
+}
+
+fn streamed(s: &Session) -> String {
+    s.events.iter().filter_map(|e| if let Event::Text { text, .. } = e { Some(&**text) } else { None }).collect()
+}
+
+/// Texts of the chains.
+fn texts(report: &TurnReport) -> Vec<String> {
+    let chains = report.chains.as_ref().expect("several chains");
+    chains.chains.iter().map(|chain| chain.reasoning.clone() + &chain.answer).collect()
+}
+
+fn check_pages(s: &Session) {
+    let (counted, named) = s.watch.seen().pages;
+    assert_eq!(counted, named, "pages by the pool's count and by the tables");
+}
+
+#[test]
+fn each_chain_is_the_ordinary_answer_with_its_seed() {
+    let tiny = talker();
+    let mut s = session(&tiny);
+    let report = ask(&mut s, 5, Some(width(WIDTH)));
+    let chains = report.chains.clone().expect("several chains");
+    assert_eq!((chains.chains.len(), chains.chains[0].seed, chains.winner), (WIDTH, 5, 0), "{:?}", s.notices());
+    assert!(chains.chains.iter().any(|chain| chain.stop_reason == StopReason::End));
+    assert_eq!(streamed(&s), texts(&report)[0]);
+    let mut reads = 0.0;
+    for (number, (chain, text)) in chains.chains.iter().zip(texts(&report)).enumerate() {
+        let mut alone = session(&tiny);
+        let ordinary = ask(&mut alone, chain.seed, None);
+        assert_eq!((streamed(&alone), ordinary.generated.len()), (text, chain.tokens), "chain {number}");
+        assert_eq!((ordinary.kv.reads, ordinary.stop_reason), (chain.reads, chain.stop_reason), "chain {number}");
+        reads += ordinary.kv.reads;
+        if number == chains.winner {
+            assert_eq!((&ordinary.generated, &ordinary.log), (&report.generated, &report.log));
+            assert_eq!(alone.stored(), s.stored());
+            let kv = |report: &TurnReport| (report.kv.live.clone(), report.kv.bytes);
+            assert_eq!(kv(&ordinary), kv(&report), "nothing is left of the others");
+        }
+    }
+    assert!((report.kv.reads - reads).abs() < 1e-6);
+    // The next question goes on from the winner's reply.
+    assert!(ask(&mut s, 6, None).in_context);
+}
+
+#[test]
+fn one_chain_is_the_ordinary_answer() {
+    let tiny = talker();
+    let (mut one, mut ordinary) = (session(&tiny), session(&tiny));
+    let reports = [ask(&mut one, 5, Some(width(1))), ask(&mut ordinary, 5, None)];
+    assert_eq!(reports[0].generated, reports[1].generated);
+    assert_eq!((streamed(&one), one.stored()), (streamed(&ordinary), ordinary.stored()));
+    assert_eq!((&reports[0].chains, &reports[0].kv, &reports[0].log), (&None, &reports[1].kv, &reports[1].log));
+}
+
+#[test]
+fn reads_are_the_host_s_sums_over_chains_toggles_and_batches() {
+    let tiny = talker();
+    let mut s = session(&tiny);
+    let lanes = (s.info.n_layers * s.info.n_kv_heads) as f64;
+    let mut before = 0;
+    for (turn, chains) in [None, Some(width(WIDTH)), None, Some(width(2))].into_iter().enumerate() {
+        if turn == 2 {
+            s.after_steps(8, Command::SetEviction(false));
+        }
+        let report = ask(&mut s, turn as u64, chains);
+        let counted = s.watch.seen().decode_reads;
+        assert_eq!((report.kv.reads * lanes).round() as u64, counted - before, "turn {turn}");
+        assert!(report.kv.peak_slots >= report.kv.live_slots as f64 / lanes);
+        before = counted;
+    }
+}
+
+#[test]
+fn a_cancel_at_any_step_keeps_what_has_voted_and_leaves_no_page() {
+    let tiny = talker();
+    let whole = texts(&ask(&mut session(&tiny), 5, Some(width(WIDTH))));
+    for steps in 0.. {
+        let mut s = session(&tiny);
+        s.after_steps(steps, Command::Cancel);
+        send(&mut s, 5, Some(width(WIDTH)));
+        if steps == 0 {
+            s.watch.seen().after_step.clear();
+            assert!(s.handle.send(Command::Cancel));
+        }
+        let report = wait(&mut s);
+        check_pages(&s);
+        match &report.chains {
+            None => assert!(!report.in_context && report.stop_reason == StopReason::Cancelled),
+            Some(chains) => {
+                assert!(report.in_context);
+                let prefix = |(cut, whole): (&String, &String)| whole.starts_with(&**cut);
+                assert!(texts(&report).iter().zip(&whole).all(prefix));
+                let voted = |n: usize| chains.chains[n].extracted.is_some();
+                assert!(voted(chains.winner) || !(0..WIDTH).any(voted), "the winner has voted if one has");
+            }
+        }
+        let uncut = report.chains.as_ref().is_some_and(|_| texts(&report) == whole);
+        let next = ask(&mut s, 6, None);
+        assert!(next.in_context, "{:?}", next.detail);
+        s.send(Command::Clear);
+        s.snapshot();
+        check_pages(&s);
+        assert_eq!(s.watch.seen().pages.0, 0);
+        if uncut && steps > 40 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn chains_that_do_not_fit_together_wait_and_say_the_same() {
+    let tiny = talker();
+    let mut roomy = session(&tiny);
+    let whole = ask(&mut roomy, 5, Some(width(WIDTH)));
+    let most = roomy.watch.seen().peak_pages;
+    let one = {
+        let mut alone = session(&tiny);
+        let longest = whole.chains.as_ref().and_then(|c| c.chains.iter().max_by_key(|c| c.tokens)).expect("a chain");
+        ask(&mut alone, longest.seed, None);
+        alone.watch.seen().peak_pages
+    };
+    let mut waited = false;
+    for room in (4..=most).step_by(2) {
+        let mut s = session(&tiny);
+        s.watch.seen().room_pages = Some(room);
+        let report = ask(&mut s, 5, Some(width(WIDTH)));
+        check_pages(&s);
+        assert!(s.watch.seen().peak_pages <= room);
+        let Some(chains) = &report.chains else {
+            assert!(room < one && report.stop_reason == StopReason::CacheFull, "{room}: {:?}", report.detail);
+            continue;
+        };
+        let full = |c: &dmschat::protocol::ChainReport| c.stop_reason == StopReason::CacheFull;
+        if chains.chains.iter().any(full) {
+            assert!(room <= 2 * one, "{room} of {one}");
+        } else {
+            assert_eq!(texts(&report), texts(&whole), "{room} pages");
+            assert_eq!(report.log, whole.log);
+            waited |= s.watch.seen().steps.len() > roomy.watch.seen().steps.len();
+        }
+    }
+    assert!(waited);
+}
+
+#[test]
+fn a_checker_s_choice_wins_and_until_then_the_chains_wait() {
+    let tiny = talker();
+    let mut s = session(&tiny);
+    send(&mut s, 5, Some(ChainsRequest { early_stop: true, checked: true, ..width(WIDTH) }));
+    for _ in 0..WIDTH {
+        s.wait(|e| matches!(e, Event::Chain { event: ChainEvent::Ended { .. }, .. }).then_some(()));
+    }
+    let done = |e: &Event| matches!(e, Event::TurnDone(_));
+    assert!(!s.events.iter().any(done));
+    assert!(s.handle.send(Command::Elect(Some(2))) && s.handle.send(Command::Elect(None)));
+    let report = wait(&mut s);
+    let chains = report.chains.clone().expect("several chains");
+    assert_eq!((chains.winner, chains.checked), (2, true));
+    let mut alone = session(&tiny);
+    assert_eq!(ask(&mut alone, chains.chains[2].seed, None).generated, report.generated);
+    assert_eq!(alone.stored(), s.stored());
+    // Without a right one, the vote decides; a chain that is not there is none.
+    for choice in [None, Some(99)] {
+        let mut s = session(&tiny);
+        send(&mut s, 5, Some(ChainsRequest { checked: true, ..width(WIDTH) }));
+        s.wait(|e| matches!(e, Event::Chain { event: ChainEvent::Ended { .. }, .. }).then_some(()));
+        assert!(s.handle.send(Command::Elect(choice)));
+        assert!(!wait(&mut s).chains.expect("several chains").checked);
+    }
+}
