@@ -60,7 +60,7 @@ impl Checks {
     pub fn add(&mut self, chain: usize, report: &ChainReport) {
         self.ended += 1;
         let answers = self.answers.as_ref().filter(|_| !report.answer.trim().is_empty());
-        if !answers.is_some_and(|answers| answers.send((chain, report.clone())).is_ok()) {
+        if answers.is_none_or(|answers| answers.send((chain, report.clone())).is_err()) {
             self.judged += 1;
         }
     }
