@@ -8,7 +8,7 @@ is the same thing as long as it holds and counts every departure as wrong, also 
 value. Weights are the file's bf16 values, arithmetic is f32. Masks follow the rule exactly (decision at t+1 marks t;
 key k is visible to query q if q - k <= W or k is not marked). Ratio: n * layers * KV heads / live slots after the last
 fed token, W counted, mean over problems. Sliding window: 4 sinks and the same live slots per head as DMS held on
-the same problem.
+the same problem. --modes t=0.6: the chance that sampling at that temperature, with DMS, reproduces the reference.
 """
 import argparse
 import json
@@ -63,6 +63,13 @@ def path_equal(logits, ids, starts, lengths):
     return (right | ~inside).all(-1)
 
 
+def path_chance(logits, ids, starts, lengths, temperature):
+    """[B] probability that sampling at a temperature gives the whole response."""
+    scores = torch.log_softmax(logits[:, :-1] / temperature, -1).gather(-1, ids[:, 1:, None])[..., 0]
+    at = torch.arange(1, ids.shape[1], device=ids.device)[None]
+    return (scores * ((at >= starts[:, None]) & (at < lengths[:, None]))).sum(-1).exp()
+
+
 def live_slots(marks, fed, window):
     """[B] live slots over all layers and heads after `fed` tokens; marks [layers, B, kv, T]."""
     at = torch.arange(marks.shape[-1], device=marks.device)[None]
@@ -84,6 +91,9 @@ def score_batch(model, ids, starts, lengths, modes):
 
     out, decisions = model(ids, attend_dms)
     result["dms"] = path_equal(out, ids, starts, lengths)
+    for mode in modes:
+        if mode.startswith("t="):
+            result[mode] = path_chance(out, ids, starts, lengths, float(mode[2:]))
     fed = lengths - 1
     live = live_slots(torch.stack([marks_of(d) for d in decisions]), fed, shape.window)
     cells = shape.layers * shape.kv_heads
@@ -108,7 +118,7 @@ def score(model, items, modes, device="cuda", budget=8 * 4096 ** 2):
         result, ratio = score_batch(model, torch.from_numpy(ids).to(device), starts, lengths, modes)
         ratios += ratio.tolist()
         for mode in modes:
-            totals[mode] += int(result[mode].sum())
+            totals[mode] += float(result[mode].sum())
         wrong += [i for i, ok in zip(batch, result["dms"].tolist()) if not ok]
     row = {mode: 100 * totals[mode] / len(items) for mode in modes}
     row.update(ratio=sum(ratios) / len(ratios), tokens=float(np.mean([len(i[0]) for i in items])), count=len(items))
@@ -145,25 +155,26 @@ def main():
     p.add_argument("--errors", type=int, default=4, help="departures to print per task")
     p.add_argument("--tasks", nargs="*", default=TASKS)
     p.add_argument("--modes", nargs="*", default=["dense", "dms", "sliding"])
+    p.add_argument("--device", default="cuda")
     p.add_argument("--json")
     args = p.parse_args()
     pool = multiprocessing.get_context("spawn").Pool(14)
-    model, encoder, table = load_folder(args.folder, "cuda").eval(), Encoder(), {}
+    model, encoder, table = load_folder(args.folder, args.device).eval(), Encoder(), {}
     for task in args.tasks:
         begun = time.time()
         items = problems(pool, task, False, args.count, args.seed)
-        row, wrong = score(model, items, args.modes)
+        row, wrong = score(model, items, args.modes, args.device)
         if args.held_out:
             fresh = problems(pool, task, True, args.held_out, args.seed)
-            row["held_out"] = score(model, fresh, ["dms"])[0]["dms"]
+            row["held_out"] = score(model, fresh, ["dms"], args.device)[0]["dms"]
         table[task] = row
         print(f"{task:10s}", " ".join(f"{k} {v:.2f}" for k, v in row.items()), f"{time.time() - begun:.0f} s", flush=True)
         for i in wrong[:args.errors]:
-            print("   ", departure(model, items[i], encoder)[-260:], flush=True)
+            print("   ", departure(model, items[i], encoder, args.device)[-260:], flush=True)
         write(args.json, table)
     if args.long and "hidden" in args.tasks:
         items = problems(pool, "hidden", False, args.long, args.seed, 4000, 7000, hidden_tokens=6000)
-        table["hidden, 4,000-7,000 tokens"] = score(model, items, args.modes)[0]
+        table["hidden, 4,000-7,000 tokens"] = score(model, items, args.modes, args.device)[0]
         print("hidden long", table["hidden, 4,000-7,000 tokens"], flush=True)
         write(args.json, table)
     pool.terminate()
