@@ -359,7 +359,8 @@ pub trait Backend: Memory + Profile + 'static {
     );
     /// Attention of every prepared row over its sequence's slots as they were before the step, and over the step's own
     /// rows up to itself, by the policy's rule of visibility. `out` is `[n, n_q_heads * head_dim]`. The mark of the newest
-    /// stored token comes from the step's first decision (shift `Previous`). Undoes the codec's rotation of values.
+    /// stored token comes from the step's first decision (shift `Previous`). Undoes the codec's rotation of values. Where the
+    /// policy reads pages, spans of one token do, and what they read is added to `kv.reads`.
     fn attend(
         &self,
         out: &mut Self::Acts,
@@ -369,12 +370,25 @@ pub trait Backend: Memory + Profile + 'static {
         layer: usize,
         spans: &[Span],
     );
+    /// Attention, placing and storing under a policy whose victims the weights choose, of prepared rows, token after token:
+    /// each row attends to the slots as the row before it left them and to itself, its weights change `kv.score`, and it
+    /// takes the slot that [`Scored::place`](crate::policy::Scored::place) gives it. Adds the keys that spans of one token
+    /// attend to to `kv.reads`.
+    fn attend_in_order(
+        &self,
+        out: &mut Self::Acts,
+        qkv: &Self::Acts,
+        kv: &mut KvTables<Self>,
+        layer: usize,
+        spans: &[Span],
+    );
     /// Assigns a slot to every token of the step, token after token by [`Policy::store`](crate::policy::Policy::store):
     /// writes `kv.slots`, marks, rings, live counts and slot metadata; takes pages and copies shared ones.
     fn place(&self, kv: &mut KvTables<Self>, decisions: &Self::Buf<f32>, layer: usize, spans: &[Span]);
     /// Encodes K and V of the prepared rows into the slots that [`Self::place`] assigned.
     fn store(&self, kv: &mut KvTables<Self>, qkv: &Self::Acts, layer: usize, spans: &[Span]);
-    /// [`Self::qkv_rope`], [`Self::attend`], [`Self::place`], [`Self::store`]. A backend may fuse them: a single token sees
+    /// [`Self::qkv_rope`], [`Self::attend`], [`Self::place`], [`Self::store`], or [`Self::attend_in_order`] instead of the last
+    /// three where weights choose victims. A backend may fuse them: a single token sees
     /// exactly the slots that live once it has its own, so a fused form may leave the rows of single tokens as they are.
     #[allow(clippy::too_many_arguments)]
     fn attention(
@@ -402,11 +416,15 @@ pub trait Backend: Memory + Profile + 'static {
         rope: &QkvRopeArgs<'_, Self>,
     ) {
         self.qkv_rope(qkv, decisions, kv, spans, rope);
+        if kv.geometry.policy.scored().is_some() {
+            return self.attend_in_order(out, qkv, kv, layer, spans);
+        }
         self.attend(out, qkv, decisions, kv, layer, spans);
         self.place(kv, decisions, layer, spans);
         self.store(kv, qkv, layer, spans);
     }
-    /// Ends a step: `seq_len += len` for every span; `peak` and, for spans of one token, `reads` count the live slots.
+    /// Ends a step: `seq_len += len` for every span; `peak` counts the live slots, and for spans of one token `reads` does too,
+    /// unless attention has counted them.
     fn advance(&self, kv: &mut KvTables<Self>, spans: &[Span]);
 
     // Between steps.
@@ -424,7 +442,8 @@ pub trait Backend: Memory + Profile + 'static {
     /// Empties a sequence and frees its pages.
     fn release(&self, kv: &mut KvTables<Self>, seq: usize);
     /// Drops the slots outside the window that are marked or whose strength is at least `threshold`, and closes the gaps:
-    /// [`crate::policy::Policy::drops`].
+    /// [`crate::policy::Policy::drops`]. Under a policy with scores, drops what exceeds the budget:
+    /// [`crate::policy::Scored::keep`].
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize);
     /// Sets strength and mark of the stored tokens at these positions.
     fn rate_slots(&self, kv: &mut KvTables<Self>, seq: usize, positions: Range<usize>, strength: usize, marked: bool);

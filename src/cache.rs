@@ -14,7 +14,7 @@ pub use image::{ImportError, SeqHead};
 use crate::backend::{
     Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span, in_units,
 };
-use crate::policy::{STRENGTHS, Shift, SlotMeta, strength};
+use crate::policy::{STRENGTHS, Scope, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -482,6 +482,7 @@ impl<B: Backend> KvCache<B> {
         let refs = b.page_refs(&self.tables);
         let mut counted = vec![0u32; refs.len()];
         for seq in 0..g.n_seqs {
+            self.audit_layers(b, seq)?;
             for (live, row) in self.live_rows(b, seq) {
                 let entries = &table[row * g.max_pages..(row + 1) * g.max_pages];
                 let held = live.div_ceil(g.page_slots);
@@ -503,5 +504,19 @@ impl<B: Backend> KvCache<B> {
             return Err(format!("page {page} is held {} times and counted {}", counted[page], refs[page]));
         }
         Ok(counted.iter().filter(|&&c| c > 0).count())
+    }
+
+    /// Fails if the lanes of a layer differ under a policy that drops tokens by layer.
+    fn audit_layers(&self, b: &B, seq: usize) -> Result<(), String> {
+        let g = self.geometry();
+        if g.policy.scored().is_none_or(|rule| rule.scope == Scope::Head) {
+            return Ok(());
+        }
+        let lane = |layer, head| b.slot_metas(&self.tables, layer, seq, head);
+        let differs = |&layer: &usize| (1..g.n_kv_heads).any(|head| lane(layer, head) != lane(layer, 0));
+        match (0..g.n_layers).find(differs) {
+            Some(layer) => Err(format!("the lanes of layer {layer} store other tokens than each other")),
+            None => Ok(()),
+        }
     }
 }

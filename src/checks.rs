@@ -298,7 +298,7 @@ fn policy_name(policy: Policy) -> String {
     match policy {
         Policy::Dense => "dense".to_owned(),
         Policy::Dms(Dms { window, shift, .. }) => format!("dms {window} {shift:?}").to_lowercase(),
-        Policy::Window(window) => format!("window {}", window.budget),
+        policy => policy.budget().map_or(policy.name().to_owned(), |budget| format!("{} {budget}", policy.name())),
     }
 }
 

@@ -8,7 +8,7 @@ mod layer;
 mod values;
 
 pub use layer::Layer;
-pub use values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
+pub use values::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
 
 use crate::protocol::{SamplingParams, WhenFull};
 use crate::quant::Weights;
@@ -102,8 +102,8 @@ pub struct Settings {
     /// `None`: the checkpoint's default (on, unless it disables eviction).
     pub eviction: Option<bool>,
     pub policy: CachePolicy,
-    /// Slots of a head under policy window.
-    pub budget: usize,
+    /// How much the policy keeps or reads in each head, where it has a budget.
+    pub budget: CacheBudget,
     pub kv: Kv,
     pub ctx_size: Option<usize>,
     /// Whether a GPU replays captured CUDA graphs.
@@ -167,8 +167,25 @@ const DEFAULT_CHECKPOINTS: u64 = 256 << 20;
 /// Default bytes of caches on disk.
 const DEFAULT_CACHE_DISK: u64 = 4 << 30;
 
-/// Default slots of a head under policy window.
+/// Default slots of a head, where the policy has a budget.
 const DEFAULT_BUDGET: usize = 512;
+
+/// Why a policy cannot have this budget.
+pub fn budget_refusal(policy: CachePolicy, budget: CacheBudget) -> Option<String> {
+    use CachePolicy::*;
+    /// A page of the cache.
+    const PAGE_BUDGET: usize = 16;
+    match (policy, budget) {
+        (Auto | Dense | Dms, _) => {
+            Some("this policy has no budget; add --policy window, tova, h2o or quest, or remove it".to_owned())
+        }
+        (Window, CacheBudget::Ratio(_)) => Some("policy window takes slots, such as --budget 512".to_owned()),
+        (Tova | H2o | Quest | DmsQuest, CacheBudget::Slots(n)) if n < PAGE_BUDGET => {
+            Some(format!("{n} slots are less than a page of the cache, expected at least {PAGE_BUDGET}"))
+        }
+        _ => None,
+    }
+}
 
 impl Settings {
     /// Reads the environment and the config file; `flags` take precedence. `config` is the file of `--config`, which
@@ -217,8 +234,8 @@ impl Settings {
         };
         let model = layer.model.unwrap_or_else(|| BUILTIN_MODEL.to_owned());
         let policy = layer.policy.unwrap_or_default();
-        if layer.budget.is_some() && policy != CachePolicy::Window {
-            bail!("budget: only policy window has a budget; add --policy window or remove it");
+        if let Some(why) = layer.budget.and_then(|budget| budget_refusal(policy, budget)) {
+            bail!("budget: {why}");
         }
         Ok(Self {
             model,
@@ -233,7 +250,7 @@ impl Settings {
             importance: layer.importance,
             eviction: layer.eviction.map(|e| e.0),
             policy,
-            budget: layer.budget.unwrap_or(DEFAULT_BUDGET),
+            budget: layer.budget.unwrap_or(CacheBudget::Slots(DEFAULT_BUDGET)),
             kv: layer.kv.unwrap_or_default(),
             ctx_size: layer.ctx_size,
             graph: layer.graph.is_none_or(|g| g.0),

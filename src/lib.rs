@@ -50,6 +50,8 @@
 //! | sinks | first tokens of a sequence that are never marked |
 //! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
 //! | policy | which slots live: [`policy`] |
+//! | budget | slots that a policy lets a lane store, or a query read |
+//! | score | attention weights that a slot has had, by which TOVA and H2O choose what they drop |
 //! | codec | how a slot stores K and V: [`codec`] |
 //! | chain | one sequence and the work on it: entries of a log to feed, an answer to generate |
 //! | conversation | a chain, its checkpoints and its requests; an engine serves several |
@@ -63,9 +65,10 @@
 //!
 //! # Seams
 //!
-//! - A *policy* answers for one lane and token: who is marked, who sees it, where the next token goes. `policy::Dms` is the one
-//!   rule so far; dense is its absence, window the same rule with constant decisions. It is data of the cache's
-//!   view on a GPU and no template parameter, so that kernels have one instance per codec and head size.
+//! - A *policy* answers for one lane and token: who is marked, who sees it, where the next token goes. `policy::Dms` marks ahead
+//!   of time; dense is its absence, window the same rule with constant decisions. `policy::Scored` (TOVA, H2O) drops by attention
+//!   weights, token after token; `policy::Quest` says which pages a query reads. The policy is data of the cache's view
+//!   on a GPU and no template parameter, so that kernels have one instance per codec and head size.
 //! - A *code* ([`quant`]) answers for one group of 64 weights: its word, and how its codes are chosen. No op of a backend
 //!   knows about formats of weights.
 //! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
@@ -77,7 +80,8 @@
 //! # Invariants
 //!
 //! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets, slot
-//!   numbers and counts, over any mix of chunks, turns and toggles.
+//!   numbers and counts, over any mix of chunks, turns and toggles. Quest alone reads differently in steps of one token, and
+//!   conversations do not have it.
 //! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
 //! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.

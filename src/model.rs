@@ -69,7 +69,7 @@ fn attention<B: Backend>(
         &mut ws.non_finite,
         n,
     );
-    let adapter = layer.adapter_head(model).filter(|_| policy.constant_decision().is_none());
+    let adapter = layer.adapter_head(model).filter(|_| policy.uses_decisions());
     if let Some(head) = adapter {
         b.adapter_decisions(&mut ws.decisions, &ws.x, &mut ws.adapter, &mut ws.raw, &head, n);
     }

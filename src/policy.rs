@@ -2,18 +2,28 @@
 //! it slot for slot.
 //!
 //! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without holes: a token either
-//! appends a slot or overwrites one. Policies that drop anything are described by a rule, [`Dms`]; a policy whose rule is of
-//! another kind gets its own file and an arm in each function of [`Policy`].
+//! appends a slot, overwrites one or is not stored. There are three kinds of rule: [`Dms`] marks a token when it comes and
+//! drops it later; [`Scored`] drops a token by the attention weights of the newest query; [`Quest`] says what a query reads.
 
+mod budget;
 mod dense;
 mod dials;
 mod dms;
+mod h2o;
+mod quest;
+mod scored;
 mod strength;
+mod tova;
 mod window;
 
+pub use budget::Budget;
 pub use dials::{DialTable, MAX_RATIO};
 pub use dms::{Dms, Shift};
+pub use h2o::H2o;
+pub use quest::{Quest, bf16_down, bf16_up, choose, upper_bound};
+pub use scored::{History, Scope, Scored};
 pub use strength::{STRENGTHS, decision_of, least_decision, strength};
+pub use tova::Tova;
 pub use window::{SINKS, Window};
 
 /// Slot of an incoming token.
@@ -21,6 +31,8 @@ pub use window::{SINKS, Window};
 pub enum Placement {
     Append,
     Overwrite(usize),
+    /// The incoming token is the one to drop.
+    Skip,
 }
 
 /// Policy of a cache, fixed when a model is loaded.
@@ -30,6 +42,9 @@ pub enum Policy {
     Dense,
     Dms(Dms),
     Window(Window),
+    Tova(Tova),
+    H2o(H2o),
+    Quest(Quest),
 }
 
 /// Policy that a user asks for.
@@ -41,6 +56,11 @@ pub enum PolicyChoice {
     Dense,
     Dms,
     Window(Window),
+    Tova(Tova),
+    H2o(H2o),
+    Quest(Budget),
+    /// Quest over the cache that DMS leaves.
+    DmsQuest(Budget),
 }
 
 impl PolicyChoice {
@@ -51,6 +71,10 @@ impl PolicyChoice {
             PolicyChoice::Dense => Some(Policy::Dense),
             PolicyChoice::Dms => trained.map(Policy::Dms),
             PolicyChoice::Window(window) => Some(Policy::Window(window)),
+            PolicyChoice::Tova(tova) => Some(Policy::Tova(tova)),
+            PolicyChoice::H2o(h2o) => Some(Policy::H2o(h2o)),
+            PolicyChoice::Quest(budget) => Some(Policy::Quest(Quest { budget, dms: None })),
+            PolicyChoice::DmsQuest(budget) => trained.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
         }
     }
 }
@@ -73,23 +97,67 @@ impl Policy {
             Policy::Dense => "dense",
             Policy::Dms(_) => "dms",
             Policy::Window(_) => "window",
+            Policy::Tova(_) => "tova",
+            Policy::H2o(_) => "h2o",
+            Policy::Quest(Quest { dms: None, .. }) => "quest",
+            Policy::Quest(_) => "dms+quest",
         }
     }
 
-    /// The rule by which tokens are marked and dropped; `None` where nothing is.
+    /// Slots that a lane stores, or that a query reads under [`Quest`]; `None` where nothing bounds them.
+    pub fn budget(&self) -> Option<Budget> {
+        match self {
+            Policy::Dense | Policy::Dms(_) => None,
+            Policy::Window(window) => Some(Budget::Slots(window.budget)),
+            Policy::Tova(tova) => Some(tova.budget),
+            Policy::H2o(h2o) => Some(h2o.budget),
+            Policy::Quest(quest) => Some(quest.budget),
+        }
+    }
+
+    /// The rule by which tokens are marked when they come and dropped later; `None` where none is.
     pub fn rule(&self) -> Option<Dms> {
         match self {
-            Policy::Dense => None,
             Policy::Dms(rule) => Some(*rule),
             Policy::Window(window) => Some(window.rule()),
+            Policy::Quest(quest) => quest.dms,
+            Policy::Dense | Policy::Tova(_) | Policy::H2o(_) => None,
         }
+    }
+
+    /// The rule by which attention weights drop tokens; `None` where they do not.
+    pub fn scored(&self) -> Option<Scored> {
+        match self {
+            Policy::Tova(tova) => Some(tova.rule()),
+            Policy::H2o(h2o) => Some(h2o.rule()),
+            Policy::Dense | Policy::Dms(_) | Policy::Window(_) | Policy::Quest(_) => None,
+        }
+    }
+
+    /// What a query reads where that is not everything.
+    pub fn quest(&self) -> Option<Quest> {
+        match self {
+            Policy::Quest(quest) => Some(*quest),
+            _ => None,
+        }
+    }
+
+    /// Whether tokens ever leave the cache.
+    pub fn evicts(&self) -> bool {
+        self.rule().is_some() || self.scored().is_some()
+    }
+
+    /// Whether attention adds to the counter of reads. Elsewhere a token reads what is stored after its step.
+    pub fn attention_counts_reads(&self) -> bool {
+        self.scored().is_some() || self.quest().is_some()
     }
 
     /// The same policy with the dial of a sequence: see [`Dms::dial`]. A policy whose decisions are not the model's has none.
     pub fn with_dial(self, dial: f32) -> Self {
         match self {
             Policy::Dms(rule) => Policy::Dms(Dms { dial, ..rule }),
-            Policy::Dense | Policy::Window(_) => self,
+            Policy::Quest(quest) => Policy::Quest(Quest { dms: quest.dms.map(|rule| Dms { dial, ..rule }), ..quest }),
+            Policy::Dense | Policy::Window(_) | Policy::Tova(_) | Policy::H2o(_) => self,
         }
     }
 
@@ -97,8 +165,13 @@ impl Policy {
     pub fn constant_decision(&self) -> Option<f32> {
         match self {
             Policy::Window(_) => Some(Window::DECISION),
-            Policy::Dense | Policy::Dms(_) => None,
+            _ => None,
         }
+    }
+
+    /// Whether the model's decisions are used.
+    pub fn uses_decisions(&self) -> bool {
+        self.rule().is_some() && self.constant_decision().is_none()
     }
 
     /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 where the policy needs none.
@@ -115,11 +188,17 @@ impl Policy {
     /// Most existing pages of a lane that `n` tokens write to: the page of the newest token's mark, and for each token one
     /// overwritten slot or the page appended to.
     pub fn most_written(&self, n: usize) -> usize {
-        self.rule().map_or(1, |rule| n.min(rule.ring_len()) + 1)
+        match (self.rule(), self.scored()) {
+            (Some(rule), _) => n.min(rule.ring_len()) + 1,
+            (_, Some(_)) => n + 1,
+            (None, None) => 1,
+        }
     }
 
     /// Stores token `n` of a lane and returns where. Sequential form, and thereby the definition, of `Backend::place`.
+    /// Policies with scores place by [`Scored::place`].
     pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
+        debug_assert!(self.scored().is_none(), "policy {} places by scores", self.name());
         match self.rule() {
             Some(rule) => rule.store(lane, n, decision, eviction),
             None => (dense::store(lane, n), Placement::Append),

@@ -457,6 +457,12 @@ pub struct ModelReference {
     pub revision: Option<String>,
     /// `auto`, `none`, or the absolute path of an adapter file.
     pub adapter: String,
+    /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget; missing in files of older
+    /// versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
 }
 
 impl ModelReference {
@@ -501,8 +507,10 @@ pub struct ModelInfo {
     /// `cpu, 2 threads` or the name of the GPU.
     pub device: String,
     pub codec: String,
-    /// `dms` or `dense`.
+    /// `dms`, `dense`, `window`, `tova` or `h2o`.
     pub policy: String,
+    /// What the policy's budget is, such as `512` or `4x`, where it has one.
+    pub budget: Option<String>,
     /// Window W in tokens; `None` for the dense policy.
     pub window: Option<usize>,
     /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.

@@ -57,7 +57,7 @@ use depth::Depth;
 use history::HistoryFile;
 use jobs::Jobs;
 use keymap::Keymap;
-use models::Models;
+use models::{Given, Models};
 use runtime::Runtime;
 use sessions::Sessions;
 use state::{App, Setup};
@@ -73,8 +73,8 @@ pub struct UiOptions {
     pub no_session: bool,
     /// `-m` was given: the first conversation is opened with that model.
     pub model_given: bool,
-    /// `--adapter` was given: it is kept for every model.
-    pub adapter_given: bool,
+    /// What is kept for every model and conversation.
+    pub given: Given,
     pub models: Arc<dyn Models>,
 }
 
@@ -101,7 +101,7 @@ pub type Loader = Box<dyn Fn(LoadRequest) -> Result<EngineHandle>>;
 pub struct LoadParts {
     pub load: Loader,
     pub models: Arc<dyn Models>,
-    pub adapter_given: bool,
+    pub given: Given,
 }
 
 /// The way the chat ended.
@@ -144,8 +144,8 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let folder = settings.dirs.sessions();
     let known = Arc::clone(&models);
     let mut sessions = Sessions::new(folder, options.no_session, writer, jobs.clone(), known, options.model_given);
-    sessions.cache_disk = settings.cache_disk;
-    let loading = LoadParts { load, models, adapter_given: options.adapter_given };
+    (sessions.cache_disk, sessions.policy_given) = (settings.cache_disk, options.given.policy);
+    let loading = LoadParts { load, models, given: options.given };
     let plain = settings.plain;
     let setup = Setup {
         settings,

@@ -291,6 +291,11 @@ impl Backend for Cpu {
         spans: &[Span],
     ) {
         attention::attend(self, out, qkv, decisions, kv, layer, spans);
+        attention::count_reads(self, kv, spans);
+    }
+
+    fn attend_in_order(&self, out: &mut Acts, qkv: &Acts, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
+        attention::attend_in_order(self, out, qkv, kv, layer, spans);
     }
 
     fn place(&self, kv: &mut KvTables<Self>, decisions: &Vec<f32>, layer: usize, spans: &[Span]) {

@@ -394,6 +394,10 @@ impl Backend for Cuda {
         kv::attend(self, out, qkv, decisions, kv, layer, spans);
     }
 
+    fn attend_in_order(&self, _: &mut Acts, _: &Acts, kv: &mut KvTables<Self>, _layer: usize, _spans: &[Span]) {
+        unreachable!("policy {} is refused where the device is chosen", kv.geometry.policy.name());
+    }
+
     fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
         kv::place(self, kv, decisions, layer, spans);
     }

@@ -2,7 +2,7 @@
 
 use super::{Backend, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
-use crate::policy::{Policy, SlotMeta};
+use crate::policy::{Policy, SlotMeta, bf16_down, bf16_up};
 use crate::protocol::LaneState;
 use std::ops::Range;
 
@@ -54,7 +54,17 @@ impl KvGeometry {
     }
 
     pub fn page_bytes(&self) -> usize {
-        self.page_slots * self.slot_bytes()
+        self.page_slots * self.slot_bytes() + self.bounds_bytes()
+    }
+
+    /// Bytes of the bounds on a page's keys, where the policy reads pages by them.
+    fn bounds_bytes(&self) -> usize {
+        self.policy.quest().map_or(0, |_| 2 * self.head_dim * size_of::<u16>())
+    }
+
+    /// Entries of a lane's scores; 0 where the policy has none.
+    pub fn score_slots(&self) -> usize {
+        self.policy.scored().map_or(0, |_| self.max_pages * self.page_slots)
     }
 
     pub fn page(&self) -> PageLayout {
@@ -65,9 +75,12 @@ impl KvGeometry {
 /// Byte offsets inside a page. Row r of a page is slot r of it.
 ///
 /// ```text
-/// | K row 0..P | V row 0..P | side data of K rows | side data of V rows | P x SlotMeta |
-/// 0            v_at         k_side_at             v_side_at             meta_at
+/// | K row 0..P | V row 0..P | side data of K rows | side data of V rows | P x SlotMeta | bounds |
+/// 0            v_at         k_side_at             v_side_at             meta_at        bounds_at
 /// ```
+///
+/// Bounds are there under [`Quest`](crate::policy::Quest) only: the least and then the greatest value of each channel over the
+/// page's keys, `2 x head_dim` bf16 values that are rounded outward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageLayout {
     pub page_slots: usize,
@@ -76,6 +89,7 @@ pub struct PageLayout {
     pub k_side_at: usize,
     pub v_side_at: usize,
     pub meta_at: usize,
+    pub bounds_at: usize,
 }
 
 impl PageLayout {
@@ -84,7 +98,9 @@ impl PageLayout {
         let v_at = p * slot.k_bytes;
         let k_side_at = v_at + p * slot.v_bytes;
         let v_side_at = k_side_at + p * slot.side_bytes;
-        Self { page_slots: p, slot, v_at, k_side_at, v_side_at, meta_at: v_side_at + p * slot.side_bytes }
+        let meta_at = v_side_at + p * slot.side_bytes;
+        let bounds_at = meta_at + p * size_of::<SlotMeta>();
+        Self { page_slots: p, slot, v_at, k_side_at, v_side_at, meta_at, bounds_at }
     }
 
     /// Bytes of row `row`'s K.
@@ -137,9 +153,23 @@ impl PageLayout {
         page[self.meta_at + 4 * row..][..4].copy_from_slice(bytemuck::bytes_of(&meta.0));
     }
 
+    /// Bounds on the page's keys: bf16 values of the least and the greatest of each channel.
+    pub fn bounds<'a>(&self, page: &'a [u8]) -> [&'a [u16]; 2] {
+        let bounds: &[u16] = bytemuck::cast_slice(&page[self.bounds_at..]);
+        bounds.split_at(bounds.len() / 2).into()
+    }
+
+    /// Writes the bounds of keys between `low` and `high`.
+    pub fn set_bounds(&self, page: &mut [u8], low: &[f32], high: &[f32]) {
+        let bounds: &mut [u16] = bytemuck::cast_slice_mut(&mut page[self.bounds_at..]);
+        let (lows, highs) = bounds.split_at_mut(low.len());
+        lows.iter_mut().zip(low).for_each(|(bound, &x)| *bound = bf16_down(x));
+        highs.iter_mut().zip(high).for_each(|(bound, &x)| *bound = bf16_up(x));
+    }
+
     /// Zeroes the rows of a page from `row` on.
     pub fn clear_rows(&self, page: &mut [u8], row: usize) {
-        let starts = [0, self.v_at, self.k_side_at, self.v_side_at, self.meta_at, page.len()];
+        let starts = [0, self.v_at, self.k_side_at, self.v_side_at, self.meta_at, self.bounds_at];
         for parts in starts.windows(2) {
             let row_bytes = (parts[1] - parts[0]) / self.page_slots;
             page[parts[0] + row * row_bytes..parts[1]].fill(0);
@@ -168,6 +198,9 @@ pub struct KvTables<B: Backend> {
     pub live: B::Buf<i32>,
     /// `[n_layers, n_lanes, ring_len]`.
     pub ring: B::Buf<i32>,
+    /// `[n_layers, n_lanes, score_slots]` scores of the stored slots: [`crate::policy::Scored`]. Not in pages: they change at
+    /// every step, and a fork would copy every shared page.
+    pub score: B::Buf<f32>,
     /// `[n_seqs]` tokens fed before the step that is running.
     pub seq_len: B::Buf<i32>,
     /// `[n_seqs]` 1 where eviction is on.
@@ -180,7 +213,7 @@ pub struct KvTables<B: Backend> {
     /// [`Backend::store`]. -1 where a later token of the same step takes the slot. Not used by a fused
     /// [`Backend::attention`] that stores tokens as it places them.
     pub slots: B::Buf<i32>,
-    /// `[n_seqs]` live slots of all lanes, summed over the steps of one token: the reads of decoding.
+    /// `[n_seqs]` keys attended to in all lanes, summed over the steps of one token: the reads of decoding.
     pub reads: B::Buf<u64>,
     /// `[n_seqs]` most live slots of all lanes after a step.
     pub peak: B::Buf<u32>,
@@ -207,6 +240,7 @@ impl<B: Backend> KvTables<B> {
             page_table,
             live: b.alloc(lanes)?,
             ring: b.alloc(lanes * g.policy.ring_len())?,
+            score: b.alloc(lanes * g.score_slots())?,
             seq_len: b.alloc(g.n_seqs)?,
             eviction: b.alloc(g.n_seqs)?,
             dial: b.alloc(g.n_seqs)?,

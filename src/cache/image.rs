@@ -2,10 +2,10 @@
 //! in the same order, with their marks. A layer's image is
 //!
 //! ```text
-//! | heads x i32 live | heads x ring_len x i32 ring | pages of head 0 | pages of head 1 | ...
+//! | heads x i32 live | heads x ring_len x i32 ring | pages of head 0 | pages of head 1 | ... | scores |
 //! ```
 //!
-//! in the machine's byte order. Rows of a page beyond the lane's slots, and ring entries of positions that do not exist,
+//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them. Rows of a page beyond the lane's slots, and ring entries of positions that do not exist,
 //! are zero. An image comes from outside: [`KvCache::import_layer`] takes nothing over that a lane of such a sequence
 //! could not hold.
 
@@ -43,12 +43,22 @@ fn table_bytes(g: &KvGeometry) -> usize {
     g.n_kv_heads * (1 + g.policy.ring_len()) * size_of::<i32>()
 }
 
+/// Bytes of a page with the scores of its rows.
+fn page_bytes(g: &KvGeometry) -> usize {
+    g.page_bytes() + score_rows(g) * size_of::<f32>()
+}
+
+/// Scores of a page.
+fn score_rows(g: &KvGeometry) -> usize {
+    if g.policy.scored().is_some() { g.page_slots } else { 0 }
+}
+
 impl<B: Backend> KvCache<B> {
     /// State of a sequence, and the bytes of each layer's image. Waits for the device.
     pub fn head(&self, b: &B, seq: SeqId) -> (SeqHead, Vec<u64>) {
         let (g, stats) = (self.geometry(), self.stats(b, seq));
         let pages = |lanes: &Vec<u32>| lanes.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).sum::<usize>();
-        let bytes = |lanes| (table_bytes(g) + pages(lanes) * g.page_bytes()) as u64;
+        let bytes = |lanes| (table_bytes(g) + pages(lanes) * page_bytes(g)) as u64;
         let state = &self.seqs[seq.0];
         let head = SeqHead {
             len: stats.len,
@@ -64,7 +74,7 @@ impl<B: Backend> KvCache<B> {
     /// Most bytes that a layer's image of a sequence of `len` tokens may have.
     pub fn max_layer_bytes(&self, len: usize) -> u64 {
         let g = self.geometry();
-        (table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * g.page_bytes()) as u64
+        (table_bytes(g) + g.n_kv_heads * len.div_ceil(g.page_slots) * page_bytes(g)) as u64
     }
 
     /// Replaces `out` by the image of one layer of a sequence. Waits for the device.
@@ -100,6 +110,13 @@ impl<B: Backend> KvCache<B> {
                 layout.clear_rows(&mut out[tables + (end - 1) * g.page_bytes()..][..g.page_bytes()], used);
             }
         }
+        if score_rows(&g) > 0 {
+            for (head, &live) in live.iter().enumerate() {
+                let mut scores = vec![0f32; held(head) * g.page_slots];
+                b.read(&self.tables.score, (row + head) * g.score_slots(), &mut scores[..live as usize]);
+                out.extend_from_slice(bytemuck::cast_slice(&scores));
+            }
+        }
     }
 
     /// Fills one layer of a sequence from its image. The sequence is one that [`KvCache::create`] made, in which nothing was
@@ -127,8 +144,14 @@ impl<B: Backend> KvCache<B> {
             return Err(invalid("more slots than tokens"));
         }
         let held: Vec<usize> = live.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).collect();
-        if pages.len() != held.iter().sum::<usize>() * g.page_bytes() {
+        let n_pages: usize = held.iter().sum();
+        if pages.len() != n_pages * page_bytes(&g) {
             return Err(invalid("another size than its slots need"));
+        }
+        let (pages, scores) = pages.split_at(n_pages * g.page_bytes());
+        let scores: Vec<f32> = scores.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+        if !scores.iter().all(|score| score.is_finite()) {
+            return Err(invalid("a score is not a number"));
         }
         let (ring_len, mut rest) = (g.policy.ring_len(), pages);
         let mut check = LaneCheck { g: &g, len, stored: vec![0; len] };
@@ -138,11 +161,13 @@ impl<B: Backend> KvCache<B> {
             let ring = &rings[head * ring_len..][..ring_len];
             check.lane(head as u32 + 1, live[head] as usize, ring, lane).map_err(invalid)?;
         }
-        self.reserve(b, held.iter().sum())?;
+        self.reserve(b, n_pages)?;
         let taken = b.import_pages(&mut self.tables, pages);
         let (row, mut at) = (g.row(layer, seq.0, 0), 0);
         for (head, held) in held.into_iter().enumerate() {
             b.write(&mut self.tables.page_table, (row + head) * g.max_pages, &taken[at..at + held]);
+            let rows = score_rows(&g);
+            b.write(&mut self.tables.score, (row + head) * g.score_slots(), &scores[at * rows..(at + held) * rows]);
             at += held;
         }
         b.write(&mut self.tables.ring, row * ring_len, rings);
@@ -178,7 +203,7 @@ impl LaneCheck<'_> {
         let Self { g, len, stored } = self;
         let (layout, page_bytes) = (g.page(), g.page_bytes());
         let meta = |slot: usize| layout.meta(&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots);
-        let dense = g.policy.rule().is_none();
+        let dense = !g.policy.evicts();
         for slot in 0..live {
             let position = meta(slot).position();
             match stored.get_mut(position) {

@@ -2,7 +2,7 @@
 
 use super::devices::cuda_summary;
 use crate::checks::Part;
-use crate::config::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin, Width};
+use crate::config::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin, Width};
 use crate::quant::Weights;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
@@ -93,16 +93,21 @@ pub struct Common {
     #[arg(long, global = true, value_name = "on|off", help_heading = "Cache")]
     pub eviction: Option<List<OnOff>>,
 
-    /// Which tokens leave the cache: auto, dense, dms or window
+    /// Which tokens leave the cache: auto, dense, dms, window, tova or h2o; or which are read: quest or dms+quest
     ///
-    /// auto is dms for models trained with it, else dense. window keeps the newest tokens and the first four of any
-    /// model, within --budget.
+    /// auto is dms for models trained with it, else dense. The others work with any model, within --budget. window keeps the
+    /// newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest half of the
+    /// budget and what has had the most attention. tova and h2o run on the CPU and read prompts token by token. quest keeps
+    /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
+    /// bench, on the CPU.
     #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
     pub policy: Option<CachePolicy>,
 
-    /// Slots that each head keeps under --policy window [default: 512]
-    #[arg(long, global = true, value_name = "SLOTS", help_heading = "Cache")]
-    pub budget: Option<usize>,
+    /// How much each head keeps or reads under such a policy: slots, or a ratio such as 4x [default: 512]
+    ///
+    /// 4x keeps one token in four, and at least 64. window takes slots only.
+    #[arg(long, global = true, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
+    pub budget: Option<CacheBudget>,
 
     /// Format of keys and values in the cache: auto, f32, bf16, fp8, int8 or k8v4
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Cache")]

@@ -3,6 +3,7 @@
 use super::args::Common;
 use super::output::{as_wrong_use, wrong_use};
 use crate::config::Settings;
+use crate::ui::models::Given;
 use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
 use anyhow::{Result, anyhow};
 use std::io::IsTerminal;
@@ -16,7 +17,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     if common.json {
         return Err(wrong_use("--json needs -p TEXT"));
     }
-    super::devices::check(settings)?;
+    super::devices::check_for_chat(settings)?;
     let resume = match (&common.resume, common.continue_) {
         (Some(Some(name)), _) => Resume::Named(name.clone()),
         (Some(None), _) => Resume::Choose,
@@ -29,7 +30,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         resume,
         no_session: common.no_session,
         model_given: flags.model.is_some(),
-        adapter_given: flags.adapter.is_some(),
+        given: Given { adapter: flags.adapter.is_some(), policy: flags.names_policy() },
         models: Arc::new(super::local_models::Local),
     };
     // A failed download may succeed next time, so it is not wrong use.

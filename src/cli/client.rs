@@ -43,7 +43,7 @@ pub struct Client {
 impl Client {
     /// Starts an engine with the model of the settings. Errors of the model are wrong use.
     pub fn start(settings: &Settings) -> Result<Self> {
-        devices::check(settings)?;
+        devices::check_for_chat(settings)?;
         download::ensure(settings)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let interrupts = runtime.block_on(async { Interrupts::new() })?;

@@ -46,7 +46,7 @@ impl ModelJob for Job<'_> {
     fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = encode_text_file(checkpoint, &self.args.text_file, runner.context()).map_err(as_wrong_use)?;
         check_tokens(&tokens, runner).map_err(as_wrong_use)?;
-        let evictions = evictions(checkpoint, &tokens, self.others.is_empty())?;
+        let evictions = evictions(self.settings, checkpoint, &tokens, self.others.is_empty())?;
         let mut ppl = None;
         let mut rows = Vec::new();
         let mut collect = |(dense, more): Compared| {
@@ -73,7 +73,10 @@ impl ModelJob for Job<'_> {
 }
 
 /// The eviction settings with which a codec is compared.
-fn evictions(checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
+fn evictions(settings: &Settings, checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
+    if settings.policy.has_budget() {
+        return Ok(&[false, true]);
+    }
     let Some(dms) = &checkpoint.config.dms else {
         if alone {
             let name = &checkpoint.name;

@@ -10,7 +10,7 @@ use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::bench::host_copy_bytes_per_s;
 use crate::checkpoint::{EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
-use crate::config::{Device, Gemm, Kv, Settings};
+use crate::config::{CachePolicy, Device, Gemm, Kv, Settings};
 use crate::quant::Weights;
 use crate::ui::text::bytes;
 use anyhow::{Result, bail};
@@ -112,6 +112,10 @@ impl Target {
             }
             device => Self::guess(device),
         };
+        if settings.device == Device::Auto && target.check_policy(settings.policy).is_err() {
+            return Ok(Self::Cpu);
+        }
+        target.check_policy(settings.policy)?;
         if let Self::Cuda(_) = target {
             target.check_kv(&[settings.kv])?;
             if settings.gemm == Gemm::CublasLt {
@@ -180,6 +184,19 @@ impl Target {
         }
     }
 
+    /// Refuses policies that this device's kernels do not have.
+    pub fn check_policy(self, policy: CachePolicy) -> Result<()> {
+        match (self, policy) {
+            (Self::Cuda(_), CachePolicy::Tova | CachePolicy::H2o | CachePolicy::Quest | CachePolicy::DmsQuest) => {
+                let name = policy.name();
+                Err(wrong_use(format!(
+                    "--policy {name} does not run on a GPU yet: use --device cpu, or --policy window"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses models whose heads this device's kernels do not support.
     pub fn check_model(self, c: &ModelConfig) -> Result<()> {
         let group = c.n_q_heads / c.n_kv_heads.max(1);
@@ -219,6 +236,9 @@ fn kernel_target() -> Option<String> {
 
 /// Refuses a device that cannot be used, and reports once what differs from a usual run on it.
 pub fn check(settings: &Settings) -> Result<()> {
+    if matches!(settings.policy, CachePolicy::Tova | CachePolicy::H2o) {
+        notice(&format!("policy {} reads prompts token by token, which is slow", settings.policy.name()));
+    }
     if let Target::Cuda(_) = Target::new(settings)? {
         if let Some(folder) = kernel_folder() {
             notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));
@@ -228,6 +248,17 @@ pub fn check(settings: &Settings) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// As [`check`], for conversations.
+pub fn check_for_chat(settings: &Settings) -> Result<()> {
+    if settings.policy.reads_pages() {
+        let name = settings.policy.name();
+        return Err(wrong_use(format!(
+            "--policy {name} is for score, compare and bench: conversations cannot have it"
+        )));
+    }
+    check(settings)
 }
 
 /// Free bytes where a model would run.

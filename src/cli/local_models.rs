@@ -10,7 +10,7 @@ use crate::config::Settings;
 use crate::protocol::ModelReference;
 use crate::quant::Weights;
 use crate::tensor::DType;
-use crate::ui::models::{ModelEntry, Models};
+use crate::ui::models::{Given, ModelEntry, Models};
 use crate::ui::text::{count, plural};
 use std::path::Path;
 
@@ -21,8 +21,8 @@ impl Models for Local {
         reference::find(stamp)
     }
 
-    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings {
-        reference::settings(found, settings, adapter_given)
+    fn settings(&self, found: &ModelReference, settings: &Settings, given: Given) -> Settings {
+        reference::settings(found, settings, given)
     }
 
     fn cached(&self) -> Vec<String> {

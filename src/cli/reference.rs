@@ -5,8 +5,9 @@ use crate::chat::session::Stamp;
 use crate::checkpoint::hub::cache;
 use crate::checkpoint::hub::{Hub, MAIN};
 use crate::checkpoint::{self, ModelRef};
-use crate::config::{Adapter, Settings};
+use crate::config::{Adapter, CacheBudget, CachePolicy, Settings, budget_refusal};
 use crate::protocol::ModelReference;
+use crate::ui::models::Given;
 use std::path::Path;
 
 /// The reference of the model in the settings; `None` if its path is not UTF-8.
@@ -26,17 +27,20 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
         Adapter::None => "none".to_owned(),
         Adapter::File(path) => absolute(path)?,
     };
-    Some(ModelReference { model, revision, adapter })
+    let budget = settings.policy.has_budget().then(|| settings.budget.to_string());
+    Some(ModelReference { model, revision, adapter, policy: Some(settings.policy.name().to_owned()), budget })
 }
 
 /// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
 /// current commit is used. Older session files have a name and no reference.
 pub fn find(stamp: &Stamp) -> Result<ModelReference, String> {
-    let unknown = || ModelReference { model: stamp.name.clone(), revision: None, adapter: "auto".to_owned() };
+    let unknown =
+        || ModelReference { model: stamp.name.clone(), adapter: "auto".to_owned(), ..ModelReference::default() };
     let wanted = stamp.reference.clone().unwrap_or_else(unknown);
     if !matches!(&*wanted.adapter, "auto" | "none") && !Path::new(&wanted.adapter).is_file() {
         return Err(format!("its adapter file {} does not exist", wanted.adapter));
     }
+    cache_policy(&wanted)?;
     match here(&wanted.name()) {
         Err(_) if wanted.revision.is_some() && here(&wanted.model).is_ok() => {
             Ok(ModelReference { revision: None, ..wanted })
@@ -57,11 +61,26 @@ fn here(name: &str) -> Result<(), String> {
     }
 }
 
-/// The settings that load `reference`. An adapter on the command line takes precedence.
-pub fn settings(reference: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings {
+/// The cache's policy and budget of a conversation; `None` if its file is of an older version.
+fn cache_policy(reference: &ModelReference) -> Result<Option<(CachePolicy, Option<CacheBudget>)>, String> {
+    let Some(policy) = &reference.policy else { return Ok(None) };
+    let policy: CachePolicy = policy.parse()?;
+    let budget = reference.budget.as_deref().map(str::parse).transpose()?;
+    match budget.and_then(|budget| budget_refusal(policy, budget)) {
+        Some(why) => Err(format!("its budget: {why}")),
+        None => Ok(Some((policy, budget))),
+    }
+}
+
+/// The settings that load `reference`. What was given on the command line takes precedence.
+pub fn settings(reference: &ModelReference, settings: &Settings, given: Given) -> Settings {
     let mut settings = settings.clone();
     settings.model = reference.name();
-    if !adapter_given {
+    if let (false, Ok(Some((policy, budget)))) = (given.policy, cache_policy(reference)) {
+        settings.policy = policy;
+        settings.budget = budget.unwrap_or(settings.budget);
+    }
+    if !given.adapter {
         settings.adapter = match &*reference.adapter {
             "auto" => Adapter::Auto,
             "none" => Adapter::None,
@@ -92,7 +111,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_str().unwrap();
         let reference = |model: &str, adapter: &str| {
-            Some(ModelReference { model: model.to_owned(), revision: None, adapter: adapter.to_owned() })
+            Some(ModelReference { model: model.to_owned(), adapter: adapter.to_owned(), ..ModelReference::default() })
         };
         assert_eq!(find(&stamp("demo", None)).unwrap().model, "demo");
         let gone = find(&stamp("x", reference(path, "auto"))).unwrap_err();
@@ -104,5 +123,37 @@ mod tests {
         let gone = find(&stamp("x", reference(path, "/nowhere/a.safetensors"))).unwrap_err();
         assert_eq!(gone, "its adapter file /nowhere/a.safetensors does not exist");
         assert!(find(&stamp("x", reference("/nowhere/model", "auto"))).unwrap_err().contains("/nowhere/model"));
+    }
+
+    #[test]
+    fn a_conversation_takes_up_its_policy_and_budget_unless_flags_name_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let dirs = crate::config::Dirs {
+            config: folder.path().into(),
+            data: folder.path().into(),
+            cache: folder.path().into(),
+        };
+        let settings_of = |policy, budget| {
+            let layer = crate::config::Layer { policy, budget, ..Default::default() };
+            Settings::from_layer(dirs.clone(), layer).unwrap()
+        };
+        let held = settings_of(Some(CachePolicy::Tova), Some(CacheBudget::Ratio(4.0)));
+        let now = settings_of(Some(CachePolicy::Window), None);
+        let reference = of(&held).unwrap();
+        assert_eq!((reference.policy.as_deref(), reference.budget.as_deref()), (Some("tova"), Some("4x")));
+        let taken_up = settings(&reference, &now, Given::default());
+        assert_eq!((taken_up.policy, taken_up.budget), (held.policy, held.budget));
+        let kept = settings(&reference, &now, Given { policy: true, ..Given::default() });
+        assert_eq!(kept.policy, CachePolicy::Window);
+        let older = ModelReference { policy: None, budget: None, ..reference.clone() };
+        assert_eq!(settings(&older, &now, Given::default()).policy, CachePolicy::Window);
+        // What a file says is checked as the flags are.
+        for (policy, budget, why) in
+            [("tofu", None, "tofu"), ("tova", Some("2"), "page"), ("dense", Some("4x"), "no budget")]
+        {
+            let budget = budget.map(str::to_owned);
+            let reference = ModelReference { policy: Some(policy.into()), budget, ..reference.clone() };
+            assert!(find(&stamp("x", Some(reference))).unwrap_err().contains(why), "{policy}");
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::chat::session::{Loaded, Store};
 use crate::chat::{Conversation, Message};
 use crate::config::{Settings, Width};
 use crate::protocol::{ChainsReport, ChainsRequest, StopReason, TextKind, Thinking, TurnReport, VoteCount};
+use crate::ui::models::Given;
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
@@ -135,7 +136,11 @@ fn own_model(settings: &Settings, common: &Common, saved: Option<&Loaded>) -> Se
     let flags = common.layer();
     let Some(stamp) = saved.map(Loaded::stamp).filter(|_| flags.model.is_none()) else { return settings.clone() };
     match reference::find(stamp) {
-        Ok(found) => reference::settings(&found, settings, flags.adapter.is_some()),
+        Ok(found) => reference::settings(
+            &found,
+            settings,
+            Given { adapter: flags.adapter.is_some(), policy: flags.names_policy() },
+        ),
         Err(why) => {
             output::notice(&format!(
                 "{}: the model of this conversation is not available ({why}); using {} (-m selects another)",

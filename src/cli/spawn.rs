@@ -12,9 +12,9 @@ use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
-use crate::config::{Adapter, CachePolicy, Device, Settings, Width};
+use crate::config::{Adapter, CacheBudget, CachePolicy, Device, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
-use crate::policy::{PolicyChoice, Window};
+use crate::policy::{Budget, H2o, PolicyChoice, Tova, Window};
 use crate::protocol::{EngineHandle, WhenFull};
 use anyhow::Result;
 use std::sync::Arc;
@@ -154,14 +154,28 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
             None => WhenFull::Stop,
         }),
         weights: weight_options(settings, config)?,
-        policy: match settings.policy {
-            CachePolicy::Auto => PolicyChoice::Model,
-            CachePolicy::Dense => PolicyChoice::Dense,
-            CachePolicy::Dms => PolicyChoice::Dms,
-            CachePolicy::Window => PolicyChoice::Window(Window { budget: settings.budget }),
-        },
+        policy: policy(settings),
         ..EngineOptions::new(target.codec(settings.kv))
     })
+}
+
+/// The policy of these settings.
+fn policy(settings: &Settings) -> PolicyChoice {
+    let budget = match settings.budget {
+        CacheBudget::Slots(slots) => Budget::Slots(slots),
+        CacheBudget::Ratio(ratio) => Budget::of_ratio(ratio),
+    };
+    match settings.policy {
+        CachePolicy::Auto => PolicyChoice::Model,
+        CachePolicy::Dense => PolicyChoice::Dense,
+        CachePolicy::Dms => PolicyChoice::Dms,
+        // The settings allow it slots only, whose number does not depend on that of tokens.
+        CachePolicy::Window => PolicyChoice::Window(Window { budget: budget.at(0) }),
+        CachePolicy::Tova => PolicyChoice::Tova(Tova { budget }),
+        CachePolicy::H2o => PolicyChoice::H2o(H2o { budget }),
+        CachePolicy::Quest => PolicyChoice::Quest(budget),
+        CachePolicy::DmsQuest => PolicyChoice::DmsQuest(budget),
+    }
 }
 
 /// How the weights of a model are stored under these settings.

@@ -1,7 +1,7 @@
 //! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
 //! take precedence.
 
-use super::values::{ByteSize, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
+use super::values::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
 use crate::protocol::MAX_CONTEXT;
 use crate::quant::Weights;
 use crate::regular_file;
@@ -15,8 +15,10 @@ use std::str::FromStr;
 /// Largest config file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Fewest slots of policy window: its sinks and a few of the newest tokens.
+/// Fewest slots of a policy: window's sinks and a few of the newest tokens.
 const MIN_BUDGET: usize = 8;
+/// Largest ratio of a policy.
+const MAX_RATIO: f32 = 64.0;
 
 /// Declares the layer: the struct, `over`, and the names in the environment.
 macro_rules! layer {
@@ -60,8 +62,8 @@ layer! {
     importance: PathBuf,
     eviction: OnOff,
     policy: CachePolicy,
-    /// Slots of a head that policy window keeps.
-    budget: usize,
+    /// How much the policy keeps or reads in each head.
+    budget: CacheBudget,
     kv: Kv,
     ctx_size: usize,
     /// Whether a GPU replays captured CUDA graphs.
@@ -130,6 +132,11 @@ impl Layer {
         Ok(Some(layer))
     }
 
+    /// Whether this layer names the cache's policy or its budget.
+    pub fn names_policy(&self) -> bool {
+        self.policy.is_some() || self.budget.is_some()
+    }
+
     /// Fails if a number is out of range. The error is the key and the reason.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let within = |key, value: Option<f32>, range: std::ops::RangeInclusive<f32>| match value {
@@ -151,8 +158,14 @@ impl Layer {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
             }
         }
-        if let Some(n) = self.budget.filter(|n| !(MIN_BUDGET..=MAX_CONTEXT).contains(n)) {
-            return Err(("budget", format!("{n} is out of range, expected {MIN_BUDGET} to {MAX_CONTEXT} slots")));
+        match self.budget {
+            Some(CacheBudget::Slots(n)) if !(MIN_BUDGET..=MAX_CONTEXT).contains(&n) => {
+                return Err(("budget", format!("{n} is out of range, expected {MIN_BUDGET} to {MAX_CONTEXT} slots")));
+            }
+            Some(CacheBudget::Ratio(r)) if !(1.0..=MAX_RATIO).contains(&r) => {
+                return Err(("budget", format!("{r}x is out of range, expected 1x to {MAX_RATIO}x")));
+            }
+            _ => {}
         }
         match self.ctx_size {
             Some(n) if n > MAX_CONTEXT => {

@@ -32,18 +32,77 @@ pub enum CachePolicy {
     Dms,
     /// The newest tokens and a few attention sinks.
     Window,
+    /// Drops what the newest query attends to least.
+    Tova,
+    /// Keeps the newest tokens and those with the most attention.
+    H2o,
+    /// Keeps everything; a query reads the pages that may match it.
+    Quest,
+    /// Quest over the cache of a DMS model.
+    DmsQuest,
+}
+
+impl CachePolicy {
+    const ALL: [(&str, Self); 8] = [
+        ("auto", Self::Auto),
+        ("dense", Self::Dense),
+        ("dms", Self::Dms),
+        ("window", Self::Window),
+        ("tova", Self::Tova),
+        ("h2o", Self::H2o),
+        ("quest", Self::Quest),
+        ("dms+quest", Self::DmsQuest),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+
+    /// Whether a budget belongs to the policy.
+    pub fn has_budget(self) -> bool {
+        !matches!(self, Self::Auto | Self::Dense | Self::Dms)
+    }
+
+    /// Whether what a token reads depends on the step that it comes in, so that conversations cannot have the policy.
+    pub fn reads_pages(self) -> bool {
+        matches!(self, Self::Quest | Self::DmsQuest)
+    }
 }
 
 impl FromStr for CachePolicy {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "dense" => Ok(Self::Dense),
-            "dms" => Ok(Self::Dms),
-            "window" => Ok(Self::Window),
-            _ => Err(format!("{s:?} is not a cache policy (expected auto, dense, dms or window)")),
+        let found = Self::ALL.into_iter().find(|(name, _)| *name == s).map(|(_, policy)| policy);
+        found.ok_or_else(|| {
+            format!("{s:?} is not a cache policy (expected auto, dense, dms, window, tova, h2o, quest or dms+quest)")
+        })
+    }
+}
+
+/// How much a policy stores or reads in each head: slots (`512`), or a share of the tokens (`4x`: one in four).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CacheBudget {
+    Slots(usize),
+    Ratio(f32),
+}
+
+impl fmt::Display for CacheBudget {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Slots(slots) => write!(f, "{slots}"),
+            Self::Ratio(ratio) => write!(f, "{ratio}x"),
         }
+    }
+}
+
+impl FromStr for CacheBudget {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let budget = match s.strip_suffix('x') {
+            Some(ratio) => ratio.parse().ok().filter(|r: &f32| r.is_finite()).map(Self::Ratio),
+            None => s.parse().ok().map(Self::Slots),
+        };
+        budget.ok_or_else(|| format!("{s:?} is not a budget, expected slots such as 512 or a ratio such as 4x"))
     }
 }
 
@@ -241,7 +300,8 @@ spelled! {
     Device: "\"auto\", \"cpu\" or \"cuda:N\"",
     Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\", \"int8\" or \"k8v4\"",
     Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
-    CachePolicy: "\"auto\", \"dense\", \"dms\" or \"window\"",
+    CachePolicy: "the name of a cache policy, such as \"auto\" or \"window\"",
+    CacheBudget: "slots such as 512, or a ratio such as \"4x\"",
     Full: "\"forget\" or \"stop\"",
     Pin: "\"system\" or \"none\"",
     Width: "a number of chains, or \"auto\"",

@@ -130,13 +130,20 @@ impl Compressed {
     }
 
     fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
-        runner.feed(self.seq, &tokens[chunk.at..chunk.at + chunk.rows.len()])?;
-        runner.logits(0..chunk.rows.len(), |row, logits| {
-            let (p, q) = (&chunk.rows[row], log_softmax(logits));
-            self.kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum());
-            self.same += usize::from(argmax(logits) == chunk.argmax[row]);
-            self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
-        })?;
+        // Longer steps read everything.
+        let step = if runner.cache.geometry().policy.quest().is_some() { 1 } else { STEP };
+        let mut at = 0;
+        for part in tokens[chunk.at..chunk.at + chunk.rows.len()].chunks(step) {
+            runner.feed(self.seq, part)?;
+            runner.logits(0..part.len(), |row, logits| {
+                let row = at + row;
+                let (p, q) = (&chunk.rows[row], log_softmax(logits));
+                self.kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum());
+                self.same += usize::from(argmax(logits) == chunk.argmax[row]);
+                self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
+            })?;
+            at += part.len();
+        }
         Ok(())
     }
 

@@ -65,7 +65,7 @@ impl<B: Backend> Loaded<B> {
 
     /// Whether the cache's policy evicts.
     pub fn has_policy(&self) -> bool {
-        self.runner.cache.geometry().policy.rule().is_some()
+        self.runner.cache.geometry().policy.evicts()
     }
 
     /// Returns unused pool memory to the system, unless other conversations run that would map it again.
@@ -116,6 +116,7 @@ fn model_info<B: Backend>(
         device: runner.backend().describe(),
         codec: options.codec.name().to_owned(),
         policy: g.policy.name().to_owned(),
+        budget: g.policy.budget().map(|budget| budget.to_string()),
         window: g.policy.rule().map(|rule| rule.window),
         dms: match c.dms.as_ref().map(|d| d.variant) {
             None => "none",

@@ -6,7 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{POSITION_BITS, Policy};
+use crate::policy::{Budget, POSITION_BITS, Policy, Quest};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
@@ -42,9 +42,12 @@ pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
     (c.n_layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
 }
 
-/// Bytes of page table per token of context: one entry per page in every lane, used or not.
+/// Bytes of tables per token of context, used or not: one entry of the page table per page in every lane, and a score per slot
+/// where the policy has them.
 fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
-    (c.n_layers * c.n_kv_heads * options.max_seqs * size_of::<i32>()) as f64 / PAGE_SLOTS as f64
+    let scores = policy(c, options).scored().map_or(0, |_| size_of::<f32>());
+    let slot = size_of::<i32>() as f64 / PAGE_SLOTS as f64 + scores as f64;
+    (c.n_layers * c.n_kv_heads * options.max_seqs) as f64 * slot
 }
 
 /// Bytes of page tables for `context` tokens.
@@ -110,9 +113,9 @@ pub fn step_tokens(checkpoint: &Checkpoint, options: &EngineOptions, sizes: Rang
 /// Expected ratio of a dense cache to this one, over `context` tokens.
 fn ratio(c: &ModelConfig, options: &EngineOptions, context: usize) -> f64 {
     match policy(c, options) {
-        Policy::Dense => 1.0,
-        Policy::Dms(_) => c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0),
-        Policy::Window(window) => (context as f64 / window.budget as f64).max(1.0),
+        Policy::Dense | Policy::Quest(Quest { dms: None, .. }) => 1.0,
+        Policy::Dms(_) | Policy::Quest(_) => c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0),
+        policy => policy.budget().map_or(1.0, |budget| context as f64 / budget.at(context) as f64).max(1.0),
     }
 }
 
@@ -128,7 +131,7 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
             let fits = whole_pages(c, options.codec, budget, ratio(c, options, context) / MARGIN, context);
             fits.max(plan.certain_context)
         }
-        Policy::Window(_) if evicts => plan.expected_context,
+        Policy::Window(_) | Policy::Tova(_) | Policy::H2o(_) if evicts => plan.expected_context,
         _ => plan.certain_context,
     }
 }
@@ -155,9 +158,9 @@ pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv
         dense_kv_bytes: token * context as u64,
         expected_kv_bytes: (token as f64 * context as f64 / ratio) as u64,
         certain_context: fits(1.0),
-        expected_context: match policy {
+        expected_context: match policy.budget() {
             // A lane stops growing at its budget.
-            Policy::Window(window) if fits(1.0) < window.budget.min(context) => fits(1.0),
+            Some(Budget::Slots(slots)) if fits(1.0) < slots.min(context) => fits(1.0),
             _ => fits(ratio),
         },
     }

@@ -29,7 +29,7 @@ impl<B: Backend> Loaded<B> {
         match self.runner.cache.geometry().policy {
             Policy::Dms(_) => {}
             Policy::Dense => return Err("this cache keeps everything: the model was not trained to forget".into()),
-            Policy::Window(_) => return Err("policy window keeps a fixed number of tokens: --budget sets it".into()),
+            policy => return Err(format!("policy {} keeps what its --budget says", policy.name())),
         }
         if let Some(table) = &self.dials {
             return Ok(table.clone());
@@ -144,7 +144,7 @@ impl Conversation {
                 let Some(oldest) = oldest(&m.runner, context.seq) else { return false };
                 (context.drop_positions(&mut m.runner, oldest), "that is oldest after the first tokens")
             }
-            Policy::Dense | Policy::Window(_) => return false,
+            _ => return false,
         };
         let Ok(dropped) = dropped else { return false };
         if self.forgotten.times == 0 {

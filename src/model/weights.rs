@@ -96,7 +96,7 @@ impl<B: Backend> Model<B> {
     /// Resolves the cache's policy. Fails for DMS if the model was not trained with it.
     pub fn policy(&self, choice: PolicyChoice) -> Result<Policy> {
         choice.resolve(self.config.dms.as_ref().map(|d| d.rule)).context(
-            "policy dms: this model was not trained with DMS; use --policy dense, or --policy window to bound its memory",
+            "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its memory",
         )
     }
 

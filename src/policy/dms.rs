@@ -100,8 +100,8 @@ impl Dms {
             _ => Placement::Append,
         };
         let slot = match placement {
-            Placement::Append => lane.append(),
             Placement::Overwrite(slot) => slot,
+            Placement::Append | Placement::Skip => lane.append(),
         };
         let meta = match self.shift {
             Shift::Same => self.decided(n, decision),

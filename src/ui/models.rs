@@ -6,13 +6,21 @@ use crate::chat::session::Stamp;
 use crate::config::Settings;
 use crate::protocol::ModelReference;
 
+/// Flags that were given and take precedence over a conversation's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given {
+    pub adapter: bool,
+    /// The cache's policy or budget.
+    pub policy: bool,
+}
+
 /// Looks models up on this machine. Opens no connection.
 pub trait Models: Send + Sync {
     /// Returns a reference to the model of a conversation, or why it cannot be loaded.
     fn find(&self, stamp: &Stamp) -> Result<ModelReference, String>;
 
-    /// Returns the settings that load it. An adapter given on the command line is kept.
-    fn settings(&self, found: &ModelReference, settings: &Settings, adapter_given: bool) -> Settings;
+    /// Returns the settings that load it, with what was given on the command line.
+    fn settings(&self, found: &ModelReference, settings: &Settings, given: Given) -> Settings;
 
     /// Hub ids in the cache.
     fn cached(&self) -> Vec<String>;

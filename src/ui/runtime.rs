@@ -417,7 +417,7 @@ impl Runtime {
             }
             Effect::LoadReference(reference) => {
                 let parts = &self.loading;
-                let settings = parts.models.settings(&reference, &self.app.setup.settings, parts.adapter_given);
+                let settings = parts.models.settings(&reference, &self.app.setup.settings, parts.given);
                 self.load_settings(settings)
             }
             Effect::CancelLoad => {

@@ -81,6 +81,8 @@ pub struct Sessions {
     models: Arc<dyn Models>,
     /// The next conversation is opened with the model that the user named.
     model_given: bool,
+    /// The user named the cache's policy: conversations are opened under it.
+    pub policy_given: bool,
     jobs: Jobs<Answer>,
     /// The operation that waits for the open session's records to be written, and its deadline.
     waiting: Option<(Store, Instant)>,
@@ -115,6 +117,7 @@ impl Sessions {
             left: Vec::new(),
             models,
             model_given,
+            policy_given: false,
             jobs,
             waiting: None,
             reading: None,
@@ -384,7 +387,9 @@ impl Sessions {
             Err(why) => return vec![AppEvent::NotOpened(Level::Error, why.clone())],
         };
         let (stamp, current) = (loaded.stamp(), app.engine.info.as_ref());
-        let fits = read.with_current || self.model_given || current.is_some_and(|info| stamp.fits(info));
+        let same_cache = |info: &ModelInfo| self.policy_given || stamp.same_cache(info);
+        let fits =
+            read.with_current || self.model_given || current.is_some_and(|info| stamp.fits(info) && same_cache(info));
         let which = read.which.clone();
         let other = match read.model.clone().filter(|_| !fits) {
             None => None,

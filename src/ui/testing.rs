@@ -38,7 +38,7 @@ pub fn app(columns: u16, rows: u16, layers: usize, heads: usize) -> App {
 pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
     ModelInfo {
         name: "demo".into(),
-        reference: Some(ModelReference { model: "demo".into(), revision: None, adapter: "auto".into() }),
+        reference: Some(ModelReference { model: "demo".into(), adapter: "auto".into(), ..ModelReference::default() }),
         family: "qwen3".into(),
         n_params: 1,
         n_layers,
@@ -50,6 +50,7 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         device: "cpu, 2 threads".into(),
         codec: "f32".into(),
         policy: "dms".into(),
+        budget: None,
         window: Some(64),
         dms: "borrowed".into(),
         adapter: None,

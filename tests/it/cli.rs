@@ -312,6 +312,23 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
     refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, importance, info"]);
 }
 
+#[test]
+fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
+    let score = |args: &[&str]| run(&[&["score", "--text-file", "x"], args].concat());
+    refused(score(&["--policy", "tova", "--budget", "12"]), &["12 slots are less than a page"]);
+    refused(score(&["--policy", "window", "--budget", "4x"]), &["window takes slots"]);
+    refused(score(&["--policy", "h2o", "--budget", "0.5x"]), &["expected 1x to 64x"]);
+    refused(score(&["--policy", "dense", "--budget", "512"]), &["no budget"]);
+    refused(run(&["-p", "x", "--policy", "quest"]), &["quest", "conversations cannot have it"]);
+    let plain = Tiny::new(Spec::new(true, Form::Plain), 4);
+    let folder = plain.folder.path().to_str().unwrap();
+    let tokens = plain.folder.path().join("tokens.json");
+    fs::write(&tokens, "[1,2,3]").unwrap();
+    let dms = ["score", "-m", folder, "--policy", "dms+quest", "--tokens-file", tokens.to_str().unwrap()];
+    let (code, _, stderr) = run(&dms);
+    assert!(code != 0 && stderr.contains("not trained with DMS") && stderr.lines().count() == 1, "{stderr}");
+}
+
 /// Few files and little memory: an answer, or one line and code 1, and no panic.
 #[cfg(target_os = "linux")]
 #[test]

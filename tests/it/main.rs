@@ -18,6 +18,8 @@ mod hub_hostile;
 mod kept;
 mod kernels;
 mod limits;
+mod policies;
+mod policy_reference;
 mod pool;
 mod pty;
 mod quantized;

@@ -16,6 +16,76 @@ pub enum Rounding {
     K8V4,
 }
 
+/// A policy that drops tokens by the weights of attention, as the set of tokens that each query sees.
+pub trait Rule {
+    /// Adds the weights `[n_kv_heads][key]` of the newest of `tokens` tokens, summed over the query heads of each KV head, and
+    /// drops by them from `sees`, `[n_kv_heads][key]`.
+    fn after(&mut self, tokens: usize, weights: &[Vec<f64>], sees: &mut [Vec<bool>], on: bool);
+    /// Drops what exceeds the budget once `tokens` tokens were fed.
+    fn reduce(&mut self, tokens: usize, sees: &mut [Vec<bool>]);
+}
+
+/// What a log gives under a [`Rule`].
+pub struct Seen {
+    /// `[n_tokens][vocab]`
+    pub logits: Vec<Vec<f64>>,
+    /// `[n_layers][n_kv_heads]` positions that are still stored, in order.
+    pub stored: Vec<Vec<Vec<usize>>>,
+    /// `[n_tokens]` keys that each query saw, summed over layers and KV heads.
+    pub reads: Vec<usize>,
+    /// `[n_tokens]` tokens stored after each, summed likewise.
+    pub live: Vec<usize>,
+}
+
+/// Runs a log of tokens and toggles under a rule, which `rule` makes for each layer.
+pub fn run_by_weights<R: Rule>(tiny: &Tiny, log: &[LogEntry], mut rule: impl FnMut() -> R) -> Seen {
+    let token = |entry: &LogEntry| if let LogEntry::Token(token) = *entry { Some(token as usize) } else { None };
+    let tokens: Vec<usize> = log.iter().filter_map(token).collect();
+    let (s, n) = (&tiny.spec, tokens.len());
+    let embed = &tiny.weights["model.embed_tokens.weight"];
+    let mut x: Vec<Vec<f64>> = tokens.iter().map(|&t| embed[t * s.hidden..(t + 1) * s.hidden].to_vec()).collect();
+    let mut out = Seen { logits: Vec::new(), stored: Vec::new(), reads: vec![0; n], live: vec![0; n] };
+    for l in 0..s.n_layers {
+        let layer = Layer { tiny, l };
+        let normed: Vec<Vec<f64>> = x.iter().map(|x| layer.norm("input_layernorm", x)).collect();
+        let (q, k, v, _) = layer.project(&normed, Rounding::None);
+        let (mut rule, mut on, mut t) = (rule(), true, 0);
+        let mut sees = vec![vec![false; n]; s.n_kv_heads];
+        for entry in log {
+            if let LogEntry::Toggle { eviction } = *entry {
+                if eviction && !on {
+                    rule.reduce(t, &mut sees);
+                }
+                on = eviction;
+                continue;
+            }
+            sees.iter_mut().for_each(|lane| lane[t] = true);
+            out.reads[t] += sees.iter().flatten().filter(|sees| **sees).count();
+            let mut weights = vec![vec![0.0; n]; s.n_kv_heads];
+            let add_up = |head: usize, key: usize, weight: f64| weights[head][key] += weight;
+            let mixed = layer.attend_weighing(t, &q[t], &k, &v, |_, key, head| sees[head][key], add_up);
+            add_block(&layer, &mut x[t], &mixed);
+            t += 1;
+            rule.after(t, &weights, &mut sees, on);
+            out.live[t - 1] += sees.iter().flatten().filter(|sees| **sees).count();
+        }
+        let kept = |lane: &Vec<bool>| (0..n).filter(|&key| lane[key]).collect();
+        out.stored.push(sees.iter().map(kept).collect());
+    }
+    let head = if s.tied { embed } else { &tiny.weights["lm_head.weight"] };
+    out.logits = x.iter().map(|x| matvec(head, &rms_norm(x, &tiny.weights["model.norm.weight"], s.eps))).collect();
+    out
+}
+
+/// Adds a layer's attention output and its MLP to the residual stream.
+fn add_block(layer: &Layer<'_>, x: &mut [f64], mixed: &[f64]) {
+    add(x, &layer.linear("self_attn.o_proj", mixed));
+    let h = layer.norm("post_attention_layernorm", x);
+    let (gate, up) = (layer.linear("mlp.gate_proj", &h), layer.linear("mlp.up_proj", &h));
+    let act: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    add(x, &layer.linear("mlp.down_proj", &act));
+}
+
 /// What a log gives.
 pub struct Outcome {
     /// `[n_tokens][vocab]`
@@ -171,11 +241,7 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
         };
         for (i, x) in x.iter_mut().enumerate() {
             let mixed = layer.attend(i, &q[i], &k, &v, sees);
-            add(x, &layer.linear("self_attn.o_proj", &mixed));
-            let h = layer.norm("post_attention_layernorm", x);
-            let (gate, up) = (layer.linear("mlp.gate_proj", &h), layer.linear("mlp.up_proj", &h));
-            let act: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-            add(x, &layer.linear("mlp.down_proj", &act));
+            add_block(&layer, x, &mixed);
         }
         for head in 0..s.n_kv_heads {
             out.hidden_pairs += (0..x.len()).map(|q| (0..=q).filter(|&k| !sees(q, k, head)).count()).sum::<usize>();
@@ -277,6 +343,19 @@ impl Layer<'_> {
         v: &Heads,
         sees: impl Fn(usize, usize, usize) -> bool,
     ) -> Vec<f64> {
+        self.attend_weighing(query, q, k, v, sees, |_, _, _| {})
+    }
+
+    /// As [`Self::attend`]; `weight` gets the KV head, the key and the weight that a query head gives it.
+    fn attend_weighing(
+        &self,
+        query: usize,
+        q: &[Vec<f64>],
+        k: &Heads,
+        v: &Heads,
+        sees: impl Fn(usize, usize, usize) -> bool,
+        mut weight: impl FnMut(usize, usize, f64),
+    ) -> Vec<f64> {
         let s = &self.tiny.spec;
         let mut out = Vec::new();
         for (q_head, q) in q.iter().enumerate() {
@@ -288,6 +367,7 @@ impl Layer<'_> {
             let mut mixed = vec![0.0; s.head_dim];
             for (&key, score) in seen.iter().zip(&scores) {
                 let share = (score - max).exp() / total;
+                weight(head, key, share);
                 mixed.iter_mut().zip(&v[key][head]).for_each(|(m, v)| *m += share * v);
             }
             out.extend(mixed);

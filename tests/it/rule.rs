@@ -20,13 +20,13 @@ fn runner_on(threads: usize, tiny: &Tiny, codec: Codec) -> Runner<Cpu> {
     runner_with(threads, tiny, EngineOptions::new(codec))
 }
 
-fn runner_with(threads: usize, tiny: &Tiny, options: EngineOptions) -> Runner<Cpu> {
+pub fn runner_with(threads: usize, tiny: &Tiny, options: EngineOptions) -> Runner<Cpu> {
     let options = EngineOptions { max_step: Some(MAX_STEP), ..options };
     Runner::new(Cpu::new(threads), &tiny.checkpoint(), &options, |_, _| true).expect("it loads")
 }
 
 /// A sequence fed with `log` in steps whose lengths `step` draws; logits of every token.
-fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -> usize) -> (SeqId, Vec<Vec<f32>>) {
+pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -> usize) -> (SeqId, Vec<Vec<f32>>) {
     let seq = runner.create(true).expect("a free row");
     let mut logits = Vec::new();
     for part in log.chunk_by(|a, b| matches!((a, b), (LogEntry::Token(_), LogEntry::Token(_)))) {
@@ -65,7 +65,7 @@ fn stored(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<(usize, bool)>>> {
 }
 
 /// Random tokens with `toggles` switches among them, the first one off.
-fn random_log(rng: &mut Rng, n: usize, toggles: usize) -> Vec<LogEntry> {
+pub fn random_log(rng: &mut Rng, n: usize, toggles: usize) -> Vec<LogEntry> {
     let mut log: Vec<LogEntry> = (0..n).map(|_| LogEntry::Token(rng.below(256) as u32)).collect();
     let mut at: Vec<usize> = (0..toggles).map(|_| rng.below(n + 1)).collect();
     at.sort_unstable();
@@ -75,7 +75,7 @@ fn random_log(rng: &mut Rng, n: usize, toggles: usize) -> Vec<LogEntry> {
     log
 }
 
-fn step_lengths(seed: u64) -> impl FnMut() -> usize {
+pub fn step_lengths(seed: u64) -> impl FnMut() -> usize {
     let mut rng = Rng(seed);
     move || if rng.chance(2) { 1 } else { 1 + rng.below(MAX_STEP) }
 }
@@ -95,7 +95,7 @@ fn clear_case(tiny: &Tiny, rng: &mut Rng, n: usize, toggles: usize, rounding: Ro
     panic!("{:?}: no log whose decisions are all clear", tiny.spec);
 }
 
-fn max_difference(ours: &[Vec<f32>], theirs: &[Vec<f64>]) -> f64 {
+pub fn max_difference(ours: &[Vec<f32>], theirs: &[Vec<f64>]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     let pairs = ours.iter().flatten().zip(theirs.iter().flatten());
     pairs.map(|(&a, b)| (a as f64 - b).abs()).fold(0.0, f64::max)

@@ -13,7 +13,7 @@ use std::path::Path;
 pub fn info() -> ModelInfo {
     ModelInfo {
         name: "demo".into(),
-        reference: Some(ModelReference { model: "demo".into(), revision: None, adapter: "auto".into() }),
+        reference: Some(ModelReference { model: "demo".into(), adapter: "auto".into(), ..ModelReference::default() }),
         family: "qwen3".into(),
         n_params: 1,
         n_layers: 2,
@@ -25,6 +25,7 @@ pub fn info() -> ModelInfo {
         device: "cpu, 2 threads".into(),
         codec: "f32".into(),
         policy: "dms".into(),
+        budget: None,
         window: Some(64),
         dms: "borrowed".into(),
         adapter: None,

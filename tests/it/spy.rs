@@ -78,6 +78,7 @@ impl Spy {
             page_table: kv.page_table.take(),
             live: kv.live.take(),
             ring: kv.ring.take(),
+            score: kv.score.take(),
             seq_len: kv.seq_len.take(),
             eviction: kv.eviction.take(),
             dial: kv.dial.take(),
@@ -91,6 +92,7 @@ impl Spy {
         kv.page_table.replace(own.page_table);
         kv.live.replace(own.live);
         kv.ring.replace(own.ring);
+        kv.score.replace(own.score);
         kv.seq_len.replace(own.seq_len);
         kv.eviction.replace(own.eviction);
         kv.dial.replace(own.dial);
@@ -264,6 +266,10 @@ impl Backend for Spy {
         spans: &[Span],
     ) {
         self.lent(kv, |kv| self.cpu.attend(out, qkv, &decisions.borrow(), kv, layer, spans));
+    }
+
+    fn attend_in_order(&self, out: &mut Acts, qkv: &Acts, kv: &mut KvTables<Self>, layer: usize, spans: &[Span]) {
+        self.lent(kv, |kv| self.cpu.attend_in_order(out, qkv, kv, layer, spans));
     }
 
     fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {

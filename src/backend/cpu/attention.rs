@@ -7,7 +7,11 @@
 //! - decode, few rows ([`by_page`]): pages are read in place and converted in registers;
 //! - prefill, many rows ([`by_block`]): keys that some row sees are gathered into a block in f32 and multiplied by GEMM. Keys
 //!   that no row sees cost only a look at their mark.
+//!
+//! `in_order` has the form for policies that place by the weights, `paged` the choice of pages.
 
+mod in_order;
+mod paged;
 #[cfg(test)]
 mod reference;
 mod softmax;
@@ -21,6 +25,9 @@ use super::thread_pool::Tile;
 use super::{Acts, Cpu};
 use crate::codec::{Codec, unpack_codes, unrotate};
 use crate::policy::{Dms, SlotMeta};
+pub(super) use in_order::attend_in_order;
+use paged::Chosen;
+pub(super) use paged::count_reads;
 use softmax::OnlineSoftmax;
 use std::ops::Range;
 
@@ -50,6 +57,8 @@ struct Group {
     /// Tokens of the span.
     tokens: Range<usize>,
     splits: Range<usize>,
+    /// What it reads, where the policy reads pages.
+    chosen: Chosen,
 }
 
 struct Split {
@@ -95,6 +104,20 @@ struct Call<'a> {
     spans: &'a [Span],
 }
 
+impl<'a> Call<'a> {
+    fn new(
+        cpu: &Cpu,
+        qkv: &'a Acts,
+        decisions: &'a [f32],
+        kv: &'a KvTables<Cpu>,
+        layer: usize,
+        spans: &'a [Span],
+    ) -> Self {
+        let geometry = &kv.geometry;
+        Self { isa: cpu.isa, qkv, decisions, kv, geometry, layout: geometry.page(), layer, spans }
+    }
+}
+
 pub(super) fn attend(
     cpu: &Cpu,
     out: &mut Acts,
@@ -106,13 +129,14 @@ pub(super) fn attend(
 ) {
     let g = &kv.geometry;
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
-    let call = Call { isa: cpu.isa, qkv, decisions, kv, geometry: g, layout: g.page(), layer, spans };
+    let call = Call::new(cpu, qkv, decisions, kv, layer, spans);
     let mut plan = cpu.plan();
     // Splits are merged in another order than without: exact results have none.
     plan.fill(kv, layer, spans, if cpu.isa.is_exact() { 1 } else { cpu.threads() });
     let rows = plan.groups.iter().map(|g| g.tokens.len() * group).max().unwrap_or(0);
     let (width, n_splits) = (OnlineSoftmax::len(rows, d), plan.splits.len());
     let Plan { groups, splits, span_groups, partials } = &mut *plan;
+    paged::choose(cpu, &call, groups);
     if partials.len() < n_splits * width {
         partials.resize(n_splits * width, 0.0);
     }
@@ -132,13 +156,18 @@ pub(super) fn attend(
             let first = (token - of.tokens.start) * group;
             for q in 0..group {
                 let out = &mut out[(head * group + q) * d..][..d];
-                softmax::merge(cpu.isa, out, partials, width, of.tokens.len() * group, first + q);
-                if g.codec.rotates_values() {
-                    unrotate(out);
-                }
+                finish(cpu.isa, g.codec, out, partials, width, of.tokens.len() * group, first + q);
             }
         }
     });
+}
+
+/// Writes one row of attention's output: [`softmax::merge`], without the codec's rotation of values.
+fn finish(isa: Isa, codec: Codec, out: &mut [f32], states: &[f32], width: usize, rows: usize, row: usize) {
+    softmax::merge(isa, out, states, width, rows, row);
+    if codec.rotates_values() {
+        unrotate(out);
+    }
 }
 
 fn tokens_of_a_group(span: &Span, q_heads: usize) -> usize {
@@ -175,7 +204,8 @@ impl Plan {
                         start = end;
                     }
                     let tokens = first..span.len.min(first + tokens);
-                    self.groups.push(Group { span: s, head, tokens, splits: before..self.splits.len() });
+                    let splits = before..self.splits.len();
+                    self.groups.push(Group { span: s, head, tokens, splits, chosen: Chosen::default() });
                 }
             }
         }
@@ -184,22 +214,38 @@ impl Plan {
 
 impl Call<'_> {
     fn run(&self, group: &Group, split: &Split, partial: &mut [f32], scratch: &mut Scratch) {
-        let g = self.geometry;
-        let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
-        let span = &self.spans[group.span];
-        let rows = group.tokens.len() * q_heads;
-        let scale = 1.0 / (d as f32).sqrt();
-        scratch.queries.resize(rows * d, 0.0);
-        for (t, queries) in group.tokens.clone().zip(scratch.queries.chunks_exact_mut(q_heads * d)) {
-            queries.copy_from_slice(&self.qkv.row(span.start + t)[group.head * q_heads * d..][..q_heads * d]);
-            maths::scale(self.isa, queries, scale);
-        }
-        let mut softmax = OnlineSoftmax::start(partial, rows, d);
-        if span.len <= FEW_TOKENS {
+        let rows = self.load_queries(group, scratch);
+        let mut softmax = OnlineSoftmax::start(partial, rows, self.geometry.head_dim);
+        if self.spans[group.span].len <= FEW_TOKENS {
             by_page(self, group, split, &mut softmax, scratch);
         } else {
             by_block(self, group, split, &mut softmax, scratch);
         }
+    }
+
+    /// Copies a group's query rows, scaled, and returns their number.
+    fn load_queries(&self, group: &Group, scratch: &mut Scratch) -> usize {
+        let g = self.geometry;
+        let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
+        let rows = group.tokens.len() * q_heads;
+        let scale = 1.0 / (d as f32).sqrt();
+        scratch.queries.resize(rows * d, 0.0);
+        for (t, queries) in group.tokens.clone().zip(scratch.queries.chunks_exact_mut(q_heads * d)) {
+            queries.copy_from_slice(self.queries(group, t));
+            maths::scale(self.isa, queries, scale);
+        }
+        rows
+    }
+
+    /// Query rows of a group's KV head of a token of its span, `[q_heads, head_dim]`.
+    fn queries(&self, group: &Group, token: usize) -> &[f32] {
+        let width = self.geometry.head_dim * self.geometry.n_q_heads / self.geometry.n_kv_heads;
+        &self.qkv.row(self.spans[group.span].start + token)[group.head * width..][..width]
+    }
+
+    /// Stored slots of a lane.
+    fn live(&self, span: &Span, head: usize) -> usize {
+        self.kv.live[self.geometry.row(self.layer, span.seq, head)] as usize
     }
 
     /// Position of the span's first token.
@@ -290,16 +336,29 @@ fn add_pages(
     softmax: &mut OnlineSoftmax<'_>,
     scratch: &mut Scratch,
 ) {
-    let Scratch { queries, scores, values_of_a_page: page_values, .. } = scratch;
+    let n = slots.len();
+    score_pages(call, group, slots.clone(), n, scratch);
+    softmax.rescale(call.isa, &mut scratch.scores);
+    add_values(call, group, slots, n, end, softmax, scratch);
+}
+
+/// Writes the scores of the slots `slots` to the first columns of `scratch.scores`, whose rows have `n`.
+fn score_pages(call: &Call<'_>, group: &Group, slots: Range<usize>, n: usize, scratch: &mut Scratch) {
+    let Scratch { queries, scores, .. } = scratch;
     let (g, layout, isa) = (call.geometry, call.layout, call.isa);
-    let (d, page_slots, rows, n) = (g.head_dim, g.page_slots, softmax.rows(), slots.len());
+    let (d, page_slots, rows) = (g.head_dim, g.page_slots, scores.len() / n.max(1));
     let span = &call.spans[group.span];
     let page = |slot: usize| call.page(span, group.head, slot);
     let k_rows = |slot: usize| &page(slot)[layout.k_rows()];
     let v_rows = |slot: usize| &page(slot)[layout.v_rows()];
     for start in slots.clone().step_by(page_slots) {
         let (next, at) = (start + page_slots, start - slots.start);
-        let columns = at..n.min(at + page_slots);
+        let columns = at..slots.len().min(at + page_slots);
+        if group.chosen.skips(start / page_slots) {
+            let columns = scores.chunks_exact_mut(n).map(|scores| &mut scores[columns.clone()]);
+            columns.for_each(|scores| scores.fill(f32::NEG_INFINITY));
+            continue;
+        }
         let next = if next < slots.end { k_rows(next) } else { v_rows(slots.start) };
         // K and V of a page are adjacent: prefetch V now, though it is needed later.
         fetch(v_rows(start));
@@ -311,12 +370,31 @@ fn add_pages(
                 maths::mul(isa, &mut scores[columns.clone()], &scales[..columns.len()]);
             }
         }
+        group.chosen.hide(start / page_slots, columns.clone(), n, scores);
         hide_evicted(call, group, page(start), columns, n, scores);
     }
-    softmax.rescale(isa, scores);
-    for start in slots.clone().step_by(page_slots) {
+}
+
+/// Adds the values of the slots `slots` by the weights in the first columns of `scratch.scores`, whose rows have `n`. More
+/// slots follow up to `end`.
+fn add_values(
+    call: &Call<'_>,
+    group: &Group,
+    slots: Range<usize>,
+    n: usize,
+    end: usize,
+    softmax: &mut OnlineSoftmax<'_>,
+    scratch: &mut Scratch,
+) {
+    let Scratch { scores, values_of_a_page: page_values, .. } = scratch;
+    let (g, layout, isa) = (call.geometry, call.layout, call.isa);
+    let (d, page_slots) = (g.head_dim, g.page_slots);
+    let page = |slot: usize| call.page(&call.spans[group.span], group.head, slot);
+    let k_rows = |slot: usize| &page(slot)[layout.k_rows()];
+    let v_rows = |slot: usize| &page(slot)[layout.v_rows()];
+    for start in slots.clone().step_by(page_slots).filter(|start| !group.chosen.skips(start / page_slots)) {
         let (next, at) = (start + page_slots, start - slots.start);
-        let columns = at..n.min(at + page_slots);
+        let columns = at..slots.len().min(at + page_slots);
         if layout.has_sides() {
             page_values.read_sides(g.codec, &layout.all_sides(page(start))[1][..columns.len()]);
             for (r, weights) in scores.chunks_exact_mut(n).enumerate() {

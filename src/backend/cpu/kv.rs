@@ -3,7 +3,8 @@
 
 use super::super::{KvTables, PageLayout, PresenceCounts, Span};
 use super::{Acts, Cpu};
-use crate::policy::{LaneSlots, Placement, SlotMeta};
+use crate::codec::Codec;
+use crate::policy::{LaneSlots, Placement, Scope, Scored, SlotMeta};
 use crate::protocol::LaneFilter;
 use std::ops::Range;
 
@@ -13,18 +14,21 @@ struct Lane<'a> {
     pages: &'a mut [i32],
     live: &'a mut i32,
     ring: &'a mut [i32],
+    /// Of all slots that the lane may come to have; empty where the policy has none.
+    scores: &'a mut [f32],
     pool: &'a mut super::Pool,
 }
 
 impl<'a> Lane<'a> {
     fn of(kv: &'a mut KvTables<Cpu>, layer: usize, seq: usize, head: usize) -> Self {
         let g = &kv.geometry;
-        let (row, ring_len) = (g.row(layer, seq, head), g.policy.ring_len());
+        let (row, ring_len, scores) = (g.row(layer, seq, head), g.policy.ring_len(), g.score_slots());
         Self {
             layout: g.page(),
             pages: &mut kv.page_table[row * g.max_pages..(row + 1) * g.max_pages],
             live: &mut kv.live[row],
             ring: &mut kv.ring[row * ring_len..(row + 1) * ring_len],
+            scores: &mut kv.score[row * scores..(row + 1) * scores],
             pool: &mut kv.pool,
         }
     }
@@ -41,6 +45,8 @@ impl<'a> Lane<'a> {
     }
 
     fn clear(&mut self) {
+        let live = (*self.live as usize).min(self.scores.len());
+        self.scores[..live].fill(0.0);
         for entry in &mut self.pages[..(*self.live as usize).div_ceil(self.layout.page_slots)] {
             self.pool.release(std::mem::replace(entry, -1));
         }
@@ -102,6 +108,7 @@ pub(super) fn place(kv: &mut KvTables<Cpu>, decisions: &[f32], layer: usize, spa
 pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[Span]) {
     let g = kv.geometry;
     let (layout, d, heads) = (g.page(), g.head_dim, g.n_kv_heads);
+    let mut written: Vec<(usize, usize, usize)> = Vec::new();
     for span in spans {
         for i in span.start..span.start + span.len {
             let (k, v) = qkv.row(i)[g.n_q_heads * d..].split_at(heads * d);
@@ -112,19 +119,78 @@ pub(super) fn store(kv: &mut KvTables<Cpu>, qkv: &Acts, layer: usize, spans: &[S
                 }
                 let (entry, row) = (slot as usize / g.page_slots, slot as usize % g.page_slots);
                 let page = kv.page_table[g.row(layer, span.seq, head) * g.max_pages + entry];
-                let page = kv.pool.page_mut(page);
                 let range = head * d..(head + 1) * d;
-                let k_side = g.codec.encode_k(&k[range.clone()], &mut page[layout.k(row)]);
-                let v_side = g.codec.encode_v(&v[range], &mut page[layout.v(row)]);
-                layout.set_sides(page, row, [k_side, v_side]);
+                encode(g.codec, &layout, kv.pool.page_mut(page), row, &k[range.clone()], &v[range]);
+                if g.policy.quest().is_some() {
+                    written.push((span.seq, head, entry));
+                }
             }
         }
+    }
+    written.sort_unstable();
+    written.dedup();
+    for (seq, head, page) in written {
+        set_bounds(&mut Lane::of(kv, layer, seq, head), g.codec, page, d);
+    }
+}
+
+fn encode(codec: Codec, layout: &PageLayout, page: &mut [u8], row: usize, k: &[f32], v: &[f32]) {
+    let k_side = codec.encode_k(k, &mut page[layout.k(row)]);
+    let v_side = codec.encode_v(v, &mut page[layout.v(row)]);
+    layout.set_sides(page, row, [k_side, v_side]);
+}
+
+/// Writes the bounds of the keys that a page of a lane stores, as they are read.
+fn set_bounds(lane: &mut Lane<'_>, codec: Codec, entry: usize, d: usize) {
+    let (layout, first) = (lane.layout, entry * lane.layout.page_slots);
+    let rows = (*lane.live as usize - first).min(layout.page_slots);
+    let page = lane.pool.page_mut(lane.pages[entry]);
+    let (mut low, mut high, mut key) = (vec![f32::INFINITY; d], vec![f32::NEG_INFINITY; d], vec![0.0; d]);
+    for row in 0..rows {
+        codec.decode_k(&page[layout.k(row)], layout.sides(page, row)[0], &mut key);
+        low.iter_mut().zip(&key).for_each(|(low, x)| *low = low.min(*x));
+        high.iter_mut().zip(&key).for_each(|(high, x)| *high = high.max(*x));
+    }
+    layout.set_bounds(page, &low, &high);
+}
+
+/// Places and stores one token of a layer under a policy with scores. `k` and `v` are `[n_kv_heads, head_dim]`; `weights`
+/// gives those of each head's slots and then of the token itself, and becomes their scores.
+pub(super) fn put_by_scores<'w>(
+    kv: &mut KvTables<Cpu>,
+    rule: &Scored,
+    layer: usize,
+    seq: usize,
+    n: usize,
+    kv_row: (&[f32], &[f32]),
+    weights: impl Iterator<Item = &'w mut [f32]>,
+) {
+    let g = kv.geometry;
+    let (layout, d, eviction) = (g.page(), g.head_dim, kv.eviction[seq] != 0);
+    let heads = kv_row.0.chunks_exact(d).zip(kv_row.1.chunks_exact(d)).zip(weights).enumerate();
+    for (head, ((k, v), weights)) in heads {
+        let mut lane = Lane::of(kv, layer, seq, head);
+        let live = *lane.live as usize;
+        let weights = &mut weights[..=live];
+        for (score, weight) in lane.scores[..live].iter_mut().zip(weights.iter_mut()) {
+            *score = rule.update(*score, *weight);
+            *weight = *score;
+        }
+        let position = |slot| lane.meta(slot).position();
+        let slot = match if eviction { rule.place(n + 1, weights, position) } else { Placement::Append } {
+            Placement::Append => lane.append(),
+            Placement::Overwrite(slot) => slot,
+            Placement::Skip => continue,
+        };
+        lane.scores[slot] = weights[live];
+        lane.set_meta(slot, SlotMeta::new(n, 0, false));
+        encode(g.codec, &layout, lane.own_page(slot), slot % layout.page_slots, k, v);
     }
 }
 
 pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
     let g = kv.geometry;
-    let ring_len = g.policy.ring_len();
+    let (ring_len, scores) = (g.policy.ring_len(), g.score_slots());
     assert_eq!(kv.seq_len[to], 0, "fork into a sequence that is not empty");
     for layer in 0..g.n_layers {
         for head in 0..g.n_kv_heads {
@@ -132,6 +198,8 @@ pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
             kv.page_table.copy_within(a * g.max_pages..(a + 1) * g.max_pages, b * g.max_pages);
             kv.ring.copy_within(a * ring_len..(a + 1) * ring_len, b * ring_len);
             kv.live[b] = kv.live[a];
+            let scored = if scores > 0 { kv.live[a] as usize } else { 0 };
+            kv.score.copy_within(a * scores..a * scores + scored, b * scores);
             let lane = Lane::of(kv, layer, to, head);
             for entry in &lane.pages[..lane.held_pages()] {
                 lane.pool.share(*entry);
@@ -153,7 +221,7 @@ pub(super) fn advance(kv: &mut KvTables<Cpu>, spans: &[Span]) {
         let lanes = (0..g.n_layers).flat_map(|layer| (0..g.n_kv_heads).map(move |head| g.row(layer, span.seq, head)));
         let live: u32 = lanes.map(|row| kv.live[row] as u32).sum();
         kv.peak[span.seq] = kv.peak[span.seq].max(live);
-        if span.len == 1 {
+        if span.len == 1 && !g.policy.attention_counts_reads() {
             kv.reads[span.seq] += live as u64;
         }
     }
@@ -172,6 +240,9 @@ pub(super) fn release(kv: &mut KvTables<Cpu>, seq: usize) {
 
 pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize, threshold: usize) {
     let g = kv.geometry;
+    if let Some(rule) = g.policy.scored() {
+        return reduce(kv, seq, &rule);
+    }
     let (policy, n) = (g.policy, kv.seq_len[seq] as usize);
     for layer in 0..g.n_layers {
         for head in 0..g.n_kv_heads {
@@ -180,6 +251,29 @@ pub(super) fn compact(kv: &mut KvTables<Cpu>, seq: usize, threshold: usize) {
                 (0..*lane.live as usize).filter(|&slot| !policy.drops(n, lane.meta(slot), threshold)).collect();
             if kept.len() < *lane.live as usize {
                 compact_lane(&mut lane, &kept, n.saturating_sub(policy.ring_len()));
+                let pages = if g.policy.quest().is_some() { lane.held_pages() } else { 0 };
+                (0..pages).for_each(|page| set_bounds(&mut lane, g.codec, page, g.head_dim));
+            }
+        }
+    }
+}
+
+/// Drops from every lane the slots that exceed its budget.
+fn reduce(kv: &mut KvTables<Cpu>, seq: usize, rule: &Scored) {
+    let g = kv.geometry;
+    let n = kv.seq_len[seq] as usize;
+    for layer in 0..g.n_layers {
+        let mut of_the_layer = None;
+        for head in 0..g.n_kv_heads {
+            let mut lane = Lane::of(kv, layer, seq, head);
+            let live = *lane.live as usize;
+            let keep = |lane: &Lane<'_>| rule.keep(n, &lane.scores[..live], |slot| lane.meta(slot).position());
+            let kept = match rule.scope {
+                Scope::Head => keep(&lane),
+                Scope::Layer => of_the_layer.get_or_insert_with(|| keep(&lane)).clone(),
+            };
+            if let Some(kept) = kept {
+                compact_lane(&mut lane, &kept, n);
             }
         }
     }
@@ -213,6 +307,7 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
                 v: page[layout.v(row)].to_vec(),
                 sides: layout.sides(page, row),
                 meta: layout.meta(page, row),
+                score: lane.scores.get(slot).copied(),
             }
         })
         .collect();
@@ -227,6 +322,9 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
         page[layout.v(row)].copy_from_slice(&bytes.v);
         layout.set_sides(page, row, bytes.sides);
         layout.set_meta(page, row, bytes.meta);
+        if let Some(score) = bytes.score {
+            lane.scores[slot] = score;
+        }
         // Slots are not in order of position: an older token must not take a newer one's place.
         if bytes.meta.position() >= window_start {
             lane.ring[bytes.meta.position() % ring_len] = slot as i32;
@@ -239,6 +337,7 @@ struct SlotBytes {
     v: Vec<u8>,
     sides: [u32; 2],
     meta: SlotMeta,
+    score: Option<f32>,
 }
 
 pub(super) fn presence(

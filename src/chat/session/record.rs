@@ -98,6 +98,9 @@ pub struct Header {
     pub weights: Option<WeightsInfo>,
     pub codec: String,
     pub policy: String,
+    /// Of the policy, where it has one; missing in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
     /// DMS window in tokens; null for a dense model.
     pub window: Option<usize>,
     pub n_layers: usize,
@@ -124,6 +127,7 @@ impl Header {
             weights: Some(info.weights.clone()),
             codec: info.codec.clone(),
             policy: info.policy.clone(),
+            budget: info.budget.clone(),
             window: info.window,
             n_layers: info.n_layers,
             n_kv_heads: info.n_kv_heads,
@@ -159,6 +163,13 @@ impl Stamp {
             device: info.device.clone(),
             weights: Some(info.weights.format.clone()),
         }
+    }
+
+    /// Whether that model's cache has the policy and budget of this one, as far as the stamp names them.
+    pub fn same_cache(&self, info: &ModelInfo) -> bool {
+        let cache = |r: &ModelReference| r.policy.as_ref().map(|policy| (policy.clone(), r.budget.clone()));
+        let own = self.reference.as_ref().and_then(cache);
+        own.is_none() || own == info.reference.as_ref().and_then(cache)
     }
 
     /// Whether that model may reuse token ids saved with this stamp.

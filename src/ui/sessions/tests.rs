@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Settings;
 use crate::ui::history::HistoryFile;
-use crate::ui::models::ModelEntry;
+use crate::ui::models::{Given, ModelEntry};
 use crate::ui::testing::{app, turn};
 use crate::ui::update::update;
 
@@ -14,7 +14,7 @@ impl Models for Gone {
         Err("it is gone".into())
     }
 
-    fn settings(&self, _: &ModelReference, settings: &Settings, _: bool) -> Settings {
+    fn settings(&self, _: &ModelReference, settings: &Settings, _: Given) -> Settings {
         settings.clone()
     }
 

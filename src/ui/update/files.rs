@@ -260,7 +260,8 @@ mod tests {
     fn a_conversations_model_is_loaded_before_it_is_opened_or_the_current_one_offered() {
         let mut app = app(100, 24, 8, 4);
         let which = Which::Named("x".into());
-        let reference = ModelReference { model: "/models/other".into(), revision: None, adapter: "auto".into() };
+        let reference =
+            ModelReference { model: "/models/other".into(), adapter: "auto".into(), ..ModelReference::default() };
         let needs = || AppEvent::OpenNeedsModel { which: which.clone(), reference: reference.clone() };
         let opens = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::Store(Store::OpenWithCurrent(_))));
         assert!(matches!(&update(&mut app, needs())[..], [Effect::LoadReference(r)] if *r == reference));

@@ -7,12 +7,14 @@ use crate::codec::unrotate;
 pub(super) fn attend(out: &mut Acts, qkv: &Acts, decisions: &[f32], kv: &KvTables<Cpu>, layer: usize, spans: &[Span]) {
     for span in spans {
         for head in 0..kv.geometry.n_kv_heads {
-            attend_lane(out, qkv, decisions, kv, layer, span, head);
+            attend_lane(out, qkv, decisions, kv, layer, span, head, &|_, _| true);
         }
     }
 }
 
-fn attend_lane(
+/// As [`attend`], for one lane; `reads` says whether a query head reads a stored slot.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn attend_lane(
     out: &mut Acts,
     qkv: &Acts,
     decisions: &[f32],
@@ -20,6 +22,7 @@ fn attend_lane(
     layer: usize,
     span: &Span,
     head: usize,
+    reads: &dyn Fn(usize, usize) -> bool,
 ) {
     let g = &kv.geometry;
     let (d, heads, group) = (g.head_dim, g.n_kv_heads, g.n_q_heads / g.n_kv_heads);
@@ -61,7 +64,7 @@ fn attend_lane(
                 .iter()
                 .enumerate()
                 .map(|(j, m)| {
-                    if !visible(m) {
+                    if !visible(m) || j < live && !reads(q_head, j) {
                         return f32::NEG_INFINITY;
                     }
                     q.iter().zip(&keys[j * d..(j + 1) * d]).map(|(a, b)| a * b).sum::<f32>() * scale

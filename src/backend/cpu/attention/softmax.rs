@@ -55,6 +55,11 @@ impl<'a> OnlineSoftmax<'a> {
         }
     }
 
+    /// Sum of the weights of each row so far.
+    pub fn sums(&self) -> &[f32] {
+        self.sum
+    }
+
     /// Adds `weight x value` for weights `[rows, n]` that of [`Self::rescale`] and values `[n, d]`.
     pub fn add(&mut self, isa: Isa, weights: &[f32], values: &[f32], n: usize) {
         let (rows, d) = (self.rows(), self.d);

@@ -8,7 +8,7 @@ use super::{attend, reference};
 use crate::codec::Codec;
 use crate::policy::{Dms, Policy, Shift, Window};
 
-fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
+pub(super) fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
     let rows = geometry.n_layers * geometry.n_lanes();
     KvTables {
         geometry,
@@ -16,6 +16,7 @@ fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         page_table: vec![-1; rows * geometry.max_pages],
         live: vec![0; rows],
         ring: vec![0; rows * geometry.policy.ring_len()],
+        score: vec![0.0; rows * geometry.score_slots()],
         seq_len: vec![0; geometry.n_seqs],
         eviction: vec![1; geometry.n_seqs],
         dial: vec![0.0; geometry.n_seqs],

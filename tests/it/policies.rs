@@ -1,0 +1,186 @@
+//! TOVA, H2O and Quest against the tests' own forms of them.
+
+use crate::policy_reference::{H2oRule, Margin, Slots, TovaRule};
+use crate::reference::{Seen, run_by_weights};
+use crate::rule::{feed, max_difference, random_log, runner_with, step_lengths};
+use crate::tiny::{Form, Rng, Spec, Tiny};
+use dmschat::backend::cpu::Cpu;
+use dmschat::cache::SeqId;
+use dmschat::codec::Codec;
+use dmschat::engine::{EngineOptions, Runner};
+use dmschat::policy::{Budget, H2o, PolicyChoice, Tova};
+use dmschat::protocol::LogEntry;
+
+/// Scores nearer to each other than this could change their order by the order of a sum.
+const MARGIN: f64 = 3e-4;
+
+fn runner(tiny: &Tiny, policy: PolicyChoice, codec: Codec) -> Runner<Cpu> {
+    runner_with(2, tiny, EngineOptions { policy, max_seqs: 4, ..EngineOptions::new(codec) })
+}
+
+/// A policy with the tests' form of it.
+#[derive(Clone, Copy)]
+struct Case {
+    tova: bool,
+    budget: Budget,
+    slots: Slots,
+}
+
+impl Case {
+    fn choice(self) -> PolicyChoice {
+        let budget = self.budget;
+        if self.tova { PolicyChoice::Tova(Tova { budget }) } else { PolicyChoice::H2o(H2o { budget }) }
+    }
+
+    /// What a log gives, and the margin of its victims.
+    fn reference(self, tiny: &Tiny, log: &[LogEntry]) -> (Seen, f64) {
+        let (slots, margin) = (self.slots, Margin::new());
+        let of = || margin.clone();
+        let seen = if self.tova {
+            run_by_weights(tiny, log, || TovaRule { slots, margin: of(), last: Vec::new() })
+        } else {
+            run_by_weights(tiny, log, || H2oRule { slots, margin: of(), sums: Vec::new() })
+        };
+        (seen, margin.get())
+    }
+
+    /// A random log whose victims leave no doubt.
+    fn clear_log(self, tiny: &Tiny, rng: &mut Rng, n: usize, toggles: usize) -> (Vec<LogEntry>, Seen) {
+        let clear = (0..300).find_map(|_| {
+            let log = random_log(rng, n, toggles);
+            let (seen, margin) = self.reference(tiny, &log);
+            (margin > MARGIN).then_some((log, seen))
+        });
+        clear.expect("a log whose victims are all clear")
+    }
+}
+
+const CASES: [Case; 4] = [
+    Case { tova: true, budget: Budget::Slots(20), slots: |_| 20 },
+    Case { tova: false, budget: Budget::Slots(21), slots: |_| 21 },
+    // A ratio of 2 with a floor of 64.
+    Case { tova: true, budget: Budget::Ratio(512), slots: |n| n.div_ceil(2).max(64) },
+    Case { tova: false, budget: Budget::Ratio(512), slots: |n| n.div_ceil(2).max(64) },
+];
+
+/// `[n_layers][n_kv_heads]` positions in order of slots.
+fn slots(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<usize>>> {
+    let c = runner.config();
+    let lane = |layer, head| {
+        let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
+        metas.iter().map(|meta| meta.position()).collect()
+    };
+    (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
+}
+
+fn in_order(mut slots: Vec<Vec<Vec<usize>>>) -> Vec<Vec<Vec<usize>>> {
+    slots.iter_mut().flatten().for_each(|lane| lane.sort_unstable());
+    slots
+}
+
+#[test]
+fn weights_choose_the_same_victims_under_any_split_and_toggle() {
+    let specs = [
+        Spec { n_layers: 3, ..Spec::new(true, Form::Borrowed) },
+        Spec { n_q_heads: 6, n_kv_heads: 3, ..Spec::new(false, Form::Adapter) },
+    ];
+    for (i, case) in CASES.into_iter().enumerate() {
+        let tiny = Tiny::new(specs[i % 2].clone(), 300 + i as u64);
+        let long = matches!(case.budget, Budget::Ratio(_));
+        let (log, wanted) = case.clear_log(&tiny, &mut Rng(301), if long { 140 } else { 60 }, if long { 0 } else { 3 });
+        let mut runner = runner(&tiny, case.choice(), Codec::F32);
+        let mut of_ones = None;
+        for seed in 0..3 {
+            let (mut steps, mut fed, mut reads) = (step_lengths(seed), 0, 0u64);
+            let toggles_at = |fed: usize| {
+                let tokens = log.iter().scan(0, |n, e| {
+                    *n += usize::from(matches!(e, LogEntry::Token(_)));
+                    Some((*n, matches!(e, LogEntry::Toggle { .. })))
+                });
+                tokens.filter(|(_, toggle)| *toggle).map(|(n, _)| n).find(|&n| n > fed).unwrap_or(wanted.reads.len())
+            };
+            let (seq, logits) = feed(&mut runner, &log, || {
+                let len = if seed == 0 { 1 } else { steps() }.min(64).min(toggles_at(fed) - fed);
+                reads += if len == 1 { wanted.reads[fed] as u64 } else { 0 };
+                fed += len;
+                len
+            });
+            let worst = max_difference(&logits, &wanted.logits);
+            assert!(worst < 1e-4, "case {i}: logits differ by {worst}");
+            let got = slots(&runner, seq);
+            assert_eq!(*of_ones.get_or_insert_with(|| got.clone()), got, "case {i}: slots of another split");
+            assert_eq!(in_order(got), wanted.stored, "case {i}");
+            let stats = runner.cache.stats(runner.backend(), seq);
+            assert_eq!((stats.reads, stats.peak as usize), (reads, *wanted.live.iter().max().unwrap()), "case {i}");
+            runner.cache.audit(runner.backend()).unwrap();
+            runner.release(seq);
+        }
+    }
+}
+
+#[test]
+fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
+    for (i, case) in CASES.into_iter().take(2).enumerate() {
+        let tiny = Tiny::new(Spec::new(i == 0, Form::Plain), 320 + i as u64);
+        let mut rng = Rng(321);
+        let (log, wanted) = case.clear_log(&tiny, &mut rng, 90, 0);
+        let mut runner = runner(&tiny, case.choice(), Codec::F32);
+        let (seq, _) = feed(&mut runner, &log[..50], || 17);
+        let fork = runner.fork(seq).unwrap();
+        // The original goes on elsewhere, over the pages that both hold.
+        feed_to(&mut runner, seq, &random_log(&mut rng, 40, 0));
+        let (head, _) = runner.head(fork);
+        let images: Vec<Vec<u8>> = (0..runner.config().n_layers)
+            .map(|layer| {
+                let mut image = Vec::new();
+                runner.export_layer(fork, layer, &mut image);
+                image
+            })
+            .collect();
+        runner.release(seq);
+        let copy = runner.create(true).unwrap();
+        for (layer, image) in images.iter().enumerate() {
+            let cut = runner.import_layer(copy, head.len, layer, &image[..image.len() - 4]);
+            assert!(cut.is_err_and(|e| e.to_string().contains("another size")));
+            runner.import_layer(copy, head.len, layer, image).unwrap();
+        }
+        runner.end_import(copy, &head, std::iter::empty());
+        for seq in [fork, copy] {
+            feed_to(&mut runner, seq, &log[50..]);
+            assert_eq!(in_order(slots(&runner, seq)), wanted.stored, "case {i}");
+            runner.release(seq);
+        }
+        assert_eq!(runner.cache.audit(runner.backend()), Ok(0));
+    }
+}
+
+fn feed_to(runner: &mut Runner<Cpu>, seq: SeqId, log: &[LogEntry]) {
+    for entry in log {
+        let LogEntry::Token(token) = entry else { continue };
+        runner.feed(seq, &[*token]).unwrap();
+    }
+}
+
+/// Where a query may read all pages, Quest is what it stands on, bit for bit and in every format; with fewer it is not.
+#[test]
+fn quest_with_all_pages_is_the_cache_that_it_reads() {
+    for (form, plain, over) in [
+        (Form::Plain, PolicyChoice::Dense, PolicyChoice::Quest as fn(Budget) -> PolicyChoice),
+        (Form::Metadata, PolicyChoice::Dms, PolicyChoice::DmsQuest),
+    ] {
+        let tiny = Tiny::new(Spec { n_layers: 3, ..Spec::new(true, form) }, 340);
+        let log = random_log(&mut Rng(341), 84, 2);
+        for codec in [Codec::F32, Codec::Fp8, Codec::K8V4] {
+            let run = |policy| {
+                let mut runner = runner(&tiny, policy, codec);
+                let (seq, logits) = feed(&mut runner, &log, || 1);
+                let stats = runner.cache.stats(runner.backend(), seq);
+                let bits: Vec<u32> = logits.iter().flatten().map(|x| x.to_bits()).collect();
+                (bits, stats.reads, stats.peak, slots(&runner, seq))
+            };
+            let (wanted, all, few) = (run(plain), run(over(Budget::Slots(128))), run(over(Budget::Slots(48))));
+            assert!(all == wanted, "{codec:?}");
+            assert!(few.0 != wanted.0 && few.1 < wanted.1, "{codec:?}: {} reads of {}", few.1, wanted.1);
+        }
+    }
+}
