@@ -454,6 +454,16 @@ impl<B: Backend> KvCache<B> {
         }
     }
 
+    /// Reads the counters of all sequences by their rows, summed over lanes: [`SeqStats::reads`] and [`SeqStats::peak`]. Waits
+    /// for the device.
+    pub fn counters(&self, b: &B) -> (Vec<u64>, Vec<u32>) {
+        let n = self.seqs.len();
+        let (mut reads, mut peak) = (vec![0; n], vec![0; n]);
+        b.read(&self.tables.reads, 0, &mut reads);
+        b.read(&self.tables.peak, 0, &mut peak);
+        (reads, peak)
+    }
+
     /// Live slots and table row of each lane of a sequence, layer by layer.
     fn live_rows(&self, b: &B, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<B> {
         let g = *self.geometry();

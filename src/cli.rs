@@ -23,6 +23,7 @@ pub mod machine;
 pub mod man;
 pub mod models;
 pub mod output;
+mod problem_file;
 mod quantized;
 mod quantizing;
 pub mod reference;
@@ -103,17 +104,20 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Doctor(args)) => return doctor::run(common, args),
         _ => {}
     }
+    let of_eval = |flag: &str| matches!(flag, "--policy" | "--width");
     let accepts_several = |flag| match &cli.command {
-        Some(Command::Bench(_)) => true,
-        Some(Command::Compare(_)) => flag != "--eviction",
+        Some(Command::Bench(_)) => !of_eval(flag),
+        Some(Command::Compare(_)) => flag != "--eviction" && !of_eval(flag),
+        Some(Command::Eval(_)) => of_eval(flag),
         _ => false,
     };
     if let Some(flag) = common.several().filter(|flag| !accepts_several(*flag)) {
         return Err(output::wrong_use(format!(
-            "{flag} accepts several values only with bench (--kv and --weights also with compare)"
+            "{flag} accepts several values only with {}",
+            if of_eval(flag) { "eval" } else { "bench (--kv and --weights also with compare)" }
         )));
     }
-    if let Some(why) = common.width_conflict(cli.command.is_some()) {
+    if let Some(why) = common.width_conflict(cli.command.is_some(), matches!(cli.command, Some(Command::Eval(_)))) {
         return Err(output::wrong_use(why));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
@@ -127,7 +131,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Show(args)) => show::run(&settings, &args),
         Some(Command::Compare(args)) => compare::run(&settings, &args, common),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
-        Some(Command::Eval(args)) => eval::run(&settings, &args),
+        Some(Command::Eval(args)) => eval::run(&settings, &args, common),
         _ if common.prompt.is_some() => run::run(&settings, common),
         _ => chat::run(&settings, common),
     }

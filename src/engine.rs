@@ -33,9 +33,11 @@ mod threads;
 mod weights;
 mod worker;
 
-pub use loaded::weights_info;
+pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, host_bytes};
+pub use prompt::ends_thinking;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
+pub use steer::measure_dials;
 pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 

@@ -50,6 +50,11 @@ pub fn mix64(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// The seed of one of several chains: the first has the turn's. 32 bits, like seeds that are chosen at random.
+pub fn chain_seed(seed: u64, chain: usize) -> u64 {
+    if chain == 0 { seed } else { mix64(seed.wrapping_add(chain as u64)) >> 32 }
+}
+
 /// Samples the next token from `logits [vocab]`. The repetition penalty modifies them in place.
 ///
 /// `fed`: distinct tokens of the sequence, for the penalty; ids outside the vocabulary are ignored. `position`: index of

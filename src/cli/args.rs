@@ -101,7 +101,7 @@ pub struct Common {
     /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
     /// bench, on the CPU.
     #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
-    pub policy: Option<CachePolicy>,
+    pub policy: Option<List<CachePolicy>>,
 
     /// How much each head keeps or reads under such a policy: slots, or a ratio such as 4x [default: 512]
     ///
@@ -148,7 +148,7 @@ pub struct Common {
     /// The chains share the prompt's memory and decode together, each with a seed of its own; the first is the ordinary
     /// answer. In a chat, /parallel changes it.
     #[arg(long, global = true, value_name = "N|auto", help_heading = "Answer")]
-    pub width: Option<Width>,
+    pub width: Option<List<Width>>,
 
     /// With --width: end once the chains that still run cannot change the vote: on (default) or off
     #[arg(long, global = true, value_name = "on|off", help_heading = "Answer")]
@@ -233,15 +233,22 @@ impl Common {
     pub fn several(&self) -> Option<&'static str> {
         let eviction = self.eviction.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--eviction");
         let weights = self.weights.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--weights");
-        eviction.or(weights).or(self.kv.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--kv"))
+        let policy = self.policy.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--policy");
+        let width = self.width.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--width");
+        eviction.or(weights).or(policy).or(width).or(self.kv.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--kv"))
     }
 
-    /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one.
-    pub fn width_conflict(&self, subcommand: bool) -> Option<&'static str> {
-        let several = self.width.is_some_and(|width| width != Width::Chains(1));
+    /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one; `evaluates`: whether it is
+    /// eval.
+    pub fn width_conflict(&self, subcommand: bool, evaluates: bool) -> Option<&'static str> {
+        let several = self.width.as_ref().is_some_and(|width| width.first() != Width::Chains(1));
         match () {
+            () if evaluates && (self.early_stop.is_some() || self.check.is_some()) => Some(
+                "--early-stop and --check are for a chat or -p: eval lets every chain end, and checks answers itself",
+            ),
+            () if evaluates => None,
             () if subcommand && (self.width.is_some() || self.early_stop.is_some() || self.check.is_some()) => Some(
-                "--width, --early-stop and --check are for a chat or -p, not for a subcommand (bench has --chains)",
+                "--width, --early-stop and --check are for a chat or -p, not for this subcommand (bench has --chains)",
             ),
             () if self.check.is_some() && self.prompt.is_none() => Some("--check needs -p"),
             () if self.check.is_some() && !several => Some("--check needs --width 2 or more"),
@@ -262,7 +269,7 @@ impl Common {
             weight_cache: self.no_weight_cache.then_some(OnOff(false)),
             importance: self.importance.clone(),
             eviction: self.eviction.as_ref().map(List::first),
-            policy: self.policy,
+            policy: self.policy.as_ref().map(List::first),
             budget: self.budget,
             kv: self.kv.as_ref().map(List::first),
             ctx_size: self.ctx_size,
@@ -273,7 +280,7 @@ impl Common {
             pin: self.pin,
             keep_ratio: self.keep_ratio,
             max_tokens: self.max_tokens,
-            width: self.width,
+            width: self.width.as_ref().map(List::first),
             early_stop: self.early_stop,
             temperature: self.temperature,
             top_p: self.top_p,
@@ -290,7 +297,7 @@ impl Common {
     }
 }
 
-/// Comma-separated values. Only `bench` and `compare` accept more than one.
+/// Comma-separated values. Only `bench`, `compare` and `eval` accept more than one.
 #[derive(Clone, Debug)]
 pub struct List<T>(pub Vec<T>);
 
@@ -341,8 +348,7 @@ pub enum Command {
         /// Subcommand whose page to print
         command: Option<String>,
     },
-    /// Answer a file of problems, to evaluate a model
-    #[command(hide = true)]
+    /// Measure accuracy against KV reads and memory: tasks, policies, lengths and widths of reasoning
     Eval(EvalArgs),
 }
 
@@ -509,9 +515,35 @@ pub enum ConfigCommand {
     Path,
 }
 
+/// `--policy` and `--width` accept several values here, such as `dense,dms` and `1,2,4,8`: a margin is over the first policy,
+/// and the answers of a problem's chains vote. `--seed` makes the problems too.
+///
+/// Run again with the same arguments, a run that was stopped goes on.
 #[derive(Args, Debug)]
 pub struct EvalArgs {
-    /// JSON lines of {"task", "messages": [{"role", "content"}, ...], "expected"}
+    /// Tasks: niah-1k to niah-8k, vt-1k to vt-8k, sum, equation, sort, recall, recall-4k, arithmetic, gsm, countdown, subset,
+    /// factor, path; or niah, vt, search for all of a kind
+    #[arg(long, value_name = "TASK,...", value_delimiter = ',')]
+    pub task: Vec<String>,
+    /// Problems of your own: JSON lines of {"task", "messages": [{"role", "content"}, ...], "expected"}
+    ///
+    /// Without --out, one JSON object is printed for each answer, and nothing is compared.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub problems: PathBuf,
+    pub problems: Option<PathBuf>,
+    /// Folder of the results: results.json, results.csv, pareto_reads.svg, pareto_peak.svg, and the file that a stopped run
+    /// goes on from
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub out: Option<PathBuf>,
+    /// Compression ratios to ask of the policies that compress: a budget of a chain's tokens by this, or the dial of dms
+    #[arg(long, value_name = "RATIO,...", value_delimiter = ',', default_value = "8")]
+    pub cr: Vec<f64>,
+    /// Longest chains, in tokens with their reasoning
+    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512")]
+    pub length: Vec<usize>,
+    /// Problems of each task
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub n: usize,
+    /// Most chains that decode in one step
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub parallel: usize,
 }

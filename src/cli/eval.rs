@@ -1,85 +1,330 @@
-//! `dmschat eval` (hidden): answers a file of problems greedily, each in its own conversation, to evaluate a model with the
-//! release binary.
+//! `dmschat eval`: accuracy of a model under several policies against what they read and store.
 
-use super::args::EvalArgs;
-use super::client::{Client, Sampling, answer_json};
-use super::output::{self, wrong_use};
-use crate::chat::Conversation;
-use crate::config::Settings;
-use crate::protocol::{SamplingParams, StopReason};
+mod answering;
+mod progress;
+
+use super::args::{Common, EvalArgs};
+use super::devices::{self, Target};
+use super::output::{self, as_wrong_use, wrong_use};
+use super::{download, problem_file, spawn};
+use crate::checkpoint::Checkpoint;
+use crate::config::{CachePolicy, Settings, Width};
+use crate::engine::default_sampling;
+use crate::eval::grid::{Axes, Setting, retention, rows};
+use crate::eval::language::{Language, Prompt};
+use crate::eval::problem::Problem;
+use crate::eval::record::{Record, Store};
+use crate::eval::report::{self, Cost};
+use crate::eval::tasks::{Task, read_file};
+use crate::eval::{braille, plot};
+use crate::protocol::{MAX_WIDTH, SamplingParams, count};
 use crate::regular_file;
-use anyhow::{Context, Result, bail};
-use serde::Deserialize;
-use serde_json::Value;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
 
+/// Most problems of a task, and tokens of a chain.
+const MAX_PROBLEMS: usize = 100_000;
+const MAX_LENGTH: usize = 1 << 20;
+/// Least budgets: a page, and the pages that a query reads of [`CachePolicy::Quest`].
+const FEWEST_SLOTS: usize = 16;
+const FEWEST_READ: usize = 48;
 /// Largest file of problems.
-const MAX_BYTES: u64 = 1 << 30;
+const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// One line of the file.
-#[derive(Deserialize)]
-struct Problem {
-    #[serde(default)]
-    task: Value,
-    messages: Vec<ProblemMessage>,
-    #[serde(default)]
-    expected: Value,
-}
-
-#[derive(Deserialize)]
-struct ProblemMessage {
-    role: String,
-    content: String,
-    reasoning_content: Option<String>,
-}
-
-pub fn run(settings: &Settings, args: &EvalArgs) -> Result<u8> {
-    let file = args.problems.display();
-    let text = regular_file::read_text(&args.problems, MAX_BYTES)
-        .with_context(|| file.to_string())
-        .map_err(output::as_wrong_use)?;
-    let mut client = Client::start(settings)?;
-    let sampling = Sampling {
-        params: SamplingParams::default(),
-        seed: settings.seed,
-        max_tokens: settings.max_tokens,
-        chains: None,
-        check: None,
+pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> {
+    let Some(out) = &args.out else {
+        return match &args.problems {
+            Some(file) if args.task.is_empty() => problem_file::run(settings, file),
+            _ => Err(wrong_use("eval needs a folder for its results: --out DIR")),
+        };
     };
-    for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
-        let problem: Problem =
-            serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
-        let mut chat = conversation(settings, &problem).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
-        client.clear()?;
-        let report = client.answer(&mut chat, &sampling, |_, _| Ok(()))?;
-        let mut object = answer_json(&chat, &report, &client.info);
-        object["task"] = problem.task;
-        object["expected"] = problem.expected;
-        output::out_json(&object)?;
-        if report.stop_reason == StopReason::Cancelled {
-            return Ok(output::INTERRUPTED);
-        }
-        if report.stop_reason == StopReason::Error {
-            bail!("{file}:{}: {}", index + 1, report.detail.as_deref().unwrap_or("the engine failed"));
-        }
+    let run = Run::new(settings, args, common)?;
+    let mut store = Store::open(out, &run.header(settings, args)?).map_err(as_wrong_use)?;
+    answering::answer_all(settings, &run, &mut store)?;
+    let results = Results::of(&run, &store)?;
+    results.write(out)?;
+    if common.json {
+        output::out_json(&results.json)?;
+    } else {
+        let text = Cost::ALL.map(|cost| braille::plots(&results.rows, cost)).concat();
+        output::out(&format!("{}\n{text}", report::table(&results.rows)))?;
+        output::notice(&format!("results are in {}", out.display()));
     }
     Ok(output::OK)
 }
 
-/// The conversation of a problem. Its last message is the question.
-fn conversation(settings: &Settings, problem: &Problem) -> Result<Conversation, String> {
-    let mut chat = Conversation::new(settings.system.clone());
-    for message in &problem.messages {
-        match message.role.as_str() {
-            "system" if chat.is_empty() => chat.set_system(&message.content),
-            "user" => drop(chat.push_user(&message.content)),
-            "assistant" => drop(chat.push_assistant(&message.content, message.reasoning_content.clone())),
-            other => {
-                return Err(format!("unexpected role {other:?}; expected system first, then user and assistant"));
+/// A task with its problems, rendered.
+struct TaskProblems {
+    name: String,
+    problems: Vec<Problem>,
+    prompts: Vec<Prompt>,
+    settings: Vec<(CachePolicy, Setting)>,
+}
+
+/// All that is to be answered.
+struct Run {
+    tasks: Vec<TaskProblems>,
+    policies: Vec<CachePolicy>,
+    axes: Axes,
+    sampling: SamplingParams,
+    language: Language,
+    /// Tokens of the longest prompt and the longest chain.
+    longest: usize,
+    parallel: usize,
+    target: Target,
+    model: String,
+    fingerprint: String,
+}
+
+impl Run {
+    fn new(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<Self> {
+        let (lengths, widths) = (
+            checked("--length", &args.length, MAX_LENGTH).map_err(wrong_use)?,
+            checked("--width", &widths(common)?, MAX_WIDTH).map_err(wrong_use)?,
+        );
+        checked("--n", &[args.n], MAX_PROBLEMS).map_err(wrong_use)?;
+        checked("--parallel", &[args.parallel], MAX_PROBLEMS).map_err(wrong_use)?;
+        if let Some(cr) = args.cr.iter().find(|cr| !(1.0..=1000.0).contains(*cr)) {
+            return Err(wrong_use(format!("--cr {cr}: expected a compression ratio of 1 to 1000")));
+        }
+        let seed = settings.seed.unwrap_or(1);
+        let problems = problems(args, seed)?;
+        devices::check(settings)?;
+        download::ensure(settings)?;
+        let (checkpoint, target) = spawn::open_on_target(settings).map_err(as_wrong_use)?;
+        let context = settings.ctx_size.unwrap_or(checkpoint.config.context).min(checkpoint.config.context);
+        let language = Language::new(&checkpoint, context, settings.think, settings.system.clone())?;
+        let sampling = settings.sampling(&default_sampling(&checkpoint.generation));
+        let widest = widths.last().copied().unwrap_or(1);
+        if widest > 1 && sampling.temperature <= 0.0 {
+            return Err(wrong_use(format!(
+                "--width {widest}: at temperature 0 all chains are the same; give one, such as --temperature 1"
+            )));
+        }
+        let policies = policies(common, &checkpoint, target)?;
+        let mut tasks = Vec::new();
+        let mut longest = 0;
+        for (name, problems) in problems {
+            let prompts: Result<Vec<Prompt>> = problems.iter().map(|problem| language.prompt(problem)).collect();
+            let prompts = prompts.with_context(|| name.clone()).map_err(as_wrong_use)?;
+            let most = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
+            if most >= context {
+                return Err(wrong_use(format!(
+                    "{name}: a prompt of {} tokens leaves no room in the context of {} tokens",
+                    count(most),
+                    count(context)
+                )));
+            }
+            longest = longest.max(most + lengths.last().copied().unwrap_or(0));
+            let settings = settings_of(&policies, &args.cr, &lengths, &prompts)?;
+            tasks.push(TaskProblems { name, problems, prompts, settings });
+        }
+        let lanes = checkpoint.config.n_layers * checkpoint.config.n_kv_heads;
+        Ok(Self {
+            tasks,
+            policies,
+            axes: Axes { lengths, widths, lanes, seed },
+            sampling,
+            language,
+            longest: longest.min(context),
+            parallel: args.parallel,
+            target,
+            model: checkpoint.name,
+            fingerprint: checkpoint.fingerprint,
+        })
+    }
+
+    fn width(&self) -> usize {
+        self.axes.widths.last().copied().unwrap_or(1)
+    }
+
+    /// All that the results depend on: the first line of the file of a run.
+    fn header(&self, settings: &Settings, args: &EvalArgs) -> Result<Value> {
+        let tasks: Vec<Value> = self.tasks.iter().map(|t| json!({"task": t.name, "n": t.problems.len()})).collect();
+        let file = args.problems.as_deref().map(digest).transpose()?;
+        let mut run = json!({
+            "format": 1, "model": self.model, "model_fingerprint": self.fingerprint, "weights": settings.weights.name(),
+            "kv": self.target.codec(settings.kv).name(), "task": tasks, "problems": file,
+            "policy": self.policies.iter().map(|p| p.name()).collect::<Vec<_>>(), "cr": args.cr, "length": self.axes.lengths,
+            "width": self.axes.widths, "seed": self.axes.seed, "sampling": self.sampling, "think": settings.think,
+            "system": settings.system, "ctx_size": settings.ctx_size,
+        });
+        if let Target::Cuda(_) = self.target {
+            // Near ties may fall otherwise in steps of other sizes.
+            run["device"] = json!("cuda");
+            run["parallel"] = json!(self.parallel);
+        }
+        Ok(run)
+    }
+}
+
+fn widths(common: &Common) -> Result<Vec<usize>> {
+    let asked = common.width.as_ref().map_or(vec![Width::Chains(1)], |list| list.0.clone());
+    let width = |width: &Width| match width {
+        Width::Chains(n) => Ok(*n),
+        Width::Auto => Err(wrong_use("--width auto: eval needs numbers of chains, such as 1,2,4,8")),
+    };
+    asked.iter().map(width).collect()
+}
+
+/// Values of a flag in rising order, each once. Fails on one below 1 or above `most`.
+fn checked(flag: &str, values: &[usize], most: usize) -> Result<Vec<usize>, String> {
+    if let Some(value) = values.iter().find(|v| !(1..=most).contains(*v)) {
+        return Err(format!("{flag} {value}: expected 1 to {most}"));
+    }
+    let mut values = values.to_vec();
+    values.sort_unstable();
+    values.dedup();
+    Ok(values)
+}
+
+/// The problems of the tasks and the file.
+fn problems(args: &EvalArgs, seed: u64) -> Result<Vec<(String, Vec<Problem>)>> {
+    let mut out: Vec<(String, Vec<Problem>)> = Vec::new();
+    for name in args.task.iter().map(|name| name.trim()) {
+        for task in Task::find(name).map_err(|why| wrong_use(format!("--task: {why}")))? {
+            if out.iter().all(|(name, _)| name != task.name) {
+                out.push((task.name.to_owned(), (0..args.n).map(|i| task.problem(seed, i)).collect()));
             }
         }
     }
-    match problem.messages.last() {
-        Some(last) if last.role == "user" => Ok(chat),
-        _ => Err("the last message is not the user's".to_owned()),
+    if let Some(path) = &args.problems {
+        for (name, problems) in read_file(path, args.n).map_err(as_wrong_use)? {
+            if out.iter().any(|(known, _)| *known == name) {
+                return Err(wrong_use(format!("{}: its task {name:?} is also one of --task", path.display())));
+            }
+            out.push((name, problems));
+        }
+    }
+    if out.is_empty() {
+        return Err(wrong_use("eval needs problems: --task, or --problems FILE.jsonl"));
+    }
+    Ok(out)
+}
+
+/// The policies to compare: by default dense, and dms where the model was trained for it.
+fn policies(common: &Common, checkpoint: &Checkpoint, target: Target) -> Result<Vec<CachePolicy>> {
+    let trained = checkpoint.config.dms.is_some();
+    let asked = common.policy.as_ref().map_or(vec![CachePolicy::Auto], |list| list.0.clone());
+    let mut out = Vec::new();
+    for policy in asked {
+        let these = match policy {
+            CachePolicy::Auto if trained => vec![CachePolicy::Dense, CachePolicy::Dms],
+            CachePolicy::Auto => vec![CachePolicy::Dense],
+            CachePolicy::Dms | CachePolicy::DmsQuest if !trained => {
+                let (policy, model) = (policy.name(), &checkpoint.name);
+                return Err(wrong_use(format!("--policy {policy}: {model} was not trained to evict")));
+            }
+            policy => vec![policy],
+        };
+        for policy in these {
+            target.check_policy(policy)?;
+            if !out.contains(&policy) {
+                out.push(policy);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// The settings of a task: each policy at each ratio, and for each length where its budget depends on it.
+fn settings_of(
+    policies: &[CachePolicy],
+    crs: &[f64],
+    lengths: &[usize],
+    prompts: &[Prompt],
+) -> Result<Vec<(CachePolicy, Setting)>> {
+    let prompt = prompts.iter().map(|p| p.tokens.len()).sum::<usize>().div_ceil(prompts.len().max(1));
+    let mut out = Vec::new();
+    for &policy in policies {
+        let setting = |cr, length, budget| Setting { policy: policy.name().to_owned(), cr, length, budget };
+        if policy == CachePolicy::Dense {
+            out.push((policy, setting(1.0, None, None)));
+            continue;
+        }
+        let above: Vec<f64> = crs.iter().copied().filter(|cr| *cr > 1.0).collect();
+        if above.is_empty() {
+            return Err(wrong_use(format!("--policy {}: give a --cr above 1", policy.name())));
+        }
+        for cr in above {
+            if policy == CachePolicy::Dms {
+                out.push((policy, setting(cr, None, None)));
+                continue;
+            }
+            let least = if policy.reads_pages() { FEWEST_READ } else { FEWEST_SLOTS };
+            for &length in lengths {
+                let budget = (((prompt + length) as f64 / cr).ceil() as usize).max(least);
+                out.push((policy, setting(cr, Some(length), Some(budget))));
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn digest(path: &Path) -> Result<String> {
+    use sha2::{Digest, Sha256};
+    let bytes = regular_file::read(path, MAX_FILE_BYTES).with_context(|| path.display().to_string())?;
+    Ok(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// What a run has found.
+struct Results {
+    rows: Vec<crate::eval::grid::Row>,
+    json: Value,
+}
+
+impl Results {
+    fn of(run: &Run, store: &Store) -> Result<Self> {
+        let (mut all, mut heads, mut seconds) = (Vec::new(), Vec::new(), Vec::new());
+        for task in &run.tasks {
+            for (_, setting) in &task.settings {
+                let name = setting.name();
+                let records: Option<Vec<&Record>> =
+                    (0..task.problems.len()).map(|i| store.get(&task.name, &name, i)).collect();
+                let records = records.context("a problem was not answered")?;
+                all.extend(rows(&task.name, setting, &records, &run.axes));
+                heads.push(json!({"task": task.name, "setting": name, "policy": setting.policy, "cr": setting.cr,
+                                  "length": setting.length, "heads": retention(&records)}));
+                let time: f64 = records.iter().map(|r| r.seconds).sum();
+                seconds.push(json!({"task": task.name, "setting": name, "seconds": time}));
+            }
+        }
+        let about =
+            json!({"model": run.model, "seed": run.axes.seed, "sampling": run.sampling, "lanes": run.axes.lanes});
+        let json = report::as_json(&about, &all, &Value::Array(heads), &Value::Array(seconds));
+        Ok(Self { rows: all, json })
+    }
+
+    fn write(&self, folder: &Path) -> Result<()> {
+        let write = |name: &str, text: String| {
+            let path = folder.join(name);
+            fs::write(&path, text).with_context(|| path.display().to_string())
+        };
+        write("results.json", serde_json::to_string_pretty(&self.json)? + "\n")?;
+        write("results.csv", report::csv(&self.rows))?;
+        for cost in Cost::ALL {
+            write(&format!("pareto_{}.svg", cost.name()), plot::svg(&self.rows, cost))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_follow_from_prompt_and_length() {
+        let prompt = |n| Prompt { tokens: vec![0; n], thinks: false };
+        let policies = [CachePolicy::Dense, CachePolicy::Dms, CachePolicy::Window];
+        let settings = settings_of(&policies, &[1.0, 4.0], &[100, 300], &[prompt(10), prompt(21)]).unwrap();
+        let names: Vec<(String, Option<usize>)> = settings.iter().map(|(_, s)| (s.name(), s.budget)).collect();
+        let expected = [("dense 1x", None), ("dms 4x", None), ("window 4x 100", Some(29)), ("window 4x 300", Some(79))];
+        assert_eq!(names, expected.map(|(name, budget)| (name.to_owned(), budget)));
+        assert!(settings_of(&policies, &[1.0], &[100], &[prompt(10)]).is_err());
+        assert_eq!(checked("--width", &[4, 1, 4], 9), Ok(vec![1, 4]));
+        assert!(checked("--width", &[0], 9).unwrap_err().contains("--width 0"));
     }
 }

@@ -86,11 +86,19 @@ pub trait ModelJob {
 
 /// Loads the model of the settings onto its device and does `job`. A step has at most `max_step` tokens.
 pub fn with_model(settings: &Settings, max_step: usize, job: impl ModelJob) -> Result<u8> {
+    with_options(settings, |options| EngineOptions { max_step: Some(max_step), ..options }, job)
+}
+
+/// As [`with_model`], with options that `adjust` makes from those of the settings.
+pub fn with_options(
+    settings: &Settings,
+    adjust: impl FnOnce(EngineOptions) -> EngineOptions,
+    job: impl ModelJob,
+) -> Result<u8> {
     devices::check(settings)?;
     download::ensure(settings)?;
     let (checkpoint, target) = open_on_target(settings).map_err(as_wrong_use)?;
-    let options = options(settings, &checkpoint.config, target).map_err(as_wrong_use)?;
-    let options = EngineOptions { max_step: Some(max_step), ..options };
+    let options = adjust(options(settings, &checkpoint.config, target).map_err(as_wrong_use)?);
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })
 }
 

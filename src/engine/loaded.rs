@@ -130,18 +130,23 @@ fn model_info<B: Backend>(
         page_slots: g.page_slots,
         kv_limit: options.kv_limit,
         plan,
-        template: TemplateSpec {
-            source: checkpoint.chat_template.clone(),
-            bos_token: checkpoint.bos_token.clone(),
-            eos_token: checkpoint.eos_token.clone(),
-            control: tokenizer.added_literals(),
-            trusted: checkpoint.builtin,
-            limit: Some(TextLimit { context: runner.context(), token_bytes: tokenizer.longest_token_bytes() }),
-        },
+        template: template_spec(checkpoint, tokenizer, runner.context()),
         think_tags: thinks.then(|| ("<think>".to_owned(), "</think>".to_owned())),
         default_sampling: default_sampling(&checkpoint.generation),
         model_fingerprint: checkpoint.fingerprint.clone(),
         tokenizer_fingerprint: tokenizer.fingerprint().to_owned(),
+    }
+}
+
+/// What rendering prompts of at most `context` tokens needs.
+pub fn template_spec(checkpoint: &Checkpoint, tokenizer: &Tokenizer, context: usize) -> TemplateSpec {
+    TemplateSpec {
+        source: checkpoint.chat_template.clone(),
+        bos_token: checkpoint.bos_token.clone(),
+        eos_token: checkpoint.eos_token.clone(),
+        control: tokenizer.added_literals(),
+        trusted: checkpoint.builtin,
+        limit: Some(TextLimit { context, token_bytes: tokenizer.longest_token_bytes() }),
     }
 }
 
@@ -166,7 +171,7 @@ fn weight_format(checkpoint: &Checkpoint) -> &str {
 
 /// Returns the sampling parameters that the model recommends. If it recommends none, common defaults of chats: sampling
 /// from the unfiltered distribution makes small models ramble.
-fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
+pub fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
     let g = generation;
     let silent = (g.do_sample, g.temperature, g.top_k, g.top_p, g.min_p) == (None, None, None, None, None);
     let (temperature, top_k, top_p) = if silent { (0.7, 40, 0.95) } else { (1.0, 0, 1.0) };

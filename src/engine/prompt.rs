@@ -113,7 +113,7 @@ fn encode_all(tokenizer: &Tokenizer, stretches: &[Stretch], stop: &AtomicBool) -
 }
 
 /// Whether a prompt ends in an open think block.
-pub(super) fn ends_thinking(prompt: &[Piece]) -> bool {
+pub fn ends_thinking(prompt: &[Piece]) -> bool {
     prompt.iter().rev().find_map(|piece| match piece {
         Piece::Control(literal) if literal == "<think>" => Some(true),
         Piece::Control(literal) if literal == "</think>" => Some(false),

@@ -8,6 +8,8 @@ use crate::cache::SeqId;
 use crate::checkpoint::dial_file;
 use crate::policy::{DialTable, Dms, MAX_RATIO, Policy, SINKS, STRENGTHS, SlotMeta};
 use crate::protocol::{Event, EventSender, Keep, LogChange, LogEntry, Token, WhenFull, count};
+use crate::tokenizer::Tokenizer;
+use anyhow::Context as _;
 
 /// Text of the trial prefill: a chat with facts, numbers and code.
 const SAMPLE: &str = include_str!("sample.txt");
@@ -15,8 +17,6 @@ const SAMPLE: &str = include_str!("sample.txt");
 const SAMPLE_TOKENS: usize = 640;
 /// By how much a step of the dial changes the compression ratio.
 const STEP: f64 = 1.4;
-/// Ratios within this of the trained one count as it.
-const NEAR: f64 = 1.05;
 /// Share of a sequence's pages that are freed at once where memory runs out.
 const FREED_SHARE: usize = 8;
 /// Newest tokens that a cache without decisions keeps.
@@ -68,10 +68,15 @@ impl<B: Backend> Loaded<B> {
             Keep::Ratio(ratio) => return Err(format!("{ratio} is out of range, expected a ratio of 1 to {MAX_RATIO}")),
         };
         let wanted = wanted.clamp(1.0, MAX_RATIO);
-        let near = (trained / NEAR..=trained * NEAR).contains(&wanted);
-        let dial = if near { 0.0 } else { table.dial(wanted) };
+        let dial = table.setting(wanted);
         Ok((dial, table.ratio(dial), trained))
     }
+}
+
+/// What the model keeps at each setting of the dial, by a trial prefill.
+pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
+    let tokens = tokenizer.encode_text(SAMPLE)?;
+    measure(runner, &tokens)?.context("the context is too short to measure what is kept")
 }
 
 /// Feeds a text without eviction and counts the decisions about its tokens.

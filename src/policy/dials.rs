@@ -6,6 +6,8 @@ use super::strength::{STRENGTHS, decision_of};
 const STEPS: usize = 64;
 /// Fewest decisions that say anything.
 const FEWEST: u64 = 1024;
+/// Ratios within this of the trained one count as it.
+const NEAR: f64 = 1.05;
 /// Largest compression ratio that a table tells apart.
 pub const MAX_RATIO: f64 = STEPS as f64;
 
@@ -52,6 +54,13 @@ impl DialTable {
             n => (n - 1) as f64 + f64::from((dial - q[n - 1]) / (q[n] - q[n - 1])),
         };
         STEPS as f64 / steps.max(1.0)
+    }
+
+    /// The dial for a compression ratio: 0 for one near that which the model was trained for.
+    pub fn setting(&self, ratio: f64) -> f32 {
+        let trained = self.ratio(0.0);
+        let near = (trained / NEAR..=trained * NEAR).contains(&ratio);
+        if near { 0.0 } else { self.dial(ratio) }
     }
 
     /// The dial at which this compression ratio is expected. From 1 on; at 1 nothing is marked.

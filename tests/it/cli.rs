@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A dmschat with folders of its own and nothing in its environment.
-fn dmschat(home: &TempDir) -> Command {
+pub fn dmschat(home: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dmschat"));
     command.env_clear().env("DMSCHAT_CONFIG_DIR", home.path().join("config"));
     command.env("DMSCHAT_DATA_DIR", home.path().join("data")).env("HOME", home.path());
@@ -28,13 +28,13 @@ fn with_stdin(args: &[&str], stdin: &[u8]) -> (i32, String, String) {
     said(&child.wait_with_output().unwrap())
 }
 
-fn said(output: &Output) -> (i32, String, String) {
+pub fn said(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
 /// One line on stderr that holds all of `parts`, nothing on stdout, exit code 2.
-fn refused(result: (i32, String, String), parts: &[&str]) {
+pub fn refused(result: (i32, String, String), parts: &[&str]) {
     let (code, stdout, stderr) = result;
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
@@ -139,7 +139,7 @@ fn completions_man_version_and_doctor_exist() {
     let (code, version, _) = run(&["--version"]);
     assert!(code == 0 && version.contains("commit") && version.contains("cuda: "), "{version}");
     let (code, help, stderr) = run(&["--help"]);
-    assert!(code == 0 && stderr.is_empty() && help.contains("--kv-limit") && !help.contains("eval"), "{help}");
+    assert!(code == 0 && stderr.is_empty() && help.contains("--kv-limit") && help.contains("eval"), "{help}");
     let (code, doctor, _) = run(&["doctor", "--json"]);
     let json: Value = serde_json::from_str(&doctor).unwrap();
     assert!(code == 0 && json["ok"] == true && json["threads"].as_u64() > Some(0), "{doctor}");

@@ -6,6 +6,7 @@ mod checkpoint;
 mod cli;
 mod conversations;
 mod engine;
+mod evaluation;
 mod fake_hub;
 mod files;
 mod folder;

@@ -20,7 +20,7 @@ use crate::protocol::{
     ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, Event, EventSender, LogEntry,
     MAX_WIDTH, StopReason, TextKind, Token, VoteCount,
 };
-use crate::sampler::mix64;
+use crate::sampler::chain_seed;
 use crate::vote::{self, Vote};
 
 /// Tokens of an answer for which there is room where the width is chosen by itself.
@@ -54,11 +54,6 @@ struct Ended {
     flat: String,
     counted: (u64, u64),
     report: ChainReport,
-}
-
-/// The seed of a chain: the first has the turn's. 32 bits, like seeds that are chosen at random.
-pub(in crate::engine) fn seed_of(seed: u64, chain: usize) -> u64 {
-    if chain == 0 { seed } else { mix64(seed.wrapping_add(chain as u64)) >> 32 }
 }
 
 /// Slots that a dense cache's steps would attend to: the tokens after the prompt, each with all before it.
@@ -217,7 +212,7 @@ impl Conversation {
         let fork = |(number, context)| {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
-            let seed = seed_of(first.seed, number);
+            let seed = chain_seed(first.seed, number);
             chain.begin_answer(&m.runner, Generation::new(first.sampling.clone(), seed, Some(first.max_tokens), reply));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };

@@ -1,0 +1,172 @@
+//! Answers the problems of a run that are not answered yet, one model in memory at a time.
+
+use super::progress::Progress;
+use super::{Run, TaskProblems};
+use crate::backend::Backend;
+use crate::checkpoint::Checkpoint;
+use crate::cli::output::{self, wrong_use};
+use crate::cli::spawn::{ModelJob, with_options};
+use crate::config::{CacheBudget, CachePolicy, Settings};
+use crate::engine::{EngineOptions, Runner, StepError, measure_dials};
+use crate::eval::grid::Setting;
+use crate::eval::record::{Record, Store};
+use crate::eval::sample::{Options, Sampled, sample};
+use crate::policy::DialTable;
+use crate::protocol::Token;
+use crate::sampler::mix64;
+use anyhow::{Result, anyhow};
+use std::time::Instant;
+
+/// Tokens of the text on which the dial is measured need a context of this.
+const DIAL_CONTEXT: usize = 1024;
+
+/// A task under a setting.
+type Item<'a> = (&'a TaskProblems, CachePolicy, &'a Setting);
+
+pub fn answer_all(settings: &Settings, run: &Run, store: &mut Store) -> Result<()> {
+    let items: Vec<Item<'_>> =
+        run.tasks.iter().flat_map(|task| task.settings.iter().map(move |(policy, s)| (task, *policy, s))).collect();
+    let answered = |store: &Store, (task, _, setting): &Item<'_>| {
+        let name = setting.name();
+        (0..task.problems.len()).filter(|i| store.get(&task.name, &name, *i).is_some()).count()
+    };
+    let total = items.iter().map(|item| work(run, item) * item.0.problems.len() as f64).sum();
+    let before = items.iter().map(|item| work(run, item) * answered(store, item) as f64).sum();
+    let mut progress = Progress::new(total, before);
+    let open: Vec<Item<'_>> = items.into_iter().filter(|item| answered(store, item) < item.0.problems.len()).collect();
+    // Dense sequences and those of DMS live in one cache; a budget belongs to its cache.
+    let (own, budgeted): (Vec<_>, Vec<_>) = open.into_iter().partition(|item| item.2.budget.is_none());
+    if !own.is_empty() {
+        load(&under(settings, CachePolicy::Auto, settings.budget), run, own, store, &mut progress)?;
+    }
+    for item in budgeted {
+        let Some(budget) = item.2.budget else { continue };
+        load(&under(settings, item.1, CacheBudget::Slots(budget)), run, vec![item], store, &mut progress)?;
+    }
+    progress.clear();
+    Ok(())
+}
+
+/// The settings with another policy.
+fn under(settings: &Settings, policy: CachePolicy, budget: CacheBudget) -> Settings {
+    let mut settings = settings.clone();
+    (settings.policy, settings.budget) = (policy, budget);
+    settings
+}
+
+/// Estimated work of a problem in tokens.
+fn work(run: &Run, (task, _, setting): &Item<'_>) -> f64 {
+    let length = setting.length.or(run.axes.lengths.last().copied()).unwrap_or(0);
+    let prompt = task.prompts.first().map_or(0, |p| p.tokens.len());
+    prompt as f64 / 8.0 + (run.width() * length) as f64
+}
+
+/// Loads the model of the settings and answers.
+fn load(
+    settings: &Settings,
+    run: &Run,
+    items: Vec<Item<'_>>,
+    store: &mut Store,
+    progress: &mut Progress,
+) -> Result<()> {
+    let rows = run.parallel.max(run.width());
+    let context = run.longest.max(DIAL_CONTEXT);
+    let adjust = |options: EngineOptions| {
+        let context = Some(options.context.map_or(context, |most| most.min(context)));
+        EngineOptions { max_seqs: rows, context, ..options }
+    };
+    with_options(settings, adjust, Answering { run, items, rows, store, progress }).map(|_| ())
+}
+
+struct Answering<'a> {
+    run: &'a Run,
+    items: Vec<Item<'a>>,
+    /// Most chains in one step.
+    rows: usize,
+    store: &'a mut Store,
+    progress: &'a mut Progress,
+}
+
+impl ModelJob for Answering<'_> {
+    fn run<B: Backend>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
+        let Self { run, items, rows, store, progress } = self;
+        let mut dials = None;
+        for item in items {
+            let dial = dial(runner, run, &item, &mut dials)?;
+            let size = (rows / run.width()).max(1);
+            let problems: Vec<usize> = (0..item.0.problems.len()).collect();
+            for group in problems.chunks(size) {
+                let name = item.2.name();
+                if group.iter().all(|i| store.get(&item.0.name, &name, *i).is_some()) {
+                    continue;
+                }
+                let records = answer(runner, run, &item, group, dial, progress)?;
+                store.add(records)?;
+                progress.done(work(run, &item) * group.len() as f64);
+            }
+        }
+        Ok(output::OK)
+    }
+}
+
+/// What decisions must exceed to mark under this setting.
+fn dial<B: Backend>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &mut Option<DialTable>) -> Result<f32> {
+    if item.1 != CachePolicy::Dms {
+        return Ok(0.0);
+    }
+    let table = match dials {
+        Some(table) => table,
+        None => dials.insert(measure_dials(runner, run.language.tokenizer())?),
+    };
+    Ok(table.setting(item.2.cr))
+}
+
+/// Answers a group of problems in one batch.
+fn answer<B: Backend>(
+    runner: &mut Runner<B>,
+    run: &Run,
+    &(task, policy, setting): &Item<'_>,
+    group: &[usize],
+    dial: f32,
+    progress: &mut Progress,
+) -> Result<Vec<Record>> {
+    let own = setting.length.map(|length| vec![length]);
+    let lengths = own.as_deref().unwrap_or(&run.axes.lengths);
+    let options = Options {
+        width: run.width(),
+        max_tokens: lengths.last().copied().unwrap_or(0),
+        lengths,
+        sampling: &run.sampling,
+        eos: &run.language.eos,
+        eviction: policy != CachePolicy::Dense,
+        dial,
+    };
+    let problems: Vec<(&[Token], u64)> = group
+        .iter()
+        .map(|&i| (&*task.prompts[i].tokens, mix64(run.axes.seed.wrapping_add(mix64(i as u64))) >> 32))
+        .collect();
+    let started = Instant::now();
+    let doing = format!("{}, {}", task.name, setting.name());
+    let sampled = sample(runner, &problems, &options, |n| progress.step(&doing, n)).map_err(explained)?;
+    let seconds = started.elapsed().as_secs_f64() / group.len() as f64;
+    let record = |(&i, sampled): (&usize, Sampled)| {
+        let (prompt, goal) = (&task.prompts[i], &task.problems[i].goal);
+        let read = |tokens: &[Token]| {
+            let (reasoning, answer) = run.language.reply(tokens, prompt.thinks)?;
+            let answer = goal.read(&answer, &reasoning);
+            let right = answer.as_deref().is_some_and(|answer| goal.is_right(answer));
+            Ok((answer, right))
+        };
+        let names = [task.name.as_str(), &setting.name()];
+        Ok(Record { seconds, ..Record::new(names, i, prompt.tokens.len(), sampled, read)? })
+    };
+    group.iter().zip(sampled).map(record).collect()
+}
+
+/// Says what helps where memory does not suffice.
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    let full = error.chain().any(|e| {
+        e.is::<crate::cache::CacheError>() || matches!(e.downcast_ref::<StepError>(), Some(StepError::Cache(_)))
+    });
+    if full { wrong_use(format!("{error:#}; give a smaller --parallel or --width")) } else { anyhow!(error) }
+}

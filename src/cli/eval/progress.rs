@@ -1,0 +1,76 @@
+//! Progress of a run on stderr: one line that is redrawn on a terminal, else a line now and then.
+
+use crate::cli::output::notice;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Interval between two lines.
+const ON_TERMINAL: Duration = Duration::from_millis(200);
+const ELSEWHERE: Duration = Duration::from_secs(30);
+
+pub struct Progress {
+    terminal: bool,
+    started: Instant,
+    shown: Instant,
+    /// Columns of the line on the terminal.
+    drawn: usize,
+    /// Estimated work of everything, of what was there before, and of what is done; in tokens.
+    total: f64,
+    before: f64,
+    done: f64,
+    /// Tokens sampled.
+    tokens: usize,
+}
+
+impl Progress {
+    /// `total` is the work of everything that is to be answered, and `before` of what already is.
+    pub fn new(total: f64, before: f64) -> Self {
+        let now = Instant::now();
+        let terminal = std::io::stderr().is_terminal();
+        Self { terminal, started: now, shown: now, drawn: 0, total, before, done: 0.0, tokens: 0 }
+    }
+
+    /// Tells that `n` chains have sampled a token of `doing`.
+    pub fn step(&mut self, doing: &str, n: usize) {
+        self.tokens += n;
+        if self.shown.elapsed() < if self.terminal { ON_TERMINAL } else { ELSEWHERE } {
+            return;
+        }
+        self.shown = Instant::now();
+        let seconds = self.started.elapsed().as_secs_f64();
+        let share = 100.0 * (self.before + self.done) / self.total.max(1.0);
+        let left = match self.done > 0.0 {
+            true => format!(", {} left", time((self.total - self.before - self.done) * seconds / self.done)),
+            false => String::new(),
+        };
+        let line = format!("{doing}: {share:.0} %, {:.0} tokens/s{left}", self.tokens as f64 / seconds);
+        if self.terminal {
+            let _ = write!(std::io::stderr(), "\rdmschat: {line:0$}", self.drawn);
+            self.drawn = line.len();
+        } else {
+            notice(&line);
+        }
+    }
+
+    /// Tells that work is done.
+    pub fn done(&mut self, work: f64) {
+        self.done += work;
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if self.drawn > 0 {
+            let _ = write!(std::io::stderr(), "\r{:1$}\r", "", self.drawn + "dmschat: ".len());
+        }
+        self.drawn = 0;
+    }
+}
+
+/// A time in words: `40 s`, `12 min`, `3.5 h`.
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}

@@ -1,0 +1,58 @@
+//! `dmschat eval --problems FILE` without a folder for results: answers a file of problems greedily, each in its own
+//! conversation, and prints the answers.
+
+use super::client::{Client, Sampling, answer_json};
+use super::output::{self, wrong_use};
+use crate::config::Settings;
+use crate::eval::problem::{Problem, ProblemMessage};
+use crate::protocol::{SamplingParams, StopReason};
+use crate::regular_file;
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// Largest file of problems.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// One line of the file.
+#[derive(Deserialize)]
+struct Line {
+    #[serde(default)]
+    task: Value,
+    messages: Vec<ProblemMessage>,
+    #[serde(default)]
+    expected: Value,
+}
+
+pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
+    let file = path.display();
+    let text =
+        regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string()).map_err(output::as_wrong_use)?;
+    let mut client = Client::start(settings)?;
+    let sampling = Sampling {
+        params: SamplingParams::default(),
+        seed: settings.seed,
+        max_tokens: settings.max_tokens,
+        chains: None,
+        check: None,
+    };
+    for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let problem: Line = serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
+        let mut chat = Problem::conversation(&problem.messages, settings.system.clone())
+            .map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
+        client.clear()?;
+        let report = client.answer(&mut chat, &sampling, |_, _| Ok(()))?;
+        let mut object = answer_json(&chat, &report, &client.info);
+        object["task"] = problem.task;
+        object["expected"] = problem.expected;
+        output::out_json(&object)?;
+        if report.stop_reason == StopReason::Cancelled {
+            return Ok(output::INTERRUPTED);
+        }
+        if report.stop_reason == StopReason::Error {
+            bail!("{file}:{}: {}", index + 1, report.detail.as_deref().unwrap_or("the engine failed"));
+        }
+    }
+    Ok(output::OK)
+}

@@ -1,0 +1,215 @@
+//! What is kept of each problem, in a file that only grows, so that a run goes on where it was killed.
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+
+use super::sample::Sampled;
+use crate::regular_file;
+
+/// Name of the file in the folder of a run.
+pub const FILE: &str = "problems.jsonl";
+
+/// One answered problem.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Record {
+    pub task: String,
+    /// Name of the setting: [`super::grid::Setting::name`].
+    pub setting: String,
+    pub problem: usize,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    pub chains: Vec<ChainRecord>,
+    /// Live slots `[n_layers][n_kv_heads]` at the end of chain 0, and the tokens fed to it.
+    pub live: Vec<Vec<u32>>,
+    pub fed: usize,
+    /// Its share of the time of its group.
+    pub seconds: f64,
+}
+
+/// One chain: see [`super::sample::Chain`].
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct ChainRecord {
+    pub tokens: usize,
+    pub ended: bool,
+    /// The answer for the vote; `None` abstains.
+    pub answer: Option<String>,
+    pub right: bool,
+    pub reads: Vec<u64>,
+    pub stored: Vec<u32>,
+}
+
+impl Record {
+    /// The record of a sampled problem. `read` gives the answer of a chain and whether it is right.
+    pub fn new(
+        [task, setting]: [&str; 2],
+        problem: usize,
+        prompt: usize,
+        sampled: Sampled,
+        read: impl Fn(&[u32]) -> Result<(Option<String>, bool)>,
+    ) -> Result<Self> {
+        let mut chains = Vec::new();
+        for chain in sampled.chains {
+            // A chain that did not end has no answer.
+            let (answer, right) = if chain.ended { read(&chain.tokens)? } else { (None, false) };
+            let (tokens, ended) = (chain.tokens.len(), chain.ended);
+            chains.push(ChainRecord { tokens, ended, answer, right, reads: chain.reads, stored: chain.stored });
+        }
+        let (live, fed) = (sampled.live, sampled.fed);
+        Ok(Self {
+            task: task.to_owned(),
+            setting: setting.to_owned(),
+            problem,
+            prompt,
+            chains,
+            live,
+            fed,
+            seconds: 0.0,
+        })
+    }
+}
+
+type Key = (String, String, usize);
+
+/// The records of a run, and the file that they are appended to.
+pub struct Store {
+    file: File,
+    records: HashMap<Key, Record>,
+}
+
+impl Store {
+    /// Opens the folder of a run, which is made if there is none. `run` is all that its results depend on. Fails if the folder
+    /// holds another run.
+    pub fn open(folder: &Path, run: &Value) -> Result<Self> {
+        let path = folder.join(FILE);
+        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        let mut options = OpenOptions::new();
+        let mut file = regular_file::open_with(options.read(true).append(true).create(true), &path)
+            .with_context(|| path.display().to_string())?;
+        ensure!(file.try_lock().is_ok(), "{} is written by another dmschat", path.display());
+        let mut records = HashMap::new();
+        let whole = read(&file, |number, line| {
+            if number == 0 {
+                return check(folder, &serde_json::from_str(line)?, run);
+            }
+            let record: Record = serde_json::from_str(line)?;
+            records.insert((record.task.clone(), record.setting.clone(), record.problem), record);
+            Ok(())
+        })
+        .with_context(|| path.display().to_string());
+        // A line that was being written when the run was killed.
+        let whole = whole?;
+        file.set_len(whole)?;
+        if whole == 0 {
+            writeln!(file, "{run}")?;
+        }
+        Ok(Self { file, records })
+    }
+
+    pub fn get(&self, task: &str, setting: &str, problem: usize) -> Option<&Record> {
+        self.records.get(&(task.to_owned(), setting.to_owned(), problem))
+    }
+
+    /// Appends records that are not there yet.
+    pub fn add(&mut self, records: Vec<Record>) -> Result<()> {
+        for record in records {
+            let key = (record.task.clone(), record.setting.clone(), record.problem);
+            if !self.records.contains_key(&key) {
+                writeln!(self.file, "{}", serde_json::to_string(&record)?).context(FILE)?;
+                self.records.insert(key, record);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls `each` with the number and the text of every whole line. Returns the bytes of these lines.
+fn read(file: &File, mut each: impl FnMut(usize, &str) -> Result<()>) -> Result<u64> {
+    let mut reader = BufReader::new(file);
+    let (mut line, mut bytes) = (String::new(), 0);
+    for number in 0.. {
+        line.clear();
+        let n = reader.read_line(&mut line)?;
+        if !line.ends_with('\n') {
+            break;
+        }
+        each(number, &line).with_context(|| format!("line {}", number + 1))?;
+        bytes += n as u64;
+    }
+    Ok(bytes)
+}
+
+/// Fails with what differs, if anything does.
+fn check(folder: &Path, before: &Value, run: &Value) -> Result<()> {
+    let (Some(before), Some(run)) = (before.as_object(), run.as_object()) else {
+        bail!("this is not a file of dmschat eval");
+    };
+    let differs = run.keys().chain(before.keys()).find(|key| before.get(*key) != run.get(*key));
+    if let Some(key) = differs {
+        let show = |value: Option<&Value>| value.map_or("missing".to_owned(), Value::to_string);
+        bail!(
+            "{} holds the results of another run: its {key} is {}, here it is {}; give another --out",
+            folder.display(),
+            show(before.get(key)),
+            show(run.get(key))
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn record(problem: usize) -> Record {
+        let chain = ChainRecord {
+            tokens: 9,
+            ended: true,
+            answer: Some("5\n\u{1f600}".into()),
+            right: false,
+            reads: vec![1 << 40],
+            stored: vec![7],
+        };
+        Record {
+            task: "sum".into(),
+            setting: "dms 8x".into(),
+            problem,
+            prompt: 30,
+            chains: vec![chain],
+            live: vec![vec![3, 4]],
+            fed: 38,
+            seconds: 0.25,
+        }
+    }
+
+    #[test]
+    fn a_killed_run_keeps_its_whole_lines_and_another_run_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new");
+        let run = json!({"seed": 1, "task": ["sum"]});
+        let mut store = Store::open(&path, &run).unwrap();
+        store.add(vec![record(0), record(1)]).unwrap();
+        assert!(format!("{:#}", Store::open(&path, &run).err().unwrap()).contains("another dmschat"));
+        drop(store);
+        let whole = fs::read_to_string(path.join(FILE)).unwrap();
+        fs::write(path.join(FILE), &whole[..whole.len() - 5]).unwrap();
+        let mut store = Store::open(&path, &run).unwrap();
+        assert_eq!((store.get("sum", "dms 8x", 0), store.get("sum", "dms 8x", 1)), (Some(&record(0)), None));
+        store.add(vec![record(0), record(1)]).unwrap();
+        drop(store);
+        assert_eq!(fs::read_to_string(path.join(FILE)).unwrap(), whole);
+        let said = |run: &Value| format!("{:#}", Store::open(&path, run).err().unwrap());
+        let other = said(&json!({"seed": 2, "task": ["sum"]}));
+        assert!(other.contains("its seed is 1, here it is 2") && !other.contains('\n'), "{other}");
+        assert!(said(&json!({"seed": 1})).contains("task"));
+        fs::write(path.join(FILE), "7\n").unwrap();
+        assert!(said(&run).contains("not a file of dmschat eval"));
+        fs::write(path.join(FILE), "{}}\n").unwrap();
+        assert!(said(&run).contains("line 1"));
+    }
+}

@@ -1,0 +1,245 @@
+//! The results of a run as CSV, JSON and a table for the terminal.
+
+use super::frontier::{Point, frontier, margin};
+use super::grid::Row;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// What a point of accuracy costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// KV token reads per problem.
+    Reads,
+    /// Peak tokens per problem.
+    Peak,
+}
+
+impl Cost {
+    pub const ALL: [Cost; 2] = [Cost::Reads, Cost::Peak];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Cost::Reads => "reads",
+            Cost::Peak => "peak",
+        }
+    }
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Cost::Reads => "KV token reads per problem",
+            Cost::Peak => "peak tokens per problem",
+        }
+    }
+
+    fn of(self, row: &Row) -> f64 {
+        match self {
+            Cost::Reads => row.reads,
+            Cost::Peak => row.peak,
+        }
+    }
+}
+
+/// The points of one policy in one task.
+pub struct Method<'a> {
+    pub policy: &'a str,
+    pub rows: Vec<&'a Row>,
+}
+
+impl Method<'_> {
+    /// (cost, accuracy in percent) of a row.
+    pub fn point(row: &Row, cost: Cost) -> Point {
+        (cost.of(row), 100.0 * row.accuracy)
+    }
+
+    pub fn frontier(&self, cost: Cost) -> Vec<Point> {
+        frontier(&self.rows.iter().map(|row| Self::point(row, cost)).collect::<Vec<_>>())
+    }
+
+    /// The rows on the frontier, by rising cost.
+    pub fn best(&self, cost: Cost) -> Vec<&Row> {
+        let points = self.frontier(cost);
+        points.iter().filter_map(|p| self.rows.iter().copied().find(|row| Self::point(row, cost) == *p)).collect()
+    }
+}
+
+/// A task and its methods, both in the order of the rows.
+pub struct Panel<'a> {
+    pub task: &'a str,
+    pub methods: Vec<Method<'a>>,
+}
+
+/// Groups rows by task and policy.
+pub fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
+    let mut out: Vec<Panel<'_>> = Vec::new();
+    for row in rows {
+        let at = out.iter().position(|p| p.task == row.task).unwrap_or_else(|| {
+            out.push(Panel { task: &row.task, methods: Vec::new() });
+            out.len() - 1
+        });
+        let methods = &mut out[at].methods;
+        match methods.iter_mut().find(|m| m.policy == row.policy) {
+            Some(method) => method.rows.push(row),
+            None => methods.push(Method { policy: &row.policy, rows: vec![row] }),
+        }
+    }
+    out
+}
+
+/// The rows as CSV. Holds no times, so that a seed gives the same bytes.
+pub fn csv(rows: &[Row]) -> String {
+    let mut out = "task,policy,length,width,cr,cr_measured,budget,n,accuracy,pass_all,error,draw_error,reads,peak,tokens,prompt\n"
+        .to_owned();
+    for r in rows {
+        let budget = r.budget.map_or(String::new(), |b| b.to_string());
+        let task = if r.task.contains([',', '"', '\n', '\r']) {
+            format!("\"{}\"", r.task.replace('"', "\"\""))
+        } else {
+            r.task.clone()
+        };
+        out.push_str(&format!(
+            "{task},{},{},{},{},{:.4},{budget},{},{:.4},{:.4},{:.4},{:.4},{:.2},{:.2},{:.2},{:.2}\n",
+            r.policy,
+            r.length,
+            r.width,
+            r.cr,
+            r.cr_measured,
+            r.n,
+            r.accuracy,
+            r.pass_all,
+            r.error,
+            r.draw_error,
+            r.reads,
+            r.peak,
+            r.tokens,
+            r.prompt
+        ));
+    }
+    out
+}
+
+/// The margin of a policy over the first one of its task.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Margin {
+    pub task: String,
+    pub policy: String,
+    pub over: String,
+    /// Points of accuracy at equal reads, and at equal peak memory. `None`: they span no common cost.
+    pub reads: Option<f64>,
+    pub peak: Option<f64>,
+}
+
+pub fn margins(rows: &[Row]) -> Vec<Margin> {
+    let mut out = Vec::new();
+    for panel in panels(rows) {
+        let Some((first, others)) = panel.methods.split_first() else { continue };
+        for method in others {
+            let over = |cost| margin(&method.frontier(cost), &first.frontier(cost));
+            let [task, policy, over_policy] = [panel.task, method.policy, first.policy].map(str::to_owned);
+            let (reads, peak) = (over(Cost::Reads), over(Cost::Peak));
+            out.push(Margin { task, policy, over: over_policy, reads, peak });
+        }
+    }
+    out
+}
+
+/// The JSON of a run.
+pub fn as_json(run: &Value, rows: &[Row], retention: &Value, seconds: &Value) -> Value {
+    let frontiers: Vec<Value> = panels(rows)
+        .iter()
+        .flat_map(|panel| {
+            let one = |method: &Method<'_>| {
+                let labels = |cost| method.best(cost).iter().map(|row| row.label()).collect::<Vec<_>>();
+                json!({"task": panel.task, "policy": method.policy, "reads": method.frontier(Cost::Reads), "peak": method.frontier(Cost::Peak),
+                       "reads_labels": labels(Cost::Reads), "peak_labels": labels(Cost::Peak)})
+            };
+            panel.methods.iter().map(one).collect::<Vec<_>>()
+        })
+        .collect();
+    json!({"run": run, "rows": rows, "frontiers": frontiers, "margins": margins(rows), "retention": retention, "seconds": seconds})
+}
+
+/// The rows and margins for the terminal.
+pub fn table(rows: &[Row]) -> String {
+    let wide = rows.iter().map(|r| r.task.chars().count()).max().unwrap_or(0).max(4);
+    let mut out = format!(
+        "{:<wide$}  policy     L      W  CR    measured     n  accuracy         pass@all      reads       peak\n",
+        "task"
+    );
+    for r in rows {
+        out.push_str(&format!(
+            "{:<wide$}  {:<9}  {:<5}  {:<2} {:>3}x  {:>7.2}x  {:>5}  {:>5.1} ± {:>4.1} %  {:>6.1} %  {:>10.0}  {:>9.0}\n",
+            r.task,
+            r.policy,
+            r.length,
+            r.width,
+            r.cr,
+            r.cr_measured,
+            r.n,
+            100.0 * r.accuracy,
+            100.0 * r.error,
+            100.0 * r.pass_all,
+            r.reads,
+            r.peak
+        ));
+    }
+    for m in margins(rows) {
+        let show = |x: Option<f64>| x.map_or("NA".to_owned(), |x| format!("{x:+.1}"));
+        let (reads, peak) = (show(m.reads), show(m.peak));
+        out.push_str(&format!(
+            "{}: {} over {}: {reads} points at equal reads, {peak} at equal peak\n",
+            m.task, m.policy, m.over
+        ));
+    }
+    out
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A row at a cost.
+    pub fn row(task: &str, policy: &str, reads: f64, accuracy: f64) -> Row {
+        Row {
+            task: task.into(),
+            policy: policy.into(),
+            length: 512,
+            width: 2,
+            cr: 4.0,
+            cr_measured: 3.5,
+            budget: None,
+            n: 10,
+            accuracy,
+            pass_all: accuracy,
+            error: 0.1,
+            draw_error: 0.0,
+            reads,
+            peak: reads / 10.0,
+            tokens: 100.0,
+            prompt: 20.0,
+        }
+    }
+
+    #[test]
+    fn rows_become_csv_margins_and_a_table() {
+        let rows = [
+            row("a,b", "dense", 100.0, 0.2),
+            row("a,b", "dense", 300.0, 0.4),
+            row("a,b", "dms", 100.0, 0.3),
+            row("a,b", "dms", 200.0, 0.4),
+            row("c", "dense", 5.0, 1.0),
+        ];
+        let csv = csv(&rows);
+        let lines: Vec<&str> = csv.lines().collect();
+        assert_eq!(lines.len(), 6);
+        assert_eq!(lines[1], "\"a,b\",dense,512,2,4,3.5000,,10,0.2000,0.2000,0.1000,0.0000,100.00,10.00,100.00,20.00");
+        assert_eq!(lines[0].split(',').count(), 16);
+        let margins = margins(&rows);
+        // 30 - 20 at 100 and 40 - 30 at 200.
+        assert_eq!((margins.len(), margins[0].reads.map(|m| m.round())), (1, Some(10.0)));
+        let text = table(&rows);
+        assert!(text.contains("dms over dense: +10.0 points at equal reads"), "{text}");
+        assert_eq!(panels(&rows).len(), 2);
+        let json = as_json(&Value::Null, &rows, &Value::Null, &Value::Null);
+        assert_eq!(json["frontiers"][0]["reads_labels"][0], "512-2-4");
+    }
+}

@@ -1,0 +1,231 @@
+//! Samples the chains of a group of problems: each prompt is fed once and forked, and all chains of the group decode in one step.
+//! All begin at the same step, so that what a step holds is what parallel chains hold.
+
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::engine::{Decode, Runner};
+use crate::protocol::{SamplingParams, Token};
+use crate::sampler::chain_seed;
+use anyhow::{Context, Result};
+
+/// Decode steps between two readings of the counters.
+pub const STRIDE: usize = 16;
+
+/// How the chains of a run are sampled.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    pub width: usize,
+    /// Most tokens of a chain.
+    pub max_tokens: usize,
+    /// Numbers of tokens after which the reads are kept.
+    pub lengths: &'a [usize],
+    pub sampling: &'a SamplingParams,
+    pub eos: &'a [Token],
+    /// Whether tokens leave the cache.
+    pub eviction: bool,
+    /// What decisions must exceed to mark: 0 as trained.
+    pub dial: f32,
+}
+
+/// One sampled chain.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chain {
+    /// What was sampled, with the token that ends it.
+    pub tokens: Vec<Token>,
+    /// Whether it ended by itself.
+    pub ended: bool,
+    /// Keys that were attended to until it had each of [`Options::lengths`] tokens, or ended; summed over the lanes.
+    pub reads: Vec<u64>,
+    /// Most slots stored until the end of each [`STRIDE`] tokens; summed over the lanes.
+    pub stored: Vec<u32>,
+}
+
+/// All chains of a problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    pub chains: Vec<Chain>,
+    /// Live slots `[n_layers][n_kv_heads]` at the end of chain 0, and the tokens fed to it.
+    pub live: Vec<Vec<u32>>,
+    pub fed: usize,
+}
+
+/// A chain that is sampled.
+struct Running {
+    problem: usize,
+    number: usize,
+    seq: SeqId,
+    seed: u64,
+    /// The token to feed.
+    next: Token,
+    /// Reads of the prompt, which do not count.
+    before: u64,
+    done: bool,
+    chain: Chain,
+}
+
+/// Samples `options.width` chains of each problem of (prompt, seed). `on_step` is told the number of chains that decode.
+pub fn sample<B: Backend>(
+    runner: &mut Runner<B>,
+    problems: &[(&[Token], u64)],
+    options: &Options<'_>,
+    mut on_step: impl FnMut(usize),
+) -> Result<Vec<Sampled>> {
+    let none = Sampled { chains: vec![Chain::default(); options.width], live: Vec::new(), fed: 0 };
+    let mut out = vec![none; problems.len()];
+    let mut open = Vec::new();
+    let done = begin(runner, problems, options, &mut open)
+        .and_then(|()| decode(runner, options, &mut open, &mut out, &mut on_step));
+    for running in open {
+        runner.release(running.seq);
+    }
+    done.map(|()| out)
+}
+
+/// Feeds the prompts but for their last tokens, and forks them.
+fn begin<B: Backend>(
+    runner: &mut Runner<B>,
+    problems: &[(&[Token], u64)],
+    options: &Options<'_>,
+    open: &mut Vec<Running>,
+) -> Result<()> {
+    for (problem, &(prompt, seed)) in problems.iter().enumerate() {
+        let (&next, before_it) = prompt.split_last().context("a prompt has no tokens")?;
+        let seq = runner.create(options.eviction)?;
+        let first = open.len();
+        let running = |number, seq| {
+            let seed = chain_seed(seed, number);
+            Running { problem, number, seq, seed, next, before: 0, done: false, chain: Chain::default() }
+        };
+        open.push(running(0, seq));
+        runner.set_dial(seq, options.dial);
+        for step in before_it.chunks(runner.max_step()) {
+            runner.feed(seq, step)?;
+        }
+        runner.check_finite()?;
+        for number in 1..options.width {
+            let fork = runner.fork(seq)?;
+            open.push(running(number, fork));
+        }
+        let (reads, _) = runner.cache.counters(runner.backend());
+        open[first..].iter_mut().for_each(|running| running.before = reads[running.seq.row()]);
+    }
+    Ok(())
+}
+
+/// Decodes until every chain is done. `open` keeps the chains whose sequences are not released.
+fn decode<B: Backend>(
+    runner: &mut Runner<B>,
+    options: &Options<'_>,
+    open: &mut Vec<Running>,
+    out: &mut [Sampled],
+    on_step: &mut impl FnMut(usize),
+) -> Result<()> {
+    let mut step = 0;
+    while open.iter().any(|r| !r.done) {
+        step += 1;
+        let running = open.iter().filter(|r| !r.done);
+        let one = |r: &Running| Decode { seq: r.seq, token: r.next, sampling: options.sampling, seed: r.seed };
+        let batch: Vec<Decode<'_>> = running.map(one).collect();
+        on_step(batch.len());
+        let sampled = runner.decode_each(&batch)?;
+        for (running, token) in open.iter_mut().filter(|r| !r.done).zip(sampled) {
+            let token = token?;
+            running.chain.tokens.push(token);
+            running.next = token;
+            running.chain.ended = options.eos.contains(&token);
+            let full = step >= options.max_tokens || runner.cache.len(running.seq) >= runner.context();
+            running.done = running.chain.ended || full;
+        }
+        if step.is_multiple_of(STRIDE) || options.lengths.contains(&step) || open.iter().all(|r| r.done) {
+            read_counters(runner, options, open, step);
+            collect(runner, open, out);
+        }
+    }
+    Ok(())
+}
+
+/// Notes reads and stored slots of the chains.
+fn read_counters<B: Backend>(runner: &Runner<B>, options: &Options<'_>, open: &mut [Running], step: usize) {
+    let (reads, peak) = runner.cache.counters(runner.backend());
+    for running in open {
+        let (chain, row) = (&mut running.chain, running.seq.row());
+        let is_due = running.done || step.is_multiple_of(STRIDE);
+        if is_due && chain.stored.len() * STRIDE < chain.tokens.len() {
+            chain.stored.push(peak[row]);
+        }
+        let reached = |length: &usize| running.done || *length <= step;
+        while options.lengths.get(chain.reads.len()).is_some_and(reached) {
+            chain.reads.push(reads[row] - running.before);
+        }
+    }
+}
+
+/// Moves the chains that are done to their problems and releases their sequences.
+fn collect<B: Backend>(runner: &mut Runner<B>, open: &mut Vec<Running>, out: &mut [Sampled]) {
+    for running in open.extract_if(.., |r| r.done) {
+        let problem = &mut out[running.problem];
+        if running.number == 0 {
+            let stats = runner.cache.stats(runner.backend(), running.seq);
+            (problem.live, problem.fed) = (stats.live, stats.len);
+        }
+        runner.release(running.seq);
+        problem.chains[running.number] = running.chain;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Cpu;
+    use crate::checkpoint::{Checkpoint, ModelConfig};
+    use crate::codec::Codec;
+    use crate::engine::EngineOptions;
+
+    /// Samples from random weights. With eviction every token is marked.
+    fn sampled(prompts: &[&[Token]], width: usize, eviction: bool, lengths: &[usize]) -> Vec<Sampled> {
+        let demo = Checkpoint::shape("demo").unwrap();
+        let config = ModelConfig { n_layers: 2, hidden: 64, ffn: 128, vocab: 500, ..demo };
+        let checkpoint = Checkpoint::random_of("random", config).unwrap();
+        let seqs = (prompts.len() * width).max(1);
+        let options = EngineOptions { max_seqs: seqs, context: Some(256), ..EngineOptions::new(Codec::F32) };
+        let mut runner = Runner::new(Cpu::new(1), &checkpoint, &options, |_, _| true).unwrap();
+        let sampling = SamplingParams { temperature: 1.5, ..SamplingParams::default() };
+        let (max_tokens, eos) = (*lengths.last().unwrap(), (0..12).collect::<Vec<Token>>());
+        let options = Options { width, max_tokens, lengths, sampling: &sampling, eos: &eos, eviction, dial: -1e6 };
+        let problems: Vec<_> = prompts.iter().enumerate().map(|(i, &prompt)| (prompt, 40 + i as u64)).collect();
+        let out = sample(&mut runner, &problems, &options, |_| ()).unwrap();
+        assert_eq!(runner.cache.free_rows(), seqs);
+        out
+    }
+
+    /// Dense reads and slots are known: step i reads the prompt and i tokens more, and stores them.
+    #[test]
+    fn dense_chains_read_and_store_all_tokens() {
+        let prompts: [&[Token]; 2] = [&[50, 90, 300, 40, 77], &[400, 30]];
+        let lanes = 2 * 4;
+        for (problem, prompt) in sampled(&prompts, 3, false, &[7, 40]).iter().zip(prompts) {
+            for chain in &problem.chains {
+                let sum =
+                    |n: usize| (0..n.min(chain.tokens.len())).map(|i| (prompt.len() + i) as u64).sum::<u64>() * lanes;
+                assert_eq!(chain.reads, [sum(7), sum(40)]);
+                assert_eq!(chain.stored.len(), chain.tokens.len().div_ceil(STRIDE));
+                let at_end = (prompt.len() + chain.tokens.len() - 1) as u32 * lanes as u32;
+                assert_eq!(chain.stored.last(), Some(&at_end));
+                assert!(chain.ended || chain.tokens.len() == 40);
+            }
+            assert!(problem.chains[0] != problem.chains[1]);
+            assert_eq!((problem.live.len(), problem.fed), (2, prompt.len() + problem.chains[0].tokens.len() - 1));
+        }
+    }
+
+    #[test]
+    fn a_chain_does_not_depend_on_those_beside_it() {
+        let prompt: Vec<Token> = (0..100).map(|i| 30 + i * 7 % 450).collect();
+        let both = sampled(&[&prompt, &[400, 30]], 3, true, &[48]);
+        let alone = sampled(&[&prompt], 1, true, &[48]);
+        assert_eq!(both[0].chains[0], alone[0].chains[0]);
+        assert_eq!(both[0].live, alone[0].live);
+        let chain = &both[0].chains[0];
+        assert_eq!(chain.reads[0], 8 * 65 * chain.tokens.len() as u64, "a window of 64 and the token itself");
+    }
+}

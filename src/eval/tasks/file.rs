@@ -1,0 +1,97 @@
+//! Problems of a file: JSON lines of `{"task", "messages", "expected"}`.
+
+use super::super::problem::{Goal, Problem, ProblemMessage};
+use crate::regular_file;
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
+use std::path::Path;
+
+/// Largest file of problems.
+const MAX_BYTES: u64 = 1 << 30;
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(default)]
+    task: Option<String>,
+    messages: Vec<ProblemMessage>,
+    #[serde(default)]
+    expected: Value,
+}
+
+/// Problems by task, in the order of the file.
+pub type FileProblems = Vec<(String, Vec<Problem>)>;
+
+/// Reads at most `n` problems of each task.
+pub fn read_file(path: &Path, n: usize) -> Result<FileProblems> {
+    let file = path.display();
+    let text = regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string())?;
+    let mut out = FileProblems::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let at = || format!("{file}:{}", index + 1);
+        let line: Line = serde_json::from_str(line).with_context(at)?;
+        if let Err(why) = Problem::conversation(&line.messages, None) {
+            bail!("{}: {why}", at());
+        }
+        let expected = match line.expected {
+            Value::String(text) if !text.trim().is_empty() => text,
+            Value::Number(number) => number.to_string(),
+            _ => bail!("{}: \"expected\" is missing: a text or a number that the answer is compared with", at()),
+        };
+        let task = line.task.unwrap_or_else(|| "file".to_owned());
+        let known = out.iter().position(|(name, _)| *name == task).unwrap_or_else(|| {
+            out.push((task, Vec::new()));
+            out.len() - 1
+        });
+        let problems = &mut out[known].1;
+        if problems.len() < n {
+            problems.push(Problem { messages: line.messages, goal: goal(expected) });
+        }
+    }
+    if out.is_empty() {
+        bail!("{file} has no problems");
+    }
+    Ok(out)
+}
+
+/// A number is compared by its value, words by the end of the answer.
+fn goal(expected: String) -> Goal {
+    match crate::vote::key(&expected) {
+        crate::vote::Key::Number(..) => Goal::Value(expected),
+        crate::vote::Key::Text(_) => Goal::Ends(expected),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_become_problems_and_mistakes_name_their_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.jsonl");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_file(&path, 2)
+        };
+        let line = |task: &str, expected: &str| {
+            format!(
+                "{{\"task\":\"{task}\",\"messages\":[{{\"role\":\"user\",\"content\":\"q\"}}],\"expected\":{expected}}}\n"
+            )
+        };
+        let three = line("a", "\"1,000\"") + &line("b", "\"Paris\"") + &line("a", "7") + &line("a", "8");
+        let problems = read(&three).unwrap();
+        assert_eq!(problems.iter().map(|(t, p)| (t.as_str(), p.len())).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
+        assert_eq!(problems[0].1[1].goal, Goal::Value("7".into()));
+        assert_eq!(problems[1].1[0].goal, Goal::Ends("Paris".into()));
+        for (text, parts) in [
+            ("\n", &["no problems"][..]),
+            (&line("a", "null"), &["p.jsonl:1", "expected"]),
+            ("{\"messages\":[]}", &["p.jsonl:1", "user's"]),
+            ("nonsense", &["p.jsonl:1"]),
+        ] {
+            let said = format!("{:#}", read(text).unwrap_err());
+            assert!(parts.iter().all(|part| said.contains(part)) && !said.contains('\n'), "{said}");
+        }
+    }
+}

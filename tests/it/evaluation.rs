@@ -1,0 +1,111 @@
+//! `dmschat eval`: what a run writes, that it repeats, and that it goes on where it was stopped.
+
+use crate::cli::{dmschat, refused, said};
+use crate::tiny::{Form, Spec, Tiny};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn eval(home: &TempDir, out: &Path, args: &[&str]) -> (i32, String, String) {
+    said(&dmschat(home).args(["eval", "--device", "cpu", "--out"]).arg(out).args(args).output().unwrap())
+}
+
+/// Few tokens of few problems, under policies of both kinds.
+const SHORT: [&str; 15] = [
+    "--task",
+    "arithmetic,factor",
+    "--policy",
+    "dense,dms,window",
+    "--cr",
+    "4",
+    "--length",
+    "6,12",
+    "--width",
+    "1,2",
+    "--temperature",
+    "1",
+    "--n",
+    "2",
+    "--seed=5",
+];
+
+#[test]
+fn a_seed_gives_the_same_bytes_also_after_a_kill() {
+    let home = tempfile::tempdir().unwrap();
+    let [first, second] = ["a", "b"].map(|name| home.path().join(name));
+    let model = Tiny::new(Spec { speaks: true, ends: true, ..Spec::new(true, Form::Borrowed) }, 3);
+    let short = [&SHORT[..], &["-m", model.folder.path().to_str().unwrap()]].concat();
+    let (code, table, stderr) = eval(&home, &first, &short);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(table.contains("window over dense") && table.contains("A dense   B dms   C window"), "{table}");
+    let log = fs::read_to_string(first.join("problems.jsonl")).unwrap();
+    // 2 tasks x 2 problems: dense, dms, and window for each length; and the header.
+    assert_eq!(log.lines().count(), 1 + 2 * 2 * 4);
+    // Killed while it wrote the fifth line.
+    let half: String = log.lines().take(4).map(|line| format!("{line}\n")).collect();
+    fs::create_dir(&second).unwrap();
+    fs::write(second.join("problems.jsonl"), half + &log.lines().nth(4).unwrap()[..40]).unwrap();
+    let (code, _, stderr) = eval(&home, &second, &[&short[..], &["--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    for name in ["results.csv", "pareto_reads.svg", "pareto_peak.svg"] {
+        assert_eq!(fs::read(first.join(name)).unwrap(), fs::read(second.join(name)).unwrap(), "{name}");
+    }
+    let csv = fs::read_to_string(first.join("results.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 2 * 3 * 2 * 2);
+    let results: Value = serde_json::from_str(&fs::read_to_string(first.join("results.json")).unwrap()).unwrap();
+    let rows = results["rows"].as_array().unwrap();
+    let dense: Vec<&Value> = rows.iter().filter(|r| r["policy"] == "dense").collect();
+    assert!(dense.len() == 8 && dense.iter().all(|r| r["cr_measured"] == 1.0), "{dense:?}");
+    // Two chains read what each of them reads.
+    let reads = |i: usize| dense[i]["reads"].as_f64().unwrap();
+    assert!(reads(1) > reads(0) && reads(2) >= reads(0));
+    assert_eq!(results["retention"][0]["heads"].as_array().unwrap().len(), 2);
+    // Another run does not write into the folder.
+    let other: Vec<&str> = short.iter().map(|&arg| if arg == "--seed=5" { "--seed=6" } else { arg }).collect();
+    refused(eval(&home, &first, &other), &["another run", "its seed is 5, here it is 6", "--out"]);
+}
+
+#[test]
+fn the_built_in_model_solves_its_problems() {
+    let home = tempfile::tempdir().unwrap();
+    let out = home.path().join("out");
+    let args = ["--task", "arithmetic", "--n", "1", "--length", "128", "--seed", "1", "--json"];
+    let (code, json, stderr) = eval(&home, &out, &args);
+    assert_eq!(code, 0, "{stderr}");
+    let results: Value = serde_json::from_str(&json).unwrap();
+    for row in results["rows"].as_array().unwrap() {
+        assert_eq!((&row["accuracy"], &row["n"]), (&Value::from(1.0), &Value::from(1)), "{row}");
+    }
+    assert_eq!(results["rows"].as_array().unwrap().len(), 2, "dense and dms");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_in_a_line() {
+    let home = tempfile::tempdir().unwrap();
+    let out = home.path().join("out");
+    let file = home.path().join("p.jsonl");
+    fs::write(&file, "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"}]}\n").unwrap();
+    let path = file.to_str().unwrap();
+    for (args, parts) in [
+        (&["--task", "sum", "--width", "0"][..], &["--width", "1 to", "not a number of chains"][..]),
+        (&["--task", "sum", "--length", "0"], &["--length 0"]),
+        (&["--task", "sum", "--n", "0"], &["--n 0"]),
+        (&["--task", "sum", "--cr", "0.5"], &["--cr 0.5"]),
+        (&["--task", "sum", "--width", "auto"], &["--width auto"]),
+        (&["--task", "sum", "--early-stop", "on"], &["--early-stop"]),
+        (&["--task", "sum", "--width", "2"], &["--width 2", "--temperature"]),
+        (&["--task", "chess"], &["chess", "niah-1k", "countdown"]),
+        (&["--task", "sum", "--policy", "lru"], &["lru", "--policy", "window"]),
+        (&["--task", "sum", "--policy", "window", "--cr", "1"], &["--policy window", "--cr"]),
+        (&["--task", "niah-8k", "--ctx-size", "2000", "--n", "1"], &["niah-8k", "2,000"]),
+        (&["--problems", path], &["p.jsonl:1", "expected"]),
+        (&["--problems", "missing.jsonl"], &["missing.jsonl"]),
+        (&[], &["--task", "--problems"]),
+    ] {
+        refused(eval(&home, &out, args), parts);
+        assert!(!out.exists(), "{args:?}");
+    }
+    let no_folder = said(&dmschat(&home).args(["eval", "--task", "sum"]).output().unwrap());
+    refused(no_folder, &["--out"]);
+}
