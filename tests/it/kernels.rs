@@ -2,10 +2,13 @@
 //! GPU. The compiler and ptxas are wheels pinned in `kernels/requirements.txt`; if they cannot be installed the test is
 //! skipped with a message, and fails in CI.
 //!
-//! `UPDATE_PTX=1 cargo test --test it kernels` regenerates the PTX after a change of kernels.
+//! `UPDATE_PTX=1 cargo test --test it kernels` regenerates the PTX after a change of kernels, `UPDATE_PTX=attend` that of the
+//! files whose names begin so. A file that was found right is not compiled again until one of its inputs changes.
 
-use dmschat::backend::cuda::{KERNELS, PARAMS, PDL_TARGET, SOURCES, TARGETS};
+use dmschat::backend::cuda::{KERNELS, Kernel, PARAMS, PDL_TARGET, SOURCES, TARGETS};
 use libloading::{Library, Symbol};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -146,17 +149,25 @@ fn ptx_is_made_of_the_sources_and_does_not_spill() {
         Err(why) if std::env::var_os("CI").is_some_and(|v| v == "true") => panic!("no kernel compiler: {why}"),
         Err(why) => return eprintln!("skipped: the kernel compiler cannot be had here: {why}"),
     };
-    let update = std::env::var_os("UPDATE_PTX").is_some_and(|v| v == "1");
+    let update = std::env::var("UPDATE_PTX").ok().filter(|v| !v.is_empty());
+    let begins = update.as_deref().filter(|v| *v != "1").unwrap_or_default();
     let nvrtc = Nvrtc::load(&tools.join("cuda_nvrtc/lib/libnvrtc.so.12"));
+    let memory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx-found-right");
+    fs::create_dir_all(&memory).unwrap();
+    let files = SOURCES.iter().flat_map(|s| (0..TARGETS.len()).map(move |i| (s, i)));
+    let files: Vec<_> = files.filter(|(s, i)| s.ptx[*i].is_some() && s.name.starts_with(begins)).collect();
+    assert!(!files.is_empty(), "no file of kernels begins with {begins}");
     let mut wrong = Vec::new();
-    for (source, i) in SOURCES.iter().flat_map(|s| (0..TARGETS.len()).map(move |i| (s, i))) {
-        if source.ptx[i].is_none() {
+    for (source, i) in files {
+        let target = TARGETS[i].name;
+        let name = format!("{}.{target}", source.name);
+        let path = kernels().join(format!("ptx/{name}.ptx"));
+        if fs::read_to_string(memory.join(&name)).ok() == Some(digest(&kernels(), source.name, target)) {
             continue;
         }
-        let target = TARGETS[i].name;
-        let path = kernels().join(format!("ptx/{}.{target}.ptx", source.name));
+        let found = wrong.len();
         let ptx = nvrtc.compile(source.name, target).unwrap_or_else(|log| panic!("kernels/{}.cu: {log}", source.name));
-        if update {
+        if update.is_some() {
             fs::write(&path, &ptx).unwrap();
         } else if fs::read_to_string(&path).ok().as_deref() != Some(&ptx) {
             wrong.push(format!("{} is not what kernels/{}.cu makes: UPDATE_PTX=1", path.display(), source.name));
@@ -164,8 +175,105 @@ fn ptx_is_made_of_the_sources_and_does_not_spill() {
         for gpu in GPUS[i] {
             wrong.extend(over_budget(&tools.join("cuda_nvcc/bin/ptxas"), &path, gpu));
         }
+        if wrong.len() == found {
+            fs::write(memory.join(&name), digest(&kernels(), source.name, target)).unwrap();
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A digest of all that PTX of a file depends on, of the PTX itself and of what it is held to.
+fn digest(folder: &Path, name: &str, target: &str) -> String {
+    let mut inputs = BTreeSet::new();
+    let mut unread = vec![format!("{name}.cu")];
+    while let Some(file) = unread.pop() {
+        let text = fs::read_to_string(folder.join(&file)).unwrap();
+        let included = |line: &str| line.trim().strip_prefix("#include \"")?.split('"').next().map(str::to_owned);
+        unread.extend(text.lines().filter_map(included));
+        inputs.insert((file, text));
+    }
+    let ptx = fs::read_to_string(folder.join(format!("ptx/{name}.{target}.ptx"))).unwrap_or_default();
+    let compiler = fs::read_to_string(folder.join("requirements.txt")).unwrap();
+    let all = format!("{:?}", (inputs, ptx, compiler, target, include_str!("kernels.rs")));
+    format!("{:x}", Sha256::digest(all))
+}
+
+#[test]
+fn a_file_is_compiled_again_when_an_input_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("ptx")).unwrap();
+    let write = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();
+    let first = [("a.cu", "#include \"b.cuh\"\n1"), ("b.cuh", "#include \"c.cuh\"\n2"), ("c.cuh", "3"), ("d.cuh", "4")];
+    first
+        .into_iter()
+        .chain([("ptx/a.t.ptx", "5"), ("requirements.txt", "6")])
+        .for_each(|(file, text)| write(file, text));
+    let mut seen = BTreeSet::from([digest(folder.path(), "a", "t")]);
+    for file in ["a.cu", "b.cuh", "c.cuh", "ptx/a.t.ptx", "requirements.txt"] {
+        let before = fs::read_to_string(folder.path().join(file)).unwrap();
+        write(file, &(before + "7"));
+        assert!(seen.insert(digest(folder.path(), "a", "t")), "{file}");
+    }
+    write("d.cuh", "8");
+    assert!(!seen.insert(digest(folder.path(), "a", "t")) && seen.insert(digest(folder.path(), "a", "u")));
+}
+
+/// Bytes of static shared memory of each kernel of a file, and whether it uses dynamic one. What functions that are not
+/// inlined declare counts for every kernel of the file.
+fn shared_memory(ptx: &str) -> Vec<(&str, usize, bool)> {
+    let declared = |text: &str| -> usize {
+        let lines = text.lines().map(str::trim).filter(|line| line.starts_with(".shared "));
+        lines.map(|line| declared_bytes(line).unwrap_or_else(|| panic!("{line} is not understood"))).sum()
+    };
+    let mut parts = ptx.split(".entry ");
+    let of_all = declared(parts.next().expect("a head"));
+    let dynamic =
+        |line: &str| Some(line.strip_prefix(".extern .shared ")?.strip_suffix("[];")?.rsplit(' ').next()?.to_owned());
+    let dynamic: Vec<String> = ptx.lines().filter_map(dynamic).collect();
+    let uses = |body: &str| dynamic.iter().any(|name| body.contains(name.as_str()));
+    parts.map(|body| (body.split('(').next().unwrap_or_default().trim(), of_all + declared(body), uses(body))).collect()
+}
+
+/// Bytes of a declaration such as `.shared .align 4 .b8 name[64];` or `.shared .align 4 .u32 name;`.
+fn declared_bytes(line: &str) -> Option<usize> {
+    let mut words = line.trim_end_matches(';').split_whitespace().skip_while(|word| *word != ".align").skip(2);
+    let kind = words.next()?;
+    let bits: usize = kind.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()?;
+    let name = words.next()?;
+    let n = name.split_once('[').map_or(Some(1), |(_, n)| n.strip_suffix(']')?.parse().ok())?;
+    Some(n * bits / 8)
+}
+
+/// The host compares dynamic shared memory alone with what a block may have, and gives some kernels all of it.
+#[test]
+fn what_shared_memory_kernels_take_is_what_the_host_knows() {
+    /// Static shared memory that any block has room for.
+    const STATIC: usize = 48 << 10;
+    /// All of a block on the GPUs of the target that runs on no others.
+    const HOPPER: usize = 227 << 10;
+    for source in SOURCES {
+        for (ptx, target) in source.ptx.iter().zip(TARGETS).filter_map(|(ptx, target)| Some(((*ptx)?, target))) {
+            for (name, fixed, dynamic) in shared_memory(ptx) {
+                let kernel = Kernel::all().find(|k| k.entry().name == name).expect("a kernel of the table");
+                let given = kernel.shared_bytes() > 0 || kernel.shares_what_it_is_given();
+                assert_eq!(
+                    dynamic, given,
+                    "{name} for {}: dynamic shared memory, in the PTX and on the host",
+                    target.name
+                );
+                let most = match (dynamic, target.exact) {
+                    (false, _) => STATIC,
+                    (true, true) if !kernel.shares_what_it_is_given() => HOPPER - kernel.shared_bytes(),
+                    (true, _) => 0,
+                };
+                assert!(
+                    fixed <= most,
+                    "{name} for {}: {fixed} bytes of static shared memory, {most} at most",
+                    target.name
+                );
+            }
+        }
+    }
 }
 
 /// The pinned wheels, in an environment of their own under `target`.
