@@ -9,7 +9,7 @@
 pub mod file;
 mod image;
 
-pub use image::{ImportError, SeqHead};
+pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
 
 use crate::backend::{
     Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span, in_units,

@@ -118,15 +118,16 @@ fn write<B: Backend>(runner: &mut Runner<B>, seq: SeqId, path: &Path) -> Result<
 fn load<B: Backend>(runner: &mut Runner<B>, path: &Path, log: &[Token]) -> Result<(SeqId, f64)> {
     let opened = Opened::open(path)?.context("the file that was just written")?;
     let header = opened.header.clone();
-    let (mut reader, mut waited) = (opened.read()?, Duration::ZERO);
+    let check = runner.cache.layer_check(header.sequence.len);
+    let (mut reader, mut waited) = (opened.read(move |layer, image| check.check(layer, image))?, Duration::ZERO);
     let seq = runner.create(true)?;
     while reader.left() > 0 {
         let begun = Instant::now();
         let Some(next) = reader.next(DISK) else { bail!("{}: the disk does not answer", path.display()) };
         waited += begun.elapsed();
-        let (layer, image) = next?;
-        runner.import_layer(seq, header.sequence.len, layer, &image)?;
-        reader.recycle(image);
+        let layer = next?;
+        runner.import_layer(seq, &layer)?;
+        reader.recycle(layer.into_bytes());
     }
     runner.end_import(seq, &header.sequence, log.iter().copied());
     Ok((seq, waited.as_secs_f64()))

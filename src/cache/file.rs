@@ -7,7 +7,7 @@
 //! Numbers are in the machine's byte order; a machine of the other one refuses the version. A file is written beside its
 //! place, synced and renamed, so that its name is always that of a whole file. Reading and writing run on threads of their
 //! own (several read, each a layer at a time) and hold a few layers in memory. Checksums find accidents; the image itself is checked by
-//! [`KvCache::import_layer`](super::KvCache::import_layer).
+//! [`LayerCheck`](super::LayerCheck), on the threads that read.
 
 mod read;
 mod room;
@@ -17,7 +17,7 @@ pub use read::Reader;
 pub use room::{Kept, Room};
 pub use write::Writer;
 
-use super::SeqHead;
+use super::{InvalidImage, SeqHead};
 use crate::backend::KvGeometry;
 use crate::policy::SlotMeta;
 use crate::regular_file;
@@ -115,6 +115,8 @@ pub enum FileError {
     Version,
     #[error("it cannot be read ({0})")]
     Io(#[from] io::Error),
+    #[error(transparent)]
+    Image(#[from] InvalidImage),
 }
 
 /// A file whose header was read and whose length is what the header says.

@@ -5,8 +5,9 @@
 //! | heads x i32 live | heads x ring_len x i32 ring | pages of head 0 | pages of head 1 | ... | scores |
 //! ```
 //!
-//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them. Rows of a page beyond the lane's slots, and ring entries of positions that do not exist,
-//! are zero. An image comes from outside: [`KvCache::import_layer`] takes nothing over that a lane of such a sequence
+//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them. Rows of a page
+//! beyond the lane's slots, and ring entries of positions that do not exist, are zero. An image comes from outside: only
+//! [`LayerCheck`] makes the [`CheckedLayer`] that [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence
 //! could not hold.
 
 use super::{CacheError, KvCache, SeqId};
@@ -29,13 +30,37 @@ pub struct SeqHead {
     pub peak: u32,
 }
 
-/// Why an image was refused. The sequence holds the layers before it.
+/// Why an image was refused.
 #[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    #[error("layer {layer}: {what}")]
-    Invalid { layer: usize, what: &'static str },
-    #[error(transparent)]
-    Cache(#[from] CacheError),
+#[error("layer {layer}: {what}")]
+pub struct InvalidImage {
+    layer: usize,
+    what: &'static str,
+}
+
+/// Checks images of the layers of a sequence, on any thread.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerCheck {
+    g: KvGeometry,
+    len: usize,
+}
+
+/// The image of a layer that a sequence of a cache could have.
+pub struct CheckedLayer {
+    layer: usize,
+    /// Stored slots of each lane, and the rings of all lanes.
+    live: Vec<i32>,
+    rings: Vec<i32>,
+    /// Of each row of each page, if the policy has them.
+    scores: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+impl CheckedLayer {
+    /// The image's memory, for another one.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
 }
 
 /// Bytes of the tables in a layer's image, before its pages.
@@ -119,58 +144,30 @@ impl<B: Backend> KvCache<B> {
         }
     }
 
-    /// Fills one layer of a sequence from its image. The sequence is one that [`KvCache::create`] made, in which nothing was
-    /// fed; `len` is the number of tokens that it will have. Layers may come in any order, each once, and
+    /// A check of the layers of a sequence of `len` tokens.
+    pub fn layer_check(&self, len: usize) -> LayerCheck {
+        LayerCheck { g: *self.geometry(), len }
+    }
+
+    /// Fills one layer of a sequence from an image that this cache's [`LayerCheck`] has checked. The sequence is one that
+    /// [`KvCache::create`] made, in which nothing was fed. Layers may come in any order, each once, and
     /// [`KvCache::end_import`] follows the last.
-    pub fn import_layer(
-        &mut self,
-        b: &B,
-        seq: SeqId,
-        len: usize,
-        layer: usize,
-        image: &[u8],
-    ) -> Result<(), ImportError> {
+    pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
         let g = *self.geometry();
-        let invalid = |what| ImportError::Invalid { layer, what };
-        if layer >= g.n_layers || len > g.max_pages * g.page_slots {
-            return Err(invalid("more than the cache holds"));
-        }
-        let Some((tables, pages)) = image.split_at_checked(table_bytes(&g)) else {
-            return Err(invalid("shorter than its tables"));
-        };
-        let tables: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-        let (live, rings) = tables.split_at(g.n_kv_heads);
-        if live.iter().any(|&live| live < 0 || live as usize > len) {
-            return Err(invalid("more slots than tokens"));
-        }
-        let held: Vec<usize> = live.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).collect();
-        let n_pages: usize = held.iter().sum();
-        if pages.len() != n_pages * page_bytes(&g) {
-            return Err(invalid("another size than its slots need"));
-        }
-        let (pages, scores) = pages.split_at(n_pages * g.page_bytes());
-        let scores: Vec<f32> = scores.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
-        if !scores.iter().all(|score| score.is_finite()) {
-            return Err(invalid("a score is not a number"));
-        }
-        let (ring_len, mut rest) = (g.policy.ring_len(), pages);
-        let mut check = LaneCheck { g: &g, len, stored: vec![0; len] };
-        for head in 0..g.n_kv_heads {
-            let lane;
-            (lane, rest) = rest.split_at(held[head] * g.page_bytes());
-            let ring = &rings[head * ring_len..][..ring_len];
-            check.lane(head as u32 + 1, live[head] as usize, ring, lane).map_err(invalid)?;
-        }
+        let CheckedLayer { layer, live, rings, scores, bytes } = image;
+        let held = |live: &i32| (*live as usize).div_ceil(g.page_slots);
+        let n_pages: usize = live.iter().map(held).sum();
+        let pages = &bytes[table_bytes(&g)..][..n_pages * g.page_bytes()];
         self.reserve(b, n_pages)?;
         let taken = b.import_pages(&mut self.tables, pages);
-        let (row, mut at) = (g.row(layer, seq.0, 0), 0);
-        for (head, held) in held.into_iter().enumerate() {
+        let (row, mut at) = (g.row(*layer, seq.0, 0), 0);
+        for (head, held) in live.iter().map(held).enumerate() {
             b.write(&mut self.tables.page_table, (row + head) * g.max_pages, &taken[at..at + held]);
             let rows = score_rows(&g);
             b.write(&mut self.tables.score, (row + head) * g.score_slots(), &scores[at * rows..(at + held) * rows]);
             at += held;
         }
-        b.write(&mut self.tables.ring, row * ring_len, rings);
+        b.write(&mut self.tables.ring, row * g.policy.ring_len(), rings);
         b.write(&mut self.tables.live, row, live);
         Ok(())
     }
@@ -188,19 +185,53 @@ impl<B: Backend> KvCache<B> {
     }
 }
 
-/// Checks lanes of a layer's image.
-struct LaneCheck<'a> {
-    g: &'a KvGeometry,
-    len: usize,
-    /// `[len]` number of the last lane in which the position was found.
-    stored: Vec<u32>,
-}
+impl LayerCheck {
+    /// Checks that a layer of the sequence could have this image.
+    pub fn check(&self, layer: usize, image: Vec<u8>) -> Result<CheckedLayer, InvalidImage> {
+        let Self { g, len } = self;
+        let invalid = |what| InvalidImage { layer, what };
+        if layer >= g.n_layers || *len > g.max_pages * g.page_slots {
+            return Err(invalid("more than the cache holds"));
+        }
+        let Some((tables, pages)) = image.split_at_checked(table_bytes(g)) else {
+            return Err(invalid("shorter than its tables"));
+        };
+        let mut live: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+        let rings = live.split_off(g.n_kv_heads);
+        if live.iter().any(|&live| live < 0 || live as usize > *len) {
+            return Err(invalid("more slots than tokens"));
+        }
+        let held: Vec<usize> = live.iter().map(|&live| (live as usize).div_ceil(g.page_slots)).collect();
+        let n_pages: usize = held.iter().sum();
+        if pages.len() != n_pages * page_bytes(g) {
+            return Err(invalid("another size than its slots need"));
+        }
+        let (pages, scores) = pages.split_at(n_pages * g.page_bytes());
+        let scores: Vec<f32> = scores.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+        if !scores.iter().all(|score| score.is_finite()) {
+            return Err(invalid("a score is not a number"));
+        }
+        let (ring_len, mut rest, mut stored) = (g.policy.ring_len(), pages, vec![0; *len]);
+        for head in 0..g.n_kv_heads {
+            let lane;
+            (lane, rest) = rest.split_at(held[head] * g.page_bytes());
+            let ring = &rings[head * ring_len..][..ring_len];
+            self.lane(head as u32 + 1, live[head] as usize, ring, lane, &mut stored).map_err(invalid)?;
+        }
+        Ok(CheckedLayer { layer, live, rings, scores, bytes: image })
+    }
 
-impl LaneCheck<'_> {
     /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the sequence, and the ring names
-    /// the slots of the newest tokens.
-    fn lane(&mut self, number: u32, live: usize, ring: &[i32], pages: &[u8]) -> Result<(), &'static str> {
-        let Self { g, len, stored } = self;
+    /// the slots of the newest tokens. `stored`: `[len]` number of the last lane in which the position was found.
+    fn lane(
+        &self,
+        number: u32,
+        live: usize,
+        ring: &[i32],
+        pages: &[u8],
+        stored: &mut [u32],
+    ) -> Result<(), &'static str> {
+        let Self { g, len } = self;
         let (layout, page_bytes) = (g.page(), g.page_bytes());
         let meta = |slot: usize| layout.meta(&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots);
         let dense = !g.policy.evicts();

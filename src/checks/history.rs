@@ -206,7 +206,9 @@ impl<B: Backend> Run<'_, B> {
         let (mut image, mut again) = (Vec::new(), Vec::new());
         for (layer, &bytes) in bytes.iter().enumerate() {
             self.cache.export_layer(b, old, layer, &mut image);
-            self.cache.import_layer(b, new, head.len, layer, &image).expect("an image that was just made");
+            let checked = self.cache.layer_check(head.len).check(layer, image.clone());
+            let checked = checked.expect("an image that was just made");
+            self.cache.import_layer(b, new, &checked).expect("memory for a check");
             self.cache.export_layer(b, new, layer, &mut again);
             self.output.exact.extend([(image.len() as u64 == bytes) as i64, (image == again) as i64, bytes as i64]);
         }

@@ -7,8 +7,8 @@
 use super::context::Context;
 use super::loaded::{Loaded, hex_digest};
 use crate::backend::Backend;
-use crate::cache::SeqId;
 use crate::cache::file::{Header, Opened, Reader, Room, Writer};
+use crate::cache::{CheckedLayer, SeqId};
 use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, Token, count};
 use std::io;
 use std::path::Path;
@@ -58,7 +58,7 @@ const NOW: Due = Due::In(Duration::ZERO);
 /// A cache that is being loaded.
 pub(super) struct Load {
     header: Header,
-    reader: Reader,
+    reader: Reader<CheckedLayer>,
     pub log: Vec<LogEntry>,
     pub pending: Option<Token>,
     /// Tokens of the log.
@@ -217,9 +217,9 @@ impl Load {
         let sequence = &self.header.sequence;
         if self.reader.left() > 0 {
             let Some(next) = self.reader.next(LAYER) else { return Ok(false) };
-            let (layer, image) = next.map_err(|e| e.to_string())?;
-            m.runner.import_layer(context.seq, sequence.len, layer, &image).map_err(|e| e.to_string())?;
-            self.reader.recycle(image);
+            let layer = next.map_err(|e| e.to_string())?;
+            m.runner.import_layer(context.seq, &layer).map_err(|e| e.to_string())?;
+            self.reader.recycle(layer.into_bytes());
         }
         if self.reader.left() > 0 {
             return Ok(false);
@@ -264,7 +264,7 @@ fn open<B: Backend>(
     path: &Path,
     log: &[LogEntry],
     total: usize,
-) -> Result<Option<(Header, Reader)>, String> {
+) -> Result<Option<(Header, Reader<CheckedLayer>)>, String> {
     let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };
     let Header { identity, sequence, log: digest, layer_bytes } = &opened.header;
     let eviction = canonical(log).fold(true, |on, entry| match entry {
@@ -282,5 +282,9 @@ fn open<B: Backend>(
         return Err("it is damaged (the sizes of its layers)".to_owned());
     }
     let header = opened.header.clone();
-    opened.read().map(|reader| Some((header, reader))).map_err(|e| e.to_string())
+    let check = m.runner.cache.layer_check(total);
+    opened
+        .read(move |layer, image| check.check(layer, image))
+        .map(|reader| Some((header, reader)))
+        .map_err(|e| e.to_string())
 }

@@ -3,7 +3,7 @@
 use super::EngineOptions;
 use super::planner::{self, kv_budget};
 use crate::backend::{Backend, KvGeometry, SampleArgs, SamplingState, Span, StepKind, seen_words};
-use crate::cache::{CacheError, ImportError, KvCache, PAGE_SLOTS, SeqHead, SeqId};
+use crate::cache::{CacheError, CheckedLayer, KvCache, PAGE_SLOTS, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
 use crate::protocol::{SamplingParams, Token};
@@ -201,8 +201,8 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Fills one layer of an empty sequence from its image: [`KvCache::import_layer`].
-    pub fn import_layer(&mut self, seq: SeqId, len: usize, layer: usize, image: &[u8]) -> Result<(), ImportError> {
-        self.cache.import_layer(&self.b, seq, len, layer, image)
+    pub fn import_layer(&mut self, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
+        self.cache.import_layer(&self.b, seq, image)
     }
 
     /// Ends the import of a sequence that `tokens` were fed to.

@@ -93,7 +93,7 @@ pub fn run(path: PathBuf, bytes: &[u8]) -> Result<()> {
 
 fn file(path: &Path, bytes: &[u8]) -> Result<()> {
     let Some(opened) = Opened::open(path)? else { return Ok(()) };
-    let mut reader = opened.read()?;
+    let mut reader = opened.read(|_, image| Ok(image))?;
     while reader.left() > 0 {
         reader.next(SOON).expect("a reader that reads")?;
     }
@@ -105,11 +105,12 @@ fn image(bytes: &[u8]) -> Result<()> {
     let b = Cpu::new(1);
     let mut cache = empty(&b);
     let seq = cache.create(&b, true)?;
-    let taken = cache.import_layer(&b, seq, TOKENS, bytes.len() % 2, bytes);
+    let checked = cache.layer_check(TOKENS).check(bytes.len() % 2, bytes.to_vec());
+    let taken = checked.map(|image| cache.import_layer(&b, seq, &image));
     if let Err(why) = cache.audit(&b) {
         panic!("{why}");
     }
     cache.release(&b, seq);
     assert_eq!(cache.pool_stats(&b).used_pages, 0);
-    Ok(taken?)
+    Ok(taken??)
 }

@@ -140,9 +140,10 @@ fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
         runner.release(seq);
         let copy = runner.create(true).unwrap();
         for (layer, image) in images.iter().enumerate() {
-            let cut = runner.import_layer(copy, head.len, layer, &image[..image.len() - 4]);
+            let check = runner.cache.layer_check(head.len);
+            let cut = check.check(layer, image[..image.len() - 4].to_vec());
             assert!(cut.is_err_and(|e| e.to_string().contains("another size")));
-            runner.import_layer(copy, head.len, layer, image).unwrap();
+            runner.import_layer(copy, &check.check(layer, image.clone()).unwrap()).unwrap();
         }
         runner.end_import(copy, &head, std::iter::empty());
         for seq in [fork, copy] {

@@ -4,7 +4,7 @@
 use crate::tiny::Rng;
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs};
-use dmschat::cache::{CacheError, ImportError, KvCache, SeqId};
+use dmschat::cache::{CacheError, KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy, Shift};
 use dmschat::protocol::{LaneFilter, LaneState};
@@ -151,14 +151,15 @@ impl Bench {
         }
         let mut import = || {
             for (layer, image) in images.iter().enumerate() {
-                self.cache.import_layer(&self.b, id, head.len, layer, image)?;
+                let image = self.cache.layer_check(head.len).check(layer, image.clone())?;
+                self.cache.import_layer(&self.b, id, &image)?;
             }
             self.cache.end_import(&self.b, id, &head);
-            Ok::<_, ImportError>(())
+            anyhow::Ok(())
         };
         let imported = import();
         if damaged || imported.is_err() {
-            assert!(damaged || matches!(imported, Err(ImportError::Cache(_))), "{imported:?}");
+            assert!(damaged || imported.as_ref().is_err_and(|e| e.is::<CacheError>()), "{imported:?}");
             assert!(images[layer].len() == whole[layer].len() || imported.is_err());
             self.cache.audit(&self.b).unwrap();
             return self.cache.release(&self.b, id);

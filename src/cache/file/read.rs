@@ -1,6 +1,7 @@
 //! Reads the layers of a file ahead, on several threads: copies from the system's page cache and checksums of one thread are
 //! slower than a GPU takes the layers.
 
+use super::super::InvalidImage;
 use super::{CHECKSUM_BYTES, FileError, Opened, layer_checksum, whole};
 use std::fs::File;
 use std::io;
@@ -15,11 +16,9 @@ const MOST_THREADS: usize = if cfg!(unix) { 4 } else { 1 };
 /// Bytes of layers in memory at once that fewer threads keep to, if the layers are so large.
 const MOST_BYTES: u64 = 256 << 20;
 
-type Layer = (usize, Result<Vec<u8>, FileError>);
-
-/// Layers of a file, read ahead by threads.
-pub struct Reader {
-    layers: Receiver<Layer>,
+/// Layers of a file, read ahead and checked by threads, which make a `T` of each.
+pub struct Reader<T> {
+    layers: Receiver<Result<T, FileError>>,
     shared: Arc<Shared>,
     left: usize,
 }
@@ -36,8 +35,12 @@ struct Shared {
 }
 
 impl Opened {
-    /// Starts to read the layers. The caller has compared their sizes with what such a sequence may need.
-    pub fn read(self) -> io::Result<Reader> {
+    /// Starts to read the layers. `check` gets the number and the image of each, if its checksum is right. The caller has
+    /// compared their sizes with what such a sequence may need.
+    pub fn read<T: Send + 'static>(
+        self,
+        check: impl Fn(usize, Vec<u8>) -> Result<T, InvalidImage> + Send + Copy + 'static,
+    ) -> io::Result<Reader<T>> {
         let mut end = self.begin;
         let place = |&bytes: &u64| {
             let image = end..end + bytes;
@@ -54,7 +57,8 @@ impl Opened {
         let shared = Arc::new(Shared { file: self.file, seed: self.seed, images, next, spares });
         for number in 0..threads {
             let (shared, sender) = (Arc::clone(&shared), sender.clone());
-            let started = std::thread::Builder::new().name("cache-read".into()).spawn(move || shared.send(&sender));
+            let started =
+                std::thread::Builder::new().name("cache-read".into()).spawn(move || shared.send(&sender, check));
             // One is enough.
             if number == 0 {
                 started?;
@@ -66,16 +70,20 @@ impl Opened {
 
 impl Shared {
     /// Reads layers that no other thread reads, until none is left or the reader is dropped.
-    fn send(&self, layers: &SyncSender<Layer>) {
+    fn send<T>(
+        &self,
+        layers: &SyncSender<Result<T, FileError>>,
+        check: impl Fn(usize, Vec<u8>) -> Result<T, InvalidImage>,
+    ) {
         loop {
             let layer = self.next.fetch_add(1, Ordering::Relaxed);
             if layer >= self.images.len() {
                 return;
             }
             let mut image = self.spares().pop().unwrap_or_default();
-            let read = self.read(layer, &mut image);
+            let read = self.read(layer, &mut image).and_then(|()| Ok(check(layer, image)?));
             let failed = read.is_err();
-            if layers.send((layer, read.map(|()| image))).is_err() || failed {
+            if layers.send(read).is_err() || failed {
                 return;
             }
         }
@@ -115,13 +123,13 @@ fn read_exact_at(mut file: &File, at: u64, bytes: &mut [u8]) -> io::Result<()> {
     file.read_exact(bytes)
 }
 
-impl Reader {
-    /// Another layer and its image, in any order; `None` if none is there `within` that time.
-    pub fn next(&mut self, within: Duration) -> Option<Result<(usize, Vec<u8>), FileError>> {
+impl<T> Reader<T> {
+    /// Another layer, in any order; `None` if none is there `within` that time.
+    pub fn next(&mut self, within: Duration) -> Option<Result<T, FileError>> {
         match self.layers.recv_timeout(within) {
-            Ok((layer, image)) => {
+            Ok(layer) => {
                 self.left -= 1;
-                Some(image.map(|image| (layer, image)))
+                Some(layer)
             }
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => Some(Err(FileError::Damaged("its reader ended"))),

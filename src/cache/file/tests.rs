@@ -52,7 +52,7 @@ type Content = (Header, Vec<Vec<u8>>);
 fn read(path: &Path) -> Result<Option<Content>, FileError> {
     let Some(opened) = Opened::open(path)? else { return Ok(None) };
     let header = opened.header.clone();
-    let mut reader = opened.read()?;
+    let mut reader = opened.read(|layer, image| Ok((layer, image)))?;
     let mut layers = vec![Vec::new(); reader.left()];
     while reader.left() > 0 {
         let (layer, image) = reader.next(SOON).expect("a reader that reads")?;
