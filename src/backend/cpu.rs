@@ -7,7 +7,7 @@ mod linear;
 mod pool;
 mod rope;
 mod simd;
-mod thread_pool;
+pub(super) mod thread_pool;
 
 use super::{
     AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts, Profile,

@@ -25,7 +25,7 @@ const SPIN: Duration = Duration::from_micros(500);
 /// `(worker, task)`; the caller is worker 0.
 type Job<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-pub(super) struct ThreadPool {
+pub(in crate::backend) struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// Held while a loop runs.
@@ -242,7 +242,7 @@ impl Shared {
 struct Share(AtomicUsize);
 
 /// A block of a row-major matrix with exclusive write access.
-pub(super) struct Tile<'a, T = f32> {
+pub(in crate::backend) struct Tile<'a, T = f32> {
     data: *mut T,
     /// Elements from one row to the next.
     width: usize,
