@@ -16,6 +16,7 @@ mod chain;
 pub mod compare;
 mod context;
 mod conversation;
+mod dials;
 mod disk;
 mod loaded;
 mod pins;
@@ -33,11 +34,11 @@ mod threads;
 mod weights;
 mod worker;
 
+pub use dials::measure_dials;
 pub use loaded::{default_sampling, template_spec, weights_info};
 pub use planner::{CHAT_LOGITS, host_bytes};
 pub use prompt::ends_thinking;
 pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
-pub use steer::measure_dials;
 pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 
@@ -210,7 +211,7 @@ impl Loading {
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);
-        let keep = options.keep_ratio.map(|ratio| model.dial_for(&outlet.sender(None), 0.0, Keep::Ratio(ratio)));
+        let keep = options.keep_ratio.map(|ratio| model.first_dial(Keep::Ratio(ratio)));
         model.dial = keep.as_ref().map_or(0.0, |keep| keep.as_ref().map_or(0.0, |(dial, ..)| *dial));
         let Self { inbox, outlet } = self;
         let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);

@@ -21,7 +21,8 @@ use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Command, Event, EventSender, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo, Token, TwinReport,
+    Command, Event, EventSender, Keep, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo, Token,
+    TwinReport,
 };
 use crate::tokenizer::flatten;
 use chains::Chains;
@@ -126,6 +127,8 @@ pub(super) struct Conversation {
     /// Commands received during a replay that act between steps after it.
     late: VecDeque<(EventSender, Command)>,
     pub forgotten: Forgotten,
+    /// Requests that wait for the trial prefill of the dial's table.
+    pub keep_waiting: Vec<(EventSender, Keep)>,
 }
 
 impl Conversation {
@@ -159,6 +162,7 @@ impl Conversation {
             queue: VecDeque::new(),
             late: VecDeque::new(),
             forgotten: Forgotten::default(),
+            keep_waiting: Vec::new(),
         })
     }
 

@@ -4,16 +4,34 @@ use super::EngineOptions;
 use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
 use crate::backend::Backend;
+use crate::cache::SeqId;
 use crate::cache::file::Identity;
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::policy::DialTable;
-use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, WeightsInfo, WhenFull};
+use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, Token, WeightsInfo, WhenFull};
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// What is known of the model's dial.
+pub(super) enum Dials {
+    /// No file was looked for.
+    Unknown,
+    /// There is no file, and the trial prefill has not ended.
+    Unmeasured(Option<Trial>),
+    Known(DialTable),
+}
+
+/// A trial prefill that runs: a sequence without eviction whose decisions are counted at its end.
+pub(super) struct Trial {
+    pub seq: SeqId,
+    pub tokens: Vec<Token>,
+    /// Number of them that were fed.
+    pub fed: usize,
+}
 
 /// The state that all conversations share.
 pub(super) struct Loaded<B: Backend> {
@@ -29,8 +47,8 @@ pub(super) struct Loaded<B: Backend> {
     pub eviction: bool,
     /// The dial of new conversations.
     pub dial: f32,
-    /// What the model keeps at each setting of the dial, once it was asked for, and the folder of its file.
-    pub dials: Option<DialTable>,
+    /// What the model keeps at each setting of the dial, and the folder of its file.
+    pub dials: Dials,
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
     /// Whether at most one conversation has work.
@@ -55,7 +73,7 @@ impl<B: Backend> Loaded<B> {
             },
             eviction: options.eviction.unwrap_or(!disabled),
             dial: 0.0,
-            dials: None,
+            dials: Dials::Unknown,
             dial_folder: options.dial_folder.clone(),
             when_full: options.when_full,
             alone: true,

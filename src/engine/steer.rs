@@ -1,117 +1,26 @@
 //! Steering of what a conversation keeps: the dial, and what is dropped where memory runs out.
 
 use super::conversation::{Conversation, Forgotten};
+use super::dials::for_each_slot;
 use super::loaded::Loaded;
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;
-use crate::cache::SeqId;
-use crate::checkpoint::dial_file;
-use crate::policy::{DialTable, Dms, MAX_RATIO, Policy, SINKS, STRENGTHS, SlotMeta};
-use crate::protocol::{Event, EventSender, Keep, LogChange, LogEntry, Token, WhenFull, count};
-use crate::tokenizer::Tokenizer;
-use anyhow::Context as _;
+use crate::cache::{CacheError, SeqId};
+use crate::policy::{Dms, Policy, SINKS, STRENGTHS};
+use crate::protocol::{Command, Event, EventSender, Keep, LogChange, LogEntry, WhenFull, count};
 
-/// Text of the trial prefill: a chat with facts, numbers and code.
-const SAMPLE: &str = include_str!("sample.txt");
-/// Most tokens of the trial prefill.
-const SAMPLE_TOKENS: usize = 640;
-/// By how much a step of the dial changes the compression ratio.
-const STEP: f64 = 1.4;
 /// Share of a sequence's pages that are freed at once where memory runs out.
 const FREED_SHARE: usize = 8;
 /// Newest tokens that a cache without decisions keeps.
 const NEWEST: usize = 64;
 
-impl<B: Backend> Loaded<B> {
-    /// What the model keeps at each setting of the dial: from its file, or by a trial prefill. Fails with a sentence for the
-    /// user.
-    fn dial_table(&mut self, events: &EventSender) -> Result<DialTable, String> {
-        match self.runner.cache.geometry().policy {
-            Policy::Dms(_) => {}
-            Policy::Dense => return Err("this cache keeps everything: the model was not trained to forget".into()),
-            policy => return Err(format!("policy {} keeps what its --budget says", policy.name())),
-        }
-        if let Some(table) = &self.dials {
-            return Ok(table.clone());
-        }
-        let file = self.dial_folder.as_ref().map(|folder| {
-            let name = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
-            dial_file::path(folder, &name(&self.info.model_fingerprint), &name(&self.info.weights.format))
-        });
-        let table = match file.as_deref().and_then(dial_file::read) {
-            Some(table) => table,
-            None => {
-                events.notice("measuring once what this model keeps at each setting");
-                let tokens = self.vocabulary.tokenizer.encode_text(SAMPLE).map_err(|e| format!("{e:#}"))?;
-                let table =
-                    measure(&mut self.runner, &tokens).map_err(|e| format!("it cannot be measured now: {e}"))?;
-                let table = table.ok_or("the context is too short to measure what is kept")?;
-                if let Some(Err(error)) = file.map(|file| dial_file::write(&file, &table)) {
-                    events.notice(format!("the measurement is not kept for the next start: {error}"));
-                }
-                table
-            }
-        };
-        self.dials = Some(table.clone());
-        Ok(table)
-    }
-
-    /// The dial for what is wanted, where it is `dial` now, with the ratios expected there and as trained.
-    pub fn dial_for(&mut self, events: &EventSender, dial: f32, keep: Keep) -> Result<(f32, f64, f64), String> {
-        let table = self.dial_table(events)?;
-        let trained = table.ratio(0.0);
-        let wanted = match keep {
-            Keep::Trained => trained,
-            Keep::More => table.ratio(dial) / STEP,
-            Keep::Less => table.ratio(dial) * STEP,
-            Keep::Ratio(ratio) if (1.0..=MAX_RATIO).contains(&f64::from(ratio)) => f64::from(ratio),
-            Keep::Ratio(ratio) => return Err(format!("{ratio} is out of range, expected a ratio of 1 to {MAX_RATIO}")),
-        };
-        let wanted = wanted.clamp(1.0, MAX_RATIO);
-        let dial = table.setting(wanted);
-        Ok((dial, table.ratio(dial), trained))
-    }
-}
-
-/// What the model keeps at each setting of the dial, by a trial prefill.
-pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
-    let tokens = tokenizer.encode_text(SAMPLE)?;
-    measure(runner, &tokens)?.context("the context is too short to measure what is kept")
-}
-
-/// Feeds a text without eviction and counts the decisions about its tokens.
-fn measure<B: Backend>(runner: &mut Runner<B>, tokens: &[Token]) -> Result<Option<DialTable>, StepError> {
-    let seq = runner.create(false)?;
-    let n = tokens.len().min(SAMPLE_TOKENS).min(runner.context());
-    let step = runner.max_step();
-    let fed: Result<(), StepError> = tokens[..n].chunks(step).try_for_each(|chunk| runner.feed(seq, chunk));
-    let fed = fed.and_then(|()| Ok(runner.check_finite()?));
-    let mut counts = [0; STRENGTHS];
-    if fed.is_ok() {
-        for_each_slot(runner, seq, |_, meta| counts[meta.strength()] += 1);
-    }
-    runner.release(seq);
-    fed.map(|()| DialTable::of_counts(&counts))
-}
-
-/// Calls `each` with the number of the lane and the metadata of each slot of a sequence.
-fn for_each_slot<B: Backend>(runner: &Runner<B>, seq: SeqId, mut each: impl FnMut(usize, SlotMeta)) {
-    let (layers, heads) = (runner.config().n_layers, runner.config().n_kv_heads);
-    for lane in 0..layers * heads {
-        let metas = runner.cache.slot_metas(runner.backend(), seq, lane / heads, lane % heads);
-        metas.into_iter().for_each(|meta| each(lane, meta));
-    }
-}
-
 impl Conversation {
     /// Sets how much is kept of the tokens that follow.
     pub(super) fn set_keep<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
-        if self.is_replaying() {
-            return events.notice("what is kept stays as it was: the conversation is still being loaded");
-        }
-        match m.dial_for(events, self.dial, keep) {
+        match m.dial_for(self.dial, keep) {
             Err(why) => events.notice(why),
-            Ok((dial, ratio, trained)) => {
+            Ok(None) => self.measure_first(m, events, keep),
+            Ok(Some((dial, ratio, trained))) => {
                 self.dial = dial;
                 self.chain.context.set_dial(&mut m.runner, dial);
                 let at_token = self.chain.context.len(&m.runner);
@@ -121,16 +30,53 @@ impl Conversation {
         }
     }
 
-    /// Takes over the dial of a log that was loaded, and reports it.
+    /// Begins the trial prefill that a request needs, which is served when that has ended.
+    fn measure_first<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
+        if !m.is_measuring() {
+            events.notice("measuring once what this model keeps at each setting");
+        }
+        loop {
+            match m.begin_trial() {
+                Ok(()) => return self.keep_waiting.push((events.clone(), keep)),
+                Err(StepError::Cache(CacheError::Sequences(_))) if self.give_up_older(&mut m.runner) => {}
+                Err(error) => return events.notice(format!("it cannot be measured now: {error}")),
+            }
+        }
+    }
+
+    /// Serves the requests that waited for the trial prefill, which ended so.
+    pub(super) fn measured<B: Backend>(&mut self, m: &mut Loaded<B>, outcome: &Result<Option<String>, String>) {
+        if self.keep_waiting.is_empty() {
+            return;
+        }
+        self.publish(m);
+        for (events, keep) in std::mem::take(&mut self.keep_waiting) {
+            match outcome {
+                Err(why) => events.notice(why.clone()),
+                Ok(notice) => {
+                    notice.iter().for_each(|text| events.notice(text.clone()));
+                    self.receive(m, events, Command::SetKeep(keep));
+                }
+            }
+        }
+    }
+
+    /// Takes over the dial of a log that was loaded, and reports it if its ratio is known. It is not measured for that.
     pub(super) fn adopt_dial<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender) {
         let dial = m.runner.cache.dial(self.chain.context.seq);
         if dial == self.dial {
             return;
         }
         self.dial = dial;
-        if let Ok(table) = m.dial_table(events) {
-            let at_token = self.chain.context.len(&m.runner);
-            events.event(Event::KeepSet { ratio: table.ratio(dial), trained: table.ratio(0.0), at_token });
+        let at_token = self.chain.context.len(&m.runner);
+        match m.dial_table() {
+            Ok(Some(table)) => {
+                events.event(Event::KeepSet { ratio: table.ratio(dial), trained: table.ratio(0.0), at_token });
+            }
+            Ok(None) => {
+                events.notice("what is kept is set as it was saved; /forget trained|N changes it and says how much")
+            }
+            Err(_) => {}
         }
     }
 

@@ -60,6 +60,7 @@ impl<B: Backend> Worker<B> {
             self.publish_if_due();
             self.step();
             self.step_twins();
+            self.step_trial();
             self.finish();
             let due = self.conversations.values_mut().map(|c| c.write_cache(&mut self.model));
             self.cache_due = due.min().unwrap_or(Due::Never);
@@ -78,6 +79,7 @@ impl<B: Backend> Worker<B> {
     fn receive(&mut self) -> bool {
         let jobs = || self.conversations.values().filter(|c| c.job.is_some());
         let wait = match self.cache_due {
+            _ if self.model.is_measuring() => Some(Duration::ZERO),
             _ if jobs().next().is_some() => {
                 Some(if jobs().all(Conversation::only_waits) { ENCODING_POLL } else { Duration::ZERO })
             }
@@ -236,14 +238,18 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
-    /// this order: a twin, a checkpoint of these conversations, one of any other, a cache that is being rebuilt, the pages of the
-    /// chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
+    /// this order: the dial's trial prefill, a twin, a checkpoint of these conversations, one of any other, a cache that is being
+    /// rebuilt, the pages of the chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
     /// and else the job, with `error`.
     fn make_room(&mut self, ids: &[Id], error: &CacheError) {
         if let [id] = ids
             && let Some(conversation) = self.conversations.get_mut(&id.conversation).filter(|c| c.is_only_asking())
         {
             return conversation.halt(Halt::CacheFull(error.to_string()));
+        }
+        if self.model.give_up_trial() {
+            let why = "it cannot be measured now: the conversation needs the memory";
+            return self.measured(&Err(why.to_owned()));
         }
         let runner = &mut self.model.runner;
         for conversation in self.conversations.values_mut() {
@@ -297,6 +303,19 @@ impl<B: Backend> Worker<B> {
         let size = self.scheduler.chunks.size();
         for conversation in self.conversations.values_mut() {
             conversation.step_twin(&mut self.model, size);
+        }
+    }
+
+    /// Runs a step of the dial's trial prefill, and serves who waited for it.
+    fn step_trial(&mut self) {
+        if let Some(outcome) = self.model.step_trial(self.scheduler.chunks.size()) {
+            self.measured(&outcome);
+        }
+    }
+
+    fn measured(&mut self, outcome: &Result<Option<String>, String>) {
+        for conversation in self.conversations.values_mut() {
+            conversation.measured(&mut self.model, outcome);
         }
     }
 

@@ -39,4 +39,5 @@ mod tidy;
 mod tiny;
 mod turns;
 mod twin;
+mod wander;
 mod weight_files;

@@ -2,6 +2,7 @@
 
 use crate::harness::{Exchange, Session};
 use crate::tiny::{Form, Spec, Tiny};
+use dmschat::engine::EngineOptions;
 use dmschat::protocol::{
     Command, Event, GenerateRequest, Keep, LogEntry, RestoreRequest, StopReason, TurnReport, WhenFull,
 };
@@ -30,7 +31,9 @@ fn ask_with(s: &mut Session, question: &str, pin: Option<&str>) -> TurnReport {
     s.log.truncate(report.log_base);
     s.log.extend_from_slice(&report.log);
     let (turn, reply) = (report.turn, report.generated.clone());
-    s.exchanges.push(Exchange { turn, question: question.to_owned(), reply });
+    if report.in_context {
+        s.exchanges.push(Exchange { turn, question: question.to_owned(), reply });
+    }
     report
 }
 
@@ -215,7 +218,9 @@ fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
 #[test]
 fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
     let tiny = talker(345);
-    let mut s = Session::new(&tiny);
+    let folder = tempfile::tempdir().unwrap();
+    let dials = |o: &mut EngineOptions| o.dial_folder = Some(folder.path().to_owned());
+    let mut s = Session::with(&tiny, dials);
     let set = |s: &mut Session, keep| {
         s.send(Command::SetKeep(keep));
         s.wait(|e| if let Event::KeepSet { ratio, trained, .. } = e { Some((*ratio, *trained)) } else { None })
@@ -228,8 +233,8 @@ fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
     let (more, _) = set(&mut s, Keep::Less);
     assert!((more / ratio - 1.4).abs() < 0.1, "{more}");
     assert_eq!(set(&mut s, Keep::Trained).0, trained);
-    // A conversation that is resumed keeps its dial.
-    let mut again = Session::new(&tiny);
+    // A conversation that is resumed keeps its dial, and measures nothing.
+    let mut again = Session::with(&tiny, dials);
     again.send(Command::Restore(Box::new(RestoreRequest { log, ..Default::default() })));
     let resumed = again.wait(|e| if let Event::KeepSet { ratio, .. } = e { Some(*ratio) } else { None });
     assert!((resumed - ratio).abs() < 1e-6);
@@ -238,4 +243,37 @@ fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
     assert!(ask(&mut plain, &long_question()).kv.ratio.unwrap() > kept);
     s.send(Command::SetKeep(Keep::Ratio(0.5)));
     s.wait(|e| matches!(e, Event::Notice(text) if text.contains("out of range")).then_some(()));
+}
+
+#[test]
+fn the_dial_is_measured_between_the_steps_of_an_answer() {
+    let tiny = talker(370);
+    let mut s = Session::new(&tiny);
+    ask(&mut s, QUESTION);
+    s.max_tokens = 100;
+    let prompt = s.prompt(&long_question());
+    let request = s.request(prompt);
+    let mut plain = Session::new(&tiny);
+    ask(&mut plain, QUESTION);
+    plain.max_tokens = 100;
+    let wanted = ask(&mut plain, &long_question()).generated;
+    // Twice: the second waits for the same trial. Its steps of 16 tokens are 40.
+    s.after_steps(60, Command::SetKeep(Keep::Ratio(1.5)));
+    s.after_steps(62, Command::SetKeep(Keep::Less));
+    s.send(Command::Generate(Box::new(request)));
+    let first = s.wait(|e| if let Event::KeepSet { at_token, .. } = e { Some(*at_token) } else { None });
+    let ratio = s.wait(|e| if let Event::KeepSet { ratio, .. } = e { Some(*ratio) } else { None });
+    assert!((ratio - 2.1).abs() < 0.1, "{ratio}");
+    let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
+    let begun = report.prompt_tokens;
+    assert!(first > begun && first < begun + report.generated.len(), "the answer went on meanwhile: {first}");
+    assert_eq!(report.generated[..first - begun], wanted[..first - begun], "and is the same up to there");
+    assert_eq!(s.notices().iter().filter(|text| text.starts_with("measuring once")).count(), 1);
+    // Where its memory is needed, it is given up.
+    let mut s = Session::with(&tiny, |o| o.kv_limit = Some(4 * 30 * 16 * 260));
+    s.send(Command::SetKeep(Keep::Ratio(1.5)));
+    let why =
+        s.wait(|e| if let Event::Notice(text) = e { Some(text.clone()).filter(|t| t.contains("now")) } else { None });
+    assert!(why.starts_with("it cannot be measured now"), "{why}");
+    assert_eq!(s.snapshot().kv.bytes, 0, "its pages are free again");
 }
