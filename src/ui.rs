@@ -7,6 +7,7 @@
 //! off the UI thread.
 
 pub mod action;
+pub mod active_turn;
 mod attach;
 pub mod burst;
 pub mod capabilities;

@@ -90,6 +90,14 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         ("slots", format!("{} live, {} dense", count(kv.live_slots), count(kv.dense_slots))),
         ("tokens", context_use(app)),
     ];
+    if kv.reads > 0.0 {
+        let text = format!(
+            "{} slots a head in the last answer, {} at most stored",
+            count(kv.reads as u64),
+            count(kv.peak_slots as u64)
+        );
+        rows.push(("reads", text));
+    }
     rows.extend(also_held(app));
     if let Some(info) = &app.engine.info {
         let policy = match (info.policy.as_str(), info.dms.as_str()) {

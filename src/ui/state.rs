@@ -2,6 +2,7 @@
 //! caches in [`Feed`]; nothing here reads a file, a clock or a terminal.
 
 use super::action::Action;
+pub use super::active_turn::ActiveTurn;
 use super::burst::Burst;
 use super::commands::Completion;
 use super::depth::Depth;
@@ -14,7 +15,7 @@ use super::memory::{Memory, MemoryPage};
 use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
-use crate::config::Settings;
+use crate::config::{Settings, Width};
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
@@ -171,37 +172,9 @@ pub struct ChatOptions {
     pub sampling: SamplingParams,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
+    /// How many chains answer.
+    pub width: Width,
     pub kv_limit: Option<u64>,
-}
-
-/// The turn being answered.
-#[derive(Clone, Debug)]
-pub struct ActiveTurn {
-    pub turn: u64,
-    pub message: MessageId,
-    pub started_ms: u64,
-    /// Tokens of the prompt, once encoded.
-    pub prompt_tokens: Option<usize>,
-    /// Text has arrived.
-    pub answering: bool,
-    pub thinking_since_ms: Option<u64>,
-    /// Milliseconds and tokens of the think block, once the answer began.
-    pub thought: Option<(u64, usize)>,
-    pub stopping: bool,
-}
-
-impl ActiveTurn {
-    /// Delay before the preparation of the prompt is shown.
-    const PREPARING_MS: u64 = 300;
-
-    /// Returns when the preparation of the prompt is shown; `None` once it is encoded.
-    pub fn shows_preparing_at(&self) -> Option<u64> {
-        (self.prompt_tokens.is_none() && !self.answering).then_some(self.started_ms + Self::PREPARING_MS)
-    }
-
-    pub fn is_preparing(&self, now_ms: u64) -> bool {
-        self.shows_preparing_at().is_some_and(|at| now_ms >= at)
-    }
 }
 
 /// The token count of the draft.
@@ -233,6 +206,8 @@ pub struct Queued {
     pub text: String,
     /// The message that it replaces.
     pub replaces: Option<MessageId>,
+    /// How many chains answer it, if not as many as set.
+    pub width: Option<Width>,
 }
 
 /// One line above the input.
@@ -452,6 +427,7 @@ impl App {
             sampling: settings.sampling(&SamplingParams::default()),
             seed: settings.seed,
             max_tokens: settings.max_tokens,
+            width: settings.width.unwrap_or(Width::Chains(1)),
             kv_limit: settings.kv_limit,
         };
         let engine = EngineView {

@@ -2,6 +2,7 @@
 //! ([`keys`], [`overlay`]) return intents; [`perform`] carries them out, with a file for each topic: [`commands`],
 //! [`turns`], [`files`], [`models`], [`stop`].
 
+mod chains;
 mod commands;
 mod compact;
 mod completion;

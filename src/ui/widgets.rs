@@ -1,6 +1,7 @@
 //! The widgets of the screen and their layout. Widgets draw from the state and change only the conversation's cached
 //! rows.
 
+pub mod chains;
 pub mod conversation;
 pub mod frame;
 pub mod heatmap;

@@ -1,7 +1,7 @@
 //! Sends commands to the engine, and prompts once they are rendered.
 
 use super::Runtime;
-use crate::protocol::{Command, Event, FORK_TURN, GenerateRequest, RecallRequest};
+use crate::protocol::{ChainsRequest, Command, Event, FORK_TURN, GenerateRequest, RecallRequest};
 use crate::ui::event::AppEvent;
 use crate::ui::outbox::{Purpose, Rendered, Source};
 use crate::ui::sessions::render_options;
@@ -64,7 +64,9 @@ impl Runtime {
             return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
         };
         let pin = self.app.chat.system().filter(|_| self.app.setup.settings.pin_system).map(str::to_owned);
-        self.request(turn, self.app.options.max_tokens, pin, source);
+        let early_stop = self.app.setup.settings.early_stop;
+        let chains = self.app.turn.as_ref().and_then(|turn| turn.chains_request(early_stop));
+        self.request(turn, self.app.options.max_tokens, pin, chains, source);
         Vec::new()
     }
 
@@ -74,14 +76,21 @@ impl Runtime {
             return vec![AppEvent::GenerateFailed { turn: FORK_TURN, error: "no model is loaded".into() }];
         };
         source.ask(&self.app.chat, QUESTION);
-        self.request(FORK_TURN, Some(max_tokens(source.info.context)), None, source);
+        self.request(FORK_TURN, Some(max_tokens(source.info.context)), None, None, source);
         Vec::new()
     }
 
-    fn request(&mut self, turn: u64, max_tokens: Option<usize>, pin: Option<String>, source: Source) {
+    fn request(
+        &mut self,
+        turn: u64,
+        max_tokens: Option<usize>,
+        pin: Option<String>,
+        chains: Option<ChainsRequest>,
+        source: Source,
+    ) {
         let options = &self.app.options;
         let (sampling, seed) = (options.sampling.clone(), options.seed);
-        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin, chains: None };
+        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin, chains };
         self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
         self.flush();
     }

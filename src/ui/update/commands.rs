@@ -1,6 +1,6 @@
 //! Carries out slash commands.
 
-use super::{Effect, Store, compact, files, find, models, note, recall, texts, turns, twin};
+use super::{Effect, Store, chains, compact, files, find, models, note, recall, texts, turns, twin};
 use crate::chat::Role;
 use crate::config::ByteSize;
 use crate::protocol::{Command, Keep, Thinking};
@@ -24,6 +24,8 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "forget" => return forget(app, argument),
         "pin" => return pin(app, argument),
         "unpin" => return unpin(app, argument),
+        "parallel" => return chains::parallel(app, argument),
+        "chains" => return chains::show(app, argument),
         "rebuild" => return rebuild(app),
         "twin" if argument.is_empty() => return twin::set(app, None),
         "twin" => return on_off(app, name, argument).map_or_else(Vec::new, |on| twin::set(app, Some(on))),

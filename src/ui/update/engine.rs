@@ -85,7 +85,12 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
         Event::Recalled(result) => return recall::answered(app, result),
-        Event::Chain { .. } => {}
+        Event::Chain { turn, event } => {
+            if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
+                active.answering = true;
+                active.follow(event);
+            }
+        }
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
     }
@@ -212,6 +217,9 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     }
     let had = app.tokens();
     app.engine.snapshot = Some(snapshot);
+    if let Some(chains) = app.turn.as_mut().and_then(|turn| turn.chains.as_mut()) {
+        chains.revision += 1;
+    }
     if had > 0 && app.turn.is_none() && app.has_to_refill() && !app.session.unrestored {
         note(app, LocalKind::Note, format!("the cache is empty; {}", texts::REFILL));
     }

@@ -2,6 +2,7 @@
 
 use super::{Effect, Store, note};
 use crate::chat::{MessageId, Role};
+use crate::config::Width;
 use crate::ui::action::Action;
 use crate::ui::commands as slash;
 use crate::ui::feed::LocalKind;
@@ -21,7 +22,17 @@ pub fn ask(app: &mut App) -> Vec<Effect> {
     if let Some(name) = named {
         app.say(Level::Info, format!("{name} is sent as these letters: no file was attached there"));
     }
-    app.queue.push_back(Queued { text, replaces: app.editing.take() });
+    app.queue.push_back(Queued { text, replaces: app.editing.take(), width: None });
+    send_next(app)
+}
+
+/// Queues a question that this many chains answer.
+pub fn ask_chains(app: &mut App, question: &str, width: Width) -> Vec<Effect> {
+    if app.queue.len() >= MAX_QUEUE {
+        app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; Esc takes the newest back"));
+        return Vec::new();
+    }
+    app.queue.push_back(Queued { text: question.to_owned(), replaces: None, width: Some(width) });
     send_next(app)
 }
 
@@ -35,7 +46,7 @@ pub fn send_next(app: &mut App) -> Vec<Effect> {
         return load(app, &name);
     }
     app.resuming = false;
-    let Some(Queued { text, replaces }) = app.queue.pop_front() else { return Vec::new() };
+    let Some(Queued { text, replaces, width }) = app.queue.pop_front() else { return Vec::new() };
     let said = slash::message(&text).trim_matches('\n').to_owned();
     match replaces {
         Some(id) if app.chat.edit(id, said.clone()).is_some() => {}
@@ -43,7 +54,7 @@ pub fn send_next(app: &mut App) -> Vec<Effect> {
             app.chat.push_user(said);
         }
     }
-    begin(app)
+    begin(app, width)
 }
 
 /// Moves the newest queued message back into the empty input; false if there is none.
@@ -51,7 +62,12 @@ pub fn unqueue(app: &mut App) -> bool {
     if !app.input.is_empty() {
         return false;
     }
-    let Some(Queued { text, replaces }) = app.queue.pop_back() else { return false };
+    let Some(Queued { text, replaces, width }) = app.queue.pop_back() else { return false };
+    let text = match width {
+        Some(Width::Chains(n)) => format!("/parallel {n} {text}"),
+        Some(Width::Auto) => format!("/parallel auto {text}"),
+        None => text,
+    };
     app.input.set(&text);
     app.editing = replaces;
     app.given_back = Some(text);
@@ -66,7 +82,7 @@ pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
 }
 
 /// Begins the reply to the head and requests it.
-fn begin(app: &mut App) -> Vec<Effect> {
+fn begin(app: &mut App, width: Option<Width>) -> Vec<Effect> {
     let turn = app.chat.begin_reply(app.options.think, app.options.keep_thinking);
     let Some(message) = app.chat.head() else { return Vec::new() };
     let asked = app.chat.get(message).and_then(|m| app.chat.get(m.parent?));
@@ -82,6 +98,8 @@ fn begin(app: &mut App) -> Vec<Effect> {
         thinking_since_ms: None,
         thought: None,
         stopping: false,
+        width: width.unwrap_or(app.options.width),
+        chains: None,
     });
     app.feed.selected = None;
     app.feed.follow();
@@ -102,7 +120,7 @@ pub fn regenerate(app: &mut App) -> Vec<Effect> {
         app.say(Level::Info, "nothing was asked yet");
         return Vec::new();
     }
-    begin(app)
+    begin(app, None)
 }
 
 /// Removes the last message and its answer from the path; its text returns to the input (/undo).

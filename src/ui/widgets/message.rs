@@ -117,6 +117,7 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen, remembered).hash(&mut hasher);
         (app.chat.sibling_count(id), app.feed.within(id).count()).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
+        turn.and_then(|t| t.chains.as_ref()).map(|chains| chains.revision).hash(&mut hasher);
         turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);
     }
     // Never the value of rows that were not made yet.
@@ -217,6 +218,12 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
         }
         None
     };
+    let turn = app.turn.as_ref().filter(|turn| turn.message == message.id);
+    if let Some(chains) = turn.and_then(|turn| turn.chains.as_ref()) {
+        let figures = app.engine.snapshot.as_ref().map_or(&[][..], |s| &s.chains);
+        let lanes = app.engine.info.as_ref().map_or(1, |info| (info.n_layers * info.n_kv_heads) as u64);
+        lines.extend(super::chains::rows(chains, figures, lanes, full, &app.theme));
+    }
     if message.report.is_some() {
         last_line(app, message, width, &mut lines);
     }
@@ -378,6 +385,10 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
         spans.push(Span::styled(format!("{separator}{fact}"), theme.style(Role::Dim)));
     }
     lines.extend(wrap(&spans, width, &margin(), &margin()));
+    if let Some(chains) = &report.chains {
+        let text = super::chains::words(chains, report.kv.reads);
+        lines.extend(wrap_plain(&text, theme.style(Role::Dim), width, &margin()));
+    }
     if let Some(report) = &report.twin {
         lines.extend(super::twin::rows(report, width, &margin(), theme, app.depth()));
     }
