@@ -233,6 +233,53 @@ fn compare_measures_formats_of_weights() {
     assert!(0.0 < eight && eight < 0.1 * four && four < rows[1]["kl_99"].as_f64().unwrap(), "{compared}");
 }
 
+#[test]
+fn several_chains_vote_or_are_checked() {
+    let spec = Spec { tied: false, speaks: true, ends: true, context: 1024, ..Spec::new(true, Form::Borrowed) };
+    let model = Tiny::new(spec, 310);
+    let folder = model.folder.path().to_str().unwrap();
+    let ask = |more: &[&str]| {
+        let fixed =
+            ["--device", "cpu", "-m", folder, "-p", "a question", "--seed", "5", "--max-tokens", "30", "--json"];
+        run(&[&fixed[..], more].concat())
+    };
+    let json = |more: &[&str]| -> Value {
+        let (code, stdout, stderr) = ask(more);
+        assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+        serde_json::from_str(&stdout).unwrap()
+    };
+    let (one, ordinary, three) = (json(&["--width", "1"]), json(&[]), json(&["--width", "3", "--early-stop", "off"]));
+    assert_eq!((&one["answer"], &one["kv"], &one["chains"]), (&ordinary["answer"], &ordinary["kv"], &Value::Null));
+    let chains = three["chains"].as_array().unwrap();
+    assert_eq!((chains.len(), chains[0]["seed"].as_u64()), (3, Some(5)), "{three}");
+    // The JSON of an answer is trimmed.
+    let text = |value: &Value| value.as_str().unwrap().trim().to_owned();
+    assert_eq!(text(&chains[0]["answer"]), text(&ordinary["answer"]));
+    assert_eq!(text(&chains[three["winner"].as_u64().unwrap() as usize]["answer"]), text(&three["answer"]));
+    let reads: f64 = chains.iter().map(|chain| chain["reads"].as_f64().unwrap()).sum();
+    assert!(
+        (three["kv"]["reads"].as_f64().unwrap() - reads).abs() < 1e-9 && chains[0]["reads"] == ordinary["kv"]["reads"]
+    );
+    assert!(three["kv"]["peak_slots"].as_f64() > ordinary["kv"]["peak_slots"].as_f64());
+    let votes: u64 = three["votes"].as_array().unwrap().iter().map(|vote| vote["count"].as_u64().unwrap()).sum();
+    assert_eq!(votes as usize, chains.iter().filter(|chain| chain["extracted"].is_string()).count());
+    // A command that says yes, one that says no, and one that is not there.
+    let yes = json(&["--width", "3", "--check", "cat > /dev/null"]);
+    assert_eq!((&yes["checked"], yes["chains"].as_array().unwrap().len()), (&Value::Bool(true), 3));
+    assert_eq!(json(&["--width", "3", "--check", "exit 1"])["checked"], false);
+    refused(ask(&["--width", "2", "--check", "/nowhere/to/be/found"]), &["--check", "cannot run"]);
+    for (flags, parts) in [
+        (&["--width", "0"][..], &["--width", "1 to 1024, or auto"][..]),
+        (&["--width", "4000"], &["--width", "1 to 1024, or auto"]),
+        (&["--check", "true"], &["--check needs --width"]),
+        (&["--early-stop", "off"], &["--early-stop needs --width"]),
+    ] {
+        refused(ask(flags), parts);
+    }
+    refused(run(&["bench", "--width", "4"]), &["--width", "--chains"]);
+    refused(run(&["--width", "4", "--check", "true"]), &["--check needs -p"]);
+}
+
 /// Whether the process has a handler for SIGINT: before that a signal would just end it.
 #[cfg(target_os = "linux")]
 fn catches_ctrl_c(pid: u32) -> bool {
