@@ -1,6 +1,5 @@
 //! The rows of several chains: one for each while they answer, their votes and reads; and the line under the answer.
 
-use super::message::stop_words;
 use crate::protocol::{ChainFigures, ChainState, ChainsReport, VoteCount};
 use crate::ui::active_turn::{Chain, Chains};
 use crate::ui::text::{clean_line, count, truncate, width as columns};
@@ -66,7 +65,10 @@ fn row(
         None => Span::styled(last_words(&chain.tail, room), theme.style(Role::Thought)),
         Some(report) => match &report.extracted {
             Some(answer) => Span::styled(truncate(&clean_line(answer), room), theme.style(Role::Strong)),
-            None => Span::styled(truncate(&format!("no answer: {}", stop_words(report.stop_reason)), room), dim),
+            None => Span::styled(
+                truncate(&format!("no answer: {}", report.stop_reason.as_str().replace('_', " ")), room),
+                dim,
+            ),
         },
     });
     Line::from(spans)
