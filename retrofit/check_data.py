@@ -87,10 +87,10 @@ def sound(line, turn):
     if turn.task == "path":
         return all(f"{a}>{b}" in edges for a, b in zip(line.split("-"), line.split("-")[1:])) and set(line.split()) <= edges | {line}
     if turn.task == "factor":
-        divisor, number = line.split(":")[0], re.search(r"\d{4}", turn.user).group()
+        divisor, number = line.split(":")[0], re.search(r"\d{3,4}", turn.user).group()
         rest, left = "0", number
         for head, k, by, more in re.findall(r"(\d+)=(\d+)\*(\d+)\+(\d+)", line):
-            before = next(i for i in range(1, 5) if int((rest + left[:i])) == int(head))
+            before = next(i for i in range(1, len(left) + 1) if int(rest + left[:i]) == int(head))
             rest, left = more, left[before:]
             if by != divisor or int(k) * int(by) + int(more) != int(head) or int(more) >= int(by):
                 return False

@@ -39,7 +39,7 @@ def right_subset(request, answer):
 
 
 def right_factor(request, answer):
-    number, said = re.search(r"\d{4}", request), re.fullmatch(r"(\d+)\*(\d+)", answer)
+    number, said = re.search(r"\d{3,4}", request), re.fullmatch(r"(\d+)\*(\d+)", answer)
     return bool(number and said) and min(int(said[1]), int(said[2])) > 1 and int(said[1]) * int(said[2]) == int(number.group())
 
 

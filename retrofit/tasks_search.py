@@ -38,6 +38,11 @@ TRIAL_PRIMES = [p for p in PRIMES if 11 <= p <= 97]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+def easy(rng, core):
+    """In training every fourth problem has another size than those of the evaluation, mostly a smaller one."""
+    return not core and rng.random() < 0.25
+
+
 def search_turn(task, rng, user, tries, weights, check, answer, slip, thinking, held_out):
     """A turn whose reasoning draws lines from `tries` [(line, what it found or None)] until one succeeds.
 
@@ -136,10 +141,10 @@ def subset_line(three):
     return f"{a}+{b}={a + b} +{c}={a + b + c}"
 
 
-def draw_subset(rng):
+def draw_subset(rng, sizes=(7, 8)):
     """(numbers, target): exactly one set of three of the seven or eight numbers has the target as its sum."""
     while True:
-        numbers = rng.sample(range(2, 100 if rng.random() < 0.7 else 50), rng.choice([7, 8]))
+        numbers = rng.sample(range(2, 100 if rng.random() < 0.7 else 50), rng.choice(sizes))
         count, sums = len(numbers), {}
         for i in range(count):
             for j in range(i):
@@ -153,7 +158,7 @@ def draw_subset(rng):
 
 def make_subset(rng, held_out=False, core=False, thinking=True):
     """Three of seven or eight numbers with a given sum."""
-    numbers, target = draw_subset(rng)
+    numbers, target = draw_subset(rng, (4, 5, 6, 9) if easy(rng, core) else (7, 8))
     user = phrase(rng, SUBSET_PHRASINGS, held_out, t=target, n=", ".join(map(str, numbers)))
     tries = [(subset_line((a, b, c)), (a, b, c) if a + b + c == target else None)
              for a in numbers for b in numbers if b != a for c in numbers if c not in (a, b)]
@@ -183,20 +188,20 @@ def division(number, divisor):
     return f"{divisor}: " + " ".join(steps), quotient, rest
 
 
-def draw_factors(rng):
-    """A prime from 11 to 97 and one above 97 with a product of four digits."""
+def draw_factors(rng, small=False):
+    """A prime from 11 to 97 and one above 97 with a product of four digits; `small`: two from 11 to 97."""
     while True:
-        p, q = rng.choice(TRIAL_PRIMES), rng.choice(PRIMES)
-        if q > 97 and 1000 <= p * q <= 9999:
+        p, q = rng.choice(TRIAL_PRIMES), rng.choice(TRIAL_PRIMES if small else PRIMES)
+        if small or q > 97 and 1000 <= p * q <= 9999:
             return p, q
 
 
 def make_factor(rng, held_out=False, core=False, thinking=True):
     """Two prime factors of a number of four digits by trial division."""
-    p, q = draw_factors(rng)
+    p, q = draw_factors(rng, easy(rng, core))
     number = p * q
     user = phrase(rng, FACTOR_PHRASINGS, held_out, t=number)
-    tries = [(division(number, d)[0], d if d == p else None) for d in TRIAL_PRIMES]
+    tries = [(division(number, d)[0], None if number % d else d) for d in TRIAL_PRIMES]
 
     def slip():
         d = rng.choice(TRIAL_PRIMES)
@@ -233,18 +238,22 @@ def chances(edges, order, start):
     return chance
 
 
-def draw_graph(rng):
-    """(edges, start, goal, walks): acyclic, and a random walk reaches the goal with a probability from 1/100 to 1/60."""
+def draw_graph(rng, small=False):
+    """(edges, start, goal, walks): acyclic, and a random walk reaches the goal with a probability from 1/100 to 1/60.
+
+    `small`: fewer nodes and any probability above 1/60.
+    """
+    least, most = (1 / 60, 1.0) if small else (1 / 100, 1 / 60)
     while True:
-        count = rng.randint(11, 14)
+        count = rng.randint(5, 10) if small else rng.randint(11, 14)
         nodes = rng.sample(LETTERS, count)
-        inner, edges = rng.randint(6, count - 4), {}
+        inner, edges = rng.randint(3, count - 2) if small else rng.randint(6, count - 4), {}
         for i in range(inner):
             later = nodes[i + 1:i + 6]
             rng.shuffle(later)
             edges[nodes[i]] = later[:rng.choice([2, 3, 3, 4])]
         for start in nodes[:3]:
-            goals = [n for n, c in chances(edges, nodes, start).items() if 1 / 100 <= c <= 1 / 60]
+            goals = [n for n, c in chances(edges, nodes, start).items() if n != start and least <= c <= most]
             if goals:
                 goal = rng.choice(goals)
                 return edges, start, goal, walks(edges, start, goal)
@@ -252,7 +261,7 @@ def draw_graph(rng):
 
 def make_path(rng, held_out=False, core=False, thinking=True):
     """A path from one node to another in a directed graph with dead ends."""
-    edges, start, goal, every = draw_graph(rng)
+    edges, start, goal, every = draw_graph(rng, easy(rng, core))
     pairs = [f"{a}>{b}" for a, following in edges.items() for b in following]
     rng.shuffle(pairs)
     user = phrase(rng, PATH_PHRASINGS, held_out, a=start, b=goal, n=", ".join(pairs))
