@@ -25,6 +25,8 @@ const MEMORY: &[(&str, &str)] = &[
     ("h, H", "count one KV head of each layer"),
     ("a", "count all layers and KV heads"),
     ("+, -", "to the next of the best, of the least remembered passages"),
+    ("r", "ask whether the model still knows the sentence under the cursor, or the chosen passage"),
+    ("Space", "begin to choose a passage, or give it up; the arrows move its end"),
     ("Tab", "the page of heads, and back"),
 ];
 
