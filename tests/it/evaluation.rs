@@ -16,7 +16,7 @@ const SHORT: [&str; 15] = [
     "--task",
     "arithmetic,factor",
     "--policy",
-    "dense,dms,window",
+    "dense,dms,window,tova,dms+quest",
     "--cr",
     "4",
     "--length",
@@ -38,10 +38,13 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
     let short = [&SHORT[..], &["-m", model.folder.path().to_str().unwrap()]].concat();
     let (code, table, stderr) = eval(&home, &first, &short);
     assert_eq!(code, 0, "{stderr}");
-    assert!(table.contains("window over dense") && table.contains("A dense   B dms   C window"), "{table}");
+    assert!(
+        table.contains("window over dense") && table.contains("A dense   B dms   C window   D tova   E dms+quest"),
+        "{table}"
+    );
     let log = fs::read_to_string(first.join("problems.jsonl")).unwrap();
-    // 2 tasks x 2 problems: dense, dms, and window for each length; and the header.
-    assert_eq!(log.lines().count(), 1 + 2 * 2 * 4);
+    // 2 tasks x 2 problems: dense, dms, and three policies with a budget for each of 2 lengths; and the header.
+    assert_eq!(log.lines().count(), 1 + 2 * 2 * (2 + 3 * 2));
     // Killed while it wrote the fifth line.
     let half: String = log.lines().take(4).map(|line| format!("{line}\n")).collect();
     fs::create_dir(&second).unwrap();
@@ -52,7 +55,7 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
         assert_eq!(fs::read(first.join(name)).unwrap(), fs::read(second.join(name)).unwrap(), "{name}");
     }
     let csv = fs::read_to_string(first.join("results.csv")).unwrap();
-    assert_eq!(csv.lines().count(), 1 + 2 * 3 * 2 * 2);
+    assert_eq!(csv.lines().count(), 1 + 2 * 5 * 2 * 2);
     let results: Value = serde_json::from_str(&fs::read_to_string(first.join("results.json")).unwrap()).unwrap();
     let rows = results["rows"].as_array().unwrap();
     let dense: Vec<&Value> = rows.iter().filter(|r| r["policy"] == "dense").collect();
