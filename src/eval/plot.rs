@@ -8,7 +8,7 @@ const WIDTH: f64 = 760.0;
 const PANEL: f64 = 330.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 120.0;
-const TOP: f64 = 34.0;
+const TOP: f64 = 44.0;
 const BOTTOM: f64 = 50.0;
 const COLOURS: [&str; 7] = ["#555555", "#c0392b", "#2471a3", "#1e8449", "#b9770e", "#7d3c98", "#117a65"];
 
@@ -51,7 +51,7 @@ pub fn svg(rows: &[Row], cost: Cost) -> String {
     let height = PANEL * panels.len().max(1) as f64;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+         font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     for (i, panel) in panels.iter().enumerate() {
         out.push_str(&format!("<g transform=\"translate(0 {})\">\n", PANEL * i as f64));
@@ -67,14 +67,14 @@ fn draw_panel(out: &mut String, panel: &Panel<'_>, cost: Cost) {
     let x = |cost: f64| LEFT + axis.at(cost) * (WIDTH - LEFT - RIGHT);
     let y = |percent: f64| PANEL - BOTTOM - percent / 100.0 * (PANEL - TOP - BOTTOM);
     let title = format!("{}: accuracy against {}", panel.task, cost.title());
-    text(out, (WIDTH - RIGHT + LEFT) / 2.0, 20.0, "middle", "#000000", &title);
+    text(out, ((WIDTH - RIGHT + LEFT) / 2.0, 22.0), ("middle", 12), "#000000", &title);
     for percent in [0.0, 20.0, 40.0, 60.0, 80.0, 100.0] {
         line(out, (LEFT, y(percent)), (WIDTH - RIGHT, y(percent)), "#e5e5e5");
-        text(out, LEFT - 6.0, y(percent) + 4.0, "end", "#444444", &format!("{percent} %"));
+        text(out, (LEFT - 6.0, y(percent) + 4.0), ("end", 11), "#444444", &format!("{percent} %"));
     }
     for tick in axis.ticks() {
         line(out, (x(tick), y(0.0)), (x(tick), y(100.0)), "#e5e5e5");
-        text(out, x(tick), y(0.0) + 16.0, "middle", "#444444", &short(tick));
+        text(out, (x(tick), y(0.0) + 16.0), ("middle", 11), "#444444", &short(tick));
     }
     for (i, method) in panel.methods.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
@@ -84,7 +84,7 @@ fn draw_panel(out: &mut String, panel: &Panel<'_>, cost: Cost) {
             WIDTH - RIGHT + 16.0,
             label_y - 4.0
         ));
-        text(out, WIDTH - RIGHT + 26.0, label_y, "start", "#000000", method.policy);
+        text(out, (WIDTH - RIGHT + 26.0, label_y), ("start", 11), "#000000", method.policy);
         let frontier = method.frontier(cost);
         let mut path = String::new();
         for (k, &(cost, percent)) in frontier.iter().enumerate() {
@@ -108,18 +108,21 @@ fn draw_panel(out: &mut String, panel: &Panel<'_>, cost: Cost) {
         }
         for row in method.best(cost) {
             let (cost, percent) = Method::point(row, cost);
-            // Labels of neighbouring methods stand above and below their points.
-            let shift = if i % 2 == 0 { 13.0 } else { -6.0 };
-            text(out, x(cost), y(percent) + shift, "middle", colour, &row.label());
+            // Labels of neighbouring methods stand on different sides of their points.
+            let (dx, dy, anchor) = if i % 2 == 0 { (4.0, 11.0, "start") } else { (-4.0, -4.0, "end") };
+            if percent > 0.0 {
+                text(out, (x(cost) + dx, y(percent) + dy), (anchor, 9), colour, &row.label());
+            }
         }
     }
 }
 
-fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, text: &str) {
+/// Writes a text at a place, with an anchor and a size.
+fn text(out: &mut String, (x, y): (f64, f64), (anchor, size): (&str, u32), colour: &str, text: &str) {
     let text: String = text.chars().filter(|c| !c.is_control()).collect();
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     out.push_str(&format!(
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{colour}\">{text}</text>\n"
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\" fill=\"{colour}\">{text}</text>\n"
     ));
 }
 
