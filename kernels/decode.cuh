@@ -1,6 +1,7 @@
 // Parameters of the two kernels of a decode step's attention: attend.cu and decode_epilogue.cu.
 #pragma once
 #include "heads.cuh"
+#include "image.cuh"
 #include "place.cuh"
 
 // Mirrors `backend::cuda::abi::DecodeParams`.
@@ -13,10 +14,11 @@ struct DecodeParams {
   const float* qkv;   // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows of the projection
   float* decisions;   // [n, n_kv_heads]; written where they are borrowed
   const Span* spans;  // [n] of one row each
+  u8* image;          // of `out` too, or null
   int out_is_bf16, layer;
   float score_scale;  // 1 / sqrt(head_dim)
   int unused;
 };
-static_assert(sizeof(DecodeParams) == 312 && OFFSET_OF(DecodeParams, heads) == 200 && OFFSET_OF(DecodeParams, out) == 248 &&
-                  OFFSET_OF(DecodeParams, layer) == 300,
+static_assert(sizeof(DecodeParams) == 320 && OFFSET_OF(DecodeParams, heads) == 200 && OFFSET_OF(DecodeParams, out) == 248 &&
+                  OFFSET_OF(DecodeParams, layer) == 308,
               "backend::cuda::abi::DecodeParams has another layout");

@@ -7,6 +7,14 @@
 #define MERGE_THREADS 256  // threads that merge, four channels each: enough for a group
 #define IN_FLIGHT 8        // splits that a thread loads at once
 
+// Four values of a row from an index on that is a multiple of 4, `from` values after the row's first.
+__device__ __forceinline__ void put_out(const DecodeParams& p, int row, int from, float4 x) {
+  put4(p.out, p.out_is_bf16, (u64)row * p.kv.n_q_heads * p.kv.head_dim + from, x);
+  if (!p.image) return;
+  put_image2(p.image, row, from, x.x, x.y);
+  put_image2(p.image, row, from + 2, x.z, x.w);
+}
+
 struct Shared {
   float x[MAX_GROUP + 2][ROW_STRIDE], scratch[ROW_STRIDE];  // query heads of the group, K, V
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];              // of K, of V
@@ -112,7 +120,7 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   }
   __syncthreads();
   float4 out;
-  u64 out_row = ((u64)row * kv.n_q_heads + head * group) * d;
+  int first = head * group * d;  // channel of the row
   if (assigns) {
     int slot = assignment.assign(kv, dms, slots, decision, lane);
     if (lane == 0) {
@@ -141,22 +149,22 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     }
     // merge the splits
 #pragma unroll 1
-    for (int first = 0;;) {
+    for (int split = 0;;) {
       float top = softmax.max;
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; i++) top = fmaxf(top, max_sum[i].x);
       softmax.rescale(top);
 #pragma unroll
       for (int i = 0; i < IN_FLIGHT; i++) softmax.merge(acc[i], max_sum[i].x, max_sum[i].y);
-      first += IN_FLIGHT * slices;
-      if (first >= splits.y) break;
-      load_splits(first);
+      split += IN_FLIGHT * slices;
+      if (split >= splits.y) break;
+      load_splits(split);
     }
     for (int m = 1; m < slices; m *= 2) softmax.merge_lanes(m);
     // normalise
     float by = reciprocal(softmax.sum);
     out = float4{softmax.acc.x * by, softmax.acc.y * by, softmax.acc.z * by, softmax.acc.w * by};
-    if (!Codec::ROTATED && merges && slice == 0) put4(p.out, p.out_is_bf16, out_row + 4 * item, out);
+    if (!Codec::ROTATED && merges && slice == 0) put_out(p, row, first + 4 * item, out);
   }
   __syncthreads();
   if (Codec::ROTATED) {
@@ -165,7 +173,7 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     __syncthreads();
     if (is_q) {
       unrotate_row(s.x[warp], d, lane);
-      if (4 * lane < d) put4(p.out, p.out_is_bf16, out_row + warp * d + 4 * lane, *(const float4*)&s.x[warp][4 * lane]);
+      if (4 * lane < d) put_out(p, row, first + warp * d + 4 * lane, *(const float4*)&s.x[warp][4 * lane]);
     }
   }
   if (is_k || is_v) write_codes(kv, s.page, s.r, is_v, s.codes[is_v], s.sides[is_v], lane);

@@ -1,6 +1,6 @@
 // Elementwise and row-wise ops: embedding, residual add, RMS norm, SwiGLU, adapter decisions. Activations are [n, width] in
 // f32; matmul inputs may be bf16 (`bf16`). All are bound by memory bandwidth. CPU twins: the ops of `backend::cpu` named.
-#include "common.cuh"
+#include "image.cuh"
 
 // out[i, width] = table[tokens[i], width] for n tokens. Grid n, any block. Reads n rows of the table, writes n rows of f32.
 // CPU twin: `embed`.
@@ -34,8 +34,8 @@ __device__ __forceinline__ float rms_scale(float squares, int width, float eps, 
 
 // x += more if `more` is not null; out = x / sqrt(mean(x^2) + eps) * weight. Grid n, a block of whole warps per row. Moves
 // 4 bytes in and 2 or 4 out per value, 8 more with `more`. Rows of more than 4 * KEPT values per thread, or whose width is
-// no multiple of 4, are read twice. `non_finite` may be null. CPU twins: `rms_norm`, `add_rms_norm`.
-KERNEL __launch_bounds__(1024) rms_norm(void* out, int bf16, float* x, const float* more, const float* weight, float eps,
+// no multiple of 4, are read twice; of others an image is written too, if `image` is not null. `non_finite` may be null. CPU twins: `rms_norm`, `add_rms_norm`.
+KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x, const float* more, const float* weight, float eps,
                                         int layer, int* non_finite, int width) {
   next_may_begin();
   u64 from = (u64)blockIdx.x * width;
@@ -77,9 +77,12 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, int bf16, float* x, const flo
     for (int k = 0; k < KEPT; k++) {
       int i = first + k * step;
       float4 v = row[k];
-      if (i < width)
-        put4(out, bf16, from + i,
-             float4{v.x * scale * by[k].x, v.y * scale * by[k].y, v.z * scale * by[k].z, v.w * scale * by[k].w});
+      if (i >= width) continue;
+      v = float4{v.x * scale * by[k].x, v.y * scale * by[k].y, v.z * scale * by[k].z, v.w * scale * by[k].w};
+      put4(out, bf16, from + i, v);
+      if (!image) continue;
+      put_image2(image, blockIdx.x, i, v.x, v.y);
+      put_image2(image, blockIdx.x, i + 2, v.z, v.w);
     }
     return;
   }

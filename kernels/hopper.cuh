@@ -135,6 +135,9 @@ __device__ __forceinline__ void wgmma(float (&c)[BN / 2], u64 a, u64 b, int add)
 // The same with a [64, 16] in registers, as `mma` holds 16 rows a warp, and b transposed: `transposed_at`.
 template <int BN>
 __device__ __forceinline__ void wgmma_transposed(float (&c)[BN / 2], const u32* a, u64 b, int add);
+// The same with a [64, 16] in registers, and b not transposed: `tile_at`.
+template <int BN>
+__device__ __forceinline__ void wgmma_registers(float (&c)[BN / 2], const u32* a, u64 b, int add);
 // Keeps what is computed before it out of the wgmmas behind it.
 template <int N>
 __device__ __forceinline__ void pin(float (&x)[N]) {
@@ -155,6 +158,16 @@ __device__ __forceinline__ void wgmma<64>(float (&c)[32], u64 a, u64 b, int add)
       "%32, %33, add, 1, 1, 0, 0;\n}"
       : C32(0)
       : "l"(a), "l"(b), "r"(add));
+}
+template <>
+__device__ __forceinline__ void wgmma_registers<32>(float (&c)[16], const u32* a, u64 b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
+      : C8(0), C8(8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 template <>
 __device__ __forceinline__ void wgmma_transposed<64>(float (&c)[32], const u32* a, u64 b, int add) {

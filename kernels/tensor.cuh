@@ -108,6 +108,21 @@ __device__ __forceinline__ u32 round_pair(float x, float y) {
   return out;
 }
 
+// Differences of two pairs of bf16.
+__device__ __forceinline__ u32 subtract_pair(u32 x, u32 y) {
+  u32 out;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  return out;
+}
+
+// A function of the bits of three words in one instruction, by its table: that of x is 0xf0, of y 0xcc, of z 0xaa.
+template <int TABLE>
+__device__ __forceinline__ u32 logic3(u32 x, u32 y, u32 z) {
+  u32 out;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(out) : "r"(x), "r"(y), "r"(z), "n"(TABLE));
+  return out;
+}
+
 // 2^x, good to 2^-22.
 __device__ __forceinline__ float exp2_fast(float x) {
   float out;

@@ -136,11 +136,12 @@ impl Cuda {
         non_finite: Option<(usize, u64)>,
         n: usize,
     ) {
-        out.holds(n);
+        out.fills(n);
         x.holds_f32(n);
         let (layer, flag) = non_finite.unwrap_or((0, 0));
         let args = [
             Ptr(out.ptr()),
+            Ptr(out.image_to_fill(n)),
             I32(out.bf16 as i32),
             Ptr(x.ptr()),
             Ptr(more.map_or(0, Acts::ptr)),
@@ -185,7 +186,11 @@ impl Memory for Cuda {
 
     fn matmul_input(&self, rows: usize, width: usize, readers: &[&Weight]) -> Result<Acts, OutOfMemory> {
         let bf16 = !readers.is_empty() && readers.iter().all(|w| w.on_tensor_cores());
-        Acts::new(&self.driver, rows, width, bf16)
+        let mut acts = Acts::new(&self.driver, rows, width, bf16)?;
+        if bf16 && packed::reads_images(&self.driver, rows, width, readers) {
+            acts.add_image(&self.driver)?;
+        }
+        Ok(acts)
     }
 
     fn linear_swiglu_scratch(&self, rows: usize, width: usize, x: &Acts, out: &Acts) -> Result<Acts, OutOfMemory> {
@@ -274,7 +279,7 @@ impl Backend for Cuda {
     }
 
     fn swiglu(&self, out: &mut Acts, gate_up: &Acts, n: usize) {
-        out.holds(n);
+        out.fills(n);
         gemm::swiglu(self, out, 0, gate_up, n);
     }
 
@@ -480,7 +485,7 @@ impl Backend for Cuda {
 
     fn select_rows(&self, out: &mut Acts, x: &Acts, rows: &[usize]) {
         assert_eq!((out.width, out.bf16), (x.width, x.bf16), "rows of different kinds");
-        out.holds(rows.len());
+        out.fills(rows.len());
         for (i, &row) in rows.iter().enumerate() {
             x.holds(row + 1);
             self.driver.copy_within(out.row(i), x.row(row), x.row_bytes());

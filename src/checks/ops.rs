@@ -145,15 +145,17 @@ pub fn packed_linears() -> Vec<Linear> {
             }
         }
     }
-    let wide = |code, n| Linear {
+    let wide = |code, n, rows, cols| Linear {
         stored: Stored::Packed(code),
-        rows: [4096, 0],
-        cols: 128,
+        rows: [rows, 0],
+        cols,
         n,
         bias: false,
         matmul_input: true,
     };
-    out.extend(Code::ALL.into_iter().flat_map(|code| [wide(code, 1), wide(code, 33)]));
+    // The last: enough for all SMs of a large GPU, and an odd number of rows.
+    let wide = |code| [wide(code, 1, 4096, 128), wide(code, 33, 4096, 128), wide(code, 20, 20_001, 512)];
+    out.extend(Code::ALL.into_iter().flat_map(wide));
     out
 }
 
@@ -230,6 +232,9 @@ pub fn packed_swiglu() -> Vec<Gated> {
                 out.push(Gated { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
             }
         }
+        // Whole groups of tiles; then enough rows for all SMs of a large GPU.
+        let whole = |n, ffn, cols| Gated { stored: Stored::Packed(code), ffn, cols, n, bias: n == 17 };
+        out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256)]);
     }
     out
 }

@@ -392,5 +392,15 @@ inline unsigned round_pair(float x, float y) {
   };
   return round(x) | round(y) << 16;
 }
+template <int TABLE>
+inline unsigned logic3(unsigned x, unsigned y, unsigned z) {
+  unsigned out = 0;
+  for (int i = 0; i < 8; i++)
+    if (TABLE >> i & 1) out |= (i & 4 ? x : ~x) & (i & 2 ? y : ~y) & (i & 1 ? z : ~z);
+  return out;
+}
+inline unsigned subtract_pair(unsigned x, unsigned y) {
+  return round_pair(gpu::bf16((uint16_t)x) - gpu::bf16((uint16_t)y), gpu::bf16(x >> 16) - gpu::bf16(y >> 16));
+}
 
 #include "hopper.h"

@@ -152,22 +152,53 @@ inline void wgmma(float (&c)[BN / 2], uint64_t a, uint64_t b, int add) {
     }
 }
 
-// A in registers, B transposed. Runs at once.
-template <int BN>
-inline void wgmma_transposed(float (&c)[BN / 2], const unsigned* a, uint64_t b, int add) {
+namespace gpu {
+// Rows g and g + 8 of A, of which each warp lane holds a fragment.
+struct Rows {
+  float of[2][16];
+};
+inline Rows exchange(const unsigned* a) {
   struct Fragment {
     unsigned a[4];
   } own = {{a[0], a[1], a[2], a[3]}};
-  gpu::Exchange* e;
-  gpu::meet(0xffffffffu, gpu::Op::MMA, own, &e);
-  int g = gpu::self->lane / 4, t = gpu::self->lane % 4;
+  Exchange* e;
+  meet(0xffffffffu, Op::MMA, own, &e);
+  Rows out;
+  for (int h = 0; h < 2; h++)
+    for (int k = 0; k < 16; k++) {
+      const Fragment* from = (const Fragment*)e->lanes[self->lane / 4 * 4 + k % 8 / 2];
+      out.of[h][k] = bf16(from->a[k / 8 * 2 + h] >> (16 * (k % 2)));
+    }
+  return out;
+}
+}  // namespace gpu
+
+// A in registers. Runs at once.
+template <int BN>
+inline void wgmma_registers(float (&c)[BN / 2], const unsigned* a, uint64_t b, int add) {
+  gpu::Rows left = gpu::exchange(a);
+  int t = gpu::self->lane % 4;
+  Sixteen right;
+  for (int j = 0; j < BN / 8; j++)
+    for (int i = 0; i < 2; i++) {
+      gpu::sixteen(right, b, 8 * j + 2 * t + i);
+      for (int h = 0; h < 2; h++) {
+        float& sum = c[4 * j + 2 * h + i];
+        float all = add ? sum : 0.0f;
+        for (int k = 0; k < 16; k++) all += left.of[h][k] * right[k];
+        sum = all;
+      }
+    }
+}
+
+// A in registers, B transposed. Runs at once.
+template <int BN>
+inline void wgmma_transposed(float (&c)[BN / 2], const unsigned* a, uint64_t b, int add) {
+  gpu::Rows rows = gpu::exchange(a);
+  int t = gpu::self->lane % 4;
   unsigned char* tiles = (unsigned char*)(uintptr_t)(b & 0xffffffffffff);
   for (int h = 0; h < 2; h++) {
-    float left[16];
-    for (int k = 0; k < 16; k++) {
-      const Fragment* from = (const Fragment*)e->lanes[4 * g + k % 8 / 2];
-      left[k] = gpu::bf16(from->a[k / 8 * 2 + h] >> (16 * (k % 2)));
-    }
+    const float* left = rows.of[h];
     for (int j = 0; j < BN / 8; j++) {
       float sums[2] = {};
       for (int i = 0; i < 2; i++) sums[i] = add ? c[4 * j + 2 * h + i] : 0.0f;

@@ -171,12 +171,13 @@ pub struct DecodeParams {
     pub qkv: u64,
     pub decisions: u64,
     pub spans: u64,
+    pub image: u64,
     pub out_is_bf16: i32,
     pub layer: i32,
     pub score_scale: f32,
     pub unused: i32,
 }
-layout!(DecodeParams: 312 { heads: 200, out: 248, layer: 300 });
+layout!(DecodeParams: 320 { heads: 200, out: 248, layer: 308 });
 
 /// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -104,7 +104,7 @@ pub(super) fn fused_swiglu(
 
 /// `out = silu(gate) * up` of `m` rows `[gate | up]`, into the rows from `first` on.
 pub(super) fn swiglu(cuda: &Cuda, out: &mut Acts, first: usize, gate_up: &Acts, m: usize) {
-    out.holds(first + m);
+    out.fills(first + m);
     gate_up.holds_f32(m);
     let width = I32(out.width as i32);
     let args = [Ptr(out.row(first)), I32(out.bf16 as i32), Ptr(gate_up.ptr()), width, width];

@@ -65,7 +65,7 @@ impl Source {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
             "linear" | "packed_gemm" => false,
             "gemv" | "gemm_decode" => code.is_none(),
-            "packed_gemv" | "packed_resident" | "unpack" => code.is_some(),
+            "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma,
             _ => true,
@@ -95,7 +95,8 @@ macro_rules! sources {
 sources! {
     "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "presence" "defrag"
     "kv_scatter" "sample"
-    | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None
+    | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
+             "packed_wgmma" instead of None
 }
 
 /// A kernel: its file, its name, and a letter for each parameter.
@@ -123,7 +124,7 @@ kernels! {
     "elementwise" {
         Embed "embed" "ppipi",
         Add "add" "ppl",
-        RmsNorm "rms_norm" "pipppfipi",
+        RmsNorm "rms_norm" "ppipppfipi",
         Swiglu "swiglu" "pipii",
         AdapterDecisions "adapter_decisions" "ppffiii",
     }
@@ -220,6 +221,17 @@ kernels! {
         GemmWgmma192Swiglu "gemm_wgmma_192_swiglu" "pttpiiii",
         GemmWgmma128Swiglu "gemm_wgmma_128_swiglu" "pttpiiii",
     }
+    "packed_wgmma" {
+        PackedWgmmaQ4Wide "packed_wgmma_q4_wide" "pppppppiii",
+        PackedWgmmaQ4WideSwiglu "packed_wgmma_q4_wide_swiglu" "pppppppiii",
+        PackedWgmmaQ4Narrow "packed_wgmma_q4_narrow" "pppppppiii",
+        PackedWgmmaQ4NarrowSwiglu "packed_wgmma_q4_narrow_swiglu" "pppppppiii",
+        PackedWgmmaQ8Wide "packed_wgmma_q8_wide" "pppppppiii",
+        PackedWgmmaQ8WideSwiglu "packed_wgmma_q8_wide_swiglu" "pppppppiii",
+        PackedWgmmaQ8Narrow "packed_wgmma_q8_narrow" "pppppppiii",
+        PackedWgmmaQ8NarrowSwiglu "packed_wgmma_q8_narrow_swiglu" "pppppppiii",
+        MakeImage "make_image" "ppii",
+    }
     "rope" {
         QkvRopeBf16 "qkv_rope_bf16" "r",
         QkvRopeFp8 "qkv_rope_fp8" "r",
@@ -307,7 +319,7 @@ impl Kernel {
 
     /// Whether a launch says how much dynamic shared memory a block has: up to all there is.
     pub fn shares_what_it_is_given(self) -> bool {
-        matches!(self.entry().source, "packed_gemv" | "packed_resident")
+        matches!(self.entry().source, "packed_gemv" | "packed_resident" | "packed_wgmma")
     }
 
     /// Bytes of dynamic shared memory of a block, if it is the same for every launch.

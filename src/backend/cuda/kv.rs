@@ -148,7 +148,7 @@ pub(super) fn decode(
     rope: &QkvRopeArgs<'_, Cuda>,
 ) {
     let shape = cuda.send(spans);
-    out.holds(shape.n_rows);
+    out.fills(shape.n_rows);
     let (g, n, pool, kernels) = (&kv.geometry, shape.n_spans, &kv.pool, instances(&kv.geometry));
     // The kernel divides a token's blocks among its KV heads by their live slots. With one block for each head it could not,
     // and the longest head would decide the time.
@@ -164,6 +164,7 @@ pub(super) fn decode(
         qkv: qkv.ptr(),
         decisions: decisions.ptr(),
         spans: shape.spans,
+        image: out.image_to_fill(n),
         out_is_bf16: out.bf16 as i32,
         layer: layer as i32,
         score_scale: score_scale(g),
@@ -215,7 +216,7 @@ pub(super) fn attend(
     spans: &[Span],
 ) {
     let (g, shape, pool) = (&kv.geometry, cuda.send(spans), &kv.pool);
-    out.holds(shape.n_rows);
+    out.fills(shape.n_rows);
     let tile_tokens = TILE_QUERIES / (g.n_q_heads / g.n_kv_heads);
     let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_tokens)).sum();
     let driver = &cuda.driver;

@@ -9,7 +9,7 @@ pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Opt
     x.holds(m);
     let gemm = gemm::describe(out, x.ptr(), weight, bias, m);
     match weight.stored {
-        Stored::Packed(code) => packed::matmul(cuda, code, &gemm, x.bf16),
+        Stored::Packed(code) => packed::matmul(cuda, code, &gemm, x),
         Stored::Plain(dtype) if !x.bf16 => gemm::plain(cuda, &gemm, dtype),
         Stored::Plain(_) => {
             assert!(weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
@@ -29,12 +29,12 @@ pub(super) fn fused_swiglu(
     m: usize,
 ) {
     assert!(out.bf16 && 2 * out.width == weight.rows, "SwiGLU's output does not fit");
-    out.holds(m);
+    out.fills(m);
     x.holds(m);
     match weight.stored {
         Stored::Packed(code) => {
             let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
-            packed::fused_swiglu(cuda, code, &gemm, scratch);
+            packed::fused_swiglu(cuda, code, &gemm, out, scratch, x);
         }
         Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
     }
@@ -66,7 +66,7 @@ pub(super) fn norm(
 ) -> bool {
     let width = if fused { 2 * out.width } else { out.width };
     assert_eq!((width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
-    out.holds(m);
+    out.fills(m);
     x.holds_f32(m);
     match weight.stored {
         Stored::Packed(code) if out.bf16 == fused => {

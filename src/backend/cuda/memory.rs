@@ -4,8 +4,10 @@ use super::super::{OutOfMemory, Plain};
 use super::driver::Driver;
 use crate::quant::{Code, TILE_ROWS};
 use crate::tensor::{DType, Format, Tensor};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::size_of;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 /// A device buffer of `len` values of `T`, zero at first. Freed when dropped.
@@ -60,9 +62,22 @@ impl<T> Drop for Buf<T> {
     }
 }
 
+/// Rows of an image: `IMAGE_ROWS` in `image.cuh`.
+pub(super) const IMAGE_ROWS: usize = 32;
+/// Rows for which `packed_wgmma` is faster than what reads rows.
+pub(super) const IMAGE_RANGE: RangeInclusive<usize> = 17..=IMAGE_ROWS;
+
+/// A copy of activations in the order in which `packed_wgmma` reads them (`image.cuh`).
+struct Image {
+    buf: Buf<u8>,
+    /// Rows that it has, if it is that of the rows as they are; else 0.
+    rows: Cell<usize>,
+}
+
 /// Activations `[rows, width]`, in f32 or in bf16.
 pub struct Acts {
     buf: Buf<u8>,
+    image: Option<Image>,
     pub(super) width: usize,
     pub(super) bf16: bool,
 }
@@ -70,7 +85,35 @@ pub struct Acts {
 impl Acts {
     pub(super) fn new(driver: &Rc<Driver>, rows: usize, width: usize, bf16: bool) -> Result<Self, OutOfMemory> {
         let value = if bf16 { size_of::<u16>() } else { size_of::<f32>() };
-        Ok(Self { buf: Buf::new(driver, rows * width * value)?, width, bf16 })
+        Ok(Self { buf: Buf::new(driver, rows * width * value)?, image: None, width, bf16 })
+    }
+
+    /// Makes room for an image of the first rows.
+    pub(super) fn add_image(&mut self, driver: &Rc<Driver>) -> Result<(), OutOfMemory> {
+        let buf = Buf::new(driver, IMAGE_ROWS * self.width * size_of::<u16>())?;
+        self.image = Some(Image { buf, rows: Cell::new(0) });
+        Ok(())
+    }
+
+    /// Address of the image for a kernel that fills it together with `rows` rows; 0 if nothing will read it.
+    pub(super) fn image_to_fill(&self, rows: usize) -> u64 {
+        let image = self.image.as_ref().filter(|_| IMAGE_RANGE.contains(&rows));
+        image.map_or(0, |image| {
+            image.rows.set(rows);
+            image.buf.ptr()
+        })
+    }
+
+    /// Address of the image of `rows` rows, if there is one, and whether it is that of the rows as they are.
+    pub(super) fn image(&self, rows: usize) -> Option<(u64, bool)> {
+        let image = self.image.as_ref().filter(|_| IMAGE_RANGE.contains(&rows))?;
+        Some((image.buf.ptr(), image.rows.replace(rows) == rows))
+    }
+
+    /// Called before `rows` rows are written: [`Self::holds`] them, and an image is no longer theirs.
+    pub(super) fn fills(&self, rows: usize) {
+        self.holds(rows);
+        self.image.iter().for_each(|image| image.rows.set(0));
     }
 
     pub(super) fn ptr(&self) -> u64 {
@@ -102,6 +145,7 @@ impl Acts {
     }
 
     pub(super) fn write(&mut self, values: &[f32]) {
+        self.fills(0);
         if self.bf16 {
             let rounded: Vec<u16> = values.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
             self.buf.write(0, bytemuck::cast_slice(&rounded));

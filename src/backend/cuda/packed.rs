@@ -9,7 +9,7 @@ use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
 use super::kernels::Kernel;
-use super::memory::{Acts, Buf, Stored, Weight};
+use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Stored, Weight};
 use crate::protocol::Token;
 use crate::quant::{Code, GROUP, TILE_ROWS};
 use crate::tensor::DType;
@@ -27,11 +27,24 @@ const TILE_N: usize = 192;
 /// strips of more than half the L2 are read from memory.
 const WAVES: usize = 2;
 
-/// Strips in bf16 between two kernels, and behind them the biases of their rows.
+/// Columns of activations are a multiple of the first, and at most the second, where they have an image: what `packed_wgmma.cu`
+/// multiplies, and what `rms_norm` writes.
+const IMAGE_COLS: usize = 256;
+const MAX_IMAGE_COLS: usize = 16384;
+
+/// Most blocks of `packed_wgmma.cu` that divide the columns of a weight, and the fewest groups of tiles for each part of a block.
+const MAX_BLOCKS_OF_K: usize = 4;
+const MIN_GROUPS: usize = 4;
+/// Most blocks that divide the rows of such a weight.
+const MAX_DIVIDED: usize = 128;
+
+/// Strips in bf16 between two kernels, and behind them the biases of their rows; or sums of blocks of `packed_wgmma.cu`.
 #[derive(Default)]
 pub(super) struct Unpacked {
     memory: Option<Buf<u8>>,
     bytes: usize,
+    /// Zeros between two kernels: how many blocks have put their sums there.
+    arrivals: Option<Buf<i32>>,
 }
 
 impl Unpacked {
@@ -48,6 +61,9 @@ impl Unpacked {
             self.memory = Some(Buf::new(driver, bytes + MAX_ROWS * size_of::<f32>())?);
             self.bytes = bytes;
         }
+        if self.arrivals.is_none() {
+            self.arrivals = Some(Buf::new(driver, MAX_DIVIDED)?);
+        }
         Ok(())
     }
 
@@ -58,6 +74,12 @@ impl Unpacked {
         let tiles = (WAVES * blocks / m.div_ceil(TILE_M)).max(1);
         let whole = (tiles * TILE_N).min(fit / TILE_N * TILE_N);
         if whole > 0 { whole } else { fit / (2 * TILE_ROWS) * (2 * TILE_ROWS) }
+    }
+
+    /// Room for so many bytes of sums, and the counts of arrivals.
+    fn sums(&self, bytes: usize) -> Option<[u64; 2]> {
+        let arrivals = self.arrivals.as_ref().filter(|_| bytes <= self.bytes)?;
+        Some([self.at(), arrivals.ptr()])
     }
 
     fn at(&self) -> u64 {
@@ -80,9 +102,12 @@ pub(super) fn embed(cuda: &Cuda, code: Code, out: &mut Acts, table: &Weight, tok
 }
 
 /// `out = x weight^T + bias` in f32; x is bf16 or, where some reader of it is not on tensor cores, f32.
-pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x_is_bf16: bool) {
-    if x_is_bf16 && gemm.m <= MAX_DECODE_ROWS {
-        return decode(cuda, code, gemm, false);
+pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts) {
+    if x.bf16 && gemm.m <= MAX_DECODE_ROWS {
+        if !wide(cuda, code, gemm, x, None) {
+            decode(cuda, code, gemm, false);
+        }
+        return;
     }
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count);
     for first in (0..gemm.n).step_by(most) {
@@ -90,7 +115,7 @@ pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x_is_bf16: bool) {
         let weight = unpack(cuda, code, gemm, [first, first], n.div_ceil(TILE_ROWS), 1);
         let at = |address: u64| if address == 0 { 0 } else { address + (first * size_of::<f32>()) as u64 };
         let part = Gemm { out: at(gemm.out), bias: at(gemm.bias), weight, n, ..*gemm };
-        match x_is_bf16 {
+        match x.bf16 {
             true => gemm::bf16(cuda, &part),
             false => gemm::plain(cuda, &part, DType::Bf16),
         }
@@ -99,12 +124,15 @@ pub(super) fn matmul(cuda: &Cuda, code: Code, gemm: &Gemm, x_is_bf16: bool) {
 
 /// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, x and out in bf16. `scratch` is used where a library
 /// multiplies.
-pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, scratch: &mut Acts) {
+pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, out: &Acts, scratch: &mut Acts, x: &Acts) {
     let ffn = gemm.n / 2;
     let gemm = &Gemm { ld: ffn, ..*gemm };
     assert!(gemm.n.is_multiple_of(2 * TILE_ROWS), "gate and up of {ffn} rows are not whole strips");
     if gemm.m <= MAX_DECODE_ROWS {
-        return decode(cuda, code, gemm, true);
+        if !wide(cuda, code, gemm, x, Some(out)) {
+            decode(cuda, code, gemm, true);
+        }
+        return;
     }
     // Rows of gate, and of up.
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count) / 2;
@@ -182,6 +210,88 @@ fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     }
     let (kernel, strips) = few(driver, code, gemm.m, fused);
     driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], 256, &args);
+}
+
+/// Whether kernels that read images multiply activations of that shape: all their readers are packed.
+pub(super) fn reads_images(driver: &Driver, rows: usize, width: usize, readers: &[&Weight]) -> bool {
+    let packed = readers.iter().all(|w| matches!(w.stored, Stored::Packed(_)));
+    let fits = width.is_multiple_of(IMAGE_COLS) && width <= MAX_IMAGE_COLS && rows >= *IMAGE_RANGE.start();
+    packed && fits && driver.supports(Kernel::PackedWgmmaQ4Wide)
+}
+
+/// 17 to 32 rows by wgmma, with `fused` SwiGLU into those activations; false where there is no image of x.
+fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) -> bool {
+    let Some((image, current)) = x.image(gemm.m) else { return false };
+    let (driver, [n, k, m]) = (&cuda.driver, [gemm.n, gemm.k, gemm.m].map(|n| I32(n as i32)));
+    if !current {
+        let args = [Ptr(image), Ptr(gemm.x), k, m];
+        driver.launch(Kernel::MakeImage, [driver.sm_count, 1, 1], super::BLOCK, &args);
+    }
+    let [wide, narrow] = wides(code);
+    let kernel = if gemm.n.div_ceil(wide.rows()) * 4 >= driver.sm_count * 3 { wide } else { narrow };
+    let filled = fused.map_or(0, |out| out.image_to_fill(gemm.m));
+    let (blocks, of_k) = kernel.blocks(driver, gemm);
+    let sums = cuda.unpacked.borrow().sums(of_k * blocks * kernel.rows() * IMAGE_ROWS * size_of::<f32>());
+    let (of_k, [sums, arrivals]) = sums.map_or((1, [0, 0]), |sums| (of_k, sums));
+    let args = [gemm.out, filled, image, gemm.weight, gemm.bias, sums, arrivals].map(Ptr).into_iter().chain([n, k, m]);
+    driver.launch_sharing(
+        kernel.kernels[fused.is_some() as usize],
+        [blocks, of_k, 1],
+        32 * (4 * kernel.row_groups * kernel.k_groups + 1),
+        kernel.shared_bytes(code),
+        &args.collect::<Vec<_>>(),
+    );
+    true
+}
+
+/// A kernel of `packed_wgmma.cu`.
+struct Wide {
+    /// The plain kernel, and that with fused SwiGLU.
+    kernels: [Kernel; 2],
+    /// Warpgroups that divide the rows of a block, 64 each, and that divide the columns.
+    row_groups: usize,
+    k_groups: usize,
+    /// Groups of four tiles of columns in flight, for each that divides the columns.
+    stages: usize,
+}
+
+impl Wide {
+    fn rows(&self) -> usize {
+        64 * self.row_groups
+    }
+
+    /// Blocks that divide the rows, and for each of them those that divide the columns: as many as SMs are left.
+    fn blocks(&self, driver: &Driver, gemm: &Gemm) -> (usize, usize) {
+        let blocks = gemm.n.div_ceil(self.rows());
+        let most = gemm.k / IMAGE_COLS / (self.k_groups * MIN_GROUPS);
+        let of_k =
+            if blocks <= MAX_DIVIDED { (driver.sm_count / blocks).min(most).clamp(1, MAX_BLOCKS_OF_K) } else { 1 };
+        (blocks, of_k)
+    }
+
+    /// `Shape` in `packed_wgmma.cu`.
+    fn shared_bytes(&self, code: Code) -> usize {
+        let unit = code.planes() * 4 * 512 + 128;
+        let stage = (4 * IMAGE_ROWS * 128 + 4 * self.row_groups * unit).next_multiple_of(1024);
+        let sums = self.k_groups * self.rows() * (IMAGE_ROWS + 1) * size_of::<f32>();
+        (self.k_groups * self.stages * stage).max(sums) + 16 * self.k_groups * self.stages + 1024
+    }
+}
+
+/// For matrices with enough rows for all SMs, and for others.
+fn wides(code: Code) -> [Wide; 2] {
+    use Kernel::*;
+    let of = |kernels, row_groups, k_groups, stages| Wide { kernels, row_groups, k_groups, stages };
+    match code {
+        Code::Q4 => [
+            of([PackedWgmmaQ4Wide, PackedWgmmaQ4WideSwiglu], 3, 1, 5),
+            of([PackedWgmmaQ4Narrow, PackedWgmmaQ4NarrowSwiglu], 1, 4, 2),
+        ],
+        Code::Q8 => [
+            of([PackedWgmmaQ8Wide, PackedWgmmaQ8WideSwiglu], 3, 1, 3),
+            of([PackedWgmmaQ8Narrow, PackedWgmmaQ8NarrowSwiglu], 1, 3, 2),
+        ],
+    }
 }
 
 /// Blocks that walk over strips: at most one to an SM, all with the same number of strips but for the last ones.
