@@ -319,7 +319,7 @@ impl Kernel {
 
     /// Whether a launch says how much dynamic shared memory a block has: up to all there is.
     pub fn shares_what_it_is_given(self) -> bool {
-        matches!(self.entry().source, "packed_gemv" | "packed_resident" | "packed_wgmma")
+        self != Self::MakeImage && matches!(self.entry().source, "packed_gemv" | "packed_resident" | "packed_wgmma")
     }
 
     /// Bytes of dynamic shared memory of a block, if it is the same for every launch.
