@@ -15,6 +15,7 @@ use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
+use crate::policy::PolicyChoice;
 use crate::protocol::Token;
 use anyhow::Result;
 use std::time::Instant;
@@ -25,6 +26,7 @@ const SEED: u64 = 1;
 pub struct Bench<'a> {
     pub checkpoint: &'a Checkpoint,
     pub codecs: Vec<Codec>,
+    pub policy: PolicyChoice,
     pub cases: Vec<Case>,
     /// Measured runs of each case, after one run that warms up.
     pub runs: usize,
@@ -60,7 +62,7 @@ impl Bench<'_> {
         drop(b);
         for &codec in &self.codecs {
             let (context, max_seqs) = (Some(self.context), self.max_seqs());
-            let options = EngineOptions { context, max_seqs, ..EngineOptions::new(codec) };
+            let options = EngineOptions { context, max_seqs, policy: self.policy, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(open()?, self.checkpoint, &options, |_, _| true)?;
             let mut lines: Vec<Line> = Vec::new();
             for case in &self.cases {

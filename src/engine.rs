@@ -207,7 +207,8 @@ impl Loading {
             !outlet.is_closed()
         };
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
-        let notices: Vec<String> = checkpoint.notices().collect();
+        let slow = runner.cache.geometry().policy.slow_prefill();
+        let notices: Vec<String> = checkpoint.notices().chain(slow).collect();
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);

@@ -147,6 +147,12 @@ impl Policy {
         self.rule().is_some() || self.scored().is_some()
     }
 
+    /// A message for the user where reading prompts is slow.
+    pub fn slow_prefill(&self) -> Option<String> {
+        let name = self.scored().map(|_| self.name())?;
+        Some(format!("policy {name} reads prompts token by token, which is slow"))
+    }
+
     /// Whether attention adds to the counter of reads. Elsewhere a token reads what is stored after its step.
     pub fn attention_counts_reads(&self) -> bool {
         self.scored().is_some() || self.quest().is_some()

@@ -12,6 +12,7 @@ use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
 use crate::config::Settings;
 use crate::engine::{EngineOptions, Runner, host_bytes, weights_info};
+use crate::policy::PolicyChoice;
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::quant::Weights;
 use crate::unicode;
@@ -47,7 +48,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
     if target == Target::Cpu {
-        check_memory(args, &checkpoint, longest)?;
+        check_memory(args, &checkpoint, spawn::policy(settings), longest)?;
     }
     let threads = args.threads.unwrap_or(0);
     if let Some(keep) = args.keep {
@@ -72,6 +73,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             checkpoint: &converted,
             cases: lists.cases(args),
             codecs: lists.codecs.clone(),
+            policy: lists.policy,
             runs: args.runs,
             context: longest,
         };
@@ -146,7 +148,8 @@ impl DeviceJob for ResumeJob<'_> {
     fn run<D: DeviceKind>(self, device: &D) -> Result<u8> {
         let path = std::env::temp_dir().join(format!("dmschat-bench-{}.cache", std::process::id()));
         for &codec in &self.lists.codecs {
-            let options = EngineOptions { context: Some(self.longest), max_seqs: 2, ..EngineOptions::new(codec) };
+            let (context, policy) = (Some(self.longest), self.lists.policy);
+            let options = EngineOptions { context, max_seqs: 2, policy, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(device.open()?, self.checkpoint, &options, |_, _| true)?;
             for (&ctx, &eviction) in self.ctx.iter().flat_map(|n| self.lists.eviction.iter().map(move |on| (n, on))) {
                 let resume = Resume::measure(&mut runner, ctx.max(1), eviction, &path);
@@ -174,9 +177,9 @@ fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
 }
 
 /// Fails if the host has not enough memory for tables and scratch.
-fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Result<()> {
+fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, policy: PolicyChoice, longest: usize) -> Result<()> {
     let max_seqs = args.parallel().chain(args.chains.iter().copied()).max().unwrap_or(1);
-    let options = EngineOptions { max_seqs, ..EngineOptions::new(Codec::F32) };
+    let options = EngineOptions { max_seqs, policy, ..EngineOptions::new(Codec::F32) };
     let needed = host_bytes(&checkpoint.config, &options, longest);
     match memory("MemAvailable:") {
         Some(free) if needed > free => {
@@ -195,6 +198,7 @@ fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, longest: usize) -> Re
 struct Lists {
     eviction: Vec<bool>,
     codecs: Vec<Codec>,
+    policy: PolicyChoice,
     weights: Vec<Weights>,
     sampling: SamplingParams,
 }
@@ -212,7 +216,8 @@ impl Lists {
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
         // What fits decides nothing here: random weights stay as they are.
         let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
-        Ok(Self { eviction, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
+        let policy = spawn::policy(settings);
+        Ok(Self { eviction, policy, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
     }
 
     /// Every eviction setting with every context and number of sequences.

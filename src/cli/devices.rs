@@ -236,9 +236,6 @@ fn kernel_target() -> Option<String> {
 
 /// Refuses a device that cannot be used, and reports once what differs from a usual run on it.
 pub fn check(settings: &Settings) -> Result<()> {
-    if matches!(settings.policy, CachePolicy::Tova | CachePolicy::H2o) {
-        notice(&format!("policy {} reads prompts token by token, which is slow", settings.policy.name()));
-    }
     if let Target::Cuda(_) = Target::new(settings)? {
         if let Some(folder) = kernel_folder() {
             notice(&format!("{KERNEL_DIR}: kernels are read from {}", folder.display()));

@@ -314,8 +314,15 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,
+        "cache_policies": policies(dms.is_some()),
     });
     Ok((object(about), formats))
+}
+
+/// What `--policy` takes for a model.
+fn policies(dms: bool) -> String {
+    let of_dms = if dms { ["dms", "dms+quest"].as_slice() } else { &[] };
+    [&["dense", "window", "tova", "h2o", "quest"], of_dms].concat().join(", ")
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {

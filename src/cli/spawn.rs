@@ -17,8 +17,8 @@ use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::policy::{Budget, H2o, PolicyChoice, Tova, Window};
 use crate::protocol::{EngineHandle, WhenFull};
 use anyhow::Result;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 /// Most earlier turns of a conversation that are kept as checkpoints.
 const OLDER_TURNS: usize = 5;
@@ -120,7 +120,13 @@ impl<J: ModelJob> DeviceJob for OnRunner<J> {
         progress.clear();
         let (checkpoint, _) = prepared.map_err(as_wrong_use)?;
         checkpoint.notices().for_each(|text| notice(&text));
-        job.run(&mut Runner::new(b, &checkpoint, &options, |_, _| true)?, &checkpoint)
+        let mut runner = Runner::new(b, &checkpoint, &options, |_, _| true)?;
+        // A command may load a model in several formats.
+        static SLOW_PREFILL: Once = Once::new();
+        if let Some(text) = runner.cache.geometry().policy.slow_prefill() {
+            SLOW_PREFILL.call_once(|| notice(&text));
+        }
+        job.run(&mut runner, &checkpoint)
     }
 }
 
@@ -168,7 +174,7 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
 }
 
 /// The policy of these settings.
-fn policy(settings: &Settings) -> PolicyChoice {
+pub fn policy(settings: &Settings) -> PolicyChoice {
     let budget = match settings.budget {
         CacheBudget::Slots(slots) => Budget::Slots(slots),
         CacheBudget::Ratio(ratio) => Budget::of_ratio(ratio),
