@@ -6,10 +6,13 @@ use crate::rule::{feed, max_difference, random_log, runner_with, step_lengths};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
+use dmschat::engine::score::{Op, Schedule, score};
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{Budget, H2o, PolicyChoice, Tova};
-use dmschat::protocol::LogEntry;
+use dmschat::policy::{Budget, H2o, PolicyChoice, Tova, Window};
+use dmschat::protocol::{LogEntry, Token};
+use serde::Deserialize;
 
 /// Scores nearer to each other than this could change their order by the order of a sum.
 const MARGIN: f64 = 3e-4;
@@ -182,6 +185,52 @@ fn quest_with_all_pages_is_the_cache_that_it_reads() {
             let (wanted, all, few) = (run(plain), run(over(Budget::Slots(128))), run(over(Budget::Slots(48))));
             assert!(all == wanted, "{codec:?}");
             assert!(few.0 != wanted.0 && few.1 < wanted.1, "{codec:?}: {} reads of {}", few.1, wanted.1);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Goldens {
+    prompt: usize,
+    tokens: Vec<Token>,
+    cases: Vec<Golden>,
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    policy: String,
+    budget: usize,
+    live: Vec<Vec<u32>>,
+    reads: f64,
+    peak: f64,
+    logprobs: Vec<f64>,
+}
+
+/// Against tests/golden/make_policies.py, a sequential program in another language.
+#[test]
+fn policies_give_what_another_program_gives() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen3_gqa");
+    let text = std::fs::read(folder.join("policies.json")).expect("tests/golden/make_policies.py makes it");
+    let goldens: Goldens = serde_json::from_slice(&text).unwrap();
+    let checkpoint = Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap();
+    let schedule = Schedule(vec![Op::Prefill(goldens.prompt), Op::Decode(goldens.tokens.len() - goldens.prompt)]);
+    for case in goldens.cases {
+        let budget = Budget::Slots(case.budget);
+        let policy = match &*case.policy {
+            "window" => PolicyChoice::Window(Window { budget: case.budget }),
+            "tova" => PolicyChoice::Tova(Tova { budget }),
+            "h2o" => PolicyChoice::H2o(H2o { budget }),
+            "quest" => PolicyChoice::Quest(budget),
+            other => panic!("{other}"),
+        };
+        let options = EngineOptions { policy, ..EngineOptions::new(Codec::F32) };
+        let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
+        let got = score(&mut runner, &goldens.tokens, &schedule).unwrap();
+        assert_eq!((got.live, got.peak), (case.live, case.peak), "{}", case.policy);
+        assert!((got.reads - case.reads).abs() < 1e-9, "{}: {} reads of {}", case.policy, got.reads, case.reads);
+        for (ours, theirs) in got.logprobs.iter().skip(1).zip(&case.logprobs) {
+            let difference = (ours.unwrap() - theirs).abs();
+            assert!(difference < 2e-4, "{}: log-probabilities differ by {difference}", case.policy);
         }
     }
 }
