@@ -76,7 +76,7 @@ fn row(
 
 /// The end of a text that fits into `room` columns.
 fn last_words(text: &str, room: usize) -> String {
-    let text = clean_line(text);
+    let text = clean_line(&text.split_whitespace().collect::<Vec<_>>().join(" "));
     let mut used = 0;
     let fits = |g: &&str| {
         used += columns(g);
@@ -108,7 +108,8 @@ fn votes(votes: &[VoteCount], chains: usize, width: usize, theme: &Theme) -> Vec
 
 /// `reads 1,234 of 9,876 dense, 8.0x less`
 fn reads_words(reads: f64, dense: f64) -> String {
-    let times = if reads > 0.0 { format!(", {:.1}x less", dense / reads) } else { String::new() };
+    let times = Some(dense / reads).filter(|times| times.is_finite() && *times >= 1.05);
+    let times = times.map_or(String::new(), |times| format!(", {times:.1}x less"));
     format!("reads {} of {} dense{times}", count(reads as u64), count(dense as u64))
 }
 
@@ -121,7 +122,7 @@ pub fn words(report: &ChainsReport, reads: f64) -> String {
     format!(
         "{} chains: {said}; this is chain {}; {}; /chains shows them",
         report.chains.len(),
-        report.winner + 1,
+        report.winner.saturating_add(1),
         reads_words(reads, report.dense_reads)
     )
 }
@@ -163,7 +164,8 @@ mod tests {
             let event = |app: &mut _, event| drop(engine(app, Event::Chain { turn: 1, event }));
             event(&mut app, ChainEvent::Started(4));
             for chain in 0..4 {
-                let text = format!("\u{1b}[31mlet me try {chain} plus 5 times 7 minus 9 and see where that leads me");
+                let text =
+                    format!("\u{1b}[31mlet me\ntry {chain} plus 5 times 7 minus 9 and see where\n\nthat leads me");
                 event(&mut app, ChainEvent::Text { chain, kind: TextKind::Reasoning, text });
             }
             let votes = vec![VoteCount { answer: "24".into(), count: 1 }, VoteCount { answer: "23".into(), count: 1 }];
