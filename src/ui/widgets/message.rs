@@ -380,6 +380,10 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     if app.chat.sibling_count(message.id) > 1 {
         facts.push(version(app, message));
     }
+    // A narrow pane has no room for it on the same row.
+    if width >= 64 && report.kv.reads >= 1.0 && report.chains.is_none() {
+        facts.push(format!("reads {}", count(report.kv.reads as u64)));
+    }
     let mut spans = vec![Span::styled(clean(&text).into_owned(), style)];
     for fact in facts {
         spans.push(Span::styled(format!("{separator}{fact}"), theme.style(Role::Dim)));
