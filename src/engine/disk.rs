@@ -182,7 +182,10 @@ impl DiskCache {
             return;
         }
         let why = match error.kind() {
-            io::ErrorKind::FileTooLarge => "it is larger than cache_disk allows".to_owned(),
+            // Not the system's own limit.
+            io::ErrorKind::FileTooLarge if error.raw_os_error().is_none() => {
+                "it is larger than cache_disk allows".to_owned()
+            }
             _ => error.to_string(),
         };
         outlet.notice(format!("the cache is not kept on disk ({why}); a resumed session will replay its tokens"));

@@ -258,15 +258,15 @@ fn wait<T>(
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match handle.events.try_recv() {
-            Ok(Response { event: Event::LoadFailed(why) | Event::Failed(why), .. }) => panic!("{why}"),
             Ok(Response { event, .. }) => {
                 if let Event::LogChanged(change) = &event {
                     log.truncate(change.log_base);
                     log.extend(&change.log);
                 }
-                match pick(&event) {
-                    Some(wanted) => return wanted,
-                    None => kept.push(event),
+                match (pick(&event), event) {
+                    (Some(wanted), _) => return wanted,
+                    (None, Event::LoadFailed(why) | Event::Failed(why)) => panic!("{why}"),
+                    (None, event) => kept.push(event),
                 }
             }
             Err(_) => {

@@ -163,6 +163,110 @@ fn what_is_left_to_write_is_written_at_the_end() {
     assert!(path.exists(), "nothing is removed for a file that does not fit");
 }
 
+/// Names of the files of a folder, once no write is under way.
+fn names(folder: &Path) -> Vec<String> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = files.collect();
+        names.sort();
+        if Instant::now() > until || !names.iter().any(|name| name.ends_with(".tmp")) {
+            return names;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_gpu_lost_while_a_cache_comes_or_goes_leaves_the_file_as_it_was() {
+    let tiny = talker(Form::Borrowed, 930);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let mut s = Session::new(&tiny);
+    keep(&mut s, &path, LIMIT);
+    s.ask(QUESTION);
+    let tokens = s.tokens().len();
+    written(&path, tokens);
+    let whole = std::fs::read(&path).unwrap();
+    let failed = |e: &Event| if let Event::Failed(why) = e { Some(why.clone()) } else { None };
+    let mut other = Session::new(&tiny);
+    other.watch.seen().lose_at = Some(("import_pages", 1));
+    other.send(Command::Restore(Box::new(resume(&s, path.clone()))));
+    assert!(other.wait(failed).contains("the GPU failed"));
+    let (_other, fed) = restored(&tiny, &s, resume(&s, path.clone()));
+    assert_eq!(fed, 0, "it is still there for the next engine");
+    s.watch.seen().lose_at = Some(("export_pages", 1));
+    let prompt = s.prompt(QUESTION);
+    let request = s.request(prompt);
+    s.send(Command::Generate(Box::new(request)));
+    assert!(s.wait(failed).contains("the GPU failed"));
+    assert_eq!(names(folder.path()), ["a.cache"]);
+    assert!(std::fs::read(&path).unwrap() == whole);
+}
+
+#[test]
+fn of_two_programs_with_one_file_each_finds_its_own_cache_or_replays() {
+    let tiny = talker(Form::Borrowed, 940);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let mut both = [Session::new(&tiny), Session::new(&tiny)];
+    both.iter_mut().for_each(|s| keep(s, &path, LIMIT));
+    for round in 0..3 {
+        for (i, s) in both.iter_mut().enumerate() {
+            s.ask(&format!("question {round} of program {i}, of some forty characters"));
+        }
+        written(&path, 1);
+        for s in &both {
+            let (got, fed) = restored(&tiny, s, resume(s, path.clone()));
+            let notices = got.notices();
+            let replayed = fed == s.tokens().len() && notices.len() == 1 && notices[0].contains("another state");
+            assert!((fed == 0 && notices.is_empty()) || replayed, "{fed} fed, {notices:?}");
+        }
+    }
+    drop(both);
+    assert_eq!(names(folder.path()), ["a.cache"]);
+}
+
+/// A full disk is played by a limit on the size of files, in a process of its own.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_costs_the_cache_and_one_notice() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new("sh")
+        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact kept::full_disk --ignored --nocapture"])
+        .arg(std::env::current_exe().unwrap())
+        .env("CACHE_TEST_FOLDER", dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[cfg(unix)]
+#[test]
+#[ignore = "run by a_full_disk_costs_the_cache_and_one_notice"]
+fn full_disk() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Some(folder) = std::env::var_os("CACHE_TEST_FOLDER").map(PathBuf::from) else { return };
+    let tiny = talker(Form::Borrowed, 950);
+    let path = folder.join("a.cache");
+    let mut s = Session::new(&tiny);
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    setrlimit(Resource::Fsize, Rlimit { current: Some(2048), maximum }).unwrap();
+    keep(&mut s, &path, LIMIT);
+    s.ask(QUESTION);
+    let notice = |e: &Event| if let Event::Notice(text) = e { Some(text.clone()) } else { None };
+    let said = s.notices().first().map(|text| (*text).to_owned());
+    let said = said.unwrap_or_else(|| s.wait(notice));
+    assert!(said.contains("not kept on disk (File too large"), "{said}");
+    s.ask(QUESTION);
+    s.ask(QUESTION);
+    assert_eq!((s.notices(), names(&folder)), (vec![], vec![]), "it is said once, and nothing half is left");
+    setrlimit(Resource::Fsize, Rlimit { current: maximum, maximum }).unwrap();
+    s.ask(QUESTION);
+    written(&path, s.tokens().len());
+}
+
 #[test]
 fn a_cache_comes_back_from_disk() {
     let home = tempfile::tempdir().unwrap();

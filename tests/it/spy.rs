@@ -3,8 +3,8 @@
 
 use dmschat::backend::cpu::Cpu;
 use dmschat::backend::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts, Profile,
-    QkvRopeArgs, SampleArgs, Span, StepKind, StepResult,
+    AdapterHead, Backend, DeviceLost, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats,
+    PresenceCounts, Profile, QkvRopeArgs, SampleArgs, Span, StepKind, StepResult,
 };
 use dmschat::policy::SlotMeta;
 use dmschat::protocol::{Command, CommandSender, LaneFilter, Token};
@@ -43,6 +43,8 @@ pub struct Seen {
     /// Live slots of each sequence of each decode step, summed.
     pub decode_reads: u64,
     decodes: bool,
+    /// The device is lost at this call, after so many of that name.
+    pub lose_at: Option<(&'static str, usize)>,
     /// Whether the backend was dropped, and with it the engine.
     pub ended: bool,
     inside: bool,
@@ -57,6 +59,14 @@ impl Watch {
         let mut seen = self.seen();
         let name = if seen.inside { format!("step/{call}") } else { call.to_owned() };
         *seen.calls.entry(name).or_default() += 1;
+        let lost = match &mut seen.lose_at {
+            Some((name, left)) if *name == call => left.checked_sub(1).map(|less| *left = less).is_none(),
+            _ => false,
+        };
+        drop(seen);
+        if lost {
+            std::panic::resume_unwind(Box::new(DeviceLost("the GPU failed: as the test wants it".into())));
+        }
     }
 }
 
