@@ -10,7 +10,8 @@ const WIDTH: usize = 4;
 
 fn talker() -> Tiny {
     let spec = Spec { tied: false, speaks: true, ends: true, context: 1024, ..Spec::new(true, Form::Borrowed) };
-    Tiny::new(spec, 310)
+    // Of its chains with seed 5 one is cut off, and the others end after 9 to 31 tokens.
+    Tiny::new(spec, 321)
 }
 
 fn session(tiny: &Tiny) -> Session<'_> {
@@ -61,6 +62,8 @@ fn each_chain_is_the_ordinary_answer_with_its_seed() {
     let report = ask(&mut s, 5, Some(width(WIDTH)));
     let chains = report.chains.clone().expect("several chains");
     assert_eq!((chains.chains.len(), chains.chains[0].seed, chains.winner), (WIDTH, 5, 0), "{:?}", s.notices());
+    let tokens: Vec<usize> = chains.chains.iter().map(|chain| chain.tokens).collect();
+    assert!(tokens.iter().all(|&n| n > 5) && tokens.iter().any(|&n| n != tokens[0]), "{tokens:?}");
     assert!(chains.chains.iter().any(|chain| chain.stop_reason == StopReason::End));
     assert_eq!(streamed(&s), texts(&report)[0]);
     let mut reads = 0.0;
@@ -90,6 +93,23 @@ fn one_chain_is_the_ordinary_answer() {
     assert_eq!(reports[0].generated, reports[1].generated);
     assert_eq!((streamed(&one), one.stored()), (streamed(&ordinary), ordinary.stored()));
     assert_eq!((&reports[0].chains, &reports[0].kv, &reports[0].log), (&None, &reports[1].kv, &reports[1].log));
+}
+
+#[test]
+fn chains_of_a_greedy_model_sample() {
+    let tiny = talker();
+    let mut s = session(&tiny);
+    let prompt = s.prompt(QUESTION);
+    let mut request =
+        dmschat::protocol::GenerateRequest { seed: Some(5), chains: Some(width(WIDTH)), ..s.request(prompt) };
+    request.sampling.temperature = 0.0;
+    s.send(Command::Generate(Box::new(request)));
+    let report = wait(&mut s);
+    let mut texts = texts(&report);
+    texts.dedup();
+    assert!(texts.len() > 1, "{texts:?}");
+    assert_eq!(report.sampling.temperature, 1.0);
+    assert!(s.notices().iter().any(|n| n.contains("temperature 1")), "{:?}", s.notices());
 }
 
 #[test]

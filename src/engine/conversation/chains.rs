@@ -25,6 +25,8 @@ use crate::vote::{self, Vote};
 
 /// Tokens of an answer for which there is room where the width is chosen by itself.
 const USUAL_ANSWER: usize = 2048;
+/// Temperature of chains where the answer would be greedy.
+const CHAINS_TEMPERATURE: f32 = 1.0;
 
 /// The chains that answer a turn.
 pub(in crate::engine) struct Chains {
@@ -187,7 +189,7 @@ impl Conversation {
         &mut self,
         m: &mut Loaded<B>,
         events: &EventSender,
-        turn: &Turn,
+        turn: &mut Turn,
         request: ChainsRequest,
     ) {
         let wanted = request.width.unwrap_or_else(|| self.width_that_fits(m, turn)).min(MAX_WIDTH);
@@ -206,6 +208,14 @@ impl Conversation {
         let Some(first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
             return forks.into_iter().for_each(|fork| m.runner.release(fork.seq));
         };
+        let mut sampling = first.sampling.clone();
+        if sampling.temperature <= 0.0 {
+            events.notice(format!(
+                "greedy chains would all be the same: these sample at temperature {CHAINS_TEMPERATURE}"
+            ));
+            sampling.temperature = CHAINS_TEMPERATURE;
+            turn.set_sampling(sampling.clone());
+        }
         let turn_id = turn.id();
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
         let thinks = ends_thinking(turn.prompt());
@@ -213,7 +223,7 @@ impl Conversation {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
             let seed = chain_seed(first.seed, number);
-            chain.begin_answer(&m.runner, Generation::new(first.sampling.clone(), seed, Some(first.max_tokens), reply));
+            chain.begin_answer(&m.runner, Generation::new(sampling.clone(), seed, Some(first.max_tokens), reply));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();

@@ -12,7 +12,7 @@ use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
     ChainsReport, ChainsRequest, Event, EventSender, FORK_TURN, GenerateRequest, LogEntry, Piece, PresenceRequest,
-    StopReason, Token, TurnReport, count,
+    SamplingParams, StopReason, Token, TurnReport, count,
 };
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -99,6 +99,11 @@ impl Turn {
 
     pub fn take_chains(&mut self) -> Option<ChainsRequest> {
         self.request.chains.take()
+    }
+
+    /// Sets what the report says of the sampling.
+    pub fn set_sampling(&mut self, sampling: SamplingParams) {
+        self.request.sampling = sampling;
     }
 
     /// Sets the result of the vote.
