@@ -238,7 +238,8 @@ pub struct TurnReport {
     /// The chains that answered, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chains: Option<Box<ChainsReport>>,
-    /// The log after the turn: the first `log_base` entries of the log after the last report or restore, then `log`.
+    /// The log after the turn: the first `log_base` entries of the log after the last report, [`LogChange`] or restore, then
+    /// `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
     /// All generated ids, including the last one, which is not fed.

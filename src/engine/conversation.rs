@@ -110,7 +110,7 @@ pub(super) struct Conversation {
     pub twin_wanted: bool,
     /// What a twin had compared when it was given up in the middle of an answer.
     pub twin_ended: Option<(TwinReport, Option<(usize, Token)>)>,
-    /// The log after the last report or restore, which is what the front end knows.
+    /// The log after the last report, change between turns or restore, which is what the front end knows.
     pub reported: Vec<LogEntry>,
     /// Generated ids by turn, so that replies are never encoded again.
     pub replies: HashMap<u64, Vec<Token>>,

@@ -23,6 +23,7 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
         s.max_tokens = 40;
         let mut fed = 0;
         for turn in 0..6 {
+            let told = s.log.len();
             match turn {
                 // Toggles between turns, twice in an answer, and in a prefill.
                 1 => s.after_steps(6, Command::SetEviction(false)),
@@ -38,7 +39,8 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
             assert!(matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens), "{form:?} turn {turn}");
             assert_eq!(report.reused_tokens, fed, "{form:?} turn {turn}: only the new tokens are prefilled");
             fed = report.prompt_tokens + report.generated.len() - 1;
-            let toggles = report.log.iter().filter(|e| matches!(e, LogEntry::Toggle { .. })).count();
+            // One between turns is told before the report.
+            let toggles = s.log[told..].iter().filter(|e| matches!(e, LogEntry::Toggle { .. })).count();
             let wanted = if form == Form::Plain { 0 } else { [0, 1, 1, 2, 1, 0][turn] };
             assert_eq!(toggles, wanted, "{form:?} turn {turn}");
         }
@@ -169,7 +171,9 @@ fn regenerate_undo_and_edit_go_back_to_checkpoints() {
     let report = s.ask("a fourth");
     assert!(!report.eviction);
     assert_eq!(report.reused_tokens, fed);
-    assert!(report.log.starts_with(&[LogEntry::Toggle { eviction: false }]), "{:?}", &report.log[..4]);
+    // It was told with the rewind, and the report goes on from there.
+    assert_eq!((s.log.len() - s.tokens().len(), report.log_base), (1, fed + 1));
+    assert_eq!(s.log[fed], LogEntry::Toggle { eviction: false });
 
     // Edit the first question: no checkpoint is left, and all is prefilled.
     s.exchanges.clear();
@@ -230,24 +234,25 @@ fn rebuild_is_a_fresh_prefill_and_a_cancelled_one_changes_nothing() {
     assert_eq!((s.stored(), s.snapshot().kv.bytes), (stored, bytes));
     s.check_stored();
 
-    for on in [false, true] {
+    let toggle = books.iter().position(|e| matches!(e, LogEntry::Toggle { .. })).expect("one was made");
+    for (on, log_base) in [(true, toggle), (false, 0), (true, 0)] {
         s.toggle(on);
         s.send(Command::Rebuild);
         let done = s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
         assert!(!done);
-        let mut log: Vec<LogEntry> = s.tokens().into_iter().map(LogEntry::Token).collect();
+        // The new log is told from where it differs: at the toggle that was dropped, or at the one that precedes all.
+        let change = s.wait(|e| if let Event::LogChanged(change) = e { Some(change.clone()) } else { None });
+        let mut log: Vec<LogEntry> = books.iter().filter(|e| matches!(e, LogEntry::Token(_))).copied().collect();
         if !on {
             log.insert(0, LogEntry::Toggle { eviction: false });
         }
-        s.log = log;
+        assert_eq!((change.log_base, &s.log), (log_base, &log));
         s.check_stored();
         assert_eq!(s.snapshot().checkpoint_bytes, 0);
     }
-    // The next turn continues there, and its report contains the log since the toggle that was dropped.
-    let toggle = books.iter().position(|e| matches!(e, LogEntry::Toggle { .. })).expect("one was made");
-    s.log = books;
+    // The next turn continues there.
     let report = s.ask("one more");
-    assert_eq!((report.reused_tokens, report.log_base), (fed, toggle));
+    assert_eq!((report.reused_tokens, report.log_base), (fed, fed));
 }
 
 #[test]
