@@ -227,9 +227,11 @@ impl<B: Backend> KvCache<B> {
         let (policy, len) = (*self.geometry(), self.len(seq));
         let constant = policy.policy.constant_decision();
         let rating = strength(constant.unwrap_or(0.0));
+        // Without a rule no token has a strength.
+        let rated = policy.policy.rule().map(|rule| if constant.is_some() { rule.sinks..len } else { 0..len });
+        let rated = rated.unwrap_or(0..0);
         for range in &taken {
-            let sinks = policy.policy.rule().filter(|_| constant.is_some()).map_or(0, |rule| rule.sinks);
-            let fed = range.start.max(sinks)..range.end.min(len);
+            let fed = range.start.max(rated.start)..range.end.min(rated.end);
             if !fed.is_empty() {
                 self.rate(b, seq, fed, rating, constant.is_some())?;
             }
@@ -248,6 +250,11 @@ impl<B: Backend> KvCache<B> {
 
     /// Drops the tokens at these positions from every lane, except the newest one. Returns the number of slots dropped.
     pub fn drop_positions(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<u64, CacheError> {
+        // The next token's decision may be about the newest one, and sets its mark anew.
+        let positions = positions.start..positions.end.min(self.len(seq).saturating_sub(1));
+        if positions.is_empty() {
+            return Ok(0);
+        }
         self.rate(b, seq, positions, 0, true)?;
         self.forget(b, seq, STRENGTHS)
     }

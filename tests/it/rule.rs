@@ -188,6 +188,37 @@ fn a_cache_without_decisions_goes_on_without_the_tokens_it_dropped() {
     }
 }
 
+/// A drop between tokens acts alike whether chunks or single tokens follow, also where it names the newest token, about which
+/// the next one may decide.
+#[test]
+fn a_drop_leaves_the_newest_token_to_its_decision() {
+    for (i, form) in [Form::Borrowed, Form::Adapter, Form::Metadata].into_iter().enumerate() {
+        let tiny = Tiny::new(Spec { window: 3, ..Spec::new(true, form) }, 180 + i as u64);
+        let mut log = random_log(&mut Rng(9300 + i as u64), 60, 0);
+        log.insert(40, LogEntry::Drop { drop: [30, 50] });
+        let mut runner = runner(&tiny, Codec::F32);
+        let (single, wanted) = feed(&mut runner, &log, || 1);
+        let wanted: Vec<Vec<f64>> = wanted.iter().map(|row| row.iter().map(|&x| x.into()).collect()).collect();
+        let (chunks, logits) = feed(&mut runner, &log, || MAX_STEP);
+        let worst = max_difference(&logits, &wanted);
+        assert!(worst < 1e-4, "{:?}: logits differ by {worst}", tiny.spec);
+        assert_eq!(stored(&runner, chunks), stored(&runner, single), "{:?}", tiny.spec);
+    }
+}
+
+#[test]
+fn a_pin_taken_back_gives_no_strength_to_a_cache_without_decisions() {
+    let tiny = Tiny::new(Spec::new(true, Form::Plain), 171);
+    let mut log = random_log(&mut Rng(9201), 30, 0);
+    log.push(LogEntry::Pin { pin: [3, 20] });
+    log.push(LogEntry::Unpin { unpin: [0, 30] });
+    let mut runner = runner(&tiny, Codec::F32);
+    let (seq, _) = feed(&mut runner, &log, || MAX_STEP);
+    let metas = runner.cache.slot_metas(runner.backend(), seq, 0, 0);
+    assert_eq!(metas.len(), 30);
+    assert!(metas.iter().all(|meta| meta.strength() == 0 && !meta.marked()));
+}
+
 #[test]
 fn every_form_follows_the_rule_under_any_split_and_toggle() {
     for (i, spec) in forms().into_iter().enumerate() {
