@@ -18,8 +18,6 @@ const SAMPLE: &str = include_str!("sample.txt");
 const SAMPLE_TOKENS: usize = 640;
 /// By how much a step of the dial changes the compression ratio.
 const STEP: f64 = 1.4;
-/// Ratios within this of the trained one count as it.
-const NEAR: f64 = 1.05;
 
 impl Trial {
     fn begin<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> Result<Self, StepError> {
@@ -143,9 +141,7 @@ impl<B: Backend> Loaded<B> {
             Keep::Less => table.ratio(dial) * STEP,
             Keep::Ratio(ratio) => f64::from(ratio),
         };
-        let wanted = wanted.clamp(1.0, MAX_RATIO);
-        let near = (trained / NEAR..=trained * NEAR).contains(&wanted);
-        let dial = if near { 0.0 } else { table.dial(wanted) };
+        let dial = table.setting(wanted.clamp(1.0, MAX_RATIO));
         Ok(Some((dial, table.ratio(dial), trained)))
     }
 

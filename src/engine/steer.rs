@@ -130,11 +130,17 @@ impl Conversation {
         if self.job.is_some() || context.log == self.reported || !(is_known(&context.log) || is_known(&self.reported)) {
             return;
         }
-        let log_base = context.log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
-        let log = context.log[log_base..].to_vec();
+        let (log_base, log) = self.untold();
         events.event(Event::LogChanged(Box::new(LogChange { log_base, log, pending: context.pending })));
-        self.reported.clone_from(&context.log);
+        self.reported.clone_from(&self.chain.context.log);
         self.disk.changed();
+    }
+
+    /// The entries of the log that the front end does not know, with the number of those before them.
+    pub(super) fn untold(&self) -> (usize, Vec<LogEntry>) {
+        let log = &self.chain.context.log;
+        let known = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
+        (known, log[known..].to_vec())
     }
 }
 

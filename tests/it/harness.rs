@@ -215,6 +215,18 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Runs an ignored test in a process of its own, in which a write beyond the limit on the size of files is an error. `prepare`
+/// is the shell's work before it, `variable` a variable of its environment and the value.
+#[cfg(unix)]
+pub fn run_alone(test: &str, prepare: &str, variable: [&str; 2]) {
+    let script = format!("trap '' XFSZ; {prepare}exec \"$0\" --exact {test} --ignored --nocapture");
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).arg(std::env::current_exe().unwrap()).env(variable[0], variable[1]);
+    let output = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Text and control pieces of generated tokens, which are ASCII bytes here.
 pub fn spelled(tokens: &[Token]) -> Vec<Piece> {
     let piece = |&token: &Token| match token {

@@ -19,6 +19,16 @@ fn keep(s: &mut Session, path: &Path, limit_bytes: u64) {
     s.send(Command::KeepCache(Some(CacheFile { path: path.to_owned(), limit_bytes })));
 }
 
+/// A session that keeps its cache in a file of a new folder and was asked one question.
+fn asked_once(tiny: &Tiny) -> (tempfile::TempDir, PathBuf, Session<'_>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let mut s = Session::new(tiny);
+    keep(&mut s, &path, LIMIT);
+    s.ask(QUESTION);
+    (folder, path, s)
+}
+
 /// Tokens that the file at `path` holds, once there is one of at least `tokens`.
 fn written(path: &Path, tokens: usize) -> usize {
     let until = Instant::now() + Duration::from_secs(60);
@@ -103,11 +113,7 @@ fn a_dense_cache_that_dropped_its_oldest_tokens_is_kept_too() {
 #[test]
 fn a_cache_that_is_not_of_the_log_is_replayed_with_one_notice() {
     let tiny = talker(Form::Borrowed, 910);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.cache");
-    let mut s = Session::new(&tiny);
-    keep(&mut s, &path, LIMIT);
-    s.ask(QUESTION);
+    let (folder, path, s) = asked_once(&tiny);
     let tokens = s.tokens().len();
     written(&path, tokens);
     let whole = std::fs::read(&path).unwrap();
@@ -140,11 +146,7 @@ fn a_cache_that_is_not_of_the_log_is_replayed_with_one_notice() {
 #[test]
 fn what_is_left_to_write_is_written_at_the_end() {
     let tiny = talker(Form::Borrowed, 920);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.cache");
-    let mut s = Session::new(&tiny);
-    keep(&mut s, &path, LIMIT);
-    s.ask(QUESTION);
+    let (folder, path, mut s) = asked_once(&tiny);
     s.ask(QUESTION);
     let tokens = s.tokens().len();
     drop(s);
@@ -180,11 +182,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn a_gpu_lost_while_a_cache_comes_or_goes_leaves_the_file_as_it_was() {
     let tiny = talker(Form::Borrowed, 930);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a.cache");
-    let mut s = Session::new(&tiny);
-    keep(&mut s, &path, LIMIT);
-    s.ask(QUESTION);
+    let (folder, path, mut s) = asked_once(&tiny);
     let tokens = s.tokens().len();
     written(&path, tokens);
     let whole = std::fs::read(&path).unwrap();
@@ -232,14 +230,7 @@ fn of_two_programs_with_one_file_each_finds_its_own_cache_or_replays() {
 #[test]
 fn a_full_disk_costs_the_cache_and_one_notice() {
     let dir = tempfile::tempdir().unwrap();
-    let output = std::process::Command::new("sh")
-        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact kept::full_disk --ignored --nocapture"])
-        .arg(std::env::current_exe().unwrap())
-        .env("CACHE_TEST_FOLDER", dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    crate::harness::run_alone("kept::full_disk", "", ["CACHE_TEST_FOLDER", dir.path().to_str().unwrap()]);
 }
 
 #[cfg(unix)]

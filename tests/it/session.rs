@@ -448,14 +448,11 @@ fn a_folder_that_cannot_be_written_costs_one_line_and_no_record() {
 #[test]
 fn a_full_disk_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let output = std::process::Command::new("sh")
-        .args(["-c", "trap '' XFSZ; ulimit -S -f 16; exec \"$0\" --exact session::full_disk --ignored --nocapture"])
-        .arg(std::env::current_exe().unwrap())
-        .env("SESSION_TEST_FOLDER", dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    crate::harness::run_alone(
+        "session::full_disk",
+        "ulimit -S -f 16; ",
+        ["SESSION_TEST_FOLDER", dir.path().to_str().unwrap()],
+    );
 }
 
 #[cfg(unix)]

@@ -452,8 +452,7 @@ impl Conversation {
         let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
         let aside = turn.is_aside();
         let forgotten_slots = self.tell_forgotten(events);
-        let log: &[LogEntry] = if aside { &[] } else { &self.chain.context.log };
-        let log_base = log.iter().zip(&self.reported).take_while(|(a, b)| a == b).count();
+        let (log_base, log) = if aside { (0, Vec::new()) } else { self.untold() };
         let g = turn.generation.as_ref();
         let in_context = halt.is_none() && !aside;
         let (stop_reason, detail) = match halt {
@@ -485,7 +484,7 @@ impl Conversation {
             twin: twin.map(Box::new),
             chains: turn.chains,
             log_base,
-            log: log[log_base..].to_vec(),
+            log,
             generated: turn.generation.map_or_else(Vec::new, |g| g.generated),
             pending: Some(self.chain.context.pending.filter(|_| !aside)),
             in_context,
