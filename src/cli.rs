@@ -111,7 +111,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Eval(_)) => of_eval(flag),
         _ => false,
     };
-    if let Some(flag) = common.several().filter(|flag| !accepts_several(*flag)) {
+    if let Some(flag) = common.several().find(|flag| !accepts_several(*flag)) {
         return Err(output::wrong_use(format!(
             "{flag} accepts several values only with {}",
             if of_eval(flag) { "eval" } else { "bench (--kv and --weights also with compare)" }

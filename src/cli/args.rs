@@ -229,13 +229,19 @@ pub struct Common {
 }
 
 impl Common {
-    /// The flag with several values, if there is one.
-    pub fn several(&self) -> Option<&'static str> {
-        let eviction = self.eviction.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--eviction");
-        let weights = self.weights.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--weights");
-        let policy = self.policy.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--policy");
-        let width = self.width.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--width");
-        eviction.or(weights).or(policy).or(width).or(self.kv.as_ref().is_some_and(|l| l.0.len() > 1).then_some("--kv"))
+    /// The flags with several values.
+    pub fn several(&self) -> impl Iterator<Item = &'static str> {
+        fn several<T>(list: &Option<List<T>>) -> bool {
+            list.as_ref().is_some_and(|list| list.0.len() > 1)
+        }
+        let flags = [
+            ("--eviction", several(&self.eviction)),
+            ("--weights", several(&self.weights)),
+            ("--policy", several(&self.policy)),
+            ("--width", several(&self.width)),
+            ("--kv", several(&self.kv)),
+        ];
+        flags.into_iter().filter_map(|(flag, several)| several.then_some(flag))
     }
 
     /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one; `evaluates`: whether it is

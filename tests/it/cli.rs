@@ -108,6 +108,8 @@ fn wrong_use_is_one_line_and_exit_2() {
     refused(run(&["-p", "x", "--resume", "nothing like it"]), &["nothing like it"]);
     refused(run(&["-p", "x", "--continue"]), &["no session"]);
     refused(run(&["-p", "x", "--theme", "nosuch"]), &["nosuch", "dark"]);
+    // Each of the flags with several values is looked at.
+    refused(run(&["bench", "--weights", "bf16,int8", "--policy", "dense,dms"]), &["--policy accepts several values"]);
     refused(run(&["-p", " "]), &["empty"]);
     refused(run(&[]), &["-p"]);
     refused(with_stdin(&["-p", "x"], b"abc\xff\xfe"), &["stdin", "byte 3", "UTF-8"]);
