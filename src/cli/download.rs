@@ -3,7 +3,7 @@
 
 use super::devices;
 use super::interrupts::Interrupts;
-use super::output::{self, Interrupted, notice, wrong_use};
+use super::output::{self, Interrupted, StatusLine, notice, wrong_use};
 use super::quantized;
 use crate::checkpoint::ModelRef;
 use crate::checkpoint::convert::loaded_bytes;
@@ -17,7 +17,7 @@ use crate::tensor::DType;
 use crate::ui::numbers;
 use crate::ui::text::bytes;
 use anyhow::Result;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,7 +71,13 @@ fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
     let mut interrupts = runtime.block_on(async { Interrupts::new() })?;
     let (send, done) = tokio::sync::oneshot::channel();
     let stop = Arc::new(AtomicBool::new(false));
-    let mut bar = Bar { device, stop: stop.clone(), terminal: std::io::stderr().is_terminal(), drawn: 0, tenth: 0 };
+    let mut bar = Bar {
+        device,
+        stop: stop.clone(),
+        terminal: std::io::stderr().is_terminal(),
+        line: StatusLine::default(),
+        tenth: 0,
+    };
     let work = move || {
         let Missing { hub, id, revision, .. } = missing;
         let result = hub.pull(&id, revision.as_deref(), &mut bar);
@@ -144,17 +150,15 @@ struct Bar {
     device: Device,
     stop: Arc<AtomicBool>,
     terminal: bool,
-    /// Columns of the line on the terminal.
-    drawn: usize,
+    line: StatusLine,
     tenth: u64,
 }
 
 impl Bar {
     fn clear(&mut self) {
-        if self.drawn > 0 && !self.stopped() {
-            let _ = write!(std::io::stderr(), "\r{:1$}\r", "", self.drawn);
+        if !self.stopped() {
+            self.line.clear();
         }
-        self.drawn = 0;
     }
 }
 
@@ -170,12 +174,7 @@ impl Observer for Bar {
     fn progress(&mut self, p: &Progress) {
         let tenth = p.done * 10 / p.bytes.max(1);
         if self.terminal && !self.stopped() {
-            let line = numbers::download(&snapshot(p));
-            let width = line.chars().count();
-            // At most one row of a usual terminal: a carriage return does not reach back over a wrapped line.
-            let line: String = line.chars().take(79).collect();
-            let _ = write!(std::io::stderr(), "\r{line:0$}", self.drawn.min(79));
-            self.drawn = width.min(79);
+            self.line.show(&numbers::download(&snapshot(p)));
         } else if tenth > self.tenth {
             notice(&numbers::download(&snapshot(p)));
         }

@@ -72,6 +72,30 @@ pub fn notice(line: &str) {
     let _ = writeln!(io::stderr(), "dmschat: {}", visible(&unicode::one_line(line)));
 }
 
+/// A line on stderr that is redrawn in its place, on a terminal.
+#[derive(Default)]
+pub struct StatusLine {
+    /// Columns of the line that stands there.
+    drawn: usize,
+}
+
+impl StatusLine {
+    /// Shows a line, as much of it as one row of a usual terminal holds: a carriage return does not reach back over a wrapped one.
+    pub fn show(&mut self, line: &str) {
+        let line: String = visible(&unicode::one_line(line)).chars().take(79).collect();
+        let _ = write!(io::stderr(), "\r{line:0$}", self.drawn);
+        self.drawn = line.chars().count();
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if self.drawn > 0 {
+            let _ = write!(io::stderr(), "\r{:1$}\r", "", self.drawn);
+        }
+        self.drawn = 0;
+    }
+}
+
 /// Writes to stdout and flushes it.
 pub fn out(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();

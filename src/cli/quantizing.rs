@@ -1,13 +1,12 @@
 //! Progress of quantization on stderr: one line that is redrawn on a terminal, else one notice.
 
-use super::output::notice;
+use super::output::{StatusLine, notice};
 use crate::checkpoint::convert::Report;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 #[derive(Default)]
 pub struct Quantizing {
-    /// Columns of the line on the terminal.
-    drawn: usize,
+    line: StatusLine,
     /// What was last begun.
     begun: Option<&'static str>,
 }
@@ -16,10 +15,8 @@ impl Quantizing {
     /// Shows layers measured or quantized so far, of `total`.
     pub fn layers(&mut self, measuring: bool, done: usize, total: usize) {
         let doing = if measuring { "measuring what quantization may round" } else { "quantizing" };
-        let line = format!("dmschat: {doing}, layer {done} of {total}");
         if std::io::stderr().is_terminal() {
-            let _ = write!(std::io::stderr(), "\r{line:0$}", self.drawn);
-            self.drawn = line.len();
+            self.line.show(&format!("dmschat: {doing}, layer {done} of {total}"));
         } else if self.begun != Some(doing) {
             notice(&format!("{doing}: {}", crate::ui::text::plural(total as u64, "layer")));
         }
@@ -28,10 +25,7 @@ impl Quantizing {
 
     /// Takes the line away.
     pub fn clear(&mut self) {
-        if self.drawn > 0 {
-            let _ = write!(std::io::stderr(), "\r{:1$}\r", "", self.drawn);
-        }
-        self.drawn = 0;
+        self.line.clear();
     }
 
     /// Shows a report. Ctrl+C ends the program, so there is nothing to stop.

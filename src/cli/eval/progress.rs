@@ -1,7 +1,8 @@
 //! Progress of a run on stderr: one line that is redrawn on a terminal, else a line now and then.
 
-use crate::cli::output::notice;
-use std::io::{IsTerminal, Write};
+use crate::cli::output::{StatusLine, notice};
+use crate::ui::text::duration;
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// Interval between two lines.
@@ -12,8 +13,7 @@ pub struct Progress {
     terminal: bool,
     started: Instant,
     shown: Instant,
-    /// Columns of the line on the terminal.
-    drawn: usize,
+    line: StatusLine,
     /// Estimated work of everything, of what was there before, and of what is done; in tokens.
     total: f64,
     before: f64,
@@ -27,7 +27,7 @@ impl Progress {
     pub fn new(total: f64, before: f64) -> Self {
         let now = Instant::now();
         let terminal = std::io::stderr().is_terminal();
-        Self { terminal, started: now, shown: now, drawn: 0, total, before, done: 0.0, tokens: 0 }
+        Self { terminal, started: now, shown: now, line: StatusLine::default(), total, before, done: 0.0, tokens: 0 }
     }
 
     /// Tells that `n` chains have sampled a token of `doing`.
@@ -40,13 +40,12 @@ impl Progress {
         let seconds = self.started.elapsed().as_secs_f64();
         let share = 100.0 * (self.before + self.done) / self.total.max(1.0);
         let left = match self.done > 0.0 {
-            true => format!(", {} left", time((self.total - self.before - self.done) * seconds / self.done)),
+            true => format!(", {} left", duration((self.total - self.before - self.done) * seconds / self.done)),
             false => String::new(),
         };
         let line = format!("{doing}: {share:.0} %, {:.0} tokens/s{left}", self.tokens as f64 / seconds);
         if self.terminal {
-            let _ = write!(std::io::stderr(), "\rdmschat: {line:0$}", self.drawn);
-            self.drawn = line.len();
+            self.line.show(&format!("dmschat: {line}"));
         } else {
             notice(&line);
         }
@@ -59,18 +58,6 @@ impl Progress {
 
     /// Takes the line away.
     pub fn clear(&mut self) {
-        if self.drawn > 0 {
-            let _ = write!(std::io::stderr(), "\r{:1$}\r", "", self.drawn + "dmschat: ".len());
-        }
-        self.drawn = 0;
-    }
-}
-
-/// A time in words: `40 s`, `12 min`, `3.5 h`.
-fn time(seconds: f64) -> String {
-    match seconds {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
+        self.line.clear();
     }
 }
