@@ -15,10 +15,9 @@ use crate::eval::language::{Language, Prompt};
 use crate::eval::problem::Problem;
 use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
-use crate::eval::tasks::{Task, read_file};
+use crate::eval::tasks::{FileProblems, Task, read_file};
 use crate::eval::{braille, plot};
 use crate::protocol::{MAX_WIDTH, SamplingParams, count};
-use crate::regular_file;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fs;
@@ -30,8 +29,6 @@ const MAX_LENGTH: usize = 1 << 20;
 /// Least budgets: a page, and the pages that a query reads of [`CachePolicy::Quest`].
 const FEWEST_SLOTS: usize = 16;
 const FEWEST_READ: usize = 48;
-/// Largest file of problems.
-const MAX_FILE_BYTES: u64 = 1 << 30;
 
 pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> {
     let Some(out) = &args.out else {
@@ -49,7 +46,7 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
         output::out_json(&results.json)?;
     } else {
         let text = Cost::ALL.map(|cost| braille::plots(&results.rows, cost)).concat();
-        output::out(&format!("{}\n{text}", report::table(&results.rows)))?;
+        output::out(&output::visible(&format!("{}\n{text}", report::table(&results.rows))))?;
         output::notice(&format!("results are in {}", out.display()));
     }
     Ok(output::OK)
@@ -76,6 +73,8 @@ struct Run {
     target: Target,
     model: String,
     fingerprint: String,
+    /// Digest of the file of problems.
+    file: Option<String>,
 }
 
 impl Run {
@@ -90,7 +89,7 @@ impl Run {
             return Err(wrong_use(format!("--cr {cr}: expected a compression ratio of 1 to 1000")));
         }
         let seed = settings.seed.unwrap_or(1);
-        let problems = problems(args, seed)?;
+        let (problems, file) = problems(args, seed)?;
         devices::check(settings)?;
         download::ensure(settings)?;
         let (checkpoint, target) = spawn::open_on_target(settings).map_err(as_wrong_use)?;
@@ -133,6 +132,7 @@ impl Run {
             target,
             model: checkpoint.name,
             fingerprint: checkpoint.fingerprint,
+            file,
         })
     }
 
@@ -143,10 +143,9 @@ impl Run {
     /// All that the results depend on: the first line of the file of a run.
     fn header(&self, settings: &Settings, args: &EvalArgs) -> Result<Value> {
         let tasks: Vec<Value> = self.tasks.iter().map(|t| json!({"task": t.name, "n": t.problems.len()})).collect();
-        let file = args.problems.as_deref().map(digest).transpose()?;
         let mut run = json!({
             "format": 1, "model": self.model, "model_fingerprint": self.fingerprint, "weights": settings.weights.name(),
-            "kv": self.target.codec(settings.kv).name(), "task": tasks, "problems": file,
+            "kv": self.target.codec(settings.kv).name(), "task": tasks, "problems": self.file,
             "policy": self.policies.iter().map(|p| p.name()).collect::<Vec<_>>(), "cr": args.cr, "length": self.axes.lengths,
             "width": self.axes.widths, "seed": self.axes.seed, "sampling": self.sampling, "think": settings.think,
             "system": settings.system, "ctx_size": settings.ctx_size,
@@ -180,9 +179,9 @@ fn checked(flag: &str, values: &[usize], most: usize) -> Result<Vec<usize>, Stri
     Ok(values)
 }
 
-/// The problems of the tasks and the file.
-fn problems(args: &EvalArgs, seed: u64) -> Result<Vec<(String, Vec<Problem>)>> {
-    let mut out: Vec<(String, Vec<Problem>)> = Vec::new();
+/// The problems of the tasks and the file, and the file's digest.
+fn problems(args: &EvalArgs, seed: u64) -> Result<(FileProblems, Option<String>)> {
+    let (mut out, mut digest) = (FileProblems::new(), None);
     for name in args.task.iter().map(|name| name.trim()) {
         for task in Task::find(name).map_err(|why| wrong_use(format!("--task: {why}")))? {
             if out.iter().all(|(name, _)| name != task.name) {
@@ -191,7 +190,9 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<Vec<(String, Vec<Problem>)>> {
         }
     }
     if let Some(path) = &args.problems {
-        for (name, problems) in read_file(path, args.n).map_err(as_wrong_use)? {
+        let (of_file, of_text) = read_file(path, args.n).map_err(as_wrong_use)?;
+        digest = Some(of_text);
+        for (name, problems) in of_file {
             if out.iter().any(|(known, _)| *known == name) {
                 return Err(wrong_use(format!("{}: its task {name:?} is also one of --task", path.display())));
             }
@@ -201,7 +202,7 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<Vec<(String, Vec<Problem>)>> {
     if out.is_empty() {
         return Err(wrong_use("eval needs problems: --task, or --problems FILE.jsonl"));
     }
-    Ok(out)
+    Ok((out, digest))
 }
 
 /// The policies to compare: by default dense, and dms where the model was trained for it.
@@ -261,12 +262,6 @@ fn settings_of(
         }
     }
     Ok(out)
-}
-
-fn digest(path: &Path) -> Result<String> {
-    use sha2::{Digest, Sha256};
-    let bytes = regular_file::read(path, MAX_FILE_BYTES).with_context(|| path.display().to_string())?;
-    Ok(Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect())
 }
 
 /// What a run has found.

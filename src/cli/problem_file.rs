@@ -5,15 +5,13 @@ use super::client::{Client, Sampling, answer_json};
 use super::output::{self, wrong_use};
 use crate::config::Settings;
 use crate::eval::problem::{Problem, ProblemMessage};
+use crate::eval::tasks::MAX_BYTES;
 use crate::protocol::{SamplingParams, StopReason};
 use crate::regular_file;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
-
-/// Largest file of problems.
-const MAX_BYTES: u64 = 1 << 30;
 
 /// One line of the file.
 #[derive(Deserialize)]

@@ -13,7 +13,7 @@ use serde::Serialize;
 const DRAWS: usize = 100;
 
 /// A policy with its compression, and the length that its budget was made for.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     pub policy: String,
     /// Compression ratio asked for.

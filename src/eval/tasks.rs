@@ -9,7 +9,7 @@ mod text;
 mod variables;
 mod words;
 
-pub use file::{FileProblems, read_file};
+pub use file::{FileProblems, MAX_BYTES, read_file};
 
 use super::problem::Problem;
 use super::rng::Rng;
@@ -17,32 +17,31 @@ use super::rng::Rng;
 /// A task of the table.
 pub struct Task {
     pub name: &'static str,
-    pub about: &'static str,
     make: fn(&mut Rng) -> Problem,
 }
 
 /// Every task. Sizes are tokens of the prompt, approximately, with the built-in model's tokenizer.
 #[rustfmt::skip]
 pub const TASKS: &[Task] = &[
-    Task { name: "niah-1k", about: "a number named in 1,000 tokens of prose, among three others", make: |r| text::needle(r, 1000) },
-    Task { name: "niah-2k", about: "the same in 2,000 tokens", make: |r| text::needle(r, 2000) },
-    Task { name: "niah-4k", about: "the same in 4,000 tokens", make: |r| text::needle(r, 4000) },
-    Task { name: "niah-8k", about: "the same in 7,500 tokens", make: |r| text::needle(r, 7500) },
-    Task { name: "vt-1k", about: "a variable after 40 to 60 assignments, the prompt about 1,000 tokens", make: |r| variables::tracking(r, 1000) },
-    Task { name: "vt-2k", about: "the same behind turns of prose, 2,000 tokens", make: |r| variables::tracking(r, 2000) },
-    Task { name: "vt-4k", about: "the same, 4,000 tokens", make: |r| variables::tracking(r, 4000) },
-    Task { name: "vt-8k", about: "the same, 6,500 tokens", make: |r| variables::tracking(r, 6500) },
-    Task { name: "sum", about: "the sum of 5 to 60 numbers of up to four digits", make: numbers::sum },
-    Task { name: "equation", about: "a linear equation with a whole solution", make: numbers::equation },
-    Task { name: "sort", about: "5 to 40 numbers in order", make: numbers::sort },
-    Task { name: "recall", about: "three facts told first, about 700 tokens of other turns, then a question for one", make: |r| text::recall(r, 700) },
-    Task { name: "recall-4k", about: "the same with 4,000 tokens between", make: |r| text::recall(r, 4000) },
-    Task { name: "arithmetic", about: "two numbers of two digits, added or subtracted", make: arithmetic::plain },
-    Task { name: "gsm", about: "word problems of two or three steps from templates", make: arithmetic::story },
-    Task { name: "countdown", about: "three of four numbers and + - * that reach a target", make: search::countdown },
-    Task { name: "subset", about: "three of seven or eight numbers with a given sum", make: search::subset },
-    Task { name: "factor", about: "the prime factors of a number of four digits", make: search::factor },
-    Task { name: "path", about: "a path through a small graph with dead ends", make: search::path },
+    Task { name: "niah-1k", make: |r| text::needle(r, 1000) }, // a number named in 1,000 tokens of prose, among three others
+    Task { name: "niah-2k", make: |r| text::needle(r, 2000) }, // the same in 2,000 tokens
+    Task { name: "niah-4k", make: |r| text::needle(r, 4000) }, // the same in 4,000 tokens
+    Task { name: "niah-8k", make: |r| text::needle(r, 7500) }, // the same in 7,500 tokens
+    Task { name: "vt-1k", make: |r| variables::tracking(r, 1000) }, // a variable after 40 to 60 assignments, the prompt about 1,000 tokens
+    Task { name: "vt-2k", make: |r| variables::tracking(r, 2000) }, // the same behind turns of prose, 2,000 tokens
+    Task { name: "vt-4k", make: |r| variables::tracking(r, 4000) }, // the same, 4,000 tokens
+    Task { name: "vt-8k", make: |r| variables::tracking(r, 6500) }, // the same, 6,500 tokens
+    Task { name: "sum", make: numbers::sum }, // the sum of 5 to 60 numbers of up to four digits
+    Task { name: "equation", make: numbers::equation }, // a linear equation with a whole solution
+    Task { name: "sort", make: numbers::sort }, // 5 to 40 numbers in order
+    Task { name: "recall", make: |r| text::recall(r, 700) }, // three facts told first, about 700 tokens of other turns, then a question for one
+    Task { name: "recall-4k", make: |r| text::recall(r, 4000) }, // the same with 4,000 tokens between
+    Task { name: "arithmetic", make: arithmetic::plain }, // two numbers of two digits, added or subtracted
+    Task { name: "gsm", make: arithmetic::story }, // word problems of two or three steps from templates
+    Task { name: "countdown", make: search::countdown }, // three of four numbers and + - * that reach a target
+    Task { name: "subset", make: search::subset }, // three of seven or eight numbers with a given sum
+    Task { name: "factor", make: search::factor }, // the prime factors of a number of four digits
+    Task { name: "path", make: search::path }, // a path through a small graph with dead ends
 ];
 
 /// Names for several tasks.
@@ -69,6 +68,11 @@ impl Task {
     pub fn problem(&self, seed: u64, index: usize) -> Problem {
         (self.make)(&mut Rng::new(seed, self.name, index))
     }
+}
+
+/// Numbers as a list: `3, 24, 8`.
+fn joined(numbers: &[i64]) -> String {
+    numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Fills the holes `{name}` of a phrasing.

@@ -5,10 +5,11 @@ use crate::regular_file;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::path::Path;
 
 /// Largest file of problems.
-const MAX_BYTES: u64 = 1 << 30;
+pub const MAX_BYTES: u64 = 1 << 30;
 
 #[derive(Deserialize)]
 struct Line {
@@ -22,8 +23,8 @@ struct Line {
 /// Problems by task, in the order of the file.
 pub type FileProblems = Vec<(String, Vec<Problem>)>;
 
-/// Reads at most `n` problems of each task.
-pub fn read_file(path: &Path, n: usize) -> Result<FileProblems> {
+/// Reads at most `n` problems of each task. Returns the SHA-256 of the file too, in hex digits.
+pub fn read_file(path: &Path, n: usize) -> Result<(FileProblems, String)> {
     let file = path.display();
     let text = regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string())?;
     let mut out = FileProblems::new();
@@ -51,7 +52,8 @@ pub fn read_file(path: &Path, n: usize) -> Result<FileProblems> {
     if out.is_empty() {
         bail!("{file} has no problems");
     }
-    Ok(out)
+    let digest = Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect();
+    Ok((out, digest))
 }
 
 /// A number is compared by its value, words by the end of the answer.
@@ -72,7 +74,7 @@ mod tests {
         let path = folder.path().join("p.jsonl");
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            read_file(&path, 2)
+            read_file(&path, 2).map(|(problems, _)| problems)
         };
         let line = |task: &str, expected: &str| {
             format!(

@@ -2,7 +2,7 @@
 
 use super::super::problem::{Goal, Problem};
 use super::super::rng::Rng;
-use super::fill;
+use super::{fill, joined};
 
 const SUMS: [&str; 8] = [
     "Add these numbers: {n}",
@@ -30,10 +30,6 @@ const SORTS: [&str; 6] = [
     "Sort from smallest to largest: {n}",
     "Sort this list: {n}",
 ];
-
-fn joined(numbers: &[i64]) -> String {
-    numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
-}
 
 pub fn sum(rng: &mut Rng) -> Problem {
     let count = rng.between(5, 60);

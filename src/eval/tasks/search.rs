@@ -2,7 +2,7 @@
 
 use super::super::problem::{Goal, Problem};
 use super::super::rng::Rng;
-use super::fill;
+use super::{fill, joined};
 use std::collections::BTreeMap;
 
 const COUNTDOWNS: [&str; 4] = [
@@ -32,10 +32,6 @@ const PATHS: [&str; 4] = [
 
 /// No result between is larger.
 const TOP: i64 = 199;
-
-fn joined(numbers: &[i64]) -> String {
-    numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
-}
 
 /// a sign b, where the task allows it.
 fn apply(a: i64, sign: char, b: i64) -> Option<i64> {
