@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// How long a command may take for one answer.
-const LIMIT: Duration = Duration::from_secs(10);
+pub const LIMIT: Duration = Duration::from_secs(10);
 /// Interval at which a command that runs is looked at.
 const POLL: Duration = Duration::from_millis(5);
 

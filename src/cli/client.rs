@@ -205,7 +205,10 @@ fn judge(chain: usize, verdict: Verdict, checks: &mut Option<Checks>) -> Result<
         }
         Verdict::Wrong => {}
         Verdict::Hangs => {
-            output::notice("--check: the command did not end within 10 s and was killed; the vote decides");
+            let limit = super::check::LIMIT.as_secs();
+            output::notice(&format!(
+                "--check: the command did not end within {limit} s and was killed; the vote decides"
+            ));
             checks.give_up();
         }
         Verdict::Fails(why) => return Err(output::wrong_use(format!("--check: {why}"))),

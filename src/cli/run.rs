@@ -6,8 +6,8 @@ use super::output::{self, wrong_use};
 use super::reference;
 use crate::chat::session::{Loaded, Store};
 use crate::chat::{Conversation, Message};
-use crate::config::{Settings, Width};
-use crate::protocol::{ChainsReport, ChainsRequest, StopReason, TextKind, Thinking, TurnReport, VoteCount};
+use crate::config::Settings;
+use crate::protocol::{ChainsReport, StopReason, TextKind, Thinking, TurnReport, VoteCount};
 use crate::ui::models::Given;
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
@@ -40,7 +40,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         params: settings.sampling(&client.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
-        chains: chains(settings, common.check.is_some()),
+        chains: settings.width.and_then(|width| width.request(settings.early_stop, common.check.is_some())),
         check: common.check.clone(),
     };
     let mut stream = Stream::new(std::io::stdout().is_terminal());
@@ -57,16 +57,6 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         }
     }
     Ok(ending(&report, chat.reply(report.turn)))
-}
-
-/// How many chains answer under these settings.
-fn chains(settings: &Settings, checked: bool) -> Option<ChainsRequest> {
-    let width = match settings.width? {
-        Width::Chains(1) => return None,
-        Width::Chains(n) => Some(n),
-        Width::Auto => None,
-    };
-    Some(ChainsRequest { width, early_stop: settings.early_stop, checked })
 }
 
 /// The result of a vote in one line: `8 chains: 5 x 42, 2 x 41`.

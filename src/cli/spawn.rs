@@ -44,7 +44,7 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
         let options = EngineOptions {
             reference: reference::of(&settings),
             max_logits: engine::CHAT_LOGITS,
-            max_seqs: options.max_seqs + max_older.max(chain_rows(&settings, target)),
+            max_seqs: options.max_seqs + max_older.max(chain_rows(&settings, target, options.memory_bytes)),
             max_older,
             checkpoint_bytes: settings.checkpoints,
             ..options
@@ -54,8 +54,8 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
 }
 
 /// Sequences for chains. Each takes tables in proportion to the context, so that a small GPU has them only when asked.
-fn chain_rows(settings: &Settings, target: Target) -> usize {
-    let ample = target == Target::Cpu || target.free_bytes().is_some_and(|bytes| bytes >= AMPLE_BYTES);
+fn chain_rows(settings: &Settings, target: Target, free_bytes: Option<u64>) -> usize {
+    let ample = target == Target::Cpu || free_bytes.is_some_and(|bytes| bytes >= AMPLE_BYTES);
     match settings.width {
         Some(Width::Chains(1)) | None if ample => USUAL_CHAINS,
         Some(Width::Chains(1)) | None => 0,

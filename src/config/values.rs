@@ -1,7 +1,6 @@
 //! Values that flags, the environment and the config file write in the same way.
 
-use crate::protocol::MAX_WIDTH;
-use crate::protocol::WhenFull;
+use crate::protocol::{ChainsRequest, MAX_WIDTH, WhenFull};
 use crate::quant::Weights;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
@@ -145,6 +144,18 @@ impl FromStr for Pin {
 pub enum Width {
     Auto,
     Chains(usize),
+}
+
+impl Width {
+    /// What the engine is asked for; `None` is the ordinary answer.
+    pub fn request(self, early_stop: bool, checked: bool) -> Option<ChainsRequest> {
+        let width = match self {
+            Self::Chains(1) => return None,
+            Self::Chains(n) => Some(n),
+            Self::Auto => None,
+        };
+        Some(ChainsRequest { width, early_stop, checked })
+    }
 }
 
 impl FromStr for Width {
@@ -302,7 +313,7 @@ spelled! {
     Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
     CachePolicy: "the name of a cache policy, such as \"auto\" or \"window\"",
     CacheBudget: "slots such as 512, or a ratio such as \"4x\"",
-    Full: "\"forget\" or \"stop\"",
+    Full: "\"forget\", \"window\" or \"stop\"",
     Pin: "\"system\" or \"none\"",
     Width: "a number of chains, or \"auto\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",

@@ -42,12 +42,7 @@ impl ActiveTurn {
 
     /// What the engine is asked for; `None` is the ordinary answer.
     pub fn chains_request(&self, early_stop: bool) -> Option<ChainsRequest> {
-        let width = match self.width {
-            Width::Chains(1) => return None,
-            Width::Chains(n) => Some(n),
-            Width::Auto => None,
-        };
-        Some(ChainsRequest { width, early_stop, checked: false })
+        self.width.request(early_stop, false)
     }
 
     /// Follows the chains.
