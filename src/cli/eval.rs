@@ -8,7 +8,7 @@ use super::devices::{self, Target};
 use super::output::{self, as_wrong_use, wrong_use};
 use super::{download, problem_file, spawn};
 use crate::checkpoint::Checkpoint;
-use crate::config::{CachePolicy, Settings, Width};
+use crate::config::{CacheBudget, CachePolicy, Settings, Width};
 use crate::engine::default_sampling;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
@@ -17,6 +17,7 @@ use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
 use crate::eval::tasks::{FileProblems, Task, read_file};
 use crate::eval::{braille, plot};
+use crate::policy::Dms;
 use crate::protocol::{MAX_WIDTH, SamplingParams, count};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -57,7 +58,8 @@ struct TaskProblems {
     name: String,
     problems: Vec<Problem>,
     prompts: Vec<Prompt>,
-    settings: Vec<(CachePolicy, Setting)>,
+    /// The same policies, ratios and lengths for each task.
+    settings: Vec<Setting>,
 }
 
 /// All that is to be answered.
@@ -117,7 +119,8 @@ impl Run {
                 )));
             }
             longest = longest.max(most + lengths.last().copied().unwrap_or(0));
-            let settings = settings_of(&policies, &args.cr, &lengths, &prompts)?;
+            let trained = checkpoint.config.dms.as_ref().map(|dms| dms.rule);
+            let settings = settings_of(&policies, &args.cr, &lengths, &prompts, trained)?;
             tasks.push(TaskProblems { name, problems, prompts, settings });
         }
         let lanes = checkpoint.config.n_layers * checkpoint.config.n_kv_heads;
@@ -230,19 +233,25 @@ fn policies(common: &Common, checkpoint: &Checkpoint, target: Target) -> Result<
     Ok(out)
 }
 
-/// The settings of a task: each policy at each ratio, and for each length where its budget depends on it.
+/// The settings of a task: each policy at each ratio, and for each length where its budget depends on it. `trained`: the rule
+/// of the model's own DMS.
 fn settings_of(
     policies: &[CachePolicy],
     crs: &[f64],
     lengths: &[usize],
     prompts: &[Prompt],
-) -> Result<Vec<(CachePolicy, Setting)>> {
+    trained: Option<Dms>,
+) -> Result<Vec<Setting>> {
     let prompt = prompts.iter().map(|p| p.tokens.len()).sum::<usize>().div_ceil(prompts.len().max(1));
     let mut out = Vec::new();
     for &policy in policies {
-        let setting = |cr, length, budget| Setting { policy: policy.name().to_owned(), cr, length, budget };
+        let setting = |cr, length, budget| {
+            let rule = spawn::policy(policy, CacheBudget::Slots(budget)).resolve(trained);
+            let policy = rule.with_context(|| format!("--policy {}: the model has none", policy.name()))?;
+            Ok::<_, anyhow::Error>(Setting { policy, cr, length })
+        };
         if policy == CachePolicy::Dense {
-            out.push((policy, setting(1.0, None, None)));
+            out.push(setting(1.0, None, 0)?);
             continue;
         }
         let above: Vec<f64> = crs.iter().copied().filter(|cr| *cr > 1.0).collect();
@@ -251,13 +260,13 @@ fn settings_of(
         }
         for cr in above {
             if policy == CachePolicy::Dms {
-                out.push((policy, setting(cr, None, None)));
+                out.push(setting(cr, None, 0)?);
                 continue;
             }
             let least = if policy.reads_pages() { FEWEST_READ } else { FEWEST_SLOTS };
             for &length in lengths {
                 let budget = (((prompt + length) as f64 / cr).ceil() as usize).max(least);
-                out.push((policy, setting(cr, Some(length), Some(budget))));
+                out.push(setting(cr, Some(length), budget)?);
             }
         }
     }
@@ -274,14 +283,16 @@ impl Results {
     fn of(run: &Run, store: &Store) -> Result<Self> {
         let (mut all, mut heads, mut seconds) = (Vec::new(), Vec::new(), Vec::new());
         for task in &run.tasks {
-            for (_, setting) in &task.settings {
+            for setting in &task.settings {
                 let name = setting.name();
                 let records: Option<Vec<&Record>> =
                     (0..task.problems.len()).map(|i| store.get(&task.name, &name, i)).collect();
                 let records = records.context("a problem was not answered")?;
                 all.extend(rows(&task.name, setting, &records, &run.axes));
-                heads.push(json!({"task": task.name, "setting": name, "policy": setting.policy, "cr": setting.cr,
-                                  "length": setting.length, "heads": retention(&records)}));
+                heads.push(
+                    json!({"task": task.name, "setting": name, "policy": setting.policy.name(), "cr": setting.cr,
+                                  "length": setting.length, "heads": retention(&records)}),
+                );
                 let time: f64 = records.iter().map(|r| r.seconds).sum();
                 seconds.push(json!({"task": task.name, "setting": name, "seconds": time}));
             }
@@ -309,16 +320,19 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Shift;
 
     #[test]
     fn budgets_follow_from_prompt_and_length() {
         let prompt = |n| Prompt { tokens: vec![0; n], thinks: false };
+        let trained = Dms { window: 64, shift: Shift::Same, sinks: 0, dial: 0.0 };
+        let prompts = [prompt(10), prompt(21)];
         let policies = [CachePolicy::Dense, CachePolicy::Dms, CachePolicy::Window];
-        let settings = settings_of(&policies, &[1.0, 4.0], &[100, 300], &[prompt(10), prompt(21)]).unwrap();
-        let names: Vec<(String, Option<usize>)> = settings.iter().map(|(_, s)| (s.name(), s.budget)).collect();
+        let settings = settings_of(&policies, &[1.0, 4.0], &[100, 300], &prompts, Some(trained)).unwrap();
+        let names: Vec<(String, Option<usize>)> = settings.iter().map(|s| (s.name(), s.budget())).collect();
         let expected = [("dense 1x", None), ("dms 4x", None), ("window 4x 100", Some(29)), ("window 4x 300", Some(79))];
         assert_eq!(names, expected.map(|(name, budget)| (name.to_owned(), budget)));
-        assert!(settings_of(&policies, &[1.0], &[100], &[prompt(10)]).is_err());
+        assert!(settings_of(&policies, &[1.0], &[100], &prompts, Some(trained)).is_err());
         assert_eq!(checked("--width", &[4, 1, 4], 9), Ok(vec![1, 4]));
         assert!(checked("--width", &[0], 9).unwrap_err().contains("--width 0"));
     }

@@ -168,18 +168,18 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
             None => WhenFull::Stop,
         }),
         weights: weight_options(settings, config)?,
-        policy: policy(settings),
+        policy: policy(settings.policy, settings.budget),
         ..EngineOptions::new(target.codec(settings.kv))
     })
 }
 
-/// The policy of these settings.
-pub fn policy(settings: &Settings) -> PolicyChoice {
-    let budget = match settings.budget {
+/// A policy of the settings with its budget.
+pub fn policy(policy: CachePolicy, budget: CacheBudget) -> PolicyChoice {
+    let budget = match budget {
         CacheBudget::Slots(slots) => Budget::Slots(slots),
         CacheBudget::Ratio(ratio) => Budget::of_ratio(ratio),
     };
-    match settings.policy {
+    match policy {
         CachePolicy::Auto => PolicyChoice::Model,
         CachePolicy::Dense => PolicyChoice::Dense,
         CachePolicy::Dms => PolicyChoice::Dms,

@@ -2,10 +2,11 @@
 
 use super::EngineOptions;
 use super::planner::{self, kv_budget};
-use crate::backend::{Backend, KvGeometry, SampleArgs, SamplingState, Span, StepKind, seen_words};
+use crate::backend::{Backend, KvGeometry, OutOfMemory, SampleArgs, SamplingState, Span, StepKind, seen_words};
 use crate::cache::{CacheError, CheckedLayer, KvCache, PAGE_SLOTS, SeqHead, SeqId};
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::model::{self, Model, Workspace};
+use crate::policy::Policy;
 use crate::protocol::{SamplingParams, Token};
 use anyhow::{Context as _, Result};
 use std::time::{Duration, Instant};
@@ -102,11 +103,8 @@ impl<B: Backend> Allocations<B> {
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
         let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits))?;
-        if let Some(decision) = geometry.policy.constant_decision() {
-            ws.fill_decisions(b, decision);
-        }
         Ok(Self {
-            cache: b.allocating("page tables and rings", || KvCache::new(b, geometry, context, max_tokens))?,
+            cache: empty_cache(b, &mut ws, geometry, context)?,
             ws,
             seen: b.alloc(options.max_seqs * seen_words(c.vocab))?,
             draws: b.alloc(max_logits)?,
@@ -115,6 +113,19 @@ impl<B: Backend> Allocations<B> {
             max_step,
         })
     }
+}
+
+/// Creates the cache of a model, and the decisions of its policy where they are constant.
+fn empty_cache<B: Backend>(
+    b: &B,
+    ws: &mut Workspace<B>,
+    geometry: KvGeometry,
+    context: usize,
+) -> Result<KvCache<B>, OutOfMemory> {
+    if let Some(decision) = geometry.policy.constant_decision() {
+        ws.fill_decisions(b, decision);
+    }
+    b.allocating("page tables and rings", || KvCache::new(b, geometry, context, ws.max_tokens))
 }
 
 /// Returns the bytes of device memory that a model needs beside weights and pages, from a dry run of the allocations that
@@ -168,6 +179,21 @@ impl<B: Backend> Runner<B> {
     /// Maximum tokens of a step.
     pub fn max_step(&self) -> usize {
         self.max_step
+    }
+
+    /// Replaces the cache, in which no sequence may be in use, by an empty one of another policy. The weights stay.
+    pub fn set_policy(&mut self, policy: Policy) -> Result<(), OutOfMemory> {
+        let geometry = *self.cache.geometry();
+        assert_eq!(self.cache.free_rows(), geometry.n_seqs, "no sequence is in use");
+        if geometry.policy == policy {
+            return Ok(());
+        }
+        // The old pages would lie beside the new tables.
+        self.cache.trim(&self.b);
+        let limit = self.cache.limit_bytes();
+        self.cache = empty_cache(&self.b, &mut self.ws, KvGeometry { policy, ..geometry }, self.context)?;
+        self.cache.set_limit_bytes(limit);
+        Ok(())
     }
 
     /// Creates an empty sequence.

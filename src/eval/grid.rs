@@ -6,6 +6,7 @@
 use super::record::Record;
 use super::rng::Rng;
 use super::sample::STRIDE;
+use crate::policy::Policy;
 use crate::vote;
 use serde::Serialize;
 
@@ -15,21 +16,26 @@ const DRAWS: usize = 100;
 /// A policy with its compression, and the length that its budget was made for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    pub policy: String,
+    pub policy: Policy,
     /// Compression ratio asked for.
     pub cr: f64,
     /// `None` where the rule does not depend on the length.
     pub length: Option<usize>,
-    /// Slots of a head under a budget.
-    pub budget: Option<usize>,
 }
 
 impl Setting {
     pub fn name(&self) -> String {
+        let policy = self.policy.name();
         match self.length {
-            Some(length) => format!("{} {}x {length}", self.policy, self.cr),
-            None => format!("{} {}x", self.policy, self.cr),
+            Some(length) => format!("{policy} {}x {length}", self.cr),
+            None => format!("{policy} {}x", self.cr),
         }
+    }
+
+    /// Slots of a head under a budget.
+    pub fn budget(&self) -> Option<usize> {
+        // Budgets of settings are numbers of slots, whatever the number of tokens.
+        self.policy.budget().map(|budget| budget.at(0))
     }
 }
 
@@ -118,12 +124,12 @@ fn row(
     let accuracy = share(right);
     Row {
         task: task.to_owned(),
-        policy: setting.policy.clone(),
+        policy: setting.policy.name().to_owned(),
         length,
         width,
         cr: setting.cr,
         cr_measured: if reads > 0.0 { dense / reads } else { 1.0 },
-        budget: setting.budget,
+        budget: setting.budget(),
         n,
         accuracy,
         pass_all: share(any),
@@ -240,6 +246,7 @@ pub fn retention(records: &[&Record]) -> Vec<Vec<f64>> {
 mod tests {
     use super::super::record::ChainRecord;
     use super::*;
+    use crate::policy::Window;
 
     fn record(chains: &[(usize, Option<&str>, bool)]) -> Record {
         let chain = |&(tokens, answer, right): &(usize, Option<&str>, bool)| ChainRecord {
@@ -271,7 +278,7 @@ mod tests {
     #[test]
     fn points_are_those_of_the_chains_that_have_ended() {
         let one = record(&[(10, Some("5"), false), (40, Some("7.0"), true), (30, Some("7"), true), (64, None, false)]);
-        let setting = Setting { policy: "dms".into(), cr: 4.0, length: None, budget: None };
+        let setting = Setting { policy: Policy::Dense, cr: 4.0, length: None };
         let rows = rows("t", &setting, &[&one], &axes());
         let of = |length, width| rows.iter().find(|r| (r.length, r.width) == (length, width)).unwrap();
         // Within 20 tokens only chain 0 answers.
@@ -293,11 +300,11 @@ mod tests {
     #[test]
     fn errors_are_those_of_shares_and_lengths_of_budgets_stand_alone() {
         let (yes, no) = (record(&[(5, Some("1"), true); 4]), record(&[(5, Some("2"), false); 4]));
-        let setting = Setting { policy: "window".into(), cr: 2.0, length: Some(64), budget: Some(32) };
+        let setting = Setting { policy: Policy::Window(Window { budget: 32 }), cr: 2.0, length: Some(64) };
         let rows = rows("t", &setting, &[&yes, &no, &no, &yes], &axes());
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|r| r.length == 64 && r.accuracy == 0.5 && r.error == 0.25 && r.draw_error == 0.0));
-        assert_eq!(rows[0].label(), "64-1-2");
+        assert_eq!((rows[0].label().as_str(), rows[0].policy.as_str(), rows[0].budget), ("64-1-2", "window", Some(32)));
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! Samples the chains of a group of problems: each prompt is fed once and forked, and all chains of the group decode in one step.
 //! All begin at the same step, so that what a step holds is what parallel chains hold.
+//!
+//! The engine's scheduler is not used: it admits a prompt while others decode and preempts chains that it replays later, so
+//! that the chains of a problem would not be in step, and their peak would depend on the other problems. Here all chains of a
+//! group fit by the choice of the group, and the loop that is left is shorter than the log and the replay that it needs.
 
 use crate::backend::Backend;
 use crate::cache::SeqId;
@@ -180,20 +184,36 @@ mod tests {
     use crate::checkpoint::{Checkpoint, ModelConfig};
     use crate::codec::Codec;
     use crate::engine::EngineOptions;
+    use crate::policy::{Budget, Policy, PolicyChoice, Quest, Tova, Window};
 
-    /// Samples from random weights. With eviction every token is marked.
-    fn sampled(prompts: &[&[Token]], width: usize, eviction: bool, lengths: &[usize]) -> Vec<Sampled> {
+    /// A model of random weights.
+    fn runner(seqs: usize, policy: PolicyChoice) -> Runner<Cpu> {
         let demo = Checkpoint::shape("demo").unwrap();
         let config = ModelConfig { n_layers: 2, hidden: 64, ffn: 128, vocab: 500, ..demo };
         let checkpoint = Checkpoint::random_of("random", config).unwrap();
-        let seqs = (prompts.len() * width).max(1);
-        let options = EngineOptions { max_seqs: seqs, context: Some(256), ..EngineOptions::new(Codec::F32) };
-        let mut runner = Runner::new(Cpu::new(1), &checkpoint, &options, |_, _| true).unwrap();
+        let options = EngineOptions { max_seqs: seqs, context: Some(256), policy, ..EngineOptions::new(Codec::F32) };
+        Runner::new(Cpu::new(1), &checkpoint, &options, |_, _| true).unwrap()
+    }
+
+    /// Samples from random weights. With eviction every token is marked.
+    fn sampled(prompts: &[&[Token]], width: usize, eviction: bool, lengths: &[usize]) -> Vec<Sampled> {
+        let mut runner = runner((prompts.len() * width).max(1), PolicyChoice::Model);
+        sampled_by(&mut runner, prompts, width, eviction, lengths)
+    }
+
+    fn sampled_by(
+        runner: &mut Runner<Cpu>,
+        prompts: &[&[Token]],
+        width: usize,
+        eviction: bool,
+        lengths: &[usize],
+    ) -> Vec<Sampled> {
+        let seqs = runner.cache.free_rows();
         let sampling = SamplingParams { temperature: 1.5, ..SamplingParams::default() };
         let (max_tokens, eos) = (*lengths.last().unwrap(), (0..12).collect::<Vec<Token>>());
         let options = Options { width, max_tokens, lengths, sampling: &sampling, eos: &eos, eviction, dial: -1e6 };
         let problems: Vec<_> = prompts.iter().enumerate().map(|(i, &prompt)| (prompt, 40 + i as u64)).collect();
-        let out = sample(&mut runner, &problems, &options, |_| ()).unwrap();
+        let out = sample(runner, &problems, &options, |_| ()).unwrap();
         assert_eq!(runner.cache.free_rows(), seqs);
         out
     }
@@ -227,5 +247,26 @@ mod tests {
         assert_eq!(both[0].live, alone[0].live);
         let chain = &both[0].chains[0];
         assert_eq!(chain.reads[0], 8 * 65 * chain.tokens.len() as u64, "a window of 64 and the token itself");
+    }
+
+    #[test]
+    fn a_policy_does_the_same_in_a_model_that_had_others_before() {
+        let prompt: Vec<Token> = (0..100).map(|i| 30 + i * 7 % 450).collect();
+        let prompts: [&[Token]; 2] = [&prompt, &[400, 30]];
+        let mut same = runner(6, PolicyChoice::Model);
+        let trained = same.cache.geometry().policy;
+        let (budget, window) = (Budget::Slots(24), Window { budget: 32 });
+        for (choice, policy) in [
+            (PolicyChoice::Window(window), Policy::Window(window)),
+            (PolicyChoice::Model, trained),
+            (PolicyChoice::Tova(Tova { budget }), Policy::Tova(Tova { budget })),
+            (PolicyChoice::Quest(budget), Policy::Quest(Quest { budget, dms: None })),
+            (PolicyChoice::Window(window), Policy::Window(window)),
+            (PolicyChoice::Dense, Policy::Dense),
+        ] {
+            same.set_policy(policy).unwrap();
+            let fresh = sampled_by(&mut runner(6, choice), &prompts, 3, true, &[30]);
+            assert_eq!(sampled_by(&mut same, &prompts, 3, true, &[30]), fresh, "{policy:?}");
+        }
     }
 }

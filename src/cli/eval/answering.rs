@@ -1,17 +1,17 @@
-//! Answers the problems of a run that are not answered yet, one model in memory at a time.
+//! Answers the problems of a run that are not answered yet. The model is loaded once; each policy has a cache of its own.
 
 use super::progress::Progress;
 use super::{Run, TaskProblems};
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::cli::output::{self, wrong_use};
+use crate::cli::output::{self, notice, wrong_use};
 use crate::cli::spawn::{ModelJob, with_options};
-use crate::config::{CacheBudget, CachePolicy, Settings};
+use crate::config::{CachePolicy, Settings};
 use crate::engine::{EngineOptions, Runner, StepError, measure_dials};
 use crate::eval::grid::Setting;
 use crate::eval::record::{Record, Store};
 use crate::eval::sample::{Options, Sampled, sample};
-use crate::policy::DialTable;
+use crate::policy::{DialTable, Policy};
 use crate::protocol::Token;
 use crate::sampler::mix64;
 use anyhow::{Result, anyhow};
@@ -21,12 +21,15 @@ use std::time::Instant;
 const DIAL_CONTEXT: usize = 1024;
 
 /// A task under a setting.
-type Item<'a> = (&'a TaskProblems, CachePolicy, &'a Setting);
+type Item<'a> = (&'a TaskProblems, &'a Setting);
 
 pub fn answer_all(settings: &Settings, run: &Run, store: &mut Store) -> Result<()> {
-    let items: Vec<Item<'_>> =
-        run.tasks.iter().flat_map(|task| task.settings.iter().map(move |(policy, s)| (task, *policy, s))).collect();
-    let answered = |store: &Store, (task, _, setting): &Item<'_>| {
+    // Settings one after the other, each with all tasks: policies without a budget have one cache for all of them.
+    let n_settings = run.tasks.iter().map(|task| task.settings.len()).max().unwrap_or(0);
+    let items =
+        (0..n_settings).flat_map(|i| run.tasks.iter().filter_map(move |task| Some((task, task.settings.get(i)?))));
+    let items: Vec<Item<'_>> = items.collect();
+    let answered = |store: &Store, (task, setting): &Item<'_>| {
         let name = setting.name();
         (0..task.problems.len()).filter(|i| store.get(&task.name, &name, *i).is_some()).count()
     };
@@ -34,48 +37,30 @@ pub fn answer_all(settings: &Settings, run: &Run, store: &mut Store) -> Result<(
     let before = items.iter().map(|item| work(run, item) * answered(store, item) as f64).sum();
     let mut progress = Progress::new(total, before);
     let open: Vec<Item<'_>> = items.into_iter().filter(|item| answered(store, item) < item.0.problems.len()).collect();
-    // Dense sequences and those of DMS live in one cache; a budget belongs to its cache.
-    let (own, budgeted): (Vec<_>, Vec<_>) = open.into_iter().partition(|item| item.2.budget.is_none());
-    if !own.is_empty() {
-        load(&under(settings, CachePolicy::Auto, settings.budget), run, own, store, &mut progress)?;
+    if open.is_empty() {
+        return Ok(());
     }
-    for item in budgeted {
-        let Some(budget) = item.2.budget else { continue };
-        load(&under(settings, item.1, CacheBudget::Slots(budget)), run, vec![item], store, &mut progress)?;
-    }
-    progress.clear();
-    Ok(())
-}
-
-/// The settings with another policy.
-fn under(settings: &Settings, policy: CachePolicy, budget: CacheBudget) -> Settings {
-    let mut settings = settings.clone();
-    (settings.policy, settings.budget) = (policy, budget);
-    settings
-}
-
-/// Estimated work of a problem in tokens.
-fn work(run: &Run, (task, _, setting): &Item<'_>) -> f64 {
-    let length = setting.length.or(run.axes.lengths.last().copied()).unwrap_or(0);
-    let prompt = task.prompts.first().map_or(0, |p| p.tokens.len());
-    prompt as f64 / 8.0 + (run.width() * length) as f64
-}
-
-/// Loads the model of the settings and answers.
-fn load(
-    settings: &Settings,
-    run: &Run,
-    items: Vec<Item<'_>>,
-    store: &mut Store,
-    progress: &mut Progress,
-) -> Result<()> {
+    let mut slow: Vec<String> = open.iter().filter_map(|(_, setting)| setting.policy.slow_prefill()).collect();
+    slow.dedup();
+    slow.iter().for_each(|text| notice(text));
     let rows = run.parallel.max(run.width());
     let context = run.longest.max(DIAL_CONTEXT);
     let adjust = |options: EngineOptions| {
         let context = Some(options.context.map_or(context, |most| most.min(context)));
         EngineOptions { max_seqs: rows, context, ..options }
     };
-    with_options(settings, adjust, Answering { run, items, rows, store, progress }).map(|_| ())
+    let mut settings = settings.clone();
+    settings.policy = CachePolicy::Auto;
+    with_options(&settings, adjust, Answering { run, items: open, rows, store, progress: &mut progress })?;
+    progress.clear();
+    Ok(())
+}
+
+/// Estimated work of a problem in tokens.
+fn work(run: &Run, (task, setting): &Item<'_>) -> f64 {
+    let length = setting.length.or(run.axes.lengths.last().copied()).unwrap_or(0);
+    let prompt = task.prompts.first().map_or(0, |p| p.tokens.len());
+    prompt as f64 / 8.0 + (run.width() * length) as f64
 }
 
 struct Answering<'a> {
@@ -92,11 +77,12 @@ impl ModelJob for Answering<'_> {
         let Self { run, items, rows, store, progress } = self;
         let mut dials = None;
         for item in items {
+            runner.set_policy(item.1.policy)?;
             let dial = dial(runner, run, &item, &mut dials)?;
             let size = (rows / run.width()).max(1);
             let problems: Vec<usize> = (0..item.0.problems.len()).collect();
             for group in problems.chunks(size) {
-                let name = item.2.name();
+                let name = item.1.name();
                 if group.iter().all(|i| store.get(&item.0.name, &name, *i).is_some()) {
                     continue;
                 }
@@ -111,21 +97,21 @@ impl ModelJob for Answering<'_> {
 
 /// What decisions must exceed to mark under this setting.
 fn dial<B: Backend>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &mut Option<DialTable>) -> Result<f32> {
-    if item.1 != CachePolicy::Dms {
+    if !matches!(item.1.policy, Policy::Dms(_)) {
         return Ok(0.0);
     }
     let table = match dials {
         Some(table) => table,
         None => dials.insert(measure_dials(runner, run.language.tokenizer())?),
     };
-    Ok(table.setting(item.2.cr))
+    Ok(table.setting(item.1.cr))
 }
 
 /// Answers a group of problems in one batch.
 fn answer<B: Backend>(
     runner: &mut Runner<B>,
     run: &Run,
-    &(task, policy, setting): &Item<'_>,
+    &(task, setting): &Item<'_>,
     group: &[usize],
     dial: f32,
     progress: &mut Progress,
@@ -138,7 +124,7 @@ fn answer<B: Backend>(
         lengths,
         sampling: &run.sampling,
         eos: &run.language.eos,
-        eviction: policy != CachePolicy::Dense,
+        eviction: setting.policy != Policy::Dense,
         dial,
     };
     let problems: Vec<(&[Token], u64)> = group
