@@ -55,6 +55,15 @@ def batches(items, budget):
         yield batch
 
 
+def padded(items, batch, device):
+    """The problems of a batch: (ids [B, T] padded with 0, start of the response [B], length [B])."""
+    ids = np.zeros((len(batch), max(len(items[i][0]) for i in batch)), np.int64)
+    for row, i in enumerate(batch):
+        ids[row, :len(items[i][0])] = items[i][0]
+    starts = torch.tensor([items[i][1] for i in batch], device=device)
+    return torch.from_numpy(ids).to(device), starts, torch.tensor([len(items[i][0]) for i in batch], device=device)
+
+
 def path_equal(logits, ids, starts, lengths):
     """[B] bool: every response token is the argmax at the position before it."""
     right = logits[:, :-1].argmax(-1) == ids[:, 1:]
@@ -109,13 +118,7 @@ def score(model, items, modes, device="cuda", budget=8 * 4096 ** 2):
     """Means over the problems: accuracy per mode, ratio, length; and the indices DMS got wrong."""
     totals, ratios, wrong = {m: 0 for m in modes}, [], []
     for batch in batches(items, budget):
-        width = max(len(items[i][0]) for i in batch)
-        ids = np.zeros((len(batch), width), np.int64)
-        for row, i in enumerate(batch):
-            ids[row, :len(items[i][0])] = items[i][0]
-        starts = torch.tensor([items[i][1] for i in batch], device=device)
-        lengths = torch.tensor([len(items[i][0]) for i in batch], device=device)
-        result, ratio = score_batch(model, torch.from_numpy(ids).to(device), starts, lengths, modes)
+        result, ratio = score_batch(model, *padded(items, batch, device), modes)
         ratios += ratio.tolist()
         for mode in modes:
             totals[mode] += float(result[mode].sum())

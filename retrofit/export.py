@@ -33,6 +33,20 @@ def config_of(shape, ratio):
     }
 
 
+def write_folder(model, config, to):
+    """Writes weights (bf16), config.json and generation_config.json; prints their size."""
+    os.makedirs(to, exist_ok=True)
+    tensors = {"model." + name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    save_file(tensors, os.path.join(to, "model.safetensors"), metadata={"format": "pt"})
+    generation = {"do_sample": False, "eos_token_id": [END_OF_TURN, END_OF_TEXT], "pad_token_id": END_OF_TEXT}
+    for name, value in (("config.json", config), ("generation_config.json", generation)):
+        with open(os.path.join(to, name), "w", encoding="utf-8") as out:
+            json.dump(value, out, indent=2)
+            out.write("\n")
+    size = os.path.getsize(os.path.join(to, "model.safetensors"))
+    print(f"{sum(t.numel() for t in tensors.values()):,} parameters, {size:,} bytes")
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--init", required=True)
@@ -40,16 +54,7 @@ def main():
     p.add_argument("--ratio", type=int, default=12)
     args = p.parse_args()
     model, _ = load_model(args.init, "cpu")
-    os.makedirs(args.to, exist_ok=True)
-    tensors = {"model." + name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
-    save_file(tensors, os.path.join(args.to, "model.safetensors"), metadata={"format": "pt"})
-    generation = {"do_sample": False, "eos_token_id": [END_OF_TURN, END_OF_TEXT], "pad_token_id": END_OF_TEXT}
-    for name, value in (("config.json", config_of(model.shape, args.ratio)), ("generation_config.json", generation)):
-        with open(os.path.join(args.to, name), "w", encoding="utf-8") as out:
-            json.dump(value, out, indent=2)
-            out.write("\n")
-    size = os.path.getsize(os.path.join(args.to, "model.safetensors"))
-    print(f"{sum(t.numel() for t in tensors.values()):,} parameters, {size:,} bytes")
+    write_folder(model, config_of(model.shape, args.ratio), args.to)
 
 
 if __name__ == "__main__":

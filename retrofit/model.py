@@ -81,18 +81,22 @@ class Attention(nn.Module):
         keep[:: shape.group, :, -1] = 0.0
         self.register_buffer("keep", keep, persistent=False)
 
-    def forward(self, x, cos, sin, attend):
-        """x [B, T, hidden] -> (output [B, T, hidden], eviction logits [B, kv_heads, T] in f32)."""
+    def project(self, x):
+        """x [B, T, hidden] -> q [B, heads, T, head_dim], k and v [B, kv_heads, T, head_dim], not rotated."""
         s = self.shape
         b, t, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(b, t, s.heads, s.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(b, t, s.kv_heads, s.head_dim)).transpose(1, 2)
-        v = self.v_proj(x).view(b, t, s.kv_heads, s.head_dim).transpose(1, 2)
-        logits = q[:, :: s.group, :, -1].float() * s.alpha_scale - s.alpha_offset
+        return q, k, self.v_proj(x).view(b, t, s.kv_heads, s.head_dim).transpose(1, 2)
+
+    def forward(self, x, cos, sin, attend):
+        """x [B, T, hidden] -> (output [B, T, hidden], eviction logits [B, kv_heads, T] in f32)."""
+        q, k, v = self.project(x)
+        logits = q[:, :: self.shape.group, :, -1].float() * self.shape.alpha_scale - self.shape.alpha_offset
         keep = self.keep.to(q.dtype)
         q = rotate(q * keep, cos, sin) * keep
         out = attend(q, rotate(k, cos, sin), v, logits)
-        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1)), logits
+        return self.o_proj(out.transpose(1, 2).flatten(2)), logits
 
 
 class MLP(nn.Module):
@@ -107,10 +111,10 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape):
+    def __init__(self, shape, attention):
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = attention(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.mlp = MLP(shape)
 
@@ -121,11 +125,11 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, shape):
+    def __init__(self, shape, attention=Attention):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, attention) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.eps)
 
     def initialise(self, seed):
@@ -157,15 +161,18 @@ class Model(nn.Module):
         return F.linear(self.norm(x), self.embed_tokens.weight), torch.stack(decisions)
 
 
-def load_folder(folder, device):
-    """An exported model with its bf16 values in f32."""
+def load_folder(folder, device, attention=Attention):
+    """An exported model, DMS or DMC, with its bf16 values in f32."""
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
         c = json.load(f)
     shape = Shape(vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"], heads=c["num_attention_heads"],
                   kv_heads=c["num_key_value_heads"], head_dim=c["head_dim"], ffn=c["intermediate_size"], theta=c["rope_theta"],
-                  eps=c["rms_norm_eps"], context=c["max_position_embeddings"], window=c["dms_window_size"],
-                  alpha_scale=c["dms_alpha_scale"], alpha_offset=c["dms_initial_alpha_offset"])
-    model = Model(shape)
+                  eps=c["rms_norm_eps"], context=c["max_position_embeddings"])
+    if "dmc_alpha_scale" in c:
+        shape.alpha_scale, shape.alpha_offset = c["dmc_alpha_scale"], c["dmc_alpha_offset"]
+    else:
+        shape.window, shape.alpha_scale, shape.alpha_offset = c["dms_window_size"], c["dms_alpha_scale"], c["dms_initial_alpha_offset"]
+    model = Model(shape, attention)
     tensors = load_file(os.path.join(folder, "model.safetensors"))
     model.load_state_dict({name.removeprefix("model."): value.float() for name, value in tensors.items()})
     return model.to(device)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from conversation import ANSWER
 from data import make_loader
-from model import Model, Shape, attend_dense, load_folder
+from model import Attention, Model, Shape, attend_dense, load_folder
 
 
 def parse():
@@ -82,12 +82,12 @@ def save(path, model, optimizer, step, steps):
                 "steps": steps, "shape": model.shape.as_dict()}, path)
 
 
-def load_model(path, device):
+def load_model(path, device, attention=Attention):
     """(model, checkpoint) of a checkpoint, or of an exported folder, which has no more than the weights."""
     if os.path.isdir(path):
-        return load_folder(path, device), {}
+        return load_folder(path, device, attention), {}
     data = torch.load(path, map_location="cpu", weights_only=True)
-    model = Model(Shape(**data["shape"]))
+    model = Model(Shape(**data["shape"]), attention)
     model.load_state_dict(data["model"])
     return model.to(device), data
 
