@@ -509,6 +509,8 @@ pub trait Profile {
     ) -> anyhow::Result<()> {
         Ok(())
     }
+    /// Bytes read and written per second by a copy within the device's memory.
+    fn copy_bytes_per_s(&self) -> anyhow::Result<f64>;
     /// Returns when all work issued so far is done, for callers that measure time. A backend that works in the caller's
     /// thread has nothing to wait for.
     fn synchronize(&self) {}

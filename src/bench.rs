@@ -4,10 +4,12 @@
 //! random: speed does not depend on their values.
 
 mod calibrate;
+mod matmul;
 mod measure;
 mod resume;
 
 pub use calibrate::set_kept_share;
+pub use matmul::matmul_flops_per_s;
 pub use measure::{Case, HEADER, Line};
 pub use resume::Resume;
 
@@ -17,8 +19,8 @@ use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
 use crate::policy::PolicyChoice;
 use crate::protocol::Token;
+use crate::tensor::Tensor;
 use anyhow::Result;
-use std::time::Instant;
 
 const SEED: u64 = 1;
 
@@ -49,16 +51,14 @@ impl Bench<'_> {
         self.cases.iter().map(|case| case.parallel).max().unwrap_or(1)
     }
 
-    /// Measures all cases and passes each result to `report`. `open` opens the backend (once per codec);
-    /// `copy_bytes_per_s` measures its memory.
+    /// Measures all cases and passes each result to `report`. `open` opens the backend (once per codec).
     pub fn run<B: Backend>(
         &self,
         open: impl Fn() -> Result<B>,
-        copy_bytes_per_s: impl Fn(&B) -> Result<f64>,
         mut report: impl FnMut(Codec, &Line) -> Result<()>,
     ) -> Result<Device> {
         let b = open()?;
-        let device = Device { name: b.describe(), library: b.library(), copy_bytes_per_s: copy_bytes_per_s(&b)? };
+        let device = Device { name: b.describe(), library: b.library(), copy_bytes_per_s: b.copy_bytes_per_s()? };
         drop(b);
         for &codec in &self.codecs {
             let (context, max_seqs) = (Some(self.context), self.max_seqs());
@@ -82,29 +82,20 @@ fn prompt(len: usize, vocab: usize, number: u64) -> Vec<Token> {
     (0..len).map(|i| (crate::sampler::uniform(seed, i as u64) * vocab as f32) as Token).collect()
 }
 
-/// Bytes of weights that each decoded token reads: all but an untied embedding.
-pub fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
+/// Weights that each decoded token reads: all but an untied embedding.
+fn read_by_token(checkpoint: &Checkpoint) -> impl Iterator<Item = &Tensor> {
     let untied = |name: &str| !checkpoint.config.tied && name.ends_with("embed_tokens.weight");
-    let read = checkpoint.tensors.iter().filter(|(name, _)| !untied(name));
-    read.map(|(_, t)| t.stored_bytes() as u64).sum()
+    checkpoint.tensors.iter().filter(move |(name, _)| !untied(name)).map(|(_, tensor)| tensor)
 }
 
-/// Bytes read and written per second when every thread of the host copies a block larger than its caches.
-pub fn host_copy_bytes_per_s(threads: usize) -> f64 {
-    const BLOCK: usize = 64 << 20;
-    let mut blocks: Vec<(Vec<u8>, Vec<u8>)> = (0..threads).map(|_| (vec![1; BLOCK], vec![2; BLOCK])).collect();
-    let mut best = f64::INFINITY;
-    for _ in 0..4 {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for (from, to) in &mut blocks {
-                scope.spawn(move || to.copy_from_slice(std::hint::black_box(from)));
-            }
-        });
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    std::hint::black_box(&blocks);
-    (2 * BLOCK * threads) as f64 / best
+/// Bytes of weights that each decoded token reads.
+pub fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
+    read_by_token(checkpoint).map(|t| t.stored_bytes() as u64).sum()
+}
+
+/// Floating-point operations of each decoded token, without attention: a multiplication and an addition for each weight.
+pub fn token_flops(checkpoint: &Checkpoint) -> f64 {
+    2.0 * read_by_token(checkpoint).map(|t| t.len() as f64).sum::<f64>()
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use crate::backend::{
 };
 use crate::policy::{STRENGTHS, Scope, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
-use std::collections::HashSet;
 use std::ops::Range;
 
 /// Slots per page. A lane wastes half a page on average, hence a small number.
@@ -366,22 +365,38 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().filter(|s| !s.used).count()
     }
 
-    /// Number of distinct pages that some of `seqs` hold and none of `others`. Reads their page tables.
-    pub fn pages_beside(&self, b: &B, seqs: &[SeqId], others: &[SeqId]) -> usize {
-        let all = |seqs: &[SeqId]| seqs.iter().flat_map(|seq| self.pages_of(b, *seq)).collect::<HashSet<i32>>();
-        all(seqs).difference(&all(others)).count()
-    }
-
-    /// Entries of a sequence's page tables.
-    fn pages_of(&self, b: &B, seq: SeqId) -> Vec<i32> {
+    /// For each group the numbers of distinct pages that its first sequence, its first two, ... and all hold. Reads the page
+    /// tables once for all groups.
+    pub fn distinct_pages(&self, b: &B, groups: &[Vec<SeqId>]) -> Vec<Vec<usize>> {
         let g = *self.geometry();
-        let mut pages = Vec::new();
-        let mut table = vec![0; g.n_kv_heads * g.max_pages];
+        let mut counts: Vec<Vec<usize>> = groups.iter().map(|group| vec![0; group.len()]).collect();
+        let rows = || groups.iter().flatten().map(|seq| seq.0);
+        let (Some(first), Some(last)) = (rows().min(), rows().max()) else { return counts };
+        let of_seq = g.n_kv_heads * g.max_pages;
+        let mut tables = vec![0; (last + 1 - first) * of_seq];
+        // The group, from 1, that was last seen to hold a page. Pages belong to one layer.
+        let mut holder: Vec<usize> = Vec::new();
         for layer in 0..g.n_layers {
-            b.read(&self.tables.page_table, g.row(layer, seq.0, 0) * g.max_pages, &mut table);
-            pages.extend(table.iter().copied().filter(|&page| page >= 0));
+            b.read(&self.tables.page_table, g.row(layer, first, 0) * g.max_pages, &mut tables);
+            for (i, group) in groups.iter().enumerate() {
+                for (seq, count) in group.iter().zip(&mut counts[i]) {
+                    let entries = &tables[(seq.0 - first) * of_seq..][..of_seq];
+                    for page in entries.iter().filter_map(|&page| usize::try_from(page).ok()) {
+                        holder.resize(holder.len().max(page + 1), 0);
+                        *count += usize::from(holder[page] != i + 1);
+                        holder[page] = i + 1;
+                    }
+                }
+            }
         }
-        pages
+        for group in &mut counts {
+            let mut sum = 0;
+            group.iter_mut().for_each(|count| {
+                sum += *count;
+                *count = sum;
+            });
+        }
+        counts
     }
 
     /// Whether another sequence may hold pages of this one.

@@ -10,6 +10,7 @@
 //! | [`record`] | what is kept of each problem, in a file that only grows |
 //! | [`grid`] | points (length, width, compression) from the records |
 //! | [`frontier`] | Pareto frontiers, and the margin of one over another |
+//! | [`latency`] | time of decode steps by a model of the machine |
 //! | [`report`] | JSON, CSV, a table |
 //! | [`plot`], [`braille`] | the frontiers as a picture and on a terminal |
 
@@ -17,6 +18,7 @@ pub mod braille;
 pub mod frontier;
 pub mod grid;
 pub mod language;
+pub mod latency;
 pub mod plot;
 pub mod problem;
 pub mod record;

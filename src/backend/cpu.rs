@@ -164,6 +164,25 @@ impl Profile for Cpu {
         let threads = self.threads();
         format!("cpu, {threads} thread{}, {}", if threads == 1 { "" } else { "s" }, self.isa.name())
     }
+
+    /// Every thread copies a block larger than its caches.
+    fn copy_bytes_per_s(&self) -> anyhow::Result<f64> {
+        const BLOCK: usize = 64 << 20;
+        let threads = self.threads();
+        let mut blocks: Vec<(Vec<u8>, Vec<u8>)> = (0..threads).map(|_| (vec![1; BLOCK], vec![2; BLOCK])).collect();
+        let mut best = f64::INFINITY;
+        for _ in 0..4 {
+            let start = std::time::Instant::now();
+            std::thread::scope(|scope| {
+                for (from, to) in &mut blocks {
+                    scope.spawn(move || to.copy_from_slice(std::hint::black_box(from)));
+                }
+            });
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        std::hint::black_box(&blocks);
+        Ok((2 * BLOCK * threads) as f64 / best)
+    }
 }
 
 impl Memory for Cpu {

@@ -129,7 +129,7 @@ impl<F: FnMut(Codec, &Line) -> Result<()>> DeviceJob for Job<'_, F> {
     type Output = bench::Device;
 
     fn run<D: DeviceKind>(self, device: &D) -> Result<bench::Device> {
-        self.bench.run(|| device.open(), |b| device.copy_bytes_per_s(b), self.report)
+        self.bench.run(|| device.open(), self.report)
     }
 }
 

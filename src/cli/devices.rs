@@ -7,7 +7,6 @@ use super::output::{notice, wrong_use};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
-use crate::bench::host_copy_bytes_per_s;
 use crate::checkpoint::{EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
 use crate::config::{CachePolicy, Device, Gemm, Kv, Settings};
@@ -54,9 +53,6 @@ pub trait DeviceKind {
 
     /// Opens the device.
     fn open(&self) -> Result<Self::Backend>;
-
-    /// Bytes read and written per second by a copy within the device's memory.
-    fn copy_bytes_per_s(&self, b: &Self::Backend) -> Result<f64>;
 }
 
 /// Work that runs on any kind of device.
@@ -76,10 +72,6 @@ impl DeviceKind for CpuKind {
     fn open(&self) -> Result<Cpu> {
         Ok(Cpu::new(self.threads))
     }
-
-    fn copy_bytes_per_s(&self, b: &Cpu) -> Result<f64> {
-        Ok(host_copy_bytes_per_s(b.threads()))
-    }
 }
 
 struct CudaKind {
@@ -92,10 +84,6 @@ impl DeviceKind for CudaKind {
 
     fn open(&self) -> Result<Cuda> {
         Ok(Cuda::open(self.index, &self.options)?)
-    }
-
-    fn copy_bytes_per_s(&self, b: &Cuda) -> Result<f64> {
-        Ok(b.copy_bytes_per_s()?)
     }
 }
 

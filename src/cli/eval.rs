@@ -12,6 +12,7 @@ use crate::config::{CacheBudget, CachePolicy, Settings, Width};
 use crate::engine::default_sampling;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
+use crate::eval::latency::Latency;
 use crate::eval::problem::Problem;
 use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
@@ -40,8 +41,8 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
     };
     let run = Run::new(settings, args, common)?;
     let mut store = Store::open(out, &run.header(settings, args)?).map_err(as_wrong_use)?;
-    answering::answer_all(settings, &run, &mut store)?;
-    let results = Results::of(&run, &store)?;
+    answering::answer_all(settings, &run, out, &mut store)?;
+    let results = Results::of(&run, &store, Latency::read(out))?;
     results.write(out)?;
     if common.json {
         output::out_json(&results.json)?;
@@ -147,7 +148,7 @@ impl Run {
     fn header(&self, settings: &Settings, args: &EvalArgs) -> Result<Value> {
         let tasks: Vec<Value> = self.tasks.iter().map(|t| json!({"task": t.name, "n": t.problems.len()})).collect();
         let mut run = json!({
-            "format": 1, "model": self.model, "model_fingerprint": self.fingerprint, "weights": settings.weights.name(),
+            "format": 2, "model": self.model, "model_fingerprint": self.fingerprint, "weights": settings.weights.name(),
             "kv": self.target.codec(settings.kv).name(), "task": tasks, "problems": self.file,
             "policy": self.policies.iter().map(|p| p.name()).collect::<Vec<_>>(), "cr": args.cr, "length": self.axes.lengths,
             "width": self.axes.widths, "seed": self.axes.seed, "sampling": self.sampling, "think": settings.think,
@@ -280,7 +281,7 @@ struct Results {
 }
 
 impl Results {
-    fn of(run: &Run, store: &Store) -> Result<Self> {
+    fn of(run: &Run, store: &Store, latency: Option<Latency>) -> Result<Self> {
         let (mut all, mut heads, mut seconds) = (Vec::new(), Vec::new(), Vec::new());
         for task in &run.tasks {
             for setting in &task.settings {
@@ -288,7 +289,7 @@ impl Results {
                 let records: Option<Vec<&Record>> =
                     (0..task.problems.len()).map(|i| store.get(&task.name, &name, i)).collect();
                 let records = records.context("a problem was not answered")?;
-                all.extend(rows(&task.name, setting, &records, &run.axes));
+                all.extend(rows(&task.name, setting, &records, &run.axes, latency.as_ref()));
                 heads.push(
                     json!({"task": task.name, "setting": name, "policy": setting.policy.name(), "cr": setting.cr,
                                   "length": setting.length, "heads": retention(&records)}),
@@ -297,8 +298,7 @@ impl Results {
                 seconds.push(json!({"task": task.name, "setting": name, "seconds": time}));
             }
         }
-        let about =
-            json!({"model": run.model, "seed": run.axes.seed, "sampling": run.sampling, "lanes": run.axes.lanes});
+        let about = json!({"model": run.model, "seed": run.axes.seed, "sampling": run.sampling, "lanes": run.axes.lanes, "latency": latency});
         let json = report::as_json(&about, &all, &Value::Array(heads), &Value::Array(seconds));
         Ok(Self { rows: all, json })
     }

@@ -15,6 +15,8 @@ pub(super) struct Figures {
     device_bytes: Option<u64>,
     /// Reads and peak of the answer, summed over lanes.
     pub counted: (u64, u64),
+    /// Most distinct pages of the answer's chains and their prompt.
+    pub shared_pages: Option<usize>,
     pub chains: Vec<ChainFigures>,
 }
 
@@ -29,6 +31,7 @@ impl Figures {
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
             counted: (0, 0),
+            shared_pages: None,
             chains: Vec::new(),
         }
     }
@@ -74,6 +77,7 @@ impl Figures {
             live: stats.live.clone(),
             reads: Self::per_lane(g, self.counted.0),
             peak_slots: Self::per_lane(g, self.counted.1),
+            peak_shared: self.shared_pages.map(|pages| Self::per_lane(g, (pages * g.page_slots) as u64)),
         }
     }
 

@@ -3,9 +3,11 @@
 //! A chain answers within L tokens if it ended by then, and width k is the first k chains: chains of a policy whose rule does not
 //! depend on L are sampled once, for the largest of both.
 
+use super::latency::Latency;
 use super::record::Record;
 use super::rng::Rng;
 use super::sample::STRIDE;
+use crate::cache::PAGE_SLOTS;
 use crate::policy::Policy;
 use crate::vote;
 use serde::Serialize;
@@ -78,6 +80,12 @@ pub struct Row {
     pub peak: f64,
     pub tokens: f64,
     pub prompt: f64,
+    /// As `peak`, of pages, of which those that chains share count once.
+    pub peak_shared: f64,
+    /// Mean seconds of a problem's decode steps: by the model of latency for a problem alone, where the machine was measured...
+    pub model_seconds: Option<f64>,
+    /// ... and measured, as a share of the group that decoded together. At the largest width only.
+    pub seconds: Option<f64>,
 }
 
 impl Row {
@@ -88,15 +96,22 @@ impl Row {
 }
 
 /// The rows of a task under a setting. `records`: its problems.
-pub fn rows(task: &str, setting: &Setting, records: &[&Record], axes: &Axes) -> Vec<Row> {
+pub fn rows(task: &str, setting: &Setting, records: &[&Record], axes: &Axes, latency: Option<&Latency>) -> Vec<Row> {
     let ballots: Vec<Ballot> = records.iter().map(|record| Ballot::new(record)).collect();
     let lengths = axes.lengths.iter().enumerate().filter(|(_, l)| setting.length.is_none_or(|own| own == **l));
     let mut out = Vec::new();
     for (i, &length) in lengths {
         // Records of a setting with a length of its own have the reads of that length only.
         let i = if setting.length.is_some() { 0 } else { i };
-        for &width in &axes.widths {
-            out.push(row(task, setting, records, &ballots, (i, length), width, axes));
+        for (column, &width) in axes.widths.iter().enumerate() {
+            let row = row(task, setting, records, &ballots, (i, length), width, axes);
+            let mean = |of: &dyn Fn(&Record) -> f64| mean(records, of);
+            out.push(Row {
+                peak_shared: mean(&|r| (r.shared[i][column] * PAGE_SLOTS) as f64 / axes.lanes.max(1) as f64),
+                model_seconds: latency.map(|latency| mean(&|r| model_seconds(r, (i, length), width, latency))),
+                seconds: (Some(&width) == axes.widths.last()).then(|| mean(&|r| r.decode_seconds[i])),
+                ..row
+            });
         }
     }
     out
@@ -118,7 +133,7 @@ fn row(
     let any =
         ballots.iter().filter(|b| first.iter().any(|&c| b.chains[c].answers(length) && b.chains[c].right)).count();
     let lanes = axes.lanes.max(1) as f64;
-    let mean = |of: &dyn Fn(&Record) -> f64| records.iter().map(|r| of(r)).sum::<f64>() / n.max(1) as f64;
+    let mean = |of: &dyn Fn(&Record) -> f64| mean(records, of);
     let reads = mean(&|r| r.chains[..width].iter().map(|c| c.reads[index] as f64).sum::<f64>() / lanes);
     let dense = mean(&|r| r.chains[..width].iter().map(|c| dense_reads(r.prompt, c.tokens.min(length))).sum());
     let accuracy = share(right);
@@ -139,7 +154,21 @@ fn row(
         peak: mean(&|r| peak(r, length, width) as f64 / lanes),
         tokens: mean(&|r| r.chains[..width].iter().map(|c| c.tokens.min(length) as f64).sum()),
         prompt: mean(&|r| r.prompt as f64),
+        peak_shared: 0.0,
+        model_seconds: None,
+        seconds: None,
     }
+}
+
+fn mean(records: &[&Record], of: impl Fn(&Record) -> f64) -> f64 {
+    records.iter().map(|r| of(r)).sum::<f64>() / records.len().max(1) as f64
+}
+
+/// Seconds that the steps of the first `width` chains take within a length, if they decode side by side and alone.
+fn model_seconds(record: &Record, (index, length): (usize, usize), width: usize, latency: &Latency) -> f64 {
+    let tokens = || record.chains[..width].iter().map(|c| c.tokens.min(length));
+    let reads = record.chains[..width].iter().map(|c| c.reads[index]).sum();
+    latency.seconds(tokens().max().unwrap_or(0), tokens().sum(), reads)
 }
 
 /// Keys that a dense lane reads for `n` sampled tokens: the first step feeds the last token of the prompt.
@@ -264,9 +293,11 @@ mod tests {
             problem: 0,
             prompt: 3,
             chains,
+            shared: vec![vec![1, 2, 3], vec![4, 5, 6]],
             live: vec![vec![1, 3]],
             fed: 4,
-            seconds: 0.0,
+            seconds: 9.0,
+            decode_seconds: vec![0.25, 0.5],
         }
     }
 
@@ -279,7 +310,15 @@ mod tests {
     fn points_are_those_of_the_chains_that_have_ended() {
         let one = record(&[(10, Some("5"), false), (40, Some("7.0"), true), (30, Some("7"), true), (64, None, false)]);
         let setting = Setting { policy: Policy::Dense, cr: 4.0, length: None };
-        let rows = rows("t", &setting, &[&one], &axes());
+        let latency = Latency {
+            copy_bytes_per_s: 100.0,
+            matmul_flops_per_s: 1e9,
+            weight_bytes: 10,
+            token_flops: 1.0,
+            slot_bytes: 1,
+            slot_flops: 1.0,
+        };
+        let rows = rows("t", &setting, &[&one], &axes(), Some(&latency));
         let of = |length, width| rows.iter().find(|r| (r.length, r.width) == (length, width)).unwrap();
         // Within 20 tokens only chain 0 answers.
         assert_eq!([of(20, 1), of(20, 4)].map(|r| (r.accuracy, r.pass_all)), [(0.0, 0.0), (0.0, 0.0)]);
@@ -292,6 +331,10 @@ mod tests {
         assert_eq!((of(20, 4).peak, of(20, 2).peak), (30.0, 10.0));
         // Chain 0 of a prompt of 3: 3 + 4 + .. + 12 = 75 keys against 10.
         assert_eq!(of(20, 1).cr_measured, 7.5);
+        // Pages of 16 slots over two lanes.
+        assert_eq!((of(20, 1).peak_shared, of(64, 4).peak_shared), (8.0, 48.0));
+        // 64 steps of 10 bytes, and 288 slots.
+        assert_eq!((of(64, 4).model_seconds, of(64, 4).seconds, of(64, 2).seconds), (Some(9.28), Some(0.5), None));
         assert_eq!(of(64, 4).draw_error, 0.0);
         assert!(of(64, 2).draw_error > 0.3);
         assert_eq!(retention(&[&one]), [[0.25, 0.75]]);
@@ -301,7 +344,7 @@ mod tests {
     fn errors_are_those_of_shares_and_lengths_of_budgets_stand_alone() {
         let (yes, no) = (record(&[(5, Some("1"), true); 4]), record(&[(5, Some("2"), false); 4]));
         let setting = Setting { policy: Policy::Window(Window { budget: 32 }), cr: 2.0, length: Some(64) };
-        let rows = rows("t", &setting, &[&yes, &no, &no, &yes], &axes());
+        let rows = rows("t", &setting, &[&yes, &no, &no, &yes], &axes(), None);
         assert_eq!(rows.len(), 3);
         assert!(rows.iter().all(|r| r.length == 64 && r.accuracy == 0.5 && r.error == 0.25 && r.draw_error == 0.0));
         assert_eq!((rows[0].label().as_str(), rows[0].policy.as_str(), rows[0].budget), ("64-1-2", "window", Some(32)));

@@ -24,11 +24,14 @@ pub struct Record {
     /// Tokens of the prompt.
     pub prompt: usize,
     pub chains: Vec<ChainRecord>,
+    /// Most distinct pages `[lengths][widths]`: [`super::sample::Sampled::shared`].
+    pub shared: Vec<Vec<usize>>,
     /// Live slots `[n_layers][n_kv_heads]` at the end of chain 0, and the tokens fed to it.
     pub live: Vec<Vec<u32>>,
     pub fed: usize,
-    /// Its share of the time of its group.
+    /// Its share of the time of its group: of all, and of the decode steps until each length.
     pub seconds: f64,
+    pub decode_seconds: Vec<f64>,
 }
 
 /// One chain: see [`super::sample::Chain`].
@@ -59,16 +62,17 @@ impl Record {
             let (tokens, ended) = (chain.tokens.len(), chain.ended);
             chains.push(ChainRecord { tokens, ended, answer, right, reads: chain.reads, stored: chain.stored });
         }
-        let (live, fed) = (sampled.live, sampled.fed);
         Ok(Self {
             task: task.to_owned(),
             setting: setting.to_owned(),
             problem,
             prompt,
             chains,
-            live,
-            fed,
+            shared: sampled.shared,
+            live: sampled.live,
+            fed: sampled.fed,
             seconds: 0.0,
+            decode_seconds: Vec::new(),
         })
     }
 }
@@ -181,9 +185,11 @@ mod tests {
             problem,
             prompt: 30,
             chains: vec![chain],
+            shared: vec![vec![5]],
             live: vec![vec![3, 4]],
             fed: 38,
             seconds: 0.25,
+            decode_seconds: vec![0.125],
         }
     }
 

@@ -87,7 +87,7 @@ pub fn panels(rows: &[Row]) -> Vec<Panel<'_>> {
 
 /// The rows as CSV. Holds no times, so that a seed gives the same bytes.
 pub fn csv(rows: &[Row]) -> String {
-    let mut out = "task,policy,length,width,cr,cr_measured,budget,n,accuracy,pass_all,error,draw_error,reads,peak,tokens,prompt\n"
+    let mut out = "task,policy,length,width,cr,cr_measured,budget,n,accuracy,pass_all,error,draw_error,reads,peak,tokens,prompt,peak_shared\n"
         .to_owned();
     for r in rows {
         let budget = r.budget.map_or(String::new(), |b| b.to_string());
@@ -97,7 +97,7 @@ pub fn csv(rows: &[Row]) -> String {
             r.task.clone()
         };
         out.push_str(&format!(
-            "{task},{},{},{},{},{:.4},{budget},{},{:.4},{:.4},{:.4},{:.4},{:.2},{:.2},{:.2},{:.2}\n",
+            "{task},{},{},{},{},{:.4},{budget},{},{:.4},{:.4},{:.4},{:.4},{:.2},{:.2},{:.2},{:.2},{:.2}\n",
             r.policy,
             r.length,
             r.width,
@@ -111,7 +111,8 @@ pub fn csv(rows: &[Row]) -> String {
             r.reads,
             r.peak,
             r.tokens,
-            r.prompt
+            r.prompt,
+            r.peak_shared
         ));
     }
     out
@@ -162,12 +163,13 @@ pub fn as_json(run: &Value, rows: &[Row], retention: &Value, seconds: &Value) ->
 pub fn table(rows: &[Row]) -> String {
     let wide = rows.iter().map(|r| r.task.chars().count()).max().unwrap_or(0).max(4);
     let mut out = format!(
-        "{:<wide$}  policy     L      W  CR    measured     n  accuracy         pass@all      reads       peak\n",
+        "{:<wide$}  policy     L      W  CR    measured     n  accuracy         pass@all      reads       peak  pages x 16    model s  measured s\n",
         "task"
     );
+    let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.4}"));
     for r in rows {
         out.push_str(&format!(
-            "{:<wide$}  {:<9}  {:<5}  {:<2} {:>3}x  {:>7.2}x  {:>5}  {:>5.1} ± {:>4.1} %  {:>6.1} %  {:>10.0}  {:>9.0}\n",
+            "{:<wide$}  {:<9}  {:<5}  {:<2} {:>3}x  {:>7.2}x  {:>5}  {:>5.1} ± {:>4.1} %  {:>6.1} %  {:>10.0}  {:>9.0}  {:>10.0}  {:>9}  {:>10}\n",
             r.task,
             r.policy,
             r.length,
@@ -179,9 +181,13 @@ pub fn table(rows: &[Row]) -> String {
             100.0 * r.error,
             100.0 * r.pass_all,
             r.reads,
-            r.peak
+            r.peak,
+            r.peak_shared,
+            seconds(r.model_seconds),
+            seconds(r.seconds)
         ));
     }
+    out.push_str("model s: larger of FLOPs / peak and bytes / bandwidth of this machine; measured s: share of a group of problems\n");
     for m in margins(rows) {
         let show = |x: Option<f64>| x.map_or("NA".to_owned(), |x| format!("{x:+.1}"));
         let (reads, peak) = (show(m.reads), show(m.peak));
@@ -216,6 +222,9 @@ pub mod tests {
             peak: reads / 10.0,
             tokens: 100.0,
             prompt: 20.0,
+            peak_shared: reads / 20.0,
+            model_seconds: None,
+            seconds: Some(0.25),
         }
     }
 
@@ -231,8 +240,11 @@ pub mod tests {
         let csv = csv(&rows);
         let lines: Vec<&str> = csv.lines().collect();
         assert_eq!(lines.len(), 6);
-        assert_eq!(lines[1], "\"a,b\",dense,512,2,4,3.5000,,10,0.2000,0.2000,0.1000,0.0000,100.00,10.00,100.00,20.00");
-        assert_eq!(lines[0].split(',').count(), 16);
+        assert_eq!(
+            lines[1],
+            "\"a,b\",dense,512,2,4,3.5000,,10,0.2000,0.2000,0.1000,0.0000,100.00,10.00,100.00,20.00,5.00"
+        );
+        assert_eq!(lines[0].split(',').count(), 17);
         let margins = margins(&rows);
         // 30 - 20 at 100 and 40 - 30 at 200.
         assert_eq!((margins.len(), margins[0].reads.map(|m| m.round())), (1, Some(10.0)));

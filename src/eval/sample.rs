@@ -11,6 +11,7 @@ use crate::engine::{Decode, Runner};
 use crate::protocol::{SamplingParams, Token};
 use crate::sampler::chain_seed;
 use anyhow::{Context, Result};
+use std::time::Instant;
 
 /// Decode steps between two readings of the counters.
 pub const STRIDE: usize = 16;
@@ -21,8 +22,9 @@ pub struct Options<'a> {
     pub width: usize,
     /// Most tokens of a chain.
     pub max_tokens: usize,
-    /// Numbers of tokens after which the reads are kept.
+    /// Numbers of tokens after which the reads are kept, and numbers of chains whose pages are counted; in rising order.
     pub lengths: &'a [usize],
+    pub widths: &'a [usize],
     pub sampling: &'a SamplingParams,
     pub eos: &'a [Token],
     /// Whether tokens leave the cache.
@@ -48,9 +50,18 @@ pub struct Chain {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     pub chains: Vec<Chain>,
+    /// Most distinct pages that the first chains held until they had so many tokens, or ended: for each of
+    /// [`Options::lengths`], and in it for each of [`Options::widths`].
+    pub shared: Vec<Vec<usize>>,
     /// Live slots `[n_layers][n_kv_heads]` at the end of chain 0, and the tokens fed to it.
     pub live: Vec<Vec<u32>>,
     pub fed: usize,
+}
+
+/// The problems of a group, and the time that their decode steps took until the chains had each of [`Options::lengths`] tokens.
+pub struct Group {
+    pub problems: Vec<Sampled>,
+    pub seconds: Vec<f64>,
 }
 
 /// A chain that is sampled.
@@ -73,9 +84,10 @@ pub fn sample<B: Backend>(
     problems: &[(&[Token], u64)],
     options: &Options<'_>,
     mut on_step: impl FnMut(usize),
-) -> Result<Vec<Sampled>> {
-    let none = Sampled { chains: vec![Chain::default(); options.width], live: Vec::new(), fed: 0 };
-    let mut out = vec![none; problems.len()];
+) -> Result<Group> {
+    let shared = vec![vec![0; options.widths.len()]; options.lengths.len()];
+    let none = Sampled { chains: vec![Chain::default(); options.width], shared, live: Vec::new(), fed: 0 };
+    let mut out = Group { problems: vec![none; problems.len()], seconds: Vec::new() };
     let mut open = Vec::new();
     let done = begin(runner, problems, options, &mut open)
         .and_then(|()| decode(runner, options, &mut open, &mut out, &mut on_step));
@@ -121,10 +133,11 @@ fn decode<B: Backend>(
     runner: &mut Runner<B>,
     options: &Options<'_>,
     open: &mut Vec<Running>,
-    out: &mut [Sampled],
+    out: &mut Group,
     on_step: &mut impl FnMut(usize),
 ) -> Result<()> {
     let mut step = 0;
+    let started = Instant::now();
     while open.iter().any(|r| !r.done) {
         step += 1;
         let running = open.iter().filter(|r| !r.done);
@@ -142,10 +155,40 @@ fn decode<B: Backend>(
         }
         if step.is_multiple_of(STRIDE) || options.lengths.contains(&step) || open.iter().all(|r| r.done) {
             read_counters(runner, options, open, step);
-            collect(runner, open, out);
+            if options.lengths.contains(&step) {
+                out.seconds.push(started.elapsed().as_secs_f64());
+            }
+            count_pages(runner, options, open, &mut out.problems, step);
+            collect(runner, open, &mut out.problems);
         }
     }
+    out.seconds.resize(options.lengths.len(), started.elapsed().as_secs_f64());
     Ok(())
+}
+
+/// Notes the distinct pages of the chains where some are released or a length is reached: until then they only grow.
+fn count_pages<B: Backend>(
+    runner: &Runner<B>,
+    options: &Options<'_>,
+    open: &[Running],
+    out: &mut [Sampled],
+    step: usize,
+) {
+    if !options.lengths.contains(&step) && !open.iter().any(|r| r.done) {
+        return;
+    }
+    // The chains of a problem follow one another by number.
+    let problems: Vec<&[Running]> = open.chunk_by(|a, b| a.problem == b.problem).collect();
+    let seqs: Vec<Vec<SeqId>> = problems.iter().map(|chains| chains.iter().map(|r| r.seq).collect()).collect();
+    for (chains, pages) in problems.iter().zip(runner.cache.distinct_pages(runner.backend(), &seqs)) {
+        let reached = options.lengths.partition_point(|&length| length < step);
+        for by_width in &mut out[chains[0].problem].shared[reached..] {
+            for (most, &width) in by_width.iter_mut().zip(options.widths) {
+                let first = chains.partition_point(|r| r.number < width);
+                *most = (*most).max(first.checked_sub(1).map_or(0, |last| pages[last]));
+            }
+        }
+    }
 }
 
 /// Notes reads and stored slots of the chains.
@@ -211,11 +254,13 @@ mod tests {
         let seqs = runner.cache.free_rows();
         let sampling = SamplingParams { temperature: 1.5, ..SamplingParams::default() };
         let (max_tokens, eos) = (*lengths.last().unwrap(), (0..12).collect::<Vec<Token>>());
-        let options = Options { width, max_tokens, lengths, sampling: &sampling, eos: &eos, eviction, dial: -1e6 };
+        let widths = &[1, width][usize::from(width == 1)..];
+        let sampling = &sampling;
+        let options = Options { width, max_tokens, lengths, widths, sampling, eos: &eos, eviction, dial: -1e6 };
         let problems: Vec<_> = prompts.iter().enumerate().map(|(i, &prompt)| (prompt, 40 + i as u64)).collect();
         let out = sample(runner, &problems, &options, |_| ()).unwrap();
-        assert_eq!(runner.cache.free_rows(), seqs);
-        out
+        assert_eq!((runner.cache.free_rows(), out.seconds.len()), (seqs, lengths.len()));
+        out.problems
     }
 
     /// Dense reads and slots are known: step i reads the prompt and i tokens more, and stores them.
@@ -267,6 +312,39 @@ mod tests {
             same.set_policy(policy).unwrap();
             let fresh = sampled_by(&mut runner(6, choice), &prompts, 3, true, &[30]);
             assert_eq!(sampled_by(&mut same, &prompts, 3, true, &[30]), fresh, "{policy:?}");
+        }
+    }
+
+    /// The host feeds the sampled tokens once more and counts all pages after each step.
+    #[test]
+    fn shared_pages_are_the_host_s_counts() {
+        let prompt: Vec<Token> = (0..100).map(|i| 30 + i * 7 % 450).collect();
+        for (choice, eviction) in [(PolicyChoice::Dense, false), (PolicyChoice::Model, true)] {
+            let mut runner = runner(3, choice);
+            let problem = sampled_by(&mut runner, &[&prompt], 3, eviction, &[32, 64]).remove(0);
+            for (width, column) in [(1, 0), (3, 1)] {
+                let (first, rest) = (runner.create(eviction).unwrap(), &prompt[..prompt.len() - 1]);
+                runner.set_dial(first, -1e6);
+                runner.feed(first, rest).unwrap();
+                let mut seqs = vec![first];
+                (1..width).for_each(|_| seqs.push(runner.fork(first).unwrap()));
+                let mut most = [0, 0];
+                for step in 1..=64 {
+                    for (seq, chain) in seqs.iter().zip(&problem.chains).filter(|(_, c)| c.tokens.len() >= step) {
+                        let fed = if step == 1 { prompt[prompt.len() - 1] } else { chain.tokens[step - 2] };
+                        runner.feed(*seq, &[fed]).unwrap();
+                    }
+                    let pages = runner.cache.audit(runner.backend()).unwrap();
+                    most = [if step <= 32 { most[0].max(pages) } else { most[0] }, most[1].max(pages)];
+                    let ended = |n: usize| problem.chains[n].tokens.len().next_multiple_of(STRIDE) == step;
+                    for n in (0..width).filter(|&n| ended(n)) {
+                        runner.release(seqs[n]);
+                    }
+                }
+                assert_eq!([problem.shared[0][column], problem.shared[1][column]], most, "{choice:?}, {width} chains");
+            }
+            assert!(problem.shared[1][1] > problem.shared[1][0]);
+            assert!(problem.shared[1][1] < 3 * problem.shared[1][0], "the prompt is shared");
         }
     }
 }

@@ -26,6 +26,10 @@ pub struct KvStats {
     /// Most slots stored at a time, per KV head and layer; of several chains the sum of each one's maximum.
     #[serde(default)]
     pub peak_slots: f64,
+    /// Slots of the most pages that several chains and their prompt held at a time, per KV head and layer. Pages that they
+    /// share count once. `None` for the answer of one chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_shared: Option<f64>,
 }
 
 impl KvStats {
@@ -41,6 +45,7 @@ impl KvStats {
             live: vec![vec![0; n_kv_heads]; n_layers],
             reads: 0.0,
             peak_slots: 0.0,
+            peak_shared: None,
         }
     }
 }

@@ -81,6 +81,7 @@ fn each_chain_is_the_ordinary_answer_with_its_seed() {
         }
     }
     assert!((report.kv.reads - reads).abs() < 1e-6);
+    assert_eq!(ask(&mut session(&tiny), 5, None).kv.peak_shared, None);
     // The next question goes on from the winner's reply.
     assert!(ask(&mut s, 6, None).in_context);
 }
@@ -127,6 +128,23 @@ fn reads_are_the_host_s_sums_over_chains_toggles_and_batches() {
         assert_eq!((report.kv.reads * lanes).round() as u64, counted - before, "turn {turn}");
         assert!(report.kv.peak_slots >= report.kv.live_slots as f64 / lanes);
         before = counted;
+    }
+}
+
+/// The pool counts each page once, whoever holds it.
+#[test]
+fn shared_memory_is_the_most_that_the_pool_held() {
+    let tiny = talker();
+    // With 20 pages a chain waits and is replayed.
+    for room in [None, Some(20)] {
+        let mut s = session(&tiny);
+        s.watch.seen().room_pages = room;
+        let report = ask(&mut s, 5, Some(width(WIDTH)));
+        let lanes = (s.info.n_layers * s.info.n_kv_heads) as f64;
+        let pages = s.watch.seen().peak_pages;
+        assert_eq!(report.kv.peak_shared, Some((pages * s.info.page_slots) as f64 / lanes), "{room:?}");
+        assert!(report.kv.peak_shared < Some(report.kv.peak_slots + lanes), "the prompt is shared");
+        assert_eq!(pages > 20, room.is_none(), "{pages}");
     }
 }
 

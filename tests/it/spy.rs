@@ -136,6 +136,10 @@ impl Profile for Spy {
     fn describe(&self) -> String {
         self.cpu.describe()
     }
+
+    fn copy_bytes_per_s(&self) -> anyhow::Result<f64> {
+        self.cpu.copy_bytes_per_s()
+    }
 }
 
 impl Memory for Spy {

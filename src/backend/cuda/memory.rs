@@ -240,13 +240,3 @@ pub(super) fn dtype_number(dtype: DType) -> i32 {
         DType::Bf16 => 2,
     }
 }
-
-impl super::Cuda {
-    /// Bytes per second, read and written, of a copy within the GPU.
-    pub fn copy_bytes_per_s(&self) -> Result<f64, OutOfMemory> {
-        const BYTES: usize = 512 << 20;
-        let (from, to) = (Buf::<u8>::new(&self.driver, BYTES)?, Buf::<u8>::new(&self.driver, BYTES)?);
-        let ms = (0..5).map(|_| self.time_ms(|| self.driver.copy_within(to.ptr(), from.ptr(), BYTES)));
-        Ok(2.0 * BYTES as f64 / (ms.fold(f32::INFINITY, f32::min) as f64 / 1e3))
-    }
-}

@@ -3,6 +3,7 @@
 use super::super::{MemoryUse, Profile, TIMED_ROUNDS, median};
 use super::Cuda;
 use super::cublaslt::CublasLt;
+use super::memory::Buf;
 use crate::codec::Codec;
 use crate::quant::Code;
 
@@ -19,6 +20,13 @@ impl Profile for Cuda {
         on_files: &mut dyn FnMut(usize, usize) -> bool,
     ) -> anyhow::Result<()> {
         Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, head_dim, codec, code), on_files)?)
+    }
+
+    fn copy_bytes_per_s(&self) -> anyhow::Result<f64> {
+        const BYTES: usize = 512 << 20;
+        let (from, to) = (Buf::<u8>::new(&self.driver, BYTES)?, Buf::<u8>::new(&self.driver, BYTES)?);
+        let ms = (0..5).map(|_| self.time_ms(|| self.driver.copy_within(to.ptr(), from.ptr(), BYTES)));
+        Ok(2.0 * BYTES as f64 / (ms.fold(f32::INFINITY, f32::min) as f64 / 1e3))
     }
 
     fn captured_steps(&self) -> usize {

@@ -3,18 +3,21 @@
 use super::progress::Progress;
 use super::{Run, TaskProblems};
 use crate::backend::Backend;
+use crate::bench;
 use crate::checkpoint::Checkpoint;
 use crate::cli::output::{self, notice, wrong_use};
 use crate::cli::spawn::{ModelJob, with_options};
 use crate::config::{CachePolicy, Settings};
 use crate::engine::{EngineOptions, Runner, StepError, measure_dials};
 use crate::eval::grid::Setting;
+use crate::eval::latency::Latency;
 use crate::eval::record::{Record, Store};
 use crate::eval::sample::{Options, Sampled, sample};
 use crate::policy::{DialTable, Policy};
 use crate::protocol::Token;
 use crate::sampler::mix64;
 use anyhow::{Result, anyhow};
+use std::path::Path;
 use std::time::Instant;
 
 /// Tokens of the text on which the dial is measured need a context of this.
@@ -23,7 +26,7 @@ const DIAL_CONTEXT: usize = 1024;
 /// A task under a setting.
 type Item<'a> = (&'a TaskProblems, &'a Setting);
 
-pub fn answer_all(settings: &Settings, run: &Run, store: &mut Store) -> Result<()> {
+pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store) -> Result<()> {
     // Settings one after the other, each with all tasks: policies without a budget have one cache for all of them.
     let n_settings = run.tasks.iter().map(|task| task.settings.len()).max().unwrap_or(0);
     let items =
@@ -51,7 +54,7 @@ pub fn answer_all(settings: &Settings, run: &Run, store: &mut Store) -> Result<(
     };
     let mut settings = settings.clone();
     settings.policy = CachePolicy::Auto;
-    with_options(&settings, adjust, Answering { run, items: open, rows, store, progress: &mut progress })?;
+    with_options(&settings, adjust, Answering { run, items: open, rows, out, store, progress: &mut progress })?;
     progress.clear();
     Ok(())
 }
@@ -68,13 +71,16 @@ struct Answering<'a> {
     items: Vec<Item<'a>>,
     /// Most chains in one step.
     rows: usize,
+    /// The folder of the run.
+    out: &'a Path,
     store: &'a mut Store,
     progress: &'a mut Progress,
 }
 
 impl ModelJob for Answering<'_> {
-    fn run<B: Backend>(self, runner: &mut Runner<B>, _: &Checkpoint) -> Result<u8> {
-        let Self { run, items, rows, store, progress } = self;
+    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+        let Self { run, items, rows, out, store, progress } = self;
+        latency(runner, checkpoint)?.write(out)?;
         let mut dials = None;
         for item in items {
             runner.set_policy(item.1.policy)?;
@@ -93,6 +99,20 @@ impl ModelJob for Answering<'_> {
         }
         Ok(output::OK)
     }
+}
+
+/// Measures the machine.
+fn latency<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<Latency> {
+    let (b, g) = (runner.backend(), runner.cache.geometry());
+    Ok(Latency {
+        copy_bytes_per_s: b.copy_bytes_per_s()?,
+        matmul_flops_per_s: bench::matmul_flops_per_s(b)?,
+        weight_bytes: bench::weight_bytes(checkpoint),
+        token_flops: bench::token_flops(checkpoint),
+        slot_bytes: g.slot_bytes() as u64,
+        // Each query head multiplies and adds each channel of K, and of V.
+        slot_flops: (4 * g.head_dim * g.n_q_heads / g.n_kv_heads) as f64,
+    })
 }
 
 /// What decisions must exceed to mark under this setting.
@@ -122,6 +142,7 @@ fn answer<B: Backend>(
         width: run.width(),
         max_tokens: lengths.last().copied().unwrap_or(0),
         lengths,
+        widths: &run.axes.widths,
         sampling: &run.sampling,
         eos: &run.language.eos,
         eviction: setting.policy != Policy::Dense,
@@ -135,6 +156,7 @@ fn answer<B: Backend>(
     let doing = format!("{}, {}", task.name, setting.name());
     let sampled = sample(runner, &problems, &options, |n| progress.step(&doing, n)).map_err(explained)?;
     let seconds = started.elapsed().as_secs_f64() / group.len() as f64;
+    let decode_seconds: Vec<f64> = sampled.seconds.iter().map(|s| s / group.len() as f64).collect();
     let record = |(&i, sampled): (&usize, Sampled)| {
         let (prompt, goal) = (&task.prompts[i], &task.problems[i].goal);
         let read = |tokens: &[Token]| {
@@ -144,9 +166,13 @@ fn answer<B: Backend>(
             Ok((answer, right))
         };
         let names = [task.name.as_str(), &setting.name()];
-        Ok(Record { seconds, ..Record::new(names, i, prompt.tokens.len(), sampled, read)? })
+        Ok(Record {
+            seconds,
+            decode_seconds: decode_seconds.clone(),
+            ..Record::new(names, i, prompt.tokens.len(), sampled, read)?
+        })
     };
-    group.iter().zip(sampled).map(record).collect()
+    group.iter().zip(sampled.problems).map(record).collect()
 }
 
 /// Says what helps where memory does not suffice.

@@ -39,6 +39,8 @@ pub(in crate::engine) struct Chains {
     prompt_tokens: usize,
     /// Why the last chain that found no memory ended.
     no_room: Option<String>,
+    /// Most distinct pages that they and the prompt held.
+    shared_pages: usize,
 }
 
 struct OneOfMany {
@@ -114,8 +116,17 @@ impl Chains {
         Some(rates.sum()).filter(|&sum: &f64| sum > 0.0)
     }
 
+    /// Notes the pages that the chains and the prompt hold. They only grow until a chain gives its own back: this is called
+    /// before.
+    fn note_pages<B: Backend>(&mut self, runner: &Runner<B>, prompt: &Context) {
+        let all = self.running().map(|chain| chain.context.seq).chain([prompt.seq]).collect();
+        let pages = runner.cache.distinct_pages(runner.backend(), &[all]).concat().pop();
+        self.shared_pages = self.shared_pages.max(pages.unwrap_or(0));
+    }
+
     /// Frees the pages of a chain that is to wait.
     pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, number: usize, from: &Context) {
+        self.note_pages(runner, from);
         if let Some(chain) = self.chain_mut(number) {
             chain.restart(runner, Some(from));
         }
@@ -229,7 +240,7 @@ impl Conversation {
         let chains = forks.into_iter().enumerate().map(fork).collect();
         // The pending token is the last of the prompt.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
-        self.chains = Some(Chains { chains, request, elected: None, prompt_tokens, no_room: None });
+        self.chains = Some(Chains { chains, request, elected: None, prompt_tokens, no_room: None, shared_pages: 0 });
     }
 
     /// Number of chains for which there are sequences and, at the expected compression, memory.
@@ -286,6 +297,7 @@ impl Conversation {
             return;
         };
         let turn = turn.id();
+        chains.note_pages(&m.runner, &self.chain.context);
         if let Some((kind, text)) = chains.end(m, number, why) {
             events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
         }
@@ -360,7 +372,7 @@ impl Conversation {
                 events.event(Event::Text { turn: id, kind, text });
             }
         }
-        turn.set_chains(report);
+        turn.set_chains(report, chains.shared_pages);
         let context = &mut self.chain.context;
         let fed = generation.generated.len() - 1;
         let log: Vec<LogEntry> =

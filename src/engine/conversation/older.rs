@@ -61,13 +61,19 @@ impl Conversation {
     /// Gives up checkpoints of earlier turns until what only they hold is within the budget. Called after a turn.
     pub(in crate::engine) fn trim_older<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let budget = (m.checkpoint_bytes / m.runner.cache.geometry().page_bytes() as u64) as usize;
-        let own: Vec<SeqId> =
-            self.before.iter().chain(&self.prompt_end).chain([&self.chain.context]).map(|c| c.seq).collect();
-        while !self.older.is_empty() {
-            let older: Vec<SeqId> = self.older.iter().map(|c| c.seq).collect();
-            if m.runner.cache.pages_beside(m.runner.backend(), &older, &own) <= budget {
-                return;
-            }
+        let (b, cache) = (m.runner.backend(), &m.runner.cache);
+        // What all sequences hold beside the current one is no less, and takes no page table to know.
+        let beside = cache.pool_stats(b).used_pages - cache.stats(b, self.chain.context.seq).pages;
+        if self.older.is_empty() || beside <= budget {
+            return;
+        }
+        let own = self.before.iter().chain(&self.prompt_end).chain([&self.chain.context]);
+        // The newest first, so that the counts say how many fit.
+        let all: Vec<SeqId> = own.chain(self.older.iter().rev()).map(|context| context.seq).collect();
+        let n_own = all.len() - self.older.len();
+        let held = cache.distinct_pages(b, &[all]).remove(0);
+        let fits = held[n_own..].iter().take_while(|&&pages| pages - held[n_own - 1] <= budget).count();
+        while self.older.len() > fits {
             self.give_up_older(&mut m.runner);
         }
     }

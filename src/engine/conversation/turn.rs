@@ -59,6 +59,8 @@ pub(in crate::engine) struct Turn {
     generation: Option<Generation>,
     /// The chains that answered, once one has won.
     chains: Option<Box<ChainsReport>>,
+    /// Most distinct pages that they and the prompt held.
+    shared_pages: Option<usize>,
 }
 
 impl Turn {
@@ -76,6 +78,7 @@ impl Turn {
             prefill_started: None,
             generation: None,
             chains: None,
+            shared_pages: None,
         }
     }
 
@@ -106,9 +109,10 @@ impl Turn {
         self.request.sampling = sampling;
     }
 
-    /// Sets the result of the vote.
-    pub fn set_chains(&mut self, report: ChainsReport) {
+    /// Sets the result of the vote, and the most distinct pages that the chains and the prompt held.
+    pub fn set_chains(&mut self, report: ChainsReport, shared_pages: usize) {
         self.chains = Some(Box::new(report));
+        self.shared_pages = Some(shared_pages);
     }
 
     /// Whether a chain has won, whose reply is replayed.
@@ -447,7 +451,8 @@ impl Conversation {
     fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
         self.trim_older(m);
         m.trim();
-        let figures = self.figures(&m.runner);
+        let mut figures = self.figures(&m.runner);
+        figures.shared_pages = turn.shared_pages;
         let presence = (!turn.is_aside()).then(|| self.presence(m, &PresenceRequest::default()));
         let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));
         let aside = turn.is_aside();
