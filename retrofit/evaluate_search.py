@@ -1,4 +1,4 @@
-"""Accuracy of the search tasks by tokens and chains, and what they read: dense, and with DMS.
+"""Accuracy of the search tasks by tokens and chains, and what they read: dense, and with DMS (--modes dmc: a DMC folder).
 
     python evaluate_search.py --folder ../assets/demo --count 500 --json out/search.json
 
@@ -18,8 +18,12 @@ import torch
 
 from check_search import right
 from conversation import SEARCHES, TOKENIZER_PATH, Encoder
+from dmc_sampler import DmcSampler
 from model import load_folder
-from sampler import Weights, sample
+from sampler import Sampler, Weights, sample
+
+SAMPLERS = {"dense": lambda weights, prompts: Sampler(weights, prompts, False), "dms": lambda weights, prompts: Sampler(weights, prompts, True),
+            "dmc": DmcSampler}
 
 
 def problems(task, count, seed, held_out=False):
@@ -66,24 +70,24 @@ def table_of(turns, texts, lengths, ended, reads_at, slots_at, width, marks, wid
     return rows
 
 
-def sample_all(weights, prompts, dms, end, args, marks):
+def sample_all(weights, prompts, mode, end, args, marks):
     """`sample` in parts of at most --rows chains; the parts take every n-th problem, so that their prompts are alike."""
     parts = -(-len(prompts) * args.chains // args.rows)
-    made = [sample(weights, prompts[i::parts], args.chains, max(marks), dms, end, args.seed_chains + i, args.temperature, marks) for i in range(parts)]
+    made = [sample(SAMPLERS[mode], weights, prompts[i::parts], args.chains, max(marks), end, args.seed_chains + i, args.temperature, marks) for i in range(parts)]
     place = torch.tensor([p * args.chains + c for i in range(parts) for p in range(i, len(prompts), parts) for c in range(args.chains)]).argsort()
     put = lambda pick: torch.cat([pick(m) for m in made])[place]
     return (put(lambda m: m[0]), put(lambda m: m[1]), put(lambda m: m[2]), {k: put(lambda m: m[3][k]) for k in marks},
             {k: (put(lambda m: m[4][k][0]), put(lambda m: m[4][k][1])) for k in marks})
 
 
-def run(weights, encoder, turns, dms, args, marks):
+def run(weights, encoder, turns, mode, args, marks):
     """Samples every task's problems at once; returns {task: rows} and prints a line per task."""
     prompts = []
     for turn in turns:
         ids, prompt = encoder.turn(turn)
         prompts.append(ids[:prompt])
     begun = time.time()
-    tokens, lengths, ended, reads_at, slots_at = sample_all(weights, prompts, dms, encoder.end, args, marks)
+    tokens, lengths, ended, reads_at, slots_at = sample_all(weights, prompts, mode, encoder.end, args, marks)
     spent, result = time.time() - begun, {}
     texts = answers_of(encoder, tokens, lengths, ended)
     for task in args.tasks:
@@ -93,12 +97,12 @@ def run(weights, encoder, turns, dms, args, marks):
                                 {m: r[pick] for m, r in reads_at.items()}, {m: (d[pick], l[pick]) for m, (d, l) in slots_at.items()},
                                 args.chains, marks, [w for w in (1, 2, 4, 8, 16) if w <= args.chains])
         for row in result[task]:
-            print(f"{'dms' if dms else 'dense':5s} {task:9s}", " ".join(f"{k} {v:.1f}" for k, v in row.items()), flush=True)
-        for i in at[:0 if dms else 1]:
+            print(f"{mode:5s} {task:9s}", " ".join(f"{k} {v:.1f}" for k, v in row.items()), flush=True)
+        for i in at[:1] if mode == "dense" else []:
             print(repr(encoder.tokenizer.decode(tokens[i, :min(160, int(lengths[i]))].tolist(), skip_special_tokens=False)))
         false = [(turns[i // args.chains].user, texts[i]) for i in at if texts[i] is not None and not right(turns[i // args.chains].user, texts[i])]
         print("    wrong answers:", false[:3], flush=True)
-    print(f"{'dms' if dms else 'dense'}: {len(prompts)} problems, {int(lengths.sum()):,} tokens, {spent:.0f} s", flush=True)
+    print(f"{mode}: {len(prompts)} problems, {int(lengths.sum()):,} tokens, {spent:.0f} s", flush=True)
     return result
 
 
@@ -119,7 +123,7 @@ def main():
     p.add_argument("--rows", type=int, default=8000, help="chains sampled at once")
     p.add_argument("--lengths", type=int, nargs="*", default=[128, 256, 512, 1024, 2048])
     p.add_argument("--tasks", nargs="*", default=list(SEARCHES))
-    p.add_argument("--modes", nargs="*", default=["dense", "dms"])
+    p.add_argument("--modes", nargs="*", default=["dense", "dms"], choices=list(SAMPLERS))
     p.add_argument("--temperature", type=float, default=1.0)
     p.add_argument("--seed", default="search-1")
     p.add_argument("--seed-chains", type=int, default=1)
@@ -132,11 +136,11 @@ def main():
     turns = [t for task in args.tasks for t in problems(task, args.count, args.seed, args.held_out)]
     table = {}
     for mode in args.modes:
-        table[mode] = run(weights, encoder, turns, mode == "dms", args, sorted(args.lengths))
+        table[mode] = run(weights, encoder, turns, mode, args, sorted(args.lengths))
         if args.json:
             with open(args.json, "w", encoding="utf-8") as out:
                 json.dump({"arguments": vars(args), "table": table}, out, indent=1)
-    for task in args.tasks if len(table) == 2 else []:
+    for task in args.tasks if {"dense", "dms"} <= table.keys() else []:
         for how in ("check", "majority"):
             print(f"at equal reads, {task}, {how}:", at_equal_reads(table["dense"][task], table["dms"][task], how))
 

@@ -144,6 +144,13 @@ class Sampler:
                 bias[:, :, gone].masked_fill_(mark, -math.inf)
             self.evicted += marks.sum((0, 2)).float() / (shape.layers * shape.kv_heads)
 
+    def decide(self, layer, q, k, v, cos, sin):
+        """q, k and v of the new token before RoPE -> what attention and the cache get. Notes what the token marks."""
+        s, keep = self.w.shape, self.w.keep
+        if self.dms and self.at:
+            self.cache.marks[layer, :, :, self.at - 1] = q[:, :: s.group, 0, -1] * s.alpha_scale - s.alpha_offset > 0
+        return rotate(q * keep, cos, sin) * keep, rotate(k, cos, sin), v
+
     def attend(self, layer, q, k, v):
         """q [rows, heads, 1, d], k and v [rows, kv, 1, d] -> [rows, heads * d]."""
         s, c = self.w.shape, self.cache
@@ -164,10 +171,8 @@ class Sampler:
             qkv = w.linear(w.rms(x, layer["before"]), layer["qkv"]).view(-1, s.heads + 2 * s.kv_heads, 1, s.head_dim)
             q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
             q, k = w.rms(q, layer["q_norm"]), w.rms(k, layer["k_norm"])
-            if self.dms and t:
-                self.cache.marks[i, :, :, t - 1] = q[:, :: s.group, 0, -1] * s.alpha_scale - s.alpha_offset > 0
-            q, k = rotate(q * w.keep, cos, sin) * w.keep, rotate(k, cos, sin)
-            x = x + w.linear(self.attend(i, q.to(w.dtype), k.to(w.dtype), v), layer["o"]).float()
+            q, k, v = self.decide(i, q, k, v, cos, sin)
+            x = x + w.linear(self.attend(i, q.to(w.dtype), k.to(w.dtype), v.to(w.dtype)), layer["o"]).float()
             gate, up = w.linear(w.rms(x, layer["after"]), layer["up"]).split(s.ffn, -1)
             x = x + w.linear(F.silu(gate.float()) * up.float(), layer["down"]).float()
         self.at += 1
@@ -175,8 +180,8 @@ class Sampler:
 
 
 @torch.no_grad()
-def sample(weights, prompts, width, limit, dms, end, seed=1, temperature=1.0, marks=(512,)):
-    """`width` chains of up to `limit` tokens for every prompt.
+def sample(make, weights, prompts, width, limit, end, seed=1, temperature=1.0, marks=(512,)):
+    """`width` chains of up to `limit` tokens for every prompt; make(weights, prompts) -> a `Sampler`.
 
     Returns (tokens int16 [problems * width, limit], lengths, ended, reads {L: [rows]}, slots {L: (dense, live) [rows]}), all
     on the CPU. reads[L]: KV token reads of the decode steps of the first L tokens, per lane; slots[L]: stored tokens and
@@ -184,7 +189,7 @@ def sample(weights, prompts, width, limit, dms, end, seed=1, temperature=1.0, ma
     """
     device = weights.device
     generator = torch.Generator(device).manual_seed(seed)
-    sampler = Sampler(weights, prompts, dms)
+    sampler = make(weights, prompts)
     total = len(prompts) * width
     sampler.select(torch.arange(len(prompts), device=device).repeat_interleave(width))
     alive = torch.arange(total, device=device)

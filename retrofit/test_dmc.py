@@ -4,7 +4,9 @@ import torch
 
 import dmc
 from dmc import Exact, PoolingAttention, Relaxed, clear_decisions, forced_open, pool, relax, weakened
+from dmc_sampler import DmcSampler
 from model import Model, Shape, attend_dense, rope_tables, rotate
+from sampler import Weights
 
 SHAPE = Shape(vocab=32, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48)
 T = 150                   # more than two chunks, not a multiple of one
@@ -135,3 +137,21 @@ def recorder(seen):
         return q, rest[0]
     attend.fade = 0.0
     return attend
+
+
+def test_sampler_feeds_the_exact_model():
+    """Prompts of two lengths, padded on the left, many tokens that join; slots and logits are those of one pass."""
+    model = Model(SHAPE, PoolingAttention).initialise(2)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.q_proj.weight.normal_(generator=torch.Generator().manual_seed(3))
+            layer.self_attn.q_norm.weight[-1] = 2.0
+    prompts = [torch.randint(0, SHAPE.vocab, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (90, 70)]
+    sampler = DmcSampler(Weights(model, "cpu"), prompts)
+    sampler.select(torch.tensor([1, 0]))
+    sampler.logits = sampler.step(torch.tensor([4, 5]))
+    for row, ids in enumerate((prompts[1] + [4], prompts[0] + [5])):
+        out, opens = model(torch.tensor([ids]), Exact())
+        assert torch.allclose(sampler.logits[row], out[0, -1], atol=1e-4)
+        assert abs(float(sampler.live()[row]) - float(opens.sum()) / (SHAPE.layers * SHAPE.kv_heads)) < 1e-3
+        assert 1.3 < opens.numel() / float(opens.sum()) < 5
