@@ -47,8 +47,11 @@ pub struct QkvRopeArgs<'a, B: Backend> {
     pub inv_freq: &'a B::Buf<f32>,
     /// Factor on cos and sin (YaRN); 1 elsewhere.
     pub rope_scale: f32,
-    /// Set for borrowed-neuron DMS: decisions come from a channel of q, which is then zeroed.
+    /// Set for borrowed-neuron DMS: decisions come from the last channel of the first query head of each KV head.
     pub borrowed: Option<Alpha>,
+    /// First query heads of each KV head whose last channel is borrowed, and zero in attention: 1 with borrowed-neuron DMS, 2 with
+    /// DMC, 0 elsewhere.
+    pub borrowed_heads: usize,
 }
 
 /// Decision of an adapter or borrowed channel: `d = value * scale - offset`; `d > 0` marks.
@@ -346,14 +349,18 @@ pub trait Backend: Memory + Profile + 'static {
 
     // Attention and the cache, one layer of a step.
     /// Prepares projected rows `[q heads | k heads | v heads]` in place: per-head norms of q and k; decisions
-    /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head), which is then zero;
-    /// minus infinity where `kv.pinned` says so; RoPE of q and k at `seq_len + offset in span`, after which the borrowed channel is zero again; K and V become
-    /// what storing and reading makes of them, V rotated where the codec rotates it.
+    /// `[n, n_kv_heads]` read from the borrowed channel (last of each group's first query head), minus infinity where
+    /// `kv.pinned` says so; where the policy merges tokens, K and V become the means of each row's slot by
+    /// [`merge`](crate::policy::merge), in order of the rows, which changes `kv.sums` and sets the decisions; borrowed channels are zeroed;
+    /// RoPE of q and k at `seq_len + offset in span`, after which borrowed channels are zero again; K and V become what storing
+    /// and reading makes of them, V rotated where the codec rotates it.
+    #[allow(clippy::too_many_arguments)]
     fn qkv_rope(
         &self,
         qkv: &mut Self::Acts,
         decisions: &mut Self::Buf<f32>,
         kv: &mut KvTables<Self>,
+        layer: usize,
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     );
@@ -415,7 +422,7 @@ pub trait Backend: Memory + Profile + 'static {
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
-        self.qkv_rope(qkv, decisions, kv, spans, rope);
+        self.qkv_rope(qkv, decisions, kv, layer, spans, rope);
         if kv.geometry.policy.scored().is_some() {
             return self.attend_in_order(out, qkv, kv, layer, spans);
         }

@@ -186,8 +186,9 @@ impl<B: Backend> KvCache<B> {
 
     /// Sets the dial for the decisions that follow. Stored marks stay.
     pub fn set_dial(&mut self, b: &B, seq: SeqId, dial: f32) {
-        // Constant decisions are no measure of tokens.
-        if self.geometry().policy.constant_decision().is_some() {
+        // Constant decisions are no measure of tokens, and those of merging have a threshold of 0.
+        let policy = self.geometry().policy;
+        if policy.constant_decision().is_some() || policy.merging().is_some() {
             return;
         }
         self.seqs[seq.0].dial = dial;
@@ -203,7 +204,7 @@ impl<B: Backend> KvCache<B> {
     /// again.
     pub fn pin(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<(), CacheError> {
         let fed = positions.start..positions.end.min(self.len(seq));
-        if !fed.is_empty() && self.geometry().policy.rule().is_some() {
+        if !fed.is_empty() && self.geometry().policy.dropping().is_some() {
             self.rate(b, seq, fed, 0, false)?;
         }
         let pins = &mut self.seqs[seq.0].pins;
@@ -227,7 +228,7 @@ impl<B: Backend> KvCache<B> {
         let constant = policy.policy.constant_decision();
         let rating = strength(constant.unwrap_or(0.0));
         // Without a rule no token has a strength.
-        let rated = policy.policy.rule().map(|rule| if constant.is_some() { rule.sinks..len } else { 0..len });
+        let rated = policy.policy.dropping().map(|rule| if constant.is_some() { rule.sinks..len } else { 0..len });
         let rated = rated.unwrap_or(0..0);
         for range in &taken {
             let fed = range.start.max(rated.start)..range.end.min(rated.end);
@@ -275,7 +276,7 @@ impl<B: Backend> KvCache<B> {
 
     /// Sends the rows of a step whose decisions would mark a pinned token. Returns whether they are others than before.
     pub fn send_pins(&mut self, b: &B, spans: &[Span]) -> bool {
-        let Some(rule) = self.geometry().policy.rule() else { return false };
+        let Some(rule) = self.geometry().policy.dropping() else { return false };
         let mut changed = false;
         for span in spans {
             let state = &self.seqs[span.seq];

@@ -35,11 +35,12 @@ pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 pub use described::EXACT_FIRST;
 pub use hub::ModelRef;
 
+use crate::policy::Trained;
 use crate::quant;
 use crate::tensor::{Format, SharedBytes, Tensor};
 use crate::unicode;
 use adapter::Adapter;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use files::Files;
 use json::Fields;
 use names::TensorSpec;
@@ -331,12 +332,16 @@ fn metadata_object(files: &Files) -> Result<Option<Object>> {
 fn choose_adapter(choice: &AdapterChoice, model: &str, config: &ModelConfig) -> Result<Option<Adapter>> {
     match choice {
         AdapterChoice::None => Ok(None),
-        AdapterChoice::Auto if config.dms.is_some() => Ok(None),
+        AdapterChoice::Auto if config.trained().is_some() => Ok(None),
         AdapterChoice::Auto => Adapter::find(model, config),
         AdapterChoice::File(path) => {
             let label = path.display().to_string();
-            ensure!(config.dms.is_none(), "{model} has DMS of its own, so --adapter {label} is refused");
-            Adapter::new(&label, mapped::map_file(path)?).map(Some)
+            let own = match config.trained() {
+                Some(Trained::Dms(_)) => "DMS",
+                Some(Trained::Dmc(_)) => "DMC",
+                None => return Adapter::new(&label, mapped::map_file(path)?).map(Some),
+            };
+            bail!("{model} has {own} of its own, so --adapter {label} is refused");
         }
     }
 }

@@ -286,7 +286,8 @@ impl<B: Backend> NoRope<B> {
     }
 
     pub fn rope(&self) -> QkvRopeArgs<'_, B> {
-        QkvRopeArgs { qk_norm: None, rms_eps: 0.0, inv_freq: &self.0, rope_scale: 1.0, borrowed: None }
+        let (inv_freq, rope_scale) = (&self.0, 1.0);
+        QkvRopeArgs { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale, borrowed: None, borrowed_heads: 0 }
     }
 }
 

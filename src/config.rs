@@ -167,8 +167,12 @@ const DEFAULT_CHECKPOINTS: u64 = 256 << 20;
 /// Default bytes of caches on disk.
 const DEFAULT_CACHE_DISK: u64 = 4 << 30;
 
-/// Default slots of a head, where the policy has a budget.
+/// Default slots of a head, where the policy has a budget, and tokens of a slot under pool.
 const DEFAULT_BUDGET: usize = 512;
+const DEFAULT_POOL: f32 = 4.0;
+
+/// Most tokens of a slot under pool. The same as `policy::MOST_MEMBERS`, which `cli::spawn` checks.
+pub const MOST_POOLED: f32 = 64.0;
 
 /// Why a policy cannot have this budget.
 pub fn budget_refusal(policy: CachePolicy, budget: CacheBudget) -> Option<String> {
@@ -176,9 +180,11 @@ pub fn budget_refusal(policy: CachePolicy, budget: CacheBudget) -> Option<String
     /// A page of the cache.
     const PAGE_BUDGET: usize = 16;
     match (policy, budget) {
-        (Auto | Dense | Dms, _) => {
-            Some("this policy has no budget; add --policy window, tova, h2o or quest, or remove it".to_owned())
+        (Auto | Dense | Dms | Dmc, _) => {
+            Some("this policy has no budget; add --policy window, tova, h2o, quest or pool, or remove it".to_owned())
         }
+        (Pool, CacheBudget::Ratio(r)) if r.fract() == 0.0 && (1.0..=MOST_POOLED).contains(&r) => None,
+        (Pool, _) => Some(format!("policy pool takes a whole ratio from 1x to {MOST_POOLED}x, such as --budget 4x")),
         (Window, CacheBudget::Ratio(_)) => Some("policy window takes slots, such as --budget 512".to_owned()),
         (Tova | H2o | Quest | DmsQuest, CacheBudget::Slots(n)) if n < PAGE_BUDGET => {
             Some(format!("{n} slots are less than a page of the cache, expected at least {PAGE_BUDGET}"))
@@ -250,7 +256,10 @@ impl Settings {
             importance: layer.importance,
             eviction: layer.eviction.map(|e| e.0),
             policy,
-            budget: layer.budget.unwrap_or(CacheBudget::Slots(DEFAULT_BUDGET)),
+            budget: layer.budget.unwrap_or(match policy {
+                CachePolicy::Pool => CacheBudget::Ratio(DEFAULT_POOL),
+                _ => CacheBudget::Slots(DEFAULT_BUDGET),
+            }),
             kv: layer.kv.unwrap_or_default(),
             ctx_size: layer.ctx_size,
             graph: layer.graph.is_none_or(|g| g.0),

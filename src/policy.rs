@@ -2,14 +2,18 @@
 //! it slot for slot.
 //!
 //! A *lane* is one KV head of one sequence in one layer. Slots of a lane are numbered 0.. without holes: a token either
-//! appends a slot, overwrites one or is not stored. There are three kinds of rule: [`Dms`] marks a token when it comes and
-//! drops it later; [`Scored`] drops a token by the attention weights of the newest query; [`Quest`] says what a query reads.
+//! appends a slot, overwrites one or is not stored. There are four kinds of rule: [`Dms`] marks a token when it comes and
+//! drops it later; [`Scored`] drops a token by the attention weights of the newest query; [`Merging`] says which tokens share
+//! a slot; [`Quest`] says what a query reads.
 
 mod budget;
 mod dense;
 mod dials;
+mod dmc;
 mod dms;
 mod h2o;
+mod merge;
+mod pool;
 mod quest;
 mod scored;
 mod strength;
@@ -18,8 +22,11 @@ mod window;
 
 pub use budget::Budget;
 pub use dials::{DialTable, MAX_RATIO};
+pub use dmc::Dmc;
 pub use dms::{Dms, Shift};
 pub use h2o::H2o;
+pub use merge::{MOST_MEMBERS, Merging, members, merge, sums_len};
+pub use pool::Pool;
 pub use quest::{Quest, bf16_down, bf16_up, choose, upper_bound};
 pub use scored::{History, Scope, Scored};
 pub use strength::{STRENGTHS, decision_of, least_decision, strength};
@@ -45,12 +52,31 @@ pub enum Policy {
     Tova(Tova),
     H2o(H2o),
     Quest(Quest),
+    Pool(Pool),
+    Dmc(Dmc),
+}
+
+/// Policy that a model was trained for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trained {
+    Dms(Dms),
+    Dmc(Dmc),
+}
+
+impl Trained {
+    fn dms(self) -> Option<Dms> {
+        if let Trained::Dms(rule) = self { Some(rule) } else { None }
+    }
+
+    fn dmc(self) -> Option<Dmc> {
+        if let Trained::Dmc(dmc) = self { Some(dmc) } else { None }
+    }
 }
 
 /// Policy that a user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum PolicyChoice {
-    /// The model's own: DMS where it was trained for it, else dense.
+    /// The model's own: DMS or DMC where it was trained for it, else dense.
     #[default]
     Model,
     Dense,
@@ -61,20 +87,25 @@ pub enum PolicyChoice {
     Quest(Budget),
     /// Quest over the cache that DMS leaves.
     DmsQuest(Budget),
+    Pool(Pool),
+    Dmc,
 }
 
 impl PolicyChoice {
-    /// The policy of a model whose own rule is `trained`; `None` where DMS is asked of a model without it.
-    pub fn resolve(self, trained: Option<Dms>) -> Option<Policy> {
+    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a model without it.
+    pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
+        let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
         match self {
-            PolicyChoice::Model => Some(trained.map_or(Policy::Dense, Policy::Dms)),
+            PolicyChoice::Model => dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(Some(Policy::Dense)),
             PolicyChoice::Dense => Some(Policy::Dense),
-            PolicyChoice::Dms => trained.map(Policy::Dms),
+            PolicyChoice::Dms => dms.map(Policy::Dms),
             PolicyChoice::Window(window) => Some(Policy::Window(window)),
             PolicyChoice::Tova(tova) => Some(Policy::Tova(tova)),
             PolicyChoice::H2o(h2o) => Some(Policy::H2o(h2o)),
             PolicyChoice::Quest(budget) => Some(Policy::Quest(Quest { budget, dms: None })),
-            PolicyChoice::DmsQuest(budget) => trained.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
+            PolicyChoice::DmsQuest(budget) => dms.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
+            PolicyChoice::Pool(pool) => Some(Policy::Pool(pool)),
+            PolicyChoice::Dmc => dmc.map(Policy::Dmc),
         }
     }
 }
@@ -101,28 +132,46 @@ impl Policy {
             Policy::H2o(_) => "h2o",
             Policy::Quest(Quest { dms: None, .. }) => "quest",
             Policy::Quest(_) => "dms+quest",
+            Policy::Pool(_) => "pool",
+            Policy::Dmc(_) => "dmc",
         }
     }
 
     /// Slots that a lane stores, or that a query reads under [`Quest`]; `None` where nothing bounds them.
     pub fn budget(&self) -> Option<Budget> {
         match self {
-            Policy::Dense | Policy::Dms(_) => None,
+            Policy::Dense | Policy::Dms(_) | Policy::Dmc(_) => None,
             Policy::Window(window) => Some(Budget::Slots(window.budget)),
             Policy::Tova(tova) => Some(tova.budget),
             Policy::H2o(h2o) => Some(h2o.budget),
             Policy::Quest(quest) => Some(quest.budget),
+            Policy::Pool(pool) => Some(Budget::of_ratio(pool.every as f32)),
         }
     }
 
-    /// The rule by which tokens are marked when they come and dropped later; `None` where none is.
+    /// The rule by which tokens are marked when they come and their slots are given to others; `None` where none is.
     pub fn rule(&self) -> Option<Dms> {
         match self {
             Policy::Dms(rule) => Some(*rule),
             Policy::Window(window) => Some(window.rule()),
             Policy::Quest(quest) => quest.dms,
+            Policy::Pool(_) | Policy::Dmc(_) => Some(Merging::RULE),
             Policy::Dense | Policy::Tova(_) | Policy::H2o(_) => None,
         }
+    }
+
+    /// Which tokens share a slot, where some do.
+    pub fn merging(&self) -> Option<Merging> {
+        match self {
+            Policy::Pool(pool) => Some(Merging::Pool(*pool)),
+            Policy::Dmc(dmc) => Some(Merging::Learned(*dmc)),
+            _ => None,
+        }
+    }
+
+    /// The rule of [`Self::rule`] where a mark means that a token is dropped: only there tokens can be pinned.
+    pub fn dropping(&self) -> Option<Dms> {
+        self.rule().filter(|_| self.merging().is_none())
     }
 
     /// The rule by which attention weights drop tokens; `None` where they do not.
@@ -130,7 +179,7 @@ impl Policy {
         match self {
             Policy::Tova(tova) => Some(tova.rule()),
             Policy::H2o(h2o) => Some(h2o.rule()),
-            Policy::Dense | Policy::Dms(_) | Policy::Window(_) | Policy::Quest(_) => None,
+            _ => None,
         }
     }
 
@@ -142,7 +191,7 @@ impl Policy {
         }
     }
 
-    /// Whether tokens ever leave the cache.
+    /// Whether tokens ever leave the cache or share a slot.
     pub fn evicts(&self) -> bool {
         self.rule().is_some() || self.scored().is_some()
     }
@@ -163,7 +212,7 @@ impl Policy {
         match self {
             Policy::Dms(rule) => Policy::Dms(Dms { dial, ..rule }),
             Policy::Quest(quest) => Policy::Quest(Quest { dms: quest.dms.map(|rule| Dms { dial, ..rule }), ..quest }),
-            Policy::Dense | Policy::Window(_) | Policy::Tova(_) | Policy::H2o(_) => self,
+            _ => self,
         }
     }
 
@@ -175,9 +224,9 @@ impl Policy {
         }
     }
 
-    /// Whether the model's decisions are used.
+    /// Whether the model's decisions about dropping tokens are used.
     pub fn uses_decisions(&self) -> bool {
-        self.rule().is_some() && self.constant_decision().is_none()
+        self.dropping().is_some() && self.constant_decision().is_none()
     }
 
     /// Entries of a lane's ring, which maps the newest tokens to their slots; 0 where the policy needs none.

@@ -4,6 +4,7 @@
 mod attention;
 mod kv;
 mod linear;
+mod merge;
 mod pool;
 mod rope;
 mod simd;
@@ -293,10 +294,11 @@ impl Backend for Cpu {
         qkv: &mut Acts,
         decisions: &mut Vec<f32>,
         kv: &mut KvTables<Self>,
+        layer: usize,
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
-        rope::qkv_rope(self, qkv, decisions, kv, spans, rope);
+        rope::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
         self.kv_round_trip(qkv, &kv.geometry, spans.iter().map(|s| s.len).sum());
     }
 

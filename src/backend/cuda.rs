@@ -381,10 +381,11 @@ impl Backend for Cuda {
         qkv: &mut Acts,
         decisions: &mut Buf<f32>,
         kv: &mut KvTables<Self>,
+        layer: usize,
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
-        kv::qkv_rope(self, qkv, decisions, kv, spans, rope);
+        kv::qkv_rope(self, qkv, decisions, kv, layer, spans, rope);
     }
 
     fn attend(

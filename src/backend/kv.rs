@@ -2,7 +2,7 @@
 
 use super::{Backend, OutOfMemory};
 use crate::codec::{Codec, SlotLayout};
-use crate::policy::{Policy, SlotMeta, bf16_down, bf16_up};
+use crate::policy::{Policy, SlotMeta, bf16_down, bf16_up, sums_len};
 use crate::protocol::LaneState;
 use std::ops::Range;
 
@@ -65,6 +65,11 @@ impl KvGeometry {
     /// Entries of a lane's scores; 0 where the policy has none.
     pub fn score_slots(&self) -> usize {
         self.policy.scored().map_or(0, |_| self.max_pages * self.page_slots)
+    }
+
+    /// Floats of the sums of a lane's newest slot; 0 where the policy does not merge tokens.
+    pub fn sums_len(&self) -> usize {
+        self.policy.merging().map_or(0, |_| sums_len(self.head_dim))
     }
 
     pub fn page(&self) -> PageLayout {
@@ -201,6 +206,9 @@ pub struct KvTables<B: Backend> {
     /// `[n_layers, n_lanes, score_slots]` scores of the stored slots: [`crate::policy::Scored`]. Not in pages: they change at
     /// every step, and a fork would copy every shared page.
     pub score: B::Buf<f32>,
+    /// `[n_layers, n_lanes, sums_len]` sums of each lane's newest slot: [`crate::policy::merge`]. Those of an empty lane have no
+    /// meaning.
+    pub sums: B::Buf<f32>,
     /// `[n_seqs]` tokens fed before the step that is running.
     pub seq_len: B::Buf<i32>,
     /// `[n_seqs]` 1 where eviction is on.
@@ -241,6 +249,7 @@ impl<B: Backend> KvTables<B> {
             live: b.alloc(lanes)?,
             ring: b.alloc(lanes * g.policy.ring_len())?,
             score: b.alloc(lanes * g.score_slots())?,
+            sums: b.alloc(lanes * g.sums_len())?,
             seq_len: b.alloc(g.n_seqs)?,
             eviction: b.alloc(g.n_seqs)?,
             dial: b.alloc(g.n_seqs)?,

@@ -2,16 +2,18 @@
 //! in the same order, with their marks. A layer's image is
 //!
 //! ```text
-//! | heads x i32 live | heads x ring_len x i32 ring | pages of head 0 | pages of head 1 | ... | scores |
+//! | heads x i32 live | heads x ring_len x i32 ring | heads x sums_len x f32 sums | pages of head 0 | ... | scores |
 //! ```
 //!
-//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them. Rows of a page
-//! beyond the lane's slots, and ring entries of positions that do not exist, are zero. An image comes from outside: only
+//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them; so are the sums of a
+//! lane's newest slot. Rows of a page beyond the lane's slots, ring entries of positions that do not exist, and sums of an empty
+//! lane are zero. An image comes from outside: only
 //! [`LayerCheck`] makes the [`CheckedLayer`] that [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence
 //! could not hold.
 
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
+use crate::policy::MOST_MEMBERS;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -51,6 +53,8 @@ pub struct CheckedLayer {
     /// Stored slots of each lane, and the rings of all lanes.
     live: Vec<i32>,
     rings: Vec<i32>,
+    /// Of the newest slot of each lane, if the policy has them.
+    sums: Vec<f32>,
     /// Of each row of each page, if the policy has them.
     scores: Vec<f32>,
     bytes: Vec<u8>,
@@ -65,7 +69,7 @@ impl CheckedLayer {
 
 /// Bytes of the tables in a layer's image, before its pages.
 fn table_bytes(g: &KvGeometry) -> usize {
-    g.n_kv_heads * (1 + g.policy.ring_len()) * size_of::<i32>()
+    g.n_kv_heads * ((1 + g.policy.ring_len()) * size_of::<i32>() + g.sums_len() * size_of::<f32>())
 }
 
 /// Bytes of a page with the scores of its rows.
@@ -76,6 +80,12 @@ fn page_bytes(g: &KvGeometry) -> usize {
 /// Scores of a page.
 fn score_rows(g: &KvGeometry) -> usize {
     if g.policy.scored().is_some() { g.page_slots } else { 0 }
+}
+
+/// Whether these are sums of a slot: positive weights of a number of tokens that a slot can have.
+fn are_sums(sums: &[f32]) -> bool {
+    let (weight, tokens) = (sums[sums.len() - 2], sums[sums.len() - 1]);
+    weight > 0.0 && tokens.fract() == 0.0 && (1.0..=MOST_MEMBERS as f32).contains(&tokens)
 }
 
 impl<B: Backend> KvCache<B> {
@@ -108,13 +118,18 @@ impl<B: Backend> KvCache<B> {
         let (heads, ring_len, row) = (g.n_kv_heads, g.policy.ring_len(), g.row(layer, seq.0, 0));
         let mut live = vec![0; heads];
         let mut ring = vec![0; heads * ring_len];
+        let mut sums = vec![0f32; heads * g.sums_len()];
         let mut table = vec![0; heads * g.max_pages];
         b.read(&self.tables.live, row, &mut live);
         b.read(&self.tables.ring, row * ring_len, &mut ring);
+        b.read(&self.tables.sums, row * g.sums_len(), &mut sums);
         b.read(&self.tables.page_table, row * g.max_pages, &mut table);
         let len = self.len(seq);
         for lane in ring.chunks_mut(ring_len.max(1)).filter(|_| len < ring_len) {
             lane[len..].fill(0);
+        }
+        for (sums, _) in sums.chunks_mut(g.sums_len().max(1)).zip(&live).filter(|(_, live)| **live == 0) {
+            sums.fill(0.0);
         }
         let held = |head: usize| (live[head] as usize).div_ceil(g.page_slots);
         let pages: Vec<i32> =
@@ -122,9 +137,8 @@ impl<B: Backend> KvCache<B> {
         let tables = table_bytes(&g);
         // What is there is written over: zeroing it takes as long as a copy.
         out.resize(tables + pages.len() * g.page_bytes(), 0);
-        let (of_live, of_ring) = out[..tables].split_at_mut(size_of_val(&live[..]));
-        of_live.copy_from_slice(bytemuck::cast_slice(&live));
-        of_ring.copy_from_slice(bytemuck::cast_slice(&ring));
+        let parts: [&[u8]; 3] = [bytemuck::cast_slice(&live), bytemuck::cast_slice(&ring), bytemuck::cast_slice(&sums)];
+        out[..tables].copy_from_slice(&parts.concat());
         b.export_pages(&mut self.tables, &pages, &mut out[tables..]);
         // Rows without a slot hold what others left there.
         let (mut end, layout) = (0, g.page());
@@ -154,7 +168,7 @@ impl<B: Backend> KvCache<B> {
     /// [`KvCache::end_import`] follows the last.
     pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
         let g = *self.geometry();
-        let CheckedLayer { layer, live, rings, scores, bytes } = image;
+        let CheckedLayer { layer, live, rings, sums, scores, bytes } = image;
         let held = |live: &i32| (*live as usize).div_ceil(g.page_slots);
         let n_pages: usize = live.iter().map(held).sum();
         let pages = &bytes[table_bytes(&g)..][..n_pages * g.page_bytes()];
@@ -168,6 +182,7 @@ impl<B: Backend> KvCache<B> {
             at += held;
         }
         b.write(&mut self.tables.ring, row * g.policy.ring_len(), rings);
+        b.write(&mut self.tables.sums, row * g.sums_len(), sums);
         b.write(&mut self.tables.live, row, live);
         Ok(())
     }
@@ -196,8 +211,14 @@ impl LayerCheck {
         let Some((tables, pages)) = image.split_at_checked(table_bytes(g)) else {
             return Err(invalid("shorter than its tables"));
         };
+        let (tables, sums) = tables.split_at(tables.len() - g.n_kv_heads * g.sums_len() * size_of::<f32>());
         let mut live: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
         let rings = live.split_off(g.n_kv_heads);
+        let sums: Vec<f32> = sums.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
+        let stored = sums.chunks(g.sums_len().max(1)).zip(&live).filter(|(_, live)| **live > 0);
+        if !sums.iter().all(|x| x.is_finite()) || !stored.into_iter().all(|(sums, _)| are_sums(sums)) {
+            return Err(invalid("sums that are not those of a slot"));
+        }
         if live.iter().any(|&live| live < 0 || live as usize > *len) {
             return Err(invalid("more slots than tokens"));
         }
@@ -218,7 +239,7 @@ impl LayerCheck {
             let ring = &rings[head * ring_len..][..ring_len];
             self.lane(head as u32 + 1, live[head] as usize, ring, lane, &mut stored).map_err(invalid)?;
         }
-        Ok(CheckedLayer { layer, live, rings, scores, bytes: image })
+        Ok(CheckedLayer { layer, live, rings, sums, scores, bytes: image })
     }
 
     /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the sequence, and the ring names
@@ -234,13 +255,14 @@ impl LayerCheck {
         let Self { g, len } = self;
         let (layout, page_bytes) = (g.page(), g.page_bytes());
         let meta = |slot: usize| layout.meta(&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots);
-        let dense = !g.policy.evicts();
+        // No slot is given to a token that is not of it.
+        let in_order = !g.policy.evicts() || g.policy.merging().is_some();
         for slot in 0..live {
             let position = meta(slot).position();
             match stored.get_mut(position) {
                 None => return Err("a slot is of a token that does not exist"),
-                Some(_) if dense && slot > 0 && meta(slot - 1).position() >= position => {
-                    return Err("a dense lane is out of order");
+                Some(_) if in_order && slot > 0 && meta(slot - 1).position() >= position => {
+                    return Err("slots are out of order");
                 }
                 Some(of) if *of == number => return Err("two slots are of one token"),
                 Some(of) => *of = number,

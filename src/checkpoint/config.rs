@@ -1,7 +1,7 @@
 //! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata. Families differ in these
 //! fields, not in code.
 
-use crate::policy::Dms;
+use crate::policy::{Dmc, Dms, Trained};
 
 /// The configuration that the forward pass needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,8 +25,23 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// `max_position_embeddings`, tokens.
     pub context: usize,
-    /// `None`: a dense model.
+    /// `None`: the model was not trained to drop tokens.
     pub dms: Option<DmsConfig>,
+    /// `None`: the model was not trained to merge tokens.
+    pub dmc: Option<DmcConfig>,
+}
+
+impl ModelConfig {
+    /// What the model was trained for beside a dense cache.
+    pub fn trained(&self) -> Option<Trained> {
+        let dmc = self.dmc.map(|dmc| Trained::Dmc(dmc.rule));
+        self.dms.as_ref().map(|dms| Trained::Dms(dms.rule)).or(dmc)
+    }
+
+    /// The compression ratio that the model was trained for, if it is stated.
+    pub fn target_ratio(&self) -> Option<f64> {
+        self.dms.as_ref().and_then(|dms| dms.target_ratio).or(self.dmc.and_then(|dmc| dmc.target_ratio))
+    }
 }
 
 /// Rotary embedding, `rotate_half` convention.
@@ -69,6 +84,14 @@ pub struct DmsConfig {
     /// Whether eviction starts switched off (`dms_disable_eviction`).
     pub disabled: bool,
     /// The compression ratio that the checkpoint was trained for, if it is stated; the planner expects it.
+    pub target_ratio: Option<f64>,
+}
+
+/// A model trained with DMC. Decisions and weights come from borrowed channels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DmcConfig {
+    pub rule: Dmc,
+    /// As of [`DmsConfig`].
     pub target_ratio: Option<f64>,
 }
 

@@ -3,11 +3,11 @@
 
 use super::GenerationDefaults;
 use super::bounds;
-use super::config::{DmsConfig, DmsVariant, ModelConfig};
+use super::config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig};
 use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
-use crate::policy::{Dms, Shift};
+use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
@@ -66,6 +66,12 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         "{}: its RoPE parameters give angles that are no numbers",
         config.place()
     );
+    let dms = match dms_metadata {
+        Some(metadata) => Some(dms_from_metadata(metadata)?),
+        None => dms_from_config(config)?,
+    };
+    let dmc = dmc_from_config(config, n_q_heads / n_kv_heads)?;
+    ensure!(dms.is_none() || dmc.is_none(), "{}: it states both DMS and DMC, of which a model has one", config.place());
     Ok(ModelConfig {
         family: family.to_owned(),
         n_layers: config.size_to("num_hidden_layers", bounds::LAYERS)?,
@@ -82,10 +88,8 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         mlp_bias,
         rope,
         context: context.min(bounds::POSITIONS),
-        dms: match dms_metadata {
-            Some(metadata) => Some(dms_from_metadata(metadata)?),
-            None => dms_from_config(config)?,
-        },
+        dms,
+        dmc,
     })
 }
 
@@ -181,6 +185,27 @@ fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
         disabled: false,
         target_ratio: metadata.opt_positive("target_cr")?,
     })
+}
+
+/// dmschat's own format: `dmc_*` keys, which docs/models.md describes. Missing values have defaults.
+fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
+    if !config.keys().any(|k| k.starts_with("dmc_") && config.get(k).is_some()) {
+        return Ok(None);
+    }
+    ensure!(group >= 2, "{}: DMC needs two query heads for each KV head", config.place());
+    let (usual, number) = (Dmc::default(), |key, usual| Ok::<_, anyhow::Error>(config.opt_f32(key)?.unwrap_or(usual)));
+    let most_members = match config.opt_size("dmc_max_members")? {
+        Some(_) => config.size_to("dmc_max_members", MOST_MEMBERS)?,
+        None => MOST_MEMBERS,
+    };
+    let rule = Dmc {
+        alpha_scale: number("dmc_alpha_scale", usual.alpha_scale)?,
+        alpha_offset: number("dmc_alpha_offset", usual.alpha_offset)?,
+        weight_scale: number("dmc_weight_scale", usual.weight_scale)?,
+        weight_offset: number("dmc_weight_offset", usual.weight_offset)?,
+        most_members,
+    };
+    Ok(Some(DmcConfig { rule, target_ratio: config.opt_positive("dmc_cr")? }))
 }
 
 /// Parses sampling defaults and end tokens from `generation_config.json`; end tokens else from `config.json`. Fails on

@@ -163,6 +163,7 @@ fn shape_config(shape: &str) -> Result<ModelConfig> {
         rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
         context: 40_960,
         dms: None,
+        dmc: None,
     };
     let llama = |n_layers, hidden, n_q_heads, n_kv_heads, ffn, vocab| ModelConfig {
         family: "llama".to_owned(),

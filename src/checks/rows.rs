@@ -135,6 +135,7 @@ impl Case for Rope {
             inv_freq: &buffer(b, &inv_freq),
             rope_scale: 1.25,
             borrowed: self.borrowed.map(|per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer }),
+            borrowed_heads: usize::from(self.borrowed.is_some()),
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };

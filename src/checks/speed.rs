@@ -301,6 +301,7 @@ impl<B: Backend> Table<'_, B> {
             inv_freq: &inv_freq,
             rope_scale: 1.0,
             borrowed: None,
+            borrowed_heads: 0,
         };
         let spans = |seqs: &[SeqId], cache: &KvCache<B>| -> Vec<Span> {
             seqs.iter().enumerate().map(|(i, &seq)| cache.span(seq, i * len, len)).collect()

@@ -93,19 +93,20 @@ pub struct Common {
     #[arg(long, global = true, value_name = "on|off", help_heading = "Cache")]
     pub eviction: Option<List<OnOff>>,
 
-    /// Which tokens leave the cache: auto, dense, dms, window, tova or h2o; or which are read: quest or dms+quest
+    /// Which tokens leave the cache: auto, dense, dms, window, tova or h2o; which merge: pool or dmc; or which are read: quest or dms+quest
     ///
-    /// auto is dms for models trained with it, else dense. The others work with any model, within --budget. window keeps the
+    /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window keeps the
     /// newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest half of the
     /// budget and what has had the most attention. tova and h2o run on the CPU and read prompts token by token. quest keeps
     /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
-    /// bench, on the CPU.
+    /// bench, on the CPU. pool merges the tokens of each --budget 4x into their mean, on the CPU; dmc merges what a model trained
+    /// for it decides.
     #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
     pub policy: Option<List<CachePolicy>>,
 
     /// How much each head keeps or reads under such a policy: slots, or a ratio such as 4x [default: 512]
     ///
-    /// 4x keeps one token in four, and at least 64. window takes slots only.
+    /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole ratio only, 4x if none is given.
     #[arg(long, global = true, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
     pub budget: Option<CacheBudget>,
 

@@ -9,6 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Kv, Settings};
 use crate::engine::compare::{self, Compared, Row};
 use crate::engine::{Runner, weights_info};
+use crate::policy::Trained;
 use crate::protocol::Token;
 use crate::quant::Weights;
 use anyhow::Result;
@@ -75,6 +76,9 @@ impl ModelJob for Job<'_> {
 /// The eviction settings with which a codec is compared.
 fn evictions(settings: &Settings, checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
     if settings.policy.has_budget() {
+        return Ok(&[false, true]);
+    }
+    if let Some(Trained::Dmc(_)) = checkpoint.config.trained() {
         return Ok(&[false, true]);
     }
     let Some(dms) = &checkpoint.config.dms else {

@@ -8,7 +8,7 @@ use super::devices::{self, Target};
 use super::output::{self, as_wrong_use, wrong_use};
 use super::{download, problem_file, spawn};
 use crate::checkpoint::Checkpoint;
-use crate::config::{CacheBudget, CachePolicy, Settings, Width};
+use crate::config::{CacheBudget, CachePolicy, Settings, Width, budget_refusal};
 use crate::engine::default_sampling;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
@@ -18,7 +18,7 @@ use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
 use crate::eval::tasks::{FileProblems, Task, read_file};
 use crate::eval::{braille, plot};
-use crate::policy::Dms;
+use crate::policy::Trained;
 use crate::protocol::{MAX_WIDTH, SamplingParams, count};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -120,8 +120,8 @@ impl Run {
                 )));
             }
             longest = longest.max(most + lengths.last().copied().unwrap_or(0));
-            let trained = checkpoint.config.dms.as_ref().map(|dms| dms.rule);
-            let settings = settings_of(&policies, &args.cr, &lengths, &prompts, trained)?;
+            let (trained, ratio) = (checkpoint.config.trained(), checkpoint.config.target_ratio());
+            let settings = settings_of(&policies, &args.cr, &lengths, &prompts, trained, ratio)?;
             tasks.push(TaskProblems { name, problems, prompts, settings });
         }
         let lanes = checkpoint.config.n_layers * checkpoint.config.n_kv_heads;
@@ -209,18 +209,25 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<(FileProblems, Option<String>)
     Ok((out, digest))
 }
 
-/// The policies to compare: by default dense, and dms where the model was trained for it.
+/// The policies to compare: by default dense, and dms or dmc where the model was trained for it.
 fn policies(common: &Common, checkpoint: &Checkpoint, target: Target) -> Result<Vec<CachePolicy>> {
-    let trained = checkpoint.config.dms.is_some();
+    let trained = checkpoint.config.trained();
     let asked = common.policy.as_ref().map_or(vec![CachePolicy::Auto], |list| list.0.clone());
     let mut out = Vec::new();
     for policy in asked {
         let these = match policy {
-            CachePolicy::Auto if trained => vec![CachePolicy::Dense, CachePolicy::Dms],
-            CachePolicy::Auto => vec![CachePolicy::Dense],
-            CachePolicy::Dms | CachePolicy::DmsQuest if !trained => {
+            CachePolicy::Auto => match trained {
+                Some(Trained::Dms(_)) => vec![CachePolicy::Dense, CachePolicy::Dms],
+                Some(Trained::Dmc(_)) => vec![CachePolicy::Dense, CachePolicy::Dmc],
+                None => vec![CachePolicy::Dense],
+            },
+            CachePolicy::Dms | CachePolicy::DmsQuest if !matches!(trained, Some(Trained::Dms(_))) => {
                 let (policy, model) = (policy.name(), &checkpoint.name);
                 return Err(wrong_use(format!("--policy {policy}: {model} was not trained to evict")));
+            }
+            CachePolicy::Dmc if !matches!(trained, Some(Trained::Dmc(_))) => {
+                let model = &checkpoint.name;
+                return Err(wrong_use(format!("--policy dmc: {model} was not trained to merge tokens")));
             }
             policy => vec![policy],
         };
@@ -234,25 +241,30 @@ fn policies(common: &Common, checkpoint: &Checkpoint, target: Target) -> Result<
     Ok(out)
 }
 
-/// The settings of a task: each policy at each ratio, and for each length where its budget depends on it. `trained`: the rule
-/// of the model's own DMS.
+/// The settings of a task: each policy at each ratio, and for each length where its budget depends on it. `trained`: what the
+/// model was trained for, at the one `ratio` that dmc has.
 fn settings_of(
     policies: &[CachePolicy],
     crs: &[f64],
     lengths: &[usize],
     prompts: &[Prompt],
-    trained: Option<Dms>,
+    trained: Option<Trained>,
+    ratio: Option<f64>,
 ) -> Result<Vec<Setting>> {
     let prompt = prompts.iter().map(|p| p.tokens.len()).sum::<usize>().div_ceil(prompts.len().max(1));
     let mut out = Vec::new();
     for &policy in policies {
         let setting = |cr, length, budget| {
-            let rule = spawn::policy(policy, CacheBudget::Slots(budget)).resolve(trained);
+            let rule = spawn::policy(policy, budget).resolve(trained);
             let policy = rule.with_context(|| format!("--policy {}: the model has none", policy.name()))?;
             Ok::<_, anyhow::Error>(Setting { policy, cr, length })
         };
         if policy == CachePolicy::Dense {
-            out.push(setting(1.0, None, 0)?);
+            out.push(setting(1.0, None, CacheBudget::Slots(0))?);
+            continue;
+        }
+        if policy == CachePolicy::Dmc {
+            out.push(setting(ratio.unwrap_or(1.0), None, CacheBudget::Slots(0))?);
             continue;
         }
         let above: Vec<f64> = crs.iter().copied().filter(|cr| *cr > 1.0).collect();
@@ -261,13 +273,21 @@ fn settings_of(
         }
         for cr in above {
             if policy == CachePolicy::Dms {
-                out.push(setting(cr, None, 0)?);
+                out.push(setting(cr, None, CacheBudget::Slots(0))?);
+                continue;
+            }
+            if policy == CachePolicy::Pool {
+                let budget = CacheBudget::Ratio(cr as f32);
+                if let Some(why) = budget_refusal(policy, budget) {
+                    return Err(wrong_use(format!("--cr {cr}: {why}")));
+                }
+                out.push(setting(cr, None, budget)?);
                 continue;
             }
             let least = if policy.reads_pages() { FEWEST_READ } else { FEWEST_SLOTS };
             for &length in lengths {
                 let budget = (((prompt + length) as f64 / cr).ceil() as usize).max(least);
-                out.push(setting(cr, Some(length), budget)?);
+                out.push(setting(cr, Some(length), CacheBudget::Slots(budget))?);
             }
         }
     }
@@ -320,19 +340,32 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Shift;
+    use crate::policy::{Dmc, Dms, Shift};
 
     #[test]
     fn budgets_follow_from_prompt_and_length() {
         let prompt = |n| Prompt { tokens: vec![0; n], thinks: false };
-        let trained = Dms { window: 64, shift: Shift::Same, sinks: 0, dial: 0.0 };
+        let trained = Trained::Dms(Dms { window: 64, shift: Shift::Same, sinks: 0, dial: 0.0 });
         let prompts = [prompt(10), prompt(21)];
-        let policies = [CachePolicy::Dense, CachePolicy::Dms, CachePolicy::Window];
-        let settings = settings_of(&policies, &[1.0, 4.0], &[100, 300], &prompts, Some(trained)).unwrap();
+        let of = |policies: &[CachePolicy], crs: &[f64], trained| {
+            settings_of(policies, crs, &[100, 300], &prompts, Some(trained), Some(3.5))
+        };
+        let policies = [CachePolicy::Dense, CachePolicy::Dms, CachePolicy::Window, CachePolicy::Pool];
+        let mut settings = of(&policies, &[1.0, 4.0], trained).unwrap();
+        settings.extend(of(&[CachePolicy::Dmc], &[1.0, 4.0], Trained::Dmc(Dmc::default())).unwrap());
         let names: Vec<(String, Option<usize>)> = settings.iter().map(|s| (s.name(), s.budget())).collect();
-        let expected = [("dense 1x", None), ("dms 4x", None), ("window 4x 100", Some(29)), ("window 4x 300", Some(79))];
+        let expected = [
+            ("dense 1x", None),
+            ("dms 4x", None),
+            ("window 4x 100", Some(29)),
+            ("window 4x 300", Some(79)),
+            ("pool 4x", None),
+            ("dmc 3.5x", None),
+        ];
         assert_eq!(names, expected.map(|(name, budget)| (name.to_owned(), budget)));
-        assert!(settings_of(&policies, &[1.0], &[100], &prompts, Some(trained)).is_err());
+        assert!(of(&policies, &[1.0], trained).is_err());
+        let error = of(&[CachePolicy::Pool], &[2.5], trained).unwrap_err().to_string();
+        assert!(error.starts_with("--cr 2.5: policy pool takes a whole ratio"), "{error}");
         assert_eq!(checked("--width", &[4, 1, 4], 9), Ok(vec![1, 4]));
         assert!(checked("--width", &[0], 9).unwrap_err().contains("--width 0"));
     }

@@ -44,11 +44,7 @@ impl Formats {
                 cache.and_then(|cache| cache.file_of(checkpoint, offer.weights, &weights.calibration))
             };
         }
-        Ok(Self {
-            offers,
-            ratio: checkpoint.config.dms.as_ref().and_then(|d| d.target_ratio),
-            free_bytes: options.memory_bytes,
-        })
+        Ok(Self { offers, ratio: checkpoint.config.target_ratio(), free_bytes: options.memory_bytes })
     }
 
     pub fn json(&self) -> Value {

@@ -7,6 +7,7 @@ use crate::checkpoint::convert::loaded_bytes;
 use crate::checkpoint::hub::{Hub, cache};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::Settings;
+use crate::policy::Trained;
 use crate::protocol::ModelReference;
 use crate::quant::Weights;
 use crate::tensor::DType;
@@ -62,8 +63,9 @@ fn entry(model: Found, free: Option<u64>) -> ModelEntry {
             let (layers, context) = (plural(c.n_layers as u64, "layer"), count(c.context as u64));
             let heads = format!("{} query and {} KV heads", c.n_q_heads, c.n_kv_heads);
             out.shape = format!("{}, {layers}, {heads}, context {context}", c.family);
-            out.dms = match (&c.dms, s.adapter) {
-                (Some(dms), _) => format!("DMS, window {}", dms.rule.window),
+            out.dms = match (c.trained(), s.adapter) {
+                (Some(Trained::Dms(rule)), _) => format!("DMS, window {}", rule.window),
+                (Some(Trained::Dmc(_)), _) => "DMC".to_owned(),
                 (None, Some(base)) => format!("adapter for {base}"),
                 (None, None) => "dense".to_owned(),
             };

@@ -10,6 +10,7 @@ use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{BUILTIN_MODEL, Settings};
+use crate::policy::Trained;
 use crate::quant::Weights;
 use crate::ui::text::bytes;
 use anyhow::{Context, Result};
@@ -314,15 +315,19 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
         "query_heads": c.n_q_heads, "kv_heads": c.n_kv_heads, "head_dim": c.head_dim, "vocabulary": c.vocab,
         "context": c.context, "dms": dms.map(|d| format!("{:?}", d.variant).to_lowercase()),
         "dms_window": dms.map(|d| d.rule.window), "adapter": checkpoint.adapter,
-        "cache_policies": policies(dms.is_some()),
+        "dmc": c.dmc.is_some(), "cache_policies": policies(c.trained()),
     });
     Ok((object(about), formats))
 }
 
 /// What `--policy` takes for a model.
-fn policies(dms: bool) -> String {
-    let of_dms = if dms { ["dms", "dms+quest"].as_slice() } else { &[] };
-    [&["dense", "window", "tova", "h2o", "quest"], of_dms].concat().join(", ")
+fn policies(trained: Option<Trained>) -> String {
+    let own: &[&str] = match trained {
+        Some(Trained::Dms(_)) => &["dms", "dms+quest"],
+        Some(Trained::Dmc(_)) => &["dmc"],
+        None => &[],
+    };
+    [&["dense", "window", "tova", "h2o", "quest", "pool"], own].concat().join(", ")
 }
 
 fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {

@@ -12,9 +12,9 @@ use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
-use crate::config::{Adapter, CacheBudget, CachePolicy, Device, Settings, Width};
+use crate::config::{Adapter, CacheBudget, CachePolicy, Device, MOST_POOLED, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
-use crate::policy::{Budget, H2o, PolicyChoice, Tova, Window};
+use crate::policy::{Budget, H2o, MOST_MEMBERS, PolicyChoice, Pool, Tova, Window};
 use crate::protocol::{EngineHandle, WhenFull};
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -173,11 +173,15 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
     })
 }
 
+// The settings know no policies.
+const _: () = assert!(MOST_MEMBERS as f32 == MOST_POOLED);
+
 /// A policy of the settings with its budget.
 pub fn policy(policy: CachePolicy, budget: CacheBudget) -> PolicyChoice {
-    let budget = match budget {
-        CacheBudget::Slots(slots) => Budget::Slots(slots),
-        CacheBudget::Ratio(ratio) => Budget::of_ratio(ratio),
+    let (budget, every) = match budget {
+        // The settings do not allow pool slots.
+        CacheBudget::Slots(slots) => (Budget::Slots(slots), 1),
+        CacheBudget::Ratio(ratio) => (Budget::of_ratio(ratio), ratio as usize),
     };
     match policy {
         CachePolicy::Auto => PolicyChoice::Model,
@@ -189,6 +193,8 @@ pub fn policy(policy: CachePolicy, budget: CacheBudget) -> PolicyChoice {
         CachePolicy::H2o => PolicyChoice::H2o(H2o { budget }),
         CachePolicy::Quest => PolicyChoice::Quest(budget),
         CachePolicy::DmsQuest => PolicyChoice::DmsQuest(budget),
+        CachePolicy::Pool => PolicyChoice::Pool(Pool { every }),
+        CachePolicy::Dmc => PolicyChoice::Dmc,
     }
 }
 

@@ -39,10 +39,14 @@ pub enum CachePolicy {
     Quest,
     /// Quest over the cache of a DMS model.
     DmsQuest,
+    /// Merges every so many tokens.
+    Pool,
+    /// Merges what a DMC model decides.
+    Dmc,
 }
 
 impl CachePolicy {
-    const ALL: [(&str, Self); 8] = [
+    const ALL: [(&str, Self); 10] = [
         ("auto", Self::Auto),
         ("dense", Self::Dense),
         ("dms", Self::Dms),
@@ -51,6 +55,8 @@ impl CachePolicy {
         ("h2o", Self::H2o),
         ("quest", Self::Quest),
         ("dms+quest", Self::DmsQuest),
+        ("pool", Self::Pool),
+        ("dmc", Self::Dmc),
     ];
 
     pub fn name(self) -> &'static str {
@@ -59,7 +65,7 @@ impl CachePolicy {
 
     /// Whether a budget belongs to the policy.
     pub fn has_budget(self) -> bool {
-        !matches!(self, Self::Auto | Self::Dense | Self::Dms)
+        !matches!(self, Self::Auto | Self::Dense | Self::Dms | Self::Dmc)
     }
 
     /// Whether what a token reads depends on the step that it comes in, so that conversations cannot have the policy.
@@ -73,7 +79,8 @@ impl FromStr for CachePolicy {
     fn from_str(s: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|(name, _)| *name == s).map(|(_, policy)| policy);
         found.ok_or_else(|| {
-            format!("{s:?} is not a cache policy (expected auto, dense, dms, window, tova, h2o, quest or dms+quest)")
+            let expected = "auto, dense, dms, window, tova, h2o, quest, dms+quest, pool or dmc";
+            format!("{s:?} is not a cache policy (expected {expected})")
         })
     }
 }

@@ -66,6 +66,9 @@ impl<B: Backend> Loaded<B> {
         match self.runner.cache.geometry().policy {
             Policy::Dms(_) => {}
             Policy::Dense => return Err("this cache keeps everything: the model was not trained to forget".into()),
+            Policy::Dmc(_) => {
+                return Err("policy dmc merges what the heads decide; its ratio is that of the training".into());
+            }
             policy => return Err(format!("policy {} keeps what its --budget says", policy.name())),
         }
         if matches!(self.dials, Dials::Unknown) {

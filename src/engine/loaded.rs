@@ -135,7 +135,7 @@ fn model_info<B: Backend>(
         codec: options.codec.name().to_owned(),
         policy: g.policy.name().to_owned(),
         budget: g.policy.budget().map(|budget| budget.to_string()),
-        window: g.policy.rule().map(|rule| rule.window),
+        window: g.policy.dropping().map(|rule| rule.window),
         dms: match c.dms.as_ref().map(|d| d.variant) {
             None => "none",
             Some(DmsVariant::Borrowed) => "borrowed",

@@ -113,8 +113,9 @@ impl Conversation {
             return Err("this cache keeps everything: there is nothing to pin".into());
         }
         let policy = m.runner.cache.geometry().policy;
-        if policy.rule().is_none() {
-            return Err(format!("policy {} drops tokens by their attention: it has no pins", policy.name()));
+        if policy.dropping().is_none() {
+            let how = if policy.merging().is_some() { "merges tokens" } else { "drops tokens by their attention" };
+            return Err(format!("policy {} {how}: it has no pins", policy.name()));
         }
         if self.job.is_some() {
             return Err("nothing is pinned while the model works; try again after the answer".into());
@@ -174,7 +175,7 @@ impl Conversation {
     /// Pins a text of a prompt whose tokens `todo` are about to be fed, unless a message was pinned before.
     pub(super) fn pin_prompt<B: Backend>(&mut self, m: &mut Loaded<B>, todo: &[Token], text: &str) {
         let context = &mut self.chain.context;
-        if m.runner.cache.geometry().policy.rule().is_none() || context.pins().next().is_some() {
+        if m.runner.cache.geometry().policy.dropping().is_none() || context.pins().next().is_some() {
             return;
         }
         let told = context.tokens().chain(todo.iter().copied());

@@ -6,7 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{Budget, POSITION_BITS, Policy, Quest};
+use crate::policy::{Budget, POSITION_BITS, Policy, Quest, sums_len};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
@@ -34,7 +34,7 @@ const SPARE_BYTES: u64 = 256 << 20;
 
 /// The cache's policy; dense where the model cannot have it, which loading refuses later.
 fn policy(c: &ModelConfig, options: &EngineOptions) -> Policy {
-    options.policy.resolve(c.dms.as_ref().map(|d| d.rule)).unwrap_or(Policy::Dense)
+    options.policy.resolve(c.trained()).unwrap_or(Policy::Dense)
 }
 
 /// Bytes per token of a dense cache.
@@ -55,11 +55,13 @@ pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> 
     (table_token_bytes(c, options) * context as f64) as u64
 }
 
-/// Bytes of host memory that a model needs beside weights and pages: page tables, rings, the bit sets of fed tokens, and
-/// the workspace of a step.
+/// Bytes of host memory that a model needs beside weights and pages: page tables, rings, sums of slots that merge, the bit
+/// sets of fed tokens, and the workspace of a step.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let lanes = c.n_layers * c.n_kv_heads * options.max_seqs;
-    let rings = size_of::<i32>() * lanes * (policy(c, options).ring_len() + 1);
+    let policy = policy(c, options);
+    let sums = policy.merging().map_or(0, |_| sums_len(c.head_dim));
+    let rings = size_of::<i32>() * lanes * (policy.ring_len() + 1 + sums);
     let seen = size_of::<u32>() * options.max_seqs * seen_words(c.vocab);
     let step = options.max_step.unwrap_or(HOST_STEP).min(context).max(options.max_seqs);
     let rows = options.max_logits.max(options.max_seqs);
@@ -114,7 +116,8 @@ pub fn step_tokens(checkpoint: &Checkpoint, options: &EngineOptions, sizes: Rang
 fn ratio(c: &ModelConfig, options: &EngineOptions, context: usize) -> f64 {
     match policy(c, options) {
         Policy::Dense | Policy::Quest(Quest { dms: None, .. }) => 1.0,
-        Policy::Dms(_) | Policy::Quest(_) => c.dms.as_ref().and_then(|d| d.target_ratio).unwrap_or(1.0).max(1.0),
+        Policy::Dms(_) | Policy::Dmc(_) | Policy::Quest(_) => c.target_ratio().unwrap_or(1.0).max(1.0),
+        Policy::Pool(pool) => pool.every as f64,
         policy => policy.budget().map_or(1.0, |budget| context as f64 / budget.at(context) as f64).max(1.0),
     }
 }
@@ -126,12 +129,12 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
     let plan = plan(checkpoint, options, context, None);
     match policy(c, options) {
-        Policy::Dms(_) if evicts => {
+        Policy::Dms(_) | Policy::Dmc(_) if evicts => {
             let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, None, options.memory_bytes);
             let fits = whole_pages(c, options.codec, budget, ratio(c, options, context) / MARGIN, context);
             fits.max(plan.certain_context)
         }
-        Policy::Window(_) | Policy::Tova(_) | Policy::H2o(_) if evicts => plan.expected_context,
+        Policy::Window(_) | Policy::Tova(_) | Policy::H2o(_) | Policy::Pool(_) if evicts => plan.expected_context,
         _ => plan.certain_context,
     }
 }

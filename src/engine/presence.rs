@@ -57,7 +57,7 @@ impl FedText {
             position: request.position,
             pinned: runner.cache.pins(context.seq).iter().any(|pin| pin.contains(&request.position)),
             forgot: context.forgot(),
-            decided_after: usize::from(geometry.policy.rule().is_some_and(|rule| rule.shift == Shift::Previous)),
+            decided_after: usize::from(geometry.policy.dropping().is_some_and(|rule| rule.shift == Shift::Previous)),
             of_position: layers.collect(),
             kept: counts.kept,
             marked: counts.marked,

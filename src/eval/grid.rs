@@ -8,7 +8,7 @@ use super::record::Record;
 use super::rng::Rng;
 use super::sample::STRIDE;
 use crate::cache::PAGE_SLOTS;
-use crate::policy::Policy;
+use crate::policy::{Budget, Policy};
 use crate::vote;
 use serde::Serialize;
 
@@ -36,8 +36,11 @@ impl Setting {
 
     /// Slots of a head under a budget.
     pub fn budget(&self) -> Option<usize> {
-        // Budgets of settings are numbers of slots, whatever the number of tokens.
-        self.policy.budget().map(|budget| budget.at(0))
+        match self.policy.budget() {
+            Some(Budget::Slots(slots)) => Some(slots),
+            // Pool's, which does not depend on the length.
+            Some(Budget::Ratio(_)) | None => None,
+        }
     }
 }
 

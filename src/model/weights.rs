@@ -93,16 +93,28 @@ impl<B: Backend> Model<B> {
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq: buffer, rope_scale })
     }
 
-    /// Resolves the cache's policy. Fails for DMS if the model was not trained with it.
+    /// Resolves the cache's policy. Fails for DMS and DMC if the model was not trained with it.
     pub fn policy(&self, choice: PolicyChoice) -> Result<Policy> {
-        choice.resolve(self.config.dms.as_ref().map(|d| d.rule)).context(
-            "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its memory",
-        )
+        let untrained = if choice == PolicyChoice::Dmc {
+            "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens"
+        } else {
+            "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its memory"
+        };
+        choice.resolve(self.config.trained()).context(untrained)
     }
 
     fn alpha(&self) -> Option<Alpha> {
         let dms = self.config.dms.as_ref()?;
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
+    }
+
+    /// First query heads of each KV head whose last channel is borrowed, under any policy.
+    pub(super) fn borrowed_heads(&self) -> usize {
+        match (&self.config.dms, &self.config.dmc) {
+            (Some(dms), _) => usize::from(dms.variant == DmsVariant::Borrowed),
+            (None, Some(_)) => 2,
+            (None, None) => 0,
+        }
     }
 
     /// Scale and offset of decisions read from the borrowed channel. A policy with constant decisions still zeroes the

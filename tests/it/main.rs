@@ -19,6 +19,8 @@ mod hub_hostile;
 mod kept;
 mod kernels;
 mod limits;
+mod merge_reference;
+mod merging;
 mod policies;
 mod policy_reference;
 mod pool;

@@ -78,7 +78,7 @@ pub fn run_by_weights<R: Rule>(tiny: &Tiny, log: &[LogEntry], mut rule: impl FnM
 }
 
 /// Adds a layer's attention output and its MLP to the residual stream.
-fn add_block(layer: &Layer<'_>, x: &mut [f64], mixed: &[f64]) {
+pub fn add_block(layer: &Layer<'_>, x: &mut [f64], mixed: &[f64]) {
     add(x, &layer.linear("self_attn.o_proj", mixed));
     let h = layer.norm("post_attention_layernorm", x);
     let (gate, up) = (layer.linear("mlp.gate_proj", &h), layer.linear("mlp.up_proj", &h));
@@ -259,20 +259,20 @@ pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Opti
     out
 }
 
-struct Layer<'a> {
-    tiny: &'a Tiny,
-    l: usize,
+pub struct Layer<'a> {
+    pub tiny: &'a Tiny,
+    pub l: usize,
 }
 
 /// Rows of one projection, split into heads: `[token][head][channel]`.
-type Heads = Vec<Vec<Vec<f64>>>;
+pub type Heads = Vec<Vec<Vec<f64>>>;
 
 impl Layer<'_> {
     fn weight(&self, name: &str) -> &[f64] {
         &self.tiny.weights[&format!("model.layers.{}.{name}", self.l)]
     }
 
-    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+    pub fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         rms_norm(x, self.weight(&format!("{name}.weight")), self.tiny.spec.eps)
     }
 
@@ -294,19 +294,25 @@ impl Layer<'_> {
         raw.iter().map(|v| v * s.scale - s.offset).collect()
     }
 
+    /// Query, key and value heads of a token as they come out of the projections and norms.
+    pub fn heads(&self, x: &[f64]) -> [Vec<Vec<f64>>; 3] {
+        let s = &self.tiny.spec;
+        ["q", "k", "v"].map(|name| {
+            let row = self.linear(&format!("self_attn.{name}_proj"), x);
+            let heads = row.chunks(s.head_dim);
+            match name {
+                "q" | "k" if s.qwen => heads.map(|h| self.norm(&format!("self_attn.{name}_norm"), h)).collect(),
+                _ => heads.map(<[f64]>::to_vec).collect(),
+            }
+        })
+    }
+
     /// Queries, keys and values ready for attention, and the decisions read from queries.
     fn project(&self, x: &[Vec<f64>], rounding: Rounding) -> (Heads, Heads, Heads, Vec<Vec<f64>>) {
         let s = &self.tiny.spec;
-        let heads = |name: &str, x: &[f64]| -> Vec<Vec<f64>> {
-            self.linear(&format!("self_attn.{name}_proj"), x).chunks(s.head_dim).map(<[f64]>::to_vec).collect()
-        };
         let (mut q, mut k, mut v, mut decisions) = (Heads::new(), Heads::new(), Heads::new(), Vec::new());
         for (position, x) in x.iter().enumerate() {
-            let (mut qs, mut ks, mut vs) = (heads("q", x), heads("k", x), heads("v", x));
-            if s.qwen {
-                qs.iter_mut().for_each(|h| *h = self.norm("self_attn.q_norm", h));
-                ks.iter_mut().for_each(|h| *h = self.norm("self_attn.k_norm", h));
-            }
+            let [mut qs, mut ks, mut vs] = self.heads(x);
             let (group, last) = (s.n_q_heads / s.n_kv_heads, s.head_dim - 1);
             let borrow = |qs: &mut [Vec<f64>]| qs.iter_mut().step_by(group).for_each(|h| h[last] = 0.0);
             if s.borrowed() {
@@ -318,7 +324,7 @@ impl Layer<'_> {
                 borrow(&mut qs);
             }
             ks.iter_mut().for_each(|h| round(h, rounding));
-            vs.iter_mut().for_each(|h| if rounding == Rounding::K8V4 { round_v4(h) } else { round(h, rounding) });
+            vs.iter_mut().for_each(|h| round_value(h, rounding));
             q.push(qs);
             k.push(ks);
             v.push(vs);
@@ -335,7 +341,7 @@ impl Layer<'_> {
         (0..s.n_kv_heads).map(|head| (0..n_tokens).map(|key| mark(head, key)).collect()).collect()
     }
 
-    fn attend(
+    pub fn attend(
         &self,
         query: usize,
         q: &[Vec<f64>],
@@ -384,17 +390,17 @@ fn add(to: &mut [f64], x: &[f64]) {
     to.iter_mut().zip(x).for_each(|(t, x)| *t += x);
 }
 
-fn matvec(weight: &[f64], x: &[f64]) -> Vec<f64> {
+pub fn matvec(weight: &[f64], x: &[f64]) -> Vec<f64> {
     weight.chunks_exact(x.len()).map(|row| dot(row, x)).collect()
 }
 
-fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+pub fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
     let scale = 1.0 / (dot(x, x) / x.len() as f64 + eps).sqrt();
     x.iter().zip(weight).map(|(x, w)| x * scale * w).collect()
 }
 
 /// Channel i turns together with channel i + half.
-fn rotate(head: &mut [f64], position: usize, theta: f64) {
+pub fn rotate(head: &mut [f64], position: usize, theta: f64) {
     let half = head.len() / 2;
     for i in 0..half {
         let angle = position as f64 * theta.powf(-(i as f64) / half as f64);
@@ -404,7 +410,12 @@ fn rotate(head: &mut [f64], position: usize, theta: f64) {
     }
 }
 
-fn round(row: &mut [f64], rounding: Rounding) {
+/// As [`round`], of a row of V.
+pub fn round_value(row: &mut [f64], rounding: Rounding) {
+    if rounding == Rounding::K8V4 { round_v4(row) } else { round(row, rounding) }
+}
+
+pub fn round(row: &mut [f64], rounding: Rounding) {
     match rounding {
         Rounding::None => {}
         Rounding::Bf16 => row.iter_mut().for_each(|x| *x = to_bits(*x, 8, -126)),

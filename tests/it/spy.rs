@@ -89,6 +89,7 @@ impl Spy {
             live: kv.live.take(),
             ring: kv.ring.take(),
             score: kv.score.take(),
+            sums: kv.sums.take(),
             seq_len: kv.seq_len.take(),
             eviction: kv.eviction.take(),
             dial: kv.dial.take(),
@@ -103,6 +104,7 @@ impl Spy {
         kv.live.replace(own.live);
         kv.ring.replace(own.ring);
         kv.score.replace(own.score);
+        kv.sums.replace(own.sums);
         kv.seq_len.replace(own.seq_len);
         kv.eviction.replace(own.eviction);
         kv.dial.replace(own.dial);
@@ -255,6 +257,7 @@ impl Backend for Spy {
         qkv: &mut Acts,
         decisions: &mut Buf<f32>,
         kv: &mut KvTables<Self>,
+        layer: usize,
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
@@ -266,8 +269,9 @@ impl Backend for Spy {
             inv_freq: &*inv_freq,
             rope_scale: rope.rope_scale,
             borrowed: rope.borrowed,
+            borrowed_heads: rope.borrowed_heads,
         };
-        self.lent(kv, |kv| self.cpu.qkv_rope(qkv, &mut changed(decisions), kv, spans, &rope));
+        self.lent(kv, |kv| self.cpu.qkv_rope(qkv, &mut changed(decisions), kv, layer, spans, &rope));
     }
 
     fn attend(

@@ -42,6 +42,8 @@ pub enum Form {
     Adapter,
     /// `dms_metadata.json`: borrowed, and a decision marks its own token.
     Metadata,
+    /// `dmc_*` keys: decisions and weights are borrowed from two query heads, and a slot has at most `window` tokens.
+    Dmc,
     /// The same tensors in a file of their own, whose metadata says whose token is marked.
     Sidecar {
         shift: usize,
@@ -133,6 +135,12 @@ impl Spec {
             c["dms_alpha_scale"] = json!(self.scale);
             c["dms_initial_alpha_offset"] = json!(self.offset);
             c["dms_alpha_per"] = json!(if self.per_layer { "layer" } else { "head" });
+        }
+        if self.form == Form::Dmc {
+            c["dmc_alpha_scale"] = json!(self.scale);
+            c["dmc_alpha_offset"] = json!(self.offset);
+            c["dmc_weight_offset"] = json!(0.5);
+            c["dmc_max_members"] = json!(self.window);
         }
         if self.form == Form::Adapter {
             c["dms_separate_alpha"] = json!(true);

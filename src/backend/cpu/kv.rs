@@ -190,7 +190,7 @@ pub(super) fn put_by_scores<'w>(
 
 pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
     let g = kv.geometry;
-    let (ring_len, scores) = (g.policy.ring_len(), g.score_slots());
+    let (ring_len, scores, sums) = (g.policy.ring_len(), g.score_slots(), g.sums_len());
     assert_eq!(kv.seq_len[to], 0, "fork into a sequence that is not empty");
     for layer in 0..g.n_layers {
         for head in 0..g.n_kv_heads {
@@ -200,6 +200,7 @@ pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
             kv.live[b] = kv.live[a];
             let scored = if scores > 0 { kv.live[a] as usize } else { 0 };
             kv.score.copy_within(a * scores..a * scores + scored, b * scores);
+            kv.sums.copy_within(a * sums..(a + 1) * sums, b * sums);
             let lane = Lane::of(kv, layer, to, head);
             for entry in &lane.pages[..lane.held_pages()] {
                 lane.pool.share(*entry);

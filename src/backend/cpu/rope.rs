@@ -1,8 +1,8 @@
-//! Query and key rows after their projections: per-head norms, eviction decisions, RoPE.
+//! Query and key rows after their projections: per-head norms, eviction decisions, merging, RoPE.
 
 use super::super::{KvTables, QkvRopeArgs, Span};
 use super::simd::maths;
-use super::{Acts, Cpu};
+use super::{Acts, Cpu, merge};
 
 /// Cosines and sines of a step's rows, shared by all layers of the step.
 #[derive(Default)]
@@ -43,11 +43,12 @@ pub(super) fn qkv_rope(
     cpu: &Cpu,
     qkv: &mut Acts,
     decisions: &mut [f32],
-    kv: &KvTables<Cpu>,
+    kv: &mut KvTables<Cpu>,
+    layer: usize,
     spans: &[Span],
     args: &QkvRopeArgs<'_, Cpu>,
 ) {
-    let g = &kv.geometry;
+    let g = kv.geometry;
     let (d, group) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
     let n = spans.iter().map(|s| s.start + s.len).max().unwrap_or(0);
     let (q_width, qk_width) = (g.n_q_heads * d, (g.n_q_heads + g.n_kv_heads) * d);
@@ -72,6 +73,9 @@ pub(super) fn qkv_rope(
     {
         decisions.fill(f32::NEG_INFINITY);
     }
+    if let Some(merging) = g.policy.merging() {
+        merge::merge_rows(qkv, decisions, kv, layer, spans, &merging);
+    }
     let mut angles = cpu.angles();
     // Rows are turned by their place in `spans`, which need not lie in the order of the rows.
     let positions = (0..n).map(|i| {
@@ -81,20 +85,17 @@ pub(super) fn qkv_rope(
     angles.update(positions, args.inv_freq, args.rope_scale);
     let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);
     cpu.rows(qkv, n, |row, i| {
-        if args.borrowed.is_some() {
-            zero_borrowed(&mut row[..q_width], d, group);
-        }
+        zero_borrowed(&mut row[..q_width], d, group, args.borrowed_heads);
         for head in row[..qk_width].chunks_exact_mut(d) {
             maths::rotate(cpu.isa, head, &cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
         }
-        if args.borrowed.is_some() {
-            zero_borrowed(&mut row[..q_width], d, group);
-        }
+        zero_borrowed(&mut row[..q_width], d, group, args.borrowed_heads);
     });
 }
 
-fn zero_borrowed(q: &mut [f32], d: usize, group: usize) {
-    for head in q.chunks_exact_mut(group * d) {
-        head[d - 1] = 0.0;
+/// Zeroes the last channel of the first `heads` query heads of each KV head.
+fn zero_borrowed(q: &mut [f32], d: usize, group: usize, heads: usize) {
+    for group in q.chunks_exact_mut(group * d) {
+        group.chunks_exact_mut(d).take(heads).for_each(|head| head[d - 1] = 0.0);
     }
 }

@@ -185,6 +185,7 @@ pub(super) fn qkv_rope(
     qkv: &mut Acts,
     decisions: &mut Buf<f32>,
     kv: &mut KvTables<Cuda>,
+    _layer: usize,
     spans: &[Span],
     rope: &QkvRopeArgs<'_, Cuda>,
 ) {

@@ -17,6 +17,7 @@ pub(super) fn tables(cpu: &Cpu, geometry: KvGeometry) -> KvTables<Cpu> {
         live: vec![0; rows],
         ring: vec![0; rows * geometry.policy.ring_len()],
         score: vec![0.0; rows * geometry.score_slots()],
+        sums: vec![0.0; rows * geometry.sums_len()],
         seq_len: vec![0; geometry.n_seqs],
         eviction: vec![1; geometry.n_seqs],
         dial: vec![0.0; geometry.n_seqs],
