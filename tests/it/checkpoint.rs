@@ -4,7 +4,7 @@
 use crate::folder::{Block, Folder, assemble, blocks, config, layout, merged};
 use dmschat::checkpoint::names::TensorSpec;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmsVariant, ModelRef, RopeScaling};
-use dmschat::policy::Shift;
+use dmschat::policy::{Dmc, Shift, Trained};
 use serde_json::{Value, json};
 
 fn open(folder: &Folder) -> anyhow::Result<Checkpoint> {
@@ -272,6 +272,10 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         ),
         (json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters: rope_theta is 5, but outside of it 10000"),
         (json!({"dms_window_size": 4, "dms_alpha_per": "token"}), "dms_alpha_per \"token\" is unknown (head, layer)"),
+        (json!({"dmc_cr": 4, "num_key_value_heads": 2}), "DMC needs two query heads for each KV head"),
+        (json!({"dmc_cr": 4, "dms_cr": 4}), "it states both DMS and DMC, of which a model has one"),
+        (json!({"dmc_max_members": 65}), "dmc_max_members is 65, expected at most 64"),
+        (json!({"dmc_max_members": 0}), "dmc_max_members is 0, expected at least 1"),
     ];
     for (change, wanted) in cases {
         let folder = Folder::with_config(change);
@@ -334,6 +338,20 @@ fn adapter_file(blocks: &[Block], changes: Value) -> Vec<u8> {
     });
     header["__metadata__"] = merged(metadata, changes);
     assemble(&header, &data)
+}
+
+#[test]
+fn a_dmc_model_has_its_own_keys_and_no_adapter() {
+    let given = json!({"dmc_cr": 3.5, "dmc_alpha_scale": 10, "dmc_alpha_offset": 2, "dmc_weight_scale": 3, "dmc_weight_offset": -1,
+        "dmc_max_members": 16});
+    let config = opened(&Folder::with_config(given)).config;
+    let rule = Dmc { alpha_scale: 10.0, alpha_offset: 2.0, weight_scale: 3.0, weight_offset: -1.0, most_members: 16 };
+    assert_eq!((config.trained(), config.target_ratio()), (Some(Trained::Dmc(rule)), Some(3.5)));
+    let folder = Folder::with_config(json!({"dmc_alpha_scale": 100}));
+    assert_eq!(opened(&folder).config.trained(), Some(Trained::Dmc(Dmc::default())));
+    let sidecar = AdapterChoice::File(folder.file("model.safetensors"));
+    let outcome = Checkpoint::open(&ModelRef::Folder(folder.path().to_owned()), &sidecar);
+    assert!(refused(&folder, outcome).contains("has DMC of its own, so --adapter"));
 }
 
 #[test]

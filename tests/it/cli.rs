@@ -369,6 +369,10 @@ fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
     refused(score(&["--policy", "window", "--budget", "4x"]), &["window takes slots"]);
     refused(score(&["--policy", "h2o", "--budget", "0.5x"]), &["expected 1x to 64x"]);
     refused(score(&["--policy", "dense", "--budget", "512"]), &["no budget"]);
+    for budget in ["512", "2.5x"] {
+        refused(score(&["--policy", "pool", "--budget", budget]), &["policy pool takes a whole ratio from 1x to 64x"]);
+    }
+    refused(score(&["--policy", "dmc", "--budget", "4x"]), &["no budget"]);
     refused(run(&["-p", "x", "--policy", "quest"]), &["quest", "conversations cannot have it"]);
     let plain = Tiny::new(Spec::new(true, Form::Plain), 4);
     let folder = plain.folder.path().to_str().unwrap();
@@ -377,6 +381,8 @@ fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
     let dms = ["score", "-m", folder, "--policy", "dms+quest", "--tokens-file", tokens.to_str().unwrap()];
     let (code, _, stderr) = run(&dms);
     assert!(code != 0 && stderr.contains("not trained with DMS") && stderr.lines().count() == 1, "{stderr}");
+    let (code, _, stderr) = run(&["-p", "x", "--policy", "dmc"]);
+    assert!(code != 0 && stderr.contains("not trained with DMC") && stderr.lines().count() == 1, "{stderr}");
 }
 
 /// Few files and little memory: an answer, or one line and code 1, and no panic.

@@ -1,6 +1,7 @@
 //! A front end for tests: sends commands to a running engine, assembles the token log from reports and compares all
 //! results with the reference.
 
+use crate::merge_reference::run_merged;
 use crate::reference::{self, Outcome, Rounding};
 use crate::spy::{Spy, Watch};
 use crate::tiny::{CONTROL, END, FIRST_CONTROL, Tiny};
@@ -166,7 +167,12 @@ impl<'a> Session<'a> {
 
     /// Runs the reference on the log. Fails if a decision is too close to the threshold.
     pub fn wanted(&self) -> Outcome {
-        let outcome = reference::run(self.tiny, &self.log, Rounding::None);
+        let merged = |every| run_merged(self.tiny, &self.log, every, Rounding::None).into();
+        let outcome: Outcome = match &*self.info.policy {
+            "pool" => merged(self.info.budget.as_ref().and_then(|budget| budget.strip_suffix('x')?.parse().ok())),
+            "dmc" => merged(None),
+            _ => reference::run(self.tiny, &self.log, Rounding::None),
+        };
         assert!(outcome.margin > 1e-3, "a decision of {} is too near to 0: choose another seed", outcome.margin);
         outcome
     }

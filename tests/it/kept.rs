@@ -4,6 +4,7 @@ use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
 use crate::pty::{Chat, answer};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::cache::file::Opened;
+use dmschat::policy::{PolicyChoice, Pool};
 use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest, WhenFull};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -51,7 +52,16 @@ fn resume(s: &Session, cache: PathBuf) -> RestoreRequest {
 
 /// Restores in a new engine. Returns it and the number of tokens that were fed for it.
 fn restored<'a>(tiny: &'a Tiny, from: &Session, request: RestoreRequest) -> (Session<'a>, usize) {
-    let mut s = Session::new(tiny);
+    restored_under(PolicyChoice::Model, tiny, from, request)
+}
+
+fn restored_under<'a>(
+    policy: PolicyChoice,
+    tiny: &'a Tiny,
+    from: &Session,
+    request: RestoreRequest,
+) -> (Session<'a>, usize) {
+    let mut s = Session::with(tiny, |o| o.policy = policy);
     s.exchanges = from.exchanges.clone();
     s.log = from.log.clone();
     s.turns = from.turns;
@@ -65,11 +75,13 @@ fn restored<'a>(tiny: &'a Tiny, from: &Session, request: RestoreRequest) -> (Ses
 
 #[test]
 fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
-    for (i, form) in [Form::Borrowed, Form::Metadata, Form::Plain].into_iter().enumerate() {
+    let own = [Form::Borrowed, Form::Metadata, Form::Plain, Form::Dmc].map(|form| (form, PolicyChoice::Model));
+    let pooled = (Form::Plain, PolicyChoice::Pool(Pool { every: 5 }));
+    for (i, (form, policy)) in own.into_iter().chain([pooled]).enumerate() {
         let tiny = talker(form, 900 + i as u64);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sessions").join("a.cache");
-        let mut s = Session::new(&tiny);
+        let mut s = Session::with(&tiny, |o| o.policy = policy);
         keep(&mut s, &path, LIMIT);
         s.after_steps(5, Command::SetEviction(false));
         s.ask(QUESTION);
@@ -77,8 +89,12 @@ fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
         s.send(Command::SetEviction(true));
         s.ask(QUESTION);
         written(&path, s.tokens().len());
+        // The log gives the same sequence as the file.
+        let (mut replayed, fed) =
+            restored_under(policy, &tiny, &s, RestoreRequest { cache: None, ..resume(&s, path.clone()) });
+        assert_eq!((fed, replayed.stored()), (s.tokens().len(), s.stored()), "{form:?}");
         let request = resume(&s, path);
-        let (mut other, fed) = restored(&tiny, &s, request);
+        let (mut other, fed) = restored_under(policy, &tiny, &s, request);
         assert_eq!((fed, other.notices()), (0, vec![]), "{form:?}: nothing is fed");
         let (a, b) = (s.snapshot(), other.snapshot());
         assert_eq!((&a.kv.live, a.tokens, a.eviction), (&b.kv.live, b.tokens, b.eviction), "{form:?}");

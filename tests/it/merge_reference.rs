@@ -1,6 +1,6 @@
 //! The tests' own form of merging: the means of whole segments before RoPE, in f64, for each query anew.
 
-use crate::reference::{Heads, Layer, Rounding, add_block, matvec, rms_norm, rotate, round, round_value};
+use crate::reference::{Heads, Layer, Outcome, Rounding, add_block, matvec, rms_norm, rotate, round, round_value};
 use crate::tiny::{Form, Tiny};
 use dmschat::protocol::LogEntry;
 
@@ -17,6 +17,15 @@ pub struct Merged {
     pub margin: f64,
     /// Length of the longest segment.
     pub longest: usize,
+}
+
+impl From<Merged> for Outcome {
+    fn from(merged: Merged) -> Self {
+        let unmarked = |lane: Vec<usize>| lane.into_iter().map(|position| (position, false)).collect();
+        let layer = |lanes: Vec<Vec<usize>>| lanes.into_iter().map(unmarked).collect();
+        let stored = merged.stored.into_iter().map(layer).collect();
+        Self { logits: merged.logits, stored, margin: merged.margin, marked: 0.0, hidden_pairs: 0 }
+    }
 }
 
 /// Runs a log of tokens and toggles. `every`: not the model's own decisions but a segment every so many tokens.
