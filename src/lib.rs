@@ -52,6 +52,7 @@
 //! | live | stored in a slot; *retention* is live slots / tokens fed, the *compression ratio* its inverse |
 //! | policy | which slots live: [`policy`] |
 //! | budget | slots that a policy lets a lane store, or a query read |
+//! | merge | one slot for consecutive tokens of a head: the weighted means of their K and V |
 //! | score | attention weights that a slot has had, by which TOVA and H2O choose what they drop |
 //! | codec | how a slot stores K and V: [`codec`] |
 //! | chain | one sequence and the work on it: entries of a log to feed, an answer to generate |
@@ -68,7 +69,8 @@
 //!
 //! - A *policy* answers for one lane and token: who is marked, who sees it, where the next token goes. `policy::Dms` marks ahead
 //!   of time; dense is its absence, window the same rule with constant decisions. `policy::Scored` (TOVA, H2O) drops by attention
-//!   weights, token after token; `policy::Quest` says which pages a query reads. The policy is data of the cache's view
+//!   weights, token after token; `policy::Merging` (pool, DMC) says which tokens share a slot, and replaces their rows before they
+//!   are placed by DMS's rule; `policy::Quest` says which pages a query reads. The policy is data of the cache's view
 //!   on a GPU and no template parameter, so that kernels have one instance per codec and head size.
 //! - A *code* ([`quant`]) answers for one group of 64 weights: its word, and how its codes are chosen. No op of a backend
 //!   knows about formats of weights.

@@ -93,7 +93,7 @@ pub struct Common {
     #[arg(long, global = true, value_name = "on|off", help_heading = "Cache")]
     pub eviction: Option<List<OnOff>>,
 
-    /// Which tokens leave the cache: auto, dense, dms, window, tova or h2o; which merge: pool or dmc; or which are read: quest or dms+quest
+    /// Which tokens leave the cache: auto, dense, dms, window, tova, h2o; merge: pool, dmc; or are read: quest, dms+quest
     ///
     /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window keeps the
     /// newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest half of the

@@ -76,30 +76,28 @@ fn slots_are_means_of_segments_under_any_split_and_toggle() {
     for (i, case) in Case::all().into_iter().enumerate() {
         let mut runner = case.runner(Codec::F32);
         let mut rng = Rng(510 + i as u64);
-        for toggles in [0, 4] {
+        // Token by token, then in chunks between toggles.
+        for (toggles, whole) in [(0, false), (4, true)] {
             let (log, wanted) = case.clear_log(&mut rng, 85, toggles, Rounding::None);
             let most = case.every.unwrap_or(case.tiny.spec.window);
             assert!(toggles > 0 || wanted.longest == most, "case {i}: {} tokens a segment", wanted.longest);
-            for seed in 0..2 {
-                let (mut steps, mut fed, mut reads) = (step_lengths(seed), 0, 0);
-                let tokens: Vec<usize> = ends_of_runs(&log);
-                let (seq, logits) = feed(&mut runner, &log, || {
-                    let end = tokens.iter().find(|&&end| end > fed).expect("tokens are left");
-                    let len = if seed == 0 { 1 } else { steps() }.min(end - fed);
-                    reads += if len == 1 { wanted.reads[fed] as u64 } else { 0 };
-                    fed += len;
-                    len
-                });
-                let worst = max_difference(&logits, &wanted.logits);
-                assert!(worst < 1e-4, "case {i}: logits differ by {worst}");
-                assert_eq!(slots(&runner, seq), wanted.stored, "case {i}");
-                let stats = runner.cache.stats(runner.backend(), seq);
-                // No slot ever leaves: the last query saw all of them.
-                let peak = *wanted.reads.last().unwrap();
-                assert_eq!((stats.reads, stats.peak as usize), (reads, peak), "case {i}");
-                assert_eq!(runner.cache.audit(runner.backend()), Ok(stats.pages), "case {i}");
-                runner.release(seq);
-            }
+            let (ends, mut steps, mut fed, mut reads) = (ends_of_runs(&log), step_lengths(i as u64), 0, 0);
+            let (seq, logits) = feed(&mut runner, &log, || {
+                let end = ends.iter().find(|&&end| end > fed).expect("tokens are left");
+                let len = if whole { steps() } else { 1 }.min(end - fed);
+                reads += if len == 1 { wanted.reads[fed] as u64 } else { 0 };
+                fed += len;
+                len
+            });
+            let worst = max_difference(&logits, &wanted.logits);
+            assert!(worst < 1e-4, "case {i}: logits differ by {worst}");
+            assert_eq!(slots(&runner, seq), wanted.stored, "case {i}");
+            let stats = runner.cache.stats(runner.backend(), seq);
+            // No slot ever leaves: the last query saw all of them.
+            let peak = *wanted.reads.last().unwrap();
+            assert_eq!((stats.reads, stats.peak as usize), (reads, peak), "case {i}");
+            assert_eq!(runner.cache.audit(runner.backend()), Ok(stats.pages), "case {i}");
+            runner.release(seq);
         }
     }
 }
