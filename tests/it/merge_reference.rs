@@ -115,7 +115,7 @@ impl<'a> Rows<'a> {
         let mut length = 0;
         let begin = |t: usize| {
             let joins = match every {
-                Some(every) => t % every > 0,
+                Some(every) => !t.is_multiple_of(every),
                 None => {
                     let decision = self.decisions[t][head];
                     out.margin = out.margin.min(decision.abs());
