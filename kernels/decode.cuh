@@ -1,4 +1,4 @@
-// Parameters of the two kernels of a decode step's attention: attend.cu and decode_epilogue.cu.
+// Parameters of the two kernels of a decode step's attention, attend.cu and decode_epilogue.cu, and their modes.
 #pragma once
 #include "heads.cuh"
 #include "image.cuh"
@@ -18,7 +18,36 @@ struct DecodeParams {
   int out_is_bf16, layer;
   float score_scale;  // 1 / sqrt(head_dim)
   int unused;
+  // Where the policy has scores, else null: logits of the stored slots, see logits_at; tokens of KV heads done, zero between launches.
+  float* logits;
+  int* arrivals;  // [n]
 };
-static_assert(sizeof(DecodeParams) == 320 && OFFSET_OF(DecodeParams, heads) == 200 && OFFSET_OF(DecodeParams, out) == 248 &&
-                  OFFSET_OF(DecodeParams, layer) == 308,
+static_assert(sizeof(DecodeParams) == 352 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 264 &&
+                  OFFSET_OF(DecodeParams, layer) == 324 && OFFSET_OF(DecodeParams, logits) == 336,
               "backend::cuda::abi::DecodeParams has another layout");
+
+// What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose
+// nothing.
+struct Ordinary {
+  static const bool SCORES = false;
+};
+// Attention weights choose what is dropped: attend_scores.cu, decode_epilogue_scores.cu.
+struct WithScores {
+  static const bool SCORES = true;
+};
+
+// Position of a span's row under a mode.
+template <class Mode>
+__device__ __forceinline__ int position_of(const Kv& kv, const Span& span) {
+  return kv.seq_len[span.seq] + (Mode::SCORES ? span.before : 0);
+}
+
+// Logits of a token with the stored slots of a KV head, in log2 units: `logit_stride` floats a slot, one for each query head
+// of the group, an even number.
+__device__ __forceinline__ int logit_stride(const Kv& kv) {
+  int group = kv.n_q_heads / kv.n_kv_heads;
+  return group + group % 2;
+}
+__device__ __forceinline__ float* logits_at(const DecodeParams& p, int token, int head) {
+  return p.logits + (u64)(token * p.kv.n_kv_heads + head) * p.kv.max_pages * PAGE_SLOTS * logit_stride(p.kv);
+}

@@ -5,6 +5,15 @@
 
 #define PAGE_SLOTS 16  // as `cache::PAGE_SLOTS`
 
+// What a policy other than the eviction rule does: bits of `Kv::policy`. Mirrors `backend::cuda::abi::policy`.
+enum PolicyBits {
+  SCORES = 1,        // attention weights choose what is dropped: see policy_scored.cuh
+  BY_LAYER = 2,      // the lanes of a layer share their scores, and drop the same tokens
+  SUMS_SCORES = 4,   // a score remembers all queries, not only the last
+  KEEPS_NEWEST = 8,  // the newest half of the budget is never dropped
+  READS_PAGES = 16,  // a decode token reads some of its pages
+};
+
 // Mirrors `backend::cuda::abi::View` field by field.
 struct Kv {
   u8* pages;       // page p begins at p * stride
@@ -30,17 +39,23 @@ struct Kv {
   int k_bytes, v_bytes, v_at, k_sides_at, v_sides_at, meta_at;
   // The eviction rule: see policy_dms.cuh.
   int evicts, window, previous, sinks;
+  // Other policies: PolicyBits, and slots that a lane stores or a query reads (below 0: see budget_at). 0 where there is none.
+  int policy, budget;
+  float* score;  // [n_layers, n_lanes, max_pages * PAGE_SLOTS] scores of the stored slots, or null
 };
-static_assert(sizeof(Kv) == 200 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
+static_assert(sizeof(Kv) == 216 && OFFSET_OF(Kv, table) == 8 && OFFSET_OF(Kv, staged) == 88 &&
                   OFFSET_OF(Kv, reads) == 96 && OFFSET_OF(Kv, stride) == 128 && OFFSET_OF(Kv, n_layers) == 136 &&
-                  OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196,
+                  OFFSET_OF(Kv, k_bytes) == 160 && OFFSET_OF(Kv, meta_at) == 180 && OFFSET_OF(Kv, sinks) == 196 &&
+                  OFFSET_OF(Kv, score) == 208,
               "backend::cuda::abi::View has another layout");
 
 // Consecutive rows of one sequence in a step: mirrors `backend::cuda::abi::DeviceSpan`.
 struct Span {
-  int seq, start, len, unused;
+  int seq, start, len;
+  int before;  // rows of the sequence that the step has fed already: 0 but under policies with scores
 };
-static_assert(sizeof(Span) == 16 && OFFSET_OF(Span, start) == 4 && OFFSET_OF(Span, len) == 8,
+static_assert(sizeof(Span) == 16 && OFFSET_OF(Span, start) == 4 && OFFSET_OF(Span, len) == 8 &&
+                  OFFSET_OF(Span, before) == 12,
               "backend::cuda::abi::DeviceSpan has another layout");
 
 // Index of a lane, one KV head of one sequence in one layer, in [n_layers, n_lanes].
@@ -59,6 +74,17 @@ __device__ __forceinline__ u32* side_at(const Kv& kv, u8* page, int r, int v) {
   return (u32*)(page + (v ? kv.v_sides_at : kv.k_sides_at)) + r;
 }
 __device__ __forceinline__ int* meta_at(const Kv& kv, u8* page, int r) { return (int*)(page + kv.meta_at) + r; }
+
+// Whether attention counts what decode tokens read; elsewhere that is what lives after the step.
+__device__ __forceinline__ bool attention_counts_reads(const Kv& kv) { return kv.policy & (SCORES | READS_PAGES); }
+
+// Slots under the budget once `tokens` tokens were fed. CPU twin: `policy::Budget::at`.
+__device__ __forceinline__ int budget_at(const Kv& kv, int tokens) {
+  const u32 UNIT = 256, FEWEST = 64;
+  if (kv.budget >= 0) return kv.budget;
+  u32 ratio = (u32)-kv.budget;
+  return (int)max(((u32)tokens * UNIT + ratio - 1) / ratio, FEWEST);
+}
 
 // Metadata of a slot: 20 bits of the token's position, 11 of its decision's strength, 1 of its mark.
 __device__ __forceinline__ int pack_meta(int position, int strength, bool marked) {

@@ -1,6 +1,6 @@
 // Slot assignment for prefill chunks, and what happens to whole sequences: the end of a step, fork, release, compaction.
 // Slot numbers agree with the CPU's one for one. CPU twin: `backend::cpu::kv`.
-#include "place.cuh"
+#include "policy_scored.cuh"
 
 #define MAX_THREADS 1024  // of a block of `place`
 
@@ -113,7 +113,7 @@ KERNEL advance(Kv kv, const Span* spans, int n_spans) {
       kv.seq_len[span.seq] += span.len;
       kv.peak[span.seq] = max(kv.peak[span.seq], live);
       // A decode token attends to exactly the slots that live once it has its own.
-      if (span.len == 1) kv.reads[span.seq] += live;
+      if (span.len == 1 && !attention_counts_reads(kv)) kv.reads[span.seq] += live;
     }
   }
   if (blockIdx.x == 0) reclaim(kv);
@@ -126,7 +126,7 @@ KERNEL reclaim_pages(Kv kv) {
 }
 
 // Sequence `to` becomes a copy of `from` that shares its pages. Grid (n_kv_heads, n_layers), any block. Copies page
-// numbers and the ring of each lane.
+// numbers, the ring and the scores of each lane.
 KERNEL fork(Kv kv, int from, int to) {
   after_previous();
   Lane a = lane_of(kv, blockIdx.y, from, blockIdx.x), b = lane_of(kv, blockIdx.y, to, blockIdx.x);
@@ -137,6 +137,8 @@ KERNEL fork(Kv kv, int from, int to) {
   }
   if (kv.evicts)
     for (int i = threadIdx.x; i <= kv.window; i += blockDim.x) b.ring[i] = a.ring[i];
+  if (kv.score)
+    for (int i = threadIdx.x; i < live; i += blockDim.x) b.scores[i] = a.scores[i];
   if (threadIdx.x == 0) kv.live[b.row] = live;
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
     kv.seq_len[to] = kv.seq_len[from];
@@ -165,29 +167,20 @@ KERNEL release(Kv kv, int seq) {
   }
 }
 
-// Drops the slots outside the window that are marked or at least as strong as `threshold`, and closes the gaps. Grid (n_kv_heads, n_layers), 32 threads. Slots only move
-// down, in order: pages that this lane alone holds are compacted in place, and a shared one is replaced by a fresh page
-// once the slots of that entry have moved. Copies at most the lane's live slots.
-KERNEL compact(Kv kv, int seq, int threshold) {
-  after_previous();
-  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
-  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], size = PAGE_SLOTS;
-  Dms dms = dms_of(kv, kv.dial[seq]);
-  int window_start = max(n - dms.ring_len(), 0);
-  // anything to drop?
-  int kept = 0;
-  for (int slot = 0; slot < live; slot++) {
-    kept += !dms.drops(slot_meta(kv, l, slot), n - 1, threshold);
-  }
-  if (kept == live) return;
-  __syncwarp();
+// Drops the slots that `drops(slot, meta)` names and closes the gaps. By a warp. Slots only move down, in order: pages that this
+// lane alone holds are compacted in place, and a shared one is replaced by a fresh page once the slots of that entry have
+// moved. Copies at most the lane's live slots.
+template <class Drops>
+__device__ __forceinline__ void close_gaps(const Kv& kv, const Dms& dms, const Lane& l, int n, int live, int lane,
+                                           const Drops& drops) {
+  int window_start = max(n - dms.ring_len(), 0), size = PAGE_SLOTS;
   // move the kept slots down
   int to = 0, target = -1;
   for (int slot = 0; slot < live; slot++) {
     u8* from = page_at(kv, l.pages[slot / size]);
     int meta = *meta_at(kv, from, slot % size);
     __syncwarp();
-    if (dms.drops(meta, n - 1, threshold)) continue;
+    if (drops(slot, meta)) continue;
     if (to % size == 0) {
       // the page filled before enters the table
       if (target >= 0 && lane == 0 && l.pages[to / size - 1] != target) {
@@ -204,6 +197,7 @@ KERNEL compact(Kv kv, int seq, int threshold) {
       if (lane == 0) *meta_at(kv, page_at(kv, target), to % size) = meta;
     }
     if (lane == 0 && dms.evicts && meta_position(meta) >= window_start) l.ring[dms.ring_at(meta_position(meta))] = to;
+    if (lane == 0 && kv.score) l.scores[to] = l.scores[slot];
     to++;
     __syncwarp();
   }
@@ -219,6 +213,51 @@ KERNEL compact(Kv kv, int seq, int threshold) {
     }
     kv.live[l.row] = to;
   }
+}
+
+// Drops the slots outside the window that are marked or at least as strong as `threshold`, and closes the gaps. Grid
+// (n_kv_heads, n_layers), 32 threads.
+KERNEL compact(Kv kv, int seq, int threshold) {
+  after_previous();
+  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row];
+  Dms dms = dms_of(kv, kv.dial[seq]);
+  // anything to drop?
+  int kept = 0;
+  for (int slot = 0; slot < live; slot++) {
+    kept += !dms.drops(slot_meta(kv, l, slot), n - 1, threshold);
+  }
+  if (kept == live) return;
+  __syncwarp();
+  close_gaps(kv, dms, l, n, live, lane, [&](int, int meta) { return dms.drops(meta, n - 1, threshold); });
+}
+
+// Drops the slots with the least scores that exceed the budget, and closes the gaps: what dropping one token after the
+// other by the present scores leaves. Grid (n_kv_heads, n_layers), 32 threads. Reads the scores 64 times. CPU twin:
+// `policy::Scored::keep`.
+KERNEL reduce(Kv kv, int seq) {
+  after_previous();
+  Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
+  int lane = threadIdx.x, n = kv.seq_len[seq], live = kv.live[l.row], first_kept = protected_from(kv, n);
+  int excess = live - budget_at(kv, n);
+  if (excess <= 0) return;
+  auto key_of = [&](int slot, int meta) {
+    return meta_position(meta) < first_kept ? score_key(l.scores[slot], slot) : NO_SLOT;
+  };
+  // the excess-th key in order, one bit after the other; all that may be dropped where they are fewer
+  u64 last = 0;
+  for (int bit = 63; bit >= 0; bit--) {
+    u64 below = last | ((1ull << bit) - 1);
+    int n_below = 0;
+    for (int slot = lane; slot < live; slot += 32) n_below += key_of(slot, slot_meta(kv, l, slot)) <= below;
+#pragma unroll
+    for (int m = 16; m > 0; m /= 2) n_below += __shfl_xor_sync(FULL, n_below, m);
+    if (n_below < excess) last |= 1ull << bit;
+  }
+  close_gaps(kv, dms_of(kv, 0.0f), l, n, live, lane, [&](int slot, int meta) {
+    u64 key = key_of(slot, meta);
+    return key != NO_SLOT && key <= last;
+  });
 }
 
 // Sets strength and mark of the stored tokens at positions from `from` to below `to`; `rating` is metadata of position 0. Grid

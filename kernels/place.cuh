@@ -7,6 +7,7 @@ struct Lane {
   int row, head;  // index in [n_layers, n_lanes]; KV head
   int* pages;     // [max_pages]
   int* ring;      // [window + 1]
+  float* scores;  // [max_pages * PAGE_SLOTS] of the stored slots, where the policy has scores
 };
 
 __device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int head) {
@@ -15,6 +16,7 @@ __device__ __forceinline__ Lane lane_of(const Kv& kv, int layer, int seq, int he
   l.head = head;
   l.pages = kv.table + (u64)l.row * kv.max_pages;
   l.ring = kv.ring + (u64)l.row * (kv.window + 1);
+  l.scores = kv.score + (u64)l.row * kv.max_pages * PAGE_SLOTS;
   return l;
 }
 

@@ -20,8 +20,8 @@ struct PrefillParams {
   u8* unpacked;            // pages of unpacked.cuh; null: none
   int lane_pages, first_staged;  // of them: pages of each lane of the step, and the first of its staged ones
 };
-static_assert(sizeof(PrefillParams) == 280 && OFFSET_OF(PrefillParams, out) == 200 && OFFSET_OF(PrefillParams, layer) == 252 &&
-                  OFFSET_OF(PrefillParams, unpacked) == 264,
+static_assert(sizeof(PrefillParams) == 296 && OFFSET_OF(PrefillParams, out) == 216 && OFFSET_OF(PrefillParams, layer) == 268 &&
+                  OFFSET_OF(PrefillParams, unpacked) == 280,
               "backend::cuda::abi::PrefillParams has another layout");
 
 // What a block works on.

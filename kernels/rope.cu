@@ -11,7 +11,7 @@ struct RopeParams {
   const Span* spans;        // of the step
   const int* span_of_row;   // [n]
 };
-static_assert(sizeof(RopeParams) == 280 && OFFSET_OF(RopeParams, heads) == 200 && OFFSET_OF(RopeParams, qkv) == 248,
+static_assert(sizeof(RopeParams) == 296 && OFFSET_OF(RopeParams, heads) == 216 && OFFSET_OF(RopeParams, qkv) == 264,
               "backend::cuda::abi::RopeParams has another layout");
 
 struct Shared {

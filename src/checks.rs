@@ -88,6 +88,7 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     check!(sampling::all());
     check!(history::all());
     check!(history::wide());
+    check!(history::scored());
     check!(chunks::all());
 }
 

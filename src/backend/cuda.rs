@@ -401,7 +401,7 @@ impl Backend for Cuda {
     }
 
     fn attend_in_order(&self, _: &mut Acts, _: &Acts, kv: &mut KvTables<Self>, _layer: usize, _spans: &[Span]) {
-        unreachable!("policy {} is refused where the device is chosen", kv.geometry.policy.name());
+        unreachable!("attention under policy {} is fused", kv.geometry.policy.name());
     }
 
     fn place(&self, kv: &mut KvTables<Self>, decisions: &Buf<f32>, layer: usize, spans: &[Span]) {
@@ -422,7 +422,7 @@ impl Backend for Cuda {
         spans: &[Span],
         rope: &QkvRopeArgs<'_, Self>,
     ) {
-        if spans.iter().all(|s| s.len == 1) {
+        if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
             return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
         }
         self.attention_by_ops(out, qkv, decisions, kv, layer, spans, rope);

@@ -9,7 +9,7 @@ use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, EngineOptions, Runner};
-use crate::policy::SlotMeta;
+use crate::policy::{Budget, H2o, PolicyChoice, SlotMeta, Tova};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::Result;
 use std::time::Instant;
@@ -18,6 +18,8 @@ const STEPS: usize = 24;
 const PROMPTS: [usize; 3] = [1, 12, 30];
 /// A small window, so that short sequences evict tokens.
 const WINDOW: usize = 8;
+/// A small budget for the same.
+const BUDGET: Budget = Budget::Slots(18);
 
 /// The results of a run.
 #[derive(PartialEq)]
@@ -40,29 +42,51 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
         if alone {
             widen(&mut checkpoint);
         }
-        for &codec in CODECS {
+        for (policy, codec) in cases() {
             if !report.takes() {
                 continue;
             }
-            let (plain, ..) = trace(open(false)?, &checkpoint, codec, false)?;
+            let case = Case { checkpoint: &checkpoint, policy, codec };
+            let (plain, ..) = trace(open(false)?, &case, false)?;
             let started = Instant::now();
-            let (got, recorded, notice) = trace(open(true)?, &checkpoint, codec, alone)?;
-            let name = format!("steps {}: {} sequences {what}, {recorded} recorded", codec.name(), PROMPTS.len());
+            let (got, recorded, notice) = trace(open(true)?, &case, alone)?;
+            let name = format!("steps {}: {} sequences {what}, {recorded} recorded", case.name(), PROMPTS.len());
             report.add(finding(name, &got, &plain, notice, started));
         }
     }
     Ok(())
 }
 
+/// A model, and how its cache stores what.
+struct Case<'a> {
+    checkpoint: &'a Checkpoint,
+    policy: PolicyChoice,
+    codec: Codec,
+}
+
+/// The model's own policy with every codec, then policies with scores.
+fn cases() -> impl Iterator<Item = (PolicyChoice, Codec)> {
+    let own = CODECS.iter().map(|&codec| (PolicyChoice::Model, codec));
+    let tova = PolicyChoice::Tova(Tova { budget: BUDGET });
+    own.chain([(tova, Codec::Bf16), (PolicyChoice::H2o(H2o { budget: BUDGET }), Codec::Int8)])
+}
+
+impl Case<'_> {
+    fn name(&self) -> String {
+        let policy = match self.policy {
+            PolicyChoice::Tova(_) => "tova ",
+            PolicyChoice::H2o(_) => "h2o ",
+            _ => "",
+        };
+        format!("{policy}{}", self.codec.name())
+    }
+}
+
 /// Decodes three sequences, sometimes two; `alone`: one per step. Returns the trace, the number of captured graphs, and
 /// the backend's notice.
-fn trace<B: Backend>(
-    b: B,
-    checkpoint: &Checkpoint,
-    codec: Codec,
-    alone: bool,
-) -> Result<(Trace, usize, Option<String>)> {
-    let options = EngineOptions { context: Some(64), max_step: Some(64), ..EngineOptions::new(codec) };
+fn trace<B: Backend>(b: B, case: &Case<'_>, alone: bool) -> Result<(Trace, usize, Option<String>)> {
+    let &Case { checkpoint, policy, codec } = case;
+    let options = EngineOptions { context: Some(64), max_step: Some(64), policy, ..EngineOptions::new(codec) };
     let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
     let vocab = checkpoint.config.vocab;
     let samplings = [
@@ -137,6 +161,6 @@ mod tests {
             assert!(finding.fine(), "{}: {:?}", finding.name, finding.broken);
         };
         run_all(open, &mut Report::new(Part::ALL, false, each)).unwrap();
-        assert_eq!(seen, 2 * CODECS.len());
+        assert_eq!(seen, 2 * cases().count());
     }
 }

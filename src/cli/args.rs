@@ -97,7 +97,7 @@ pub struct Common {
     ///
     /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window keeps the
     /// newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest half of the
-    /// budget and what has had the most attention. tova and h2o run on the CPU and read prompts token by token. quest keeps
+    /// budget and what has had the most attention. tova and h2o read prompts token by token. quest keeps
     /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
     /// bench, on the CPU. pool merges the tokens of each --budget 4x into their mean, on the CPU; dmc merges what a model trained
     /// for it decides.

@@ -131,8 +131,13 @@ pub struct View {
     pub window: i32,
     pub previous: i32,
     pub sinks: i32,
+    /// Bits of [`policy`], and slots that a lane stores or a query reads: a number, or minus the units of a
+    /// [`Budget::Ratio`](crate::policy::Budget). 0 where there is none.
+    pub policy: i32,
+    pub budget: i32,
+    pub score: u64,
 }
-layout!(View: 200 {
+layout!(View: 216 {
     table: 8,
     staged: 88,
     reads: 96,
@@ -141,7 +146,17 @@ layout!(View: 200 {
     k_bytes: 160,
     meta_at: 180,
     sinks: 196,
+    score: 208,
 });
+
+/// What a policy other than the eviction rule does: `PolicyBits` in `kv.cuh`.
+pub mod policy {
+    pub const SCORES: i32 = 1;
+    pub const BY_LAYER: i32 = 2;
+    pub const SUMS_SCORES: i32 = 4;
+    pub const KEEPS_NEWEST: i32 = 8;
+    pub const READS_PAGES: i32 = 16;
+}
 
 /// What heads go through before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are 0.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -159,7 +174,7 @@ pub struct HeadParams {
 }
 layout!(HeadParams: 48 { eps: 24, per_layer: 44 });
 
-/// Parameters of `attend.cu` and `decode_epilogue.cu`: `DecodeParams` in `decode.cuh`.
+/// Parameters of `attend.cu`, `decode_epilogue.cu` and their instances under policies with scores: `DecodeParams` in `decode.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
@@ -176,8 +191,10 @@ pub struct DecodeParams {
     pub layer: i32,
     pub score_scale: f32,
     pub unused: i32,
+    pub logits: u64,
+    pub arrivals: u64,
 }
-layout!(DecodeParams: 320 { heads: 200, out: 248, layer: 308 });
+layout!(DecodeParams: 352 { heads: 216, out: 264, layer: 324, logits: 336 });
 
 /// Parameters of `attend_tiles.cu` and `attend_wgmma.cu`: `PrefillParams` in `prefill.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -198,7 +215,7 @@ pub struct PrefillParams {
     pub lane_pages: i32,
     pub first_staged: i32,
 }
-layout!(PrefillParams: 280 { out: 200, layer: 252, unpacked: 264 });
+layout!(PrefillParams: 296 { out: 216, layer: 268, unpacked: 280 });
 
 /// Parameters of `rope.cu`: `RopeParams` there.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -211,7 +228,7 @@ pub struct RopeParams {
     pub spans: u64,
     pub span_of_row: u64,
 }
-layout!(RopeParams: 280 { heads: 200, qkv: 248 });
+layout!(RopeParams: 296 { heads: 216, qkv: 264 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -229,9 +246,10 @@ pub struct DeviceSpan {
     pub seq: i32,
     pub start: i32,
     pub len: i32,
-    pub unused: i32,
+    /// Rows of the sequence that the step has fed already: 0 but under policies with scores.
+    pub before: i32,
 }
-layout!(DeviceSpan: 16 { seq: 0, start: 4, len: 8 });
+layout!(DeviceSpan: 16 { seq: 0, start: 4, len: 8, before: 12 });
 
 // How one row is sampled: `SamplingState` in `sample.cu`. Kernels read an array of them.
 layout!(SamplingState: 32 { seed: 0, seq: 8, top_k: 12, temperature: 16, top_p: 20, min_p: 24, repetition_penalty: 28 });

@@ -62,8 +62,9 @@ impl Source {
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
         match self.name {
-            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
-            "linear" | "packed_gemm" => false,
+            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; policies with
+            // scores.
+            "linear" | "packed_gemm" | "attend_scores" | "decode_epilogue_scores" => false,
             "gemv" | "gemm_decode" => code.is_none(),
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
@@ -93,7 +94,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "decode_epilogue" "attend_tiles" "place" "presence" "defrag"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "attend_scores" "decode_epilogue" "decode_epilogue_scores" "attend_tiles" "place" "presence" "defrag"
     "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
              "packed_wgmma" instead of None
@@ -254,6 +255,22 @@ kernels! {
         DecodeEpilogueInt8 "decode_epilogue_int8" "d",
         DecodeEpilogueK8V4 "decode_epilogue_k8v4" "d",
     }
+    "attend_scores" {
+        AttendScores64Bf16 "attend_scores_64_bf16" "d",
+        AttendScores64Fp8 "attend_scores_64_fp8" "d",
+        AttendScores128Bf16 "attend_scores_128_bf16" "d",
+        AttendScores128Fp8 "attend_scores_128_fp8" "d",
+        AttendScores64Int8 "attend_scores_64_int8" "d",
+        AttendScores128Int8 "attend_scores_128_int8" "d",
+        AttendScores64K8V4 "attend_scores_64_k8v4" "d",
+        AttendScores128K8V4 "attend_scores_128_k8v4" "d",
+    }
+    "decode_epilogue_scores" {
+        DecodeEpilogueScoresBf16 "decode_epilogue_scores_bf16" "d",
+        DecodeEpilogueScoresFp8 "decode_epilogue_scores_fp8" "d",
+        DecodeEpilogueScoresInt8 "decode_epilogue_scores_int8" "d",
+        DecodeEpilogueScoresK8V4 "decode_epilogue_scores_k8v4" "d",
+    }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "c",
         AttendTiles64Fp8 "attend_tiles_64_fp8" "c",
@@ -278,6 +295,7 @@ kernels! {
         Fork "fork" "kii",
         Release "release" "ki",
         Compact "compact" "kii",
+        Reduce "reduce" "ki",
         RateSlots "rate_slots" "kiiii",
         SlotMetas "slot_metas" "pkiii",
     }

@@ -2,13 +2,13 @@
 
 use super::super::{KvGeometry, KvTables, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
-use super::abi::{DecodeParams, HeadParams, PrefillParams, RopeParams, View};
+use super::abi::{self, DecodeParams, DeviceSpan, HeadParams, PrefillParams, RopeParams, View};
 use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
-use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM};
+use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool};
 use crate::codec::Codec;
-use crate::policy::{Shift, SlotMeta};
+use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
 use crate::protocol::LaneFilter;
 use std::ops::Range;
 
@@ -71,6 +71,32 @@ fn view(kv: &KvTables<Cuda>) -> View {
         window: rule.map_or(0, |r| r.window as i32),
         previous: rule.is_some_and(|r| r.shift == Shift::Previous) as i32,
         sinks: rule.map_or(0, |r| r.sinks as i32),
+        policy: policy_bits(&g.policy),
+        budget: budget(&g.policy),
+        score: if g.policy.scored().is_some() { kv.score.ptr() } else { 0 },
+    }
+}
+
+/// What a policy other than the eviction rule does, as bits for the kernels.
+fn policy_bits(policy: &Policy) -> i32 {
+    let mut bits = if policy.quest().is_some() { abi::policy::READS_PAGES } else { 0 };
+    if let Some(rule) = policy.scored() {
+        let of = |bit, set: bool| if set { bit } else { 0 };
+        bits |= abi::policy::SCORES;
+        bits |= of(abi::policy::BY_LAYER, rule.scope == Scope::Layer);
+        bits |= of(abi::policy::SUMS_SCORES, rule.history == History::Sum);
+        bits |= of(abi::policy::KEEPS_NEWEST, rule.keeps_newest);
+    }
+    bits
+}
+
+/// A policy's budget as kernels take it: `budget_at` in `kv.cuh`.
+fn budget(policy: &Policy) -> i32 {
+    let bounded = |n: usize| n.min(i32::MAX as usize) as i32;
+    match policy.budget() {
+        None => 0,
+        Some(Budget::Slots(slots)) => bounded(slots),
+        Some(Budget::Ratio(units)) => -bounded(units as usize),
     }
 }
 
@@ -84,6 +110,8 @@ struct Instances {
     /// What unpacks its codes, if it has codes to unpack.
     unpack: Option<Kernel>,
     decode_epilogue: Kernel,
+    /// `attend` and `decode_epilogue` under policies with scores.
+    with_scores: [Kernel; 2],
 }
 
 /// The instances for a geometry: one row of the table a codec. f32 is refused where the device is chosen.
@@ -114,8 +142,14 @@ fn instances(g: &KvGeometry) -> Instances {
         (Codec::Int8, 128) => (Some(AttendWgmma128Int8), Some(KvUnpackInt8)),
         _ => (None, None),
     };
+    let with_scores = match g.codec {
+        Codec::Bf16 => [[AttendScores64Bf16, AttendScores128Bf16][wide], DecodeEpilogueScoresBf16],
+        Codec::Fp8 => [[AttendScores64Fp8, AttendScores128Fp8][wide], DecodeEpilogueScoresFp8],
+        Codec::Int8 => [[AttendScores64Int8, AttendScores128Int8][wide], DecodeEpilogueScoresInt8],
+        Codec::K8V4 | Codec::F32 => [[AttendScores64K8V4, AttendScores128K8V4][wide], DecodeEpilogueScoresK8V4],
+    };
     let (attend, attend_tiles) = (attend[wide], attend_tiles[wide]);
-    Instances { qkv_rope, attend, attend_tiles, attend_wgmma, unpack, decode_epilogue }
+    Instances { qkv_rope, attend, attend_tiles, attend_wgmma, unpack, decode_epilogue, with_scores }
 }
 
 /// The kernel that unpacks what a step of `rows` rows attends to, if that is worth its time.
@@ -135,7 +169,8 @@ pub(super) fn padded(head_dim: usize) -> usize {
 }
 
 /// Fused attention of a decode step: split-KV attention over the stored slots, then an epilogue that stores the tokens and
-/// merges the splits.
+/// merges the splits. Under a policy with scores of any step, one row of each sequence after the other: each changes the
+/// slots that the next one sees.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decode(
     cuda: &Cuda,
@@ -149,13 +184,8 @@ pub(super) fn decode(
 ) {
     let shape = cuda.send(spans);
     out.fills(shape.n_rows);
-    let (g, n, pool, kernels) = (&kv.geometry, shape.n_spans, &kv.pool, instances(&kv.geometry));
-    // The kernel divides a token's blocks among its KV heads by their live slots. With one block for each head it could not,
-    // and the longest head would decide the time.
-    let room = pool.max_blocks * TILE_QUERIES / MAX_GROUP / n;
-    let blocks = (pool.decode_blocks / n).max(room.min(BLOCKS_PER_HEAD * g.n_kv_heads)).max(g.n_kv_heads);
-    assert!(blocks <= room, "no room for the splits of {n} sequences");
-    let params = DecodeParams {
+    let (g, pool, kernels) = (&kv.geometry, &kv.pool, instances(&kv.geometry));
+    let mut params = DecodeParams {
         kv: view(kv),
         heads: head_params(rope),
         out: out.ptr(),
@@ -164,14 +194,48 @@ pub(super) fn decode(
         qkv: qkv.ptr(),
         decisions: decisions.ptr(),
         spans: shape.spans,
-        image: out.image_to_fill(n),
+        image: out.image_to_fill(shape.n_rows),
         out_is_bf16: out.bf16 as i32,
         layer: layer as i32,
         score_scale: score_scale(g),
         unused: 0,
+        logits: pool.logits.ptr(),
+        arrivals: pool.arrivals.ptr(),
     };
-    cuda.driver.launch(kernels.attend, [blocks, n, 1], DECODE_THREADS, &[Arg::of(&params)]);
-    cuda.driver.launch(kernels.decode_epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &[Arg::of(&params)]);
+    let launch = |params: &DecodeParams, n: usize, [attend, epilogue]: [Kernel; 2], early: bool| {
+        let (args, blocks) = ([Arg::of(params)], decode_blocks(pool, g, n));
+        for (kernel, grid, threads) in
+            [(attend, [blocks, n, 1], DECODE_THREADS), (epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g))]
+        {
+            if early {
+                cuda.driver.launch(kernel, grid, threads, &args);
+            } else {
+                cuda.driver.launch_after_all(kernel, grid, threads, &args);
+            }
+        }
+    };
+    if g.policy.scored().is_none() {
+        return launch(&params, shape.n_spans, [kernels.attend, kernels.decode_epilogue], true);
+    }
+    if spans.iter().all(|s| s.len == 1) {
+        return launch(&params, shape.n_spans, kernels.with_scores, true);
+    }
+    let (rows, turns) = cuda.spans.borrow_mut().send_rows(spans);
+    let mut before = 0;
+    for n in turns {
+        params.spans = rows + (before * size_of::<DeviceSpan>()) as u64;
+        launch(&params, n, kernels.with_scores, false);
+        before += n;
+    }
+}
+
+/// Blocks of decode attention for each of `n` tokens. The kernel divides a token's blocks among its KV heads by their live
+/// slots. With one block for each head it could not, and the longest head would decide the time.
+fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
+    let room = pool.max_blocks * TILE_QUERIES / MAX_GROUP / n;
+    let blocks = (pool.decode_blocks / n).max(room.min(BLOCKS_PER_HEAD * g.n_kv_heads)).max(g.n_kv_heads);
+    assert!(blocks <= room, "no room for the splits of {n} sequences");
+    blocks
 }
 
 /// A warp for each query head of a group, for K and for V, at least the eight that merge, and one that assigns the slot.
@@ -327,7 +391,10 @@ pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {
 }
 
 pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshold: usize) {
-    over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]);
+    match kv.geometry.policy.scored() {
+        Some(_) => over_lanes(cuda, kv, Kernel::Reduce, 32, &[seq]),
+        None => over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]),
+    }
     reclaim(cuda, kv);
 }
 

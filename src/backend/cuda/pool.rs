@@ -48,11 +48,13 @@ pub struct Pool {
     certain: Cell<usize>,
     /// K and V of a chunk's rows, encoded: `staged_at` in `kv.cuh`.
     pub(super) staged: Buf<u8>,
-    /// Partial softmax results of KV splits (`attend.cu`, `attend_tiles.cu`), and a count of those that are done.
+    /// Partial softmax results of KV splits (`attend.cuh`, `attend_tiles.cu`), and a count of those that are done.
     pub(super) partials: Buf<f32>,
     pub(super) arrivals: Buf<i32>,
     /// For each decode token and KV head its first split, and how many there are.
     pub(super) splits: Buf<i32>,
+    /// Logits of the tokens of a launch with the stored slots: `logits_at` in `decode.cuh`. Empty where the policy has no scores.
+    pub(super) logits: Buf<f32>,
     /// Blocks whose results fit in `partials`.
     pub(super) max_blocks: usize,
     /// Blocks of `attend` that the GPU runs at once.
@@ -93,8 +95,11 @@ impl Pool {
         let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_bytes))?;
         let partial_sums = max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
-        let arrivals = Buf::new(driver, max_blocks)?;
+        let arrivals = Buf::new(driver, max_blocks.max(g.n_seqs))?;
         let splits = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
+        let group = (g.n_q_heads / g.n_kv_heads).next_multiple_of(2);
+        let n_logits = g.n_seqs * g.n_kv_heads * group * g.score_slots();
+        let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
         let unpacked = match unpack_kernel(driver, g, max_step) {
             Some(_) => {
@@ -129,6 +134,7 @@ impl Pool {
             partials,
             arrivals,
             splits,
+            logits,
             max_blocks,
             decode_blocks,
             metas,

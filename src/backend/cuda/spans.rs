@@ -23,6 +23,9 @@ pub(super) struct Spans {
     /// What device memory holds now.
     current: Vec<Span>,
     memory: Option<(Buf<DeviceSpan>, Buf<i32>)>,
+    /// What [`Self::send_rows`] sent last, and where it lies.
+    current_rows: Vec<Span>,
+    rows_memory: Option<Buf<DeviceSpan>>,
     rows: usize,
 }
 
@@ -31,8 +34,10 @@ impl Spans {
     pub fn reserve(&mut self, driver: &Rc<Driver>, rows: usize) -> Result<(), OutOfMemory> {
         if rows > self.rows {
             self.memory = Some((Buf::new(driver, rows)?, Buf::new(driver, rows)?));
+            self.rows_memory = Some(Buf::new(driver, rows)?);
             self.rows = rows;
             self.current.clear();
+            self.current_rows.clear();
         }
         Ok(())
     }
@@ -49,7 +54,7 @@ impl Spans {
         let (on_gpu, of_row) = self.memory.as_mut().expect("activations were made before a step");
         if self.current != spans {
             let device =
-                |s: &Span| DeviceSpan { seq: s.seq as i32, start: s.start as i32, len: s.len as i32, unused: 0 };
+                |s: &Span| DeviceSpan { seq: s.seq as i32, start: s.start as i32, len: s.len as i32, before: 0 };
             on_gpu.write(0, &spans.iter().map(device).collect::<Vec<_>>());
             let mut rows = vec![0; n_rows];
             for (i, span) in spans.iter().enumerate() {
@@ -59,5 +64,26 @@ impl Spans {
             self.current = spans.to_vec();
         }
         Shape { spans: on_gpu.ptr(), span_of_row: of_row.ptr(), n_spans: spans.len(), n_rows }
+    }
+
+    /// Copies every row of the spans to the GPU, unless they are there: first those that come first in their spans, then the
+    /// second ones, and so on. Returns the device address of the [`DeviceSpan`]s, and how many rows each turn has. A
+    /// row has the length of its span.
+    pub fn send_rows(&mut self, spans: &[Span]) -> (u64, Vec<usize>) {
+        let longest = spans.iter().map(|s| s.len).max().unwrap_or(0);
+        let turns = (0..longest).map(|i| spans.iter().filter(|s| i < s.len).count()).collect();
+        let on_gpu = self.rows_memory.as_mut().expect("activations were made before a step");
+        if self.current_rows != spans {
+            let row = |s: &Span, i: usize| DeviceSpan {
+                seq: s.seq as i32,
+                start: (s.start + i) as i32,
+                len: s.len as i32,
+                before: i as i32,
+            };
+            let of_turn = |i| spans.iter().filter(move |s| i < s.len).map(move |s| row(s, i));
+            on_gpu.write(0, &(0..longest).flat_map(of_turn).collect::<Vec<_>>());
+            self.current_rows = spans.to_vec();
+        }
+        (on_gpu.ptr(), turns)
     }
 }

@@ -1,0 +1,382 @@
+// Decode attention: split-KV attention of one token a sequence over the slots that its KV heads have stored, on tensor
+// cores. The token itself has no slot yet: decode_epilogue.cu, launched next, assigns one, stores K and V and merges the
+// splits. Until then the layer's tables and slots do not change, so everything but the query is read while the kernels
+// before this one still run. The token sees every live slot but the one that leaves the window at it. Prefill chunks go
+// to attend_tiles.cu. CPU twin: `backend::cpu::attention`.
+//
+// A warp processes one page of 16 slots at a time, straight from global memory to registers: S = K Q^T has slots as rows
+// (M = 16), O = V^T P^T has channels as rows, and the group's query heads are the N = 8 columns of both.
+// Channels are contracted, and keys summed, in the order in which the loads bring them.
+//
+// Precision: K and V are exact, q and softmax weights are rounded to bf16, sums are f32. Running maxima are rounded up to
+// whole exponents of 2, so a weight is rounded in the same way whatever maximum it is relative to: dividing the keys
+// differently among warps, splits and tiles changes the order of sums and nothing else.
+#pragma once
+#include "decode.cuh"
+
+#define WARPS 8
+#define THREADS (32 * WARPS)
+#define MIN_SPLIT_PAGES 4  // fewer are not worth a merge
+
+// The block's share of the token's work: pages [first, last) of one KV head. head -1: none.
+struct Split {
+  int head, live, first, last, index, count;
+};
+
+// a / b where that is less than 2^21, in a third of the time of an integer division.
+__device__ __forceinline__ int divide(int a, int b) {
+  int q = (int)(a * reciprocal((float)b)), left = a - q * b;
+  return left < 0 ? q - 1 : left >= b ? q + 1 : q;
+}
+
+// Divides the blocks of a token among its KV heads by the pages that they hold, at least one block each. Every block
+// computes the same division.
+__device__ __forceinline__ Split split_of(const int* live, int heads, int lane) {
+  // pages of all heads, hence pages per split
+  int total = 0, block = blockIdx.x;
+  for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(FULL, total, m);
+  int spare = gridDim.x - heads, per = spare > 0 ? max(MIN_SPLIT_PAGES, divide(total + spare - 1, spare)) : 1 << 20;
+  Split s = {-1, 0, 0, 0, 0, 0};
+  // prefix sum of the heads' splits, 32 heads at a time, until this block's is among them
+  for (int h = lane, before = 0; h - lane < heads; h += 32) {
+    int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
+    int splits = h < heads ? max(1, divide(pages + per - 1, per)) : 0, end = splits;
+#pragma unroll
+    for (int k = 1; k < 32; k *= 2) {
+      int x = __shfl_up_sync(FULL, end, k);
+      if (lane >= k) end += x;
+    }
+    end += before;
+    before = __shfl_sync(FULL, end, 31);
+    u32 mine = __ballot_sync(FULL, block >= end - splits && block < end);
+    if (!mine) continue;
+    int from = __ffs(mine) - 1;
+    s.head = h - lane + from;
+    s.live = __shfl_sync(FULL, here, from);
+    s.count = __shfl_sync(FULL, splits, from);
+    s.index = block - (__shfl_sync(FULL, end, from) - s.count);
+    pages = __shfl_sync(FULL, pages, from);
+    s.first = divide(s.index * pages, s.count);
+    s.last = divide((s.index + 1) * pages, s.count);
+    break;
+  }
+  return s;
+}
+
+// A page in a warp's registers, as fragments of mma: lane 4 g + t holds K's channels 32 i + 8 t + 0..7 of slots g and
+// g + 8, and V's channels 64 i + 8 g + 0..7 of slots 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+template <int D, class Codec>
+struct Page {
+  typename Codec::K::Eight k[2][D / 32];
+  typename Codec::V::Eight v[4][D / 64];
+  float k_scale[2];
+  u32 v_side[2];
+
+  __device__ __forceinline__ void load_k(const Kv& kv, const u8* page, int lane) {
+    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.k_bytes;
+    const u8* row = page + g * bytes;
+#pragma unroll
+    for (int half = 0; half < 2; half++, row += 8 * bytes)
+#pragma unroll
+      for (int i = 0; i < D / 32; i++) {
+        int channel = 32 * i + 8 * t;
+        k[half][i].load(row, channel, channel < d);
+      }
+  }
+
+  // V and the side data. The first n slots live: V of others may hold NaN, so it is not loaded.
+  __device__ __forceinline__ void load_v(const Kv& kv, const u8* page, int n, int lane) {
+    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.v_bytes;
+    const u8* row = page + kv.v_at + 2 * t * bytes;
+#pragma unroll
+    for (int key = 0; key < 4; key++, row += key == 2 ? 7 * bytes : bytes)
+#pragma unroll
+      for (int i = 0; i < D / 64; i++) {
+        int slot = 2 * t + key % 2 + key / 2 * 8, channel = 64 * i + 8 * g;
+        v[key][i].load(row, channel, channel < d && slot < n);
+      }
+    if (!Codec::SCALED) return;
+    const float* k_scales = (const float*)(page + kv.k_sides_at) + g;
+    const u32* v_sides = (const u32*)(page + kv.v_sides_at) + g;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      k_scale[half] = k_scales[8 * half];
+      v_side[half] = v_sides[8 * half];
+    }
+  }
+};
+
+// Online softmax of a warp over its pages, for the query heads of a group. Lane 4 g + t holds, of head g, q's channels
+// 32 i + 8 t + 0..7; of heads 2 t and 2 t + 1, the maximum of the logits (in log2 units), its own slots' share of
+// the sum of exp2(logit - max) and of the weights times V's offsets, and the accumulators of channels 64 i + 8 g + 0..7, without
+// the offsets.
+template <int D, class Codec>
+struct OnlineSoftmax {
+  u32 q[D / 16][2], weights[2];
+  float acc[D / 16][4], rescale[2], max[2], sum[2], offset[2];
+
+  __device__ __forceinline__ void init(const float (*rows)[ROW_STRIDE], int group, int d, int lane) {
+    const float by = Codec::QUERY_FACTOR;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+      int channel = 32 * i + lane % 4 * 8;
+      float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
+      if (lane / 4 < group && channel < d) {
+        const float4* from = (const float4*)(rows[lane / 4] + channel);
+        a = from[0], b = from[1];
+      }
+      q[2 * i][0] = round_pair(a.x * by, a.y * by), q[2 * i][1] = round_pair(a.z * by, a.w * by);
+      q[2 * i + 1][0] = round_pair(b.x * by, b.y * by), q[2 * i + 1][1] = round_pair(b.z * by, b.w * by);
+    }
+#pragma unroll
+    for (int j = 0; j < D / 16; j++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) acc[j][k] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 2; k++) max[k] = NEG_INFINITY, sum[k] = offset[k] = 0.0f;
+  }
+
+  // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen. Products k q times
+  // `scale` are logits in log2 units; under a mode with scores those of slot i go to `logits + i * stride` too.
+  template <class Mode>
+  __device__ __forceinline__ void score(const Page<D, Codec>& page, int n, int unseen, float scale, int lane,
+                                        float* logits, int stride) {
+    int g = lane / 4;
+    // S = K Q^T, in two independent chains of mma
+    float scores[4] = {}, others[4] = {};
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+      uint4 x = page.k[0][i].as_bf16(), y = page.k[1][i].as_bf16();
+      u32 first[4] = {x.x, y.x, x.y, y.y}, second[4] = {x.z, y.z, x.w, y.w};
+      mma(scores, first, q[2 * i]);
+      mma(others, second, q[2 * i + 1]);
+    }
+    // scale and mask
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        float& x = scores[2 * half + k];
+        x = (x + others[2 * half + k]) * (Codec::SCALED ? page.k_scale[half] * scale : scale);
+        int slot = g + 8 * half;
+        if (slot >= n || slot == unseen) x = NEG_INFINITY;
+      }
+    if (Mode::SCORES) {
+      int head = 2 * (lane % 4);
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        if (g + 8 * half < n && head < stride)
+          *(float2*)(logits + (g + 8 * half) * stride + head) = float2{scores[2 * half], scores[2 * half + 1]};
+    }
+    // new maximum, and the factor that brings the sums to it
+    float from[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      float top = fmaxf(scores[k], scores[2 + k]);
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) top = fmaxf(top, __shfl_xor_sync(FULL, top, mask));
+      top = fmaxf(max[k], ceilf(top));
+      // nothing seen so far: avoid inf - inf
+      from[k] = top == NEG_INFINITY ? 0.0f : top;
+      rescale[k] = exp2_fast(max[k] - from[k]);
+      max[k] = top;
+      sum[k] *= rescale[k];
+      if (Codec::AFFINE) offset[k] *= rescale[k];
+    }
+    // weights as bf16, transposed into the B fragment of the second mma
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float x = exp2_fast(scores[2 * half] - from[0]), y = exp2_fast(scores[2 * half + 1] - from[1]);
+      if (Codec::SCALED) {
+        sum[0] += x, sum[1] += y;
+        // Slots that do not live have garbage side data.
+        float by = Codec::V::affine(page.v_side[half]).x * Codec::WEIGHT_FACTOR;
+        x = x > 0.0f ? x * by : 0.0f;
+        y = y > 0.0f ? y * by : 0.0f;
+      }
+      u32 pair = round_pair(x, y);
+      if (Codec::AFFINE) {
+        // Offsets get the rounded weights that codes get: an error that both share does not grow by their cancellation.
+        float2 affine = Codec::V::affine(page.v_side[half]);
+        float steps = affine.y * reciprocal(affine.x) * (1.0f / Codec::WEIGHT_FACTOR);
+        offset[0] += x > 0.0f ? bf16_to_f32((u16)pair) * steps : 0.0f;
+        offset[1] += y > 0.0f ? __uint_as_float(pair & 0xffff0000u) * steps : 0.0f;
+      }
+      if (!Codec::SCALED) sum[0] += bf16_to_f32((u16)pair), sum[1] += __uint_as_float(pair & 0xffff0000u);
+      weights[half] = transpose(pair);
+    }
+  }
+
+  // O = O * rescale + V^T P^T of the page that was scored last.
+  __device__ __forceinline__ void accumulate(const Page<D, Codec>& page) {
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+      uint4 x[4];
+#pragma unroll
+      for (int key = 0; key < 4; key++) x[key] = page.v[key][i].as_bf16();
+      u32 words[4][4] = {{x[0].x, x[1].x, x[2].x, x[3].x},
+                         {x[0].y, x[1].y, x[2].y, x[3].y},
+                         {x[0].z, x[1].z, x[2].z, x[3].z},
+                         {x[0].w, x[1].w, x[2].w, x[3].w}};
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        // pairs of channels of one key become pairs of keys of one channel
+        u32 a[4] = {__byte_perm(words[w][0], words[w][1], 0x5410), __byte_perm(words[w][0], words[w][1], 0x7632),
+                    __byte_perm(words[w][2], words[w][3], 0x5410), __byte_perm(words[w][2], words[w][3], 0x7632)};
+        float* to = acc[4 * i + w];
+        to[0] *= rescale[0], to[1] *= rescale[1], to[2] *= rescale[0], to[3] *= rescale[1];
+        mma(to, a, weights);
+      }
+    }
+  }
+};
+
+template <int D>
+struct Shared {
+  float q[MAX_GROUP][ROW_STRIDE], max[WARPS][MAX_GROUP], sum[WARPS][MAX_GROUP];
+  union {
+    float acc[MAX_GROUP * D];
+    uint4 page[(2 * PAGE_SLOTS * D + 2 * PAGE_SLOTS * 4) / 16];  // a page of packed codes in flight
+  } of[WARPS];
+  float scratch[ROW_STRIDE];
+  int unseen;  // slot of the token that leaves the window, -1: none
+};
+
+// partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. splits [n, n_kv_heads]: a head's
+// first block, and how many. Grid (blocks of a token, at least n_kv_heads; n), THREADS threads. Reads every live slot
+// once: head_dim channels of K and of V, and the scales.
+template <int D, class Codec, class Mode>
+__device__ __forceinline__ void attend(const DecodeParams& p) {
+  __shared__ __align__(16) Shared<D> s;
+  next_may_begin();
+  const Kv& kv = p.kv;
+  const HeadParams& head_params = p.heads;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
+  Span span = p.spans[blockIdx.y];
+  int position = position_of<Mode>(kv, span);
+  Split split = split_of(kv.live + lane_index(kv, p.layer, span.seq, 0), heads, lane);
+  // Blocks without work end here; the kernel ends with the last of the others.
+  if (split.head < 0) return;
+  Lane slots = lane_of(kv, p.layer, span.seq, split.head);
+
+  // first page of this warp to registers, second one in flight
+  int at = split.first + warp, number = at < split.last ? slots.pages[at] : 0;
+  Page<D, Codec> page;
+  if (at < split.last) {
+    const u8* from = page_at(kv, number);
+    page.load_k(kv, from, lane);
+    page.load_v(kv, from, split.live - at * PAGE_SLOTS, lane);
+  }
+  if (at + WARPS < split.last) {
+    number = slots.pages[at + WARPS];
+    const u8* from = page_at(kv, number);
+    if (Codec::PACKED) {
+      for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, from + 16 * i, true);
+    } else {
+      for (int j = 128 * lane; j < (int)kv.stride; j += 128 * 32) prefetch(from + j);
+    }
+  }
+  copy_commit();
+  RopeAngles angles;
+  const float* norm = nullptr;
+  if (warp < group) {
+    norm = prefetch_norm(head_params.q_norm, d, lane);
+    angles.compute(head_params, position, d, lane);
+  }
+  // The last warp has no query, or the fewest pages: it looks up which slot leaves.
+  SlotAssignment assignment = {};
+  bool looks = warp == WARPS - 1;
+  Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
+  if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
+  wait_previous();
+
+  // queries of the group: norm and RoPE
+  const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
+  if (warp < group) {
+    load_row(s.q[warp], row + (split.head * group + warp) * d, norm, head_params.eps, d, lane);
+    rotate(s.q[warp], angles, d, head_params.borrowed && warp == 0, lane);
+  }
+  if (looks) {
+    float decision = 0.0f;
+    if (assignment.needs_decision()) {
+      norm = prefetch_norm(head_params.q_norm, d, lane);
+      decision = decision_of(s.scratch, head_params, norm, row, p.decisions, split.head, span.start, kv, lane);
+    }
+    s.unseen = assignment.overwritten(dms, decision);
+  }
+  __syncthreads();
+  int unseen = s.unseen;
+  copy_wait<0>();
+  __syncwarp();
+  OnlineSoftmax<D, Codec> softmax;
+  softmax.init(s.q, group, d, lane);
+  float by = p.score_scale * LOG2E * Codec::SCORE_FACTOR;
+  float* logits = Mode::SCORES ? logits_at(p, blockIdx.y, split.head) : nullptr;
+  int stride = Mode::SCORES ? logit_stride(kv) : 0;
+  // pages of this warp; the next one is loaded into the registers that the current one no longer needs
+#pragma unroll 1
+  for (bool in_shared = Codec::PACKED; at < split.last; in_shared = false) {
+    int first = at * PAGE_SLOTS;
+    float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
+    softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride);
+    at += WARPS;
+    const u8* from = in_shared ? (const u8*)s.of[warp].page : page_at(kv, number);
+    if (at < split.last) page.load_k(kv, from, lane);
+    softmax.accumulate(page);
+    if (at < split.last) page.load_v(kv, from, split.live - at * PAGE_SLOTS, lane);
+    if (at + WARPS < split.last) number = slots.pages[at + WARPS];
+  }
+
+  // each warp's state to shared memory
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    float sum = softmax.sum[k];
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) sum += __shfl_xor_sync(FULL, sum, mask);
+    if (g == 0) s.max[warp][2 * t + k] = softmax.max[k], s.sum[warp][2 * t + k] = sum;
+    if (!Codec::AFFINE) continue;
+    float offset = softmax.offset[k];
+#pragma unroll
+    for (int mask = 4; mask < 32; mask *= 2) offset += __shfl_xor_sync(FULL, offset, mask);
+    offset *= 1.0f / Codec::SUM_FACTOR;
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) softmax.acc[j][k] += offset, softmax.acc[j][2 + k] += offset;
+  }
+#pragma unroll
+  for (int k = 0; k < 2; k++)
+    if (2 * t + k < group)
+#pragma unroll
+      for (int j = 0; j < D / 16; j++)
+        *(float2*)&s.of[warp].acc[(2 * t + k) * D + j / 4 * 64 + 8 * g + j % 4 * 2] =
+            float2{softmax.acc[j][k], softmax.acc[j][2 + k]};
+  __syncthreads();
+
+  // merge the warps, two channels a thread, and write the split's state
+  if (split.index == 0 && threadIdx.x == 0)
+    p.splits[blockIdx.y * heads + split.head] = int2{(int)(blockIdx.y * gridDim.x + blockIdx.x), split.count};
+  float* partial = p.partials + (u64)(blockIdx.y * gridDim.x + blockIdx.x) * group * (d + 4);
+  for (int i = threadIdx.x; i < group * D / 2; i += THREADS) {
+    int head = i / (D / 2), channel = i % (D / 2) * 2;
+    if (channel >= d) continue;
+    float top = NEG_INFINITY, sum = 0.0f;
+    float2 acc = {0.0f, 0.0f};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) top = fmaxf(top, s.max[w][head]);
+    float from = top == NEG_INFINITY ? 0.0f : top;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      float by = exp2_fast(s.max[w][head] - from);
+      float2 x = *(const float2*)&s.of[w].acc[head * D + channel];
+      sum += by * s.sum[w][head];
+      acc.x += by * x.x;
+      acc.y += by * x.y;
+    }
+    float* to = partial + head * (d + 4);
+    const float by = Codec::SUM_FACTOR;
+    *(float2*)(to + channel) = float2{acc.x * by, acc.y * by};
+    if (channel == 0) *(float2*)(to + d) = float2{top, sum};
+  }
+}
