@@ -94,6 +94,9 @@ fn files_can_be_opened() -> Result<()> {
 
 fn dispatch(cli: Cli) -> Result<u8> {
     let common = &cli.common;
+    if let Some(why) = common.width_conflict(cli.command.is_some(), matches!(cli.command, Some(Command::Eval(_)))) {
+        return Err(output::wrong_use(why));
+    }
     // These do not read the settings.
     match &cli.command {
         Some(Command::Completions { shell }) => return completions::run(*shell),
@@ -116,9 +119,6 @@ fn dispatch(cli: Cli) -> Result<u8> {
             "{flag} accepts several values only with {}",
             if of_eval(flag) { "eval" } else { "bench (--kv and --weights also with compare)" }
         )));
-    }
-    if let Some(why) = common.width_conflict(cli.command.is_some(), matches!(cli.command, Some(Command::Eval(_)))) {
-        return Err(output::wrong_use(why));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     Settings::unknown_variables().iter().for_each(|line| output::notice(line));

@@ -123,7 +123,7 @@ pub struct Settings {
     pub checkpoints: u64,
     pub max_tokens: Option<usize>,
     /// How many chains answer; `None` is one.
-    pub width: Option<Width>,
+    pub width: Width,
     /// Whether chains end once the others cannot change the vote.
     pub early_stop: bool,
     pub seed: Option<u64>,
@@ -271,7 +271,7 @@ impl Settings {
             checkpoints: layer.checkpoints.map_or(DEFAULT_CHECKPOINTS, |b| b.0),
             cache_disk: layer.cache_disk.map_or(DEFAULT_CACHE_DISK, |b| b.0),
             max_tokens: layer.max_tokens,
-            width: layer.width,
+            width: layer.width.unwrap_or(Width::Chains(1)),
             early_stop: layer.early_stop.is_none_or(|e| e.0),
             seed: layer.seed,
             think: layer.think.is_none_or(|t| t.0),

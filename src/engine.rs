@@ -43,8 +43,8 @@ pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 
 use crate::backend::{Backend, DeviceLost};
-use crate::checkpoint::Checkpoint;
 use crate::checkpoint::convert::Report;
+use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::policy::PolicyChoice;
 use crate::protocol::{EngineHandle, EngineMessage, Event, Keep, MAX_CONTEXT, Outlet, Plan, WhenFull};
@@ -53,6 +53,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use worker::Worker;
+
+/// Sequences of which more are a user's choice of chains.
+const USUAL_SEQUENCES: usize = 16;
 
 /// Compiling kernels is reported once it has taken this long.
 const NOTICEABLE: Duration = Duration::from_millis(500);
@@ -259,7 +262,8 @@ pub fn resolve_context<B: Backend>(
     let runs_slowly = on_host && options.memory_bytes.is_none_or(|m| options.workspace_bytes < m);
     if certain == 0 && !(runs_slowly && asked.is_some()) {
         let hint = if runs_slowly { "; --ctx-size N runs it anyway, slowly" } else { "" };
-        bail!("{}{hint}", does_not_fit(plan.weight_bytes, plan.workspace_bytes, options));
+        let fewer = fewer_sequences(&checkpoint.config, options, context);
+        bail!("{}{hint}{fewer}", does_not_fit(plan.weight_bytes, plan.workspace_bytes, options));
     }
     smaller.into_iter().for_each(&mut notice);
     let more = if expected > certain { format!(" (about {expected} with eviction)") } else { String::new() };
@@ -335,17 +339,26 @@ fn shorter_by_tables(checkpoint: &Checkpoint, options: &EngineOptions, wanted: u
         let mb = |bytes: u64| bytes as f64 / 1e6;
         ensure!(
             tables + rest < memory,
-            "a context of {wanted} tokens needs page tables of {:.0} MB, {:.0} MB are free; give a smaller --ctx-size",
+            "a context of {wanted} tokens needs page tables of {:.0} MB, {:.0} MB are free; give a smaller --ctx-size{}",
             mb(tables),
-            mb(memory)
+            mb(memory),
+            fewer_sequences(c, options, wanted)
         );
         return Ok(wanted);
     }
     let fits = planner::longest_context(checkpoint, options, rest).map_or(wanted, |n| n.min(wanted));
     if fits == 0 {
-        bail!("{}", does_not_fit(checkpoint.weight_bytes, rest, options));
+        bail!("{}{}", does_not_fit(checkpoint.weight_bytes, rest, options), fewer_sequences(c, options, wanted));
     }
     Ok(fits)
+}
+
+/// The end of a message where many sequences are what does not fit.
+fn fewer_sequences(c: &ModelConfig, options: &EngineOptions, context: usize) -> String {
+    let fit = planner::sequences_that_fit(c, options, context).filter(|_| options.max_seqs > USUAL_SEQUENCES);
+    fit.map_or(String::new(), |fit| {
+        format!(", or fewer chains (--width, --parallel): about {fit} of {} sequences fit", options.max_seqs)
+    })
 }
 
 fn does_not_fit(weights: u64, beside: u64, options: &EngineOptions) -> String {
@@ -389,5 +402,20 @@ mod tests {
         assert!(matches!(handle.events.try_recv().unwrap().event, Event::CompilingKernels { done: 1, total: 2, .. }));
         drop(handle);
         assert!(!on_kernels(2, 2), "nobody waits for the model any more");
+    }
+
+    #[test]
+    fn a_width_that_no_memory_holds_is_refused_with_what_fits() {
+        let checkpoint = Checkpoint::random("demo").unwrap();
+        let options =
+            |max_seqs| EngineOptions { memory_bytes: Some(1 << 30), max_seqs, ..EngineOptions::new(Codec::Bf16) };
+        let refused =
+            |max_seqs| format!("{:#}", shorter_by_tables(&checkpoint, &options(max_seqs), 1 << 20, true).unwrap_err());
+        let text = refused(1000);
+        let fit: usize =
+            text.split("about ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).expect(&text);
+        assert!(text.contains("--width") && text.contains("of 1000 sequences"), "{text}");
+        assert!(shorter_by_tables(&checkpoint, &options(fit), 1 << 20, true).is_ok() && fit > 16);
+        refused(fit + 1);
     }
 }

@@ -19,7 +19,7 @@
 //! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, quant, tensor, protocol, the backend trait, backend::cpu |
 //! | [`eval`] | accuracy against KV reads: problems of several tasks, chains, grids, frontiers, plots | engine, checkpoint, cache, policy, sampler, chat, tokenizer, codec, protocol, vote, regular_file, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, vote, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
@@ -31,8 +31,8 @@
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
 //! | [`protocol`], [`policy`], [`codec`], [`quant`] | plain data and pure maths | nothing of ours |
-//! | [`vote`] | which of several answers most of them agree on | nothing of ours |
-//! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, and messages of one line | nothing of ours |
+//! | [`vote`] | which of several answers most of them agree on | unicode |
+//! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, ends of texts, and messages of one line | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!

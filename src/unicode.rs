@@ -23,6 +23,15 @@ pub enum Kind {
     Hidden,
 }
 
+/// The last bytes of a text: at most `bytes`, and whole characters.
+pub fn end_of(text: &str, bytes: usize) -> &str {
+    let mut from = text.len().saturating_sub(bytes);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    &text[from..]
+}
+
 /// Returns the kind of a character. The list: Unicode's default-ignorable characters, and those that control a
 /// terminal.
 pub fn kind(c: char) -> Kind {
@@ -131,6 +140,11 @@ mod tests {
     const NASTY: &str = "\u{1}\u{1b}\u{7f}\u{80}\u{9b}\u{ad}\u{34f}\u{61c}\u{115f}\u{1160}\u{180e}\u{200b}\u{200c}\
         \u{200d}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2060}\u{2066}\u{2069}\u{206f}\u{3164}\u{fe00}\
         \u{fe0f}\u{feff}\u{ffa0}\u{fff9}\u{fffb}\u{1d173}\u{e0001}\u{e0041}\u{e007f}\u{e0100}\u{e01ef}";
+
+    #[test]
+    fn the_end_of_a_text_has_whole_characters() {
+        assert_eq!([0, 1, 2, 3, 9].map(|bytes| end_of("a\u{e9}b", bytes)), ["", "b", "b", "\u{e9}b", "a\u{e9}b"]);
+    }
 
     #[test]
     fn json_has_no_hidden_character_and_means_the_same() {

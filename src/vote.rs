@@ -2,6 +2,7 @@
 //!
 //! The texts are a model's and may be anything: only their ends are searched, and an answer is short.
 
+use crate::unicode::end_of;
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -15,20 +16,12 @@ const LONGEST: usize = 200;
 /// order. The last place of a kind counts. A reply that is not `complete` has no answer but one of the first three kinds.
 pub fn extract(answer: &str, reasoning: &str, complete: bool) -> Option<String> {
     [(answer, true), (reasoning, false)].into_iter().find_map(|(part, is_answer)| {
-        let part = end_of(part);
+        let part = end_of(part, SEARCHED).trim();
         let found = boxed(part).or_else(|| said(part)).or_else(|| marked(part));
         let found = found.or_else(|| assigned(part).filter(|_| complete));
         let found = found.or_else(|| whole_line(part).filter(|_| complete && is_answer));
         found.or_else(|| numbers(part).last().filter(|_| complete).map(|at| part[at].to_owned()))
     })
-}
-
-fn end_of(text: &str) -> &str {
-    let mut from = text.len().saturating_sub(SEARCHED);
-    while !text.is_char_boundary(from) {
-        from += 1;
-    }
-    text[from..].trim()
 }
 
 /// Text without the signs that stand around an answer, unless it is empty or too long.

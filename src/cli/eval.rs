@@ -39,6 +39,11 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
             _ => Err(wrong_use("eval needs a folder for its results: --out DIR")),
         };
     };
+    if common.budget.is_some() || common.eviction.is_some() || common.keep_ratio.is_some() {
+        return Err(wrong_use(
+            "--budget, --eviction and --keep-ratio are not for eval: --policy and --cr say what is kept",
+        ));
+    }
     let run = Run::new(settings, args, common)?;
     let mut store = Store::open(out, &run.header(settings, args)?).map_err(as_wrong_use)?;
     answering::answer_all(settings, &run, out, &mut store)?;

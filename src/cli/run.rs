@@ -7,11 +7,13 @@ use super::reference;
 use crate::chat::session::{Loaded, Store};
 use crate::chat::{Conversation, Message};
 use crate::config::Settings;
-use crate::protocol::{ChainsReport, StopReason, TextKind, Thinking, TurnReport, VoteCount};
+use crate::protocol::{ChainsReport, StopReason, TextKind, Thinking, TurnReport};
 use crate::ui::models::Given;
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
+/// Answers of a vote that are told.
+const VOTES: usize = 5;
 /// Most bytes read from stdin: more than any context holds.
 const STDIN_BYTES: u64 = 256 << 20;
 
@@ -40,7 +42,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         params: settings.sampling(&client.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
-        chains: settings.width.and_then(|width| width.request(settings.early_stop, common.check.is_some())),
+        chains: settings.width.request(settings.early_stop, common.check.is_some()),
         check: common.check.clone(),
     };
     let mut stream = Stream::new(std::io::stdout().is_terminal());
@@ -59,14 +61,11 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     Ok(ending(&report, chat.reply(report.turn)))
 }
 
-/// The result of a vote in one line: `8 chains: 5 x 42, 2 x 41`.
+/// The result of a vote in one line.
 fn said_by(chains: &ChainsReport) -> String {
-    let vote = |vote: &VoteCount| format!("{} x {}", vote.count, vote.answer);
-    let votes: Vec<String> = chains.votes.iter().take(5).map(vote).collect();
-    let rest = if chains.votes.len() > 5 { ", ..." } else { "" };
+    let votes = chains.votes_in_words(VOTES, str::to_owned);
     let checked = if chains.checked { ", checked" } else { "" };
-    let said = if votes.is_empty() { "none has an answer".to_owned() } else { votes.join(", ") };
-    format!("{} chains: {said}{rest}; chain {} is shown{checked}", chains.chains.len(), chains.winner + 1)
+    format!("{votes}; chain {} is shown{checked}", chains.winner + 1)
 }
 
 /// The text after `-p`, followed by that of stdin if it is a pipe or a file.

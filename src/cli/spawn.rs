@@ -57,10 +57,10 @@ pub fn engine(settings: &Settings, download_failed: Arc<AtomicBool>) -> Result<E
 fn chain_rows(settings: &Settings, target: Target, free_bytes: Option<u64>) -> usize {
     let ample = target == Target::Cpu || free_bytes.is_some_and(|bytes| bytes >= AMPLE_BYTES);
     match settings.width {
-        Some(Width::Chains(1)) | None if ample => USUAL_CHAINS,
-        Some(Width::Chains(1)) | None => 0,
-        Some(Width::Chains(n)) => n,
-        Some(Width::Auto) => MOST_AUTO_CHAINS,
+        Width::Chains(1) if ample => USUAL_CHAINS,
+        Width::Chains(1) => 0,
+        Width::Chains(n) => n,
+        Width::Auto => MOST_AUTO_CHAINS,
     }
 }
 

@@ -70,6 +70,21 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
 }
 
+/// The most sequences for which tables and workspace leave memory free, and fewer than are asked for. `None` if no number does.
+pub fn sequences_that_fit(c: &ModelConfig, options: &EngineOptions, context: usize) -> Option<usize> {
+    let memory = options.memory_bytes?;
+    let bytes = |max_seqs| {
+        let fewer = EngineOptions { max_seqs, ..options.clone() };
+        table_bytes(c, &fewer, context) + host_bytes(c, &fewer, 0)
+    };
+    let (mut fits, mut too_many) = (0, options.max_seqs);
+    while fits + 1 < too_many {
+        let middle = (fits + too_many) / 2;
+        if bytes(middle) < memory { fits = middle } else { too_many = middle }
+    }
+    (fits > 0).then_some(fits)
+}
+
 /// Default tokens of a step on host backends.
 const HOST_STEP: usize = 512;
 

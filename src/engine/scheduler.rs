@@ -67,6 +67,11 @@ impl Scheduler {
         self.full
     }
 
+    /// Forgets that memory was short.
+    pub fn has_room(&mut self) {
+        self.full = false;
+    }
+
     /// Admits waiting chains and chooses the next step. `fit`: whether the prompts of these chains fit in the cache
     /// together.
     pub fn next(&mut self, stage: impl Fn(Id) -> Stage, fit: impl Fn(&[Id]) -> bool) -> Option<Step> {

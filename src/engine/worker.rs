@@ -116,6 +116,7 @@ impl<B: Backend> Worker<B> {
                 if let Command::SetKvLimit(limit) = command {
                     let budget = kv_budget(self.fixed_bytes, limit, self.memory_bytes);
                     self.model.runner.cache.set_limit_bytes(budget);
+                    self.scheduler.has_room();
                     return conversation.publish(&self.model);
                 }
                 let events = conversation.outlet.sender(Some(request));
@@ -161,8 +162,10 @@ impl<B: Backend> Worker<B> {
         // Pages for the tokens left to feed and one token of the answer.
         let need = |chain: &Chain| runner.cache.pages_for(runner.backend(), chain.context.seq, chain.tokens_left() + 1);
         let fit = |ids: &[Id]| match runner.cache.free_pages(runner.backend()) {
+            // A step's need is an upper bound, and that of forks is more than they take: what was preempted would be again.
+            _ if full => false,
             // How much is free is not known.
-            None => !full,
+            None => true,
             Some(free) => ids.iter().filter_map(|&id| chain(id)).map(need).sum::<usize>() <= free,
         };
         match self.scheduler.next(stage, fit) {

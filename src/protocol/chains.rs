@@ -57,6 +57,17 @@ pub struct ChainsReport {
     pub dense_reads: f64,
 }
 
+impl ChainsReport {
+    /// The result of the vote: `8 chains: 5 x 42, 2 x 41`, with at most `most` answers, each as `show` shows it.
+    pub fn votes_in_words(&self, most: usize, show: impl Fn(&str) -> String) -> String {
+        let vote = |vote: &VoteCount| format!("{} x {}", vote.count, show(&vote.answer));
+        let votes: Vec<String> = self.votes.iter().take(most).map(vote).collect();
+        let more = if self.votes.len() > most { ", ..." } else { "" };
+        let said = if votes.is_empty() { "none has an answer".to_owned() } else { votes.join(", ") };
+        format!("{} chains: {said}{more}", self.chains.len())
+    }
+}
+
 /// What a chain is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainState {

@@ -3,6 +3,7 @@
 use crate::chat::MessageId;
 use crate::config::Width;
 use crate::protocol::{ChainEvent, ChainReport, ChainsRequest, VoteCount};
+use crate::unicode::end_of;
 
 /// Bytes of a chain's text that are kept to show its last words.
 const TAIL_BYTES: usize = 400;
@@ -57,11 +58,8 @@ impl ActiveTurn {
             ChainEvent::Text { chain, text, .. } => {
                 if let Some(chain) = chains.each.get_mut(chain) {
                     chain.tail += &text;
-                    let mut from = chain.tail.len().saturating_sub(TAIL_BYTES);
-                    while !chain.tail.is_char_boundary(from) {
-                        from += 1;
-                    }
-                    chain.tail.drain(..from);
+                    let rest = chain.tail.len() - end_of(&chain.tail, TAIL_BYTES).len();
+                    chain.tail.drain(..rest);
                 }
             }
             ChainEvent::Ended { chain, report, votes } => {

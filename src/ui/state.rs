@@ -427,7 +427,7 @@ impl App {
             sampling: settings.sampling(&SamplingParams::default()),
             seed: settings.seed,
             max_tokens: settings.max_tokens,
-            width: settings.width.unwrap_or(Width::Chains(1)),
+            width: settings.width,
             kv_limit: settings.kv_limit,
         };
         let engine = EngineView {

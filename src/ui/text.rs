@@ -2,6 +2,7 @@
 //! from a model, a file or a person passes through [`clean`] before it becomes a span; nothing
 //! here knows the application.
 
+use crate::protocol::StopReason;
 use crate::unicode::{self, Kind};
 use ratatui::buffer::CellWidth;
 use ratatui::style::Style;
@@ -285,6 +286,18 @@ pub fn ratio(r: Option<f64>) -> String {
     match r {
         Some(r) if r.is_finite() => format!("{r:.1}x"),
         _ => "-".to_owned(),
+    }
+}
+
+/// Returns a few words for a stop reason.
+pub fn stop_words(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::End => "end",
+        StopReason::MaxTokens => "token limit",
+        StopReason::ContextFull => "context full",
+        StopReason::CacheFull => "cache full",
+        StopReason::Cancelled => "interrupted",
+        StopReason::Error => "error",
     }
 }
 

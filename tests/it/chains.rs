@@ -7,6 +7,8 @@ use dmschat::protocol::{ChainEvent, ChainsRequest, Command, Event, StopReason, T
 
 const QUESTION: &str = "a question of some forty characters or so";
 const WIDTH: usize = 4;
+/// Bytes of a page of the model.
+const PAGE_BYTES: u64 = 16 * 260;
 
 fn talker() -> Tiny {
     let spec = Spec { tied: false, speaks: true, ends: true, context: 1024, ..Spec::new(true, Form::Borrowed) };
@@ -218,6 +220,40 @@ fn chains_that_do_not_fit_together_wait_and_say_the_same() {
         }
     }
     assert!(waited);
+}
+
+/// Steps of forks need less than is reserved for them: a chain that waits must not be admitted again and again.
+#[test]
+fn chains_within_a_limit_end_and_say_the_same() {
+    let tiny = talker();
+    let whole = texts(&ask(&mut session(&tiny), 5, Some(width(WIDTH))));
+    let (mut same, mut told) = (0, 0);
+    for pages in (8..40).step_by(2) {
+        let mut s = Session::with(&tiny, |o| {
+            (o.max_seqs, o.kv_limit) = (4 + WIDTH, Some(pages * PAGE_BYTES));
+        });
+        s.max_tokens = 40;
+        let report = ask(&mut s, 5, Some(width(WIDTH)));
+        check_pages(&s);
+        let ended = |c: &dmschat::protocol::ChainReport| c.stop_reason != StopReason::CacheFull;
+        if report.chains.as_ref().is_some_and(|chains| chains.chains.iter().all(ended)) {
+            assert_eq!(texts(&report), whole, "{pages} pages");
+            same += 1;
+        }
+        told += usize::from(s.notices().iter().any(|n| n.contains("fit in memory at a time")));
+    }
+    assert!(same > 3 && told > 0, "{same} {told}");
+}
+
+#[test]
+fn chains_have_no_twin_and_the_next_answer_has_one() {
+    let tiny = talker();
+    let mut s = Session::with(&tiny, |o| o.max_seqs = 6 + WIDTH);
+    s.max_tokens = 40;
+    s.send(Command::SetTwin(true));
+    let report = ask(&mut s, 5, Some(width(WIDTH)));
+    assert!(s.notices().iter().any(|n| n.contains("no twin")) && report.twin.is_none());
+    assert!(ask(&mut s, 5, None).twin.is_some());
 }
 
 #[test]

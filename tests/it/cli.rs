@@ -279,7 +279,10 @@ fn several_chains_vote_or_are_checked() {
     ] {
         refused(ask(flags), parts);
     }
-    refused(run(&["bench", "--width", "4"]), &["--width", "--chains"]);
+    for command in ["bench", "doctor", "models list", "sessions list", "config path"] {
+        let words: Vec<&str> = command.split(' ').chain(["--width", "4"]).collect();
+        refused(run(&words), &["--width", "--chains"]);
+    }
     refused(run(&["--width", "4", "--check", "true"]), &["--check needs -p"]);
 }
 

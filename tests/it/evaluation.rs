@@ -97,6 +97,7 @@ fn what_cannot_be_run_is_refused_in_a_line() {
         (&["--task", "sum", "--cr", "0.5"], &["--cr 0.5"]),
         (&["--task", "sum", "--width", "auto"], &["--width auto"]),
         (&["--task", "sum", "--early-stop", "on"], &["--early-stop"]),
+        (&["--task", "sum", "--policy", "window", "--budget", "64"], &["--budget", "--cr"]),
         (&["--task", "sum", "--width", "2"], &["--width 2", "--temperature"]),
         (&["--task", "chess"], &["chess", "niah-1k", "countdown"]),
         (&["--task", "sum", "--policy", "lru"], &["lru", "--policy", "window"]),
@@ -109,6 +110,10 @@ fn what_cannot_be_run_is_refused_in_a_line() {
         refused(eval(&home, &out, args), parts);
         assert!(!out.exists(), "{args:?}");
     }
+    // Known once the model is loaded.
+    let narrow =
+        ["--task", "sum", "--width", "16", "--temperature", "1", "--n", "1", "--length", "4", "--kv-limit", "2MB"];
+    refused(eval(&home, &out, &narrow), &["--width 16", "7 chains"]);
     let no_folder = said(&dmschat(&home).args(["eval", "--task", "sum"]).output().unwrap());
     refused(no_folder, &["--out"]);
 }

@@ -80,6 +80,7 @@ struct Answering<'a> {
 impl ModelJob for Answering<'_> {
     fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let Self { run, items, rows, out, store, progress } = self;
+        check_width(runner, run.width())?;
         latency(runner, checkpoint)?.write(out)?;
         let mut dials = None;
         for item in items {
@@ -98,6 +99,16 @@ impl ModelJob for Answering<'_> {
             }
         }
         Ok(output::OK)
+    }
+}
+
+/// Refuses chains of which memory does not even hold the first tokens: each writes to a page of its own in every lane.
+fn check_width<B: Backend>(runner: &Runner<B>, width: usize) -> Result<()> {
+    let g = runner.cache.geometry();
+    let fit = runner.cache.free_pages(runner.backend()).map(|pages| pages / (g.n_layers * g.n_kv_heads));
+    match fit.filter(|&fit| fit < width) {
+        Some(fit) => Err(wrong_use(format!("--width {width}: memory holds the first tokens of {fit} chains only"))),
+        None => Ok(()),
     }
 }
 
@@ -154,7 +165,13 @@ fn answer<B: Backend>(
         .collect();
     let started = Instant::now();
     let doing = format!("{}, {}", task.name, setting.name());
-    let sampled = sample(runner, &problems, &options, |n| progress.step(&doing, n)).map_err(explained)?;
+    let sampled = match sample(runner, &problems, &options, |n| progress.step(&doing, n)) {
+        Ok(sampled) => sampled,
+        Err(error) => {
+            let longest = problems.iter().map(|(prompt, _)| prompt.len()).max().unwrap_or(0) + options.max_tokens;
+            return Err(explained(error, chains_that_fit(runner, longest)));
+        }
+    };
     let seconds = started.elapsed().as_secs_f64() / group.len() as f64;
     let decode_seconds: Vec<f64> = sampled.seconds.iter().map(|s| s / group.len() as f64).collect();
     let record = |(&i, sampled): (&usize, Sampled)| {
@@ -175,10 +192,18 @@ fn answer<B: Backend>(
     group.iter().zip(sampled.problems).map(record).collect()
 }
 
+/// Chains of `tokens` tokens that fit in memory if they keep everything and share nothing.
+fn chains_that_fit<B: Backend>(runner: &Runner<B>, tokens: usize) -> Option<usize> {
+    let g = runner.cache.geometry();
+    let pages = tokens.min(runner.context()).div_ceil(g.page_slots) * g.n_layers * g.n_kv_heads;
+    Some(runner.cache.free_pages(runner.backend())? / pages.max(1))
+}
+
 /// Says what helps where memory does not suffice.
-fn explained(error: anyhow::Error) -> anyhow::Error {
+fn explained(error: anyhow::Error, fit: Option<usize>) -> anyhow::Error {
     let full = error.chain().any(|e| {
         e.is::<crate::cache::CacheError>() || matches!(e.downcast_ref::<StepError>(), Some(StepError::Cache(_)))
     });
-    if full { wrong_use(format!("{error:#}; give a smaller --parallel or --width")) } else { anyhow!(error) }
+    let fit = fit.map_or(String::new(), |fit| format!(": {fit} chains of this length fit if they keep everything"));
+    if full { wrong_use(format!("{error:#}; give a smaller --parallel or --width{fit}")) } else { anyhow!(error) }
 }

@@ -18,7 +18,7 @@ use crate::backend::Backend;
 use crate::cache::{CacheError, SeqStats};
 use crate::protocol::{
     ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, Event, EventSender, LogEntry,
-    MAX_WIDTH, StopReason, TextKind, Token, VoteCount,
+    MAX_WIDTH, StopReason, TextKind, Token, VoteCount, WhenFull,
 };
 use crate::sampler::chain_seed;
 use crate::vote::{self, Vote};
@@ -229,6 +229,13 @@ impl Conversation {
         }
         let turn_id = turn.id();
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
+        if let Some(fit) = self.chains_at_once(m).filter(|&fit| fit < forks.len()) {
+            events.notice(format!(
+                "at most {fit} of {} chains fit in memory at a time: the others wait; give a smaller --width, or raise \
+                 --kv-limit",
+                forks.len()
+            ));
+        }
         let thinks = ends_thinking(turn.prompt());
         let fork = |(number, context)| {
             let mut chain = Chain::idle(context);
@@ -241,6 +248,12 @@ impl Conversation {
         // The pending token is the last of the prompt.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
         self.chains = Some(Chains { chains, request, elected: None, prompt_tokens, no_room: None, shared_pages: 0 });
+    }
+
+    /// Upper bound on the chains that decode together: each writes to a page of its own in every lane. `None` without a limit.
+    fn chains_at_once<B: Backend>(&self, m: &Loaded<B>) -> Option<usize> {
+        let g = m.runner.cache.geometry();
+        Some((m.runner.cache.free_pages(m.runner.backend())? / (g.n_layers * g.n_kv_heads)).max(1))
     }
 
     /// Number of chains for which there are sequences and, at the expected compression, memory.
@@ -285,25 +298,29 @@ impl Conversation {
             }
             Err(error) => {
                 events.notice(format!("chain {} ended: {error}", number + 1));
-                self.end_chain(m, number, StopReason::Error);
+                self.end_chains(m, &[number], StopReason::Error);
             }
         }
         self.decode_tok_s = self.chains.as_ref().and_then(Chains::decode_tok_s);
     }
 
-    /// Ends a chain and reports it.
-    pub(in crate::engine) fn end_chain<B: Backend>(&mut self, m: &mut Loaded<B>, number: usize, why: StopReason) {
-        let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. })) = (&mut self.chains, &self.job) else {
+    /// Ends chains and reports them.
+    fn end_chains<B: Backend>(&mut self, m: &mut Loaded<B>, numbers: &[usize], why: StopReason) {
+        let (Some(chains), Some(Job { events, work: Work::Answer(turn), .. }), false) =
+            (&mut self.chains, &self.job, numbers.is_empty())
+        else {
             return;
         };
         let turn = turn.id();
         chains.note_pages(&m.runner, &self.chain.context);
-        if let Some((kind, text)) = chains.end(m, number, why) {
-            events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
-        }
-        if let Some(ended) = &chains.chains[number].ended {
-            let (report, votes) = (Box::new(ended.report.clone()), chains.vote_counts());
-            events.event(Event::Chain { turn, event: ChainEvent::Ended { chain: number, report, votes } });
+        for &number in numbers {
+            if let Some((kind, text)) = chains.end(m, number, why) {
+                events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
+            }
+            if let Some(ended) = &chains.chains[number].ended {
+                let (report, votes) = (Box::new(ended.report.clone()), chains.vote_counts());
+                events.event(Event::Chain { turn, event: ChainEvent::Ended { chain: number, report, votes } });
+            }
         }
     }
 
@@ -314,10 +331,17 @@ impl Conversation {
         number: usize,
         error: &CacheError,
     ) {
-        if let Some(chains) = &mut self.chains {
+        if let (Some(chains), Some(job)) = (&mut self.chains, &self.job) {
+            if chains.no_room.is_none() && m.when_full != WhenFull::Stop {
+                job.events.notice(format!(
+                    "chain {} ended: the cache is full, and chains that share a prompt drop nothing of it; give a smaller \
+                     --width, or raise --kv-limit",
+                    number + 1
+                ));
+            }
             chains.no_room = Some(error.to_string());
         }
-        self.end_chain(m, number, StopReason::CacheFull);
+        self.end_chains(m, &[number], StopReason::CacheFull);
     }
 
     /// Ends chains that are done and, if the vote is decided or the turn cancelled, all of them: the winner's reply becomes the
@@ -326,7 +350,7 @@ impl Conversation {
         let Some(chains) = &self.chains else { return };
         let done: Vec<usize> =
             chains.numbers().filter(|&n| chains.chain(n).is_some_and(|c| c.stage() == Stage::Done)).collect();
-        done.into_iter().for_each(|number| self.end_chain(m, number, StopReason::End));
+        self.end_chains(m, &done, StopReason::End);
         let (Some(chains), Some(job)) = (&self.chains, &self.job) else { return };
         let all_ended = chains.running().next().is_none();
         let failed = job.halt.is_some() || (all_ended && chains.chains.iter().all(|one| one.generated() == 0));
@@ -334,7 +358,7 @@ impl Conversation {
         if winner.is_none() && !failed && !job.cancelled {
             return;
         }
-        chains.numbers().collect::<Vec<_>>().into_iter().for_each(|n| self.end_chain(m, n, StopReason::Cancelled));
+        self.end_chains(m, &chains.numbers().collect::<Vec<_>>(), StopReason::Cancelled);
         let Some(chains) = self.chains.take() else { return };
         match (winner, &mut self.job) {
             (Some(winner), _) => self.take_reply(m, chains, winner),

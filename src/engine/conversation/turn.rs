@@ -244,7 +244,13 @@ impl Conversation {
         });
         if !turn.is_aside() {
             self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
-            self.begin_twin(&mut m.runner);
+            if turn.wants_chains() && self.twin_wanted {
+                // It would have to be fed every chain. The next ordinary answer makes it again.
+                self.release_twin(&mut m.runner);
+                events.notice("several chains have no twin; the next ordinary answer has one again");
+            } else {
+                self.begin_twin(&mut m.runner);
+            }
         }
         if let Some(text) = &turn.request.pin {
             self.pin_prompt(m, &todo, text);

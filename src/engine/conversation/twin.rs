@@ -15,6 +15,7 @@ use crate::backend::Backend;
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
 use crate::protocol::{Event, EventSender, TextKind, Token, TwinDifference, TwinReport, bytes};
 use crate::sampler::sample;
+use crate::unicode::end_of;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Tokens of the answer that are compared in one step.
@@ -81,16 +82,12 @@ impl Twin {
 fn difference(vocabulary: &Vocabulary, generated: &[Token], at: usize, choice: Token) -> TwinDifference {
     let tokenizer = &vocabulary.tokenizer;
     let before = flat_of(tokenizer, generated[..at].iter().copied()).0;
-    let mut from = before.len().saturating_sub(QUOTED);
-    while !before.is_char_boundary(from) {
-        from += 1;
-    }
     let text = |token: Token| flat_of(tokenizer, [token]).0;
     let answer_bytes = answer_bytes(vocabulary, generated, at);
     TwinDifference {
         at,
         answer_bytes,
-        after: before[from..].to_owned(),
+        after: end_of(&before, QUOTED).to_owned(),
         said: text(generated[at]),
         instead: text(choice),
     }

@@ -5,8 +5,7 @@ use crate::config::Width;
 use crate::protocol::ChainsReport;
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, Level};
-use crate::ui::text::{clean, clean_line, count, truncate};
-use crate::ui::widgets::message::stop_words;
+use crate::ui::text::{clean, clean_line, count, stop_words, truncate};
 
 /// /parallel [N|auto [TEXT]]
 pub fn parallel(app: &mut App, argument: &str) -> Vec<Effect> {

@@ -2,8 +2,9 @@
 
 use crate::protocol::{ChainFigures, ChainState, ChainsReport, VoteCount};
 use crate::ui::active_turn::{Chain, Chains};
-use crate::ui::text::{clean_line, count, truncate, width as columns};
+use crate::ui::text::{clean_line, count, stop_words, truncate, width as columns};
 use crate::ui::theme::{Role, Theme};
+
 use ratatui::text::{Line, Span};
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -65,10 +66,7 @@ fn row(
         None => Span::styled(last_words(&chain.tail, room), theme.style(Role::Thought)),
         Some(report) => match &report.extracted {
             Some(answer) => Span::styled(truncate(&clean_line(answer), room), theme.style(Role::Strong)),
-            None => Span::styled(
-                truncate(&format!("no answer: {}", report.stop_reason.as_str().replace('_', " ")), room),
-                dim,
-            ),
+            None => Span::styled(truncate(&format!("no answer: {}", stop_words(report.stop_reason)), room), dim),
         },
     });
     Line::from(spans)
@@ -115,13 +113,9 @@ fn reads_words(reads: f64, dense: f64) -> String {
 
 /// What the line under an answer of several chains says: the votes, whose reply it is, and the reads.
 pub fn words(report: &ChainsReport, reads: f64) -> String {
-    let vote = |vote: &VoteCount| format!("{} x {}", vote.count, truncate(&clean_line(&vote.answer), 24));
-    let votes: Vec<String> = report.votes.iter().take(MAX_ANSWERS).map(vote).collect();
-    let more = if report.votes.len() > MAX_ANSWERS { ", ..." } else { "" };
-    let said = if votes.is_empty() { "none has an answer".to_owned() } else { votes.join(", ") + more };
     format!(
-        "{} chains: {said}; this is chain {}; {}; /chains shows them",
-        report.chains.len(),
+        "{}; this is chain {}; {}; /chains shows them",
+        report.votes_in_words(MAX_ANSWERS, |answer| truncate(&clean_line(answer), 24)),
         report.winner.saturating_add(1),
         reads_words(reads, report.dense_reads)
     )

@@ -7,8 +7,9 @@ use crate::ui::folded;
 use crate::ui::heat;
 use crate::ui::markdown;
 use crate::ui::state::App;
-use crate::ui::text::{clean, count, plural, ratio, seconds, wrap, wrap_plain};
+use crate::ui::text::{clean, count, plural, ratio, seconds, stop_words, wrap, wrap_plain};
 use crate::ui::theme::{Role, Theme};
+use crate::unicode::end_of;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use std::collections::hash_map::DefaultHasher;
@@ -22,18 +23,6 @@ pub const RIGHT_MARGIN: usize = 2;
 const TAIL: usize = 4;
 /// Bytes of a streaming think block that are looked at for its tail.
 const TAIL_BYTES: usize = 4_000;
-
-/// Returns a few words for a stop reason.
-pub fn stop_words(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::End => "end",
-        StopReason::MaxTokens => "token limit",
-        StopReason::ContextFull => "context full",
-        StopReason::CacheFull => "cache full",
-        StopReason::Cancelled => "interrupted",
-        StopReason::Error => "error",
-    }
-}
 
 /// Describes how a turn ended. The detail of a full cache or context stands alone.
 pub fn ending(report: &TurnReport) -> String {
@@ -315,11 +304,7 @@ fn thoughts(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'st
     if open {
         lines.extend(wrap_plain(text, style, width, &bar));
     } else if streams {
-        let mut from = text.len().saturating_sub(TAIL_BYTES);
-        while !text.is_char_boundary(from) {
-            from += 1;
-        }
-        let rows = wrap_plain(&text[from..], style, width, &bar);
+        let rows = wrap_plain(end_of(text, TAIL_BYTES), style, width, &bar);
         let skip = rows.len().saturating_sub(TAIL);
         lines.extend(rows.into_iter().skip(skip));
     }

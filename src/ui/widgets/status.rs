@@ -223,7 +223,7 @@ fn parts(app: &App) -> Vec<Part> {
     }
     let last = app.chat.path().iter().rev().find_map(|m| m.stop_reason());
     if let (None, Some(reason)) = (&app.turn, last) {
-        add(3, Role::Status, super::message::stop_words(reason).to_owned());
+        add(3, Role::Status, crate::ui::text::stop_words(reason).to_owned());
     }
     parts
 }
