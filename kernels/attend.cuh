@@ -251,6 +251,7 @@ template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p) {
   __shared__ __align__(16) Shared<D> s;
   next_may_begin();
+  if (Mode::SCORES && p.in_order) wait_previous();
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

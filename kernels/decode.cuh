@@ -17,7 +17,7 @@ struct DecodeParams {
   u8* image;          // of `out` too, or null
   int out_is_bf16, layer;
   float score_scale;  // 1 / sqrt(head_dim)
-  int unused;
+  int in_order;       // whether the launch before this one stores tokens in the same layer
   // Where the policy has scores, else null: logits of the stored slots, see logits_at; tokens of KV heads done, zero between launches.
   float* logits;
   int* arrivals;  // [n]

@@ -8,6 +8,8 @@
 #include "policy_scored.cuh"
 
 #define SCORE_WARPS (MAX_GROUP + 3)  // most warps of a block of the epilogue
+#define AT_ONCE 4                    // slots of which a thread has loads in flight, and
+#define LANES_AT_ONCE 8              // lanes, where scores are shared
 
 // Softmax of a KV head's query heads over the stored slots and the token itself, and what the block's warps exchange.
 struct LaneSoftmax {
@@ -18,38 +20,52 @@ struct LaneSoftmax {
   int decides;
 };
 
-// Sum of the weights of a key over the query heads.
-__device__ __forceinline__ float weight_of(const LaneSoftmax& s, const float* logits, int group) {
-  float weight = 0.0f;
-#pragma unroll
-  for (int h = 0; h < MAX_GROUP; h += 2) {
-    if (h >= group) continue;
-    float2 x = *(const float2*)(logits + h);
-    weight += exp2_fast(x.x - s.max[h]) * s.by[h];
-    if (h + 1 < group) weight += exp2_fast(x.y - s.max[h + 1]) * s.by[h + 1];
-  }
-  return weight;
-}
+// Logits of a key in registers; the query heads beyond the group are not loaded.
+struct KeyLogits {
+  float2 pairs[MAX_GROUP / 2];
 
-// Updates the scores of a lane's slots, and writes the token's own behind them. By a whole block. Reads the logits twice.
-__device__ __forceinline__ void update_scores(const DecodeParams& p, LaneSoftmax& s, const Lane& l, int live) {
-  const Kv& kv = p.kv;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, stride = logit_stride(kv);
-  int group = kv.n_q_heads / kv.n_kv_heads;
-  const float* logits = logits_at(p, blockIdx.y, l.head);
-  // sums of the softmax
+  __device__ __forceinline__ void load(const float* logits, int group) {
+#pragma unroll
+    for (int i = 0; i < MAX_GROUP / 2; i++)
+      if (2 * i < group) pairs[i] = *(const float2*)(logits + 2 * i);
+  }
+
+  // exp2(logit - max) of query head h, without a branch that an unrolled loop could not decide.
+  __device__ __forceinline__ float weight(const LaneSoftmax& s, int h) const {
+    return exp2_fast((h % 2 ? pairs[h / 2].y : pairs[h / 2].x) - s.max[h]);
+  }
+
+  // Sum of the key's weights over the query heads.
+  __device__ __forceinline__ float score(const LaneSoftmax& s, int group) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int h = 0; h < MAX_GROUP; h++)
+      if (h < group) sum += weight(s, h) * s.by[h];
+    return sum;
+  }
+};
+
+// The normalising factors of a lane's softmax. By a whole block. Reads the logits once.
+__device__ __forceinline__ void sum_weights(const DecodeParams& p, LaneSoftmax& s, const float* logits, int live) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, stride = logit_stride(p.kv);
+  int group = p.kv.n_q_heads / p.kv.n_kv_heads;
   float sums[MAX_GROUP];
 #pragma unroll
   for (int h = 0; h < MAX_GROUP; h++) sums[h] = 0.0f;
 #pragma unroll 1
-  for (int slot = threadIdx.x; slot < live; slot += blockDim.x)
+  for (int first = threadIdx.x; first < live; first += AT_ONCE * blockDim.x) {
+    KeyLogits keys[AT_ONCE];
 #pragma unroll
-    for (int h = 0; h < MAX_GROUP; h += 2) {
-      if (h >= group) continue;
-      float2 x = *(const float2*)(logits + slot * stride + h);
-      sums[h] += exp2_fast(x.x - s.max[h]);
-      if (h + 1 < group) sums[h + 1] += exp2_fast(x.y - s.max[h + 1]);
+    for (int u = 0; u < AT_ONCE; u++) {
+      int slot = first + u * blockDim.x;
+      if (slot < live) keys[u].load(logits + slot * stride, group);
     }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++)
+#pragma unroll
+      for (int h = 0; h < MAX_GROUP; h++)
+        if (h < group && first + u * (int)blockDim.x < live) sums[h] += keys[u].weight(s, h);
+  }
 #pragma unroll
   for (int h = 0; h < MAX_GROUP; h++) {
     float sum = warp_sum(sums[h]);
@@ -62,31 +78,87 @@ __device__ __forceinline__ void update_scores(const DecodeParams& p, LaneSoftmax
     s.by[threadIdx.x] = 1.0f / sum;
   }
   __syncthreads();
-  // scores
-#pragma unroll 1
-  for (int slot = threadIdx.x; slot <= live; slot += blockDim.x) {
-    float weight = weight_of(s, slot < live ? logits + slot * stride : s.own, group);
-    l.scores[slot] = kv.policy & SUMS_SCORES && slot < live ? l.scores[slot] + weight : weight;
-  }
 }
 
-// The slot to be dropped: the least score among the `live` slots of the lanes from `l` on, which agree, and the token's own,
-// as slot `live`; -1 where nothing may be dropped. Lanes that share their scores get the sums here. By a whole block.
-__device__ __forceinline__ int least_of(const Kv& kv, LaneSoftmax& s, const Lane& l, int lanes, int live, int tokens) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, first_kept = protected_from(kv, tokens);
-  u64 step = (u64)kv.max_pages * PAGE_SLOTS, least = NO_SLOT;
+// Updates the scores of a lane's slots, and writes the token's own behind them, as slot `live`. Returns the least key of those
+// of this thread that may be dropped, where `drops`. By a whole block. Reads the logits and the scores once, and where new tokens
+// are kept the slots' metadata.
+__device__ __forceinline__ u64 update_scores(const DecodeParams& p, const LaneSoftmax& s, const Lane& l,
+                                             const float* logits, int live, int tokens, bool drops) {
+  const Kv& kv = p.kv;
+  int stride = logit_stride(kv), group = kv.n_q_heads / kv.n_kv_heads, first_kept = protected_from(kv, tokens);
+  bool adds = kv.policy & SUMS_SCORES, looks = drops && kv.policy & KEEPS_NEWEST;
+  u64 least = NO_SLOT;
 #pragma unroll 1
-  for (int slot = threadIdx.x; slot <= live; slot += blockDim.x) {
-    float score = l.scores[slot];
-    if (lanes > 1) {
-      for (int i = 1; i < lanes; i++) score += l.scores[i * step + slot];
-      for (int i = 0; i < lanes; i++) l.scores[i * step + slot] = score;
+  for (int first = threadIdx.x; first <= live; first += AT_ONCE * blockDim.x) {
+    KeyLogits keys[AT_ONCE];
+    float before[AT_ONCE];
+    int position[AT_ONCE];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+      int slot = first + u * blockDim.x;
+      before[u] = adds && slot < live ? l.scores[slot] : 0.0f;
+      position[u] = tokens - 1;
+      if (looks && slot < live) position[u] = l.pages[slot / PAGE_SLOTS];
+      if (slot <= live) keys[u].load(slot < live ? logits + slot * stride : s.own, group);
     }
-    bool kept = false;
-    if (kv.policy & KEEPS_NEWEST) kept = slot == live || meta_position(slot_meta(kv, l, slot)) >= first_kept;
-    u64 key = kept ? NO_SLOT : score_key(score, slot);
-    least = key < least ? key : least;
+    if (looks)
+#pragma unroll
+      for (int u = 0; u < AT_ONCE; u++) {
+        int slot = first + u * blockDim.x;
+        if (slot < live) position[u] = meta_position(*meta_at(kv, page_at(kv, position[u]), slot % PAGE_SLOTS));
+      }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+      int slot = first + u * blockDim.x;
+      if (slot > live) continue;
+      float score = before[u] + keys[u].score(s, group);
+      l.scores[slot] = score;
+      u64 key = looks && position[u] >= first_kept ? NO_SLOT : score_key(score, slot);
+      least = key < least ? key : least;
+    }
   }
+  return least;
+}
+
+// Replaces the scores of the lanes of a layer, from `l` on, by their sums over the lanes, slot `live` included. Returns the
+// least key of this thread's slots. By a whole block. Reads and writes the scores once.
+__device__ __forceinline__ u64 share_scores(const Kv& kv, const Lane& l, int live) {
+  u64 step = (u64)kv.max_pages * PAGE_SLOTS, least = NO_SLOT;
+  int lanes = kv.n_kv_heads;
+#pragma unroll 1
+  for (int first = threadIdx.x; first <= live; first += AT_ONCE * blockDim.x) {
+    float sum[AT_ONCE] = {};
+#pragma unroll 1
+    for (int i = 0; i < lanes; i += LANES_AT_ONCE) {
+      float scores[AT_ONCE][LANES_AT_ONCE];
+#pragma unroll
+      for (int u = 0; u < AT_ONCE; u++)
+#pragma unroll
+        for (int k = 0; k < LANES_AT_ONCE; k++)
+          if (i + k < lanes && first + u * (int)blockDim.x <= live)
+            scores[u][k] = l.scores[(i + k) * step + first + u * blockDim.x];
+#pragma unroll
+      for (int u = 0; u < AT_ONCE; u++)
+#pragma unroll
+        for (int k = 0; k < LANES_AT_ONCE; k++)
+          if (i + k < lanes) sum[u] += scores[u][k];
+    }
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+      int slot = first + u * blockDim.x;
+      if (slot > live) continue;
+      for (int i = 0; i < lanes; i++) l.scores[i * step + slot] = sum[u];
+      u64 key = score_key(sum[u], slot);
+      least = key < least ? key : least;
+    }
+  }
+  return least;
+}
+
+// The slot of the least key of a block's threads; -1 where there is none. By a whole block.
+__device__ __forceinline__ int least_of(LaneSoftmax& s, u64 least) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
 #pragma unroll
   for (int m = 16; m > 0; m /= 2) {
     u64 other = __shfl_xor_sync(FULL, least, m);
@@ -123,8 +195,10 @@ __device__ __forceinline__ void place_by_scores(const DecodeParams& p, LaneSoftm
   Lane l = lane_of(kv, p.layer, span.seq, head);
   int live = kv.live[l.row], lanes = 1, tokens = position + 1;
   bool drops = kv.eviction[span.seq] && live + 1 > budget_at(kv, tokens);
+  const float* logits = logits_at(p, blockIdx.y, head);
   __syncthreads();
-  update_scores(p, s, l, live);
+  sum_weights(p, s, logits, live);
+  u64 least = update_scores(p, s, l, logits, live, tokens, drops);
   if (threadIdx.x == 0 && span.len == 1) atomicAdd(&kv.reads[span.seq], (u64)(live + 1));
   if (kv.policy & BY_LAYER) {
     __threadfence();
@@ -138,13 +212,11 @@ __device__ __forceinline__ void place_by_scores(const DecodeParams& p, LaneSoftm
     __threadfence();
     lanes = kv.n_kv_heads;
     l = lane_of(kv, p.layer, span.seq, 0);
-  } else {
-    __syncthreads();
+    least = share_scores(kv, l, live);
   }
-  int slot = drops || lanes > 1 ? least_of(kv, s, l, lanes, live, tokens) : live;
+  int slot = least_of(s, least);
   if (!drops) slot = live;
   else if (slot < 0 || slot == live) return;
-  __syncthreads();
   for (int i = threadIdx.x / 32; i < lanes; i += blockDim.x / 32)
     store_at(kv, lane_of(kv, p.layer, span.seq, l.head + i), slot, live, position, span.start, threadIdx.x % 32);
 }

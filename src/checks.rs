@@ -104,6 +104,7 @@ pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     run(&history::long(report.is_short()), b, &cpu, report);
     run(&chunks::deep(), b, &cpu, report);
+    run(&chunks::deep_scored(), b, &cpu, report);
 }
 
 fn run<B: Backend>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {

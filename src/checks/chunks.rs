@@ -5,7 +5,7 @@ use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
-use crate::policy::{Dms, Policy, Shift, Window};
+use crate::policy::{Budget, Dms, H2o, Policy, Shift, Tova, Window};
 
 /// Tokens before the chunk, and divisions of the chunk whose boundaries are not those of tiles and key batches.
 const BEFORE: [usize; 3] = [131, 1, 90];
@@ -51,6 +51,8 @@ struct Run<'a, B: Backend> {
     case: &'a Chunks,
     b: &'a B,
     cache: KvCache<B>,
+    /// As in a history.
+    noise: f32,
     output: Output,
 }
 
@@ -115,6 +117,53 @@ impl Case for Deep {
     }
 }
 
+/// Policies with scores over more slots than a block has threads, at a budget that is reached in the end.
+pub struct DeepScored {
+    chunks: Chunks,
+    noise: f32,
+}
+
+const DEEP_BUDGET: usize = 1500;
+
+pub fn deep_scored() -> Vec<DeepScored> {
+    let budget = Budget::Slots(DEEP_BUDGET);
+    let case = |(policy, codec, head_dim, group)| DeepScored {
+        chunks: Chunks { policy, codec, head_dim, heads: 2, group },
+        noise: 0.0,
+    };
+    let shapes = [
+        (Policy::Tova(Tova { budget }), Codec::Bf16, 128, 4),
+        (Policy::H2o(H2o { budget }), Codec::Bf16, 128, 4),
+        (Policy::H2o(H2o { budget }), Codec::K8V4, 64, 3),
+    ];
+    shapes.into_iter().map(case).collect()
+}
+
+impl Case for DeepScored {
+    fn name(&self) -> String {
+        self.chunks.name().replace("chunk", "deep")
+    }
+
+    fn limit(&self) -> f32 {
+        super::BF16_STEP
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let mut run = Run::new(&self.chunks, b, 1, DEEP_BUDGET + 100, MAX_STEP);
+        run.noise = self.noise;
+        let seq = run.cache.create(b, true).expect("a free row");
+        run.feed(seq, &[MAX_STEP, MAX_STEP, MAX_STEP, DEEP_BUDGET - 3 * MAX_STEP - 6]);
+        // Averages over thousands of slots are small, so that they have their own scale.
+        run.output.floats.clear();
+        run.feed(seq, &[1, 1, 1, 1, 17, 1, 1]);
+        for head in 0..self.chunks.heads {
+            let metas = run.cache.slot_metas(b, seq, 0, head);
+            run.output.exact.extend(metas.iter().map(|m| m.0 as i64));
+        }
+        run.output
+    }
+}
+
 impl<'a, B: Backend> Run<'a, B> {
     fn new(case: &'a Chunks, b: &'a B, n_seqs: usize, context: usize, max_step: usize) -> Self {
         let geometry = KvGeometry {
@@ -129,7 +178,7 @@ impl<'a, B: Backend> Run<'a, B> {
             policy: case.policy,
         };
         let cache = KvCache::new(b, geometry, context, max_step).expect("memory for a check");
-        Self { case, b, cache, output: Output::default() }
+        Self { case, b, cache, noise: 0.0, output: Output::default() }
     }
 
     /// Feeds tokens whose values depend on their positions only, one step per part.
@@ -139,18 +188,39 @@ impl<'a, B: Backend> Run<'a, B> {
         for &n in parts {
             let from = self.cache.len(seq);
             let tokens = || (from..from + n).map(|at| Random::new(7000 + at as u64));
-            let rows: Vec<f32> = tokens().flat_map(|mut r| r.floats(width)).collect();
+            let mut rows = rounded(tokens().flat_map(|mut r| r.floats(width)).collect());
+            let queries = case.group * case.heads * case.head_dim;
+            for (row, mut random) in rows.chunks_exact_mut(width).zip(tokens()) {
+                row[..queries].iter_mut().for_each(|q| *q *= 1.0 + self.noise * random.float());
+            }
             // Half of the decisions mark.
             let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();
             let spans = [self.cache.span(seq, 0, n)];
             self.cache.reserve_step(self.b, &spans).expect("memory for a check");
-            let (mut qkv, mut decisions) = (acts(self.b, width, &rounded(rows)), buffer(self.b, &decided));
-            let out_width = case.group * case.heads * case.head_dim;
+            let (mut qkv, mut decisions) = (acts(self.b, width, &rows), buffer(self.b, &decided));
+            let out_width = queries;
             let mut out = poisoned(self.b, n, out_width);
             let no_rope = NoRope::new(self.b, case.head_dim);
             self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, 0, &spans, &no_rope.rope());
             self.output.floats.extend(values(self.b, &out, n * out_width));
             self.cache.finish(self.b, &spans);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Cpu;
+
+    #[test]
+    #[cfg_attr(debug_assertions, ignore = "takes a minute without optimizations")]
+    fn no_victim_of_the_deep_cases_is_chosen_by_a_hair() {
+        let cpu = Cpu::new(2);
+        for mut case in deep_scored() {
+            let exact = case.run(&cpu).exact;
+            case.noise = 2e-5;
+            assert!(case.run(&cpu).exact == exact, "{}: take other tokens", case.name());
         }
     }
 }

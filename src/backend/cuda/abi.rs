@@ -190,7 +190,7 @@ pub struct DecodeParams {
     pub out_is_bf16: i32,
     pub layer: i32,
     pub score_scale: f32,
-    pub unused: i32,
+    pub in_order: i32,
     pub logits: u64,
     pub arrivals: u64,
 }

@@ -263,12 +263,6 @@ impl Driver {
         self.launch_sharing(kernel, grid, threads, kernel.shared_bytes(), args);
     }
 
-    /// As [`Self::launch`], of a kernel that starts when all work in front of it has ended: it reads at once what that work
-    /// changes.
-    pub fn launch_after_all(&self, kernel: Kernel, grid: [usize; 3], threads: usize, args: &[Arg<'_>]) {
-        self.issue(kernel, grid, threads, kernel.shared_bytes(), false, args);
-    }
-
     /// Whether a block can have so much shared memory.
     pub fn shares(&self, shared_bytes: usize) -> bool {
         shared_bytes <= self.shared_bytes
@@ -281,18 +275,6 @@ impl Driver {
         grid: [usize; 3],
         threads: usize,
         shared_bytes: usize,
-        args: &[Arg<'_>],
-    ) {
-        self.issue(kernel, grid, threads, shared_bytes, self.pdl, args);
-    }
-
-    fn issue(
-        &self,
-        kernel: Kernel,
-        grid: [usize; 3],
-        threads: usize,
-        shared_bytes: usize,
-        early: bool,
         args: &[Arg<'_>],
     ) {
         let entry = kernel.entry();
@@ -311,7 +293,7 @@ impl Driver {
         [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
         [config.blockDimX, config.blockDimY, config.blockDimZ] = [threads as u32, 1, 1];
         config.sharedMemBytes = shared_bytes as u32;
-        (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, early as u32);
+        (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, self.pdl as u32);
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is checked
         // against the PTX); they outlive the call, which copies them. Pointers among them are to memory that the
         // caller's buffers own, which is freed only after a wait.

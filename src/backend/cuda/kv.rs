@@ -198,34 +198,28 @@ pub(super) fn decode(
         out_is_bf16: out.bf16 as i32,
         layer: layer as i32,
         score_scale: score_scale(g),
-        unused: 0,
+        in_order: 0,
         logits: pool.logits.ptr(),
         arrivals: pool.arrivals.ptr(),
     };
-    let launch = |params: &DecodeParams, n: usize, [attend, epilogue]: [Kernel; 2], early: bool| {
-        let (args, blocks) = ([Arg::of(params)], decode_blocks(pool, g, n));
-        for (kernel, grid, threads) in
-            [(attend, [blocks, n, 1], DECODE_THREADS), (epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g))]
-        {
-            if early {
-                cuda.driver.launch(kernel, grid, threads, &args);
-            } else {
-                cuda.driver.launch_after_all(kernel, grid, threads, &args);
-            }
-        }
+    let launch = |params: &DecodeParams, n: usize, [attend, epilogue]: [Kernel; 2]| {
+        let args = [Arg::of(params)];
+        cuda.driver.launch(attend, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
+        cuda.driver.launch(epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &args);
     };
     if g.policy.scored().is_none() {
-        return launch(&params, shape.n_spans, [kernels.attend, kernels.decode_epilogue], true);
+        return launch(&params, shape.n_spans, [kernels.attend, kernels.decode_epilogue]);
     }
     if spans.iter().all(|s| s.len == 1) {
-        return launch(&params, shape.n_spans, kernels.with_scores, true);
+        return launch(&params, shape.n_spans, kernels.with_scores);
     }
     let (rows, turns) = cuda.spans.borrow_mut().send_rows(spans);
     let mut before = 0;
     for n in turns {
         params.spans = rows + (before * size_of::<DeviceSpan>()) as u64;
-        launch(&params, n, kernels.with_scores, false);
+        launch(&params, n, kernels.with_scores);
         before += n;
+        params.in_order = 1;
     }
 }
 
