@@ -2,6 +2,10 @@
 //!
 //! The texts are a model's and may be anything: only their ends are searched, and an answer is short.
 
+mod expression;
+
+pub use expression::Expression;
+
 use crate::unicode::end_of;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -131,14 +135,19 @@ pub enum Key {
     Text(String),
 }
 
-/// Returns the value of an answer: integers, decimals and fractions as numbers, anything else as text in small letters.
+/// Returns the value of an answer: integers, decimals and fractions as numbers, calculations with + or * without the order of
+/// their terms and factors, anything else as text in small letters.
 pub fn key(answer: &str) -> Key {
     let text = answer.replace('\u{2212}', "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac");
     let text = text.trim_matches(|c: char| c.is_whitespace() || "$,.*".contains(c)).trim_start_matches('+').trim();
     let text = text.rsplit_once('=').map_or(text, |(_, value)| value.trim());
     match fraction(text) {
         Some((n, d)) => Key::Number(n, d),
-        None => Key::Text(text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()),
+        None => Key::Text(match Expression::parse(text).filter(|_| text.contains(['+', '*'])) {
+            // Numbers between hyphens may be a path or a date: their order is theirs.
+            Some(calculation) => calculation.unordered(),
+            None => text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase(),
+        }),
     }
 }
 
@@ -271,7 +280,10 @@ mod tests {
         same.iter().for_each(|[a, b]| assert_eq!(key(a), key(b), "{a} {b}"));
         assert_eq!(key("0/5"), Key::Number(0, 1));
         assert_eq!(key(" New  York."), key("new york"));
-        for (a, b) in [("1,2", "12"), ("1/0", "0"), ("1/3", "0.33"), ("3 dogs", "3")] {
+        assert_eq!((key("8*24-6"), key("5+2*3")), (key("24*8 - 6"), key("3*2+5")));
+        for (a, b) in
+            [("24*8-6", "24*6-8"), ("1-2-3", "1-3-2"), ("1,2", "12"), ("1/0", "0"), ("1/3", "0.33"), ("3 dogs", "3")]
+        {
             assert_ne!(key(a), key(b), "{a} {b}");
         }
     }

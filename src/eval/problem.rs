@@ -1,7 +1,7 @@
 //! One problem: the messages before its answer, and which answers are right.
 
 use crate::chat::Conversation;
-use crate::vote;
+use crate::vote::{self, Expression};
 use serde::Deserialize;
 
 /// A message of a problem, as files of problems write it.
@@ -94,8 +94,10 @@ impl Goal {
             Goal::Value(expected) => vote::key(answer) == vote::key(expected),
             Goal::Ends(expected) => ends_in(answer, expected),
             Goal::Countdown { numbers, target } => {
-                let mut used = Vec::new();
-                expression(answer, &mut used) == Some(*target) && used.len() > 1 && is_part_of(&used, numbers)
+                let calculation = Expression::parse(answer);
+                let used = calculation.as_ref().map_or(Vec::new(), Expression::numbers);
+                let value = calculation.and_then(|calculation| calculation.value());
+                value == Some(*target) && used.len() > 1 && is_part_of(&used, numbers)
             }
             Goal::Subset { numbers, target } => {
                 let parts = terms(answer, '+').unwrap_or_default();
@@ -138,48 +140,6 @@ fn is_part_of(used: &[i64], numbers: &[i64]) -> bool {
 /// Whole numbers between signs.
 fn terms(text: &str, sign: char) -> Option<Vec<i64>> {
     text.split(sign).map(|part| part.trim().parse().ok()).collect()
-}
-
-/// The value of an expression of whole numbers, + - * and brackets, whose numbers are added to `used`. `None` if it is none,
-/// or too large.
-fn expression(text: &str, used: &mut Vec<i64>) -> Option<i64> {
-    let compact: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).take(200).collect();
-    let mut at = 0;
-    let value = sum(&compact, &mut at, used, 0)?;
-    (at == compact.len()).then_some(value)
-}
-
-fn sum(text: &[char], at: &mut usize, used: &mut Vec<i64>, depth: usize) -> Option<i64> {
-    let mut value = product(text, at, used, depth)?;
-    while let Some(&sign) = text.get(*at).filter(|c| "+-".contains(**c)) {
-        *at += 1;
-        let right = product(text, at, used, depth)?;
-        value = if sign == '+' { value.checked_add(right)? } else { value.checked_sub(right)? };
-    }
-    Some(value)
-}
-
-fn product(text: &[char], at: &mut usize, used: &mut Vec<i64>, depth: usize) -> Option<i64> {
-    let mut value = factor(text, at, used, depth)?;
-    while text.get(*at) == Some(&'*') {
-        *at += 1;
-        value = value.checked_mul(factor(text, at, used, depth)?)?;
-    }
-    Some(value)
-}
-
-fn factor(text: &[char], at: &mut usize, used: &mut Vec<i64>, depth: usize) -> Option<i64> {
-    if text.get(*at) == Some(&'(') && depth < 20 {
-        *at += 1;
-        let value = sum(text, at, used, depth + 1)?;
-        *at += 1;
-        return (text.get(*at - 1) == Some(&')')).then_some(value);
-    }
-    let digits: String = text[*at..].iter().take_while(|c| c.is_ascii_digit()).collect();
-    *at += digits.len();
-    let number = digits.parse().ok()?;
-    used.push(number);
-    Some(number)
 }
 
 #[cfg(test)]
