@@ -31,7 +31,7 @@ mod texts;
 pub mod weight_cache;
 mod weight_file;
 
-pub use config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
+pub use config::{DmcConfig, DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 pub use described::EXACT_FIRST;
 pub use hub::ModelRef;
 

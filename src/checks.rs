@@ -89,6 +89,7 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     check!(history::all());
     check!(history::wide());
     check!(history::scored());
+    check!(history::merging());
     check!(chunks::all());
 }
 

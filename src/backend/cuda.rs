@@ -17,6 +17,7 @@ mod kernels;
 mod kv;
 mod matmul;
 mod memory;
+mod merge;
 mod packed;
 mod pinned;
 mod pool;

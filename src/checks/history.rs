@@ -2,10 +2,10 @@
 //! imports. Compares every slot, page count and attention output.
 
 use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
-use crate::backend::{Backend, KvGeometry};
+use crate::backend::{Backend, KvGeometry, QkvRopeArgs};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
-use crate::policy::{Budget, Dms, H2o, Policy, Shift, Tova, Window};
+use crate::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Shift, Tova, Window};
 use crate::protocol::LaneFilter;
 
 const N_SEQS: usize = 4;
@@ -139,6 +139,33 @@ pub fn scored() -> Vec<History> {
 const SCORED_SEEDS: [u64; 8] = [300, 301, 302, 303, 304, 305, 306, 307];
 /// Factor on the queries there: logits as far apart as in a model.
 const SHARP: f32 = 4.0;
+
+/// Policies that merge tokens, with chunks longer than a tile of rows too. Weights of DMC may differ in their last bits, and codes
+/// with them: there the codec with the smallest steps.
+pub fn merging() -> Vec<History> {
+    let pool = |every| Policy::Pool(Pool { every });
+    let dmc = Policy::Dmc(Dmc { most_members: 7, ..Dmc::default() });
+    let shapes = [
+        (pool(3), Codec::Bf16, 128, 2, 4, false),
+        (pool(20), Codec::Fp8, 64, 1, 1, false),
+        (pool(64), Codec::Int8, 32, 2, 3, true),
+        (pool(2), Codec::K8V4, 8, 3, 8, false),
+        (dmc, Codec::Bf16, 64, 2, 2, false),
+        (dmc, Codec::Bf16, 128, 1, 7, true),
+    ];
+    let case = |(i, (policy, codec, head_dim, heads, group, wide))| History {
+        policy,
+        codec,
+        head_dim,
+        heads,
+        group,
+        events: if wide { WIDE_EVENTS } else { EVENTS },
+        wide,
+        seed: 400 + i as u64,
+        noise: 0.0,
+    };
+    shapes.into_iter().enumerate().map(case).collect()
+}
 
 impl History {
     fn max_step(&self) -> usize {
@@ -288,11 +315,13 @@ impl<B: Backend> Run<'_, B> {
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
         self.cache.send_pins(self.b, &spans);
         let no_rope = NoRope::new(self.b, case.head_dim);
+        let borrowed_heads = if let Policy::Dmc(_) = case.policy { 2 } else { 0 };
+        let rope = QkvRopeArgs { borrowed_heads, ..no_rope.rope() };
         for layer in 0..2 {
             let mut qkv = acts(self.b, width, &self.rows(n, width));
             let mut decisions = buffer(self.b, &self.random.floats(n * case.heads));
             let mut out = poisoned(self.b, n, out_width);
-            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &no_rope.rope());
+            self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &rope);
             self.output.floats.extend(values(self.b, &out, n * out_width));
         }
         self.cache.finish(self.b, &spans);

@@ -6,9 +6,10 @@
 use super::{CODECS, Finding, Report, widen};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, DmcConfig};
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
+use crate::policy::{Dmc, PolicyChoice, Pool};
 use crate::protocol::Token;
 use crate::sampler::argmax;
 use anyhow::Result;
@@ -30,6 +31,14 @@ const OTHER_SLOTS: usize = 4;
 /// An offset below every decision logit.
 const MARKS_ALL: f32 = -1e6;
 
+/// Whether a model's cache merges tokens, and how.
+#[derive(Clone, Copy, PartialEq)]
+enum Merges {
+    No,
+    Pool,
+    Dmc,
+}
+
 /// The results of a run.
 struct Trace {
     /// The logits after the prompt and after each token.
@@ -45,28 +54,37 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
     report: &mut Report<'_>,
 ) -> Result<()> {
     let answer = if report.is_short() { SHORT_ANSWER } else { ANSWER };
-    for (shape, in_f32) in [("demo", true), ("demo", false), ("smollm2-135m", false)] {
+    let own = [("demo", true), ("demo", false), ("smollm2-135m", false)].map(|(shape, f32)| (shape, f32, Merges::No));
+    for (shape, in_f32, merges) in own.into_iter().chain([("demo", true, Merges::Pool), ("demo", true, Merges::Dmc)]) {
         let mut checkpoint = Checkpoint::random(shape)?;
         if report.is_short() {
             checkpoint.config.n_layers = SHORT_LAYERS;
+        }
+        if merges == Merges::Dmc {
+            checkpoint.config.dms = None;
+            checkpoint.config.dmc = Some(DmcConfig { rule: Dmc::default(), target_ratio: None });
         }
         if in_f32 {
             widen(&mut checkpoint);
         } else if let Some(dms) = &mut checkpoint.config.dms {
             dms.alpha_offset = MARKS_ALL;
         }
-        let (name, decides) = (if in_f32 { format!("{shape} in f32") } else { shape.to_owned() }, in_f32);
-        for &codec in CODECS {
+        let policy = if merges == Merges::Pool { PolicyChoice::Pool(Pool { every: 4 }) } else { PolicyChoice::Model };
+        let policy_name = ["", " pool", " dmc"][merges as usize];
+        let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
+        let decides = in_f32 && merges != Merges::Pool;
+        for &codec in if merges == Merges::No { CODECS } else { &[Codec::Bf16] } {
             if !report.takes() {
                 continue;
             }
-            let expected = trace(Cpu::new(0), &checkpoint, codec, &[PROMPT], Err(answer))?;
+            let expected = trace(Cpu::new(0), &checkpoint, (policy, codec), &[PROMPT], Err(answer))?;
             let started = Instant::now();
-            let got = trace(open()?, &checkpoint, codec, &[PROMPT], Ok(&expected.tokens))?;
+            let got = trace(open()?, &checkpoint, (policy, codec), &[PROMPT], Ok(&expected.tokens))?;
             let what = format!("model {name} {}: prefill, {answer} decodes", codec.name());
             report.add(finding(what, codec, decides, &got, &expected, started));
             let started = Instant::now();
-            let parts = trace(open()?, &checkpoint, codec, &[1, 70, 1, 1, 9, 68], Ok(&expected.tokens))?;
+            let divided = [1, 70, 1, 1, 9, 68];
+            let parts = trace(open()?, &checkpoint, (policy, codec), &divided, Ok(&expected.tokens))?;
             let what = format!("model {name} {}: the same in parts", codec.name());
             report.add(finding(what, codec, decides, &parts, &got, started));
         }
@@ -78,12 +96,12 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
 fn trace<B: Backend>(
     b: B,
     checkpoint: &Checkpoint,
-    codec: Codec,
+    (policy, codec): (PolicyChoice, Codec),
     parts: &[usize],
     forced: Result<&[Token], usize>,
 ) -> Result<Trace> {
     let answer = forced.map_or_else(|n| n, |tokens| tokens.len() - 1);
-    let options = EngineOptions { context: Some(512), max_step: Some(256), ..EngineOptions::new(codec) };
+    let options = EngineOptions { context: Some(512), max_step: Some(256), policy, ..EngineOptions::new(codec) };
     let mut runner = Runner::new(b, checkpoint, &options, |_, _| true)?;
     let vocab = checkpoint.config.vocab;
     let prompt: Vec<Token> = (0..PROMPT).map(|i| (i * 7919 % vocab) as Token).collect();

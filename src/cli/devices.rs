@@ -175,7 +175,7 @@ impl Target {
     /// Refuses policies that this device's kernels do not have.
     pub fn check_policy(self, policy: CachePolicy) -> Result<()> {
         match (self, policy) {
-            (Self::Cuda(_), CachePolicy::Quest | CachePolicy::DmsQuest | CachePolicy::Pool | CachePolicy::Dmc) => {
+            (Self::Cuda(_), CachePolicy::Quest | CachePolicy::DmsQuest) => {
                 let name = policy.name();
                 Err(wrong_use(format!(
                     "--policy {name} does not run on a GPU yet: use --device cpu, or --policy window"

@@ -130,6 +130,8 @@ fn scores_are_those_of_the_cpu() {
         (Spec::new(true, Form::Borrowed), "k8v4", &[]),
         (Spec::new(true, Form::Borrowed), "bf16", &["--policy", "tova", "--budget", "24"]),
         (Spec { n_q_heads: 6, ..Spec::new(false, Form::Plain) }, "int8", &["--policy", "h2o", "--budget", "2x"]),
+        (Spec { window: 5, ..Spec::new(true, Form::Dmc) }, "bf16", &[]),
+        (Spec { n_q_heads: 6, ..Spec::new(true, Form::Borrowed) }, "fp8", &["--policy", "pool", "--budget", "3x"]),
     ];
     for (i, (spec, kv, policy)) in shapes.into_iter().enumerate() {
         // A GPU rounds the inputs of these bf16 weights to bf16: no decision of these models is so near 0 that this evicts

@@ -49,6 +49,7 @@ params! {
     DecodeParams: b'd',
     PrefillParams: b'c',
     RopeParams: b'r',
+    MergeParams: b'm',
     TensorMap: b't',
 }
 
@@ -229,6 +230,33 @@ pub struct RopeParams {
     pub span_of_row: u64,
 }
 layout!(RopeParams: 296 { heads: 216, qkv: 264 });
+
+/// Parameters of `merge.cu`: `MergeParams` there.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct MergeParams {
+    pub heads: HeadParams,
+    pub qkv: u64,
+    pub decisions: u64,
+    pub sums: u64,
+    pub seq_len: u64,
+    pub eviction: u64,
+    pub spans: u64,
+    pub span_of_row: u64,
+    pub layer: i32,
+    pub n_q_heads: i32,
+    pub n_kv_heads: i32,
+    pub head_dim: i32,
+    pub n_seqs: i32,
+    pub borrowed_heads: i32,
+    pub every: i32,
+    pub most_members: i32,
+    pub alpha_scale: f32,
+    pub alpha_offset: f32,
+    pub weight_scale: f32,
+    pub weight_offset: f32,
+}
+layout!(MergeParams: 152 { qkv: 48, layer: 104, alpha_scale: 136 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -2,7 +2,7 @@
 //! its arguments with it, so neither side can drift.
 //!
 //! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a tensor map;
-//! `d`, `c`, `r` the parameter structs of decode attention, prefill attention and RoPE (`abi.rs`).
+//! `d`, `c`, `r`, `m` the parameter structs of decode attention, prefill attention, RoPE and merging (`abi.rs`).
 
 use crate::codec::Codec;
 use crate::quant::Code;
@@ -63,8 +63,8 @@ impl Source {
         let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
         match self.name {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; policies with
-            // scores.
-            "linear" | "packed_gemm" | "attend_scores" | "decode_epilogue_scores" => false,
+            // scores, or that merge tokens.
+            "linear" | "packed_gemm" | "attend_scores" | "decode_epilogue_scores" | "merge" => false,
             "gemv" | "gemm_decode" => code.is_none(),
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
@@ -94,7 +94,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "attend" "attend_scores" "decode_epilogue" "decode_epilogue_scores" "attend_tiles" "place" "presence" "defrag"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "merge" "attend" "attend_scores" "decode_epilogue" "decode_epilogue_scores" "attend_tiles" "place" "presence" "defrag"
     "kv_scatter" "sample"
     | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
              "packed_wgmma" instead of None
@@ -238,6 +238,10 @@ kernels! {
         QkvRopeFp8 "qkv_rope_fp8" "r",
         QkvRopeInt8 "qkv_rope_int8" "r",
         QkvRopeK8V4 "qkv_rope_k8v4" "r",
+    }
+    "merge" {
+        MergeHeads "merge_heads" "m",
+        MergeRows "merge_rows" "m",
     }
     "attend" {
         Attend64Bf16 "attend_64_bf16" "d",

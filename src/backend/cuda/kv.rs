@@ -2,10 +2,11 @@
 
 use super::super::{KvGeometry, KvTables, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
-use super::abi::{self, DecodeParams, DeviceSpan, HeadParams, PrefillParams, RopeParams, View};
+use super::abi::{self, DecodeParams, DeviceSpan, PrefillParams, RopeParams, View};
 use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
+use super::merge;
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
@@ -183,11 +184,12 @@ pub(super) fn decode(
     rope: &QkvRopeArgs<'_, Cuda>,
 ) {
     let shape = cuda.send(spans);
+    let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     out.fills(shape.n_rows);
     let (g, pool, kernels) = (&kv.geometry, &kv.pool, instances(&kv.geometry));
     let mut params = DecodeParams {
         kv: view(kv),
-        heads: head_params(rope),
+        heads,
         out: out.ptr(),
         partials: pool.partials.ptr(),
         splits: pool.splits.ptr(),
@@ -243,10 +245,11 @@ pub(super) fn qkv_rope(
     qkv: &mut Acts,
     decisions: &mut Buf<f32>,
     kv: &mut KvTables<Cuda>,
-    _layer: usize,
+    layer: usize,
     spans: &[Span],
     rope: &QkvRopeArgs<'_, Cuda>,
 ) {
+    let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
     // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
     let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
@@ -254,7 +257,7 @@ pub(super) fn qkv_rope(
     let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
     let params = RopeParams {
         kv: view(kv),
-        heads: head_params(rope),
+        heads,
         qkv: qkv.ptr(),
         decisions: decisions.ptr(),
         spans: shape.spans,
@@ -333,22 +336,6 @@ pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &
     cuda.driver.launch(Kernel::KvScatter, [warps.div_ceil(SCATTER_THREADS / 32), 1, 1], SCATTER_THREADS, &args);
 }
 
-fn head_params(rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
-    let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-    let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
-    HeadParams {
-        q_norm,
-        k_norm,
-        inv_freq: rope.inv_freq.ptr(),
-        eps: rope.rms_eps,
-        rope_factor: rope.rope_scale,
-        borrowed: rope.borrowed.is_some() as i32,
-        scale,
-        offset,
-        per_layer: per_layer as i32,
-    }
-}
-
 fn score_scale(g: &KvGeometry) -> f32 {
     1.0 / (g.head_dim as f32).sqrt()
 }
@@ -377,6 +364,7 @@ pub(super) fn fork(cuda: &Cuda, kv: &mut KvTables<Cuda>, from: usize, to: usize)
     kv.seq_len.read(to, &mut len);
     assert_eq!(len[0], 0, "fork into a sequence that is not empty");
     over_lanes(cuda, kv, Kernel::Fork, BLOCK, &[from, to]);
+    merge::fork(kv, from, to);
 }
 
 pub(super) fn release(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize) {

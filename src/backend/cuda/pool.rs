@@ -4,6 +4,7 @@
 //! granules become empty.
 
 use super::super::{KvGeometry, OutOfMemory, PoolStats};
+use super::MAX_HEAD_DIM;
 use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
 use super::kv::{TILE_QUERIES, attend_blocks, padded, unpack_kernel};
@@ -61,6 +62,8 @@ pub struct Pool {
     pub(super) decode_blocks: usize,
     /// Output of `slot_metas`, the slots of one lane, and of `presence`, a word for each position and lane.
     pub(super) metas: Buf<i32>,
+    /// RoPE frequencies of rows that are rotated already.
+    pub(super) zeros: Buf<f32>,
     /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
     unpacked: Option<Buf<u8>>,
 }
@@ -101,6 +104,7 @@ impl Pool {
         let n_logits = g.n_seqs * g.n_kv_heads * group * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
+        let zeros = Buf::new(driver, MAX_HEAD_DIM / 2)?;
         let unpacked = match unpack_kernel(driver, g, max_step) {
             Some(_) => {
                 let stored = (g.n_seqs * g.n_kv_heads * g.max_pages).min(MOST_UNPACKED_BYTES / UNPACKED_BYTES);
@@ -138,6 +142,7 @@ impl Pool {
             max_blocks,
             decode_blocks,
             metas,
+            zeros,
             unpacked,
         })
     }

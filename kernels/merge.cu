@@ -1,0 +1,154 @@
+// Merging of a step's rows under a policy that merges tokens: norms, borrowed decisions and weights, the means of slots, RoPE. What
+// comes after gets rows that are ready but for the codec: no norms, angles of 0, and decisions of the eviction rule with a
+// window of 0. CPU twins: `policy::merge`, `backend::cpu::merge`, bit for bit but for norms, weights and RoPE.
+#include "heads.cuh"
+
+#define WARPS 16   // of a block of `merge_rows`
+#define TILE 512   // rows that a block of `merge_rows` takes at once
+
+// Mirrors `backend::cuda::abi::MergeParams`.
+struct MergeParams {
+  HeadParams heads;
+  float* qkv;              // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows [q heads | k heads | v heads], in place
+  float* decisions;        // [n, n_kv_heads]
+  float* sums;             // [n_layers, n_lanes, 2 head_dim + 2] of each lane's newest slot: weight k, weight v, weights, tokens
+  const int* seq_len;      // [n_seqs] tokens before this step
+  const int* eviction;     // [n_seqs] whether tokens merge
+  const Span* spans;       // of the step
+  const int* span_of_row;  // [n]
+  int layer, n_q_heads, n_kv_heads, head_dim, n_seqs;
+  int borrowed_heads;  // first query heads of a KV head whose last channel is zero in attention
+  int every;           // pool: tokens of a slot; 0 where channels of q decide
+  int most_members;    // most tokens of a slot
+  // Decision and weight of the last channel of a KV head's first two query heads.
+  float alpha_scale, alpha_offset, weight_scale, weight_offset;
+};
+static_assert(sizeof(MergeParams) == 152 && OFFSET_OF(MergeParams, qkv) == 48 && OFFSET_OF(MergeParams, layer) == 104 &&
+                  OFFSET_OF(MergeParams, alpha_scale) == 136,
+              "backend::cuda::abi::MergeParams has another layout");
+
+__device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head) {
+  return p.qkv + ((u64)row * (p.n_q_heads + 2 * p.n_kv_heads) + head) * p.head_dim;
+}
+
+// Norms of q and k, RoPE of q. Decisions become the token's weight, negative where it does not want to join the newest slot.
+// Grid (n_kv_heads, n), a warp for each query head of the group and one for K. Reads and writes rows of q and k once.
+KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
+  __shared__ float rows[MAX_GROUP + 1][ROW_STRIDE], channels[2];
+  after_previous();
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x, row = blockIdx.y, d = p.head_dim;
+  int group = p.n_q_heads / p.n_kv_heads;
+  bool is_q = warp < group;
+  Span span = p.spans[p.span_of_row[row]];
+  int position = p.seq_len[span.seq] + row - span.start;
+  float *x = row_of(p, row, is_q ? head * group + warp : p.n_q_heads + head), *s = rows[warp];
+  load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
+  if (warp < 2 && lane == 0) channels[warp] = s[d - 1];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    bool joins = p.every > 0 && position % p.every > 0;
+    float weight = 1.0f;
+    if (p.every == 0) {
+      joins = __fsub_rn(__fmul_rn(channels[0], p.alpha_scale), p.alpha_offset) > 0.0f;
+      float logit = __fadd_rn(__fmul_rn(channels[1], p.weight_scale), p.weight_offset);
+      weight = __fadd_rn(__fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-logit))), 1.0f / 128.0f);
+    }
+    p.decisions[row * p.n_kv_heads + head] = joins ? weight : -weight;
+  }
+  if (is_q) {
+    RopeAngles angles;
+    angles.compute(p.heads, position, d, lane);
+    rotate(s, angles, d, warp < p.borrowed_heads, lane);
+  }
+  for (int i = lane; i < d; i += 32) x[i] = s[i];
+}
+
+// K and V of a token, and the sums of a slot, of which a warp lane holds every 32nd channel.
+struct KvRow {
+  float k[MAX_HEAD_DIM / 32], v[MAX_HEAD_DIM / 32];
+
+  __device__ __forceinline__ void load(const float* k_row, const float* v_row, int d, int lane) {
+#pragma unroll
+    for (int c = 0; c < MAX_HEAD_DIM / 32; c++) {
+      int i = lane + 32 * c;
+      k[c] = i < d ? k_row[i] : 0.0f;
+      v[c] = i < d ? v_row[i] : 0.0f;
+    }
+  }
+};
+
+// K and V of every row become the means of its slot as it stands with the row, and K is rotated at the row's position; decisions
+// become 1 where a token joins the slot of the one before it, else minus infinity. Grid (n_kv_heads, spans), WARPS warps: each
+// takes slots, row after row. Reads and writes rows of k and v once.
+KERNEL __launch_bounds__(32 * WARPS) merge_rows(MergeParams p) {
+  __shared__ float rows[WARPS][ROW_STRIDE], weights[TILE];
+  __shared__ u8 joins[TILE];
+  after_previous();
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x, d = p.head_dim, heads = p.n_kv_heads;
+  Span span = p.spans[blockIdx.y];
+  int base = p.seq_len[span.seq], merges = p.eviction[span.seq];
+  float* sums = p.sums + (u64)((p.layer * p.n_seqs + span.seq) * heads + head) * (2 * d + 2);
+  for (int first = 0; first < span.len; first += TILE) {
+    int n = min(TILE, span.len - first), start = span.start + first;
+    for (int i = threadIdx.x; i < n; i += 32 * WARPS) weights[i] = p.decisions[(start + i) * heads + head];
+    // The slot that the tile may go on with, before the tile's last slot takes its place.
+    KvRow newest = {};
+    float newest_weight = 0.0f, newest_members = 0.0f;
+    if (warp == 0 && base + first > 0) {
+      newest.load(sums, sums + d, d, lane);
+      newest_weight = sums[2 * d], newest_members = sums[2 * d + 1];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int members = (int)newest_members;
+      for (int i = 0; i < n; i++) {
+        bool wants = weights[i] > 0.0f && members < p.most_members;
+        joins[i] = merges && base + first + i > 0 && wants;
+        members = joins[i] ? members + 1 : 1;
+      }
+    }
+    __syncthreads();
+    for (int begin = warp; begin < n; begin += WARPS) {
+      if (begin > 0 && joins[begin]) continue;
+      bool goes_on = joins[begin];
+      KvRow sum = {}, next;
+      float weight = 0.0f, members = 0.0f;
+      if (goes_on) sum = newest, weight = newest_weight, members = newest_members;
+      float *k = row_of(p, start + begin, p.n_q_heads + head), *v = k + heads * d, *s = rows[warp];
+      next.load(k, v, d, lane);
+      int j = begin;
+#pragma unroll 1
+      do {
+        KvRow row = next;
+        float *to_k = k, *to_v = v, w = fabsf(weights[j]);
+        bool last = j + 1 == n || !joins[j + 1];
+        k = row_of(p, start + j + 1, p.n_q_heads + head), v = k + heads * d;
+        if (!last) next.load(k, v, d, lane);
+        weight = __fadd_rn(weight, w), members += 1.0f;
+#pragma unroll
+        for (int c = 0; c < MAX_HEAD_DIM / 32; c++) {
+          int i = lane + 32 * c;
+          sum.k[c] = __fadd_rn(sum.k[c], __fmul_rn(w, row.k[c]));
+          sum.v[c] = __fadd_rn(sum.v[c], __fmul_rn(w, row.v[c]));
+          if (i < d) s[i] = __fdiv_rn(sum.k[c], weight), to_v[i] = __fdiv_rn(sum.v[c], weight);
+        }
+        RopeAngles angles;
+        angles.compute(p.heads, base + first + j, d, lane);
+        rotate(s, angles, d, false, lane);
+        for (int i = lane; i < d; i += 32) to_k[i] = s[i];
+        __syncwarp();
+        if (lane == 0) p.decisions[(start + j) * heads + head] = joins[j] ? 1.0f : NEG_INFINITY;
+        j++;
+        if (last) break;
+      } while (true);
+      if (j < n) continue;
+#pragma unroll
+      for (int c = 0; c < MAX_HEAD_DIM / 32; c++) {
+        int i = lane + 32 * c;
+        if (i < d) sums[i] = sum.k[c], sums[d + i] = sum.v[c];
+      }
+      if (lane == 0) sums[2 * d] = weight, sums[2 * d + 1] = members;
+    }
+    __syncthreads();
+  }
+}

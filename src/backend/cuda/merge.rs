@@ -1,0 +1,83 @@
+//! Merging of a step's rows before attention: `kernels/merge.cu`.
+
+use super::super::{KvTables, QkvRopeArgs, Span};
+use super::Cuda;
+use super::abi::{Arg, HeadParams, MergeParams};
+use super::kernels::Kernel;
+use super::memory::{Acts, Buf};
+use crate::policy::{Dmc, Merging};
+
+/// Threads of a block of `merge_rows`.
+const ROWS_THREADS: usize = 512;
+
+/// What attention has to do to the heads of rows. Where the policy merges tokens, does it here beforehand, with the merging.
+pub(super) fn prepare(
+    cuda: &Cuda,
+    qkv: &mut Acts,
+    decisions: &mut Buf<f32>,
+    kv: &mut KvTables<Cuda>,
+    layer: usize,
+    spans: &[Span],
+    rope: &QkvRopeArgs<'_, Cuda>,
+) -> HeadParams {
+    let heads = head_params(rope);
+    let g = &kv.geometry;
+    let Some(merging) = g.policy.merging() else { return heads };
+    let (every, dmc) = match merging {
+        Merging::Pool(pool) => (pool.every, Dmc::default()),
+        Merging::Learned(dmc) => (0, dmc),
+    };
+    let shape = cuda.send(spans);
+    let params = MergeParams {
+        heads,
+        qkv: qkv.ptr(),
+        decisions: decisions.ptr(),
+        sums: kv.sums.ptr(),
+        seq_len: kv.seq_len.ptr(),
+        eviction: kv.eviction.ptr(),
+        spans: shape.spans,
+        span_of_row: shape.span_of_row,
+        layer: layer as i32,
+        n_q_heads: g.n_q_heads as i32,
+        n_kv_heads: g.n_kv_heads as i32,
+        head_dim: g.head_dim as i32,
+        n_seqs: g.n_seqs as i32,
+        borrowed_heads: rope.borrowed_heads as i32,
+        every: every as i32,
+        most_members: dmc.most_members as i32,
+        alpha_scale: dmc.alpha_scale,
+        alpha_offset: dmc.alpha_offset,
+        weight_scale: dmc.weight_scale,
+        weight_offset: dmc.weight_offset,
+    };
+    let threads = 32 * (g.n_q_heads / g.n_kv_heads + 1);
+    let args = [Arg::of(&params)];
+    cuda.driver.launch(Kernel::MergeHeads, [g.n_kv_heads, shape.n_rows, 1], threads, &args);
+    cuda.driver.launch(Kernel::MergeRows, [g.n_kv_heads, shape.n_spans, 1], ROWS_THREADS, &args);
+    HeadParams { q_norm: 0, k_norm: 0, inv_freq: kv.pool.zeros.ptr(), rope_factor: 1.0, borrowed: 0, ..heads }
+}
+
+/// Copies the sums of the newest slots of a sequence.
+pub(super) fn fork(kv: &mut KvTables<Cuda>, from: usize, to: usize) {
+    let (g, len) = (kv.geometry, kv.geometry.sums_len());
+    for layer in (0..g.n_layers).filter(|_| len > 0) {
+        let [from, to] = [from, to].map(|seq| g.row(layer, seq, 0) * len);
+        kv.sums.copy(from, to, g.n_kv_heads * len);
+    }
+}
+
+fn head_params(rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
+    let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
+    let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
+    HeadParams {
+        q_norm,
+        k_norm,
+        inv_freq: rope.inv_freq.ptr(),
+        eps: rope.rms_eps,
+        rope_factor: rope.rope_scale,
+        borrowed: rope.borrowed.is_some() as i32,
+        scale,
+        offset,
+        per_layer: per_layer as i32,
+    }
+}
