@@ -161,7 +161,7 @@ pub fn merging() -> Vec<History> {
         group,
         events: if wide { WIDE_EVENTS } else { EVENTS },
         wide,
-        seed: 400 + i as u64,
+        seed: 410 + i as u64,
         noise: 0.0,
     };
     shapes.into_iter().enumerate().map(case).collect()

@@ -9,7 +9,7 @@ use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, EngineOptions, Runner};
-use crate::policy::{Budget, H2o, PolicyChoice, SlotMeta, Tova};
+use crate::policy::{Budget, H2o, PolicyChoice, Pool, SlotMeta, Tova};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::Result;
 use std::time::Instant;
@@ -64,11 +64,12 @@ struct Case<'a> {
     codec: Codec,
 }
 
-/// The model's own policy with every codec, then policies with scores.
+/// The model's own policy with every codec, then policies with scores, and one that merges.
 fn cases() -> impl Iterator<Item = (PolicyChoice, Codec)> {
     let own = CODECS.iter().map(|&codec| (PolicyChoice::Model, codec));
     let tova = PolicyChoice::Tova(Tova { budget: BUDGET });
-    own.chain([(tova, Codec::Bf16), (PolicyChoice::H2o(H2o { budget: BUDGET }), Codec::Int8)])
+    let (h2o, pool) = (PolicyChoice::H2o(H2o { budget: BUDGET }), PolicyChoice::Pool(Pool { every: 3 }));
+    own.chain([(tova, Codec::Bf16), (h2o, Codec::Int8), (pool, Codec::Fp8)])
 }
 
 impl Case<'_> {
@@ -76,6 +77,7 @@ impl Case<'_> {
         let policy = match self.policy {
             PolicyChoice::Tova(_) => "tova ",
             PolicyChoice::H2o(_) => "h2o ",
+            PolicyChoice::Pool(_) => "pool ",
             _ => "",
         };
         format!("{policy}{}", self.codec.name())
