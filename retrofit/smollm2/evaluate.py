@@ -2,7 +2,7 @@
 
     python evaluate.py --model FOLDER --adapter FILE --answers out/test.jsonl --json results.json
 
-Exact masks (key k is visible to query q if q - k <= W or k is not marked; the decision at t+1 marks t); base in
+Exact masks (key k is visible to query q if q - k <= W or k is not marked; the decision at t marks t - shift); base in
 `--dtype`, decisions in f32. Ratio: n * layers * KV heads / live slots after n tokens, the window counted. Window: 4 sinks and
 as many slots a head as DMS held on average. Random: as many marks a head as DMS made, spread at random.
 Recall: the share of facts whose every token is the greedy choice, given the answer's first words; fact_kl: KL at the
@@ -10,16 +10,19 @@ positions that predict their tokens.
 """
 import argparse
 import json
+import os
 import time
 
 import torch
 from safetensors import safe_open
 
-from model import Base, attend_blocks, norm
-from talk import Talk, load
+from generate import turn
+from model import SYSTEM, Base, attend_blocks, norm
+from talk import Talk, load, load_texts
 from train import files_of
 
 SINKS = 4
+HELD_OUT = ("docs", "prose", "code", "language", "dialogue")
 
 
 class Adapter:
@@ -27,13 +30,14 @@ class Adapter:
         with safe_open(path, "pt") as f:
             meta, get = f.metadata(), lambda l, n: f.get_tensor(f"model.layers.{l}.self_attn.{n}.weight").float().to(device)
             self.window, self.scale, self.offset = int(meta["window"]), float(meta["alpha_scale"]), float(meta["alpha_offset"])
+            self.shift = int(meta["shift"])
             layers = range(int(meta["num_hidden_layers"]))
             self.gain, self.proj = ([get(l, n) for l in layers] for n in ("dms_proj_alpha_norm", "dms_proj_alpha"))
 
     def marks(self, layer, x, eps):
-        """x [B, T, hidden] -> [B, kv_heads, T] bool; the newest token has no mark."""
+        """x [B, T, hidden] -> [B, kv_heads, T] bool; with shift 1 the newest token has no mark."""
         d = (norm(x.float(), self.gain[layer], eps) @ self.proj[layer].T).transpose(1, 2) * self.scale - self.offset
-        return torch.cat([d[..., 1:] > 0, torch.zeros_like(d[..., :1], dtype=torch.bool)], -1)
+        return d > 0 if not self.shift else torch.cat([d[..., 1:] > 0, torch.zeros_like(d[..., :1], dtype=torch.bool)], -1)
 
 
 def attend_window(q, k, v, slots):
@@ -113,6 +117,14 @@ def judge(base, adapter, sequences, only, **row):
     return row
 
 
+def held_out_chats():
+    """The conversations of held_out_chats.txt in the chat template: user and assistant take turns, a line each."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "held_out_chats.txt"), encoding="utf-8") as f:
+        for chat in f.read().split("\n=====\n"):
+            turns = [line for line in chat.split("\n") if line]
+            yield turn("system", SYSTEM) + "".join(turn(("user", "assistant")[i % 2], text) for i, text in enumerate(turns))
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--model", required=True)
@@ -121,6 +133,8 @@ def main():
     for kind, lengths in (("chat", "2048x16,4096x16,8192x8"), ("other", "4096x8"), ("bare", "2048x16,4096x16"), ("file", "4096x8"),
                           ("recall", "1280x80,2048x48,3328x24")):
         p.add_argument("--" + kind, default=lengths, help="lengths x sequences")
+    p.add_argument("--texts", help="of fetch_text.py: its held-out kinds, and the chats of held_out_chats.txt")
+    p.add_argument("--held-out", default="2048x12", help="length x sequences of each of these kinds")
     p.add_argument("--text-file", help="a text as it is, to be held against `dmschat compare --text-file`")
     p.add_argument("--only", help="stop after this run (dms: leave out window and random)")
     p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -136,7 +150,16 @@ def main():
             ids = base.encode(f.read())
         rows.append(judge(base, adapter, [(ids, [])], args.only, text=args.text_file, length=len(ids)))
         write(args.json, rows)
-    talk = Talk(base.encode, answers, "test", files_of("test")) if answers else None
+    length, count = map(int, args.held_out.split("x"))
+    if args.texts:
+        outside = Talk(base, [], "test", outside=load_texts(args.texts, "test"))
+        chats = [(base.encode(text)[:length], []) for text in held_out_chats()]
+        rows.append(judge(base, adapter, chats, args.only, length=length, count=len(chats), kind="talk"))
+        for kind in HELD_OUT:
+            made = [outside.row(length, i, kind) for i in range(count)]
+            rows.append(judge(base, adapter, made, args.only, length=length, count=count, kind=kind))
+            write(args.json, rows)
+    talk = Talk(base, answers, "test", files_of("test")) if answers else None
     for kind in ("chat", "other", "bare", "file", "recall") if talk else ():
         for length, count in (map(int, item.split("x")) for item in getattr(args, kind).split(",") if item):
             made = [talk.row(length, i, kind) for i in range(count)]

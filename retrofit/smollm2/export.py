@@ -31,7 +31,7 @@ def main():
     keys = ("model_type", "num_hidden_layers", "hidden_size", "num_key_value_heads", "vocab_size")
     offset = trained["offset"] if args.offset is None else args.offset
     metadata = {"format": "dmschat-adapter-1", "base": args.base, **{k: str(config[k]) for k in keys},
-                "window": str(trained["window"]), "shift": "1", "alpha_scale": f"{trained['scale']:g}", "alpha_offset": f"{offset:g}",
+                "window": str(trained["window"]), "shift": str(trained["shift"]), "alpha_scale": f"{trained['scale']:g}", "alpha_offset": f"{offset:g}",
                 "alpha_per": "head", "target_ratio": f"{trained['ratio']:g}", "license": "apache-2.0"}
     os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
     save_file(tensors, args.out, metadata)

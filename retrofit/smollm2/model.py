@@ -50,6 +50,9 @@ class Base:
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_all(self, texts):
+        return [e.ids for e in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
     def embed(self, ids):
         return F.embedding(ids, self.w["embed_tokens.weight"])
 

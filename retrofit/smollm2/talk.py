@@ -1,5 +1,6 @@
 """Rows of tokens for training and evaluation, put together from generated text; some refer back over a distance."""
 import json
+import lzma
 import random
 
 from generate import turn
@@ -63,19 +64,50 @@ def load(path):
         return [json.loads(line) for line in f]
 
 
-class Talk:
-    """Makes rows of a split out of generated text (answers of load()) and, for `files`, other texts."""
+def load_texts(path, split):
+    """{kind: [text]} of a split of fetch_text.py's file."""
+    found = {}
+    with lzma.open(path, "rt", encoding="utf-8") as f:
+        for line in f:
+            text = json.loads(line)
+            if text["split"] == split:
+                found.setdefault(text["kind"], []).append(text["text"])
+    return found
 
-    def __init__(self, encode, answers, split, files=()):
-        self.encode, self.split, self.files = encode, split, [encode(text) for text in files]
-        self.turns = [encode(turn("user", a["user"]) + turn("assistant", a["answer"])) for a in answers if a["user"]]
-        self.texts = [encode(a["answer"] + "\n\n") for a in answers]
+
+class Talk:
+    """Makes rows of a split out of generated text (answers of load()), of this repository's `files`, and of `outside`
+    texts (of load_texts())."""
+
+    def __init__(self, base, answers, split, files=(), outside=None):
+        encode, encode_all = base.encode, base.encode_all
+        self.encode, self.split, self.files = encode, split, encode_all(files)
+        self.outside = {kind: encode_all(texts) for kind, texts in (outside or {}).items()}
+        self.turns = encode_all(turn("user", a["user"]) + turn("assistant", a["answer"]) for a in answers if a["user"])
+        self.texts = encode_all(a["answer"] + "\n\n" for a in answers)
 
     def fill(self, rng, length, pieces):
         """Exactly `length` tokens of pieces in random order."""
         ids = []
         while len(ids) < length:
             ids += rng.choice(pieces)
+        return ids[:length]
+
+    def piece(self, rng, length, texts):
+        """Exactly `length` tokens from somewhere in one of the texts; where it ends, more texts follow."""
+        text = rng.choice(texts)
+        at = rng.choice([0, rng.randrange(max(1, len(text) - length // 2))])
+        return (text[at:] + self.fill(rng, length, texts))[:length]
+
+    def pasted(self, rng, length):
+        """A chat whose turns are pieces of outside texts."""
+        kinds, ids = sorted(self.outside), self.start(rng)
+        begin, end = ({role: self.encode(part) for role, part in (("user", a), ("assistant", b))}
+                      for a, b in (("<|im_start|>user\n", "<|im_start|>assistant\n"), ("<|im_end|>\n", "<|im_end|>\n")))
+        while len(ids) < length:
+            for role, most in (("user", 200), ("assistant", 400)):
+                text = self.piece(rng, rng.randint(20, most), self.outside[rng.choice(kinds)])
+                ids = ids + begin[role] + text + end[role]
         return ids[:length]
 
     def start(self, rng):
@@ -90,14 +122,17 @@ class Talk:
 
         chat: the template's system prompt, then turns.  other: another system prompt or none.
         bare: text that begins anywhere, without a template (whatever stands first is the attention sink).
-        file: a piece of another text.  recall: facts told and asked for later; in training at any place and distance, in
-        tests told at once and asked at the end.
+        file: a piece of this repository's texts.  A kind of `outside`: a piece of those texts, in training one row in
+        eight behind a turn of a chat.  pasted: a chat in which both sides quote such pieces.  recall: facts told and
+        asked for later; in training at any place and distance, in tests told at once and asked at the end.
         """
         rng = random.Random(f"{self.split} {seed} {kind}")
-        if kind == "file":
-            text = rng.choice(self.files)
-            at = rng.randrange(max(1, len(text) - length))
-            return (text[at:] + self.fill(rng, length, self.files))[:length], []
+        if kind == "file" or kind in self.outside:
+            wrapped = kind != "file" and self.split == "train" and rng.random() < 0.125
+            head = self.start(rng) + rng.choice(self.turns) if wrapped else []
+            return (head + self.piece(rng, length, self.outside.get(kind, self.files)))[:length], []
+        if kind == "pasted":
+            return self.pasted(rng, length), []
         if kind == "bare":
             first = rng.choice([self.texts, self.turns])
             ids = self.fill(rng, length + 1500, first)

@@ -13,14 +13,14 @@ def tensors(seed=0):
     return [torch.randn(1, h, T, D, generator=g, dtype=torch.float64) for h in (HEADS, KV, KV)], g
 
 
-def step_by_step(q, k, v, decision):
-    """One token after another: the decision at t marks t-1, a marked key goes when it is more than WINDOW back."""
+def step_by_step(q, k, v, decision, shift=1):
+    """One token after another: the decision at t marks t - shift, a marked key goes when it is more than WINDOW back."""
     out = torch.zeros_like(q)
     for h in range(HEADS):
         kv, slots, marked = h // (HEADS // KV), [], set()
         for t in range(T):
-            if t and decision[0, kv, t]:
-                marked.add(t - 1)
+            if t >= shift and decision[0, kv, t]:
+                marked.add(t - shift)
             slots = [s for s in slots + [t] if t - s <= WINDOW or s not in marked]
             p = (k[0, kv, slots] @ q[0, h, t] * D ** -0.5).softmax(0)
             out[0, h, t] = p @ v[0, kv, slots]
@@ -34,14 +34,15 @@ def test_masked_attention_is_the_rule():
     assert torch.allclose(attend_masked(q, k, v, marks.float() * -1e9, WINDOW).double(), step_by_step(q, k, v, decision), atol=1e-5)
 
 
-def test_relaxation_marks_the_token_before_and_becomes_the_rule():
-    """With sharp decisions and no noise the student's attention is the rule's, and each logit marks the token before it."""
+def test_relaxation_becomes_the_rule():
+    """With sharp decisions and no noise the student's attention is the rule's, for both shifts."""
     (q, k, v), g = tensors(1)
     x = torch.randn(1, T, 16, generator=g)
     proj = torch.randn(KV, 16, generator=g)
-    alpha, bias = decide(x, torch.ones(16), proj, torch.full((1, KV, T), 0.5), 1e-5, 1e-3)
-    ours = plain_attend(WINDOW)(q, k, v, bias)
-    assert torch.allclose(ours.double(), step_by_step(q, k, v, alpha > 0.5), atol=1e-4)
+    for shift in (0, 1):
+        alpha, bias = decide(x, torch.ones(16), proj, torch.full((1, KV, T), 0.5), 1e-5, 1e-3, shift)
+        ours = plain_attend(WINDOW)(q, k, v, bias)
+        assert torch.allclose(ours.double(), step_by_step(q, k, v, alpha > 0.5, shift), atol=1e-4)
 
 
 def test_gradient_reaches_the_adapter():
@@ -50,7 +51,7 @@ def test_gradient_reaches_the_adapter():
     gain, proj = torch.ones(16, requires_grad=True), (torch.randn(KV, 16, generator=g) * 0.01).requires_grad_()
 
     def loss(gain, proj):
-        alpha, bias = decide(x, gain, proj, u, 1e-5, 50.0)
+        alpha, bias = decide(x, gain, proj, u, 1e-5, 50.0, 0)
         return attend_blocks(q, k, v, bias=bias, window=WINDOW).double().pow(2).sum() + alpha.sum()
 
     loss(gain, proj).backward()

@@ -1,10 +1,12 @@
 """Teach the frozen base model to evict: only the adapter is trained, end to end, on the KL to the dense model.
 
-    python train.py --model FOLDER --answers out/train.jsonl --out out/adapter.pt --minutes 5
+    python train.py --model FOLDER --answers out/train.jsonl --texts out/texts.jsonl.xz --out out/adapter.pt --minutes 5
 
 Student: every key beyond the window W is weakened by logsigmoid(-(logit + logistic noise) / temperature), the decision at
-t+1 marking t. Loss: KL(dense || student) a token, facts that are asked for counting `--recall` times more, + 3 * max(target -
-mean decision, 0); the target goes from 0 to 1 - 1/ratio while the ratio grows linearly from 1 over `--ramp` of the steps.
+t marking t - `--shift`. Loss: KL(dense || student) a token, facts that are asked for counting `--recall` times more. Each
+kind of row has a target for its share of marked tokens, from RATIOS, and a running mean of it; a kind below its target is
+pushed up by as much as `--penalty` times the share that is missing, in units of BAND. Targets begin at 0, and 1 / (1 - target)
+grows linearly over `--ramp` of the steps.
 The steps are fixed from the speed measured after a warm-up, or by --steps; --resume goes on from --out, which is also
 written every `--every` steps. On CUDA the attention is a compiled flex_attention; where that fails, and on a CPU, plain tensor code.
 """
@@ -18,10 +20,14 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from model import Base, attend_blocks, norm
-from talk import Talk, load
+from talk import Talk, load, load_texts
 
 SCALE, OFFSET = 100.0, 5.0
-KINDS = ["recall", "bare", "chat", "recall", "other", "recall", "bare", "recall", "chat", "file"]   # in turn
+KINDS = """docs recall prose chat code pasted language recall dialogue bare docs prose code chat recall mixed language file
+docs code prose recall dialogue other""".split()    # in turn
+# Wanted ratio at `--length` tokens, the window counted; DEFAULT for kinds of other people's text.
+RATIOS, DEFAULT = {"chat": 5.9, "other": 5.9, "bare": 5.9, "recall": 5.7, "file": 4.8, "pasted": 4.8, "mixed": 4.8}, 5.25
+BAND, KEEP = 0.02, 0.9     # of the controller: full push at this distance from the target; share of the running mean that stays
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -37,8 +43,10 @@ def parse():
     p.add_argument("--rows", type=int, default=16)
     p.add_argument("--length", type=int, default=2048)
     p.add_argument("--window", type=int, default=128)
-    p.add_argument("--ratio", type=float, default=8.0)
-    p.add_argument("--ramp", type=float, default=0.85)
+    p.add_argument("--texts", help="of fetch_text.py; without it rows of its kinds are left out")
+    p.add_argument("--shift", type=int, choices=[0, 1], default=0)
+    p.add_argument("--ratio", type=float, default=1.0, help="times the wanted ratios")
+    p.add_argument("--ramp", type=float, default=0.6)
     p.add_argument("--lr", type=float, default=5e-5)
     p.add_argument("--temperature", type=float, default=0.1)
     p.add_argument("--penalty", type=float, default=3.0)
@@ -62,31 +70,35 @@ def files_of(split):
 
 
 class Batches(torch.utils.data.Dataset):
-    """Batch number i: (ids [rows, length], weight [rows, length]), the same for the same i."""
+    """Batch number i: (ids [rows, length], weight [rows, length], index of each row's kind [rows]), the same for the same i."""
 
-    def __init__(self, talk, args):
-        self.talk, self.args = talk, args
+    def __init__(self, talk, args, kinds):
+        self.talk, self.args, self.kinds = talk, args, kinds
+        self.order = [k for k in KINDS if k in kinds]
 
     def __len__(self):
         return 10 ** 6
 
     def __getitem__(self, i):
         a = self.args
-        made = [self.talk.row(a.length, f"{a.seed} {n}", KINDS[n % len(KINDS)]) for n in range(i * a.rows, (i + 1) * a.rows)]
+        rows = [(n, self.order[n % len(self.order)]) for n in range(i * a.rows, (i + 1) * a.rows)]
+        made = [self.talk.row(a.length, f"{a.seed} {n}", kind) for n, kind in rows]
         weight = torch.ones(a.rows, a.length)
         for row, (_, spans) in enumerate(made):
             for begin, end in spans:
                 weight[row, begin - 1: end - 1] = a.recall      # the positions that predict it
-        return torch.tensor([ids for ids, _ in made]), weight
+        return torch.tensor([ids for ids, _ in made]), weight, torch.tensor([self.kinds.index(kind) for _, kind in rows])
 
 
-def decide(x, gain, proj, u, eps, temperature):
+def decide(x, gain, proj, u, eps, temperature, shift):
     """Layer input [B, T, hidden], uniform noise u [B, kv_heads, T] -> (decisions in 0..1, what they add to the score of the
-    key they mark), both [B, kv_heads, T]; the newest key is marked by none."""
+    key they mark), both [B, kv_heads, T]; with shift 1 the newest key is marked by none."""
     logit = (norm(x.float(), gain, eps) @ proj.T).transpose(1, 2) * SCALE - OFFSET
     z = (logit + u.log() - (-u).log1p()) / temperature
     bias = F.logsigmoid(-z)
-    return torch.sigmoid(z), torch.cat([bias[..., 1:], torch.zeros_like(bias[..., :1])], -1).clamp(min=-1e4)
+    if shift:
+        bias = torch.cat([bias[..., 1:], torch.zeros_like(bias[..., :1])], -1)
+    return torch.sigmoid(z), bias.clamp(min=-1e4)
 
 
 def flex_attend(window, group, length, device):
@@ -117,9 +129,9 @@ class Student:
             attend = plain_attend(args.window)
 
         def student(x, w, gain, proj, u, cos, sin):
-            decision, bias = decide(x, gain, proj, u, base.eps, args.temperature)
+            decision, bias = decide(x, gain, proj, u, base.eps, args.temperature, args.shift)
             q, k, v = base.qkv(w, x, cos, sin)
-            return base.finish(w, x, attend(q, k, v, bias)), decision.mean()
+            return base.finish(w, x, attend(q, k, v, bias)), decision.mean((1, 2))
 
         def dense(x, w, cos, sin):
             q, k, v = base.qkv(w, x, cos, sin)
@@ -133,8 +145,9 @@ class Student:
         wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
         self.layer, self.dense, self.loss = wrap(student), wrap(dense), wrap(loss)
 
-    def backward(self, ids, weight, target):
-        """Gradients of one batch; returns [weighted KL, KL, mean decision]."""
+    def backward(self, ids, weight, push):
+        """Gradients of one batch; push [rows] is how much a row's mean decision is worth. Returns (KL of the rows [rows],
+        mean decisions [rows])."""
         base, n = self.base, ids.numel()
         cos, sin = base.cos[: ids.shape[1]], base.sin[: ids.shape[1]]
         with torch.no_grad():
@@ -153,17 +166,36 @@ class Student:
         for row in range(ids.shape[0]):         # the vocabulary's logits a row at a time
             weighted, plain = self.loss(ours[row], theirs[row], weight[row])
             (weighted / n).backward()
-            sums.append(torch.stack([weighted.detach(), plain]) / n)
-        mean = torch.stack(means).mean()
-        extra = self.args.penalty * F.relu(target - mean)
-        torch.autograd.backward([x, extra], [ours.grad, None])
-        return torch.cat([torch.stack(sums).sum(0), mean.detach()[None]])
+            sums.append(plain / ids.shape[1])
+        mean = torch.stack(means).mean(0)
+        torch.autograd.backward([x, -(push * mean).mean()], [ours.grad, None])
+        return torch.stack(sums), mean.detach()
 
 
-def target_at(step, steps, args):
-    """The wanted mean decision."""
-    ratio = 1 + (args.ratio - 1) * min(1.0, step / max(1.0, steps * args.ramp))
-    return 1 - 1 / ratio
+class Controller:
+    """Targets and running means of the kinds' marked shares."""
+
+    def __init__(self, kinds, args, device):
+        def share(kind):
+            slots = args.length / (RATIOS.get(kind, DEFAULT) * args.ratio)
+            return 1 - (slots - args.window - 1) / (args.length - args.window - 1)
+        self.final = torch.tensor([share(kind) for kind in kinds], device=device)
+        self.mean = torch.zeros_like(self.final)
+        self.penalty = args.penalty
+
+    def targets(self, progress):
+        """progress 0..1 along the ramp."""
+        return 1 - 1 / (1 + (1 / (1 - self.final) - 1) * min(1.0, progress))
+
+    def push(self, kinds, progress):
+        """How much each row is pushed; kinds [rows] are indices. Nothing for a kind that was not seen yet."""
+        return (self.penalty * ((self.targets(progress) - self.mean) / BAND).clamp(0, 1) * (self.mean > 0))[kinds]
+
+    def seen(self, kinds, mean):
+        """Takes in a batch's mean decisions [rows]."""
+        count = torch.zeros_like(self.mean).index_add_(0, kinds, torch.ones_like(mean))
+        now = torch.zeros_like(self.mean).index_add_(0, kinds, mean) / count.clamp(min=1)
+        self.mean = torch.where(count > 0, torch.where(self.mean > 0, KEEP * self.mean + (1 - KEEP) * now, now), self.mean)
 
 
 def learning_rate(step, steps, args):
@@ -175,8 +207,8 @@ def learning_rate(step, steps, args):
 def save(path, gain, proj, optimizer, step, steps, args):
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     data = {"gain": torch.stack([g.detach().cpu() for g in gain]), "proj": torch.stack([p.detach().cpu() for p in proj]),
-            "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "window": args.window, "ratio": args.ratio,
-            "scale": SCALE, "offset": OFFSET}
+            "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "window": args.window, "shift": args.shift,
+            "ratio": DEFAULT * args.ratio, "scale": SCALE, "offset": OFFSET}
     torch.save(data, path + ".part")
     os.replace(path + ".part", path)
 
@@ -199,7 +231,7 @@ def make_student(base, gain, proj, args, ids, weight):
     for compiled in ([True, False] if base.device.type == "cuda" else [False]):
         try:
             student = Student(base, gain, proj, args, compiled)
-            student.backward(ids, weight, 0.0)
+            student.backward(ids, weight, torch.zeros(ids.shape[0], device=ids.device))
             break
         except Exception as e:
             if not compiled:
@@ -215,11 +247,13 @@ def main():
     args, begun = parse(), time.time()
     torch.manual_seed(args.seed)
     base = Base(args.model, args.device)
-    talk = Talk(base.encode, load(args.answers), "train", files_of("train"))
+    outside = load_texts(args.texts, "train") if args.texts else {}
+    talk = Talk(base, load(args.answers), "train", files_of("train"), outside)
+    kinds = sorted(k for k in set(KINDS) if k in outside or k in ("recall", "chat", "bare", "other", "file") or outside and k == "pasted")
     gain, proj, optimizer, step, steps = start(base, args)
-    base.tokenizer.no_padding()
+    controller = Controller(kinds, args, base.device)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    loader = iter(torch.utils.data.DataLoader(Batches(talk, args), batch_size=None, sampler=range(step, 10 ** 6),
+    loader = iter(torch.utils.data.DataLoader(Batches(talk, args, kinds), batch_size=None, sampler=range(step, 10 ** 6),
                                               num_workers=args.workers, pin_memory=base.device.type == "cuda"))
 
     def batch():
@@ -230,20 +264,23 @@ def main():
             torch.cuda.synchronize()
         return time.time()
 
-    ids, weight = batch()
+    ids, weight, which = batch()
     print(f"data ready, {time.time() - begun:.0f} s", flush=True)
     student = make_student(base, gain, proj, args, ids, weight)
     print(f"compiled, {wait() - begun:.0f} s", flush=True)
-    limit, first, log = begun + 60 * args.minutes, step, []
+    limit, first = begun + 60 * args.minutes, step
+    sums = torch.zeros(3, len(kinds), device=base.device)        # KL, mean decision, rows of each kind since the last report
     while (not steps or step < steps) and time.time() < limit:
-        target = target_at(step, steps or 10 ** 9, args)
-        log.append(student.backward(ids, weight, target))
+        progress = step / (steps * args.ramp) if steps and args.ramp else float(not args.ramp)
+        kl, mean = student.backward(ids, weight, controller.push(which, progress))
+        controller.seen(which, mean)
+        sums.index_add_(1, which, torch.stack([kl, mean, torch.ones_like(mean)]))
         torch.nn.utils.clip_grad_norm_(gain + proj, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, args)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        ids, weight = batch()
+        ids, weight, which = batch()
         step += 1
         if step == first + 5:
             measured = wait()
@@ -251,14 +288,20 @@ def main():
             each = (wait() - measured) / 20
             steps = step + int((limit - time.time() - 3) * 0.97 / each)
             print(f"{each * 1000:.0f} ms a step: {steps} steps", flush=True)
-        if step % 50 == 0 or step == steps:
-            weighted, kl, mean = torch.stack(log).mean(0).tolist()
-            print(f"step {step} KL {kl:.5f} weighted {weighted:.5f} decision {mean:.3f} target {target:.3f} {time.time() - begun:.0f} s", flush=True)
-            log = []
+        if step % 100 == 0 or step == steps:
+            report(step, sums, kinds, controller.targets(progress), time.time() - begun)
+            sums.zero_()
         if step % args.every == 0:
             save(args.out, gain, proj, optimizer, step, steps, args)
     save(args.out, gain, proj, optimizer, step, steps, args)
     print(f"saved {args.out} at step {step} of {steps}, {time.time() - begun:.0f} s")
+
+
+def report(step, sums, kinds, targets, seconds):
+    """One line: KL and marked share of all rows, then KL / share / target of each kind."""
+    kl, mean, rows = sums.tolist()
+    each = "  ".join(f"{k} {a / n:.4f} {b / n:.3f}/{t:.3f}" for k, a, b, n, t in zip(kinds, kl, mean, rows, targets.tolist()) if n)
+    print(f"step {step} KL {sum(kl) / sum(rows):.5f} decision {sum(mean) / sum(rows):.3f} {seconds:.0f} s  {each}", flush=True)
 
 
 if __name__ == "__main__":
