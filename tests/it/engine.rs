@@ -86,14 +86,15 @@ fn presence_counts_the_heads_that_store_each_token() {
 
 #[test]
 fn an_answer_is_streamed_and_counted() {
-    let tiny = Tiny::new(Spec { ends: true, ..talker(Form::Borrowed, 210).spec }, 210);
+    // Its second answer ends by itself after 41 tokens.
+    let tiny = Tiny::new(Spec { ends: true, ..talker(Form::Borrowed, 208).spec }, 208);
     let mut s = Session::new(&tiny);
     for stop in [StopReason::MaxTokens, StopReason::End] {
         s.max_tokens = if stop == StopReason::MaxTokens { 2 } else { 400 };
         let report = s.ask(QUESTION);
         assert_eq!((report.stop_reason, report.answer_tokens), (stop, report.generated.len()));
         assert_eq!(report.generated.last() == Some(&(END as Token)), stop == StopReason::End);
-        assert!(report.generated.len() == 2 || stop == StopReason::End);
+        assert!(if stop == StopReason::End { report.generated.len() > 20 } else { report.generated.len() == 2 });
         let mut streamed = String::new();
         for event in &s.events {
             if let Event::Text { kind, text, .. } = event {
