@@ -60,11 +60,14 @@ impl Conversation {
 
     /// Gives up checkpoints of earlier turns until what only they hold is within the budget. Called after a turn.
     pub(in crate::engine) fn trim_older<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        if self.older.is_empty() {
+            return;
+        }
         let budget = (m.checkpoint_bytes / m.runner.cache.geometry().page_bytes() as u64) as usize;
         let (b, cache) = (m.runner.backend(), &m.runner.cache);
         // What all sequences hold beside the current one is no less, and takes no page table to know.
         let beside = cache.pool_stats(b).used_pages - cache.stats(b, self.chain.context.seq).pages;
-        if self.older.is_empty() || beside <= budget {
+        if beside <= budget {
             return;
         }
         let own = self.before.iter().chain(&self.prompt_end).chain([&self.chain.context]);
