@@ -6,8 +6,10 @@
 
 // Assigns slots to one span's tokens in one lane, as if one token after the other. Up to W + 1 tokens are placed at once:
 // what leaves the window at their arrival was placed before them, so each token knows by itself whether it overwrites that
-// slot or appends one, and a prefix sum numbers the new slots. Grid (n_kv_heads, spans), up to MAX_THREADS threads in whole
-// warps. Moves a few words a token, and copies pages that are shared.
+// slot or appends one, and a prefix sum numbers the new slots. With a window of 0 and decisions about the token before, the
+// newest token is in the last slot and each token knows from its own decision whether it takes that over, so that any number
+// is placed at once: that is how tokens merge. Grid (n_kv_heads, spans), up to MAX_THREADS threads in whole warps. Moves a few
+// words a token, and copies pages that are shared.
 KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   after_previous();
   __shared__ int slot_of[MAX_THREADS], appended[MAX_THREADS / 32], top, shared;
@@ -21,7 +23,12 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   // The first row's decision is about the newest stored token.
   if (base > 0 && dms.decided_by(-1) == 0 && warp == 0)
     set_meta(kv, l, l.ring[dms.ring_at(base - 1)], dms.decided(base - 1, decision[0]), lane);
-  int chunk = dms.evicts && ring_len < threads ? ring_len : threads;
+  bool to_last = dms.evicts && dms.window == 0 && dms.previous;
+  int chunk = dms.evicts && !to_last && ring_len < threads ? ring_len : threads;
+  // Whether row `i` takes over the last slot, if `to_last`.
+  auto joins = [&](int i) {
+    return to_last && eviction && i < span.len && base + i > 0 && dms.marks(decision[i * heads], base + i - 1);
+  };
   // chunks of the span, a token a thread
 #pragma unroll 1
   for (int first = 0; first < span.len; first += chunk) {
@@ -29,11 +36,12 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
     int i = first + threadIdx.x, n = base + i, slot = -1;
     bool mine = (int)threadIdx.x < chunk && i < span.len;
     // overwrite the slot that leaves the window, or append
-    if (mine && dms.leaves_at(n, eviction)) {
+    bool joined = mine && joins(i), superseded = mine && joins(i + 1);
+    if (mine && !to_last && dms.leaves_at(n, eviction)) {
       int leaving = l.ring[dms.ring_at(n)];
       slot = dms.overwritten(leaving, meta_marked(slot_meta(kv, l, leaving)));
     }
-    bool overwrites = slot >= 0;
+    bool overwrites = slot >= 0 || joined;
     u32 appends = __ballot_sync(FULL, mine && !overwrites);
     if (lane == 0) appended[warp] = __popc(appends);
     if (threadIdx.x == 0) shared = 0;
@@ -45,6 +53,7 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
       total += appended[w];
     }
     if (mine && !overwrites) slot = live + before;
+    if (joined) slot = live + before - 1;
     slot_of[threadIdx.x] = mine ? slot : -1;
 
     // new pages for appended slots
@@ -70,16 +79,17 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
     }
     __syncthreads();
 
-    // metadata, slot and ring entry
-    if (mine) {
+    // metadata, slot and ring entry; the last token of a slot writes them
+    if (superseded) kv.slots[(span.start + i) * heads + l.head] = -1;
+    if (mine && !superseded) {
       int at = (span.start + i) * heads + l.head;
       int decided = dms.decided_by(i);
       int meta = decided < span.len ? dms.decided(n, decision[decided * heads]) : pack_meta(n, 0, false);
       *meta_at(kv, page_at(kv, l.pages[slot / size]), slot % size) = meta;
       kv.slots[at] = slot;
-      if (dms.evicts) l.ring[dms.ring_at(n)] = slot;
+      if (dms.evicts && (!to_last || i == span.len - 1)) l.ring[dms.ring_at(n)] = slot;
       // A token of this step that had the slot is overwritten before it is stored.
-      if (overwrites && i >= ring_len) kv.slots[at - ring_len * heads] = -1;
+      if (overwrites && !joined && i >= ring_len) kv.slots[at - ring_len * heads] = -1;
     }
     live += total;
   }
