@@ -13,6 +13,7 @@
 // differently among warps, splits and tiles changes the order of sums and nothing else.
 #pragma once
 #include "decode.cuh"
+#include "pages.cuh"
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
@@ -140,9 +141,10 @@ struct OnlineSoftmax {
 
   // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen. Products k q times
   // `scale` are logits in log2 units; under a mode with scores those of slot i go to `logits + i * stride` too.
+  // Under a mode with pages, heads whose bit in `readers` is 0 see none of them.
   template <class Mode>
   __device__ __forceinline__ void score(const Page<D, Codec>& page, int n, int unseen, float scale, int lane,
-                                        float* logits, int stride) {
+                                        float* logits, int stride, u32 readers) {
     int g = lane / 4;
     // S = K Q^T, in two independent chains of mma
     float scores[4] = {}, others[4] = {};
@@ -162,6 +164,7 @@ struct OnlineSoftmax {
         x = (x + others[2 * half + k]) * (Codec::SCALED ? page.k_scale[half] * scale : scale);
         int slot = g + 8 * half;
         if (slot >= n || slot == unseen) x = NEG_INFINITY;
+        if (Mode::PAGES && !(readers >> (lane % 4 * 2 + k) & 1)) x = NEG_INFINITY;
       }
     if (Mode::SCORES) {
       int head = 2 * (lane % 4);
@@ -246,9 +249,11 @@ struct Shared {
 
 // partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. splits [n, n_kv_heads]: a head's
 // first block, and how many. Grid (blocks of a token, at least n_kv_heads; n), THREADS threads. Reads every live slot
-// once: head_dim channels of K and of V, and the scales.
+// once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
+// n_kv_heads, max_pages], as `chosen_page` makes them; chosen_slots [n, n_kv_heads], PAGE_SLOTS for each.
 template <int D, class Codec, class Mode>
-__device__ __forceinline__ void attend(const DecodeParams& p) {
+__device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen = nullptr,
+                                       const int* chosen_slots = nullptr) {
   __shared__ __align__(16) Shared<D> s;
   next_may_begin();
   if (Mode::SCORES && p.in_order) wait_previous();
@@ -258,21 +263,41 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   Span span = p.spans[blockIdx.y];
   int position = position_of<Mode>(kv, span);
-  Split split = split_of(kv.live + lane_index(kv, p.layer, span.seq, 0), heads, lane);
+  // The kernel before this one chooses the pages.
+  if (Mode::PAGES) wait_previous();
+  const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
+  Split split = split_of(Mode::PAGES ? chosen_slots + blockIdx.y * heads : live, heads, lane);
   // Blocks without work end here; the kernel ends with the last of the others.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
 
+  if (Mode::PAGES) {
+    split.live = live[split.head];
+    chosen += (u64)(blockIdx.y * heads + split.head) * kv.max_pages;
+  }
+
   // first page of this warp to registers, second one in flight
-  int at = split.first + warp, number = at < split.last ? slots.pages[at] : 0;
+  int at = split.first + warp, number = 0;
+  // of the page at hand and of the next one, where pages are chosen
+  u32 choice = 0, next = 0;
+  auto look_up = [&](int i, u32& choice) {
+    if (Mode::PAGES) {
+      int2 page = chosen[i];
+      choice = page.x, number = page.y;
+    } else {
+      number = slots.pages[i];
+    }
+  };
+  auto first_slot = [&] { return (Mode::PAGES ? chosen_entry(choice) : at) * PAGE_SLOTS; };
+  if (at < split.last) look_up(at, choice);
   Page<D, Codec> page;
   if (at < split.last) {
     const u8* from = page_at(kv, number);
     page.load_k(kv, from, lane);
-    page.load_v(kv, from, split.live - at * PAGE_SLOTS, lane);
+    page.load_v(kv, from, split.live - first_slot(), lane);
   }
   if (at + WARPS < split.last) {
-    number = slots.pages[at + WARPS];
+    look_up(at + WARPS, next);
     const u8* from = page_at(kv, number);
     if (Codec::PACKED) {
       for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, from + 16 * i, true);
@@ -292,7 +317,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   bool looks = warp == WARPS - 1;
   Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
   if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
-  wait_previous();
+  if (!Mode::PAGES) wait_previous();
 
   // queries of the group: norm and RoPE
   const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
@@ -320,15 +345,20 @@ __device__ __forceinline__ void attend(const DecodeParams& p) {
   // pages of this warp; the next one is loaded into the registers that the current one no longer needs
 #pragma unroll 1
   for (bool in_shared = Codec::PACKED; at < split.last; in_shared = false) {
-    int first = at * PAGE_SLOTS;
+    int first = first_slot();
     float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
-    softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride);
+    softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride,
+                                 chosen_readers(choice));
+    // `select_pages` has counted it
+    if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
+      atomicAdd(kv.reads + span.seq, ~(u64)0);
     at += WARPS;
+    choice = next;
     const u8* from = in_shared ? (const u8*)s.of[warp].page : page_at(kv, number);
     if (at < split.last) page.load_k(kv, from, lane);
     softmax.accumulate(page);
-    if (at < split.last) page.load_v(kv, from, split.live - at * PAGE_SLOTS, lane);
-    if (at + WARPS < split.last) number = slots.pages[at + WARPS];
+    if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
+    if (at + WARPS < split.last) look_up(at + WARPS, next);
   }
 
   // each warp's state to shared memory

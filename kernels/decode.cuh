@@ -29,11 +29,15 @@ static_assert(sizeof(DecodeParams) == 352 && OFFSET_OF(DecodeParams, heads) == 2
 // What the kernels do beside the ordinary step, at compile time: instances of their own, so that the ordinary ones lose
 // nothing.
 struct Ordinary {
-  static const bool SCORES = false;
+  static const bool SCORES = false, PAGES = false;
 };
 // Attention weights choose what is dropped: attend_scores.cu, decode_epilogue_scores.cu.
 struct WithScores {
-  static const bool SCORES = true;
+  static const bool SCORES = true, PAGES = false;
+};
+// A token reads some of the pages: attend_pages.cu, decode_epilogue_pages.cu.
+struct WithPages {
+  static const bool SCORES = false, PAGES = true;
 };
 
 // Position of a span's row under a mode.

@@ -3,6 +3,7 @@
 // output of attention is written. CPU twins: `backend::cpu::rope`, `Codec::round_trip` and `backend::cpu::kv` (place,
 // store), bit for bit but for RoPE; `backend::cpu::attention`.
 #pragma once
+#include "pages.cuh"
 #include "place_by_scores.cuh"
 
 #define MERGE_THREADS 256  // threads that merge, four channels each: enough for a group
@@ -21,7 +22,7 @@ struct Shared {
   __align__(16) u8 codes[2][2 * MAX_HEAD_DIM];              // of K, of V
   u32 sides[2];
   u8* page;  // where the token is stored
-  int r;
+  int r, filled;  // its row there; slots of the page that live then
 };
 
 // Online softmax of four channels of a query head: weighted sum of V, maximum of the logits (log2 units), sum of
@@ -54,7 +55,8 @@ struct OnlineSoftmax {
 };
 
 // Grid (n_kv_heads, n). A warp for each query head of the group, for K and for V, at least MERGE_THREADS threads, and one
-// more warp that assigns the slot. Reads the splits' states once, writes a row of K, of V and of the output.
+// more warp that assigns the slot. Reads the splits' states once, writes a row of K, of V and of the output. Under a
+// mode with pages, reads the keys of the token's page too, and writes their bounds.
 template <class Codec, class Mode>
 __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   __shared__ Shared s;
@@ -128,6 +130,11 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     if (lane == 0) {
       s.page = page_at(kv, slots.pages[slot / PAGE_SLOTS]);
       s.r = slot % PAGE_SLOTS;
+      if (Mode::PAGES) {
+        s.filled = min(max(assignment.live, slot + 1) - slot / PAGE_SLOTS * PAGE_SLOTS, PAGE_SLOTS);
+        // Where other rows of the step are stored by kv_scatter.cu, this one is not.
+        kv.slots[row * heads + head] = -1;
+      }
     }
   } else {
     // logit of the token with itself
@@ -186,4 +193,8 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     return;
   }
   if (is_k || is_v) write_codes(kv, s.page, s.r, is_v, s.codes[is_v], s.sides[is_v], lane);
+  if (Mode::PAGES && is_k) {
+    __syncwarp();
+    write_bounds<typename Codec::K>(kv, s.page, s.filled, lane);
+  }
 }

@@ -90,6 +90,8 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     check!(history::wide());
     check!(history::scored());
     check!(history::merging());
+    check!(history::paged());
+    check!(chunks::paged());
     check!(chunks::all());
 }
 
@@ -104,6 +106,7 @@ pub fn run_gemms<B: Backend>(b: &B, report: &mut Report<'_>) {
 pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
     run(&history::long(report.is_short()), b, &cpu, report);
+    run(&history::long_paged(report.is_short()), b, &cpu, report);
     run(&chunks::deep(), b, &cpu, report);
     run(&chunks::deep_scored(), b, &cpu, report);
 }
@@ -266,6 +269,12 @@ pub(super) fn matmul_input<B: Backend>(b: &B, rows: usize, width: usize) -> B::A
 pub(super) fn rounded(mut values: Vec<f32>) -> Vec<f32> {
     values.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
     values
+}
+
+/// Rounds queries so that sums of their products with bf16 bounds are exact, but for bounds near 0: every backend then chooses
+/// the same pages, of equal ones too.
+pub(super) fn make_sums_exact(queries: &mut [f32]) {
+    queries.iter_mut().for_each(|x| *x = (*x * 16.0).round() / 16.0);
 }
 
 pub(super) fn values<B: Backend>(b: &B, acts: &B::Acts, n: usize) -> Vec<f32> {

@@ -19,6 +19,7 @@ mod matmul;
 mod memory;
 mod merge;
 mod packed;
+mod pages;
 mod pinned;
 mod pool;
 mod probe;
@@ -425,6 +426,14 @@ impl Backend for Cuda {
     ) {
         if spans.iter().all(|s| s.len == 1) || kv.geometry.policy.scored().is_some() {
             return kv::decode(self, out, qkv, decisions, kv, layer, spans, rope);
+        }
+        if kv.geometry.policy.quest().is_some() {
+            // Single tokens choose what they read. Their rows are done with before the other ops change them.
+            let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
+            if !single.is_empty() {
+                kv::decode(self, out, qkv, decisions, kv, layer, &single, rope);
+            }
+            return self.attention_by_ops(out, qkv, decisions, kv, layer, &longer, rope);
         }
         self.attention_by_ops(out, qkv, decisions, kv, layer, spans, rope);
     }

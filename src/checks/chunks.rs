@@ -1,11 +1,13 @@
 //! Checks of long prefill chunks over stored slots in shared pages: what every row attends to, and that the division of
 //! a chunk does not matter.
 
-use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
+use super::{
+    CODECS, Case, NoRope, Output, Random, acts, buffer, make_sums_exact, poisoned, policy_name, rounded, values,
+};
 use crate::backend::{Backend, KvGeometry};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
-use crate::policy::{Budget, Dms, H2o, Policy, Shift, Tova, Window};
+use crate::policy::{Budget, Dms, H2o, Policy, Quest, Shift, Tova, Window};
 
 /// Tokens before the chunk, and divisions of the chunk whose boundaries are not those of tiles and key batches.
 const BEFORE: [usize; 3] = [131, 1, 90];
@@ -19,6 +21,8 @@ pub struct Chunks {
     head_dim: usize,
     heads: usize,
     group: usize,
+    /// Whether queries are such that the choice of pages is exact.
+    exact_sums: bool,
 }
 
 /// Every group size, alternating head sizes, policies and codecs; then the head size that has kernels of its own on some
@@ -33,8 +37,9 @@ pub fn all() -> Vec<Chunks> {
         head_dim: [32, 64, 128][group % 3],
         heads: 1 + group % 2,
         group,
+        exact_sums: false,
     };
-    let wide = |(codec, policy, group)| Chunks { policy, codec, head_dim: 128, heads: 2, group };
+    let wide = |(codec, policy, group)| Chunks { policy, codec, head_dim: 128, heads: 2, group, exact_sums: false };
     let wide = [
         (Codec::Bf16, Policy::Dense, 4),
         (Codec::Bf16, dms(40, Shift::Previous), 2),
@@ -88,17 +93,80 @@ pub struct Deep(Chunks);
 const DEEP: [usize; 3] = [2048, 2048, 700];
 
 pub fn deep() -> Vec<Deep> {
-    let case = |(codec, head_dim, group)| Deep(Chunks { policy: Policy::Dense, codec, head_dim, heads: 8, group });
+    let of = |policy, (codec, head_dim, group)| {
+        Deep(Chunks { policy, codec, head_dim, heads: 8, group, exact_sums: policy != Policy::Dense })
+    };
+    let case = |shape| of(Policy::Dense, shape);
     let shapes =
         [(Codec::Fp8, 128, 1), (Codec::Bf16, 128, 1), (Codec::Fp8, 40, 2), (Codec::Bf16, 8, 1), (Codec::Int8, 128, 4)];
     let k8v4 = [(Codec::K8V4, 128, 4), (Codec::K8V4, 40, 2)];
-    shapes.into_iter().chain(k8v4).map(case).collect()
+    // From a page in 60 to a page in 4, and more than there are.
+    let paged = [
+        (48, (Codec::Bf16, 128, 4)),
+        (512, (Codec::Fp8, 128, 8)),
+        (1024, (Codec::Int8, 40, 2)),
+        (256, (Codec::K8V4, 64, 3)),
+        (8192, (Codec::Bf16, 64, 4)),
+    ];
+    let quest = |slots| Policy::Quest(Quest { budget: Budget::Slots(slots), dms: None });
+    let paged = paged.into_iter().map(|(slots, shape)| of(quest(slots), shape));
+    shapes.into_iter().chain(k8v4).map(case).chain(paged).collect()
+}
+
+/// Queries that may read all pages: the same numbers as of the cache that they read, bit for bit.
+pub struct AllPages(Chunks);
+
+pub fn paged() -> Vec<AllPages> {
+    let dms = Policy::Dms(Dms { window: 40, shift: Shift::Previous, sinks: 0, dial: 0.0 });
+    let case = |(i, &codec): (usize, &Codec)| {
+        let policy = if i % 2 == 0 { Policy::Dense } else { dms };
+        AllPages(Chunks {
+            policy,
+            codec,
+            head_dim: [128, 64, 40, 128][i % 4],
+            heads: 2,
+            group: 1 + 3 * i % 8,
+            exact_sums: false,
+        })
+    };
+    CODECS.iter().enumerate().map(case).collect()
+}
+
+/// Chunks, then single tokens.
+const ALL_PAGES: [usize; 9] = [131, 1, 90, 1, 1, 200, 1, 1, 1];
+
+impl Case for AllPages {
+    fn name(&self) -> String {
+        format!("all pages of {}", self.0.name())
+    }
+
+    fn limit(&self) -> f32 {
+        super::BF16_STEP
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let run = |policy| {
+            let case = Chunks { policy, ..self.0 };
+            let mut run = Run::new(&case, b, 1, CONTEXT, MAX_STEP);
+            let seq = run.cache.create(b, true).expect("a free row");
+            run.feed(seq, &ALL_PAGES);
+            run.output.exact.push(run.cache.stats(b, seq).reads as i64);
+            run.output
+        };
+        let quest = Quest { budget: Budget::Slots(CONTEXT + 16), dms: self.0.policy.rule() };
+        let (mut wanted, got) = (run(self.0.policy), run(Policy::Quest(quest)));
+        let differ = wanted.floats.iter().zip(&got.floats).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        // The same of the CPU is 0.
+        wanted.exact.extend(got.exact);
+        wanted.exact.push(differ as i64);
+        wanted
+    }
 }
 
 impl Case for Deep {
     fn name(&self) -> String {
-        let Chunks { codec, head_dim, heads, group, .. } = self.0;
-        format!("deep {} {head_dim} of {heads} x {group}", codec.name())
+        let Chunks { policy, codec, head_dim, heads, group, .. } = self.0;
+        format!("deep {} {} {head_dim} of {heads} x {group}", policy_name(policy), codec.name())
     }
 
     fn limit(&self) -> f32 {
@@ -113,6 +181,7 @@ impl Case for Deep {
         // Averages over thousands of slots are small, so that they have their own scale.
         run.output.floats.clear();
         run.feed(seq, &[1, 1, 1]);
+        run.output.exact.push(run.cache.stats(b, seq).reads as i64);
         run.output
     }
 }
@@ -128,7 +197,7 @@ const DEEP_BUDGET: usize = 1500;
 pub fn deep_scored() -> Vec<DeepScored> {
     let budget = Budget::Slots(DEEP_BUDGET);
     let case = |(policy, codec, head_dim, group)| DeepScored {
-        chunks: Chunks { policy, codec, head_dim, heads: 2, group },
+        chunks: Chunks { policy, codec, head_dim, heads: 2, group, exact_sums: false },
         noise: 0.0,
     };
     let shapes = [
@@ -192,6 +261,9 @@ impl<'a, B: Backend> Run<'a, B> {
             let queries = case.group * case.heads * case.head_dim;
             for (row, mut random) in rows.chunks_exact_mut(width).zip(tokens()) {
                 row[..queries].iter_mut().for_each(|q| *q *= 1.0 + self.noise * random.float());
+                if case.exact_sums {
+                    make_sums_exact(&mut row[..queries]);
+                }
             }
             // Half of the decisions mark.
             let decided: Vec<f32> = tokens().flat_map(|r| Random::new(r.0 ^ 0xdec1de).floats(case.heads)).collect();

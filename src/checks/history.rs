@@ -1,11 +1,14 @@
 //! Checks of the cache's ops over random histories of steps, forks, toggles, dials, pins, releases, trims, exports and
-//! imports. Compares every slot, page count and attention output.
+//! imports. Compares every slot, page count and attention output, and under policies that read pages what was read and the
+//! bounds on keys.
 
-use super::{CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, policy_name, rounded, values};
+use super::{
+    CODECS, Case, NoRope, Output, Random, acts, buffer, make_sums_exact, poisoned, policy_name, rounded, values,
+};
 use crate::backend::{Backend, KvGeometry, QkvRopeArgs};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
-use crate::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Shift, Tova, Window};
+use crate::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Quest, Shift, Tova, Window};
 use crate::protocol::LaneFilter;
 
 const N_SEQS: usize = 4;
@@ -27,6 +30,7 @@ pub struct History {
     head_dim: usize,
     heads: usize,
     group: usize,
+    layers: usize,
     events: usize,
     wide: bool,
     seed: u64,
@@ -58,6 +62,7 @@ pub fn long(short: bool) -> Vec<History> {
             head_dim: 8,
             heads: 2,
             group: 1,
+            layers: 2,
             events,
             wide: false,
             seed: 100 + i as u64,
@@ -79,6 +84,7 @@ pub fn wide() -> Vec<History> {
             head_dim: 32,
             heads: 1,
             group: 2,
+            layers: 2,
             events: WIDE_EVENTS,
             wide: true,
             seed: 200 + i as u64,
@@ -99,7 +105,18 @@ pub fn all() -> Vec<History> {
             let policy = policies[at % policies.len()];
             let heads = 1 + at % 3;
             let seed = at as u64;
-            out.push(History { policy, codec, head_dim, heads, group, events: EVENTS, wide: false, seed, noise: 0.0 });
+            out.push(History {
+                policy,
+                codec,
+                head_dim,
+                heads,
+                group,
+                layers: 2,
+                events: EVENTS,
+                wide: false,
+                seed,
+                noise: 0.0,
+            });
         }
     }
     out
@@ -127,6 +144,7 @@ pub fn scored() -> Vec<History> {
         head_dim,
         heads,
         group,
+        layers: 2,
         events: EVENTS,
         wide: false,
         seed: SCORED_SEEDS[i],
@@ -159,12 +177,49 @@ pub fn merging() -> Vec<History> {
         head_dim,
         heads,
         group,
+        layers: 2,
         events: if wide { WIDE_EVENTS } else { EVENTS },
         wide,
         seed: 410 + i as u64,
         noise: 0.0,
     };
     shapes.into_iter().enumerate().map(case).collect()
+}
+
+/// Policies that read pages, over every cache that they stand on.
+fn paged_policies() -> [Policy; 5] {
+    let quest = |budget, dms| Policy::Quest(Quest { budget, dms });
+    let dms = |window, shift| Some(Dms { window, shift, sinks: 0, dial: 0.0 });
+    [
+        quest(Budget::Slots(48), None),
+        quest(Budget::Slots(64), dms(5, Shift::Previous)),
+        quest(Budget::Ratio(4 * Budget::UNIT), None),
+        quest(Budget::Slots(48), dms(40, Shift::Same)),
+        quest(Budget::Slots(48), dms(0, Shift::Previous)),
+    ]
+}
+
+/// Those policies with every head size and group size, some in models with dense layers.
+pub fn paged() -> Vec<History> {
+    let mut out = Vec::new();
+    for (i, head_dim) in [64, 128, 8].into_iter().enumerate() {
+        for group in [1, 3, 4, 8] {
+            let at = 4 * i + group;
+            let codec = CODECS[(i + group) % CODECS.len()];
+            let policy = paged_policies()[out.len() % 5];
+            let layers = if group == 3 { 3 } else { 2 };
+            let (heads, seed) = (1 + at % 3, 300 + at as u64);
+            let events = 2 * EVENTS;
+            out.push(History { policy, codec, head_dim, heads, group, layers, events, wide: false, seed, noise: 0.0 });
+        }
+    }
+    out
+}
+
+/// The same over long histories.
+pub fn long_paged(short: bool) -> Vec<History> {
+    let cases = paged().into_iter().step_by(2);
+    cases.map(|case| History { events: if short { SHORT_EVENTS } else { MANY_EVENTS / 2 }, ..case }).collect()
 }
 
 impl History {
@@ -201,7 +256,7 @@ impl Case for History {
 
     fn run<B: Backend>(&self, b: &B) -> Output {
         let geometry = KvGeometry {
-            n_layers: 2,
+            n_layers: self.layers,
             n_q_heads: self.heads * self.group,
             n_kv_heads: self.heads,
             head_dim: self.head_dim,
@@ -317,8 +372,12 @@ impl<B: Backend> Run<'_, B> {
         let no_rope = NoRope::new(self.b, case.head_dim);
         let borrowed_heads = if let Policy::Dmc(_) = case.policy { 2 } else { 0 };
         let rope = QkvRopeArgs { borrowed_heads, ..no_rope.rope() };
-        for layer in 0..2 {
-            let mut qkv = acts(self.b, width, &self.rows(n, width));
+        for layer in 0..case.layers {
+            let mut rows = self.rows(n, width);
+            if case.policy.quest().is_some() {
+                rows.chunks_exact_mut(width).for_each(|row| make_sums_exact(&mut row[..out_width]));
+            }
+            let mut qkv = acts(self.b, width, &rows);
             let mut decisions = buffer(self.b, &self.random.floats(n * case.heads));
             let mut out = poisoned(self.b, n, out_width);
             self.cache.attention(self.b, &mut out, &mut qkv, &mut decisions, layer, &spans, &rope);
@@ -369,12 +428,32 @@ impl<B: Backend> Run<'_, B> {
         }
     }
 
+    /// Records the bounds on the keys of each page, as a sum over their bits.
+    fn look_at_bounds(&mut self, seq: SeqId) {
+        let g = *self.cache.geometry();
+        if g.policy.quest().is_none() {
+            return;
+        }
+        let mut image = Vec::new();
+        for layer in 0..self.case.layers {
+            self.cache.export_layer(self.b, seq, layer, &mut image);
+            let tables = g.n_kv_heads * (1 + g.policy.ring_len()) * size_of::<i32>();
+            for page in image[tables..].chunks_exact(g.page_bytes()) {
+                let bounds = page[g.page().bounds_at..].chunks_exact(2).map(|b| u16::from_ne_bytes([b[0], b[1]]));
+                // 0 has two forms.
+                let bits = bounds.map(|bits| if bits == 0x8000 { 0 } else { u64::from(bits) });
+                let sum = bits.fold(0u64, |sum, bits| sum.wrapping_mul(0x100_0000_01b3).wrapping_add(bits));
+                self.output.exact.push(sum as i64);
+            }
+        }
+    }
+
     /// Records every slot of every lane in order, the pages in use, and the counters.
     fn look(&mut self) {
         for seq in self.seqs.clone() {
             let stats = self.cache.stats(self.b, seq);
             self.output.exact.extend([stats.len as i64, stats.pages as i64]);
-            for layer in 0..2 {
+            for layer in 0..self.case.layers {
                 for head in 0..self.case.heads {
                     let metas = self.cache.slot_metas(self.b, seq, layer, head);
                     self.output.exact.extend(metas.iter().map(|m| m.0 as i64));
@@ -382,6 +461,7 @@ impl<B: Backend> Run<'_, B> {
                 }
             }
             self.look_at_presence(seq, stats.len);
+            self.look_at_bounds(seq);
         }
         let (mut reads, mut peak) = ([0; N_SEQS], [0; N_SEQS]);
         self.b.read(&self.cache.tables().reads, 0, &mut reads);

@@ -99,7 +99,7 @@ pub struct Common {
     /// newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest half of the
     /// budget and what has had the most attention. tova and h2o read prompts token by token. quest keeps
     /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
-    /// bench, on the CPU. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained
+    /// bench. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained
     /// for it decides.
     #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
     pub policy: Option<List<CachePolicy>>,

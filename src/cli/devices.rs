@@ -9,7 +9,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::checkpoint::{EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
-use crate::config::{CachePolicy, Device, Gemm, Kv, Settings};
+use crate::config::{Device, Gemm, Kv, Settings};
 use crate::quant::Weights;
 use crate::ui::text::bytes;
 use anyhow::{Result, bail};
@@ -100,10 +100,6 @@ impl Target {
             }
             device => Self::guess(device),
         };
-        if settings.device == Device::Auto && target.check_policy(settings.policy).is_err() {
-            return Ok(Self::Cpu);
-        }
-        target.check_policy(settings.policy)?;
         if let Self::Cuda(_) = target {
             target.check_kv(&[settings.kv])?;
             if settings.gemm == Gemm::CublasLt {
@@ -168,19 +164,6 @@ impl Target {
     pub fn check_kv(self, formats: &[Kv]) -> Result<()> {
         match self {
             Self::Cuda(_) if formats.contains(&Kv::F32) => Err(wrong_use(NO_F32)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses policies that this device's kernels do not have.
-    pub fn check_policy(self, policy: CachePolicy) -> Result<()> {
-        match (self, policy) {
-            (Self::Cuda(_), CachePolicy::Quest | CachePolicy::DmsQuest) => {
-                let name = policy.name();
-                Err(wrong_use(format!(
-                    "--policy {name} does not run on a GPU yet: use --device cpu, or --policy window"
-                )))
-            }
             _ => Ok(()),
         }
     }

@@ -195,6 +195,20 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   for (int i = 0; i < 32; i++) votes |= (unsigned)e->lanes[i][0] << i;
   return votes;
 }
+template <class T, class F>
+inline T reduce(T x, F f) {
+  for (int by = 16; by > 0; by /= 2) x = f(x, __shfl_xor_sync(0xffffffffu, x, by));
+  return x;
+}
+inline int __reduce_add_sync(unsigned, int x) {
+  return reduce(x, [](int a, int b) { return a + b; });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned x) {
+  return reduce(x, [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+  return reduce(x, [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 

@@ -69,6 +69,8 @@ impl Source {
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma,
+            // Of one policy.
+            "pages" | "attend_pages" | "decode_epilogue_pages" => false,
             _ => true,
         }
     }
@@ -95,7 +97,7 @@ macro_rules! sources {
 
 sources! {
     "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "merge" "attend" "attend_scores" "decode_epilogue" "decode_epilogue_scores" "attend_tiles" "place" "presence" "defrag"
-    "kv_scatter" "sample"
+    "kv_scatter" "sample" "pages" "attend_pages" "decode_epilogue_pages"
     | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
              "packed_wgmma" instead of None
 }
@@ -274,6 +276,33 @@ kernels! {
         DecodeEpilogueScoresFp8 "decode_epilogue_scores_fp8" "d",
         DecodeEpilogueScoresInt8 "decode_epilogue_scores_int8" "d",
         DecodeEpilogueScoresK8V4 "decode_epilogue_scores_k8v4" "d",
+    }
+    "pages" {
+        Estimate64 "estimate_64" "dp",
+        Estimate128 "estimate_128" "dp",
+        SelectPages "select_pages" "dpppppi",
+        ScatterBoundsBf16 "scatter_bounds_bf16" "kippi",
+        ScatterBoundsFp8 "scatter_bounds_fp8" "kippi",
+        ScatterBoundsInt8 "scatter_bounds_int8" "kippi",
+        LaneBoundsBf16 "lane_bounds_bf16" "ki",
+        LaneBoundsFp8 "lane_bounds_fp8" "ki",
+        LaneBoundsInt8 "lane_bounds_int8" "ki",
+    }
+    "attend_pages" {
+        AttendPages64Bf16 "attend_pages_64_bf16" "dpp",
+        AttendPages64Fp8 "attend_pages_64_fp8" "dpp",
+        AttendPages128Bf16 "attend_pages_128_bf16" "dpp",
+        AttendPages128Fp8 "attend_pages_128_fp8" "dpp",
+        AttendPages64Int8 "attend_pages_64_int8" "dpp",
+        AttendPages128Int8 "attend_pages_128_int8" "dpp",
+        AttendPages64K8V4 "attend_pages_64_k8v4" "dpp",
+        AttendPages128K8V4 "attend_pages_128_k8v4" "dpp",
+    }
+    "decode_epilogue_pages" {
+        DecodeEpiloguePagesBf16 "decode_epilogue_pages_bf16" "d",
+        DecodeEpiloguePagesFp8 "decode_epilogue_pages_fp8" "d",
+        DecodeEpiloguePagesInt8 "decode_epilogue_pages_int8" "d",
+        DecodeEpiloguePagesK8V4 "decode_epilogue_pages_k8v4" "d",
     }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "c",

@@ -7,6 +7,7 @@ use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf};
 use super::merge;
+use super::pages;
 use super::{BLOCK, Cuda, MAX_GROUP, MAX_HEAD_DIM, Pool};
 use crate::codec::Codec;
 use crate::policy::{Budget, History, Policy, Scope, Shift, SlotMeta};
@@ -149,7 +150,10 @@ fn instances(g: &KvGeometry) -> Instances {
         Codec::Int8 => [[AttendScores64Int8, AttendScores128Int8][wide], DecodeEpilogueScoresInt8],
         Codec::K8V4 | Codec::F32 => [[AttendScores64K8V4, AttendScores128K8V4][wide], DecodeEpilogueScoresK8V4],
     };
-    let (attend, attend_tiles) = (attend[wide], attend_tiles[wide]);
+    let (mut attend, attend_tiles, mut decode_epilogue) = (attend[wide], attend_tiles[wide], decode_epilogue);
+    if g.policy.quest().is_some() {
+        (attend, decode_epilogue) = pages::attend_kernels(g);
+    }
     Instances { qkv_rope, attend, attend_tiles, attend_wgmma, unpack, decode_epilogue, with_scores }
 }
 
@@ -205,9 +209,12 @@ pub(super) fn decode(
         arrivals: pool.arrivals.ptr(),
     };
     let launch = |params: &DecodeParams, n: usize, [attend, epilogue]: [Kernel; 2]| {
-        let args = [Arg::of(params)];
+        let mut args = vec![Arg::of(params)];
+        if let Some(choices) = &pool.choices {
+            args.extend(choices.choose(&cuda.driver, g, params, n));
+        }
         cuda.driver.launch(attend, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
-        cuda.driver.launch(epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &args);
+        cuda.driver.launch(epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &args[..1]);
     };
     if g.policy.scored().is_none() {
         return launch(&params, shape.n_spans, [kernels.attend, kernels.decode_epilogue]);
@@ -333,7 +340,11 @@ pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans), Ptr(shape.span_of_row), I32(shape.n_rows as i32)];
     let warps = shape.n_rows * kv.geometry.n_kv_heads;
-    cuda.driver.launch(Kernel::KvScatter, [warps.div_ceil(SCATTER_THREADS / 32), 1, 1], SCATTER_THREADS, &args);
+    let grid = [warps.div_ceil(SCATTER_THREADS / 32), 1, 1];
+    cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args);
+    if kv.geometry.policy.quest().is_some() {
+        cuda.driver.launch(pages::bounds_kernels(&kv.geometry).of_rows, grid, SCATTER_THREADS, &args);
+    }
 }
 
 fn score_scale(g: &KvGeometry) -> f32 {
@@ -376,6 +387,9 @@ pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshol
     match kv.geometry.policy.scored() {
         Some(_) => over_lanes(cuda, kv, Kernel::Reduce, 32, &[seq]),
         None => over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]),
+    }
+    if kv.geometry.policy.quest().is_some() {
+        over_lanes(cuda, kv, pages::bounds_kernels(&kv.geometry).of_lanes, BLOCK, &[seq]);
     }
     reclaim(cuda, kv);
 }

@@ -9,6 +9,7 @@ use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
 use super::kv::{TILE_QUERIES, attend_blocks, padded, unpack_kernel};
 use super::memory::Buf;
+use super::pages::Choices;
 use super::tensor_map::page_map;
 use crate::codec::Codec;
 use bytemuck::Zeroable;
@@ -64,6 +65,8 @@ pub struct Pool {
     pub(super) metas: Buf<i32>,
     /// RoPE frequencies of rows that are rotated already.
     pub(super) zeros: Buf<f32>,
+    /// What decode tokens read, where the policy reads pages.
+    pub(super) choices: Option<Choices>,
     /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
     unpacked: Option<Buf<u8>>,
 }
@@ -105,6 +108,7 @@ impl Pool {
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
         let zeros = Buf::new(driver, MAX_HEAD_DIM / 2)?;
+        let choices = g.policy.quest().map(|_| Choices::new(driver, g)).transpose()?;
         let unpacked = match unpack_kernel(driver, g, max_step) {
             Some(_) => {
                 let stored = (g.n_seqs * g.n_kv_heads * g.max_pages).min(MOST_UNPACKED_BYTES / UNPACKED_BYTES);
@@ -143,6 +147,7 @@ impl Pool {
             decode_blocks,
             metas,
             zeros,
+            choices,
             unpacked,
         })
     }

@@ -1,0 +1,97 @@
+//! Quest on a GPU: the kernels that choose the pages a decode token reads, their instances and their scratch.
+
+use super::super::{KvGeometry, OutOfMemory};
+use super::abi::Arg::{self, I32, Ptr};
+use super::abi::DecodeParams;
+use super::driver::Driver;
+use super::kernels::Kernel;
+use super::kv::padded;
+use super::memory::Buf;
+use crate::codec::Codec;
+use std::rc::Rc;
+
+/// Threads of a block of `estimate`, and its blocks per SM.
+const ESTIMATE_THREADS: usize = 128;
+const ESTIMATE_BLOCKS_PER_SM: usize = 3;
+/// Pages whose bounds a block of `estimate` computes at once.
+const ESTIMATE_PAGES: usize = 64;
+/// Threads of a block of `select_pages`.
+const SELECT_THREADS: usize = 512;
+
+/// Which pages the decode tokens of a step read in one layer.
+pub(super) struct Choices {
+    /// `[n_seqs, n_q_heads, max_pages]` upper bounds on the logits of a page's keys.
+    bounds: Buf<f32>,
+    /// `[n_seqs, n_q_heads]` the least bound that a head reads, and the last page of those with exactly that.
+    least: Buf<[u32; 2]>,
+    /// `[n_seqs, n_kv_heads]` query heads of a group that have chosen; 0 between launches.
+    arrivals: Buf<i32>,
+    /// `[n_seqs, n_kv_heads, max_pages]` the pages that some head of a group reads: `chosen_page` in `pages.cuh`.
+    pages: Buf<[i32; 2]>,
+    /// `[n_seqs, n_kv_heads]` slots of those pages.
+    slots: Buf<i32>,
+}
+
+impl Choices {
+    pub fn new(driver: &Rc<Driver>, g: &KvGeometry) -> Result<Self, OutOfMemory> {
+        driver.allocating("choices of pages", || {
+            Ok(Self {
+                bounds: Buf::new(driver, g.n_seqs * g.n_q_heads * g.max_pages)?,
+                least: Buf::new(driver, g.n_seqs * g.n_q_heads)?,
+                arrivals: Buf::new(driver, g.n_lanes())?,
+                pages: Buf::new(driver, g.n_lanes() * g.max_pages)?,
+                slots: Buf::new(driver, g.n_lanes())?,
+            })
+        })
+    }
+
+    /// Chooses the pages of the `n` tokens of a decode step, and returns what the attention kernel takes beside the step's
+    /// parameters. Grids depend on the longest lanes that there may be, so that a captured step serves all lengths.
+    pub fn choose<'a>(&self, driver: &Driver, g: &KvGeometry, params: &DecodeParams, n: usize) -> [Arg<'a>; 2] {
+        let dense = g.policy.quest().is_none_or(|quest| quest.is_dense(params.layer as usize, g.n_layers));
+        let (bounds, pages, slots) = (Ptr(self.bounds.ptr()), Ptr(self.pages.ptr()), Ptr(self.slots.ptr()));
+        if !dense {
+            let kernel = if padded(g.head_dim) == 64 { Kernel::Estimate64 } else { Kernel::Estimate128 };
+            let enough = (ESTIMATE_BLOCKS_PER_SM * driver.sm_count).div_ceil(g.n_kv_heads * n);
+            let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
+            driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
+        }
+        let (least, arrivals) = (Ptr(self.least.ptr()), Ptr(self.arrivals.ptr()));
+        let args = [Arg::of(params), bounds, least, arrivals, pages, slots, I32(dense as i32)];
+        driver.launch(Kernel::SelectPages, [g.n_q_heads, n, 1], SELECT_THREADS, &args);
+        [pages, slots]
+    }
+}
+
+/// The instances of the kernels that write bounds.
+pub(super) struct BoundsKernels {
+    /// Of the pages that the rows of a step were stored in.
+    pub of_rows: Kernel,
+    /// Of all pages of a sequence.
+    pub of_lanes: Kernel,
+}
+
+/// The instances for the codec's format of keys.
+pub(super) fn bounds_kernels(g: &KvGeometry) -> BoundsKernels {
+    use Kernel::*;
+    let (of_rows, of_lanes) = match g.codec {
+        Codec::Bf16 => (ScatterBoundsBf16, LaneBoundsBf16),
+        Codec::Fp8 => (ScatterBoundsFp8, LaneBoundsFp8),
+        Codec::Int8 | Codec::K8V4 => (ScatterBoundsInt8, LaneBoundsInt8),
+        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
+    };
+    BoundsKernels { of_rows, of_lanes }
+}
+
+/// Decode attention over chosen pages, and the epilogue that writes bounds.
+pub(super) fn attend_kernels(g: &KvGeometry) -> (Kernel, Kernel) {
+    use Kernel::*;
+    let ([narrow, wide], epilogue) = match g.codec {
+        Codec::Bf16 => ([AttendPages64Bf16, AttendPages128Bf16], DecodeEpiloguePagesBf16),
+        Codec::Fp8 => ([AttendPages64Fp8, AttendPages128Fp8], DecodeEpiloguePagesFp8),
+        Codec::Int8 => ([AttendPages64Int8, AttendPages128Int8], DecodeEpiloguePagesInt8),
+        Codec::K8V4 => ([AttendPages64K8V4, AttendPages128K8V4], DecodeEpiloguePagesK8V4),
+        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
+    };
+    (if padded(g.head_dim) == 64 { narrow } else { wide }, epilogue)
+}
