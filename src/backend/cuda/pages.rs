@@ -5,7 +5,6 @@ use super::abi::Arg::{self, I32, Ptr};
 use super::abi::DecodeParams;
 use super::driver::Driver;
 use super::kernels::Kernel;
-use super::kv::padded;
 use super::memory::Buf;
 use crate::codec::Codec;
 use std::rc::Rc;
@@ -17,6 +16,9 @@ const ESTIMATE_BLOCKS_PER_SM: usize = 3;
 const ESTIMATE_PAGES: usize = 64;
 /// Threads of a block of `select_pages`.
 const SELECT_THREADS: usize = 512;
+
+/// Channels that the narrow instances have room for.
+const NARROW: usize = 64;
 
 /// Which pages the decode tokens of a step read in one layer.
 pub(super) struct Choices {
@@ -51,7 +53,7 @@ impl Choices {
         let dense = g.policy.quest().is_none_or(|quest| quest.is_dense(params.layer as usize, g.n_layers));
         let (bounds, pages, slots) = (Ptr(self.bounds.ptr()), Ptr(self.pages.ptr()), Ptr(self.slots.ptr()));
         if !dense {
-            let kernel = if padded(g.head_dim) == 64 { Kernel::Estimate64 } else { Kernel::Estimate128 };
+            let kernel = if g.head_dim <= NARROW { Kernel::Estimate64 } else { Kernel::Estimate128 };
             let enough = (ESTIMATE_BLOCKS_PER_SM * driver.sm_count).div_ceil(g.n_kv_heads * n);
             let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
             driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
@@ -93,5 +95,5 @@ pub(super) fn attend_kernels(g: &KvGeometry) -> (Kernel, Kernel) {
         Codec::K8V4 => ([AttendPages64K8V4, AttendPages128K8V4], DecodeEpiloguePagesK8V4),
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    (if padded(g.head_dim) == 64 { narrow } else { wide }, epilogue)
+    (if g.head_dim <= NARROW { narrow } else { wide }, epilogue)
 }
