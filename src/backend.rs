@@ -380,7 +380,7 @@ pub trait Backend: Memory + Profile + 'static {
     /// Attention, placing and storing under a policy whose victims the weights choose, of prepared rows, token after token:
     /// each row attends to the slots as the row before it left them and to itself, its weights change `kv.score`, and it
     /// takes the slot that [`Scored::place`](crate::policy::Scored::place) gives it. Adds the keys that spans of one token
-    /// attend to to `kv.reads`.
+    /// attend to to `kv.reads`. Called by [`Self::attention_by_ops`] only: a backend that fuses attention does without.
     fn attend_in_order(
         &self,
         out: &mut Self::Acts,

@@ -77,7 +77,7 @@
 //! - A *codec* answers for one row: its bytes, encode, decode. Offsets inside a page come from
 //!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
 //! - [`backend::Backend::attention`] composes `qkv_rope`, `attend`, `place`, `store`. CUDA fuses them for steps of single
-//!   tokens and is checked against the composition.
+//!   tokens, and for all steps under policies with scores, and is checked against the composition.
 //! - `docs/extending.md` says how to add a codec, a policy, a weight format or a model family.
 //!
 //! # Invariants

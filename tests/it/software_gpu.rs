@@ -98,18 +98,21 @@ fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
 #[test]
 fn an_answer_is_that_of_the_cpu() {
     let Some(gpu) = software_gpu() else { return };
-    for kv in ["bf16", "fp8", "int8", "k8v4"] {
+    let with_scores = |policy| ["--policy", policy, "--budget", "24"];
+    let (tova, h2o) = (with_scores("tova"), with_scores("h2o"));
+    let cases = [("bf16", &[][..]), ("fp8", &[]), ("int8", &[]), ("k8v4", &[]), ("bf16", &tova), ("bf16", &h2o)];
+    for (kv, policy) in cases {
         let answer = |device| {
             let args = ["-p", EQUATION, "--temperature", "0", "--max-tokens", "24", "--json", "--kv", kv, "--device"];
-            dmschat(gpu, &[], &[&args[..], &[device]].concat()).json()
+            dmschat(gpu, &[], &[&args[..], &[device], policy].concat()).json()
         };
         let (cuda, cpu) = (answer("cuda"), answer("cpu"));
         assert_eq!((&cuda["device"], &cuda["stop_reason"]), (&"software GPU".into(), &"max_tokens".into()));
         for key in ["answer", "reasoning", "prompt_tokens", "reasoning_tokens"] {
-            assert_eq!(cuda[key], cpu[key], "{kv}: {key}");
+            assert_eq!(cuda[key], cpu[key], "{kv} {policy:?}: {key}");
         }
-        for key in ["live", "live_slots", "dense_slots", "live_bytes"] {
-            assert_eq!(cuda["kv"][key], cpu["kv"][key], "{kv}: {key}");
+        for key in ["live", "live_slots", "dense_slots", "live_bytes", "reads", "peak_slots"] {
+            assert_eq!(cuda["kv"][key], cpu["kv"][key], "{kv} {policy:?}: {key}");
         }
     }
 }
