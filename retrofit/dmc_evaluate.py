@@ -5,9 +5,10 @@
 Problems, the rule for right (the whole reference response, teacher-forced) and the arithmetic are those of evaluate.py. Ratio:
 n * layers * KV heads / live slots after the last fed token, mean over problems; DMS counts its window, a DMC slot counts once.
 --dms-ratios: DMS again, with the dial that gives these mean ratios on problems of another seed. --unmerged: the DMC weights with
-merging off as well.
+merging off as well. --add puts the DMC folders beside the rows that --json holds, on the same problems. Prints a table in Markdown.
 """
 import argparse
+import json
 import multiprocessing
 import os
 import time
@@ -85,7 +86,8 @@ def score(ways, items, device, budget):
     return {name: {"right": 100 * right[name] / len(items), "ratio": sum(r) / len(r)} for name, r in ratios.items()}
 
 
-def make_ways(args, pool):
+def base_ways(args, pool):
+    """The shipped model: dense, DMS as trained, DMS at --dms-ratios."""
     base = load_folder(args.folder, args.device).eval()
     ways = [dense_way(base), dms_way("dms", base, 0.0)]
     sample = [item for task in args.tasks for item in problems(pool, task, False, 2, "dial-1", shares=2)] if args.dms_ratios else []
@@ -93,12 +95,27 @@ def make_ways(args, pool):
         dial = dial_for(base, sample, ratio, args.device, args.budget)
         print(f"dms at {ratio:g}x: dial {dial:.2f}", flush=True)
         ways.append(dms_way(f"dms {ratio:g}x", base, dial))
+    return ways
+
+
+def dmc_ways(args):
+    ways = []
     for folder in args.dmc:
         name, model = os.path.basename(os.path.normpath(folder)), load_folder(folder, args.device, PoolingAttention).eval()
         ways.append(dmc_way(name, model))
         if args.unmerged:
             ways.append(dmc_way(name + " unmerged", model, False))
     return ways
+
+
+def markdown(table, count):
+    """The table of a page: right (ratio) for each task and way, and the means over the tasks."""
+    names = list(next(iter(table.values())))
+    lines = [f"| task ({count} problems each) | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    cell = lambda rows: f"{sum(r['right'] for r in rows) / len(rows):.1f} ({sum(r['ratio'] for r in rows) / len(rows):.2f}x)"
+    for task, row in table.items():
+        lines.append(f"| {task} | " + " | ".join(cell([row[n]]) for n in names) + " |")
+    return "\n".join(lines + ["| mean | " + " | ".join(cell([row[n] for row in table.values()]) for n in names) + " |"])
 
 
 def main():
@@ -114,21 +131,28 @@ def main():
     p.add_argument("--high", type=int, default=4000)
     p.add_argument("--budget", type=int, default=8 * 4096 ** 2, help="most rows x tokens^2 of a batch")
     p.add_argument("--workers", type=int, default=14)
+    p.add_argument("--shares", type=int, default=14, help="seeds that the problems of a task are made from")
     p.add_argument("--device", default="cuda")
+    p.add_argument("--add", action="store_true")
     p.add_argument("--json")
     args = p.parse_args()
+    before = {}
+    if args.add:
+        with open(args.json, encoding="utf-8") as f:
+            done = json.load(f)
+        before = done["table"]
+        args.tasks = list(before)
+        args.count, args.seed, args.low, args.high, args.shares = (done["arguments"][k] for k in ("count", "seed", "low", "high", "shares"))
     pool = multiprocessing.get_context("spawn").Pool(args.workers)
-    ways, table = make_ways(args, pool), {}
+    ways, table = ([] if args.add else base_ways(args, pool)) + dmc_ways(args), {}
     for task in args.tasks:
         begun = time.time()
-        items = problems(pool, task, False, args.count, args.seed, args.low, args.high, shares=args.workers)
-        table[task] = score(ways, items, args.device, args.budget)
+        items = problems(pool, task, False, args.count, args.seed, args.low, args.high, shares=args.shares)
+        table[task] = before.get(task, {}) | score(ways, items, args.device, args.budget)
         print(f"{task:10s}", ", ".join(f"{n} {r['right']:.1f} ({r['ratio']:.2f}x)" for n, r in table[task].items()),
               f"{time.time() - begun:.0f} s", flush=True)
         write(args.json, {"arguments": vars(args), "table": table})
-    for name in [way.name for way in ways]:
-        rows = [row[name] for row in table.values()]
-        print(f"mean of {name}: {sum(r['right'] for r in rows) / len(rows):.2f} % at {sum(r['ratio'] for r in rows) / len(rows):.2f}x")
+    print(markdown(table, args.count))
     pool.terminate()
 
 

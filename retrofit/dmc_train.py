@@ -1,13 +1,15 @@
 """Teach the dense model to merge tokens (DMC), all weights trained: the comparison to `retrofit.py`.
 
-    python dmc_train.py --init ../assets/demo --out out/dmc2.pt --stable out/trunk.pt --ratio 2 --minutes 4
-    python dmc_train.py --init out/trunk.pt --fade 0 --from-ratio 2 --out out/dmc4.pt --ratio 4 --minutes 4
+    python dmc_train.py --init ../assets/demo --ratio 2 4 --out out/dmc2.pt out/dmc4.pt --minutes 8
 
-Teacher: the model of --teacher, dense. Loss: 5 * KL(teacher || student) + max(target - mean decision, 0), the target
-following a ratio that grows linearly over --ramp of the steps. The last --decay of the steps lower the learning rate at a fixed
-ratio; --stable saves the weights before them, to go on from. The weight channel leaves attention over --fade steps.
+Teacher: the model of --init, dense. Loss: 5 * KL(teacher || student) + max(target - mean decision, 0), the target following
+the compression ratio. One stage for each ratio: the ratio grows linearly from that of the stage before (1 at first) over --ramp of
+the stage, then stays; over --decay of the stage the learning rate falls. The next stage goes on from the weights before that
+fall. The weight channel leaves attention over --fade steps. Without --steps a stage lasts its share of --minutes, compiling aside.
 """
 import argparse
+import copy
+import math
 import time
 
 import torch
@@ -17,30 +19,28 @@ from conversation import ANSWER
 from data import make_loader
 from dmc import PoolingAttention, Relaxed, clear_decisions
 from model import attend_dense
-from retrofit import distillation, target_at
-from train import learning_rate, load_model, make_optimizer, save, wait
+from retrofit import distillation
+from train import load_model, make_optimizer, save
 
 
 def parse():
     p = argparse.ArgumentParser()
     p.add_argument("--init", required=True)
-    p.add_argument("--teacher", default="../assets/demo")
-    p.add_argument("--out", required=True)
-    p.add_argument("--stable", help="also save a checkpoint here when the decay begins")
-    p.add_argument("--minutes", type=float, default=4.0)
-    p.add_argument("--steps", type=int, default=0)
-    p.add_argument("--rows", type=int, default=48)
-    p.add_argument("--length", type=int, default=2048)
+    p.add_argument("--ratio", type=float, nargs="+", default=[2.0, 4.0])
+    p.add_argument("--out", nargs="+", required=True, help="a checkpoint for each ratio")
+    p.add_argument("--minutes", type=float, default=8.0)
+    p.add_argument("--steps", type=int, nargs="*", help="steps of each stage, in place of --minutes")
+    p.add_argument("--share", type=float, nargs="*", help="share of the time of each stage (default: equal)")
+    p.add_argument("--rows", type=int, default=24)
+    p.add_argument("--length", type=int, default=4096)
     p.add_argument("--late", action="store_true")
     p.add_argument("--search", type=float, default=0.0, help="share of search turns")
     p.add_argument("--lr", type=float, default=3e-4)
     p.add_argument("--floor", type=float, default=0.1)
     p.add_argument("--warmup", type=int, default=30)
-    p.add_argument("--decay", type=float, default=0.2)
-    p.add_argument("--fade", type=int, default=250, help="0: go on from weights of this program")
-    p.add_argument("--from-ratio", type=float, default=1.0)
-    p.add_argument("--ratio", type=float, default=4.0)
-    p.add_argument("--ramp", type=float, default=0.8)
+    p.add_argument("--ramp", type=float, default=0.7)
+    p.add_argument("--decay", type=float, default=0.3)
+    p.add_argument("--fade", type=int, default=250)
     p.add_argument("--temperature", type=float, default=0.1)
     p.add_argument("--kl", type=float, default=5.0)
     p.add_argument("--penalty", type=float, default=1.0, help="weight of the missing share of merged tokens")
@@ -49,30 +49,92 @@ def parse():
     p.add_argument("--workers", type=int, default=14)
     p.add_argument("--plain", action="store_true", help="neither flex_attention nor torch.compile")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return p.parse_args()
+    args = p.parse_args()
+    args.share = args.share or [1 / len(args.ratio)] * len(args.ratio)
+    if any(x and len(x) != len(args.ratio) for x in (args.out, args.steps, args.share)):
+        p.error("--out, --steps and --share need one value for each ratio")
+    return args
 
 
-def start(args):
-    """(student, teacher)."""
-    model = load_model(args.init, args.device, PoolingAttention)[0]
-    if args.fade:
-        clear_decisions(model)
-    return model, load_model(args.teacher, args.device)[0].requires_grad_(False)
+class Training:
+    """Student, teacher, optimizer and data; `total` steps were made."""
 
+    def __init__(self, args):
+        self.args, self.total, self.log = args, 0, []
+        self.loader = make_loader(args.rows, args.length, 7000 + args.seed, args.workers, args.late, args.search)
+        self.model = load_model(args.init, args.device, PoolingAttention)[0]
+        self.teacher = load_model(args.init, args.device)[0].requires_grad_(False)
+        clear_decisions(self.model)
+        self.relaxed = Relaxed(self.model.shape, args.length, args.temperature, args.device, not args.plain)
+        self.optimizer = make_optimizer(self.model, args.lr, decay=0.0)
+        self.loss = self.losses
+        if not args.plain:      # one layer at a time: all layers share what is compiled
+            for layer in [*self.model.layers, *self.teacher.layers]:
+                layer.compile(dynamic=False)
+            self.loss = torch.compile(self.losses, dynamic=False)
 
-def make_forward(model, teacher, relaxed, args):
-    """forward(ids, weight, fade) -> (KL, mean decision, share of right answer tokens)."""
-    def forward(ids, weight, fade):
-        relaxed.fade = fade
+    def losses(self, got, wanted, ids, answers):
+        """(KL, share of right answer tokens)."""
+        kl = distillation(got[:, :-1], wanted[:, :-1], answers[:, 1:], self.args.elsewhere)
+        w = answers[:, 1:].float()
+        return kl, ((got[:, :-1].argmax(-1) == ids[:, 1:]) * w).sum() / w.sum()
+
+    def step(self, target, rate):
+        """One step; waits for the step before, so that the clock of a stage means something."""
+        args = self.args
+        ids, bits = (x.to(args.device, non_blocking=True)[:, :-1].contiguous() for x in next(self.loader))
+        ids = ids.long()
+        self.relaxed.fade = torch.tensor(max(0.0, 1 - self.total / args.fade), device=args.device)
         with torch.autocast(args.device, torch.bfloat16):
             with torch.no_grad():
-                wanted, _ = teacher(ids, attend_dense)
-            got, joins = model(ids, relaxed)
-        kl = distillation(got[:, :-1], wanted[:, :-1], weight[:, 1:], args.elsewhere)
-        w = weight[:, 1:].float()
-        right = ((got[:, :-1].argmax(-1) == ids[:, 1:]) * w).sum() / w.sum()
-        return kl, joins.mean(), right
-    return forward if args.plain else torch.compile(forward, dynamic=False)
+                wanted, _ = self.teacher(ids, attend_dense)
+            got, joins = self.model(ids, self.relaxed)
+        kl, right = self.loss(got, wanted, ids, bits & ANSWER)
+        mean = joins.mean()
+        (args.kl * kl + args.penalty * F.relu(target - mean)).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (self.total + 1) / args.warmup)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.log:
+            self.log[-1] = self.log[-1].cpu()
+        self.log.append(torch.stack([kl.detach(), mean.detach(), right]))
+        self.total += 1
+
+    def means(self):
+        """Mean KL, decision and share of right tokens since the last call."""
+        values = torch.stack([x.cpu() for x in self.log]).mean(0).tolist()
+        self.log = []
+        return values
+
+    def state(self):
+        return copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+
+    def restore(self, state):
+        self.model.load_state_dict(state[0])
+        self.optimizer.load_state_dict(state[1])
+
+
+def stage(training, from_ratio, ratio, steps, seconds):
+    """Trains one stage; returns the state before the learning rate fell."""
+    args, begun, n, before = training.args, time.time(), 0, None
+    while True:
+        x = n / steps if steps else (time.time() - begun) / seconds
+        if x >= 1:
+            break
+        fall = max(0.0, (x - (1 - args.decay)) / args.decay)
+        if fall and not before:
+            before = training.state()
+        target = 1 - 1 / (from_ratio + (ratio - from_ratio) * min(1.0, x / args.ramp))
+        training.step(target, args.lr * (args.floor + (1 - args.floor) * 0.5 * (1 + math.cos(math.pi * fall))))
+        n += 1
+        if n % 50 == 0:
+            kl, mean, right = training.means()
+            print(f"{ratio:g}x: step {n} KL {kl:.5f} decision {mean:.3f} target {target:.3f} right {100 * right:.3f} % "
+                  f"{time.time() - begun:.0f} s", flush=True)
+    print(f"{ratio:g}x: {n} steps, {time.time() - begun:.0f} s", flush=True)
+    return before
 
 
 def main():
@@ -80,43 +142,18 @@ def main():
     begun = time.time()
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    loader = make_loader(args.rows, args.length, 7000 + args.seed, args.workers, args.late, args.search)
-    model, teacher = start(args)
-    optimizer = make_optimizer(model, args.lr, decay=0.0)
-    forward = make_forward(model, teacher, Relaxed(model.shape, args.length, args.temperature, args.device, not args.plain), args)
-
-    step, steps, limit, log = 0, args.steps, begun + 60 * args.minutes, []
-    while (not steps or step < steps) and time.time() < limit:
-        ids, bits = (x.to(args.device, non_blocking=True)[:, :-1].contiguous() for x in next(loader))
-        fade = torch.tensor(max(0.0, 1 - step / args.fade) if args.fade else 0.0, device=args.device)
-        kl, mean, right = forward(ids.long(), bits & ANSWER, fade)
-        target = target_at(step, steps or 10 ** 9, args, args.ratio)
-        loss = args.kl * kl + args.penalty * F.relu(target - mean)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps or 10 ** 9, args)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        log.append(torch.stack([kl.detach(), mean.detach(), right]))
-        if args.stable and steps and step == int(steps * (1 - args.decay)):
-            save(args.stable, model, None, step, steps)
-        if step == 10:
-            wait()
-            measured = time.time()
-            print(f"compiled, {measured - begun:.0f} s", flush=True)
-        if not steps and step == 40:
-            wait()
-            each = (time.time() - measured) / 30
-            steps = step + int((limit - time.time() - 3) * 0.96 / each)
-            print(f"{each * 1000:.0f} ms a step: {steps} steps", flush=True)
-        if step % 50 == 0 or step == steps:
-            a, b, c = torch.stack(log).mean(0).tolist()
-            print(f"step {step} KL {a:.5f} decision {b:.3f} target {target:.3f} right {100 * c:.3f} % {time.time() - begun:.0f} s", flush=True)
-            log = []
-    save(args.out, model, None, step, steps)
-    print(f"saved {args.out} at step {step} of {steps}, {time.time() - begun:.0f} s")
+    training = Training(args)
+    if not args.steps:
+        training.step(0.0, 0.0)
+        training.means()
+        print(f"compiled, {time.time() - begun:.0f} s", flush=True)
+    left, ratio_before = begun + 60 * args.minutes - time.time(), 1.0
+    for i, (ratio, out) in enumerate(zip(args.ratio, args.out)):
+        before = stage(training, ratio_before, ratio, args.steps[i] if args.steps else 0, left * args.share[i] / sum(args.share))
+        save(out, training.model, None, training.total, training.total)
+        if before:
+            training.restore(before)
+        ratio_before = ratio
 
 
 if __name__ == "__main__":
