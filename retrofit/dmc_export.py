@@ -20,16 +20,20 @@ def dmc_config(shape, ratio):
     return config
 
 
+def export(model, ratio, to):
+    """Writes a model folder that the binary reads."""
+    write_folder(model, dmc_config(model.shape, ratio), to)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(os.path.dirname(TOKENIZER_PATH), name), to)
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--init", required=True)
     p.add_argument("--ratio", type=int, required=True)
     p.add_argument("--to", required=True)
     args = p.parse_args()
-    model, _ = load_model(args.init, "cpu")
-    write_folder(model, dmc_config(model.shape, args.ratio), args.to)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(os.path.join(os.path.dirname(TOKENIZER_PATH), name), args.to)
+    export(load_model(args.init, "cpu")[0], args.ratio, args.to)
 
 
 if __name__ == "__main__":
