@@ -96,9 +96,15 @@ impl Store {
             .with_context(|| path.display().to_string())?;
         ensure!(file.try_lock().is_ok(), "{} is written by another dmschat", path.display());
         let mut records = HashMap::new();
+        // What differs from the run of the file, which has answered nothing so far.
+        let mut other = None;
         let whole = read(&file, |number, line| {
             if number == 0 {
-                return check(folder, &serde_json::from_str(line)?, run);
+                other = check(folder, &serde_json::from_str(line)?, run)?;
+                return Ok(());
+            }
+            if let Some(differs) = other.take() {
+                bail!("{differs}");
             }
             let record: Record = serde_json::from_str(line)?;
             records.insert((record.task.clone(), record.setting.clone(), record.problem), record);
@@ -106,7 +112,7 @@ impl Store {
         })
         .with_context(|| path.display().to_string());
         // A line that was being written when the run was killed.
-        let whole = whole?;
+        let whole = if other.is_some() { 0 } else { whole? };
         file.set_len(whole)?;
         if whole == 0 {
             writeln!(file, "{run}")?;
@@ -147,22 +153,22 @@ fn read(file: &File, mut each: impl FnMut(usize, &str) -> Result<()>) -> Result<
     Ok(bytes)
 }
 
-/// Fails with what differs, if anything does.
-fn check(folder: &Path, before: &Value, run: &Value) -> Result<()> {
-    let (Some(before), Some(run)) = (before.as_object(), run.as_object()) else {
+/// What differs between the run of a folder and this one, as a sentence. Fails where there is no run.
+fn check(folder: &Path, before: &Value, run: &Value) -> Result<Option<String>> {
+    // A person's own problems may have the same name.
+    let (Some(before), Some(run)) = (before.as_object().filter(|b| b.contains_key("format")), run.as_object()) else {
         bail!("this is not a file of dmschat eval");
     };
     let differs = run.keys().chain(before.keys()).find(|key| before.get(*key) != run.get(*key));
-    if let Some(key) = differs {
+    Ok(differs.map(|key| {
         let show = |value: Option<&Value>| value.map_or("missing".to_owned(), Value::to_string);
-        bail!(
+        format!(
             "{} holds the results of another run: its {key} is {}, here it is {}; give another --out",
             folder.display(),
             show(before.get(key)),
             show(run.get(key))
-        );
-    }
-    Ok(())
+        )
+    }))
 }
 
 #[cfg(test)]
@@ -197,7 +203,7 @@ mod tests {
     fn a_killed_run_keeps_its_whole_lines_and_another_run_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new");
-        let run = json!({"seed": 1, "task": ["sum"]});
+        let run = json!({"format": 2, "seed": 1, "task": ["sum"]});
         let mut store = Store::open(&path, &run).unwrap();
         store.add(vec![record(0), record(1)]).unwrap();
         assert!(format!("{:#}", Store::open(&path, &run).err().unwrap()).contains("another dmschat"));
@@ -212,8 +218,12 @@ mod tests {
         let said = |run: &Value| format!("{:#}", Store::open(&path, run).err().unwrap());
         let other = said(&json!({"seed": 2, "task": ["sum"]}));
         assert!(other.contains("its seed is 1, here it is 2") && !other.contains('\n'), "{other}");
-        assert!(said(&json!({"seed": 1})).contains("task"));
-        fs::write(path.join(FILE), "7\n").unwrap();
+        assert!(said(&json!({"format": 2, "seed": 1})).contains("task"));
+        // One that was refused before its first problem leaves the folder to another.
+        fs::write(path.join(FILE), "{\"format\":2,\"seed\":2}\n").unwrap();
+        assert!(Store::open(&path, &run).is_ok());
+        assert_eq!(fs::read_to_string(path.join(FILE)).unwrap(), format!("{run}\n"));
+        fs::write(path.join(FILE), "{\"task\":\"mine\"}\n").unwrap();
         assert!(said(&run).contains("not a file of dmschat eval"));
         fs::write(path.join(FILE), "{}}\n").unwrap();
         assert!(said(&run).contains("line 1"));
