@@ -3,15 +3,18 @@
 #include "common.cuh"
 #include "tensor.cuh"
 
-#define WARPS 8
-#define DEPTH (32 * WARPS)  // columns of a stage, 32 to a warp
+#define TILE_ROWS 8  // of a stage that a block copies at once: 16 bytes a thread
 
-// Offset of a 16-byte chunk of a tile row. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit all banks.
-__device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8; }
+// Offset of a 16-byte chunk of a tile row of DEPTH columns. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit
+// all banks.
+template <int DEPTH>
+__device__ __forceinline__ int chunk_at(int tile_row, int chunk) {
+  return tile_row * DEPTH + (chunk ^ (tile_row & 7)) * 8;
+}
 
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
-// K = cols. Grid rows / TILE_N, 256 threads, TILE_N 16 or 32; cols is a multiple of 8. Reads 2 rows cols bytes of the weight once, and x once a
-// block, from L2.
+// K = cols. Grid rows / TILE_N, 32 * WARPS threads, TILE_N 16 or 32; cols is a multiple of 8. Reads 2 rows cols bytes of the
+// weight once, and x once a block, from L2.
 //
 // The weight is the A operand of `mma`. Stages of both inputs are copied to shared memory STAGES - 1 ahead, the weight's
 // first ones before the previous kernel has ended: bytes in flight are what bounds this. Each warp multiplies 32 columns
@@ -20,37 +23,39 @@ __device__ __forceinline__ int chunk_at(int tile_row, int chunk) { return tile_r
 //
 // SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n, rows / 2] =
 // silu(gate) * up in bf16.
-template <int NT, int TILE_N, int STAGES, bool SWIGLU>
+template <int NT, int TILE_N, int STAGES, int WARPS, bool SWIGLU>
 __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* weight, const float* bias, int rows,
                                          int cols, int n) {
+  constexpr int DEPTH = 32 * WARPS, CHUNKS = DEPTH / 8;  // columns of a stage, in 16-byte chunks
   constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N, SIXTEENS = TILE_N / 16;
   u16* stages = (u16*)dynamic_shared_memory();
   next_may_begin();
   int n_out = SWIGLU ? rows / 2 : rows, row0 = blockIdx.x * OUT, steps = (cols + DEPTH - 1) / DEPTH;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u16* w_rows[TILE_N / WARPS];
+  int copied_row = threadIdx.x / CHUNKS, copied_chunk = threadIdx.x % CHUNKS;
+  const u16* w_rows[TILE_N / TILE_ROWS];
 #pragma unroll
-  for (int i = 0; i < TILE_N / WARPS; i++) {
-    int tile_row = warp + WARPS * i, row = row0 + (SWIGLU ? tile_row / 16 * 8 + tile_row % 8 : tile_row);
+  for (int i = 0; i < TILE_N / TILE_ROWS; i++) {
+    int tile_row = copied_row + TILE_ROWS * i, row = row0 + (SWIGLU ? tile_row / 16 * 8 + tile_row % 8 : tile_row);
     // Rows beyond the last are computed as the last one and not written.
     w_rows[i] = weight + (u64)(min(row, n_out - 1) + (SWIGLU && tile_row % 16 >= 8 ? n_out : 0)) * cols;
   }
   // Chunks outside are filled with zeros; their address is not read, but has to be valid.
   auto fetch_weight = [&](int stage, int step) {
     u16* to = stages + stage * STAGE;
-    int col = step * DEPTH + 8 * lane;
+    int col = step * DEPTH + 8 * copied_chunk;
     bool in = col < cols;
 #pragma unroll
-    for (int i = 0; i < TILE_N / WARPS; i++)
-      copy_async(to + chunk_at(warp + WARPS * i, lane), w_rows[i] + (in ? col : 0), in);
+    for (int i = 0; i < TILE_N / TILE_ROWS; i++)
+      copy_async(to + chunk_at<DEPTH>(copied_row + TILE_ROWS * i, copied_chunk), w_rows[i] + (in ? col : 0), in);
   };
   auto fetch_x = [&](int stage, int step) {
     u16* to = stages + stage * STAGE + TILE_N * DEPTH;
-    int col = step * DEPTH + 8 * lane;
+    int col = step * DEPTH + 8 * copied_chunk;
 #pragma unroll
-    for (int tile_row = warp; tile_row < TOKENS; tile_row += WARPS) {
+    for (int tile_row = copied_row; tile_row < TOKENS; tile_row += TILE_ROWS) {
       bool in = tile_row < n && col < cols;
-      copy_async(to + chunk_at(tile_row, lane), x + (in ? (u64)tile_row * cols + col : 0), in);
+      copy_async(to + chunk_at<DEPTH>(tile_row, copied_chunk), x + (in ? (u64)tile_row * cols + col : 0), in);
     }
   };
   float sums[SIXTEENS][NT][4];
@@ -90,11 +95,11 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
     for (int i = 0; i < SIXTEENS; i++)
 #pragma unroll
       for (int k = 0; k < 2; k++)
-        load_matrices(a[i][k], ws + chunk_at(16 * i + lane % 16, 4 * warp + 2 * k + lane / 16));
+        load_matrices(a[i][k], ws + chunk_at<DEPTH>(16 * i + lane % 16, 4 * warp + 2 * k + lane / 16));
 #pragma unroll
     for (int j = 0; j < NT; j++) {
       u32 b[4];
-      load_matrices(b, xs + chunk_at(8 * j + lane % 8, 4 * warp + lane / 8));
+      load_matrices(b, xs + chunk_at<DEPTH>(8 * j + lane % 8, 4 * warp + lane / 8));
 #pragma unroll
       for (int i = 0; i < SIXTEENS; i++) {
         mma(sums[i][j], a[i][0], b);
@@ -136,16 +141,21 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
 
 // STAGES * (TILE_N + 8 * NT) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow matrices
 // more blocks, but with 32 tokens x from L2 would be twice the weight.
-#define GEMM_DECODE(name, NT, TILE_N, STAGES, SWIGLU, BLOCKS) \
+#define GEMM_DECODE(name, NT, TILE_N, STAGES, WARPS, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) { \
-    gemm_decode<NT, TILE_N, STAGES, SWIGLU>(out, x, weight, bias, rows, cols, n); \
+    gemm_decode<NT, TILE_N, STAGES, WARPS, SWIGLU>(out, x, weight, bias, rows, cols, n); \
   }
-GEMM_DECODE(gemm_decode_8, 1, 16, 6, false, 2)
-GEMM_DECODE(gemm_decode_16, 2, 16, 4, false, 2)
-GEMM_DECODE(gemm_decode_32, 4, 32, 3, false, 2)
-GEMM_DECODE(gemm_decode_8_swiglu, 1, 16, 6, true, 2)
-GEMM_DECODE(gemm_decode_16_swiglu, 2, 16, 4, true, 2)
-GEMM_DECODE(gemm_decode_32_swiglu, 4, 32, 3, true, 2)
+GEMM_DECODE(gemm_decode_8, 1, 16, 6, 8, false, 2)
+GEMM_DECODE(gemm_decode_16, 2, 16, 4, 8, false, 2)
+GEMM_DECODE(gemm_decode_32, 4, 32, 3, 8, false, 2)
+GEMM_DECODE(gemm_decode_8_swiglu, 1, 16, 6, 8, true, 2)
+GEMM_DECODE(gemm_decode_16_swiglu, 2, 16, 4, 8, true, 2)
+GEMM_DECODE(gemm_decode_32_swiglu, 4, 32, 3, 8, true, 2)
 // For weights of so few rows that an SM has one block: as many bytes in flight as two blocks have.
-GEMM_DECODE(gemm_decode_32_deep, 4, 32, 6, false, 1)
+GEMM_DECODE(gemm_decode_8_deep, 1, 16, 6, 16, false, 1)
+GEMM_DECODE(gemm_decode_16_deep, 2, 16, 6, 16, false, 1)
+GEMM_DECODE(gemm_decode_16_tall, 2, 32, 6, 8, false, 1)
+GEMM_DECODE(gemm_decode_32_deep, 4, 32, 6, 8, false, 1)
+// For weights of many columns and so few rows that an SM has two blocks.
+GEMM_DECODE(gemm_decode_8_long, 1, 16, 8, 8, false, 2)

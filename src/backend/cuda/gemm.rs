@@ -22,21 +22,25 @@ pub(super) const TILE_M: usize = 128;
 /// Rows that are multiplied by libcublasLt before SwiGLU is applied to them: what lies between stays in L2.
 pub(super) const SWIGLU_ROWS: usize = 512;
 
-/// How many blocks a launch has to have for a kernel to be chosen.
-enum Blocks {
+/// What launches a kernel is chosen for.
+enum For {
     Any,
-    /// At most one per SM.
-    AtMostSms,
-    /// At least one per SM.
-    AtLeastSms,
+    /// At most so many blocks per SM, of at least so many columns.
+    Few {
+        per_sm: usize,
+        k: usize,
+    },
+    /// At least one block per SM.
+    Many,
 }
 
 /// A bf16 kernel on tensor cores.
 struct GemmKernel {
     m: RangeInclusive<usize>,
-    blocks: Blocks,
-    /// The plain kernel, and that with fused SwiGLU.
-    kernels: [Kernel; 2],
+    launches: For,
+    plain: Kernel,
+    /// The one with fused SwiGLU, if there is one.
+    swiglu: Option<Kernel>,
     /// Rows of activations and rows of the weight of a block.
     tile: [usize; 2],
     threads: usize,
@@ -44,26 +48,31 @@ struct GemmKernel {
 
 /// The first that fits is used: that for the number of rows and blocks, if the GPU has the shared memory.
 const GEMM_KERNELS: &[GemmKernel] = {
-    use Blocks::*;
     use Kernel::*;
     const fn row(
         m: RangeInclusive<usize>,
-        blocks: Blocks,
-        kernels: [Kernel; 2],
+        launches: For,
+        plain: Kernel,
+        swiglu: Option<Kernel>,
         tile: [usize; 2],
         threads: usize,
     ) -> GemmKernel {
-        GemmKernel { m, blocks, kernels, tile, threads }
+        GemmKernel { m, launches, plain, swiglu, tile, threads }
     }
+    // A block that is alone on its SM may as well use all of the shared memory.
+    const ALONE: For = For::Few { per_sm: 1, k: 0 };
     &[
-        row(1..=1, Any, [Gemv, GemvSwiglu], [1, 4], 128),
-        row(2..=8, Any, [GemmDecode8, GemmDecode8Swiglu], [8, 16], 256),
-        row(9..=16, Any, [GemmDecode16, GemmDecode16Swiglu], [16, 16], 256),
-        // A block that is alone on its SM may as well use all of the shared memory.
-        row(17..=MAX_DECODE_ROWS, AtMostSms, [GemmDecode32Deep, GemmDecode32Swiglu], [32, 32], 256),
-        row(17..=MAX_DECODE_ROWS, Any, [GemmDecode32, GemmDecode32Swiglu], [32, 32], 256),
-        row(33..=usize::MAX, AtLeastSms, [GemmTiles, GemmTilesSwiglu], [TILE_M, 256], 256),
-        row(33..=usize::MAX, Any, [GemmTilesSmall, GemmTilesSmallSwiglu], [TILE_M, 128], 128),
+        row(1..=1, For::Any, Gemv, Some(GemvSwiglu), [1, 4], 128),
+        row(2..=8, ALONE, GemmDecode8Deep, None, [8, 16], 512),
+        row(2..=8, For::Few { per_sm: 2, k: 8192 }, GemmDecode8Long, None, [8, 16], 256),
+        row(2..=8, For::Any, GemmDecode8, Some(GemmDecode8Swiglu), [8, 16], 256),
+        row(9..=16, ALONE, GemmDecode16Deep, None, [16, 16], 512),
+        row(9..=16, ALONE, GemmDecode16Tall, None, [16, 32], 256),
+        row(9..=16, For::Any, GemmDecode16, Some(GemmDecode16Swiglu), [16, 16], 256),
+        row(17..=MAX_DECODE_ROWS, ALONE, GemmDecode32Deep, None, [32, 32], 256),
+        row(17..=MAX_DECODE_ROWS, For::Any, GemmDecode32, Some(GemmDecode32Swiglu), [32, 32], 256),
+        row(33..=usize::MAX, For::Many, GemmTiles, Some(GemmTilesSwiglu), [TILE_M, 256], 256),
+        row(33..=usize::MAX, For::Any, GemmTilesSmall, Some(GemmTilesSmallSwiglu), [TILE_M, 128], 128),
     ]
 };
 
@@ -130,16 +139,19 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
         return hopper(cuda, gemm, fused);
     }
     let grid = |k: &GemmKernel| [m.div_ceil(k.tile[0]), n.div_ceil(k.tile[1])];
-    let fits = |k: &&GemmKernel| {
-        let blocks: usize = grid(k).iter().product();
-        let filled = match k.blocks {
-            Blocks::Any => true,
-            Blocks::AtMostSms => blocks <= driver.sm_count,
-            Blocks::AtLeastSms => blocks >= driver.sm_count,
+    // The kernel of a row of the table, if it is for this launch and GPU.
+    let fitting = |row: &GemmKernel| {
+        let blocks: usize = grid(row).iter().product();
+        let chosen = match row.launches {
+            For::Any => true,
+            For::Few { per_sm, k } => blocks <= per_sm * driver.sm_count && gemm.k >= k,
+            For::Many => blocks >= driver.sm_count,
         };
-        k.m.contains(&m) && filled && driver.supports(k.kernels[0])
+        let kernel = if fused { row.swiglu } else { Some(row.plain) };
+        kernel.filter(|kernel| row.m.contains(&m) && chosen && driver.supports(*kernel))
     };
-    let best = GEMM_KERNELS.iter().find(fits).expect("a kernel for any number of rows and any GPU");
+    let best = GEMM_KERNELS.iter().find_map(|row| Some((row, fitting(row)?)));
+    let (best, kernel) = best.expect("a kernel for any number of rows and any GPU");
     let mut args = arguments(gemm);
     args.truncate(match m {
         1 => 6,
@@ -151,7 +163,7 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
         [_, tiles] if m <= MAX_DECODE_ROWS => [tiles, 1, 1],
         [m_tiles, n_tiles] => [m_tiles, n_tiles, 1],
     };
-    driver.launch(best.kernels[fused as usize], grid, best.threads, &args);
+    driver.launch(kernel, grid, best.threads, &args);
 }
 
 /// Prefill with `wgmma`. Blocks are persistent and take one tile after the other. The tile width is that at which the

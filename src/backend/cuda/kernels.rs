@@ -153,7 +153,11 @@ kernels! {
         GemmDecode8Swiglu "gemm_decode_8_swiglu" "ppppiii",
         GemmDecode16Swiglu "gemm_decode_16_swiglu" "ppppiii",
         GemmDecode32Swiglu "gemm_decode_32_swiglu" "ppppiii",
+        GemmDecode8Deep "gemm_decode_8_deep" "ppppiii",
+        GemmDecode16Deep "gemm_decode_16_deep" "ppppiii",
+        GemmDecode16Tall "gemm_decode_16_tall" "ppppiii",
         GemmDecode32Deep "gemm_decode_32_deep" "ppppiii",
+        GemmDecode8Long "gemm_decode_8_long" "ppppiii",
     }
     "gemm" {
         GemmTiles "gemm_tiles" "ppppiiii",
@@ -402,6 +406,11 @@ impl Kernel {
             Kernel::GemmDecode8 | Kernel::GemmDecode8Swiglu => few(6, 8, 16),
             Kernel::GemmDecode16 | Kernel::GemmDecode16Swiglu => few(4, 16, 16),
             Kernel::GemmDecode32 | Kernel::GemmDecode32Swiglu => few(3, 32, 32),
+            // Twice the warps, so twice the columns of a stage.
+            Kernel::GemmDecode8Deep => 2 * few(6, 8, 16),
+            Kernel::GemmDecode16Deep => 2 * few(6, 16, 16),
+            Kernel::GemmDecode16Tall => few(6, 16, 32),
+            Kernel::GemmDecode8Long => few(8, 8, 16),
             Kernel::GemmDecode32Deep => few(6, 32, 32),
             Kernel::GemmTiles | Kernel::GemmTilesSwiglu => stages(128, 256),
             Kernel::PackedGemmQ4N8 | Kernel::PackedGemmQ4N8Swiglu => packed(1, 8, 2, 8, 4),
