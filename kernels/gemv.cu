@@ -1,92 +1,200 @@
-// GEMV: one row of bf16 activations times a bf16 weight. Bound by the bytes of the weight, which is read once.
-// CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
-#include "common.cuh"
+// GEMV: one row of activations times a bf16 weight. Bound by the bytes of the weight, which is read once. CPU twin:
+// `backend::cpu::linear`, followed by `swiglu` or `add` and preceded by `rms_norm` where they are fused.
 #include "tensor.cuh"
 
-// sum + w . x of eight bf16 values, in the order of the columns.
-__device__ __forceinline__ float dot8(float sum, uint4 w, uint4 x) {
-  const u32 *ws = &w.x, *xs = &x.x;
+#define ROWS 8   // of the weight that a block multiplies at once
+#define LOADS 2  // 16-byte loads of each row that a thread has in flight
+
+// Eight bf16 values as f32.
+__device__ __forceinline__ void widen8(float to[8], uint4 v) {
+  const u32* words = &v.x;
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    sum = fmaf(__uint_as_float(ws[k] << 16), __uint_as_float(xs[k] << 16), sum);
-    sum = fmaf(__uint_as_float(ws[k] & 0xffff0000u), __uint_as_float(xs[k] & 0xffff0000u), sum);
-  }
+  for (int i = 0; i < 4; i++)
+    to[2 * i] = __uint_as_float(words[i] << 16), to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+}
+
+// sum + w . x of eight values, in the order of the columns.
+__device__ __forceinline__ float dot8(float sum, uint4 w, const float x[8]) {
+  float values[8];
+  widen8(values, w);
+#pragma unroll
+  for (int i = 0; i < 8; i++) sum = fmaf(values[i], x[i], sum);
   return sum;
 }
 
-#define WARPS 4  // of a block, which split K
-#define AHEAD 4  // 16-byte loads of each row that a warp lane has in flight
-#define ROWS 4   // rows of the weight of a block
-
-// out[n] = x[cols] weight[n, cols]^T + bias[n], x in bf16, out in f32. Grid n / ROWS, 128 threads; cols is a multiple of 8.
-// Reads 2 n cols bytes. The first loads of the weight are issued before the previous kernel has ended.
-//
-// SWIGLU: the weight is [gate | up]; half of a block's rows are gate's and half up's, and out[n / 2] = silu(gate) * up
-// in bf16. Grid n / ROWS too.
-template <bool SWIGLU>
-__device__ __forceinline__ void gemv_rows(void* out, const u16* x, const u16* weight, const float* bias, int n,
-                                     int cols) {
-  constexpr int OUT = SWIGLU ? ROWS / 2 : ROWS;
-  __shared__ float partials[WARPS][ROWS];
-  next_may_begin();
-  int n_out = SWIGLU ? n / 2 : n, row0 = blockIdx.x * OUT, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const u16* w_rows[ROWS];
+// Sums of ROWS values each over a warp. A step exchanges half of the values that are left, so that lanes
+// (32 / ROWS) r to (32 / ROWS) (r + 1) - 1 end with the sum of value r.
+__device__ __forceinline__ float warp_sums(float (&values)[ROWS], int lane) {
+  int mask = 16;
 #pragma unroll
-  for (int r = 0; r < ROWS; r++)
-    // Rows beyond n are computed as the last one and not written.
-    w_rows[r] = weight + (u64)(min(row0 + r % OUT, n_out - 1) + r / OUT * n_out) * cols;
-  uint4 w[AHEAD][ROWS];
-  auto fetch = [&](int col) {
+  for (int half = ROWS / 2; half >= 1; half /= 2, mask /= 2) {
+    bool upper = lane & mask;
 #pragma unroll
-    for (int k = 0; k < AHEAD; k++)
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) {
-        int at = col + k * WARPS * 256;
-        w[k][r] = at < cols ? load_once(w_rows[r] + at) : uint4{0, 0, 0, 0};
-      }
-  };
-  float sums[ROWS];
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) sums[r] = 0.0f;
-  fetch(8 * threadIdx.x);
-  wait_previous();
-  // Dot products; the next loads are issued as soon as registers are free.
-#pragma unroll 1
-  for (int first = 0; first < cols; first += AHEAD * WARPS * 256) {
-    int col = first + 8 * threadIdx.x;
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-      int at = col + k * WARPS * 256;
-      uint4 v = *(const uint4*)(x + (at < cols ? at : 0));
-#pragma unroll
-      for (int r = 0; r < ROWS; r++) sums[r] = dot8(sums[r], w[k][r], v);
+    for (int i = 0; i < half; i++) {
+      float sent = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
+      values[i] = kept + __shfl_xor_sync(FULL, sent, mask);
     }
-    fetch(col + AHEAD * WARPS * 256);
   }
-  // Reduce over warp lanes, then over warps.
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) {
-    float sum = warp_sum(sums[r]);
-    if (lane == 0) partials[warp][r] = sum;
-  }
-  __syncthreads();
-  int row = row0 + threadIdx.x;
-  if (threadIdx.x >= OUT || row >= n_out) return;
-  auto total = [&](int r, int row) {
-    float sum = bias ? bias[row] : 0.0f;
-#pragma unroll
-    for (int k = 0; k < WARPS; k++) sum += partials[k][r];
-    return sum;
-  };
-  float sum = total(threadIdx.x, row);
-  if (SWIGLU) sum = silu(sum) * total(threadIdx.x + OUT, n_out + row);
-  put(out, SWIGLU, row, sum);
+  for (; mask >= 1; mask /= 2) values[0] += __shfl_xor_sync(FULL, values[0], mask);
+  return values[0];
 }
 
-#define GEMV(name, SWIGLU) \
-  KERNEL __launch_bounds__(32 * WARPS) \
-      name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols) { \
-    gemv_rows<SWIGLU>(out, x, weight, bias, n, cols); \
+// out[n] = x[cols] weight[n, cols]^T + bias[n], x in bf16, out in f32. A block of WARPS warps, which split K, computes groups of
+// ROWS rows: blockIdx.x, blockIdx.x + gridDim.x and so on, any grid. cols is a multiple of 8. Reads 2 n cols bytes. The next
+// group is loaded as soon as registers are free; the first one before the previous kernel has ended.
+//
+// WHOLE: cols is at most STEP, and x stays in registers. Data returns in the order of its loads, so a load of x between
+// those of weights would wait for weights that are needed later.
+//
+// SWIGLU: the weight is [gate | up]; half of a group's rows are gate's and half up's, and out[n / 2] = silu(gate) * up
+// in bf16. ADD: out += instead.
+//
+// NORM: x is f32 and stands for rms_norm(x), which nobody has to write: its weight multiplies x, and the one factor of all columns
+// multiplies the sums. Lowers the non-finite flag to `layer` if x is not finite.
+template <int WARPS, bool WHOLE, bool SWIGLU, bool ADD, bool NORM>
+__device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* weight, const float* bias,
+                                          const float* norm, float eps, int layer, int* non_finite, int n, int cols) {
+  constexpr int OUT = SWIGLU ? ROWS / 2 : ROWS, CHUNK = 32 * WARPS * 8, STEP = LOADS * CHUNK;
+  __shared__ float partials[2][WARPS][ROWS], squares[WARPS];
+  next_may_begin();
+  int n_out = SWIGLU ? n / 2 : n, groups = (n_out + OUT - 1) / OUT;
+  int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  uint4 w[LOADS][ROWS];
+  auto fetch = [&](int k, int row0, int first) {
+    int col = first + k * CHUNK + 8 * thread, last = n_out - 1 - row0;
+    bool in = col < cols;
+    const u16* from = weight + (u64)row0 * cols + (in ? col : 0);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+      // Rows beyond n are computed as the last one and not written.
+      const u16* at = from + (u64)(u32)min(r % OUT, last) * cols + (r < OUT ? 0 : (u64)n_out * cols);
+      w[k][r] = in ? load_once(at) : uint4{0, 0, 0, 0};
+    }
+  };
+#pragma unroll
+  for (int k = 0; k < LOADS; k++) fetch(k, blockIdx.x * OUT, 0);
+  float values[LOADS][8];  // of x, in the columns of this thread
+  auto read8 = [&](float to[8], const float* from, int k) {
+    int col = k * CHUNK + 8 * thread;
+    float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
+    *(float4*)to = col < cols ? *(const float4*)(from + col) : zero;
+    *(float4*)(to + 4) = col < cols ? *(const float4*)(from + col + 4) : zero;
+  };
+  // The norm's weight does not depend on the previous kernel.
+  if (NORM)
+#pragma unroll
+    for (int k = 0; k < LOADS; k++) read8(values[k], norm, k);
+  wait_previous();
+
+  // What the writing threads add to.
+  float before = 0.0f;
+  auto read_before = [&](int row0) {
+    if (ADD && thread < OUT && row0 + thread < n_out) before = ((const float*)out)[row0 + thread];
+  };
+  read_before(blockIdx.x * OUT);
+  uint4 next[LOADS];
+  auto fetch_x = [&](int first) {
+#pragma unroll
+    for (int k = 0; k < LOADS; k++) {
+      int col = first + k * CHUNK + 8 * thread;
+      next[k] = *(const uint4*)((const u16*)x + (col < cols ? col : 0));
+    }
+  };
+  auto take_x = [&] {
+#pragma unroll
+    for (int k = 0; k < LOADS; k++) widen8(values[k], next[k]);
+  };
+  float square = 0.0f;
+  if (NORM) {
+#pragma unroll
+    for (int k = 0; k < LOADS; k++) {
+      float row[8];
+      read8(row, (const float*)x, k);
+#pragma unroll
+      for (int i = 0; i < 8; i++) square += row[i] * row[i], values[k][i] *= row[i];
+    }
+  } else {
+    fetch_x(0);
+    if (WHOLE) take_x();
   }
-GEMV(gemv, false)
-GEMV(gemv_swiglu, true)
+
+#pragma unroll 1
+  for (int group = blockIdx.x, buffer = 0; group < groups; group += gridDim.x, buffer ^= 1) {
+    int row0 = group * OUT, next_row0 = row0 + gridDim.x * OUT;
+    float sums[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) sums[r] = 0.0f;
+    // Dot products.
+#pragma unroll 1
+    for (int first = 0; first < cols; first += STEP) {
+      bool ends = WHOLE || first + STEP >= cols;
+      int fetch_row0 = ends ? next_row0 : row0, fetch_first = ends ? 0 : first + STEP;
+      bool more = fetch_row0 < n_out;
+      if (!WHOLE) {
+        take_x();
+        if (more) fetch_x(fetch_first);
+      }
+#pragma unroll
+      for (int k = 0; k < LOADS; k++) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) sums[r] = dot8(sums[r], w[k][r], values[k]);
+        if (more) fetch(k, fetch_row0, fetch_first);
+      }
+      if (WHOLE) break;
+    }
+    float sum = warp_sums(sums, lane);
+    if (lane % (32 / ROWS) == 0) partials[buffer][warp][lane / (32 / ROWS)] = sum;
+    if (NORM && group == blockIdx.x) {
+      square = warp_sum(square);
+      if (lane == 0) squares[warp] = square;
+    }
+    __syncthreads();
+    // Reduce over warps and write, while other warps go on.
+    int row = row0 + thread;
+    if (thread >= OUT || row >= n_out) continue;
+    float factor = 1.0f;
+    if (NORM) {
+      float mean = 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) mean += squares[k];
+      mean /= cols;
+      factor = 1.0f / sqrtf(mean + eps);
+      if (row == 0 && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
+    }
+    auto total = [&](int r, int row) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) sum += partials[buffer][k][r];
+      return sum * factor + (bias ? bias[row] : 0.0f);
+    };
+    float y = total(thread, row) + before;
+    if (SWIGLU) y = silu(y) * total(thread + OUT, n_out + row);
+    put(out, SWIGLU, row, y);
+    read_before(next_row0);
+  }
+}
+
+#define GEMV(name, WARPS, WHOLE, SWIGLU, ADD) \
+  KERNEL __launch_bounds__(32 * WARPS, 16 / WARPS) \
+      name(void* out, const u16* x, const u16* weight, const float* bias, int n, int cols) { \
+    gemv_rows<WARPS, WHOLE, SWIGLU, ADD, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, n, cols); \
+  }
+#define NORM_GEMV(name, WARPS, SWIGLU) \
+  KERNEL __launch_bounds__(32 * WARPS, 16 / WARPS) \
+      name(void* out, const float* x, const u16* weight, const float* bias, const float* norm, float eps, int layer, \
+           int* non_finite, int n, int cols) { \
+    gemv_rows<WARPS, true, SWIGLU, false, true>(out, x, weight, bias, norm, eps, layer, non_finite, n, cols); \
+  }
+#define GEMVS(name, WARPS, WHOLE) \
+  GEMV(name, WARPS, WHOLE, false, false) \
+  GEMV(name##_swiglu, WARPS, WHOLE, true, false) \
+  GEMV(name##_add, WARPS, WHOLE, false, true)
+// Up to 2,048 columns, up to 4,096, and any number.
+GEMVS(gemv_narrow, 4, true)
+NORM_GEMV(gemv_narrow_norm, 4, false)
+NORM_GEMV(gemv_narrow_norm_swiglu, 4, true)
+GEMVS(gemv_wide, 8, true)
+NORM_GEMV(gemv_wide_norm, 8, false)
+NORM_GEMV(gemv_wide_norm_swiglu, 8, true)
+GEMVS(gemv, 8, false)

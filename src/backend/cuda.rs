@@ -12,6 +12,7 @@ mod cublaslt;
 mod driver;
 mod error;
 mod gemm;
+mod gemv;
 mod graph;
 mod kernels;
 mod kv;

@@ -273,6 +273,8 @@ impl Case for Gated {
 /// The ops around a residual stream: a projection added to it, its norm and the projections of that.
 pub struct Residual {
     stored: Stored,
+    hidden: usize,
+    ffn: usize,
     n: usize,
     bias: bool,
     /// Whether the stream is not finite.
@@ -283,45 +285,50 @@ pub fn residuals() -> Vec<Residual> {
     let stored = [DType::F32.into(), DType::Bf16.into(), Stored::Packed(Code::Q8), Stored::Packed(Code::Q4)];
     let one = |stored| [(1, false), (1, true), (3, false), (33, false)].map(|(n, bad)| (stored, n, bad));
     let all = stored.into_iter().flat_map(one);
-    all.enumerate().map(|(i, (stored, n, bad))| Residual { stored, n, bias: i % 3 == 0, bad }).collect()
+    let residual = |(i, (stored, n, bad))| Residual { stored, hidden: 576, ffn: 1040, n, bias: i % 3 == 0, bad };
+    // Enough rows for several rounds of a large GPU's blocks, and columns for one or several rounds of a block.
+    let large = [(1536, false), (2304, false), (2304, true)].map(|(hidden, bad)| {
+        let (stored, bias) = (DType::Bf16.into(), hidden < 2048);
+        Residual { stored, hidden, ffn: 2600, n: 1, bias, bad }
+    });
+    all.enumerate().map(residual).chain(large).collect()
 }
 
 impl Case for Residual {
     fn name(&self) -> String {
         let [bias, bad] = [(self.bias, " + bias"), (self.bad, ", infinite")].map(|(is, t)| if is { t } else { "" });
-        format!("linear_add, norm_linear, norm_linear_swiglu {} {} rows{bias}{bad}", self.stored.name(), self.n)
+        let (stored, hidden, n) = (self.stored.name(), self.hidden, self.n);
+        format!("linear_add, norm_linear, norm_linear_swiglu {stored} {n} x {hidden}{bias}{bad}")
     }
     fn limit(&self) -> f32 {
         if self.stored == DType::F32.into() { 4e-6 } else { 2.0 * BF16_STEP }
     }
     fn run<B: Backend>(&self, b: &B) -> Output {
-        const HIDDEN: usize = 576;
-        const FFN: usize = 1040;
-        let (mut random, n) = (Random::new(12), self.n);
+        let (mut random, hidden, ffn, n) = (Random::new(12), self.hidden, self.ffn, self.n);
         let mut weight = |rows, cols| b.weight(&[random.tensor(self.stored, rows, cols)]).expect("memory");
-        let (projection, next, gate_up) = (weight(HIDDEN, 192), weight(400, HIDDEN), weight(2 * FFN, HIDDEN));
+        let (projection, next, gate_up) = (weight(hidden, 192), weight(400, hidden), weight(2 * ffn, hidden));
         let mut random = Random::new(13);
         let mut x = b.matmul_input(n, 192, &[&projection]).expect("memory");
         b.write_acts(&mut x, &rounded(random.floats(n * 192)));
-        let mut rows = random.floats(n * HIDDEN);
+        let mut rows = random.floats(n * hidden);
         if self.bad {
-            rows[HIDDEN - 1] = f32::INFINITY;
+            rows[hidden - 1] = f32::INFINITY;
         }
-        let mut residual = acts(b, HIDDEN, &rows);
-        let [of_out, of_next, of_gate] = [HIDDEN, 400, 2 * FFN].map(|len| buffer(b, &random.floats(len)));
+        let mut residual = acts(b, hidden, &rows);
+        let [of_out, of_next, of_gate] = [hidden, 400, 2 * ffn].map(|len| buffer(b, &random.floats(len)));
         let bias = |buffer| if self.bias { Some(buffer) } else { None };
-        let mut scratch = poisoned(b, n, HIDDEN);
+        let mut scratch = poisoned(b, n, hidden);
         let sum = b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), n);
-        let scale = buffer(b, &random.floats(HIDDEN));
+        let scale = buffer(b, &random.floats(hidden));
         let norm = Norm { weight: &scale, eps: 1e-5, layer: 7 };
         let mut non_finite = buffer(b, &[9]);
-        let mut h = b.matmul_input(n, HIDDEN, &[&next, &gate_up]).expect("memory");
+        let mut h = b.matmul_input(n, hidden, &[&next, &gate_up]).expect("memory");
         let mut out = poisoned(b, n, 400);
         let pending = sum.pending(&scratch);
         b.norm_linear(&mut out, &mut h, &mut residual, pending, &norm, &next, bias(&of_next), &mut non_finite, n);
-        let reader = b.weight(&[random.tensor(self.stored, 16, FFN.next_multiple_of(64))]).expect("memory");
-        let mut act = b.matmul_input(n, FFN, &[&reader]).expect("memory");
-        let mut gates = b.linear_swiglu_scratch(n, 2 * FFN, &h, &act).expect("memory");
+        let reader = b.weight(&[random.tensor(self.stored, 16, ffn.next_multiple_of(64))]).expect("memory");
+        let mut act = b.matmul_input(n, ffn, &[&reader]).expect("memory");
+        let mut gates = b.linear_swiglu_scratch(n, 2 * ffn, &h, &act).expect("memory");
         let norm = Norm { layer: 8, ..norm };
         let (act_bias, flag) = (bias(&of_gate), &mut non_finite);
         b.norm_linear_swiglu(&mut act, &mut gates, &mut h, &mut residual, None, &norm, &gate_up, act_bias, flag, n);
@@ -332,7 +339,7 @@ impl Case for Residual {
             vec![]
         } else {
             // Of different sizes: each by its own largest value.
-            let all = [values(b, &residual, n * HIDDEN), values(b, &out, n * 400), values(b, &act, n * FFN)];
+            let all = [values(b, &residual, n * hidden), values(b, &out, n * 400), values(b, &act, n * ffn)];
             let scaled = |values: Vec<f32>, by: f32| values.into_iter().map(move |v| v / by);
             all.into_iter().zip([8.0, 40.0, 400.0]).flat_map(|(v, by)| scaled(v, by)).collect()
         };

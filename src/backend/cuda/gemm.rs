@@ -7,7 +7,7 @@ use super::cublaslt::Gemm;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Weight};
 use super::tensor_map::tensor_map;
-use super::{BLOCK, Cuda};
+use super::{BLOCK, Cuda, gemv};
 use crate::tensor::DType;
 use std::ops::RangeInclusive;
 
@@ -62,7 +62,6 @@ const GEMM_KERNELS: &[GemmKernel] = {
     // A block that is alone on its SM may as well use all of the shared memory.
     const ALONE: For = For::Few { per_sm: 1, k: 0 };
     &[
-        row(1..=1, For::Any, Gemv, Some(GemvSwiglu), [1, 4], 128),
         row(2..=8, ALONE, GemmDecode8Deep, None, [8, 16], 512),
         row(2..=8, For::Few { per_sm: 2, k: 8192 }, GemmDecode8Long, None, [8, 16], 256),
         row(2..=8, For::Any, GemmDecode8, Some(GemmDecode8Swiglu), [8, 16], 256),
@@ -126,7 +125,7 @@ pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>
 }
 
 /// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take no stride,
-/// and those of one row no M either.
+/// and those of one row (`gemv.rs`) no M either.
 pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
     let [n, k, m, ld] = [gemm.n, gemm.k, gemm.m, gemm.ld].map(|n| I32(n as i32));
     vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m, ld]
@@ -135,6 +134,9 @@ pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
 /// bf16 on tensor cores.
 pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let (driver, &Gemm { m, n, .. }) = (&cuda.driver, gemm);
+    if m == 1 {
+        return gemv::matmul(cuda, gemm, fused);
+    }
     if m > MAX_DECODE_ROWS && driver.supports(Kernel::GemmWgmma256) {
         return hopper(cuda, gemm, fused);
     }
@@ -153,11 +155,7 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let best = GEMM_KERNELS.iter().find_map(|row| Some((row, fitting(row)?)));
     let (best, kernel) = best.expect("a kernel for any number of rows and any GPU");
     let mut args = arguments(gemm);
-    args.truncate(match m {
-        1 => 6,
-        2..=MAX_DECODE_ROWS => 7,
-        _ => 8,
-    });
+    args.truncate(if m <= MAX_DECODE_ROWS { 7 } else { 8 });
     // Decode kernels have one tile of activations.
     let grid = match grid(best) {
         [_, tiles] if m <= MAX_DECODE_ROWS => [tiles, 1, 1],

@@ -143,8 +143,19 @@ kernels! {
         GemmBf16 "gemm_bf16" "ppppiiii",
     }
     "gemv" {
+        GemvNarrow "gemv_narrow" "ppppii",
+        GemvNarrowSwiglu "gemv_narrow_swiglu" "ppppii",
+        GemvNarrowAdd "gemv_narrow_add" "ppppii",
+        GemvNarrowNorm "gemv_narrow_norm" "pppppfipii",
+        GemvNarrowNormSwiglu "gemv_narrow_norm_swiglu" "pppppfipii",
+        GemvWide "gemv_wide" "ppppii",
+        GemvWideSwiglu "gemv_wide_swiglu" "ppppii",
+        GemvWideAdd "gemv_wide_add" "ppppii",
+        GemvWideNorm "gemv_wide_norm" "pppppfipii",
+        GemvWideNormSwiglu "gemv_wide_norm_swiglu" "pppppfipii",
         Gemv "gemv" "ppppii",
         GemvSwiglu "gemv_swiglu" "ppppii",
+        GemvAdd "gemv_add" "ppppii",
     }
     "gemm_decode" {
         GemmDecode8 "gemm_decode_8" "ppppiii",

@@ -2,7 +2,7 @@
 
 use super::super::Norm;
 use super::memory::{Acts, Buf, Stored, Weight};
-use super::{Cuda, gemm, packed};
+use super::{Cuda, gemm, gemv, packed};
 
 /// `out = x weight^T + bias` in f32, of `m` rows.
 pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) {
@@ -47,6 +47,10 @@ pub(super) fn add(cuda: &Cuda, acc: &mut Acts, x: &Acts, weight: &Weight, bias: 
     x.holds(m);
     match weight.stored {
         Stored::Packed(code) if x.bf16 => packed::add(cuda, code, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m)),
+        Stored::Plain(_) if x.bf16 && m == 1 => {
+            gemv::add(cuda, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m));
+            true
+        }
         _ => false,
     }
 }
@@ -72,6 +76,10 @@ pub(super) fn norm(
         Stored::Packed(code) if out.bf16 == fused => {
             let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
             packed::norm(cuda, code, &gemm, norm, non_finite.ptr(), fused)
+        }
+        Stored::Plain(_) if out.bf16 == fused && m == 1 && weight.on_tensor_cores() => {
+            let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
+            gemv::norm(cuda, &gemm, norm, non_finite.ptr(), fused)
         }
         _ => false,
     }
