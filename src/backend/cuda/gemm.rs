@@ -7,7 +7,7 @@ use super::cublaslt::Gemm;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Weight};
 use super::tensor_map::tensor_map;
-use super::{BLOCK, Cuda, gemv};
+use super::{BLOCK, Cuda};
 use crate::tensor::DType;
 use std::ops::RangeInclusive;
 
@@ -75,7 +75,7 @@ const GEMM_KERNELS: &[GemmKernel] = {
     ]
 };
 
-/// A GEMM of bf16 inputs, by the library or by our kernels.
+/// A GEMM of bf16 inputs and at least two rows, by the library or by our kernels.
 pub(super) fn bf16(cuda: &Cuda, gemm: &Gemm) {
     let library = cuda.cublaslt.as_ref().filter(|_| gemm.m > MAX_DECODE_ROWS);
     if !library.is_some_and(|library| library.multiply(&cuda.driver, gemm)) {
@@ -83,7 +83,7 @@ pub(super) fn bf16(cuda: &Cuda, gemm: &Gemm) {
     }
 }
 
-/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias`, out in bf16.
+/// `out = silu(gate) * up` of `[gate | up] = x weight^T + bias` of at least two rows, out in bf16.
 pub(super) fn fused_swiglu(
     cuda: &Cuda,
     out: &mut Acts,
@@ -131,12 +131,9 @@ pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
     vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m, ld]
 }
 
-/// bf16 on tensor cores.
+/// bf16 on tensor cores, of at least two rows.
 pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     let (driver, &Gemm { m, n, .. }) = (&cuda.driver, gemm);
-    if m == 1 {
-        return gemv::matmul(cuda, gemm, fused);
-    }
     if m > MAX_DECODE_ROWS && driver.supports(Kernel::GemmWgmma256) {
         return hopper(cuda, gemm, fused);
     }
@@ -153,7 +150,7 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
         kernel.filter(|kernel| row.m.contains(&m) && chosen && driver.supports(*kernel))
     };
     let best = GEMM_KERNELS.iter().find_map(|row| Some((row, fitting(row)?)));
-    let (best, kernel) = best.expect("a kernel for any number of rows and any GPU");
+    let (best, kernel) = best.expect("a kernel for any two rows or more and any GPU");
     let mut args = arguments(gemm);
     args.truncate(if m <= MAX_DECODE_ROWS { 7 } else { 8 });
     // Decode kernels have one tile of activations.

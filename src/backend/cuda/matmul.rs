@@ -1,4 +1,4 @@
-//! Matmuls with a weight: the choice between `gemm` for plain weights and `packed`.
+//! Matmuls with a weight: the choice between `gemv` and `gemm` for plain weights, and `packed`.
 
 use super::super::Norm;
 use super::memory::{Acts, Buf, Stored, Weight};
@@ -13,7 +13,7 @@ pub(super) fn matmul(cuda: &Cuda, out: u64, x: &Acts, weight: &Weight, bias: Opt
         Stored::Plain(dtype) if !x.bf16 => gemm::plain(cuda, &gemm, dtype),
         Stored::Plain(_) => {
             assert!(weight.on_tensor_cores(), "bf16 activations for a weight that is multiplied in f32");
-            gemm::bf16(cuda, &gemm);
+            if m == 1 { gemv::matmul(cuda, &gemm, false) } else { gemm::bf16(cuda, &gemm) }
         }
     }
 }
@@ -35,6 +35,9 @@ pub(super) fn fused_swiglu(
         Stored::Packed(code) => {
             let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
             packed::fused_swiglu(cuda, code, &gemm, out, scratch, x);
+        }
+        Stored::Plain(_) if m == 1 => {
+            gemv::matmul(cuda, &gemm::describe(out.ptr(), x.ptr(), weight, bias, m), true);
         }
         Stored::Plain(_) => gemm::fused_swiglu(cuda, out, scratch, x, weight, bias, m),
     }
