@@ -208,7 +208,7 @@ def save(path, gain, proj, optimizer, step, steps, args):
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     data = {"gain": torch.stack([g.detach().cpu() for g in gain]), "proj": torch.stack([p.detach().cpu() for p in proj]),
             "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "window": args.window, "shift": args.shift,
-            "ratio": DEFAULT * args.ratio, "scale": SCALE, "offset": OFFSET}
+            "ratio": args.trained, "scale": SCALE, "offset": OFFSET}
     torch.save(data, path + ".part")
     os.replace(path + ".part", path)
 
@@ -252,6 +252,8 @@ def main():
     kinds = sorted(k for k in set(KINDS) if k in outside or k in ("recall", "chat", "bare", "other", "file") or outside and k == "pasted")
     gain, proj, optimizer, step, steps = start(base, args)
     controller = Controller(kinds, args, base.device)
+    shares = [controller.final[kinds.index(kind)].item() for kind in KINDS if kind in kinds]
+    args.trained = round(1 / (1 - sum(shares) / len(shares)), 1)     # the window left out, as it was always stated
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     loader = iter(torch.utils.data.DataLoader(Batches(talk, args, kinds), batch_size=None, sampler=range(step, 10 ** 6),
                                               num_workers=args.workers, pin_memory=base.device.type == "cuda"))
