@@ -3,7 +3,7 @@
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
 use super::panel::below;
-use crate::protocol::LaneFilter;
+use crate::protocol::{LaneFilter, Presence};
 use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, Spelled, shown};
 use crate::ui::numbers::percent;
@@ -165,11 +165,9 @@ fn about(app: &App, spelled: &Spelled) -> Vec<String> {
 /// token is marked by the decision of one certain token, and leaves W tokens after it was read.
 fn fate(app: &App, memory: &Memory, token: usize) -> String {
     let presence = memory.presence();
-    let Some(window) = app.engine.info.as_ref().and_then(|info| info.window) else {
-        return match (memory.presence().kept.get(token), &presence.forgot) {
-            (Some(0), Some(forgot)) => format!("dropped for want of memory by token {forgot}"),
-            _ => "a dense cache: it stays while there is memory".to_owned(),
-        };
+    let info = app.engine.info.as_ref();
+    let Some(window) = info.and_then(|info| info.window) else {
+        return fate_without_marks(info.map_or("", |info| &info.policy), presence, token);
     };
     let (marked, leaves) = (presence.marked.get(token).copied().unwrap_or(0), token + window + 1);
     let kept = usize::from(presence.kept.get(token).copied().unwrap_or(0));
@@ -193,9 +191,23 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
     }
 }
 
+/// What becomes of a token under a policy that marks none ahead of time.
+fn fate_without_marks(policy: &str, presence: &Presence, token: usize) -> String {
+    let kept = presence.kept.get(token).copied().map_or(presence.lanes, usize::from);
+    let gone = plural(presence.lanes.saturating_sub(kept) as u64, "head");
+    match (policy, presence.forgot) {
+        (_, Some(forgot)) if kept == 0 => format!("dropped for want of memory by token {forgot}"),
+        ("pool" | "dmc", _) if kept == presence.lanes => "the newest token of its slots".to_owned(),
+        ("pool" | "dmc", _) => format!("merged by {gone} into the slot of a later token"),
+        ("tova" | "h2o", _) if kept == presence.lanes => "it stays while queries attend to it".to_owned(),
+        ("tova" | "h2o", _) => format!("dropped by {gone}, whose queries attended to it least"),
+        _ => "a dense cache: it stays while there is memory".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::protocol::{Command, Event, LaneFilter, PresenceRequest};
+    use crate::protocol::{Command, Event, LaneFilter, ModelInfo, PresenceRequest};
     use crate::ui::depth::Depth;
     use crate::ui::effect::Effect;
     use crate::ui::event::AppEvent;
@@ -227,6 +239,29 @@ mod tests {
         let presence =
             |effect| if let Effect::Engine(Command::Presence(request)) = effect { Some(request) } else { None };
         effects.into_iter().filter_map(presence).collect()
+    }
+
+    #[test]
+    fn the_fate_of_a_token_is_told_in_the_policy_s_words() {
+        for (policy, kept, words) in [
+            ("dense", 32, "a dense cache: it stays while there is memory"),
+            ("pool", 32, "the newest token of its slots"),
+            ("dmc", 3, "merged by 29 heads into the slot of a later token"),
+            ("tova", 32, "it stays while queries attend to it"),
+            ("h2o", 31, "dropped by 1 head, whose queries attended to it least"),
+        ] {
+            let mut app = unloaded(120, 40, Depth::Rgb, "dark");
+            let info = ModelInfo { policy: policy.into(), window: None, ..model(8, 4) };
+            update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+            let mut presence = presence(FACTS, 8, 4);
+            (presence.lanes, presence.forgot) = (32, None);
+            presence.kept.fill(kept);
+            update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(presence.kept.len(), 8, 4))));
+            press(&mut app, KeyCode::F(3));
+            engine(&mut app, Event::Presence(Arc::new(presence)));
+            let screen = screen(&mut app);
+            assert!(screen.contains(words), "{policy}: {screen}");
+        }
     }
 
     #[test]
