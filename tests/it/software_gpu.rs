@@ -140,8 +140,9 @@ fn scores_are_those_of_the_cpu() {
     ];
     for (i, (spec, kv, policy)) in shapes.into_iter().enumerate() {
         // A GPU rounds the inputs of these bf16 weights to bf16: no decision of these models is so near 0 that this evicts
-        // another token.
-        let tiny = Tiny::new(spec, 50);
+        // another token, and no two pages are so near each other that a query reads another one.
+        let seed = if policy.iter().any(|word| word.ends_with("quest")) { 52 } else { 50 };
+        let tiny = Tiny::new(spec, seed);
         let score = |device, capability| {
             let (model, file) = (tiny.folder.path().to_str().unwrap(), file.path().to_str().unwrap());
             let schedule = "prefill:50,decode:3,off,prefill:33,on,decode:2,prefill:32";
