@@ -1,6 +1,7 @@
 //! What the GPU says about itself and its work: names, notices, timings, memory.
 
-use super::super::{MemoryUse, Profile, TIMED_ROUNDS, median};
+use super::super::profile::median;
+use super::super::{MemoryUse, Profile, TIMED_ROUNDS};
 use super::Cuda;
 use super::cublaslt::CublasLt;
 use super::memory::Buf;
