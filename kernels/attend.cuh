@@ -323,7 +323,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
   if (warp < group) {
     load_row(s.q[warp], row + (split.head * group + warp) * d, norm, head_params.eps, d, lane);
-    rotate(s.q[warp], angles, d, head_params.borrowed && warp == 0, lane);
+    rotate(s.q[warp], angles, d, warp < head_params.borrowed, lane);
   }
   if (looks) {
     float decision = 0.0f;

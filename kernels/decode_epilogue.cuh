@@ -111,7 +111,7 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
     int column = is_q ? head * group + warp : kv.n_q_heads + head + (is_v ? heads : 0);
     float* x = s.x[warp];
     load_row(x, qkv_row + column * d, norm, head_params.eps, d, lane);
-    if (!is_v) rotate(x, angles, d, head_params.borrowed && warp == 0, lane);
+    if (!is_v) rotate(x, angles, d, warp < head_params.borrowed, lane);
     if (is_q) {
       // as attend.cuh rounds it
 #pragma unroll

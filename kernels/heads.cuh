@@ -13,8 +13,8 @@ struct HeadParams {
   const float* inv_freq;         // [head_dim / 2] radians per position
   float eps;                     // of the norms
   float rope_factor;             // on cos and sin (YaRN)
-  // Borrowed decisions: the last channel of a KV head's first query head, or of the layer's first query head where
-  // `per_layer`, decides by value * scale - offset, and is zero from then on.
+  // First query heads of a KV head whose last channel is borrowed, and zero in attention. That of the first one, or of the
+  // layer's first query head where `per_layer`, decides by value * scale - offset.
   int borrowed;
   float scale, offset;
   int per_layer;

@@ -17,14 +17,13 @@ struct MergeParams {
   const Span* spans;       // of the step
   const int* span_of_row;  // [n]
   int layer, n_q_heads, n_kv_heads, head_dim, n_seqs;
-  int borrowed_heads;  // first query heads of a KV head whose last channel is zero in attention
   int every;           // pool: tokens of a slot; 0 where channels of q decide
   int most_members;    // most tokens of a slot
-  // Decision and weight of the last channel of a KV head's first two query heads.
-  float alpha_scale, alpha_offset, weight_scale, weight_offset;
+  float weight_scale, weight_offset;  // of the last channel of a KV head's second query head
+  int unused;
 };
-static_assert(sizeof(MergeParams) == 152 && OFFSET_OF(MergeParams, qkv) == 48 && OFFSET_OF(MergeParams, layer) == 104 &&
-                  OFFSET_OF(MergeParams, alpha_scale) == 136,
+static_assert(sizeof(MergeParams) == 144 && OFFSET_OF(MergeParams, qkv) == 48 && OFFSET_OF(MergeParams, layer) == 104 &&
+                  OFFSET_OF(MergeParams, weight_scale) == 132,
               "backend::cuda::abi::MergeParams has another layout");
 
 __device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head) {
@@ -34,7 +33,7 @@ __device__ __forceinline__ float* row_of(const MergeParams& p, int row, int head
 // Norms of q and k, RoPE of q. Decisions become the token's weight, negative where it does not want to join the newest slot.
 // Grid (n_kv_heads, n), a warp for each query head of the group and one for K. Reads and writes rows of q and k once.
 KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
-  __shared__ float rows[MAX_GROUP + 1][ROW_STRIDE], channels[2];
+  __shared__ float rows[MAX_GROUP + 1][ROW_STRIDE], weight_channel;
   after_previous();
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x, row = blockIdx.y, d = p.head_dim;
   int group = p.n_q_heads / p.n_kv_heads;
@@ -43,14 +42,14 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   int position = p.seq_len[span.seq] + row - span.start;
   float *x = row_of(p, row, is_q ? head * group + warp : p.n_q_heads + head), *s = rows[warp];
   load_row(s, x, is_q ? p.heads.q_norm : p.heads.k_norm, p.heads.eps, d, lane);
-  if (warp < 2 && lane == 0) channels[warp] = s[d - 1];
+  if (warp == 1 && lane == 0) weight_channel = s[d - 1];
   __syncthreads();
   if (threadIdx.x == 0) {
     bool joins = p.every > 0 && position % p.every > 0;
     float weight = 1.0f;
     if (p.every == 0) {
-      joins = __fsub_rn(__fmul_rn(channels[0], p.alpha_scale), p.alpha_offset) > 0.0f;
-      float logit = __fadd_rn(__fmul_rn(channels[1], p.weight_scale), p.weight_offset);
+      joins = borrowed_decision(p.heads, s, d) > 0.0f;
+      float logit = __fadd_rn(__fmul_rn(weight_channel, p.weight_scale), p.weight_offset);
       weight = __fadd_rn(__fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-logit))), 1.0f / 128.0f);
     }
     p.decisions[row * p.n_kv_heads + head] = joins ? weight : -weight;
@@ -58,7 +57,7 @@ KERNEL __launch_bounds__(32 * (MAX_GROUP + 1)) merge_heads(MergeParams p) {
   if (is_q) {
     RopeAngles angles;
     angles.compute(p.heads, position, d, lane);
-    rotate(s, angles, d, warp < p.borrowed_heads, lane);
+    rotate(s, angles, d, warp < p.heads.borrowed, lane);
   }
   for (int i = lane; i < d; i += 32) x[i] = s[i];
 }

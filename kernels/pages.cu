@@ -104,7 +104,7 @@ __device__ __forceinline__ void estimate(const DecodeParams& p, float* bounds) {
   const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
   for (int h = warp; h < group; h += ESTIMATE_WARPS) {
     load_row(rows[h], row + (head * group + h) * d, norm, head_params.eps, d, lane);
-    rotate(rows[h], angles, d, head_params.borrowed && h == 0, lane);
+    rotate(rows[h], angles, d, h < head_params.borrowed, lane);
   }
   __syncthreads();
   Queries<D> queries;

@@ -80,7 +80,7 @@ __device__ __forceinline__ void qkv_rope(const RopeParams& p, Shared& shared, in
       __syncwarp();
     }
     if (pinned && threadIdx.x == 0) p.decisions[row * heads + head] = NEG_INFINITY;
-    if (!is_v) rotate(s, angles, d, decides, lane);
+    if (!is_v) rotate(s, angles, d, warp < head_params.borrowed, lane);
     if (!is_q) {
       u32 side = encode_row<Codec>(is_v, shared.codes[is_v], s, d, lane);
       write_codes(kv, staged_at(kv, row, head), row % PAGE_SLOTS, is_v, shared.codes[is_v], side, lane);

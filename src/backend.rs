@@ -47,11 +47,25 @@ pub struct QkvRopeArgs<'a, B: Backend> {
     pub inv_freq: &'a B::Buf<f32>,
     /// Factor on cos and sin (YaRN); 1 elsewhere.
     pub rope_scale: f32,
-    /// Set for borrowed-neuron DMS: decisions come from the last channel of the first query head of each KV head.
-    pub borrowed: Option<Alpha>,
-    /// First query heads of each KV head whose last channel is borrowed, and zero in attention: 1 with borrowed-neuron DMS, 2 with
-    /// DMC, 0 elsewhere.
-    pub borrowed_heads: usize,
+    /// Set for models that borrow channels of q.
+    pub borrowed: Option<Borrowed>,
+}
+
+impl<'a, B: Backend> QkvRopeArgs<'a, B> {
+    /// RoPE alone: no norms, nothing borrowed.
+    pub fn plain(inv_freq: &'a B::Buf<f32>) -> Self {
+        Self { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale: 1.0, borrowed: None }
+    }
+}
+
+/// Channels of q that training has freed: the last one of the first query heads of each KV head, which are zero in attention
+/// under any policy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Borrowed {
+    /// Those query heads: 1 with borrowed-neuron DMS, 2 with DMC.
+    pub heads: usize,
+    /// Decision of the first one's channel.
+    pub alpha: Alpha,
 }
 
 /// Decision of an adapter or borrowed channel: `d = value * scale - offset`; `d > 0` marks.

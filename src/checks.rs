@@ -298,8 +298,7 @@ impl<B: Backend> NoRope<B> {
     }
 
     pub fn rope(&self) -> QkvRopeArgs<'_, B> {
-        let (inv_freq, rope_scale) = (&self.0, 1.0);
-        QkvRopeArgs { qk_norm: None, rms_eps: 0.0, inv_freq, rope_scale, borrowed: None, borrowed_heads: 0 }
+        QkvRopeArgs::plain(&self.0)
     }
 }
 

@@ -78,8 +78,7 @@ fn attention<B: Backend>(
         rms_eps: c.rms_eps,
         inv_freq: &model.inv_freq,
         rope_scale: model.rope_scale,
-        borrowed: model.borrowed_alpha(&policy),
-        borrowed_heads: model.borrowed_heads(),
+        borrowed: model.borrowed(&policy),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
     *sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);

@@ -5,7 +5,7 @@
 use super::{
     CODECS, Case, NoRope, Output, Random, acts, buffer, make_sums_exact, poisoned, policy_name, rounded, values,
 };
-use crate::backend::{Backend, KvGeometry, QkvRopeArgs};
+use crate::backend::{Alpha, Backend, Borrowed, KvGeometry, QkvRopeArgs};
 use crate::cache::{KvCache, SeqId};
 use crate::codec::Codec;
 use crate::policy::{Budget, Dmc, Dms, H2o, Policy, Pool, Quest, Shift, Tova, Window};
@@ -370,8 +370,13 @@ impl<B: Backend> Run<'_, B> {
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
         self.cache.send_pins(self.b, &spans);
         let no_rope = NoRope::new(self.b, case.head_dim);
-        let borrowed_heads = if let Policy::Dmc(_) = case.policy { 2 } else { 0 };
-        let rope = QkvRopeArgs { borrowed_heads, ..no_rope.rope() };
+        let borrowed = match case.policy {
+            Policy::Dmc(Dmc { alpha_scale: scale, alpha_offset: offset, .. }) => {
+                Some(Borrowed { heads: 2, alpha: Alpha { scale, offset, per_layer: false } })
+            }
+            _ => None,
+        };
+        let rope = QkvRopeArgs { borrowed, ..no_rope.rope() };
         for layer in 0..case.layers {
             let mut rows = self.rows(n, width);
             if case.policy.quest().is_some() {

@@ -2,7 +2,7 @@
 //! cover attention itself.
 
 use super::{BF16_STEP, CODECS, Case, NoRope, Output, Random, acts, buffer, poisoned, read, values};
-use crate::backend::{Alpha, Backend, KvGeometry, KvTables, QkvRopeArgs, Span};
+use crate::backend::{Alpha, Backend, Borrowed, KvGeometry, KvTables, QkvRopeArgs, Span};
 use crate::cache::PAGE_SLOTS;
 use crate::codec::Codec;
 use crate::policy::Policy;
@@ -134,8 +134,9 @@ impl Case for Rope {
             rms_eps: 1e-6,
             inv_freq: &buffer(b, &inv_freq),
             rope_scale: 1.25,
-            borrowed: self.borrowed.map(|per_layer| Alpha { scale: 100.0, offset: 5.0, per_layer }),
-            borrowed_heads: usize::from(self.borrowed.is_some()),
+            borrowed: self
+                .borrowed
+                .map(|per_layer| Borrowed { heads: 1, alpha: Alpha { scale: 100.0, offset: 5.0, per_layer } }),
         };
         // Spans need not be in the order of their sequences.
         let span = |seq, start, len| Span { seq, start, len };

@@ -298,10 +298,7 @@ impl<B: Backend> Table<'_, B> {
         let rope = QkvRopeArgs {
             qk_norm: c.qk_norm.then_some([&norm, &norm]),
             rms_eps: c.rms_eps,
-            inv_freq: &inv_freq,
-            rope_scale: 1.0,
-            borrowed: None,
-            borrowed_heads: 0,
+            ..QkvRopeArgs::plain(&inv_freq)
         };
         let spans = |seqs: &[SeqId], cache: &KvCache<B>| -> Vec<Span> {
             seqs.iter().enumerate().map(|(i, &seq)| cache.span(seq, i * len, len)).collect()

@@ -1,8 +1,8 @@
 //! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and are checked there.
 
-use crate::backend::{AdapterHead, Alpha, Backend};
+use crate::backend::{AdapterHead, Alpha, Backend, Borrowed};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig};
+use crate::checkpoint::{Checkpoint, DmcConfig, DmsVariant, ModelConfig};
 use crate::policy::{Policy, PolicyChoice};
 use crate::tensor::Tensor;
 use anyhow::{Context as _, Result, ensure};
@@ -108,24 +108,20 @@ impl<B: Backend> Model<B> {
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
 
-    /// First query heads of each KV head whose last channel is borrowed, under any policy.
-    pub(super) fn borrowed_heads(&self) -> usize {
-        match (&self.config.dms, &self.config.dmc) {
-            (Some(dms), _) => usize::from(dms.variant == DmsVariant::Borrowed),
-            (None, Some(_)) => 2,
-            (None, None) => 0,
-        }
-    }
-
-    /// Scale and offset of decisions read from the borrowed channel. A policy with constant decisions still zeroes the
-    /// channel, as in training.
-    pub(super) fn borrowed_alpha(&self, policy: &Policy) -> Option<Alpha> {
-        let borrowed = self.config.dms.as_ref().is_some_and(|d| d.variant == DmsVariant::Borrowed);
-        let alpha = self.alpha().filter(|_| borrowed)?;
-        Some(match policy.constant_decision() {
+    /// The borrowed channels of q. A policy with constant decisions still zeroes them, as in training.
+    pub(super) fn borrowed(&self, policy: &Policy) -> Option<Borrowed> {
+        let (heads, alpha) = match (&self.config.dms, &self.config.dmc) {
+            (Some(dms), _) if dms.variant == DmsVariant::Borrowed => (1, self.alpha()?),
+            (None, Some(DmcConfig { rule, .. })) => {
+                (2, Alpha { scale: rule.alpha_scale, offset: rule.alpha_offset, per_layer: false })
+            }
+            _ => return None,
+        };
+        let alpha = match policy.constant_decision() {
             Some(decision) => Alpha { scale: 0.0, offset: -decision, ..alpha },
             None => alpha,
-        })
+        };
+        Some(Borrowed { heads, alpha })
     }
 }
 

@@ -41,14 +41,8 @@ fn filled(b: &Cpu, cache: &mut KvCache<Cpu>) -> SeqId {
     let width = 3 * HEADS * DIM;
     let rows: Vec<f32> = (0..TOKENS * width).map(|i| (i * 7919 % 17) as f32 - 8.0).collect();
     let decisions: Vec<f32> = (0..TOKENS * HEADS).map(|i| if i % 3 == 0 { 1.0 } else { -1.0 }).collect();
-    let rope = QkvRopeArgs {
-        qk_norm: None,
-        rms_eps: 0.0,
-        inv_freq: &vec![0.0; DIM / 2],
-        rope_scale: 1.0,
-        borrowed: None,
-        borrowed_heads: 0,
-    };
+    let inv_freq = vec![0.0; DIM / 2];
+    let rope = QkvRopeArgs::plain(&inv_freq);
     for layer in 0..2 {
         let (mut qkv, mut out) = (b.acts(TOKENS, width).expect("rows"), b.acts(TOKENS, HEADS * DIM).expect("rows"));
         b.write_acts(&mut qkv, &rows);

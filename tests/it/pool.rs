@@ -254,14 +254,8 @@ impl Bench {
     fn attend(&mut self, layer: usize, rows: &[u32], decisions: &[f32], spans: &[dmschat::backend::Span]) -> Vec<f32> {
         let Self { b, cache, qkv, out, .. } = self;
         b.embed(qkv, &self.table, &rows.to_vec(), rows.len());
-        let rope = QkvRopeArgs {
-            qk_norm: None,
-            rms_eps: 0.0,
-            inv_freq: &vec![0.0; DIM / 2],
-            rope_scale: 1.0,
-            borrowed: None,
-            borrowed_heads: 0,
-        };
+        let inv_freq = vec![0.0; DIM / 2];
+        let rope = QkvRopeArgs::plain(&inv_freq);
         cache.attention(b, out, qkv, &mut decisions.to_vec(), layer, spans, &rope);
         let mut got = vec![0.0; rows.len() * HEADS * DIM];
         b.logits(&mut got, out, &self.identity, rows.len());

@@ -269,7 +269,6 @@ impl Backend for Spy {
             inv_freq: &*inv_freq,
             rope_scale: rope.rope_scale,
             borrowed: rope.borrowed,
-            borrowed_heads: rope.borrowed_heads,
         };
         self.lent(kv, |kv| self.cpu.qkv_rope(qkv, &mut changed(decisions), kv, layer, spans, &rope));
     }

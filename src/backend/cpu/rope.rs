@@ -1,6 +1,6 @@
 //! Query and key rows after their projections: per-head norms, eviction decisions, merging, RoPE.
 
-use super::super::{KvTables, QkvRopeArgs, Span};
+use super::super::{Borrowed, KvTables, QkvRopeArgs, Span};
 use super::simd::maths;
 use super::{Acts, Cpu, merge};
 
@@ -60,7 +60,7 @@ pub(super) fn qkv_rope(
             }
         });
     }
-    if let Some(alpha) = args.borrowed {
+    if let Some(Borrowed { alpha, .. }) = args.borrowed {
         for (i, decisions) in decisions.chunks_exact_mut(g.n_kv_heads).enumerate().take(n) {
             for (h, decision) in decisions.iter_mut().enumerate() {
                 let from = if alpha.per_layer { 0 } else { h };
@@ -84,12 +84,13 @@ pub(super) fn qkv_rope(
     });
     angles.update(positions, args.inv_freq, args.rope_scale);
     let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);
+    let borrowed_heads = args.borrowed.map_or(0, |borrowed| borrowed.heads);
     cpu.rows(qkv, n, |row, i| {
-        zero_borrowed(&mut row[..q_width], d, group, args.borrowed_heads);
+        zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
         for head in row[..qk_width].chunks_exact_mut(d) {
             maths::rotate(cpu.isa, head, &cos[i * half..(i + 1) * half], &sin[i * half..(i + 1) * half]);
         }
-        zero_borrowed(&mut row[..q_width], d, group, args.borrowed_heads);
+        zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
     });
 }
 

@@ -248,15 +248,13 @@ pub struct MergeParams {
     pub n_kv_heads: i32,
     pub head_dim: i32,
     pub n_seqs: i32,
-    pub borrowed_heads: i32,
     pub every: i32,
     pub most_members: i32,
-    pub alpha_scale: f32,
-    pub alpha_offset: f32,
     pub weight_scale: f32,
     pub weight_offset: f32,
+    pub unused: i32,
 }
-layout!(MergeParams: 152 { qkv: 48, layer: 104, alpha_scale: 136 });
+layout!(MergeParams: 144 { qkv: 48, layer: 104, weight_scale: 132 });
 
 /// A matrix described for TMA copies: `TensorMap` in `hopper.cuh`, the driver's `CUtensorMap`.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -260,7 +260,7 @@ pub(super) fn qkv_rope(
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
     // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
     let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
-    let per_layer = rope.borrowed.is_some_and(|a| a.per_layer);
+    let per_layer = rope.borrowed.is_some_and(|b| b.alpha.per_layer);
     let blocks = if per_layer { 1 } else { enough.clamp(1, g.n_kv_heads) };
     let params = RopeParams {
         kv: view(kv),

@@ -1,6 +1,6 @@
 //! Merging of a step's rows before attention: `kernels/merge.cu`.
 
-use super::super::{KvTables, QkvRopeArgs, Span};
+use super::super::{Alpha, Borrowed, KvTables, QkvRopeArgs, Span};
 use super::Cuda;
 use super::abi::{Arg, HeadParams, MergeParams};
 use super::kernels::Kernel;
@@ -42,13 +42,11 @@ pub(super) fn prepare(
         n_kv_heads: g.n_kv_heads as i32,
         head_dim: g.head_dim as i32,
         n_seqs: g.n_seqs as i32,
-        borrowed_heads: rope.borrowed_heads as i32,
         every: every as i32,
         most_members: dmc.most_members as i32,
-        alpha_scale: dmc.alpha_scale,
-        alpha_offset: dmc.alpha_offset,
         weight_scale: dmc.weight_scale,
         weight_offset: dmc.weight_offset,
+        unused: 0,
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 1);
     let args = [Arg::of(&params)];
@@ -68,14 +66,15 @@ pub(super) fn fork(kv: &mut KvTables<Cuda>, from: usize, to: usize) {
 
 fn head_params(rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
     let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-    let (scale, offset, per_layer) = rope.borrowed.map_or((0.0, 0.0, false), |a| (a.scale, a.offset, a.per_layer));
+    let none = Borrowed { heads: 0, alpha: Alpha { scale: 0.0, offset: 0.0, per_layer: false } };
+    let Borrowed { heads, alpha: Alpha { scale, offset, per_layer } } = rope.borrowed.unwrap_or(none);
     HeadParams {
         q_norm,
         k_norm,
         inv_freq: rope.inv_freq.ptr(),
         eps: rope.rms_eps,
         rope_factor: rope.rope_scale,
-        borrowed: rope.borrowed.is_some() as i32,
+        borrowed: heads as i32,
         scale,
         offset,
         per_layer: per_layer as i32,
