@@ -38,6 +38,27 @@ pub struct History {
     noise: f32,
 }
 
+impl History {
+    /// [`EVENTS`] events over two layers of `heads` KV heads of `group` query heads.
+    fn new(policy: Policy, codec: Codec, [head_dim, heads, group]: [usize; 3], seed: u64) -> Self {
+        let (layers, events, wide, noise) = (2, EVENTS, false, 0.0);
+        Self { policy, codec, head_dim, heads, group, layers, events, wide, seed, noise }
+    }
+
+    /// The same with [`WIDE_EVENTS`] long chunks.
+    fn wide(self) -> Self {
+        Self { events: WIDE_EVENTS, wide: true, ..self }
+    }
+
+    fn max_step(&self) -> usize {
+        if self.wide { WIDE_STEP } else { MAX_STEP }
+    }
+
+    fn context(&self) -> usize {
+        if self.wide { WIDE_CONTEXT } else { CONTEXT }
+    }
+}
+
 fn policies() -> [Policy; 7] {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     [
@@ -56,18 +77,7 @@ pub fn long(short: bool) -> Vec<History> {
     let events = if short { SHORT_EVENTS } else { MANY_EVENTS };
     let case = |(i, policy): (usize, Policy)| {
         let codec = CODECS[i % CODECS.len()];
-        History {
-            policy,
-            codec,
-            head_dim: 8,
-            heads: 2,
-            group: 1,
-            layers: 2,
-            events,
-            wide: false,
-            seed: 100 + i as u64,
-            noise: 0.0,
-        }
+        History { events, ..History::new(policy, codec, [8, 2, 1], 100 + i as u64) }
     };
     policies().into_iter().enumerate().map(case).collect()
 }
@@ -76,21 +86,8 @@ pub fn long(short: bool) -> Vec<History> {
 pub fn wide() -> Vec<History> {
     let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
     let policies = [dms(300, Shift::Previous), dms(30, Shift::Same)];
-    let case = |(i, policy): (usize, Policy)| {
-        let codec = CODECS[1 + i % 2];
-        History {
-            policy,
-            codec,
-            head_dim: 32,
-            heads: 1,
-            group: 2,
-            layers: 2,
-            events: WIDE_EVENTS,
-            wide: true,
-            seed: 200 + i as u64,
-            noise: 0.0,
-        }
-    };
+    let case =
+        |(i, policy): (usize, Policy)| History::new(policy, CODECS[1 + i % 2], [32, 1, 2], 200 + i as u64).wide();
     policies.into_iter().enumerate().map(case).collect()
 }
 
@@ -103,20 +100,7 @@ pub fn all() -> Vec<History> {
             let at = i * 8 + group;
             let codec = CODECS[(at + at / 3) % CODECS.len()];
             let policy = policies[at % policies.len()];
-            let heads = 1 + at % 3;
-            let seed = at as u64;
-            out.push(History {
-                policy,
-                codec,
-                head_dim,
-                heads,
-                group,
-                layers: 2,
-                events: EVENTS,
-                wide: false,
-                seed,
-                noise: 0.0,
-            });
+            out.push(History::new(policy, codec, [head_dim, 1 + at % 3, group], at as u64));
         }
     }
     out
@@ -138,17 +122,8 @@ pub fn scored() -> Vec<History> {
         (h2o(ratio), 128, 2, 7),
         (h2o(few), 8, 3, 1),
     ];
-    let case = |(i, (policy, head_dim, heads, group)): (usize, (Policy, usize, usize, usize))| History {
-        policy,
-        codec: CODECS[(i + i / 4) % CODECS.len()],
-        head_dim,
-        heads,
-        group,
-        layers: 2,
-        events: EVENTS,
-        wide: false,
-        seed: SCORED_SEEDS[i],
-        noise: 0.0,
+    let case = |(i, (policy, head_dim, heads, group))| {
+        History::new(policy, CODECS[(i + i / 4) % CODECS.len()], [head_dim, heads, group], SCORED_SEEDS[i])
     };
     shapes.into_iter().enumerate().map(case).collect()
 }
@@ -171,17 +146,9 @@ pub fn merging() -> Vec<History> {
         (dmc, Codec::Bf16, 64, 2, 2, false),
         (dmc, Codec::Bf16, 128, 1, 7, true),
     ];
-    let case = |(i, (policy, codec, head_dim, heads, group, wide))| History {
-        policy,
-        codec,
-        head_dim,
-        heads,
-        group,
-        layers: 2,
-        events: if wide { WIDE_EVENTS } else { EVENTS },
-        wide,
-        seed: 410 + i as u64,
-        noise: 0.0,
+    let case = |(i, (policy, codec, head_dim, heads, group, wide))| {
+        let case = History::new(policy, codec, [head_dim, heads, group], 410 + i as u64);
+        if wide { case.wide() } else { case }
     };
     shapes.into_iter().enumerate().map(case).collect()
 }
@@ -208,9 +175,8 @@ pub fn paged() -> Vec<History> {
             let codec = CODECS[(i + group) % CODECS.len()];
             let policy = paged_policies()[out.len() % 5];
             let layers = if group == 3 { 3 } else { 2 };
-            let (heads, seed) = (1 + at % 3, 300 + at as u64);
-            let events = 2 * EVENTS;
-            out.push(History { policy, codec, head_dim, heads, group, layers, events, wide: false, seed, noise: 0.0 });
+            let case = History::new(policy, codec, [head_dim, 1 + at % 3, group], 300 + at as u64);
+            out.push(History { layers, events: 2 * EVENTS, ..case });
         }
     }
     out
@@ -220,16 +186,6 @@ pub fn paged() -> Vec<History> {
 pub fn long_paged(short: bool) -> Vec<History> {
     let cases = paged().into_iter().step_by(2);
     cases.map(|case| History { events: if short { SHORT_EVENTS } else { MANY_EVENTS / 2 }, ..case }).collect()
-}
-
-impl History {
-    fn max_step(&self) -> usize {
-        if self.wide { WIDE_STEP } else { MAX_STEP }
-    }
-
-    fn context(&self) -> usize {
-        if self.wide { WIDE_CONTEXT } else { CONTEXT }
-    }
 }
 
 struct Run<'a, B: Backend> {
