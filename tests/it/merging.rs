@@ -2,7 +2,7 @@
 
 use crate::merge_reference::{Merged, run_merged};
 use crate::reference::Rounding;
-use crate::rule::{feed, max_difference, random_log, runner_with, step_lengths};
+use crate::rule::{feed, max_difference, random_log, runner_with, slots, step_lengths};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::PageLayout;
 use dmschat::backend::cpu::Cpu;
@@ -55,16 +55,6 @@ impl Case {
         });
         clear.expect("a log whose decisions are all clear")
     }
-}
-
-/// `[n_layers][n_kv_heads]` positions in order of slots.
-fn slots(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<usize>>> {
-    let c = runner.config();
-    let lane = |layer, head| {
-        let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
-        metas.iter().map(|meta| meta.position()).collect()
-    };
-    (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
 }
 
 fn feed_to(runner: &mut Runner<Cpu>, seq: SeqId, log: &[LogEntry], size: usize) {

@@ -2,7 +2,7 @@
 
 use crate::policy_reference::{H2oRule, Margin, Slots, TovaRule};
 use crate::reference::{Seen, run_by_weights};
-use crate::rule::{feed, max_difference, random_log, runner_with, step_lengths};
+use crate::rule::{feed, max_difference, random_log, runner_with, slots, step_lengths};
 use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
@@ -65,16 +65,6 @@ const CASES: [Case; 4] = [
     Case { tova: true, budget: Budget::Ratio(512), slots: |n| n.div_ceil(2).max(64) },
     Case { tova: false, budget: Budget::Ratio(512), slots: |n| n.div_ceil(2).max(64) },
 ];
-
-/// `[n_layers][n_kv_heads]` positions in order of slots.
-fn slots(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<usize>>> {
-    let c = runner.config();
-    let lane = |layer, head| {
-        let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
-        metas.iter().map(|meta| meta.position()).collect()
-    };
-    (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
-}
 
 fn in_order(mut slots: Vec<Vec<Vec<usize>>>) -> Vec<Vec<Vec<usize>>> {
     slots.iter_mut().flatten().for_each(|lane| lane.sort_unstable());

@@ -7,7 +7,7 @@ use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{PolicyChoice, Window, strength};
+use dmschat::policy::{PolicyChoice, SlotMeta, Window, strength};
 use dmschat::protocol::LogEntry;
 
 const MAX_STEP: usize = 64;
@@ -52,16 +52,25 @@ pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -
     (seq, logits)
 }
 
+/// `[n_layers][n_kv_heads]` of a sequence: what `of` makes of a lane's slots.
+fn by_lane<T>(runner: &Runner<Cpu>, seq: SeqId, of: impl Fn(Vec<SlotMeta>) -> T) -> Vec<Vec<T>> {
+    let c = runner.config();
+    let lane = |layer, head| of(runner.cache.slot_metas(runner.backend(), seq, layer, head));
+    (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
+}
+
+/// `[n_layers][n_kv_heads]` positions in order of slots.
+pub fn slots(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<usize>>> {
+    by_lane(runner, seq, |metas| metas.iter().map(|meta| meta.position()).collect())
+}
+
 /// `[n_layers][n_kv_heads]` positions and marks, in order of position.
 fn stored(runner: &Runner<Cpu>, seq: SeqId) -> Vec<Vec<Vec<(usize, bool)>>> {
-    let c = runner.config();
-    let lane = |layer, head| {
-        let metas = runner.cache.slot_metas(runner.backend(), seq, layer, head);
+    by_lane(runner, seq, |metas| {
         let mut slots: Vec<_> = metas.iter().map(|m| (m.position(), m.marked())).collect();
         slots.sort_unstable();
         slots
-    };
-    (0..c.n_layers).map(|layer| (0..c.n_kv_heads).map(|head| lane(layer, head)).collect()).collect()
+    })
 }
 
 /// Random tokens with `toggles` switches among them, the first one off.
