@@ -20,6 +20,19 @@ pub const TARGETS: [Target; 3] = [
 /// The first target with programmatic dependent launch (`after_previous` in `common.cuh`).
 pub const PDL_TARGET: usize = 1;
 
+/// Channels of a head that the narrower and the wider instance of a kernel have room for.
+const HEAD_DIMS: [usize; 2] = [64, super::MAX_HEAD_DIM];
+
+/// Whether heads take the wider of the two instances.
+pub fn is_wide(head_dim: usize) -> bool {
+    head_dim > HEAD_DIMS[0]
+}
+
+/// Channels that the instance for a head size has room for.
+pub fn padded(head_dim: usize) -> usize {
+    HEAD_DIMS[is_wide(head_dim) as usize]
+}
+
 /// What a file of kernels is compiled for.
 pub struct Target {
     pub name: &'static str,
@@ -62,15 +75,19 @@ impl Source {
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
         match self.name {
-            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory; policies with
-            // scores, or that merge tokens.
-            "linear" | "packed_gemm" | "attend_scores" | "decode_epilogue_scores" | "merge" => false,
+            // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
+            "linear" | "packed_gemm" => false,
+            // Policies with scores, that merge tokens, or that read pages.
+            "attend_scores"
+            | "decode_epilogue_scores"
+            | "merge"
+            | "pages"
+            | "attend_pages"
+            | "decode_epilogue_pages" => false,
             "gemv" | "gemm_decode" => code.is_none(),
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,
             "attend_tiles" => !wgmma,
-            // Of one policy.
-            "pages" | "attend_pages" | "decode_epilogue_pages" => false,
             _ => true,
         }
     }

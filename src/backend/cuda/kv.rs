@@ -4,7 +4,7 @@ use super::super::{KvGeometry, KvTables, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, DeviceSpan, PrefillParams, RopeParams, View};
 use super::driver::Driver;
-use super::kernels::Kernel;
+use super::kernels::{Kernel, is_wide};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages;
@@ -105,15 +105,13 @@ fn budget(policy: &Policy) -> i32 {
 /// The instances of the kernels that depend on the codec.
 struct Instances {
     qkv_rope: Kernel,
-    attend: Kernel,
     attend_tiles: Kernel,
     /// For the one head size that it has, on GPUs that run it.
     attend_wgmma: Option<Kernel>,
     /// What unpacks its codes, if it has codes to unpack.
     unpack: Option<Kernel>,
-    decode_epilogue: Kernel,
-    /// `attend` and `decode_epilogue` under policies with scores.
-    with_scores: [Kernel; 2],
+    /// Attention of decode steps under the policy, and its epilogue.
+    decode: [Kernel; 2],
 }
 
 /// The instances for a geometry: one row of the table a codec. f32 is refused where the device is chosen.
@@ -122,20 +120,12 @@ fn instances(g: &KvGeometry) -> Instances {
     let group = g.n_q_heads / g.n_kv_heads;
     assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
     assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
-    let wide = (padded(g.head_dim) == MAX_HEAD_DIM) as usize;
-    let (qkv_rope, decode_epilogue, attend, attend_tiles) = match g.codec {
-        Codec::Bf16 => {
-            (QkvRopeBf16, DecodeEpilogueBf16, [Attend64Bf16, Attend128Bf16], [AttendTiles64Bf16, AttendTiles128Bf16])
-        }
-        Codec::Fp8 => {
-            (QkvRopeFp8, DecodeEpilogueFp8, [Attend64Fp8, Attend128Fp8], [AttendTiles64Fp8, AttendTiles128Fp8])
-        }
-        Codec::Int8 => {
-            (QkvRopeInt8, DecodeEpilogueInt8, [Attend64Int8, Attend128Int8], [AttendTiles64Int8, AttendTiles128Int8])
-        }
-        Codec::K8V4 => {
-            (QkvRopeK8V4, DecodeEpilogueK8V4, [Attend64K8V4, Attend128K8V4], [AttendTiles64K8V4, AttendTiles128K8V4])
-        }
+    let wide = is_wide(g.head_dim) as usize;
+    let (qkv_rope, attend_tiles) = match g.codec {
+        Codec::Bf16 => (QkvRopeBf16, [AttendTiles64Bf16, AttendTiles128Bf16]),
+        Codec::Fp8 => (QkvRopeFp8, [AttendTiles64Fp8, AttendTiles128Fp8]),
+        Codec::Int8 => (QkvRopeInt8, [AttendTiles64Int8, AttendTiles128Int8]),
+        Codec::K8V4 => (QkvRopeK8V4, [AttendTiles64K8V4, AttendTiles128K8V4]),
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
     let (attend_wgmma, unpack) = match (g.codec, g.head_dim) {
@@ -144,17 +134,41 @@ fn instances(g: &KvGeometry) -> Instances {
         (Codec::Int8, 128) => (Some(AttendWgmma128Int8), Some(KvUnpackInt8)),
         _ => (None, None),
     };
-    let with_scores = match g.codec {
-        Codec::Bf16 => [[AttendScores64Bf16, AttendScores128Bf16][wide], DecodeEpilogueScoresBf16],
-        Codec::Fp8 => [[AttendScores64Fp8, AttendScores128Fp8][wide], DecodeEpilogueScoresFp8],
-        Codec::Int8 => [[AttendScores64Int8, AttendScores128Int8][wide], DecodeEpilogueScoresInt8],
-        Codec::K8V4 | Codec::F32 => [[AttendScores64K8V4, AttendScores128K8V4][wide], DecodeEpilogueScoresK8V4],
+    Instances { qkv_rope, attend_tiles: attend_tiles[wide], attend_wgmma, unpack, decode: decode_kernels(g) }
+}
+
+/// Attention of decode steps, and its epilogue: ordinary ones, those with scores and those over chosen pages.
+fn decode_kernels(g: &KvGeometry) -> [Kernel; 2] {
+    use Kernel::*;
+    let [ordinary, with_scores, over_pages] = match g.codec {
+        Codec::Bf16 => [
+            ([Attend64Bf16, Attend128Bf16], DecodeEpilogueBf16),
+            ([AttendScores64Bf16, AttendScores128Bf16], DecodeEpilogueScoresBf16),
+            ([AttendPages64Bf16, AttendPages128Bf16], DecodeEpiloguePagesBf16),
+        ],
+        Codec::Fp8 => [
+            ([Attend64Fp8, Attend128Fp8], DecodeEpilogueFp8),
+            ([AttendScores64Fp8, AttendScores128Fp8], DecodeEpilogueScoresFp8),
+            ([AttendPages64Fp8, AttendPages128Fp8], DecodeEpiloguePagesFp8),
+        ],
+        Codec::Int8 => [
+            ([Attend64Int8, Attend128Int8], DecodeEpilogueInt8),
+            ([AttendScores64Int8, AttendScores128Int8], DecodeEpilogueScoresInt8),
+            ([AttendPages64Int8, AttendPages128Int8], DecodeEpiloguePagesInt8),
+        ],
+        Codec::K8V4 => [
+            ([Attend64K8V4, Attend128K8V4], DecodeEpilogueK8V4),
+            ([AttendScores64K8V4, AttendScores128K8V4], DecodeEpilogueScoresK8V4),
+            ([AttendPages64K8V4, AttendPages128K8V4], DecodeEpiloguePagesK8V4),
+        ],
+        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    let (mut attend, attend_tiles, mut decode_epilogue) = (attend[wide], attend_tiles[wide], decode_epilogue);
-    if g.policy.quest().is_some() {
-        (attend, decode_epilogue) = pages::attend_kernels(g);
-    }
-    Instances { qkv_rope, attend, attend_tiles, attend_wgmma, unpack, decode_epilogue, with_scores }
+    let (attend, epilogue) = match (g.policy.scored(), g.policy.quest()) {
+        (Some(_), _) => with_scores,
+        (None, Some(_)) => over_pages,
+        (None, None) => ordinary,
+    };
+    [attend[is_wide(g.head_dim) as usize], epilogue]
 }
 
 /// The kernel that unpacks what a step of `rows` rows attends to, if that is worth its time.
@@ -165,12 +179,7 @@ pub(super) fn unpack_kernel(driver: &Driver, g: &KvGeometry, rows: usize) -> Opt
 
 /// Blocks of decode attention that an SM runs at once.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    driver.blocks_per_sm(instances(g).attend, DECODE_THREADS)
-}
-
-/// Channels that the attention kernel for a head size has room for.
-pub(super) fn padded(head_dim: usize) -> usize {
-    if head_dim <= 64 { 64 } else { MAX_HEAD_DIM }
+    driver.blocks_per_sm(instances(g).decode[0], DECODE_THREADS)
 }
 
 /// Fused attention of a decode step: split-KV attention over the stored slots, then an epilogue that stores the tokens and
@@ -208,7 +217,8 @@ pub(super) fn decode(
         logits: pool.logits.ptr(),
         arrivals: pool.arrivals.ptr(),
     };
-    let launch = |params: &DecodeParams, n: usize, [attend, epilogue]: [Kernel; 2]| {
+    let [attend, epilogue] = kernels.decode;
+    let launch = |params: &DecodeParams, n: usize| {
         let mut args = vec![Arg::of(params)];
         if let Some(choices) = &pool.choices {
             args.extend(choices.choose(&cuda.driver, g, params, n));
@@ -216,17 +226,14 @@ pub(super) fn decode(
         cuda.driver.launch(attend, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
         cuda.driver.launch(epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &args[..1]);
     };
-    if g.policy.scored().is_none() {
-        return launch(&params, shape.n_spans, [kernels.attend, kernels.decode_epilogue]);
-    }
     if spans.iter().all(|s| s.len == 1) {
-        return launch(&params, shape.n_spans, kernels.with_scores);
+        return launch(&params, shape.n_spans);
     }
     let (rows, turns) = cuda.spans.borrow_mut().send_rows(spans);
     let mut before = 0;
     for n in turns {
         params.spans = rows + (before * size_of::<DeviceSpan>()) as u64;
-        launch(&params, n, kernels.with_scores);
+        launch(&params, n);
         before += n;
         params.in_order = 1;
     }

@@ -4,7 +4,7 @@ use super::super::{KvGeometry, OutOfMemory};
 use super::abi::Arg::{self, I32, Ptr};
 use super::abi::DecodeParams;
 use super::driver::Driver;
-use super::kernels::Kernel;
+use super::kernels::{Kernel, is_wide};
 use super::memory::Buf;
 use crate::codec::Codec;
 use std::rc::Rc;
@@ -16,9 +16,6 @@ const ESTIMATE_BLOCKS_PER_SM: usize = 3;
 const ESTIMATE_PAGES: usize = 64;
 /// Threads of a block of `select_pages`.
 const SELECT_THREADS: usize = 512;
-
-/// Channels that the narrow instances have room for.
-const NARROW: usize = 64;
 
 /// Which pages the decode tokens of a step read in one layer.
 pub(super) struct Choices {
@@ -53,7 +50,7 @@ impl Choices {
         let dense = g.policy.quest().is_none_or(|quest| quest.is_dense(params.layer as usize, g.n_layers));
         let (bounds, pages, slots) = (Ptr(self.bounds.ptr()), Ptr(self.pages.ptr()), Ptr(self.slots.ptr()));
         if !dense {
-            let kernel = if g.head_dim <= NARROW { Kernel::Estimate64 } else { Kernel::Estimate128 };
+            let kernel = if is_wide(g.head_dim) { Kernel::Estimate128 } else { Kernel::Estimate64 };
             let enough = (ESTIMATE_BLOCKS_PER_SM * driver.sm_count).div_ceil(g.n_kv_heads * n);
             let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
             driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
@@ -83,17 +80,4 @@ pub(super) fn bounds_kernels(g: &KvGeometry) -> BoundsKernels {
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
     BoundsKernels { of_rows, of_lanes }
-}
-
-/// Decode attention over chosen pages, and the epilogue that writes bounds.
-pub(super) fn attend_kernels(g: &KvGeometry) -> (Kernel, Kernel) {
-    use Kernel::*;
-    let ([narrow, wide], epilogue) = match g.codec {
-        Codec::Bf16 => ([AttendPages64Bf16, AttendPages128Bf16], DecodeEpiloguePagesBf16),
-        Codec::Fp8 => ([AttendPages64Fp8, AttendPages128Fp8], DecodeEpiloguePagesFp8),
-        Codec::Int8 => ([AttendPages64Int8, AttendPages128Int8], DecodeEpiloguePagesInt8),
-        Codec::K8V4 => ([AttendPages64K8V4, AttendPages128K8V4], DecodeEpiloguePagesK8V4),
-        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
-    };
-    (if g.head_dim <= NARROW { narrow } else { wide }, epilogue)
 }
