@@ -366,6 +366,12 @@ impl<B: Backend> KvCache<B> {
         self.seqs.iter().filter(|s| !s.used).count()
     }
 
+    /// Upper bound on the sequences for which there are pages: each writes to one of its own in every lane. `None` without a limit.
+    pub fn most_sequences(&self, b: &B) -> Option<usize> {
+        let g = self.geometry();
+        Some(self.free_pages(b)? / (g.n_layers * g.n_kv_heads))
+    }
+
     /// For each group the numbers of distinct pages that its first sequence, its first two, ... and all hold. Reads the page
     /// tables once for all groups.
     pub fn distinct_pages(&self, b: &B, groups: &[Vec<SeqId>]) -> Vec<Vec<usize>> {

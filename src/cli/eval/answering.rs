@@ -102,11 +102,9 @@ impl ModelJob for Answering<'_> {
     }
 }
 
-/// Refuses chains of which memory does not even hold the first tokens: each writes to a page of its own in every lane.
+/// Refuses chains of which memory does not even hold the first tokens.
 fn check_width<B: Backend>(runner: &Runner<B>, width: usize) -> Result<()> {
-    let g = runner.cache.geometry();
-    let fit = runner.cache.free_pages(runner.backend()).map(|pages| pages / (g.n_layers * g.n_kv_heads));
-    match fit.filter(|&fit| fit < width) {
+    match runner.cache.most_sequences(runner.backend()).filter(|&fit| fit < width) {
         Some(fit) => Err(wrong_use(format!("--width {width}: memory holds the first tokens of {fit} chains only"))),
         None => Ok(()),
     }

@@ -229,7 +229,8 @@ impl Conversation {
         }
         let turn_id = turn.id();
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
-        if let Some(fit) = self.chains_at_once(m).filter(|&fit| fit < forks.len()) {
+        let fit = m.runner.cache.most_sequences(m.runner.backend()).map(|fit| fit.max(1));
+        if let Some(fit) = fit.filter(|&fit| fit < forks.len()) {
             events.notice(format!(
                 "at most {fit} of {} chains fit in memory at a time: the others wait; give a smaller --width, or raise \
                  --kv-limit",
@@ -248,12 +249,6 @@ impl Conversation {
         // The pending token is the last of the prompt.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
         self.chains = Some(Chains { chains, request, elected: None, prompt_tokens, no_room: None, shared_pages: 0 });
-    }
-
-    /// Upper bound on the chains that decode together: each writes to a page of its own in every lane. `None` without a limit.
-    fn chains_at_once<B: Backend>(&self, m: &Loaded<B>) -> Option<usize> {
-        let g = m.runner.cache.geometry();
-        Some((m.runner.cache.free_pages(m.runner.backend())? / (g.n_layers * g.n_kv_heads)).max(1))
     }
 
     /// Number of chains for which there are sequences and, at the expected compression, memory.
