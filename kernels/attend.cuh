@@ -139,7 +139,7 @@ struct OnlineSoftmax {
     for (int k = 0; k < 2; k++) max[k] = NEG_INFINITY, sum[k] = offset[k] = 0.0f;
   }
 
-  // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen. Products k q times
+  // Softmax weights of a page's keys, of which the first n slots live and slot `unseen` is not seen. Dot products k q times
   // `scale` are logits in log2 units; under a mode with scores those of slot i go to `logits + i * stride` too.
   // Under a mode with pages, heads whose bit in `readers` is 0 see none of them.
   template <class Mode>
@@ -278,7 +278,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
 
   // first page of this warp to registers, second one in flight
   int at = split.first + warp, number = 0;
-  // of the page at hand and of the next one, where pages are chosen
+  // of this page and the next one, where pages are chosen
   u32 choice = 0, next = 0;
   auto look_up = [&](int i, u32& choice) {
     if (Mode::PAGES) {

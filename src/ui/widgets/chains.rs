@@ -4,7 +4,6 @@ use crate::protocol::{ChainFigures, ChainState, ChainsReport, VoteCount};
 use crate::ui::active_turn::{Chain, Chains};
 use crate::ui::text::{clean_line, count, stop_words, truncate, width as columns};
 use crate::ui::theme::{Role, Theme};
-
 use ratatui::text::{Line, Span};
 use unicode_segmentation::UnicodeSegmentation;
 
