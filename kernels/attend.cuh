@@ -66,6 +66,23 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   return s;
 }
 
+// Whether a token reads fewer than all pages of some head: `full` in `select_pages`.
+__device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int position, int lane) {
+  int reads = pages_to_read(kv, position + 1);
+  bool some = false;
+  for (int h = lane; h < kv.n_kv_heads; h += 32) some |= live[h] / PAGE_SLOTS >= reads;
+  return __any_sync(FULL, some);
+}
+
+// The same number of blocks for each head, before it is known how many pages are read. All of them can start while
+// `select_pages`, a block a head, still runs.
+__device__ __forceinline__ Split even_split(const int* live, int heads) {
+  int spare = (int)gridDim.x >= 8 * heads ? heads : 0, count = ((int)gridDim.x - spare) / heads, head = blockIdx.x / count;
+  if (head >= heads) return Split{-1, 0, 0, 0, 0, 0};
+  int index = blockIdx.x - head * count;
+  return Split{head, live[head], index * WARPS, 0, index, count};
+}
+
 // A page in a warp's registers, as fragments of mma: lane 4 g + t holds K's channels 32 i + 8 t + 0..7 of slots g and
 // g + 8, and V's channels 64 i + 8 g + 0..7 of slots 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
 template <int D, class Codec>
@@ -263,21 +280,16 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   Span span = p.spans[blockIdx.y];
   int position = position_of<Mode>(kv, span);
-  // The kernel before this one chooses the pages.
-  if (Mode::PAGES) wait_previous();
   const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
-  Split split = split_of(Mode::PAGES ? chosen_slots + blockIdx.y * heads : live, heads, lane);
+  bool some = Mode::PAGES && reads_some(kv, live, position, lane);
+  Split split = some ? even_split(live, heads) : split_of(live, heads, lane);
   // Blocks without work end here; the kernel ends with the last of the others.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
+  if (Mode::PAGES) chosen += (u64)(blockIdx.y * heads + split.head) * kv.max_pages;
 
-  if (Mode::PAGES) {
-    split.live = live[split.head];
-    chosen += (u64)(blockIdx.y * heads + split.head) * kv.max_pages;
-  }
-
-  // first page of this warp to registers, second one in flight
-  int at = split.first + warp, number = 0;
+  // this warp's pages: each of a run, or every step-th of a list
+  int at = split.first + warp, step = some ? split.count * WARPS : WARPS, number = 0;
   // of this page and the next one, where pages are chosen
   u32 choice = 0, next = 0;
   auto look_up = [&](int i, u32& choice) {
@@ -289,23 +301,34 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     }
   };
   auto first_slot = [&] { return (Mode::PAGES ? chosen_entry(choice) : at) * PAGE_SLOTS; };
-  if (at < split.last) look_up(at, choice);
   Page<D, Codec> page;
-  if (at < split.last) {
-    const u8* from = page_at(kv, number);
-    page.load_k(kv, from, lane);
-    page.load_v(kv, from, split.live - first_slot(), lane);
-  }
-  if (at + WARPS < split.last) {
-    look_up(at + WARPS, next);
-    const u8* from = page_at(kv, number);
-    if (Codec::PACKED) {
-      for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, from + 16 * i, true);
-    } else {
-      for (int j = 128 * lane; j < (int)kv.stride; j += 128 * 32) prefetch(from + j);
+  // first page to registers, second one in flight
+  auto load_first = [&] {
+    if (some) {
+      // the list and its length at once
+      int last = chosen_slots[blockIdx.y * heads + split.head] / PAGE_SLOTS;
+      if (at < kv.max_pages) look_up(at, choice);
+      split.last = last;
+    } else if (at < split.last) {
+      look_up(at, choice);
     }
-  }
-  copy_commit();
+    if (at < split.last) {
+      const u8* from = page_at(kv, number);
+      page.load_k(kv, from, lane);
+      page.load_v(kv, from, split.live - first_slot(), lane);
+    }
+    if (at + step < split.last) {
+      look_up(at + step, next);
+      const u8* from = page_at(kv, number);
+      if (Codec::PACKED) {
+        for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, from + 16 * i, true);
+      } else {
+        for (int j = 128 * lane; j < (int)kv.stride; j += 128 * 32) prefetch(from + j);
+      }
+    }
+    copy_commit();
+  };
+  if (!Mode::PAGES) load_first();
   RopeAngles angles;
   const float* norm = nullptr;
   if (warp < group) {
@@ -317,6 +340,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   bool looks = warp == WARPS - 1;
   Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
   if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
+  // `select_pages` lets this kernel start when all work in front of it is done.
   if (!Mode::PAGES) wait_previous();
 
   // queries of the group: norm and RoPE
@@ -332,6 +356,10 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
       decision = decision_of(s.scratch, head_params, norm, row, p.decisions, split.head, span.start, kv, lane);
     }
     s.unseen = assignment.overwritten(dms, decision);
+  }
+  if (Mode::PAGES) {
+    wait_previous();
+    load_first();
   }
   __syncthreads();
   int unseen = s.unseen;
@@ -352,13 +380,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     // `select_pages` has counted it
     if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
       atomicAdd(kv.reads + span.seq, ~(u64)0);
-    at += WARPS;
+    at += step;
     choice = next;
     const u8* from = in_shared ? (const u8*)s.of[warp].page : page_at(kv, number);
     if (at < split.last) page.load_k(kv, from, lane);
     softmax.accumulate(page);
     if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
-    if (at + WARPS < split.last) look_up(at + WARPS, next);
+    if (at + step < split.last) look_up(at + step, next);
   }
 
   // each warp's state to shared memory

@@ -21,10 +21,6 @@ const SELECT_THREADS: usize = 512;
 pub(super) struct Choices {
     /// `[n_seqs, n_q_heads, max_pages]` upper bounds on the logits of a page's keys.
     bounds: Buf<f32>,
-    /// `[n_seqs, n_q_heads]` the least bound that a head reads, and the last page of those with exactly that.
-    least: Buf<[u32; 2]>,
-    /// `[n_seqs, n_kv_heads]` query heads of a group that have chosen; 0 between launches.
-    arrivals: Buf<i32>,
     /// `[n_seqs, n_kv_heads, max_pages]` the pages that some head of a group reads: `chosen_page` in `pages.cuh`.
     pages: Buf<[i32; 2]>,
     /// `[n_seqs, n_kv_heads]` slots of those pages.
@@ -36,8 +32,6 @@ impl Choices {
         driver.allocating("choices of pages", || {
             Ok(Self {
                 bounds: Buf::new(driver, g.n_seqs * g.n_q_heads * g.max_pages)?,
-                least: Buf::new(driver, g.n_seqs * g.n_q_heads)?,
-                arrivals: Buf::new(driver, g.n_lanes())?,
                 pages: Buf::new(driver, g.n_lanes() * g.max_pages)?,
                 slots: Buf::new(driver, g.n_lanes())?,
             })
@@ -55,9 +49,8 @@ impl Choices {
             let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
             driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
         }
-        let (least, arrivals) = (Ptr(self.least.ptr()), Ptr(self.arrivals.ptr()));
-        let args = [Arg::of(params), bounds, least, arrivals, pages, slots, I32(dense as i32)];
-        driver.launch(Kernel::SelectPages, [g.n_q_heads, n, 1], SELECT_THREADS, &args);
+        let args = [Arg::of(params), bounds, pages, slots, I32(dense as i32)];
+        driver.launch(Kernel::SelectPages, [g.n_kv_heads, n, 1], SELECT_THREADS, &args);
         [pages, slots]
     }
 }
