@@ -17,7 +17,7 @@ pub(crate) use crate::protocol::bytes as in_units;
 use crate::protocol::{LaneFilter, SamplingParams, Token};
 use crate::tensor::Tensor;
 pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, PresenceCounts, Span};
-pub use profile::{MemoryUse, Profile, TIMED_ROUNDS};
+pub use profile::{KernelNeeds, MemoryUse, Profile, TIMED_ROUNDS};
 use std::ops::{Range, RangeInclusive};
 
 /// Elements a device buffer may hold.

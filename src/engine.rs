@@ -42,7 +42,7 @@ pub use runner::{Decode, NonFinite, Runner, StepError, workspace_bytes};
 pub use threads::join_all;
 pub use weights::{Fit, WeightOptions, prepare};
 
-use crate::backend::{Backend, DeviceLost};
+use crate::backend::{Backend, DeviceLost, KernelNeeds};
 use crate::checkpoint::convert::Report;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
@@ -126,6 +126,14 @@ impl EngineOptions {
     }
 }
 
+impl EngineOptions {
+    /// What decides which kernels a checkpoint needs under these options. Fails for a policy that it was not trained for.
+    fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
+        let (config, code) = (&checkpoint.config, checkpoint.weights.code());
+        Ok(KernelNeeds { head_dim: config.head_dim, codec: self.codec, code, policy: config.policy(self.policy)? })
+    }
+}
+
 /// Starts the engine's thread and returns the handle of its first conversation. `load` runs on that thread, because
 /// neither checkpoint nor backend can cross threads: it opens a model and calls [`Loading::serve`]. Its error arrives as
 /// [`Event::LoadFailed`]. [`join_all`] waits until everything that `load` made is dropped.
@@ -203,8 +211,7 @@ impl Loading {
             !outlet.is_closed()
         };
         let (checkpoint, plan) = prepare(&b, checkpoint, &mut options, &mut report)?;
-        let (head_dim, code) = (checkpoint.config.head_dim, checkpoint.weights.code());
-        b.load_kernels(head_dim, options.codec, code, &mut self.on_kernels())?;
+        b.load_kernels(&options.kernel_needs(&checkpoint)?, &mut self.on_kernels())?;
         let progress = |done_bytes, total_bytes| {
             outlet.event(Event::Loading { done_bytes, total_bytes });
             !outlet.is_closed()

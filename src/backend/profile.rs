@@ -1,20 +1,31 @@
 //! What a backend says about itself and its work: names, notices, timings, memory. No op of a step is here.
 
 use crate::codec::Codec;
+use crate::policy::Policy;
 use crate::quant::Code;
+
+/// What decides which kernels the steps of a model launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelNeeds {
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Format of K and V in the cache.
+    pub codec: Codec,
+    /// Code of packed weights.
+    pub code: Option<Code>,
+    /// Policy of the cache.
+    pub policy: Policy,
+}
 
 /// What a backend says about itself, for notices, `doctor`, `bench` and the panel.
 pub trait Profile {
     /// `cpu, 2 threads` or the GPU's name.
     fn describe(&self) -> String;
-    /// Loads the kernels of a model whose heads have `head_dim` channels, with that codec of the cache and code of packed weights.
-    /// `on_files` gets the number of files loaded and their total, before each of them, and returns whether to go on. What is
-    /// not loaded here is loaded by its first use. Does nothing on a backend without kernels.
+    /// Loads the kernels of a model. `on_files` gets the number of files loaded and their total, before each of them, and
+    /// returns whether to go on. What is not loaded here is loaded by its first use. Does nothing on a backend without kernels.
     fn load_kernels(
         &self,
-        _head_dim: usize,
-        _codec: Codec,
-        _code: Option<Code>,
+        _needs: &KernelNeeds,
         _on_files: &mut dyn FnMut(usize, usize) -> bool,
     ) -> anyhow::Result<()> {
         Ok(())

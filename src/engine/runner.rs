@@ -99,7 +99,7 @@ impl<B: Backend> Allocations<B> {
             page_slots: PAGE_SLOTS,
             max_pages: 0,
             codec: options.codec,
-            policy: model.policy(options.policy)?,
+            policy: c.policy(options.policy)?,
         };
         let (max_tokens, max_logits) = (max_step.max(options.max_seqs), options.max_logits.max(options.max_seqs));
         let mut ws = b.allocating("activations", || Workspace::new(b, &model, max_tokens, max_logits))?;
@@ -143,7 +143,7 @@ impl<B: Backend> Runner<B> {
         options: &EngineOptions,
         progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Self> {
-        b.load_kernels(checkpoint.config.head_dim, options.codec, checkpoint.weights.code(), &mut |_, _| true)?;
+        b.load_kernels(&options.kernel_needs(checkpoint)?, &mut |_, _| true)?;
         let Allocations { model, ws, mut cache, seen, draws, context, max_step } =
             Allocations::new(&b, checkpoint, options, progress)?;
         // Pages are limited below the free memory, so that a turn that is too long ends and the process does not.

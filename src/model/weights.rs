@@ -3,9 +3,9 @@
 use crate::backend::{AdapterHead, Alpha, Backend, Borrowed};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
 use crate::checkpoint::{Checkpoint, DmcConfig, DmsVariant, ModelConfig};
-use crate::policy::{Policy, PolicyChoice};
+use crate::policy::Policy;
 use crate::tensor::Tensor;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
 /// The weights of a model.
 pub struct Model<B: Backend> {
@@ -91,16 +91,6 @@ impl<B: Backend> Model<B> {
         let mut buffer = b.alloc(inv_freq.len())?;
         b.write(&mut buffer, 0, &inv_freq);
         Ok(Self { config: c.clone(), embed, layers, norm, head, inv_freq: buffer, rope_scale })
-    }
-
-    /// Resolves the cache's policy. Fails for DMS and DMC if the model was not trained with it.
-    pub fn policy(&self, choice: PolicyChoice) -> Result<Policy> {
-        let untrained = if choice == PolicyChoice::Dmc {
-            "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens"
-        } else {
-            "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its memory"
-        };
-        choice.resolve(self.config.trained()).context(untrained)
     }
 
     fn alpha(&self) -> Option<Alpha> {

@@ -5,7 +5,10 @@
 //! `UPDATE_PTX=1 cargo test --test it kernels` regenerates the PTX after a change of kernels, `UPDATE_PTX=attend` that of the
 //! files whose names begin so. A file that was found right is not compiled again until one of its inputs changes.
 
+use dmschat::backend::KernelNeeds;
 use dmschat::backend::cuda::{KERNELS, Kernel, PARAMS, PDL_TARGET, SOURCES, TARGETS};
+use dmschat::codec::Codec;
+use dmschat::policy::{Budget, Policy, Pool, Quest, Tova};
 use libloading::{Library, Symbol};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -92,6 +95,25 @@ fn the_kernel_table_is_that_of_the_ptx() {
         found.sort();
         assert_eq!(found, listed, "kernels/{}.cu and the table in backend::cuda differ", source.name);
     }
+}
+
+/// Compiling a file takes seconds: no policy may leave one of its own to the first answer.
+#[test]
+fn the_files_of_the_policy_are_loaded_with_the_model() {
+    let budget = Budget::Slots(64);
+    let of_policy = |policy| {
+        let needs = KernelNeeds { head_dim: 128, codec: Codec::Bf16, code: None, policy };
+        let names = SOURCES.iter().filter(|s| s.is_needed((9, 0), &needs)).map(|s| s.name);
+        let of_decode = |name: &&str| {
+            *name != "attend_wgmma" && ["attend", "decode_ep", "pages", "merge"].iter().any(|p| name.starts_with(p))
+        };
+        names.filter(of_decode).collect::<Vec<_>>()
+    };
+    assert_eq!(of_policy(Policy::Dense), ["attend", "decode_epilogue"]);
+    assert_eq!(of_policy(Policy::Pool(Pool { every: 4 })), ["merge", "attend", "decode_epilogue"]);
+    assert_eq!(of_policy(Policy::Tova(Tova { budget })), ["attend_scores", "decode_epilogue_scores"]);
+    let quest = Policy::Quest(Quest { budget, dms: None });
+    assert_eq!(of_policy(quest), ["pages", "attend_pages", "decode_epilogue_pages"]);
 }
 
 /// With PDL a kernel that does not wait for the one in front of it would let those behind it run too early.

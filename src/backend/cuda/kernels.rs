@@ -4,8 +4,8 @@
 //! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a tensor map;
 //! `d`, `c`, `r`, `m` the parameter structs of decode attention, prefill attention, RoPE and merging (`abi.rs`).
 
+use super::super::KernelNeeds;
 use crate::codec::Codec;
-use crate::quant::Code;
 
 /// PTX targets, oldest first. A GPU uses the newest that it runs, which the driver compiles for it.
 ///
@@ -69,21 +69,21 @@ impl Source {
         if replaced { None } else { newest(self) }
     }
 
-    /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. `code` is that of packed
-    /// weights. What is needed for other shapes alone is left to its first use.
-    pub fn is_needed(&self, capability: (i32, i32), head_dim: usize, codec: Codec, code: Option<Code>) -> bool {
+    /// Whether the steps of a model launch kernels of this file, on a GPU of that compute capability. What is needed for other
+    /// shapes alone is left to its first use.
+    pub fn is_needed(&self, capability: (i32, i32), needs: &KernelNeeds) -> bool {
+        let KernelNeeds { head_dim, codec, code, policy } = *needs;
+        let (scored, paged) = (policy.scored().is_some(), policy.quest().is_some());
         let hopper = TARGETS.iter().any(|t| t.exact && t.runs_on(capability));
         let wgmma = hopper && head_dim == 128 && codec != Codec::K8V4;
         match self.name {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
             "linear" | "packed_gemm" => false,
-            // Policies with scores, that merge tokens, or that read pages.
-            "attend_scores"
-            | "decode_epilogue_scores"
-            | "merge"
-            | "pages"
-            | "attend_pages"
-            | "decode_epilogue_pages" => false,
+            // As `kv::decode_kernels` chooses them.
+            "attend" | "decode_epilogue" => !scored && !paged,
+            "attend_scores" | "decode_epilogue_scores" => scored,
+            "pages" | "attend_pages" | "decode_epilogue_pages" => paged,
+            "merge" => policy.merging().is_some(),
             "gemv" | "gemm_decode" => code.is_none(),
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
             "attend_wgmma" => wgmma,

@@ -1,26 +1,18 @@
 //! What the GPU says about itself and its work: names, notices, timings, memory.
 
 use super::super::profile::median;
-use super::super::{MemoryUse, Profile, TIMED_ROUNDS};
+use super::super::{KernelNeeds, MemoryUse, Profile, TIMED_ROUNDS};
 use super::Cuda;
 use super::cublaslt::CublasLt;
 use super::memory::Buf;
-use crate::codec::Codec;
-use crate::quant::Code;
 
 impl Profile for Cuda {
     fn describe(&self) -> String {
         self.driver.name.clone()
     }
 
-    fn load_kernels(
-        &self,
-        head_dim: usize,
-        codec: Codec,
-        code: Option<Code>,
-        on_files: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> anyhow::Result<()> {
-        Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, head_dim, codec, code), on_files)?)
+    fn load_kernels(&self, needs: &KernelNeeds, on_files: &mut dyn FnMut(usize, usize) -> bool) -> anyhow::Result<()> {
+        Ok(self.driver.load_kernels(|source, gpu| source.is_needed(gpu, needs), on_files)?)
     }
 
     fn copy_bytes_per_s(&self) -> anyhow::Result<f64> {
