@@ -13,7 +13,7 @@
 
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
-use crate::policy::MOST_MEMBERS;
+use crate::policy::{MOST_MEMBERS, Scope};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -239,7 +239,26 @@ impl LayerCheck {
             let ring = &rings[head * ring_len..][..ring_len];
             self.lane(head as u32 + 1, live[head] as usize, ring, lane, &mut stored).map_err(invalid)?;
         }
+        if g.policy.scored().is_some_and(|rule| rule.scope == Scope::Layer) && !self.lanes_agree(&live, pages, &scores)
+        {
+            return Err(invalid("its heads store different tokens, or score them differently"));
+        }
         Ok(CheckedLayer { layer, live, rings, sums, scores, bytes: image })
+    }
+
+    /// Whether all lanes of the layer have the slots and the scores of the first, as where tokens are dropped by layer.
+    fn lanes_agree(&self, live: &[i32], pages: &[u8], scores: &[f32]) -> bool {
+        let (g, layout, n) = (&self.g, self.g.page(), live[0] as usize);
+        if live.iter().any(|other| *other != live[0]) {
+            return false;
+        }
+        let held = n.div_ceil(g.page_slots);
+        let slot = |head: usize, slot: usize| {
+            let (page, row) = (head * held + slot / g.page_slots, slot % g.page_slots);
+            let meta = layout.meta(&pages[page * g.page_bytes()..], row);
+            (meta.position(), scores[page * g.page_slots + row].to_bits())
+        };
+        (1..g.n_kv_heads).all(|head| (0..n).all(|i| slot(head, i) == slot(0, i)))
     }
 
     /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the sequence, and the ring names

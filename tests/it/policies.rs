@@ -4,6 +4,7 @@ use crate::policy_reference::{H2oRule, Margin, Slots, TovaRule};
 use crate::reference::{Seen, run_by_weights};
 use crate::rule::{feed, max_difference, random_log, runner_with, slots, step_lengths};
 use crate::tiny::{Form, Rng, Spec, Tiny};
+use dmschat::backend::KvGeometry;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
@@ -134,6 +135,8 @@ fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
         let copy = runner.create(true).unwrap();
         for (layer, image) in images.iter().enumerate() {
             let check = runner.cache.layer_check(head.len);
+            let of_others = check.check(layer, with_slots_swapped_in_the_last_head(&runner, image));
+            assert_eq!(of_others.err().map(|e| e.to_string().contains("different tokens")), case.tova.then_some(true));
             let cut = check.check(layer, image[..image.len() - 4].to_vec());
             assert!(cut.is_err_and(|e| e.to_string().contains("another size")));
             runner.import_layer(copy, &check.check(layer, image.clone()).unwrap()).unwrap();
@@ -146,6 +149,25 @@ fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
         }
         assert_eq!(runner.cache.audit(runner.backend()), Ok(0));
     }
+}
+
+/// The image of a layer in which the first two slots of the last page have changed their positions: still a lane of the
+/// sequence, but not in the order of the other lanes.
+fn with_slots_swapped_in_the_last_head(runner: &Runner<Cpu>, image: &[u8]) -> Vec<u8> {
+    let (g, mut image) = (runner.cache.geometry(), image.to_vec());
+    let last_page = image.len() - scores_bytes(g, &image) - g.page_bytes();
+    let (layout, page) = (g.page(), &mut image[last_page..][..g.page_bytes()]);
+    let [first, second] = [0, 1].map(|row| layout.meta(page, row));
+    layout.set_meta(page, 0, second);
+    layout.set_meta(page, 1, first);
+    image
+}
+
+/// Bytes of the scores at the end of a layer's image: one for each slot of its pages.
+fn scores_bytes(g: &KvGeometry, image: &[u8]) -> usize {
+    let tables = g.n_kv_heads * size_of::<i32>();
+    let score_bytes = g.page_slots * size_of::<f32>();
+    (image.len() - tables) / (g.page_bytes() + score_bytes) * score_bytes
 }
 
 fn feed_to(runner: &mut Runner<Cpu>, seq: SeqId, log: &[LogEntry]) {
