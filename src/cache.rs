@@ -53,6 +53,8 @@ struct SeqState {
     pins: Vec<Range<usize>>,
     /// Sequences with the same number are forks of each other and may share pages.
     fork_group: u64,
+    /// Whether a token was fed since the last fork: no other sequence holds the page of the newest token.
+    owns_newest: bool,
 }
 
 /// Counters of one sequence, read from the device tables.
@@ -121,10 +123,11 @@ impl<B: Backend> KvCache<B> {
 
     /// Creates a copy of a sequence that shares all its pages.
     pub fn fork(&mut self, b: &B, seq: SeqId) -> Result<SeqId, CacheError> {
-        let state = self.seqs[seq.0].clone();
-        let copy = self.create(b, state.eviction)?;
+        let eviction = self.eviction(seq);
+        let copy = self.create(b, eviction)?;
         b.fork(&mut self.tables, seq.0, copy.0);
-        self.seqs[copy.0] = state;
+        self.seqs[seq.0].owns_newest = false;
+        self.seqs[copy.0] = self.seqs[seq.0].clone();
         Ok(copy)
     }
 
@@ -248,11 +251,12 @@ impl<B: Backend> KvCache<B> {
         Ok((taken.iter().map(ExactSizeIterator::len).sum(), dropped))
     }
 
-    /// Drops the tokens at these positions from every lane, except the newest one. Returns the number of slots dropped.
+    /// Drops the tokens at these positions from every lane, except the newest one. Returns the number of slots dropped. A policy
+    /// with scores drops none: its budget does, and nothing reads marks.
     pub fn drop_positions(&mut self, b: &B, seq: SeqId, positions: Range<usize>) -> Result<u64, CacheError> {
-        // The next token's decision may be about the newest one, and sets its mark anew.
+        // The next token's decision may be about the newest one, and would overwrite its mark.
         let positions = positions.start..positions.end.min(self.len(seq).saturating_sub(1));
-        if positions.is_empty() {
+        if positions.is_empty() || self.geometry().policy.scored().is_some() {
             return Ok(0);
         }
         self.rate(b, seq, positions, 0, true)?;
@@ -305,13 +309,11 @@ impl<B: Backend> KvCache<B> {
     /// Reserves the pages that a step over `spans` may allocate, so that the step itself cannot fail.
     ///
     /// A decode step reserves the worst case over all table states, which needs no device read. Prefills, and decode
-    /// steps for which the worst case does not fit, reserve the exact bound from the live counts.
+    /// steps for which the worst case does not fit, reserve the bound from the live counts.
     pub fn reserve_step(&mut self, b: &B, spans: &[Span]) -> Result<(), CacheError> {
         if spans.iter().all(|s| s.len == 1) {
             let g = self.geometry();
-            let copies =
-                spans.iter().filter(|s| self.is_shared(s.seq)).count() * self.geometry().policy.most_written(1);
-            let worst_case = g.n_layers * g.n_kv_heads * (spans.len() + copies);
+            let worst_case = g.n_layers * g.n_kv_heads * spans.iter().map(|s| self.most_taken(s)).sum::<usize>();
             if self.reserve(b, worst_case).is_ok() {
                 return Ok(());
             }
@@ -333,14 +335,21 @@ impl<B: Backend> KvCache<B> {
     /// Upper bound on the pages that a span allocates: every token is appended, and every shared page that it may write
     /// to is copied.
     fn pages_needed(&self, b: &B, span: &Span) -> usize {
-        let g = self.geometry();
-        let writes = if self.is_shared(span.seq) { self.geometry().policy.most_written(span.len) } else { 0 };
-        let mut need = 0;
-        for (live, _) in self.live_rows(b, span.seq) {
+        let (g, most) = (self.geometry(), self.most_taken(span));
+        let written = g.policy.most_written(span.len, self.seqs[span.seq].owns_newest);
+        let copied = if self.is_shared(span.seq) { written } else { 0 };
+        let in_lane = |(live, _): (usize, usize)| {
             let held = live.div_ceil(g.page_slots);
-            need += (live + span.len).div_ceil(g.page_slots) - held + held.min(writes);
-        }
-        need
+            ((live + span.len).div_ceil(g.page_slots) - held + copied.min(held)).min(most)
+        };
+        self.live_rows(b, span.seq).map(in_lane).sum()
+    }
+
+    /// Upper bound on the pages that a span allocates in a lane, whatever that holds: each token needs one for its slot at most,
+    /// and the mark of the newest stored token may copy one more.
+    fn most_taken(&self, span: &Span) -> usize {
+        let marks = self.geometry().policy.marks_stored() && !self.seqs[span.seq].owns_newest;
+        span.len + usize::from(marks && self.is_shared(span.seq))
     }
 
     fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {
@@ -372,14 +381,21 @@ impl<B: Backend> KvCache<B> {
         Some(self.free_pages(b)? / (g.n_layers * g.n_kv_heads))
     }
 
-    /// For each group the numbers of distinct pages that its first sequence, its first two, ... and all hold. Reads the page
-    /// tables once for all groups.
+    /// Pages that these sequences hold, where shared ones count for each holder: an upper bound on the distinct ones, which takes
+    /// no page table to know.
+    pub fn held_pages(&self, b: &B, seqs: &[SeqId]) -> usize {
+        let (g, live) = (self.geometry(), self.live_slots(b));
+        seqs.iter().flat_map(|seq| self.rows_of(seq.0)).map(|row| live[row].div_ceil(g.page_slots)).sum()
+    }
+
+    /// For each group the numbers of distinct pages that its first sequence, its first two, ... and all hold. Copies the page
+    /// tables of a layer at once, with the entries that are not in use: a copy for each lane would wait for the device as often.
     pub fn distinct_pages(&self, b: &B, groups: &[Vec<SeqId>]) -> Vec<Vec<usize>> {
         let g = *self.geometry();
         let mut counts: Vec<Vec<usize>> = groups.iter().map(|group| vec![0; group.len()]).collect();
         let rows = || groups.iter().flatten().map(|seq| seq.0);
         let (Some(first), Some(last)) = (rows().min(), rows().max()) else { return counts };
-        let of_seq = g.n_kv_heads * g.max_pages;
+        let (live, of_seq) = (self.live_slots(b), g.n_kv_heads * g.max_pages);
         let mut tables = vec![0; (last + 1 - first) * of_seq];
         // The group, from 1, that was last seen to hold a page. Pages belong to one layer.
         let mut holder: Vec<usize> = Vec::new();
@@ -387,8 +403,10 @@ impl<B: Backend> KvCache<B> {
             b.read(&self.tables.page_table, g.row(layer, first, 0) * g.max_pages, &mut tables);
             for (i, group) in groups.iter().enumerate() {
                 for (seq, count) in group.iter().zip(&mut counts[i]) {
-                    let entries = &tables[(seq.0 - first) * of_seq..][..of_seq];
-                    for page in entries.iter().filter_map(|&page| usize::try_from(page).ok()) {
+                    let lanes = tables[(seq.0 - first) * of_seq..][..of_seq].chunks_exact(g.max_pages);
+                    let held = (0..).map(|head| live[g.row(layer, seq.0, head)].div_ceil(g.page_slots));
+                    for page in lanes.zip(held).flat_map(|(pages, held)| &pages[..held]) {
+                        let page = *page as usize;
                         holder.resize(holder.len().max(page + 1), 0);
                         *count += usize::from(holder[page] != i + 1);
                         holder[page] = i + 1;
@@ -442,7 +460,9 @@ impl<B: Backend> KvCache<B> {
     /// captured graph is replayed.
     pub fn fed(&mut self, spans: &[Span]) {
         for span in spans {
-            self.seqs[span.seq].len += span.len;
+            let state = &mut self.seqs[span.seq];
+            state.len += span.len;
+            state.owns_newest |= span.len > 0;
         }
     }
 
@@ -495,12 +515,21 @@ impl<B: Backend> KvCache<B> {
 
     /// Live slots and table row of each lane of a sequence, layer by layer.
     fn live_rows(&self, b: &B, seq: usize) -> impl Iterator<Item = (usize, usize)> + use<B> {
+        let live = self.live_slots(b);
+        self.rows_of(seq).map(move |row| (live[row], row))
+    }
+
+    /// Table rows of the lanes of a sequence, layer by layer.
+    fn rows_of(&self, seq: usize) -> impl Iterator<Item = usize> + use<B> {
         let g = *self.geometry();
-        let mut live = vec![0; g.n_layers * g.n_lanes()];
+        (0..g.n_layers).flat_map(move |layer| (0..g.n_kv_heads).map(move |head| g.row(layer, seq, head)))
+    }
+
+    /// Live slots of all lanes, by table row.
+    fn live_slots(&self, b: &B) -> Vec<usize> {
+        let mut live = vec![0; self.geometry().n_layers * self.geometry().n_lanes()];
         b.read(&self.tables.live, 0, &mut live);
-        (0..g.n_layers)
-            .flat_map(move |layer| (0..g.n_kv_heads).map(move |head| g.row(layer, seq, head)))
-            .map(move |row| (live[row] as usize, row))
+        live.into_iter().map(|n: i32| n as usize).collect()
     }
 
     /// Counts the lanes that store each token of a sequence. Waits for the device.

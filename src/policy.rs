@@ -240,13 +240,24 @@ impl Policy {
         self.rule().map_or(meta.marked() && meta.position() + 1 < n, |rule| rule.drops(n, meta, threshold))
     }
 
-    /// Most existing pages of a lane that `n` tokens write to: the page of the newest token's mark, and for each token one
-    /// overwritten slot or the page appended to.
-    pub fn most_written(&self, n: usize) -> usize {
-        match (self.rule(), self.scored()) {
-            (Some(rule), _) => n.min(rule.ring_len()) + 1,
-            (_, Some(_)) => n + 1,
-            (None, None) => 1,
+    /// Whether the newest token is always in a lane's last slot: tokens are appended, or merged into that slot.
+    fn appends(&self) -> bool {
+        self.scored().is_none() && (self.rule().is_none() || self.merging().is_some())
+    }
+
+    /// Whether the first decision of a step marks the newest stored token.
+    pub fn marks_stored(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.shift == Shift::Previous)
+    }
+
+    /// Most existing pages of a lane that `n` tokens write to: that of the newest token, if it is marked or merged with; that
+    /// of each slot that is overwritten; and the one appended to. `owns_newest`: the first of these is not counted.
+    pub fn most_written(&self, n: usize, owns_newest: bool) -> usize {
+        let newest = usize::from(!owns_newest);
+        match self.rule() {
+            _ if self.appends() => newest,
+            Some(rule) => n.min(rule.ring_len()) + 1 + if self.marks_stored() { newest } else { 0 },
+            None => n,
         }
     }
 

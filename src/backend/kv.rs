@@ -236,7 +236,7 @@ impl<B: Backend> KvTables<B> {
         let g = geometry;
         let lanes = g.n_layers * g.n_lanes();
         // Two sequences that write to a page they share may both copy it: one is free again after the step.
-        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step).min(g.max_pages) } else { 0 };
+        let copies = if g.n_seqs > 1 { g.policy.most_written(max_step, false).min(g.max_pages) } else { 0 };
         let mut page_table = b.alloc(lanes * g.max_pages)?;
         let (entries, none) = (lanes * g.max_pages, vec![-1; (lanes * g.max_pages).min(FILL)]);
         for at in (0..entries).step_by(FILL) {

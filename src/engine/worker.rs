@@ -162,7 +162,7 @@ impl<B: Backend> Worker<B> {
         // Pages for the tokens left to feed and one token of the answer.
         let need = |chain: &Chain| runner.cache.pages_for(runner.backend(), chain.context.seq, chain.tokens_left() + 1);
         let fit = |ids: &[Id]| match runner.cache.free_pages(runner.backend()) {
-            // A step's need is an upper bound, and that of forks is more than they take: what was preempted would be again.
+            // A step's need is an upper bound: what was preempted would be again.
             _ if full => false,
             // How much is free is not known.
             None => true,

@@ -3,10 +3,10 @@
 
 use crate::tiny::Rng;
 use dmschat::backend::cpu::Cpu;
-use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs};
+use dmschat::backend::{Backend, KvGeometry, Memory, QkvRopeArgs, Span};
 use dmschat::cache::{CacheError, KvCache, SeqId};
 use dmschat::codec::Codec;
-use dmschat::policy::{Dms, Policy, Shift};
+use dmschat::policy::{Budget, Dms, H2o, Policy, Pool, Shift};
 use dmschat::protocol::{LaneFilter, LaneState};
 use dmschat::tensor::Tensor;
 
@@ -222,6 +222,8 @@ impl Bench {
             }
         }
         let steps: Vec<_> = spans.iter().map(|(_, span)| *span).collect();
+        let bound = |(i, span): &(usize, Span)| self.cache.pages_for(&self.b, self.live[*i].id, span.len);
+        let most_used = self.used_pages() + spans.iter().map(bound).sum::<usize>();
         if self.cache.reserve_step(&self.b, &steps).is_err() || start == 0 {
             self.refused += 1;
             return;
@@ -246,12 +248,13 @@ impl Bench {
                 }
             }
         }
+        assert!(self.used_pages() <= most_used, "more pages were taken than the bound says");
         self.cache.finish(&self.b, &steps);
         spans.iter().for_each(|(i, span)| self.live[*i].len += span.len);
     }
 
     /// The attention op over a layer, `[n, HEADS, DIM]`.
-    fn attend(&mut self, layer: usize, rows: &[u32], decisions: &[f32], spans: &[dmschat::backend::Span]) -> Vec<f32> {
+    fn attend(&mut self, layer: usize, rows: &[u32], decisions: &[f32], spans: &[Span]) -> Vec<f32> {
         let Self { b, cache, qkv, out, .. } = self;
         b.embed(qkv, &self.table, &rows.to_vec(), rows.len());
         let inv_freq = vec![0.0; DIM / 2];
@@ -372,5 +375,39 @@ fn a_hundred_thousand_operations_lose_no_slot_and_share_none() {
         }
         bench.cache.trim(&bench.b);
         assert_eq!(bench.cache.pool_stats(&bench.b), Default::default(), "all pages are given back");
+    }
+}
+
+/// Forks copy the page that they append to once, and need none of the prompt's pages for it again.
+#[test]
+fn forks_that_own_their_newest_page_reserve_no_copy_of_it() {
+    let previous = Policy::Dms(Dms { window: 3, shift: Shift::Previous, sinks: 0, dial: 9.0 });
+    let policies =
+        [Policy::Dense, previous, Policy::Pool(Pool { every: 2 }), Policy::H2o(H2o { budget: Budget::Slots(30) })];
+    for policy in policies {
+        let mut bench = Bench::new(policy, Codec::F32, 7);
+        let b = &bench.b;
+        let prompt = bench.cache.create(b, true).unwrap();
+        // Merged by two, 13 tokens are 7 slots of pages of 4.
+        let tokens = if policy.merging().is_some() { 13 } else { 6 };
+        let step = |bench: &mut Bench, seqs: &[SeqId], len: usize| {
+            let spans: Vec<Span> = seqs.iter().enumerate().map(|(i, s)| bench.cache.span(*s, i * len, len)).collect();
+            bench.cache.reserve_step(&bench.b, &spans)?;
+            for layer in 0..LAYERS {
+                bench.attend(layer, &vec![0; seqs.len() * len], &vec![0.0; seqs.len() * len * HEADS], &spans);
+            }
+            bench.cache.finish(&bench.b, &spans);
+            Ok::<_, CacheError>(bench.used_pages())
+        };
+        let before = step(&mut bench, &[prompt], tokens).unwrap();
+        let forks = [(); 3].map(|()| bench.cache.fork(&bench.b, prompt).unwrap());
+        // Six slots are filled, and the seventh is stored in a copy of the second page.
+        let copied = step(&mut bench, &forks, 1).unwrap();
+        assert_eq!(copied - before, forks.len() * LAYERS * HEADS, "{policy:?}");
+        let limit = |bench: &Bench, pages: usize| Some((pages * bench.cache.geometry().page_bytes()) as u64);
+        let enough =
+            copied + if policy.scored().is_some() || policy == previous { forks.len() * LAYERS * HEADS } else { 0 };
+        bench.cache.set_limit_bytes(limit(&bench, enough));
+        assert_eq!(step(&mut bench, &forks, 1).unwrap(), copied, "{policy:?}: the eighth slot needs no page");
     }
 }

@@ -15,7 +15,7 @@ use super::super::scheduler::Stage;
 use super::turn::Turn;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
-use crate::cache::{CacheError, SeqStats};
+use crate::cache::{CacheError, SeqId, SeqStats};
 use crate::protocol::{
     ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, Event, EventSender, LogEntry,
     MAX_WIDTH, StopReason, TextKind, Token, VoteCount, WhenFull,
@@ -119,9 +119,12 @@ impl Chains {
     /// Notes the pages that the chains and the prompt hold. They only grow until a chain gives its own back: this is called
     /// before.
     fn note_pages<B: Backend>(&mut self, runner: &Runner<B>, prompt: &Context) {
-        let all = self.running().map(|chain| chain.context.seq).chain([prompt.seq]).collect();
-        let pages = runner.cache.distinct_pages(runner.backend(), &[all]).concat().pop();
-        self.shared_pages = self.shared_pages.max(pages.unwrap_or(0));
+        let all: Vec<SeqId> = self.running().map(|chain| chain.context.seq).chain([prompt.seq]).collect();
+        // The last chains are too few for a new maximum.
+        if runner.cache.held_pages(runner.backend(), &all) > self.shared_pages {
+            let pages = runner.cache.distinct_pages(runner.backend(), &[all]).concat().pop();
+            self.shared_pages = self.shared_pages.max(pages.unwrap_or(0));
+        }
     }
 
     /// Frees the pages of a chain that is to wait.
