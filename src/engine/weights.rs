@@ -29,6 +29,8 @@ pub struct Fit {
     pub context: usize,
     /// Bytes that all of it takes, with what is left free for other programs.
     pub needed_bytes: u64,
+    /// Whether `--kv-limit` bounds the cache, and not the memory: a smaller format would leave it no more.
+    limited: bool,
 }
 
 impl Fit {
@@ -41,13 +43,15 @@ impl Fit {
             .unwrap_or_else(|| planner::host_bytes(&described.config, &options, context));
         let plan = planner::plan(&described, &options, context, options.kv_limit);
         let spare = planner::spare_bytes(options.memory_bytes);
-        let needed_bytes = plan.weight_bytes + plan.workspace_bytes + plan.expected_kv_bytes + spare;
-        Ok(Self { weights, plan, context, needed_bytes })
+        let kv_bytes = plan.expected_kv_bytes.min(options.kv_limit.unwrap_or(u64::MAX));
+        let needed_bytes = plan.weight_bytes + plan.workspace_bytes + kv_bytes + spare;
+        let limited = options.kv_limit.is_some() && plan.kv_budget_bytes == options.kv_limit;
+        Ok(Self { weights, plan, context, needed_bytes, limited })
     }
 
-    /// Whether the context is expected to fit.
+    /// Whether the context is expected to fit, or as much of it as `--kv-limit` allows.
     pub fn fits(&self) -> bool {
-        self.plan.expected_context >= self.context
+        self.limited || self.plan.expected_context >= self.context
     }
 }
 
@@ -170,6 +174,11 @@ mod tests {
         // Less context needs less.
         let few = EngineOptions { context: Some(64), ..options(Some(memory[0] - 1_000_000), Weights::Auto) };
         assert_eq!(chosen(&source, &few).0, Weights::Bf16);
+        // A limit of the cache is none of the weights, which are smaller only where memory is short for them.
+        let limited = |memory| EngineOptions { kv_limit: Some(1 << 20), ..options(Some(memory), Weights::Auto) };
+        assert_eq!(chosen(&source, &limited(memory[0])), (Weights::Bf16, Vec::new()));
+        let (is, notices) = chosen(&source, &limited(200_000_000));
+        assert!(is == Weights::Int8 && !notices[0].contains(" needed"), "{notices:?}");
         // What is asked for is taken.
         let asked = options(Some(memory[2]), Weights::Bf16);
         assert_eq!(chosen(&source, &asked), (Weights::Bf16, Vec::new()));
