@@ -508,11 +508,11 @@ pub struct ModelInfo {
     /// `cpu, 2 threads` or the name of the GPU.
     pub device: String,
     pub codec: String,
-    /// `dms`, `dense`, `window`, `tova` or `h2o`.
+    /// As `--policy` names it; `auto` is resolved.
     pub policy: String,
     /// What the policy's budget is, such as `512` or `4x`, where it has one.
     pub budget: Option<String>,
-    /// Window W in tokens; `None` for the dense policy.
+    /// Window W in tokens, where tokens leave the cache after one.
     pub window: Option<usize>,
     /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
     pub dms: String,
@@ -543,6 +543,11 @@ pub enum Thinking {
 }
 
 impl ModelInfo {
+    /// Whether the cache's policy neither drops nor merges tokens.
+    pub fn keeps_all(&self) -> bool {
+        matches!(self.policy.as_str(), "dense" | "quest")
+    }
+
     pub fn thinking(&self) -> Thinking {
         let switch = self.template.source.as_ref().is_some_and(|s| s.contains("enable_thinking"));
         match (&self.think_tags, switch) {

@@ -380,8 +380,7 @@ impl Conversation {
 
     fn toggle<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, on: bool) {
         if !m.has_policy() {
-            return events
-                .notice("this model was not trained to evict: its cache stays dense, and the switch does nothing");
+            return events.notice("the cache keeps everything: its policy is dense, and the switch does nothing");
         }
         self.eviction = on;
         let at_token = self.chain.context.len(&m.runner);

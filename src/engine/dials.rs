@@ -65,7 +65,7 @@ impl<B: Backend> Loaded<B> {
     pub fn dial_table(&mut self) -> Result<Option<&DialTable>, String> {
         match self.runner.cache.geometry().policy {
             Policy::Dms(_) => {}
-            Policy::Dense => return Err("this cache keeps everything: the model was not trained to forget".into()),
+            Policy::Dense => return Err("the cache keeps everything: its policy is dense".into()),
             Policy::Dmc(_) => {
                 return Err("policy dmc merges what the heads decide; its ratio is that of the training".into());
             }

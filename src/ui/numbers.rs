@@ -65,7 +65,7 @@ pub fn cache_settings(app: &App) -> Vec<String> {
         parts.push(format!("window {}", count(window as u64)));
     }
     parts.push(info.codec.clone());
-    if !keeps_all(info) {
+    if !info.keeps_all() {
         parts.push(format!("eviction {}", eviction_word(app)));
     }
     if app.engine.twin {
@@ -119,15 +119,10 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// Whether the cache's policy neither drops nor merges tokens.
-fn keeps_all(info: &ModelInfo) -> bool {
-    matches!(info.policy.as_str(), "dense" | "quest")
-}
-
 /// Returns `on`, `off`, or `none (dense)`.
 pub fn eviction_word(app: &App) -> &'static str {
     match &app.engine.info {
-        Some(info) if keeps_all(info) => "none (dense)",
+        Some(info) if info.keeps_all() => "none (dense)",
         _ if app.engine.eviction => "on",
         _ => "off",
     }

@@ -104,8 +104,8 @@ fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
 /// Switches eviction. The engine reports where the switch acted.
 pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
     let Some(model) = &app.engine.info else { return error(app, "no model is loaded yet") };
-    if model.window.is_none() {
-        let text = format!("{} was not trained to evict: it keeps everything", model.name);
+    if model.keeps_all() {
+        let text = format!("the cache keeps everything: its policy is {}", clean_line(&model.policy));
         return info(app, text);
     }
     if on == app.engine.eviction {

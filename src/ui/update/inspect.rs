@@ -165,7 +165,8 @@ fn rows_away(app: &mut App, down: bool, rows: usize) {
 
 fn jump(app: &mut App, best: bool) {
     let Some(cursor) = cursor(app) else { return };
-    let window = app.engine.info.as_ref().and_then(|info| info.window);
+    let evicting = app.engine.info.as_ref().filter(|info| !info.keeps_all());
+    let window = evicting.map(|info| info.window.unwrap_or(0));
     match window.and_then(|window| app.memory.next_passage(cursor, best, window)) {
         Some(token) => set_cursor(app, token),
         None if window.is_none() => app.say(Level::Info, "a dense cache keeps every token"),

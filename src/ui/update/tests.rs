@@ -1,7 +1,7 @@
 //! Events in, state and effects out, without a terminal.
 
 use super::*;
-use crate::protocol::{Command, Event, StopReason, TextKind};
+use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind};
 use crate::ui::state::Overlay;
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};
@@ -148,6 +148,26 @@ fn a_conversation_that_is_not_saved_is_left_only_when_the_user_says_so() {
     // Nothing was fed: not worth a word.
     engine(&mut app, Event::RebuildDone { cancelled: false, tokens: 0 });
     assert!(!screen(&mut app).contains("0 tokens"));
+}
+
+#[test]
+fn eviction_is_switched_under_every_policy_that_drops_or_merges() {
+    let mut app = app(120, 40, 8, 4);
+    for (policy, switches) in [
+        ("dms", true),
+        ("window", true),
+        ("tova", true),
+        ("h2o", true),
+        ("pool", true),
+        ("dmc", true),
+        ("dense", false),
+    ] {
+        app.engine.info = Some(Arc::new(ModelInfo { policy: policy.into(), window: None, ..model(8, 4) }));
+        let effects = press(&mut app, KeyCode::F(4));
+        let switched = matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]);
+        assert_eq!(switched, switches, "{policy}");
+    }
+    assert_eq!(notice(&app), "the cache keeps everything: its policy is dense");
 }
 
 #[test]
