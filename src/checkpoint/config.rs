@@ -103,6 +103,8 @@ pub struct DmsConfig {
 pub struct DmcConfig {
     pub rule: Dmc,
     /// As of [`DmsConfig`].
+    pub alpha_scale: f32,
+    pub alpha_offset: f32,
     pub target_ratio: Option<f64>,
 }
 

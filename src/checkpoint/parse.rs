@@ -199,13 +199,16 @@ fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
         None => MOST_MEMBERS,
     };
     let rule = Dmc {
-        alpha_scale: number("dmc_alpha_scale", usual.alpha_scale)?,
-        alpha_offset: number("dmc_alpha_offset", usual.alpha_offset)?,
         weight_scale: number("dmc_weight_scale", usual.weight_scale)?,
         weight_offset: number("dmc_weight_offset", usual.weight_offset)?,
         most_members,
     };
-    Ok(Some(DmcConfig { rule, target_ratio: config.opt_positive("dmc_cr")? }))
+    Ok(Some(DmcConfig {
+        rule,
+        alpha_scale: number("dmc_alpha_scale", 100.0)?,
+        alpha_offset: number("dmc_alpha_offset", 5.0)?,
+        target_ratio: config.opt_positive("dmc_cr")?,
+    }))
 }
 
 /// Parses sampling defaults and end tokens from `generation_config.json`; end tokens else from `config.json`. Fails on

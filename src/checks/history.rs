@@ -23,6 +23,9 @@ const EVENTS: usize = 26;
 const MANY_EVENTS: usize = 1000;
 const SHORT_EVENTS: usize = 100;
 
+/// Decisions of DMC, of which about half join.
+const DMC_ALPHA: Alpha = Alpha { scale: 100.0, offset: 5.0, per_layer: false };
+
 /// A shape, a policy, and the seed of a history.
 pub struct History {
     policy: Policy,
@@ -326,12 +329,8 @@ impl<B: Backend> Run<'_, B> {
         self.cache.reserve_step(self.b, &spans).expect("memory for a check");
         self.cache.send_pins(self.b, &spans);
         let no_rope = NoRope::new(self.b, case.head_dim);
-        let borrowed = match case.policy {
-            Policy::Dmc(Dmc { alpha_scale: scale, alpha_offset: offset, .. }) => {
-                Some(Borrowed { heads: 2, alpha: Alpha { scale, offset, per_layer: false } })
-            }
-            _ => None,
-        };
+        let merges = matches!(case.policy, Policy::Dmc(_));
+        let borrowed = merges.then_some(Borrowed { heads: 2, alpha: DMC_ALPHA });
         let rope = QkvRopeArgs { borrowed, ..no_rope.rope() };
         for layer in 0..case.layers {
             let mut rows = self.rows(n, width);

@@ -62,7 +62,8 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
         }
         if merges == Merges::Dmc {
             checkpoint.config.dms = None;
-            checkpoint.config.dmc = Some(DmcConfig { rule: Dmc::default(), target_ratio: None });
+            let rule = Dmc::default();
+            checkpoint.config.dmc = Some(DmcConfig { rule, alpha_scale: 100.0, alpha_offset: 5.0, target_ratio: None });
         }
         if in_f32 {
             widen(&mut checkpoint);
@@ -114,8 +115,8 @@ fn trace<B: Backend>(
     let mut last = parts.last().copied().unwrap_or(1) - 1;
     for i in 0..=answer {
         runner.logits(last..last + 1, |_, row| trace.logits.push(row.to_vec()))?;
-        let likeliest = argmax(trace.logits.last().expect("a row was read"));
-        let token = forced.map_or(likeliest, |tokens| tokens[i]);
+        let greedy = argmax(trace.logits.last().expect("a row was read"));
+        let token = forced.map_or(greedy, |tokens| tokens[i]);
         trace.tokens.push(token);
         if i < answer {
             runner.feed(seq, &[token])?;

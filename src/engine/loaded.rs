@@ -96,7 +96,8 @@ impl<B: Backend> Loaded<B> {
 
 fn identity<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint, info: &ModelInfo) -> Identity {
     let c = runner.config();
-    let parameters = format!("{:?} {:?}", c.rope.frequencies(c.head_dim), c.dms);
+    let dmc = c.dmc.map(|dmc| format!(" {dmc:?}")).unwrap_or_default();
+    let parameters = format!("{:?} {:?}{dmc}", c.rope.frequencies(c.head_dim), c.dms);
     let digests = [
         info.model_fingerprint.clone(),
         info.tokenizer_fingerprint.clone(),

@@ -2,7 +2,7 @@
 
 use crate::backend::{AdapterHead, Alpha, Backend, Borrowed};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
-use crate::checkpoint::{Checkpoint, DmcConfig, DmsVariant, ModelConfig};
+use crate::checkpoint::{Checkpoint, DmsVariant, ModelConfig};
 use crate::policy::Policy;
 use crate::tensor::Tensor;
 use anyhow::{Result, ensure};
@@ -102,9 +102,7 @@ impl<B: Backend> Model<B> {
     pub(super) fn borrowed(&self, policy: &Policy) -> Option<Borrowed> {
         let (heads, alpha) = match (&self.config.dms, &self.config.dmc) {
             (Some(dms), _) if dms.variant == DmsVariant::Borrowed => (1, self.alpha()?),
-            (None, Some(DmcConfig { rule, .. })) => {
-                (2, Alpha { scale: rule.alpha_scale, offset: rule.alpha_offset, per_layer: false })
-            }
+            (None, Some(dmc)) => (2, Alpha { scale: dmc.alpha_scale, offset: dmc.alpha_offset, per_layer: false }),
             _ => return None,
         };
         let alpha = match policy.constant_decision() {

@@ -6,11 +6,10 @@ use super::MOST_MEMBERS;
 /// Least weight of a token, as in the published code: no slot is divided by 0.
 const LEAST_WEIGHT: f32 = 1.0 / 128.0;
 
-/// Parameters of the channels: the last one of the first two query heads of each KV head, before RoPE.
+/// Parameters of the weights, which come from the last channel of the second query head of each KV head, before RoPE. The
+/// decisions come from that of the first one, as with DMS.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dmc {
-    pub alpha_scale: f32,
-    pub alpha_offset: f32,
     pub weight_scale: f32,
     pub weight_offset: f32,
     /// Most tokens of a slot, up to [`MOST_MEMBERS`].
@@ -19,22 +18,11 @@ pub struct Dmc {
 
 impl Default for Dmc {
     fn default() -> Self {
-        Self {
-            alpha_scale: 100.0,
-            alpha_offset: 5.0,
-            weight_scale: 1.0,
-            weight_offset: 5.0,
-            most_members: MOST_MEMBERS,
-        }
+        Self { weight_scale: 1.0, weight_offset: 5.0, most_members: MOST_MEMBERS }
     }
 }
 
 impl Dmc {
-    /// A token joins the newest slot where its decision is positive.
-    pub fn decision(&self, channel: f32) -> f32 {
-        channel * self.alpha_scale - self.alpha_offset
-    }
-
     /// A token's weight in its slot, above 0.
     pub fn weight(&self, channel: f32) -> f32 {
         1.0 / (1.0 + (-(channel * self.weight_scale + self.weight_offset)).exp()) + LEAST_WEIGHT

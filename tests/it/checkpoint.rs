@@ -3,7 +3,7 @@
 
 use crate::folder::{Block, Folder, assemble, blocks, config, layout, merged};
 use dmschat::checkpoint::names::TensorSpec;
-use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmsVariant, ModelRef, RopeScaling};
+use dmschat::checkpoint::{AdapterChoice, Checkpoint, DmcConfig, DmsVariant, ModelRef, RopeScaling};
 use dmschat::policy::{Dmc, Shift, Trained};
 use serde_json::{Value, json};
 
@@ -345,10 +345,12 @@ fn a_dmc_model_has_its_own_keys_and_no_adapter() {
     let given = json!({"dmc_cr": 3.5, "dmc_alpha_scale": 10, "dmc_alpha_offset": 2, "dmc_weight_scale": 3, "dmc_weight_offset": -1,
         "dmc_max_members": 16});
     let config = opened(&Folder::with_config(given)).config;
-    let rule = Dmc { alpha_scale: 10.0, alpha_offset: 2.0, weight_scale: 3.0, weight_offset: -1.0, most_members: 16 };
-    assert_eq!((config.trained(), config.target_ratio()), (Some(Trained::Dmc(rule)), Some(3.5)));
-    let folder = Folder::with_config(json!({"dmc_alpha_scale": 100}));
-    assert_eq!(opened(&folder).config.trained(), Some(Trained::Dmc(Dmc::default())));
+    let rule = Dmc { weight_scale: 3.0, weight_offset: -1.0, most_members: 16 };
+    let dmc = DmcConfig { rule, alpha_scale: 10.0, alpha_offset: 2.0, target_ratio: Some(3.5) };
+    assert_eq!((config.dmc, config.trained(), config.target_ratio()), (Some(dmc), Some(Trained::Dmc(rule)), Some(3.5)));
+    let folder = Folder::with_config(json!({"dmc_weight_scale": 1}));
+    let usual = DmcConfig { rule: Dmc::default(), alpha_scale: 100.0, alpha_offset: 5.0, target_ratio: None };
+    assert_eq!(opened(&folder).config.dmc, Some(usual));
     let sidecar = AdapterChoice::File(folder.file("model.safetensors"));
     let outcome = Checkpoint::open(&ModelRef::Folder(folder.path().to_owned()), &sidecar);
     assert!(refused(&folder, outcome).contains("has DMC of its own, so --adapter"));

@@ -4,8 +4,8 @@ use super::super::{KvTables, Span};
 use super::{Acts, Cpu};
 use crate::policy::{Merging, members, merge};
 
-/// Replaces K and V of every row by the means of its slot as it stands with the row, and decisions by [`Merging::JOINS`] or
-/// [`Merging::OPENS`].
+/// Replaces K and V of every row by the means of its slot as it stands with the row, and the heads' decisions by
+/// [`Merging::JOINS`] or [`Merging::OPENS`].
 pub(super) fn merge_rows(
     qkv: &mut Acts,
     decisions: &mut [f32],
@@ -25,14 +25,14 @@ pub(super) fn merge_rows(
             let (k, v) = rest.split_at_mut(heads * d);
             let rows = k.chunks_exact_mut(d).zip(v.chunks_exact_mut(d)).zip(lanes.chunks_exact_mut(len));
             for (head, ((k, v), sums)) in rows.enumerate() {
-                let channel = |q_head: usize| q[(head * group + q_head) * d + d - 1];
-                let (decision, weight) = match merging {
-                    Merging::Pool(_) => (0.0, 1.0),
-                    Merging::Learned(dmc) => (dmc.decision(channel(0)), dmc.weight(channel(1))),
+                let weight = match merging {
+                    Merging::Pool(_) => 1.0,
+                    Merging::Learned(dmc) => dmc.weight(q[(head * group + 1) * d + d - 1]),
                 };
-                let joins = merges && merging.joins(base + i, decision, members(sums));
+                let decision = &mut decisions[(span.start + i) * heads + head];
+                let joins = merges && merging.joins(base + i, *decision, members(sums));
                 merge(sums, joins, weight, k, v);
-                decisions[(span.start + i) * heads + head] = if joins { Merging::JOINS } else { Merging::OPENS };
+                *decision = if joins { Merging::JOINS } else { Merging::OPENS };
             }
         }
     }
