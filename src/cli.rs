@@ -120,6 +120,10 @@ fn dispatch(cli: Cli) -> Result<u8> {
             if of_eval(flag) { "eval" } else { "bench (--kv and --weights also with compare)" }
         )));
     }
+    let measures = matches!(&cli.command, Some(Command::Score(_) | Command::Compare(_) | Command::Bench(_)));
+    if measures && common.keep_ratio.is_some() {
+        return Err(output::wrong_use("--keep-ratio is for conversations; compare takes --dial, bench --keep"));
+    }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     Settings::unknown_variables().iter().for_each(|line| output::notice(line));
     if let Some(theme) = &settings.theme {

@@ -9,7 +9,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Kv, Settings};
 use crate::engine::compare::{self, Compared, Row};
 use crate::engine::{Runner, weights_info};
-use crate::policy::Trained;
+use crate::policy::Policy;
 use crate::protocol::Token;
 use crate::quant::Weights;
 use anyhow::Result;
@@ -47,7 +47,12 @@ impl ModelJob for Job<'_> {
     fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
         let tokens = encode_text_file(checkpoint, &self.args.text_file, runner.context()).map_err(as_wrong_use)?;
         check_tokens(&tokens, runner).map_err(as_wrong_use)?;
-        let evictions = evictions(self.settings, checkpoint, &tokens, self.others.is_empty())?;
+        let policy = runner.cache.geometry().policy;
+        if self.args.dial.is_some() && !policy.uses_decisions() {
+            let name = policy.name();
+            return Err(wrong_use(format!("--dial: policy {name} does not use the model's decisions about tokens")));
+        }
+        let evictions = evictions(&policy, checkpoint, &tokens, self.others.is_empty())?;
         let mut ppl = None;
         let mut rows = Vec::new();
         let mut collect = |(dense, more): Compared| {
@@ -73,31 +78,26 @@ impl ModelJob for Job<'_> {
     }
 }
 
-/// The eviction settings with which a codec is compared.
-fn evictions(settings: &Settings, checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
-    if settings.policy.has_budget() {
-        return Ok(&[false, true]);
-    }
-    if let Some(Trained::Dmc(_)) = checkpoint.config.trained() {
-        return Ok(&[false, true]);
-    }
-    let Some(dms) = &checkpoint.config.dms else {
-        if alone {
-            let name = &checkpoint.name;
-            return Err(wrong_use(format!(
-                "{name} does not evict; compare formats instead, such as --kv f32,bf16,fp8 or --weights bf16,int8,int4"
-            )));
+/// The eviction settings with which a format is compared: both where the policy drops, merges or skips tokens.
+fn evictions(policy: &Policy, checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
+    match policy {
+        Policy::Dense if alone => {
+            let what = match checkpoint.config.trained() {
+                Some(_) => "policy dense",
+                None => &checkpoint.name,
+            };
+            Err(wrong_use(format!(
+                "{what} does not evict; compare formats instead, such as --kv f32,bf16,fp8 or --weights bf16,int8,int4"
+            )))
         }
-        return Ok(&[false]);
-    };
-    let least = 4 * dms.rule.window;
-    if tokens.len() < least {
-        return Err(wrong_use(format!(
-            "the text has {} tokens; eviction shows from {least} tokens (four windows)",
-            tokens.len()
-        )));
+        Policy::Dense => Ok(&[false]),
+        Policy::Dms(rule) if tokens.len() < 4 * rule.window => Err(wrong_use(format!(
+            "the text has {} tokens; eviction shows from {} tokens (four windows)",
+            tokens.len(),
+            4 * rule.window
+        ))),
+        _ => Ok(&[false, true]),
     }
-    Ok(&[false, true])
 }
 
 /// The same model in other formats, compared with the reference.

@@ -223,7 +223,7 @@ pub fn check_for_chat(settings: &Settings) -> Result<()> {
     if settings.policy.reads_pages() {
         let name = settings.policy.name();
         return Err(wrong_use(format!(
-            "--policy {name} is for score, compare and bench: conversations cannot have it"
+            "--policy {name} is for score, compare, eval and bench: conversations cannot have it"
         )));
     }
     check(settings)

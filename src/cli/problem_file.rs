@@ -3,6 +3,7 @@
 
 use super::client::{Client, Sampling, answer_json};
 use super::output::{self, wrong_use};
+use crate::chat::Conversation;
 use crate::config::Settings;
 use crate::eval::problem::{Problem, ProblemMessage};
 use crate::eval::tasks::MAX_BYTES;
@@ -24,9 +25,7 @@ struct Line {
 }
 
 pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
-    let file = path.display();
-    let text =
-        regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string()).map_err(output::as_wrong_use)?;
+    let problems = read(settings, path)?;
     let mut client = Client::start(settings)?;
     let sampling = Sampling {
         params: SamplingParams::default(),
@@ -35,22 +34,39 @@ pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
         chains: None,
         check: None,
     };
-    for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
-        let problem: Line = serde_json::from_str(line).map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
-        let mut chat = Problem::conversation(&problem.messages, settings.system.clone())
-            .map_err(|e| wrong_use(format!("{file}:{}: {e}", index + 1)))?;
+    for (place, line, mut chat) in problems {
         client.clear()?;
         let report = client.answer(&mut chat, &sampling, |_, _| Ok(()))?;
         let mut object = answer_json(&chat, &report, &client.info);
-        object["task"] = problem.task;
-        object["expected"] = problem.expected;
+        object["task"] = line.task;
+        object["expected"] = line.expected;
         output::out_json(&object)?;
         if report.stop_reason == StopReason::Cancelled {
             return Ok(output::INTERRUPTED);
         }
         if report.stop_reason == StopReason::Error {
-            bail!("{file}:{}: {}", index + 1, report.detail.as_deref().unwrap_or("the engine failed"));
+            bail!("{place}: {}", report.detail.as_deref().unwrap_or("the engine failed"));
         }
     }
     Ok(output::OK)
+}
+
+/// The problems of the whole file, each with its place for messages, so that a broken line is found before any is answered.
+fn read(settings: &Settings, path: &Path) -> Result<Vec<(String, Line, Conversation)>> {
+    let file = path.display();
+    let text =
+        regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string()).map_err(output::as_wrong_use)?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let problem = |(index, line): (usize, &str)| {
+        let place = format!("{file}:{}", index + 1);
+        let problem: Line = serde_json::from_str(line).map_err(|e| wrong_use(format!("{place}: {e}")))?;
+        let chat = Problem::conversation(&problem.messages, settings.system.clone());
+        let chat = chat.map_err(|e| wrong_use(format!("{place}: {e}")))?;
+        Ok((place, problem, chat))
+    };
+    let problems: Vec<_> = lines.map(problem).collect::<Result<_>>()?;
+    if problems.is_empty() {
+        return Err(wrong_use(format!("{file} has no problems")));
+    }
+    Ok(problems)
 }

@@ -179,6 +179,11 @@ fn eval_answers_a_file_of_problems() {
     assert_eq!((answers[0]["task"].as_str(), answers[0]["expected"].as_str()), (Some("eq"), Some("-7")));
     assert!(answers[0]["answer"].as_str().unwrap().ends_with("-7"));
     assert!(answers[1]["prompt_tokens"].as_u64() > answers[0]["prompt_tokens"].as_u64());
+    // Nothing is answered of a file with a broken line, or without problems.
+    for (text, why) in [(line("") + "\n{broken\n", "p.jsonl:2: "), ("\n".to_owned(), "p.jsonl has no problems")] {
+        fs::write(&file, text).unwrap();
+        refused(said(&dmschat(&home).arg("eval").arg("--problems").arg(&file).output().unwrap()), &[why]);
+    }
 }
 
 /// Every row of compare against what score says of the same text, and against itself.
@@ -196,6 +201,14 @@ fn compare_agrees_with_score_and_with_itself() {
         serde_json::from_str(&stdout).unwrap()
     };
     let same = |a: &Value, b: &Value| (a.as_f64().unwrap() / b.as_f64().unwrap() - 1.0).abs() < 1e-4;
+    for (args, why) in [
+        (&["--policy", "dense"][..], "policy dense does not evict; compare formats instead"),
+        (&["--policy", "window", "--dial", "0,5"], "--dial: policy window does not use the model's decisions"),
+    ] {
+        let mut command = dmschat(&home);
+        let output = command.arg("compare").args(args).args(["--device", "cpu", "--text-file"]).arg(&file).output();
+        refused(said(&output.unwrap()), &[why]);
+    }
     let compared = json(&["compare", "--kv", "f32,f32,fp8"]);
     let (on, off) = (json(&["score"]), json(&["score", "--eviction", "off"]));
     assert!(same(&compared["ppl_on"], &on["ppl"]) && same(&compared["ppl_off"], &off["ppl"]), "{compared}");
@@ -376,6 +389,7 @@ fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
         refused(score(&["--policy", "pool", "--budget", budget]), &["policy pool takes a whole ratio from 1x to 64x"]);
     }
     refused(score(&["--policy", "dmc", "--budget", "4x"]), &["no budget"]);
+    refused(score(&["--keep-ratio", "2"]), &["--keep-ratio is for conversations"]);
     refused(run(&["-p", "x", "--policy", "quest"]), &["quest", "conversations cannot have it"]);
     let plain = Tiny::new(Spec::new(true, Form::Plain), 4);
     let folder = plain.folder.path().to_str().unwrap();
