@@ -29,6 +29,11 @@ use std::time::{Duration, Instant};
 /// softmax weights, reached 2.8e-3.
 const BF16_STEP: f32 = 4e-3;
 
+/// Random weights are drawn up to so many values, or strips of packed rows, and then repeat: large matrices would take longer to
+/// draw than to multiply. Both are prime, so that rows and tiles of a matrix differ.
+const DRAWN_VALUES: usize = 65_521;
+const DRAWN_STRIPS: usize = 61;
+
 /// The output of a case on one backend. `exact` must be equal, `floats` close.
 #[derive(Default)]
 pub struct Output {
@@ -179,13 +184,15 @@ impl Random {
             Stored::Plain(dtype) => dtype,
             Stored::Packed(code) => return self.packed(code, rows, cols),
         };
-        let values = self.floats(rows * cols);
+        let values = self.floats((rows * cols).min(DRAWN_VALUES));
         let bytes: Vec<u8> = match dtype {
             DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             DType::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
             DType::Bf16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
         };
-        let len = bytes.len();
+        let len = rows * cols * dtype.size_bytes();
+        let mut bytes = bytes.repeat(len.div_ceil(bytes.len().max(1)));
+        bytes.truncate(len);
         Tensor::new("random", dtype, vec![rows, cols], std::sync::Arc::new(bytes), 0..len)
     }
 
@@ -193,9 +200,14 @@ impl Random {
     /// zeros.
     fn packed(&mut self, code: Code, rows: usize, cols: usize) -> Tensor {
         let (len, groups) = (code.bytes(rows, cols), cols / GROUP);
-        let mut bytes = vec![0; len];
-        for (strip, out) in bytes.chunks_exact_mut(code.strip_bytes(cols)).enumerate() {
-            let present = TILE_ROWS.min(rows - strip * TILE_ROWS);
+        let (mut bytes, strip_bytes) = (vec![0; len], code.strip_bytes(cols));
+        for strip in 0..len / strip_bytes {
+            let (drawn, out) = bytes.split_at_mut(strip * strip_bytes);
+            let (present, out) = (TILE_ROWS.min(rows - strip * TILE_ROWS), &mut out[..strip_bytes]);
+            if strip >= DRAWN_STRIPS && present == TILE_ROWS {
+                out.copy_from_slice(&drawn[strip % DRAWN_STRIPS * strip_bytes..][..strip_bytes]);
+                continue;
+            }
             let (mut codes, mut scales) = (vec![0; TILE_ROWS * cols], vec![0.0; TILE_ROWS * groups]);
             let mut zeros = vec![0.0; TILE_ROWS * groups];
             let levels = 1 << code.bits();
