@@ -19,7 +19,7 @@ from conversation import ANSWER
 from data import make_loader
 from dmc import PoolingAttention, Relaxed, clear_decisions
 from model import attend_dense
-from retrofit import distillation
+from retrofit import distillation, wanted_decision
 from train import load_model, make_optimizer, save
 
 
@@ -126,7 +126,7 @@ def stage(training, from_ratio, ratio, steps, seconds):
         fall = max(0.0, (x - (1 - args.decay)) / args.decay)
         if fall and not before:
             before = training.state()
-        target = 1 - 1 / (from_ratio + (ratio - from_ratio) * min(1.0, x / args.ramp))
+        target = wanted_decision(x / args.ramp, from_ratio, ratio)
         training.step(target, args.lr * (args.floor + (1 - args.floor) * 0.5 * (1 + math.cos(math.pi * fall))))
         n += 1
         if n % 50 == 0:

@@ -88,10 +88,14 @@ def distillation(student, teacher, weight, elsewhere):
     return (kl * scale).sum() / scale.sum()
 
 
+def wanted_decision(x, from_ratio, ratio):
+    """The wanted mean decision at the share x of the ramp: 1 - 1/ratio, with the ratio growing linearly and staying after it."""
+    return 1 - 1 / (from_ratio + (ratio - from_ratio) * min(1.0, x))
+
+
 def target_at(step, steps, args, ratio):
-    """The wanted mean decision: 1 - 1/ratio with the ratio growing linearly over the ramp."""
-    x = min(1.0, step / max(1.0, steps * args.ramp))
-    return 1 - 1 / (args.from_ratio + (ratio - args.from_ratio) * x)
+    """The wanted mean decision of a step."""
+    return wanted_decision(step / max(1.0, steps * args.ramp), args.from_ratio, ratio)
 
 
 def token_shares(kind, on):
