@@ -205,7 +205,7 @@ impl Case for Linear {
 }
 
 /// A fused SwiGLU GEMM, whose weight rows are gate and up.
-pub struct Gated {
+pub struct FusedSwiglu {
     stored: Stored,
     ffn: usize,
     cols: usize,
@@ -213,33 +213,33 @@ pub struct Gated {
     bias: bool,
 }
 
-pub fn linear_swiglu() -> Vec<Gated> {
+pub fn linear_swiglu() -> Vec<FusedSwiglu> {
     let mut out = Vec::new();
     for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
         for (k, (ffn, cols)) in [(72, 96), (257, 72), (1000, 576)].into_iter().enumerate() {
             let stored = if i % 4 == k { DType::F32 } else { DType::Bf16 }.into();
-            out.push(Gated { stored, ffn, cols, n, bias: (i + k) % 2 == 0 });
+            out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0 });
         }
     }
     out
 }
 
-pub fn packed_swiglu() -> Vec<Gated> {
+pub fn packed_swiglu() -> Vec<FusedSwiglu> {
     let mut out = Vec::new();
     for code in Code::ALL {
         for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
             for (k, (ffn, cols)) in [(16, 64), (48, 192), (208, 576)].into_iter().enumerate() {
-                out.push(Gated { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
+                out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
             }
         }
         // Whole groups of tiles; then enough rows for all SMs of a large GPU.
-        let whole = |n, ffn, cols| Gated { stored: Stored::Packed(code), ffn, cols, n, bias: n == 17 };
+        let whole = |n, ffn, cols| FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 17 };
         out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256)]);
     }
     out
 }
 
-impl Case for Gated {
+impl Case for FusedSwiglu {
     fn name(&self) -> String {
         let bias = if self.bias { " + bias" } else { "" };
         format!("fused swiglu {} {} x {} x {}{bias}", self.stored.name(), self.n, self.ffn, self.cols)

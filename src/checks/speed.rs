@@ -180,10 +180,10 @@ impl<B: Backend> Table<'_, B> {
     fn gemms(&mut self, all_rows: &[usize]) -> Result<()> {
         let c = self.c;
         let heads = c.head_dim * (c.n_q_heads + 2 * c.n_kv_heads);
-        self.product("qkv", heads, c.hidden, all_rows)?;
-        self.product("o", c.hidden, c.n_q_heads * c.head_dim, all_rows)?;
+        self.matmul("qkv", heads, c.hidden, all_rows)?;
+        self.matmul("o", c.hidden, c.n_q_heads * c.head_dim, all_rows)?;
         self.linear_swiglu(all_rows)?;
-        self.product("down", c.hidden, c.ffn, all_rows)
+        self.matmul("down", c.hidden, c.ffn, all_rows)
     }
 
     /// Enough weights of one shape to exceed L2.
@@ -193,13 +193,13 @@ impl<B: Backend> Table<'_, B> {
         Ok((weights, copies * self.sizes.calls.div_ceil(copies)))
     }
 
-    fn product(&mut self, name: &str, out: usize, cols: usize, all_rows: &[usize]) -> Result<()> {
+    fn matmul(&mut self, name: &str, out: usize, cols: usize, all_rows: &[usize]) -> Result<()> {
         let b = self.b;
         let (weights, calls) = self.copies(out, cols)?;
         for &n in all_rows {
             let x = self.matmul_input(n, cols, &weights[0])?;
             let us = self.time(calls, b.acts(n, out)?, |y, i| b.linear(y, &x, &weights[i % weights.len()], None, n));
-            self.tell_product(name, out, cols, n, us, 2 * cols + 4 * out);
+            self.report_matmul(name, out, cols, n, us, 2 * cols + 4 * out);
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl<B: Backend> Table<'_, B> {
             let us = self.time(calls, (out, scratch), |(out, scratch), i| {
                 b.linear_swiglu(out, scratch, &x, &weights[i % weights.len()], None, n);
             });
-            self.tell_product("gate_up, gate", 2 * c.ffn, c.hidden, n, us, 2 * c.hidden + 2 * c.ffn);
+            self.report_matmul("gate_up, gate", 2 * c.ffn, c.hidden, n, us, 2 * c.hidden + 2 * c.ffn);
         }
         Ok(())
     }
@@ -226,13 +226,13 @@ impl<B: Backend> Table<'_, B> {
         for n in self.sizes.decode.clone() {
             let x = self.matmul_input(n, c.hidden, &head)?;
             let us = self.time(self.sizes.calls, b.alloc(n * c.vocab)?, |out, _| b.logits(out, &x, &head, n));
-            self.tell_product("lm_head", c.vocab, c.hidden, n, us, 2 * c.hidden + 4 * c.vocab);
+            self.report_matmul("lm_head", c.vocab, c.hidden, n, us, 2 * c.hidden + 4 * c.vocab);
         }
         Ok(())
     }
 
     /// Small batches are bound by the weight's bytes, prefill by FLOP.
-    fn tell_product(&mut self, name: &str, out: usize, cols: usize, n: usize, us: f64, row_bytes: usize) {
+    fn report_matmul(&mut self, name: &str, out: usize, cols: usize, n: usize, us: f64, row_bytes: usize) {
         let work = match self.sizes.decode.contains(&n) {
             true => Work::Bytes(2 * out * cols + n * row_bytes),
             false => Work::Flop(2.0 * (n * out * cols) as f64),

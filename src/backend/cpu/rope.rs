@@ -77,7 +77,7 @@ pub(super) fn qkv_rope(
         merge::merge_rows(qkv, decisions, kv, layer, spans, &merging);
     }
     let mut angles = cpu.angles();
-    // Rows are turned by their place in `spans`, which need not lie in the order of the rows.
+    // A row's position follows from its span; spans need not lie in the order of the rows.
     let positions = (0..n).map(|i| {
         let span = spans.iter().find(|s| (s.start..s.start + s.len).contains(&i));
         span.map_or(0, |s| kv.seq_len[s.seq] as usize + i - s.start)

@@ -162,7 +162,7 @@ impl Conversation {
         true
     }
 
-    /// Prepares the twin for an answer whose context is set. Makes it anew if it was fed other tokens.
+    /// Prepares the twin for an answer whose context is set. Makes another if it was fed other tokens.
     pub(in crate::engine) fn begin_twin<B: Backend>(&mut self, runner: &mut Runner<B>) {
         self.twin_ended = None;
         if !self.twin_wanted {

@@ -63,7 +63,7 @@ fn step(
         let (span, head) = (lane / heads, lane % heads);
         let group = Group { span, head, tokens: 0..1, splits: 0..1, chosen: Chosen::default() };
         let (state, weights) = tile.row_mut(0).split_at_mut(state);
-        weigh(&call, &group, state, weights, &mut cpu.scratch(worker).attention);
+        attend_with_weights(&call, &group, state, weights, &mut cpu.scratch(worker).attention);
     });
     for (span, lanes) in rows.iter().zip(partials.chunks_exact_mut(heads * width)) {
         let out = out.row_mut(span.start);
@@ -83,7 +83,7 @@ fn step(
 }
 
 /// Attention of one row of a lane, with the weights `[live + 1]` of its keys summed over the query heads.
-fn weigh(call: &Call<'_>, group: &Group, state: &mut [f32], weights: &mut [f32], scratch: &mut Scratch) {
+fn attend_with_weights(call: &Call<'_>, group: &Group, state: &mut [f32], weights: &mut [f32], scratch: &mut Scratch) {
     let (span, d, isa) = (&call.spans[group.span], call.geometry.head_dim, call.isa);
     let (live, rows) = (call.live(span, group.head), call.load_queries(group, scratch));
     let (n, mut softmax) = (live + 1, OnlineSoftmax::start(state, rows, d));
