@@ -113,17 +113,18 @@ def any_turn(rng, memory, weights, hidden_tokens):
     return turn
 
 
-def search_turn(rng, memory):
-    """A turn of one of the search tasks."""
-    turn = SEARCHES[rng.choice(list(SEARCHES))](rng, thinking=rng.random() >= 0.03)
+def search_turn(rng, memory, paths=0.0):
+    """A turn of one of the search tasks; a share `paths` of them are paths beforehand."""
+    task = "path" if paths and rng.random() < paths else rng.choice(list(SEARCHES))
+    turn = SEARCHES[task](rng, thinking=rng.random() >= 0.03)
     memory.note(turn)
     return turn
 
 
-def make_row(rng, encoder, length, late=False, search=0.0):
+def make_row(rng, encoder, length, late=False, search=0.0, paths=0.0):
     """One conversation cut to length + 1 tokens: (ids uint16 [length+1], bits ANSWER and SEARCH uint8 [length+1]).
 
-    `search` is the share of search turns.
+    `search` is the share of search turns, `paths` that of paths among them (`search_turn`).
     """
     ids, mask = [], []
     memory = Memory()
@@ -135,7 +136,7 @@ def make_row(rng, encoder, length, late=False, search=0.0):
     first = rng.random() < 0.5
     while len(ids) <= length:
         kind = SEARCH if rng.random() < search else 0
-        turn = search_turn(rng, memory) if kind else next_turn(rng, memory, FIRST_WEIGHTS if first else weights, hidden)
+        turn = search_turn(rng, memory, paths) if kind else next_turn(rng, memory, FIRST_WEIGHTS if first else weights, hidden)
         turn_ids, prompt = encoder.turn(turn)
         first = False
         ids += turn_ids

@@ -12,13 +12,13 @@ import numpy as np
 from conversation import ANSWER, Encoder, make_row
 
 
-def batch(rng, encoder, rows, length, late=False, search=0.0):
+def batch(rng, encoder, rows, length, late=False, search=0.0, paths=0.0):
     """(ids uint16 [rows, length+1], bits uint8 [rows, length+1])."""
-    made = [make_row(rng, encoder, length, late, search) for _ in range(rows)]
+    made = [make_row(rng, encoder, length, late, search, paths) for _ in range(rows)]
     return np.stack([m[0] for m in made]), np.stack([m[1] for m in made])
 
 
-def make_loader(rows, length, seed, workers, late=False, search=0.0, prefetch=6):
+def make_loader(rows, length, seed, workers, late=False, search=0.0, paths=0.0, prefetch=6):
     """An endless iterator of pinned torch batches ([rows, length+1] int16 ids, uint8 bits ANSWER and SEARCH)."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -30,7 +30,7 @@ def make_loader(rows, length, seed, workers, late=False, search=0.0, prefetch=6)
             rng = random.Random(seed * 1000 + (info.id if info else 0))
             encoder = Encoder()
             while True:
-                ids, bits = batch(rng, encoder, rows, length, late, search)
+                ids, bits = batch(rng, encoder, rows, length, late, search, paths)
                 yield torch.from_numpy(ids.astype(np.int16)), torch.from_numpy(bits)
 
     return iter(DataLoader(Stream(), batch_size=None, num_workers=workers, prefetch_factor=prefetch if workers else None,

@@ -33,6 +33,8 @@ def parse():
     p.add_argument("--late", action="store_true")
     p.add_argument("--search", type=float, default=0.0, help="share of search turns")
     p.add_argument("--search-ratio", type=float, default=0.0, help="a ratio of their own for search turns")
+    p.add_argument("--paths", type=float, default=0.0, help="share of the search turns that are paths, beside the paths among the rest")
+    p.add_argument("--soft", type=float, default=0.0, help="share of the decisions that are softened")
     p.add_argument("--lr", type=float, default=3e-4)
     p.add_argument("--floor", type=float, default=0.05)
     p.add_argument("--warmup", type=int, default=30)
@@ -51,15 +53,25 @@ def parse():
     return p.parse_args()
 
 
-def relaxed(logits, noise, temperature):
-    """Noisy decisions: (alpha [.., T] of the tokens that decide, bias [.., T] of the tokens they mark)."""
-    z = (logits + noise) / temperature
+SOFT_TEMPERATURE = 30.0   # about a quarter of the median eviction logit
+
+
+def relaxed(logits, noise, temperature, soft=0.0):
+    """Noisy decisions: (alpha [.., T] of the tokens that decide, bias [.., T] of the tokens they mark).
+
+    A share `soft` of the biases comes from softened decisions: logits far above 0, whose gradient vanishes at `temperature`,
+    get one, so that a token that is evicted by mistake is found. alpha is not softened.
+    """
+    z = hard = (logits + noise) / temperature
+    if soft:
+        lowered = logits - 5 * SOFT_TEMPERATURE * torch.rand_like(logits)
+        z = torch.where(torch.rand_like(logits) < soft, lowered / SOFT_TEMPERATURE + noise, hard)
     bias = F.logsigmoid(-z)
     bias = torch.cat([bias[..., 1:], torch.zeros_like(bias[..., :1])], -1)
-    return torch.sigmoid(z), bias
+    return torch.sigmoid(hard), bias
 
 
-def student_attend(shape, blocks, temperature, on, shares, alphas):
+def student_attend(shape, blocks, temperature, soft, on, shares, alphas):
     """An attend function with relaxed eviction; on [B] is 1 where eviction is on.
 
     Collects the mean decision over the tokens of each of `shares` (a list of [B, T], each of sum 1).
@@ -68,7 +80,7 @@ def student_attend(shape, blocks, temperature, on, shares, alphas):
 
     def attend(q, k, v, logits):
         u = torch.rand_like(logits).clamp(1e-6, 1 - 1e-6)
-        alpha, bias = relaxed(logits, torch.log(u) - torch.log1p(-u), temperature)
+        alpha, bias = relaxed(logits, torch.log(u) - torch.log1p(-u), temperature, soft)
         alphas.append(torch.stack([(alpha.mean(1) * share).sum() for share in shares]))
         bias = bias.clamp(min=-1e4) * on[:, None, None]
 
@@ -110,7 +122,7 @@ def main():
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     device = args.device
-    loader = make_loader(args.rows, args.length, 5000 + args.seed, args.workers, args.late, args.search)
+    loader = make_loader(args.rows, args.length, 5000 + args.seed, args.workers, args.late, args.search, args.paths)
     model = load_model(args.init, device)[0]
     teacher = load_model(args.teacher or args.init, device)[0].requires_grad_(False)
     optimizer = make_optimizer(model, args.lr, decay=0.0)
@@ -122,7 +134,7 @@ def main():
         with torch.autocast(args.device, torch.bfloat16):
             with torch.no_grad():
                 wanted, _ = teacher(ids, attend_dense)
-            got, _ = model(ids, student_attend(model.shape, blocks, args.temperature, on, shares, alphas))
+            got, _ = model(ids, student_attend(model.shape, blocks, args.temperature, args.soft, on, shares, alphas))
         return distillation(got[:, :-1], wanted[:, :-1], weight[:, 1:], args.elsewhere), got, torch.stack(alphas).mean(0)
 
     @torch.compile(dynamic=False)
