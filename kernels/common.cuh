@@ -23,8 +23,8 @@ typedef unsigned long long u64;
 // Programmatic dependent launch (PDL): a kernel may start before the one in front of it has ended. Every kernel begins with
 // `after_previous`: it lets the next kernel start once all blocks of this one have started, then waits until all work in
 // front of this kernel is done and visible. Before `wait_previous` a kernel may read only what no kernel of the step in
-// front of it writes, such as weights. Steps are separated by the copies that they begin with. Both are no-ops before
-// compute capability 9.0.
+// front of it writes, such as weights. Steps are separated by the copies that they begin with or by a read-back of the host.
+// Both are no-ops before compute capability 9.0.
 __device__ __forceinline__ void next_may_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -126,6 +126,14 @@ __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int m = 16; m > 0; m >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, m));
   return x;
+}
+
+// Factor of an RMS norm, 1 / sqrt(mean of the squares + eps), from the sum of the squares of `width` values. Lowers the
+// non-finite flag, if it is not null, to `layer` if one of them is an infinity or a NaN.
+__device__ __forceinline__ float rms_factor(float squares, int width, float eps, int layer, int* non_finite) {
+  float mean = squares / width;
+  if (non_finite && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
+  return 1.0f / sqrtf(mean + eps);
 }
 
 // Sum over a block of up to 32 whole warps, returned to every thread.

@@ -21,12 +21,9 @@ KERNEL add(float* acc, const float* x, u64 len) {
   if (i < len) acc[i] += x[i];
 }
 
-// 1 / rms of a row of `width` values, from each thread's sum of squares. Lowers the non-finite flag to `layer` if the row
-// holds an infinity or a NaN.
-__device__ __forceinline__ float rms_scale(float squares, int width, float eps, int layer, int* non_finite) {
-  float mean = block_sum(squares) / width;
-  if (threadIdx.x == 0 && non_finite && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
-  return 1.0f / sqrtf(mean + eps);
+// Factor of a row's norm, from each thread's sum of squares.
+__device__ __forceinline__ float row_factor(float squares, int width, float eps, int layer, int* non_finite) {
+  return rms_factor(block_sum(squares), width, eps, layer, threadIdx.x == 0 ? non_finite : nullptr);
 }
 
 // Vectors of four values of a row that a thread keeps in registers, so that it reads them once.
@@ -71,7 +68,7 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
     for (int k = 0; k < KEPT; k++)
       if (first + k * step < width)
         squares += row[k].x * row[k].x + row[k].y * row[k].y + row[k].z * row[k].z + row[k].w * row[k].w;
-    float scale = rms_scale(squares, width, eps, layer, non_finite);
+    float scale = row_factor(squares, width, eps, layer, non_finite);
     // Normalize.
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
@@ -92,7 +89,7 @@ KERNEL __launch_bounds__(1024) rms_norm(void* out, u8* image, int bf16, float* x
     if (more) x[from + i] = v += more[from + i];
     squares += v * v;
   }
-  float scale = rms_scale(squares, width, eps, layer, non_finite);
+  float scale = row_factor(squares, width, eps, layer, non_finite);
   for (int i = threadIdx.x; i < width; i += blockDim.x) put(out, bf16, from + i, x[from + i] * scale * weight[i]);
 }
 

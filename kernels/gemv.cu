@@ -155,12 +155,10 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
     if (thread >= OUT || row >= n_out) continue;
     float factor = 1.0f;
     if (NORM) {
-      float mean = 0.0f;
+      float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) mean += squares[k];
-      mean /= cols;
-      factor = 1.0f / sqrtf(mean + eps);
-      if (row == 0 && !(fabsf(mean) < __int_as_float(0x7f800000))) atomicMin(non_finite, layer);
+      for (int k = 0; k < WARPS; k++) sum += squares[k];
+      factor = rms_factor(sum, cols, eps, layer, row == 0 ? non_finite : nullptr);
     }
     auto total = [&](int r, int row) {
       float sum = 0.0f;

@@ -213,13 +213,11 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
     if (s >= round) continue;
     float factor = 1.0f;
     if (NORM) {
-      float mean = 0.0f;
+      float sum = 0.0f;
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) mean += squares[k];
-      mean /= cols;
-      factor = 1.0f / sqrtf(mean + eps);
-      bool finite = fabsf(mean) < __int_as_float(0x7f800000);
-      if (!finite && blockIdx.x == 0 && threadIdx.x == 0 && first == 0) atomicMin(non_finite, layer);
+      for (int k = 0; k < WARPS; k++) sum += squares[k];
+      bool reports = blockIdx.x == 0 && threadIdx.x == 0 && first == 0;
+      factor = rms_factor(sum, cols, eps, layer, reports ? non_finite : nullptr);
     }
     auto total = [&](int s, int row) {
       float sum = 0.0f;
