@@ -1,9 +1,23 @@
 // Small-batch GEMM of decode: 2 to 32 rows of bf16 activations times a bf16 weight. Bound by the bytes of the weight, which is
-// read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` if fused.
+// read once. CPU twin: `backend::cpu::linear`, followed by `swiglu` or `add` and preceded by `rms_norm` where they are fused.
 #include "common.cuh"
 #include "tensor.cuh"
 
 #define TILE_ROWS 8  // of a stage that a block copies at once: 16 bytes a thread
+#define SQUARED 16   // neighbours whose squares one block adds up
+
+// An RMS norm between two of these GEMMs, which no kernel of its own computes. The first one, which has `weight`, adds its
+// result to the residual stream `out` and writes the sum times `weight` to `scaled`, and its squares. The second one, which
+// has `non_finite`, reads `scaled` as its x, and multiplies its sums by the factor of all columns of a token.
+struct Norm {
+  u16* scaled;          // [n, width] in bf16
+  const float* weight;  // [width], or null
+  float* squares;       // [n, width / SQUARED] sums over neighbours of the residual stream
+  int* non_finite;      // lowered to `layer` if a row is not finite; or null
+  float eps;
+  int layer;
+};
+static_assert(sizeof(Norm) == 40 && OFFSET_OF(Norm, eps) == 32, "backend::cuda::abi::DecodeNorm has another layout");
 
 // Offset of a 16-byte chunk of a tile row of DEPTH columns. Chunks are XOR-swizzled, so that the eight rows of an ldmatrix hit
 // all banks.
@@ -22,12 +36,15 @@ __device__ __forceinline__ int chunk_at(int tile_row, int chunk) {
 // end in a fixed order. A token's result does not depend on n, STAGES or the other tokens.
 //
 // SWIGLU: the weight is [gate | up]; of 16 tile rows eight are gate's and eight up's, and out[n, rows / 2] =
-// silu(gate) * up in bf16.
+// silu(gate) * up in bf16; `norm` has no weight.
 template <int NT, int TILE_N, int STAGES, int WARPS, bool SWIGLU>
 __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* weight, const float* bias, int rows,
-                                         int cols, int n) {
+                                            int cols, int n, const Norm& norm) {
   constexpr int DEPTH = 32 * WARPS, CHUNKS = DEPTH / 8;  // columns of a stage, in 16-byte chunks
   constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N, SIXTEENS = TILE_N / 16;
+  // A thread writes row row0 + r of every (THREADS / OUT)th token.
+  constexpr int THREADS = 32 * WARPS, OUTPUTS = TOKENS * OUT, EACH = (OUTPUTS + THREADS - 1) / THREADS;
+  __shared__ float factors[TOKENS];
   u16* stages = (u16*)dynamic_shared_memory();
   next_may_begin();
   int n_out = SWIGLU ? rows / 2 : rows, row0 = blockIdx.x * OUT, steps = (cols + DEPTH - 1) / DEPTH;
@@ -69,11 +86,42 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++)
     if (s < steps) fetch_weight(s, s);
+  int r = threadIdx.x % OUT, row = row0 + r;
+  bool adds = !SWIGLU && norm.weight;
+  float by = adds && row < n_out ? norm.weight[row] : 0.0f;
   wait_previous();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
     if (s < steps) fetch_x(s, s);
     copy_commit();
+  }
+  // What is added to.
+  float before[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int token = threadIdx.x / OUT + i * (THREADS / OUT);
+    before[i] = adds && token < n && row < n_out ? ((const float*)out)[(u64)token * n_out + row] : 0.0f;
+  }
+  // Factors of the norm, every WARPS-th token a warp.
+  if (norm.non_finite) {
+    float squares[(TOKENS + WARPS - 1) / WARPS] = {};
+    int count = cols / SQUARED;
+#pragma unroll 1
+    for (int i = 4 * lane; i < count; i += 128)
+#pragma unroll
+      for (int k = 0; k * WARPS < TOKENS; k++) {
+        int token = warp + k * WARPS;
+        if (token >= n) continue;
+        float4 v = *(const float4*)(norm.squares + token * count + i);
+        squares[k] += v.x + v.y + v.z + v.w;
+      }
+#pragma unroll
+    for (int k = 0; k * WARPS < TOKENS; k++) {
+      int token = warp + k * WARPS;
+      float sum = warp_sum(squares[k]);
+      int* reported = blockIdx.x == 0 ? norm.non_finite : nullptr;
+      if (lane == 0 && token < n) factors[token] = rms_factor(sum, cols, norm.eps, norm.layer, reported);
+    }
   }
   int stage = 0;
   // Main loop over K.
@@ -124,18 +172,31 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
       }
   __syncthreads();
   auto total = [&](int token, int tile_row, int row) {
-    float sum = bias ? bias[row] : 0.0f;
+    float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < WARPS; k++) sum += partials[(k * TOKENS + token) * (TILE_N + 1) + tile_row];
-    return sum;
+    if (norm.non_finite) sum *= factors[token];
+    return sum + (bias ? bias[row] : 0.0f);
   };
   // Reduce over warps and write.
-  for (int at = threadIdx.x; at < TOKENS * OUT; at += 32 * WARPS) {
-    int token = at / OUT, r = at % OUT, row = row0 + r, tile_row = SWIGLU ? r / 8 * 16 + r % 8 : r;
-    if (token >= n || row >= n_out) continue;
-    float sum = total(token, tile_row, row);
-    if (SWIGLU) sum = silu(sum) * total(token, tile_row + 8, n_out + row);
-    put(out, SWIGLU, (u64)token * n_out + row, sum);
+  int tile_row = SWIGLU ? r / 8 * 16 + r % 8 : r;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int token = threadIdx.x / OUT + i * (THREADS / OUT);
+    if (token >= TOKENS) break;  // whole warps
+    u64 at = (u64)token * n_out + row;
+    bool real = token < n && row < n_out;
+    float sum = real ? total(token, tile_row, row) : 0.0f;
+    if (SWIGLU && real) sum = silu(sum) * total(token, tile_row + 8, n_out + row);
+    sum += before[i];
+    if (real) put(out, SWIGLU, at, sum);
+    if (!adds) continue;
+    // The next norm's input.
+    if (real) norm.scaled[at] = f32_to_bf16(sum * by);
+    float square = sum * sum;
+#pragma unroll
+    for (int m = SQUARED / 2; m > 0; m /= 2) square += __shfl_xor_sync(FULL, square, m);
+    if (real && r % SQUARED == 0) norm.squares[at / SQUARED] = square;
   }
 }
 
@@ -143,8 +204,8 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
 // more blocks, but with 32 tokens x from L2 would be twice the weight.
 #define GEMM_DECODE(name, NT, TILE_N, STAGES, WARPS, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
-      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n) { \
-    gemm_decode<NT, TILE_N, STAGES, WARPS, SWIGLU>(out, x, weight, bias, rows, cols, n); \
+      name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, Norm norm) { \
+    gemm_decode<NT, TILE_N, STAGES, WARPS, SWIGLU>(out, x, weight, bias, rows, cols, n, norm); \
   }
 GEMM_DECODE(gemm_decode_8, 1, 16, 6, 8, false, 2)
 GEMM_DECODE(gemm_decode_16, 2, 16, 4, 8, false, 2)

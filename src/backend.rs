@@ -163,6 +163,12 @@ pub struct StepResult {
     pub non_finite: Option<usize>,
 }
 
+/// What reads the sum of [`Backend::linear_add`] next, for backends that prepare it: arguments of the op.
+pub struct Next<'a, B: Backend> {
+    pub norm: &'a Norm<'a, B>,
+    pub h: &'a mut B::Acts,
+}
+
 /// Whether [`Backend::linear_add`] has added its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sum {
@@ -284,7 +290,9 @@ pub trait Backend: Memory + Profile + 'static {
         self.swiglu(out, scratch, n);
     }
     /// `acc += x weight^T + bias`, now or with the next norm: where a backend does not fuse the two, `scratch` gets
-    /// the result, and whoever reads `acc` next has to add it.
+    /// the result, and whoever reads `acc` next has to add it. Where `next` is given, [`Self::norm_linear`] or
+    /// [`Self::norm_linear_swiglu`] with those arguments reads `acc` before anything else writes it or `h`.
+    #[allow(clippy::too_many_arguments)]
     fn linear_add(
         &self,
         _acc: &mut Self::Acts,
@@ -292,6 +300,7 @@ pub trait Backend: Memory + Profile + 'static {
         x: &Self::Acts,
         weight: &Self::Weight,
         bias: Option<&Self::Buf<f32>>,
+        _next: Option<Next<'_, Self>>,
         n: usize,
     ) -> Sum {
         self.linear(scratch, x, weight, bias, n);

@@ -7,7 +7,7 @@ mod workspace;
 pub use weights::Model;
 pub use workspace::{Workspace, step_token_bytes};
 
-use crate::backend::{Backend, Norm, QkvRopeArgs, Span, Sum};
+use crate::backend::{Backend, Next, Norm, QkvRopeArgs, Span, Sum};
 use crate::cache::KvCache;
 use weights::Layer;
 
@@ -21,9 +21,10 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
     b.embed(&mut ws.x, &model.embed, &ws.tokens, n);
     // What the last projection adds to the residual stream, if it is not there yet.
     let mut sum = Sum::Added;
+    let eps = model.config.rms_eps;
     for (l, layer) in model.layers.iter().enumerate() {
-        attention(b, model, layer, ws, cache, l, spans, &mut sum, n);
-        let norm = Norm { weight: &layer.post_norm, eps: model.config.rms_eps, layer: l };
+        let norm = Norm { weight: &layer.post_norm, eps, layer: l };
+        attention(b, model, layer, ws, cache, l, spans, &mut sum, &norm, n);
         b.norm_linear_swiglu(
             &mut ws.act,
             &mut ws.gate_up,
@@ -36,14 +37,17 @@ pub fn forward<B: Backend>(b: &B, model: &Model<B>, ws: &mut Workspace<B>, cache
             &mut ws.non_finite,
             n,
         );
-        sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), n);
+        let norm = model.layers.get(l + 1).map(|next| Norm { weight: &next.input_norm, eps, layer: l + 1 });
+        let next = norm.as_ref().map(|norm| Next { norm, h: &mut ws.h });
+        sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.act, &layer.down, layer.down_bias.as_ref(), next, n);
     }
-    let norm = Norm { weight: &model.norm, eps: model.config.rms_eps, layer: model.layers.len() };
+    let norm = Norm { weight: &model.norm, eps, layer: model.layers.len() };
     b.norm_of_sum(&mut ws.h, &mut ws.x, sum.pending(&ws.proj), &norm, &mut ws.non_finite, n);
     cache.advance(b, spans);
 }
 
 /// Computes one attention block on the residual stream `ws.x`, to which `sum` of the previous block is still to be added.
+/// `post_norm` is the norm of its result.
 #[allow(clippy::too_many_arguments)]
 fn attention<B: Backend>(
     b: &B,
@@ -54,6 +58,7 @@ fn attention<B: Backend>(
     l: usize,
     spans: &[Span],
     sum: &mut Sum,
+    post_norm: &Norm<'_, B>,
     n: usize,
 ) {
     let c = &model.config;
@@ -81,7 +86,8 @@ fn attention<B: Backend>(
         borrowed: model.borrowed(&policy),
     };
     cache.attention(b, &mut ws.att, &mut ws.qkv, &mut ws.decisions, l, spans, &args);
-    *sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), n);
+    let next = Next { norm: post_norm, h: &mut ws.h };
+    *sum = b.linear_add(&mut ws.x, &mut ws.proj, &ws.att, &layer.o, layer.o_bias.as_ref(), Some(next), n);
 }
 
 /// Computes the logits `[n, vocab]` of the first `n` rows of the last step into `ws.logits`.

@@ -30,7 +30,7 @@ mod spans;
 mod tensor_map;
 
 use super::{
-    AdapterHead, Backend, KvGeometry, KvTables, Memory, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts,
+    AdapterHead, Backend, KvGeometry, KvTables, Memory, Next, Norm, OutOfMemory, Plain, PoolStats, PresenceCounts,
     QkvRopeArgs, SampleArgs, Span, StepKind, StepResult, Sum, seen_words,
 };
 use crate::policy::SlotMeta;
@@ -193,6 +193,9 @@ impl Memory for Cuda {
         if bf16 && packed::reads_images(&self.driver, rows, width, readers) {
             acts.add_image(&self.driver)?;
         }
+        if bf16 && readers.iter().all(|w| matches!(w.stored, Stored::Plain(_))) {
+            acts.add_squares(&self.driver)?;
+        }
         Ok(acts)
     }
 
@@ -309,9 +312,10 @@ impl Backend for Cuda {
         x: &Acts,
         weight: &Weight,
         bias: Option<&Buf<f32>>,
+        next: Option<Next<'_, Self>>,
         n: usize,
     ) -> Sum {
-        if matmul::add(self, acc, x, weight, bias, n) {
+        if matmul::add(self, acc, x, weight, bias, next, n) {
             return Sum::Added;
         }
         self.linear(scratch, x, weight, bias, n);
@@ -330,7 +334,7 @@ impl Backend for Cuda {
         non_finite: &mut Buf<i32>,
         n: usize,
     ) {
-        if more.is_some() || !matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, false) {
+        if more.is_some() || !matmul::norm(self, out, h, residual, norm, weight, bias, non_finite, n, false) {
             self.norm_of_sum(h, residual, more, norm, non_finite, n);
             self.linear(out, h, weight, bias, n);
         }
@@ -349,7 +353,7 @@ impl Backend for Cuda {
         non_finite: &mut Buf<i32>,
         n: usize,
     ) {
-        if more.is_some() || !matmul::norm(self, out, residual, norm, weight, bias, non_finite, n, true) {
+        if more.is_some() || !matmul::norm(self, out, h, residual, norm, weight, bias, non_finite, n, true) {
             self.norm_of_sum(h, residual, more, norm, non_finite, n);
             self.linear_swiglu(out, scratch, h, weight, bias, n);
         }

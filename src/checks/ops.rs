@@ -1,7 +1,7 @@
 //! Checks of the stateless ops.
 
 use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, read, rounded, values};
-use crate::backend::{AdapterHead, Alpha, Backend, Norm};
+use crate::backend::{AdapterHead, Alpha, Backend, Next, Norm, Sum};
 use crate::quant::Code;
 use crate::tensor::DType;
 
@@ -287,9 +287,11 @@ pub fn residuals() -> Vec<Residual> {
     let all = stored.into_iter().flat_map(one);
     let residual = |(i, (stored, n, bad))| Residual { stored, hidden: 576, ffn: 1040, n, bias: i % 3 == 0, bad };
     // Enough rows for several rounds of a large GPU's blocks, and columns for one or several rounds of a block.
-    let large = [(1536, false), (2304, false), (2304, true)].map(|(hidden, bad)| {
+    let large =
+        [(1536, 1, false), (2304, 1, false), (2304, 1, true), (2304, 8, false), (1536, 16, true), (2304, 32, false)];
+    let large = large.map(|(hidden, n, bad)| {
         let (stored, bias) = (DType::Bf16.into(), hidden < 2048);
-        Residual { stored, hidden, ffn: 2600, n: 1, bias, bad }
+        Residual { stored, hidden, ffn: 2600, n, bias, bad }
     });
     all.enumerate().map(residual).chain(large).collect()
 }
@@ -318,20 +320,32 @@ impl Case for Residual {
         let [of_out, of_next, of_gate] = [hidden, 400, 2 * ffn].map(|len| buffer(b, &random.floats(len)));
         let bias = |buffer| if self.bias { Some(buffer) } else { None };
         let mut scratch = poisoned(b, n, hidden);
-        let sum = b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), n);
         let scale = buffer(b, &random.floats(hidden));
         let norm = Norm { weight: &scale, eps: 1e-5, layer: 7 };
         let mut non_finite = buffer(b, &[9]);
         let mut h = b.matmul_input(n, hidden, &[&next, &gate_up]).expect("memory");
+        let reads = Next { norm: &norm, h: &mut h };
+        let sum = b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), Some(reads), n);
         let mut out = poisoned(b, n, 400);
         let pending = sum.pending(&scratch);
         b.norm_linear(&mut out, &mut h, &mut residual, pending, &norm, &next, bias(&of_next), &mut non_finite, n);
         let reader = b.weight(&[random.tensor(self.stored, 16, ffn.next_multiple_of(64))]).expect("memory");
         let mut act = b.matmul_input(n, ffn, &[&reader]).expect("memory");
         let mut gates = b.linear_swiglu_scratch(n, 2 * ffn, &h, &act).expect("memory");
-        let norm = Norm { layer: 8, ..norm };
+        let (norm, mut acts_seen) = (Norm { layer: 8, ..norm }, vec![]);
         let (act_bias, flag) = (bias(&of_gate), &mut non_finite);
-        b.norm_linear_swiglu(&mut act, &mut gates, &mut h, &mut residual, None, &norm, &gate_up, act_bias, flag, n);
+        // Of the same residual stream as the other, and of one to which the projection is added again.
+        for add in [false, true] {
+            let reads = Next { norm: &norm, h: &mut h };
+            let sum = match add {
+                true => b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), Some(reads), n),
+                false => Sum::Added,
+            };
+            let more = sum.pending(&scratch);
+            let residual = &mut residual;
+            b.norm_linear_swiglu(&mut act, &mut gates, &mut h, residual, more, &norm, &gate_up, act_bias, flag, n);
+            acts_seen.push(values(b, &act, n * ffn));
+        }
         let mut flag = [0];
         b.read(&non_finite, 0, &mut flag);
         // Nothing is compared of a row that is not finite but the flag.
@@ -339,9 +353,9 @@ impl Case for Residual {
             vec![]
         } else {
             // Of different sizes: each by its own largest value.
-            let all = [values(b, &residual, n * hidden), values(b, &out, n * 400), values(b, &act, n * ffn)];
+            let all = [values(b, &residual, n * hidden), values(b, &out, n * 400)].into_iter().chain(acts_seen);
             let scaled = |values: Vec<f32>, by: f32| values.into_iter().map(move |v| v / by);
-            all.into_iter().zip([8.0, 40.0, 400.0]).flat_map(|(v, by)| scaled(v, by)).collect()
+            all.zip([8.0, 40.0, 400.0, 400.0]).flat_map(|(v, by)| scaled(v, by)).collect()
         };
         Output { floats, exact: vec![flag[0] as i64] }
     }

@@ -51,6 +51,7 @@ params! {
     RopeParams: b'r',
     MergeParams: b'm',
     TensorMap: b't',
+    DecodeNorm: b'n',
 }
 
 /// One argument of a kernel.
@@ -92,6 +93,21 @@ impl<'a> Arg<'a> {
         at.cast_mut()
     }
 }
+
+/// The RMS norm between two small-batch GEMMs: `Norm` in `gemm_decode.cu`, whose fields say what each of them does. Addresses
+/// are device pointers.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct DecodeNorm {
+    pub scaled: u64,
+    pub weight: u64,
+    pub squares: u64,
+    pub non_finite: u64,
+    pub eps: f32,
+    pub layer: i32,
+}
+
+layout!(DecodeNorm: 40 { eps: 32 });
 
 /// The KV cache as kernels see it: `Kv` in `kv.cuh`, field by field. Addresses are device pointers.
 #[derive(Clone, Copy, Pod, Zeroable)]

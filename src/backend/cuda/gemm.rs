@@ -3,7 +3,9 @@
 //! where there is one; all else to plain f32 kernels.
 
 use super::abi::Arg::{self, I32, Ptr};
+use super::abi::DecodeNorm;
 use super::cublaslt::Gemm;
+use super::driver::Driver;
 use super::kernels::Kernel;
 use super::memory::{Acts, Buf, Weight};
 use super::tensor_map::tensor_map;
@@ -44,6 +46,13 @@ struct GemmKernel {
     /// Rows of activations and rows of the weight of a block.
     tile: [usize; 2],
     threads: usize,
+}
+
+impl GemmKernel {
+    /// Tiles of M and of N.
+    fn tiles(&self, gemm: &Gemm) -> [usize; 2] {
+        [gemm.m.div_ceil(self.tile[0]), gemm.n.div_ceil(self.tile[1])]
+    }
 }
 
 /// The first that fits is used: that for the number of rows and blocks, if the GPU has the shared memory.
@@ -124,8 +133,8 @@ pub(super) fn describe(out: u64, x: u64, weight: &Weight, bias: Option<&Buf<f32>
     Gemm { out, x, weight: weight.ptr(), bias: bias.map_or(0, Buf::ptr), m, n, k, ld: n }
 }
 
-/// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take no stride,
-/// and those of one row (`gemv.rs`) no M either.
+/// The arguments of all kernels here: N, K, M and the stride of the output come last; kernels of few rows take a norm
+/// instead of the stride or nothing, and those of one row (`gemv.rs`) no M either.
 pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
     let [n, k, m, ld] = [gemm.n, gemm.k, gemm.m, gemm.ld].map(|n| I32(n as i32));
     vec![Ptr(gemm.out), Ptr(gemm.x), Ptr(gemm.weight), Ptr(gemm.bias), n, k, m, ld]
@@ -133,32 +142,40 @@ pub(super) fn arguments<'a>(gemm: &Gemm) -> Vec<Arg<'a>> {
 
 /// bf16 on tensor cores, of at least two rows.
 pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
-    let (driver, &Gemm { m, n, .. }) = (&cuda.driver, gemm);
-    if m > MAX_DECODE_ROWS && driver.supports(Kernel::GemmWgmma256) {
+    let driver = &cuda.driver;
+    if gemm.m <= MAX_DECODE_ROWS {
+        return decode(cuda, gemm, fused, &DecodeNorm::default());
+    }
+    if driver.supports(Kernel::GemmWgmma256) {
         return hopper(cuda, gemm, fused);
     }
-    let grid = |k: &GemmKernel| [m.div_ceil(k.tile[0]), n.div_ceil(k.tile[1])];
-    // The kernel of a row of the table, if it is for this launch and GPU.
+    let (best, kernel) = fastest(driver, gemm, fused);
+    let [m_tiles, n_tiles] = best.tiles(gemm);
+    driver.launch(kernel, [m_tiles, n_tiles, 1], best.threads, &arguments(gemm));
+}
+
+/// As [`tensor_cores`], of at most [`MAX_DECODE_ROWS`] rows, which are one tile, and with its share of a norm.
+pub(super) fn decode(cuda: &Cuda, gemm: &Gemm, fused: bool, norm: &DecodeNorm) {
+    let (best, kernel) = fastest(&cuda.driver, gemm, fused);
+    let mut args = arguments(gemm);
+    args[7] = Arg::of(norm);
+    cuda.driver.launch(kernel, [best.tiles(gemm)[1], 1, 1], best.threads, &args);
+}
+
+/// The kernel of the table for this launch and GPU.
+fn fastest(driver: &Driver, gemm: &Gemm, fused: bool) -> (&'static GemmKernel, Kernel) {
     let fitting = |row: &GemmKernel| {
-        let blocks: usize = grid(row).iter().product();
+        let blocks: usize = row.tiles(gemm).iter().product();
         let chosen = match row.launches {
             For::Any => true,
             For::Few { per_sm, k } => blocks <= per_sm * driver.sm_count && gemm.k >= k,
             For::Many => blocks >= driver.sm_count,
         };
         let kernel = if fused { row.swiglu } else { Some(row.plain) };
-        kernel.filter(|kernel| row.m.contains(&m) && chosen && driver.supports(*kernel))
+        kernel.filter(|kernel| row.m.contains(&gemm.m) && chosen && driver.supports(*kernel))
     };
     let best = GEMM_KERNELS.iter().find_map(|row| Some((row, fitting(row)?)));
-    let (best, kernel) = best.expect("a kernel for any two rows or more and any GPU");
-    let mut args = arguments(gemm);
-    args.truncate(if m <= MAX_DECODE_ROWS { 7 } else { 8 });
-    // Decode kernels have one tile of activations.
-    let grid = match grid(best) {
-        [_, tiles] if m <= MAX_DECODE_ROWS => [tiles, 1, 1],
-        [m_tiles, n_tiles] => [m_tiles, n_tiles, 1],
-    };
-    driver.launch(kernel, grid, best.threads, &args);
+    best.expect("a kernel for any two rows or more and any GPU")
 }
 
 /// Prefill with `wgmma`. Blocks are persistent and take one tile after the other. The tile width is that at which the

@@ -2,7 +2,8 @@
 //! its arguments with it, so neither side can drift.
 //!
 //! Arguments by letter: `p` pointer, `i` i32, `f` f32, `l` u64, `k` the cache's view, `t` a tensor map;
-//! `d`, `c`, `r`, `m` the parameter structs of decode attention, prefill attention, RoPE and merging (`abi.rs`).
+//! `d`, `c`, `r`, `m`, `n` the parameter structs of decode attention, prefill attention, RoPE, merging and the norms of small-batch
+//! GEMMs (`abi.rs`).
 
 use super::super::KernelNeeds;
 use crate::codec::Codec;
@@ -175,17 +176,17 @@ kernels! {
         GemvAdd "gemv_add" "ppppii",
     }
     "gemm_decode" {
-        GemmDecode8 "gemm_decode_8" "ppppiii",
-        GemmDecode16 "gemm_decode_16" "ppppiii",
-        GemmDecode32 "gemm_decode_32" "ppppiii",
-        GemmDecode8Swiglu "gemm_decode_8_swiglu" "ppppiii",
-        GemmDecode16Swiglu "gemm_decode_16_swiglu" "ppppiii",
-        GemmDecode32Swiglu "gemm_decode_32_swiglu" "ppppiii",
-        GemmDecode8Deep "gemm_decode_8_deep" "ppppiii",
-        GemmDecode16Deep "gemm_decode_16_deep" "ppppiii",
-        GemmDecode16Tall "gemm_decode_16_tall" "ppppiii",
-        GemmDecode32Deep "gemm_decode_32_deep" "ppppiii",
-        GemmDecode8Long "gemm_decode_8_long" "ppppiii",
+        GemmDecode8 "gemm_decode_8" "ppppiiin",
+        GemmDecode16 "gemm_decode_16" "ppppiiin",
+        GemmDecode32 "gemm_decode_32" "ppppiiin",
+        GemmDecode8Swiglu "gemm_decode_8_swiglu" "ppppiiin",
+        GemmDecode16Swiglu "gemm_decode_16_swiglu" "ppppiiin",
+        GemmDecode32Swiglu "gemm_decode_32_swiglu" "ppppiiin",
+        GemmDecode8Deep "gemm_decode_8_deep" "ppppiiin",
+        GemmDecode16Deep "gemm_decode_16_deep" "ppppiiin",
+        GemmDecode16Tall "gemm_decode_16_tall" "ppppiiin",
+        GemmDecode32Deep "gemm_decode_32_deep" "ppppiiin",
+        GemmDecode8Long "gemm_decode_8_long" "ppppiiin",
     }
     "gemm" {
         GemmTiles "gemm_tiles" "ppppiiii",

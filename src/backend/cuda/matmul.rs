@@ -1,6 +1,7 @@
 //! Matmuls with a weight: the choice between `gemv` and `gemm` for plain weights, and `packed`.
 
-use super::super::Norm;
+use super::super::{Next, Norm};
+use super::abi::DecodeNorm;
 use super::memory::{Acts, Buf, Stored, Weight};
 use super::{Cuda, gemm, gemv, packed};
 
@@ -44,7 +45,15 @@ pub(super) fn fused_swiglu(
 }
 
 /// `acc += x weight^T + bias` by one kernel; false where there is none.
-pub(super) fn add(cuda: &Cuda, acc: &mut Acts, x: &Acts, weight: &Weight, bias: Option<&Buf<f32>>, m: usize) -> bool {
+pub(super) fn add(
+    cuda: &Cuda,
+    acc: &mut Acts,
+    x: &Acts,
+    weight: &Weight,
+    bias: Option<&Buf<f32>>,
+    next: Option<Next<'_, Cuda>>,
+    m: usize,
+) -> bool {
     assert_eq!((acc.width, x.width), (weight.rows, weight.cols), "activations do not fit the weight");
     acc.holds_f32(m);
     x.holds(m);
@@ -54,15 +63,26 @@ pub(super) fn add(cuda: &Cuda, acc: &mut Acts, x: &Acts, weight: &Weight, bias: 
             gemv::add(cuda, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m));
             true
         }
+        Stored::Plain(_) if x.bf16 => {
+            let Some(next) = next else { return false };
+            let Some(squares) = next.h.squares_to_fill(m) else { return false };
+            assert_eq!(next.h.width, acc.width, "a norm's input does not fit the sum");
+            let (scaled, weight_of_norm) = (next.h.ptr(), next.norm.weight.ptr());
+            let norm = DecodeNorm { scaled, weight: weight_of_norm, squares, ..DecodeNorm::default() };
+            gemm::decode(cuda, &gemm::describe(acc.ptr(), x.ptr(), weight, bias, m), false, &norm);
+            true
+        }
         _ => false,
     }
 }
 
-/// `out = rms_norm(x) weight^T + bias` by one kernel, or with `fused` SwiGLU of that; false where there is none.
+/// `out = rms_norm(x) weight^T + bias` by one kernel, or with `fused` SwiGLU of that; false where there is none. `h` may hold
+/// what [`add`] has prepared.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn norm(
     cuda: &Cuda,
     out: &mut Acts,
+    h: &Acts,
     x: &Acts,
     norm: &Norm<'_, Cuda>,
     weight: &Weight,
@@ -83,6 +103,13 @@ pub(super) fn norm(
         Stored::Plain(_) if out.bf16 == fused && m == 1 && weight.on_tensor_cores() => {
             let gemm = gemm::describe(out.ptr(), x.ptr(), weight, bias, m);
             gemv::norm(cuda, &gemm, norm, non_finite.ptr(), fused)
+        }
+        Stored::Plain(_) if out.bf16 == fused && m > 1 && weight.on_tensor_cores() => {
+            let Some(squares) = h.take_squares(m) else { return false };
+            let (eps, layer) = (norm.eps, norm.layer as i32);
+            let norm = DecodeNorm { squares, non_finite: non_finite.ptr(), eps, layer, ..DecodeNorm::default() };
+            gemm::decode(cuda, &gemm::describe(out.ptr(), h.ptr(), weight, bias, m), fused, &norm);
+            true
         }
         _ => false,
     }
