@@ -1,7 +1,8 @@
 // Sampling: logits [n, vocab] to tokens [n], the same tokens as `sampler::sample` from the same logits. Seven kernels in
-// order: `argmax`, `histogram`, `threshold_bin`, `candidates`, `nucleus_cut`, `mask_mass`, `draw_token`. `argmax`, `histogram`,
-// `candidates` and `mask_mass` split a row over blocks of 4,096 logits; the others are one block per row. Each kernel returns
-// at once for rows that do not need it. Every one that reads logits reads 4 vocab bytes per row. CPU twin: `crate::sampler`.
+// order: `argmax`, `histogram`, `threshold_bin`, `candidates`, `nucleus_cut`, `mask_mass`, `draw_token`; two where all rows are
+// greedy: `argmax`, `greedy_token`. `argmax`, `histogram`, `candidates` and `mask_mass` split a row over blocks of 4,096
+// logits; the others are one block per row. Each kernel returns at once for rows that do not need it. Every one that reads
+// logits reads 4 vocab bytes per row. CPU twin: `crate::sampler`.
 //
 // Top-k and top-p are a radix select on the softmax weights e^((logit - max) / temperature): a histogram finds the bin in
 // which the threshold lies, and only candidates of that bin are sorted.
@@ -208,6 +209,13 @@ __device__ __forceinline__ u64 row_argmax(const Row& row, int splits) {
   u64 highest = 0;
   for (int i = threadIdx.x % 32; i < splits; i += 32) highest = higher(highest, row.best[i]);
   return warp_highest(highest);
+}
+
+// Tokens where all rows are greedy: the argmax of each row's splits. Grid (1, n), a warp.
+KERNEL greedy_token(u32* sampled, const Row* rows, int splits) {
+  after_previous();
+  u64 highest = row_argmax(rows[blockIdx.y], splits);
+  if (threadIdx.x == 0) sampled[blockIdx.y] = highest ? id_of(highest) : 0;
 }
 
 // The bin of a weight above 0. The weights of a bin are multiples of one power of two.

@@ -118,6 +118,11 @@ impl SamplingState {
         }
     }
 
+    /// Whether the token is the one of the largest logit.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature <= 0.0 || self.top_k == 1
+    }
+
     pub fn params(&self) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature,
@@ -137,6 +142,8 @@ pub struct SampleArgs<'a, B: Backend> {
     pub seen: &'a B::Buf<u32>,
     /// `[n_seqs]` tokens fed: the position of the token to sample.
     pub seq_len: &'a B::Buf<i32>,
+    /// Whether all rows are [greedy](SamplingState::is_greedy).
+    pub greedy: bool,
 }
 
 /// `u32` words of a bit set of tokens.
@@ -150,8 +157,8 @@ pub fn seen_words(vocab: usize) -> usize {
 pub enum StepKind {
     /// Nothing; its logits can be read afterwards.
     Feed,
-    /// Computes logits, samples, and starts the copy of the tokens to the host.
-    Decode,
+    /// Computes logits, samples, and starts the copy of the tokens to the host. `greedy`: [`SampleArgs::greedy`].
+    Decode { greedy: bool },
 }
 
 /// The read-back of a step.

@@ -50,6 +50,8 @@ pub fn all() -> Vec<Sample> {
     }
     cases.push(Sample { vocab: 131, n: 32, params: filters[8].clone() });
     cases.push(Sample { vocab: 4_100, n: 32, params: qwen.clone() });
+    // All rows greedy, by temperature and by top-k.
+    cases.extend([&filters[0], &filters[3]].map(|params| Sample { vocab: 9_000, n: 3, params: params.clone() }));
     for vocab in [128_256, 151_936] {
         cases.extend([&qwen, &filters[4]].map(|params| Sample { vocab, n: 1, params: params.clone() }));
     }
@@ -98,15 +100,19 @@ impl Case for Sample {
         b.mark_seen(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }]);
         let mut draws = b.alloc(n).expect("memory");
         let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
-        let draw = |r: usize| SamplingState::new(n - r, 42 + r as u64, if r == 1 { &other } else { &self.params });
-        b.write(&mut draws, 0, &(0..n).map(draw).collect::<Vec<_>>());
+        // Of two rows the second one has options of its own.
+        let params = |r| if (r, n) == (1, 2) { &other } else { &self.params };
+        let draw = |r: usize| SamplingState::new(n - r, 42 + r as u64, params(r));
+        let states: Vec<SamplingState> = (0..n).map(draw).collect();
+        let greedy = states.iter().all(SamplingState::is_greedy);
+        b.write(&mut draws, 0, &states);
         let mut seq_len = b.alloc(n + 1).expect("memory");
         let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
         for (position, kind) in kinds.into_iter().enumerate() {
             let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
             b.write(&mut logits, 0, &rows);
             b.write(&mut seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
-            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len };
+            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, greedy };
             b.sample(&mut sampled, &mut logits, vocab, &args, n);
             let mut tokens = vec![0; n + 1];
             b.read(&sampled, 0, &mut tokens);

@@ -360,8 +360,9 @@ impl<B: Backend> Table<'_, B> {
             let seq_len = b.alloc::<i32>(n)?;
             for (name, params) in &ways {
                 let draws: Vec<SamplingState> = (0..n).map(|i| SamplingState::new(i, i as u64, params)).collect();
+                let greedy = draws.iter().all(SamplingState::is_greedy);
                 let draws = buffer(b, &draws);
-                let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len };
+                let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, greedy };
                 let state = (b.alloc(n)?, &mut logits);
                 let us = self.time(self.sizes.calls, state, |(sampled, logits), _| {
                     b.sample(sampled, logits, vocab, &args, n);

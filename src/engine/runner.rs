@@ -62,6 +62,8 @@ pub struct Runner<B: Backend> {
     draws: B::Buf<SamplingState>,
     /// Host copy of `draws`; unchanged parameters are not uploaded again.
     uploaded_draws: Vec<SamplingState>,
+    /// Host copy of the first of `ws.tokens`, where the last step sampled them.
+    sampled: Vec<Token>,
     /// Time that the host waited for the last decode step.
     waited: Duration,
 }
@@ -159,6 +161,7 @@ impl<B: Backend> Runner<B> {
             seen,
             draws,
             uploaded_draws: Vec::new(),
+            sampled: Vec::new(),
             waited: Duration::ZERO,
         })
     }
@@ -300,10 +303,12 @@ impl<B: Backend> Runner<B> {
             self.b.write(&mut self.draws, 0, &draws);
             self.uploaded_draws = draws;
         }
-        self.step(StepKind::Decode, &tokens, &spans)?;
+        let greedy = self.uploaded_draws.iter().all(SamplingState::is_greedy);
+        self.step(StepKind::Decode { greedy }, &tokens, &spans)?;
         let issued = Instant::now();
-        let result = self.b.read_step(&self.ws.sampled, &self.ws.non_finite, self.cache.tables(), batch.len());
+        let result = self.b.read_step(&self.ws.tokens, &self.ws.non_finite, self.cache.tables(), batch.len());
         self.waited = issued.elapsed();
+        self.sampled.clone_from(&result.tokens);
         let Some(layer) = result.non_finite else { return Ok(result.tokens.into_iter().map(Ok).collect()) };
         self.clear_non_finite();
         let error = NonFinite { layer, n_layers: self.model.config.n_layers };
@@ -346,16 +351,19 @@ impl<B: Backend> Runner<B> {
             // Rows that were pinned hold no constant.
             self.ws.fill_decisions(&self.b, decision);
         }
-        self.b.write(&mut self.ws.tokens, 0, tokens);
+        // Those that the last step sampled are on the device.
+        if !std::mem::take(&mut self.sampled).starts_with(tokens) {
+            self.b.write(&mut self.ws.tokens, 0, tokens);
+        }
         let Self { b, model, ws, cache, seen, draws, .. } = self;
         b.step(kind, spans, |b| {
             b.mark_seen(seen, vocab, &ws.tokens, spans);
             model::forward(b, model, ws, cache, spans);
-            if kind == StepKind::Decode {
+            if let StepKind::Decode { greedy } = kind {
                 model::logits(b, model, ws, spans.len());
-                let args = SampleArgs { draws, seen, seq_len: cache.seq_len() };
-                b.sample(&mut ws.sampled, &mut ws.logits, vocab, &args, spans.len());
-                b.copy_to_host(&ws.sampled, &ws.non_finite, cache.tables(), spans.len());
+                let args = SampleArgs { draws, seen, seq_len: cache.seq_len(), greedy };
+                b.sample(&mut ws.tokens, &mut ws.logits, vocab, &args, spans.len());
+                b.copy_to_host(&ws.tokens, &ws.non_finite, cache.tables(), spans.len());
             }
         });
         self.cache.fed(spans);

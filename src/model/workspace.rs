@@ -10,12 +10,10 @@ pub struct Workspace<B: Backend> {
     pub max_logits: usize,
     hidden: usize,
     n_kv_heads: usize,
-    /// The step's tokens `[max_tokens]`.
+    /// The step's tokens `[max_tokens]`, and behind a step that samples, the sampled ones.
     pub tokens: B::Buf<Token>,
     /// `[max_logits, vocab]`, f32.
     pub logits: B::Buf<f32>,
-    /// Sampled tokens `[max_logits]`.
-    pub sampled: B::Buf<Token>,
     /// Non-finite flag `[1]`: the first layer whose input was not finite, `i32::MAX` if all were.
     pub non_finite: B::Buf<i32>,
     /// Residual stream `[max_tokens, hidden]`.
@@ -66,9 +64,8 @@ impl<B: Backend> Workspace<B> {
             max_logits,
             hidden: c.hidden,
             n_kv_heads: c.n_kv_heads,
-            tokens: b.alloc(max_tokens)?,
+            tokens: b.alloc(rows)?,
             logits: b.allocating("logits and sampling", || b.alloc(max_logits * c.vocab))?,
-            sampled: b.alloc(max_logits)?,
             non_finite,
             x: b.acts(rows, c.hidden)?,
             qkv: b.acts(rows, (c.n_q_heads + 2 * c.n_kv_heads) * c.head_dim)?,

@@ -405,7 +405,7 @@ impl Backend for Spy {
     ) {
         self.watch.seen().logits.extend(logits.borrow()[..n * vocab].chunks(vocab).map(<[f32]>::to_vec));
         let (draws, seen, seq_len) = (args.draws.borrow(), args.seen.borrow(), args.seq_len.borrow());
-        let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len };
+        let args = SampleArgs { draws: &*draws, seen: &*seen, seq_len: &*seq_len, greedy: args.greedy };
         self.cpu.sample(&mut changed(sampled), &mut changed(logits), vocab, &args, n);
     }
 
@@ -418,7 +418,7 @@ impl Backend for Spy {
         let panics = {
             let mut seen = self.watch.seen();
             seen.inside = true;
-            seen.decodes = kind == StepKind::Decode;
+            seen.decodes = matches!(kind, StepKind::Decode { .. });
             seen.panic_at == Some(seen.steps.len())
         };
         assert!(!panics, "as the test wants it");

@@ -380,6 +380,7 @@ kernels! {
     "sample" {
         MarkSeen "mark_seen" "ppppii",
         Argmax "argmax" "ppppii",
+        GreedyToken "greedy_token" "ppi",
         Histogram "histogram" "pppi",
         ThresholdBin "threshold_bin" "pppi",
         Candidates "candidates" "pppi",

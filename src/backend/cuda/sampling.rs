@@ -49,6 +49,10 @@ impl Sampling {
         let run = |kernel, grid, args: &[Arg<'_>]| driver.launch(kernel, grid, THREADS, args);
         let words = I32(seen_words(vocab) as i32);
         run(Kernel::Argmax, all, &[Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seen.ptr()), I32(vocab as i32), words]);
+        if args.greedy {
+            let args = [Ptr(sampled.ptr()), Ptr(rows), I32(vocab.div_ceil(SPLIT) as i32)];
+            return driver.launch(Kernel::GreedyToken, one, 32, &args);
+        }
         let look = [Ptr(rows), Ptr(logits), Ptr(draws), I32(vocab as i32)];
         let choose = [Ptr(sampled.ptr()), Ptr(rows), Ptr(logits), Ptr(draws), Ptr(args.seq_len.ptr()), count];
         run(Kernel::Histogram, all, &look);
