@@ -100,66 +100,61 @@ impl Row {
 
 /// The rows of a task under a setting. `records`: its problems.
 pub fn rows(task: &str, setting: &Setting, records: &[&Record], axes: &Axes, latency: Option<&Latency>) -> Vec<Row> {
-    let ballots: Vec<Ballot> = records.iter().map(|record| Ballot::new(record)).collect();
+    let ballots = records.iter().map(|record| Ballot::new(record)).collect();
+    let answered = Answered { task, setting, records, ballots, axes, latency };
     let lengths = axes.lengths.iter().enumerate().filter(|(_, l)| setting.length.is_none_or(|own| own == **l));
-    let mut out = Vec::new();
-    for (i, &length) in lengths {
-        // Records of a setting with a length of its own have the reads of that length only.
-        let i = if setting.length.is_some() { 0 } else { i };
-        for (column, &width) in axes.widths.iter().enumerate() {
-            let row = row(task, setting, records, &ballots, (i, length), width, axes);
-            let mean = |of: &dyn Fn(&Record) -> f64| mean(records, of);
-            out.push(Row {
-                peak_shared: mean(&|r| (r.shared[i][column] * PAGE_SLOTS) as f64 / axes.lanes.max(1) as f64),
-                model_seconds: latency.map(|latency| mean(&|r| model_seconds(r, (i, length), width, latency))),
-                seconds: (Some(&width) == axes.widths.last()).then(|| mean(&|r| r.decode_seconds[i])),
-                ..row
-            });
-        }
-    }
-    out
+    // Records of a setting with a length of its own have the reads of that length only.
+    let lengths = lengths.map(|(i, &length)| (if setting.length.is_some() { 0 } else { i }, length));
+    let widths = || axes.widths.iter().copied().enumerate();
+    lengths.flat_map(|length| widths().map(move |width| (length, width))).map(|at| answered.row(at)).collect()
 }
 
-fn row(
-    task: &str,
-    setting: &Setting,
-    records: &[&Record],
-    ballots: &[Ballot],
-    (index, length): (usize, usize),
-    width: usize,
-    axes: &Axes,
-) -> Row {
-    let n = records.len();
-    let share = |count: usize| count as f64 / n.max(1) as f64;
-    let first: Vec<usize> = (0..width).collect();
-    let right = ballots.iter().filter(|b| b.is_right(&first, length)).count();
-    let any =
-        ballots.iter().filter(|b| first.iter().any(|&c| b.chains[c].answers(length) && b.chains[c].right)).count();
-    let lanes = axes.lanes.max(1) as f64;
-    let mean = |of: &dyn Fn(&Record) -> f64| mean(records, of);
-    let reads = mean(&|r| r.chains[..width].iter().map(|c| c.reads[index] as f64).sum::<f64>() / lanes);
-    let dense = mean(&|r| r.chains[..width].iter().map(|c| dense_reads(r.prompt, c.tokens.min(length))).sum());
-    let accuracy = share(right);
-    Row {
-        task: task.to_owned(),
-        policy: setting.policy.name().to_owned(),
-        length,
-        width,
-        cr: setting.cr,
-        cr_measured: if reads > 0.0 { dense / reads } else { 1.0 },
-        budget: setting.budget(),
-        n,
-        accuracy,
-        pass_all: share(any),
-        error: (accuracy * (1.0 - accuracy) / n.max(1) as f64).sqrt(),
-        draw_error: draw_error(task, ballots, length, width, axes.seed),
-        reads,
-        peak: mean(&|r| peak(r, length, width) as f64 / lanes),
-        tokens: mean(&|r| r.chains[..width].iter().map(|c| c.tokens.min(length) as f64).sum()),
-        prompt: mean(&|r| r.prompt as f64),
-        peak_shared: 0.0,
-        model_seconds: None,
-        seconds: None,
+/// The answers to a task under a setting.
+struct Answered<'a> {
+    task: &'a str,
+    setting: &'a Setting,
+    records: &'a [&'a Record],
+    ballots: Vec<Ballot>,
+    axes: &'a Axes,
+    latency: Option<&'a Latency>,
+}
+
+impl Answered<'_> {
+    /// The row of a length and a width, each with its place in the records.
+    fn row(&self, ((index, length), (column, width)): ((usize, usize), (usize, usize))) -> Row {
+        let Self { task, setting, records, ballots, axes, latency } = self;
+        let n = records.len();
+        let share = |count: usize| count as f64 / n.max(1) as f64;
+        let first: Vec<usize> = (0..width).collect();
+        let right = ballots.iter().filter(|b| b.is_right(&first, length)).count();
+        let any =
+            ballots.iter().filter(|b| first.iter().any(|&c| b.chains[c].answers(length) && b.chains[c].right)).count();
+        let lanes = axes.lanes.max(1) as f64;
+        let mean = |of: &dyn Fn(&Record) -> f64| mean(records, of);
+        let reads = mean(&|r| r.chains[..width].iter().map(|c| c.reads[index] as f64).sum::<f64>() / lanes);
+        let dense = mean(&|r| r.chains[..width].iter().map(|c| dense_reads(r.prompt, c.tokens.min(length))).sum());
+        let accuracy = share(right);
+        Row {
+            task: (*task).to_owned(),
+            policy: setting.policy.name().to_owned(),
+            length,
+            width,
+            cr: setting.cr,
+            cr_measured: if reads > 0.0 { dense / reads } else { 1.0 },
+            budget: setting.budget(),
+            n,
+            accuracy,
+            pass_all: share(any),
+            error: (accuracy * (1.0 - accuracy) / n.max(1) as f64).sqrt(),
+            draw_error: draw_error(task, ballots, length, width, axes.seed),
+            reads,
+            peak: mean(&|r| peak(r, length, width) as f64 / lanes),
+            tokens: mean(&|r| r.chains[..width].iter().map(|c| c.tokens.min(length) as f64).sum()),
+            prompt: mean(&|r| r.prompt as f64),
+            peak_shared: mean(&|r| (r.shared[index][column] * PAGE_SLOTS) as f64 / lanes),
+            model_seconds: latency.map(|latency| mean(&|r| model_seconds(r, (index, length), width, latency))),
+            seconds: (Some(&width) == axes.widths.last()).then(|| mean(&|r| r.decode_seconds[index])),
+        }
     }
 }
 
