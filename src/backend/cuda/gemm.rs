@@ -7,7 +7,7 @@ use super::abi::DecodeNorm;
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::kernels::Kernel;
-use super::memory::{Acts, Buf, Weight};
+use super::memory::{Acts, Buf, UNSCALED_ROWS, Weight};
 use super::tensor_map::tensor_map;
 use super::{BLOCK, Cuda};
 use crate::tensor::DType;
@@ -19,6 +19,7 @@ const FEW_ROWS: usize = 8;
 const TILE: usize = 64;
 /// Up to so many rows of activations are one tile, and the weight is read once: decode. More are prefill.
 pub(super) const MAX_DECODE_ROWS: usize = 32;
+const _: () = assert!(UNSCALED_ROWS <= MAX_DECODE_ROWS);
 /// Rows of activations in a tile of the prefill kernels.
 pub(super) const TILE_M: usize = 128;
 /// Rows that are multiplied by libcublasLt before SwiGLU is applied to them: what lies between stays in L2.

@@ -85,7 +85,7 @@ struct Unscaled {
 /// Neighbours whose squares are added up: `SQUARED` in `gemm_decode.cu`.
 const SQUARED: usize = 16;
 /// Rows up to which norms are left to GEMMs.
-const UNSCALED_ROWS: usize = 8;
+pub(super) const UNSCALED_ROWS: usize = 32;
 
 /// Activations `[rows, width]`, in f32 or in bf16.
 pub struct Acts {
