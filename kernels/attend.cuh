@@ -74,10 +74,9 @@ __device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int po
   return __any_sync(FULL, some);
 }
 
-// The same number of blocks for each head, before it is known how many pages are read. All of them can start while
-// `select_pages`, a block a head, still runs.
+// The same number of blocks for each head, before it is known how many pages are read.
 __device__ __forceinline__ Split even_split(const int* live, int heads) {
-  int spare = (int)gridDim.x >= 8 * heads ? heads : 0, count = ((int)gridDim.x - spare) / heads, head = blockIdx.x / count;
+  int count = (int)gridDim.x / heads, head = blockIdx.x / count;
   if (head >= heads) return Split{-1, 0, 0, 0, 0, 0};
   int index = blockIdx.x - head * count;
   return Split{head, live[head], index * WARPS, 0, index, count};

@@ -5,11 +5,13 @@
 #include "pages.cuh"
 
 #define ESTIMATE_WARPS 4
-#define TILE_PAGES 16       // of a warp of `estimate`: the M of an mma
-#define SELECT_THREADS 512  // of a block of `select_pages`
-#define KEYS_HELD 20        // keys that a thread of it holds in registers
-#define NUMBERS_HELD 4      // page numbers, likewise
-#define BINS_PER_THREAD 8   // of the histograms of its block
+#define TILE_PAGES 16        // of a warp of `estimate`: the M of an mma
+#define SELECT_THREADS 256   // of a block of `select_pages`
+#define SELECT_WARPS (SELECT_THREADS / 32)
+#define KEYS_HELD 16         // keys that a thread of it holds in registers
+#define NUMBERS_HELD 9       // page numbers, likewise
+#define BINS_PER_THREAD 8    // of the histogram of its block
+#define LISTED_PAGES (32 * SELECT_THREADS)
 
 // Bounds of 16 pages in a warp's registers, as fragments of mma: lane 4 g + t holds channels 32 i + 8 t + 0..7 of pages g and
 // g + 8.
@@ -145,10 +147,13 @@ __device__ __forceinline__ void estimate(const DecodeParams& p, float* bounds) {
 ESTIMATE(64)
 ESTIMATE(128)
 
-// Orders bounds as unsigned numbers. CPU twin: `f32::total_cmp`.
+// Words of bits for the pages of a lane. Mirrors `backend::cuda::pages`.
+__device__ __forceinline__ int words_of(int max_pages) { return (max_pages + SELECT_THREADS - 1) / SELECT_THREADS * SELECT_WARPS; }
+
+// Orders bounds as unsigned numbers from 1 on. CPU twin: `f32::total_cmp`.
 __device__ __forceinline__ u32 key_of(float bound) {
   u32 bits = __float_as_uint(bound);
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+  return max(bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u), 1u);
 }
 
 // The pages that a query head reads: those with greater keys, and of those with exactly this key the ones up to `page`.
@@ -160,99 +165,89 @@ struct Least {
   }
 };
 
-// The threads of a block of `select_pages` that work for one query head: whole warps.
-struct Team {
-  int head, n, thread;  // head of the group; threads, a power of two; this one
-  int first_warp;       // of the block
-
-  __device__ __forceinline__ void init(int group) {
-    n = SELECT_THREADS;
-    for (int heads = 1; heads < group; heads *= 2) n /= 2;
-    head = threadIdx.x / n, thread = threadIdx.x % n, first_warp = head * n / 32;
-  }
-};
-
-// Keys of a query head's full pages, divided among the threads of its team.
+// Keys of a query head's full pages, divided among the threads of a block.
 struct Keys {
-  u32 held[KEYS_HELD];
+  u32 held[KEYS_HELD];  // 0: no page
   const float* bounds;
   int full;
 
-  __device__ __forceinline__ void load(const Team& team, const float* bounds, int full) {
+  __device__ __forceinline__ void load(const float* bounds, int full) {
     this->bounds = bounds, this->full = full;
 #pragma unroll
     for (int i = 0; i < KEYS_HELD; i++) {
-      int page = team.thread + i * team.n;
-      held[i] = page < full ? key_of(bounds[page]) : 0;
+      int page = threadIdx.x + i * SELECT_THREADS;
+      held[i] = page < full ? __float_as_uint(bounds[page]) : 0;
     }
+#pragma unroll
+    for (int i = 0; i < KEYS_HELD; i++)
+      held[i] = (int)threadIdx.x + i * SELECT_THREADS < full ? key_of(__uint_as_float(held[i])) : 0;
   }
 
-  // Calls f(key, page) for the thread's pages; those that registers do not hold are read again.
+  // Calls f(key, page) for the thread's pages, with key 0 for some that are none. Threads of a warp get neighbouring pages. Those
+  // that registers do not hold are read again.
   template <class F>
-  __device__ __forceinline__ void each(const Team& team, F f) const {
+  __device__ __forceinline__ void each(F f) const {
 #pragma unroll
     for (int i = 0; i < KEYS_HELD; i++) {
-      int page = team.thread + i * team.n;
-      if (page < full) f(held[i], page);
+      if (i % 4 == 0 && i * SELECT_THREADS >= full) return;
+      f(held[i], (int)threadIdx.x + i * SELECT_THREADS);
     }
-#pragma unroll 4
-    for (int page = team.thread + KEYS_HELD * team.n; page < full; page += team.n) f(key_of(bounds[page]), page);
+    for (int first = KEYS_HELD * SELECT_THREADS; first < full; first += SELECT_THREADS) {
+      int page = first + threadIdx.x;
+      f(page < full ? key_of(bounds[page]) : 0, page);
+    }
   }
 };
 
-// Shared memory of the search for each head's `Least`.
+// Shared memory of the search for a head's `Least`.
 struct Search {
   __align__(16) u32 bins[SELECT_THREADS * BINS_PER_THREAD];
-  u32 ends[2][SELECT_THREADS / 32];  // least and greatest key of each warp
-  int sums[SELECT_THREADS / 32];     // keys in the bins of each warp
-  // Of each head: the bin in which the last page lies that it reads, the pages in bins before it and in it.
-  struct {
-    int bin, before, count, ends;  // ends: the search is over
-  } found[MAX_GROUP];
+  u32 ends[2][SELECT_WARPS];  // least and greatest key of each warp
+  int sums[SELECT_WARPS];     // keys in the bins of each warp
+  // The bin in which the last page lies that the head reads, the pages in bins before it, and whether it reads all of that bin.
+  int bin, before, whole;
+
+  __device__ __forceinline__ void init() {
+#pragma unroll
+    for (int i = 0; i < BINS_PER_THREAD; i++) bins[threadIdx.x + i * SELECT_THREADS] = 0;
+  }
 };
 
-// Finds what admits exactly `wanted` pages of each head, fewer than there are: a radix select by histograms. A digit is as many
-// bits as the team has bins for, below the highest bit in which keys differ; then the pages of equal keys go on the same way.
-// By the whole block: two or three passes over the keys, as a rule. Teams of heads from `group` on only keep step.
-__device__ __forceinline__ Least least_of(Search& s, const Team& team, const Keys& keys, int wanted, int group) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = team.n / 32;
-  int bits = 31 - __clz(team.n * BINS_PER_THREAD), teams = SELECT_THREADS / team.n;
-  u32* bins = s.bins + team.head * team.n * BINS_PER_THREAD;
-  uint4* mine = (uint4*)(bins + team.thread * BINS_PER_THREAD);
-  bool idle = team.head >= group;
+// Finds what admits exactly `wanted` pages, fewer than there are: a radix select by histograms, by a block. The first digit begins
+// at the highest bit in which keys differ; the pages of equal keys go on the same way. Two or three passes as a rule.
+__device__ __forceinline__ Least least_of(Search& s, const Keys& keys, int wanted) {
+  const int BITS = 31 - __clz(SELECT_THREADS * BINS_PER_THREAD);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint4* mine = (uint4*)(s.bins + threadIdx.x * BINS_PER_THREAD);
 
   // least and greatest key
   u32 low = 0xffffffffu, high = 0;
-  keys.each(team, [&](u32 key, int) { low = min(low, key), high = max(high, key); });
+  keys.each([&](u32 key, int) { low = min(low, key - 1), high = max(high, key); });
   low = __reduce_min_sync(FULL, low), high = __reduce_max_sync(FULL, high);
   if (lane == 0) s.ends[0][warp] = low, s.ends[1][warp] = high;
-#pragma unroll
-  for (int i = 0; i < BINS_PER_THREAD / 4; i++) mine[i] = uint4{0, 0, 0, 0};
   __syncthreads();
-  low = __reduce_min_sync(FULL, s.ends[0][team.first_warp + lane % warps]);
-  high = __reduce_max_sync(FULL, s.ends[1][team.first_warp + lane % warps]);
+  low = __reduce_min_sync(FULL, s.ends[0][lane % SELECT_WARPS]) + 1;
+  high = __reduce_max_sync(FULL, s.ends[1][lane % SELECT_WARPS]);
 
   // The page looked for is the `wanted`-th by its distance below the greatest key, and that distance lies within `first` and
   // first + span; in the passes over equal keys, the same of its number.
   u32 first = 0, span = high - low, tied = 0;
   for (bool ties = false;;) {
-    int shift = max(32 - __clz((int)span) - bits, 0);
-    auto count = [&](u32 key, int page) {
+    int shift = max(32 - __clz((int)span) - BITS, 0);
+    keys.each([&](u32 key, int page) {
+      // Key 0, no page, is further from the greatest key than any that there is.
       u32 at = (ties ? (u32)page : high - key) - first;
-      if (at <= span && (!ties || key == tied)) atomicAdd(bins + (at >> shift), 1u);
-    };
-    if (!idle) keys.each(team, count);
+      if (at <= span && (!ties || key == tied)) atomicAdd(s.bins + (at >> shift), 1u);
+    });
     __syncthreads();
 
-    // prefix sums over the bins of the team; the thread in whose bins the page lies says which
-    u32 counts[BINS_PER_THREAD];
+    // prefix sums over the bins
+    uint4 counts[BINS_PER_THREAD / 4];
     int total = 0;
 #pragma unroll
     for (int i = 0; i < BINS_PER_THREAD / 4; i++) {
-      uint4 x = mine[i];
-      mine[i] = uint4{0, 0, 0, 0};
-      counts[4 * i] = x.x, counts[4 * i + 1] = x.y, counts[4 * i + 2] = x.z, counts[4 * i + 3] = x.w;
-      total += (int)(x.x + x.y + x.z + x.w);
+      counts[i] = mine[i], mine[i] = uint4{0, 0, 0, 0};
+      total += (int)(counts[i].x + counts[i].y + counts[i].z + counts[i].w);
     }
     int before = total;
 #pragma unroll
@@ -262,116 +257,138 @@ __device__ __forceinline__ Least least_of(Search& s, const Team& team, const Key
     }
     if (lane == 31) s.sums[warp] = before;
     __syncthreads();
-    bool earlier = lane < warp - team.first_warp;
-    before += __reduce_add_sync(FULL, earlier ? s.sums[team.first_warp + lane] : 0) - total;
-    if (idle && team.thread == 0) s.found[team.head].ends = 1;
-    if (!idle && wanted > before && wanted <= before + total) {
-      auto& found = s.found[team.head];
+    before += __reduce_add_sync(FULL, lane < warp ? s.sums[lane] : 0) - total;
+    // the thread that has the page's bin
+    if (wanted > before && wanted <= before + total) {
+      const u32* counted = &counts[0].x;
 #pragma unroll
       for (int i = 0; i < BINS_PER_THREAD; i++) {
-        int n = (int)counts[i];
-        if (wanted > before && wanted <= before + n) {
-          found.bin = team.thread * BINS_PER_THREAD + i, found.before = before, found.count = n;
-          found.ends = wanted == before + n;
-        }
+        int n = (int)counted[i];
+        if (wanted > before && wanted <= before + n)
+          s.bin = threadIdx.x * BINS_PER_THREAD + i, s.before = before, s.whole = wanted == before + n;
         before += n;
       }
     }
     __syncthreads();
-    bool others = __any_sync(FULL, lane < teams && !s.found[lane].ends);
-    if (!idle) {
-      auto found = s.found[team.head];
-      first += (u32)found.bin << shift, span = (1u << shift) - 1, wanted -= found.before;
-      if (found.ends) {
-        idle = true;
-        tied = ties ? tied : high - min(first + span, high - low);
-        // Where keys are not tied, all pages with the last key.
-        first = ties ? first + span : 0x7fffffff;
-      } else if (shift == 0) {
-        ties = true, tied = high - first, first = 0, span = keys.full - 1;
-      }
+    u32 skipped = (u32)s.bin << shift;
+    first += skipped, span = min((1u << shift) - 1, span - skipped), wanted -= s.before;
+    if (s.whole) {
+      // Where keys are not tied, all pages with the last key.
+      if (ties) return Least{tied, (int)(first + span)};
+      return Least{high - (first + span), 0x7fffffff};
     }
-    if (!others) return Least{tied, (int)first};
+    if (shift == 0) ties = true, tied = high - first, first = 0, span = keys.full - 1;
   }
 }
 
+// Shared memory of the list of a group's pages, LISTED_PAGES at a time.
+struct Listing {
+  u32 read[MAX_GROUP][SELECT_THREADS];  // a bit for each page that a head reads
+  u32 some[SELECT_THREADS];             // that some head reads
+  int before[SELECT_THREADS];           // pages read before those of a word
+  int sums[SELECT_WARPS];
+};
+
 // Lists the pages that the query heads of a group read: of each head the newest page and those with the greatest bounds. All
 // pages where `dense` or where there are no more. Adds what is read to kv.reads, the token itself and what it does not see
-// included. pages [n, n_kv_heads, max_pages], slots [n, n_kv_heads]. Grid (n_kv_heads, n), SELECT_THREADS threads, divided among
-// the query heads of the group. Reads the bounds once.
+// included. chosen [n, n_q_heads, words_of(max_pages)] bits, arrivals [n, n_kv_heads], zero between launches; pages [n, n_kv_heads,
+// max_pages], slots [n, n_kv_heads]. Grid (n_q_heads, n), SELECT_THREADS threads; the last block of a group makes the list. Reads
+// the bounds once.
 //
 // The next kernel starts when this one has waited for those before it: it may read what they wrote, but `pages` and `slots`.
-KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const float* bounds, int2* pages, int* slots,
-                                                      int dense) {
-  __shared__ Search search;
-  __shared__ u32 read[KEYS_HELD * SELECT_THREADS / 32];
+KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const float* bounds, u32* chosen, int* arrivals,
+                                                      int2* pages, int* slots, int dense) {
+  __shared__ union {
+    Search search;
+    Listing listing;
+  } s;
+  __shared__ int arrived;
   const Kv& kv = p.kv;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
-  int row = blockIdx.y * heads + blockIdx.x;
-  Team team;
-  team.init(group);
+  int head = blockIdx.x / group, row = blockIdx.y * heads + head, first_row = row * group, q_head = blockIdx.x - head * group;
   Span span = p.spans[blockIdx.y];
-  Lane l = lane_of(kv, p.layer, span.seq, blockIdx.x);
-  int live = kv.live[l.row], full = live / PAGE_SLOTS, held = (live + PAGE_SLOTS - 1) / PAGE_SLOTS;
-  int reads = pages_to_read(kv, kv.seq_len[span.seq] + 1);
-  bool all = dense || full < reads;
-  // numbers of the first pages in flight
+  Lane l = lane_of(kv, p.layer, span.seq, head);
+  // numbers of pages in flight
   int numbers[NUMBERS_HELD];
   auto load_numbers = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < NUMBERS_HELD; i++) {
-      int page = first + i * SELECT_THREADS + threadIdx.x;
-      numbers[i] = page < held ? l.pages[page] : 0;
-    }
+    for (int i = 0; i < NUMBERS_HELD; i++)
+      numbers[i] = l.pages[min(first + i * SELECT_THREADS + (int)threadIdx.x, kv.max_pages - 1)];
   };
   load_numbers(0);
+  int live = kv.live[l.row], full = live / PAGE_SLOTS, held = (live + PAGE_SLOTS - 1) / PAGE_SLOTS;
+  int reads = pages_to_read(kv, kv.seq_len[span.seq] + 1);
+  bool all = dense || full < reads;
+  if (!all) s.search.init();
   wait_previous();
   next_may_begin();
+  if (all && q_head) return;
 
-  Keys keys;
-  keys.full = 0;
-  Least least = {0, 0};
+  int words = words_of(kv.max_pages);
   if (!all) {
-    if (team.head < group) keys.load(team, bounds + (u64)(row * group + team.head) * kv.max_pages, full);
-    least = least_of(search, team, keys, reads - 1, group);
+    Keys keys;
+    keys.load(bounds + (u64)(first_row + q_head) * kv.max_pages, full);
+    Least least = least_of(s.search, keys, reads - 1);
+    u32* bits = chosen + (u64)(first_row + q_head) * words;
+    keys.each([&](u32 key, int page) {
+      u32 word = __ballot_sync(FULL, least.admits(key, page));
+      if (lane == 0 && page < full) bits[page / 32] = word;
+    });
+    // the last block of the group goes on
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      arrived = atomicAdd(&arrivals[row], 1);
+      if (arrived == group - 1) arrivals[row] = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    if (arrived < group - 1) return;
   }
 
   // the pages that some head reads, in order
   int2* list = pages + (u64)row * kv.max_pages;
-  int n = 0, chunk = KEYS_HELD * team.n, words = chunk / 32;
-  for (int first = 0; first < held; first += chunk) {
-    // a bit for each page and head
-    if (first) __syncthreads();
+  int n = 0;
+  for (int first = 0; first < held; first += LISTED_PAGES) {
+    // a word of each head; the page that is not full in any case
+    int at = first + threadIdx.x * 32, rest = held - at;
+    u32 some = 0, forced = full != held && full >= at && full - at < 32 ? 1u << (full - at) : 0;
+    if (all) forced = rest <= 0 ? 0 : rest < 32 ? (1u << rest) - 1 : FULL;
 #pragma unroll
-    for (int i = 0; i < KEYS_HELD; i++) {
-      int page = first + team.thread + i * team.n;
-      if (team.head >= group || page - team.thread >= held) break;
-      u32 key = page >= full || all ? 0xffffffffu : first ? key_of(keys.bounds[page]) : keys.held[i];
-      bool reads = page < held && (all || page >= full || least.admits(key, page));
-      u32 word = __ballot_sync(FULL, reads);
-      if (lane == 0) read[team.head * words + (page - first) / 32] = word;
+    for (int h = 0; h < MAX_GROUP; h++) {
+      if (h >= group) continue;
+      u32 word = forced | (!all && at < full ? *(volatile const u32*)(chosen + (u64)(first_row + h) * words + at / 32) : 0);
+      s.listing.read[h][threadIdx.x] = word, some |= word;
     }
+    // prefix sums of pages
+    int here = __popc(some), before = here;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+      int x = __shfl_up_sync(FULL, before, by);
+      if (lane >= by) before += x;
+    }
+    if (lane == 31) s.listing.sums[warp] = before;
     __syncthreads();
-    for (int from = 0; from < chunk && first + from < held; from += NUMBERS_HELD * SELECT_THREADS) {
-      if (first + from) load_numbers(first + from);
+    int sum = lane < SELECT_WARPS ? s.listing.sums[lane] : 0;
+    s.listing.some[threadIdx.x] = some;
+    s.listing.before[threadIdx.x] = n + before - here + __reduce_add_sync(FULL, lane < warp ? sum : 0);
+    n += __reduce_add_sync(FULL, sum);
+    __syncthreads();
+    for (int from = first; from < min(held, first + LISTED_PAGES); from += NUMBERS_HELD * SELECT_THREADS) {
+      if (from) load_numbers(from);
 #pragma unroll
       for (int i = 0; i < NUMBERS_HELD; i++) {
-        int word = from / 32 + i * (SELECT_THREADS / 32), page = first + word * 32 + threadIdx.x;
-        if (word * 32 >= chunk || page - (int)threadIdx.x >= held) break;
-        // pages of each warp that some head reads
-        u32 some = 0;
-        if (lane < SELECT_THREADS / 32 && word + lane < words && first + (word + lane) * 32 < held)
-          for (int h = 0; h < group; h++) some |= read[h * words + word + lane];
-        int before = __reduce_add_sync(FULL, lane < warp ? __popc(some) : 0), here = __reduce_add_sync(FULL, __popc(some));
-        some = __shfl_sync(FULL, some, warp);
-        if (some >> lane & 1) {
-          u32 readers = 0;
-          for (int h = 0; h < group; h++) readers |= (read[h * words + word + warp] >> lane & 1) << h;
-          list[n + before + __popc(some & ((1u << lane) - 1))] = chosen_page(page, readers, numbers[i]);
-        }
-        n += here;
+        int page = from + i * SELECT_THREADS + threadIdx.x, word = (page - first) / 32;
+        if (word >= SELECT_THREADS || !(s.listing.some[word] >> lane & 1)) continue;
+        u32 readers = 0;
+#pragma unroll
+        for (int h = 0; h < MAX_GROUP; h++)
+          if (h < group) readers |= (s.listing.read[h][word] >> lane & 1) << h;
+        int earlier = __popc(s.listing.some[word] & ((1u << lane) - 1));
+        list[s.listing.before[word] + earlier] = chosen_page(page, readers, numbers[i]);
       }
     }
+    __syncthreads();
   }
   if (threadIdx.x == 0) {
     slots[row] = n * PAGE_SLOTS;

@@ -313,7 +313,7 @@ kernels! {
     "pages" {
         Estimate64 "estimate_64" "dp",
         Estimate128 "estimate_128" "dp",
-        SelectPages "select_pages" "dpppi",
+        SelectPages "select_pages" "dpppppi",
         ScatterBoundsBf16 "scatter_bounds_bf16" "kippi",
         ScatterBoundsFp8 "scatter_bounds_fp8" "kippi",
         ScatterBoundsInt8 "scatter_bounds_int8" "kippi",

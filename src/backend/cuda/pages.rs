@@ -15,12 +15,16 @@ const ESTIMATE_BLOCKS_PER_SM: usize = 3;
 /// Pages whose bounds a block of `estimate` computes at once.
 const ESTIMATE_PAGES: usize = 64;
 /// Threads of a block of `select_pages`.
-const SELECT_THREADS: usize = 512;
+const SELECT_THREADS: usize = 256;
 
 /// Which pages the decode tokens of a step read in one layer.
 pub(super) struct Choices {
     /// `[n_seqs, n_q_heads, max_pages]` upper bounds on the logits of a page's keys.
     bounds: Buf<f32>,
+    /// `[n_seqs, n_q_heads, words]` a bit for each page that a query head reads: `words_of` in `pages.cu`.
+    chosen: Buf<u32>,
+    /// `[n_seqs, n_kv_heads]` query heads of a group that have chosen; 0 between launches.
+    arrivals: Buf<i32>,
     /// `[n_seqs, n_kv_heads, max_pages]` the pages that some head of a group reads: `chosen_page` in `pages.cuh`.
     pages: Buf<[i32; 2]>,
     /// `[n_seqs, n_kv_heads]` slots of those pages.
@@ -32,6 +36,11 @@ impl Choices {
         driver.allocating("choices of pages", || {
             Ok(Self {
                 bounds: Buf::new(driver, g.n_seqs * g.n_q_heads * g.max_pages)?,
+                chosen: Buf::new(
+                    driver,
+                    g.n_seqs * g.n_q_heads * g.max_pages.div_ceil(SELECT_THREADS) * SELECT_THREADS / 32,
+                )?,
+                arrivals: Buf::new(driver, g.n_lanes())?,
                 pages: Buf::new(driver, g.n_lanes() * g.max_pages)?,
                 slots: Buf::new(driver, g.n_lanes())?,
             })
@@ -49,8 +58,9 @@ impl Choices {
             let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
             driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
         }
-        let args = [Arg::of(params), bounds, pages, slots, I32(dense as i32)];
-        driver.launch(Kernel::SelectPages, [g.n_kv_heads, n, 1], SELECT_THREADS, &args);
+        let (chosen, arrivals) = (Ptr(self.chosen.ptr()), Ptr(self.arrivals.ptr()));
+        let args = [Arg::of(params), bounds, chosen, arrivals, pages, slots, I32(dense as i32)];
+        driver.launch(Kernel::SelectPages, [g.n_q_heads, n, 1], SELECT_THREADS, &args);
         [pages, slots]
     }
 }
