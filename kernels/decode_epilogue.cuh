@@ -23,6 +23,7 @@ struct Shared {
   u32 sides[2];
   u8* page;  // where the token is stored
   int r, filled;  // its row there; slots of the page that live then
+  bool appends;   // it overwrites none
 };
 
 // Online softmax of four channels of a query head: weighted sum of V, maximum of the logits (log2 units), sum of
@@ -56,7 +57,7 @@ struct OnlineSoftmax {
 
 // Grid (n_kv_heads, n). A warp for each query head of the group, for K and for V, at least MERGE_THREADS threads, and one
 // more warp that assigns the slot. Reads the splits' states once, writes a row of K, of V and of the output. Under a
-// mode with pages, reads the keys of the token's page too, and writes their bounds.
+// mode with pages, widens the bounds of the token's page too, or computes them again where the token overwrites a slot.
 template <class Codec, class Mode>
 __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   __shared__ Shared s;
@@ -76,6 +77,13 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   const float* norm = prefetch_norm(is_q || assigns ? head_params.q_norm : is_k ? head_params.k_norm : nullptr, d, lane);
   RopeAngles angles;
   if (is_q || is_k) angles.compute(head_params, position, d, lane);
+  // bounds of the page that the token joins if it appends
+  Bounds bounds;
+  if (Mode::PAGES && is_k) {
+    int live = kv.live[slots.row];
+    bounds.init();
+    if (live % PAGE_SLOTS) bounds.load(kv, page_at(kv, slots.pages[live / PAGE_SLOTS]), lane);
+  }
   // An item is four channels of a query head. `slices` neighbouring threads share one and take every slices-th split.
   int items = group * d / 4, slices = 1;
   while (slices < 32 && 2 * slices * items <= MERGE_THREADS) slices *= 2;
@@ -131,6 +139,7 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
       s.page = page_at(kv, slots.pages[slot / PAGE_SLOTS]);
       s.r = slot % PAGE_SLOTS;
       if (Mode::PAGES) {
+        s.appends = slot == assignment.live;
         s.filled = min(max(assignment.live, slot + 1) - slot / PAGE_SLOTS * PAGE_SLOTS, PAGE_SLOTS);
         // Where other rows of the step are stored by kv_scatter.cu, this one is not.
         kv.slots[row * heads + head] = -1;
@@ -194,7 +203,12 @@ __device__ __forceinline__ void decode_epilogue(const DecodeParams& p) {
   }
   if (is_k || is_v) write_codes(kv, s.page, s.r, is_v, s.codes[is_v], s.sides[is_v], lane);
   if (Mode::PAGES && is_k) {
-    __syncwarp();
-    write_bounds<typename Codec::K>(kv, s.page, s.filled, lane);
+    if (s.appends) {
+      bounds.add<typename Codec::K>(kv, s.codes[0], s.sides[0], lane);
+      bounds.store(kv, s.page, lane);
+    } else {
+      __syncwarp();
+      write_bounds<typename Codec::K>(kv, s.page, s.filled, lane);
+    }
   }
 }

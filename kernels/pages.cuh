@@ -49,23 +49,47 @@ __device__ __forceinline__ void stored_keys<Bf16Codec>(float x[4], const u8* row
   x[2] = __uint_as_float(codes.y << 16), x[3] = __uint_as_float(codes.y & 0xffff0000u);
 }
 
-// Writes the bounds on the keys in the first `filled` rows of a page. By a warp.
-template <class Rows>
-__device__ __forceinline__ void write_bounds(const Kv& kv, u8* page, int filled, int lane) {
-  int channel = 4 * lane;
-  if (channel >= kv.head_dim) return;
+// Bounds of a page in a warp's registers: lane l holds channels 4 l .. 4 l + 3.
+struct Bounds {
   float low[4], high[4];
+
+  __device__ __forceinline__ void init() {
 #pragma unroll
-  for (int i = 0; i < 4; i++) low[i] = -NEG_INFINITY, high[i] = NEG_INFINITY;
-#pragma unroll
-  for (int r = 0; r < PAGE_SLOTS; r++) {
-    if (r >= filled) continue;
+    for (int i = 0; i < 4; i++) low[i] = -NEG_INFINITY, high[i] = NEG_INFINITY;
+  }
+  __device__ __forceinline__ void load(const Kv& kv, u8* page, int lane) {
+    if (4 * lane >= kv.head_dim) return;
+    const u16* from = bounds_of(kv, page) + 4 * lane;
+    uint2 a = *(const uint2*)from, b = *(const uint2*)(from + kv.head_dim);
+    low[0] = bf16_to_f32((u16)a.x), low[1] = __uint_as_float(a.x & 0xffff0000u);
+    low[2] = bf16_to_f32((u16)a.y), low[3] = __uint_as_float(a.y & 0xffff0000u);
+    high[0] = bf16_to_f32((u16)b.x), high[1] = __uint_as_float(b.x & 0xffff0000u);
+    high[2] = bf16_to_f32((u16)b.y), high[3] = __uint_as_float(b.y & 0xffff0000u);
+  }
+  // Adds a stored row of K.
+  template <class Rows>
+  __device__ __forceinline__ void add(const Kv& kv, const u8* row, u32 side, int lane) {
+    if (4 * lane >= kv.head_dim) return;
     float x[4];
-    stored_keys<Rows>(x, row_at(kv, page, r, 0), channel, kv.k_sides_at > 0 ? *side_at(kv, page, r, 0) : 0);
+    stored_keys<Rows>(x, row, 4 * lane, side);
 #pragma unroll
     for (int i = 0; i < 4; i++) low[i] = fminf(low[i], x[i]), high[i] = fmaxf(high[i], x[i]);
   }
-  u16* to = bounds_of(kv, page) + channel;
-  *(uint2*)to = uint2{bf16_down(low[0]) | bf16_down(low[1]) << 16, bf16_down(low[2]) | bf16_down(low[3]) << 16};
-  *(uint2*)(to + kv.head_dim) = uint2{bf16_up(high[0]) | bf16_up(high[1]) << 16, bf16_up(high[2]) | bf16_up(high[3]) << 16};
+  __device__ __forceinline__ void store(const Kv& kv, u8* page, int lane) const {
+    if (4 * lane >= kv.head_dim) return;
+    u16* to = bounds_of(kv, page) + 4 * lane;
+    *(uint2*)to = uint2{bf16_down(low[0]) | bf16_down(low[1]) << 16, bf16_down(low[2]) | bf16_down(low[3]) << 16};
+    *(uint2*)(to + kv.head_dim) = uint2{bf16_up(high[0]) | bf16_up(high[1]) << 16, bf16_up(high[2]) | bf16_up(high[3]) << 16};
+  }
+};
+
+// Writes the bounds on the keys in the first `filled` rows of a page. By a warp.
+template <class Rows>
+__device__ __forceinline__ void write_bounds(const Kv& kv, u8* page, int filled, int lane) {
+  Bounds bounds;
+  bounds.init();
+#pragma unroll
+  for (int r = 0; r < PAGE_SLOTS; r++)
+    if (r < filled) bounds.add<Rows>(kv, row_at(kv, page, r, 0), kv.k_sides_at > 0 ? *side_at(kv, page, r, 0) : 0, lane);
+  bounds.store(kv, page, lane);
 }
