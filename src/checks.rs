@@ -97,6 +97,7 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     check!(history::merging());
     check!(history::paged());
     check!(chunks::paged());
+    check!(chunks::tied());
     check!(chunks::all());
 }
 

@@ -58,6 +58,8 @@ struct Run<'a, B: Backend> {
     cache: KvCache<B>,
     /// As in a history.
     noise: f32,
+    /// Keys that differ; `None`: those of all tokens.
+    keys: Option<usize>,
     output: Output,
 }
 
@@ -130,6 +132,42 @@ pub fn paged() -> Vec<AllPages> {
         })
     };
     CODECS.iter().enumerate().map(case).collect()
+}
+
+/// Queries that choose among pages of which many have the same bounds: the first ones are read.
+pub struct Tied {
+    chunks: Chunks,
+    keys: usize,
+}
+
+/// Neighbouring tokens with the same key: some pages.
+const TIED: usize = 48;
+
+pub fn tied() -> Vec<Tied> {
+    let case = |(slots, keys, codec, head_dim, group)| {
+        let policy = Policy::Quest(Quest { budget: Budget::Slots(slots), dms: None });
+        Tied { chunks: Chunks { policy, codec, head_dim, heads: 2, group, exact_sums: true }, keys }
+    };
+    [(64, 1, Codec::Bf16, 128, 4), (160, 3, Codec::Int8, 64, 1), (256, 2, Codec::Bf16, 40, 7)].map(case).into()
+}
+
+impl Case for Tied {
+    fn name(&self) -> String {
+        format!("{} keys in {}", self.keys, self.chunks.name())
+    }
+
+    fn limit(&self) -> f32 {
+        super::BF16_STEP
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let mut run = Run::new(&self.chunks, b, 1, CONTEXT, MAX_STEP);
+        run.keys = Some(self.keys);
+        let seq = run.cache.create(b, true).expect("a free row");
+        run.feed(seq, &[300, 1, 290, 1, 1, 1]);
+        run.output.exact.push(run.cache.stats(b, seq).reads as i64);
+        run.output
+    }
 }
 
 /// Chunks, then single tokens.
@@ -247,7 +285,7 @@ impl<'a, B: Backend> Run<'a, B> {
             policy: case.policy,
         };
         let cache = KvCache::new(b, geometry, context, max_step).expect("memory for a check");
-        Self { case, b, cache, noise: 0.0, output: Output::default() }
+        Self { case, b, cache, noise: 0.0, keys: None, output: Output::default() }
     }
 
     /// Feeds tokens whose values depend on their positions only, one step per part.
@@ -263,6 +301,12 @@ impl<'a, B: Backend> Run<'a, B> {
                 row[..queries].iter_mut().for_each(|q| *q *= 1.0 + self.noise * random.float());
                 if case.exact_sums {
                     make_sums_exact(&mut row[..queries]);
+                }
+            }
+            if let Some(keys) = self.keys {
+                for (row, at) in rows.chunks_exact_mut(width).zip(from..) {
+                    let key = Random::new(9000 + (at / TIED) as u64 % keys as u64).floats(case.heads * case.head_dim);
+                    row[queries..queries + key.len()].copy_from_slice(&rounded(key));
                 }
             }
             // Half of the decisions mark.
