@@ -9,6 +9,7 @@
 #define SELECT_THREADS 256   // of a block of `select_pages`
 #define SELECT_WARPS (SELECT_THREADS / 32)
 #define KEYS_HELD 16         // keys that a thread of it holds in registers
+#define READ_AGAIN 8         // of the others, keys that it reads at once
 #define NUMBERS_HELD 9       // page numbers, likewise
 #define BINS_PER_THREAD 8    // of the histogram of its block
 #define LISTED_PAGES (32 * SELECT_THREADS)
@@ -192,9 +193,18 @@ struct Keys {
       if (i % 4 == 0 && i * SELECT_THREADS >= full) return;
       f(held[i], (int)threadIdx.x + i * SELECT_THREADS);
     }
-    for (int first = KEYS_HELD * SELECT_THREADS; first < full; first += SELECT_THREADS) {
-      int page = first + threadIdx.x;
-      f(page < full ? key_of(bounds[page]) : 0, page);
+    for (int first = KEYS_HELD * SELECT_THREADS; first < full; first += READ_AGAIN * SELECT_THREADS) {
+      float read[READ_AGAIN];
+#pragma unroll
+      for (int i = 0; i < READ_AGAIN; i++) {
+        int page = first + i * SELECT_THREADS + threadIdx.x;
+        read[i] = page < full ? bounds[page] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < READ_AGAIN; i++) {
+        int page = first + i * SELECT_THREADS + threadIdx.x;
+        f(page < full ? key_of(read[i]) : 0, page);
+      }
     }
   }
 };
