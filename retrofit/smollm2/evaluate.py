@@ -34,9 +34,9 @@ class Adapter:
             layers = range(int(meta["num_hidden_layers"]))
             self.gain, self.proj = ([get(l, n) for l in layers] for n in ("dms_proj_alpha_norm", "dms_proj_alpha"))
 
-    def marks(self, layer, x, eps):
+    def marks(self, layer, x, eps, offset):
         """x [B, T, hidden] -> [B, kv_heads, T] bool; with shift 1 the newest token has no mark."""
-        d = (norm(x.float(), self.gain[layer], eps) @ self.proj[layer].T).transpose(1, 2) * self.scale - self.offset
+        d = (norm(x.float(), self.gain[layer], eps) @ self.proj[layer].T).transpose(1, 2) * self.scale - offset
         return d > 0 if not self.shift else torch.cat([d[..., 1:] > 0, torch.zeros_like(d[..., :1], dtype=torch.bool)], -1)
 
 
@@ -51,14 +51,14 @@ def attend_masked(q, k, v, bias, window):
     return attend_blocks(q, k, v, bias=bias.clamp(min=-1e9), window=window)
 
 
-def runs(base, adapter, ids):
-    """Yields (name, last hidden states, ratio)."""
+def runs(base, adapter, ids, offsets=()):
+    """Yields (name, last hidden states, ratio): dense, dms, DMS at each of `offsets`, window, random."""
     n, window = ids.shape[1], adapter.window
     yield "dense", base.hidden_states(ids, lambda l, x, q, k, v: attend_blocks(q, k, v)), 1.0
     gone = {}
 
-    def dms(l, x, q, k, v):
-        marks = adapter.marks(l, x, base.eps)
+    def dms(l, x, q, k, v, offset):
+        marks = adapter.marks(l, x, base.eps, offset)
         gone[l] = marks[..., : max(0, n - 1 - window)].sum(-1)
         return attend_masked(q, k, v, marks.float() * -1e9, window)
 
@@ -66,10 +66,11 @@ def runs(base, adapter, ids):
         share = gone[l] / max(1, n - 1 - window)
         return attend_masked(q, k, v, (torch.rand(k.shape[:3], device=k.device) < share[..., None]).float() * -1e9, window)
 
-    out = base.hidden_states(ids, dms)
-    live = n * base.layers * base.kv_heads - sum(int(g.sum()) for g in gone.values())
-    ratio = n * base.layers * base.kv_heads / live
-    yield "dms", out, ratio
+    total = n * base.layers * base.kv_heads
+    for name, offset in [*((o, o) for o in offsets), ("dms", adapter.offset)]:       # dms last: random needs its counts
+        out = base.hidden_states(ids, lambda *a: dms(*a, offset))
+        ratio = total / (total - sum(int(g.sum()) for g in gone.values()))
+        yield name, out, ratio
     yield "window", base.hidden_states(ids, lambda l, x, q, k, v: attend_window(q, k, v, round(n / ratio))), ratio
     yield "random", base.hidden_states(ids, spread), ratio
 
@@ -93,28 +94,32 @@ def score(base, ids, out, dense, spans):
 
 
 @torch.inference_mode()
-def judge(base, adapter, sequences, only, **row):
-    """One row of the table over sequences of (ids, spans)."""
-    sums, ratios, recalled, facts, begun = {}, [], {}, 0, time.time()
+def judge(base, adapter, sequences, only, offsets=(), **row):
+    """Rows of the table over sequences of (ids, spans): one, and one for each of `offsets`."""
+    sums, ratios, recalled, facts, begun = {}, {}, {}, 0, time.time()
     for ids, spans in sequences:
         facts += len(spans)
         ids, dense = torch.tensor([ids], device=base.device), None
-        for name, out, ratio in runs(base, adapter, ids):
+        for name, out, ratio in runs(base, adapter, ids, offsets):
             dense = out if dense is None else dense
             part, hit = score(base, ids, out, dense, spans)
             sums[name] = sums.get(name, 0) + part
             recalled[name] = recalled.get(name, 0) + hit
-            if name == "dms":
-                ratios.append(ratio)
+            ratios.setdefault(name, []).append(ratio)
             if name == only:
                 break
-    row["ratio"] = round(sum(ratios) / len(ratios), 3)
+    rows = [dict(row, ratio=round(sum(ratios["dms"]) / len(ratios["dms"]), 3), offset=adapter.offset)]
     for name, (kl, same, nll, n, fact_kl, at_facts) in sums.items():
-        row[name] = {"kl": round(float(kl / n), 5), "top1": round(float(same / n), 4), "ppl": round(float((nll / n).exp()), 4)}
+        found = {"kl": round(float(kl / n), 5), "top1": round(float(same / n), 4), "ppl": round(float((nll / n).exp()), 4)}
         if facts:
-            row[name].update(recall=f"{recalled[name]}/{facts}", fact_kl=round(float(fact_kl / at_facts), 4))
-    print(json.dumps(row), f"{time.time() - begun:.0f} s", flush=True)
-    return row
+            found.update(recall=f"{recalled[name]}/{facts}", fact_kl=round(float(fact_kl / at_facts), 4))
+        if isinstance(name, float):
+            rows.append(dict(row, ratio=round(sum(ratios[name]) / len(ratios[name]), 3), offset=name, dms=found))
+        else:
+            rows[0][name] = found
+    for made in rows:
+        print(json.dumps(made), f"{time.time() - begun:.0f} s", flush=True)
+    return rows
 
 
 def held_out_chats():
@@ -136,6 +141,7 @@ def main():
     p.add_argument("--texts", help="of fetch_text.py: its held-out kinds, and the chats of held_out_chats.txt")
     p.add_argument("--held-out", default="2048x12", help="length x sequences of each of these kinds")
     p.add_argument("--text-file", help="a text as it is, to be held against `dmschat compare --text-file`")
+    p.add_argument("--offsets", type=float, nargs="*", default=[], help="other alpha_offsets, each a row of its own")
     p.add_argument("--only", help="stop after this run (dms: leave out window and random)")
     p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     p.add_argument("--json")
@@ -148,22 +154,22 @@ def main():
     if args.text_file:
         with open(args.text_file, encoding="utf-8") as f:
             ids = base.encode(f.read())
-        rows.append(judge(base, adapter, [(ids, [])], args.only, text=args.text_file, length=len(ids)))
+        rows += judge(base, adapter, [(ids, [])], args.only, args.offsets, text=args.text_file, length=len(ids))
         write(args.json, rows)
     length, count = map(int, args.held_out.split("x"))
     if args.texts:
         outside = Talk(base, [], "test", outside=load_texts(args.texts, "test"))
         chats = [(base.encode(text)[:length], []) for text in held_out_chats()]
-        rows.append(judge(base, adapter, chats, args.only, length=length, count=len(chats), kind="talk"))
+        rows += judge(base, adapter, chats, args.only, args.offsets, length=length, count=len(chats), kind="talk")
         for kind in HELD_OUT:
             made = [outside.row(length, i, kind) for i in range(count)]
-            rows.append(judge(base, adapter, made, args.only, length=length, count=count, kind=kind))
+            rows += judge(base, adapter, made, args.only, args.offsets, length=length, count=count, kind=kind)
             write(args.json, rows)
     talk = Talk(base, answers, "test", files_of("test")) if answers else None
     for kind in ("chat", "other", "bare", "file", "recall") if talk else ():
         for length, count in (map(int, item.split("x")) for item in getattr(args, kind).split(",") if item):
             made = [talk.row(length, i, kind) for i in range(count)]
-            rows.append(judge(base, adapter, made, args.only, length=length, count=count, kind=kind))
+            rows += judge(base, adapter, made, args.only, args.offsets, length=length, count=count, kind=kind)
             write(args.json, rows)
 
 

@@ -86,6 +86,10 @@ class Talk:
         self.turns = encode_all(turn("user", a["user"]) + turn("assistant", a["answer"]) for a in answers if a["user"])
         self.texts = encode_all(a["answer"] + "\n\n" for a in answers)
 
+    def pick(self, rng, texts):
+        """One of the texts: in training as often as it is long, in tests each as often as any other."""
+        return rng.choices(texts, [len(t) for t in texts])[0] if self.split == "train" else rng.choice(texts)
+
     def fill(self, rng, length, pieces):
         """Exactly `length` tokens of pieces in random order."""
         ids = []
@@ -95,7 +99,7 @@ class Talk:
 
     def piece(self, rng, length, texts):
         """Exactly `length` tokens from somewhere in one of the texts; where it ends, more texts follow."""
-        text = rng.choice(texts)
+        text = self.pick(rng, texts)
         at = rng.choice([0, rng.randrange(max(1, len(text) - length // 2))])
         return (text[at:] + self.fill(rng, length, texts))[:length]
 
@@ -118,13 +122,14 @@ class Talk:
         return self.encode(turn("system", SYSTEM if kind < 0.5 else rng.choice(SYSTEMS[self.split])))
 
     def row(self, length, seed, kind):
-        """(ids, spans): exactly `length` tokens; spans are (begin, end) of facts inside answers, empty but for `recall`.
+        """(ids, spans): exactly `length` tokens; spans are (begin, end) of facts inside answers, empty but for `recall` and `far`.
 
         chat: the template's system prompt, then turns.  other: another system prompt or none.
         bare: text that begins anywhere, without a template (whatever stands first is the attention sink).
         file: a piece of this repository's texts.  A kind of `outside`: a piece of those texts, in training one row in
         eight behind a turn of a chat.  pasted: a chat in which both sides quote such pieces.  recall: facts told and
-        asked for later; in training at any place and distance, in tests told at once and asked at the end.
+        asked for later; in training at any place and distance (far: early and late in the row), in tests told at once
+        and asked at the end.
         """
         rng = random.Random(f"{self.split} {seed} {kind}")
         if kind == "file" or kind in self.outside:
@@ -139,10 +144,10 @@ class Talk:
             at = rng.choice([0, rng.randrange(1500)])
             odd = [rng.randrange(100, 49000) for _ in range(rng.randint(1, 3))] if rng.random() < 0.2 else []
             return (odd + ids[at:])[:length], []
-        if kind != "recall":
+        if kind not in ("recall", "far"):
             head = self.encode(turn("system", SYSTEM)) if kind == "chat" else self.start(rng)
             return (head + self.fill(rng, length, self.turns))[:length], []
-        return self.recall(rng, length)
+        return self.recall(rng, length, kind == "far")
 
     def tell(self, rng, told):
         text = rng.choice(["Please remember this. ", "Here are some facts about me. ", "Keep this in mind: ", ""] if self.split == "train"
@@ -163,15 +168,18 @@ class Talk:
             ids += part + self.encode(".<|im_end|>\n")
         return ids, spans
 
-    def recall(self, rng, length):
+    def recall(self, rng, length, far=False):
         end = self.encode("<|im_end|>\n")    # closes the turn that the filling was cut in
         known = facts(rng, self.split, 6 if self.split == "test" else 10)
-        cut = len(known) if self.split == "test" or rng.random() < 0.4 else 5
+        cut = len(known) if self.split == "test" or far or rng.random() < 0.4 else 5
         first, second = known[:cut], known[cut:]
         early = rng.sample(first, 2) if second else []
         late = [x for x in known if x not in early]
         rng.shuffle(late)
-        parts = [(self.start(rng) if self.split == "train" else self.encode(turn("system", SYSTEM))) + self.tell(rng, first)]
+        begin = self.start(rng) if self.split == "train" else self.encode(turn("system", SYSTEM))
+        if far and rng.random() < 0.5:     # so that the distance is two thirds of the row or more, not always the same
+            begin += self.fill(rng, rng.randrange(length // 3), self.turns) + end
+        parts = [begin + self.tell(rng, first)]
         middle, middle_spans = self.ask(early)
         if second:
             middle = end + middle + self.tell(rng, second)

@@ -3,12 +3,15 @@
     python train.py --model FOLDER --answers out/train.jsonl --texts out/texts.jsonl.xz --out out/adapter.pt --minutes 5
 
 Student: every key beyond the window W is weakened by logsigmoid(-(logit + logistic noise) / temperature), the decision at
-t marking t - `--shift`. Loss: KL(dense || student) a token, facts that are asked for counting `--recall` times more. Each
-kind of row has a target for its share of marked tokens, from RATIOS, and a running mean of it; a kind below its target is
-pushed up by as much as `--penalty` times the share that is missing, in units of BAND. Targets begin at 0, and 1 / (1 - target)
-grows linearly over `--ramp` of the steps.
-The steps are fixed from the speed measured after a warm-up, or by --steps; --resume goes on from --out, which is also
-written every `--every` steps. On CUDA the attention is a compiled flex_attention; where that fails, and on a CPU, plain tensor code.
+t marking t - `--shift`. Loss of a token: KL(dense || student), plus `--top` times the total variation between the two
+distributions sharpened to temperature SHARP, which stands for a change of the top token as KL does not; facts that are asked
+for count `--recall` times more. Every `--long-each`-th step has rows of `--long` tokens, half of them with facts told early and
+asked for late. Each kind of row has a target for its share of marked tokens, from RATIOS, and a running mean of it; a kind below
+its target is pushed up by as much as `--penalty` times the share that is missing, in units of BAND. Targets begin at 0, and
+1 / (1 - target) grows linearly over `--ramp` of the steps.
+The steps are planned from the measured speed, or fixed by --steps. --out is written every `--every` seconds; --resume goes on
+from it, --init begins from another checkpoint. On CUDA the attention is a compiled flex_attention; where that fails, and on a
+CPU, plain tensor code.
 """
 import argparse
 import glob
@@ -23,10 +26,13 @@ from model import Base, attend_blocks, norm
 from talk import Talk, load, load_texts
 
 SCALE, OFFSET = 100.0, 5.0
-KINDS = """docs recall prose chat code pasted language recall dialogue bare docs prose code chat recall mixed language file
-docs code prose recall dialogue other""".split()    # in turn
+KINDS = """docs recall prose language code pasted language recall dialogue bare prose docs language code chat recall mixed prose
+language dialogue pasted prose recall other file""".split()    # in turn
+LONG = "far chat far bare far language pasted far prose other far docs far dialogue recall".split()    # of the long rows
 # Wanted ratio at `--length` tokens, the window counted; DEFAULT for kinds of other people's text.
-RATIOS, DEFAULT = {"chat": 5.9, "other": 5.9, "bare": 5.9, "recall": 5.7, "file": 4.8, "pasted": 4.8, "mixed": 4.8}, 5.25
+RATIOS, DEFAULT = {"chat": 5.8, "other": 5.8, "bare": 5.9, "recall": 5.4, "far": 5.4, "file": 4.8, "pasted": 5.1, "mixed": 5.0,
+                   "prose": 5.3, "language": 5.3, "dialogue": 4.6}, 5.2
+SHARP = 0.3
 BAND, KEEP = 0.02, 0.9     # of the controller: full push at this distance from the target; share of the running mean that stays
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -37,11 +43,14 @@ def parse():
     p.add_argument("--answers", required=True)
     p.add_argument("--out", required=True)
     p.add_argument("--resume", action="store_true")
+    p.add_argument("--init", help="a checkpoint of an earlier training, to begin from its weights")
     p.add_argument("--minutes", type=float, default=5.0)
     p.add_argument("--steps", type=int, default=0)
-    p.add_argument("--every", type=int, default=200)
+    p.add_argument("--every", type=float, default=30.0, help="seconds")
     p.add_argument("--rows", type=int, default=16)
     p.add_argument("--length", type=int, default=2048)
+    p.add_argument("--long", type=int, default=4096, help="a multiple of --length; as many tokens a step as --rows of --length")
+    p.add_argument("--long-each", type=int, default=3, help="0: no long rows")
     p.add_argument("--window", type=int, default=128)
     p.add_argument("--texts", help="of fetch_text.py; without it rows of its kinds are left out")
     p.add_argument("--shift", type=int, choices=[0, 1], default=0)
@@ -51,6 +60,7 @@ def parse():
     p.add_argument("--temperature", type=float, default=0.1)
     p.add_argument("--penalty", type=float, default=3.0)
     p.add_argument("--recall", type=float, default=8.0, help="weight of the positions that predict a fact")
+    p.add_argument("--top", type=float, default=0.4, help="weight of the total variation of the sharpened distributions")
     p.add_argument("--workers", type=int, default=6)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -74,19 +84,22 @@ class Batches(torch.utils.data.Dataset):
 
     def __init__(self, talk, args, kinds):
         self.talk, self.args, self.kinds = talk, args, kinds
-        self.order = [k for k in KINDS if k in kinds]
+        self.order, self.long = ([k for k in names if k in kinds] for names in (KINDS, LONG))
 
     def __len__(self):
         return 10 ** 6
 
     def __getitem__(self, i):
         a = self.args
-        rows = [(n, self.order[n % len(self.order)]) for n in range(i * a.rows, (i + 1) * a.rows)]
-        made = [self.talk.row(a.length, f"{a.seed} {n}", kind) for n, kind in rows]
-        weight = torch.ones(a.rows, a.length)
+        long = a.long_each and i % a.long_each == a.long_each - 1
+        length, order = (a.long, self.long) if long else (a.length, self.order)
+        count = a.rows * a.length // length
+        rows = [(n, order[n % len(order)]) for n in range(i * count, (i + 1) * count)]
+        made = [self.talk.row(length, f"{a.seed} {n}", kind) for n, kind in rows]
+        weight = torch.ones(count, length)
         for row, (_, spans) in enumerate(made):
             for begin, end in spans:
-                weight[row, begin - 1: end - 1] = a.recall      # the positions that predict it
+                weight[row, begin - 1: end - 1] = a.recall * length / a.length     # the positions that predict it
         return torch.tensor([ids for ids, _ in made]), weight, torch.tensor([self.kinds.index(kind) for _, kind in rows])
 
 
@@ -101,16 +114,16 @@ def decide(x, gain, proj, u, eps, temperature, shift):
     return torch.sigmoid(z), bias.clamp(min=-1e4)
 
 
-def flex_attend(window, group, length, device):
-    """attend(q, k, v, bias), compiled together with the layer around it."""
+def flex_attend(window, group, lengths, device):
+    """attend(q, k, v, bias) for these lengths, compiled together with the layer around it."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    blocks = create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device=device)
+    blocks = {n: create_block_mask(lambda b, h, q, k: q >= k, None, None, n, n, device=device) for n in lengths}
 
     def attend(q, k, v, bias):
         def weaken(score, b, h, q_at, k_at):
             return torch.where(q_at - k_at > window, score + bias[b, h // group, k_at], score)
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        return flex_attention(q.contiguous(), k.contiguous(), v.contiguous(), score_mod=weaken, block_mask=blocks)
+        return flex_attention(q.contiguous(), k.contiguous(), v.contiguous(), score_mod=weaken, block_mask=blocks[q.shape[2]])
     return attend
 
 
@@ -124,7 +137,7 @@ class Student:
     def __init__(self, base, gain, proj, args, compiled):
         self.base, self.gain, self.proj, self.args, self.compiled = base, gain, proj, args, compiled
         if compiled:
-            attend = flex_attend(args.window, base.group, args.length, base.device)
+            attend = flex_attend(args.window, base.group, {args.length, args.long}, base.device)
         else:
             attend = plain_attend(args.window)
 
@@ -138,16 +151,18 @@ class Student:
             return base.finish(w, x, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
 
         def loss(ours, theirs, weight):
-            a, b = F.log_softmax(base.head(theirs).float(), -1), F.log_softmax(base.head(ours).float(), -1)
+            theirs, ours = base.head(theirs).float(), base.head(ours).float()
+            a, b = F.log_softmax(theirs, -1), F.log_softmax(ours, -1)
             kl = (a.exp() * (a - b)).sum(-1)
-            return (kl * weight).sum(), kl.detach().sum()
+            changed = (F.softmax(theirs / SHARP, -1) - F.softmax(ours / SHARP, -1)).abs().sum(-1) / 2 if args.top else torch.zeros_like(kl)
+            return ((kl + args.top * changed) * weight).sum(), torch.stack([kl.detach().sum(), changed.detach().sum()])
 
         wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
         self.layer, self.dense, self.loss = wrap(student), wrap(dense), wrap(loss)
 
     def backward(self, ids, weight, push):
-        """Gradients of one batch; push [rows] is how much a row's mean decision is worth. Returns (KL of the rows [rows],
-        mean decisions [rows])."""
+        """Gradients of one batch; push [rows] is how much a row's mean decision is worth. Returns (KL and total
+        variation of the rows [rows, 2], mean decisions [rows])."""
         base, n = self.base, ids.numel()
         cos, sin = base.cos[: ids.shape[1]], base.sin[: ids.shape[1]]
         with torch.no_grad():
@@ -162,14 +177,14 @@ class Student:
             else:      # the scores of all layers at once would not fit
                 x, mean = checkpoint(self.layer, x, w, gain, proj, u, cos, sin, use_reentrant=False)
             means.append(mean)
-        ours, sums = x.detach().requires_grad_(), []
-        for row in range(ids.shape[0]):         # the vocabulary's logits a row at a time
-            weighted, plain = self.loss(ours[row], theirs[row], weight[row])
+        ours, sums, size = x.detach().requires_grad_(), [], self.args.length
+        for part in zip(*(t.flatten(0, 1).split(size) for t in (ours, theirs, weight))):     # the vocabulary's logits piece by piece
+            weighted, plain = self.loss(*part)
             (weighted / n).backward()
-            sums.append(plain / ids.shape[1])
+            sums.append(plain / size)
         mean = torch.stack(means).mean(0)
         torch.autograd.backward([x, -(push * mean).mean()], [ours.grad, None])
-        return torch.stack(sums), mean.detach()
+        return torch.stack(sums).view(ids.shape[0], -1, 2).mean(1), mean.detach()
 
 
 class Controller:
@@ -214,24 +229,28 @@ def save(path, gain, proj, optimizer, step, steps, args):
 
 
 def start(base, args):
-    """(gains, projections, optimizer, step, steps), fresh or from the checkpoint."""
-    data = torch.load(args.out, map_location="cpu", weights_only=True) if args.resume and os.path.exists(args.out) else None
+    """(gains, projections, optimizer, step, steps), fresh, from the checkpoint, or with --init from the weights of another."""
+    resumed = args.resume and os.path.exists(args.out)
+    path = args.out if resumed else args.init
+    data = torch.load(path, map_location="cpu", weights_only=True) if path else None
     gain = list(data["gain"]) if data else [torch.ones(base.hidden) for _ in range(base.layers)]
     proj = list(data["proj"]) if data else [torch.zeros(base.kv_heads, base.hidden) for _ in range(base.layers)]
     gain, proj = ([t.clone().to(base.device).requires_grad_() for t in ts] for ts in (gain, proj))
     optimizer = torch.optim.AdamW(gain + proj, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
     if data:
         optimizer.load_state_dict(data["optimizer"])
-        print(f"resumed at step {data['step']} of {data['steps']}", flush=True)
-    return gain, proj, optimizer, data["step"] if data else 0, args.steps or (data["steps"] if data else 0)
+        print(f"{'resumed' if resumed else 'begins from'} {path}: step {data['step']} of {data['steps']}", flush=True)
+    return gain, proj, optimizer, data["step"] if resumed else 0, args.steps or (data["steps"] if resumed else 0)
 
 
-def make_student(base, gain, proj, args, ids, weight):
+def make_student(base, gain, proj, args):
     """The compiled student where it runs, else the plain one, with a notice. Leaves no gradients."""
     for compiled in ([True, False] if base.device.type == "cuda" else [False]):
         try:
             student = Student(base, gain, proj, args, compiled)
-            student.backward(ids, weight, torch.zeros(ids.shape[0], device=ids.device))
+            for length in {args.length, args.long if args.long_each else args.length}:
+                ids = torch.randint(100, base.vocab, (args.rows * args.length // length, length), device=base.device)
+                student.backward(ids, torch.ones(ids.shape, device=base.device), torch.zeros(ids.shape[0], device=base.device))
             break
         except Exception as e:
             if not compiled:
@@ -243,13 +262,23 @@ def make_student(base, gain, proj, args, ids, weight):
     return student
 
 
+def plan(step, begun, measured, limit):
+    """Steps in all, from those done between two clock times (step, seconds)."""
+    each = (time.time() - measured[1]) / (step - measured[0])
+    steps = step + max(1, int((limit - time.time() - 3) * 0.98 / each))
+    print(f"{each * 1000:.0f} ms a step: {steps} steps, {time.time() - begun:.0f} s", flush=True)
+    return steps
+
+
 def main():
     args, begun = parse(), time.time()
+    assert args.long % args.length == 0 and args.rows * args.length % args.long == 0
     torch.manual_seed(args.seed)
     base = Base(args.model, args.device)
     outside = load_texts(args.texts, "train") if args.texts else {}
     talk = Talk(base, load(args.answers), "train", files_of("train"), outside)
-    kinds = sorted(k for k in set(KINDS) if k in outside or k in ("recall", "chat", "bare", "other", "file") or outside and k == "pasted")
+    own = ("recall", "far", "chat", "bare", "other", "file")
+    kinds = sorted(k for k in set(KINDS + LONG) if k in outside or k in own or outside and k == "pasted")
     gain, proj, optimizer, step, steps = start(base, args)
     controller = Controller(kinds, args, base.device)
     shares = [controller.final[kinds.index(kind)].item() for kind in KINDS if kind in kinds]
@@ -268,15 +297,15 @@ def main():
 
     ids, weight, which = batch()
     print(f"data ready, {time.time() - begun:.0f} s", flush=True)
-    student = make_student(base, gain, proj, args, ids, weight)
+    student = make_student(base, gain, proj, args)
     print(f"compiled, {wait() - begun:.0f} s", flush=True)
-    limit, first = begun + 60 * args.minutes, step
-    sums = torch.zeros(3, len(kinds), device=base.device)        # KL, mean decision, rows of each kind since the last report
+    limit, first, saved, measured = begun + 60 * args.minutes, step, time.time(), None
+    sums = torch.zeros(4, len(kinds), device=base.device)    # of each kind since the last report: KL, total variation, mean decision, rows
     while (not steps or step < steps) and time.time() < limit:
         progress = step / (steps * args.ramp) if steps and args.ramp else float(not args.ramp)
-        kl, mean = student.backward(ids, weight, controller.push(which, progress))
+        losses, mean = student.backward(ids, weight, controller.push(which, progress))
         controller.seen(which, mean)
-        sums.index_add_(1, which, torch.stack([kl, mean, torch.ones_like(mean)]))
+        sums.index_add_(1, which, torch.cat([losses.T, mean[None], torch.ones_like(mean)[None]]))
         torch.nn.utils.clip_grad_norm_(gain + proj, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, args)
@@ -284,26 +313,27 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         ids, weight, which = batch()
         step += 1
-        if step == first + 5:
-            measured = wait()
-        if not steps and step == first + 25:
-            each = (wait() - measured) / 20
-            steps = step + int((limit - time.time() - 3) * 0.97 / each)
-            print(f"{each * 1000:.0f} ms a step: {steps} steps", flush=True)
-        if step % 100 == 0 or step == steps:
+        if not args.steps and step - first in (6, 30) or (step - first) % 120 == 0:      # a multiple of --long-each apart
+            wait()
+            if measured and not args.steps:
+                steps = plan(step, begun, measured, limit)
+            measured = (step, time.time())
+        if step % 120 == 0 or step == steps:
             report(step, sums, kinds, controller.targets(progress), time.time() - begun)
             sums.zero_()
-        if step % args.every == 0:
+        if time.time() - saved > args.every:
             save(args.out, gain, proj, optimizer, step, steps, args)
+            saved = time.time()
     save(args.out, gain, proj, optimizer, step, steps, args)
     print(f"saved {args.out} at step {step} of {steps}, {time.time() - begun:.0f} s")
 
 
 def report(step, sums, kinds, targets, seconds):
-    """One line: KL and marked share of all rows, then KL / share / target of each kind."""
-    kl, mean, rows = sums.tolist()
+    """One line: KL, total variation and marked share of all rows, then KL / share / target of each kind."""
+    kl, changed, mean, rows = sums.tolist()
     each = "  ".join(f"{k} {a / n:.4f} {b / n:.3f}/{t:.3f}" for k, a, b, n, t in zip(kinds, kl, mean, rows, targets.tolist()) if n)
-    print(f"step {step} KL {sum(kl) / sum(rows):.5f} decision {sum(mean) / sum(rows):.3f} {seconds:.0f} s  {each}", flush=True)
+    print(f"step {step} KL {sum(kl) / sum(rows):.5f} changed {sum(changed) / sum(rows):.4f} decision {sum(mean) / sum(rows):.3f} "
+          f"{seconds:.0f} s  {each}", flush=True)
 
 
 if __name__ == "__main__":
