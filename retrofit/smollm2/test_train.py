@@ -1,8 +1,11 @@
 """The training's attention against the rule, token by token. Run by hand: python -m pytest test_train.py (CPU, no model needed)."""
+import random
+
 import torch
 
 from evaluate import attend_masked
 from model import attend_blocks
+from talk import Talk
 from train import decide, plain_attend
 
 HEADS, KV, T, D, WINDOW = 6, 2, 40, 8, 5
@@ -63,3 +66,32 @@ def test_gradient_reaches_the_adapter():
                 sides.append(loss(gain, proj).item())
             p[at] = old
         assert abs((sides[0] - sides[1]) / 2e-2 - p.grad[at].item()) < 1e-2 * max(1.0, abs(p.grad[at].item()))
+
+
+class Characters:
+    """A tokenizer with a token a character, as much of Base as Talk needs."""
+    def encode(self, text):
+        return [ord(c) for c in text]
+
+    def encode_all(self, texts):
+        return [self.encode(t) for t in texts]
+
+
+def test_far_rows_tell_early_and_ask_late():
+    talk = Talk(Characters(), [{"user": "a question", "answer": "an answer " * 9}], "train")
+    begins = []
+    for seed in range(20):
+        ids, spans = talk.row(9000, seed, "far")
+        text = "".join(map(chr, ids))
+        assert len(ids) == 9000 and len(spans) == 10
+        facts = [text[a:b] for a, b in spans]
+        told = [text.index(fact) for fact in facts]
+        assert max(told) < 9000 // 3 + 2000 < min(a for a, _ in spans)
+        begins.append(min(told) > 1000)
+    assert any(begins) and not all(begins)
+
+
+def test_training_draws_long_texts_more_often():
+    talk = Talk(Characters(), [], "train", outside={"docs": ["a" * 100, "b" * 9900]})
+    first = [talk.pick(random.Random(i), talk.outside["docs"])[0] for i in range(200)]
+    assert first.count(ord("b")) > 180
