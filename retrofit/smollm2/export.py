@@ -19,13 +19,14 @@ def main():
     p.add_argument("--out", required=True)
     p.add_argument("--base", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     p.add_argument("--offset", type=float)
+    p.add_argument("--average", action="store_true", help="the running average of the weights")
     args = p.parse_args()
     with open(os.path.join(args.model, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
     trained = torch.load(args.init, map_location="cpu", weights_only=True)
     assert len(trained["gain"]) == len(trained["proj"]) == config["num_hidden_layers"]
-    tensors = {}
-    for layer, (gain, proj) in enumerate(zip(trained["gain"], trained["proj"])):
+    tensors, of = {}, "average_" if args.average else ""
+    for layer, (gain, proj) in enumerate(zip(trained[of + "gain"], trained[of + "proj"])):
         tensors[f"model.layers.{layer}.self_attn.dms_proj_alpha_norm.weight"] = gain.bfloat16().contiguous()
         tensors[f"model.layers.{layer}.self_attn.dms_proj_alpha.weight"] = proj.bfloat16().contiguous()
     keys = ("model_type", "num_hidden_layers", "hidden_size", "num_key_value_heads", "vocab_size")

@@ -3,12 +3,13 @@
     python train.py --model FOLDER --answers out/train.jsonl --texts out/texts.jsonl.xz --out out/adapter.pt --minutes 5
 
 Student: every key beyond the window W is weakened by logsigmoid(-(logit + logistic noise) / temperature), the decision at
-t marking t - `--shift`. Loss of a token: KL(dense || student), plus `--top` times the total variation between the two
-distributions sharpened to temperature SHARP, which stands for a change of the top token as KL does not; facts that are asked
-for count `--recall` times more. Every `--long-each`-th step has rows of `--long` tokens, half of them with facts told early and
-asked for late. Each kind of row has a target for its share of marked tokens, from RATIOS, and a running mean of it; a kind below
-its target is pushed up by as much as `--penalty` times the share that is missing, in units of BAND. Targets begin at 0, and
-1 / (1 - target) grows linearly over `--ramp` of the steps.
+t marking t - `--shift`. The loss of a token is KL(dense || student) plus `--top` times the total variation between the two
+distributions at temperature SHARP, which follows the share of changed top tokens as KL does not. Positions that predict a
+fact count `--recall` times more, and there `--truth` times the fact's own negative log likelihood is added. Every
+`--long-each`-th step has rows of `--long` tokens, half of them with facts told early and asked for late.
+Each kind of row has a target for its share of marked tokens, from RATIOS, and a running mean of it; a kind off its target is
+pushed towards it by as much as `--penalty` times its distance, in units of BAND. Targets begin at 0, and 1 / (1 - target)
+grows linearly over `--ramp` of the steps.
 The steps are planned from the measured speed, or fixed by --steps. --out is written every `--every` seconds; --resume goes on
 from it, --init begins from another checkpoint. On CUDA the attention is a compiled flex_attention; where that fails, and on a
 CPU, plain tensor code.
@@ -30,9 +31,9 @@ KINDS = """docs recall prose language code pasted language recall dialogue bare 
 language dialogue pasted prose recall other file""".split()    # in turn
 LONG = "far chat far bare far language pasted far prose other far docs far dialogue recall".split()    # of the long rows
 # Wanted ratio at `--length` tokens, the window counted; DEFAULT for kinds of other people's text.
-RATIOS, DEFAULT = {"chat": 5.8, "other": 5.8, "bare": 5.9, "recall": 5.4, "far": 5.4, "file": 4.8, "pasted": 5.1, "mixed": 5.0,
-                   "prose": 5.3, "language": 5.3, "dialogue": 4.6}, 5.2
-SHARP = 0.3
+RATIOS, DEFAULT = {"chat": 6.1, "other": 6.1, "bare": 5.9, "recall": 5.8, "far": 5.8, "file": 4.9, "pasted": 5.6, "mixed": 5.3,
+                   "prose": 5.65, "language": 5.45, "dialogue": 4.8}, 5.3
+SHARP, AVERAGED = 0.3, 100     # temperature of the total variation; steps that the running average of the weights spans
 BAND, KEEP = 0.02, 0.9     # of the controller: full push at this distance from the target; share of the running mean that stays
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -60,6 +61,7 @@ def parse():
     p.add_argument("--temperature", type=float, default=0.1)
     p.add_argument("--penalty", type=float, default=3.0)
     p.add_argument("--recall", type=float, default=8.0, help="weight of the positions that predict a fact")
+    p.add_argument("--truth", type=float, default=0.5, help="weight of a fact's own negative log likelihood")
     p.add_argument("--top", type=float, default=0.4, help="weight of the total variation of the sharpened distributions")
     p.add_argument("--workers", type=int, default=6)
     p.add_argument("--seed", type=int, default=1)
@@ -150,12 +152,13 @@ class Student:
             q, k, v = base.qkv(w, x, cos, sin)
             return base.finish(w, x, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
 
-        def loss(ours, theirs, weight):
+        def loss(ours, theirs, weight, following):
             theirs, ours = base.head(theirs).float(), base.head(ours).float()
             a, b = F.log_softmax(theirs, -1), F.log_softmax(ours, -1)
             kl = (a.exp() * (a - b)).sum(-1)
             changed = (F.softmax(theirs / SHARP, -1) - F.softmax(ours / SHARP, -1)).abs().sum(-1) / 2 if args.top else torch.zeros_like(kl)
-            return ((kl + args.top * changed) * weight).sum(), torch.stack([kl.detach().sum(), changed.detach().sum()])
+            truth = torch.where(weight > 1, -b.gather(-1, following[:, None])[:, 0], 0.0)
+            return ((kl + args.top * changed + args.truth * truth) * weight).sum(), torch.stack([kl.detach().sum(), changed.detach().sum()])
 
         wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
         self.layer, self.dense, self.loss = wrap(student), wrap(dense), wrap(loss)
@@ -178,7 +181,7 @@ class Student:
                 x, mean = checkpoint(self.layer, x, w, gain, proj, u, cos, sin, use_reentrant=False)
             means.append(mean)
         ours, sums, size = x.detach().requires_grad_(), [], self.args.length
-        for part in zip(*(t.flatten(0, 1).split(size) for t in (ours, theirs, weight))):     # the vocabulary's logits piece by piece
+        for part in zip(*(t.flatten(0, 1).split(size) for t in (ours, theirs, weight, ids.roll(-1, 1)))):     # the vocabulary's logits piece by piece
             weighted, plain = self.loss(*part)
             (weighted / n).backward()
             sums.append(plain / size)
@@ -204,7 +207,7 @@ class Controller:
 
     def push(self, kinds, progress):
         """How much each row is pushed; kinds [rows] are indices. Nothing for a kind that was not seen yet."""
-        return (self.penalty * ((self.targets(progress) - self.mean) / BAND).clamp(0, 1) * (self.mean > 0))[kinds]
+        return (self.penalty * ((self.targets(progress) - self.mean) / BAND).clamp(-1, 1) * (self.mean > 0))[kinds]
 
     def seen(self, kinds, mean):
         """Takes in a batch's mean decisions [rows]."""
@@ -219,9 +222,11 @@ def learning_rate(step, steps, args):
     return args.lr * (1 - 0.95 * min(1.0, x))
 
 
-def save(path, gain, proj, optimizer, step, steps, args):
+def save(path, gain, proj, average, optimizer, step, steps, args):
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    data = {"gain": torch.stack([g.detach().cpu() for g in gain]), "proj": torch.stack([p.detach().cpu() for p in proj]),
+    gain, proj, average = ([t.detach().cpu() for t in ts] for ts in (gain, proj, average))
+    data = {"gain": torch.stack(gain), "proj": torch.stack(proj),
+            "average_gain": torch.stack(average[:len(gain)]), "average_proj": torch.stack(average[len(gain):]),
             "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "window": args.window, "shift": args.shift,
             "ratio": args.trained, "scale": SCALE, "offset": OFFSET}
     torch.save(data, path + ".part")
@@ -300,6 +305,7 @@ def main():
     student = make_student(base, gain, proj, args)
     print(f"compiled, {wait() - begun:.0f} s", flush=True)
     limit, first, saved, measured = begun + 60 * args.minutes, step, time.time(), None
+    average = [t.detach().clone() for t in gain + proj]
     sums = torch.zeros(4, len(kinds), device=base.device)    # of each kind since the last report: KL, total variation, mean decision, rows
     while (not steps or step < steps) and time.time() < limit:
         progress = step / (steps * args.ramp) if steps and args.ramp else float(not args.ramp)
@@ -310,6 +316,8 @@ def main():
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, args)
         optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(average, gain + proj, 1 / min(step - first + 1, AVERAGED))
         optimizer.zero_grad(set_to_none=True)
         ids, weight, which = batch()
         step += 1
@@ -322,9 +330,9 @@ def main():
             report(step, sums, kinds, controller.targets(progress), time.time() - begun)
             sums.zero_()
         if time.time() - saved > args.every:
-            save(args.out, gain, proj, optimizer, step, steps, args)
+            save(args.out, gain, proj, average, optimizer, step, steps, args)
             saved = time.time()
-    save(args.out, gain, proj, optimizer, step, steps, args)
+    save(args.out, gain, proj, average, optimizer, step, steps, args)
     print(f"saved {args.out} at step {step} of {steps}, {time.time() - begun:.0f} s")
 
 
