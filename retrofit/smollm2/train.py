@@ -52,7 +52,7 @@ def parse():
     p.add_argument("--length", type=int, default=2048)
     p.add_argument("--long", type=int, default=4096, help="a multiple of --length; as many tokens a step as --rows of --length")
     p.add_argument("--long-each", type=int, default=3, help="0: no long rows")
-    p.add_argument("--window", type=int, default=128)
+    p.add_argument("--window", type=int, default=192)
     p.add_argument("--texts", help="of fetch_text.py; without it rows of its kinds are left out")
     p.add_argument("--shift", type=int, choices=[0, 1], default=0)
     p.add_argument("--ratio", type=float, default=1.0, help="times the wanted ratios")
@@ -287,7 +287,8 @@ def main():
     gain, proj, optimizer, step, steps = start(base, args)
     controller = Controller(kinds, args, base.device)
     shares = [controller.final[kinds.index(kind)].item() for kind in KINDS if kind in kinds]
-    args.trained = round(1 / (1 - sum(shares) / len(shares)), 1)     # the window left out, as it was always stated
+    context, recent = len(base.cos), args.window + 1
+    args.trained = round(context / (recent + (context - recent) * (1 - sum(shares) / len(shares))), 1)    # at the model's full context
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     loader = iter(torch.utils.data.DataLoader(Batches(talk, args, kinds), batch_size=None, sampler=range(step, 10 ** 6),
                                               num_workers=args.workers, pin_memory=base.device.type == "cuda"))

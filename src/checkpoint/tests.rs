@@ -153,7 +153,7 @@ fn the_shipped_adapter_is_found_by_shape() {
     let find = |config: &ModelConfig| Adapter::find("a-finetune", config).unwrap();
     let adapter = find(&config).expect("fits");
     assert_eq!(adapter.base(), "HuggingFaceTB/SmolLM2-135M-Instruct");
-    assert_eq!(adapter.dms().unwrap().rule.window, 128);
+    assert_eq!(adapter.dms().unwrap().rule.window, 192);
     assert_eq!(adapter.tensors(&config).unwrap().len(), 2 * config.n_layers);
     config.vocab += 1;
     assert!(find(&config).is_none());
