@@ -274,7 +274,7 @@ fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
     for model in [folder, gguf.join(format!("{GGUF}.gguf"))] {
         let open = |choice| Checkpoint::open(&ModelRef::Folder(model.clone()), &choice).expect("opens");
         let found = open(AdapterChoice::Auto);
-        assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(128));
+        assert_eq!(found.config.dms.as_ref().map(|d| d.rule.window), Some(192));
         let notice = "adapter for HuggingFaceTB/SmolLM2-135M-Instruct in use; --adapter none turns it off";
         assert_eq!(found.notices().next().as_deref(), Some(notice));
         let plain = open(AdapterChoice::None);
