@@ -44,8 +44,8 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N, SIXTEENS = TILE_N / 16;
   // A thread writes row row0 + r of every (THREADS / OUT)th token.
   constexpr int THREADS = 32 * WARPS, OUTPUTS = TOKENS * OUT, EACH = (OUTPUTS + THREADS - 1) / THREADS;
-  __shared__ float factors[TOKENS];
   u16* stages = (u16*)dynamic_shared_memory();
+  float* factors = (float*)(stages + STAGES * STAGE);  // of the norm, one a token
   next_may_begin();
   int n_out = SWIGLU ? rows / 2 : rows, row0 = blockIdx.x * OUT, steps = (cols + DEPTH - 1) / DEPTH;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   }
 }
 
-// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow matrices
+// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 + 32 * NT bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow matrices
 // more blocks, but with 32 tokens x from L2 would be twice the weight.
 #define GEMM_DECODE(name, NT, TILE_N, STAGES, WARPS, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \

@@ -413,8 +413,10 @@ impl Kernel {
         let stages = |tokens: usize, rows: usize| 3 * (tokens + rows) * 64 * size_of::<u16>();
         // `gemm_wgmma.cu`, aligned to 1,024 bytes.
         let own = |rows: usize, stages: usize| stages * (128 + rows) * 64 * size_of::<u16>() + 1024;
-        // Stages of both inputs: `gemm_decode.cu`.
-        let few = |stages: usize, tokens: usize, rows: usize| stages * (tokens + rows) * 256 * size_of::<u16>();
+        // Stages of both inputs, 32 columns a warp, and a factor for each token: `gemm_decode.cu`.
+        let few = |stages: usize, tokens: usize, rows: usize, warps: usize| {
+            stages * (tokens + rows) * 32 * warps * size_of::<u16>() + tokens * size_of::<f32>()
+        };
         // Stages of both inputs, or the partial sums: `packed_gemm.cu`.
         let packed = |planes: usize, tokens: usize, strips: usize, k_warps: usize, stages: usize| {
             let stage = strips * k_warps * (planes * 512 + 32) + tokens * k_warps * 128;
@@ -433,15 +435,14 @@ impl Kernel {
             Kernel::AttendTiles128Bf16 => tiles(128, 48),
             Kernel::AttendTiles128Fp8 | Kernel::AttendTiles128Int8 => tiles(128, 2 * 64 * 128 + 16),
             Kernel::AttendTiles128K8V4 => tiles(128, 64 * 128 + 64 * 64 + 256),
-            Kernel::GemmDecode8 | Kernel::GemmDecode8Swiglu => few(6, 8, 16),
-            Kernel::GemmDecode16 | Kernel::GemmDecode16Swiglu => few(4, 16, 16),
-            Kernel::GemmDecode32 | Kernel::GemmDecode32Swiglu => few(3, 32, 32),
-            // Twice the warps, so twice the columns of a stage.
-            Kernel::GemmDecode8Deep => 2 * few(6, 8, 16),
-            Kernel::GemmDecode16Deep => 2 * few(6, 16, 16),
-            Kernel::GemmDecode16Tall => few(6, 16, 32),
-            Kernel::GemmDecode8Long => few(8, 8, 16),
-            Kernel::GemmDecode32Deep => few(6, 32, 32),
+            Kernel::GemmDecode8 | Kernel::GemmDecode8Swiglu => few(6, 8, 16, 8),
+            Kernel::GemmDecode16 | Kernel::GemmDecode16Swiglu => few(4, 16, 16, 8),
+            Kernel::GemmDecode32 | Kernel::GemmDecode32Swiglu => few(3, 32, 32, 8),
+            Kernel::GemmDecode8Deep => few(6, 8, 16, 16),
+            Kernel::GemmDecode16Deep => few(6, 16, 16, 16),
+            Kernel::GemmDecode16Tall => few(6, 16, 32, 8),
+            Kernel::GemmDecode8Long => few(8, 8, 16, 8),
+            Kernel::GemmDecode32Deep => few(6, 32, 32, 8),
             Kernel::GemmTiles | Kernel::GemmTilesSwiglu => stages(128, 256),
             Kernel::PackedGemmQ4N8 | Kernel::PackedGemmQ4N8Swiglu => packed(1, 8, 2, 8, 4),
             Kernel::PackedGemmQ4N16 | Kernel::PackedGemmQ4N16Swiglu => packed(1, 16, 2, 8, 3),
