@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Largest session file.
 pub const MAX_BYTES: u64 = 1 << 30;
@@ -172,15 +173,22 @@ pub fn part_of(path: &Path) -> PathBuf {
     name.into()
 }
 
+/// Tries to lock a file, and the time between two: a process that another thread is just starting holds our locks until it
+/// runs its program, also those that were released meanwhile.
+const LOCK_TRIES: usize = 5;
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+
 fn lock(file: &File, name: &str) -> Result<()> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
+    let mut tries = LOCK_TRIES;
+    while let Err(TryLockError::WouldBlock) = file.try_lock() {
+        tries -= 1;
+        if tries == 0 {
             bail!("session {name} is open in another dmschat; leave it there first, or start a new one")
         }
-        // On file systems without locks, saving unlocked is better than not saving.
-        Err(TryLockError::Error(_)) => Ok(()),
+        std::thread::sleep(BETWEEN_TRIES);
     }
+    // Locked; or on a file system without locks, where saving unlocked is better than not saving.
+    Ok(())
 }
 
 /// Creates a folder that other users cannot read.
