@@ -8,7 +8,7 @@ use super::output::{self, as_wrong_use, wrong_use};
 use crate::chat::retention::Retention;
 use crate::chat::session::{Loaded, Store, write_atomically};
 use crate::chat::{Message, Role};
-use crate::config::Settings;
+use crate::config::{CachePolicy, Settings};
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean, clean_line};
@@ -78,19 +78,37 @@ fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Optio
     system.into_iter().chain(path).collect()
 }
 
+/// What to know about a conversation under a policy that merges tokens: a slot is at its newest token, so that the others count
+/// in no head although their means are in it.
+const MERGED: &str =
+    "tokens are merged into slots: a slot is shown at its newest token, and it holds those before it too";
+
+/// Whether the policy of a conversation merges tokens.
+fn merges(loaded: &Loaded) -> bool {
+    [CachePolicy::Pool, CachePolicy::Dmc].iter().any(|policy| policy.name() == loaded.header.policy)
+}
+
 /// `82 % of 41 tokens remembered`
-fn remembered(kept: Option<&Retention>) -> String {
+fn remembered(kept: Option<&Retention>, merges: bool) -> String {
     kept.map_or("not in the cache".to_owned(), |r| {
-        format!("{:.0} % of {} tokens remembered", 100.0 * r.share.clamp(0.0, 1.0), r.tokens)
+        let percent = 100.0 * r.share.clamp(0.0, 1.0);
+        if merges {
+            return format!("{} tokens in {percent:.0} % as many slots", r.tokens);
+        }
+        format!("{percent:.0} % of {} tokens remembered", r.tokens)
     })
 }
 
 /// The conversation for the terminal.
 fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
     let mut out = format!("{}\n", clean_line(&loaded.conversation.title_or_first_line()));
+    let merges = merges(loaded);
+    if merges {
+        let _ = writeln!(out, "({MERGED})");
+    }
     for (role, text, _, kept) in messages(loaded) {
         let bar = kept.map_or(String::new(), |r| format!("{} ", heat::shade(theme, depth, r.share)));
-        let _ = write!(out, "\n{bar}{role}: {}\n", remembered(kept));
+        let _ = write!(out, "\n{bar}{role}: {}\n", remembered(kept, merges));
         for (part, percent) in stretches(text, kept) {
             let share = percent.map(|p| f64::from(p) / 100.0);
             let style = share.map_or(Style::new(), |share| heat::text_on(theme, depth, heat::level(share)));
@@ -178,6 +196,18 @@ mod tests {
         assert!(page.contains("&lt;b&gt;q&lt;/b&gt;") && !page.contains("<b>q") && !page.contains("<script"), "{page}");
         assert!(page.contains(r#"<span class="k20" title="100 %">facts</span>"#), "{page}");
         assert!(page.contains("prefers-color-scheme: light") && !page.contains('\x1b'), "{page}");
+    }
+
+    #[test]
+    fn merged_tokens_are_not_called_forgotten() {
+        let mut loaded = saved("facts glow", "[[5,0],[5,100]]");
+        loaded.header.policy = "dmc".to_owned();
+        let theme = Themes::default().load("dark").unwrap();
+        let (plain, page) = (text(&loaded, &theme, Depth::Mono), html::page(&loaded, &theme, &theme));
+        for shown in [plain, page] {
+            assert!(shown.contains(MERGED) && shown.contains("assistant: 3 tokens in 50 % as many slots"), "{shown}");
+            assert!(!shown.contains("remembered") && !shown.contains("forgotten"), "{shown}");
+        }
     }
 
     /// A file may say anything: cuts inside a character, beyond the end, more than all.

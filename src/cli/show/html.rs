@@ -1,6 +1,6 @@
 //! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light screens.
 
-use super::{Loaded, Retention, messages, remembered, stretches};
+use super::{Loaded, MERGED, Retention, merges, messages, remembered, stretches};
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::clean;
@@ -35,10 +35,10 @@ pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
         colours(dark, "#14161a", "#d8dee9", "#333944"),
         colours(light, "#ffffff", "#1b1f24", "#dde3ea"),
         escaped(&facts(loaded)),
-        scale(),
+        scale(merges(loaded)),
     );
     for (role, text, message, kept) in messages(loaded) {
-        let _ = writeln!(out, "<p class=\"role\">{role}: {}{}</p>", remembered(kept), bar(kept));
+        let _ = writeln!(out, "<p class=\"role\">{role}: {}{}</p>", remembered(kept, merges(loaded)), bar(kept));
         if let Some(reasoning) = message.and_then(|m| m.shown_reasoning()) {
             let text = escaped(reasoning);
             let _ = writeln!(out, "<details><summary>thoughts</summary><div class=\"text\">{text}</div></details>");
@@ -64,7 +64,9 @@ fn facts(loaded: &Loaded) -> String {
     facts.extend(header.window.map(|w| format!("window {w}")));
     let report = loaded.conversation.path().into_iter().rev().find_map(|m| m.report.as_deref());
     facts.extend(report.and_then(|r| r.kv.ratio).map(|ratio| format!("compressed {ratio:.1}x")));
-    facts.push("how many of the KV heads still stored each token after the last turn".to_owned());
+    let shown =
+        if merges(loaded) { MERGED } else { "how many of the KV heads still stored each token after the last turn" };
+    facts.push(shown.to_owned());
     facts.join(" \u{b7} ")
 }
 
@@ -79,12 +81,14 @@ fn bar(kept: Option<&Retention>) -> String {
     })
 }
 
-fn scale() -> String {
-    let mut out = "<p class=\"scale\">forgotten ".to_owned();
+fn scale(merges: bool) -> String {
+    let (none, all) = if merges { ("merged", "a slot in") } else { ("forgotten", "kept by") };
+    let mut out = format!("<p class=\"scale\">{none} ");
     for percent in (0..=100).step_by(10) {
         let _ = write!(out, "<span class=\"{}\">{percent}</span>", class(percent));
     }
-    out + " % kept by all heads</p>\n"
+    let _ = writeln!(out, " % {all} all heads</p>");
+    out
 }
 
 /// The colours of a theme for a page with this background, text and rule.
