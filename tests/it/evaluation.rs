@@ -114,6 +114,14 @@ fn what_cannot_be_run_is_refused_in_a_line() {
     let narrow =
         ["--task", "sum", "--width", "16", "--temperature", "1", "--n", "1", "--length", "4", "--kv-limit", "2MB"];
     refused(eval(&home, &out, &narrow), &["--width 16", "7 chains"]);
+    fs::remove_dir_all(&out).unwrap();
+    let small = ["--task", "sum", "--n", "1", "--length", "4", "--kv-limit", "1MB"];
+    let parts = ["the dial of --policy dms", "give a larger --kv-limit or a smaller --kv format"];
+    refused(eval(&home, &out, &[&small[..], &["--policy", "dms", "--cr", "4"]].concat()), &parts);
+    let several = ["--task", "sum", "--n", "2", "--length", "4", "--kv-limit", "3MB", "--policy", "dense"];
+    fs::remove_dir_all(&out).unwrap();
+    let parts = ["give a larger --kv-limit or a smaller --parallel or a shorter --length"];
+    refused(eval(&home, &out, &several), &parts);
     let no_folder = said(&dmschat(&home).args(["eval", "--task", "sum"]).output().unwrap());
     refused(no_folder, &["--out"]);
 }

@@ -4,6 +4,7 @@ use super::progress::Progress;
 use super::{Run, TaskProblems};
 use crate::backend::Backend;
 use crate::bench;
+use crate::cache::CacheError;
 use crate::checkpoint::Checkpoint;
 use crate::cli::output::{self, notice, wrong_use};
 use crate::cli::spawn::{ModelJob, with_options};
@@ -16,7 +17,7 @@ use crate::eval::sample::{Options, Sampled, sample};
 use crate::policy::{DialTable, Policy};
 use crate::protocol::Token;
 use crate::sampler::mix64;
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use std::path::Path;
 use std::time::Instant;
 
@@ -124,14 +125,14 @@ fn latency<B: Backend>(runner: &Runner<B>, checkpoint: &Checkpoint) -> Result<La
     })
 }
 
-/// What decisions must exceed to mark under this setting.
+/// What decisions must exceed to mark under this setting: 0, as trained, under dms+quest too, whose ratio is Quest's budget.
 fn dial<B: Backend>(runner: &mut Runner<B>, run: &Run, item: &Item<'_>, dials: &mut Option<DialTable>) -> Result<f32> {
     if !matches!(item.1.policy, Policy::Dms(_)) {
         return Ok(0.0);
     }
     let table = match dials {
         Some(table) => table,
-        None => dials.insert(measure_dials(runner, run.language.tokenizer())?),
+        None => dials.insert(measure_dials(runner, run.language.tokenizer()).map_err(unmeasured)?),
     };
     Ok(table.setting(item.1.cr))
 }
@@ -167,7 +168,8 @@ fn answer<B: Backend>(
         Ok(sampled) => sampled,
         Err(error) => {
             let longest = problems.iter().map(|(prompt, _)| prompt.len()).max().unwrap_or(0) + options.max_tokens;
-            return Err(explained(error, chains_that_fit(runner, longest)));
+            let fit = chains_that_fit(runner, longest);
+            return Err(explained(error, group.len() > 1, options.width > 1, fit));
         }
     };
     let seconds = started.elapsed().as_secs_f64() / group.len() as f64;
@@ -197,11 +199,34 @@ fn chains_that_fit<B: Backend>(runner: &Runner<B>, tokens: usize) -> Option<usiz
     Some(runner.cache.free_pages(runner.backend())? / pages.max(1))
 }
 
-/// Says what helps where memory does not suffice.
-fn explained(error: anyhow::Error, fit: Option<usize>) -> anyhow::Error {
-    let full = error.chain().any(|e| {
-        e.is::<crate::cache::CacheError>() || matches!(e.downcast_ref::<StepError>(), Some(StepError::Cache(_)))
-    });
-    let fit = fit.map_or(String::new(), |fit| format!(": {fit} chains of this length fit if they keep everything"));
-    if full { wrong_use(format!("{error:#}; give a smaller --parallel or --width{fit}")) } else { anyhow!(error) }
+/// The cache's refusal of a step or a sequence, if that is what failed.
+fn refusal(error: &anyhow::Error) -> Option<&CacheError> {
+    error.chain().find_map(|e| match e.downcast_ref() {
+        Some(StepError::Cache(why)) => Some(why),
+        _ => e.downcast_ref(),
+    })
+}
+
+/// Says what helps where chains do not fit in memory. `several`: problems decode together; `wide`: so do chains of a problem.
+fn explained(error: anyhow::Error, several: bool, wide: bool, fit: Option<usize>) -> anyhow::Error {
+    let Some(why) = refusal(&error) else { return error };
+    let help = [
+        (matches!(why, CacheError::Limit { .. }), "a larger --kv-limit"),
+        (several, "a smaller --parallel"),
+        (wide, "a smaller --width"),
+        (true, "a shorter --length"),
+    ];
+    let help: Vec<&str> = help.into_iter().filter(|(helps, _)| *helps).map(|(_, text)| text).collect();
+    let fit = fit.map_or(String::new(), |fit| format!(" ({fit} chains of this length fit if they keep everything)"));
+    wrong_use(format!("{error:#}; give {}{fit}", help.join(" or ")))
+}
+
+/// Says what helps where the dial of dms cannot be measured. Neither the number of chains nor their length matters for that.
+fn unmeasured(error: anyhow::Error) -> anyhow::Error {
+    let help = match refusal(&error) {
+        Some(CacheError::Limit { .. }) => "give a larger --kv-limit or a smaller --kv format",
+        Some(_) => "give a smaller --kv format",
+        None => return error.context("the dial of --policy dms cannot be measured"),
+    };
+    wrong_use(format!("measuring the dial of --policy dms stores all of a sample text: {error:#}; {help}"))
 }
