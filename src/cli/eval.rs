@@ -124,7 +124,9 @@ impl Run {
                     count(context)
                 )));
             }
-            longest = longest.max(most + lengths.last().copied().unwrap_or(0));
+            let (length, least) = (lengths.last().copied().unwrap_or(0), prompts.iter().map(|p| p.tokens.len()).min());
+            check_length(&name, length, least.unwrap_or(0), context)?;
+            longest = longest.max(most + length);
             let (trained, ratio) = (checkpoint.config.trained(), checkpoint.config.target_ratio());
             let settings = settings_of(&policies, &args.cr, &lengths, &prompts, trained, ratio)?;
             tasks.push(TaskProblems { name, problems, prompts, settings });
@@ -175,6 +177,21 @@ fn widths(common: &Common) -> Result<Vec<usize>> {
         Width::Auto => Err(wrong_use("--width auto: eval needs numbers of chains, such as 1,2,4,8")),
     };
     asked.iter().map(width).collect()
+}
+
+/// Fails where the context ends every chain before it has `length` tokens. `prompt`: tokens of the task's shortest prompt. The last
+/// token of a chain is not fed.
+fn check_length(task: &str, length: usize, prompt: usize, context: usize) -> Result<()> {
+    let room = (context + 1).saturating_sub(prompt);
+    if length <= room {
+        return Ok(());
+    }
+    Err(wrong_use(format!(
+        "{task}: --length {length} is too long: a prompt of {} tokens leaves {} in the context of {} tokens",
+        count(prompt),
+        count(room),
+        count(context)
+    )))
 }
 
 /// Values of a flag in rising order, each once. Fails on one below 1 or above `most`.

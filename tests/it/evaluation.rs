@@ -103,6 +103,7 @@ fn what_cannot_be_run_is_refused_in_a_line() {
         (&["--task", "sum", "--policy", "lru"], &["lru", "--policy", "window"]),
         (&["--task", "sum", "--policy", "window", "--cr", "1"], &["--policy window", "--cr"]),
         (&["--task", "niah-8k", "--ctx-size", "2000", "--n", "1"], &["niah-8k", "2,000"]),
+        (&["--task", "sum", "--length", "8,9000", "--n", "1"], &["sum: --length 9000", "the context of 8,192 tokens"]),
         (&["--problems", path], &["p.jsonl:1", "expected"]),
         (&["--problems", "missing.jsonl"], &["missing.jsonl"]),
         (&[], &["--task", "--problems"]),
