@@ -542,9 +542,11 @@ pub struct EvalArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
     /// Compression ratios to ask of the policies that compress: a budget of a chain's tokens by this, or the dial of dms
+    ///
+    /// Under dms+quest it is the budget of what quest reads; dms keeps what it was trained to keep.
     #[arg(long, value_name = "RATIO,...", value_delimiter = ',', default_value = "8")]
     pub cr: Vec<f64>,
-    /// Longest chains, in tokens with their reasoning
+    /// Longest chains, in tokens with their reasoning; they must fit in the context behind a prompt
     #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512")]
     pub length: Vec<usize>,
     /// Problems of each task

@@ -69,6 +69,21 @@ fn a_seed_gives_the_same_bytes_also_after_a_kill() {
     refused(eval(&home, &first, &other), &["another run", "its seed is 5, here it is 6", "--out"]);
 }
 
+/// The ratio of dms+quest is Quest's budget: what is stored is what DMS stores as trained.
+#[test]
+fn quest_over_dms_leaves_the_dial_as_trained() {
+    let home = tempfile::tempdir().unwrap();
+    let model = Tiny::new(Spec { speaks: true, ..Spec::new(true, Form::Borrowed) }, 3);
+    let args = ["--task", "arithmetic", "--n", "1", "--length", "1", "--policy", "dms,dms+quest", "--cr", "1.2,8"];
+    let model = ["--json", "-m", model.folder.path().to_str().unwrap()];
+    let (code, json, stderr) = eval(&home, &home.path().join("out"), &[&args[..], &model].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let results: Value = serde_json::from_str(&json).unwrap();
+    let peaks: Vec<f64> = results["rows"].as_array().unwrap().iter().map(|row| row["peak"].as_f64().unwrap()).collect();
+    let [low, high, under_quest @ ..] = &peaks[..] else { panic!("{json}") };
+    assert!(low > high && under_quest.len() == 2 && under_quest[0] == under_quest[1], "{peaks:?}");
+}
+
 #[test]
 fn the_built_in_model_solves_its_problems() {
     let home = tempfile::tempdir().unwrap();
