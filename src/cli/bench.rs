@@ -4,7 +4,7 @@ use super::args::{BenchArgs, Common};
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
-use super::{download, spawn};
+use super::{download, interrupts, spawn};
 use crate::backend::cpu::Cpu;
 use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share};
 use crate::checkpoint::Checkpoint;
@@ -37,6 +37,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             spawn::open_on_target(settings).map_err(as_wrong_use)?
         }
     };
+    interrupts::end_on_interrupt("interrupted")?;
     let json = common.json;
     let lists = Lists::new(settings, common, target)?;
     if args.parallel.contains(&0) || args.chains.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {

@@ -3,6 +3,7 @@
 use super::calibrate;
 use super::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::download;
+use super::interrupts;
 use super::output::{as_wrong_use, notice};
 use super::quantized;
 use super::quantizing::Quantizing;
@@ -97,6 +98,7 @@ pub fn with_options(
 ) -> Result<u8> {
     devices::check(settings)?;
     download::ensure(settings)?;
+    interrupts::end_on_interrupt("interrupted")?;
     let (checkpoint, target) = open_on_target(settings).map_err(as_wrong_use)?;
     let options = adjust(options(settings, &checkpoint.config, target).map_err(as_wrong_use)?);
     target.run(DeviceOptions::from(settings), OnRunner { checkpoint, options, job })

@@ -341,6 +341,46 @@ fn ctrl_c_keeps_what_there_is_and_says_130() {
     }
 }
 
+/// Commands that work on the main thread, each with more to do than fits in the time until the signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_ends_a_measurement_in_one_line_with_130() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let home = tempfile::tempdir().unwrap();
+    let model = Tiny::new(Spec { speaks: true, context: 1 << 20, ..Spec::new(true, Form::Borrowed) }, 3);
+    let text = home.path().join("text");
+    fs::write(&text, "abcd ".repeat(20_000)).unwrap();
+    let (model, text) = (model.folder.path().to_str().unwrap(), text.to_str().unwrap());
+    let out = home.path().join("out");
+    let eval = ["eval", "-m", model, "--task", "arithmetic", "--n", "1", "--policy", "dense", "--length", "100000"];
+    for (args, line) in [
+        (&["score", "-m", model, "--text-file", text][..], "dmschat: interrupted\n"),
+        (&["compare", "-m", model, "--text-file", text], "dmschat: interrupted\n"),
+        (&["bench", "--shape", "demo", "--ctx", "8000"], "dmschat: interrupted\n"),
+        (
+            &[&eval[..], &["--out", out.to_str().unwrap()]].concat(),
+            "dmschat: interrupted; the same command goes on from here\n",
+        ),
+    ] {
+        let mut child = dmschat(&home).args(args).args(["--device", "cpu"]).spawn().unwrap();
+        while !catches_ctrl_c(child.id()) && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        // Again, if it came between the handler and the listener.
+        while child.try_wait().unwrap().is_none() {
+            kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let (code, stdout, stderr) = said(&child.wait_with_output().unwrap());
+        assert!(
+            code == 130 && stderr.ends_with(line) && !stdout.contains("perplexity"),
+            "{args:?} {code} {stdout}{stderr}"
+        );
+    }
+    let log = fs::read_to_string(out.join("problems.jsonl")).unwrap();
+    assert!(log.lines().count() == 1 && log.ends_with('\n'), "{log}");
+}
+
 #[test]
 fn config_errors_name_file_line_and_key() {
     let home = tempfile::tempdir().unwrap();

@@ -6,6 +6,7 @@ use crate::backend::Backend;
 use crate::bench;
 use crate::cache::CacheError;
 use crate::checkpoint::Checkpoint;
+use crate::cli::interrupts;
 use crate::cli::output::{self, notice, wrong_use};
 use crate::cli::spawn::{ModelJob, with_options};
 use crate::config::{CachePolicy, Settings};
@@ -44,6 +45,7 @@ pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store)
     if open.is_empty() {
         return Ok(());
     }
+    interrupts::end_on_interrupt("interrupted; the same command goes on from here")?;
     let mut slow: Vec<String> = open.iter().filter_map(|(_, setting)| setting.policy.slow_prefill()).collect();
     slow.dedup();
     slow.iter().for_each(|text| notice(text));
