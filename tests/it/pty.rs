@@ -186,7 +186,7 @@ fn a_conversation_with_real_keys() {
     }
 
     chat.say("/eviction off");
-    chat.until_shows("no more tokens are dropped");
+    chat.until_shows("every token is kept from here on");
     chat.keys("\x1bOS"); // F4
     chat.until_shows("dropped at once");
     chat.say("What can you do?");

@@ -178,7 +178,7 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     assert!(matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]));
     engine(&mut app, Event::EvictionSet { on: false, at_token: 472, dropped_slots: 0 });
     let shown = screen(&mut app);
-    assert!(shown.contains("no more tokens are dropped"), "{shown}");
+    assert!(shown.contains("every token is kept from here on"), "{shown}");
     assert!(shown.contains("recomputes 472 tokens"), "{shown}");
     assert!(shown.contains("eviction off"));
     engine(&mut app, Event::EvictionSet { on: true, at_token: 500, dropped_slots: 1234 });

@@ -16,7 +16,7 @@ pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
         (true, _) => format!("eviction on: {} dropped at once{redo}", plural(dropped_slots, "slot")),
         (false, 0) => "eviction off: nothing is dropped".to_owned(),
         (false, _) => {
-            format!("eviction off: no more tokens are dropped; dropped ones do not come back{redo}")
+            format!("eviction off: every token is kept from here on; what is gone does not come back{redo}")
         }
     }
 }
