@@ -7,6 +7,7 @@ use super::args::{Common, EvalArgs};
 use super::devices::{self, Target};
 use super::output::{self, as_wrong_use, wrong_use};
 use super::{download, problem_file, spawn};
+use crate::chat::session::write_atomically;
 use crate::checkpoint::Checkpoint;
 use crate::config::{CacheBudget, CachePolicy, Settings, Width, budget_refusal};
 use crate::engine::default_sampling;
@@ -22,7 +23,6 @@ use crate::policy::Trained;
 use crate::protocol::{MAX_WIDTH, SamplingParams, count};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::fs;
 use std::path::Path;
 
 /// Most problems of a task, and tokens of a chain.
@@ -345,10 +345,8 @@ impl Results {
     }
 
     fn write(&self, folder: &Path) -> Result<()> {
-        let write = |name: &str, text: String| {
-            let path = folder.join(name);
-            fs::write(&path, text).with_context(|| path.display().to_string())
-        };
+        // Whole at any moment, as a run may be stopped at any moment.
+        let write = |name: &str, text: String| write_atomically(&folder.join(name), text.as_bytes());
         write("results.json", serde_json::to_string_pretty(&self.json)? + "\n")?;
         write("results.csv", report::csv(&self.rows))?;
         for cost in Cost::ALL {

@@ -1,9 +1,9 @@
 //! Time of decode steps by the model of the paper's Appendix G: the larger of FLOPs / peak and bytes / bandwidth, where peak and
 //! bandwidth are those that this machine was measured to have. No launch, synchronization or sampling is in it: a lower bound.
 
-use anyhow::{Context, Result};
+use crate::chat::session::write_atomically;
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::Path;
 
 /// Name of the file in the folder of a run.
@@ -35,8 +35,7 @@ impl Latency {
 
     /// Keeps it in the folder of a run, whose results may be made again without the machine.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(FILE);
-        fs::write(&path, serde_json::to_string_pretty(self)? + "\n").with_context(|| path.display().to_string())
+        write_atomically(&folder.join(FILE), (serde_json::to_string_pretty(self)? + "\n").as_bytes())
     }
 
     /// Reads what [`Self::write`] kept; `None` if there is none or another program wrote it.
