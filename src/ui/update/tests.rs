@@ -121,7 +121,7 @@ fn a_toggle_in_mid_answer_stands_where_it_happened() {
         [
             row("before the toggle"),
             row("in the middle of a line"),
-            row("eviction off: no more"),
+            row("eviction off: every token"),
             row("after the toggle"),
         ]
     };
