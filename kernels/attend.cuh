@@ -43,13 +43,7 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   // prefix sum of the heads' splits, 32 heads at a time, until this block's is among them
   for (int h = lane, before = 0; h - lane < heads; h += 32) {
     int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
-    int splits = h < heads ? max(1, divide(pages + per - 1, per)) : 0, end = splits;
-#pragma unroll
-    for (int k = 1; k < 32; k *= 2) {
-      int x = __shfl_up_sync(FULL, end, k);
-      if (lane >= k) end += x;
-    }
-    end += before;
+    int splits = h < heads ? max(1, divide(pages + per - 1, per)) : 0, end = warp_prefix_sum(splits, lane) + before;
     before = __shfl_sync(FULL, end, 31);
     u32 mine = __ballot_sync(FULL, block >= end - splits && block < end);
     if (!mine) continue;

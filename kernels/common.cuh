@@ -128,6 +128,17 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// Inclusive prefix sum over the lanes of a warp.
+template <typename T>
+__device__ __forceinline__ T warp_prefix_sum(T x, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    T y = __shfl_up_sync(FULL, x, step);
+    if (lane >= step) x += y;
+  }
+  return x;
+}
+
 // Factor of an RMS norm, 1 / sqrt(mean of the squares + eps), from the sum of the squares of `width` values. Lowers the
 // non-finite flag, if it is not null, to `layer` if one of them is an infinity or a NaN.
 __device__ __forceinline__ float rms_factor(float squares, int width, float eps, int layer, int* non_finite) {

@@ -8,7 +8,7 @@
 
 // An RMS norm between two of these GEMMs, which no kernel of its own computes. The first one, which has `weight`, adds its
 // result to the residual stream `out` and writes the sum times `weight` to `scaled`, and its squares. The second one, which
-// has `non_finite`, reads `scaled` as its x, and multiplies its sums by the factor of all columns of a token.
+// has `non_finite`, reads `scaled` as its x, and scales a token's outputs by 1 / rms of its row.
 struct Norm {
   u16* scaled;          // [n, width] in bf16
   const float* weight;  // [width], or null
@@ -200,8 +200,8 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   }
 }
 
-// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 + 32 * NT bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow matrices
-// more blocks, but with 32 tokens x from L2 would be twice the weight.
+// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 + 32 * NT bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow
+// matrices more blocks, but with 32 tokens x from L2 would be twice the weight.
 #define GEMM_DECODE(name, NT, TILE_N, STAGES, WARPS, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, Norm norm) { \

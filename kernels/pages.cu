@@ -259,12 +259,7 @@ __device__ __forceinline__ Least least_of(Search& s, const Keys& keys, int wante
       counts[i] = mine[i], mine[i] = uint4{0, 0, 0, 0};
       total += (int)(counts[i].x + counts[i].y + counts[i].z + counts[i].w);
     }
-    int before = total;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-      int x = __shfl_up_sync(FULL, before, by);
-      if (lane >= by) before += x;
-    }
+    int before = warp_prefix_sum(total, lane);
     if (lane == 31) s.sums[warp] = before;
     __syncthreads();
     before += __reduce_add_sync(FULL, lane < warp ? s.sums[lane] : 0) - total;
@@ -371,12 +366,7 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
       s.listing.read[h][threadIdx.x] = word, some |= word;
     }
     // prefix sums of pages
-    int here = __popc(some), before = here;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-      int x = __shfl_up_sync(FULL, before, by);
-      if (lane >= by) before += x;
-    }
+    int here = __popc(some), before = warp_prefix_sum(here, lane);
     if (lane == 31) s.listing.sums[warp] = before;
     __syncthreads();
     int sum = lane < SELECT_WARPS ? s.listing.sums[lane] : 0;

@@ -116,11 +116,7 @@ template <typename T>
 __device__ __forceinline__ T prefix_sum(T x, T* total) {
   __shared__ T parts[WARPS];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    T y = __shfl_up_sync(FULL, x, step);
-    if (lane >= step) x += y;
-  }
+  x = warp_prefix_sum(x, lane);
   __syncthreads();
   if (lane == 31) parts[warp] = x;
   __syncthreads();
