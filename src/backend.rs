@@ -59,8 +59,8 @@ impl<'a, B: Backend> QkvRopeArgs<'a, B> {
 }
 
 /// Channels of q that training has freed: the last one of the first query heads of each KV head, which are zero in attention
-/// under any policy.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// under any policy. The default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Borrowed {
     /// Those query heads: 1 with borrowed-neuron DMS, 2 with DMC.
     pub heads: usize,
@@ -69,7 +69,7 @@ pub struct Borrowed {
 }
 
 /// Decision of an adapter or borrowed channel: `d = value * scale - offset`; `d > 0` marks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Alpha {
     pub scale: f32,
     pub offset: f32,

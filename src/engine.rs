@@ -124,9 +124,7 @@ impl EngineOptions {
             reference: None,
         }
     }
-}
 
-impl EngineOptions {
     /// What decides which kernels a checkpoint needs under these options. Fails for a policy that it was not trained for.
     fn kernel_needs(&self, checkpoint: &Checkpoint) -> Result<KernelNeeds> {
         let (config, code) = (&checkpoint.config, checkpoint.weights.code());

@@ -84,7 +84,7 @@ pub(super) fn qkv_rope(
     });
     angles.update(positions, args.inv_freq, args.rope_scale);
     let (cos, sin, half) = (&angles.cos, &angles.sin, d / 2);
-    let borrowed_heads = args.borrowed.map_or(0, |borrowed| borrowed.heads);
+    let borrowed_heads = args.borrowed.unwrap_or_default().heads;
     cpu.rows(qkv, n, |row, i| {
         zero_borrowed(&mut row[..q_width], d, group, borrowed_heads);
         for head in row[..qk_width].chunks_exact_mut(d) {

@@ -66,8 +66,7 @@ pub(super) fn fork(kv: &mut KvTables<Cuda>, from: usize, to: usize) {
 
 fn head_params(rope: &QkvRopeArgs<'_, Cuda>) -> HeadParams {
     let (q_norm, k_norm) = rope.qk_norm.map_or((0, 0), |[q, k]| (q.ptr(), k.ptr()));
-    let none = Borrowed { heads: 0, alpha: Alpha { scale: 0.0, offset: 0.0, per_layer: false } };
-    let Borrowed { heads, alpha: Alpha { scale, offset, per_layer } } = rope.borrowed.unwrap_or(none);
+    let Borrowed { heads, alpha: Alpha { scale, offset, per_layer } } = rope.borrowed.unwrap_or_default();
     HeadParams {
         q_norm,
         k_norm,
