@@ -542,6 +542,11 @@ pub enum Thinking {
     Switchable,
 }
 
+/// Whether the cache's policy of that name merges tokens.
+pub fn merges(policy: &str) -> bool {
+    matches!(policy, "pool" | "dmc")
+}
+
 impl ModelInfo {
     /// Whether the cache's policy neither drops nor merges tokens.
     pub fn keeps_all(&self) -> bool {

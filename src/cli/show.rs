@@ -8,7 +8,8 @@ use super::output::{self, as_wrong_use, wrong_use};
 use crate::chat::retention::Retention;
 use crate::chat::session::{Loaded, Store, write_atomically};
 use crate::chat::{Message, Role};
-use crate::config::{CachePolicy, Settings};
+use crate::config::Settings;
+use crate::protocol::merges;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean, clean_line};
@@ -83,11 +84,6 @@ fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Optio
 const MERGED: &str =
     "tokens are merged into slots: a slot is shown at its newest token, and it holds those before it too";
 
-/// Whether the policy of a conversation merges tokens.
-fn merges(loaded: &Loaded) -> bool {
-    [CachePolicy::Pool, CachePolicy::Dmc].iter().any(|policy| policy.name() == loaded.header.policy)
-}
-
 /// `82 % of 41 tokens remembered`
 fn remembered(kept: Option<&Retention>, merges: bool) -> String {
     kept.map_or("not in the cache".to_owned(), |r| {
@@ -102,7 +98,7 @@ fn remembered(kept: Option<&Retention>, merges: bool) -> String {
 /// The conversation for the terminal.
 fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
     let mut out = format!("{}\n", clean_line(&loaded.conversation.title_or_first_line()));
-    let merges = merges(loaded);
+    let merges = merges(&loaded.header.policy);
     if merges {
         let _ = writeln!(out, "({MERGED})");
     }

@@ -1,6 +1,7 @@
 //! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light screens.
 
-use super::{Loaded, MERGED, Retention, merges, messages, remembered, stretches};
+use super::{Loaded, MERGED, Retention, messages, remembered, stretches};
+use crate::protocol::merges;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::clean;
@@ -35,10 +36,15 @@ pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
         colours(dark, "#14161a", "#d8dee9", "#333944"),
         colours(light, "#ffffff", "#1b1f24", "#dde3ea"),
         escaped(&facts(loaded)),
-        scale(merges(loaded)),
+        scale(merges(&loaded.header.policy)),
     );
     for (role, text, message, kept) in messages(loaded) {
-        let _ = writeln!(out, "<p class=\"role\">{role}: {}{}</p>", remembered(kept, merges(loaded)), bar(kept));
+        let _ = writeln!(
+            out,
+            "<p class=\"role\">{role}: {}{}</p>",
+            remembered(kept, merges(&loaded.header.policy)),
+            bar(kept)
+        );
         if let Some(reasoning) = message.and_then(|m| m.shown_reasoning()) {
             let text = escaped(reasoning);
             let _ = writeln!(out, "<details><summary>thoughts</summary><div class=\"text\">{text}</div></details>");
@@ -64,8 +70,11 @@ fn facts(loaded: &Loaded) -> String {
     facts.extend(header.window.map(|w| format!("window {w}")));
     let report = loaded.conversation.path().into_iter().rev().find_map(|m| m.report.as_deref());
     facts.extend(report.and_then(|r| r.kv.ratio).map(|ratio| format!("compressed {ratio:.1}x")));
-    let shown =
-        if merges(loaded) { MERGED } else { "how many of the KV heads still stored each token after the last turn" };
+    let shown = if merges(&loaded.header.policy) {
+        MERGED
+    } else {
+        "how many of the KV heads still stored each token after the last turn"
+    };
     facts.push(shown.to_owned());
     facts.join(" \u{b7} ")
 }

@@ -3,7 +3,7 @@
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
 use super::panel::below;
-use crate::protocol::{LaneFilter, Presence};
+use crate::protocol::{LaneFilter, Presence, merges};
 use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, Spelled, shown};
 use crate::ui::numbers::percent;
@@ -197,8 +197,8 @@ fn fate_without_marks(policy: &str, presence: &Presence, token: usize) -> String
     let gone = plural(presence.lanes.saturating_sub(kept) as u64, "head");
     match (policy, presence.forgot) {
         (_, Some(forgot)) if kept == 0 => format!("dropped for want of memory by token {forgot}"),
-        ("pool" | "dmc", _) if kept == presence.lanes => "the newest token of its slots".to_owned(),
-        ("pool" | "dmc", _) => format!("merged by {gone} into the slot of a later token"),
+        _ if merges(policy) && kept == presence.lanes => "the newest token of its slots".to_owned(),
+        _ if merges(policy) => format!("merged by {gone} into the slot of a later token"),
         ("tova" | "h2o", _) if kept == presence.lanes => "it stays while queries attend to it".to_owned(),
         ("tova" | "h2o", _) => format!("dropped by {gone}, whose queries attended to it least"),
         _ => "a dense cache: it stays while there is memory".to_owned(),
