@@ -91,11 +91,11 @@ pub fn run_all<B: Backend>(b: &B, report: &mut Report<'_>) {
     check!(rows::round_trips());
     check!(ops::adapters());
     check!(sampling::all());
-    check!(history::all());
-    check!(history::wide());
-    check!(history::scored());
-    check!(history::merging());
-    check!(history::paged());
+    histories(history::all(), b, &cpu, report);
+    histories(history::wide(), b, &cpu, report);
+    histories(history::scored(), b, &cpu, report);
+    histories(history::merging(), b, &cpu, report);
+    histories(history::paged(), b, &cpu, report);
     check!(chunks::paged());
     check!(chunks::tied());
     check!(chunks::all());
@@ -111,10 +111,18 @@ pub fn run_gemms<B: Backend>(b: &B, report: &mut Report<'_>) {
 /// Runs long cache histories and cases with many slots.
 pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
     let cpu = Cpu::new(2);
-    run(&history::long(report.is_short()), b, &cpu, report);
-    run(&history::long_paged(report.is_short()), b, &cpu, report);
+    histories(history::long(), b, &cpu, report);
+    histories(history::long_paged(), b, &cpu, report);
     run(&chunks::deep(), b, &cpu, report);
     run(&chunks::deep_scored(), b, &cpu, report);
+}
+
+/// Runs histories, shortened if the report asks for a short run.
+fn histories<B: Backend>(cases: Vec<history::History>, b: &B, cpu: &Cpu, report: &mut Report<'_>) {
+    let short = report.is_short();
+    let cases: Vec<history::History> =
+        cases.into_iter().map(|case| if short { case.shortened() } else { case }).collect();
+    run(&cases, b, cpu, report);
 }
 
 fn run<B: Backend>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {

@@ -21,7 +21,9 @@ const WIDE_CONTEXT: usize = 1600;
 const WIDE_EVENTS: usize = 8;
 const EVENTS: usize = 26;
 const MANY_EVENTS: usize = 1000;
-const SHORT_EVENTS: usize = 100;
+/// Events of a short run, and where every row of a chunk has launches of its own or pages are selected.
+const SHORT_EVENTS: usize = 40;
+const SHORT_SLOW_EVENTS: usize = 12;
 
 /// Decisions of DMC, of which about half join.
 const DMC_ALPHA: Alpha = Alpha { scale: 100.0, offset: 5.0, per_layer: false };
@@ -53,6 +55,13 @@ impl History {
         Self { events: WIDE_EVENTS, wide: true, ..self }
     }
 
+    /// The history as a short run has it.
+    pub fn shortened(self) -> Self {
+        let slow = self.policy.scored().is_some() || self.policy.quest().is_some();
+        let most = if slow { SHORT_SLOW_EVENTS } else { SHORT_EVENTS };
+        Self { events: self.events.min(most), ..self }
+    }
+
     fn max_step(&self) -> usize {
         if self.wide { WIDE_STEP } else { MAX_STEP }
     }
@@ -76,11 +85,10 @@ fn policies() -> [Policy; 7] {
 }
 
 /// Every policy over a long history with small heads.
-pub fn long(short: bool) -> Vec<History> {
-    let events = if short { SHORT_EVENTS } else { MANY_EVENTS };
+pub fn long() -> Vec<History> {
     let case = |(i, policy): (usize, Policy)| {
         let codec = CODECS[i % CODECS.len()];
-        History { events, ..History::new(policy, codec, [8, 2, 1], 100 + i as u64) }
+        History { events: MANY_EVENTS, ..History::new(policy, codec, [8, 2, 1], 100 + i as u64) }
     };
     policies().into_iter().enumerate().map(case).collect()
 }
@@ -186,9 +194,9 @@ pub fn paged() -> Vec<History> {
 }
 
 /// The same over long histories.
-pub fn long_paged(short: bool) -> Vec<History> {
+pub fn long_paged() -> Vec<History> {
     let cases = paged().into_iter().step_by(2);
-    cases.map(|case| History { events: if short { SHORT_EVENTS } else { MANY_EVENTS / 2 }, ..case }).collect()
+    cases.map(|case| History { events: MANY_EVENTS / 2, ..case }).collect()
 }
 
 struct Run<'a, B: Backend> {
