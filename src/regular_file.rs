@@ -25,6 +25,14 @@ pub fn open_no_follow(options: &mut OpenOptions, path: &Path) -> io::Result<File
         .map_err(|e| if path.is_symlink() { invalid("a link, which is not followed here") } else { e })
 }
 
+/// Fails if something other than a regular file is at `path`. Follows a link.
+pub fn check(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(not_regular(found.file_type())),
+        _ => Ok(()),
+    }
+}
+
 /// Reads a whole regular file of at most `max_bytes`.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     read_at_most(open(path)?, max_bytes)

@@ -10,12 +10,14 @@ mod file;
 mod load;
 mod record;
 mod store;
+mod whole;
 
 pub use export::markdown;
-pub use file::{create_new, is_at, make_private_folder, private, write_atomically};
+pub use file::{is_at, make_private_folder, private};
 pub use load::{Loaded, load};
 pub use record::{FORMAT, Record, Stamp, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
+pub use whole::{check_output, create_new, open_stream, write_atomically, write_output};
 
 use super::conversation::{Change, ChangeKind, Conversation, Mark, MessageId, Role};
 use crate::protocol::{LogChange, ModelInfo};

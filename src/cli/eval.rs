@@ -7,7 +7,7 @@ use super::args::{Common, EvalArgs};
 use super::devices::{self, Target};
 use super::output::{self, as_wrong_use, wrong_use};
 use super::{download, problem_file, spawn};
-use crate::chat::session::write_atomically;
+use crate::chat::session::write_output;
 use crate::checkpoint::Checkpoint;
 use crate::config::{CacheBudget, CachePolicy, Settings, Width, budget_refusal};
 use crate::engine::default_sampling;
@@ -346,7 +346,7 @@ impl Results {
 
     fn write(&self, folder: &Path) -> Result<()> {
         // Whole at any moment, as a run may be stopped at any moment.
-        let write = |name: &str, text: String| write_atomically(&folder.join(name), text.as_bytes());
+        let write = |name: &str, text: String| write_output(&folder.join(name), text.as_bytes());
         write("results.json", serde_json::to_string_pretty(&self.json)? + "\n")?;
         write("results.csv", report::csv(&self.rows))?;
         for cost in Cost::ALL {

@@ -1,7 +1,7 @@
 //! Time of decode steps by the model of the paper's Appendix G: the larger of FLOPs / peak and bytes / bandwidth, where peak and
 //! bandwidth are those that this machine was measured to have. No launch, synchronization or sampling is in it: a lower bound.
 
-use crate::chat::session::write_atomically;
+use crate::chat::session::write_output;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Latency {
 
     /// Keeps it in the folder of a run, whose results may be made again without the machine.
     pub fn write(&self, folder: &Path) -> Result<()> {
-        write_atomically(&folder.join(FILE), (serde_json::to_string_pretty(self)? + "\n").as_bytes())
+        write_output(&folder.join(FILE), (serde_json::to_string_pretty(self)? + "\n").as_bytes())
     }
 
     /// Reads what [`Self::write`] kept; `None` if there is none or another program wrote it.

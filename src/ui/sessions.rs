@@ -15,7 +15,8 @@ use super::writer::Writer;
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
 use crate::protocol::{CacheFile, LogEntry, ModelInfo, ModelReference, RestoreRequest};
-use anyhow::Result;
+use crate::regular_file;
+use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -460,6 +461,7 @@ impl Sessions {
             _ => self.session.jsonl().to_owned(),
         };
         self.on_files(move |_| {
+            regular_file::check(&path).with_context(|| path.display().to_string())?;
             // A symbolic link counts as a file.
             if path.symlink_metadata().is_ok() && !overwrite {
                 return Ok(vec![AppEvent::Exists { path, export }]);

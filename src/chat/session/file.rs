@@ -144,7 +144,7 @@ impl LineFile {
 }
 
 /// Syncs the folder's entry of a new file, where folders can be synced.
-fn sync_folder(file: &Path) {
+pub(super) fn sync_folder(file: &Path) {
     if let Some(folder) = file.parent().and_then(|f| File::open(f).ok()) {
         let _ = folder.sync_all();
     }
@@ -211,37 +211,4 @@ pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
         options.mode(0o600);
     }
     options
-}
-
-/// Writes a file under another name, syncs it and renames it, so that `path` is always the complete old or new file. A
-/// link at `path` is replaced, not followed. Errors are one line with the file's name.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
-    let (beside, mut file) = create_new(path.parent().unwrap_or(Path::new("")), ".dmschat-", ".tmp")
-        .map_err(|e| anyhow!("{}: {e}", path.display()))?;
-    let written = (|| {
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    })();
-    if let Err(e) = written {
-        let _ = fs::remove_file(&beside);
-        bail!("{}: {e}", path.display());
-    }
-    sync_folder(path);
-    Ok(())
-}
-
-/// Creates a file under a new random name that only its owner can read.
-pub fn create_new(folder: &Path, before: &str, after: &str) -> io::Result<(PathBuf, File)> {
-    let mut tries = 0;
-    loop {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|e| io::Error::other(e.to_string()))?;
-        let path = folder.join(format!("{before}{:016x}{after}", u64::from_ne_bytes(random)));
-        match private(OpenOptions::new().write(true).create_new(true)).open(&path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && tries < 16 => tries += 1,
-            made => return made.map(|file| (path, file)),
-        }
-    }
 }
