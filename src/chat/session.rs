@@ -15,7 +15,7 @@ mod whole;
 pub use export::markdown;
 pub use file::{is_at, make_private_folder, private};
 pub use load::{Loaded, load};
-pub use record::{FORMAT, Record, Stamp, VERSION};
+pub use record::{FORMAT, Policy, Record, Stamp, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
 pub use whole::{check_output, create_new, open_stream, write_atomically, write_output};
 
@@ -309,6 +309,7 @@ impl Session {
             think: reply.think,
             keep_thinking: reply.keep_thinking,
             model: Stamp::of(info),
+            cache: Some(Policy::of(info)),
             report: report.clone(),
             retention: reply.retention.clone(),
         })));

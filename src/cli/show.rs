@@ -6,7 +6,7 @@ mod html;
 use super::args::ShowArgs;
 use super::output::{self, as_wrong_use, wrong_use};
 use crate::chat::retention::Retention;
-use crate::chat::session::{Loaded, Store, write_atomically};
+use crate::chat::session::{Loaded, Policy, Store, open_stream, write_atomically};
 use crate::chat::{Message, Role};
 use crate::config::Settings;
 use crate::protocol::merges;
@@ -14,25 +14,31 @@ use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean, clean_line};
 use crate::ui::theme::{AUTO, Background, Theme, Themes};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ratatui::style::{Color, Style};
-use std::fmt::Write;
-use std::io::IsTerminal;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
 
 pub fn run(settings: &Settings, args: &ShowArgs) -> Result<u8> {
     let store = Store::new(settings.dirs.sessions());
     let loaded = store.read_named(&args.file).map_err(as_wrong_use)?;
     loaded.problems.iter().for_each(|line| output::notice(line));
-    if loaded.conversation.retention().is_empty() {
-        output::notice("this file does not say what was remembered (older versions did not save it); its text follows");
+    if loaded.conversation.path().is_empty() {
+        output::notice("this conversation has no messages");
+    } else if loaded.conversation.retention().is_empty() {
+        output::notice("this file does not say what was remembered; its text follows");
     }
     let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
     if let Some(path) = &args.html {
         let page = html::page(&loaded, &themes.load("dark")?, &themes.load("light")?);
-        if path.symlink_metadata().is_ok() {
-            return Err(wrong_use(format!("{} exists; name another file for the page", path.display())));
+        let exists = path.symlink_metadata().is_ok();
+        match open_stream(path).with_context(|| format!("cannot write {}", path.display()))? {
+            Some(mut stream) => stream.write_all(page.as_bytes())?,
+            None if exists => {
+                return Err(wrong_use(format!("{} exists; name another file for the page", path.display())));
+            }
+            None => write_atomically(path, page.as_bytes()).map_err(as_wrong_use)?,
         }
-        write_atomically(path, page.as_bytes()).map_err(as_wrong_use)?;
         output::notice(&format!("wrote {}", path.display()));
         return Ok(output::OK);
     }
@@ -79,6 +85,49 @@ fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Optio
     system.into_iter().chain(path).collect()
 }
 
+/// The cache's policies in the turns of the active path.
+struct Policies {
+    /// Of each reply, by its id; `None` where the file does not say.
+    turns: Vec<(u64, Option<Policy>)>,
+}
+
+impl Policies {
+    fn of(loaded: &Loaded) -> Self {
+        let path = loaded.conversation.path().into_iter();
+        Self { turns: path.filter_map(|m| Some((m.id, loaded.policy(m.turn?)))).collect() }
+    }
+
+    /// The policy of the last turn, which left the cache as it is shown.
+    fn last(&self) -> Option<&Policy> {
+        self.turns.last()?.1.as_ref()
+    }
+
+    /// Whether that policy merges tokens.
+    fn merge(&self) -> bool {
+        self.last().is_some_and(|policy| merges(&policy.policy))
+    }
+
+    /// Their names in order, each change once.
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.turns.iter().map(|(_, policy)| name(policy.as_ref())).collect();
+        names.dedup();
+        names
+    }
+
+    /// The role of a message, with the policy of its turn where that changed in the conversation.
+    fn role(&self, role: &str, message: Option<&Message>) -> String {
+        let of_turn = message.and_then(|m| self.turns.iter().find(|(id, _)| *id == m.id));
+        match of_turn.filter(|_| self.names().len() > 1) {
+            Some((_, policy)) => format!("{role} (policy {})", name(policy.as_ref())),
+            None => role.to_owned(),
+        }
+    }
+}
+
+fn name(policy: Option<&Policy>) -> String {
+    policy.map_or_else(|| "not recorded".to_owned(), |policy| clean_line(&policy.name()))
+}
+
 /// What to know about a conversation under a policy that merges tokens: a slot is at its newest token, so that the others count
 /// in no head although their means are in it.
 const MERGED: &str =
@@ -98,11 +147,13 @@ fn remembered(kept: Option<&Retention>, merges: bool) -> String {
 /// The conversation for the terminal.
 fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
     let mut out = format!("{}\n", clean_line(&loaded.conversation.title_or_first_line()));
-    let merges = merges(&loaded.header.policy);
+    let policies = Policies::of(loaded);
+    let merges = policies.merge();
     if merges {
         let _ = writeln!(out, "({MERGED})");
     }
-    for (role, text, _, kept) in messages(loaded) {
+    for (role, text, message, kept) in messages(loaded) {
+        let role = policies.role(role, message);
         let bar = kept.map_or(String::new(), |r| format!("{} ", heat::shade(theme, depth, r.share)));
         let _ = write!(out, "\n{bar}{role}: {}\n", remembered(kept, merges));
         for (part, percent) in stretches(text, kept) {
@@ -166,6 +217,10 @@ mod tests {
 
     /// A session file of one turn, as it is written.
     fn saved(answer: &str, stretches: &str) -> Loaded {
+        load(lines(answer, stretches).as_bytes(), "s").unwrap()
+    }
+
+    fn lines(answer: &str, stretches: &str) -> String {
         let report = serde_json::to_string(&crate::ui::testing::report(1, crate::protocol::StopReason::End)).unwrap();
         let stamp = r#"{"name":"demo","model_fingerprint":"m","tokenizer_fingerprint":"t","device":"cpu"}"#;
         let header = format!(
@@ -175,7 +230,7 @@ mod tests {
             r#"{{"type":"turn","id":2,"parent":1,"time":"","user":{{"id":1,"parent":null,"text":"<b>q</b>"}},"text":{},"reasoning":null,"reasoning_closed":true,"think":false,"keep_thinking":null,"model":{stamp},"report":{report},"retention":[{{"message":2,"tokens":3,"share":0.5,"stretches":{stretches}}}]}}"#,
             serde_json::to_string(answer).unwrap()
         );
-        load(format!("{header}\n{turn}\n").as_bytes(), "s").unwrap()
+        format!("{header}\n{turn}\n")
     }
 
     #[test]
@@ -194,16 +249,36 @@ mod tests {
         assert!(page.contains("prefers-color-scheme: light") && !page.contains('\x1b'), "{page}");
     }
 
+    /// What is shown is what the last turn left, so that its policy counts.
     #[test]
-    fn merged_tokens_are_not_called_forgotten() {
+    fn each_turn_names_its_policy_and_the_last_one_decides_what_a_share_is() {
         let mut loaded = saved("facts glow", "[[5,0],[5,100]]");
-        loaded.header.policy = "dmc".to_owned();
         let theme = Themes::default().load("dark").unwrap();
-        let (plain, page) = (text(&loaded, &theme, Depth::Mono), html::page(&loaded, &theme, &theme));
-        for shown in [plain, page] {
+        let both = |loaded: &Loaded| [text(loaded, &theme, Depth::Mono), html::page(loaded, &theme, &theme)];
+        for shown in both(&loaded) {
+            assert!(shown.contains("assistant: 50 % of 3 tokens remembered") && !shown.contains(MERGED), "{shown}");
+        }
+        loaded.header.policy = "dmc".to_owned();
+        for shown in both(&loaded) {
             assert!(shown.contains(MERGED) && shown.contains("assistant: 3 tokens in 50 % as many slots"), "{shown}");
             assert!(!shown.contains("remembered") && !shown.contains("forgotten"), "{shown}");
         }
+        // The second turn names its own.
+        let first = lines("facts glow", "[]");
+        let second = first.lines().last().unwrap().replace(r#""id":1,"parent":null"#, r#""id":3,"parent":2"#);
+        let second =
+            second.replace(r#""id":2,"parent":1"#, r#""id":4,"parent":3"#).replace(r#""turn":1"#, r#""turn":2"#);
+        let own = r#""cache":{"policy":"pool","budget":"4x","window":null},"report""#;
+        let loaded = load(format!("{first}{}\n", second.replace(r#""report""#, own)).as_bytes(), "s").unwrap();
+        assert_eq!(loaded.problems, Vec::<String>::new());
+        for shown in both(&loaded) {
+            assert!(
+                shown.contains("assistant (policy dms): ") && shown.contains("assistant (policy pool 4x): "),
+                "{shown}"
+            );
+            assert!(shown.contains(MERGED) && shown.contains("user: "), "{shown}");
+        }
+        assert!(html::page(&loaded, &theme, &theme).contains("dms, then pool 4x"));
     }
 
     /// A file may say anything: cuts inside a character, beyond the end, more than all.

@@ -1,6 +1,6 @@
 //! Reads the lines of a session file into a conversation and the engine's token log. Opens no file.
 
-use super::record::{FORMAT, Header, Record, Stamp, Turn, VERSION};
+use super::record::{FORMAT, Header, Policy, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
 use crate::unicode::one_line;
@@ -36,6 +36,7 @@ pub struct Loaded {
 struct SavedTurn {
     turn: u64,
     stamp: Stamp,
+    policy: Option<Policy>,
     generated: Vec<Token>,
     in_context: bool,
 }
@@ -49,7 +50,7 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
             let version = newer_version(text);
             bail!("session {name}: line 1 {}", version.unwrap_or_else(|| "is no session header".into()))
         }
-        None => bail!("session {name}: the file is empty"),
+        None => bail!("session {name}: the file has no whole line"),
     };
     if header.version > VERSION {
         bail!("session {name}: version {} is newer than this dmschat reads ({VERSION})", header.version);
@@ -173,7 +174,7 @@ impl Loading {
         message.in_context = report.in_context;
         message.retention = turn.retention;
         let (generated, in_context) = (report.generated.clone(), report.in_context);
-        self.turns.push(SavedTurn { turn: report.turn, stamp: turn.model, generated, in_context });
+        self.turns.push(SavedTurn { turn: report.turn, stamp: turn.model, policy: turn.cache, generated, in_context });
         message.report = Some(Box::new(report));
         self.conversation.restore(message);
         Ok(())
@@ -256,6 +257,18 @@ impl Loaded {
     /// The model of the last turn.
     pub fn stamp(&self) -> &Stamp {
         self.turns.last().map_or(&self.header.model, |t| &t.stamp)
+    }
+
+    /// The cache's policy in a turn. `None` if it is not known: files of older versions name none, and the settings asked for
+    /// another policy or model than in the first turn.
+    pub fn policy(&self, turn: u64) -> Option<Policy> {
+        let turn = self.turns.iter().find(|t| t.turn == turn)?;
+        let asked = |stamp: &Stamp| {
+            let reference = stamp.reference.as_ref().map(|r| (r.policy.clone(), r.budget.clone()));
+            (stamp.model_fingerprint.clone(), reference)
+        };
+        let as_first = || asked(&turn.stamp) == asked(&self.header.model);
+        turn.policy.clone().or_else(|| as_first().then(|| Policy::first(&self.header)))
     }
 
     /// Prepares the conversation for a model: marks the replies whose tokens it may reuse, and returns the request that

@@ -138,6 +138,33 @@ impl Header {
     }
 }
 
+/// The cache's policy in a turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    pub policy: String,
+    /// Of the policy, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<String>,
+    /// In tokens; null where nothing is dropped by marks.
+    pub window: Option<usize>,
+}
+
+impl Policy {
+    pub fn of(info: &ModelInfo) -> Self {
+        Self { policy: info.policy.clone(), budget: info.budget.clone(), window: info.window }
+    }
+
+    /// `dms` or `tova 512`.
+    pub fn name(&self) -> String {
+        self.budget.as_ref().map_or(self.policy.clone(), |budget| format!("{} {budget}", self.policy))
+    }
+
+    /// The policy of the header, which is that of the first turn.
+    pub fn first(header: &Header) -> Self {
+        Self { policy: header.policy.clone(), budget: header.budget.clone(), window: header.window }
+    }
+}
+
 /// The model and the device that generated a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
@@ -195,6 +222,9 @@ pub struct Turn {
     pub think: bool,
     pub keep_thinking: Option<bool>,
     pub model: Stamp,
+    /// Missing in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Policy>,
     pub report: TurnReport,
     /// Missing in files of older versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,7 +1,6 @@
 //! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light screens.
 
-use super::{Loaded, MERGED, Retention, messages, remembered, stretches};
-use crate::protocol::merges;
+use super::{Loaded, MERGED, Policies, Retention, messages, remembered, stretches};
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::clean;
@@ -26,6 +25,7 @@ h1 { font-size: 1.3rem; } h1, .role, .facts { overflow-wrap: anywhere; }
 /// The page.
 pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
     let chat = &loaded.conversation;
+    let policies = Policies::of(loaded);
     let title = escaped(&chat.title_or_first_line());
     let mut out = format!(
         "<!doctype html>\n<html lang=\"\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -35,14 +35,15 @@ pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
          <h1>{title}</h1>\n<p class=\"facts\">{}</p>\n{}",
         colours(dark, "#14161a", "#d8dee9", "#333944"),
         colours(light, "#ffffff", "#1b1f24", "#dde3ea"),
-        escaped(&facts(loaded)),
-        scale(merges(&loaded.header.policy)),
+        escaped(&facts(loaded, &policies)),
+        scale(policies.merge()),
     );
     for (role, text, message, kept) in messages(loaded) {
         let _ = writeln!(
             out,
-            "<p class=\"role\">{role}: {}{}</p>",
-            remembered(kept, merges(&loaded.header.policy)),
+            "<p class=\"role\">{}: {}{}</p>",
+            escaped(&policies.role(role, message)),
+            remembered(kept, policies.merge()),
             bar(kept)
         );
         if let Some(reasoning) = message.and_then(|m| m.shown_reasoning()) {
@@ -63,18 +64,16 @@ pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
     out
 }
 
-/// Model, device, policy, ratio.
-fn facts(loaded: &Loaded) -> String {
+/// Model, policies, ratio.
+fn facts(loaded: &Loaded, policies: &Policies) -> String {
     let header = &loaded.header;
-    let mut facts = vec![header.model.name.clone(), header.policy.clone()];
-    facts.extend(header.window.map(|w| format!("window {w}")));
+    let mut facts = vec![header.model.name.clone()];
+    facts.extend(Some(policies.names().join(", then ")).filter(|names| !names.is_empty()));
+    facts.extend(policies.last().and_then(|policy| policy.window).map(|w| format!("window {w}")));
     let report = loaded.conversation.path().into_iter().rev().find_map(|m| m.report.as_deref());
     facts.extend(report.and_then(|r| r.kv.ratio).map(|ratio| format!("compressed {ratio:.1}x")));
-    let shown = if merges(&loaded.header.policy) {
-        MERGED
-    } else {
-        "how many of the KV heads still stored each token after the last turn"
-    };
+    let shown =
+        if policies.merge() { MERGED } else { "how many of the KV heads still stored each token after the last turn" };
     facts.push(shown.to_owned());
     facts.join(" \u{b7} ")
 }
