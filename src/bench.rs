@@ -8,7 +8,7 @@ mod matmul;
 mod measure;
 mod resume;
 
-pub use calibrate::set_kept_share;
+pub use calibrate::{set_kept_share, set_offset};
 pub use matmul::matmul_flops_per_s;
 pub use measure::{Case, HEADER, Line};
 pub use resume::Resume;

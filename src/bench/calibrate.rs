@@ -33,6 +33,14 @@ pub fn set_kept_share<B: Backend>(checkpoint: &mut Checkpoint, keep: f64, open: 
     Ok(offset)
 }
 
+/// Sets the checkpoint's `alpha_offset` to one that [`set_kept_share`] has found before.
+pub fn set_offset(checkpoint: &mut Checkpoint, offset: f32) -> Result<()> {
+    ensure!(offset.is_finite(), "--offset {offset} is not an offset, expected a number that bench --keep printed");
+    ensure!(checkpoint.config.dms.is_some(), "--offset: this model does not evict");
+    set(checkpoint, offset);
+    Ok(())
+}
+
 fn set(checkpoint: &mut Checkpoint, offset: f32) {
     if let Some(dms) = &mut checkpoint.config.dms {
         dms.alpha_offset = offset;

@@ -176,7 +176,7 @@ pub struct Common {
     pub repetition_penalty: Option<f32>,
 
     /// Seed of sampling; the one in use is always reported [default: random]
-    #[arg(long, global = true, value_name = "N", help_heading = "Answer")]
+    #[arg(long, global = true, allow_negative_numbers = true, value_name = "N", help_heading = "Answer")]
     pub seed: Option<u64>,
 
     /// Whether the model thinks before it answers, if its template has a switch: on or off
@@ -413,10 +413,13 @@ pub struct BenchArgs {
     /// Forks of one prompt that decode in one step, as the chains of --width do: also reports the speed over that of one
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     pub chains: Vec<usize>,
-    /// Share of the tokens beyond the window to keep, such as 0.125: sets the offset of the model's
-    /// eviction decisions accordingly
-    #[arg(long, value_name = "SHARE")]
+    /// Share of the tokens beyond the window to keep, such as 0.125: measures which offset of the model's
+    /// eviction decisions does so, and prints it
+    #[arg(long, value_name = "SHARE", conflicts_with = "offset")]
     pub keep: Option<f64>,
+    /// Offset of the eviction decisions that an earlier run with --keep printed: the same tokens, without measuring again
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub offset: Option<f32>,
     /// While decoding, read which tokens are kept five times a second, as the chat's memory page does
     #[arg(long)]
     pub presence: bool,

@@ -6,7 +6,7 @@ use super::machine::memory;
 use super::output::{as_wrong_use, notice, out, wrong_use};
 use super::{download, interrupts, spawn};
 use crate::backend::cpu::Cpu;
-use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share};
+use crate::bench::{self, Bench, Case, HEADER, Line, Resume, set_kept_share, set_offset};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
@@ -52,10 +52,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         check_memory(args, &checkpoint, spawn::policy(settings.policy, settings.budget), longest)?;
     }
     let threads = args.threads.unwrap_or(0);
-    if let Some(keep) = args.keep {
-        let offset = set_kept_share(&mut checkpoint, keep, || Cpu::new(threads)).map_err(as_wrong_use)?;
-        notice(&format!("about {:.1} % of the tokens beyond the window are kept at offset {offset:.2}", keep * 100.0));
-    }
+    let offset = set_decisions(&mut checkpoint, args).map_err(as_wrong_use)?;
     if args.resume_cache {
         let weights = lists.weights.first().copied().unwrap_or(Weights::Bf16);
         let job =
@@ -94,7 +91,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             weight_bytes.iter().map(|&(name, bytes)| (name.to_owned(), bytes.into())).collect();
         let report = json!({
             "model": checkpoint.name, "device": device.name, "library": device.library, "runs": args.runs, "keep": args.keep,
-            "weight_bytes_per_token": per_token, "copy_bytes_per_s": device.copy_bytes_per_s, "results": results,
+            "offset": offset, "weight_bytes_per_token": per_token, "copy_bytes_per_s": device.copy_bytes_per_s, "results": results,
         });
         out(&format!("{}\n", unicode::escape_json(&serde_json::to_string_pretty(&report)?)))?;
     } else {
@@ -110,6 +107,22 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         ))?;
     }
     Ok(0)
+}
+
+/// Sets the offset of the eviction decisions as `--keep` or `--offset` ask, and returns it if one of them is given.
+fn set_decisions(checkpoint: &mut Checkpoint, args: &BenchArgs) -> Result<Option<f32>> {
+    if let Some(offset) = args.offset {
+        set_offset(checkpoint, offset)?;
+        return Ok(Some(offset));
+    }
+    let Some(keep) = args.keep else { return Ok(None) };
+    let offset = set_kept_share(checkpoint, keep, || Cpu::new(args.threads.unwrap_or(0)))?;
+    // In full, because an offset that is rounded keeps other tokens.
+    notice(&format!(
+        "about {:.1} % of the tokens beyond the window are kept at --offset {offset}, which repeats this without measuring",
+        keep * 100.0
+    ));
+    Ok(Some(offset))
 }
 
 /// The checkpoint with its matrices in that format, in memory.

@@ -20,6 +20,11 @@ const MAX_STEP: usize = 64;
 
 /// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other pairs.
 pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
+    if let Some(dial) = args.dial.iter().flat_map(|list| &list.0).find(|dial| !dial.is_finite()) {
+        return Err(wrong_use(format!(
+            "--dial: {dial} is not a number that a decision can exceed, expected one such as 5"
+        )));
+    }
     let kvs = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
     let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
     let pairs: Vec<Formats> = weights.iter().flat_map(|&w| kvs.iter().map(move |&kv| (w, kv))).collect();

@@ -429,6 +429,7 @@ fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
         refused(score(&["--policy", "pool", "--budget", budget]), &["policy pool takes a whole ratio from 1x to 64x"]);
     }
     refused(score(&["--policy", "dmc", "--budget", "4x"]), &["no budget"]);
+    refused(run(&["compare", "--text-file", "x", "--dial", "0,nan"]), &["--dial: NaN is not a number"]);
     refused(score(&["--keep-ratio", "2"]), &["--keep-ratio is for conversations"]);
     refused(run(&["-p", "x", "--policy", "quest"]), &["quest", "conversations cannot have it"]);
     let plain = Tiny::new(Spec::new(true, Form::Plain), 4);
@@ -440,6 +441,28 @@ fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
     assert!(code != 0 && stderr.contains("not trained with DMS") && stderr.lines().count() == 1, "{stderr}");
     let (code, _, stderr) = run(&["-p", "x", "--policy", "dmc"]);
     assert!(code != 0 && stderr.contains("not trained with DMC") && stderr.lines().count() == 1, "{stderr}");
+}
+
+#[test]
+fn bench_repeats_the_offset_that_an_earlier_run_found() {
+    let bench = |args: &[&str]| {
+        run(&[&["bench", "--shape", "demo", "--ctx", "300", "--gen", "1", "--runs", "1", "--json"], args].concat())
+    };
+    let (code, stdout, stderr) = bench(&["--keep", "0.3"]);
+    assert_eq!(code, 0, "{stderr}");
+    let found: Value = serde_json::from_str(&stdout).unwrap();
+    let offset = stderr.split_once("--offset ").unwrap().1.split_once(',').unwrap().0;
+    let (code, stdout, stderr) = bench(&["--offset", offset]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let again: Value = serde_json::from_str(&stdout).unwrap();
+    assert!(found["offset"].is_number() && found["offset"] == again["offset"], "{found} {again}");
+    assert_eq!(
+        (&again["keep"], &again["results"][0]["live_slots"]),
+        (&Value::Null, &found["results"][0]["live_slots"])
+    );
+    refused(bench(&["--offset", "1", "--keep", "0.3"]), &["--offset", "--keep"]);
+    refused(bench(&["--offset", "x"]), &["--offset", "'x'"]);
+    refused(bench(&["--offset", "nan"]), &["--offset NaN is not an offset", "bench --keep"]);
 }
 
 /// Few files and little memory: an answer, or one line and code 1, and no panic.
