@@ -1,7 +1,7 @@
 //! Caches kept on disk: written after a turn, loaded in place of a replay, and refused where they are not of the log.
 
 use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
-use crate::pty::{Chat, answer};
+use crate::pty::{Chat, PATIENCE, answer};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::cache::file::Opened;
 use dmschat::policy::{PolicyChoice, Pool};
@@ -32,7 +32,7 @@ fn asked_once(tiny: &Tiny) -> (tempfile::TempDir, PathBuf, Session<'_>) {
 
 /// Tokens that the file at `path` holds, once there is one of at least `tokens`.
 fn written(path: &Path, tokens: usize) -> usize {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + PATIENCE;
     loop {
         let found = Opened::open(path).ok().flatten().map(|file| file.header.sequence.len);
         match found.filter(|&n| n >= tokens) {
@@ -183,7 +183,7 @@ fn what_is_left_to_write_is_written_at_the_end() {
 
 /// Names of the files of a folder, once no write is under way.
 fn names(folder: &Path) -> Vec<String> {
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + PATIENCE;
     loop {
         let files = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = files.collect();
@@ -274,6 +274,19 @@ fn full_disk() {
     written(&path, s.tokens().len());
 }
 
+/// The only session under that home, once it is there.
+fn session_file(home: &Path) -> PathBuf {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let files = std::fs::read_dir(home.join("data/sessions")).into_iter().flatten().map(|e| e.unwrap().path());
+        match files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")) {
+            Some(path) => return path,
+            None => assert!(Instant::now() < until, "a session is saved"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_cache_comes_back_from_disk() {
     let home = tempfile::tempdir().unwrap();
@@ -282,10 +295,12 @@ fn a_cache_comes_back_from_disk() {
     chat.until_shows("Try one of these");
     chat.say("What can you do?");
     answer(&chat, 1);
+    // An exit waits for the disk for a bounded time only.
+    let tokens = written(&session_file(home.path()).with_extension("cache"), 1);
     chat.say("/quit");
     let code = chat.end();
-    let written = chat.written();
-    assert_eq!(code, 0, "{}", String::from_utf8_lossy(&written[written.len() - 900..]));
+    let drawn = chat.written();
+    assert_eq!(code, 0, "{}", String::from_utf8_lossy(&drawn[drawn.len() - 900..]));
     let mut files: Vec<_> =
         std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
@@ -296,6 +311,7 @@ fn a_cache_comes_back_from_disk() {
     chat.say("What can you do?");
     chat.until_shows("cache loaded: ");
     answer(&chat, 2);
+    written(&files[0], tokens + 1);
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
 
@@ -340,18 +356,14 @@ fn steering_after_the_last_answer_outlives_a_kill() {
     chat.until_shows("Never forget this message?");
     chat.keys("y");
     chat.until_shows("pinned: ");
-    let session = || {
-        let files = std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|e| e.unwrap().path());
-        let path = files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jsonl")).unwrap();
-        std::fs::read_to_string(path).unwrap()
-    };
-    let until = Instant::now() + Duration::from_secs(60);
+    let path = session_file(home.path());
+    let session = || std::fs::read_to_string(&path).unwrap();
+    let until = Instant::now() + PATIENCE;
     while !session().contains("\"pin\":") {
         assert!(Instant::now() < until, "the pin is saved");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Kills it.
-    drop(chat);
+    chat.kill();
     let steering = |text: &str| -> Vec<LogEntry> {
         let mut loaded = dmschat::chat::session::load(text.as_bytes(), "x").unwrap();
         assert_eq!(loaded.problems.len(), 0);
