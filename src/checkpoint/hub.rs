@@ -86,7 +86,7 @@ impl ModelRef {
             bail!("no file {text}");
         }
         if text.contains(['/', '\\']) {
-            bail!("no model folder {text}");
+            bail!("no model folder {text}; expected one that exists, or a hub id ORG/NAME");
         }
         let cached = cache::ids(&cache_dir()?);
         bail!(

@@ -217,10 +217,31 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     let line = before.iter().filter(|b| **b == b'\n').count() + 1;
     let source = text.lines().nth(line - 1).unwrap_or("");
     let key = source.split('=').next().unwrap_or("").trim();
-    let message = message.replace('\n', ", ").replace("unknown field", "unknown key");
+    let message = in_words(message);
     let named = message.contains(&format!("`{key}`")) || key.is_empty();
     let key = if named { String::new() } else { format!("{key}: ") };
     format!("{}:{line}: {key}{message}", path.display())
+}
+
+/// A message of serde in one line, without the names of Rust's types, and with the known key that is nearest to an unknown one.
+fn in_words(message: &str) -> String {
+    const WORDS: [(&str, &str); 9] = [
+        ("\n", ", "),
+        ("expected f32", "expected a number"),
+        ("expected f64", "expected a number"),
+        ("expected u32", "expected a whole number from 0"),
+        ("expected u64", "expected a whole number from 0"),
+        ("expected usize", "expected a whole number from 0"),
+        ("expected path string", "expected a path"),
+        ("` as i128", "`"),
+        ("unknown field", "unknown key"),
+    ];
+    let message = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replace(from, to));
+    let Some((unknown, known)) = message.split_once(", expected one of ") else { return message };
+    let name = unknown.split('`').nth(1).unwrap_or("");
+    let nearest = known.split('`').skip(1).step_by(2).min_by_key(|key| strsim::osa_distance(key, name));
+    let hint = nearest.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
+    format!("{message}{hint}")
 }
 
 /// The place where a file sets a key: `FILE:LINE: KEY`.
@@ -259,8 +280,9 @@ mod tests {
     fn a_typo_names_file_line_and_key() {
         let line = error_of("model = \"demo\"\ntemprature = 0.5\n");
         assert!(line.starts_with("F:2: unknown key `temprature`, expected one of `model`"), "{line}");
+        assert!(line.ends_with("; did you mean `temperature`?"), "{line}");
         let line = error_of("\n\ntop_k = \"many\"\n");
-        assert!(line.starts_with("F:3: top_k: invalid type"), "{line}");
+        assert!(line.ends_with("F:3: top_k: invalid type: string \"many\", expected a whole number from 0"), "{line}");
         let line = error_of("kv = \"f16\"");
         assert!(line.starts_with("F:1: kv: \"f16\" is not a KV format"), "{line}");
         let line = error_of("seed = 1\n top_p = 1.5");

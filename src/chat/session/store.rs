@@ -136,7 +136,7 @@ impl Store {
             return Ok(entry.clone());
         }
         let found = self.search(name).into_iter().next();
-        found.ok_or_else(|| anyhow!("no session matches {name:?}; --resume without a name lists them"))
+        found.ok_or_else(|| anyhow!("no session matches {name:?}; dmschat sessions list names them"))
     }
 
     /// Opens a session to continue it; it is locked until the returned [`Session`] is dropped. `name` is as for

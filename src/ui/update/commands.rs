@@ -116,7 +116,7 @@ pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
 
 /// /pin [system]: asks the engine what it would cost.
 fn pin(app: &mut App, argument: &str) -> Vec<Effect> {
-    match pinnable(app, argument) {
+    match pinnable(app, "pin", argument) {
         Ok(text) => vec![Effect::Engine(Command::Pin { text, ask: true })],
         Err(effects) => effects,
     }
@@ -128,7 +128,7 @@ fn unpin(app: &mut App, argument: &str) -> Vec<Effect> {
         "all" if app.engine.info.is_none() => return error(app, "no model is loaded yet"),
         "all" if turns::refuse_busy(app) => return Vec::new(),
         "all" => None,
-        _ => match pinnable(app, argument) {
+        _ => match pinnable(app, "unpin", argument) {
             Ok(text) => Some(text),
             Err(effects) => return effects,
         },
@@ -137,7 +137,7 @@ fn unpin(app: &mut App, argument: &str) -> Vec<Effect> {
 }
 
 /// The text that /pin and /unpin are about: the chosen message, else the last one of the user, or the system prompt.
-fn pinnable(app: &mut App, argument: &str) -> Result<String, Vec<Effect>> {
+fn pinnable(app: &mut App, name: &str, argument: &str) -> Result<String, Vec<Effect>> {
     if app.engine.info.is_none() {
         return Err(error(app, "no model is loaded yet"));
     }
@@ -153,14 +153,18 @@ fn pinnable(app: &mut App, argument: &str) -> Result<String, Vec<Effect>> {
         }
         "system" => app.chat.system().map(str::to_owned),
         other => {
-            let text = format!("{:?} cannot be pinned: choose a message (Alt+Up), or give system", clean_line(other));
+            let words = if name == "pin" { "system" } else { "system or all" };
+            let text = format!(
+                "/{name} takes {words}, not {:?}; without a word it is about your last message, or the one chosen with Alt+Up",
+                clean_line(other)
+            );
             return Err(error(app, text));
         }
     };
     match text.filter(|text| !text.trim().is_empty()) {
         Some(text) => Ok(text),
         None if argument == "system" => Err(info(app, "there is no system prompt; /system TEXT sets one")),
-        None => Err(info(app, "nothing was said yet: there is nothing to pin")),
+        None => Err(info(app, format!("nothing was said yet: there is nothing to {name}"))),
     }
 }
 
@@ -375,7 +379,10 @@ pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
     match argument.parse::<usize>().ok().filter(|n| *n > 0) {
         Some(n) => match answers.get(n - 1) {
             Some(text) => vec![Effect::Copy { text: text.clone(), what: format!("answer {n} from the end") }],
-            None => info(app, format!("there are only {}", plural(answers.len() as u64, "answer"))),
+            None => info(
+                app,
+                format!("no answer {n} from the end; this conversation has {}", plural(answers.len() as u64, "answer")),
+            ),
         },
         None => error(app, format!("/copy takes a number, code or all, not {:?}", clean_line(argument))),
     }

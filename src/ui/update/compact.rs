@@ -2,7 +2,7 @@
 //! old conversation stays as it is, on the screen until the summary is there and on disk for ever.
 
 use super::{Effect, Store, files, note, turns};
-use crate::chat::Conversation;
+use crate::chat::{Conversation, Role};
 use crate::protocol::{Command, StopReason, TextKind, TurnReport};
 use crate::ui::effect::Summary;
 use crate::ui::feed::LocalKind;
@@ -33,7 +33,7 @@ pub fn begin(app: &mut App) -> Vec<Effect> {
         app.say(Level::Info, "no model is loaded; /model NAME loads one");
         return Vec::new();
     };
-    if app.chat.turns() == 0 {
+    if !app.chat.path().iter().any(|m| m.role == Role::Assistant) {
         app.say(Level::Info, "nothing to sum up yet: no answer so far");
     } else if app.tokens() + LEAST_TOKENS > info.context {
         let text = format!("no room for a summary: {} tokens are used; {SHORTEN}", numbers::context_use(app));
@@ -156,6 +156,9 @@ mod tests {
     #[test]
     fn what_stops_a_summary_leaves_the_conversation_and_says_what_to_do() {
         let mut app = app(100, 30, 8, 4);
+        assert!(say(&mut app, "/compact").is_empty() && screen(&mut app).contains("nothing to sum up yet"));
+        turn(&mut app, "taken back", "hm", "Gone.");
+        say(&mut app, "/undo");
         assert!(say(&mut app, "/compact").is_empty() && screen(&mut app).contains("nothing to sum up yet"));
         turn(&mut app, "the code is seven", "hm", "Noted.");
         let said = |app: &mut App| app.notice.take().expect("a line").text;

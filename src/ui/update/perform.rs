@@ -7,6 +7,7 @@ use crate::ui::burst::Enter;
 use crate::ui::commands as slash;
 use crate::ui::intent::Intent;
 use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay};
+use crate::ui::text::clean_line;
 use crate::ui::widgets;
 
 pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
@@ -167,17 +168,22 @@ fn submit(app: &mut App) -> Vec<Effect> {
     if app.editing.is_none()
         && let Some((name, argument)) = slash::parse(text.trim())
     {
-        if slash::spec(name).is_none() {
+        let Some(spec) = slash::spec(name) else {
             let near = slash::nearest(name, slash::SPECS.iter().map(|s| s.name));
             let hint = near.map_or_else(|| "/help lists them".to_owned(), |n| format!("did you mean /{n}?"));
             app.say(Level::Error, format!("no command /{name}; {hint}"));
             return Vec::new();
+        };
+        // /help shows what there is, whatever was asked.
+        if spec.argument == slash::Argument::None && !argument.is_empty() && spec.name != "help" {
+            let text = format!("/{name} takes nothing behind it, not {:?}; nothing was done", clean_line(argument));
+            app.say(Level::Error, text);
+            return Vec::new();
         }
-        let argument = argument.to_owned();
-        let name = slash::canonical(name).to_owned();
+        let (name, argument) = (spec.name, argument.to_owned());
         app.history.push(&text);
         app.input.take();
-        return commands::run(app, &name, &argument);
+        return commands::run(app, name, &argument);
     }
     turns::ask(app)
 }

@@ -27,6 +27,28 @@ fn with_model(change: impl Fn(&mut ModelInfo)) -> App {
 }
 
 #[test]
+fn words_behind_a_command_that_takes_none_are_refused_and_nothing_is_done() {
+    let mut app = app(120, 40, 8, 4);
+    turn(&mut app, "q", "", "a");
+    for line in ["/undo 99", "/compact keep the names", "/quit now", "/unpin 7"] {
+        app.input.take();
+        assert!(say(&mut app, line).is_empty(), "{line}");
+        let (name, words) = line.split_once(' ').unwrap();
+        assert!(
+            notice(&app).starts_with(&format!("{name} takes ")) && notice(&app).contains(words),
+            "{}",
+            notice(&app)
+        );
+        assert_eq!(app.chat.path().len(), 2);
+    }
+    app.input.take();
+    say(&mut app, "/copy 9");
+    assert_eq!(notice(&app), "no answer 9 from the end; this conversation has 1 answer");
+    say(&mut app, "/help me");
+    assert!(matches!(app.overlays[..], [Overlay::Help { .. }]));
+}
+
+#[test]
 fn a_command_runs_typed_in_full_or_completed_and_has_other_names() {
     let mut app = app(120, 40, 8, 4);
     assert!(say(&mut app, "/q").is_empty());
