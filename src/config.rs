@@ -7,7 +7,7 @@
 mod layer;
 mod values;
 
-pub use layer::Layer;
+pub use layer::{Layer, in_words};
 pub use values::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
 
 use crate::protocol::{SamplingParams, WhenFull};

@@ -7,7 +7,7 @@ mod memory;
 use super::args::{Common, DoctorArgs, VERSION};
 use super::devices::cuda_summary;
 use super::machine::{cpu_features, memory as memory_bytes};
-use super::output;
+use super::{devices, download, output, spawn};
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
 use anyhow::{Context, Result};
@@ -34,6 +34,9 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
     }
     if let Some(Device::Cuda(index)) = common.device {
         return cuda::check(index.unwrap_or(0), args);
+    }
+    if args.all || args.speed || args.part.is_some() || args.short {
+        return Err(output::wrong_use("doctor --all, --speed, --part and --short check a GPU: give --device cuda"));
     }
     let checks = checks(common);
     let fine = checks.iter().all(|c| c.problem.is_none());
@@ -80,6 +83,15 @@ fn checks(common: &Common) -> Vec<Check> {
         Ok(path) => Check::fact("config", path.as_str()),
         Err(e) => Check { name: "config", value: Value::Null, problem: Some(format!("{e:#}")) },
     });
+    if let Some(settings) = settings.as_ref().ok().filter(|s| s.model != BUILTIN_MODEL) {
+        checks.push(match model(settings) {
+            Ok(about) => Check::fact("model", about),
+            Err(e) => Check { name: "model", value: settings.model.as_str().into(), problem: Some(format!("{e:#}")) },
+        });
+    }
+    if let Err(e) = settings.as_ref().map_or(Ok(()), devices::check_for_chat) {
+        checks.push(Check { name: "device", value: Value::Null, problem: Some(format!("{e:#}")) });
+    }
     checks.push(match Dirs::find() {
         Ok(dirs) => folder_check("data_folder", &dirs.data),
         Err(e) => Check { name: "data_folder", value: Value::Null, problem: Some(format!("{e:#}")) },
@@ -108,6 +120,14 @@ fn writable(path: &Path) -> Result<()> {
     fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
     fs::remove_file(&probe)?;
     Ok(())
+}
+
+/// Opens the model of the settings, unless a chat downloads it first.
+fn model(settings: &Settings) -> Result<String> {
+    if download::missing(&settings.model)?.is_some() {
+        return Ok(format!("{}, which is downloaded first", settings.model));
+    }
+    Ok(spawn::open(settings)?.name)
 }
 
 /// Opens the built-in model, which checks the range and the shape of every tensor.

@@ -223,8 +223,9 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     format!("{}:{line}: {key}{message}", path.display())
 }
 
-/// A message of serde in one line, without the names of Rust's types, and with the known key that is nearest to an unknown one.
-fn in_words(message: &str) -> String {
+/// A message of the TOML reader in one line, without the names of Rust's types, and with the known key that is nearest to an
+/// unknown one.
+pub fn in_words(message: &str) -> String {
     const WORDS: [(&str, &str); 9] = [
         ("\n", ", "),
         ("expected f32", "expected a number"),
@@ -236,7 +237,10 @@ fn in_words(message: &str) -> String {
         ("` as i128", "`"),
         ("unknown field", "unknown key"),
     ];
-    let message = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replace(from, to));
+    let mut message = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replace(from, to));
+    if let Some((before, name)) = message.split_once("expected struct ") {
+        message = format!("{before}expected a table{}", name.trim_start_matches(char::is_alphanumeric));
+    }
     let Some((unknown, known)) = message.split_once(", expected one of ") else { return message };
     let name = unknown.split('`').nth(1).unwrap_or("");
     let nearest = known.split('`').skip(1).step_by(2).min_by_key(|key| strsim::osa_distance(key, name));

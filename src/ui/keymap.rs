@@ -1,6 +1,7 @@
 //! The table from keys to actions: the embedded one, changed by the user's `keymap.toml`.
 
 use super::action::{Action, Group};
+use crate::config::in_words;
 use crate::regular_file;
 use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail};
@@ -131,7 +132,7 @@ impl Keymap {
     fn merge(&mut self, text: &str, source: &str) -> Result<()> {
         let raw: RawKeymap = toml::from_str(text).map_err(|e| {
             let line = super::text::line_number(text, e.span().map_or(0, |s| s.start));
-            anyhow!("{source}, line {line}: {}", e.message().replace('\n', " "))
+            anyhow!("{source}, line {line}: {}", in_words(e.message()))
         })?;
         for (group, table) in [(Group::Chat, raw.chat), (Group::Edit, raw.edit)] {
             for (name, keys) in table {
@@ -209,7 +210,7 @@ mod tests {
             ("[chat]\nfly = []\n", "keymap.toml, line 2: unknown action \"fly\"; actions: send"),
             ("[chat]\nhelp = [\"hyper+x\"]\n", "keymap.toml, line 2: help: unknown modifier \"hyper\""),
             ("[chat]\nhelp = [\"f13\"]\n", "unknown key \"f13\""),
-            ("\n[chats]\n", "line 2: unknown field `chats`"),
+            ("\n[chats]\n", "line 2: unknown key `chats`"),
         ] {
             std::fs::write(&file, text).unwrap();
             let error = format!("{:#}", Keymap::load(Some(&file)).unwrap_err());

@@ -7,9 +7,11 @@ use super::runtime::{Runtime, Sources};
 use super::sessions::Answer;
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
-use super::text::{bytes, clean, clean_line, plural};
+use super::text::{clean, clean_line, plural};
+use super::widgets::lists::model_size;
 use super::widgets::{help, message, recall, twin, welcome};
 use super::{ExitKind, numbers};
+use crate::chat::MessageId;
 use crate::chat::session::Written;
 use crate::protocol::{Event, TextKind};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -29,6 +31,8 @@ struct Printed {
     begins: bool,
     /// Of the download that runs, in tenths.
     tenth: Option<u64>,
+    /// The message that the next line replaces.
+    editing: Option<MessageId>,
     /// The last thing printed ended its line.
     at_line_start: bool,
     prompt: bool,
@@ -161,6 +165,11 @@ impl Runtime {
         if let Some(notice) = &app.notice {
             lines.push(clean_line(&notice.text));
         }
+        if let Some(message) = app.editing.filter(|id| printed.editing != Some(*id)).and_then(|id| app.chat.get(id)) {
+            lines.extend(clean(&message.text).split('\n').map(str::to_owned));
+            lines.push("your next line replaces this message; an empty one leaves it as it is".to_owned());
+        }
+        printed.editing = app.editing;
         match app.overlays.last() {
             Some(Overlay::Help { .. }) => lines.extend(message::plain_lines(&help::lines(app, COLUMNS, false))),
             Some(Overlay::Sessions(picker)) => {
@@ -169,7 +178,7 @@ impl Runtime {
             }
             Some(Overlay::Models(picker)) => {
                 let Some(entries) = &picker.entries else { return };
-                lines.extend(entries.iter().map(|e| format!("{}  {}  {}", e.name, bytes(e.bytes), clean_line(&e.dms))));
+                lines.extend(entries.iter().map(|e| format!("{}  {}  {}", e.name, model_size(e), clean_line(&e.dms))));
                 lines.push("/model NAME loads one".to_owned());
             }
             Some(Overlay::Confirm(question)) => lines.push(format!("{} (y or n)", clean_line(&question.text))),

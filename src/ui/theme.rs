@@ -4,6 +4,7 @@
 
 use super::colour::nearest_indexed;
 use super::depth::Depth;
+use crate::config::in_words;
 use crate::regular_file;
 use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail};
@@ -304,7 +305,7 @@ fn embedded(name: &str) -> Option<&'static str> {
 fn parse(name: &str, text: &str) -> Result<RawTheme> {
     let raw: RawTheme = toml::from_str(text).map_err(|e| {
         let line = super::text::line_number(text, e.span().map_or(0, |s| s.start));
-        anyhow!("theme {name}, line {line}: {}", e.message().replace('\n', " "))
+        anyhow!("theme {name}, line {line}: {}", in_words(e.message()))
     })?;
     for role in raw.roles.keys() {
         if !Role::ALL.iter().any(|(_, n)| n == role) {
@@ -514,13 +515,15 @@ mod tests {
         write("mine.toml", "inherits = \"dark\"\n[roles]\nuser = { fg = \"pink\" }\n");
         write("typo.toml", "inherits = \"dark\"\n[roles]\nusr = { fg = \"red\" }\n");
         write("key.toml", "inherits = \"dark\"\ncolour = 3\n");
+        write("heat.toml", "inherits = \"dark\"\nheat = 5\n");
         write("dark.toml", "inherits = \"dark\"\n[palette]\naccent = \"red\"\n");
         for (name, expected) in [
-            ("none", "no theme \"none\"; themes: auto, dark, light, cividis, ascii, key, mine, typo"),
+            ("none", "no theme \"none\"; themes: auto, dark, light, cividis, ascii, heat, key, mine, typo"),
             ("../etc/passwd", "no theme"),
             ("mine", "theme mine: unknown colour \"pink\"; colours: #rrggbb, #rrggbb/NAME, default"),
             ("typo", "theme typo: unknown role \"usr\"; roles: text, dim"),
-            ("key", "theme key, line 2: unknown field `colour`"),
+            ("key", "theme key, line 2: unknown key `colour`"),
+            ("heat", "theme heat, line 2: invalid type: integer `5`, expected a table"),
         ] {
             let error = format!("{:#}", themes.load(name).unwrap_err());
             assert!(error.contains(expected), "{error}");

@@ -147,6 +147,9 @@ fn completions_man_version_and_doctor_exist() {
     assert!(code == 0 && json["ok"] == true && json["threads"].as_u64() > Some(0), "{doctor}");
     let (code, _, said) = run(&["doctor", "--device", "cuda", "--part", "5/4"]);
     assert!(code == 2 && said.contains("such as 2/4"), "{code}: {said}");
+    let (code, said, _) = run(&["doctor", "-m", "/no/such"]);
+    assert!(code == 1 && said.contains("!!  model") && said.ends_with("a chat would not start\n"), "{said}");
+    refused(run(&["doctor", "--all"]), &["give --device cuda"]);
     let (code, list, _) = run(&["models", "list"]);
     assert!(code == 0 && list.starts_with("demo"), "{list}");
 }

@@ -107,6 +107,15 @@ pub fn line(app: &mut App, line: &str) -> Vec<Intent> {
         app.overlays.pop();
         return matches!(line.trim(), "y" | "Y" | "yes").then_some(Intent::Confirmed(then)).into_iter().collect();
     }
+    // A draft that was given back is not on the screen: only a line that was continued stays before this one.
+    if !app.input.text().ends_with('\n') {
+        app.input.take();
+    }
+    if line.trim().is_empty() && app.editing.take().is_some() {
+        app.input.take();
+        app.say(Level::Info, "the message stays as it was");
+        return Vec::new();
+    }
     let example = line.trim().parse::<usize>().ok().and_then(|n| offered(&app.engine).get(n.wrapping_sub(1)));
     app.input.insert(example.filter(|_| app.chat.is_empty()).map_or(line, |e| e));
     (app.notice, app.completion) = (None, None);

@@ -1,6 +1,7 @@
 //! What commands and messages say, and the small signs around the conversation.
 
 use super::*;
+use crate::chat::Role;
 use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind, TurnReport};
 use crate::ui::depth::Depth;
 use crate::ui::testing::*;
@@ -46,6 +47,29 @@ fn words_behind_a_command_that_takes_none_are_refused_and_nothing_is_done() {
     assert_eq!(notice(&app), "no answer 9 from the end; this conversation has 1 answer");
     say(&mut app, "/help me");
     assert!(matches!(app.overlays[..], [Overlay::Help { .. }]));
+}
+
+/// There is no input on the screen whose draft a line could continue.
+#[test]
+fn in_line_mode_a_line_is_sent_alone() {
+    let mut app = app(120, 40, 8, 4);
+    let line = |app: &mut App, text: &str| {
+        update(app, AppEvent::Line(text.into()));
+        app.chat.path().iter().rev().find(|m| m.role == Role::User).map(|m| m.text.clone())
+    };
+    assert_eq!(line(&mut app, "/nosuch"), None);
+    assert_eq!(line(&mut app, "/stats"), None);
+    turn(&mut app, "first", "", "a");
+    line(&mut app, "/undo");
+    line(&mut app, "two\\");
+    assert_eq!(line(&mut app, "lines").as_deref(), Some("two\nlines"));
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    line(&mut app, "/edit");
+    line(&mut app, "");
+    assert!(app.editing.is_none() && notice(&app) == "the message stays as it was");
+    line(&mut app, "/edit");
+    assert_eq!(line(&mut app, "one line").as_deref(), Some("one line"));
 }
 
 #[test]

@@ -156,7 +156,8 @@ pub fn draw_models(frame: &mut Frame, area: Rect, app: &App, picker: &ModelPicke
     buffer.set_stringn(top.x, area.bottom() - 1, "Enter loads, Esc closes", room, theme.style(Role::Dim));
 }
 
-fn model_size(entry: &ModelEntry) -> String {
+/// The bytes of a model's files, in words.
+pub fn model_size(entry: &ModelEntry) -> String {
     if entry.path.is_some() { bytes(entry.bytes) } else { "built in".to_owned() }
 }
 
