@@ -33,7 +33,7 @@ mod sessions;
 mod show;
 pub mod spawn;
 
-use crate::config::Settings;
+use crate::config::{Settings, in_words};
 use crate::ui::theme::Themes;
 use anyhow::{Context, Result, bail};
 use args::{Cli, Command};
@@ -172,7 +172,7 @@ fn one_line(text: &str) -> String {
         .take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more information"))
         .filter(|l| !l.is_empty())
         .collect();
-    let line = message.join("; ").replace(":;", ":");
+    let line = in_words(&message.join("; ").replace(":;", ":"));
     format!("{}; see dmschat --help", line.trim_start_matches("error: "))
 }
 
@@ -211,6 +211,7 @@ mod tests {
             (&["--temprature", "1"][..], &["'--temprature'", "'--temperature'"][..]),
             (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8, int8 or k8v4"]),
             (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
+            (&["--seed", "-1"], &["'-1'", "--seed", "expected a whole number from 0"]),
             (&["frobnicate"], &["'frobnicate'"]),
             (&["score"], &["--tokens-file", "--text-file"]),
             (&["--continue", "--resume", "x"], &["--continue", "--resume"]),

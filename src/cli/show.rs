@@ -279,6 +279,15 @@ mod tests {
             assert!(shown.contains(MERGED) && shown.contains("user: "), "{shown}");
         }
         assert!(html::page(&loaded, &theme, &theme).contains("dms, then pool 4x"));
+        // Older versions: what was asked for, where it says more than auto.
+        for (asked, names) in [("tova", "dms, then tova"), ("auto", "dms, then not recorded")] {
+            let reference = format!(
+                r#""name":"demo","reference":{{"model":"demo","revision":null,"adapter":"auto","policy":"{asked}"}}"#
+            );
+            let loaded =
+                load(format!("{first}{}\n", second.replace(r#""name":"demo""#, &reference)).as_bytes(), "s").unwrap();
+            assert!(html::page(&loaded, &theme, &theme).contains(names), "{asked}");
+        }
     }
 
     /// A file may say anything: cuts inside a character, beyond the end, more than all.

@@ -9,6 +9,7 @@ use crate::unicode;
 use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -119,7 +120,8 @@ impl Layer {
             Ok(bytes) => {
                 String::from_utf8(bytes).ok().with_context(|| format!("{}: not UTF-8 text", path.display()))?
             }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            // A home such as /dev/null is that of a user without files.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
             Err(e) => return Err(anyhow!("{}: {e}", path.display())),
         };
         let layer: Layer = toml::from_str(&text).map_err(|e| {
@@ -208,7 +210,7 @@ where
     let name = env_name(key);
     let Some(value) = var(&name).filter(|v| !v.is_empty()) else { return Ok(None) };
     let text = value.to_str().with_context(|| format!("{name}: not UTF-8 text"))?;
-    text.parse().map(Some).map_err(|e| anyhow!("{name}={text}: {e}"))
+    text.parse().map(Some).map_err(|e: T::Err| anyhow!("{name}={text}: {}", in_words(&e.to_string())))
 }
 
 /// `FILE:LINE: KEY: message of toml`, in one line.
@@ -223,19 +225,21 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     format!("{}:{line}: {key}{message}", path.display())
 }
 
-/// A message of the TOML reader in one line, without the names of Rust's types, and with the known key that is nearest to an
-/// unknown one.
+/// The message of a parser in one line, without the names of Rust's types, and with the known key that is nearest to an unknown
+/// one.
 pub fn in_words(message: &str) -> String {
-    const WORDS: [(&str, &str); 9] = [
+    const WORDS: [(&str, &str); 11] = [
         ("\n", ", "),
         ("expected f32", "expected a number"),
-        ("expected f64", "expected a number"),
         ("expected u32", "expected a whole number from 0"),
         ("expected u64", "expected a whole number from 0"),
         ("expected usize", "expected a whole number from 0"),
         ("expected path string", "expected a path"),
         ("` as i128", "`"),
         ("unknown field", "unknown key"),
+        ("invalid digit found in string", "expected a whole number from 0"),
+        ("invalid float literal", "expected a number"),
+        ("number too large to fit in target type", "the number is too large"),
     ];
     let mut message = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replace(from, to));
     if let Some((before, name)) = message.split_once("expected struct ") {
@@ -319,5 +323,13 @@ mod tests {
         assert_eq!((all.eviction, all.mouse), (Some(OnOff(false)), Some(OnOff(false))));
         let error = Layer::from_env(|n| (n == "DMSCHAT_KV").then(|| "f16".into())).unwrap_err().to_string();
         assert!(error.starts_with("DMSCHAT_KV=f16: ") && error.contains("expected"), "{error}");
+        let error = Layer::from_env(|n| (n == "DMSCHAT_SEED").then(|| "x".into())).unwrap_err().to_string();
+        assert_eq!(error, "DMSCHAT_SEED=x: expected a whole number from 0");
+    }
+
+    #[test]
+    fn a_home_that_is_no_folder_has_no_config() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(Layer::from_file(&file.path().join("config.toml")).unwrap().is_none());
     }
 }

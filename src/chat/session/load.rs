@@ -259,16 +259,19 @@ impl Loaded {
         self.turns.last().map_or(&self.header.model, |t| &t.stamp)
     }
 
-    /// The cache's policy in a turn. `None` if it is not known: files of older versions name none, and the settings asked for
-    /// another policy or model than in the first turn.
+    /// The cache's policy in a turn. Turns of older versions name what the settings asked for only: `None` where that was
+    /// `auto`, with another model or another policy than in the first turn.
     pub fn policy(&self, turn: u64) -> Option<Policy> {
         let turn = self.turns.iter().find(|t| t.turn == turn)?;
-        let asked = |stamp: &Stamp| {
-            let reference = stamp.reference.as_ref().map(|r| (r.policy.clone(), r.budget.clone()));
-            (stamp.model_fingerprint.clone(), reference)
+        let asked = |stamp: &Stamp| stamp.reference.as_ref().and_then(|r| Some((r.policy.clone()?, r.budget.clone())));
+        let (first, own) = (&self.header.model, asked(&turn.stamp));
+        let as_first = first.model_fingerprint == turn.stamp.model_fingerprint && asked(first) == own;
+        let as_asked = || {
+            let (policy, budget) = own.filter(|(policy, _)| policy != "auto")?;
+            Some(Policy { policy, budget, window: None })
         };
-        let as_first = || asked(&turn.stamp) == asked(&self.header.model);
-        turn.policy.clone().or_else(|| as_first().then(|| Policy::first(&self.header)))
+        let older = || if as_first { Some(Policy::first(&self.header)) } else { as_asked() };
+        turn.policy.clone().or_else(older)
     }
 
     /// Prepares the conversation for a model: marks the replies whose tokens it may reuse, and returns the request that

@@ -69,7 +69,9 @@ fn facts(loaded: &Loaded, policies: &Policies) -> String {
     let header = &loaded.header;
     let mut facts = vec![header.model.name.clone()];
     facts.extend(Some(policies.names().join(", then ")).filter(|names| !names.is_empty()));
-    facts.extend(policies.last().and_then(|policy| policy.window).map(|w| format!("window {w}")));
+    // The window policy's window is its budget.
+    let last = policies.last().filter(|policy| policy.policy != "window");
+    facts.extend(last.and_then(|policy| policy.window).map(|w| format!("window {w}")));
     let report = loaded.conversation.path().into_iter().rev().find_map(|m| m.report.as_deref());
     facts.extend(report.and_then(|r| r.kv.ratio).map(|ratio| format!("compressed {ratio:.1}x")));
     let shown =
