@@ -38,9 +38,15 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     read_at_most(open(path)?, max_bytes)
 }
 
-/// [`read`] for UTF-8 text.
+/// [`read`] for UTF-8 text, without a byte order mark.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
-    String::from_utf8(read(path, max_bytes)?).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
+    let text = String::from_utf8(read(path, max_bytes)?);
+    text.map(without_mark).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
+}
+
+/// A text without the byte order mark that some editors begin a file with.
+pub fn without_mark(text: String) -> String {
+    text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text)
 }
 
 /// Reads an open file or a stream to its end. Fails on more than `max_bytes`.
@@ -111,6 +117,8 @@ mod tests {
         assert_eq!(refusal(read(dir.path(), 4)), "not a regular file but a folder");
         std::fs::write(&path, [0xff]).unwrap();
         assert_eq!(refusal(read_text(&path, 4)), "not UTF-8 text");
+        std::fs::write(&path, "\u{feff}a\u{feff}").unwrap();
+        assert_eq!(read_text(&path, 9).unwrap(), "a\u{feff}");
     }
 
     #[cfg(unix)]

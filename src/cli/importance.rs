@@ -28,6 +28,9 @@ pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<()> {
     }
     let mut tokens = encode_text_file(&checkpoint, &args.text_file, usize::MAX).map_err(as_wrong_use)?;
     tokens.truncate(MAX_TOKENS.min(checkpoint.config.context));
+    if tokens.is_empty() {
+        return Err(wrong_use(format!("{} has no tokens", args.text_file.display())));
+    }
     let mut progress = Quantizing::default();
     let importance = calibrate::importance(&checkpoint, &tokens, 0, &mut |report| progress.report(report));
     progress.clear();

@@ -14,6 +14,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
+const EXAMPLE: &str = r#"{"messages": [{"role": "user", "content": "2+2?"}]}"#;
+
 /// One line of the file.
 #[derive(Deserialize)]
 struct Line {
@@ -59,6 +61,9 @@ fn read(settings: &Settings, path: &Path) -> Result<Vec<(String, Line, Conversat
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let problem = |(index, line): (usize, &str)| {
         let place = format!("{file}:{}", index + 1);
+        if !line.trim_start().starts_with('{') {
+            return Err(wrong_use(format!("{place}: expected an object such as {EXAMPLE}")));
+        }
         let problem: Line = serde_json::from_str(line).map_err(|e| wrong_use(format!("{place}: {e}")))?;
         let chat = Problem::conversation(&problem.messages, settings.system.clone());
         let chat = chat.map_err(|e| wrong_use(format!("{place}: {e}")))?;

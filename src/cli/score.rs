@@ -93,6 +93,7 @@ fn read_text(path: &Path) -> Result<String> {
     let read = File::open(path).and_then(|file| regular_file::read_at_most(file, MAX_INPUT_BYTES));
     let bytes = read.with_context(|| format!("cannot read {}", path.display()))?;
     String::from_utf8(bytes)
+        .map(regular_file::without_mark)
         .map_err(|e| wrong_use(format!("{}: not UTF-8 at byte {}", path.display(), e.utf8_error().valid_up_to())))
 }
 

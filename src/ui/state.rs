@@ -399,7 +399,7 @@ impl AsRef<str> for SessionEntry {
 }
 
 /// A saved conversation in the list.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SessionEntry {
     pub id: String,
     pub title: String,

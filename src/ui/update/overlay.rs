@@ -51,7 +51,10 @@ fn close(app: &mut App) -> Option<Intent> {
 pub fn scroll(app: &mut App, down: bool) {
     match app.overlays.last_mut() {
         Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
-        Some(Overlay::Sessions(picker)) => move_selected(&mut picker.selected, picker.entries.len(), down, 1),
+        Some(Overlay::Sessions(picker)) => {
+            let count = picker.matching().len();
+            move_selected(&mut picker.selected, count, down, 1);
+        }
         Some(Overlay::Inspect(_)) => inspect::scroll(app, down),
         Some(Overlay::Find(_)) => app.feed.scroll(if down { 3 } else { -3 }),
         Some(Overlay::Models(picker)) => {
@@ -67,13 +70,22 @@ pub fn paste(app: &mut App, text: &str) -> bool {
     let line = text.replace(['\r', '\n'], " ");
     match app.overlays.last_mut() {
         Some(Overlay::Sessions(Picker { renaming: Some((_, title)), .. })) => title.insert(&line),
-        Some(Overlay::Sessions(picker)) => picker.query.insert(&line),
-        Some(Overlay::Models(picker)) => picker.query.insert(&line),
+        Some(Overlay::Sessions(picker)) => {
+            picker.query.insert(&line);
+            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+        }
+        Some(Overlay::Models(picker)) => {
+            picker.query.insert(&line);
+            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+        }
         Some(Overlay::Find(bar)) => {
             bar.query.insert(&line);
             find::changed(app);
         }
-        Some(Overlay::HistorySearch { query, .. }) => query.insert(&line),
+        Some(Overlay::HistorySearch { query, selected }) => {
+            query.insert(&line);
+            *selected = 0;
+        }
         None => return false,
         Some(_) => {}
     }

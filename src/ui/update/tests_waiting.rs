@@ -3,9 +3,9 @@
 use super::*;
 use crate::protocol::{Command, Event, StopReason, TextKind};
 use crate::ui::depth::Depth;
-use crate::ui::state::{Loading, Overlay, Picker};
+use crate::ui::state::{Loading, Overlay, Picker, SessionEntry};
 use crate::ui::testing::*;
-use crossterm::event::{KeyCode, KeyModifiers};
+use crossterm::event::{KeyCode, KeyModifiers, MouseEvent, MouseEventKind};
 use std::sync::Arc;
 
 fn sent(effects: &[Effect]) -> bool {
@@ -207,6 +207,27 @@ fn an_error_raised_from_a_list_shows_in_the_list() {
     assert!(screen(&mut app).contains("that file cannot be removed"));
     press(&mut app, KeyCode::Down);
     assert!(!screen(&mut app).contains("that file cannot be removed"));
+}
+
+/// A list that gets shorter by a paste, and the wheel, leave one of its rows chosen.
+#[test]
+fn enter_opens_a_row_that_is_on_the_screen() {
+    let mut app = app(80, 24, 8, 4);
+    let entries = ["alpha", "beta", "alphabet"].map(|id| SessionEntry {
+        id: id.into(),
+        haystack: id.into(),
+        ..SessionEntry::default()
+    });
+    app.overlays.push(Overlay::Sessions(Picker { entries: entries.into(), ..Picker::default() }));
+    press(&mut app, KeyCode::End);
+    for _ in 0..5 {
+        press(&mut app, KeyCode::Down);
+    }
+    update(&mut app, AppEvent::Paste("beta".into()));
+    let wheel = MouseEvent { kind: MouseEventKind::ScrollDown, column: 5, row: 5, modifiers: KeyModifiers::NONE };
+    update(&mut app, AppEvent::Mouse(wheel));
+    let effects = press(&mut app, KeyCode::Enter);
+    assert!(matches!(&effects[..], [Effect::Store(Store::Open(Which::Id(id)))] if id == "beta"), "{effects:?}");
 }
 
 #[test]
