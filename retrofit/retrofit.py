@@ -34,7 +34,7 @@ def parse():
     p.add_argument("--search", type=float, default=0.0, help="share of search turns")
     p.add_argument("--search-ratio", type=float, default=0.0, help="a ratio of their own for search turns")
     p.add_argument("--paths", type=float, default=0.0, help="share of the search turns that are paths, beside the paths among the rest")
-    p.add_argument("--soft", type=float, default=0.0, help="share of the decisions that are softened")
+    p.add_argument("--soft", type=float, default=0.0, help="share of the decisions that are softened, those of search turns alone")
     p.add_argument("--lr", type=float, default=3e-4)
     p.add_argument("--floor", type=float, default=0.05)
     p.add_argument("--warmup", type=int, default=30)
@@ -56,19 +56,24 @@ def parse():
 SOFT_TEMPERATURE = 30.0   # about a quarter of the median eviction logit
 
 
-def relaxed(logits, noise, temperature, soft=0.0):
+def relaxed(logits, noise, temperature, soft=None):
     """Noisy decisions: (alpha [.., T] of the tokens that decide, bias [.., T] of the tokens they mark).
 
-    A share `soft` of the biases comes from softened decisions: logits far above 0, whose gradient vanishes at `temperature`,
-    get one, so that a token that is evicted by mistake is found. alpha is not softened.
+    With the probability `soft` [B, 1, T] a decision's bias is softened: logits far above 0, whose gradient vanishes at
+    `temperature`, get one, so that a token that is evicted by mistake is found. alpha is not softened.
     """
     z = hard = (logits + noise) / temperature
-    if soft:
+    if soft is not None:
         lowered = logits - 5 * SOFT_TEMPERATURE * torch.rand_like(logits)
         z = torch.where(torch.rand_like(logits) < soft, lowered / SOFT_TEMPERATURE + noise, hard)
     bias = F.logsigmoid(-z)
     bias = torch.cat([bias[..., 1:], torch.zeros_like(bias[..., :1])], -1)
     return torch.sigmoid(hard), bias
+
+
+def softening(share, kind):
+    """The probability [B, 1, T] that a token's decision is softened: `share` in search turns, 0 elsewhere; None for never."""
+    return share * kind[:, None] if share else None
 
 
 def student_attend(shape, blocks, temperature, soft, on, shares, alphas):
@@ -134,7 +139,7 @@ def main():
         with torch.autocast(args.device, torch.bfloat16):
             with torch.no_grad():
                 wanted, _ = teacher(ids, attend_dense)
-            got, _ = model(ids, student_attend(model.shape, blocks, args.temperature, args.soft, on, shares, alphas))
+            got, _ = model(ids, student_attend(model.shape, blocks, args.temperature, softening(args.soft, kind), on, shares, alphas))
         return distillation(got[:, :-1], wanted[:, :-1], weight[:, 1:], args.elsewhere), got, torch.stack(alphas).mean(0)
 
     @torch.compile(dynamic=False)
