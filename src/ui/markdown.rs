@@ -34,14 +34,17 @@ pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) 
 pub fn finished_prefix(text: &str) -> usize {
     let mut finished = 0;
     let mut offset = 0;
-    let mut fence: Option<&str> = None;
+    let mut fence: Option<(char, usize)> = None;
     let mut blank = false;
     for line in text.split_inclusive('\n') {
         let trimmed = line.trim();
-        let marker = ["```", "~~~"].into_iter().find(|m| trimmed.starts_with(m));
+        let marker = fence_of(trimmed);
         match fence {
-            Some(open) if marker == Some(open) => fence = None,
-            Some(_) => {}
+            // A fence is closed by one of its own characters, as long or longer, with nothing behind it.
+            Some((of, open)) => {
+                let ends = marker.is_some_and(|(c, n)| c == of && n >= open && trimmed.len() == n);
+                fence = fence.filter(|_| !ends);
+            }
             None => {
                 let first = line.chars().next();
                 let plain = first.is_some_and(|c| c.is_alphabetic() || c == '#' || c == '*' || c == '`' || c == '(');
@@ -56,6 +59,14 @@ pub fn finished_prefix(text: &str) -> usize {
         offset += line.len();
     }
     finished
+}
+
+/// The character and the length of the fence that a line begins with.
+fn fence_of(line: &str) -> Option<(char, usize)> {
+    let of = line.chars().next().filter(|c| matches!(c, '`' | '~'))?;
+    let n = line.chars().take_while(|c| *c == of).count();
+    // Backticks behind backticks are code within a line.
+    (n >= 3 && !(of == '`' && line[n..].contains('`'))).then_some((of, n))
 }
 
 /// The fenced and indented code blocks of a text, as written.

@@ -1,7 +1,7 @@
 //! What is drawn for a state, as text.
 
 use super::layout;
-use crate::protocol::{Phase, TextKind};
+use crate::protocol::{Event, Phase, StopReason, TextKind};
 use crate::ui::depth::Depth;
 use crate::ui::event::AppEvent;
 use crate::ui::testing::*;
@@ -212,18 +212,32 @@ fn every_size_draws_and_nothing_is_lost_by_resizing() {
 
 #[test]
 fn streaming_rows_are_those_of_the_whole() {
-    let mut app1 = app(90, 60, 8, 4);
-    say(&mut app1, "q");
-    let text = "Intro.\n\n- a\n- b\n\nMiddle *text*.\n\n```rust\nfn f() {}\n\nfn g() {}\n```\n\nEnd.";
-    for c in text.chars() {
-        stream(&mut app1, TextKind::Answer, &c.to_string());
-        screen(&mut app1);
+    let fences = "````md\n```\n\nplain\n```text\n\nmore\n````\n\nEnd.\n\n```one``` line\n\nAnd on.";
+    for text in ["Intro.\n\n- a\n- b\n\nMiddle *text*.\n\n```rust\nfn f() {}\n\nfn g() {}\n```\n\nEnd.", fences] {
+        let mut app1 = app(90, 60, 8, 4);
+        app1.panel.hidden = true;
+        say(&mut app1, "q");
+        for c in text.chars() {
+            stream(&mut app1, TextKind::Answer, &c.to_string());
+            screen(&mut app1);
+        }
+        let streamed = screen(&mut app1);
+        let mut app2 = app(90, 60, 8, 4);
+        app2.panel.hidden = true;
+        say(&mut app2, "q");
+        stream(&mut app2, TextKind::Answer, text);
+        assert_eq!(streamed, screen(&mut app2));
+        // Both cut the text where it was finished; the finished answer is rendered as a whole.
+        let turn = app1.turn.as_ref().unwrap().turn;
+        engine(&mut app1, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+        let rows =
+            |screen: &str| screen.lines().filter(|l| l.starts_with("   ")).map(str::to_owned).collect::<Vec<_>>();
+        let (streamed, whole) = (rows(&streamed), rows(&screen(&mut app1)));
+        assert!(
+            streamed.iter().filter(|row| !row.trim().is_empty()).all(|row| whole.contains(row)),
+            "{streamed:#?}{whole:#?}"
+        );
     }
-    let streamed = screen(&mut app1);
-    let mut app2 = app(90, 60, 8, 4);
-    say(&mut app2, "q");
-    stream(&mut app2, TextKind::Answer, text);
-    assert_eq!(streamed, screen(&mut app2));
 }
 
 #[test]
