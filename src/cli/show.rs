@@ -263,6 +263,11 @@ mod tests {
             assert!(shown.contains(MERGED) && shown.contains("assistant: 3 tokens in 50 % as many slots"), "{shown}");
             assert!(!shown.contains("remembered") && !shown.contains("forgotten"), "{shown}");
         }
+        let mut info = crate::ui::testing::model(1, 1);
+        (info.policy, info.budget) = ("pool".to_owned(), Some("4x".to_owned()));
+        let exported = crate::chat::session::markdown(&loaded.conversation, &info);
+        assert!(exported.contains("*its 3 tokens are in 50 % as many slots*"), "{exported}");
+        assert!(exported.contains("policy: \"pool\"\nbudget: \"4x\"\n"), "{exported}");
         // The second turn names its own.
         let first = lines("facts glow", "[]");
         let second = first.lines().last().unwrap().replace(r#""id":1,"parent":null"#, r#""id":3,"parent":2"#);

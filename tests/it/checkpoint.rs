@@ -452,7 +452,7 @@ fn names_of_models() {
     let hub = ModelRef::Hub { id: "org/Name-1.5".into(), revision: Some("v2".into()) };
     assert_eq!(ModelRef::parse("org/Name-1.5@v2").unwrap(), hub);
     let message = |text: &str| ModelRef::parse(text).unwrap_err().to_string();
-    assert_eq!(message("./nowhere"), "no model folder ./nowhere");
+    assert_eq!(message("./nowhere"), "no model folder ./nowhere; expected one that exists, or a hub id ORG/NAME");
     assert!(message("dmeo").ends_with("; did you mean demo?"), "{}", message("dmeo"));
     assert!(message("").starts_with("no model named \"\"; expected demo, a folder, a GGUF file or a hub id ORG/NAME"));
     let file = Checkpoint::open(&ModelRef::Folder(folder.file("config.json")), &AdapterChoice::Auto);

@@ -1,7 +1,7 @@
 //! Exports a conversation as Markdown with front matter. Opens no file.
 
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, line_after};
-use crate::protocol::ModelInfo;
+use crate::protocol::{ModelInfo, merges};
 use std::fmt::Write;
 
 /// The active path as a Markdown document.
@@ -9,9 +9,13 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
     let path = chat.path();
     let mut out = front_matter(chat, &path, info);
     let kept = |out: &mut String, id: Option<MessageId>| {
-        if let Some(r) = chat.retention().iter().find(|r| r.message == id) {
-            let _ = write!(out, "\n*{:.0} % of its {} remembered*\n", 100.0 * r.share, n_of(r.tokens as u64, "token"));
-        }
+        let Some(r) = chat.retention().iter().find(|r| r.message == id) else { return };
+        let (percent, tokens) = (100.0 * r.share, n_of(r.tokens as u64, "token"));
+        // A slot is at its newest token: the others are not forgotten.
+        let _ = match merges(&info.policy) {
+            true => write!(out, "\n*its {tokens} are in {percent:.0} % as many slots*\n"),
+            false => write!(out, "\n*{percent:.0} % of its {tokens} remembered*\n"),
+        };
     };
     if let Some(system) = chat.system() {
         let _ = write!(out, "\n## System\n\n{system}\n");
@@ -98,6 +102,9 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo) -> Str
     field("tokenizer_fingerprint", info.tokenizer_fingerprint.clone().into());
     field("device", info.device.clone().into());
     field("policy", info.policy.clone().into());
+    if let Some(budget) = &info.budget {
+        field("budget", budget.clone().into());
+    }
     field("window", info.window.into());
     let reports: Vec<_> = path.iter().filter_map(|m| m.report.as_deref()).collect();
     field("turns", reports.len().into());

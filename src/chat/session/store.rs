@@ -136,7 +136,8 @@ impl Store {
             return Ok(entry.clone());
         }
         let found = self.search(name).into_iter().next();
-        found.ok_or_else(|| anyhow!("no session matches {name:?}; dmschat sessions list names them"))
+        let kind = if name.ends_with(".jsonl") { "no file and no session is called" } else { "no session matches" };
+        found.ok_or_else(|| anyhow!("{kind} {name:?}; dmschat sessions list names the sessions"))
     }
 
     /// Opens a session to continue it; it is locked until the returned [`Session`] is dropped. `name` is as for
