@@ -1,8 +1,10 @@
 // Decode attention: split-KV attention of one token a sequence over the slots that its KV heads have stored, on tensor
-// cores. The token itself has no slot yet: decode_epilogue.cu, launched next, assigns one, stores K and V and merges the
-// splits. Until then the layer's tables and slots do not change, so everything but the query is read while the kernels
-// before this one still run. The token sees every live slot but the one that leaves the window at it. Prefill chunks go
-// to attend_tiles.cu. CPU twin: `backend::cpu::attention`.
+// cores, and over the token itself. The token sees every live slot but the one that leaves the window at it. Prefill chunks go
+// to attend_tiles.cu. CPU twins: `backend::cpu::attention`, `backend::cpu::rope`, `Codec::round_trip`.
+//
+// The token has no slot yet: its codes and its decision are staged, and `append` stores those of all layers when the step ends
+// (`place_scores`, under a policy with scores, those of one layer next). So no table, slot or live count changes in a step before
+// all layers have been attended to, and everything but the token's own rows is read while the kernels before this one still run.
 //
 // A warp processes one page of 16 slots at a time, straight from global memory to registers: S = K Q^T has slots as rows
 // (M = 16), O = V^T P^T has channels as rows, and the group's query heads are the N = 8 columns of both.
@@ -12,11 +14,10 @@
 // whole exponents of 2, so a weight is rounded in the same way whatever maximum it is relative to: dividing the keys
 // differently among warps, splits and tiles changes the order of sums and nothing else.
 #pragma once
-#include "decode.cuh"
+#include "attend_merge.cuh"
 #include "pages.cuh"
+#include "place.cuh"
 
-#define WARPS 8
-#define THREADS (32 * WARPS)
 #define MIN_SPLIT_PAGES 4  // fewer are not worth a merge
 
 // The block's share of the token's work: pages [first, last) of one KV head. head -1: none.
@@ -248,17 +249,22 @@ struct OnlineSoftmax {
 
 template <int D>
 struct Shared {
-  float q[MAX_GROUP][ROW_STRIDE], max[WARPS][MAX_GROUP], sum[WARPS][MAX_GROUP];
+  float rows[MAX_GROUP + 2][ROW_STRIDE];  // query heads of the group, K, V
+  // states of the warps and of the token itself
+  float max[WARPS + 1][MAX_GROUP], sum[WARPS + 1][MAX_GROUP];
   union {
     float acc[MAX_GROUP * D];
     uint4 page[(2 * PAGE_SLOTS * D + 2 * PAGE_SLOTS * 4) / 16];  // a page of packed codes in flight
   } of[WARPS];
+  OwnToken own;
   float scratch[ROW_STRIDE];
   int unseen;  // slot of the token that leaves the window, -1: none
+  bool last;
 };
+static_assert(sizeof(Shared<64>::of) >= sizeof(float) * MAX_GROUP * MAX_SPLITS, "room for the weights of splits");
 
-// partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. splits [n, n_kv_heads]: a head's
-// first block, and how many. Grid (blocks of a token, at least n_kv_heads; n), THREADS threads. Reads every live slot
+// partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. Grid (blocks of a token, at least
+// n_kv_heads; n), THREADS threads; the last block of a head to be done merges its splits. Reads every live slot
 // once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
 // n_kv_heads, max_pages], as `chosen_page` makes them; chosen_slots [n, n_kv_heads], PAGE_SLOTS for each.
 template <int D, class Codec, class Mode>
@@ -279,6 +285,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   // Blocks without work end here; the kernel ends with the last of the others.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
+  int first_head = split.head * group;
   if (Mode::PAGES) chosen += (u64)(blockIdx.y * heads + split.head) * kv.max_pages;
 
   // this warp's pages: each of a run, or every step-th of a list
@@ -322,33 +329,44 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     copy_commit();
   };
   if (!Mode::PAGES) load_first();
+  // The head's first block also has the token's K and V. A warp's rows: query heads, then K, then V
+  bool own = split.index == 0;
+  int rows = group + (own ? 2 : 0);
+  auto norm_of = [&](int r) { return r < group ? head_params.q_norm : r == group ? head_params.k_norm : nullptr; };
+  for (int r = warp; r < rows; r += WARPS) prefetch_norm(norm_of(r), d, lane);
   RopeAngles angles;
-  const float* norm = nullptr;
-  if (warp < group) {
-    norm = prefetch_norm(head_params.q_norm, d, lane);
-    angles.compute(head_params, position, d, lane);
-  }
+  if (warp < min(rows, group + 1)) angles.compute(head_params, position, d, lane);
   // The last warp has no query, or the fewest pages: it looks up which slot leaves.
   SlotAssignment assignment = {};
   bool looks = warp == WARPS - 1;
   Dms dms = dms_of(kv, looks ? kv.dial[span.seq] : 0.0f);
+  bool pinned = looks && kv.pinned[span.start];
   if (looks) assignment.load(kv, dms, slots, position, kv.eviction[span.seq]);
   // `select_pages` lets this kernel start when all work in front of it is done.
   if (!Mode::PAGES) wait_previous();
 
-  // queries of the group: norm and RoPE
+  // rows of the token: norm, RoPE, codec
   const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
-  if (warp < group) {
-    load_row(s.q[warp], row + (split.head * group + warp) * d, norm, head_params.eps, d, lane);
-    rotate(s.q[warp], angles, d, warp < head_params.borrowed, lane);
+  u8* staged = staged_token_at(kv, slots.row);
+  int staged_row = slots.row % PAGE_SLOTS;
+#pragma unroll 1
+  for (int r = warp; r < rows; r += WARPS) {
+    int column = r < group ? first_head + r : kv.n_q_heads + split.head + (r > group ? heads : 0);
+    load_row(s.rows[r], row + column * d, norm_of(r), head_params.eps, d, lane);
+    if (r <= group) rotate(s.rows[r], angles, d, r < head_params.borrowed, lane);
+    if (r >= group) stage_row<Codec>(kv, staged, staged_row, s.own, s.rows[r], r > group, lane);
   }
   if (looks) {
     float decision = 0.0f;
-    if (assignment.needs_decision()) {
-      norm = prefetch_norm(head_params.q_norm, d, lane);
-      decision = decision_of(s.scratch, head_params, norm, row, p.decisions, split.head, span.start, kv, lane);
-    }
+    bool decides = own && !Mode::SCORES;
+    if (decides || assignment.needs_decision())
+      decision = decision_of(s.scratch, head_params, head_params.q_norm, row, p.decisions, split.head, span.start, pinned,
+                             kv, lane);
     s.unseen = assignment.overwritten(dms, decision);
+    if (decides && lane == 0) {
+      *(float*)meta_at(kv, staged, staged_row) = decision;
+      if (head_params.borrowed) p.decisions[span.start * heads + split.head] = decision;
+    }
   }
   if (Mode::PAGES) {
     wait_previous();
@@ -358,8 +376,12 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   int unseen = s.unseen;
   copy_wait<0>();
   __syncwarp();
+  if (own && warp < group) {
+    float2 state = attend_to_itself<Codec, Mode>(p, s.own, s.rows[warp], s.rows[group], first_head, warp, lane);
+    if (lane == 0) s.max[WARPS][warp] = state.x, s.sum[WARPS][warp] = state.y;
+  }
   OnlineSoftmax<D, Codec> softmax;
-  softmax.init(s.q, group, d, lane);
+  softmax.init(s.rows, group, d, lane);
   float by = p.score_scale * LOG2E * Codec::SCORE_FACTOR;
   float* logits = Mode::SCORES ? logits_at(p, blockIdx.y, split.head) : nullptr;
   int stride = Mode::SCORES ? logit_stride(kv) : 0;
@@ -406,14 +428,13 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
             float2{softmax.acc[j][k], softmax.acc[j][2 + k]};
   __syncthreads();
 
-  // merge the warps, two channels a thread, and write the split's state
-  if (split.index == 0 && threadIdx.x == 0)
-    p.splits[blockIdx.y * heads + split.head] = int2{(int)(blockIdx.y * gridDim.x + blockIdx.x), split.count};
+  // merge the warps, two channels a thread: the output if there is no other split, else this one's state
+  bool alone = split.count == 1;
   float* partial = p.partials + (u64)(blockIdx.y * gridDim.x + blockIdx.x) * group * (d + 4);
   for (int i = threadIdx.x; i < group * D / 2; i += THREADS) {
     int head = i / (D / 2), channel = i % (D / 2) * 2;
     if (channel >= d) continue;
-    float top = NEG_INFINITY, sum = 0.0f;
+    float top = own ? s.max[WARPS][head] : NEG_INFINITY, sum = 0.0f;
     float2 acc = {0.0f, 0.0f};
 #pragma unroll
     for (int w = 0; w < WARPS; w++) top = fmaxf(top, s.max[w][head]);
@@ -426,9 +447,35 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
       acc.x += by * x.x;
       acc.y += by * x.y;
     }
-    float* to = partial + head * (d + 4);
-    const float by = Codec::SUM_FACTOR;
-    *(float2*)(to + channel) = float2{acc.x * by, acc.y * by};
-    if (channel == 0) *(float2*)(to + d) = float2{top, sum};
+    acc.x *= Codec::SUM_FACTOR, acc.y *= Codec::SUM_FACTOR;
+    if (own) {
+      const float* v = s.rows[group + 1] + channel;
+      float by = exp2_fast(s.max[WARPS][head] - from), weight = by * s.own.weight[head];
+      sum += by * s.sum[WARPS][head];
+      acc.x += weight * v[0], acc.y += weight * v[1];
+    }
+    if (alone) {
+      float by = reciprocal(sum);
+      acc.x *= by, acc.y *= by;
+      if (Codec::ROTATED) *(float2*)&s.rows[head][channel] = acc;
+      else put_out(p, span.start, (first_head + head) * d + channel, acc);
+      if (Mode::SCORES && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = top;
+    } else {
+      float* to = partial + head * (d + 4);
+      *(float2*)(to + channel) = acc;
+      if (channel == 0) *(float2*)(to + d) = float2{top, sum};
+    }
+  }
+  if (!alone) {
+    if (!is_last(p.arrivals + blockIdx.y * heads + split.head, split.count, s.last)) return;
+    partial -= (u64)split.index * group * (d + 4);
+    merge_splits<Codec, Mode>(p, partial, split.count, span.start, first_head, (float*)s.of, s.rows);
+  }
+  if (!Codec::ROTATED) return;
+  // back through shared memory, a warp for each query head
+  __syncthreads();
+  if (warp < group) {
+    unrotate_row(s.rows[warp], d, lane);
+    if (4 * lane < d) put_out(p, span.start, (first_head + warp) * d + 4 * lane, *(const float4*)&s.rows[warp][4 * lane]);
   }
 }

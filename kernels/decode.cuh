@@ -1,4 +1,4 @@
-// Parameters of the two kernels of a decode step's attention, attend.cu and decode_epilogue.cu, and their modes.
+// Parameters of the kernels of a decode step's attention, attend.cu and place_scores.cu, and their modes.
 #pragma once
 #include "heads.cuh"
 #include "image.cuh"
@@ -10,7 +10,7 @@ struct DecodeParams {
   HeadParams heads;
   void* out;          // [n, n_q_heads * head_dim], bf16 or f32
   float* partials;    // [blocks of attend, group, head_dim + 4] softmax states of the splits
-  int2* splits;       // [n, n_kv_heads] first block of a head's splits, and how many
+  float2* peaks;      // [n, n_q_heads] see `logits`: largest logit, rounded up, and the token's with itself, in log2 units
   const float* qkv;   // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows of the projection
   float* decisions;   // [n, n_kv_heads]; written where they are borrowed
   const Span* spans;  // [n] of one row each
@@ -18,9 +18,8 @@ struct DecodeParams {
   int out_is_bf16, layer;
   float score_scale;  // 1 / sqrt(head_dim)
   int in_order;       // whether the launch before this one stores tokens in the same layer
-  // Where the policy has scores, else null: logits of the stored slots, see logits_at; tokens of KV heads done, zero between launches.
-  float* logits;
-  int* arrivals;  // [n]
+  float* logits;      // of the stored slots where the policy has scores, else null: see logits_at
+  int* arrivals;      // [n, n_kv_heads] splits of a KV head that are done; zero between launches
 };
 static_assert(sizeof(DecodeParams) == 352 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 264 &&
                   OFFSET_OF(DecodeParams, layer) == 324 && OFFSET_OF(DecodeParams, logits) == 336,
@@ -31,11 +30,11 @@ static_assert(sizeof(DecodeParams) == 352 && OFFSET_OF(DecodeParams, heads) == 2
 struct Ordinary {
   static const bool SCORES = false, PAGES = false;
 };
-// Attention weights choose what is dropped: attend_scores.cu, decode_epilogue_scores.cu.
+// Attention weights choose what is dropped: attend_scores.cu, place_scores.cu.
 struct WithScores {
   static const bool SCORES = true, PAGES = false;
 };
-// A token reads some of the pages: attend_pages.cu, decode_epilogue_pages.cu.
+// A token reads some of the pages: attend_pages.cu.
 struct WithPages {
   static const bool SCORES = false, PAGES = true;
 };

@@ -68,11 +68,11 @@ __device__ __forceinline__ float borrowed_decision(const HeadParams& params, con
 }
 
 // The decision of a row of the step in a KV head: read from `decisions`, or borrowed from the query head, which is normed
-// in `scratch`; minus infinity in a pinned row. By a warp.
+// in `scratch`; minus infinity in a `pinned` row. By a warp.
 __device__ __forceinline__ float decision_of(float* scratch, const HeadParams& params, const float* q_norm,
-                                             const float* qkv_row, const float* decisions, int head, int row,
+                                             const float* qkv_row, const float* decisions, int head, int row, bool pinned,
                                              const Kv& kv, int lane) {
-  if (kv.pinned[row]) return NEG_INFINITY;
+  if (pinned) return NEG_INFINITY;
   if (!params.borrowed) return decisions[row * kv.n_kv_heads + head];
   int first = params.per_layer ? 0 : head * (kv.n_q_heads / kv.n_kv_heads);
   load_row(scratch, qkv_row + first * kv.head_dim, q_norm, params.eps, kv.head_dim, lane);

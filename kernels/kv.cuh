@@ -27,7 +27,7 @@ struct Kv {
   int* free_list;  // free pages, the next one last
   int* returned;   // pages freed in this step: they join free_list when it ends
   int* counts;     // [2] lengths of free_list and returned
-  u8* staged;      // K and V of a prefill chunk as they will be stored: see staged_at
+  u8* staged;      // K and V of a step's tokens as they will be stored: see staged_at and staged_token_at
   u64* reads;      // [n_seqs] slots that decode steps have read
   u32* peak;       // [n_seqs] most slots that lived after a step
   float* dial;     // [n_seqs] what a decision must exceed to mark
@@ -97,6 +97,12 @@ __device__ __forceinline__ bool meta_marked(int meta) { return meta & 1; }
 // Page of a prefill chunk's row in `staged`: 16 rows of one head to a page, row i at i % PAGE_SLOTS.
 __device__ __forceinline__ u8* staged_at(const Kv& kv, int row, int head) {
   return kv.staged + ((u64)(row / PAGE_SLOTS) * kv.n_kv_heads + head) * kv.stride;
+}
+
+// Page in `staged` that holds the token of a decode step in a lane, at row `lane_row % PAGE_SLOTS`; lane_row: see lane_index. The
+// word of its metadata holds the token's decision until it has a slot.
+__device__ __forceinline__ u8* staged_token_at(const Kv& kv, int lane_row) {
+  return kv.staged + (u64)(lane_row / PAGE_SLOTS) * kv.stride;
 }
 
 // Copies K, V and their side data of one slot by a warp. Rows are multiples of 8 bytes.

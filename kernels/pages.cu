@@ -1,6 +1,6 @@
 // Which pages a decode token reads (`policy::Quest`), in two kernels before attend_pages.cu: `estimate` bounds the logits of
-// each page for each query head, `select_pages` lists the pages with the greatest bounds. And the bounds of pages that are
-// written by other kernels than decode_epilogue_pages.cu. CPU twin: `backend::cpu::attention::paged`.
+// each page for each query head, `select_pages` lists the pages with the greatest bounds. And the kernels that write the bounds
+// of pages. CPU twin: `backend::cpu::attention::paged`.
 #include "decode.cuh"
 #include "pages.cuh"
 
@@ -425,11 +425,37 @@ __device__ __forceinline__ void lane_bounds(const Kv& kv, int seq) {
                        threadIdx.x % 32);
 }
 
+// Appends the tokens of a decode step as `append` does (place.cuh), and widens the bounds of their pages, or computes them
+// again where a token overwrites a slot.
+template <class Rows>
+__device__ __forceinline__ void append_bounds(const Kv& kv, const Span* spans, int first_layer) {
+  append_tokens(kv, spans, first_layer, [&](const AppendedSlot& to, int lane) {
+    int in_page = to.slot % PAGE_SLOTS;
+    if (to.slot == to.live) {
+      Bounds bounds;
+      bounds.init();
+      if (in_page > 0) bounds.load(kv, to.page, lane);
+      u32 side = kv.k_sides_at > 0 ? *side_at(kv, to.staged, to.row, 0) : 0;
+      bounds.add<Rows>(kv, row_at(kv, to.staged, to.row, 0), side, lane);
+      bounds.store(kv, to.page, lane);
+    } else {
+      __syncwarp();
+      write_bounds<Rows>(kv, to.page, min(to.live - to.slot + in_page, PAGE_SLOTS), lane);
+    }
+    // Where other rows of the step are stored by kv_scatter.cu, this one is not.
+    if (lane == 0) kv.slots[to.span.start * kv.n_kv_heads + to.lane.head] = -1;
+  });
+}
+
 #define BOUNDS(rows, Rows)                                                                           \
   KERNEL scatter_bounds_##rows(Kv kv, int layer, const Span* spans, const int* span_of_row, int n) { \
     scatter_bounds<Rows>(kv, layer, spans, span_of_row, n);                                          \
   }                                                                                                  \
-  KERNEL lane_bounds_##rows(Kv kv, int seq) { lane_bounds<Rows>(kv, seq); }
+  KERNEL lane_bounds_##rows(Kv kv, int seq) { lane_bounds<Rows>(kv, seq); }                           \
+  KERNEL __launch_bounds__(32 * APPEND_WARPS, 4)                                                     \
+      append_bounds_##rows(Kv kv, const Span* spans, int first_layer) {                              \
+    append_bounds<Rows>(kv, spans, first_layer);                                                     \
+  }
 BOUNDS(bf16, Bf16Codec)
 BOUNDS(fp8, Fp8Codec)
 BOUNDS(int8, Int8Codec)

@@ -96,6 +96,11 @@ KERNEL place(Kv kv, const float* decisions, int layer, const Span* spans) {
   if (threadIdx.x == 0) kv.live[l.row] = live;
 }
 
+// Appends the tokens of a decode step: see append_tokens.
+KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append(Kv kv, const Span* spans, int first_layer) {
+  append_tokens(kv, spans, first_layer, [](const AppendedSlot&, int) {});
+}
+
 // Freed pages join the free list. By one block of a launch that neither takes nor frees pages.
 __device__ __forceinline__ void reclaim(const Kv& kv) {
   int free = kv.counts[0], back = kv.counts[1];

@@ -55,10 +55,11 @@ struct SlotAssignment {
     return dms.overwritten(leaving, marked || (needs_decision() && dms.marks(decision, n - 1)));
   }
 
-  // Takes the slot and returns it. Its page is the lane's own then.
-  __device__ __forceinline__ int assign(const Kv& kv, const Dms& dms, const Lane& l, float decision, int lane) const {
+  // Takes the slot and returns it, and its page, which is the lane's own then.
+  __device__ __forceinline__ int assign(const Kv& kv, const Dms& dms, const Lane& l, float decision, int lane,
+                                        int& page) const {
     if (newest >= 0) set_meta(kv, l, newest, dms.decided(n - 1, decision), lane);
-    int slot = overwritten(dms, decision), page;
+    int slot = overwritten(dms, decision);
     bool appends = slot < 0;
     if (appends) slot = live;
     int entry = slot / PAGE_SLOTS, r = slot % PAGE_SLOTS;
@@ -77,3 +78,34 @@ struct SlotAssignment {
     return slot;
   }
 };
+
+#define APPEND_WARPS 8  // of a block that appends
+
+// Appends the tokens of a decode step, which attend.cuh has staged, in the layers from `first_layer` on. `stored(slot)` is called
+// of each by a whole warp. Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a
+// slot's bytes. Nothing in a decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
+struct AppendedSlot {
+  const Lane& lane;
+  const Span& span;
+  u8 *page, *staged;  // of the slot, and of the row it was copied from
+  int slot, row;      // row in `staged`
+  int live;           // slots before it was appended
+};
+template <class Stored>
+__device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, const Stored& stored) {
+  next_may_begin();
+  int lane = threadIdx.x % 32, head = blockIdx.x * APPEND_WARPS + threadIdx.x / 32;
+  if (head >= kv.n_kv_heads) return;
+  Span span = spans[blockIdx.y];
+  Lane l = lane_of(kv, first_layer + blockIdx.z, span.seq, head);
+  Dms dms = dms_of(kv, kv.dial[span.seq]);
+  SlotAssignment assignment;
+  assignment.load(kv, dms, l, kv.seq_len[span.seq], kv.eviction[span.seq]);
+  u8* staged = staged_token_at(kv, l.row);
+  int row = l.row % PAGE_SLOTS, page;
+  wait_previous();
+  int slot = assignment.assign(kv, dms, l, *(const float*)meta_at(kv, staged, row), lane, page);
+  u8* to = page_at(kv, page);
+  copy_row(kv, to, slot % PAGE_SLOTS, staged, row, lane);
+  stored(AppendedSlot{l, span, to, staged, slot, row, assignment.live}, lane);
+}

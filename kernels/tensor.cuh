@@ -137,6 +137,21 @@ __device__ __forceinline__ float reciprocal(float x) {
   return out;
 }
 
+// Loads what other blocks of the launch have written, from L2.
+__device__ __forceinline__ float2 load_fresh(const float2* at) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load_fresh(const float4* at) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
 // Prefetches a line into L2.
 __device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 

@@ -437,6 +437,8 @@ impl Backend for Cuda {
             let (single, longer): (Vec<Span>, Vec<Span>) = spans.iter().partition(|s| s.len == 1);
             if !single.is_empty() {
                 kv::decode(self, out, qkv, decisions, kv, layer, &single, rope);
+                // The other rows are staged where these are.
+                kv::append(self, kv, layer, &single);
             }
             return self.attention_by_ops(out, qkv, decisions, kv, layer, &longer, rope);
         }

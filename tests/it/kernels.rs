@@ -105,15 +105,15 @@ fn the_files_of_the_policy_are_loaded_with_the_model() {
         let needs = KernelNeeds { head_dim: 128, codec: Codec::Bf16, code: None, policy };
         let names = SOURCES.iter().filter(|s| s.is_needed((9, 0), &needs)).map(|s| s.name);
         let of_decode = |name: &&str| {
-            *name != "attend_wgmma" && ["attend", "decode_ep", "pages", "merge"].iter().any(|p| name.starts_with(p))
+            *name != "attend_wgmma" && ["attend", "place_scores", "pages", "merge"].iter().any(|p| name.starts_with(p))
         };
         names.filter(of_decode).collect::<Vec<_>>()
     };
-    assert_eq!(of_policy(Policy::Dense), ["attend", "decode_epilogue"]);
-    assert_eq!(of_policy(Policy::Pool(Pool { every: 4 })), ["merge", "attend", "decode_epilogue"]);
-    assert_eq!(of_policy(Policy::Tova(Tova { budget })), ["attend_scores", "decode_epilogue_scores"]);
+    assert_eq!(of_policy(Policy::Dense), ["attend"]);
+    assert_eq!(of_policy(Policy::Pool(Pool { every: 4 })), ["merge", "attend"]);
+    assert_eq!(of_policy(Policy::Tova(Tova { budget })), ["attend_scores", "place_scores"]);
     let quest = Policy::Quest(Quest { budget, dms: None });
-    assert_eq!(of_policy(quest), ["pages", "attend_pages", "decode_epilogue_pages"]);
+    assert_eq!(of_policy(quest), ["pages", "attend_pages"]);
 }
 
 /// With PDL a kernel that does not wait for the one in front of it would let those behind it run too early.

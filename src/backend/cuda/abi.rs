@@ -191,7 +191,7 @@ pub struct HeadParams {
 }
 layout!(HeadParams: 48 { eps: 24, per_layer: 44 });
 
-/// Parameters of `attend.cu`, `decode_epilogue.cu` and their instances under policies with scores: `DecodeParams` in `decode.cuh`.
+/// Parameters of `attend.cu`, of its instances under other policies, and of the kernels beside those: `DecodeParams` in `decode.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct DecodeParams {
@@ -199,7 +199,7 @@ pub struct DecodeParams {
     pub heads: HeadParams,
     pub out: u64,
     pub partials: u64,
-    pub splits: u64,
+    pub peaks: u64,
     pub qkv: u64,
     pub decisions: u64,
     pub spans: u64,

@@ -80,10 +80,10 @@ impl Source {
         match self.name {
             // Weights that are not bf16 or have odd widths; packed ones where blocks have little shared memory.
             "linear" | "packed_gemm" => false,
-            // As `kv::decode_kernels` chooses them.
-            "attend" | "decode_epilogue" => !scored && !paged,
-            "attend_scores" | "decode_epilogue_scores" => scored,
-            "pages" | "attend_pages" | "decode_epilogue_pages" => paged,
+            // As `kv::decode_kernel` chooses them.
+            "attend" => !scored && !paged,
+            "attend_scores" | "place_scores" => scored,
+            "pages" | "attend_pages" => paged,
             "merge" => policy.merging().is_some(),
             "gemv" | "gemm_decode" => code.is_none(),
             "packed_gemv" | "packed_resident" | "packed_wgmma" | "unpack" => code.is_some(),
@@ -114,8 +114,8 @@ macro_rules! sources {
 }
 
 sources! {
-    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "merge" "attend" "attend_scores" "decode_epilogue" "decode_epilogue_scores" "attend_tiles" "place" "presence" "defrag"
-    "kv_scatter" "sample" "pages" "attend_pages" "decode_epilogue_pages"
+    "elementwise" "linear" "gemv" "gemm_decode" "gemm" "packed_gemv" "packed_gemm" "packed_resident" "unpack" "rope" "merge" "attend" "attend_scores" "place_scores" "attend_tiles" "place" "presence" "defrag"
+    "kv_scatter" "sample" "pages" "attend_pages"
     | hopper: "gemm_wgmma" instead of Some("gemm"), "attend_wgmma" instead of None,
              "packed_wgmma" instead of None
 }
@@ -288,12 +288,6 @@ kernels! {
         Attend64K8V4 "attend_64_k8v4" "d",
         Attend128K8V4 "attend_128_k8v4" "d",
     }
-    "decode_epilogue" {
-        DecodeEpilogueBf16 "decode_epilogue_bf16" "d",
-        DecodeEpilogueFp8 "decode_epilogue_fp8" "d",
-        DecodeEpilogueInt8 "decode_epilogue_int8" "d",
-        DecodeEpilogueK8V4 "decode_epilogue_k8v4" "d",
-    }
     "attend_scores" {
         AttendScores64Bf16 "attend_scores_64_bf16" "d",
         AttendScores64Fp8 "attend_scores_64_fp8" "d",
@@ -304,11 +298,8 @@ kernels! {
         AttendScores64K8V4 "attend_scores_64_k8v4" "d",
         AttendScores128K8V4 "attend_scores_128_k8v4" "d",
     }
-    "decode_epilogue_scores" {
-        DecodeEpilogueScoresBf16 "decode_epilogue_scores_bf16" "d",
-        DecodeEpilogueScoresFp8 "decode_epilogue_scores_fp8" "d",
-        DecodeEpilogueScoresInt8 "decode_epilogue_scores_int8" "d",
-        DecodeEpilogueScoresK8V4 "decode_epilogue_scores_k8v4" "d",
+    "place_scores" {
+        PlaceScores "place_scores" "d",
     }
     "pages" {
         Estimate64 "estimate_64" "dp",
@@ -320,6 +311,9 @@ kernels! {
         LaneBoundsBf16 "lane_bounds_bf16" "ki",
         LaneBoundsFp8 "lane_bounds_fp8" "ki",
         LaneBoundsInt8 "lane_bounds_int8" "ki",
+        AppendBoundsBf16 "append_bounds_bf16" "kpi",
+        AppendBoundsFp8 "append_bounds_fp8" "kpi",
+        AppendBoundsInt8 "append_bounds_int8" "kpi",
     }
     "attend_pages" {
         AttendPages64Bf16 "attend_pages_64_bf16" "dpp",
@@ -330,12 +324,6 @@ kernels! {
         AttendPages128Int8 "attend_pages_128_int8" "dpp",
         AttendPages64K8V4 "attend_pages_64_k8v4" "dpp",
         AttendPages128K8V4 "attend_pages_128_k8v4" "dpp",
-    }
-    "decode_epilogue_pages" {
-        DecodeEpiloguePagesBf16 "decode_epilogue_pages_bf16" "d",
-        DecodeEpiloguePagesFp8 "decode_epilogue_pages_fp8" "d",
-        DecodeEpiloguePagesInt8 "decode_epilogue_pages_int8" "d",
-        DecodeEpiloguePagesK8V4 "decode_epilogue_pages_k8v4" "d",
     }
     "attend_tiles" {
         AttendTiles64Bf16 "attend_tiles_64_bf16" "c",
@@ -356,6 +344,7 @@ kernels! {
     }
     "place" {
         Place "place" "kpip",
+        Append "append" "kpi",
         Advance "advance" "kpi",
         ReclaimPages "reclaim_pages" "k",
         Fork "fork" "kii",

@@ -22,8 +22,13 @@ const MAX_TILE_SPLITS: usize = 32;
 pub(super) const TILE_QUERIES: usize = 128;
 /// Blocks of decode attention for each KV head of a token, at least, if there is room for their partial results.
 const BLOCKS_PER_HEAD: usize = 2;
-/// Threads of a block of `attend`, of `attend_tiles` and of `kv_scatter`.
+/// Most splits of a KV head of a decode token: `MAX_SPLITS` in `attend_merge.cuh`.
+const MAX_SPLITS: usize = 512;
+/// Threads of a block of `attend`, of `place_scores`, and lanes to a block of `append`.
 const DECODE_THREADS: usize = 256;
+const PLACE_SCORES_THREADS: usize = 384;
+const APPEND_LANES: usize = 8;
+/// Threads of a block of `attend_tiles` and of `kv_scatter`.
 const TILE_THREADS: usize = 128;
 /// Threads of a block of `attend_wgmma`, of which an SM has room for one.
 const WGMMA_THREADS: usize = 384;
@@ -110,8 +115,8 @@ struct Instances {
     attend_wgmma: Option<Kernel>,
     /// What unpacks its codes, if it has codes to unpack.
     unpack: Option<Kernel>,
-    /// Attention of decode steps under the policy, and its epilogue.
-    decode: [Kernel; 2],
+    /// Attention of decode steps under the policy.
+    decode: Kernel,
 }
 
 /// The instances for a geometry: one row of the table a codec. f32 is refused where the device is chosen.
@@ -134,41 +139,41 @@ fn instances(g: &KvGeometry) -> Instances {
         (Codec::Int8, 128) => (Some(AttendWgmma128Int8), Some(KvUnpackInt8)),
         _ => (None, None),
     };
-    Instances { qkv_rope, attend_tiles: attend_tiles[wide], attend_wgmma, unpack, decode: decode_kernels(g) }
+    Instances { qkv_rope, attend_tiles: attend_tiles[wide], attend_wgmma, unpack, decode: decode_kernel(g) }
 }
 
-/// Attention of decode steps, and its epilogue: ordinary ones, those with scores and those over chosen pages.
-fn decode_kernels(g: &KvGeometry) -> [Kernel; 2] {
+/// Attention of decode steps: ordinary ones, those with scores and those over chosen pages.
+fn decode_kernel(g: &KvGeometry) -> Kernel {
     use Kernel::*;
     let [ordinary, with_scores, over_pages] = match g.codec {
         Codec::Bf16 => [
-            ([Attend64Bf16, Attend128Bf16], DecodeEpilogueBf16),
-            ([AttendScores64Bf16, AttendScores128Bf16], DecodeEpilogueScoresBf16),
-            ([AttendPages64Bf16, AttendPages128Bf16], DecodeEpiloguePagesBf16),
+            [Attend64Bf16, Attend128Bf16],
+            [AttendScores64Bf16, AttendScores128Bf16],
+            [AttendPages64Bf16, AttendPages128Bf16],
         ],
         Codec::Fp8 => [
-            ([Attend64Fp8, Attend128Fp8], DecodeEpilogueFp8),
-            ([AttendScores64Fp8, AttendScores128Fp8], DecodeEpilogueScoresFp8),
-            ([AttendPages64Fp8, AttendPages128Fp8], DecodeEpiloguePagesFp8),
+            [Attend64Fp8, Attend128Fp8],
+            [AttendScores64Fp8, AttendScores128Fp8],
+            [AttendPages64Fp8, AttendPages128Fp8],
         ],
         Codec::Int8 => [
-            ([Attend64Int8, Attend128Int8], DecodeEpilogueInt8),
-            ([AttendScores64Int8, AttendScores128Int8], DecodeEpilogueScoresInt8),
-            ([AttendPages64Int8, AttendPages128Int8], DecodeEpiloguePagesInt8),
+            [Attend64Int8, Attend128Int8],
+            [AttendScores64Int8, AttendScores128Int8],
+            [AttendPages64Int8, AttendPages128Int8],
         ],
         Codec::K8V4 => [
-            ([Attend64K8V4, Attend128K8V4], DecodeEpilogueK8V4),
-            ([AttendScores64K8V4, AttendScores128K8V4], DecodeEpilogueScoresK8V4),
-            ([AttendPages64K8V4, AttendPages128K8V4], DecodeEpiloguePagesK8V4),
+            [Attend64K8V4, Attend128K8V4],
+            [AttendScores64K8V4, AttendScores128K8V4],
+            [AttendPages64K8V4, AttendPages128K8V4],
         ],
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    let (attend, epilogue) = match (g.policy.scored(), g.policy.quest()) {
+    let by_width = match (g.policy.scored(), g.policy.quest()) {
         (Some(_), _) => with_scores,
         (None, Some(_)) => over_pages,
         (None, None) => ordinary,
     };
-    [attend[is_wide(g.head_dim) as usize], epilogue]
+    by_width[is_wide(g.head_dim) as usize]
 }
 
 /// The kernel that unpacks what a step of `rows` rows attends to, if that is worth its time.
@@ -179,12 +184,12 @@ pub(super) fn unpack_kernel(driver: &Driver, g: &KvGeometry, rows: usize) -> Opt
 
 /// Blocks of decode attention that an SM runs at once.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    driver.blocks_per_sm(instances(g).decode[0], DECODE_THREADS)
+    driver.blocks_per_sm(instances(g).decode, DECODE_THREADS)
 }
 
-/// Fused attention of a decode step: split-KV attention over the stored slots, then an epilogue that stores the tokens and
-/// merges the splits. Under a policy with scores of any step, one row of each sequence after the other: each changes the
-/// slots that the next one sees.
+/// Fused attention of a decode step: split-KV attention over the stored slots and the tokens themselves, which are staged; they
+/// enter the cache by [`append`], all layers at once in [`advance`]. Under a policy with scores of any step, one row of each
+/// sequence after the other: each changes the slots that the next one sees.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn decode(
     cuda: &Cuda,
@@ -205,7 +210,7 @@ pub(super) fn decode(
         heads,
         out: out.ptr(),
         partials: pool.partials.ptr(),
-        splits: pool.splits.ptr(),
+        peaks: pool.peaks.ptr(),
         qkv: qkv.ptr(),
         decisions: decisions.ptr(),
         spans: shape.spans,
@@ -217,15 +222,20 @@ pub(super) fn decode(
         logits: pool.logits.ptr(),
         arrivals: pool.arrivals.ptr(),
     };
-    let [attend, epilogue] = kernels.decode;
+    let scored = g.policy.scored().is_some();
     let launch = |params: &DecodeParams, n: usize| {
         let mut args = vec![Arg::of(params)];
         if let Some(choices) = &pool.choices {
             args.extend(choices.choose(&cuda.driver, g, params, n));
         }
-        cuda.driver.launch(attend, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
-        cuda.driver.launch(epilogue, [g.n_kv_heads, n, 1], epilogue_threads(g), &args[..1]);
+        cuda.driver.launch(kernels.decode, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
+        if scored {
+            cuda.driver.launch(Kernel::PlaceScores, [g.n_kv_heads, n, 1], PLACE_SCORES_THREADS, &args[..1]);
+        }
     };
+    if !scored {
+        pool.staged_layers.set(layer + 1);
+    }
     if spans.iter().all(|s| s.len == 1) {
         return launch(&params, shape.n_spans);
     }
@@ -243,17 +253,23 @@ pub(super) fn decode(
 /// slots. With one block for each head it could not, and the longest head would decide the time.
 fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
     let room = pool.max_blocks * TILE_QUERIES / MAX_GROUP / n;
-    let blocks = (pool.decode_blocks / n).max(room.min(BLOCKS_PER_HEAD * g.n_kv_heads)).max(g.n_kv_heads);
+    let blocks =
+        (pool.decode_blocks / n).min(MAX_SPLITS).max(room.min(BLOCKS_PER_HEAD * g.n_kv_heads)).max(g.n_kv_heads);
     assert!(blocks <= room, "no room for the splits of {n} sequences");
     blocks
 }
 
-/// A warp for each query head of a group, for K and for V, at least the eight that merge, and one that assigns the slot.
-fn epilogue_threads(g: &KvGeometry) -> usize {
-    32 * ((g.n_q_heads / g.n_kv_heads + 2).max(8) + 1)
+/// Appends the tokens that [`decode`] has staged in the layers from `first` on to the cache.
+pub(super) fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
+    let (g, layers) = (&kv.geometry, kv.pool.staged_layers.take() - first);
+    let (shape, view) = (cuda.send(spans), view(kv));
+    let kernel = g.policy.quest().map_or(Kernel::Append, |_| pages::bounds_kernels(g).of_appended);
+    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32)];
+    let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers];
+    cuda.driver.launch(kernel, grid, 32 * APPEND_LANES, &args);
 }
 
-/// [`Backend::qkv_rope`](super::Backend::qkv_rope); codes of K and V go to the step's staged pages.
+/// [`Backend::qkv_rope`](super::Backend::qkv_rope); codes of K and V go to the step's staged pages, over all that is there.
 pub(super) fn qkv_rope(
     cuda: &Cuda,
     qkv: &mut Acts,
@@ -265,6 +281,7 @@ pub(super) fn qkv_rope(
 ) {
     let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     let (g, shape, driver) = (&kv.geometry, cuda.send(spans), &cuda.driver);
+    kv.pool.staged_layers.set(0);
     // KV heads of a row share a block, and thereby its angles, where there are enough rows for all SMs.
     let enough = (driver.sm_count * ROPE_BLOCKS_PER_SM).div_ceil(shape.n_rows);
     let per_layer = rope.borrowed.is_some_and(|b| b.alpha.per_layer);
@@ -359,6 +376,9 @@ fn score_scale(g: &KvGeometry) -> f32 {
 }
 
 pub(super) fn advance(cuda: &Cuda, kv: &mut KvTables<Cuda>, spans: &[Span]) {
+    if kv.pool.staged_layers.get() > 0 {
+        append(cuda, kv, 0, spans);
+    }
     let (shape, view) = (cuda.send(spans), view(kv));
     let args = [Arg::of(&view), Ptr(shape.spans), I32(shape.n_spans as i32)];
     cuda.driver.launch(Kernel::Advance, [shape.n_spans.div_ceil(BLOCK / 32), 1, 1], BLOCK, &args);

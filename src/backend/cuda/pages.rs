@@ -71,16 +71,18 @@ pub(super) struct BoundsKernels {
     pub of_rows: Kernel,
     /// Of all pages of a sequence.
     pub of_lanes: Kernel,
+    /// Of the pages of decode tokens, which it appends.
+    pub of_appended: Kernel,
 }
 
 /// The instances for the codec's format of keys.
 pub(super) fn bounds_kernels(g: &KvGeometry) -> BoundsKernels {
     use Kernel::*;
-    let (of_rows, of_lanes) = match g.codec {
-        Codec::Bf16 => (ScatterBoundsBf16, LaneBoundsBf16),
-        Codec::Fp8 => (ScatterBoundsFp8, LaneBoundsFp8),
-        Codec::Int8 | Codec::K8V4 => (ScatterBoundsInt8, LaneBoundsInt8),
+    let (of_rows, of_lanes, of_appended) = match g.codec {
+        Codec::Bf16 => (ScatterBoundsBf16, LaneBoundsBf16, AppendBoundsBf16),
+        Codec::Fp8 => (ScatterBoundsFp8, LaneBoundsFp8, AppendBoundsFp8),
+        Codec::Int8 | Codec::K8V4 => (ScatterBoundsInt8, LaneBoundsInt8, AppendBoundsInt8),
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
     };
-    BoundsKernels { of_rows, of_lanes }
+    BoundsKernels { of_rows, of_lanes, of_appended }
 }

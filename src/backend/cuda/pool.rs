@@ -49,13 +49,17 @@ pub struct Pool {
     pub(super) counts: Buf<i32>,
     /// Lower bound on free pages; lets `reserve` skip a device read.
     certain: Cell<usize>,
-    /// K and V of a chunk's rows, encoded: `staged_at` in `kv.cuh`.
+    /// K and V of a step's tokens, encoded: those of a chunk in one layer, or those of a decode step in all of them (`staged_at`
+    /// and `staged_token_at` in `kv.cuh`).
     pub(super) staged: Buf<u8>,
+    /// Layers, from the first on, in which the running step has staged decode tokens that are not in the cache yet.
+    pub(super) staged_layers: Cell<usize>,
     /// Partial softmax results of KV splits (`attend.cuh`, `attend_tiles.cu`), and a count of those that are done.
     pub(super) partials: Buf<f32>,
     pub(super) arrivals: Buf<i32>,
-    /// For each decode token and KV head its first split, and how many there are.
-    pub(super) splits: Buf<i32>,
+    /// Of each query head of a decode token, its largest logit and the token's own: `peaks` in `decode.cuh`. Empty where the policy
+    /// has no scores.
+    pub(super) peaks: Buf<[f32; 2]>,
     /// Logits of the tokens of a launch with the stored slots: `logits_at` in `decode.cuh`. Empty where the policy has no scores.
     pub(super) logits: Buf<f32>,
     /// Blocks whose results fit in `partials`.
@@ -98,12 +102,13 @@ impl Pool {
         let list = || driver.allocating("page lists", || Buf::new(driver, max_pages));
         let (refs, free_list, returned) = (list()?, list()?, list()?);
         let counts = Buf::new(driver, 2)?;
-        let staged_bytes = max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads * stride;
-        let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_bytes))?;
+        let decode_pages = (g.n_layers * g.n_lanes()).div_ceil(PAGE_SLOTS);
+        let staged_pages = (max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads).max(decode_pages);
+        let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_pages * stride))?;
         let partial_sums = max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
-        let arrivals = Buf::new(driver, max_blocks.max(g.n_seqs))?;
-        let splits = Buf::new(driver, 2 * g.n_seqs * g.n_kv_heads)?;
+        let arrivals = Buf::new(driver, max_blocks.max(g.n_lanes()))?;
+        let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
         let group = (g.n_q_heads / g.n_kv_heads).next_multiple_of(2);
         let n_logits = g.n_seqs * g.n_kv_heads * group * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
@@ -140,9 +145,10 @@ impl Pool {
             counts,
             certain: Cell::new(0),
             staged,
+            staged_layers: Cell::new(0),
             partials,
             arrivals,
-            splits,
+            peaks,
             logits,
             max_blocks,
             decode_blocks,

@@ -1,15 +1,14 @@
-// The end of a token's decode epilogue under a policy with scores: the keys' scores, the victim, and the slot. CPU twin:
-// `backend::cpu::kv::put_by_scores`.
+// Slots of decode tokens under a policy with scores, after attend_scores.cu: the keys' scores, the victim, and the slot. CPU
+// twin: `backend::cpu::kv::put_by_scores`.
 //
 // Sums run in an order that depends on the number of slots alone, so that victims do not depend on the other sequences of a
 // step.
-#pragma once
 #include "decode.cuh"
 #include "policy_scored.cuh"
 
-#define SCORE_WARPS (MAX_GROUP + 3)  // most warps of a block of the epilogue
-#define AT_ONCE 4                    // slots of which a thread has loads in flight, and
-#define LANES_AT_ONCE 8              // lanes, where scores are shared
+#define SCORE_WARPS 12
+#define AT_ONCE 4        // slots of which a thread has loads in flight, and
+#define LANES_AT_ONCE 8  // lanes, where scores are shared
 
 // Softmax of a KV head's query heads over the stored slots and the token itself, and what the block's warps exchange.
 struct LaneSoftmax {
@@ -170,8 +169,8 @@ __device__ __forceinline__ int least_of(LaneSoftmax& s, u64 least) {
   return least == NO_SLOT ? -1 : (int)(u32)least;
 }
 
-// Stores the token at `position`, row `row` of the step, in a slot of a lane: one of its `live`, or the next. By a warp.
-__device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, int live, int position, int row, int lane) {
+// Stores the staged token of a lane, at `position`, in a slot: one of its `live`, or the next. By a warp.
+__device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, int live, int position, int lane) {
   int entry = slot / PAGE_SLOTS, r = slot % PAGE_SLOTS, page;
   if (slot == live && r == 0) {
     page = page_take(kv, lane);
@@ -180,18 +179,27 @@ __device__ __forceinline__ void store_at(const Kv& kv, const Lane& l, int slot, 
     page = page_own(kv, l.pages + entry, lane);
   }
   u8* to = page_at(kv, page);
-  copy_row(kv, to, r, staged_at(kv, row, l.head), row % PAGE_SLOTS, lane);
+  copy_row(kv, to, r, staged_token_at(kv, l.row), l.row % PAGE_SLOTS, lane);
   if (lane != 0) return;
   *meta_at(kv, to, r) = pack_meta(position, 0, false);
   if (slot == live) kv.live[l.row] = live + 1;
   else l.scores[slot] = l.scores[live];
 }
 
-// Scores the keys of a token in a KV head and stores the token, or drops it. Its codes are staged, and `s.max` and `s.own`
-// are set. Where a policy drops by layer, the last block of the token does so for all KV heads. By a whole block.
-__device__ __forceinline__ void place_by_scores(const DecodeParams& p, LaneSoftmax& s, const Span& span, int position,
-                                                int head) {
+// Scores the keys of a token in a KV head and stores the token, or drops it. Where a policy drops by layer, the last block of
+// the token does so for all KV heads. Grid (n_kv_heads, n), SCORE_WARPS warps; one block to an SM: ptxas would spill registers for
+// a second one. Reads the logits twice and the scores once, and writes these.
+KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
+  __shared__ LaneSoftmax s;
+  after_previous();
   const Kv& kv = p.kv;
+  int head = blockIdx.x, group = kv.n_q_heads / kv.n_kv_heads;
+  Span span = p.spans[blockIdx.y];
+  int position = position_of<WithScores>(kv, span);
+  if ((int)threadIdx.x < group) {
+    float2 peak = p.peaks[blockIdx.y * kv.n_q_heads + head * group + threadIdx.x];
+    s.max[threadIdx.x] = peak.x, s.own[threadIdx.x] = peak.y;
+  }
   Lane l = lane_of(kv, p.layer, span.seq, head);
   int live = kv.live[l.row], lanes = 1, tokens = position + 1;
   bool drops = kv.eviction[span.seq] && live + 1 > budget_at(kv, tokens);
@@ -218,5 +226,5 @@ __device__ __forceinline__ void place_by_scores(const DecodeParams& p, LaneSoftm
   if (!drops) slot = live;
   else if (slot < 0 || slot == live) return;
   for (int i = threadIdx.x / 32; i < lanes; i += blockDim.x / 32)
-    store_at(kv, lane_of(kv, p.layer, span.seq, l.head + i), slot, live, position, span.start, threadIdx.x % 32);
+    store_at(kv, lane_of(kv, p.layer, span.seq, l.head + i), slot, live, position, threadIdx.x % 32);
 }

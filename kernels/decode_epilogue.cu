@@ -1,8 +1,0 @@
-// Decode epilogue of ordinary steps: see decode_epilogue.cuh.
-#include "decode_epilogue.cuh"
-
-#define DECODE_EPILOGUE(codec, Codec)                                                               \
-  KERNEL __launch_bounds__(32 * (MAX_GROUP + 3)) decode_epilogue_##codec(DecodeParams params) {     \
-    decode_epilogue<Codec, Ordinary>(params);                                                       \
-  }
-FOR_EACH_CODEC(DECODE_EPILOGUE)
