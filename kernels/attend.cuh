@@ -245,6 +245,29 @@ struct OnlineSoftmax {
       }
     }
   }
+
+  // Writes the state to shared memory, with the offsets.
+  __device__ __forceinline__ void save(float* to_acc, float* to_max, float* to_sum, int group, int lane) {
+    int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) sum[k] += __shfl_xor_sync(FULL, sum[k], mask);
+      if (g == 0) to_max[2 * t + k] = max[k], to_sum[2 * t + k] = sum[k];
+      if (!Codec::AFFINE) continue;
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) offset[k] += __shfl_xor_sync(FULL, offset[k], mask);
+      float by = offset[k] * (1.0f / Codec::SUM_FACTOR);
+#pragma unroll
+      for (int j = 0; j < D / 16; j++) acc[j][k] += by, acc[j][2 + k] += by;
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      if (2 * t + k < group)
+#pragma unroll
+        for (int j = 0; j < D / 16; j++)
+          *(float2*)&to_acc[(2 * t + k) * D + j / 4 * 64 + 8 * g + j % 4 * 2] = float2{acc[j][k], acc[j][2 + k]};
+  }
 };
 
 template <int D>
@@ -275,7 +298,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   if (Mode::SCORES && p.in_order) wait_previous();
   const Kv& kv = p.kv;
   const HeadParams& head_params = p.heads;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int d = kv.head_dim, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   Span span = p.spans[blockIdx.y];
   int position = position_of<Mode>(kv, span);
@@ -376,56 +399,39 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   int unseen = s.unseen;
   copy_wait<0>();
   __syncwarp();
-  if (own && warp < group) {
-    float2 state = attend_to_itself<Codec, Mode>(p, s.own, s.rows[warp], s.rows[group], first_head, warp, lane);
-    if (lane == 0) s.max[WARPS][warp] = state.x, s.sum[WARPS][warp] = state.y;
+  // The last warps are those with the fewest pages.
+  int own_head = WARPS - 1 - warp;
+  if (own && own_head < group) {
+    float2 state = attend_to_itself<Codec, Mode>(p, s.own, s.rows[own_head], s.rows[group], first_head, own_head, lane);
+    if (lane == 0) s.max[WARPS][own_head] = state.x, s.sum[WARPS][own_head] = state.y;
   }
-  OnlineSoftmax<D, Codec> softmax;
-  softmax.init(s.rows, group, d, lane);
   float by = p.score_scale * LOG2E * Codec::SCORE_FACTOR;
   float* logits = Mode::SCORES ? logits_at(p, blockIdx.y, split.head) : nullptr;
   int stride = Mode::SCORES ? logit_stride(kv) : 0;
-  // pages of this warp; the next one is loaded into the registers that the current one no longer needs
+  int busy = min(split.last - split.first, WARPS);  // warps with pages
+  if (warp < busy) {
+    OnlineSoftmax<D, Codec> softmax;
+    softmax.init(s.rows, group, d, lane);
+    // pages of this warp; the next one is loaded into the registers that the current one no longer needs
 #pragma unroll 1
-  for (bool in_shared = Codec::PACKED; at < split.last; in_shared = false) {
-    int first = first_slot();
-    float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
-    softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride,
-                                 chosen_readers(choice));
-    // `select_pages` has counted it
-    if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
-      atomicAdd(kv.reads + span.seq, ~(u64)0);
-    at += step;
-    choice = next;
-    const u8* from = in_shared ? (const u8*)s.of[warp].page : page_at(kv, number);
-    if (at < split.last) page.load_k(kv, from, lane);
-    softmax.accumulate(page);
-    if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
-    if (at + step < split.last) look_up(at + step, next);
+    for (bool in_shared = Codec::PACKED; at < split.last; in_shared = false) {
+      int first = first_slot();
+      float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
+      softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride,
+                                   chosen_readers(choice));
+      // `select_pages` has counted it
+      if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
+        atomicAdd(kv.reads + span.seq, ~(u64)0);
+      at += step;
+      choice = next;
+      const u8* from = in_shared ? (const u8*)s.of[warp].page : page_at(kv, number);
+      if (at < split.last) page.load_k(kv, from, lane);
+      softmax.accumulate(page);
+      if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
+      if (at + step < split.last) look_up(at + step, next);
+    }
+    softmax.save(s.of[warp].acc, s.max[warp], s.sum[warp], group, lane);
   }
-
-  // each warp's state to shared memory
-#pragma unroll
-  for (int k = 0; k < 2; k++) {
-    float sum = softmax.sum[k];
-#pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) sum += __shfl_xor_sync(FULL, sum, mask);
-    if (g == 0) s.max[warp][2 * t + k] = softmax.max[k], s.sum[warp][2 * t + k] = sum;
-    if (!Codec::AFFINE) continue;
-    float offset = softmax.offset[k];
-#pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) offset += __shfl_xor_sync(FULL, offset, mask);
-    offset *= 1.0f / Codec::SUM_FACTOR;
-#pragma unroll
-    for (int j = 0; j < D / 16; j++) softmax.acc[j][k] += offset, softmax.acc[j][2 + k] += offset;
-  }
-#pragma unroll
-  for (int k = 0; k < 2; k++)
-    if (2 * t + k < group)
-#pragma unroll
-      for (int j = 0; j < D / 16; j++)
-        *(float2*)&s.of[warp].acc[(2 * t + k) * D + j / 4 * 64 + 8 * g + j % 4 * 2] =
-            float2{softmax.acc[j][k], softmax.acc[j][2 + k]};
   __syncthreads();
 
   // merge the warps, two channels a thread: the output if there is no other split, else this one's state
@@ -437,10 +443,12 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     float top = own ? s.max[WARPS][head] : NEG_INFINITY, sum = 0.0f;
     float2 acc = {0.0f, 0.0f};
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) top = fmaxf(top, s.max[w][head]);
+    for (int w = 0; w < WARPS; w++)
+      if (w < busy) top = fmaxf(top, s.max[w][head]);
     float from = top == NEG_INFINITY ? 0.0f : top;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
+      if (w >= busy) break;
       float by = exp2_fast(s.max[w][head] - from);
       float2 x = *(const float2*)&s.of[w].acc[head * D + channel];
       sum += by * s.sum[w][head];

@@ -1,5 +1,5 @@
 // Norms, RoPE, borrowed decisions and the codec, for the query, key and value heads of a prefill chunk's rows. Decode tokens
-// go to attend.cu and decode_epilogue.cu. CPU twins: `backend::cpu::rope`, `Codec::round_trip`, bit for bit but for RoPE.
+// go to attend.cu. CPU twins: `backend::cpu::rope`, `Codec::round_trip`, bit for bit but for RoPE.
 #include "heads.cuh"
 
 // Mirrors `backend::cuda::abi::RopeParams`.

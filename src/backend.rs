@@ -426,7 +426,8 @@ pub trait Backend: Memory + Profile + 'static {
     fn store(&self, kv: &mut KvTables<Self>, qkv: &Self::Acts, layer: usize, spans: &[Span]);
     /// [`Self::qkv_rope`], [`Self::attend`], [`Self::place`], [`Self::store`], or [`Self::attend_in_order`] instead of the last
     /// three where weights choose victims. A backend may fuse them: a single token sees
-    /// exactly the slots that live once it has its own, so a fused form may leave the rows of single tokens as they are.
+    /// exactly the slots that live once it has its own, so a fused form may leave the rows of single tokens as they are, and may
+    /// leave it to [`Self::advance`] to place and store them.
     #[allow(clippy::too_many_arguments)]
     fn attention(
         &self,
