@@ -5,6 +5,7 @@
 // The token has no slot yet: its codes and its decision are staged, and `append` stores those of all layers when the step ends
 // (`place_scores`, under a policy with scores, those of one layer next). So no table, slot or live count changes in a step before
 // all layers have been attended to, and everything but the token's own rows is read while the kernels before this one still run.
+// What ended the step before has ended by then: steps are separated as common.cuh says.
 //
 // A warp processes one page of 16 slots at a time, straight from global memory to registers: S = K Q^T has slots as rows
 // (M = 16), O = V^T P^T has channels as rows, and the group's query heads are the N = 8 columns of both.
