@@ -123,7 +123,9 @@ impl Repo {
         let fresh = beside(&path, &format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&fresh);
         // create_new does not follow a link.
-        File::options().write(true).create_new(true).open(&fresh)?.write_all(commit.as_bytes())?;
+        let mut file = File::options().write(true).create_new(true).open(&fresh)?;
+        file.write_all(commit.as_bytes())?;
+        file.sync_all()?;
         fs::rename(&fresh, &path)
     }
 
