@@ -24,8 +24,11 @@ use crate::protocol::{LogChange, ModelInfo};
 use anyhow::{Result, anyhow};
 use file::{AppendError, LineFile};
 use record::{Edit, Head, Header, Log, Question, Said, System, Title, Toggle, Turn};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+
+/// The cache's policies of turns, by their numbers.
+pub type Policies = BTreeMap<u64, Policy>;
 
 /// The records of one conversation, written and pending.
 #[derive(Debug)]
@@ -42,6 +45,7 @@ pub struct Session {
     started: bool,
     /// Messages that have a record.
     recorded: HashSet<MessageId>,
+    policies: Policies,
 }
 
 /// Where a session is saved.
@@ -109,6 +113,7 @@ impl Session {
             written: 0,
             started: false,
             recorded: HashSet::new(),
+            policies: Policies::new(),
         }
     }
 
@@ -121,12 +126,19 @@ impl Session {
         session.created.clone_from(&loaded.header.created);
         session.date = loaded.header.template_date.parse().unwrap_or(session.date);
         session.recorded = loaded.conversation.messages().iter().map(|m| m.id).collect();
+        let turns = loaded.conversation.messages().iter().filter_map(|m| m.turn);
+        session.policies = turns.filter_map(|turn| Some((turn, loaded.policy(turn)?))).collect();
         session
     }
 
     /// The session's id, which is also the name of its file.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// The cache's policy in each turn, by the turn's number, as far as it is known.
+    pub fn policies(&self) -> &Policies {
+        &self.policies
     }
 
     /// Its file, which may not exist before the first turn.
@@ -298,6 +310,7 @@ impl Session {
         self.tell_users(chat, user.map_or(reply.parent, |m| m.parent));
         self.recorded.extend(user.map(|m| m.id));
         self.recorded.insert(id);
+        self.policies.insert(report.turn, Policy::of(info));
         self.push(&Record::Turn(Box::new(Turn {
             id,
             parent: reply.parent,

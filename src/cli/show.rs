@@ -265,7 +265,7 @@ mod tests {
         }
         let mut info = crate::ui::testing::model(1, 1);
         (info.policy, info.budget) = ("pool".to_owned(), Some("4x".to_owned()));
-        let exported = crate::chat::session::markdown(&loaded.conversation, &info);
+        let exported = crate::chat::session::markdown(&loaded.conversation, &info, &Default::default());
         assert!(exported.contains("*its 3 tokens are in 50 % as many slots*"), "{exported}");
         assert!(exported.contains("policy: \"pool\"\nbudget: \"4x\"\n"), "{exported}");
         // The second turn names its own.

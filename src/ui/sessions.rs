@@ -457,7 +457,9 @@ impl Sessions {
     fn export(&self, app: &App, path: PathBuf, overwrite: bool, export: bool) {
         let path = expand_home(&path);
         let text = match &self.info {
-            Some(info) if path.extension().is_some_and(|e| e == "md") => session::markdown(&app.chat, info),
+            Some(info) if path.extension().is_some_and(|e| e == "md") => {
+                session::markdown(&app.chat, info, self.session.policies())
+            }
             _ => self.session.jsonl().to_owned(),
         };
         self.on_files(move |_| {

@@ -2,7 +2,7 @@
 
 use crate::template::report;
 use dmschat::chat::Conversation;
-use dmschat::chat::session::{Session, Store, load, markdown, write_atomically};
+use dmschat::chat::session::{Policies, Session, Store, load, markdown, write_atomically};
 use dmschat::protocol::{
     KvStats, LogChange, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, WeightsInfo,
 };
@@ -132,7 +132,7 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     let (copy, again) = store.resume(exported.to_str().unwrap()).unwrap();
     assert_ne!(copy.id(), session.id());
     assert_eq!(texts(&again.conversation), texts(&chat));
-    let text = markdown(&chat, &info());
+    let text = markdown(&chat, &info(), session.policies());
     assert!(
         text.starts_with("---\ntitle: \"a title\"\n") && text.contains("\nratio: 1.33") && text.contains("five"),
         "{text}"
@@ -143,6 +143,28 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     assert_eq!(store.find("new name").unwrap().id, id);
     store.delete(&id).unwrap();
     assert!(store.find(&id).is_err());
+}
+
+#[test]
+fn a_transcript_names_the_policy_of_each_turn_also_of_a_session_that_was_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let (mut chat, mut session) = (Conversation::new(None), store.create());
+    turn(&mut chat, Some("a"), "b", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    let id = session.id().to_owned();
+    drop(session);
+    // Opened under a third policy, in which nothing was said.
+    let (mut session, loaded) = store.resume(&id).unwrap();
+    let mut chat = loaded.conversation;
+    let under = |policy: &str| ModelInfo { policy: policy.into(), budget: Some("4x".into()), window: None, ..info() };
+    turn(&mut chat, Some("c"), "d", 3);
+    session.sync(&mut chat, &under("pool")).unwrap();
+    drop(session);
+    let (session, loaded) = store.resume(&id).unwrap();
+    let text = markdown(&loaded.conversation, &under("tova"), session.policies());
+    assert!(text.contains("\npolicy: \"pool\"\nbudget: \"4x\"\nwindow: null\n"), "{text}");
+    assert!(text.contains(", policy dms |") && text.contains(", policy pool 4x |") && !text.contains("tova"), "{text}");
 }
 
 #[test]
@@ -491,7 +513,7 @@ fn a_transcript_says_where_a_toggle_was_and_a_reader_what_is_missing() {
     let mut done = report(turn, 4);
     done.kv = KvStats { bytes: 999, live_bytes: 5, ..done.kv };
     chat.finish(done);
-    let text = markdown(&chat, &info());
+    let text = markdown(&chat, &info(), &Policies::new());
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
     assert!([at("two more"), at("*eviction off at token 7"), at("three")].is_sorted(), "{text}");
     // As the ratio: of live slots.

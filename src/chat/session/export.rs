@@ -1,18 +1,23 @@
 //! Exports a conversation as Markdown with front matter. Opens no file.
 
+use super::Policies;
+use super::record::Policy;
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, line_after};
 use crate::protocol::{ModelInfo, merges};
 use std::fmt::Write;
 
-/// The active path as a Markdown document.
-pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
+/// The active path as a Markdown document. `policies`: those of the turns; the front matter has that of the last one.
+pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies) -> String {
     let path = chat.path();
-    let mut out = front_matter(chat, &path, info);
+    let of_turn = |message: &&Message| message.turn.and_then(|turn| policies.get(&turn));
+    let last = path.iter().rev().find_map(of_turn).cloned().unwrap_or_else(|| Policy::of(info));
+    let changed = path.iter().filter_map(of_turn).any(|policy| *policy != last);
+    let mut out = front_matter(chat, &path, info, &last);
     let kept = |out: &mut String, id: Option<MessageId>| {
         let Some(r) = chat.retention().iter().find(|r| r.message == id) else { return };
         let (percent, tokens) = (100.0 * r.share, n_of(r.tokens as u64, "token"));
         // A slot is at its newest token: the others are not forgotten.
-        let _ = match merges(&info.policy) {
+        let _ = match merges(&last.policy) {
             true => write!(out, "\n*its {tokens} are in {percent:.0} % as many slots*\n"),
             false => write!(out, "\n*{percent:.0} % of its {tokens} remembered*\n"),
         };
@@ -26,7 +31,7 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo) -> String {
             Role::User => {
                 let _ = write!(out, "\n## User\n\n{}\n", message.text.trim_end());
             }
-            Role::Assistant => assistant(&mut out, chat, message),
+            Role::Assistant => assistant(&mut out, chat, message, of_turn(message).filter(|_| changed)),
         }
         kept(&mut out, Some(message.id));
         let after = chat.marks().iter().filter(|m| m.after == Some(message.id) && m.within.is_none());
@@ -66,7 +71,8 @@ fn n_of(n: u64, one: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
 }
 
-fn assistant(out: &mut String, chat: &Conversation, message: &Message) {
+/// `policy`: that of the turn, if the conversation has several.
+fn assistant(out: &mut String, chat: &Conversation, message: &Message, policy: Option<&Policy>) {
     out.push_str("\n## Assistant\n");
     if let Some(reasoning) = message.shown_reasoning() {
         let tokens = message.report.as_ref().map_or(0, |r| r.reasoning_tokens);
@@ -78,17 +84,18 @@ fn assistant(out: &mut String, chat: &Conversation, message: &Message) {
     let ratio = report.kv.ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
     let _ = write!(
         out,
-        "\n*{}{} | {} + {} | ratio {ratio} | {} KV bytes | seed {}*\n",
+        "\n*{}{} | {} + {} | ratio {ratio}{} | {} KV bytes | seed {}*\n",
         report.stop_reason.as_str(),
         if report.in_context { "" } else { ", not part of the context" },
         report.prompt_tokens,
         n_of((report.answer_tokens + report.reasoning_tokens) as u64, "token"),
+        policy.map_or_else(String::new, |policy| format!(", policy {}", policy.name())),
         report.kv.live_bytes,
         report.seed,
     );
 }
 
-fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo) -> String {
+fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy: &Policy) -> String {
     let mut out = "---\n".to_owned();
     let mut field = |name: &str, value: serde_json::Value| {
         // JSON strings are valid YAML.
@@ -101,11 +108,11 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo) -> Str
     field("model_fingerprint", info.model_fingerprint.clone().into());
     field("tokenizer_fingerprint", info.tokenizer_fingerprint.clone().into());
     field("device", info.device.clone().into());
-    field("policy", info.policy.clone().into());
-    if let Some(budget) = &info.budget {
+    field("policy", policy.policy.clone().into());
+    if let Some(budget) = &policy.budget {
         field("budget", budget.clone().into());
     }
-    field("window", info.window.into());
+    field("window", policy.window.into());
     let reports: Vec<_> = path.iter().filter_map(|m| m.report.as_deref()).collect();
     field("turns", reports.len().into());
     field("generated_tokens", reports.iter().map(|r| r.answer_tokens + r.reasoning_tokens).sum::<usize>().into());
