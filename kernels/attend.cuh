@@ -19,7 +19,8 @@
 #include "pages.cuh"
 #include "place.cuh"
 
-#define MIN_SPLIT_PAGES 4  // fewer are not worth a merge
+#define UNSPLIT_PAGES 16       // of a head that are not worth a merge: two a warp
+#define MIN_SPLIT_PAGES WARPS  // of a split, where a head has more
 
 // The block's share of the token's work: pages [first, last) of one KV head. head -1: none.
 struct Split {
@@ -45,7 +46,8 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   // prefix sum of the heads' splits, 32 heads at a time, until this block's is among them
   for (int h = lane, before = 0; h - lane < heads; h += 32) {
     int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
-    int splits = h < heads ? max(1, divide(pages + per - 1, per)) : 0, end = warp_prefix_sum(splits, lane) + before;
+    int splits = h >= heads ? 0 : pages <= UNSPLIT_PAGES ? 1 : divide(pages + per - 1, per);
+    int end = warp_prefix_sum(splits, lane) + before;
     before = __shfl_sync(FULL, end, 31);
     u32 mine = __ballot_sync(FULL, block >= end - splits && block < end);
     if (!mine) continue;
