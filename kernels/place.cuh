@@ -81,9 +81,7 @@ struct SlotAssignment {
 
 #define APPEND_WARPS 8  // of a block that appends
 
-// Appends the tokens of a decode step, which attend.cuh has staged, in the layers from `first_layer` on. `stored(slot)` is called
-// of each by a whole warp. Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a
-// slot's bytes. Nothing in a decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
+// A slot that a token was appended to, and where the token was staged.
 struct AppendedSlot {
   const Lane& lane;
   const Span& span;
@@ -91,6 +89,10 @@ struct AppendedSlot {
   int slot, row;      // row in `staged`
   int live;           // slots before it was appended
 };
+
+// Appends the tokens of a decode step, which attend.cuh has staged, in the layers from `first_layer` on. `stored(slot)` is called
+// of each by a whole warp. Grid (n_kv_heads / APPEND_WARPS, n, layers), APPEND_WARPS warps, one for a lane. Reads and writes a
+// slot's bytes. Nothing in a decode step changes what is read before `wait_previous`: no other kernel of it stores tokens.
 template <class Stored>
 __device__ __forceinline__ void append_tokens(const Kv& kv, const Span* spans, int first_layer, const Stored& stored) {
   next_may_begin();
