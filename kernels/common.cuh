@@ -23,7 +23,7 @@ typedef unsigned long long u64;
 // Programmatic dependent launch (PDL): a kernel may start before the one in front of it has ended. Every kernel begins with
 // `after_previous`: it lets the next kernel start once all blocks of this one have started, then waits until all work in
 // front of this kernel is done and visible. Before `wait_previous` a kernel may read only what no kernel of the step in
-// front of it writes, such as weights. Steps are separated by the copies that they begin with or by a read-back of the host.
+// front of it writes, such as weights. The first kernel of a step is launched without PDL (`Driver::separate`), which separates steps.
 // Both are no-ops before compute capability 9.0.
 __device__ __forceinline__ void next_may_begin() {
 #if __CUDA_ARCH__ >= 900

@@ -555,11 +555,16 @@ impl Backend for Cuda {
 
     fn step(&self, kind: StepKind, spans: &[Span], mut ops: impl FnMut(&Self)) {
         self.send(spans);
+        let mut issue = || {
+            // Attention reads tables before it waits: what changed them since the step before has to end first.
+            self.driver.separate();
+            ops(self);
+        };
         let one_token_each = spans.iter().enumerate().all(|(i, s)| (s.start, s.len) == (i, 1));
         if one_token_each && self.graphs.enabled() {
-            self.graphs.run(&self.driver, kind, spans.len(), || ops(self));
+            self.graphs.run(&self.driver, kind, spans.len(), issue);
         } else {
-            ops(self);
+            issue();
         }
     }
 }

@@ -69,6 +69,8 @@ pub struct Driver {
     capability: (i32, i32),
     /// Whether kernels are launched with programmatic dependent launch.
     pdl: bool,
+    /// The next kernel is launched without it.
+    separate: Cell<bool>,
     wait_always: bool,
     staging: RefCell<Staging>,
     /// Launches are being captured and do not run.
@@ -167,6 +169,7 @@ impl Driver {
             shared_bytes,
             capability,
             pdl: TARGETS[PDL_TARGET].runs_on(capability) && version >= PDL_IN_GRAPHS,
+            separate: Cell::new(false),
             wait_always: options.wait_always,
             staging: RefCell::new(Staging::new(&context)?),
             capturing: Cell::new(false),
@@ -258,6 +261,11 @@ impl Driver {
         blocks.max(1) as usize
     }
 
+    /// Lets the next kernel, and thereby those behind it, start only when all that was issued before has ended.
+    pub fn separate(&self) {
+        self.separate.set(true);
+    }
+
     /// Launches a kernel in stream order, on a grid of blocks of `threads` threads.
     pub fn launch(&self, kernel: Kernel, grid: [usize; 3], threads: usize, args: &[Arg<'_>]) {
         self.launch_sharing(kernel, grid, threads, kernel.shared_bytes(), args);
@@ -293,7 +301,8 @@ impl Driver {
         [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
         [config.blockDimX, config.blockDimY, config.blockDimZ] = [threads as u32, 1, 1];
         config.sharedMemBytes = shared_bytes as u32;
-        (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, self.pdl as u32);
+        let early = self.pdl && !self.separate.take();
+        (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, early as u32);
         // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is checked
         // against the PTX); they outlive the call, which copies them. Pointers among them are to memory that the
         // caller's buffers own, which is freed only after a wait.
