@@ -126,8 +126,7 @@ impl Session {
         session.created.clone_from(&loaded.header.created);
         session.date = loaded.header.template_date.parse().unwrap_or(session.date);
         session.recorded = loaded.conversation.messages().iter().map(|m| m.id).collect();
-        let turns = loaded.conversation.messages().iter().filter_map(|m| m.turn);
-        session.policies = turns.filter_map(|turn| Some((turn, loaded.policy(turn)?))).collect();
+        session.policies = loaded.policies();
         session
     }
 

@@ -6,7 +6,7 @@ mod html;
 use super::args::ShowArgs;
 use super::output::{self, as_wrong_use, wrong_use};
 use crate::chat::retention::Retention;
-use crate::chat::session::{Loaded, Policy, Store, open_stream, write_atomically};
+use crate::chat::session::{Loaded, Policies, Policy, Store, open_stream, write_atomically};
 use crate::chat::{Message, Role};
 use crate::config::Settings;
 use crate::protocol::merges;
@@ -86,39 +86,35 @@ fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Optio
 }
 
 /// The cache's policies in the turns of the active path.
-struct Policies {
-    /// Of each reply, by its id; `None` where the file does not say.
-    turns: Vec<(u64, Option<Policy>)>,
+struct PathPolicies {
+    /// Of all turns, as far as the file says.
+    turns: Policies,
+    /// The policy of the last turn, which left the cache as it is shown.
+    last: Option<Policy>,
+    /// Their names in order, each change once.
+    names: Vec<String>,
 }
 
-impl Policies {
+impl PathPolicies {
     fn of(loaded: &Loaded) -> Self {
+        let turns = loaded.policies();
         let path = loaded.conversation.path().into_iter();
-        Self { turns: path.filter_map(|m| Some((m.id, loaded.policy(m.turn?)))).collect() }
-    }
-
-    /// The policy of the last turn, which left the cache as it is shown.
-    fn last(&self) -> Option<&Policy> {
-        self.turns.last()?.1.as_ref()
-    }
-
-    /// Whether that policy merges tokens.
-    fn merge(&self) -> bool {
-        self.last().is_some_and(|policy| merges(&policy.policy))
-    }
-
-    /// Their names in order, each change once.
-    fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.turns.iter().map(|(_, policy)| name(policy.as_ref())).collect();
+        let of_path: Vec<Option<&Policy>> = path.filter_map(|m| Some(turns.get(&m.turn?))).collect();
+        let last = of_path.last().copied().flatten().cloned();
+        let mut names: Vec<String> = of_path.into_iter().map(name).collect();
         names.dedup();
-        names
+        Self { turns, last, names }
+    }
+
+    /// Whether the last turn's policy merges tokens.
+    fn merge(&self) -> bool {
+        self.last.as_ref().is_some_and(|policy| merges(&policy.policy))
     }
 
     /// The role of a message, with the policy of its turn where that changed in the conversation.
     fn role(&self, role: &str, message: Option<&Message>) -> String {
-        let of_turn = message.and_then(|m| self.turns.iter().find(|(id, _)| *id == m.id));
-        match of_turn.filter(|_| self.names().len() > 1) {
-            Some((_, policy)) => format!("{role} (policy {})", name(policy.as_ref())),
+        match message.and_then(|m| m.turn).filter(|_| self.names.len() > 1) {
+            Some(turn) => format!("{role} (policy {})", name(self.turns.get(&turn))),
             None => role.to_owned(),
         }
     }
@@ -147,7 +143,7 @@ fn remembered(kept: Option<&Retention>, merges: bool) -> String {
 /// The conversation for the terminal.
 fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
     let mut out = format!("{}\n", clean_line(&loaded.conversation.title_or_first_line()));
-    let policies = Policies::of(loaded);
+    let policies = PathPolicies::of(loaded);
     let merges = policies.merge();
     if merges {
         let _ = writeln!(out, "({MERGED})");

@@ -1,5 +1,6 @@
 //! Reads the lines of a session file into a conversation and the engine's token log. Opens no file.
 
+use super::Policies;
 use super::record::{FORMAT, Header, Policy, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
@@ -259,10 +260,13 @@ impl Loaded {
         self.turns.last().map_or(&self.header.model, |t| &t.stamp)
     }
 
-    /// The cache's policy in a turn. Turns of older versions name what the settings asked for only: `None` where that was
-    /// `auto`, with another model or another policy than in the first turn.
-    pub fn policy(&self, turn: u64) -> Option<Policy> {
-        let turn = self.turns.iter().find(|t| t.turn == turn)?;
+    /// The cache's policies in the turns. Turns of older versions name what the settings asked for only: those that asked for
+    /// `auto`, with another model or another policy than in the first turn, are missing.
+    pub fn policies(&self) -> Policies {
+        self.turns.iter().rev().filter_map(|turn| Some((turn.turn, self.policy(turn)?))).collect()
+    }
+
+    fn policy(&self, turn: &SavedTurn) -> Option<Policy> {
         let asked = |stamp: &Stamp| stamp.reference.as_ref().and_then(|r| Some((r.policy.clone()?, r.budget.clone())));
         let (first, own) = (&self.header.model, asked(&turn.stamp));
         let as_first = first.model_fingerprint == turn.stamp.model_fingerprint && asked(first) == own;

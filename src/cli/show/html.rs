@@ -1,6 +1,6 @@
 //! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light screens.
 
-use super::{Loaded, MERGED, Policies, Retention, messages, remembered, stretches};
+use super::{Loaded, MERGED, PathPolicies, Retention, messages, remembered, stretches};
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::clean;
@@ -25,7 +25,7 @@ h1 { font-size: 1.3rem; } h1, .role, .facts { overflow-wrap: anywhere; }
 /// The page.
 pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
     let chat = &loaded.conversation;
-    let policies = Policies::of(loaded);
+    let policies = PathPolicies::of(loaded);
     let title = escaped(&chat.title_or_first_line());
     let mut out = format!(
         "<!doctype html>\n<html lang=\"\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -65,12 +65,12 @@ pub fn page(loaded: &Loaded, dark: &Theme, light: &Theme) -> String {
 }
 
 /// Model, policies, ratio.
-fn facts(loaded: &Loaded, policies: &Policies) -> String {
+fn facts(loaded: &Loaded, policies: &PathPolicies) -> String {
     let header = &loaded.header;
     let mut facts = vec![header.model.name.clone()];
-    facts.extend(Some(policies.names().join(", then ")).filter(|names| !names.is_empty()));
+    facts.extend(Some(policies.names.join(", then ")).filter(|names| !names.is_empty()));
     // The window policy's window is its budget.
-    let last = policies.last().filter(|policy| policy.policy != "window");
+    let last = policies.last.as_ref().filter(|policy| policy.policy != "window");
     facts.extend(last.and_then(|policy| policy.window).map(|w| format!("window {w}")));
     let report = loaded.conversation.path().into_iter().rev().find_map(|m| m.report.as_deref());
     facts.extend(report.and_then(|r| r.kv.ratio).map(|ratio| format!("compressed {ratio:.1}x")));
