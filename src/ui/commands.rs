@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use strsim::osa_distance;
 
-/// What the argument of a command is, for completion.
+/// What the argument of a command is, for completion; words behind one that takes none are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
     None,
@@ -47,7 +47,7 @@ macro_rules! specs {
 }
 
 specs! {
-    "help" "" None "keys and commands",
+    "help" "" Text "keys and commands",
     "new" "" None "begin a new conversation; this one stays saved",
     "compact" "" None "sum this conversation up and go on in a new one; this one stays saved",
     "model" "[NAME]" Model "load another model: demo, a folder, or ORG/NAME",

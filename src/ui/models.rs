@@ -65,4 +65,9 @@ impl ModelPicker {
         let query = self.query.text().trim().to_lowercase();
         self.entries.iter().flatten().filter(|e| e.name.to_lowercase().contains(&query)).collect()
     }
+
+    /// Keeps the selection among the entries that match.
+    pub fn clamp_selection(&mut self) {
+        self.selected = self.selected.min(self.matching().len().saturating_sub(1));
+    }
 }

@@ -390,6 +390,11 @@ impl Picker {
         let matched = pattern.match_list(self.entries.iter(), &mut Matcher::new(Config::DEFAULT));
         matched.into_iter().map(|(entry, _)| entry).collect()
     }
+
+    /// Keeps the selection among the entries that match.
+    pub fn clamp_selection(&mut self) {
+        self.selected = self.selected.min(self.matching().len().saturating_sub(1));
+    }
 }
 
 impl AsRef<str> for SessionEntry {

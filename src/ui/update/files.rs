@@ -220,7 +220,7 @@ pub fn listed(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
         app.overlays.iter_mut().find_map(|o| if let Overlay::Sessions(picker) = o { Some(picker) } else { None });
     if let Some(picker) = open {
         picker.entries = entries;
-        picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+        picker.clamp_selection();
     } else if entries.is_empty() {
         app.say(Level::Info, "no conversation is saved yet");
     } else {

@@ -50,7 +50,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
         }
         _ => {
             edit_line(&mut picker.query, key, action);
-            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+            picker.clamp_selection();
         }
     }
     None

@@ -72,11 +72,11 @@ pub fn paste(app: &mut App, text: &str) -> bool {
         Some(Overlay::Sessions(Picker { renaming: Some((_, title)), .. })) => title.insert(&line),
         Some(Overlay::Sessions(picker)) => {
             picker.query.insert(&line);
-            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+            picker.clamp_selection();
         }
         Some(Overlay::Models(picker)) => {
             picker.query.insert(&line);
-            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+            picker.clamp_selection();
         }
         Some(Overlay::Find(bar)) => {
             bar.query.insert(&line);
@@ -146,7 +146,7 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent>
         (_, Some(Action::Sessions)) => return close(app),
         _ => {
             edit_line(&mut picker.query, key, action);
-            picker.selected = picker.selected.min(picker.matching().len().saturating_sub(1));
+            picker.clamp_selection();
         }
     }
     None

@@ -174,8 +174,7 @@ fn submit(app: &mut App) -> Vec<Effect> {
             app.say(Level::Error, format!("no command /{name}; {hint}"));
             return Vec::new();
         };
-        // /help shows what there is, whatever was asked.
-        if spec.argument == slash::Argument::None && !argument.is_empty() && spec.name != "help" {
+        if spec.argument == slash::Argument::None && !argument.is_empty() {
             let text = format!("/{name} takes nothing behind it, not {:?}; nothing was done", clean_line(argument));
             app.say(Level::Error, text);
             return Vec::new();
