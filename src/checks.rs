@@ -120,9 +120,8 @@ pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
 /// Runs histories, shortened if the report asks for a short run.
 fn histories<B: Backend>(cases: Vec<history::History>, b: &B, cpu: &Cpu, report: &mut Report<'_>) {
     let short = report.is_short();
-    let cases: Vec<history::History> =
-        cases.into_iter().map(|case| if short { case.shortened() } else { case }).collect();
-    run(&cases, b, cpu, report);
+    let cases = cases.into_iter().map(|case| if short { case.shortened() } else { case });
+    run(&cases.collect::<Vec<_>>(), b, cpu, report);
 }
 
 fn run<B: Backend>(cases: &[impl Case], b: &B, cpu: &Cpu, report: &mut Report<'_>) {
