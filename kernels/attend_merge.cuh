@@ -52,24 +52,6 @@ __device__ __forceinline__ float2 attend_to_itself(const DecodeParams& p, OwnTok
   return float2{top, Codec::SCALED ? weight : rounded};
 }
 
-// Whether this block is the last of `count` that arrive at a counter, which then is zero again. By a whole block. What the
-// others stored in global memory before they arrived is visible then: the barrier orders a block's stores before the fence of its
-// first thread, which is cumulative, and that thread's count is read by the last block's before its fence and barrier.
-__device__ __forceinline__ bool is_last(int* arrivals, int count, bool& last) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(arrivals, 1) == count - 1;
-    if (last) {
-      __threadfence();
-      // No block of this launch comes after the last one, and the next launch waits for this one.
-      *arrivals = 0;
-    }
-  }
-  __syncthreads();
-  return last;
-}
-
 // Merges the `count` splits of a token's KV head, whose states lie from `states` on, always in the same order: which block is the
 // last one makes no difference. The output goes to `out`, under a codec that rotates values to `rows` instead. weights: room
 // for MAX_GROUP * MAX_SPLITS. By a whole block. Reads the states once.

@@ -47,7 +47,8 @@ struct Shared {
   const u8* ring_scales[C::SCALED ? RING : 2];
   Key masked[C::MASKED];
   int pages[PAGE_RING];  // negative: of the step
-  int counts[PRODUCERS / 32], arrived;
+  int counts[PRODUCERS / 32];
+  bool last;
 };
 
 // Position in a ring of stages, and the parity of its phase.

@@ -35,7 +35,8 @@ struct Shared {
   float offsets[Codec::AFFINE ? TILE_KEYS : 4];   // of V: what weights of codes are multiplied by
   const u8* ring[RING];
   Key masked[MASKED];
-  int counts[WARPS], arrived;
+  int counts[WARPS];
+  bool last;
 };
 
 // Candidate c: stored slots first, then rows of the span. The rows that see a key are consecutive: from the first row, or
@@ -487,13 +488,7 @@ __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
     int tile = t.index * kv.n_kv_heads + t.head;
     float* saved = p.partials + (u64)tile * gridDim.x * SIZE;
     softmax.save(saved + split * SIZE);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) s.arrived = atomicAdd(p.arrivals + tile, 1);
-    __syncthreads();
-    if (s.arrived != splits - 1) return;
-    __threadfence();
-    if (threadIdx.x == 0) p.arrivals[tile] = 0;
+    if (!is_last(p.arrivals + tile, splits, s.last)) return;
     // merge in order, so that the result does not depend on which split arrives last
 #pragma unroll
     for (int f = 0; f < 2; f++)

@@ -329,13 +329,8 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
     int tile = t.index * kv.n_kv_heads + t.head;
     float* saved = p.partials + (u64)tile * gridDim.x * SIZE;
     consumer.save(saved + split * SIZE);
-    __threadfence();
-    group_barrier(1 + PRODUCERS / 128 + C::GROUPS, 2 * C::QUERIES);
-    if (threadIdx.x == 0) s.arrived = atomicAdd(p.arrivals + tile, 1);
-    group_barrier(1 + PRODUCERS / 128 + C::GROUPS, 2 * C::QUERIES);
-    if (s.arrived != splits - 1) return;
-    __threadfence();
-    if (threadIdx.x == 0) p.arrivals[tile] = 0;
+    auto consumers = [] { group_barrier(1 + PRODUCERS / 128 + C::GROUPS, 2 * C::QUERIES); };
+    if (!is_last(p.arrivals + tile, splits, s.last, consumers)) return;
     // merge in order, so that the result does not depend on which split arrives last
     consumer.max[0] = consumer.max[1] = NEG_INFINITY;
     consumer.sum[0] = consumer.sum[1] = 0.0f;

@@ -157,3 +157,28 @@ __device__ __forceinline__ float block_sum(float x) {
   __syncthreads();
   return warp_sum(lane < warps ? parts[lane] : 0.0f);
 }
+
+// Whether this block is the last of `count` that arrive at a counter, which then is zero again. `barrier` is that of all threads of
+// the block that go on, `last` in shared memory. What the others stored in global memory before they arrived is visible then: the
+// barrier orders a block's stores before the fence of its first thread, which is cumulative, and that thread's count is read by
+// the last block's before its fence and barrier.
+template <class Barrier>
+__device__ __forceinline__ bool is_last(int* arrivals, int count, bool& last, Barrier barrier) {
+  barrier();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(arrivals, 1) == count - 1;
+    if (last) {
+      __threadfence();
+      // No block of this launch comes after the last one, and the next launch waits for this one.
+      *arrivals = 0;
+    }
+  }
+  barrier();
+  return last;
+}
+
+// The same where all threads of the block go on.
+__device__ __forceinline__ bool is_last(int* arrivals, int count, bool& last) {
+  return is_last(arrivals, count, last, [] { __syncthreads(); });
+}

@@ -185,14 +185,7 @@ __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   if (blocks > 1) {
     float* mine = parts + (u64)(blockIdx.y * gridDim.x + blockIdx.x) * S::ROWS * N;
     for (int i = threadIdx.x; i < S::ROWS * N; i += blockDim.x) mine[i] = sum_of(i / N, i % N);
-    __threadfence();
-    __syncthreads();
-    int* arrived = (int*)full;
-    if (threadIdx.x == 0) *arrived = atomicAdd(arrivals + blockIdx.x, 1);
-    __syncthreads();
-    if (*arrived != blocks - 1) return;
-    if (threadIdx.x == 0) arrivals[blockIdx.x] = 0;
-    __threadfence();
+    if (!is_last(arrivals + blockIdx.x, blocks, *(bool*)full)) return;
     // the sums of all blocks, in order
     for (int i = threadIdx.x; i < S::ROWS * N; i += blockDim.x) {
       float sum = 0.0f;

@@ -307,7 +307,7 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
     Search search;
     Listing listing;
   } s;
-  __shared__ int arrived;
+  __shared__ bool last;
   const Kv& kv = p.kv;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, heads = kv.n_kv_heads, group = kv.n_q_heads / heads;
   int head = blockIdx.x / group, row = blockIdx.y * heads + head, first_row = row * group, q_head = blockIdx.x - head * group;
@@ -340,15 +340,7 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
       if (lane == 0 && page < full) bits[page / 32] = word;
     });
     // the last block of the group goes on
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      arrived = atomicAdd(&arrivals[row], 1);
-      if (arrived == group - 1) arrivals[row] = 0;
-      __threadfence();
-    }
-    __syncthreads();
-    if (arrived < group - 1) return;
+    if (!is_last(arrivals + row, group, last)) return;
   }
 
   // the pages that some head reads, in order

@@ -16,7 +16,7 @@ struct LaneSoftmax {
   float by[MAX_GROUP];                   // 1 / sum of exp2(logit - max)
   float sums[SCORE_WARPS][MAX_GROUP];
   u64 least[SCORE_WARPS];
-  int decides;
+  bool last;
 };
 
 // Logits of a key in registers; the query heads beyond the group are not loaded.
@@ -209,15 +209,7 @@ KERNEL __launch_bounds__(32 * SCORE_WARPS, 1) place_scores(DecodeParams p) {
   u64 least = update_scores(p, s, l, logits, live, tokens, drops);
   if (threadIdx.x == 0 && span.len == 1) atomicAdd(&kv.reads[span.seq], (u64)(live + 1));
   if (kv.policy & BY_LAYER) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      s.decides = atomicAdd(&p.arrivals[blockIdx.y], 1) == kv.n_kv_heads - 1;
-      if (s.decides) p.arrivals[blockIdx.y] = 0;
-    }
-    __syncthreads();
-    if (!s.decides) return;
-    __threadfence();
+    if (!is_last(p.arrivals + blockIdx.y, kv.n_kv_heads, s.last)) return;
     lanes = kv.n_kv_heads;
     l = lane_of(kv, p.layer, span.seq, 0);
     least = share_scores(kv, l, live);
