@@ -35,12 +35,21 @@ impl SeqId {
 /// Why a step or a sequence was refused. The step has not run.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    #[error("the KV cache is full: {} more would pass the limit of {}", in_units(*needed_bytes), in_units(*limit_bytes))]
-    Limit { needed_bytes: u64, limit_bytes: u64 },
+    /// One token takes `least_bytes`: a page in every lane.
+    #[error("{}", past_the_limit(*needed_bytes, *limit_bytes, *least_bytes))]
+    Limit { needed_bytes: u64, limit_bytes: u64, least_bytes: u64 },
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
     #[error("no sequence is free: all {0} are in use")]
     Sequences(usize),
+}
+
+fn past_the_limit(needed: u64, limit: u64, least: u64) -> String {
+    let [needed, shown, fewest] = [needed, limit, least].map(in_units);
+    match limit < least {
+        true => format!("the KV cache's limit of {shown} is too small: one token takes {fewest}"),
+        false => format!("the KV cache is full: {needed} more would pass the limit of {shown}"),
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -77,8 +86,8 @@ pub struct SeqStats {
 pub struct KvCache<B: Backend> {
     tables: KvTables<B>,
     seqs: Vec<SeqState>,
-    /// Maximum number of pages in use.
-    page_limit: Option<usize>,
+    /// Maximum bytes of pages in use.
+    limit: Option<u64>,
     /// Upper bound on the pages in use. It grows with every reservation and becomes exact when the pool is read, so that
     /// most steps need no device read.
     used_upper_bound: usize,
@@ -94,7 +103,7 @@ impl<B: Backend> KvCache<B> {
     pub fn new(b: &B, geometry: KvGeometry, context: usize, max_step: usize) -> Result<Self, OutOfMemory> {
         let tables = KvTables::new(b, geometry, context, max_step)?;
         let seqs = vec![SeqState::default(); geometry.n_seqs];
-        Ok(Self { tables, seqs, page_limit: None, used_upper_bound: 0, fork_groups: 0, pinned_rows: vec![0; max_step] })
+        Ok(Self { tables, seqs, limit: None, used_upper_bound: 0, fork_groups: 0, pinned_rows: vec![0; max_step] })
     }
 
     pub fn geometry(&self) -> &KvGeometry {
@@ -103,11 +112,11 @@ impl<B: Backend> KvCache<B> {
 
     /// Limits the bytes of allocated pages. Pages in use are kept.
     pub fn set_limit_bytes(&mut self, limit: Option<u64>) {
-        self.page_limit = limit.map(|bytes| (bytes / self.geometry().page_bytes() as u64) as usize);
+        self.limit = limit;
     }
 
     pub fn limit_bytes(&self) -> Option<u64> {
-        self.page_limit.map(|pages| (pages * self.geometry().page_bytes()) as u64)
+        self.limit
     }
 
     /// Creates an empty sequence.
@@ -329,7 +338,8 @@ impl<B: Backend> KvCache<B> {
 
     /// Number of free pages below the limit; `None` without a limit.
     pub fn free_pages(&self, b: &B) -> Option<usize> {
-        Some(self.page_limit?.saturating_sub(self.pool_stats(b).used_pages))
+        let limit = self.limit? / self.geometry().page_bytes() as u64;
+        Some((limit as usize).saturating_sub(self.pool_stats(b).used_pages))
     }
 
     /// Upper bound on the pages that a span allocates: every token is appended, and every shared page that it may write
@@ -353,17 +363,16 @@ impl<B: Backend> KvCache<B> {
     }
 
     fn reserve(&mut self, b: &B, pages: usize) -> Result<(), CacheError> {
-        if let Some(limit) = self.page_limit.filter(|_| pages > 0) {
-            if self.used_upper_bound + pages > limit {
+        if let Some(limit_bytes) = self.limit.filter(|_| pages > 0) {
+            let g = *self.geometry();
+            let bytes = |pages: usize| (pages * g.page_bytes()) as u64;
+            if bytes(self.used_upper_bound + pages) > limit_bytes {
                 self.used_upper_bound = b.pool_stats(&self.tables).used_pages;
             }
-            let used = self.used_upper_bound;
-            if used + pages > limit {
-                let page_bytes = self.geometry().page_bytes();
-                return Err(CacheError::Limit {
-                    needed_bytes: ((used + pages - limit) * page_bytes) as u64,
-                    limit_bytes: (limit * page_bytes) as u64,
-                });
+            let needed_bytes = bytes(self.used_upper_bound + pages).saturating_sub(limit_bytes);
+            if needed_bytes > 0 {
+                let least_bytes = bytes(g.n_layers * g.n_kv_heads);
+                return Err(CacheError::Limit { needed_bytes, limit_bytes, least_bytes });
             }
         }
         self.used_upper_bound += pages;

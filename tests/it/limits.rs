@@ -123,6 +123,12 @@ fn a_full_cache_ends_the_turn_before_the_step() {
         assert_eq!((report.stop_reason, report.reused_tokens), (StopReason::MaxTokens, fed));
         assert!(s.watch.seen().peak_pages <= pages as usize);
     }
+    // A limit that no token fits in is named as it was given.
+    let mut s = Session::with(&tiny, |o| o.kv_limit = Some(1));
+    let report = s.ask("short");
+    let least = dmschat::protocol::bytes((s.info.n_layers * s.info.n_kv_heads) as u64 * 16 * 260);
+    let why = format!("the KV cache's limit of 1 B is too small: one token takes {least}");
+    assert_eq!((report.stop_reason, report.detail), (StopReason::CacheFull, Some(why)));
 }
 
 #[test]
