@@ -10,21 +10,27 @@ use super::machine::{cpu_features, memory as memory_bytes};
 use super::{devices, download, output, spawn};
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
-use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// One fact about the machine. `problem` says why a chat cannot start with it.
+/// One fact about the machine, and what is wrong with it.
 struct Check {
     name: &'static str,
     value: Value,
     problem: Option<String>,
+    /// Whether a chat starts all the same.
+    starts: bool,
 }
 
 impl Check {
     fn fact(name: &'static str, value: impl Into<Value>) -> Self {
-        Self { name, value: value.into(), problem: None }
+        Self { name, value: value.into(), problem: None, starts: true }
+    }
+
+    fn problem(name: &'static str, value: impl Into<Value>, error: &anyhow::Error) -> Self {
+        Self { problem: Some(format!("{error:#}")), starts: false, ..Self::fact(name, value) }
     }
 }
 
@@ -62,7 +68,12 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
             let problem = check.problem.as_ref().map(|p| format!(": {p}")).unwrap_or_default();
             output::out(&output::visible(&format!("{mark}  {:<15} {value}{problem}\n", check.name)))?;
         }
-        output::out(if fine { "a chat would start\n" } else { "a chat would not start\n" })?;
+        let starts = checks.iter().all(|c| c.problem.is_none() || c.starts);
+        output::out(match (starts, fine) {
+            (true, true) => "a chat would start\n",
+            (true, false) => "a chat would start, but it would not be saved\n",
+            (false, _) => "a chat would not start\n",
+        })?;
     }
     Ok(if fine { output::OK } else { output::FAILED })
 }
@@ -81,43 +92,44 @@ fn checks(common: &Common) -> Vec<Check> {
     let config = settings.as_ref().map(|s| s.dirs.config_file().display().to_string());
     checks.push(match &config {
         Ok(path) => Check::fact("config", path.as_str()),
-        Err(e) => Check { name: "config", value: Value::Null, problem: Some(format!("{e:#}")) },
+        Err(e) => Check::problem("config", Value::Null, e),
     });
     if let Some(settings) = settings.as_ref().ok().filter(|s| s.model != BUILTIN_MODEL) {
         checks.push(match model(settings) {
             Ok(about) => Check::fact("model", about),
-            Err(e) => Check { name: "model", value: settings.model.as_str().into(), problem: Some(format!("{e:#}")) },
+            Err(e) => Check::problem("model", settings.model.as_str(), &e),
         });
     }
     if let Err(e) = settings.as_ref().map_or(Ok(()), devices::check_for_chat) {
-        checks.push(Check { name: "device", value: Value::Null, problem: Some(format!("{e:#}")) });
+        checks.push(Check::problem("device", Value::Null, &e));
     }
     checks.push(match Dirs::find() {
         Ok(dirs) => folder_check("data_folder", &dirs.data),
-        Err(e) => Check { name: "data_folder", value: Value::Null, problem: Some(format!("{e:#}")) },
+        Err(e) => Check::problem("data_folder", Value::Null, &e),
     });
     checks.push(match builtin_model() {
         Ok(about) => Check::fact("builtin_model", about),
-        Err(e) => Check { name: "builtin_model", value: Value::Null, problem: Some(format!("{e:#}")) },
+        Err(e) => Check::problem("builtin_model", Value::Null, &e),
     });
     checks
 }
 
-/// Whether sessions can be written to this folder, which is created if it is missing.
+/// Whether sessions can be written to this folder, which is created if it is missing. A chat starts without it, with a warning.
 fn folder_check(name: &'static str, path: &Path) -> Check {
-    let problem = writable(path).err().map(|e| format!("not writable, chats would not be saved: {e:#}"));
-    // A chat still starts, with a warning.
-    let value = match &problem {
-        Some(problem) => json!(format!("{} ({problem})", path.display())),
-        None => json!(path.display().to_string()),
-    };
-    Check { name, value, problem: None }
+    let value = path.display().to_string();
+    match writable(path) {
+        Ok(()) => Check::fact(name, value),
+        Err(e) => Check { starts: true, ..Check::problem(name, value, &e.context("chats would not be saved")) },
+    }
 }
 
 fn writable(path: &Path) -> Result<()> {
+    let path = std::path::absolute(path)?;
     let existing = path.ancestors().find(|p| p.exists()).context("no such folder")?;
+    ensure!(existing.is_dir(), "{} is not a folder", existing.display());
     let probe = existing.join(format!(".dmschat-probe-{}", std::process::id()));
-    fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
+    let cannot = || format!("no file can be created in {}", existing.display());
+    fs::OpenOptions::new().write(true).create_new(true).open(&probe).with_context(cannot)?;
     fs::remove_file(&probe)?;
     Ok(())
 }
