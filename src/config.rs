@@ -1,5 +1,5 @@
 //! Settings: flags take precedence over the environment, the config file and the defaults. They do not change after
-//! start. The checkpoint's `generation_config.json` ranks below the file; [`Settings::sampling`] merges it once a model
+//! start. The checkpoint's `generation_config.json` ranks below the file; [`SamplingOverrides::over`] merges it once a model
 //! is loaded.
 //!
 //! Knows no flag parser, no model and no widget.
@@ -148,17 +148,31 @@ pub struct Settings {
     pub ascii: bool,
     /// Whether to draw with plain characters and no colours.
     pub plain: bool,
-    sampling: SamplingOverrides,
+    /// The sampling parameters that the user set.
+    pub sampling: SamplingOverrides,
 }
 
 /// Sampling parameters that the user set; the others are the checkpoint's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct SamplingOverrides {
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<u32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
+pub struct SamplingOverrides {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+impl SamplingOverrides {
+    /// The sampling for a model with these defaults (`ModelInfo::default_sampling`).
+    pub fn over(&self, model: &SamplingParams) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(model.temperature),
+            top_k: self.top_k.unwrap_or(model.top_k),
+            top_p: self.top_p.unwrap_or(model.top_p),
+            min_p: self.min_p.unwrap_or(model.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(model.repetition_penalty),
+        }
+    }
 }
 
 /// Default bytes of checkpoints of earlier turns.
@@ -295,17 +309,5 @@ impl Settings {
             },
             dirs,
         })
-    }
-
-    /// The sampling of this run for a model with these defaults (`ModelInfo::default_sampling`).
-    pub fn sampling(&self, model: &SamplingParams) -> SamplingParams {
-        let own = &self.sampling;
-        SamplingParams {
-            temperature: own.temperature.unwrap_or(model.temperature),
-            top_k: own.top_k.unwrap_or(model.top_k),
-            top_p: own.top_p.unwrap_or(model.top_p),
-            min_p: own.min_p.unwrap_or(model.min_p),
-            repetition_penalty: own.repetition_penalty.unwrap_or(model.repetition_penalty),
-        }
     }
 }

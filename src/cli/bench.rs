@@ -225,7 +225,7 @@ impl Lists {
             .map_or(vec![settings.eviction.unwrap_or(true)], |list| list.0.iter().map(|on| on.0).collect());
         let kv = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
         // Greedy decoding with random weights soon repeats itself; temperature 1 does not.
-        let sampling = settings.sampling(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
+        let sampling = settings.sampling.over(&SamplingParams { temperature: 1.0, ..SamplingParams::default() });
         target.check_kv(&kv)?;
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
         // What fits decides nothing here: random weights stay as they are.

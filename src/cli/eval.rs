@@ -103,7 +103,7 @@ impl Run {
         let (checkpoint, target) = spawn::open_on_target(settings).map_err(as_wrong_use)?;
         let context = settings.ctx_size.unwrap_or(checkpoint.config.context).min(checkpoint.config.context);
         let language = Language::new(&checkpoint, context, settings.think, settings.system.clone())?;
-        let sampling = settings.sampling(&default_sampling(&checkpoint.generation));
+        let sampling = settings.sampling.over(&default_sampling(&checkpoint.generation));
         let widest = widths.last().copied().unwrap_or(1);
         if widest > 1 && sampling.temperature <= 0.0 {
             return Err(wrong_use(format!(

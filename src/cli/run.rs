@@ -39,7 +39,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     }
     chat.push_user(prompt);
     let sampling = Sampling {
-        params: settings.sampling(&client.info.default_sampling),
+        params: settings.sampling.over(&client.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
         chains: settings.width.request(settings.early_stop, common.check.is_some()),

@@ -84,11 +84,11 @@ specs! {
 
 /// The settings that /set knows, with what they take.
 pub const SETTINGS: &[(&str, &str)] = &[
-    ("temperature", "0 to 100; 0 is greedy (argmax)"),
-    ("top_k", "sample from the K most likely tokens; 0 is off"),
-    ("top_p", "0 to 1; 1 is off"),
-    ("min_p", "0 to 1; 0 is off"),
-    ("repetition_penalty", "1 is off"),
+    ("temperature", "0 to 100, or default; 0 is greedy (argmax)"),
+    ("top_k", "a number of tokens, or default; 0 is off"),
+    ("top_p", "0 to 1, or default; 1 is off"),
+    ("min_p", "0 to 1, or default; 0 is off"),
+    ("repetition_penalty", "0.01 to 100, or default; 1 is off"),
     ("seed", "a number, or random"),
     ("max_tokens", "a number, or none"),
     ("kv_limit", "bytes of cache (512MiB, 2GB), or none"),

@@ -15,7 +15,7 @@ use super::memory::{Memory, MemoryPage};
 use super::models::ModelPicker;
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
-use crate::config::{Settings, Width};
+use crate::config::{SamplingOverrides, Settings, Width};
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
@@ -169,7 +169,8 @@ pub enum Progress {
 pub struct ChatOptions {
     pub think: bool,
     pub keep_thinking: Option<bool>,
-    pub sampling: SamplingParams,
+    /// What the user set; [`App::sampling`] has all of it.
+    pub sampling: SamplingOverrides,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
     /// How many chains answer.
@@ -429,7 +430,7 @@ impl App {
         let options = ChatOptions {
             think: settings.think,
             keep_thinking: settings.keep_thinking,
-            sampling: settings.sampling(&SamplingParams::default()),
+            sampling: settings.sampling,
             seed: settings.seed,
             max_tokens: settings.max_tokens,
             width: settings.width,
@@ -472,6 +473,12 @@ impl App {
         };
         app.set_theme(theme);
         app
+    }
+
+    /// How the next answer is sampled: as set by the user, else as the model recommends.
+    pub fn sampling(&self) -> SamplingParams {
+        let model = self.engine.info.as_ref().map(|info| info.default_sampling.clone());
+        self.options.sampling.over(&model.unwrap_or_default())
     }
 
     /// True while an answer, a rebuild, a restore, a recall test or a summary runs, or a conversation is being read.

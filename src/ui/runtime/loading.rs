@@ -98,6 +98,10 @@ impl Runtime {
             settings.adapter = Adapter::Auto;
             settings.model = name;
         }
+        // What /forget has set stays; a saved conversation has its own.
+        if let Some((ratio, trained)) = self.app.engine.keep {
+            settings.keep_ratio = (ratio != trained).then_some(ratio as f32);
+        }
         self.load_settings(settings)
     }
 

@@ -88,8 +88,7 @@ impl Runtime {
         chains: Option<ChainsRequest>,
         source: Source,
     ) {
-        let options = &self.app.options;
-        let (sampling, seed) = (options.sampling.clone(), options.seed);
+        let (sampling, seed) = (self.app.sampling(), self.app.options.seed);
         let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin, chains };
         self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
         self.flush();

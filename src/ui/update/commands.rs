@@ -254,12 +254,17 @@ fn set(app: &mut App, argument: &str) -> Vec<Effect> {
         return note(app, LocalKind::Table, text);
     }
     let name = name.replace('-', "_");
-    let Some((_, expected)) = SETTINGS.iter().find(|(n, _)| *n == name) else {
+    let Some(at) = SETTINGS.iter().position(|(n, _)| *n == name) else {
         let near = nearest(&name, SETTINGS.iter().map(|(n, _)| *n));
         let names: Vec<&str> = SETTINGS.iter().map(|(n, _)| *n).collect();
         let hint = near.map_or_else(|| format!("settings: {}", names.join(", ")), |n| format!("did you mean {n}?"));
         return error(app, format!("no setting {:?}; {hint}", clean_line(&name)));
     };
+    let expected = SETTINGS[at].1;
+    if value.is_empty() {
+        let now = &settings(app)[at];
+        return info(app, format!("{name} is {now}; it takes {expected}"));
+    }
     match set_value(app, &name, value.trim()) {
         Some(effects) => {
             if app.notice.is_none() {
@@ -267,19 +272,27 @@ fn set(app: &mut App, argument: &str) -> Vec<Effect> {
             }
             effects
         }
-        None => error(app, format!("{name} takes {expected}, not {:?}", clean_line(value))),
+        None => {
+            let expected = expected.split(';').next().unwrap_or_default();
+            error(app, format!("{name} takes {expected}, not {:?}", clean_line(value)))
+        }
     }
 }
 
 /// Sets a value; `None` if it is invalid.
 fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
-    let number = |low: f32, high: f32| value.parse::<f32>().ok().filter(|v| (low..=high).contains(v));
+    // `Some(None)`: the model's own.
+    let number = |low: f32, high: f32| match value {
+        "default" => Some(None),
+        _ => value.parse::<f32>().ok().filter(|v| (low..=high).contains(v)).map(Some),
+    };
     let none = matches!(value, "none" | "off" | "random");
     app.notice = None;
     let options = &mut app.options;
     match name {
         "temperature" => options.sampling.temperature = number(0.0, 100.0)?,
-        "top_k" => options.sampling.top_k = value.parse().ok()?,
+        "top_k" if value == "default" => options.sampling.top_k = None,
+        "top_k" => options.sampling.top_k = Some(value.parse().ok()?),
         "top_p" => options.sampling.top_p = number(0.0, 1.0)?,
         "min_p" => options.sampling.min_p = number(0.0, 1.0)?,
         "repetition_penalty" => options.sampling.repetition_penalty = number(0.01, 100.0)?,
@@ -305,21 +318,25 @@ fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
 }
 
 fn settings_table(app: &App) -> String {
-    let o = &app.options;
+    let rows = SETTINGS.iter().zip(settings(app)).map(|((name, help), value)| format!("{name:<20} {value:<12} {help}"));
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+/// The values of [`SETTINGS`].
+fn settings(app: &App) -> [String; SETTINGS.len()] {
+    let (o, sampling) = (&app.options, app.sampling());
     let or = |value: Option<String>, none: &str| value.unwrap_or_else(|| none.to_owned());
-    let values = [
-        o.sampling.temperature.to_string(),
-        o.sampling.top_k.to_string(),
-        o.sampling.top_p.to_string(),
-        o.sampling.min_p.to_string(),
-        o.sampling.repetition_penalty.to_string(),
+    [
+        sampling.temperature.to_string(),
+        sampling.top_k.to_string(),
+        sampling.top_p.to_string(),
+        sampling.min_p.to_string(),
+        sampling.repetition_penalty.to_string(),
         or(o.seed.map(|s| s.to_string()), "random"),
         or(o.max_tokens.map(|m| m.to_string()), "none"),
         or(o.kv_limit.map(|l| l.to_string()), "none"),
         (if app.mouse { "on" } else { "off" }).to_owned(),
-    ];
-    let rows = SETTINGS.iter().zip(values).map(|((name, help), value)| format!("{name:<20} {value:<12} {help}"));
-    rows.collect::<Vec<_>>().join("\n")
+    ]
 }
 
 /// Captures the mouse, or releases it to the terminal.

@@ -261,7 +261,6 @@ fn open_inspect(app: &App) -> Option<&Inspect> {
 /// Takes a loaded model into use.
 pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
-    app.options.sampling = app.setup.settings.sampling(&info.default_sampling);
     let mut then_open = None;
     if let Some(loading) = app.engine.loading.take() {
         then_open = loading.then_open;

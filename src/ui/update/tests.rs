@@ -1,7 +1,7 @@
 //! Events in, state and effects out, without a terminal.
 
 use super::*;
-use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind};
+use crate::protocol::{Command, Event, ModelInfo, SamplingParams, StopReason, TextKind};
 use crate::ui::state::Overlay;
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};
@@ -301,7 +301,7 @@ fn unknown_commands_and_values_say_what_was_expected() {
     for (line, expected) in [
         ("/hepl", "no command /hepl; did you mean /help?"),
         ("/set temprature 1", "did you mean temperature?"),
-        ("/set top_p 2", "top_p takes 0 to 1"),
+        ("/set top_p 2", "top_p takes 0 to 1, or default, not \"2\""),
         ("/theme nope", "no theme \"nope\"; themes: auto, dark, light, cividis, ascii"),
         ("/think maybe", "/think takes on or off"),
         ("/export notes.txt", ".md or .jsonl"),
@@ -312,7 +312,15 @@ fn unknown_commands_and_values_say_what_was_expected() {
         press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
     }
     say(&mut app, "/set temperature 0.7");
-    assert_eq!(app.options.sampling.temperature, 0.7);
+    // What was set stays when another model comes; the rest is that model's, and so is what is given back to it.
+    let other = SamplingParams { temperature: 0.6, top_k: 20, ..SamplingParams::default() };
+    let info = ModelInfo { default_sampling: other.clone(), ..model(8, 4) };
+    update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+    assert_eq!(app.sampling(), SamplingParams { temperature: 0.7, ..other.clone() });
+    say(&mut app, "/set temperature default");
+    assert_eq!(app.sampling(), other);
+    say(&mut app, "/set top_k");
+    assert_eq!(notice(&app), "top_k is 20; it takes a number of tokens, or default; 0 is off");
     say(&mut app, "/set kv_limit 1GB");
     assert_eq!(app.options.kv_limit, Some(1_000_000_000));
 }

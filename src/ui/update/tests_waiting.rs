@@ -83,7 +83,7 @@ fn a_command_works_while_a_draft_stands() {
     press(&mut app, KeyCode::Backspace);
     assert_eq!((app.input.text(), &app.aside), ("second", &None));
     say(&mut app, "/set temperature 1");
-    assert_eq!(app.options.sampling.temperature, 1.0);
+    assert_eq!(app.sampling().temperature, 1.0);
     assert_eq!(app.input.text(), "second");
     // Taken back again: the newer text is in the input, Up has the other.
     say(&mut app, "/undo");
@@ -95,7 +95,7 @@ fn a_command_works_while_a_draft_stands() {
     assert_eq!(app.input.text(), "first!/x");
     press(&mut app, KeyCode::Home);
     say(&mut app, "/set temperature 2");
-    assert_eq!((app.options.sampling.temperature, app.input.text()), (2.0, "first!/x"));
+    assert_eq!((app.sampling().temperature, app.input.text()), (2.0, "first!/x"));
 }
 
 #[test]
