@@ -32,7 +32,7 @@
 //! | [`tensor`] | a named block of a model file, in any format | quant |
 //! | [`protocol`], [`policy`], [`codec`], [`quant`] | plain data and pure maths | nothing of ours |
 //! | [`vote`] | which of several answers most of them agree on | unicode |
-//! | [`regular_file`], [`unicode`] | bounded reads of files from outside; which characters may be shown, ends of texts, and messages of one line | nothing of ours |
+//! | [`regular_file`], [`unicode`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!

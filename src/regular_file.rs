@@ -1,7 +1,9 @@
 //! Reads files from outside: regular files only, with a bound on their size. A named pipe would block its reader, and a
-//! device never ends. Knows nothing of their content.
+//! device never ends. Writes whole files ([`temporary`]). Knows nothing of their content.
 
-use std::fs::{File, FileType, OpenOptions};
+pub mod temporary;
+
+use std::fs::{self, File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -57,6 +59,49 @@ pub fn read_at_most(mut from: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> 
         return Err(invalid(&format!("more than {max_bytes} bytes, the most that a file of this kind may have")));
     }
     Ok(bytes)
+}
+
+/// Whether `path` still refers to the open file, and not to one that another process has put there since.
+pub fn is_same_file(path: &Path, file: &File) -> bool {
+    file.metadata().and_then(|open| is_at(path, &open)).unwrap_or(false)
+}
+
+/// [`is_same_file`] that says if it cannot be known.
+#[cfg(unix)]
+pub fn is_at(path: &Path, open: &Metadata) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    match fs::symlink_metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (open.dev(), open.ino())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(not(unix))]
+pub fn is_at(path: &Path, _: &Metadata) -> io::Result<bool> {
+    path.try_exists()
+}
+
+/// Creates a folder that other users cannot read.
+pub fn make_private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt;
+        builder.mode(0o700);
+    }
+    builder.create(path)
+}
+
+/// Options that create files which only their owner can read.
+pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600);
+    }
+    options
 }
 
 fn opened(options: &mut OpenOptions, path: &Path, flags: i32) -> io::Result<File> {

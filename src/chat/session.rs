@@ -13,7 +13,6 @@ mod store;
 mod whole;
 
 pub use export::markdown;
-pub use file::{is_at, make_private_folder, private};
 pub use load::{Loaded, load};
 pub use record::{FORMAT, Policy, Record, Stamp, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};

@@ -1,8 +1,8 @@
 //! The file of a model's [`DialTable`], so that the trial prefill behind it runs once.
 
 use crate::policy::DialTable;
-use crate::regular_file;
-use std::io;
+use crate::regular_file::{self, temporary::Temporary};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 const MAX_BYTES: u64 = 1 << 16;
@@ -18,14 +18,12 @@ pub fn read(path: &Path) -> Option<DialTable> {
     DialTable::of_quantiles(serde_json::from_slice(&bytes).ok()?)
 }
 
-/// Writes a table beside its place and moves it there.
+/// Writes a table.
 pub fn write(path: &Path, table: &DialTable) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let half = path.with_extension(format!("{}.part", std::process::id()));
-    std::fs::write(&half, serde_json::to_vec(table.quantiles())?)?;
-    std::fs::rename(&half, path)
+    let folder = path.parent().ok_or_else(|| io::Error::other("no folder"))?;
+    let mut new = Temporary::in_own_folder(folder)?;
+    new.file.write_all(&serde_json::to_vec(table.quantiles())?)?;
+    new.rename(path)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Room on a disk, and writes that survive a power cut.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -28,20 +27,4 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 pub fn sync_folder(_: &Path) -> io::Result<()> {
     Ok(())
-}
-
-/// Whether the path still names the open file. A file that another process has renamed or deleted since is another one.
-#[cfg(unix)]
-pub fn is_same_file(path: &Path, file: &File) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let id = |m: std::fs::Metadata| (m.dev(), m.ino());
-    match (std::fs::symlink_metadata(path), file.metadata()) {
-        (Ok(named), Ok(open)) => id(named) == id(open),
-        _ => false,
-    }
-}
-
-#[cfg(not(unix))]
-pub fn is_same_file(path: &Path, _: &File) -> bool {
-    path.exists()
 }

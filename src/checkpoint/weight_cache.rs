@@ -14,8 +14,9 @@ use super::safetensors::TensorFile;
 use super::weight_file::{self, Entry, Identity, Layout, Stored};
 use super::{AdapterChoice, Checkpoint, ModelConfig, disk, mapped};
 use crate::quant::Weights;
+use crate::regular_file::{self, is_same_file};
 use crate::tensor::{DType, Tensor};
-use crate::{regular_file, unicode};
+use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -149,7 +150,7 @@ impl WeightCache {
         let entries = || fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         for path in entries().filter(|p| p != own && p.extension().is_some_and(|e| e == PARTIAL)) {
             let Ok(file) = regular_file::open_no_follow(File::options().write(true), &path) else { continue };
-            if file.try_lock().is_ok() && disk::is_same_file(&path, &file) {
+            if file.try_lock().is_ok() && is_same_file(&path, &file) {
                 let _ = fs::remove_file(&path);
             }
         }
@@ -279,7 +280,7 @@ impl<'a> Wanted<'a> {
             let file = regular_file::open_no_follow(&mut options, &self.partial()).map_err(|e| refused(&e))?;
             match file.try_lock() {
                 // The lock of a file that has been renamed or deleted since says nothing.
-                Ok(()) if !disk::is_same_file(&self.partial(), &file) => continue,
+                Ok(()) if !is_same_file(&self.partial(), &file) => continue,
                 Ok(()) if (waited || !was_there) && self.path.exists() => {
                     let _ = fs::remove_file(self.partial());
                     return Ok(None);

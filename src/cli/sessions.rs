@@ -5,6 +5,7 @@ use super::output;
 use crate::cache::file::{Kept, Room};
 use crate::chat::session::{CACHE_EXTENSION, Entry, Store, cache_of};
 use crate::config::Settings;
+use crate::regular_file::temporary::remove_abandoned;
 use crate::ui::text::bytes;
 use anyhow::Result;
 use serde_json::json;
@@ -45,16 +46,17 @@ fn list(settings: &Settings, common: &Common) -> Result<()> {
 
 /// Removes caches without a session, then the oldest until the rest is within the limit; or all. Sessions are not touched.
 fn prune(settings: &Settings, all: bool, common: &Common) -> Result<()> {
-    let (kept, abandoned) = Room::list(&settings.dirs.sessions(), CACHE_EXTENSION);
+    let folder = settings.dirs.sessions();
+    remove_abandoned(&folder);
     let sum = |files: &[Kept]| files.iter().map(|k| k.bytes).sum::<u64>();
     let (mut gone, mut kept): (Vec<Kept>, Vec<Kept>) =
-        kept.into_iter().partition(|k| all || !k.path.with_extension("jsonl").exists());
+        Room::list(&folder, CACHE_EXTENSION).into_iter().partition(|k| all || !k.path.with_extension("jsonl").exists());
     while !kept.is_empty() && sum(&kept) > settings.cache_disk {
         gone.push(kept.remove(0));
     }
-    for file in gone.iter().map(|k| &k.path).chain(&abandoned) {
-        match fs::remove_file(file) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => anyhow::bail!("{}: {e}", file.display()),
+    for Kept { path, .. } in &gone {
+        match fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => anyhow::bail!("{}: {e}", path.display()),
             _ => {}
         }
     }

@@ -1,8 +1,8 @@
 //! The input history on disk, one JSON string a line. Entries are appended one by one, so that neither a second chat
 //! nor a kill loses any. Failures are ignored.
 
-use crate::chat::session::{is_at, make_private_folder, private, write_atomically};
-use crate::regular_file::open_no_follow;
+use crate::regular_file::temporary::Temporary;
+use crate::regular_file::{is_at, make_private_folder, open_no_follow, private};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -54,9 +54,13 @@ impl HistoryFile {
         let Some(mut file) = self.path.as_deref().and_then(locked) else { return };
         let long = file.metadata().is_ok_and(|m| m.len() > MAX_BYTES);
         let lines = lines_of(&mut file);
-        if let (Some(path), true) = (&self.path, long || lines.len() > 2 * MAX_ENTRIES) {
+        let Some((path, folder)) = self.path.as_ref().and_then(|path| Some((path, path.parent()?))) else { return };
+        if long || lines.len() > 2 * MAX_ENTRIES {
             // Other processes wait for the lock and then open the new file.
-            let _ = write_atomically(path, (newest(&lines).join("\n") + "\n").as_bytes());
+            let _ = Temporary::in_own_folder(folder).and_then(|mut new| {
+                new.file.write_all((newest(&lines).join("\n") + "\n").as_bytes())?;
+                new.rename(path)
+            });
         }
     }
 }

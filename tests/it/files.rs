@@ -4,10 +4,12 @@
 
 use crate::folder::Folder;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
+use dmschat::regular_file::temporary::Temporary;
 use dmschat::ui::history::HistoryFile;
 use dmschat::ui::keymap::Keymap;
 use dmschat::ui::theme::Themes;
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -150,4 +152,44 @@ fn json_escapes_what_hides() {
         let name = if json.is_array() { &json[1]["name"] } else { &json["name"] };
         assert!(name.as_str().unwrap().ends_with(hidden), "{json}");
     }
+}
+
+/// Says that the process is to write a file in this folder and to be killed.
+const KILLED: &str = "DMSCHAT_TEST_KILLED_IN";
+
+/// Runs itself as the process that is killed.
+#[test]
+fn what_a_killed_write_left_is_removed_by_the_next_and_what_a_running_one_writes_is_not() {
+    if let Some(folder) = std::env::var_os(KILLED) {
+        let mut write = Temporary::in_own_folder(Path::new(&folder)).unwrap();
+        write.file.write_all(b"half").unwrap();
+        std::io::stderr().write_all(b".").unwrap();
+        std::thread::sleep(Duration::from_secs(600));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, target) = (dir.path(), dir.path().join("session.jsonl"));
+    // Names of other schemes, and a link.
+    for other in [".dmschat-0123456789ABCDEF.tmp", ".dmschat-1.tmp", "a.cache.1-0.tmp", "session.jsonl"] {
+        fs::write(folder.join(other), "").unwrap();
+    }
+    std::os::unix::fs::symlink(&target, folder.join(".dmschat-0123456789abcdef.tmp")).unwrap();
+    let count = || fs::read_dir(folder).unwrap().count();
+    let before = count();
+    let name = "files::what_a_killed_write_left_is_removed_by_the_next_and_what_a_running_one_writes_is_not";
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([name, "--exact", "--nocapture"]).env(KILLED, folder).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    child.stderr.take().unwrap().read_exact(&mut [0]).unwrap();
+    let write = || {
+        let mut write = Temporary::in_own_folder(folder).unwrap();
+        write.file.write_all(b"whole").unwrap();
+        write.rename(&target).unwrap();
+        count()
+    };
+    assert_eq!(write(), before + 1, "a process that runs keeps its file");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(write(), before);
+    assert_eq!(fs::read(&target).unwrap(), b"whole");
 }

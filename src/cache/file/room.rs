@@ -3,10 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
-
-/// A file of an unfinished write is removed if nothing was written to it for so long.
-const ABANDONED: Duration = Duration::from_secs(3600);
+use std::time::SystemTime;
 
 /// A limit on the bytes of all caches in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,26 +20,20 @@ pub struct Kept {
 }
 
 impl Room {
-    /// The caches in a folder by their extension, oldest first, and the files of unfinished writes that nobody goes on with.
-    pub fn list(folder: &Path, extension: &str) -> (Vec<Kept>, Vec<PathBuf>) {
-        let (mut kept, mut abandoned) = (Vec::new(), Vec::new());
+    /// The caches in a folder by their extension, oldest first.
+    pub fn list(folder: &Path, extension: &str) -> Vec<Kept> {
+        let mut kept = Vec::new();
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
-            let Some(name) = name.to_str() else { continue };
+            let path = entry.path();
             // Of the link itself, not of what it leads to.
             let Ok(meta) = entry.metadata() else { continue };
             let (Ok(modified), true) = (meta.modified(), meta.is_file()) else { continue };
             if path.extension().is_some_and(|e| e == extension) {
                 kept.push(Kept { path, bytes: meta.len(), modified });
-            } else if name.contains(&format!(".{extension}.")) && name.ends_with(".tmp") {
-                let age = modified.elapsed().unwrap_or_default();
-                if age > ABANDONED {
-                    abandoned.push(path);
-                }
             }
         }
         kept.sort_by(|a, b| a.modified.cmp(&b.modified).then_with(|| a.path.cmp(&b.path)));
-        (kept, abandoned)
+        kept
     }
 
     /// Removes the oldest caches of a folder until a file of `bytes` fits at `path`, where it replaces another. Fails if it
@@ -52,9 +43,7 @@ impl Room {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than the limit"));
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        let (kept, abandoned) = Self::list(folder, extension);
-        abandoned.iter().for_each(|path| drop(fs::remove_file(path)));
-        let others: Vec<Kept> = kept.into_iter().filter(|k| k.path != path).collect();
+        let others: Vec<Kept> = Self::list(folder, extension).into_iter().filter(|k| k.path != path).collect();
         let mut sum = others.iter().fold(bytes, |sum, k| sum.saturating_add(k.bytes));
         for old in others {
             if sum <= self.limit_bytes {

@@ -101,19 +101,18 @@ fn the_oldest_files_make_room_and_what_does_not_fit_is_refused() {
         file.set_modified(older - Duration::from_secs(by)).unwrap();
     };
     write(path("b.cache"), 1 << 20, &layers()).unwrap();
-    fs::write(path("c.cache.1-0.tmp"), "half").unwrap();
-    fs::write(path("d.cache.1-0.tmp"), "half").unwrap();
+    // Of a process that was killed.
+    fs::write(path(".dmschat-0123456789abcdef.tmp"), "half").unwrap();
     fs::write(path("a.jsonl"), "session").unwrap();
     age("a.cache", 1);
     age("b.cache", 2);
-    age("c.cache.1-0.tmp", 0);
     age("a.jsonl", 3);
     // One that is written again needs no room beside itself.
     write(path("a.cache"), 2 * bytes, &layers()).unwrap();
     write(path("e.cache"), 2 * bytes, &layers()).unwrap();
     let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["a.cache", "a.jsonl", "d.cache.1-0.tmp", "e.cache"]);
+    assert_eq!(names, ["a.cache", "a.jsonl", "e.cache"]);
     let refused = write(path("f.cache"), bytes - 1, &layers()).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
     assert!(path("e.cache").exists() && !path("f.cache").exists());

@@ -1,11 +1,11 @@
 //! Writes a file of a cache on a thread: beside its place, synced, then renamed.
 
 use super::{Header, Room, layer_checksum};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use crate::regular_file::temporary::Temporary;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 
 /// A file that is being written. Dropped before it is whole, it is removed.
@@ -69,70 +69,21 @@ fn write(
     dropped: &AtomicBool,
 ) -> io::Result<()> {
     let folder = path.parent().ok_or_else(|| io::Error::other("no folder"))?;
-    make_private_folder(folder)?;
     let head = header.encode()?;
     let bytes = header.file_bytes(head.len() as u64).ok_or_else(|| io::Error::other("too large"))?;
     room.make(folder, path, bytes)?;
-    let beside = beside(path);
-    let written = (|| {
-        let mut file = create_new(&beside)?;
-        file.write_all(&head)?;
-        let seed = u64::from_ne_bytes(head[head.len() - 8..].try_into().map_err(io::Error::other)?);
-        for layer in 0..header.layer_bytes.len() {
-            let image = layers.recv().map_err(|_| io::Error::other("given up"))?;
-            file.write_all(&image)?;
-            file.write_all(&layer_checksum(seed, layer, &image).to_ne_bytes())?;
-            let _ = spare.send(image);
-        }
-        file.sync_all()?;
-        if dropped.load(Ordering::Relaxed) {
-            return Err(io::Error::other("given up"));
-        }
-        fs::rename(&beside, path)
-    })();
-    if written.is_err() {
-        let _ = fs::remove_file(&beside);
-    } else if let Ok(folder) = File::open(folder) {
-        let _ = folder.sync_all();
+    let mut new = Temporary::in_own_folder(folder)?;
+    new.file.write_all(&head)?;
+    let seed = u64::from_ne_bytes(head[head.len() - 8..].try_into().map_err(io::Error::other)?);
+    for layer in 0..header.layer_bytes.len() {
+        let image = layers.recv().map_err(|_| io::Error::other("given up"))?;
+        new.file.write_all(&image)?;
+        new.file.write_all(&layer_checksum(seed, layer, &image).to_ne_bytes())?;
+        let _ = spare.send(image);
     }
-    written
-}
-
-/// Another name in the same folder, for this write alone.
-fn beside(path: &Path) -> PathBuf {
-    static WRITES: AtomicU64 = AtomicU64::new(0);
-    let number = WRITES.fetch_add(1, Ordering::Relaxed);
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}-{number}.tmp", std::process::id()));
-    name.into()
-}
-
-/// Creates a file that only its owner can read. What a killed process left under the name is removed.
-fn create_new(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.mode(0o600);
+    new.file.sync_all()?;
+    if dropped.load(Ordering::Relaxed) {
+        return Err(io::Error::other("given up"));
     }
-    match options.open(path) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(path)?;
-            options.open(path)
-        }
-        made => made,
-    }
-}
-
-/// Creates a folder that other users cannot read.
-fn make_private_folder(path: &Path) -> io::Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::DirBuilderExt;
-        builder.mode(0o700);
-    }
-    builder.create(path)
+    new.rename(path)
 }

@@ -2,9 +2,9 @@
 //! failed write leaves the file as it was, and the next write includes its lines. A file that another program has
 //! changed is not touched. Knows bytes and lines, not their meaning.
 
-use crate::regular_file;
+use crate::regular_file::{self, is_at, make_private_folder, private, temporary};
 use anyhow::{Context, Result, anyhow, bail};
-use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -138,32 +138,9 @@ impl LineFile {
         lock(&file, name)?;
         self.file = Some(file);
         (self.good, self.len) = (0, 0);
-        sync_folder(&self.path);
+        temporary::sync_folder_of(&self.path);
         Ok(())
     }
-}
-
-/// Syncs the folder's entry of a new file, where folders can be synced.
-pub(super) fn sync_folder(file: &Path) {
-    if let Some(folder) = file.parent().and_then(|f| File::open(f).ok()) {
-        let _ = folder.sync_all();
-    }
-}
-
-/// Whether `path` still refers to the open file.
-#[cfg(unix)]
-pub fn is_at(path: &Path, open: &Metadata) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    match fs::symlink_metadata(path) {
-        Ok(there) => Ok((there.dev(), there.ino()) == (open.dev(), open.ino())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-#[cfg(not(unix))]
-pub fn is_at(path: &Path, _: &Metadata) -> io::Result<bool> {
-    path.try_exists()
 }
 
 /// The file for the incomplete last line of a session.
@@ -189,26 +166,4 @@ fn lock(file: &File, name: &str) -> Result<()> {
     }
     // Locked; or on a file system without locks, where saving unlocked is better than not saving.
     Ok(())
-}
-
-/// Creates a folder that other users cannot read.
-pub fn make_private_folder(path: &Path) -> io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::DirBuilderExt;
-        builder.mode(0o700);
-    }
-    builder.create(path)
-}
-
-/// Options that create files which only their owner can read.
-pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.mode(0o600);
-    }
-    options
 }

@@ -1,9 +1,9 @@
 //! Writes whole files: under another name that is synced and renamed, so that a path is always the complete old or new file,
 //! also after a kill or on a full disk. What is no regular file is never replaced.
 
-use super::file::{private, sync_folder};
-use crate::regular_file;
-use anyhow::{Context, Result, anyhow, bail};
+use crate::regular_file::temporary::{self, Temporary};
+use crate::regular_file::{self, private};
+use anyhow::{Context, Result, anyhow};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -29,9 +29,7 @@ pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Fails if [`write_output`] could not write to `path`, so that a long measurement need not fail at its end.
 pub fn check_output(path: &Path) -> Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let (beside, _) = beside(&target, &mut OpenOptions::new())?;
-    let _ = fs::remove_file(beside);
-    Ok(())
+    beside(&target, &mut OpenOptions::new()).map(drop)
 }
 
 /// Opens a named pipe, a device or a stream of this process (`/dev/stdout`) for writing, and waits for the reader of a pipe.
@@ -44,45 +42,22 @@ pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
 }
 
 fn replace(path: &Path, bytes: &[u8], options: &mut OpenOptions) -> Result<()> {
-    let (beside, mut file) = beside(path, options)?;
-    let written = (|| {
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    })();
-    if let Err(e) = written {
-        let _ = fs::remove_file(&beside);
-        bail!("{}: {e}", path.display());
-    }
-    sync_folder(path);
-    Ok(())
+    let mut beside = beside(path, options)?;
+    let written = beside.file.write_all(bytes).and_then(|()| beside.rename(path));
+    written.map_err(|e| anyhow!("{}: {e}", path.display()))
 }
 
 /// Creates a file in the folder of `path`, which must be a regular file or free.
-fn beside(path: &Path, options: &mut OpenOptions) -> Result<(PathBuf, File)> {
+fn beside(path: &Path, options: &mut OpenOptions) -> Result<Temporary> {
     path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    regular_file::check(path)
-        .and_then(|()| create(folder, ".dmschat-", ".tmp", options))
-        .map_err(|e| anyhow!("{}: {e}", path.display()))
+    let created = regular_file::check(path).and_then(|()| Temporary::create(folder, options));
+    created.map_err(|e| anyhow!("{}: {e}", path.display()))
 }
 
 /// Creates a file under a new random name that only its owner can read.
 pub fn create_new(folder: &Path, before: &str, after: &str) -> io::Result<(PathBuf, File)> {
-    create(folder, before, after, private(&mut OpenOptions::new()))
-}
-
-fn create(folder: &Path, before: &str, after: &str, options: &mut OpenOptions) -> io::Result<(PathBuf, File)> {
-    let mut tries = 0;
-    loop {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|e| io::Error::other(e.to_string()))?;
-        let path = folder.join(format!("{before}{:016x}{after}", u64::from_ne_bytes(random)));
-        match options.write(true).create_new(true).open(&path) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && tries < 16 => tries += 1,
-            made => return made.map(|file| (path, file)),
-        }
-    }
+    temporary::create_new(folder, before, after, private(&mut OpenOptions::new()))
 }
 
 #[cfg(all(test, unix))]
