@@ -446,7 +446,7 @@ impl BenchArgs {
 pub struct DoctorArgs {
     /// With --device cuda: also compare long cache histories and whole models with the CPU, and measure the
     /// speed of every op
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["parallel", "chains", "presence", "runs"])]
     pub all: bool,
     /// With --device cuda: only measure the speed of every op, at the shapes of qwen3-8b if the GPU is large enough
     #[arg(long)]

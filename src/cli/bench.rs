@@ -53,11 +53,13 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     }
     let threads = args.threads.unwrap_or(0);
     let offset = set_decisions(&mut checkpoint, args).map_err(as_wrong_use)?;
+    let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };
     if args.resume_cache {
-        let weights = lists.weights.first().copied().unwrap_or(Weights::Bf16);
-        let job =
-            ResumeJob { checkpoint: &convert(&checkpoint, weights)?, lists: &lists, ctx: &args.ctx, longest, json };
-        return target.run(DeviceOptions { threads, ..DeviceOptions::from(settings) }, job);
+        for &weights in &lists.weights {
+            let checkpoint = &convert(&checkpoint, weights)?;
+            target.run(options, ResumeJob { checkpoint, lists: &lists, args, offset, longest, json })?;
+        }
+        return Ok(0);
     }
     if !json {
         out(&format!("{HEADER}\n"))?;
@@ -82,7 +84,6 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
             results.push(line.json(&info, codec));
             Ok(())
         };
-        let options = DeviceOptions { threads, ..DeviceOptions::from(settings) };
         device = Some(target.run(options, Job { bench, report })?);
     }
     let device = device.context("a format of the weights")?;
@@ -151,32 +152,44 @@ impl<F: FnMut(Codec, &Line) -> Result<()>> DeviceJob for Job<'_, F> {
 struct ResumeJob<'a> {
     checkpoint: &'a Checkpoint,
     lists: &'a Lists,
-    ctx: &'a [usize],
+    args: &'a BenchArgs,
+    offset: Option<f32>,
     longest: usize,
     json: bool,
 }
 
 impl DeviceJob for ResumeJob<'_> {
-    type Output = u8;
+    type Output = ();
 
-    fn run<D: DeviceKind>(self, device: &D) -> Result<u8> {
+    fn run<D: DeviceKind>(self, device: &D) -> Result<()> {
         let path = std::env::temp_dir().join(format!("dmschat-bench-{}.cache", std::process::id()));
         for &codec in &self.lists.codecs {
             let (context, policy) = (Some(self.longest), self.lists.policy);
             let options = EngineOptions { context, max_seqs: 2, policy, ..EngineOptions::new(codec) };
             let mut runner = Runner::new(device.open()?, self.checkpoint, &options, |_, _| true)?;
-            for (&ctx, &eviction) in self.ctx.iter().flat_map(|n| self.lists.eviction.iter().map(move |on| (n, on))) {
+            for (&ctx, &eviction) in
+                self.args.ctx.iter().flat_map(|n| self.lists.eviction.iter().map(move |on| (n, on)))
+            {
                 let resume = Resume::measure(&mut runner, ctx.max(1), eviction, &path);
                 let _ = std::fs::remove_file(&path);
                 let resume = resume?;
-                let case = format!("{}, eviction {}, ", codec.name(), if eviction { "on" } else { "off" });
-                match self.json {
-                    true => out(&format!("{}\n", resume.json()))?,
-                    false => out(&(case + &resume.text()))?,
+                if self.json {
+                    let mut row = resume.json();
+                    row["model"] = self.checkpoint.name.as_str().into();
+                    row["weights"] = json!(weights_info(self.checkpoint));
+                    row["kv"] = codec.name().into();
+                    row["eviction"] = eviction.into();
+                    row["keep"] = self.args.keep.into();
+                    row["offset"] = self.offset.into();
+                    out(&format!("{}\n", unicode::escape_json(&row.to_string())))?;
+                    continue;
                 }
+                let (weights, on) = (self.checkpoint.weights.name(), if eviction { "on" } else { "off" });
+                let case = format!("{weights}, {}, eviction {on}, ", codec.name());
+                out(&(case + &resume.text()))?;
             }
         }
-        Ok(0)
+        Ok(())
     }
 }
 

@@ -469,7 +469,12 @@ fn bench_repeats_the_offset_that_an_earlier_run_found() {
         (&again["keep"], &again["results"][0]["live_slots"]),
         (&Value::Null, &found["results"][0]["live_slots"])
     );
+    let resume = ["bench", "--shape", "demo", "--ctx", "300", "--json", "--resume-cache", "--eviction", "on"];
+    let (_, stdout, stderr) = run(&[&resume[..], &["--offset", offset]].concat());
+    let row: Value = serde_json::from_str(&stdout).expect(&stderr);
+    assert_eq!([&row["offset"], &row["eviction"], &row["kv"]], [&found["offset"], &Value::Bool(true), &"f32".into()]);
     refused(bench(&["--offset", "1", "--keep", "0.3"]), &["--offset", "--keep"]);
+    refused(run(&[&resume[..], &["--parallel", "8"]].concat()), &["--resume-cache", "--parallel"]);
     refused(bench(&["--offset", "x"]), &["--offset", "'x'"]);
     refused(bench(&["--offset", "nan"]), &["--offset NaN is not an offset", "bench --keep"]);
 }
