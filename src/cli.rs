@@ -37,7 +37,6 @@ use crate::config::{Settings, in_words};
 use crate::ui::theme::Themes;
 use anyhow::{Context, Result, bail};
 use args::{Cli, Command};
-use clap::Parser;
 use clap::error::ErrorKind;
 use std::io;
 use std::panic::catch_unwind;
@@ -69,7 +68,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run_program() -> u8 {
-    let done = match Cli::try_parse() {
+    let done = match Cli::read(std::env::args_os()) {
         Ok(cli) => files_can_be_opened().and_then(|()| crate::engine::catch_device_lost(|| dispatch(cli))),
         Err(error) => refused(&error),
     };
@@ -179,10 +178,10 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     fn parse(line: &[&str]) -> Result<Cli, String> {
-        Cli::try_parse_from(std::iter::once(&"dmschat").chain(line)).map_err(|e| one_line(&e.render().to_string()))
+        Cli::read(std::iter::once(&"dmschat").chain(line)).map_err(|e| one_line(&e.render().to_string()))
     }
 
     #[test]
@@ -212,6 +211,8 @@ mod tests {
             (&["--kv", "f16"], &["'f16'", "--kv", "auto, f32, bf16, fp8, int8 or k8v4"]),
             (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
             (&["--seed", "-1"], &["'-1'", "--seed", "expected a whole number from 0"]),
+            (&["--kv-limit", "-1"], &["'-1'", "--kv-limit", "512MiB"]),
+            (&["eval", "--n", "-1"], &["'-1'", "--n", "expected a whole number from 0"]),
             (&["frobnicate"], &["'frobnicate'"]),
             (&["score"], &["--tokens-file", "--text-file"]),
             (&["--continue", "--resume", "x"], &["--continue", "--resume"]),

@@ -4,7 +4,8 @@ use super::devices::cuda_summary;
 use crate::checks::Part;
 use crate::config::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin, Width};
 use crate::quant::Weights;
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -34,6 +35,17 @@ pub struct Cli {
     pub common: Common,
     #[command(subcommand)]
     pub command: Option<Command>,
+}
+
+impl Cli {
+    /// Parses a command line. A negative number after a flag is its value, so that the error says what the flag expects.
+    pub fn read(line: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
+        fn with_negative(command: clap::Command) -> clap::Command {
+            let arg = |a: clap::Arg| if a.get_action().takes_values() { a.allow_negative_numbers(true) } else { a };
+            command.mut_args(arg).mut_subcommands(with_negative)
+        }
+        Self::from_arg_matches(&with_negative(Self::command()).try_get_matches_from(line)?)
+    }
 }
 
 const AFTER: &str = "\
@@ -156,11 +168,11 @@ pub struct Common {
     pub early_stop: Option<OnOff>,
 
     /// Temperature of sampling; 0 always picks the most probable token [default: the model's]
-    #[arg(long, global = true, allow_negative_numbers = true, value_name = "T", help_heading = "Answer")]
+    #[arg(long, global = true, value_name = "T", help_heading = "Answer")]
     pub temperature: Option<f32>,
 
     /// Sample from the most probable tokens that together have this probability; 1 is off
-    #[arg(long, global = true, allow_negative_numbers = true, value_name = "P", help_heading = "Answer")]
+    #[arg(long, global = true, value_name = "P", help_heading = "Answer")]
     pub top_p: Option<f32>,
 
     /// Sample from this many of the most probable tokens; 0 is off
@@ -168,15 +180,15 @@ pub struct Common {
     pub top_k: Option<u32>,
 
     /// Drop tokens less probable than this fraction of the most probable one; 0 is off
-    #[arg(long, global = true, allow_negative_numbers = true, value_name = "P", help_heading = "Answer")]
+    #[arg(long, global = true, value_name = "P", help_heading = "Answer")]
     pub min_p: Option<f32>,
 
     /// Make tokens that have occurred less probable; 1 is off
-    #[arg(long, global = true, allow_negative_numbers = true, value_name = "X", help_heading = "Answer")]
+    #[arg(long, global = true, value_name = "X", help_heading = "Answer")]
     pub repetition_penalty: Option<f32>,
 
     /// Seed of sampling; the one in use is always reported [default: random]
-    #[arg(long, global = true, allow_negative_numbers = true, value_name = "N", help_heading = "Answer")]
+    #[arg(long, global = true, value_name = "N", help_heading = "Answer")]
     pub seed: Option<u64>,
 
     /// Whether the model thinks before it answers, if its template has a switch: on or off
@@ -391,7 +403,7 @@ pub struct CompareArgs {
     pub text_file: PathBuf,
 
     /// What decisions must exceed to mark, one row each: 0 as trained, more to keep more, such as 0,5,10
-    #[arg(long, value_name = "DIALS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "DIALS")]
     pub dial: Option<List<f32>>,
 }
 
@@ -418,7 +430,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SHARE", conflicts_with = "offset")]
     pub keep: Option<f64>,
     /// Offset of the eviction decisions that an earlier run with --keep printed: the same tokens, without measuring again
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X")]
     pub offset: Option<f32>,
     /// While decoding, read which tokens are kept five times a second, as the chat's memory page does
     #[arg(long)]
@@ -427,7 +439,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Only measure how long a conversation of --ctx tokens takes to resume: replayed, and with its cache from a file
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["parallel", "chains", "presence", "runs"])]
     pub resume_cache: bool,
     /// Runs of each measurement; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -446,7 +458,7 @@ impl BenchArgs {
 pub struct DoctorArgs {
     /// With --device cuda: also compare long cache histories and whole models with the CPU, and measure the
     /// speed of every op
-    #[arg(long, conflicts_with_all = ["parallel", "chains", "presence", "runs"])]
+    #[arg(long)]
     pub all: bool,
     /// With --device cuda: only measure the speed of every op, at the shapes of qwen3-8b if the GPU is large enough
     #[arg(long)]
