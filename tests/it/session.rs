@@ -347,7 +347,10 @@ fn a_refused_file_is_not_touched_and_a_record_without_newline_is_kept() {
     for (id, text) in [("newer", newer), ("other", "notes of mine\nwithout an end"), ("half", "{\"type\":\"head")] {
         let path = dir.path().join(format!("{id}.jsonl"));
         fs::write(&path, text).unwrap();
-        assert!(store.open(id).is_err());
+        let refused = store.open(id).unwrap_err().to_string();
+        for named in [store.resume(id).unwrap_err(), store.read_named(id).unwrap_err()] {
+            assert_eq!(named.to_string(), refused, "a file that is not listed is named by its id");
+        }
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);

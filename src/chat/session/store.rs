@@ -140,6 +140,15 @@ impl Store {
         found.ok_or_else(|| anyhow!("{kind} {name:?}; dmschat sessions list names the sessions"))
     }
 
+    /// The id of the session that a user typed. A file that is too damaged to be listed has its id all the same, so that the
+    /// error says what is wrong with it and no other session is taken for it.
+    fn id_of(&self, name: &str) -> Result<String> {
+        match self.file_of(name) {
+            Ok(_) => Ok(name.to_owned()),
+            Err(_) => Ok(self.find(name)?.id),
+        }
+    }
+
     /// Opens a session to continue it; it is locked until the returned [`Session`] is dropped. `name` is as for
     /// [`Store::find`], or a file written by `/save` or `/export`, which becomes a new session. [`Loaded::problems`]
     /// lists what could not be read.
@@ -152,7 +161,7 @@ impl Store {
             let text = with_session_name(&text, &id);
             return Ok((Session::of_loaded(id, Some(file), text, false, &loaded), loaded));
         }
-        self.open(&self.find(name)?.id)
+        self.open(&self.id_of(name)?)
     }
 
     /// Like [`Store::resume`], for the session with this id.
@@ -195,7 +204,7 @@ impl Store {
         if is_file_name(name) {
             return read_whole_lines(Path::new(name), name);
         }
-        self.read(&self.find(name)?.id)
+        self.read(&self.id_of(name)?)
     }
 
     /// Reads the session with this id without locking or changing it.
