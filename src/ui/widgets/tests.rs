@@ -29,6 +29,17 @@ fn the_chat_at_80x24() {
 #[test]
 fn the_welcome_at_80x24() {
     insta::assert_snapshot!(screen(&mut app(80, 24, 8, 4)));
+    // Words are left out last: a longer text takes the place of empty rows.
+    let mut app = unloaded(80, 24, Depth::Rgb, "dark");
+    let mut info = model(8, 4);
+    (info.device, info.context) = ("cpu, 2 threads, avx512".into(), 131_072);
+    (info.plan.workspace_bytes, info.plan.kv_budget_bytes) = (10_500_000, Some(21_200_000_000));
+    (info.plan.certain_context, info.plan.expected_context) = (8_192, 131_072);
+    update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+    let shown = screen(&mut app);
+    for text in ["dmschat", "with eviction", "What can you do?", "F1 ", "/data/sessions"] {
+        assert!(shown.contains(text), "{text}: {shown}");
+    }
 }
 
 #[test]

@@ -11,7 +11,13 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
-    let lines = lines(app, usize::from(area.width).saturating_sub(3).min(88), true);
+    let mut lines = lines(app, usize::from(area.width).saturating_sub(3).min(88), true);
+    // Empty rows go before words do.
+    while lines.len() > usize::from(area.height)
+        && let Some(empty) = lines.iter().rposition(|line| line.width() == 0)
+    {
+        lines.remove(empty);
+    }
     let height = lines.len().min(usize::from(area.height));
     let y = area.y + (usize::from(area.height) - height) as u16 / 2;
     for (n, line) in lines.iter().take(height).enumerate() {
@@ -36,7 +42,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
         None if app.engine.loading.is_some() => "loading the model".to_owned(),
         None => "no model is loaded; /model NAME loads one".to_owned(),
     };
-    out.push(Line::styled(model, dim));
+    out.extend(wrap_plain(&model, dim, width, &[]));
     if let Some(info) = &app.engine.info {
         let plan = &info.plan;
         let mut text = format!("weights {} {}", clean_line(&info.weights.format), bytes(info.weights.bytes));
