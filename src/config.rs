@@ -231,7 +231,10 @@ impl Settings {
         };
         let keys_set_by = file.keys.is_some() || env.keys.is_some();
         let keys_set_by = keys_set_by.then(|| set_by("keys", false, env.keys.is_some()));
-        let settings = Self { theme_set_by, ..Self::from_layer(dirs, flags.over(env).over(file))? };
+        let (budget_flag, budget_variable) = (flags.budget.is_some(), env.budget.is_some());
+        let merged = Self::from_layer(dirs, flags.over(env).over(file));
+        let settings = merged.with_context(|| set_by("budget", budget_flag, budget_variable))?;
+        let settings = Self { theme_set_by, ..settings };
         match (keys_set_by, &settings.keymap) {
             (Some(set_by), Some(keymap)) if !keymap.is_file() => {
                 bail!("{set_by}: the file {} does not exist", keymap.display())
@@ -245,7 +248,7 @@ impl Settings {
         layer::unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
     }
 
-    /// The settings of one layer over the defaults.
+    /// The settings of one layer over the defaults. Fails for a budget that the policy cannot have.
     pub fn from_layer(dirs: Dirs, layer: Layer) -> Result<Self> {
         let keymap = match layer.keys {
             Some(path) if path.is_relative() => Some(dirs.config.join(path)),
@@ -255,7 +258,7 @@ impl Settings {
         let model = layer.model.unwrap_or_else(|| BUILTIN_MODEL.to_owned());
         let policy = layer.policy.unwrap_or_default();
         if let Some(why) = layer.budget.and_then(|budget| budget_refusal(policy, budget)) {
-            bail!("budget: {why}");
+            bail!(why);
         }
         Ok(Self {
             model,

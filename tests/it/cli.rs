@@ -431,7 +431,7 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
 fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
     let score = |args: &[&str]| run(&[&["score", "--text-file", "x"], args].concat());
     refused(score(&["--policy", "tova", "--budget", "12"]), &["12 slots are less than a page"]);
-    refused(score(&["--policy", "window", "--budget", "4x"]), &["window takes slots"]);
+    refused(score(&["--policy", "window", "--budget", "4x"]), &["--budget: policy window takes slots"]);
     refused(score(&["--policy", "h2o", "--budget", "0.5x"]), &["expected 1x to 64x"]);
     refused(score(&["--policy", "dense", "--budget", "512"]), &["no budget"]);
     for budget in ["512", "2.5x"] {
