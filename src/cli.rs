@@ -212,6 +212,7 @@ mod tests {
             (&["--device", "tpu"], &["'tpu'", "cpu, cuda or cuda:N"]),
             (&["--seed", "-1"], &["'-1'", "--seed", "expected a whole number from 0"]),
             (&["--kv-limit", "-1"], &["'-1'", "--kv-limit", "512MiB"]),
+            (&["--top-k", "-1"], &["--top-k", "-1 is out of range, expected 0 to"]),
             (&["eval", "--n", "-1"], &["'-1'", "--n", "expected a whole number from 0"]),
             (&["frobnicate"], &["'frobnicate'"]),
             (&["score"], &["--tokens-file", "--text-file"]),

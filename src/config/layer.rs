@@ -228,7 +228,7 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
 /// The message of a parser in one line, without the names of Rust's types, and with the known key that is nearest to an unknown
 /// one.
 pub fn in_words(message: &str) -> String {
-    const WORDS: [(&str, &str); 11] = [
+    const WORDS: [(&str, &str); 12] = [
         ("\n", ", "),
         ("expected f32", "expected a number"),
         ("expected u32", "expected a whole number from 0"),
@@ -239,6 +239,7 @@ pub fn in_words(message: &str) -> String {
         ("unknown field", "unknown key"),
         ("invalid digit found in string", "expected a whole number from 0"),
         ("invalid float literal", "expected a number"),
+        ("is not in 0..=4294967295", "is out of range, expected 0 to 4294967295"),
         ("number too large to fit in target type", "the number is too large"),
     ];
     let mut message = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replace(from, to));
