@@ -418,6 +418,8 @@ pub struct Snapshot {
     pub phase: Phase,
     /// Number of tokens fed.
     pub tokens: usize,
+    /// Number of them that are pinned.
+    pub pinned: usize,
     pub eviction: bool,
     pub kv: KvStats,
     /// Bytes of pages that only checkpoints (or other conversations) hold; part of `kv.bytes`.

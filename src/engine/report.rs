@@ -9,6 +9,7 @@ use crate::protocol::{ChainFigures, KvStats, Phase, Snapshot};
 pub(super) struct Figures {
     geometry: KvGeometry,
     seq: SeqStats,
+    pinned: usize,
     /// Pages of the twin.
     twin_pages: usize,
     pool: PoolStats,
@@ -27,6 +28,7 @@ impl Figures {
         Self {
             geometry: *runner.cache.geometry(),
             seq: runner.cache.stats(b, seq),
+            pinned: runner.cache.pins(seq).iter().map(ExactSizeIterator::len).sum(),
             twin_pages: twin.map_or(0, |twin| runner.cache.stats(b, twin).pages),
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
@@ -86,6 +88,7 @@ impl Figures {
         Snapshot {
             phase,
             tokens: self.seq.len,
+            pinned: self.pinned,
             eviction,
             kv: self.kv(),
             checkpoint_bytes: (self.pool.used_pages - self.seq.pages - self.twin_pages) as u64 * page_bytes,

@@ -90,6 +90,9 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         ("slots", format!("{} live, {} dense", count(kv.live_slots), count(kv.dense_slots))),
         ("tokens", context_use(app)),
     ];
+    if s.pinned > 0 {
+        rows.push(("pinned", plural(s.pinned as u64, "token")));
+    }
     if kv.reads > 0.0 {
         let text = format!(
             "{} slots a head in the last answer, {} at most stored",

@@ -80,6 +80,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
     Snapshot {
         phase: Phase::Idle,
         tokens,
+        pinned: 0,
         eviction: true,
         kv: KvStats {
             codec: "f32".into(),

@@ -184,6 +184,7 @@ fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
     assert!(first.stored < 1.0 && !first.done);
     assert!(pin(&mut s, QUESTION, false).unwrap().done);
     assert!(pin(&mut s, QUESTION, true).unwrap_err().contains("pinned already"));
+    assert_eq!(s.snapshot().pinned, QUESTION.len());
     s.send(Command::Rebuild);
     s.wait(|e| matches!(e, Event::RebuildDone { cancelled: false, .. }).then_some(()));
     ask(&mut s, "and so on");

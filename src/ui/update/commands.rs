@@ -361,7 +361,8 @@ fn system(app: &mut App, argument: &str) -> Vec<Effect> {
         return Vec::new();
     }
     app.chat.set_system(if argument == "none" { "" } else { argument });
-    let again = if app.tokens() > 0 { format!("; {}", texts::REFILL) } else { String::new() };
+    let again =
+        if app.tokens() > 0 { format!("; {}", texts::refill(app.engine.snapshot.as_deref())) } else { String::new() };
     info(app, format!("system prompt {}{again}", if argument == "none" { "removed" } else { "set" }));
     vec![Effect::Store(Store::Sync)]
 }

@@ -216,12 +216,12 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
         app.engine.rebuilding = None;
     }
     let had = app.tokens();
-    app.engine.snapshot = Some(snapshot);
+    let before = app.engine.snapshot.replace(snapshot);
     if let Some(chains) = app.turn.as_mut().and_then(|turn| turn.chains.as_mut()) {
         chains.revision += 1;
     }
     if had > 0 && app.turn.is_none() && app.has_to_refill() && !app.session.unrestored {
-        note(app, LocalKind::Note, format!("the cache is empty; {}", texts::REFILL));
+        note(app, LocalKind::Note, format!("the cache is empty; {}", texts::refill(before.as_deref())));
     }
     if idle {
         app.memory.mark_stale();
@@ -267,6 +267,9 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
         app.engine.loaded.clone_from(&loading.name);
         app.engine.chosen = loading.name;
     }
+    let held = app.engine.snapshot.as_deref();
+    let again = if app.chat.is_empty() { String::new() } else { format!("; {}", texts::refill(held)) };
+    let twin = if app.engine.twin { "; the twin is off" } else { "" };
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
     app.engine.snapshot = None;
@@ -275,8 +278,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     app.notice = None;
     if changed && !app.session.unrestored {
         app.chat.disown_replies();
-        let again = if app.chat.is_empty() { String::new() } else { format!("; {}", texts::REFILL) };
-        note(app, LocalKind::Note, format!("model {}, {}{again}", info.name, info.device));
+        note(app, LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
         note(app, LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));

@@ -317,6 +317,13 @@ fn unknown_commands_and_values_say_what_was_expected() {
     let info = ModelInfo { default_sampling: other.clone(), ..model(8, 4) };
     update(&mut app, AppEvent::ModelReady(Arc::new(info)));
     assert_eq!(app.sampling(), SamplingParams { temperature: 0.7, ..other.clone() });
+    // A note says what does not stay.
+    turn(&mut app, "q", "", "a");
+    app.engine.twin = true;
+    update(&mut app, AppEvent::Snapshot(Arc::new(crate::protocol::Snapshot { pinned: 3, ..snapshot(40, 8, 4) })));
+    update(&mut app, AppEvent::ModelReady(Arc::new(ModelInfo { default_sampling: other.clone(), ..model(8, 4) })));
+    let noted = app.feed.locals.last().unwrap().text.clone();
+    assert!(noted.ends_with("; pins of messages do not come back; the twin is off"), "{noted}");
     say(&mut app, "/set temperature default");
     assert_eq!(app.sampling(), other);
     say(&mut app, "/set top_k");

@@ -1,9 +1,13 @@
 //! Texts used in several places.
 
+use crate::protocol::Snapshot;
 use crate::ui::text::plural;
 
-/// Said where the cache does not hold the conversation.
-pub const REFILL: &str = "your next message loads the conversation again";
+/// What happens to a conversation that the cache does not hold any more. `held`: the last figures while it did.
+pub fn refill(held: Option<&Snapshot>) -> String {
+    let pins = if held.is_some_and(|s| s.pinned > 0) { "; pins of messages do not come back" } else { "" };
+    format!("your next message loads the conversation again{pins}")
+}
 
 /// Returns the text of a toggle's line.
 pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
