@@ -33,20 +33,24 @@ __device__ __forceinline__ int divide(int a, int b) {
   return left < 0 ? q - 1 : left >= b ? q + 1 : q;
 }
 
-// Divides the blocks of a token among its KV heads by the pages that they hold, at least one block each. Every block
-// computes the same division.
+// Divides the pages of a token's KV heads among blocks, about as many as the token's share of those that the GPU runs at once, at
+// least one for each head. Every block computes the same division. A head has at most pages / per + 1 splits and pages / per
+// adds up to at most the share, so a grid of heads + share blocks has room for all.
 __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) {
   // pages of all heads, hence pages per split
   int total = 0, block = blockIdx.x;
   for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
 #pragma unroll
   for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(FULL, total, m);
-  int spare = gridDim.x - heads, per = spare > 0 ? max(MIN_SPLIT_PAGES, divide(total + spare - 1, spare)) : 1 << 20;
+  int share = gridDim.x - heads, per = share > 0 ? max(MIN_SPLIT_PAGES, divide(total + share - 1, share)) : 1 << 20;
+  // Rounded up where no warp is to get two pages. Otherwise to nearest: rounded up, the blocks would outnumber the share, and
+  // those that do not fit begin when others end, which takes longer than half a block's work more in one of them.
+  int more = per > MIN_SPLIT_PAGES ? per / 2 : per - 1;
   Split s = {-1, 0, 0, 0, 0, 0};
   // prefix sum of the heads' splits, 32 heads at a time, until this block's is among them
   for (int h = lane, before = 0; h - lane < heads; h += 32) {
     int here = h < heads ? live[h] : 0, pages = (here + PAGE_SLOTS - 1) / PAGE_SLOTS;
-    int splits = h >= heads ? 0 : pages <= UNSPLIT_PAGES ? 1 : divide(pages + per - 1, per);
+    int splits = h >= heads ? 0 : pages <= UNSPLIT_PAGES ? 1 : max(1, divide(pages + more, per));
     int end = warp_prefix_sum(splits, lane) + before;
     before = __shfl_sync(FULL, end, 31);
     u32 mine = __ballot_sync(FULL, block >= end - splits && block < end);
@@ -74,76 +78,116 @@ __device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int po
 
 // The same number of blocks for each head, before it is known how many pages are read.
 __device__ __forceinline__ Split even_split(const int* live, int heads) {
-  int count = (int)gridDim.x / heads, head = blockIdx.x / count;
+  int count = max(1, ((int)gridDim.x - heads) / heads), head = blockIdx.x / count;
   if (head >= heads) return Split{-1, 0, 0, 0, 0, 0};
   int index = blockIdx.x - head * count;
   return Split{head, live[head], index * WARPS, 0, index, count};
 }
 
-// A page in a warp's registers, as fragments of mma: lane 4 g + t holds K's channels 32 i + 8 t + 0..7 of slots g and
-// g + 8, and V's channels 64 i + 8 g + 0..7 of slots 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+// How LANES lanes hold a row of a format: D / LANES channels each, in runs of up to 16 bytes. Run i of a lane is run
+// LANES i + lane of the row.
+template <int D, int LANES, class Rows>
+struct RowLanes {
+  static const int HALF = 16 / Rows::EIGHT_BYTES;            // values in half a u32
+  static const bool ACROSS = HALF != 2;                      // whether neighbours lie in both halves: see `pair`
+  static const int WORDS = D / LANES / (2 * HALF);           // of a lane
+  static const int RUN = WORDS < 4 ? WORDS : 4, CHANNELS = 2 * HALF * RUN;  // words and channels of a run
+  static const int ROW_BYTES = D * Rows::EIGHT_BYTES / 8;    // of a whole row
+  // Words of a load of other rows: those of narrow codes begin at multiples of 8 bytes.
+  static const int ALIGNED = HALF > 1 && RUN > 2 ? 2 : RUN;
+
+  // Channel i of those that a lane holds.
+  static __device__ __forceinline__ int channel(int i, int lane) {
+    return (i / CHANNELS * LANES + lane) * CHANNELS + i % CHANNELS;
+  }
+  // Loads a lane's words, AT_ONCE at a time. Of bf16 the first d channels; others, which may hold NaN, become zeros. Narrower codes
+  // are finite whatever their bits, and what follows a row lies in its page: they take no check.
+  template <int AT_ONCE>
+  static __device__ __forceinline__ void load(u32* to, const u8* row, int d, int lane) {
+#pragma unroll
+    for (int w = 0; w < WORDS; w += AT_ONCE) {
+      int first = channel(2 * HALF * w, lane);
+      const u8* from = row + first * Rows::EIGHT_BYTES / 8;
+      bool real = Rows::EIGHT_BYTES < 16 || first < d;
+      if (AT_ONCE == 4) {
+        uint4 x = real ? *(const uint4*)from : uint4{0, 0, 0, 0};
+        to[w] = x.x, to[w + 1] = x.y, to[w + 2] = x.z, to[w + 3] = x.w;
+      } else if (AT_ONCE == 2) {
+        uint2 x = *(const uint2*)from;
+        to[w] = x.x, to[w + 1] = x.y;
+      } else {
+        to[w] = *(const u32*)from;
+      }
+    }
+  }
+};
+
+// A page in a warp's registers, as fragments of mma: lane 4 g + t holds K of slots g and g + 8 as lane t of four, and V of slots
+// 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 as lane g of eight.
 template <int D, class Codec>
 struct Page {
-  typename Codec::K::Eight k[2][D / 32];
-  typename Codec::V::Eight v[4][D / 64];
+  using K = RowLanes<D, 4, typename Codec::K>;
+  using V = RowLanes<D, 8, typename Codec::V>;
+  u32 k[2][K::WORDS], v[4][V::WORDS];
   float k_scale[2];
   u32 v_side[2];
 
+  // Of rows of D channels the compiler knows the addresses but for the page's, and 16 bytes are loaded at once.
   __device__ __forceinline__ void load_k(const Kv& kv, const u8* page, int lane) {
-    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.k_bytes;
-    const u8* row = page + g * bytes;
+    if (kv.head_dim == D) load_k_by<K::RUN>(k, page, K::ROW_BYTES, D, lane);
+    else load_k_by<K::ALIGNED>(k, page, kv.k_bytes, kv.head_dim, lane);
+  }
+  template <int AT_ONCE>
+  static __device__ __forceinline__ void load_k_by(u32 (*k)[K::WORDS], const u8* page, int bytes, int d, int lane) {
 #pragma unroll
-    for (int half = 0; half < 2; half++, row += 8 * bytes)
-#pragma unroll
-      for (int i = 0; i < D / 32; i++) {
-        int channel = 32 * i + 8 * t;
-        k[half][i].load(row, channel, channel < d);
-      }
+    for (int half = 0; half < 2; half++)
+      K::template load<AT_ONCE>(k[half], page + (lane / 4 + 8 * half) * bytes, d, lane % 4);
   }
 
-  // V and the side data. The first n slots live: V of others may hold NaN, so it is not loaded.
+  // V and the side data. The first n slots live.
   __device__ __forceinline__ void load_v(const Kv& kv, const u8* page, int n, int lane) {
-    int g = lane / 4, t = lane % 4, d = kv.head_dim, bytes = kv.v_bytes;
-    const u8* row = page + kv.v_at + 2 * t * bytes;
-#pragma unroll
-    for (int key = 0; key < 4; key++, row += key == 2 ? 7 * bytes : bytes)
-#pragma unroll
-      for (int i = 0; i < D / 64; i++) {
-        int slot = 2 * t + key % 2 + key / 2 * 8, channel = 64 * i + 8 * g;
-        v[key][i].load(row, channel, channel < d && slot < n);
-      }
+    if (kv.head_dim == D) load_v_by<V::RUN>(v, page + kv.v_at, V::ROW_BYTES, D, n, lane);
+    else load_v_by<V::ALIGNED>(v, page + kv.v_at, kv.v_bytes, kv.head_dim, n, lane);
     if (!Codec::SCALED) return;
-    const float* k_scales = (const float*)(page + kv.k_sides_at) + g;
-    const u32* v_sides = (const u32*)(page + kv.v_sides_at) + g;
+    const float* k_scales = (const float*)(page + kv.k_sides_at) + lane / 4;
+    const u32* v_sides = (const u32*)(page + kv.v_sides_at) + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       k_scale[half] = k_scales[8 * half];
       v_side[half] = v_sides[8 * half];
     }
   }
+  template <int AT_ONCE>
+  static __device__ __forceinline__ void load_v_by(u32 (*v)[V::WORDS], const u8* rows, int bytes, int d, int n, int lane) {
+#pragma unroll
+    for (int key = 0; key < 4; key++) {
+      int slot = lane % 4 * 2 + key % 2 + key / 2 * 8;
+      V::template load<AT_ONCE>(v[key], rows + slot * bytes, slot < n ? d : 0, lane / 4);
+    }
+  }
 };
 
-// Online softmax of a warp over its pages, for the query heads of a group. Lane 4 g + t holds, of head g, q's channels
-// 32 i + 8 t + 0..7; of heads 2 t and 2 t + 1, the maximum of the logits (in log2 units), its own slots' share of
-// the sum of exp2(logit - max) and of the weights times V's offsets, and the accumulators of channels 64 i + 8 g + 0..7, without
-// the offsets.
+// Online softmax of a warp over its pages, for the query heads of a group. Lane 4 g + t holds, of head g, q's channels that it
+// holds of K; of heads 2 t and 2 t + 1, the maximum of the logits (in log2 units), its own slots' share of the sum of
+// exp2(logit - max) and of the weights times V's offsets, and the accumulators, without the offsets, of the channels that it
+// holds of V.
 template <int D, class Codec>
 struct OnlineSoftmax {
+  using K = typename Page<D, Codec>::K;
+  using V = typename Page<D, Codec>::V;
   u32 q[D / 16][2], weights[2];
   float acc[D / 16][4], rescale[2], max[2], sum[2], offset[2];
 
   __device__ __forceinline__ void init(const float (*rows)[ROW_STRIDE], int group, int d, int lane) {
     const float by = Codec::QUERY_FACTOR;
+    // four channels as the two pairs in which K has them
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-      int channel = 32 * i + lane % 4 * 8;
-      float4 a = {0, 0, 0, 0}, b = {0, 0, 0, 0};
-      if (lane / 4 < group && channel < d) {
-        const float4* from = (const float4*)(rows[lane / 4] + channel);
-        a = from[0], b = from[1];
-      }
-      q[2 * i][0] = round_pair(a.x * by, a.y * by), q[2 * i][1] = round_pair(a.z * by, a.w * by);
-      q[2 * i + 1][0] = round_pair(b.x * by, b.y * by), q[2 * i + 1][1] = round_pair(b.z * by, b.w * by);
+    for (int i = 0; i < D / 16; i++) {
+      int channel = K::channel(4 * i, lane % 4);
+      float4 x = {0, 0, 0, 0};
+      if (lane / 4 < group && channel < d) x = *(const float4*)(rows[lane / 4] + channel);
+      if (!K::ACROSS) x = float4{x.x, x.z, x.y, x.w};
+      q[i][0] = round_pair(x.x * by, x.y * by), q[i][1] = round_pair(x.z * by, x.w * by);
     }
 #pragma unroll
     for (int j = 0; j < D / 16; j++)
@@ -163,11 +207,10 @@ struct OnlineSoftmax {
     // S = K Q^T, in two independent chains of mma
     float scores[4] = {}, others[4] = {};
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-      uint4 x = page.k[0][i].as_bf16(), y = page.k[1][i].as_bf16();
-      u32 first[4] = {x.x, y.x, x.y, y.y}, second[4] = {x.z, y.z, x.w, y.w};
-      mma(scores, first, q[2 * i]);
-      mma(others, second, q[2 * i + 1]);
+    for (int i = 0; i < D / 16; i++) {
+      auto pair = [&](int half, int p) { return Codec::K::pair(page.k[half][p / K::HALF], p % K::HALF); };
+      u32 a[4] = {pair(0, 2 * i), pair(1, 2 * i), pair(0, 2 * i + 1), pair(1, 2 * i + 1)};
+      mma(i % 2 ? others : scores, a, q[i]);
     }
     // scale and mask
 #pragma unroll
@@ -229,24 +272,30 @@ struct OnlineSoftmax {
   // O = O * rescale + V^T P^T of the page that was scored last.
   __device__ __forceinline__ void accumulate(const Page<D, Codec>& page) {
 #pragma unroll
-    for (int i = 0; i < D / 64; i++) {
-      uint4 x[4];
+    for (int w = 0; w < V::WORDS; w++) {
+      // halves of the same channels of two keys become words, so that a pair is of two keys of one channel
+      u32 x[2], y[2];
 #pragma unroll
-      for (int key = 0; key < 4; key++) x[key] = page.v[key][i].as_bf16();
-      u32 words[4][4] = {{x[0].x, x[1].x, x[2].x, x[3].x},
-                         {x[0].y, x[1].y, x[2].y, x[3].y},
-                         {x[0].z, x[1].z, x[2].z, x[3].z},
-                         {x[0].w, x[1].w, x[2].w, x[3].w}};
+      for (int half = 0; half < 2; half++) {
+        u32 which = half ? 0x7632 : 0x5410;
+        x[half] = __byte_perm(page.v[0][w], page.v[1][w], which), y[half] = __byte_perm(page.v[2][w], page.v[3][w], which);
+      }
 #pragma unroll
-      for (int w = 0; w < 4; w++) {
-        // pairs of channels of one key become pairs of keys of one channel
-        u32 a[4] = {__byte_perm(words[w][0], words[w][1], 0x5410), __byte_perm(words[w][0], words[w][1], 0x7632),
-                    __byte_perm(words[w][2], words[w][3], 0x5410), __byte_perm(words[w][2], words[w][3], 0x7632)};
-        float* to = acc[4 * i + w];
+      for (int i = 0; i < V::HALF; i++) {
+        // Rows of A are channels 2 i and 2 i + 1 of the word.
+        int h0 = V::ACROSS ? 0 : i, h1 = V::ACROSS ? 1 : i, i0 = V::ACROSS ? i : 0, i1 = V::ACROSS ? i : 1;
+        u32 a[4] = {Codec::V::pair(x[h0], i0), Codec::V::pair(x[h1], i1), Codec::V::pair(y[h0], i0), Codec::V::pair(y[h1], i1)};
+        float* to = acc[V::HALF * w + i];
         to[0] *= rescale[0], to[1] *= rescale[1], to[2] *= rescale[0], to[3] *= rescale[1];
         mma(to, a, weights);
       }
     }
+  }
+
+  // Where `save` puts a channel of a head: runs are shifted by four channels against each other so that the lanes' stores meet in
+  // no bank. Four channels from a multiple of 4 on stay together.
+  static __device__ __forceinline__ int place(int channel) {
+    return channel / V::CHANNELS * V::CHANNELS + (channel / 4 + channel / 32) % (V::CHANNELS / 4) * 4 + channel % 4;
   }
 
   // Writes the state to shared memory, with the offsets.
@@ -268,8 +317,9 @@ struct OnlineSoftmax {
     for (int k = 0; k < 2; k++)
       if (2 * t + k < group)
 #pragma unroll
-        for (int j = 0; j < D / 16; j++)
-          *(float2*)&to_acc[(2 * t + k) * D + j / 4 * 64 + 8 * g + j % 4 * 2] = float2{acc[j][k], acc[j][2 + k]};
+        for (int j = 0; j < D / 16; j += 2)
+          *(float4*)&to_acc[(2 * t + k) * D + place(V::channel(2 * j, g))] =
+              float4{acc[j][k], acc[j][2 + k], acc[j + 1][k], acc[j + 1][2 + k]};
   }
 };
 
@@ -289,9 +339,9 @@ struct Shared {
 };
 static_assert(sizeof(Shared<64>::of) >= sizeof(float) * MAX_GROUP * MAX_SPLITS, "room for the weights of splits");
 
-// partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. Grid (blocks of a token, at least
-// n_kv_heads; n), THREADS threads; the last block of a head to be done merges its splits. Reads every live slot
-// once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
+// partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. Grid (n_kv_heads + a token's share of the
+// blocks that the GPU runs at once; n), THREADS threads; the last block of a head to be done merges its splits. Reads every live
+// slot once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
 // n_kv_heads, max_pages], as `chosen_page` makes them; chosen_slots [n, n_kv_heads], PAGE_SLOTS for each.
 template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen = nullptr,
@@ -326,6 +376,11 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
       number = slots.pages[i];
     }
   };
+  // of the page looked up last
+  auto prefetch_page = [&] {
+#pragma unroll 1
+    for (int j = 128 * lane; j < kv.meta_at; j += 128 * 32) prefetch(page_at(kv, number) + j);
+  };
   auto first_slot = [&] { return (Mode::PAGES ? chosen_entry(choice) : at) * PAGE_SLOTS; };
   Page<D, Codec> page;
   // first page to registers, second one in flight
@@ -348,8 +403,9 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
       const u8* from = page_at(kv, number);
       if (Codec::PACKED) {
         for (int i = lane; i < kv.meta_at / 16; i += 32) copy_async(s.of[warp].page + i, from + 16 * i, true);
+        number = -1;  // in shared memory
       } else {
-        for (int j = 128 * lane; j < (int)kv.stride; j += 128 * 32) prefetch(from + j);
+        prefetch_page();
       }
     }
     copy_commit();
@@ -417,21 +473,24 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     softmax.init(s.rows, group, d, lane);
     // pages of this warp; the next one is loaded into the registers that the current one no longer needs
 #pragma unroll 1
-    for (bool in_shared = Codec::PACKED; at < split.last; in_shared = false) {
+    while (at < split.last) {
       int first = first_slot();
       float* logits_of_page = Mode::SCORES ? logits + first * stride : nullptr;
       softmax.template score<Mode>(page, split.live - first, unseen - first, by, lane, logits_of_page, stride,
                                    chosen_readers(choice));
       // `select_pages` has counted it
       if (Mode::PAGES && unseen >= first && unseen < first + PAGE_SLOTS && lane == 0)
-        atomicAdd(kv.reads + span.seq, ~(u64)0);
+        atomicAdd(kv.reads + p.spans[blockIdx.y].seq, ~(u64)0);
       at += step;
       choice = next;
-      const u8* from = in_shared ? (const u8*)s.of[warp].page : page_at(kv, number);
+      const u8* from = number < 0 ? (const u8*)s.of[warp].page : page_at(kv, number);
       if (at < split.last) page.load_k(kv, from, lane);
       softmax.accumulate(page);
       if (at < split.last) page.load_v(kv, from, split.live - first_slot(), lane);
-      if (at + step < split.last) look_up(at + step, next);
+      if (at + step < split.last) {
+        look_up(at + step, next);
+        prefetch_page();
+      }
     }
     softmax.save(s.of[warp].acc, s.max[warp], s.sum[warp], group, lane);
   }
@@ -453,7 +512,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     for (int w = 0; w < WARPS; w++) {
       if (w >= busy) break;
       float by = exp2_fast(s.max[w][head] - from);
-      float2 x = *(const float2*)&s.of[w].acc[head * D + channel];
+      float2 x = *(const float2*)&s.of[w].acc[head * D + OnlineSoftmax<D, Codec>::place(channel)];
       sum += by * s.sum[w][head];
       acc.x += by * x.x;
       acc.y += by * x.y;

@@ -13,6 +13,8 @@
 // A format of rows is a struct with
 //   EIGHT_BYTES     bytes of eight consecutive channels of a stored row
 //   Eight           load, as_bf16: eight consecutive channels
+//   pair            value i of each half of a stored u32 as bf16. That of half h is channel 2 i + h of the u32, but of one-byte
+//                   codes 2 h + i
 //   affine          scale and offset by the side data of a row
 //   encode          a row of f32 to codes, and to the values that the codes give back; returns the side data
 #pragma once

@@ -18,6 +18,8 @@ struct Bf16Codec {
     __device__ __forceinline__ uint4 as_bf16() const { return x; }
   };
 
+  static __device__ __forceinline__ u32 pair(u32 x, int) { return x; }
+
   static __device__ __forceinline__ float2 affine(u32) { return float2{1.0f, 0.0f}; }
 
   // Encodes a row x[d] by a warp: `codes` are what the cache stores, x becomes what it gives back.

@@ -29,10 +29,8 @@ struct Int8Codec {
     return code & 0x80 ? -a : a;
   }
 
-  // Two of four codes as bf16: see EightCodes.
-  static __device__ __forceinline__ u32 pair(u32 codes, u32 which) {
-    u32 x = __byte_perm(codes, 0, which);
-    return (x & 0x80008000u) | ((x >> 8) & 0x007f007fu);
+  static __device__ __forceinline__ u32 pair(u32 x, int i) {
+    return i == 0 ? ((x << 8) & 0x80008000u) | (x & 0x007f007fu) : (x & 0x80008000u) | ((x >> 8) & 0x007f007fu);
   }
 
   using Eight = EightCodes<Int8Codec>;

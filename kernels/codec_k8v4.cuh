@@ -113,6 +113,8 @@ __device__ __forceinline__ u16 f32_to_f16(float x) {
 struct Int4Rows {
   static const int EIGHT_BYTES = 4;
 
+  static __device__ __forceinline__ u32 pair(u32 x, int i) { return (x >> (4 * i)) & 0x000f000fu; }
+
   // Eight neighbouring codes; as bf16 each is a subnormal of code 2^-133, as int8 codes are.
   struct Eight {
     u32 x;
@@ -120,8 +122,7 @@ struct Int4Rows {
       x = real ? *(const u32*)(row + channel / 8 * EIGHT_BYTES) : 0;
     }
     __device__ __forceinline__ uint4 as_bf16() const {
-      const u32 mask = 0x000f000fu;
-      return uint4{x & mask, (x >> 4) & mask, (x >> 8) & mask, (x >> 12) & mask};
+      return uint4{pair(x, 0), pair(x, 1), pair(x, 2), pair(x, 3)};
     }
   };
 

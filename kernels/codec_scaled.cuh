@@ -26,8 +26,7 @@ __device__ __forceinline__ u32 encode_scaled(u8* codes, float* x, int d, int lan
   return __any_sync(FULL, nan) ? 0x7fc00000u : __float_as_uint(scale);
 }
 
-// Eight neighbouring codes of a row. `Codec::pair` makes two of four codes into bf16, picked by a selector for __byte_perm
-// that moves them into the high bytes of two halves.
+// Eight neighbouring codes of a row. Neighbours are brought to the high bytes of two halves to become a pair.
 template <class Codec>
 struct EightCodes {
   uint2 x;
@@ -35,6 +34,9 @@ struct EightCodes {
     x = real ? *(const uint2*)(row + channel) : uint2{0, 0};
   }
   __device__ __forceinline__ uint4 as_bf16() const {
-    return uint4{Codec::pair(x.x, 0x1404), Codec::pair(x.x, 0x3424), Codec::pair(x.y, 0x1404), Codec::pair(x.y, 0x3424)};
+    return uint4{neighbours(x.x, 0x1404), neighbours(x.x, 0x3424), neighbours(x.y, 0x1404), neighbours(x.y, 0x3424)};
+  }
+  static __device__ __forceinline__ u32 neighbours(u32 codes, u32 which) {
+    return Codec::pair(__byte_perm(codes, 0, which), 1);
   }
 };

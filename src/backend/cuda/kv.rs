@@ -20,8 +20,6 @@ const ROPE_BLOCKS_PER_SM: usize = 4;
 const MAX_TILE_SPLITS: usize = 32;
 /// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cu` and `attend_wgmma.cu`.
 pub(super) const TILE_QUERIES: usize = 128;
-/// Blocks of decode attention for each KV head of a token, at least, if there is room for their partial results.
-const BLOCKS_PER_HEAD: usize = 2;
 /// Most splits of a KV head of a decode token: `MAX_SPLITS` in `attend_merge.cuh`.
 const MAX_SPLITS: usize = 512;
 /// Threads of a block of `attend`, of `place_scores`, and lanes to a block of `append`.
@@ -249,14 +247,12 @@ pub(super) fn decode(
     }
 }
 
-/// Blocks of decode attention for each of `n` tokens. The kernel divides a token's blocks among its KV heads by their live
-/// slots. With one block for each head it could not, and the longest head would decide the time.
+/// Blocks of decode attention for each of `n` tokens: its share of those that the GPU runs at once, and one for each KV head. The
+/// kernel divides the share among the heads by their live slots; the blocks that are left over end at once.
 fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
     let room = pool.max_blocks * TILE_QUERIES / MAX_GROUP / n;
-    let blocks =
-        (pool.decode_blocks / n).min(MAX_SPLITS).max(room.min(BLOCKS_PER_HEAD * g.n_kv_heads)).max(g.n_kv_heads);
-    assert!(blocks <= room, "no room for the splits of {n} sequences");
-    blocks
+    assert!(g.n_kv_heads <= room, "no room for the splits of {n} sequences");
+    g.n_kv_heads + (pool.decode_blocks / n).clamp(1, MAX_SPLITS - 1).min(room - g.n_kv_heads)
 }
 
 /// Appends the tokens that [`decode`] has staged in the layers from `first` on to the cache.
