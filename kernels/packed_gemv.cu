@@ -241,8 +241,8 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
       name(void* out, const void* x, const u8* weight, const float* bias, int rows, int cols) { \
     gemv<CODE, WARPS, STAGES, SWIGLU, ADD, false>(out, x, weight, bias, nullptr, 0.0f, 0, nullptr, rows, cols); \
   }
-#define PACKED_NORM_GEMV(name, CODE, WARPS, STAGES, SWIGLU) \
-  KERNEL __launch_bounds__(32 * WARPS, 1) \
+#define PACKED_NORM_GEMV(name, CODE, WARPS, STAGES, SWIGLU, PER_SM) \
+  KERNEL __launch_bounds__(32 * WARPS, PER_SM) \
       name(void* out, const float* x, const u8* weight, const float* bias, const float* norm, float eps, int layer, \
            int* non_finite, int rows, int cols) { \
     gemv<CODE, WARPS, STAGES, SWIGLU, false, true>(out, x, weight, bias, norm, eps, layer, non_finite, rows, cols); \
@@ -251,8 +251,9 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
   PACKED_GEMV(name, CODE, WARPS, STAGES, false, false) \
   PACKED_GEMV(name##_swiglu, CODE, WARPS, STAGES, true, false) \
   PACKED_GEMV(name##_add, CODE, WARPS, STAGES, false, true) \
-  PACKED_NORM_GEMV(name##_norm, CODE, WARPS, STAGES, false) \
-  PACKED_NORM_GEMV(name##_norm_swiglu, CODE, WARPS, STAGES, true)
+  /* The projection in front of attention: half of the registers are left to blocks of attention, which begin beside it. */ \
+  PACKED_NORM_GEMV(name##_norm, CODE, WARPS, STAGES, false, 2) \
+  PACKED_NORM_GEMV(name##_norm_swiglu, CODE, WARPS, STAGES, true, 1)
 PACKED_GEMVS(packed_gemv_q4, Q4, 16, 3)
 PACKED_GEMVS(packed_gemv_q8, Q8, 16, 2)
 // For GPUs with 99 KB of shared memory for a block.

@@ -28,6 +28,8 @@ const SPILLS: &[(&str, usize)] = &[
     ("packed_resident_q4_32_swiglu", 96),
     ("packed_resident_q8_32", 96),
     ("packed_resident_q8_32_swiglu", 96),
+    // Leaves room for blocks of attention beside it. ptxas 13 needs none.
+    ("packed_gemv_q8_norm", 12),
     // What a tile keeps beside its fragments, once for 64 keys.
     ("attend_tiles_128_bf16", 256),
     ("attend_tiles_128_fp8", 128),
