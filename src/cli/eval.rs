@@ -216,9 +216,13 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<(FileProblems, Option<String>)
         }
     }
     if let Some(path) = &args.problems {
-        let (of_file, of_text) = read_file(path, args.n).map_err(as_wrong_use)?;
-        digest = Some(of_text);
-        for (name, problems) in of_file {
+        let file = read_file(path, args.n).map_err(as_wrong_use)?;
+        if file.more > 0 {
+            let more = count(file.more);
+            output::notice(&format!("{}: {more} more problems are left out (--n {})", path.display(), args.n));
+        }
+        digest = Some(file.digest);
+        for (name, problems) in file.problems {
             if out.iter().any(|(known, _)| *known == name) {
                 return Err(wrong_use(format!("{}: its task {name:?} is also one of --task", path.display())));
             }

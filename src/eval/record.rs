@@ -90,6 +90,7 @@ impl Store {
     /// holds another run.
     pub fn open(folder: &Path, run: &Value) -> Result<Self> {
         let path = folder.join(FILE);
+        ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
         let mut options = OpenOptions::new();
         let mut file = regular_file::open_with(options.read(true).append(true).create(true), &path)

@@ -9,7 +9,7 @@ mod text;
 mod variables;
 mod words;
 
-pub use file::{FileProblems, MAX_BYTES, read_file};
+pub use file::{FileProblems, MAX_BYTES, ProblemFile, read_file};
 
 use super::problem::Problem;
 use super::rng::Rng;

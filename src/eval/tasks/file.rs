@@ -23,11 +23,20 @@ struct Line {
 /// Problems by task, in the order of the file.
 pub type FileProblems = Vec<(String, Vec<Problem>)>;
 
-/// Reads at most `n` problems of each task. Returns the SHA-256 of the file too, in hex digits.
-pub fn read_file(path: &Path, n: usize) -> Result<(FileProblems, String)> {
+/// A file of problems.
+pub struct ProblemFile {
+    pub problems: FileProblems,
+    /// Number of problems that were left out.
+    pub more: usize,
+    /// SHA-256 of the file in hex digits.
+    pub digest: String,
+}
+
+/// Reads at most `n` problems of each task.
+pub fn read_file(path: &Path, n: usize) -> Result<ProblemFile> {
     let file = path.display();
     let text = regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string())?;
-    let mut out = FileProblems::new();
+    let (mut out, mut more) = (FileProblems::new(), 0);
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let at = || format!("{file}:{}", index + 1);
         let line: Line = serde_json::from_str(line).with_context(at)?;
@@ -45,15 +54,16 @@ pub fn read_file(path: &Path, n: usize) -> Result<(FileProblems, String)> {
             out.len() - 1
         });
         let problems = &mut out[known].1;
-        if problems.len() < n {
-            problems.push(Problem { messages: line.messages, goal: goal(expected) });
+        match problems.len() < n {
+            true => problems.push(Problem { messages: line.messages, goal: goal(expected) }),
+            false => more += 1,
         }
     }
     if out.is_empty() {
         bail!("{file} has no problems");
     }
     let digest = Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect();
-    Ok((out, digest))
+    Ok(ProblemFile { problems: out, more, digest })
 }
 
 /// A number is compared by its value, words by the end of the answer.
@@ -74,7 +84,7 @@ mod tests {
         let path = folder.path().join("p.jsonl");
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            read_file(&path, 2).map(|(problems, _)| problems)
+            read_file(&path, 2).map(|file| (file.problems, file.more))
         };
         let line = |task: &str, expected: &str| {
             format!(
@@ -82,7 +92,8 @@ mod tests {
             )
         };
         let three = line("a", "\"1,000\"") + &line("b", "\"Paris\"") + &line("a", "7") + &line("a", "8");
-        let problems = read(&three).unwrap();
+        let (problems, more) = read(&three).unwrap();
+        assert_eq!(more, 1);
         assert_eq!(problems.iter().map(|(t, p)| (t.as_str(), p.len())).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
         assert_eq!(problems[0].1[1].goal, Goal::Value("7".into()));
         assert_eq!(problems[1].1[0].goal, Goal::Ends("Paris".into()));
