@@ -156,6 +156,7 @@ fn completions_man_version_and_doctor_exist() {
     assert!(code == 1 && line.starts_with("!!") && line.ends_with("data is not a folder"), "{said}");
     assert!(said.ends_with("a chat would start, but it would not be saved\n"), "{said}");
     refused(run(&["doctor", "--all"]), &["give --device cuda"]);
+    refused(run(&["show", "--json", "x"]), &["show prints no JSON"]);
     let (code, list, _) = run(&["models", "list"]);
     assert!(code == 0 && list.starts_with("demo"), "{list}");
 }

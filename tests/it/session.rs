@@ -354,6 +354,7 @@ fn a_refused_file_is_not_touched_and_a_record_without_newline_is_kept() {
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    assert!(store.read_named(" ").unwrap_err().to_string().contains("is empty"), "it matches no session");
 
     let mut session = store.create();
     branchy(&mut session);

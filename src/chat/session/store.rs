@@ -125,6 +125,9 @@ impl Store {
 
     /// Finds the session that a user typed: by id, else by title, else by a prefix of the id, else by a fuzzy match.
     pub fn find(&self, name: &str) -> Result<Entry> {
+        if name.trim().is_empty() {
+            bail!("the name of the session is empty; dmschat sessions list names the sessions");
+        }
         let entries = self.list();
         let exact = entries.iter().find(|e| e.id == name).or_else(|| entries.iter().find(|e| e.title == name));
         let mut beginnings = entries.iter().filter(|e| e.id.starts_with(name));
