@@ -162,7 +162,9 @@ impl DeviceJob for ResumeJob<'_> {
     type Output = ();
 
     fn run<D: DeviceKind>(self, device: &D) -> Result<()> {
-        let path = std::env::temp_dir().join(format!("dmschat-bench-{}.cache", std::process::id()));
+        // A folder of its own: files of killed writes are removed where caches are written.
+        let folder = std::env::temp_dir().join(format!("dmschat-bench-{}", std::process::id()));
+        let path = folder.join("bench.cache");
         for &codec in &self.lists.codecs {
             let (context, policy) = (Some(self.longest), self.lists.policy);
             let options = EngineOptions { context, max_seqs: 2, policy, ..EngineOptions::new(codec) };
@@ -171,7 +173,7 @@ impl DeviceJob for ResumeJob<'_> {
                 self.args.ctx.iter().flat_map(|n| self.lists.eviction.iter().map(move |on| (n, on)))
             {
                 let resume = Resume::measure(&mut runner, ctx.max(1), eviction, &path);
-                let _ = std::fs::remove_file(&path);
+                let _ = std::fs::remove_dir_all(&folder);
                 let resume = resume?;
                 if self.json {
                     let mut row = resume.json();
