@@ -114,7 +114,7 @@ pub fn run_long<B: Backend>(b: &B, report: &mut Report<'_>) {
     histories(history::long(), b, &cpu, report);
     histories(history::long_paged(), b, &cpu, report);
     run(&chunks::deep(), b, &cpu, report);
-    run(&chunks::deep_scored(), b, &cpu, report);
+    run(&chunks::deep_scored(report.is_short()), b, &cpu, report);
 }
 
 /// Runs histories, shortened if the report asks for a short run.

@@ -224,18 +224,22 @@ impl Case for Deep {
     }
 }
 
-/// Policies with scores over more slots than a block has threads, at a budget that is reached in the end.
+/// Policies with scores over more slots than a block has threads (384), at a budget that is reached in the end.
 pub struct DeepScored {
     chunks: Chunks,
+    budget: usize,
     noise: f32,
 }
 
 const DEEP_BUDGET: usize = 1500;
+const SHORT_BUDGET: usize = 500;
 
-pub fn deep_scored() -> Vec<DeepScored> {
-    let budget = Budget::Slots(DEEP_BUDGET);
+pub fn deep_scored(short: bool) -> Vec<DeepScored> {
+    let slots = if short { SHORT_BUDGET } else { DEEP_BUDGET };
+    let budget = Budget::Slots(slots);
     let case = |(policy, codec, head_dim, group)| DeepScored {
         chunks: Chunks { policy, codec, head_dim, heads: 2, group, exact_sums: false },
+        budget: slots,
         noise: 0.0,
     };
     let shapes = [
@@ -256,10 +260,12 @@ impl Case for DeepScored {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
-        let mut run = Run::new(&self.chunks, b, 1, DEEP_BUDGET + 100, MAX_STEP);
+        let mut run = Run::new(&self.chunks, b, 1, self.budget + 100, MAX_STEP);
         run.noise = self.noise;
         let seq = run.cache.create(b, true).expect("a free row");
-        run.feed(seq, &[MAX_STEP, MAX_STEP, MAX_STEP, DEEP_BUDGET - 3 * MAX_STEP - 6]);
+        let mut parts = vec![MAX_STEP; (self.budget - 6) / MAX_STEP];
+        parts.push((self.budget - 6) % MAX_STEP);
+        run.feed(seq, &parts);
         // Averages over thousands of slots are small, so that they have their own scale.
         run.output.floats.clear();
         run.feed(seq, &[1, 1, 1, 1, 17, 1, 1]);
@@ -333,7 +339,7 @@ mod tests {
     #[cfg_attr(debug_assertions, ignore = "takes a minute without optimizations")]
     fn no_victim_of_the_deep_cases_is_chosen_by_a_hair() {
         let cpu = Cpu::new(2);
-        for mut case in deep_scored() {
+        for mut case in deep_scored(false).into_iter().chain(deep_scored(true)) {
             let exact = case.run(&cpu).exact;
             case.noise = 2e-5;
             assert!(case.run(&cpu).exact == exact, "{}: take other tokens", case.name());
