@@ -131,10 +131,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     }
     match cli.command {
         Some(Command::Score(args)) => score::run(&settings, &args, common.json),
-        Some(Command::Show(_)) if common.json => {
-            Err(output::wrong_use("show prints no JSON; the file of a session is JSON, one record a line"))
-        }
-        Some(Command::Show(args)) => show::run(&settings, &args),
+        Some(Command::Show(args)) => show::run(&settings, &args, common.json),
         Some(Command::Compare(args)) => compare::run(&settings, &args, common),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
         Some(Command::Eval(args)) => eval::run(&settings, &args, common),

@@ -14,7 +14,7 @@ use super::safetensors::TensorFile;
 use super::weight_file::{self, Entry, Identity, Layout, Stored};
 use super::{AdapterChoice, Checkpoint, ModelConfig, disk, mapped};
 use crate::quant::Weights;
-use crate::regular_file::{self, is_same_file};
+use crate::regular_file::{self, is_same_file, temporary};
 use crate::tensor::{DType, Tensor};
 use crate::unicode;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -149,10 +149,7 @@ impl WeightCache {
     fn sweep(&self, own: &Path) {
         let entries = || fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         for path in entries().filter(|p| p != own && p.extension().is_some_and(|e| e == PARTIAL)) {
-            let Ok(file) = regular_file::open_no_follow(File::options().write(true), &path) else { continue };
-            if file.try_lock().is_ok() && is_same_file(&path, &file) {
-                let _ = fs::remove_file(&path);
-            }
+            temporary::remove_unlocked(&path);
         }
         for path in entries() {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -20,7 +20,7 @@ struct Check {
     name: &'static str,
     value: Value,
     problem: Option<String>,
-    /// Whether a chat starts all the same.
+    /// Whether a chat starts with it.
     starts: bool,
 }
 
@@ -68,7 +68,7 @@ pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
             let problem = check.problem.as_ref().map(|p| format!(": {p}")).unwrap_or_default();
             output::out(&output::visible(&format!("{mark}  {:<15} {value}{problem}\n", check.name)))?;
         }
-        let starts = checks.iter().all(|c| c.problem.is_none() || c.starts);
+        let starts = checks.iter().all(|c| c.starts);
         output::out(match (starts, fine) {
             (true, true) => "a chat would start\n",
             (true, false) => "a chat would start, but it would not be saved\n",

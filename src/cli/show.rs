@@ -19,7 +19,10 @@ use ratatui::style::{Color, Style};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 
-pub fn run(settings: &Settings, args: &ShowArgs) -> Result<u8> {
+pub fn run(settings: &Settings, args: &ShowArgs, json: bool) -> Result<u8> {
+    if json {
+        return Err(wrong_use("show prints no JSON; the file of a session is JSON, one record a line"));
+    }
     let store = Store::new(settings.dirs.sessions());
     let loaded = store.read_named(&args.file).map_err(as_wrong_use)?;
     loaded.problems.iter().for_each(|line| output::notice(line));

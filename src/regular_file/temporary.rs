@@ -87,11 +87,15 @@ pub fn remove_abandoned(folder: &Path) {
         if !random.is_some_and(|r| r.len() == 16 && r.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))) {
             continue;
         }
-        let path = entry.path();
-        let Ok(file) = open_no_follow(OpenOptions::new().write(true), &path) else { continue };
-        if file.try_lock().is_ok() && is_same_file(&path, &file) {
-            let _ = fs::remove_file(&path);
-        }
+        remove_unlocked(&entry.path());
+    }
+}
+
+/// Removes a file whose writer holds a lock on it while it lives, if nobody does. Follows no link.
+pub fn remove_unlocked(path: &Path) {
+    let Ok(file) = open_no_follow(OpenOptions::new().write(true), path) else { return };
+    if file.try_lock().is_ok() && is_same_file(path, &file) {
+        let _ = fs::remove_file(path);
     }
 }
 

@@ -81,6 +81,7 @@ fn write(
         new.file.write_all(&layer_checksum(seed, layer, &image).to_ne_bytes())?;
         let _ = spare.send(image);
     }
+    // Takes long: who has given up by then gets no file.
     new.file.sync_all()?;
     if dropped.load(Ordering::Relaxed) {
         return Err(io::Error::other("given up"));
