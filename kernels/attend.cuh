@@ -19,8 +19,7 @@
 #include "pages.cuh"
 #include "place.cuh"
 
-#define UNSPLIT_PAGES 16       // of a head that are not worth a merge: two a warp
-#define MIN_SPLIT_PAGES WARPS  // of a split, where a head has more
+#define UNSPLIT_PAGES 16  // of a head that are not worth a merge: two a warp
 
 // The block's share of the token's work: pages [first, last) of one KV head. head -1: none.
 struct Split {
@@ -42,10 +41,13 @@ __device__ __forceinline__ Split split_of(const int* live, int heads, int lane) 
   for (int h = lane; h < heads; h += 32) total += (live[h] + PAGE_SLOTS - 1) / PAGE_SLOTS;
 #pragma unroll
   for (int m = 16; m > 0; m /= 2) total += __shfl_xor_sync(FULL, total, m);
-  int share = gridDim.x - heads, per = share > 0 ? max(MIN_SPLIT_PAGES, divide(total + share - 1, share)) : 1 << 20;
+  // Rounds of a page for each warp, at least as many as bring a head of mean length the least time, in which a round takes as long
+  // as a block takes to merge about eight splits; and no more blocks than the share.
+  int share = max((int)gridDim.x - heads, 1), fewest = ((int)sqrtf(total * reciprocal((float)heads)) + 3) / WARPS;
+  int per = max(max(fewest, divide(divide(total + share - 1, share) + WARPS - 1, WARPS)), 1) * WARPS;
   // Rounded up where no warp is to get two pages. Otherwise to nearest: rounded up, the blocks would outnumber the share, and
   // those that do not fit begin when others end, which takes longer than half a block's work more in one of them.
-  int more = per > MIN_SPLIT_PAGES ? per / 2 : per - 1;
+  int more = per > WARPS ? per / 2 : per - 1;
   Split s = {-1, 0, 0, 0, 0, 0};
   // prefix sum of the heads' splits, 32 heads at a time, until this block's is among them
   for (int h = lane, before = 0; h - lane < heads; h += 32) {
@@ -76,9 +78,11 @@ __device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int po
   return __any_sync(FULL, some);
 }
 
-// The same number of blocks for each head, before it is known how many pages are read.
-__device__ __forceinline__ Split even_split(const int* live, int heads) {
-  int count = max(1, ((int)gridDim.x - heads) / heads), head = blockIdx.x / count;
+// The same number of blocks for each head, before it is known how many pages are read: the square root of the most that its query
+// heads can choose, as in `split_of`.
+__device__ __forceinline__ Split even_split(const Kv& kv, const int* live, int position) {
+  int heads = kv.n_kv_heads, most = pages_to_read(kv, position + 1) * (kv.n_q_heads / heads);
+  int count = max(1, min(((int)gridDim.x - heads) / heads, (int)sqrtf((float)most))), head = blockIdx.x / count;
   if (head >= heads) return Split{-1, 0, 0, 0, 0, 0};
   int index = blockIdx.x - head * count;
   return Split{head, live[head], index * WARPS, 0, index, count};
@@ -337,11 +341,10 @@ struct Shared {
   int unseen;  // slot of the token that leaves the window, -1: none
   bool last;
 };
-static_assert(sizeof(Shared<64>::of) >= sizeof(float) * MAX_GROUP * MAX_SPLITS, "room for the weights of splits");
 
-// partials: for each block, `group` rows of head_dim accumulators, their maximum and sum. Grid (n_kv_heads + a token's share of the
-// blocks that the GPU runs at once; n), THREADS threads; the last block of a head to be done merges its splits. Reads every live
-// slot once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
+// Grid (n_kv_heads + a token's share of the
+// blocks that the GPU runs at once; n), THREADS threads. The last block of a head to begin merges its splits: those that it waits for
+// run already, in whatever order the GPU starts blocks. Reads every live slot once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
 // n_kv_heads, max_pages], as `chosen_page` makes them; chosen_slots [n, n_kv_heads], PAGE_SLOTS for each.
 template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen = nullptr,
@@ -357,7 +360,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   int position = position_of<Mode>(kv, span);
   const int* live = kv.live + lane_index(kv, p.layer, span.seq, 0);
   bool some = Mode::PAGES && reads_some(kv, live, position, lane);
-  Split split = some ? even_split(live, heads) : split_of(live, heads, lane);
+  Split split = some ? even_split(kv, live, position) : split_of(live, heads, lane);
   // Blocks without work end here; the kernel ends with the last of the others.
   if (split.head < 0) return;
   Lane slots = lane_of(kv, p.layer, span.seq, split.head);
@@ -427,6 +430,15 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   // `select_pages` lets this kernel start when all work in front of it is done.
   if (!Mode::PAGES) wait_previous();
 
+  // The split's number among those of its head in the order in which they begin. No block of this launch comes after the last one,
+  // and the next launch waits for this one.
+  int* arrivals = p.arrivals + blockIdx.y * heads + split.head;
+  int begun = 0;
+  auto begin = [&] {
+    if (split.count > 1 && threadIdx.x == 0) begun = atomicAdd(arrivals, 1);
+  };
+  if (!Mode::PAGES) begin();
+
   // rows of the token: norm, RoPE, codec
   const float* row = p.qkv + (u64)span.start * (kv.n_q_heads + 2 * heads) * d;
   u8* staged = staged_token_at(kv, slots.row);
@@ -452,6 +464,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
   }
   if (Mode::PAGES) {
     wait_previous();
+    begin();
     load_first();
   }
   __syncthreads();
@@ -494,54 +507,57 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     }
     softmax.save(s.of[warp].acc, s.max[warp], s.sum[warp], group, lane);
   }
+  if (threadIdx.x == 0) {
+    s.last = begun == split.count - 1;
+    if (s.last) *arrivals = 0;
+  }
   __syncthreads();
 
-  // merge the warps, two channels a thread: the output if there is no other split, else this one's state
-  bool alone = split.count == 1;
-  float* partial = p.partials + (u64)(blockIdx.y * gridDim.x + blockIdx.x) * group * (d + 4);
-  for (int i = threadIdx.x; i < group * D / 2; i += THREADS) {
-    int head = i / (D / 2), channel = i % (D / 2) * 2;
-    if (channel >= d) continue;
-    float top = own ? s.max[WARPS][head] : NEG_INFINITY, sum = 0.0f;
-    float2 acc = {0.0f, 0.0f};
+  // Merge the warps, two channels a thread and 64 channels a warp; then the head's splits, by the block that began last.
+  bool last = s.last;
+  const int UNITS = D / 64;
+  int split_words = group * UNITS * UNIT_WORDS;
+  float* states = p.states + (u64)(blockIdx.y * gridDim.x + blockIdx.x - split.index) * split_words;
+#pragma unroll 1
+  for (int unit = warp; unit < group * UNITS; unit += WARPS) {
+    int head = unit / UNITS, channel = unit % UNITS * 64 + 2 * lane;
+    TwoChannels x = {{0.0f, 0.0f}, own ? s.max[WARPS][head] : NEG_INFINITY, 0.0f};
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
-      if (w < busy) top = fmaxf(top, s.max[w][head]);
-    float from = top == NEG_INFINITY ? 0.0f : top;
+      if (w < busy) x.max = fmaxf(x.max, s.max[w][head]);
+    float from = x.max == NEG_INFINITY ? 0.0f : x.max;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      if (w >= busy) break;
-      float by = exp2_fast(s.max[w][head] - from);
-      float2 x = *(const float2*)&s.of[w].acc[head * D + OnlineSoftmax<D, Codec>::place(channel)];
-      sum += by * s.sum[w][head];
-      acc.x += by * x.x;
-      acc.y += by * x.y;
+      // Where a warp had no pages, shared memory holds anything.
+      float2 acc = *(const float2*)&s.of[w].acc[head * D + OnlineSoftmax<D, Codec>::place(channel)];
+      float by = exp2_fast(s.max[w][head] - from), sum = s.sum[w][head];
+      bool is = w < busy;
+      x.sum += is ? by * sum : 0.0f;
+      x.acc.x += is ? by * acc.x : 0.0f;
+      x.acc.y += is ? by * acc.y : 0.0f;
     }
-    acc.x *= Codec::SUM_FACTOR, acc.y *= Codec::SUM_FACTOR;
+    x.acc.x *= Codec::SUM_FACTOR, x.acc.y *= Codec::SUM_FACTOR;
     if (own) {
       const float* v = s.rows[group + 1] + channel;
       float by = exp2_fast(s.max[WARPS][head] - from), weight = by * s.own.weight[head];
-      sum += by * s.sum[WARPS][head];
-      acc.x += weight * v[0], acc.y += weight * v[1];
+      x.sum += by * s.sum[WARPS][head];
+      x.acc.x += weight * v[0], x.acc.y += weight * v[1];
     }
-    if (alone) {
-      float by = reciprocal(sum);
-      acc.x *= by, acc.y *= by;
-      if (Codec::ROTATED) *(float2*)&s.rows[head][channel] = acc;
-      else put_out(p, span.start, (first_head + head) * d + channel, acc);
-      if (Mode::SCORES && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = top;
-    } else {
-      float* to = partial + head * (d + 4);
-      *(float2*)(to + channel) = acc;
-      if (channel == 0) *(float2*)(to + d) = float2{top, sum};
+    float* unit_states = states + unit * UNIT_WORDS;
+    if (!last) {
+      send_state(unit_states + split.index * split_words, x, lane);
+      continue;
     }
+    if (split.count > 1) x = merge_splits(unit_states, split_words, split.count, split.index, x, lane);
+    // The first split sees the token itself, so the sum is not zero.
+    float by = reciprocal(x.sum);
+    x.acc.x *= by, x.acc.y *= by;
+    if (Mode::SCORES && channel == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + head].x = x.max;
+    if (channel >= d) continue;
+    if (Codec::ROTATED) *(float2*)&s.rows[head][channel] = x.acc;
+    else put_out(p, span.start, (first_head + head) * d + channel, x.acc);
   }
-  if (!alone) {
-    if (!is_last(p.arrivals + blockIdx.y * heads + split.head, split.count, s.last)) return;
-    partial -= (u64)split.index * group * (d + 4);
-    merge_splits<Codec, Mode>(p, partial, split.count, span.start, first_head, (float*)s.of, s.rows);
-  }
-  if (!Codec::ROTATED) return;
+  if (!Codec::ROTATED || !last) return;
   // back through shared memory, a warp for each query head
   __syncthreads();
   if (warp < group) {

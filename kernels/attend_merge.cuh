@@ -6,8 +6,7 @@
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
-#define MAX_SPLITS 512  // of a head: as `backend::cuda::kv::MAX_SPLITS`
-#define IN_FLIGHT 16    // splits of which a thread loads four channels at once
+#define IN_FLIGHT 8  // splits that a lane loads at once
 
 // Two or four values of a row from an index on that is a multiple of as many, `from` values after the row's first.
 __device__ __forceinline__ void put_out(const DecodeParams& p, int row, int from, float2 x) {
@@ -52,64 +51,67 @@ __device__ __forceinline__ float2 attend_to_itself(const DecodeParams& p, OwnTok
   return float2{top, Codec::SCALED ? weight : rounded};
 }
 
-// Merges the `count` splits of a token's KV head, whose states lie from `states` on, always in the same order: which block is the
-// last one makes no difference. The output goes to `out`, under a codec that rotates values to `rows` instead. weights: room
-// for MAX_GROUP * MAX_SPLITS. By a whole block. Reads the states once.
-template <class Codec, class Mode>
-__device__ __forceinline__ void merge_splits(const DecodeParams& p, const float* states, int count, int row, int first_head,
-                                             float* weights, float (*rows)[ROW_STRIDE]) {
-  const Kv& kv = p.kv;
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = kv.head_dim, group = kv.n_q_heads / kv.n_kv_heads;
-  // An item is four channels of a query head. `slices` neighbouring threads share one and take every slices-th split.
-  int items = group * d / 4, slices = 1, step = group * (d + 4);
-  while (slices < 32 && 2 * slices * items <= THREADS) slices *= 2;
-  int item = threadIdx.x / slices, slice = threadIdx.x % slices, q_head = 4 * item / d, channel = 4 * item % d;
-  bool merges = item < items;
-  float4 acc[IN_FLIGHT];
-  auto load = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < IN_FLIGHT; i++) {
-      int split = first + i * slices + slice;
-      acc[i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-      if (merges && split < count) acc[i] = load_fresh((const float4*)(states + split * step + q_head * (d + 4) + channel));
-    }
-  };
-  load(0);
-  // the weight of each split in the output, a warp for a query head
-  if (warp < group) {
-    const float* from = states + warp * (d + 4) + d;
-    float *to = weights + warp * count, top = NEG_INFINITY, sum = 0.0f;
-    for (int i = lane; i < count; i += 32) {
-      float2 state = load_fresh((const float2*)(from + i * step));
-      float now = fmaxf(top, state.x), base = now == NEG_INFINITY ? 0.0f : now;
-      sum = sum * exp2_fast(top - base) + state.y * exp2_fast(state.x - base);
-      top = now, to[i] = state.x;
-    }
-    // The first split sees the token itself.
-    float most = warp_max(top), by = reciprocal(warp_sum(sum * exp2_fast(top - most)));
-    for (int i = lane; i < count; i += 32) to[i] = exp2_fast(to[i] - most) * by;
-    if (Mode::SCORES && lane == 0) p.peaks[blockIdx.y * kv.n_q_heads + first_head + warp].x = most;
-  }
-  __syncthreads();
-  float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+// How the state of a split travels to the block that merges: for each 64 channels of a query head their accumulators, the maximum and
+// the sum, and two words that are not used. A word is zero until it has a value, so that a reader needs neither a fence nor a counter
+// to know what has arrived. A value of zero goes as -0.
+#define UNIT_WORDS 68  // as `backend::cuda::pool::UNIT_WORDS`
+__device__ __forceinline__ float as_sent(float x) { return x == 0.0f ? -0.0f : x; }
+__device__ __forceinline__ void send(float* to, float2 x) {
+  store_relaxed((float2*)to, float2{as_sent(x.x), as_sent(x.y)});
+}
+__device__ __forceinline__ bool has_arrived(float2 x) { return __float_as_uint(x.x) != 0 && __float_as_uint(x.y) != 0; }
+
+// The softmax state of two channels of a query head.
+struct TwoChannels {
+  float2 acc;
+  float max, sum;
+};
+
+// Sends the state of 64 channels, two a lane. By a warp.
+__device__ __forceinline__ void send_state(float* to, TwoChannels x, int lane) {
+  send(to + 2 * lane, x.acc);
+  if (lane == 0) send(to + 64, float2{x.max, x.sum});
+}
+
+// Merges 64 channels of the `count` splits of a query head, two a lane, always in the same order: which block merges makes no
+// difference. x is the state of split `own`; those of the others arrive from `states` on, one every `step` floats, which are zero
+// again at the end. By a warp.
+__device__ __forceinline__ TwoChannels merge_splits(float* states, int step, int count, int own, TwoChannels x, int lane) {
+  // `sum` is this lane's share.
+  TwoChannels all = {{0.0f, 0.0f}, NEG_INFINITY, 0.0f};
 #pragma unroll 1
-  for (int first = 0;;) {
+  for (int first = 0; first < count; first += IN_FLIGHT) {
+    // Lane i has maximum and sum of the i-th of these splits. Only what has not arrived is read again: a whole round of reads
+    // takes an SM longer than a state is on its way.
+    float2 acc[IN_FLIGHT], state = {0.0f, 0.0f};
+    auto at = [&](int i) { return (float2*)(states + (first + i) * step + 2 * lane); };
+    float2* state_at = (float2*)(states + (first + lane) * step + 64);
+    bool mine = lane < IN_FLIGHT && first + lane < count;
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; i++) acc[i] = first + i == own ? x.acc : float2{0.0f, 0.0f};
+    if (first + lane == own) state = float2{x.max, x.sum};
+    bool waits;
+    do {
+      if (mine && first + lane != own && !has_arrived(state)) state = load_relaxed(state_at);
+#pragma unroll
+      for (int i = 0; i < IN_FLIGHT; i++)
+        if (first + i < count && first + i != own && !has_arrived(acc[i])) acc[i] = load_relaxed(at(i));
+      waits = mine && first + lane != own && !has_arrived(state);
+#pragma unroll
+      for (int i = 0; i < IN_FLIGHT; i++) waits |= first + i < count && first + i != own && !has_arrived(acc[i]);
+    } while (waits);
+    if (mine) *state_at = float2{0.0f, 0.0f};
+    else state = float2{NEG_INFINITY, 0.0f};
+    float most = fmaxf(all.max, warp_max(state.x)), base = most == NEG_INFINITY ? 0.0f : most;
+    float by = exp2_fast(all.max - base), weight = exp2_fast(state.x - base);
+    all.acc.x *= by, all.acc.y *= by, all.sum = all.sum * by + weight * state.y, all.max = most;
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; i++) {
-      int split = first + i * slices + slice;
-      float by = merges && split < count ? weights[q_head * count + split] : 0.0f;
-      out.x += by * acc[i].x, out.y += by * acc[i].y, out.z += by * acc[i].z, out.w += by * acc[i].w;
+      if (first + i < count) *at(i) = float2{0.0f, 0.0f};
+      by = __shfl_sync(FULL, weight, i);
+      all.acc.x += by * acc[i].x, all.acc.y += by * acc[i].y;
     }
-    first += IN_FLIGHT * slices;
-    if (first >= count) break;
-    load(first);
   }
-  for (int m = 1; m < slices; m *= 2) {
-    float4 more = {__shfl_xor_sync(FULL, out.x, m), __shfl_xor_sync(FULL, out.y, m), __shfl_xor_sync(FULL, out.z, m),
-                   __shfl_xor_sync(FULL, out.w, m)};
-    out.x += more.x, out.y += more.y, out.z += more.z, out.w += more.w;
-  }
-  if (!merges || slice > 0) return;
-  if (Codec::ROTATED) *(float4*)&rows[q_head][channel] = out;
-  else put_out(p, row, first_head * d + 4 * item, out);
+  all.sum = warp_sum(all.sum);
+  return all;
 }

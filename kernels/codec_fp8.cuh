@@ -16,8 +16,13 @@ struct Fp8Codec {
 
   static __device__ __forceinline__ float scale(float most) { return most == 0.0f ? 1.0f : __fdiv_rn(most, 448.0f); }
 
-  // Rounds to nearest even and saturates at +-448.
+  // Rounds to nearest even and saturates at +-448. NaN becomes 0x7f, with or without a sign.
   static __device__ __forceinline__ u8 code(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    u16 codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
+    return (u8)codes;
+#else
     u32 bits = __float_as_uint(x);
     u8 sign = (bits >> 24) & 0x80;
     float a = fabsf(x);
@@ -27,14 +32,23 @@ struct Fp8Codec {
     bits &= 0x7fffffffu;
     u32 code = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120 << 3);
     return sign | (u8)(code < 0x7e ? code : 0x7e);
+#endif
   }
 
   static __device__ __forceinline__ float value(u8 code) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    float x;
+    asm("{.reg .b32 values; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 values, %1; mov.b32 {low, high}, values; cvt.f32.f16 %0, low;}"
+        : "=f"(x)
+        : "h"((u16)code));
+    return x;
+#else
     int exponent = (code >> 3) & 15, mantissa = code & 7;
     float a = exponent == 0 ? mantissa * (1.0f / 512.0f)
                             : __uint_as_float(((u32)(exponent + 120) << 23) | ((u32)mantissa << 20));
     if ((code & 0x7f) == 0x7f) a = __uint_as_float(0x7fc00000u);
     return code & 0x80 ? -a : a;
+#endif
   }
 
   static __device__ __forceinline__ u32 pair(u32 x, int i) {

@@ -9,7 +9,7 @@ struct DecodeParams {
   Kv kv;
   HeadParams heads;
   void* out;          // [n, n_q_heads * head_dim], bf16 or f32
-  float* partials;    // [blocks of attend, group, head_dim + 4] softmax states of the splits
+  float* states;      // [blocks of attend, group, D / 64, UNIT_WORDS] states of splits; zero between launches
   float2* peaks;      // [n, n_q_heads] see `logits`: largest logit, rounded up, and the token's with itself, in log2 units
   const float* qkv;   // [n, (n_q_heads + 2 n_kv_heads) * head_dim] rows of the projection
   float* decisions;   // [n, n_kv_heads]; written where they are borrowed
@@ -19,7 +19,7 @@ struct DecodeParams {
   float score_scale;  // 1 / sqrt(head_dim)
   int in_order;       // whether the launch before this one stores tokens in the same layer
   float* logits;      // of the stored slots where the policy has scores, else null: see logits_at
-  int* arrivals;      // [n, n_kv_heads] splits of a KV head that are done; zero between launches
+  int* arrivals;      // [n, n_kv_heads] splits of a KV head that have begun; zero between launches
 };
 static_assert(sizeof(DecodeParams) == 352 && OFFSET_OF(DecodeParams, heads) == 216 && OFFSET_OF(DecodeParams, out) == 264 &&
                   OFFSET_OF(DecodeParams, layer) == 324 && OFFSET_OF(DecodeParams, logits) == 336,

@@ -137,19 +137,14 @@ __device__ __forceinline__ float reciprocal(float x) {
   return out;
 }
 
-// Loads what other blocks of the launch have written, from L2.
-__device__ __forceinline__ float2 load_fresh(const float2* at) {
+// Loads and stores of what blocks of a launch tell each other. Each word is whole; words of one store may be seen one by one.
+__device__ __forceinline__ float2 load_relaxed(const float2* at) {
   float2 v;
-  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at) : "memory");
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(at) : "memory");
   return v;
 }
-__device__ __forceinline__ float4 load_fresh(const float4* at) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
+__device__ __forceinline__ void store_relaxed(float2* at, float2 v) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(v.x), "f"(v.y) : "memory");
 }
 
 // Prefetches a line into L2.

@@ -30,6 +30,16 @@ const SPILLS: &[(&str, usize)] = &[
     ("packed_resident_q8_32_swiglu", 96),
     // Leaves room for blocks of attention beside it. ptxas 13 needs none.
     ("packed_gemv_q8_norm", 12),
+    // What a thread keeps from before its pages until after them.
+    ("attend_128_fp8", 16),
+    ("attend_128_int8", 16),
+    ("attend_128_k8v4", 16),
+    ("attend_pages_128_fp8", 16),
+    ("attend_pages_128_int8", 16),
+    ("attend_pages_128_k8v4", 16),
+    ("attend_scores_128_fp8", 16),
+    ("attend_scores_128_int8", 16),
+    ("attend_scores_128_k8v4", 16),
     // What a tile keeps beside its fragments, once for 64 keys.
     ("attend_tiles_128_bf16", 256),
     ("attend_tiles_128_fp8", 128),
@@ -64,6 +74,10 @@ const REGISTERS: &[(&str, usize)] = &[
     ("attend_128_fp8", 128),
     ("attend_128_int8", 128),
     ("attend_128_k8v4", 128),
+    // A page of bf16: one block of 256 threads on an SM.
+    ("attend_128_bf16", 176),
+    ("attend_pages_128_bf16", 176),
+    ("attend_scores_128_bf16", 176),
     // The sums of 64 x 256 to four warps: 9 warps on an SM.
     ("gemm_wgmma_256", 224),
     // The sums of 64 x 64 to a warp, and two rounds of fragments: 8 warps on an SM.

@@ -286,8 +286,8 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
 
 inline float exp2_fast(float x) { return exp2f(x); }
 inline void prefetch(const void*) {}
-inline float2 load_fresh(const float2* at) { return *at; }
-inline float4 load_fresh(const float4* at) { return *at; }
+inline float2 load_relaxed(const float2* at) { return *at; }
+inline void store_relaxed(float2* at, float2 x) { *at = x; }
 inline void* dynamic_shared_memory() { return gpu::dynamic_shared; }
 
 namespace gpu {

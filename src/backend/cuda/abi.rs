@@ -198,7 +198,7 @@ pub struct DecodeParams {
     pub kv: View,
     pub heads: HeadParams,
     pub out: u64,
-    pub partials: u64,
+    pub states: u64,
     pub peaks: u64,
     pub qkv: u64,
     pub decisions: u64,

@@ -20,8 +20,6 @@ const ROPE_BLOCKS_PER_SM: usize = 4;
 const MAX_TILE_SPLITS: usize = 32;
 /// Query rows (tokens x query heads of a group) of a prefill tile, in `attend_tiles.cu` and `attend_wgmma.cu`.
 pub(super) const TILE_QUERIES: usize = 128;
-/// Most splits of a KV head of a decode token: `MAX_SPLITS` in `attend_merge.cuh`.
-const MAX_SPLITS: usize = 512;
 /// Threads of a block of `attend`, of `place_scores`, and lanes to a block of `append`.
 const DECODE_THREADS: usize = 256;
 const PLACE_SCORES_THREADS: usize = 384;
@@ -207,7 +205,7 @@ pub(super) fn decode(
         kv: view(kv),
         heads,
         out: out.ptr(),
-        partials: pool.partials.ptr(),
+        states: pool.states.ptr(),
         peaks: pool.peaks.ptr(),
         qkv: qkv.ptr(),
         decisions: decisions.ptr(),
@@ -250,9 +248,7 @@ pub(super) fn decode(
 /// Blocks of decode attention for each of `n` tokens: its share of those that the GPU runs at once, and one for each KV head. The
 /// kernel divides the share among the heads by their live slots; the blocks that are left over end at once.
 fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
-    let room = pool.max_blocks * TILE_QUERIES / MAX_GROUP / n;
-    assert!(g.n_kv_heads <= room, "no room for the splits of {n} sequences");
-    g.n_kv_heads + (pool.decode_blocks / n).clamp(1, MAX_SPLITS - 1).min(room - g.n_kv_heads)
+    g.n_kv_heads + (pool.decode_blocks / n).max(1)
 }
 
 /// Appends the tokens that [`decode`] has staged in the layers from `first` on to the cache.

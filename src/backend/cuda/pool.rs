@@ -28,6 +28,8 @@ const PAGE_ALIGN: usize = 16;
 const UNPACKED_BYTES: usize = 8448;
 /// Most bytes of unpacked stored slots: 21,000 slots of 8 KV heads.
 const MOST_UNPACKED_BYTES: usize = 96 << 20;
+/// Words of the state of 64 channels of a query head: as in `attend_merge.cuh`.
+const UNIT_WORDS: usize = 68;
 /// Blocks per SM of an attention launch at which its keys are not split further.
 const BLOCKS_PER_SM: usize = 2;
 
@@ -54,8 +56,11 @@ pub struct Pool {
     pub(super) staged: Buf<u8>,
     /// Layers, from the first on, in which the running step has staged decode tokens that are not in the cache yet.
     pub(super) staged_layers: Cell<usize>,
-    /// Partial softmax results of KV splits (`attend.cuh`, `attend_tiles.cu`), and a count of those that are done.
+    /// Partial softmax results of the splits of a prefill step's keys (`attend_tiles.cu`, `attend_wgmma.cu`).
     pub(super) partials: Buf<f32>,
+    /// Softmax states of the splits of decode attention: `states` in `decode.cuh`.
+    pub(super) states: Buf<f32>,
+    /// Counts of splits that are done (prefill) or have begun (decode), all zero between launches.
     pub(super) arrivals: Buf<i32>,
     /// Of each query head of a decode token, its largest logit and the token's own: `peaks` in `decode.cuh`. Empty where the policy
     /// has no scores.
@@ -107,10 +112,12 @@ impl Pool {
         let staged = driver.allocating("staged keys and values", || Buf::new(driver, staged_pages * stride))?;
         let partial_sums = max_blocks * TILE_QUERIES * (padded(g.head_dim) + 8);
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
+        let group = g.n_q_heads / g.n_kv_heads;
+        let splits = g.n_seqs * (g.n_kv_heads + 1) + decode_blocks;
+        let states = Buf::new(driver, splits * group * padded(g.head_dim) / 64 * UNIT_WORDS)?;
         let arrivals = Buf::new(driver, max_blocks.max(g.n_lanes()))?;
         let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
-        let group = (g.n_q_heads / g.n_kv_heads).next_multiple_of(2);
-        let n_logits = g.n_seqs * g.n_kv_heads * group * g.score_slots();
+        let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
         let logits = driver.allocating("attention weights", || Buf::new(driver, n_logits))?;
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
         let zeros = Buf::new(driver, MAX_HEAD_DIM / 2)?;
@@ -147,6 +154,7 @@ impl Pool {
             staged,
             staged_layers: Cell::new(0),
             partials,
+            states,
             arrivals,
             peaks,
             logits,
