@@ -62,8 +62,9 @@ const BLOCK: usize = 256;
 const NORM_THREADS: usize = 1024;
 /// Up to so many rows `rms_norm` uses the most threads for each; with more, rows share an SM.
 const FEW_NORMS: usize = 32;
-/// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better, and need more scratch.
-const MAX_CHUNK: usize = 2048;
+/// Most and fewest tokens of a prefill chunk: longer chunks fill the GPU better and share what packed weights take to unpack, and need
+/// more scratch.
+const MAX_CHUNK: usize = 4096;
 const MIN_CHUNK: usize = 128;
 /// GPUs with less memory do without an external library unless it is asked for.
 const SMALL_GPU_BYTES: u64 = 12 << 30;
