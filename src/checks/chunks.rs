@@ -232,7 +232,7 @@ pub struct DeepScored {
 }
 
 const DEEP_BUDGET: usize = 1500;
-const SHORT_BUDGET: usize = 500;
+const SHORT_BUDGET: usize = 400;
 
 pub fn deep_scored(short: bool) -> Vec<DeepScored> {
     let slots = if short { SHORT_BUDGET } else { DEEP_BUDGET };
