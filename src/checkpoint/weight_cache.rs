@@ -354,7 +354,7 @@ impl<'a> Wanted<'a> {
         to.sync_all().map_err(refused)?;
         self.write_texts().map_err(refused)?;
         fs::rename(self.partial(), &self.path).map_err(refused)?;
-        disk::sync_folder(&self.cache.folder).map_err(refused)
+        temporary::sync_folder(&self.cache.folder).map_err(refused)
     }
 
     /// Progress of the file, in layers.
@@ -383,7 +383,7 @@ impl<'a> Wanted<'a> {
             file.write_all(&text)?;
             file.sync_all()?;
         }
-        disk::sync_folder(&partial)?;
+        temporary::sync_folder(&partial)?;
         fs::rename(&partial, &texts)
     }
 }

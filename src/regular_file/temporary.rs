@@ -99,9 +99,19 @@ pub fn remove_unlocked(path: &Path) {
     }
 }
 
-/// Syncs the folder's entry of a new file, where folders can be synced.
+/// Makes renames and new files in a folder durable.
+#[cfg(unix)]
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Other systems cannot open folders as files, and order renames themselves.
+#[cfg(not(unix))]
+pub fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+/// The same for the folder of a file, where that is possible.
 pub fn sync_folder_of(file: &Path) {
-    if let Some(folder) = file.parent().and_then(|f| File::open(f).ok()) {
-        let _ = folder.sync_all();
-    }
+    let _ = file.parent().map(sync_folder);
 }
