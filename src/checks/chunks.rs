@@ -227,7 +227,6 @@ impl Case for Deep {
 /// Policies with scores over more slots than a block has threads (384), at a budget that is reached in the end.
 pub struct DeepScored {
     chunks: Chunks,
-    budget: usize,
     noise: f32,
 }
 
@@ -235,11 +234,9 @@ const DEEP_BUDGET: usize = 1500;
 const SHORT_BUDGET: usize = 400;
 
 pub fn deep_scored(short: bool) -> Vec<DeepScored> {
-    let slots = if short { SHORT_BUDGET } else { DEEP_BUDGET };
-    let budget = Budget::Slots(slots);
+    let budget = Budget::Slots(if short { SHORT_BUDGET } else { DEEP_BUDGET });
     let case = |(policy, codec, head_dim, group)| DeepScored {
         chunks: Chunks { policy, codec, head_dim, heads: 2, group, exact_sums: false },
-        budget: slots,
         noise: 0.0,
     };
     let shapes = [
@@ -260,11 +257,12 @@ impl Case for DeepScored {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Output {
-        let mut run = Run::new(&self.chunks, b, 1, self.budget + 100, MAX_STEP);
+        let budget = self.chunks.policy.budget().expect("a policy with scores").at(0);
+        let mut run = Run::new(&self.chunks, b, 1, budget + 100, MAX_STEP);
         run.noise = self.noise;
         let seq = run.cache.create(b, true).expect("a free row");
-        let mut parts = vec![MAX_STEP; (self.budget - 6) / MAX_STEP];
-        parts.push((self.budget - 6) % MAX_STEP);
+        let mut parts = vec![MAX_STEP; (budget - 6) / MAX_STEP];
+        parts.push((budget - 6) % MAX_STEP);
         run.feed(seq, &parts);
         // Averages over thousands of slots are small, so that they have their own scale.
         run.output.floats.clear();
