@@ -78,8 +78,8 @@ __device__ __forceinline__ bool reads_some(const Kv& kv, const int* live, int po
   return __any_sync(FULL, some);
 }
 
-// The same number of blocks for each head, before it is known how many pages are read: the square root of the most that its query
-// heads can choose, as in `split_of`.
+// Gives every head the same number of blocks, before it is known how many pages it reads: the square root of the most that its query
+// heads can choose, for the reason in `split_of`, and at most its part of the share.
 __device__ __forceinline__ Split even_split(const Kv& kv, const int* live, int position) {
   int heads = kv.n_kv_heads, most = pages_to_read(kv, position + 1) * (kv.n_q_heads / heads);
   int count = max(1, min(((int)gridDim.x - heads) / heads, (int)sqrtf((float)most))), head = blockIdx.x / count;
@@ -342,9 +342,9 @@ struct Shared {
   bool last;
 };
 
-// Grid (n_kv_heads + a token's share of the
-// blocks that the GPU runs at once; n), THREADS threads. The last block of a head to begin merges its splits: those that it waits for
-// run already, in whatever order the GPU starts blocks. Reads every live slot once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
+// Grid (n_kv_heads + a token's share of the blocks that the GPU runs at once; n), THREADS threads. The last block of a head to begin
+// merges its splits: the blocks that it waits for are already running, in whatever order the GPU starts them. Reads every live slot
+// once: head_dim channels of K and of V, and the scales. Under a mode with pages, those of the chosen ones: chosen [n,
 // n_kv_heads, max_pages], as `chosen_page` makes them; chosen_slots [n, n_kv_heads], PAGE_SLOTS for each.
 template <int D, class Codec, class Mode>
 __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen = nullptr,
@@ -528,7 +528,7 @@ __device__ __forceinline__ void attend(const DecodeParams& p, const int2* chosen
     float from = x.max == NEG_INFINITY ? 0.0f : x.max;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-      // Where a warp had no pages, shared memory holds anything.
+      // A warp without pages has not written its state.
       float2 acc = *(const float2*)&s.of[w].acc[head * D + OnlineSoftmax<D, Codec>::place(channel)];
       float by = exp2_fast(s.max[w][head] - from), sum = s.sum[w][head];
       bool is = w < busy;

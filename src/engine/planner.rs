@@ -25,8 +25,8 @@ pub const USUAL_CONTEXT: usize = 32_768;
 /// model keeps.
 const MARGIN: f64 = 1.25;
 
-/// Share of the memory beside weights and cache that the activations of a step may take: of a long one less, since it is but a
-/// tenth faster.
+/// Share of the memory beside weights and cache that the activations of a step may take: less for a long step, which is at most
+/// a tenth faster.
 const STEP_SHARE: u64 = 8;
 const LONG_STEP: usize = 2048;
 const LONG_STEP_SHARE: u64 = 64;

@@ -60,7 +60,8 @@ pub struct Pool {
     pub(super) partials: Buf<f32>,
     /// Softmax states of the splits of decode attention: `states` in `decode.cuh`.
     pub(super) states: Buf<f32>,
-    /// Counts of splits that are done (prefill) or have begun (decode), all zero between launches.
+    /// Counts of splits that are done (prefill) or have begun (decode), and of the heads that `place_scores` is done with; all zero
+    /// between launches.
     pub(super) arrivals: Buf<i32>,
     /// Of each query head of a decode token, its largest logit and the token's own: `peaks` in `decode.cuh`. Empty where the policy
     /// has no scores.
@@ -114,7 +115,8 @@ impl Pool {
         let partials = driver.allocating("partial results of attention", || Buf::new(driver, partial_sums))?;
         let group = g.n_q_heads / g.n_kv_heads;
         let splits = g.n_seqs * (g.n_kv_heads + 1) + decode_blocks;
-        let states = Buf::new(driver, splits * group * padded(g.head_dim) / 64 * UNIT_WORDS)?;
+        let state_words = splits * group * padded(g.head_dim) / 64 * UNIT_WORDS;
+        let states = driver.allocating("softmax states of splits", || Buf::new(driver, state_words))?;
         let arrivals = Buf::new(driver, max_blocks.max(g.n_lanes()))?;
         let peaks = Buf::new(driver, g.policy.scored().map_or(0, |_| g.n_seqs * g.n_q_heads))?;
         let n_logits = g.n_seqs * g.n_kv_heads * group.next_multiple_of(2) * g.score_slots();
