@@ -81,8 +81,8 @@ __device__ __forceinline__ TwoChannels merge_splits(float* states, int step, int
   TwoChannels all = {{0.0f, 0.0f}, NEG_INFINITY, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < count; first += IN_FLIGHT) {
-    // Lane i has maximum and sum of the i-th of these splits. Only what has not arrived is read again: a whole round of reads
-    // takes an SM longer than a state is on its way.
+    // Lane i has maximum and sum of the i-th of these splits. Only what has not arrived is read again: an SM needs longer
+    // for a whole round of reads than a state needs to arrive.
     float2 acc[IN_FLIGHT], state = {0.0f, 0.0f};
     auto at = [&](int i) { return (float2*)(states + (first + i) * step + 2 * lane); };
     float2* state_at = (float2*)(states + (first + lane) * step + 64);
