@@ -8,7 +8,8 @@ is the same thing as long as it holds and counts every departure as wrong, also 
 value. Weights are the file's bf16 values, arithmetic is f32. Masks follow the rule exactly (decision at t+1 marks t;
 key k is visible to query q if q - k <= W or k is not marked). Ratio: n * layers * KV heads / live slots after the last
 fed token, W counted, mean over problems. Sliding window: 4 sinks and the same live slots per head as DMS held on
-the same problem. --modes t=0.6: the chance that sampling at that temperature, with DMS, reproduces the reference.
+the same problem. --modes t=0.6 or t=0.6,p=0.95: the chance that sampling at that temperature (and top-p), with DMS,
+reproduces the reference.
 """
 import argparse
 import json
@@ -22,6 +23,7 @@ import torch
 
 from conversation import TASKS, TOKENIZER_PATH, Encoder, make_problem, problem_ids
 from model import attend_dense, attend_masked, load_folder, marks_of, visible_dms, visible_sliding
+from sampler import nucleus
 
 SINKS = 4
 
@@ -72,11 +74,13 @@ def path_equal(logits, ids, starts, lengths):
     return (right | ~inside).all(-1)
 
 
-def path_chance(logits, ids, starts, lengths, temperature):
-    """[B] probability that sampling at a temperature gives the whole response."""
-    scores = torch.log_softmax(logits[:, :-1] / temperature, -1).gather(-1, ids[:, 1:, None])[..., 0]
+def path_chance(logits, ids, starts, lengths, how):
+    """[B] probability that sampling gives the whole response; `how` is "t=TEMPERATURE" or "t=TEMPERATURE,p=TOP_P"."""
+    temperature, _, top_p = how[2:].partition(",p=")
+    scores = nucleus(logits[:, :-1], float(temperature), float(top_p or 1)).gather(-1, ids[:, 1:, None])[..., 0]
     at = torch.arange(1, ids.shape[1], device=ids.device)[None]
-    return (scores * ((at >= starts[:, None]) & (at < lengths[:, None]))).sum(-1).exp()
+    inside = (at >= starts[:, None]) & (at < lengths[:, None])
+    return torch.where(inside, scores, 0.0).sum(-1).exp()
 
 
 def live_slots(marks, fed, window):
@@ -102,7 +106,7 @@ def score_batch(model, ids, starts, lengths, modes):
     result["dms"] = path_equal(out, ids, starts, lengths)
     for mode in modes:
         if mode.startswith("t="):
-            result[mode] = path_chance(out, ids, starts, lengths, float(mode[2:]))
+            result[mode] = path_chance(out, ids, starts, lengths, mode)
     fed = lengths - 1
     live = live_slots(torch.stack([marks_of(d) for d in decisions]), fed, shape.window)
     cells = shape.layers * shape.kv_heads

@@ -73,7 +73,8 @@ def table_of(turns, texts, lengths, ended, reads_at, slots_at, width, marks, wid
 def sample_all(weights, prompts, mode, end, args, marks):
     """`sample` in parts of at most --rows chains; the parts take every n-th problem, so that their prompts are alike."""
     parts = -(-len(prompts) * args.chains // args.rows)
-    made = [sample(SAMPLERS[mode], weights, prompts[i::parts], args.chains, max(marks), end, args.seed_chains + i, args.temperature, marks) for i in range(parts)]
+    made = [sample(SAMPLERS[mode], weights, prompts[i::parts], args.chains, max(marks), end, args.seed_chains + i, args.temperature, marks, args.top_p)
+            for i in range(parts)]
     place = torch.tensor([p * args.chains + c for i in range(parts) for p in range(i, len(prompts), parts) for c in range(args.chains)]).argsort()
     put = lambda pick: torch.cat([pick(m) for m in made])[place]
     return (put(lambda m: m[0]), put(lambda m: m[1]), put(lambda m: m[2]), {k: put(lambda m: m[3][k]) for k in marks},
@@ -125,6 +126,7 @@ def main():
     p.add_argument("--tasks", nargs="*", default=list(SEARCHES))
     p.add_argument("--modes", nargs="*", default=["dense", "dms"], choices=list(SAMPLERS))
     p.add_argument("--temperature", type=float, default=1.0)
+    p.add_argument("--top-p", type=float, default=1.0)
     p.add_argument("--seed", default="search-1")
     p.add_argument("--seed-chains", type=int, default=1)
     p.add_argument("--held-out", action="store_true", help="phrasings that are kept out of training")

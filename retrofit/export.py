@@ -38,7 +38,7 @@ def write_folder(model, config, to):
     os.makedirs(to, exist_ok=True)
     tensors = {"model." + name: value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     save_file(tensors, os.path.join(to, "model.safetensors"), metadata={"format": "pt"})
-    generation = {"do_sample": False, "eos_token_id": [END_OF_TURN, END_OF_TEXT], "pad_token_id": END_OF_TEXT}
+    generation = {"do_sample": True, "eos_token_id": [END_OF_TURN, END_OF_TEXT], "pad_token_id": END_OF_TEXT, "temperature": 0.6}
     for name, value in (("config.json", config), ("generation_config.json", generation)):
         with open(os.path.join(to, name), "w", encoding="utf-8") as out:
             json.dump(value, out, indent=2)

@@ -179,8 +179,19 @@ class Sampler:
         return w.linear(w.rms(x, w.norm), w.embed).float()
 
 
+def nucleus(logits, temperature, top_p):
+    """log-probabilities at a temperature of the most probable tokens that together have `top_p`, -inf for the others."""
+    scores = torch.log_softmax(logits / max(temperature, 1e-6), -1)
+    if top_p >= 1:
+        return scores
+    ordered, places = scores.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    kept = ordered.masked_fill(before >= top_p, -math.inf)
+    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, places, kept), -1)
+
+
 @torch.no_grad()
-def sample(make, weights, prompts, width, limit, end, seed=1, temperature=1.0, marks=(512,)):
+def sample(make, weights, prompts, width, limit, end, seed=1, temperature=1.0, marks=(512,), top_p=1.0):
     """`width` chains of up to `limit` tokens for every prompt; make(weights, prompts) -> a `Sampler`.
 
     Returns (tokens int16 [problems * width, limit], lengths, ended, reads {L: [rows]}, slots {L: (dense, live) [rows]}), all
@@ -201,7 +212,7 @@ def sample(make, weights, prompts, width, limit, end, seed=1, temperature=1.0, m
     running = torch.ones(total, dtype=torch.bool, device=device)
     for n in range(limit):
         u = torch.rand(sampler.logits.shape, device=device, generator=generator).clamp_(1e-10, 1 - 1e-7)
-        chosen = (sampler.logits / max(temperature, 1e-6) - torch.log(-torch.log(u))).argmax(-1)
+        chosen = (nucleus(sampler.logits, temperature, top_p) - torch.log(-torch.log(u))).argmax(-1)
         tokens[alive, n] = torch.where(running, chosen, 0).to(torch.int16)
         lengths[alive] += running
         over = running & (chosen == end)

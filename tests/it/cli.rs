@@ -46,7 +46,7 @@ const EQUATION: &str = "Solve 5*b - 2355 = -50*b - 2740 for b.";
 #[test]
 fn one_answer_goes_to_stdout_and_nothing_else() {
     let home = tempfile::tempdir().unwrap();
-    let output = dmschat(&home).args(["-p", EQUATION]).output().unwrap();
+    let output = dmschat(&home).args(["-p", EQUATION, "--temperature", "0"]).output().unwrap();
     let (code, stdout, stderr) = said(&output);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
     assert!(stdout.trim_end().ends_with("-7") && stdout.ends_with('\n') && !stdout.contains('\x1b'), "{stdout}");
@@ -59,7 +59,7 @@ fn one_answer_goes_to_stdout_and_nothing_else() {
 
 #[test]
 fn json_is_one_object_whose_numbers_agree() {
-    let (code, stdout, _) = run(&["-p", EQUATION, "--json", "--seed", "7"]);
+    let (code, stdout, _) = run(&["-p", EQUATION, "--json", "--seed", "7", "--temperature", "0"]);
     assert_eq!((code, stdout.lines().count()), (0, 1));
     let json: Value = serde_json::from_str(&stdout).unwrap();
     let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
@@ -94,7 +94,7 @@ fn json_is_one_object_whose_numbers_agree() {
     assert!((kv["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9);
     assert_eq!(number(&kv["live_bytes"]) * number(&kv["dense_slots"]), number(&kv["dense_bytes"]) * sum);
     assert!(number(&kv["bytes"]) >= number(&kv["live_bytes"]));
-    let (_, dense, _) = run(&["-p", EQUATION, "--json", "--eviction", "off"]);
+    let (_, dense, _) = run(&["-p", EQUATION, "--json", "--eviction", "off", "--temperature", "0"]);
     let dense: Value = serde_json::from_str(&dense).unwrap();
     assert_eq!((dense["kv"]["ratio"].as_f64(), dense["eviction"].as_bool()), (Some(1.0), Some(false)));
 }
@@ -183,7 +183,9 @@ fn eval_answers_a_file_of_problems() {
         format!(r#"{{"task":"eq","messages":[{before}{{"role":"user","content":"{EQUATION}"}}],"expected":"-7"}}"#)
     };
     fs::write(&file, format!("{}\n{}\n", line(""), line(earlier))).unwrap();
-    let (code, stdout, stderr) = said(&dmschat(&home).arg("eval").arg("--problems").arg(&file).output().unwrap());
+    let mut command = dmschat(&home);
+    let output = command.args(["eval", "--temperature", "0", "--problems"]).arg(&file).output().unwrap();
+    let (code, stdout, stderr) = said(&output);
     assert_eq!((code, stdout.lines().count()), (0, 2), "{stderr}");
     let answers: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!((answers[0]["task"].as_str(), answers[0]["expected"].as_str()), (Some("eq"), Some("-7")));

@@ -113,7 +113,7 @@ fn what_cannot_be_run_is_refused_in_a_line() {
         (&["--task", "sum", "--width", "auto"], &["--width auto"]),
         (&["--task", "sum", "--early-stop", "on"], &["--early-stop"]),
         (&["--task", "sum", "--policy", "window", "--budget", "64"], &["--budget", "--cr"]),
-        (&["--task", "sum", "--width", "2"], &["--width 2", "--temperature"]),
+        (&["--task", "sum", "--width", "2", "--temperature", "0"], &["--width 2", "--temperature"]),
         (&["--task", "chess"], &["chess", "niah-1k", "countdown"]),
         (&["--task", "sum", "--policy", "lru"], &["lru", "--policy", "window"]),
         (&["--task", "sum", "--policy", "window", "--cr", "1"], &["--policy window", "--cr"]),

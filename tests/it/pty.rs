@@ -173,7 +173,7 @@ pub fn answer(chat: &Chat, n: usize) -> String {
 #[test]
 fn a_conversation_with_real_keys() {
     let home = tempfile::tempdir().unwrap();
-    let mut chat = Chat::start(home.path(), 120, 60, &[], &[]);
+    let mut chat = Chat::start(home.path(), 120, 60, &[], &["--temperature", "0"]);
     chat.until_shows("Try one of these");
     chat.say("Solve 5*b - 2355 = -50*b - 2740 for b.");
     let screen = answer(&chat, 1);

@@ -27,7 +27,7 @@ fn one_answer_continues_a_saved_session_without_writing_it() {
     let mut answers = Vec::new();
     for flags in [&["--continue"][..], &["--resume", session.id()]] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"))
-            .args(["-p", "Solve 3*y - 6 = 9 for y.", "--json"])
+            .args(["-p", "Solve 3*y - 6 = 9 for y.", "--json", "--temperature", "0"])
             .args(flags)
             .env("DMSCHAT_DATA_DIR", home.path())
             .stdin(std::process::Stdio::null())
