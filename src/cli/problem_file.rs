@@ -30,7 +30,7 @@ pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
     let problems = read(settings, path)?;
     let mut client = Client::start(settings)?;
     let sampling = Sampling {
-        params: SamplingParams::default(),
+        params: settings.sampling.over(&SamplingParams::default()),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
         chains: None,

@@ -191,6 +191,15 @@ fn eval_answers_a_file_of_problems() {
     assert_eq!((answers[0]["task"].as_str(), answers[0]["expected"].as_str()), (Some("eq"), Some("-7")));
     assert!(answers[0]["answer"].as_str().unwrap().ends_with("-7"));
     assert!(answers[1]["prompt_tokens"].as_u64() > answers[0]["prompt_tokens"].as_u64());
+    // Greedy unless a flag says otherwise.
+    let first = |flags: &[&str]| {
+        let mut command = dmschat(&home);
+        let output = command.args(["eval", "--max-tokens", "8", "--problems"]).arg(&file).args(flags).output().unwrap();
+        let json: Value = serde_json::from_str(said(&output).1.lines().next().unwrap()).unwrap();
+        (json["reasoning"].clone(), json["answer"].clone())
+    };
+    assert_eq!(first(&[]), first(&["--temperature", "0"]));
+    assert_ne!(first(&[]), first(&["--temperature", "100", "--seed", "1"]));
     // Nothing is answered of a file with a broken line, or without problems.
     for (text, why) in [(line("") + "\n{broken\n", "p.jsonl:2: "), ("\n".to_owned(), "p.jsonl has no problems")] {
         fs::write(&file, text).unwrap();
