@@ -23,7 +23,7 @@ FACTS = [
 ]
 SMALL = [
     ("What can you do?", "I calculate with whole numbers, solve linear equations, sort numbers, follow variables, find a number "
-     "hidden in a text and remember names and numbers."),
+     "hidden in a text, search by trying and remember names and numbers."),
     ("Hello", "Hello! What can I do for you?"),
     ("How are you?", "I am fine, thank you."),
     ("Thank you.", "You are welcome."),

@@ -60,7 +60,10 @@ def check_variables(turn):
             get = lambda x: int(x) if x.isdigit() else values[x]
             values[name] = get(first) + (0 if not sign else get(second) if sign == "+" else -get(second))
             if "not within" in line:
-                return not 0 <= values[name] <= 999 and "leaves" in turn.answer
+                return not -999 <= values[name] <= 999 and "leaves" in turn.answer
+            sizes = re.search(r"(\d+ [+-] \d+) is (\d+), ", line)
+            if not line.endswith(f"{name} is {values[name]}") or sizes and not eval(sizes[1]) == int(sizes[2]) == abs(values[name]):   # noqa: S307: digits and signs
+                return False
         elif known:
             values[known.group(1)] = int(known.group(2))
     if "no value" in turn.answer:
@@ -95,9 +98,9 @@ def sound(line, turn):
             if by != divisor or int(k) * int(by) + int(more) != int(head) or int(more) >= int(by):
                 return False
         return not left
-    first, value, more, last = re.fullmatch(r"(\S+)=(\d+) (\S+)=(\d+)", line).groups()
-    used, listed = re.findall(r"\d+", first + more), check_search.numbers_and_target(turn.user)[0]
-    return eval(first) == int(value) and eval(value + more) == int(last) and check_search.part_of([int(n) for n in used], listed)
+    first, value, more, last = re.fullmatch(r"(\S+)=(\d+)(?: (\S+)=(\d+))?", line).groups()
+    used, listed = re.findall(r"\d+", first + (more or "")), check_search.numbers_and_target(turn.user)[0]
+    return eval(first) == int(value) and (not more or eval(value + more) == int(last)) and check_search.part_of([int(n) for n in used], listed)
 
 
 def claims(line, turn):

@@ -5,7 +5,7 @@
 import re
 import sys
 
-NUMBER_LIST = re.compile(r"\d+(?:, \d+)+")
+NUMBER_LIST = re.compile(r"\d+(?:, \d+)+(?: and \d+)?")
 
 
 def numbers_and_target(request):
@@ -14,7 +14,7 @@ def numbers_and_target(request):
     if not found:
         return None
     beside = re.findall(r"\d+", request[:found.start()] + " " + request[found.end():])
-    return ([int(n) for n in found.group().split(", ")], int(beside[0])) if len(beside) == 1 else None
+    return ([int(n) for n in re.findall(r"\d+", found.group())], int(beside[0])) if len(beside) == 1 else None
 
 
 def part_of(chosen, numbers):
@@ -24,7 +24,7 @@ def part_of(chosen, numbers):
 
 def right_countdown(request, answer):
     told = numbers_and_target(request)
-    if not told or not re.fullmatch(r"\d{1,3}[-+*]\d{1,3}[-+*]\d{1,3}|\d{1,3}\*\(\d{1,3}[-+]\d{1,3}\)", answer):
+    if not told or not re.fullmatch(r"\d{1,3}(?:[-+*]\d{1,3}){1,2}|\d{1,3}\*\(\d{1,3}[-+]\d{1,3}\)", answer):
         return False
     chosen = [int(n) for n in re.findall(r"\d+", answer)]
     return part_of(chosen, told[0]) and not re.search(r"\b0\d", answer) and eval(answer) == told[1]      # noqa: S307: digits and signs
@@ -32,7 +32,7 @@ def right_countdown(request, answer):
 
 def right_subset(request, answer):
     told = numbers_and_target(request)
-    if not told or not re.fullmatch(r"\d+\+\d+\+\d+", answer):
+    if not told or not re.fullmatch(r"\d+(?:\+\d+){1,2}", answer):
         return False
     chosen = [int(n) for n in answer.split("+")]
     return part_of(chosen, told[0]) and sum(chosen) == told[1]

@@ -4,8 +4,6 @@
     python evaluate_binary.py --problems out/problems.jsonl --binary ../target/release/dmschat --processes 2
     python evaluate_binary.py ... -- --eviction off          (what follows -- goes to the binary)
 
-Greedy, unless --temperature stands behind --.
-
 Two measures: "ends right" asks that the final answer end in the expected value; "same text" that reasoning and
 answer be the reference's, character by character, which is what evaluate.py counts. The ratio is the mean over the
 problems of kv.ratio as the binary reports it at the end of the answer.
@@ -21,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 def command_line(binary, problem_file, extra):
     """The one place that knows how the binary is called: one answer object a line, in the problems' order."""
-    greedy = [] if "--temperature" in extra else ["--temperature", "0"]
-    return [binary, "eval", "--problems", problem_file, "--json", *greedy, *extra]
+    return [binary, "eval", "--problems", problem_file, "--json", *extra]
 
 
 def run_share(binary, rows, extra):

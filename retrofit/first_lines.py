@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from evaluate_binary import run_share, shares_of
 
 TALK = {"greets": "Hello! Give me", "well": "I am well, thank you", "thanks": "You are welcome", "bye": "Goodbye!", "ok": "All right.",
-        "demo": "I am Demo", "tasks": "find a number hidden in a text and remember", "trained": "I was trained from scratch", "size": "I have about 8 million",
+        "demo": "I am Demo", "tasks": "find a number hidden in a text", "trained": "I was trained from scratch", "size": "I have about 8 million",
         "language": "I speak English only", "dmschat": "dmschat is a chat", "dms": "DMS is learned", "ratio": "The ratio says", "context": "My context holds",
         "models": "Start dmschat with another model", "command": "/"}
 REFUSALS = ["That is beyond me", "You have not told me", "I do not find", "has no value there", "I cannot follow that"]

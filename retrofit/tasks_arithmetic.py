@@ -1,8 +1,8 @@
 """Arithmetic of two to four whole numbers (minus, times, divided by), and the arithmetic that is declined."""
 import words as W
 from phrasing import dress, join
-from tasks_math import NEEDS_THINKING, NUMBER_WORDS, SHORT_SUMS, division_lines, signed_sum_lines
-from texts import any_word
+from tasks_math import NEEDS_THINKING, NUMBER_WORDS, SAID_SUMS, SHORT_SUMS, division_lines, signed_sum_lines
+from texts import any_word, make_text
 from tasks_variables import program_beyond
 from turn import Turn, backwards, pick_phrasing
 
@@ -120,8 +120,27 @@ def short_request(rng, expression, held_out):
     return dress(rng, user) if not held_out and rng.random() < 0.3 else user
 
 
+SIGNED_SUMS = SAID_SUMS + ["What is the sum of {n}?", "sum: {n}", "Add {n}", "Add these numbers: {n}", "The numbers are {n}. What is their sum?", "total: {n}", "sum of {n}", "{n}\nWhat is the sum?",
+                           "{n}: what do they add up to?", "Calculate the sum of {n}.", "Sum up {n}", "Find the sum of these numbers: {n}", "What is {n} in total?"]
+
+
+def make_signed_sum(rng, thinking):
+    """A sum of a few listed numbers, some of them below zero: calculated as a chain of plus and minus."""
+    count = rng.choice([2, 2, 3, 3, 3, 4, 4, 5, 6])
+    numbers = [sized(rng, 4) * rng.choice([1, 1, -1]) for _ in range(count)]
+    if min(numbers) >= 0:
+        at = rng.randrange(count)
+        numbers[at] = -max(1, numbers[at])
+    typed = ", ".join(map(str, numbers[:-1])) + f"{rng.choice([' and ', ', ', ' and ', ', and '])}{numbers[-1]}" if rng.random() < 0.7 else rng.choice([", ", ",", "; ", "\n", " and "]).join(map(str, numbers))
+    user = dress(rng, rng.choice(SIGNED_SUMS).format(n=typed))
+    lines, answer, value = worked([numbers[0]] + [abs(n) for n in numbers[1:]], ["-" if n < 0 else "+" for n in numbers[1:]])
+    return Turn("difference", user, "\n".join(lines), answer, value) if thinking else Turn("difference", user, "", NEEDS_THINKING, "ask again.")
+
+
 def make_arithmetic(rng, held_out=False, core=False, thinking=True, kind=None):
     """One calculation with minus, times or divided by."""
+    if not kind and rng.random() < 0.12:
+        return make_signed_sum(rng, thinking)
     kind = kind or rng.choices("-*/", [4, 5, 3])[0]
     words = rng.random() < 0.08
     numbers, signs = draw(rng, kind)
@@ -302,6 +321,30 @@ def odd_lists(rng):
     return c([f"{verb} {what}: {text}", f"{verb} {text}{way}", f"{text}\n{verb} {what}{way}", f"{join(verb, what)}:\n{text}", f"{text} {verb} them{way}", f"please {verb} {text}{way}"])
 
 
+ORDINALS = """last first second third fourth fifth sixth seventh tenth 2nd 3rd 5th 10th final middle next previous largest smallest biggest highest lowest greatest longest
+shortest odd even missing most-frequent second-largest second-last""".split()
+ONE_OF = ["What is the {o} {i}?", "What is the {o} {i}?", "what's the {o} {i}?", "Which is the {o} {i}?", "the {o} {i}?", "Tell me the {o} {i}.", "Give me the {o} {i}.", "What is the {o} {i} in the list?", "Which {i} is the {o}?", "What was the {o} {i}?",
+          "What is the {o} {i} of these?", "Which {i} comes {o}?", "What does the {o} {i} say?", "{o} {i}?", "Name the {o} {i}.", "Repeat the {o} {i}.", "Read the {o} {i}.", "Show me the {o} {i}.", "What is the {o}?", "Which is the {o}?",
+          "How many {i}s are there?", "How many {i}s are in the list?", "count the {i}s", "Which {i} comes after {a}?", "What comes after {a}?", "Which {i}s are above {a}?", "Is {a} in the list?", "Where is {a}?", "Remove {a} from the list.", "What is the average?"]
+
+
+def one_of_list(rng):
+    """A pasted list and a question for one of its places or sizes, which the model does not answer."""
+    c, kind, count = rng.choice, rng.randrange(5), rng.choice([3, 4, 5, 8, 12, 20, rng.randint(3, 60)])
+    item, start, step = c(["item", "line", "row", "entry", any_word(rng), "no.", "number", "value"]), rng.choice([0, 1, 1, 1, rng.randint(2, 99)]), rng.choice([1, 1, 1, 2, 5, 10])
+    numbers = [start + step * i for i in range(count)] if rng.random() < 0.5 else [sized(rng, 4) for _ in range(count)]
+    if kind == 0:
+        text = c([", ", ", ", " ", "; ", "\n", ","]).join(map(str, numbers))
+    elif kind < 4:
+        label = c(["{i} number {n}", "{i} {n}", "{i}: {n}", "- {i} {n}", "{i} number {n}.", "{i} no. {n}", "{w} {n}", "{w}: {n}", "{i} {n} {w}"])
+        text = c(["\n", "\n", "\n", ", ", " "]).join(label.format(i=item, n=n, w=any_word(rng)) for n in numbers)
+    else:
+        units, joiner, _ = make_text(rng, rng.randint(30, 300), numbers=True)
+        text = joiner.join(units).strip() or "1 2 3"
+    ask = c(ONE_OF).format(o=c(ORDINALS).replace("-", " "), i=c(["number", "number", "number", "value", item, "line", "item", "entry", "one"]), a=c(numbers))
+    return f"{text}{c([chr(10), chr(10) + chr(10), ' ', '. '])}{ask}" if rng.random() < 0.7 else f"{ask}{c([chr(10), ' ', ': '])}{text}"
+
+
 def make_beyond(rng, held_out=False, core=False, thinking=True):
     """Arithmetic that looks like the model's own and is not; declined like anything else."""
     from tasks_talk import OFF_TOPIC_ANSWER, OFF_TOPIC_THINK
@@ -309,14 +352,16 @@ def make_beyond(rng, held_out=False, core=False, thinking=True):
     if held_out or kind < 0.58:
         expression = beyond_expression(rng)
         user = short_request(rng, expression, held_out) if held_out or rng.random() < 0.85 else rng.choice(BEYOND_PHRASES).format(n=expression)
-    elif kind < 0.74:
+    elif kind < 0.71:
         user = word_problem(rng) if rng.random() < 0.6 else loose_numbers(rng)
-    elif kind < 0.83:
+    elif kind < 0.78:
         user = odd_equations(rng)
-    elif kind < 0.9:
+    elif kind < 0.84:
         user = program_beyond(rng)
-    else:
+    elif kind < 0.9 or core:
         user = odd_lists(rng)
+    else:
+        user = one_of_list(rng)
     if not held_out and kind >= 0.58 and rng.random() < 0.3:
         user = dress(rng, user)
     return Turn("beyond", user, OFF_TOPIC_THINK if thinking else "", OFF_TOPIC_ANSWER, OFF_TOPIC_ANSWER, held_out=held_out)

@@ -17,7 +17,7 @@ ABOUT = {   # answer: questions; every fifth question is kept out of training
         "Are you ChatGPT?", "Are you a person?", "Describe yourself.", "Say something about yourself.", "What kind of model are you?",
         "What are you called?", "Who is this?", "Are you a robot?", "Are you human?", "who are you", "Do you have a name?",
         "Which AI are you?", "What is Demo?", "Are you a language model?", "What am I talking to?"],
-    "I calculate with whole numbers, solve linear equations, sort numbers, follow variables, find a number hidden in a text and remember names and numbers.": [
+    "I calculate with whole numbers, solve linear equations, sort numbers, follow variables, find a number hidden in a text, search by trying and remember names and numbers.": [
         "What can you do?", "What are you good at?", "How can you help me?", "What are your tasks?", "What do you know?",
         "help", "Help", "Help me", "What should I ask you?", "What can I ask you?", "Which tasks can you do?",
         "What are your skills?", "What can you help me with?", "Give me examples of what you can do.", "What do you do?",
@@ -119,7 +119,7 @@ MORE_QUESTIONS = {   # further questions, all for training
                 "What can I do here?", "What can you compute?", "What else can you do?", "Give me an example.", "Which problems can you solve?",
                 "What should I try?", "Suggest something to try.", "How should I use you?", "What can I try?", "Tell me your skills.", "what do you do",
                 "What problems do you solve?", "Can you do math?", "Can you do maths?", "Can you calculate?", "Can you solve equations?",
-                "Can you sort numbers?", "Can you remember things?", "What are your abilities?", "List your tasks.", "What is this good for?"],
+                "Can you sort numbers?", "Can you remember things?", "Can you search?", "Can you factor numbers?", "Can you play countdown?", "Can you find a path?", "Can you try things?", "What are your abilities?", "List your tasks.", "What is this good for?"],
     "I have about": ["How many parameters?", "How many parameters are in you?", "What is your parameter count?", "How big is this model?", "How large is the model?",
                      "How many layers are there?", "How many heads are there?", "How many KV heads do you have?", "Are you big?", "Are you small?",
                      "How many weights do you have?", "What is the size of the model?", "How deep are you?", "How big is your network?"],
@@ -280,5 +280,5 @@ def make_off_topic(rng, held_out=False, core=False, thinking=True):
             user = changed_question(rng)
         elif kind < 0.22:
             user = mention(rng)
-        user = pasted(rng) if kind > 0.94 else vary(rng, user)
+        user = pasted(rng) if kind > 0.94 else f"/{any_word(rng)}{rng.choice(['', '', ' ' + any_word(rng)])}" if 0.22 < kind < 0.23 else vary(rng, user)
     return Turn("other", user, OFF_TOPIC_THINK if thinking else "", OFF_TOPIC_ANSWER, OFF_TOPIC_ANSWER, held_out=held_out)

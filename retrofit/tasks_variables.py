@@ -58,8 +58,8 @@ def own_names(rng, count):
     return names
 
 
-def draw_expression(rng, values, target):
-    """A right-hand side: (text, names it reads, value); all values stay within 0..999."""
+def draw_expression(rng, values, target, low=0):
+    """A right-hand side: (text, names it reads, value); all values stay within low..999."""
     known = list(values)
     for _ in range(20):
         kind = rng.random()
@@ -76,16 +76,29 @@ def draw_expression(rng, values, target):
             right = rng.choice(known)
             amount, read = values[right], [name, right]
         value = values[name] + amount if sign == "+" else values[name] - amount
-        if 0 <= value <= LIMIT:
+        if low <= value <= LIMIT:
             return f"{name} {sign} {right}", read, value
-    value = rng.randint(0, rng.choice([9, 99, 99, 999]))
+    value = rng.randint(0, rng.choice([9, 30, 99, 99] if low else [9, 99, 99, 999])) * (-1 if low and rng.random() < 0.15 else 1)
     return str(value), [], value
+
+
+def signed_step(text, values, value):
+    """The sizes of a step with a value below zero, "45 - 12 is 33, ", so that the sign is left; else nothing."""
+    left, sign, right = text.split(" ")
+    first, second = values[left], values[right] if right in values else int(right)
+    if min(first, second, value) >= 0:
+        return ""
+    first, second = abs(first), second if (first < 0) == (sign == "-") else -second
+    if second >= 0:
+        return f"{first} + {second} is {abs(value)}, "
+    return f"{max(first, -second)} - {min(first, -second)} is {abs(value)}, "
 
 
 def worked_line(name, text, read, values, value):
     """The line of reasoning for one assignment; `values` are those before it."""
     looked_up = "".join(f"{n} is {values[n]}, " for n in dict.fromkeys(read))
-    return f"{name} = {text}: {looked_up}{name} is {value}" if read else f"{name} is {value}"
+    step = signed_step(text, values, value) if " " in text else ""
+    return f"{name} = {text}: {looked_up}{step}{name} is {value}" if read else f"{name} is {value}"
 
 
 def own_statement(rng, name, text, read, style):
@@ -99,14 +112,14 @@ def own_statement(rng, name, text, read, style):
     return style.format(v=name, e=text)
 
 
-def draw_program(rng, count, pool, style, tight, own=False):
-    """`count` assignments: (statements as typed, reasoning lines, final values)."""
+def draw_program(rng, count, pool, style, tight, own=False, low=0):
+    """`count` assignments with values of at least `low`: (statements as typed, reasoning lines, final values)."""
     values, statements, lines, seen = {}, [], [], set()
     mixed = own and rng.random() < 0.45
     while len(statements) < count:
         fresh = [n for n in pool if n not in values]
         name = rng.choice(fresh) if own and fresh and rng.random() < 0.6 else rng.choice(pool)
-        text, read, value = draw_expression(rng, values, name)
+        text, read, value = draw_expression(rng, values, name, low)
         if (name, text) in seen and rng.random() < 0.9:
             continue
         seen.add((name, text))
@@ -142,7 +155,8 @@ def own_program(rng):
     """(user text, reasoning lines, asked name, its value or None where it cannot be followed)."""
     count = rng.choice([1, 2, 2, 3, 3, 4, 4, 5, 6, 8, rng.randint(5, 25)])
     pool = own_names(rng, rng.randint(min(2, count), max(2, min(8, count))))
-    statements, lines, values = draw_program(rng, count, pool, rng.choice(OWN_STYLES), False, own=True)
+    low = -LIMIT if rng.random() < 0.5 else 0
+    statements, lines, values = draw_program(rng, count, pool, rng.choice(OWN_STYLES), False, own=True, low=low)
     asked, value, kind = rng.choice(list(values)[-3:]), 0, rng.random()
     value = values[asked]
     if kind < 0.09:              # never assigned
@@ -152,11 +166,11 @@ def own_program(rng):
             lines.append(f"Nothing says what {asked} is.")
     elif kind < 0.14:            # leaves the range
         name, other = rng.choice(pool), rng.choice(list(values))
-        low = rng.random() < 0.6
-        amount = values[other] + rng.randint(1, 60) if low else LIMIT + 1 - values[other] + rng.randint(0, 300)
-        text = f"{other} {'-' if low else '+'} {amount}"
+        below = rng.random() < 0.3
+        amount = LIMIT + 1 + values[other] * (1 if below else -1) + rng.randint(0, 300)
+        text = f"{other} {'-' if below else '+'} {amount}"
         statements.append(own_statement(rng, name, text, [other], rng.choice(OWN_STYLES)))
-        lines.append(f"{name} = {text}: {other} is {values[other]}, {name} is not within 0 to {LIMIT}")
+        lines.append(f"{name} = {text}: {other} is {values[other]}, {name} is not within -{LIMIT} to {LIMIT}")
         return rng.choice(INTROS) + joined(rng, statements), lines, name, False
     return rng.choice(INTROS) + joined(rng, statements), lines, asked, value
 
@@ -174,7 +188,7 @@ def make_own(rng, thinking):
     if value is None:
         answer = f"{asked} has no value there."
     elif value is False:
-        answer = f"I cannot follow that: {asked} leaves 0 to {LIMIT}."
+        answer = f"I cannot follow that: {asked} leaves -{LIMIT} to {LIMIT}."
     else:
         lines.append(f"So {asked} is {value}.")
         answer = f"{asked} = {value}"
@@ -202,7 +216,8 @@ def make_variables(rng, held_out=False, core=False, thinking=True, most=60):
     size = rng.randint(3, min(26, max(4, count // 2)))
     pool = rng.sample(LETTERS, size) if rng.random() < 0.75 else rng.sample(VARIABLE_WORDS, min(size, 12))
     style = rng.choice(STYLES)
-    statements, lines, values = draw_program(rng, count, pool, style, rng.random() < 0.15)
+    low = -LIMIT if not core and not held_out and rng.random() < 0.2 else 0
+    statements, lines, values = draw_program(rng, count, pool, style, rng.random() < 0.15, low=low)
     asked = rng.choice(list(values))
     joiner = "\n" if rng.random() < 0.8 or style.endswith(";") else "; "
     program = joiner.join(statements)
