@@ -382,6 +382,11 @@ pub enum Event {
     },
     /// The answer to [`Command::Recall`], or why there is none.
     Recalled(Result<Box<Recalled>, String>),
+    /// A command of the user was not carried out: its name, and why.
+    Refused {
+        command: &'static str,
+        why: String,
+    },
     /// A sentence for the user.
     Notice(String),
     /// The engine has failed (a bug, or a lost device) and takes no more commands.

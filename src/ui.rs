@@ -38,6 +38,7 @@ pub mod models;
 pub mod numbers;
 mod outbox;
 pub mod paths;
+pub mod picker;
 pub mod runtime;
 pub mod sessions;
 pub mod signals;

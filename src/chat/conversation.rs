@@ -42,6 +42,8 @@ pub struct Message {
     pub think: bool,
     /// Whether earlier think blocks were kept in this reply's prompt; `None`: as the template does.
     pub keep_thinking: Option<bool>,
+    /// The message of the user that this one replaces (edit).
+    pub replaces: Option<MessageId>,
     /// The engine's id of the turn; assistant messages only.
     pub turn: Option<u64>,
     /// Whether the loaded model generated it, so that the engine may reuse its tokens.
@@ -66,6 +68,7 @@ impl Message {
             reasoning_closed: false,
             think: true,
             keep_thinking: None,
+            replaces: None,
             turn: None,
             own: false,
             in_context: true,
@@ -363,6 +366,7 @@ impl Conversation {
         let parent = self.get(id).filter(|m| m.role == Role::User)?.parent;
         self.asked_from = self.head;
         let new = self.add(Role::User, text.into(), parent);
+        self.set_replaces(new, id);
         self.changes.push(Change { id: new, after: parent, kind: ChangeKind::Edit { of: id } });
         Some(new)
     }
@@ -418,6 +422,27 @@ impl Conversation {
     /// The number of [`Conversation::siblings`].
     pub fn sibling_count(&self, id: MessageId) -> usize {
         self.get(id).and_then(|m| self.children.get(&m.parent)).copied().unwrap_or(0)
+    }
+
+    /// Records that a message of the user replaces another.
+    pub(in crate::chat) fn set_replaces(&mut self, id: MessageId, of: MessageId) {
+        if let Some(message) = self.get_mut(id) {
+            message.replaces = Some(of);
+        }
+    }
+
+    /// The versions of a message, including itself, oldest first: a question and what replaces it, or the answers to one
+    /// question. A question that was undone is no version of the next one.
+    pub fn versions(&self, id: MessageId) -> Vec<MessageId> {
+        let first = |mut id: MessageId| {
+            // A message replaces an older one.
+            while let Some(of) = self.get(id).and_then(|m| m.replaces).filter(|of| *of < id) {
+                id = of;
+            }
+            id
+        };
+        let is_reply = self.get(id).is_some_and(|m| m.role == Role::Assistant);
+        self.siblings(id).into_iter().filter(|other| is_reply || first(*other) == first(id)).collect()
     }
 
     /// Activates the branch through `id`, down to its newest message. Returns false if `id` is unknown.

@@ -30,9 +30,13 @@ impl Models for Local {
         Hub::from_env().map(|hub| cache::ids(&hub.cache)).unwrap_or_default()
     }
 
-    fn list(&self, settings: &Settings) -> Vec<ModelEntry> {
+    fn list(&self, settings: &Settings, used: &[String]) -> Vec<ModelEntry> {
         let free = devices::free_bytes(settings.device);
-        models::found(settings).unwrap_or_default().into_iter().map(|model| entry(model, free)).collect()
+        let mut found = models::found(settings).unwrap_or_default();
+        for path in used {
+            models::add(&mut found, path);
+        }
+        found.into_iter().map(|model| entry(model, free)).collect()
     }
 }
 

@@ -77,12 +77,19 @@ fn hub() -> Result<Hub> {
 pub(super) fn found(settings: &Settings) -> Result<Vec<Found>> {
     let mut found = vec![Found { name: BUILTIN_MODEL.to_owned(), path: None, bytes: 0, partial: false }];
     found.extend(in_cache(&hub()?));
-    let named = &settings.model;
-    if cache::holds_model(Path::new(named)) {
-        let (bytes, path) = (weight_bytes(Path::new(named)), Some(named.into()));
-        found.push(Found { name: named.clone(), path, bytes, partial: false });
-    }
+    add(&mut found, &settings.model);
     Ok(found)
+}
+
+/// Adds a folder or GGUF file to the models, unless it is none or there already.
+pub(super) fn add(found: &mut Vec<Found>, name: &str) {
+    let path = Path::new(name);
+    let whole = |path: &Path| path.canonicalize().ok();
+    let is_there = || found.iter().filter_map(|model| model.path.as_deref()).any(|other| whole(other) == whole(path));
+    if cache::holds_model(path) && !is_there() {
+        let (bytes, path) = (weight_bytes(path), Some(path.to_owned()));
+        found.push(Found { name: name.to_owned(), path, bytes, partial: false });
+    }
 }
 
 fn list(common: &Common) -> Result<()> {

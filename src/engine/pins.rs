@@ -70,7 +70,7 @@ impl Conversation {
                     self.tell_log(events);
                 }
             }
-            Err(why) => events.notice(why),
+            Err(why) => events.refuse("pin", why),
         }
     }
 
@@ -81,7 +81,7 @@ impl Conversation {
                 events.event(Event::Unpinned { tokens, dropped_slots });
                 self.tell_log(events);
             }
-            Err(why) => events.notice(why),
+            Err(why) => events.refuse("unpin", why),
         }
     }
 

@@ -18,7 +18,7 @@ impl Conversation {
     /// Sets how much is kept of the tokens that follow.
     pub(super) fn set_keep<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
         match m.dial_for(self.dial, keep) {
-            Err(why) => events.notice(why),
+            Err(why) => events.refuse("forget", why),
             Ok(None) => self.measure_first(m, events, keep),
             Ok(Some((dial, ratio, trained))) => {
                 self.dial = dial;
@@ -39,7 +39,7 @@ impl Conversation {
             match m.begin_trial() {
                 Ok(()) => return self.keep_waiting.push((events.clone(), keep)),
                 Err(StepError::Cache(CacheError::Sequences(_))) if self.give_up_older(&mut m.runner) => {}
-                Err(error) => return events.notice(format!("it cannot be measured now: {error}")),
+                Err(error) => return events.refuse("forget", format!("it cannot be measured now: {error}")),
             }
         }
     }
@@ -52,7 +52,7 @@ impl Conversation {
         self.publish(m);
         for (events, keep) in std::mem::take(&mut self.keep_waiting) {
             match outcome {
-                Err(why) => events.notice(why.clone()),
+                Err(why) => events.refuse("forget", why.as_str()),
                 Ok(notice) => {
                     notice.iter().for_each(|text| events.notice(text.clone()));
                     self.receive(m, events, Command::SetKeep(keep));

@@ -107,6 +107,10 @@ impl EventSender {
     pub fn notice(&self, text: impl Into<String>) {
         self.event(Event::Notice(text.into()));
     }
+
+    pub fn refuse(&self, command: &'static str, why: impl Into<String>) {
+        self.event(Event::Refused { command, why: why.into() });
+    }
 }
 
 /// Sends commands of one conversation.

@@ -98,12 +98,13 @@ impl Editor {
         short != text
     }
 
-    /// Puts a folded block, such as an attached file, in the place of `typed`, which stands at or
-    /// before the caret. False when it does not stand there any more.
+    /// Puts a folded block, such as an attached file, in the place of the word `typed`: the last one before the caret, else
+    /// the last one. False when it does not stand there any more.
     pub fn attach(&mut self, typed: &str, text: &str, label: String) -> bool {
-        let Some(start) = self.text[..self.caret].rfind(typed).or_else(|| self.text.rfind(typed)) else {
-            return false;
-        };
+        let ends = |(at, word): &(usize, &str)| super::commands::ends_before(&self.text[at + word.len()..]);
+        let found: Vec<usize> = self.text.rmatch_indices(typed).filter(ends).map(|(at, _)| at).collect();
+        let before = found.iter().find(|at| **at + typed.len() <= self.caret);
+        let Some(&start) = before.or(found.first()) else { return false };
         self.remember();
         let mark = self.parts.fold(text, label, true);
         self.revision += 1;
@@ -481,12 +482,16 @@ impl History {
         }
     }
 
-    /// Entries that contain `query` in any case, newest first, each once.
+    /// Entries that contain `query` in any case, newest first, each once: commands if it begins with a slash, else messages.
     pub fn search(&self, query: &str) -> Vec<&str> {
         let query = query.to_lowercase();
+        let is_command = |line: &str| super::commands::parse(line).is_some();
         let mut found: Vec<&str> = Vec::new();
         for entry in self.entries.iter().rev() {
-            if entry.to_lowercase().contains(&query) && !found.contains(&entry.as_str()) {
+            if is_command(entry) == query.starts_with('/')
+                && entry.to_lowercase().contains(&query)
+                && !found.contains(&entry.as_str())
+            {
                 found.push(entry);
             }
         }

@@ -65,8 +65,11 @@ pub enum AppEvent {
         typed: String,
         read: Result<Attachment, String>,
     },
-    /// Hub ids in the cache.
-    CachedModels(Vec<String>),
+    /// Hub ids in the cache, and the folders and files of models that earlier conversations were held with.
+    KnownModels {
+        cached: Vec<String>,
+        used: Vec<String>,
+    },
     /// The list of local models was read.
     Models(Vec<ModelEntry>),
     /// A saved conversation was read.

@@ -87,6 +87,8 @@ pub struct Feed {
     seen: usize,
     /// Messages were folded or opened since the last frame: their rows are not new.
     pub refolded: bool,
+    /// A result that the next frame scrolls into view.
+    reveal: Option<ItemKey>,
     /// Some items have no rows yet: the next frame makes more.
     pub behind: bool,
     /// Height and width of the pane when last drawn.
@@ -141,6 +143,31 @@ impl Feed {
     pub fn push(&mut self, chat: &Conversation, local: Local) {
         self.locals.push(local);
         self.arrange(chat);
+    }
+
+    /// Adds a local line that the user asked for. The next frame, which makes its rows, scrolls it into view.
+    pub fn push_result(&mut self, chat: &Conversation, local: Local) {
+        self.push(chat, local);
+        self.reveal = Some(ItemKey::Local(self.locals.len() - 1));
+    }
+
+    /// Scrolls the result that was added last into view, once its rows are made.
+    pub fn reveal(&mut self) {
+        let Some(key) = self.reveal.take() else { return };
+        if let Some(item) = self.items.iter().position(|item| *item == key) {
+            self.bring_into_view(item);
+        }
+    }
+
+    /// Scrolls as little as shows the whole item, or its beginning if it is taller than the pane.
+    fn bring_into_view(&mut self, item: usize) {
+        let start = self.row_of(item, 0);
+        let (end, top) = (start + self.height_of(item), self.top());
+        if start < top || end - start > self.height {
+            self.go_to(start);
+        } else if end > top + self.height {
+            self.go_to(end - self.height);
+        }
     }
 
     /// Adds the line of a toggle.
@@ -307,16 +334,7 @@ impl Feed {
         self.selected = next.map(|i| messages[i].1);
         match next.map(|i| messages[i].0) {
             None => self.follow(),
-            Some(item) => {
-                let start: usize = (0..item).map(|i| self.height_of(i)).sum();
-                let end = start + self.height_of(item);
-                let top = self.top();
-                if start < top || end - start > self.height {
-                    self.go_to(start);
-                } else if end > top + self.height {
-                    self.go_to(end - self.height);
-                }
-            }
+            Some(item) => self.bring_into_view(item),
         }
     }
 

@@ -10,6 +10,9 @@ use ratatui::style::{Color, Style};
 /// Tenths of a retention, for terminals that draw ASCII only.
 const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
+/// From few to all, in ASCII.
+const SIGNS: [&str; 4] = [".", ":", "+", "#"];
+
 /// Place on the scale of a retention. The square root spreads the low end, where eviction works:
 /// an eighth kept stands at a third of the scale.
 pub fn level(retention: f64) -> f64 {
@@ -36,6 +39,14 @@ pub fn colour(theme: &Theme, depth: Depth, level: f64) -> Option<Color> {
 pub fn shade(theme: &Theme, depth: Depth, retention: f64) -> &'static str {
     match depth {
         Depth::Ascii => pick(&DIGITS, retention),
+        _ => pick(theme.glyphs().bars, level(retention)),
+    }
+}
+
+/// A sign for a retention without a digit, which beside a text reads as a number of it.
+pub fn mark(theme: &Theme, depth: Depth, retention: f64) -> &'static str {
+    match depth {
+        Depth::Ascii => pick(&SIGNS, level(retention)),
         _ => pick(theme.glyphs().bars, level(retention)),
     }
 }

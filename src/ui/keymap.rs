@@ -13,6 +13,9 @@ use std::path::Path;
 /// A keymap larger than this is refused.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// Keys of the examples, which are not in the keymap.
+pub const EXAMPLES: &str = "Alt+1 to Alt+3";
+
 const EMBEDDED: &str = include_str!("../../assets/keymap.toml");
 
 /// A key with its modifiers, in one spelling for all the ways terminals send it.
@@ -124,9 +127,11 @@ impl Keymap {
         self.spelled.get(&action).map(|keys| keys.iter().map(|k| spell(k)).collect()).unwrap_or_default()
     }
 
-    /// The first key of an action, for hints.
+    /// The first key of an action, for texts; without a key the command that does the same, else the action's name.
     pub fn key_of(&self, action: Action) -> String {
-        self.keys_of(action).into_iter().next().unwrap_or_else(|| format!("/{}", action.name()))
+        let command = || super::commands::spec(action.name()).map(|spec| format!("/{}", spec.name));
+        let first = self.keys_of(action).into_iter().next();
+        first.or_else(command).unwrap_or_else(|| format!("{} (no key)", action.name()))
     }
 
     fn merge(&mut self, text: &str, source: &str) -> Result<()> {

@@ -171,7 +171,9 @@ impl Runtime {
         }
         printed.editing = app.editing;
         match app.overlays.last() {
-            Some(Overlay::Help { .. }) => lines.extend(message::plain_lines(&help::lines(app, COLUMNS, false))),
+            Some(Overlay::Help { query, .. }) => {
+                lines.extend(message::plain_lines(&help::lines(app, COLUMNS, false, query.text())));
+            }
             Some(Overlay::Sessions(picker)) => {
                 lines.extend(picker.entries.iter().map(|e| format!("{}  {}  {}", e.id, e.when, clean_line(&e.title))));
                 lines.push("/resume ID opens one".to_owned());
@@ -181,7 +183,11 @@ impl Runtime {
                 lines.extend(entries.iter().map(|e| format!("{}  {}  {}", e.name, model_size(e), clean_line(&e.dms))));
                 lines.push("/model NAME loads one".to_owned());
             }
-            Some(Overlay::Confirm(question)) => lines.push(format!("{} (y or n)", clean_line(&question.text))),
+            Some(Overlay::Confirm(question)) => {
+                let other =
+                    question.other.as_ref().map_or(String::new(), |(key, words, _)| format!(", {key}: {words}"));
+                lines.push(format!("{} (y or n{other})", clean_line(&question.text)));
+            }
             Some(Overlay::Inspect(_)) => {
                 lines.extend(numbers::stats_note(app).split('\n').map(str::to_owned));
             }

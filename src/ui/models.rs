@@ -25,8 +25,9 @@ pub trait Models: Send + Sync {
     /// Hub ids in the cache.
     fn cached(&self) -> Vec<String>;
 
-    /// Returns all models with facts from their files. Reads many files: not for the UI thread.
-    fn list(&self, settings: &Settings) -> Vec<ModelEntry>;
+    /// Returns all models with facts from their files, and those in the folders and files `used`. Reads many files: not for
+    /// the UI thread.
+    fn list(&self, settings: &Settings, used: &[String]) -> Vec<ModelEntry>;
 }
 
 /// A model in the list.

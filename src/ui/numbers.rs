@@ -131,9 +131,14 @@ pub fn eviction_word(app: &App) -> &'static str {
     }
 }
 
-/// Returns what is kept at a compression ratio, beside the one of training: `1 token in 2.2 (trained: 1 in 4.6)`.
+/// Returns what is kept at a compression ratio, beside the one of training: `about 1 token in 2.2 (trained for 1 in 4.6)`.
 pub fn kept((ratio, trained): (f64, f64)) -> String {
-    format!("1 token in {ratio:.1} (trained: 1 in {trained:.1})")
+    format!("about 1 token in {} (trained for 1 in {})", short(ratio), short(trained))
+}
+
+/// With one decimal, which a whole number does not need.
+fn short(number: f64) -> String {
+    format!("{number:.1}").trim_end_matches(".0").to_owned()
 }
 
 /// Returns the text of /stats: the panel's numbers, and the live slots of every layer and head.

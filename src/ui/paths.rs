@@ -35,6 +35,11 @@ pub fn complete(typed: &str, folders_only: bool) -> Vec<String> {
     names
 }
 
+/// Whether this is a file that can be read whole. A folder is not, nor is a pipe.
+pub fn is_file(typed: &str) -> bool {
+    std::fs::metadata(expand_home(Path::new(typed))).is_ok_and(|found| found.is_file())
+}
+
 /// `~/x` as a path in the home folder.
 pub fn expand_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), std::env::var_os("HOME")) {

@@ -130,8 +130,8 @@ impl Runtime {
     pub fn begin(&mut self) {
         let history = self.history.clone();
         self.jobs.beside(move || AppEvent::History(history.read()));
-        let models = Arc::clone(&self.loading.models);
-        self.jobs.beside(move || AppEvent::CachedModels(models.cached()));
+        let (models, folder) = (Arc::clone(&self.loading.models), self.sessions.folder());
+        self.jobs.beside(move || AppEvent::KnownModels { cached: models.cached(), used: folder.models() });
         let began = self.sessions.began();
         self.handle(began);
         let which = match &self.resume {
@@ -412,7 +412,8 @@ impl Runtime {
             }
             Effect::ListModels => {
                 let (settings, models) = (self.app.setup.settings.clone(), Arc::clone(&self.loading.models));
-                self.jobs.beside(move || AppEvent::Models(models.list(&settings)));
+                let used = self.app.used_models.clone();
+                self.jobs.beside(move || AppEvent::Models(models.list(&settings, &used)));
                 Vec::new()
             }
             Effect::LoadReference(reference) => {

@@ -127,6 +127,11 @@ impl Sessions {
         }
     }
 
+    /// The folder that the conversations are saved in.
+    pub fn folder(&self) -> Folder {
+        self.folder.clone()
+    }
+
     /// The next conversation is opened with the model that is loaded then.
     pub fn keep_model(&mut self) {
         self.model_given = true;

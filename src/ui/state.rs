@@ -13,12 +13,11 @@ use super::find::Find;
 use super::keymap::{Key, Keymap};
 use super::memory::{Memory, MemoryPage};
 use super::models::ModelPicker;
+pub use super::picker::{Picker, SessionEntry};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{SamplingOverrides, Settings, Width};
 use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
-use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
-use nucleo_matcher::{Config, Matcher};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -46,9 +45,13 @@ pub struct App {
     pub draft_count: DraftCount,
     pub burst: Burst,
     pub completion: Option<Completion>,
+    /// Files that are still to be read before the input is sent.
+    pub attaching: usize,
     /// The user's message that the input will replace.
     pub editing: Option<MessageId>,
     pub overlays: Vec<Overlay>,
+    /// When a question was answered by a letter, and the rest of the word that may follow.
+    pub answered: Option<(u64, &'static str)>,
     pub turn: Option<ActiveTurn>,
     pub panel: Panel,
     pub memory: Memory,
@@ -66,6 +69,8 @@ pub struct App {
     pub mouse: bool,
     /// Hub ids in the cache, for completion; read when the chat begins.
     pub cached_models: Vec<String>,
+    /// Model folders and files of earlier conversations, newest first.
+    pub used_models: Vec<String>,
     /// Where this conversation is saved; absent before the first turn and with `--no-session`.
     pub session: SessionView,
     /// Columns and rows of the terminal.
@@ -80,7 +85,7 @@ pub struct Setup {
     pub themes: Themes,
     pub keymap: Keymap,
     pub depth: Depth,
-    /// No frames, no colours, nothing but ASCII.
+    /// No colours, nothing but ASCII.
     pub plain: bool,
     /// URLs may be written as links.
     pub links: bool,
@@ -300,17 +305,28 @@ pub struct SessionView {
     pub id: Option<String>,
     /// Read from a file and not yet in the cache.
     pub unrestored: bool,
+    /// The loaded model has answered in it since it was opened.
+    pub answered: bool,
+    /// What the list of conversations is to be searched for, once it is read.
+    pub search: Option<String>,
 }
 
 /// An overlay over the chat; the last one has the keys.
 #[derive(Clone, Debug)]
 pub enum Overlay {
-    Help { scroll: usize },
+    Help {
+        /// Only rows with these words are shown.
+        query: Editor,
+        scroll: usize,
+    },
     Inspect(Inspect),
     Sessions(Picker),
     Models(ModelPicker),
     Find(Find),
-    HistorySearch { query: Editor, selected: usize },
+    HistorySearch {
+        query: Editor,
+        selected: usize,
+    },
     Confirm(Question),
 }
 
@@ -319,7 +335,9 @@ pub enum Overlay {
 pub struct Question {
     pub text: String,
     pub then: Confirmed,
-    /// When it was asked; letters right after that are still typed text.
+    /// A third answer: its key, its words, and what it confirms.
+    pub other: Option<(char, &'static str, Confirmed)>,
+    /// When it was asked, or when the last key was typed that is no answer yet: keys right after that are still typed text.
     pub asked_ms: u64,
 }
 
@@ -328,6 +346,8 @@ pub struct Question {
 pub enum Confirmed {
     /// Pins the message with this text.
     Pin(String),
+    /// Takes back the pin of the message with this text, or all pins.
+    Unpin(Option<String>),
     DeleteSession(String),
     DeleteCurrent,
     /// Do this although the conversation could not be saved.
@@ -369,61 +389,6 @@ pub struct HeadSlots {
     pub slots: Vec<SlotInfo>,
 }
 
-/// The list of saved conversations.
-#[derive(Clone, Debug, Default)]
-pub struct Picker {
-    pub query: Editor,
-    pub entries: Vec<SessionEntry>,
-    /// Among those that match.
-    pub selected: usize,
-    /// The entry being renamed, and its new title.
-    pub renaming: Option<(String, Editor)>,
-}
-
-impl Picker {
-    /// Returns the entries that match the query, best first.
-    pub fn matching(&self) -> Vec<&SessionEntry> {
-        let query = self.query.text().trim();
-        if query.is_empty() {
-            return self.entries.iter().collect();
-        }
-        let pattern = Pattern::parse(query, CaseMatching::Ignore, Normalization::Smart);
-        let matched = pattern.match_list(self.entries.iter(), &mut Matcher::new(Config::DEFAULT));
-        matched.into_iter().map(|(entry, _)| entry).collect()
-    }
-
-    /// Keeps the selection among the entries that match.
-    pub fn clamp_selection(&mut self) {
-        self.selected = self.selected.min(self.matching().len().saturating_sub(1));
-    }
-}
-
-impl AsRef<str> for SessionEntry {
-    fn as_ref(&self) -> &str {
-        &self.haystack
-    }
-}
-
-/// A saved conversation in the list.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SessionEntry {
-    pub id: String,
-    pub title: String,
-    /// When it was last written, in words.
-    pub when: String,
-    pub turns: usize,
-    pub model: String,
-    /// The last question, and on the next line its answer.
-    pub preview: String,
-    pub ratio: Option<f64>,
-    /// Of its file.
-    pub bytes: u64,
-    /// The session that it continues from a summary.
-    pub continues: Option<String>,
-    /// The text that the search matches.
-    pub haystack: String,
-}
-
 impl App {
     pub fn new(setup: Setup, theme: Theme) -> Self {
         let settings = &setup.settings;
@@ -454,13 +419,16 @@ impl App {
             draft_count: DraftCount::default(),
             burst: Burst::default(),
             completion: None,
+            attaching: 0,
             editing: None,
             overlays: Vec::new(),
+            answered: None,
             turn: None,
             panel: Panel::default(),
             memory: Memory::default(),
             notice: None,
             cached_models: Vec::new(),
+            used_models: Vec::new(),
             queue: VecDeque::new(),
             aside: None,
             given_back: None,
@@ -504,6 +472,11 @@ impl App {
         self.setup.keymap.action(key)
     }
 
+    /// Returns the name of an action's first key, for texts.
+    pub fn key(&self, action: Action) -> String {
+        self.setup.keymap.key_of(action)
+    }
+
     /// Returns the colour depth of the heatmap.
     pub fn depth(&self) -> Depth {
         if self.theme.ascii { Depth::Ascii } else { self.setup.depth }
@@ -515,7 +488,8 @@ impl App {
 
     /// Asks a question over everything else.
     pub fn ask(&mut self, text: impl Into<String>, then: Confirmed) {
-        self.overlays.push(Overlay::Confirm(Question { text: text.into(), then, asked_ms: self.now_ms }));
+        let question = Question { text: text.into(), then, other: None, asked_ms: self.now_ms };
+        self.overlays.push(Overlay::Confirm(question));
     }
 
     /// Shows a notice that disappears with its subject.

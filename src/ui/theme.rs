@@ -424,7 +424,7 @@ fn indexed(colour: Color) -> Color {
 fn hex(theme: &str, text: &str) -> Result<(u8, u8, u8)> {
     let digits = text.strip_prefix('#').filter(|d| d.len() == 6 && d.is_ascii());
     let value = digits.and_then(|d| u32::from_str_radix(d, 16).ok());
-    let value = value.ok_or_else(|| anyhow!("theme {theme}: {text:?} is no colour of the form #rrggbb"))?;
+    let value = value.ok_or_else(|| anyhow!("theme {theme}: {text:?} is not a colour like #rrggbb"))?;
     Ok(((value >> 16) as u8, (value >> 8) as u8, value as u8))
 }
 

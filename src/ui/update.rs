@@ -21,6 +21,8 @@ mod stop;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_commands;
+#[cfg(test)]
 mod tests_texts;
 #[cfg(test)]
 mod tests_waiting;
@@ -33,7 +35,7 @@ pub use recall::{cue_bytes, question};
 
 use super::effect::{Effect, Store, Which};
 use super::event::{AppEvent, Opened};
-use super::feed::LocalKind;
+use super::feed::{Local, LocalKind};
 use super::intent::Intent;
 use super::state::{App, Level, Loading, Overlay, SPINNER_MS};
 use super::theme::{AUTO, Background};
@@ -146,11 +148,10 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::Sessions(entries) => files::listed(app, entries),
         AppEvent::Attached { typed, read } => {
-            keys::attached(app, &typed, read);
-            Vec::new()
+            perform_all(app, |app| keys::attached(app, &typed, read).into_iter().collect())
         }
-        AppEvent::CachedModels(ids) => {
-            app.cached_models = ids;
+        AppEvent::KnownModels { cached, used } => {
+            (app.cached_models, app.used_models) = (cached, used);
             Vec::new()
         }
         AppEvent::Models(entries) => models::listed(app, entries),
@@ -206,6 +207,12 @@ impl App {
 
 fn said(app: &mut App, level: Level, text: String) -> Vec<Effect> {
     app.say(level, text);
+    Vec::new()
+}
+
+/// Adds a line that the user asked for, and scrolls it into view.
+fn result(app: &mut App, kind: LocalKind, text: impl Into<String>) -> Vec<Effect> {
+    app.feed.push_result(&app.chat, Local::new(app.chat.head(), kind, text));
     Vec::new()
 }
 

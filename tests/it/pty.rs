@@ -167,7 +167,7 @@ fn rows(screen: &str, layer: usize) -> (Vec<u64>, Vec<u64>) {
 
 /// Waits for an answer to end, and returns the screen then.
 pub fn answer(chat: &Chat, n: usize) -> String {
-    chat.until("the end of an answer", |s| s.matches("tok/s · ratio").count() >= n && !s.contains("answering"))
+    chat.until("the end of an answer", |s| s.matches("x smaller").count() >= n && !s.contains("answering"))
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_conversation_with_real_keys() {
 
     // It goes on where it was.
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
-    chat.until_shows("opened; loaded into the cache");
+    chat.until_shows("opened; the cache loads");
     chat.say("What can you do?");
     answer(&chat, 3);
     chat.keys("\x04");
@@ -421,7 +421,7 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
     chat.keys("\x1b");
     chat.until_shows("press Esc again to stop loading any/model");
     chat.keys("\x1b");
-    chat.until_shows("the download of any/model stopped; what has come is kept");
+    chat.until_shows("the download of any/model stopped; the partial file is kept");
     gate.open();
     chat.say("/model any/model");
     chat.until("the model", |s| s.contains("eviction on") && !s.contains("downloading"));

@@ -83,7 +83,9 @@ fn branchy(session: &mut Session) -> Conversation {
 }
 
 fn texts(chat: &Conversation) -> Vec<String> {
-    chat.messages().iter().map(|m| format!("{} {:?} {} {:?}", m.id, m.parent, m.text, m.reasoning)).collect()
+    let text =
+        |m: &dmschat::chat::Message| format!("{} {:?} {} {:?} {:?}", m.id, m.parent, m.text, m.reasoning, m.replaces);
+    chat.messages().iter().map(text).collect()
 }
 
 #[test]
@@ -219,6 +221,26 @@ fn an_id_from_a_list_names_one_session_whatever_others_are_titled() {
         assert!(store.delete(id).is_err() && store.open(id).is_err() && store.rename(id, "x").is_err(), "{id}");
     }
     assert_eq!(store.list().len(), 1);
+}
+
+#[test]
+fn models_of_earlier_sessions_are_listed_newest_first_while_they_are_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path().join("sessions"));
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::create_dir(path("folder")).unwrap();
+    std::fs::write(path("file.gguf"), "GGUF").unwrap();
+    let models = [path("folder"), path("gone"), "org/name".to_owned(), path("file.gguf"), path("folder")];
+    for (n, model) in models.into_iter().enumerate() {
+        let reference = ModelReference { model, adapter: "auto".into(), ..ModelReference::default() };
+        let mut session = store.create();
+        let mut chat = Conversation::new(None);
+        turn(&mut chat, Some("q"), "a", 0);
+        session.sync(&mut chat, &ModelInfo { reference: Some(reference), ..info() }).unwrap();
+        let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000 + n as u64);
+        std::fs::File::options().append(true).open(session.path().unwrap()).unwrap().set_modified(time).unwrap();
+    }
+    assert_eq!(store.models(), [path("folder"), path("file.gguf")]);
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn an_unpinned_message_may_go_again_and_is_not_pinned_by_itself() {
         s.send(Command::Unpin(text.map(str::to_owned)));
         s.wait(|e| match e {
             Event::Unpinned { tokens, dropped_slots } => Some(Ok((*tokens, *dropped_slots))),
-            Event::Notice(why) => Some(Err(why.clone())),
+            Event::Refused { why, .. } => Some(Err(why.clone())),
             _ => None,
         })
     };
@@ -165,7 +165,7 @@ fn a_pinned_message_is_kept_in_every_head_and_a_late_pin_after_a_rebuild() {
         s.send(Command::Pin { text: text.to_owned(), ask });
         s.wait(|e| match e {
             Event::Pinned(pinned) => Some(Ok((**pinned).clone())),
-            Event::Notice(why) => Some(Err(why.clone())),
+            Event::Refused { why, .. } => Some(Err(why.clone())),
             _ => None,
         })
     };
@@ -243,7 +243,7 @@ fn the_dial_is_set_by_an_expected_ratio_and_is_part_of_the_log() {
     let mut plain = Session::new(&tiny);
     assert!(ask(&mut plain, &long_question()).kv.ratio.unwrap() > kept);
     s.send(Command::SetKeep(Keep::Ratio(0.5)));
-    s.wait(|e| matches!(e, Event::Notice(text) if text.contains("out of range")).then_some(()));
+    s.wait(|e| matches!(e, Event::Refused { command: "forget", why } if why.contains("out of range")).then_some(()));
 }
 
 #[test]
@@ -274,7 +274,9 @@ fn the_dial_is_measured_between_the_steps_of_an_answer() {
     let mut s = Session::with(&tiny, |o| o.kv_limit = Some(4 * 30 * 16 * 260));
     s.send(Command::SetKeep(Keep::Ratio(1.5)));
     let why =
-        s.wait(|e| if let Event::Notice(text) = e { Some(text.clone()).filter(|t| t.contains("now")) } else { None });
+        s.wait(
+            |e| if let Event::Refused { why, .. } = e { Some(why.clone()).filter(|t| t.contains("now")) } else { None },
+        );
     assert!(why.starts_with("it cannot be measured now"), "{why}");
     assert_eq!(s.snapshot().kv.bytes, 0, "its pages are free again");
 }

@@ -366,3 +366,52 @@ fn files_from_outside_are_opened_in_one_room() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Users change keys in `keymap.toml`: a text that writes one by hand is wrong for them.
+#[test]
+fn texts_of_the_chat_take_their_keys_from_the_keymap() {
+    let functions: Vec<String> = (1..=12).map(|n| format!("F{n}")).chain(["Esc".to_owned()]).collect();
+    let modified = ["Ctrl+", "Alt+", "Shift+"];
+    let named = |line: &str| {
+        let word = |w: &String| {
+            line.match_indices(w.as_str()).any(|(at, _)| !line[..at].ends_with("::") && is_word(line, at, w))
+        };
+        modified.iter().any(|m| line.contains(m)) || functions.iter().any(word)
+    };
+    let mut wrong = Vec::new();
+    let tests = |path: &str| path.contains("/tests") || path.ends_with("/testing.rs") || path.ends_with("/keymap.rs");
+    for source in sources("src/ui").iter().filter(|s| !tests(&s.path)) {
+        let lines = source.without_tests().lines().filter(|line| named(line));
+        wrong.extend(lines.map(|line| format!("{}: {}", source.path, line.trim())));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Keys of these pages are keys of the built-in keymap.
+#[test]
+fn the_keys_of_the_docs_exist() {
+    let keymap = std::fs::read_to_string(Path::new(ROOT).join("assets/keymap.toml")).expect("the keymap");
+    let mut wrong = Vec::new();
+    for page in
+        ["README.md", "docs/memory.md", "docs/chains.md", "docs/config.md", "docs/models.md", "docs/policies.md"]
+    {
+        let text = std::fs::read_to_string(Path::new(ROOT).join(page)).expect(page);
+        for (at, _) in ["Ctrl+", "Alt+", "Shift+"].iter().flat_map(|m| text.match_indices(m)) {
+            let rest = &text[at..];
+            let key = rest.find('+').map_or(rest.len(), |plus| plus + 1);
+            let end = rest[key..].find(|c: char| !c.is_alphanumeric()).map_or(rest.len(), |n| key + n.max(1));
+            // Alt and a number take an example.
+            let key = rest[..end].to_lowercase();
+            if !keymap.contains(&format!("\"{key}\"")) && !key.ends_with(|c: char| c.is_ascii_digit()) {
+                wrong.push(format!("{page}: {key}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Whether the word at `at` is not a part of a longer one.
+fn is_word(line: &str, at: usize, word: &str) -> bool {
+    let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    !part(line[..at].chars().next_back()) && !part(line[at + word.len()..].chars().next())
+}

@@ -160,7 +160,7 @@ fn lock(file: &File, name: &str) -> Result<()> {
     while let Err(TryLockError::WouldBlock) = file.try_lock() {
         tries -= 1;
         if tries == 0 {
-            bail!("session {name} is open in another dmschat; leave it there first, or start a new one")
+            bail!("session {name} is open in another dmschat; close it there first, or start a new one")
         }
         std::thread::sleep(BETWEEN_TRIES);
     }

@@ -104,7 +104,10 @@ impl Loading {
             Record::Header(_) => return Err("a second header".to_owned()),
             Record::Turn(turn) => return self.turn(*turn),
             Record::Message(said) => self.user(said.id, said.parent, said.text)?,
-            Record::Edit(edit) => self.user(edit.id, edit.parent, edit.text)?,
+            Record::Edit(edit) => {
+                self.user(edit.id, edit.parent, edit.text)?;
+                self.conversation.set_replaces(edit.id, edit.of);
+            }
             Record::Toggle(toggle) => {
                 self.conversation.restore_id(toggle.id);
                 self.conversation.restore_mark(Mark {

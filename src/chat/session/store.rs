@@ -14,6 +14,7 @@ use nucleo_matcher::{Config, Matcher};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -24,6 +25,11 @@ pub const CACHE_EXTENSION: &str = "cache";
 pub fn cache_of(session: &Path) -> PathBuf {
     session.with_extension(CACHE_EXTENSION)
 }
+
+/// Most sessions whose models are looked up.
+const MAX_LOOKED_AT: usize = 200;
+/// A longer first line is not read for that.
+const MAX_HEADER_BYTES: u64 = 1 << 20;
 
 /// The sessions of one data folder.
 #[derive(Clone, Debug)]
@@ -103,13 +109,34 @@ impl Store {
         matched.into_iter().map(|(entry, _)| entry).collect()
     }
 
-    /// The id of the session with a turn that was written last.
-    pub fn newest(&self) -> Result<String> {
+    /// Files in the folder, newest first.
+    fn newest_files(&self) -> Vec<PathBuf> {
         let files = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         let mut files: Vec<(SystemTime, PathBuf)> =
             files.filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path))).collect();
         files.sort_by(|a, b| b.cmp(a));
-        let mut ids = files.iter().filter_map(|(_, path)| id_with_a_turn(path));
+        files.into_iter().map(|(_, path)| path).collect()
+    }
+
+    /// Model folders and files that the newest sessions began with and that are still there, each once. Reads only the first
+    /// line of each session.
+    pub fn models(&self) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        let files = self.newest_files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "jsonl"));
+        for header in files.take(MAX_LOOKED_AT).filter_map(|path| header(&path)) {
+            let Some(model) = header.model.reference.map(|reference| reference.model) else { continue };
+            let path = Path::new(&model);
+            if path.is_absolute() && !found.contains(&model) && path.exists() {
+                found.push(model);
+            }
+        }
+        found
+    }
+
+    /// The id of the session with a turn that was written last.
+    pub fn newest(&self) -> Result<String> {
+        let files = self.newest_files();
+        let mut ids = files.iter().filter_map(|path| id_with_a_turn(path));
         ids.next().ok_or_else(|| anyhow!("there is no session to continue yet"))
     }
 
@@ -358,6 +385,17 @@ fn id_with_a_turn(path: &Path) -> Option<String> {
     let mut glances = lines.filter_map(|line| serde_json::from_slice::<Glance>(line).ok());
     let answered = |g: &Glance| g.kind == "turn" && g.report.as_ref().is_some_and(|r| !r.is_refused());
     glances.any(|g| answered(&g)).then_some(id)
+}
+
+/// Reads the first line of a session.
+fn header(path: &Path) -> Option<Header> {
+    let mut line = Vec::new();
+    let file = regular_file::open(path).ok()?;
+    BufReader::new(file.take(MAX_HEADER_BYTES)).read_until(b'\n', &mut line).ok()?;
+    match Record::parse(&line) {
+        Ok(Record::Header(header)) => Some(*header),
+        _ => None,
+    }
 }
 
 /// Reads the part of a file that the list shows; `None` if it is not a session.

@@ -22,7 +22,7 @@ impl Models for Gone {
         Vec::new()
     }
 
-    fn list(&self, _: &Settings) -> Vec<ModelEntry> {
+    fn list(&self, _: &Settings, _: &[String]) -> Vec<ModelEntry> {
         Vec::new()
     }
 }

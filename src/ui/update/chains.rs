@@ -1,6 +1,6 @@
 //! `/parallel`: how many chains answer. `/chains`: what the chains of an answer said.
 
-use super::{Effect, note, turns};
+use super::{Effect, result, turns};
 use crate::config::Width;
 use crate::protocol::ChainsReport;
 use crate::ui::feed::LocalKind;
@@ -49,11 +49,11 @@ pub fn show(app: &mut App, argument: &str) -> Vec<Effect> {
     let chosen = app.feed.selected.and_then(|id| app.chat.get(id)).and_then(|m| m.report.as_ref()?.chains.clone());
     let last = || app.chat.path().iter().rev().find_map(|m| m.report.as_ref()?.chains.clone());
     let Some(chains) = chosen.or_else(last) else {
-        app.say(Level::Info, "no answer of several chains yet; /parallel 8 lets eight answer");
+        app.say(Level::Info, "/chains: no answer of several chains yet; /parallel 8 lets eight answer");
         return Vec::new();
     };
     if argument.is_empty() {
-        return note(app, LocalKind::Table, table(&chains));
+        return result(app, LocalKind::Table, table(&chains));
     }
     let number = argument.parse::<usize>().ok().and_then(|n| Some((n, chains.chains.get(n.checked_sub(1)?)?)));
     let Some((n, chain)) = number else {
@@ -64,7 +64,7 @@ pub fn show(app: &mut App, argument: &str) -> Vec<Effect> {
     let parts = [&chain.reasoning, &chain.answer].map(|part| clean(part.trim()).into_owned());
     let said: Vec<&str> = parts.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
     let text = format!("chain {n}, seed {}, {}:\n{}", chain.seed, stop_words(chain.stop_reason), said.join("\n\n"));
-    note(app, LocalKind::Note, text)
+    result(app, LocalKind::Note, text)
 }
 
 fn table(chains: &ChainsReport) -> String {

@@ -1,20 +1,22 @@
 //! Carries out slash commands.
 
-use super::{Effect, Store, chains, compact, files, find, models, note, recall, texts, turns, twin};
+use super::texts::NO_MODEL;
+use super::{Effect, Store, chains, compact, files, find, models, recall, result, texts, turns, twin};
 use crate::chat::Role;
-use crate::config::ByteSize;
+use crate::config::{ByteSize, Width};
 use crate::protocol::{Command, Keep, Thinking};
 use crate::ui::action::Action;
 use crate::ui::commands::{SETTINGS, nearest};
+use crate::ui::editor::Editor;
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, Confirmed, Level, Overlay};
-use crate::ui::text::{clean_line, plural};
+use crate::ui::text::{clean_line, plural, truncate};
 use crate::ui::{markdown, numbers};
 
 /// Runs a command that [`crate::ui::commands::spec`] knows.
 pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
     match name {
-        "help" => app.overlays.push(Overlay::Help { scroll: 0 }),
+        "help" => help(app, argument),
         "new" => return files::new_conversation(app),
         "compact" => return compact::begin(app),
         "model" => return model(app, argument),
@@ -41,11 +43,11 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "panel" => toggle_panel(app),
         "stats" => {
             let text = numbers::stats_note(app);
-            return note(app, LocalKind::Table, text);
+            return result(app, LocalKind::Table, text);
         }
         "save" => return files::save(app, argument),
         "export" => return files::export(app, argument),
-        "sessions" => return vec![Effect::Store(Store::List)],
+        "sessions" => return files::list(app, argument),
         "resume" => return files::resume(app, argument),
         "rename" => return files::rename(app, argument),
         "delete" => ask_delete(app),
@@ -66,6 +68,18 @@ fn error(app: &mut App, text: impl Into<String>) -> Vec<Effect> {
     Vec::new()
 }
 
+/// Says why a command is not carried out.
+fn refuse(app: &mut App, name: &str, why: impl std::fmt::Display) -> Vec<Effect> {
+    error(app, format!("/{name}: {why}"))
+}
+
+/// Shows the help, of the rows that contain these words.
+fn help(app: &mut App, words: &str) {
+    let mut query = Editor::default();
+    query.set(words);
+    app.overlays.push(Overlay::Help { query, scroll: 0 });
+}
+
 /// Parses `on` or `off`; an error is shown.
 fn on_off(app: &mut App, name: &str, argument: &str) -> Option<bool> {
     match argument {
@@ -83,7 +97,7 @@ fn model(app: &mut App, name: &str) -> Vec<Effect> {
     if name.is_empty() {
         let text = match &app.engine.info {
             Some(i) => format!("{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME", i.name, i.device),
-            None => "no model is loaded; /model NAME loads one: demo, a folder, or ORG/NAME".to_owned(),
+            None => format!("{NO_MODEL}: demo, a folder, or ORG/NAME"),
         };
         return info(app, text);
     }
@@ -95,7 +109,7 @@ fn model(app: &mut App, name: &str) -> Vec<Effect> {
 
 fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
     if argument.is_empty() {
-        let state = if app.engine.eviction { "on" } else { "off" };
+        let state = on_or_off(app.engine.eviction);
         return info(app, format!("eviction is {state}; /eviction on or /eviction off"));
     }
     on_off(app, "eviction", argument).map_or_else(Vec::new, |on| set_eviction(app, on))
@@ -103,13 +117,13 @@ fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
 
 /// Switches eviction. The engine reports where the switch acted.
 pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
-    let Some(model) = &app.engine.info else { return error(app, "no model is loaded yet") };
+    let Some(model) = &app.engine.info else { return refuse(app, "eviction", NO_MODEL) };
     if model.keeps_all() {
         let text = format!("the cache keeps everything: its policy is {}", clean_line(&model.policy));
         return info(app, text);
     }
     if on == app.engine.eviction {
-        return info(app, format!("eviction is {} already", if on { "on" } else { "off" }));
+        return info(app, format!("eviction is {} already", on_or_off(on)));
     }
     vec![Effect::Engine(Command::SetEviction(on))]
 }
@@ -122,24 +136,31 @@ fn pin(app: &mut App, argument: &str) -> Vec<Effect> {
     }
 }
 
-/// /unpin [system|all]
+/// /unpin: asks whether one pin or all are meant. `system` and `all` need no question.
 fn unpin(app: &mut App, argument: &str) -> Vec<Effect> {
-    let text = match argument {
-        "all" if app.engine.info.is_none() => return error(app, "no model is loaded yet"),
-        "all" if turns::refuse_busy(app) => return Vec::new(),
-        "all" => None,
-        _ => match pinnable(app, "unpin", argument) {
-            Ok(text) => Some(text),
-            Err(effects) => return effects,
-        },
+    let text = match pinnable(app, "unpin", if argument == "all" { "" } else { argument }) {
+        Ok(text) => text,
+        Err(effects) => return effects,
     };
-    vec![Effect::Engine(Command::Unpin(text))]
+    match (argument, app.engine.snapshot.as_ref().map_or(0, |s| s.pinned)) {
+        ("all", _) => vec![Effect::Engine(Command::Unpin(None))],
+        ("system", _) => vec![Effect::Engine(Command::Unpin(Some(text)))],
+        (_, 0) => info(app, "/unpin: nothing is pinned"),
+        (_, tokens) => {
+            let (shown, all) = (truncate(&clean_line(&text), 60), plural(tokens as u64, "token"));
+            app.ask(format!("Take back the pin of {shown:?}? In all {all} are pinned."), Confirmed::Unpin(Some(text)));
+            if let Some(Overlay::Confirm(question)) = app.overlays.last_mut() {
+                question.other = Some(('a', "all pins", Confirmed::Unpin(None)));
+            }
+            Vec::new()
+        }
+    }
 }
 
 /// The text that /pin and /unpin are about: the chosen message, else the last one of the user, or the system prompt.
 fn pinnable(app: &mut App, name: &str, argument: &str) -> Result<String, Vec<Effect>> {
     if app.engine.info.is_none() {
-        return Err(error(app, "no model is loaded yet"));
+        return Err(refuse(app, name, NO_MODEL));
     }
     if turns::refuse_busy(app) {
         return Err(Vec::new());
@@ -153,9 +174,9 @@ fn pinnable(app: &mut App, name: &str, argument: &str) -> Result<String, Vec<Eff
         }
         "system" => app.chat.system().map(str::to_owned),
         other => {
-            let words = if name == "pin" { "system" } else { "system or all" };
+            let (words, key) = (if name == "pin" { "system" } else { "system or all" }, app.key(Action::SelectOlder));
             let text = format!(
-                "/{name} takes {words}, not {:?}; without a word it is about your last message, or the one chosen with Alt+Up",
+                "/{name} takes {words}, not {:?}; without a word it is about your last message, or the one chosen with {key}",
                 clean_line(other)
             );
             return Err(error(app, text));
@@ -163,22 +184,22 @@ fn pinnable(app: &mut App, name: &str, argument: &str) -> Result<String, Vec<Eff
     };
     match text.filter(|text| !text.trim().is_empty()) {
         Some(text) => Ok(text),
-        None if argument == "system" => Err(info(app, "there is no system prompt; /system TEXT sets one")),
-        None => Err(info(app, format!("nothing was said yet: there is nothing to {name}"))),
+        None if argument == "system" => Err(refuse(app, name, "there is no system prompt; /system TEXT sets one")),
+        None => Err(refuse(app, name, "nothing was said yet")),
     }
 }
 
 /// /forget less|more|N|trained. The engine reports what is expected then.
 fn forget(app: &mut App, argument: &str) -> Vec<Effect> {
-    let Some(model) = &app.engine.info else { return error(app, "no model is loaded yet") };
+    let Some(model) = &app.engine.info else { return refuse(app, "forget", NO_MODEL) };
     if model.policy != "dms" {
-        let text = format!("{} keeps as its cache policy says: only models trained to evict have /forget", model.name);
-        return info(app, text);
+        let why = format!("{} keeps as its cache policy says; only models trained to evict can be steered", model.name);
+        return refuse(app, "forget", why);
     }
     let keep = match argument {
         "" => {
             let now = app.engine.keep.map_or("as the model was trained".to_owned(), numbers::kept);
-            return info(app, format!("kept: {now}; /forget less|more|N|trained changes it"));
+            return info(app, format!("keeps {now}; /forget less|more|N|trained changes it"));
         }
         "less" => Keep::More,
         "more" => Keep::Less,
@@ -198,7 +219,7 @@ fn rebuild(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     if app.tokens() == 0 {
-        return info(app, "the cache is empty: nothing to rebuild");
+        return refuse(app, "rebuild", "the cache is empty");
     }
     app.engine.rebuilding = Some((0, app.tokens()));
     vec![Effect::Engine(Command::Rebuild)]
@@ -209,7 +230,7 @@ fn think(app: &mut App, argument: &str) -> Vec<Effect> {
         return info(app, text);
     }
     if argument.is_empty() {
-        let state = if app.options.think { "on" } else { "off" };
+        let state = on_or_off(app.options.think);
         return info(app, format!("thinking is {state}; /think on or /think off"));
     }
     let Some(on) = on_off(app, "think", argument) else { return Vec::new() };
@@ -251,14 +272,14 @@ fn set(app: &mut App, argument: &str) -> Vec<Effect> {
     let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     if name.is_empty() {
         let text = settings_table(app);
-        return note(app, LocalKind::Table, text);
+        return result(app, LocalKind::Table, text);
     }
     let name = name.replace('-', "_");
     let Some(at) = SETTINGS.iter().position(|(n, _)| *n == name) else {
         let near = nearest(&name, SETTINGS.iter().map(|(n, _)| *n));
         let names: Vec<&str> = SETTINGS.iter().map(|(n, _)| *n).collect();
         let hint = near.map_or_else(|| format!("settings: {}", names.join(", ")), |n| format!("did you mean {n}?"));
-        return error(app, format!("no setting {:?}; {hint}", clean_line(&name)));
+        return error(app, format!("/set: no setting {:?}; {hint}", clean_line(&name)));
     };
     let expected = SETTINGS[at].1;
     if value.is_empty() {
@@ -274,7 +295,7 @@ fn set(app: &mut App, argument: &str) -> Vec<Effect> {
         }
         None => {
             let expected = expected.split(';').next().unwrap_or_default();
-            error(app, format!("{name} takes {expected}, not {:?}", clean_line(value)))
+            error(app, format!("/set {name} takes {expected}, not {:?}", clean_line(value)))
         }
     }
 }
@@ -312,9 +333,17 @@ fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
             };
             return Some(set_mouse(app, on));
         }
+        "think" if matches!(value, "on" | "off") => return Some(think(app, value)),
+        "keep_thinking" if matches!(value, "on" | "off" | "auto") => return Some(keep_thinking(app, value)),
+        "width" if value.parse::<Width>().is_ok() => return Some(chains::parallel(app, value)),
+        "theme" => return Some(theme(app, value)),
         _ => return None,
     }
     Some(Vec::new())
+}
+
+fn on_or_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
 }
 
 fn settings_table(app: &App) -> String {
@@ -335,7 +364,14 @@ fn settings(app: &App) -> [String; SETTINGS.len()] {
         or(o.seed.map(|s| s.to_string()), "random"),
         or(o.max_tokens.map(|m| m.to_string()), "none"),
         or(o.kv_limit.map(|l| l.to_string()), "none"),
-        (if app.mouse { "on" } else { "off" }).to_owned(),
+        on_or_off(app.mouse).to_owned(),
+        on_or_off(o.think).to_owned(),
+        o.keep_thinking.map_or("auto", on_or_off).to_owned(),
+        match o.width {
+            Width::Auto => "auto".to_owned(),
+            Width::Chains(n) => n.to_string(),
+        },
+        app.theme.name.clone(),
     ]
 }
 
@@ -381,7 +417,7 @@ pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
         let code = answers.iter().find_map(|a| markdown::code_blocks(a).pop());
         return match code {
             Some(text) => vec![Effect::Copy { text, what: "code".into() }],
-            None => info(app, "no code block in the answers"),
+            None => refuse(app, "copy", "there is no code block in the answers"),
         };
     }
     if argument.is_empty() {
@@ -391,16 +427,16 @@ pub fn copy(app: &mut App, argument: &str) -> Vec<Effect> {
                 let what = if role == Role::User { "message" } else { "answer" };
                 vec![Effect::Copy { text, what: what.into() }]
             }
-            _ => info(app, "nothing to copy yet"),
+            _ => refuse(app, "copy", "nothing was said yet"),
         };
     }
     match argument.parse::<usize>().ok().filter(|n| *n > 0) {
         Some(n) => match answers.get(n - 1) {
             Some(text) => vec![Effect::Copy { text: text.clone(), what: format!("answer {n} from the end") }],
-            None => info(
-                app,
-                format!("no answer {n} from the end; this conversation has {}", plural(answers.len() as u64, "answer")),
-            ),
+            None => {
+                let all = plural(answers.len() as u64, "answer");
+                refuse(app, "copy", format!("no answer {n} from the end; this conversation has {all}"))
+            }
         },
         None => error(app, format!("/copy takes a number, code or all, not {:?}", clean_line(argument))),
     }
@@ -425,7 +461,7 @@ fn theme(app: &mut App, name: &str) -> Vec<Effect> {
             app.set_theme(theme);
             info(app, format!("theme {name}"))
         }
-        Err(e) => error(app, format!("{e:#}")),
+        Err(e) => refuse(app, "theme", format!("{e:#}")),
     }
 }
 
@@ -441,7 +477,7 @@ pub fn toggle_panel(app: &mut App) {
 /// Asks before the open conversation is deleted.
 fn ask_delete(app: &mut App) {
     if app.chat.turns() == 0 || app.setup.no_session {
-        app.say(Level::Info, "this conversation has no file");
+        app.say(Level::Info, "/delete: this conversation has no file");
         return;
     }
     app.ask("Delete this conversation's file and begin a new one?", Confirmed::DeleteCurrent);

@@ -101,8 +101,6 @@ pub fn began(
     files::show(app, chat);
     app.resuming = false;
     (app.session.id, app.date) = (Some(id), date);
-    // The next one is that of the empty cache, about which the line below says enough.
-    app.engine.snapshot = None;
     let old = continues.map_or(String::new(), |id| format!("; /resume {id} opens the old one"));
     note(app, LocalKind::Note, format!("a new conversation goes on from this summary{old}"));
     let mut effects = vec![Effect::Engine(Command::Clear), Effect::Store(Store::Sync)];

@@ -3,13 +3,18 @@
 use super::Effect;
 use crate::ui::commands as slash;
 use crate::ui::examples::offered;
+use crate::ui::paths::is_file;
 use crate::ui::state::App;
 
 /// Updates the completions after the input changed.
 pub fn input_changed(app: &mut App) {
     let themes = app.setup.themes.clone();
-    let sources =
-        slash::Sources { themes: &|| themes.names(), models: &app.cached_models, paths: &crate::ui::paths::complete };
+    let sources = slash::Sources {
+        themes: &|| themes.names(),
+        models: &app.cached_models,
+        used: &app.used_models,
+        paths: &crate::ui::paths::complete,
+    };
     app.completion = slash::complete(app.input.text(), app.input.caret(), &sources);
 }
 
@@ -26,13 +31,28 @@ pub fn accept_partial_command(app: &mut App) -> bool {
     chosen && spec.is_some_and(|s| s.usage.is_empty() || s.usage.starts_with('['))
 }
 
-/// True if the typed name is that of the chosen file, which Enter then attaches.
-pub fn completes_file(app: &App) -> bool {
-    let chosen = app.completion.as_ref().and_then(|c| Some((c.start, c.candidates.get(c.selected)?)));
-    chosen.is_some_and(|(start, candidate)| {
-        let typed = app.input.text().get(start..app.input.caret());
-        slash::attachment(&candidate.insert).is_some() && typed == Some(&*candidate.insert)
-    })
+/// True if a file or folder was chosen in the list with the arrows, which Enter then inserts.
+pub fn chooses_file(app: &App) -> bool {
+    let chosen = app.completion.as_ref().filter(|c| c.selected > 0).and_then(|c| c.candidates.get(c.selected));
+    chosen.is_some_and(|candidate| candidate.insert.starts_with('@'))
+}
+
+/// Reads the files that the draft names with `@`; it is sent once they stand in it. Empty if it names none, or is a command
+/// that is not a question.
+pub fn attach_mentions(app: &mut App) -> Vec<Effect> {
+    let text = app.input.text();
+    if slash::parse(text.trim()).is_some_and(|(name, _)| slash::canonical(name) != "parallel") {
+        return Vec::new();
+    }
+    let attach = |mention: &str| {
+        let names = [mention, slash::without_end(mention)];
+        let mut found = names.into_iter().filter_map(|typed| Some((typed, slash::attachment(typed)?)));
+        let (typed, path) = found.find(|(_, path)| is_file(path))?;
+        Some(Effect::Attach { typed: typed.to_owned(), path: path.to_owned() })
+    };
+    let effects: Vec<Effect> = slash::mentions(text).into_iter().filter_map(attach).collect();
+    app.attaching = effects.len();
+    effects
 }
 
 /// Inserts the chosen completion; without a list, cycles through the examples.

@@ -1,6 +1,6 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, compact, files, note, recall, texts, turns, twin};
+use super::{Effect, Store, compact, files, note, recall, result, texts, turns, twin};
 use crate::protocol::{
     Command, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
 };
@@ -47,10 +47,10 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         }
         Event::KeepSet { ratio, trained, .. } => {
             app.engine.keep = Some((ratio, trained));
-            app.say(Level::Info, format!("kept from here on: {}", numbers::kept((ratio, trained))));
+            app.say(Level::Info, format!("from now on keeps {}", numbers::kept((ratio, trained))));
             if ratio > trained * BEYOND_TRAINING {
                 let text = "this is beyond what the model was trained for: it will lose facts; /forget less keeps more";
-                return note(app, LocalKind::Warning, text.to_owned());
+                return result(app, LocalKind::Warning, text);
             }
         }
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
@@ -91,6 +91,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 active.follow(event);
             }
         }
+        Event::Refused { command, why } => app.say(Level::Error, format!("/{command}: {why}")),
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
     }
@@ -101,7 +102,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
 fn pinned_message(app: &mut App, pinned: Pinned) -> Vec<Effect> {
     let gone = match 100.0 * (1.0 - pinned.stored) {
         gone if gone < 0.5 => String::new(),
-        gone => format!("; {gone:.0} % of it is gone from the heads already, /rebuild brings it back"),
+        gone => format!("; heads have already dropped {gone:.0} % of it, /rebuild restores it"),
     };
     let tokens = plural(pinned.tokens as u64, "token");
     if pinned.done {
@@ -117,10 +118,10 @@ fn pinned_message(app: &mut App, pinned: Pinned) -> Vec<Effect> {
 fn unpinned_message(app: &mut App, tokens: usize, dropped_slots: u64) {
     app.memory.mark_stale();
     let then = match dropped_slots {
-        0 => "they stay until memory runs out; /rebuild decides about them anew".to_owned(),
+        0 => "they stay for now, /rebuild re-evaluates them".to_owned(),
         slots => format!("{} dropped", plural(slots, "slot")),
     };
-    app.say(Level::Info, format!("no longer pinned: {}; {then}", plural(tokens as u64, "token")));
+    app.say(Level::Info, format!("unpinned {}; {then}", plural(tokens as u64, "token")));
 }
 
 fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
@@ -167,6 +168,7 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
         effects.extend(turns::take_back(app, turn, &why));
     } else {
         app.chat.finish(report);
+        app.session.answered = true;
     }
     effects.push(Effect::Store(Store::Sync));
     effects.extend(inspect_again(app));
@@ -181,6 +183,7 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<
     app.memory.mark_stale();
     let mark = app.chat.mark_toggle(on, at_token, dropped_slots);
     app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
+    app.feed.follow();
     let mut effects = vec![Effect::Store(Store::Sync)];
     effects.extend(inspect_again(app));
     effects
@@ -211,6 +214,8 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     app.engine.eviction = snapshot.eviction;
     let moved = app.engine.snapshot.as_ref().is_none_or(|s| s.tokens.abs_diff(snapshot.tokens) >= 16);
     let idle = snapshot.phase == Phase::Idle;
+    // A rebuild empties the cache first, and one that is stopped gives the old cache back.
+    let emptied = idle && app.turn.is_none() && app.engine.rebuilding.is_none();
     if idle && app.turn.is_none() {
         // Also if a rebuild could not begin.
         app.engine.rebuilding = None;
@@ -220,7 +225,7 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     if let Some(chains) = app.turn.as_mut().and_then(|turn| turn.chains.as_mut()) {
         chains.revision += 1;
     }
-    if had > 0 && app.turn.is_none() && app.has_to_refill() && !app.session.unrestored {
+    if had > 0 && emptied && app.has_to_refill() && !app.session.unrestored {
         note(app, LocalKind::Note, format!("the cache is empty; {}", texts::refill(before.as_deref())));
     }
     if idle {
@@ -272,13 +277,13 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     let twin = if app.engine.twin { "; the twin is off" } else { "" };
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
-    app.engine.snapshot = None;
+    (app.engine.snapshot, app.session.answered) = (None, false);
     app.memory = Default::default();
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
     app.notice = None;
     if changed && !app.session.unrestored {
         app.chat.disown_replies();
-        note(app, LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
+        result(app, LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
         note(app, LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));

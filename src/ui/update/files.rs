@@ -3,6 +3,7 @@
 use super::{Effect, Opened, Store, Which, note, texts, turns};
 use crate::chat::{Conversation, Role};
 use crate::protocol::{Command, ModelReference};
+use crate::ui::action::Action;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, Picker, RatioHistory, SessionEntry, SessionView};
 use crate::ui::text::clean_line;
@@ -45,6 +46,8 @@ pub fn show(app: &mut App, chat: Conversation) {
         app.queue.clear();
     }
     app.session = SessionView::default();
+    // They are the figures of the conversation before.
+    app.engine.snapshot = None;
     app.panel.ratios = RatioHistory::default();
     for mark in app.chat.marks() {
         let text = texts::mark(mark.eviction, mark.at_token, mark.dropped_slots);
@@ -58,7 +61,7 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     app.opening = false;
     show(app, opened.chat);
     app.overlays.clear();
-    app.session = SessionView { id: Some(opened.id), unrestored: true };
+    app.session = SessionView { id: Some(opened.id), unrestored: true, ..SessionView::default() };
     app.date = opened.date;
     let asked: Vec<String> =
         app.chat.messages().iter().filter(|m| m.role == Role::User).map(|m| m.text.clone()).collect();
@@ -76,7 +79,7 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     if let Some(id) = app.chat.continues().map(clean_line) {
         note(app, LocalKind::Note, format!("continues conversation {id} from a summary; /resume {id} opens it"));
     }
-    note(app, LocalKind::Note, "opened; loaded into the cache when you send a message");
+    note(app, LocalKind::Note, "opened; the cache loads when you send");
     let mut effects = vec![Effect::Engine(Command::Clear)];
     if let Some(eviction) = opened.eviction.filter(|e| *e != app.engine.eviction) {
         let word = if eviction { "on" } else { "off" };
@@ -97,7 +100,9 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
 pub fn open_needs_model(app: &mut App, which: Which, reference: ModelReference) -> Vec<Effect> {
     app.overlays.clear();
     app.opening = false;
-    app.say(Level::Info, format!("loading {}, which this conversation was held with; Esc stops", reference.model));
+    let stop = app.key(Action::Stop);
+    let text = format!("loading {}, which this conversation was held with; {stop} twice stops", reference.model);
+    app.say(Level::Info, text);
     app.engine.loading = Some(Loading { then_open: Some(which), ..Loading::new(&reference.name()) });
     vec![Effect::LoadReference(reference)]
 }
@@ -122,7 +127,7 @@ pub fn open_lacks_model(app: &mut App, which: Which, model: &str, why: &str) -> 
 /// /save [FILE]
 pub fn save(app: &mut App, argument: &str) -> Vec<Effect> {
     let path = (!argument.is_empty()).then(|| PathBuf::from(argument));
-    match write_refused(app) {
+    match write_refused(app, "save") {
         true => Vec::new(),
         false => vec![Effect::Store(Store::Save { path, overwrite: false })],
     }
@@ -134,18 +139,24 @@ pub fn export(app: &mut App, argument: &str) -> Vec<Effect> {
         app.say(Level::Error, "/export takes a file name that ends in .md or .jsonl");
         return Vec::new();
     }
-    match write_refused(app) {
+    match write_refused(app, "export") {
         true => Vec::new(),
         false => vec![Effect::Store(Store::Export { path: PathBuf::from(argument), overwrite: false })],
     }
 }
 
-fn write_refused(app: &mut App) -> bool {
+fn write_refused(app: &mut App, name: &str) -> bool {
     let nothing = app.chat.turns() == 0;
     if nothing {
-        app.say(Level::Info, "nothing to save yet: no answer so far");
+        app.say(Level::Info, format!("/{name}: nothing to save yet, no answer so far"));
     }
     nothing
+}
+
+/// /sessions [WORDS]: lists the conversations, those that match the words first.
+pub fn list(app: &mut App, words: &str) -> Vec<Effect> {
+    app.session.search = Some(words.to_owned());
+    vec![Effect::Store(Store::List)]
 }
 
 /// /resume [NAME]
@@ -224,7 +235,9 @@ pub fn listed(app: &mut App, entries: Vec<SessionEntry>) -> Vec<Effect> {
     } else if entries.is_empty() {
         app.say(Level::Info, "no conversation is saved yet");
     } else {
-        app.overlays.push(Overlay::Sessions(Picker { entries, ..Picker::default() }));
+        let mut picker = Picker { entries, ..Picker::default() };
+        picker.query.set(&app.session.search.take().unwrap_or_default());
+        app.overlays.push(Overlay::Sessions(picker));
     }
     Vec::new()
 }

@@ -22,6 +22,8 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     }
     let key = Key::of(&event);
     let mut intents = Vec::new();
+    // The draft changes: it is not sent as it was.
+    app.attaching = 0;
     if app.size.0 < MIN_SIZE.0 || app.size.1 < MIN_SIZE.1 {
         // The screen is too small: only keys that leave or stop.
         return match app.keymap_action(key) {
@@ -33,6 +35,9 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     }
     if !app.overlays.is_empty() {
         return overlay::key(app, key).into_iter().collect();
+    }
+    if overlay::ends_an_answer(app, key) {
+        return intents;
     }
     if let Some(text) = typed(key) {
         let pasted = app.burst.is_fast(app.now_ms);
@@ -131,23 +136,28 @@ pub fn paste(app: &mut App, text: &str) {
     }
     app.notice = None;
     if app.input.paste(text) {
-        let key = app.setup.keymap.key_of(Action::Fold);
-        app.say(Level::Info, format!("the paste is folded and sent whole; {key} beside it opens it"));
+        let (fold, send) = (app.key(Action::Fold), app.key(Action::Send));
+        app.say(Level::Info, format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
     }
     input_changed(app);
     app.completion = None;
 }
 
-/// Replaces a file's name in the input by the attached file.
-pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) {
+/// Replaces a file's name in the input by the attached file. Sends the input after the last file that it waits for.
+pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) -> Option<Intent> {
+    let left = std::mem::take(&mut app.attaching);
     match read {
+        Err(why) if left > 0 => app.say(Level::Error, format!("not sent: {why}; without the @ its name is sent")),
         Err(why) => app.say(Level::Error, why),
         Ok(Attachment { label, text }) if app.input.attach(typed, &text, label.clone()) => {
             app.say(Level::Info, format!("attached {label}"));
             input_changed(app);
+            app.attaching = left.saturating_sub(1);
+            return (left == 1).then_some(Intent::Submit);
         }
         Ok(_) => app.say(Level::Info, format!("not attached: {} left the input", clean_line(typed))),
     }
+    None
 }
 
 /// Sends after a held Enter turned out to be the last key.

@@ -9,6 +9,7 @@ use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
 use crate::ui::state::{App, Confirmed, Overlay, Picker};
 use crate::ui::text::clean_line;
+use crate::ui::widgets::help;
 use crossterm::event::KeyCode;
 
 /// Handles a key of the topmost overlay.
@@ -22,8 +23,8 @@ pub fn key(app: &mut App, key: Key) -> Option<Intent> {
     }
     match app.overlays.last_mut() {
         Some(Overlay::Help { .. }) => match (key.code, action) {
-            (KeyCode::Char('q') | KeyCode::Enter, _) | (_, Some(Action::Help)) => return close(app),
-            _ => scroll_key(app, key.code),
+            (KeyCode::Enter, _) | (_, Some(Action::Help)) => return close(app),
+            _ => help_key(app, key, action),
         },
         Some(Overlay::Inspect(_)) => return inspect::key(app, key, action),
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
@@ -50,7 +51,7 @@ fn close(app: &mut App) -> Option<Intent> {
 /// Scrolls the topmost overlay by the wheel.
 pub fn scroll(app: &mut App, down: bool) {
     match app.overlays.last_mut() {
-        Some(Overlay::Help { scroll }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
+        Some(Overlay::Help { scroll, .. }) => *scroll = if down { *scroll + 3 } else { scroll.saturating_sub(3) },
         Some(Overlay::Sessions(picker)) => {
             let count = picker.matching().len();
             move_selected(&mut picker.selected, count, down, 1);
@@ -86,22 +87,37 @@ pub fn paste(app: &mut App, text: &str) -> bool {
             query.insert(&line);
             *selected = 0;
         }
+        Some(Overlay::Help { query, scroll }) => {
+            query.insert(&line);
+            *scroll = 0;
+        }
         None => return false,
         Some(_) => {}
     }
     true
 }
 
-fn scroll_key(app: &mut App, code: KeyCode) {
-    let Some(Overlay::Help { scroll }) = app.overlays.last_mut() else { return };
-    match code {
-        KeyCode::Up => *scroll = scroll.saturating_sub(1),
-        KeyCode::Down => *scroll += 1,
-        KeyCode::PageUp => *scroll = scroll.saturating_sub(PAGE),
-        KeyCode::PageDown | KeyCode::Char(' ') => *scroll += PAGE,
-        KeyCode::Home => *scroll = 0,
-        KeyCode::End => *scroll = usize::MAX / 2,
-        _ => {}
+/// Scrolls the help; any other key edits what its rows are filtered by.
+fn help_key(app: &mut App, key: Key, action: Option<Action>) {
+    let Some(Overlay::Help { query, scroll }) = app.overlays.last() else { return };
+    let (page, last) = (help::page_rows(app), help::max_scroll(app, query.text()));
+    let to = match key.code {
+        KeyCode::Up => scroll.saturating_sub(1),
+        KeyCode::Down => scroll + 1,
+        KeyCode::PageUp => scroll.saturating_sub(page),
+        KeyCode::PageDown => scroll + page,
+        KeyCode::Home => 0,
+        KeyCode::End => last,
+        _ => {
+            if let Some(Overlay::Help { query, scroll }) = app.overlays.last_mut() {
+                edit_line(query, key, action);
+                *scroll = 0;
+            }
+            return;
+        }
+    };
+    if let Some(Overlay::Help { scroll, .. }) = app.overlays.last_mut() {
+        *scroll = to.min(last);
     }
 }
 
@@ -139,7 +155,7 @@ fn picker_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent>
         }
         (KeyCode::Delete, _) => {
             if let Some((id, title)) = chosen {
-                let question = format!("Delete {:?}? Its file is removed.", clean_line(&title));
+                let question = format!("Delete {:?}? This removes its file.", clean_line(&title));
                 app.ask(question, Confirmed::DeleteSession(id));
             }
         }
@@ -174,22 +190,42 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent
     None
 }
 
-/// Letters typed this soon after a question belong to the draft it interrupted.
+/// Keys this soon after a question, or after a key that was no answer to it, belong to the draft that it interrupted.
 const TYPED_MS: u64 = 400;
 
+/// Answers a question. What is typed without a pause goes into the input, as it would have without the question.
 fn confirm_key(app: &mut App, key: Key) -> Option<Intent> {
-    let Some(Overlay::Confirm(question)) = app.overlays.last() else { return None };
-    if !app.input.is_empty() && app.now_ms < question.asked_ms + TYPED_MS {
+    let now = app.now_ms;
+    let Some(Overlay::Confirm(question)) = app.overlays.last_mut() else { return None };
+    if now < question.asked_ms + TYPED_MS {
+        question.asked_ms = now;
         if let (KeyCode::Char(c), true) = (key.code, key.modifiers.is_empty()) {
             app.input.insert(&c.to_string());
         }
         return None;
     }
-    match key.code {
-        KeyCode::Char('y' | 'Y') | KeyCode::Enter => {}
-        KeyCode::Char('n' | 'N') => return close(app),
+    let other = question.other.as_ref().filter(|(c, ..)| key.code == KeyCode::Char(*c)).map(|(.., then)| then.clone());
+    let (then, rest) = match key.code {
+        _ if other.is_some() => (other, ""),
+        KeyCode::Char('y' | 'Y') => (Some(question.then.clone()), "es"),
+        KeyCode::Enter => (Some(question.then.clone()), ""),
+        KeyCode::Char('n' | 'N') => (None, "o"),
         _ => return None,
+    };
+    app.overlays.pop();
+    app.answered = Some((now, rest));
+    then.map(Intent::Confirmed)
+}
+
+/// Drops the rest of `yes` or `no` and the Enter behind it, which answer a question that is gone.
+pub fn ends_an_answer(app: &mut App, key: Key) -> bool {
+    const PAUSE_MS: u64 = 1_000;
+    let answered = app.answered.take().filter(|(at, _)| app.now_ms < at + PAUSE_MS);
+    let Some((_, rest)) = answered else { return false };
+    match key.code {
+        KeyCode::Char(c) if rest.starts_with(c) => app.answered = Some((app.now_ms, &rest[1..])),
+        KeyCode::Enter => {}
+        _ => return false,
     }
-    let Some(Overlay::Confirm(question)) = app.overlays.pop() else { return None };
-    Some(Intent::Confirmed(question.then))
+    true
 }

@@ -1,6 +1,7 @@
 //! Carries out intents: the one place where keys, commands and lists come together.
 
-use super::completion::{accept_partial_command, complete, completes_file, input_changed};
+use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed};
+use super::texts::NO_MODEL;
 use super::{Effect, Store, commands, engine, files, find, models, recall, stop, turns};
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
@@ -30,6 +31,7 @@ pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
 fn confirm(app: &mut App, confirmed: Confirmed) -> Vec<Effect> {
     let store = match confirmed {
         Confirmed::Pin(text) => return vec![Effect::Engine(crate::protocol::Command::Pin { text, ask: false })],
+        Confirmed::Unpin(text) => return vec![Effect::Engine(crate::protocol::Command::Unpin(text))],
         Confirmed::DeleteSession(id) => {
             return vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)];
         }
@@ -74,7 +76,7 @@ fn act(app: &mut App, action: Action) -> Vec<Effect> {
         Action::SelectNewer => app.feed.select(true),
         Action::BranchOlder => return turns::switch_branch(app, false),
         Action::BranchNewer => return turns::switch_branch(app, true),
-        Action::Help => app.overlays.push(Overlay::Help { scroll: 0 }),
+        Action::Help => return commands::run(app, "help", ""),
         Action::Panel => commands::toggle_panel(app),
         Action::Inspect => return open_inspect(app),
         Action::Eviction => return commands::set_eviction(app, !app.engine.eviction),
@@ -94,7 +96,7 @@ fn act(app: &mut App, action: Action) -> Vec<Effect> {
 /// Opens the cache panel on the whole screen.
 fn open_inspect(app: &mut App) -> Vec<Effect> {
     if app.engine.info.is_none() {
-        app.say(Level::Info, "no model is loaded yet");
+        app.say(Level::Info, NO_MODEL);
         return Vec::new();
     }
     app.overlays.push(Overlay::Inspect(Inspect::default()));
@@ -148,7 +150,7 @@ fn send(app: &mut App) -> Vec<Effect> {
 
 /// Sends the input as a command or a message.
 fn submit(app: &mut App) -> Vec<Effect> {
-    if completes_file(app) {
+    if chooses_file(app) {
         return complete(app);
     }
     if app.input.text()[..app.input.caret()].ends_with('\\') {
@@ -165,11 +167,16 @@ fn submit(app: &mut App) -> Vec<Effect> {
     }
     app.notice = None;
     app.completion = None;
+    let files = attach_mentions(app);
+    if !files.is_empty() {
+        return files;
+    }
     if app.editing.is_none()
         && let Some((name, argument)) = slash::parse(text.trim())
     {
         let Some(spec) = slash::spec(name) else {
-            let near = slash::nearest(name, slash::SPECS.iter().map(|s| s.name));
+            let names = slash::SPECS.iter().map(|s| s.name).chain(slash::ALIASES.iter().map(|(alias, _)| *alias));
+            let near = slash::nearest(name, names).map(slash::canonical);
             let hint = near.map_or_else(|| "/help lists them".to_owned(), |n| format!("did you mean /{n}?"));
             app.say(Level::Error, format!("no command /{name}; {hint}"));
             return Vec::new();

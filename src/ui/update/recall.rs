@@ -1,7 +1,9 @@
 //! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still knows.
 
+use super::texts::NO_MODEL;
 use super::{Effect, turns};
 use crate::protocol::Recalled;
+use crate::ui::action::Action;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::state::{App, Level};
 use crate::ui::text::plural;
@@ -18,11 +20,12 @@ pub fn ask(app: &mut App, text: &str) -> Vec<Effect> {
     let chosen = chosen.map(|message| message.shown().trim().to_owned());
     let text = chosen.as_deref().unwrap_or(text);
     let refusal = if text.is_empty() {
-        "/recall takes a text of this conversation, from its beginning on, or asks for the message chosen with Alt+Up"
+        let key = app.key(Action::SelectOlder);
+        format!("/recall takes a text of this conversation, from its beginning on, or the message chosen with {key}")
     } else if app.engine.info.is_none() {
-        "no model is loaded; /model NAME loads one"
+        format!("/recall: {NO_MODEL}")
     } else if app.chat.context_path().is_empty() {
-        "nothing was said yet: there is nothing to recall"
+        "/recall: nothing was said yet".to_owned()
     } else {
         app.engine.recalling = true;
         return vec![Effect::Recall(text.to_owned())];
@@ -58,7 +61,7 @@ pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) -> Vec<Eff
         Ok(recalled) => {
             let text = summary(&recalled);
             let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, text) };
-            app.feed.push(&app.chat, local);
+            app.feed.push_result(&app.chat, local);
         }
     }
     turns::send_next(app)
@@ -156,7 +159,7 @@ mod tests {
             app.notice.take().expect("a line").text
         };
         assert!(said(&mut app, "/recall").starts_with("/recall takes a text"));
-        assert!(said(&mut app, "/recall the code").starts_with("nothing was said yet"));
+        assert!(said(&mut app, "/recall the code").starts_with("/recall: nothing was said yet"));
         turn(&mut app, "q", "hm", "Fine.");
         say(&mut app, "/recall the code");
         engine(&mut app, Event::Recalled(Err("no room to ask: the KV cache is full".into())));

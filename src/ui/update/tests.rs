@@ -206,11 +206,11 @@ fn an_undo_that_empties_the_cache_says_what_the_next_message_costs() {
     let shown = screen(&mut app);
     assert!(shown.contains("the cache is empty; your next message loads the conversation again"), "{shown}");
     let status = |app: &mut App| screen(app).lines().last().unwrap_or_default().to_owned();
-    assert!(status(&mut app).contains("loads with the next message"), "{}", status(&mut app));
+    assert!(status(&mut app).contains("loads when you send"), "{}", status(&mut app));
     // Nothing is left to load.
     press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
     say(&mut app, "/undo");
-    assert!(!status(&mut app).contains("loads with the next message"));
+    assert!(!status(&mut app).contains("loads when you send"));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn an_answer_that_was_all_thinking_is_called_that() {
     let turn = app.turn.as_ref().unwrap().turn;
     engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::MaxTokens))));
     let shown = screen(&mut app);
-    assert!(shown.contains("the model only thought") && shown.contains("token limit"), "{shown}");
+    assert!(shown.contains("the model was still thinking") && shown.contains("token limit"), "{shown}");
 }
 
 #[test]
@@ -410,7 +410,7 @@ fn history_is_recalled_at_the_edges_and_searched() {
     assert_eq!(app.input.text(), "d");
     press_with(&mut app, KeyCode::Char('r'), KeyModifiers::CONTROL);
     press(&mut app, KeyCode::Char('l'));
-    assert!(screen(&mut app).contains("search what was sent"));
+    assert!(screen(&mut app).contains("search history"));
     press(&mut app, KeyCode::Enter);
     assert_eq!(app.input.text(), "alpha");
 }
@@ -462,8 +462,8 @@ fn the_large_panel_walks_over_the_heads() {
     let slots = (0..100).map(|n| crate::protocol::SlotInfo { position: n * 4, marked: n % 10 == 0 }).collect();
     engine(&mut app, Event::HeadPositions { layer: 1, head: 2, slots });
     let shown = screen(&mut app);
-    assert!(shown.contains("layer 1, head 2") && shown.contains("10 of them marked to go"), "{shown}");
-    assert!(shown.contains("longest stretch without one: 3 tokens"), "{shown}");
+    assert!(shown.contains("layer 1, head 2") && shown.contains("10 marked for eviction"), "{shown}");
+    assert!(shown.contains("longest gap: 3 tokens"), "{shown}");
     press(&mut app, KeyCode::Esc);
     assert!(app.overlays.is_empty());
 }

@@ -44,7 +44,7 @@ fn words_behind_a_command_that_takes_none_are_refused_and_nothing_is_done() {
     }
     app.input.take();
     say(&mut app, "/copy 9");
-    assert_eq!(notice(&app), "no answer 9 from the end; this conversation has 1 answer");
+    assert_eq!(notice(&app), "/copy: no answer 9 from the end; this conversation has 1 answer");
     say(&mut app, "/help me");
     assert!(matches!(app.overlays[..], [Overlay::Help { .. }]));
 }

@@ -1,5 +1,6 @@
 //! Turns: send, regenerate, undo, edit, and switch branches.
 
+use super::texts::NO_MODEL;
 use super::{Effect, Store, note};
 use crate::chat::{MessageId, Role};
 use crate::config::Width;
@@ -12,25 +13,30 @@ use crate::ui::text::{clean_line, truncate};
 /// Queues the input as a message, or in place of the message being edited, and sends the queue if possible.
 pub fn ask(app: &mut App) -> Vec<Effect> {
     if app.queue.len() >= MAX_QUEUE {
-        app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; Esc takes the newest back"));
-        return Vec::new();
+        return queue_is_full(app);
     }
     let named = slash::unattached(app.input.text()).map(|name| clean_line(&truncate(name, 60)));
     let text = app.input.take();
     app.history.push(&text);
     app.given_back = None;
     if let Some(name) = named {
-        app.say(Level::Info, format!("{name} is sent as these letters: no file was attached there"));
+        let key = app.key(Action::Complete);
+        app.say(Level::Info, format!("{name} was not attached: there is no such file; {key} completes names"));
     }
     app.queue.push_back(Queued { text, replaces: app.editing.take(), width: None });
     send_next(app)
 }
 
+fn queue_is_full(app: &mut App) -> Vec<Effect> {
+    let stop = app.key(Action::Stop);
+    app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; {stop} takes the newest back"));
+    Vec::new()
+}
+
 /// Queues a question that this many chains answer.
 pub fn ask_chains(app: &mut App, question: &str, width: Width) -> Vec<Effect> {
     if app.queue.len() >= MAX_QUEUE {
-        app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; Esc takes the newest back"));
-        return Vec::new();
+        return queue_is_full(app);
     }
     app.queue.push_back(Queued { text: question.to_owned(), replaces: None, width: Some(width) });
     send_next(app)
@@ -113,11 +119,11 @@ pub fn regenerate(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     if app.engine.info.is_none() {
-        app.say(Level::Error, "no model is loaded; /model NAME loads one");
+        app.say(Level::Error, format!("/regen: {NO_MODEL}"));
         return Vec::new();
     }
     if app.chat.regenerate().is_none() {
-        app.say(Level::Info, "nothing was asked yet");
+        app.say(Level::Info, "/regen: nothing was asked yet");
         return Vec::new();
     }
     begin(app, None)
@@ -129,7 +135,7 @@ pub fn undo(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     let Some(text) = app.chat.undo() else {
-        app.say(Level::Info, "nothing to take back");
+        app.say(Level::Info, "/undo: nothing was asked yet");
         return Vec::new();
     };
     let place = give_back(app, &text);
@@ -184,7 +190,7 @@ pub fn edit(app: &mut App) -> Vec<Effect> {
         path[..=at].iter().rev().find(|m| m.role == Role::User)
     });
     let Some(message) = chosen.or_else(|| path.iter().rev().find(|m| m.role == Role::User)) else {
-        app.say(Level::Info, "nothing was asked yet");
+        app.say(Level::Info, "/edit: nothing was asked yet");
         return Vec::new();
     };
     let (id, text) = (message.id, message.text.clone());
@@ -207,8 +213,8 @@ pub fn switch_branch(app: &mut App, newer: bool) -> Vec<Effect> {
         (siblings.len() > 1).then_some((next.copied(), at, siblings.len()))
     });
     match branching {
-        None => app.say(Level::Info, "no other version here; /edit and /regen make them"),
-        Some((None, at, n)) => app.say(Level::Info, format!("this is version {} of {n}", at + 1)),
+        None => app.say(Level::Info, "there is no other version here; /edit and /regen make one"),
+        Some((None, at, n)) => app.say(Level::Info, format!("this is branch {} of {n}", at + 1)),
         Some((Some(id), _, _)) => {
             app.chat.switch_to(id);
             app.feed.selected = None;
@@ -249,16 +255,20 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
 
 /// True while the engine is busy or a conversation is being opened; shows a notice about it.
 pub fn refuse_busy(app: &mut App) -> bool {
-    if app.turn.is_some() {
-        app.say_about(About::Busy, Level::Info, "the answer is still running; Esc stops it");
+    let what = if app.turn.is_some() {
+        "the answer is still running"
     } else if app.engine.rebuilding.is_some() {
-        app.say_about(About::Busy, Level::Info, "the cache is being rebuilt; Esc stops that");
+        "the cache is being rebuilt"
     } else if app.engine.recalling {
-        app.say_about(About::Busy, Level::Info, "the model is being asked for a text; Esc stops that");
+        "the model is being asked for a text"
     } else if app.engine.compacting.is_some() {
-        app.say_about(About::Busy, Level::Info, "a summary is being written; Esc stops that");
+        "a summary is being written"
     } else if app.opening {
-        app.say_about(About::Busy, Level::Info, "a conversation is being opened; Esc stops that");
-    }
-    app.is_busy()
+        "a conversation is being opened"
+    } else {
+        return false;
+    };
+    let stop = app.key(Action::Stop);
+    app.say_about(About::Busy, Level::Info, format!("{what}; {stop} stops it"));
+    true
 }

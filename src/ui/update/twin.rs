@@ -1,6 +1,7 @@
 //! `/twin on|off`: compares the next answers with a copy of the conversation that drops nothing.
 
-use super::{Effect, note};
+use super::texts::NO_MODEL;
+use super::{Effect, note, result};
 use crate::protocol::Command;
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, Level};
@@ -10,7 +11,7 @@ use crate::ui::text::bytes;
 pub fn set(app: &mut App, on: Option<bool>) -> Vec<Effect> {
     let word = if app.engine.twin { "on" } else { "off" };
     let text = match on {
-        _ if app.engine.info.is_none() => "no model is loaded; /model NAME loads one".to_owned(),
+        _ if app.engine.info.is_none() => format!("/twin: {NO_MODEL}"),
         None => format!("the twin is {word}; /twin on or /twin off"),
         Some(on) if on == app.engine.twin => format!("the twin is {word} already"),
         Some(on) => return vec![Effect::Engine(Command::SetTwin(on))],
@@ -35,7 +36,7 @@ pub fn was_set(app: &mut App, on: bool, why: Option<String>) -> Vec<Effect> {
                 bytes(now),
                 bytes(full)
             );
-            return note(app, LocalKind::Note, text);
+            return result(app, LocalKind::Note, text);
         }
     }
     Vec::new()

@@ -103,11 +103,12 @@ fn votes(votes: &[VoteCount], chains: usize, width: usize, theme: &Theme) -> Vec
     votes.iter().zip(&answers).enumerate().map(line).collect()
 }
 
-/// `reads 1,234 of 9,876 dense, 8.0x less`
+/// `8.0x fewer cache reads than dense`
 fn reads_words(reads: f64, dense: f64) -> String {
-    let times = Some(dense / reads).filter(|times| times.is_finite() && *times >= 1.05);
-    let times = times.map_or(String::new(), |times| format!(", {times:.1}x less"));
-    format!("reads {} of {} dense{times}", count(reads as u64), count(dense as u64))
+    match dense / reads {
+        times if times.is_finite() && times >= 1.05 => format!("{times:.1}x fewer cache reads than dense"),
+        _ => "as many cache reads as dense".to_owned(),
+    }
 }
 
 /// What the line under an answer of several chains says: the votes, whose reply it is, and the reads.

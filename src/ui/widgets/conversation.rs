@@ -1,13 +1,14 @@
 //! The conversation pane: keeps the rows of every item up to date, and draws those in view.
 
 use super::message;
-use crate::ui::feed::ItemKey;
+use crate::ui::feed::{ItemKey, Rows};
 use crate::ui::find::{Hit, hits_in};
 use crate::ui::links;
 use crate::ui::state::{App, Overlay};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::text::Line;
 use std::collections::HashMap;
 
 /// Bytes of new messages whose rows are made in one frame, so that a long conversation shows its end at once.
@@ -58,6 +59,7 @@ pub fn prepare(app: &mut App, area: Rect) {
     if new_width && !app.feed.is_following() {
         app.feed.reset_seen();
     }
+    app.feed.reveal();
 }
 
 fn bytes_of(app: &App, key: ItemKey) -> usize {
@@ -93,17 +95,30 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
             let origin = (area.x, i32::from(first_y) - skipped as i32);
             marks.extend(hits_in(item, rows, find.query.text()).into_iter().map(|hit| (origin, hit)));
         }
-        for line in rows.lines.iter().skip(skipped) {
+        let chosen = chosen_row(app, *key, rows);
+        for (n, line) in rows.lines.iter().enumerate().skip(skipped) {
             if y >= area.bottom() {
                 return mark_hits(buffer, area, app, &marks);
             }
             buffer.set_line(area.x, y, line, area.width);
+            if chosen == Some(n) {
+                buffer.set_style(Rect { y, height: 1, ..area }, app.theme.style(Role::Selected));
+            }
             links::draw(buffer, Rect { y, height: 1, ..area }, &rows.links, linked);
             y += 1;
         }
         row += height;
     }
     mark_hits(buffer, area, app, &marks);
+}
+
+/// The row of the chosen message that is drawn in the colours of a selection: its first one that is not empty.
+fn chosen_row(app: &App, key: ItemKey, rows: &Rows) -> Option<usize> {
+    let is_text = |line: &Line| line.spans.iter().skip(1).any(|span| !span.content.trim().is_empty());
+    match key {
+        ItemKey::Message(id) if app.feed.selected == Some(id) => rows.lines.iter().position(is_text),
+        _ => None,
+    }
 }
 
 /// Draws what was found in the colours of a selection. Each hit comes with the cell of its item's

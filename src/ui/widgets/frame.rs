@@ -1,7 +1,7 @@
 //! The whole screen, from the state.
 
 use super::{conversation, help, input, inspect, layout, lists, memory, panel, status, welcome};
-use crate::ui::state::{App, InspectPage, MIN_SIZE, Overlay, Question};
+use crate::ui::state::{App, InspectPage, MIN_SIZE, Overlay};
 use crate::ui::text::truncate;
 use crate::ui::theme::Role;
 use ratatui::Frame;
@@ -47,7 +47,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         status::draw_notice(frame.buffer_mut(), area, app);
     }
     if chat_has_keys {
-        input::draw_completion(frame, Rect { y: at.banner.y, ..at.input }, app);
+        input::draw_completion(frame, at.banner.y, app);
     }
     repaint_behind_joined_emoji(frame.buffer_mut());
 }
@@ -56,7 +56,6 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
 fn draw_rule(buffer: &mut Buffer, rule: Rect, app: &App) {
     let glyphs = app.theme.glyphs();
     let line = match rule.height {
-        _ if app.setup.plain => " ",
         1 => glyphs.horizontal,
         _ => glyphs.vertical,
     };
@@ -90,9 +89,9 @@ fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
 fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Layout) {
     let whole = Rect { height: at.status.y, ..frame.area() };
     match overlay {
-        Overlay::Help { scroll } => {
+        Overlay::Help { query, scroll } => {
             Clear.render(whole, frame.buffer_mut());
-            help::draw(frame.buffer_mut(), whole, app, *scroll);
+            help::draw(frame, whole, app, query, *scroll);
         }
         Overlay::Inspect(chosen) => {
             Clear.render(whole, frame.buffer_mut());
@@ -119,7 +118,7 @@ fn draw_overlay(frame: &mut Frame, app: &App, overlay: &Overlay, at: &super::Lay
             Clear.render(area, frame.buffer_mut());
             lists::draw_history(frame, area, app, query, *selected);
         }
-        Overlay::Confirm(Question { text: question, .. }) => {
+        Overlay::Confirm(question) => {
             let area = strip(whole, 5);
             Clear.render(area, frame.buffer_mut());
             lists::draw_confirm(frame, area, app, question);
@@ -135,8 +134,8 @@ fn strip(area: Rect, rows: u16) -> Rect {
 
 fn too_small(frame: &mut Frame, area: Rect, app: &App) {
     let text = [
-        "too small a screen:".to_owned(),
-        format!("{} x {} at least", MIN_SIZE.0, MIN_SIZE.1),
+        "terminal too small".to_owned(),
+        format!("(needs {}x{})", MIN_SIZE.0, MIN_SIZE.1),
         "nothing is lost".to_owned(),
     ];
     for (n, line) in text.iter().take(usize::from(area.height)).enumerate() {

@@ -1,21 +1,52 @@
-//! The help: every key and every command, from the tables that define them.
+//! The help: ten keys, the words of the panel, every command and every key, from the tables that define them. What is typed
+//! filters the rows.
 
-use crate::ui::action::{Action, Group};
-use crate::ui::commands::{ALIASES, SPECS};
+use super::lists::field;
+use crate::ui::action::{Action, Group as Keys};
+use crate::ui::commands::{Group, SPECS};
+use crate::ui::editor::Editor;
 use crate::ui::state::App;
-use crate::ui::text::{wrap, wrap_plain};
+use crate::ui::text::{clean_line, count, wrap};
 use crate::ui::theme::Role;
-use ratatui::buffer::Buffer;
+use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// What happens to texts that are not sent yet.
-const DRAFTS: &[(&str, &str)] = &[
-    ("Enter", "while a model loads or an answer runs: the message waits, and is sent when its turn comes"),
-    ("Enter, input empty", "sends the next waiting message, where a stop or an error has held them up"),
-    ("Esc, input empty", "takes the newest waiting message back into the input"),
-    ("/ before a draft", "sets the draft aside for a command; it returns when the command has run"),
-    ("/undo", "puts the text back into the input; / right after it begins a command and sets the text aside"),
+/// The keys that matter most.
+const FIRST: [Action; 10] = [
+    Action::Send,
+    Action::Newline,
+    Action::Stop,
+    Action::Complete,
+    Action::HistoryOlder,
+    Action::SelectOlder,
+    Action::PageUp,
+    Action::Inspect,
+    Action::Eviction,
+    Action::QuitWhenEmpty,
+];
+
+/// The words of the panel and of /stats.
+const LEGEND: &[(&str, &str)] = &[
+    (
+        "grid",
+        "a row for each layer, a cell for each of its heads: how many percent of the tokens the head still keeps. Fewer \
+              is better, and darker (paler on a light screen)",
+    ),
+    (
+        "slot",
+        "place of one token's key and value in one head. A model trained with DMS marks tokens that it will not need; \
+              with eviction on, their slots are given to new tokens once they leave the window",
+    ),
+    ("window", "newest tokens, which every head keeps"),
+    ("cache, dense", "bytes of the slots in use, and what a cache that keeps everything would take"),
+    ("5.6x", "compression ratio: dense slots over live slots"),
+    ("kept for undo", "pages that only the state before your last message needs"),
+    ("twin, chains", "pages of the copy that drops nothing (/twin), and of the chains that answer (/parallel)"),
+    ("free in pages", "slots of allocated pages that hold no token yet; a page has 16"),
+    ("reserved", "memory of the cache that no page uses now"),
+    ("reads", "slots that a head has read for the last answer"),
+    ("bar beside a message", "how much of the message the heads still hold, in the colours of the grid"),
 ];
 
 /// Keys of the memory page.
@@ -30,77 +61,136 @@ const MEMORY: &[(&str, &str)] = &[
     ("Tab", "the page of heads, and back"),
 ];
 
-/// Draws the help from row `scroll` on.
-pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, scroll: usize) {
-    let width = usize::from(area.width).saturating_sub(2);
-    let lines = lines(app, width, true);
-    let room = usize::from(area.height).saturating_sub(1);
-    let top = scroll.min(lines.len().saturating_sub(room));
-    for (n, line) in lines.iter().skip(top).take(room).enumerate() {
-        buffer.set_line(area.x + 1, area.y + n as u16, line, area.width - 2);
-    }
-    let more = lines.len().saturating_sub(top + room);
-    let text = if more > 0 { format!("{more} more lines, arrows scroll, Esc closes") } else { "Esc closes".to_owned() };
-    buffer.set_stringn(area.x + 1, area.bottom() - 1, text, width, app.theme.style(Role::Dim));
+/// Rows under one title.
+struct Section {
+    title: String,
+    rows: Vec<(String, String)>,
 }
 
-/// The whole help as rows; without `keys` for terminals that have none.
-pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
+fn section(title: impl Into<String>, rows: impl IntoIterator<Item = (String, String)>) -> Section {
+    Section { title: title.into(), rows: rows.into_iter().collect() }
+}
+
+/// Rows of text that fit beside the field at the top and the line at the bottom.
+pub fn page_rows(app: &App) -> usize {
+    usize::from(app.size.1).saturating_sub(3).max(1)
+}
+
+/// The last row that the help can begin with.
+pub fn max_scroll(app: &App, query: &str) -> usize {
+    lines(app, usize::from(app.size.0).saturating_sub(2), true, query).len().saturating_sub(page_rows(app))
+}
+
+/// Draws the help from row `scroll` on.
+pub fn draw(frame: &mut Frame, area: Rect, app: &App, query: &Editor, scroll: usize) {
+    let width = usize::from(area.width).saturating_sub(2);
+    let lines = lines(app, width, true, query.text());
+    let room = page_rows(app);
+    let top = scroll.min(lines.len().saturating_sub(room));
+    let buffer = frame.buffer_mut();
+    for (n, line) in lines.iter().skip(top).take(room).enumerate() {
+        buffer.set_line(area.x + 1, area.y + 1 + n as u16, line, area.width - 2);
+    }
+    let close = app.key(Action::Stop);
+    let text = match lines.len().saturating_sub(top + room) {
+        _ if lines.is_empty() => format!("nothing fits; {close} closes"),
+        0 => format!("type to filter, {close} closes"),
+        more => {
+            format!("{} more lines; PageDown or the arrows scroll, type to filter, {close} closes", count(more as u64))
+        }
+    };
+    buffer.set_stringn(area.x + 1, area.bottom() - 1, text, width, app.theme.style(Role::Dim));
+    field(frame, Rect { x: area.x + 1, width: width as u16, height: 1, ..area }, app, "help:", query);
+}
+
+/// The rows of the help that contain all words of `query`; without `keys` for terminals that have none.
+pub fn lines(app: &App, width: usize, keys: bool, query: &str) -> Vec<Line<'static>> {
     let theme = &app.theme;
+    let words: Vec<String> = query.to_lowercase().split_whitespace().map(str::to_owned).collect();
+    let column = 26.min(width / 2);
     let mut out = Vec::new();
-    let title = |out: &mut Vec<Line<'static>>, text: &str| {
+    for Section { title, rows } in sections(app, keys) {
+        let fits = |(left, right): &&(String, String)| {
+            let text = format!("{title} {left} {right}").to_lowercase();
+            words.iter().all(|word| text.contains(word))
+        };
+        let rows: Vec<_> = rows.iter().filter(fits).collect();
+        if rows.is_empty() {
+            continue;
+        }
         if !out.is_empty() {
             out.push(Line::default());
         }
-        out.push(Line::styled(text.to_owned(), theme.style(Role::Title)));
-    };
-    let row = |out: &mut Vec<Line<'static>>, left: String, right: &str| {
-        let column = 26.min(width / 2);
-        let key = Span::styled(format!("{left:<column$} "), theme.style(Role::Key));
-        let rest = Span::raw(" ".repeat(column + 1));
-        out.extend(wrap(&[Span::styled(right.to_owned(), theme.style(Role::Text))], width, &[key], &[rest]));
-    };
-    title(&mut out, "Commands");
-    for spec in SPECS {
-        let also: Vec<String> =
-            ALIASES.iter().filter(|(_, name)| *name == spec.name).map(|(alias, _)| format!("/{alias}")).collect();
-        let also = if also.is_empty() { String::new() } else { format!(" (also {})", also.join(", ")) };
-        row(&mut out, format!("/{} {}", spec.name, spec.usage), &format!("{}{also}", spec.help));
-    }
-    let groups = [(Group::Chat, "Keys"), (Group::Edit, "Keys in the input")];
-    for (group, name) in groups.into_iter().filter(|_| keys) {
-        title(&mut out, name);
-        for action in Action::ALL.iter().filter(|a| a.group() == group) {
-            let keys = app.setup.keymap.keys_of(*action).join(", ");
-            row(&mut out, if keys.is_empty() { "no key".to_owned() } else { keys }, action.help());
+        out.push(Line::styled(title.clone(), theme.style(Role::Title)));
+        for (left, right) in rows {
+            let key = Span::styled(format!("{left:<column$} "), theme.style(Role::Key));
+            let rest = Span::raw(" ".repeat(column + 1));
+            out.extend(wrap(&[Span::styled(right.clone(), theme.style(Role::Text))], width, &[key], &[rest]));
         }
     }
-    if keys {
-        let page = format!("Memory page ({})", app.setup.keymap.key_of(Action::Inspect));
-        title(&mut out, &page);
-        MEMORY.iter().for_each(|(keys, words)| row(&mut out, (*keys).to_owned(), words));
-    }
-    title(&mut out, "Drafts and waiting messages");
-    for (what, words) in DRAFTS {
-        row(&mut out, (*what).to_owned(), words);
-    }
-    title(&mut out, "Files");
-    let dirs = &app.setup.settings.dirs;
-    for (name, path) in
-        [("Conversations", dirs.sessions()), ("Configuration", dirs.config_file()), ("Themes", dirs.themes())]
-    {
-        row(&mut out, name.to_owned(), &crate::ui::text::clean_line(&path.display().to_string()));
-    }
-    row(
-        &mut out,
-        "Keys".to_owned(),
-        &crate::ui::text::clean_line(&dirs.config.join("keymap.toml").display().to_string()),
-    );
-    title(&mut out, "What the panel shows");
-    let text = "Every layer of the model keeps keys and values of earlier tokens, in slots, for each of its heads. \
-                A model trained with DMS marks tokens it will not need; with eviction on, their slots are given to \
-                new tokens once they leave the window. A cell of the heatmap is one head: how many percent of the \
-                tokens it still keeps; few is good, and drawn quietly. The ratio is dense slots over live slots.";
-    out.extend(wrap_plain(text, theme.style(Role::Text), width, &[]));
     out
+}
+
+fn sections(app: &App, keys: bool) -> Vec<Section> {
+    let owned = |rows: &[(&str, &str)]| -> Vec<_> {
+        rows.iter().map(|(left, right)| ((*left).to_owned(), (*right).to_owned())).collect()
+    };
+    let mut out = Vec::new();
+    let mut begin = if keys { FIRST.map(|action| key_row(app, action)).to_vec() } else { Vec::new() };
+    begin.extend(owned(&[
+        ("/", "a list of the commands; letters narrow it"),
+        ("@FILE", "attaches a text file to the message; @\"my file\" if it has spaces"),
+    ]));
+    out.push(section("To begin", begin));
+    out.push(section("What the panel shows", owned(LEGEND)));
+    for (group, title) in Group::LISTED {
+        let commands = SPECS.iter().filter(|spec| spec.group == group);
+        let row = |spec: &crate::ui::commands::Spec| {
+            (format!("/{} {}", spec.name, spec.usage).trim_end().to_owned(), spec.help.to_owned())
+        };
+        out.push(section(format!("Commands: {title}"), commands.map(row)));
+    }
+    let keys_of = |group| Action::ALL.iter().filter(move |a| a.group() == group && !FIRST.contains(a));
+    if keys {
+        out.push(section("More keys", keys_of(Keys::Chat).map(|action| key_row(app, *action))));
+        out.push(section(format!("Memory page ({})", app.key(Action::Inspect)), owned(MEMORY)));
+    }
+    out.push(section("Drafts and waiting messages", drafts(app)));
+    out.push(section("Files", files(app)));
+    if keys {
+        out.push(section("Keys in the input", keys_of(Keys::Edit).map(|action| key_row(app, *action))));
+    }
+    out
+}
+
+fn key_row(app: &App, action: Action) -> (String, String) {
+    let keys = app.setup.keymap.keys_of(action).join(", ");
+    (if keys.is_empty() { "no key".to_owned() } else { keys }, action.help().to_owned())
+}
+
+/// What happens to texts that are not sent yet.
+fn drafts(app: &App) -> Vec<(String, String)> {
+    let (send, stop) = (app.key(Action::Send), app.key(Action::Stop));
+    let rows = [
+        (send.clone(), "while a model loads or an answer runs: the message waits, and is sent when its turn comes"),
+        (format!("{send}, input empty"), "sends the next waiting message, where a stop or an error has held them up"),
+        (format!("{stop}, input empty"), "takes the newest waiting message back into the input"),
+        ("/ before a draft".to_owned(), "sets the draft aside for a command; it returns when the command has run"),
+        (
+            "/undo".to_owned(),
+            "puts the text back into the input; / right after it begins a command and sets the text aside",
+        ),
+    ];
+    rows.into_iter().map(|(left, right)| (left, right.to_owned())).collect()
+}
+
+fn files(app: &App) -> Vec<(String, String)> {
+    let dirs = &app.setup.settings.dirs;
+    let paths = [
+        ("Conversations", dirs.sessions()),
+        ("Configuration", dirs.config_file()),
+        ("Themes", dirs.themes()),
+        ("Keys", dirs.config.join("keymap.toml")),
+    ];
+    paths.map(|(name, path)| (name.to_owned(), clean_line(&path.display().to_string()))).to_vec()
 }

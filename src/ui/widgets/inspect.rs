@@ -3,6 +3,7 @@
 
 use super::heatmap::{SCALE_ROWS, draw_scale};
 use super::panel::{below, draw_history, draw_numbers, heatmap, strip_cell};
+use crate::ui::action::Action;
 use crate::ui::numbers;
 use crate::ui::state::{App, HeadSlots, Inspect};
 use crate::ui::text::{count, plural, truncate};
@@ -16,11 +17,11 @@ const STRIP: u16 = 8;
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
     let theme = &app.theme;
     buffer.set_string(area.x + 1, area.y, "cache", theme.style(Role::Title));
-    let keys = "arrows choose a head, Tab shows the memory, Esc closes";
+    let keys = format!("arrows choose a head, Tab shows the memory, {} closes", app.key(Action::Stop));
     buffer.set_string(
         area.x + 7,
         area.y,
-        truncate(keys, usize::from(area.width).saturating_sub(8)),
+        truncate(&keys, usize::from(area.width).saturating_sub(8)),
         theme.style(Role::Dim),
     );
     let body = Rect {
@@ -73,10 +74,10 @@ fn head_lines(app: &App, inspect: &Inspect) -> Vec<String> {
     let slots = inspect.slots.as_ref().filter(|h| (h.layer, h.head) == (inspect.layer, inspect.head));
     if let Some(h) = slots.filter(|h| !h.slots.is_empty()) {
         let marked = h.slots.iter().filter(|s| s.marked).count();
-        lines.push(format!("{} of them marked to go", count(marked as u64)));
+        lines.push(format!("{} marked for eviction", count(marked as u64)));
         let gap =
             h.slots.windows(2).map(|w| w[1].position - w[0].position - u32::from(w[1].position > w[0].position)).max();
-        lines.push(format!("longest stretch without one: {}", plural(gap.unwrap_or(0).into(), "token")));
+        lines.push(format!("longest gap: {}", plural(gap.unwrap_or(0).into(), "token")));
     }
     lines
 }
@@ -102,8 +103,8 @@ fn strip(buffer: &mut Buffer, area: Rect, app: &App, head: &HeadSlots) -> u16 {
         }
     }
     let title = match per_cell {
-        1 => "positions kept, a cell each".to_owned(),
-        n => format!("positions kept, {n} to a cell"),
+        1 => "tokens kept, one cell per token".to_owned(),
+        n => format!("tokens kept, {n} tokens per cell"),
     };
     buffer.set_string(area.x, area.y, truncate(&title, usize::from(area.width)), app.theme.style(Role::Dim));
     for row in 0..rows {

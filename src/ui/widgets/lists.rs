@@ -4,14 +4,14 @@ use crate::ui::action::Action;
 use crate::ui::editor::Editor;
 use crate::ui::find::Find;
 use crate::ui::models::{ModelEntry, ModelPicker};
-use crate::ui::state::{App, Picker};
+use crate::ui::state::{App, Picker, Question, SessionEntry};
 use crate::ui::text::{bytes, clean_line, plural, ratio, truncate, width, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::Frame;
 use ratatui::layout::{Position, Rect};
 
 /// A one-line field with its name; puts the cursor into it.
-fn field(frame: &mut Frame, area: Rect, app: &App, name: &str, value: &Editor) {
+pub(super) fn field(frame: &mut Frame, area: Rect, app: &App, name: &str, value: &Editor) {
     let label = format!("{name} ");
     frame.buffer_mut().set_string(area.x, area.y, &label, app.theme.style(Role::Prompt));
     let room = usize::from(area.width).saturating_sub(width(&label) + 1);
@@ -35,6 +35,22 @@ fn first(selected: usize, count: usize, rows: usize) -> usize {
     (selected + 1).saturating_sub(rows).min(count.saturating_sub(rows))
 }
 
+/// Most columns of a model's name in the list of conversations.
+const MAX_NAME: usize = 24;
+
+/// The columns of a conversation, equally wide in all rows: `names` columns for the model's name.
+fn facts(entry: &SessionEntry, names: usize) -> String {
+    let name = truncate(&clean_line(&entry.model), names);
+    format!(
+        "{}  {:>9}  {:>6}  {:>7}  {name}{}",
+        clean_line(&entry.when),
+        plural(entry.turns as u64, "turn"),
+        entry.ratio.map_or_else(String::new, |r| ratio(Some(r))),
+        bytes(entry.bytes),
+        " ".repeat(names.saturating_sub(width(&name)))
+    )
+}
+
 /// The saved conversations.
 pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) {
     let theme = &app.theme;
@@ -50,29 +66,22 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
     let start = first(picker.selected, matching.len(), rows);
     let room = usize::from(top.width);
     let buffer = frame.buffer_mut();
-    for (n, entry) in matching.iter().skip(start).take(rows).enumerate() {
+    let shown = matching.iter().skip(start).take(rows);
+    let names = shown.clone().map(|entry| width(&clean_line(&entry.model))).max().unwrap_or(0).min(MAX_NAME);
+    for (n, entry) in shown.enumerate() {
         let y = area.y + 2 + n as u16;
-        let facts = format!(
-            "{}  {:>8}  {:>6}  {:>7}  {}",
-            clean_line(&entry.when),
-            plural(entry.turns as u64, "turn"),
-            entry.ratio.map_or_else(String::new, |r| ratio(Some(r))),
-            bytes(entry.bytes),
-            clean_line(&entry.model)
-        );
-        let facts = truncate(&facts, room * 2 / 3);
+        let facts = truncate(&facts(entry, names), room * 2 / 3);
         let title_room = room.saturating_sub(width(&facts) + 2);
         let title = truncate(&clean_line(&entry.title), title_room);
-        let pad = " ".repeat(room.saturating_sub(width(&title) + width(&facts)));
+        // Equal questions differ in their answers.
+        let answer = entry.preview.lines().nth(1).map(|line| format!("  {}", clean_line(line))).unwrap_or_default();
+        let answer = truncate(&answer, title_room.saturating_sub(width(&title)));
         let chosen = start + n == picker.selected;
-        let (style, dim) = if chosen {
-            (theme.style(Role::Selected), theme.style(Role::Selected))
-        } else {
-            (theme.style(Role::Text), theme.style(Role::Dim))
-        };
-        let x = top.x + room.saturating_sub(width(&facts)) as u16;
-        buffer.set_string(top.x, y, format!("{title}{pad}"), style);
-        buffer.set_string(x, y, facts, dim);
+        let role = |usual| theme.style(if chosen { Role::Selected } else { usual });
+        buffer.set_string(top.x, y, " ".repeat(room), role(Role::Text));
+        buffer.set_string(top.x, y, &title, role(Role::Text));
+        buffer.set_string(top.x + width(&title) as u16, y, answer, role(Role::Dim));
+        buffer.set_string(top.x + room.saturating_sub(width(&facts)) as u16, y, facts, role(Role::Dim));
     }
     if matching.is_empty() {
         buffer.set_stringn(top.x, area.y + 2, "nothing fits", room, theme.style(Role::Dim));
@@ -84,9 +93,10 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
             buffer.set_string(top.x, area.bottom() - 3 + n as u16, line, theme.style(Role::Dim));
         }
     }
-    let keys = "Enter opens, F2 renames, Delete deletes, Esc closes";
+    let (rename, close) = (app.key(Action::SearchHistory), app.key(Action::Stop));
+    let keys = format!("Enter opens, {rename} renames, Delete deletes, {close} closes");
     let old = matching.get(picker.selected).and_then(|entry| entry.continues.as_deref());
-    let keys = old.map_or_else(|| keys.to_owned(), |id| format!("continues {}; {keys}", clean_line(id)));
+    let keys = old.map_or_else(|| keys.clone(), |id| format!("continues {}; {keys}", clean_line(id)));
     buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));
 }
 
@@ -94,11 +104,11 @@ pub fn draw_sessions(frame: &mut Frame, area: Rect, app: &App, picker: &Picker) 
 pub fn draw_find(frame: &mut Frame, area: Rect, app: &App, find: &Find) {
     rule(frame, area, app);
     let found = match (find.query.text().trim().is_empty(), find.count) {
-        (true, _) => "Enter next, Up previous, Esc closes".to_owned(),
+        (true, _) => format!("Enter next, Up previous, {} closes", app.key(Action::Stop)),
         (false, 0) => "not found".to_owned(),
         (false, n) => format!("{} of {n}", find.current + 1),
     };
-    let key = app.setup.keymap.key_of(Action::FoldAll);
+    let key = app.key(Action::FoldAll);
     let hidden = match find.hidden {
         0 => String::new(),
         n => format!("; {n} more in folded parts ({key} opens them)"),
@@ -153,7 +163,8 @@ pub fn draw_models(frame: &mut Frame, area: Rect, app: &App, picker: &ModelPicke
             buffer.set_stringn(top.x, y, truncate(&clean_line(line), room), room, theme.style(Role::Text));
         }
     }
-    buffer.set_stringn(top.x, area.bottom() - 1, "Enter loads, Esc closes", room, theme.style(Role::Dim));
+    let keys = format!("Enter loads, {} closes", app.key(Action::Stop));
+    buffer.set_stringn(top.x, area.bottom() - 1, keys, room, theme.style(Role::Dim));
 }
 
 /// The bytes of a model's files, in words.
@@ -172,7 +183,7 @@ fn fit(entry: &ModelEntry) -> &'static str {
 
 /// The line that parts a list from the chat above it.
 fn rule(frame: &mut Frame, area: Rect, app: &App) {
-    let line = if app.setup.plain { " " } else { app.theme.glyphs().horizontal };
+    let line = app.theme.glyphs().horizontal;
     let style = app.theme.style(Role::Border);
     frame.buffer_mut().set_string(area.x, area.y, line.repeat(usize::from(area.width)), style);
 }
@@ -203,13 +214,13 @@ pub fn draw_history(frame: &mut Frame, area: Rect, app: &App, query: &Editor, se
         frame.buffer_mut().set_string(area.x + 1, y, text, style);
     }
     let line = Rect { x: area.x + 1, y: area.bottom() - 1, width: area.width.saturating_sub(2), height: 1 };
-    field(frame, line, app, "search what was sent:", query);
+    field(frame, line, app, "search history:", query);
 }
 
 /// A question with yes and no.
-pub fn draw_confirm(frame: &mut Frame, area: Rect, app: &App, question: &str) {
+pub fn draw_confirm(frame: &mut Frame, area: Rect, app: &App, question: &Question) {
     let room = usize::from(area.width).saturating_sub(2);
-    let lines = wrap_plain(question, app.theme.style(Role::Warning), room, &[]);
+    let lines = wrap_plain(&question.text, app.theme.style(Role::Warning), room, &[]);
     rule(frame, area, app);
     let buffer = frame.buffer_mut();
     let mut y = area.y + 1;
@@ -217,5 +228,7 @@ pub fn draw_confirm(frame: &mut Frame, area: Rect, app: &App, question: &str) {
         buffer.set_line(area.x + 1, y, line, area.width.saturating_sub(2));
         y += 1;
     }
-    buffer.set_stringn(area.x + 1, y, "y or Enter: yes    n or Esc: no", room, app.theme.style(Role::Text));
+    let other = question.other.as_ref().map_or(String::new(), |(key, words, _)| format!("    {key}: {words}"));
+    let keys = format!("y or Enter: yes    n or {}: no{other}", app.key(Action::Stop));
+    buffer.set_stringn(area.x + 1, y, keys, room, app.theme.style(Role::Text));
 }

@@ -4,6 +4,7 @@
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
 use super::panel::below;
 use crate::protocol::{LaneFilter, Presence, merges};
+use crate::ui::action::Action;
 use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, Spelled, shown};
 use crate::ui::numbers::percent;
@@ -60,7 +61,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
         }
     };
     line(buffer, Rect { height: area.height.min(1), y: area.y, ..at.text }, &title(app, page), Role::Title);
-    line(buffer, at.keys, KEYS, Role::Dim);
+    line(buffer, at.keys, &format!("{KEYS}  {}", app.key(Action::Stop)), Role::Dim);
     if memory.is_empty() {
         line(buffer, at.text, "nothing is in the cache yet", Role::Text);
         return;
@@ -78,7 +79,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
     draw_scale_between(buffer, at.scale, theme, app.depth(), ["dropped ", " kept"]);
 }
 
-const KEYS: &str = "arrows move  l layer  h head  a all  + best  - least  r recall  Tab heads  Esc";
+const KEYS: &str = "arrows move  l layer  h head  a all  + best  - least  r recall  Tab heads";
 
 /// `memory: 1,234 tokens, 37 % kept by all layers, KV head 3`
 fn title(app: &App, page: &MemoryPage) -> String {

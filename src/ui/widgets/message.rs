@@ -87,7 +87,7 @@ fn bar(app: &App, key: ItemKey, row: usize) -> Option<Span<'static>> {
     let share = f64::from(*app.feed.remembered.get(&id)?) / 100.0;
     match heat::colour(theme, app.depth(), heat::level(share)) {
         Some(colour) => Some(Span::styled(theme.glyphs().quote, Style::new().fg(colour))),
-        None if row == 0 => Some(Span::styled(heat::shade(theme, app.depth(), share), theme.style(Role::Dim))),
+        None if row == 0 => Some(Span::styled(heat::mark(theme, app.depth(), share), theme.style(Role::Dim))),
         None => None,
     }
 }
@@ -134,8 +134,8 @@ fn user(app: &App, message: &Message, width: usize) -> Rows {
         }
         lines.extend(wrap(spans, width, if n == 0 { &first } else { &indent }, &indent));
     }
-    if app.chat.sibling_count(message.id) > 1 {
-        lines.extend(wrap_plain(&version(app, message), theme.style(Role::Dim), width, &margin()));
+    if let Some(version) = version(app, message) {
+        lines.extend(wrap_plain(&version, theme.style(Role::Dim), width, &margin()));
     }
     Rows { lines, fold_row, ..Rows::default() }
 }
@@ -171,10 +171,14 @@ fn user_lines<'a>(app: &'a App, message: &'a Message) -> (Vec<Vec<Span<'a>>>, Op
     (lines, fold_line)
 }
 
-fn version(app: &App, message: &Message) -> String {
-    let siblings = app.chat.siblings(message.id);
-    let at = siblings.iter().position(|id| *id == message.id).unwrap_or(0);
-    format!("version {} of {}", at + 1, siblings.len())
+/// `version 2 of 3`; `None` if there is only one.
+fn version(app: &App, message: &Message) -> Option<String> {
+    if app.chat.sibling_count(message.id) < 2 {
+        return None;
+    }
+    let versions = app.chat.versions(message.id);
+    let at = versions.iter().position(|id| *id == message.id).unwrap_or(0);
+    (versions.len() > 1).then(|| format!("version {} of {}", at + 1, versions.len()))
 }
 
 fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Rows>) -> Rows {
@@ -238,7 +242,7 @@ fn with_marks(
     let last = stretch.end == text.len();
     for (at, words) in cuts.iter().filter(|(at, _)| stretch.contains(at) || (last && *at == stretch.end)) {
         write(&mut lines, &text[from..*at]);
-        lines.extend(mark(words, full, &app.theme, app.setup.plain));
+        lines.extend(mark(words, full, &app.theme));
         from = *at;
     }
     write(&mut lines, &text[from..stretch.end]);
@@ -342,12 +346,13 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     let plain = report.stop_reason == StopReason::End;
     let style = theme.style(if plain { Role::Dim } else { Role::Warning });
     if message.shown().trim().is_empty() && message.shown_reasoning().is_some() {
-        let text = "the model only thought; it gave no answer";
+        let text = "no answer: the model was still thinking";
         lines.extend(wrap_plain(text, theme.style(Role::Warning), width, &margin()));
     }
-    let mut text = ending(report);
+    // That an answer ended is what one expects.
+    let mut text = if plain && report.detail.is_none() { String::new() } else { ending(report) };
     if !report.in_context {
-        text += "; not part of the context";
+        text += if text.is_empty() { "not part of the context" } else { "; not part of the context" };
     }
     text += advice(report);
     let separator = format!(" {} ", theme.glyphs().separator);
@@ -360,18 +365,16 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
         facts.push(format!("{speed:.0} tok/s"));
     }
     if report.kv.ratio.is_some() {
-        facts.push(format!("ratio {}", ratio(report.kv.ratio)));
+        facts.push(format!("{} smaller", ratio(report.kv.ratio)));
     }
-    if app.chat.sibling_count(message.id) > 1 {
-        facts.push(version(app, message));
+    facts.extend(version(app, message));
+    let mut spans = Vec::new();
+    if !text.is_empty() {
+        spans.push(Span::styled(clean(&text).into_owned(), style));
     }
-    // A narrow pane has no room for it on the same row.
-    if width >= 64 && report.kv.reads >= 1.0 && report.chains.is_none() {
-        facts.push(format!("reads {}", count(report.kv.reads as u64)));
-    }
-    let mut spans = vec![Span::styled(clean(&text).into_owned(), style)];
     for fact in facts {
-        spans.push(Span::styled(format!("{separator}{fact}"), theme.style(Role::Dim)));
+        let before = if spans.is_empty() { "" } else { separator.as_str() };
+        spans.push(Span::styled(format!("{before}{fact}"), theme.style(Role::Dim)));
     }
     lines.extend(wrap(&spans, width, &margin(), &margin()));
     if let Some(chains) = &report.chains {
@@ -387,7 +390,7 @@ fn local(app: &App, at: usize, width: usize, prose: usize) -> Rows {
     let theme = &app.theme;
     let Some(local) = app.feed.locals.get(at) else { return Rows::default() };
     let mut lines = match local.kind {
-        LocalKind::Mark => mark(&local.text, width, theme, app.setup.plain),
+        LocalKind::Mark => mark(&local.text, width, theme),
         LocalKind::Note => wrap_plain(&local.text, theme.style(Role::Note), prose, &margin()),
         LocalKind::Table => wrap_plain(&local.text, theme.style(Role::Text), width, &margin()),
         LocalKind::Warning => wrap_plain(&local.text, theme.style(Role::Warning), prose, &margin()),
@@ -400,9 +403,9 @@ fn local(app: &App, at: usize, width: usize, prose: usize) -> Rows {
 }
 
 /// The thin line of a toggle, with its words in it.
-fn mark(text: &str, width: usize, theme: &Theme, plain: bool) -> Vec<Line<'static>> {
+fn mark(text: &str, width: usize, theme: &Theme) -> Vec<Line<'static>> {
     let style: Style = theme.style(Role::Mark);
-    let line = if plain { " " } else { theme.glyphs().horizontal };
+    let line = theme.glyphs().horizontal;
     let lead = Span::styled(format!(" {} ", line.repeat(2)), style);
     let mut lines = wrap_plain(text, style, width, std::slice::from_ref(&lead));
     for row in &mut lines {

@@ -229,6 +229,6 @@ pub fn strip_cell(app: &App, kept: f64) -> (&'static str, ratatui::style::Style)
     let place = heat::level(kept);
     match heat::colour(&app.theme, app.depth(), place) {
         Some(colour) => (" ", ratatui::style::Style::new().bg(colour)),
-        None => (heat::shade(&app.theme, app.depth(), kept), ratatui::style::Style::new()),
+        None => (heat::mark(&app.theme, app.depth(), kept), ratatui::style::Style::new()),
     }
 }

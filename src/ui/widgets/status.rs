@@ -1,6 +1,6 @@
 //! The banner over the input (what is going on, what a key did) and the status line at the bottom.
 
-use crate::protocol::Phase;
+use crate::protocol::{Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::numbers;
 use crate::ui::state::{App, Level, Progress, Queued, SPINNER_MS};
@@ -17,7 +17,7 @@ const MAX_QUEUE_ROWS: usize = 3;
 
 /// Returns the text of the banner: a notice, else progress, else a hint.
 fn banner_text(app: &App) -> Option<(String, Role)> {
-    let stop = app.setup.keymap.key_of(Action::Stop);
+    let stop = app.key(Action::Stop);
     if let Some(notice) = &app.notice {
         return Some((notice.text.clone(), notice_role(notice.level)));
     }
@@ -30,9 +30,23 @@ fn banner_text(app: &App) -> Option<(String, Role)> {
     if app.editing.is_some() {
         return Some((format!("changing an earlier message; Enter sends it, {stop} leaves it"), Role::Mark));
     }
+    if let Some(text) = chosen(app) {
+        return Some((text, Role::Mark));
+    }
     let width = super::layout_width(app);
     let note = super::input::size_note(app, width).or_else(|| numbers::offer_to_compact(app));
     note.map(|text| (text, Role::Note))
+}
+
+/// What can be done with the chosen message.
+fn chosen(app: &App) -> Option<String> {
+    let id = app.feed.selected?;
+    let path = app.chat.path();
+    let at = path.iter().position(|m| m.id == id)?;
+    let keys = [Action::Copy, Action::Fold, Action::Stop].map(|action| app.key(action));
+    let [copy, fold, stop] = &keys;
+    let (at, all) = (count(at as u64 + 1), count(path.len() as u64));
+    Some(format!("message {at} of {all} chosen: /pin, /recall, /edit; {copy} copies, {fold} folds, {stop} lets go"))
 }
 
 fn notice_role(level: Level) -> Role {
@@ -70,18 +84,18 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         return Some(match &loading.progress {
             None | Some(Progress::Weights { total_bytes: 0, .. }) => format!("loading {name}"),
             Some(Progress::Download(download)) => {
-                format!("downloading {name}: {} ({stop} stops)", numbers::download(download))
+                format!("downloading {name}: {} ({stop} twice stops)", numbers::download(download))
             }
             Some(Progress::Kernels { done, total, seconds }) => {
-                format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} stops)")
+                format!("compiling kernels for this GPU (once), {seconds} s: {done} of {total} ({stop} twice stops)")
             }
             Some(Progress::Quantizing { measuring, done, total }) => {
-                let what = if *measuring { "measuring what quantization may round" } else { "quantizing" };
-                format!("loading {name}: {what}, layer {done} of {total} ({stop} stops)")
+                let what = if *measuring { "measuring which weights matter" } else { "quantizing" };
+                format!("loading {name}: {what}, layer {done} of {total} ({stop} twice stops)")
             }
             Some(Progress::Weights { done_bytes, total_bytes: total }) => {
                 let percent = done_bytes.min(total) * 100 / total;
-                format!("loading {name}: {percent} % of {} ({stop} stops)", bytes(*total))
+                format!("loading {name}: {percent} % of {} ({stop} twice stops)", bytes(*total))
             }
         });
     }
@@ -140,7 +154,7 @@ fn wrapped(text: &str, columns: u16) -> Vec<Line<'static>> {
 /// The line over the input, with what there is to say in it.
 pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
     let theme = &app.theme;
-    let line = if app.setup.plain { " " } else { theme.glyphs().horizontal };
+    let line = theme.glyphs().horizontal;
     let border = theme.style(Role::Border);
     buffer.set_string(area.x, area.y, line.repeat(usize::from(area.width)), border);
     if let Some((text, role)) = banner_text(app) {
@@ -155,16 +169,28 @@ pub fn draw_banner(buffer: &mut Buffer, area: Rect, app: &App) {
     {
         buffer.set_string(area.x + 2, area.y + (above + n) as u16, row, theme.style(Role::Note));
     }
-    let unseen = app.feed.unseen();
     if app.feed.is_following() {
         draw_draft_count(buffer, area, app);
     } else {
-        let text = match unseen {
-            0 => " End to follow ".to_owned(),
-            n => format!(" {}, End to follow ", plural(n as u64, "new line")),
-        };
-        let x = (area.x + area.width).saturating_sub(width(&text) as u16 + 1);
-        buffer.set_string(x, area.y, text, theme.style(Role::Badge));
+        draw_badge(buffer, area, app);
+    }
+}
+
+/// Columns of the banner's first row that its text takes.
+fn text_columns(app: &App, columns: u16) -> usize {
+    banner_text(app).map_or(0, |(text, _)| 4 + wrapped(&text, columns).first().map_or(0, Line::width))
+}
+
+/// What came below the pane, and the key that goes there, at the right end of the banner as far as its text leaves room.
+fn draw_badge(buffer: &mut Buffer, area: Rect, app: &App) {
+    let key = app.key(Action::LineEnd);
+    let new = Some(app.feed.unseen()).filter(|n| *n > 0).map(|n| plural(n as u64, "new line"));
+    let long = new.map(|new| format!(" {new}, {key} to follow "));
+    let texts = [long, Some(format!(" {key} to follow ")), Some(format!(" {} ", app.theme.glyphs().more))];
+    let room = usize::from(area.width).saturating_sub(text_columns(app, area.width) + 1);
+    if let Some(text) = texts.into_iter().flatten().find(|text| width(text) <= room) {
+        let x = area.right() - width(&text) as u16 - 1;
+        buffer.set_string(x, area.y, text, app.theme.style(Role::Badge));
     }
 }
 
@@ -173,8 +199,7 @@ fn draw_draft_count(buffer: &mut Buffer, area: Rect, app: &App) {
     let Some(tokens) = app.draft_count.shown() else { return };
     let about = if app.theme.ascii { "about" } else { "≈" };
     let text = format!(" {about} {} ", plural(tokens as u64, "token"));
-    let used = banner_text(app).map_or(0, |(text, _)| 4 + wrapped(&text, area.width).first().map_or(0, Line::width));
-    if used + width(&text) + 2 > usize::from(area.width) {
+    if text_columns(app, area.width) + width(&text) + 2 > usize::from(area.width) {
         return;
     }
     let full = app.engine.info.as_ref().is_some_and(|i| app.tokens() + tokens >= i.context);
@@ -213,16 +238,17 @@ fn parts(app: &App) -> Vec<Part> {
         };
         add(5, role, format!("context {}{word}", numbers::context_use(app)));
         if app.turn.is_none() && app.has_to_refill() {
-            add(5, Role::Status, "loads with the next message".to_owned());
+            add(5, Role::Status, "loads when you send".to_owned());
         }
         // Between turns that of the answer shown: another version may have been chosen.
-        let shown = app.chat.path().last().and_then(|m| m.report.as_ref()).and_then(|r| r.decode_tok_s);
+        let last = app.chat.path().last().and_then(|m| m.report.as_ref()).filter(|_| app.session.answered);
+        let shown = last.and_then(|r| r.decode_tok_s);
         if let Some(speed) = if app.turn.is_some() { s.decode_tok_s } else { shown } {
             add(4, Role::Status, format!("{speed:.0} tok/s"));
         }
     }
-    let last = app.chat.path().iter().rev().find_map(|m| m.stop_reason());
-    if let (None, Some(reason)) = (&app.turn, last) {
+    let last = app.chat.path().iter().rev().find_map(|m| m.stop_reason()).filter(|_| app.session.answered);
+    if let (None, Some(reason)) = (&app.turn, last.filter(|reason| *reason != StopReason::End)) {
         add(3, Role::Status, crate::ui::text::stop_words(reason).to_owned());
     }
     parts
@@ -238,7 +264,7 @@ fn state(app: &App) -> Option<&'static str> {
         _ if app.opening => "opening",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
         _ if app.engine.recalling => "asking",
-        _ if app.engine.compacting.is_some() => "summing up",
+        _ if app.engine.compacting.is_some() => "summarizing",
         (Phase::Prefill { .. }, _) if turn.is_some() => "reading",
         _ if turn.is_some_and(|t| t.thinking_since_ms.is_some() && t.thought.is_none()) => "thinking",
         _ if turn.is_some() => "answering",
@@ -302,11 +328,11 @@ mod tests {
         app.engine.loading = Some(Loading::new("demo"));
         update(&mut app, AppEvent::Progress(Progress::Kernels { done: 4, total: 13, seconds: 3 }));
         let said = |app: &App| banner_text(app).unwrap().0;
-        assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc stops)");
+        assert_eq!(said(&app), "compiling kernels for this GPU (once), 3 s: 4 of 13 (Esc twice stops)");
         update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: true, done: 2, total: 36 }));
-        assert_eq!(said(&app), "loading demo: measuring what quantization may round, layer 2 of 36 (Esc stops)");
+        assert_eq!(said(&app), "loading demo: measuring which weights matter, layer 2 of 36 (Esc twice stops)");
         update(&mut app, AppEvent::Progress(Progress::Quantizing { measuring: false, done: 12, total: 36 }));
-        assert_eq!(said(&app), "loading demo: quantizing, layer 12 of 36 (Esc stops)");
+        assert_eq!(said(&app), "loading demo: quantizing, layer 12 of 36 (Esc twice stops)");
         update(&mut app, AppEvent::Progress(Progress::Weights { done_bytes: 1, total_bytes: 2 }));
         assert!(said(&app).starts_with("loading demo: 50 %"));
     }

@@ -203,7 +203,7 @@ fn every_size_draws_and_nothing_is_lost_by_resizing() {
         app.size = (columns, rows);
         let shown = screen(&mut app);
         if (columns, rows) == (20, 5) {
-            assert!(shown.contains("too small a screen"), "{shown}");
+            assert!(shown.contains("terminal too small"), "{shown}");
         }
         for code in [KeyCode::F(1), KeyCode::F(2), KeyCode::F(3), KeyCode::Char('/')] {
             press(&mut app, code);

@@ -3,6 +3,7 @@
 
 use crate::ui::action::Action;
 use crate::ui::examples::offered;
+use crate::ui::keymap::EXAMPLES;
 use crate::ui::state::App;
 use crate::ui::text::{bytes, clean_line, wrap, wrap_plain};
 use crate::ui::theme::Role;
@@ -59,8 +60,10 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
         out.extend(wrap_plain(&text, dim, width, &[]));
     }
     out.push(Line::default());
-    let how =
-        if keys { "Tab or Alt+1 to Alt+3 puts it into the input" } else { "its number sends it; /help lists commands" };
+    let how = match keys {
+        true => format!("{} or {EXAMPLES} puts it into the input", app.key(Action::Complete)),
+        false => "its number sends it; /help lists commands".to_owned(),
+    };
     out.extend(wrap_plain(&format!("Try one of these ({how}):"), text, width, &[]));
     for (n, example) in offered(&app.engine).iter().enumerate() {
         let first = Span::styled(format!("  {}  ", n + 1), key);
