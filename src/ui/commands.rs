@@ -86,10 +86,10 @@ specs! {
     Chat "think" "on|off" OnOff "let the model think before it answers",
     Chat "system" "[TEXT|none]" Text "set the system prompt",
     Chat "copy" "[N|code|all]" Copy "copy the last answer, the Nth from the end, its code, or all",
-    Chat "search" "[TEXT]" Text "find text in this conversation",
+    Chat "find" "[TEXT]" Text "find text in this conversation",
     Chat "quit" "" None "quit (the conversation is saved)",
     Memory "eviction" "on|off" OnOff "drop what the model marks, or keep everything",
-    Memory "forget" "less|more|N|trained" Forget "how much the model forgets from now on (N = compression ratio)",
+    Memory "forget" "less|more|N|trained" Forget "how much the model forgets from now on (N = compression ratio, as --keep-ratio)",
     Memory "pin" "[system]" Pin "never forget your last (or the chosen) message, or the system prompt",
     Memory "unpin" "" Unpin "take the pin of that message back, or every pin; asks which",
     Memory "recall" "[TEXT]" Text "ask whether the model still knows a text (or the chosen message)",
@@ -125,6 +125,7 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("keep_thinking", "on, off or auto; auto is as the model's template says"),
     ("width", "a number of chains, or auto; 1 is off"),
     ("theme", "the name of a theme"),
+    ("keep_ratio", "1 to 64, or trained"),
 ];
 
 /// Other names that people bring along from other programs. They are not listed.
@@ -135,7 +136,8 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("retry", "regen"),
     ("list", "models"),
     ("load", "model"),
-    ("find", "search"),
+    ("search", "find"),
+    ("width", "parallel"),
     ("history", "sessions"),
     ("settings", "set"),
     ("context", "stats"),

@@ -21,7 +21,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "compact" => return compact::begin(app),
         "model" => return model(app, argument),
         "models" => return models::open(app),
-        "search" => find::open(app, argument),
+        "find" => find::open(app, argument),
         "eviction" => return eviction(app, argument),
         "forget" => return forget(app, argument),
         "pin" => return pin(app, argument),
@@ -337,6 +337,7 @@ fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
         "keep_thinking" if matches!(value, "on" | "off" | "auto") => return Some(keep_thinking(app, value)),
         "width" if value.parse::<Width>().is_ok() => return Some(chains::parallel(app, value)),
         "theme" => return Some(theme(app, value)),
+        "keep_ratio" if value == "trained" || value.parse::<f32>().is_ok() => return Some(forget(app, value)),
         _ => return None,
     }
     Some(Vec::new())
@@ -372,6 +373,7 @@ fn settings(app: &App) -> [String; SETTINGS.len()] {
             Width::Chains(n) => n.to_string(),
         },
         app.theme.name.clone(),
+        app.engine.keep.map_or("trained".to_owned(), |(ratio, _)| format!("{ratio:.1}")),
     ]
 }
 

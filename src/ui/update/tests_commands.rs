@@ -41,7 +41,7 @@ fn long(columns: u16, rows: u16) -> App {
 fn texts_name_the_keys_that_are_set() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keymap.toml");
-    std::fs::write(&file, "[chat]\nselect-older = [\"alt+x\"]\nstop = [\"f12\"]\nfind = []\ncopy = []\n").unwrap();
+    std::fs::write(&file, "[chat]\nselect-older = [\"alt+x\"]\nstop = [\"f12\"]\nfind = []\nredraw = []\n").unwrap();
     let mut app = app(120, 40, 8, 4);
     app.setup.keymap = Keymap::load(Some(&file)).unwrap();
     say(&mut app, "/recall");
@@ -52,7 +52,7 @@ fn texts_name_the_keys_that_are_set() {
     say(&mut app, "/regen");
     assert_eq!(notice(&app), "the answer is still running; F12 stops it");
     // Without a key, the command of that name, else the action's name.
-    assert_eq!((app.key(Action::Copy), app.key(Action::Find)), ("/copy".to_owned(), "find (no key)".to_owned()));
+    assert_eq!((app.key(Action::Find), app.key(Action::Redraw)), ("/find".to_owned(), "redraw (no key)".to_owned()));
 }
 
 #[test]
@@ -82,17 +82,21 @@ fn the_chosen_message_shows_at_every_depth_of_colour() {
             assert_eq!(cell.bg, style.bg.unwrap_or_default(), "{depth:?} {theme}");
             assert_eq!(cell.modifier.contains(Modifier::REVERSED), style.add_modifier.contains(Modifier::REVERSED));
         }
-        assert!(shown.contains("message 1 of 2 chosen: /pin, /recall, /edit; F8 copies"), "{shown}");
+        assert!(shown.contains("message 1 of 2 chosen: /pin, /recall"), "{shown}");
     }
 }
 
 #[test]
 fn results_scroll_into_view_and_notices_are_whole_beside_the_badge() {
     let mut app = long(80, 24);
+    press(&mut app, KeyCode::PageUp);
+    assert!(screen(&mut app).contains(" End to follow "));
     for _ in 0..9 {
         choose_older(&mut app);
     }
-    assert!(screen(&mut app).contains(" End to follow "));
+    // A long text leaves room for the sign alone.
+    let shown = screen(&mut app);
+    assert!(shown.contains(" ↓ ") && !shown.contains("End to follow"), "{shown}");
     say(&mut app, "/stats");
     let shown = screen(&mut app);
     assert!(shown.contains("live slots of 472 tokens, by layer and head"), "{shown}");
@@ -175,7 +179,7 @@ fn the_list_of_commands_fills_the_screen_and_says_how_many_more() {
     type_in(&mut app, "/evc");
     press(&mut app, KeyCode::Enter);
     assert_eq!(app.input.text(), "/eviction ");
-    for (typed, near) in [("/fnid", "search"), ("/evictoin", "eviction"), ("/comapct", "compact")] {
+    for (typed, near) in [("/fnid", "find"), ("/evictoin", "eviction"), ("/comapct", "compact")] {
         app.input.take();
         app.completion = None;
         say(&mut app, typed);

@@ -183,8 +183,8 @@ fn advice_names_nothing_that_is_set_already() {
 #[test]
 fn a_file_that_is_not_attached_is_told_when_the_message_goes() {
     for (text, told) in [
-        ("Read @notes.md, please", "@notes.md, is sent as these letters"),
-        ("look at @src/image", "@src/image is sent"),
+        ("Read @notes.md, please", "@notes.md was not attached"),
+        ("look at @src/image", "@src/image was not attached"),
         ("ask me@home.net or @anna", ""),
     ] {
         let mut app = with_model(|_| {});
