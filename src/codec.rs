@@ -45,6 +45,8 @@ trait RowFormat {
     fn encode(&self, x: &[f32], out: &mut [u8]) -> u32;
     /// Decodes `bytes` with the row's side data into `out`.
     fn decode(&self, bytes: &[u8], side: u32, out: &mut [f32]);
+    /// Whether `decode` gives finite numbers.
+    fn is_finite(&self, bytes: &[u8], side: u32) -> bool;
     /// Replaces `x` by `decode(encode(x))`. Once more, it changes nothing.
     fn round_trip(&self, x: &mut [f32]);
 }
@@ -123,6 +125,11 @@ impl Codec {
         self.v().decode(bytes, side, out);
     }
 
+    /// Whether a stored row of K and one of V are of finite numbers.
+    pub fn are_finite(self, rows: [&[u8]; 2], sides: [u32; 2]) -> bool {
+        self.k().is_finite(rows[0], sides[0]) && self.v().is_finite(rows[1], sides[1])
+    }
+
     /// Scale and offset of a row of K by its side data.
     pub fn affine_k(self, side: u32) -> [f32; 2] {
         self.k().affine(side)
@@ -169,6 +176,12 @@ mod tests {
                 let side = format.encode(&x, &mut bytes);
                 let mut decoded = vec![0.0; 64];
                 format.decode(&bytes, side, &mut decoded);
+                assert!(format.is_finite(&bytes, side), "{}", codec.name());
+                for bad in [f32::NAN, f32::INFINITY] {
+                    let (mut bad_bytes, row) = (bytes.clone(), [&[bad], &x[1..]].concat());
+                    let side = format.encode(&row, &mut bad_bytes);
+                    assert!(!format.is_finite(&bad_bytes, side), "{}: {bad}", codec.name());
+                }
                 let mut tripped = x.clone();
                 format.round_trip(&mut tripped);
                 assert_eq!(decoded, tripped);

@@ -1,6 +1,7 @@
 //! Reads files from outside: regular files only, with a bound on their size. A named pipe would block its reader, and a
 //! device never ends. Writes whole files ([`temporary`]). Knows nothing of their content.
 
+pub mod checksum;
 pub mod temporary;
 
 use std::fs::{self, File, FileType, Metadata, OpenOptions};

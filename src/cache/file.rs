@@ -20,7 +20,7 @@ pub use write::Writer;
 use super::{InvalidImage, SeqHead};
 use crate::backend::KvGeometry;
 use crate::policy::SlotMeta;
-use crate::regular_file;
+use crate::regular_file::{self, checksum::checksum};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read};
@@ -28,7 +28,9 @@ use std::path::Path;
 
 const MAGIC: [u8; 8] = *b"dmschatC";
 /// Increases with every change of the header, of the layers' images or of what the checksums cover.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Its images do not begin with the layer's number. It is read as if they did.
+const UNNUMBERED: u32 = 1;
 /// Bytes before the header.
 const FIXED_BYTES: usize = MAGIC.len() + 2 * size_of::<u32>();
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -126,6 +128,7 @@ pub struct Opened {
     /// The checksum before the first layer, and where that begins.
     seed: u64,
     begin: u64,
+    numbered: bool,
 }
 
 impl Opened {
@@ -142,7 +145,7 @@ impl Opened {
         if fixed[..MAGIC.len()] != MAGIC {
             return Err(FileError::Damaged("it does not begin as one"));
         }
-        if version != VERSION {
+        if ![VERSION, UNNUMBERED].contains(&version) {
             return Err(FileError::Version);
         }
         if length > MAX_HEADER_BYTES {
@@ -163,7 +166,7 @@ impl Opened {
         if header.file_bytes(begin) != Some(file.metadata()?.len()) {
             return Err(FileError::Damaged("another length than its header says"));
         }
-        Ok(Some(Self { file, header, seed, begin }))
+        Ok(Some(Self { file, header, seed, begin, numbered: version != UNNUMBERED }))
     }
 }
 
@@ -178,28 +181,6 @@ fn whole<T>(read: io::Result<T>) -> Result<T, FileError> {
 /// Layers differ in their checksums' seeds, so that none passes for another.
 fn layer_checksum(seed: u64, layer: usize, image: &[u8]) -> u64 {
     checksum(seed.wrapping_add(layer as u64 + 1), image)
-}
-
-/// A checksum of bytes at the speed of memory. Every step maps the state one to one, so that a change within one word is
-/// always found, and any other but for one in 2^64.
-fn checksum(seed: u64, bytes: &[u8]) -> u64 {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mut lanes = [seed, seed ^ FACTOR, seed.rotate_left(32), !seed];
-    let mut mix = |chunk: &[u8]| {
-        for (lane, word) in lanes.iter_mut().zip(chunk.chunks_exact(8)) {
-            let word: u64 = bytemuck::pod_read_unaligned(word);
-            *lane = (*lane ^ word).wrapping_mul(FACTOR).rotate_left(29);
-        }
-    };
-    let chunks = bytes.chunks_exact(32);
-    let mut last = [0; 32];
-    last[..chunks.remainder().len()].copy_from_slice(chunks.remainder());
-    chunks.for_each(&mut mix);
-    mix(&last);
-    lanes.iter().fold(seed ^ bytes.len() as u64, |sum, lane| {
-        let mixed = (sum ^ lane).wrapping_mul(FACTOR);
-        mixed ^ (mixed >> 32)
-    })
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 //! in the same order, with their marks. A layer's image is
 //!
 //! ```text
-//! | heads x i32 live | heads x ring_len x i32 ring | heads x sums_len x f32 sums | pages of head 0 | ... | scores |
+//! | u32 layer | heads x i32 live | heads x ring_len x i32 ring | heads x sums_len x f32 sums | pages of head 0 | ... | scores |
 //! ```
 //!
 //! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them; so are the sums of a
 //! lane's newest slot. Rows of a page beyond the lane's slots, ring entries of positions that do not exist, and sums of an empty
-//! lane are zero. An image comes from outside: only
+//! lane are zero. The numbers of K and V are finite. An image comes from outside: only
 //! [`LayerCheck`] makes the [`CheckedLayer`] that [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence
 //! could not hold.
 
@@ -67,9 +67,12 @@ impl CheckedLayer {
     }
 }
 
+/// Bytes of the layer's number, with which an image begins.
+pub(super) const LAYER_BYTES: usize = size_of::<u32>();
+
 /// Bytes of the tables in a layer's image, before its pages.
 fn table_bytes(g: &KvGeometry) -> usize {
-    g.n_kv_heads * ((1 + g.policy.ring_len()) * size_of::<i32>() + g.sums_len() * size_of::<f32>())
+    LAYER_BYTES + g.n_kv_heads * ((1 + g.policy.ring_len()) * size_of::<i32>() + g.sums_len() * size_of::<f32>())
 }
 
 /// Bytes of a page with the scores of its rows.
@@ -137,7 +140,9 @@ impl<B: Backend> KvCache<B> {
         let tables = table_bytes(&g);
         // What is there is written over: zeroing it takes as long as a copy.
         out.resize(tables + pages.len() * g.page_bytes(), 0);
-        let parts: [&[u8]; 3] = [bytemuck::cast_slice(&live), bytemuck::cast_slice(&ring), bytemuck::cast_slice(&sums)];
+        let number = (layer as u32).to_ne_bytes();
+        let parts: [&[u8]; 4] =
+            [&number, bytemuck::cast_slice(&live), bytemuck::cast_slice(&ring), bytemuck::cast_slice(&sums)];
         out[..tables].copy_from_slice(&parts.concat());
         b.export_pages(&mut self.tables, &pages, &mut out[tables..]);
         // Rows without a slot hold what others left there.
@@ -156,6 +161,20 @@ impl<B: Backend> KvCache<B> {
                 out.extend_from_slice(bytemuck::cast_slice(&scores));
             }
         }
+    }
+
+    /// Checks that a sequence of `len` tokens could have this state.
+    pub fn check_head(&self, head: &SeqHead, len: usize) -> Result<(), &'static str> {
+        let g = self.geometry();
+        let slots = (g.n_layers * g.n_kv_heads) as u64 * len as u64;
+        let in_order = head.pins.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        if head.len != len || u64::from(head.peak) > slots || head.reads > slots.saturating_mul(len as u64) {
+            return Err("counters that such a sequence cannot have");
+        }
+        if !head.dial.is_finite() || !in_order || head.pins.iter().any(Range::is_empty) {
+            return Err("a dial or pins that no sequence has");
+        }
+        Ok(())
     }
 
     /// A check of the layers of a sequence of `len` tokens.
@@ -211,6 +230,10 @@ impl LayerCheck {
         let Some((tables, pages)) = image.split_at_checked(table_bytes(g)) else {
             return Err(invalid("shorter than its tables"));
         };
+        let (number, tables) = tables.split_at(LAYER_BYTES);
+        if number != (layer as u32).to_ne_bytes() {
+            return Err(invalid("it is the image of another layer"));
+        }
         let (tables, sums) = tables.split_at(tables.len() - g.n_kv_heads * g.sums_len() * size_of::<f32>());
         let mut live: Vec<i32> = tables.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect();
         let rings = live.split_off(g.n_kv_heads);
@@ -286,6 +309,12 @@ impl LayerCheck {
                 Some(of) if *of == number => return Err("two slots are of one token"),
                 Some(of) => *of = number,
             }
+        }
+        let mut rows = (0..live).map(|slot| (&pages[slot / g.page_slots * page_bytes..], slot % g.page_slots));
+        if !rows.all(|(page, row)| {
+            g.codec.are_finite([&page[layout.k(row)], &page[layout.v(row)]], layout.sides(page, row))
+        }) {
+            return Err("K or V has values that are no numbers");
         }
         for position in len.saturating_sub(ring.len())..*len {
             if ring.is_empty() {

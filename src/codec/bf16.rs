@@ -23,6 +23,12 @@ impl RowFormat for Bf16 {
         }
     }
 
+    fn is_finite(&self, bytes: &[u8], _side: u32) -> bool {
+        const EXPONENT: u16 = 0x7f80;
+        let words = bytes.as_chunks::<2>().0.iter();
+        words.fold(true, |all, word| all & (u16::from_le_bytes(*word) & EXPONENT != EXPONENT))
+    }
+
     fn round_trip(&self, x: &mut [f32]) {
         x.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
     }

@@ -32,6 +32,10 @@ impl RowFormat for Fp8 {
         out.iter_mut().zip(bytes).for_each(|(o, &c)| *o = FP8_VALUES[c as usize] * f32::from_bits(side));
     }
 
+    fn is_finite(&self, bytes: &[u8], side: u32) -> bool {
+        (f32::from_bits(side) * FP8_MAX).is_finite() && bytes.iter().fold(true, |all, code| all & (code & 0x7f != 0x7f))
+    }
+
     fn round_trip(&self, x: &mut [f32]) {
         let scale = fp8_scale(x);
         x.iter_mut().for_each(|v| *v = FP8_VALUES[fp8_encode(*v / scale) as usize] * scale);

@@ -35,6 +35,10 @@ impl RowFormat for Int8 {
         out.iter_mut().zip(bytes).for_each(|(o, &c)| *o = int8_value(c) * f32::from_bits(side));
     }
 
+    fn is_finite(&self, _bytes: &[u8], side: u32) -> bool {
+        (f32::from_bits(side) * MAX_MAGNITUDE).is_finite()
+    }
+
     fn round_trip(&self, x: &mut [f32]) {
         let scale = scale(x);
         x.iter_mut().for_each(|v| *v = int8_value(code(*v, scale)) * scale);

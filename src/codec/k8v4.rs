@@ -55,6 +55,10 @@ impl RowFormat for Int4 {
         }
     }
 
+    fn is_finite(&self, _bytes: &[u8], side: u32) -> bool {
+        self.affine(side).iter().all(|x| x.is_finite())
+    }
+
     fn round_trip(&self, x: &mut [f32]) {
         let [scale, offset] = self.affine(side(x));
         x.iter_mut().for_each(|x| *x = value(code(*x, scale, offset), scale, offset));

@@ -270,16 +270,18 @@ fn open<B: Backend>(
 ) -> Result<Option<(Header, Reader<CheckedLayer>)>, String> {
     let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };
     let Header { identity, sequence, log: digest, layer_bytes } = &opened.header;
-    let eviction = canonical(log).fold(true, |on, entry| match entry {
-        LogEntry::Toggle { eviction } => eviction,
-        _ => on,
+    let state = canonical(log).fold((true, 0.0), |(on, at), entry| match entry {
+        LogEntry::Toggle { eviction } => (eviction, at),
+        LogEntry::Dial { dial } => (on, dial),
+        _ => (on, at),
     });
     if *identity != m.identity {
         return Err("it is of another model or another kind of cache".to_owned());
     }
-    if *digest != log_digest(log) || sequence.len != total || sequence.eviction != eviction {
+    if *digest != log_digest(log) || sequence.len != total || (sequence.eviction, sequence.dial) != state {
         return Err("it is of another state of the conversation".to_owned());
     }
+    m.runner.cache.check_head(sequence, total).map_err(|what| format!("it is damaged ({what})"))?;
     let most = m.runner.cache.max_layer_bytes(total);
     if layer_bytes.len() != identity.n_layers || layer_bytes.iter().any(|&bytes| bytes > most) {
         return Err("it is damaged (the sizes of its layers)".to_owned());

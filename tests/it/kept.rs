@@ -3,7 +3,7 @@
 use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
 use crate::pty::{Chat, PATIENCE, answer};
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::cache::file::Opened;
+use dmschat::cache::file::{Header, Opened, Room, Writer};
 use dmschat::policy::{PolicyChoice, Pool};
 use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest, WhenFull};
 use std::path::{Path, PathBuf};
@@ -155,6 +155,70 @@ fn a_cache_that_is_not_of_the_log_is_replayed_with_one_notice() {
         assert_eq!((fed, notices.len()), (wanted, usize::from(why.is_some())), "case {i}: {notices:?}");
         assert!(why.is_none_or(|why| notices[0].contains(why)), "case {i}: {notices:?}");
         assert_eq!(got.snapshot().tokens, wanted);
+    }
+}
+
+/// Writes another file over that at `path`, with right checksums.
+fn forge(path: &Path, change: impl FnOnce(&mut Header, &mut Vec<Vec<u8>>)) {
+    let opened = Opened::open(path).unwrap().unwrap();
+    let mut header = opened.header.clone();
+    let mut reader = opened.read(|layer, image| Ok((layer, image))).unwrap();
+    let mut layers = vec![Vec::new(); reader.left()];
+    while reader.left() > 0 {
+        let (layer, image) = reader.next(PATIENCE).unwrap().unwrap();
+        layers[layer] = image;
+    }
+    change(&mut header, &mut layers);
+    header.layer_bytes = layers.iter().map(|l| l.len() as u64).collect();
+    let writer = Writer::start(path.to_owned(), Room { limit_bytes: LIMIT }, header).unwrap();
+    for mut image in layers {
+        while let Err(back) = writer.offer(image) {
+            image = back;
+        }
+    }
+    while writer.outcome().is_none() {}
+}
+
+/// A file whose checksums are right is not believed where it says what no sequence has.
+#[test]
+fn a_forged_cache_is_replayed_with_one_notice() {
+    let tiny = talker(Form::Borrowed, 915);
+    let (_folder, path, s) = asked_once(&tiny);
+    let tokens = s.tokens().len();
+    written(&path, tokens);
+    let whole = std::fs::read(&path).unwrap();
+    let lanes = Opened::open(&path).unwrap().unwrap().header;
+    let lanes = (lanes.identity.n_layers * lanes.identity.n_kv_heads) as u64;
+    type Change = Box<dyn Fn(&mut Header, &mut Vec<Vec<u8>>)>;
+    let head = |change: fn(&mut Header)| -> Change { Box::new(move |header, _| change(header)) };
+    let counters = "it is damaged (counters that such a sequence cannot have)";
+    let n = tokens as u64;
+    // The first value of K: tables are shorter than a page.
+    let nan: Change = Box::new(|header, layers| {
+        let page = header.identity.page_slots * (8 * header.identity.head_dim + 4);
+        let begin = layers[1].len() % page;
+        layers[1][begin..begin + 4].copy_from_slice(&f32::NAN.to_ne_bytes());
+    });
+    let reads: Change = Box::new(move |header, _| header.sequence.reads = lanes * n * n + 1);
+    let peak: Change = Box::new(move |header, _| header.sequence.peak = (lanes * n + 1) as u32);
+    let cases: [(Change, Option<&str>); 9] = [
+        (Box::new(|_, _| {}), None),
+        (Box::new(|_, layers| layers.swap(0, 1)), Some("it is the image of another layer")),
+        (nan, Some("layer 1: K or V has values that are no numbers")),
+        (head(|h| h.sequence.reads = u64::MAX), Some(counters)),
+        (reads, Some(counters)),
+        (peak, Some(counters)),
+        (head(|h| h.sequence.dial = 1e30), Some("it is of another state of the conversation")),
+        (head(|h| h.sequence.pins = vec![3..9, 5..7]), Some("it is damaged (a dial or pins that no sequence has)")),
+        (head(|h| h.sequence.pins = vec![3..5, 9..9]), Some("it is damaged (a dial or pins that no sequence has)")),
+    ];
+    for (i, (change, why)) in cases.into_iter().enumerate() {
+        std::fs::write(&path, &whole).unwrap();
+        forge(&path, change);
+        let (got, fed) = restored(&tiny, &s, resume(&s, path.clone()));
+        let notices = got.notices();
+        assert_eq!((fed, notices.len()), if why.is_some() { (tokens, 1) } else { (0, 0) }, "case {i}: {notices:?}");
+        assert!(why.is_none_or(|why| notices[0].contains(why)), "case {i}: {notices:?}");
     }
 }
 

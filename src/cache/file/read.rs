@@ -2,6 +2,7 @@
 //! slower than a GPU takes the layers.
 
 use super::super::InvalidImage;
+use super::super::image::LAYER_BYTES;
 use super::{CHECKSUM_BYTES, FileError, Opened, layer_checksum, whole};
 use std::fs::File;
 use std::io;
@@ -27,6 +28,8 @@ pub struct Reader<T> {
 struct Shared {
     file: File,
     seed: u64,
+    /// Whether the images in the file begin with the layer's number.
+    numbered: bool,
     /// Bytes of each layer's image in the file; its checksum follows.
     images: Vec<Range<u64>>,
     /// The next layer that nobody reads yet.
@@ -54,7 +57,8 @@ impl Opened {
         let (sender, layers) = sync_channel(1);
         let left = images.len();
         let (next, spares) = (AtomicUsize::new(0), Mutex::default());
-        let shared = Arc::new(Shared { file: self.file, seed: self.seed, images, next, spares });
+        let shared =
+            Arc::new(Shared { file: self.file, seed: self.seed, numbered: self.numbered, images, next, spares });
         for number in 0..threads {
             let (shared, sender) = (Arc::clone(&shared), sender.clone());
             let started =
@@ -91,12 +95,15 @@ impl Shared {
 
     fn read(&self, layer: usize, image: &mut Vec<u8>) -> Result<(), FileError> {
         let Range { start, end } = self.images[layer];
-        let bytes = (end - start) as usize;
+        let number = if self.numbered { 0 } else { LAYER_BYTES };
+        let bytes = number + (end - start) as usize;
         if image.capacity() < bytes {
             // Zeroed by the system, if at all.
             *image = vec![0; bytes];
         }
         image.resize(bytes, 0);
+        image[..number].copy_from_slice(&(layer as u32).to_ne_bytes()[..number]);
+        let image = &mut image[number..];
         whole(read_exact_at(&self.file, start, image))?;
         let mut sum = [0; CHECKSUM_BYTES];
         whole(read_exact_at(&self.file, end, &mut sum))?;

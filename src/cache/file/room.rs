@@ -1,7 +1,9 @@
 //! The bytes that files of caches may take together in a folder.
 
-use std::fs;
-use std::io;
+use super::MAGIC;
+use crate::regular_file;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -20,7 +22,8 @@ pub struct Kept {
 }
 
 impl Room {
-    /// The caches in a folder by their extension, oldest first.
+    /// The caches in a folder by their extension, oldest first. A session may lie in a folder of the user's, so that files
+    /// which do not begin as a cache are left out.
     pub fn list(folder: &Path, extension: &str) -> Vec<Kept> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -28,7 +31,7 @@ impl Room {
             // Of the link itself, not of what it leads to.
             let Ok(meta) = entry.metadata() else { continue };
             let (Ok(modified), true) = (meta.modified(), meta.is_file()) else { continue };
-            if path.extension().is_some_and(|e| e == extension) {
+            if path.extension().is_some_and(|e| e == extension) && is_cache(&path).unwrap_or(false) {
                 kept.push(Kept { path, bytes: meta.len(), modified });
             }
         }
@@ -37,8 +40,13 @@ impl Room {
     }
 
     /// Removes the oldest caches of a folder until a file of `bytes` fits at `path`, where it replaces another. Fails if it
-    /// does not fit by itself.
+    /// does not fit by itself, and if the file at `path` is no cache.
     pub fn make(self, folder: &Path, path: &Path, bytes: u64) -> io::Result<()> {
+        match is_cache(path) {
+            Ok(false) => return Err(io::Error::other("there is a file of that name that is no cache")),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
         if bytes > self.limit_bytes {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than the limit"));
         }
@@ -55,4 +63,12 @@ impl Room {
         }
         Ok(())
     }
+}
+
+/// Whether a file begins as a cache. Follows no link.
+fn is_cache(path: &Path) -> io::Result<bool> {
+    let mut begin = Vec::new();
+    let file = regular_file::open_no_follow(OpenOptions::new().read(true), path)?;
+    file.take(MAGIC.len() as u64).read_to_end(&mut begin)?;
+    Ok(begin == MAGIC)
 }

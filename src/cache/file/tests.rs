@@ -89,6 +89,28 @@ fn every_change_of_a_file_is_found() {
     }
 }
 
+/// Images of the first version did not begin with the layer's number.
+#[test]
+fn a_file_of_the_first_version_is_read_with_numbers_before_its_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.cache");
+    let old = layers();
+    let sizes = old.iter().map(|l| l.len() as u64).collect();
+    let mut bytes = header(sizes).encode().unwrap();
+    bytes.truncate(bytes.len() - CHECKSUM_BYTES);
+    bytes[MAGIC.len()..][..4].copy_from_slice(&UNNUMBERED.to_ne_bytes());
+    let seed = checksum(0, &bytes);
+    bytes.extend(seed.to_ne_bytes());
+    for (layer, image) in old.iter().enumerate() {
+        bytes.extend(image);
+        bytes.extend(layer_checksum(seed, layer, image).to_ne_bytes());
+    }
+    fs::write(&path, bytes).unwrap();
+    let (_, images) = read(&path).unwrap().unwrap();
+    let numbered = |(layer, image): (usize, &Vec<u8>)| [&(layer as u32).to_ne_bytes()[..], image].concat();
+    assert_eq!(images, old.iter().enumerate().map(numbered).collect::<Vec<_>>());
+}
+
 #[test]
 fn the_oldest_files_make_room_and_what_does_not_fit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,15 +126,21 @@ fn the_oldest_files_make_room_and_what_does_not_fit_is_refused() {
     // Of a process that was killed.
     fs::write(path(".dmschat-0123456789abcdef.tmp"), "half").unwrap();
     fs::write(path("a.jsonl"), "session").unwrap();
+    // The user's.
+    fs::write(path("c.cache"), "mine").unwrap();
     age("a.cache", 1);
     age("b.cache", 2);
     age("a.jsonl", 3);
+    age("c.cache", 4);
     // One that is written again needs no room beside itself.
     write(path("a.cache"), 2 * bytes, &layers()).unwrap();
     write(path("e.cache"), 2 * bytes, &layers()).unwrap();
     let mut names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["a.cache", "a.jsonl", "e.cache"]);
+    assert_eq!(names, ["a.cache", "a.jsonl", "c.cache", "e.cache"]);
+    let refused = write(path("c.cache"), 2 * bytes, &layers()).unwrap_err();
+    assert_eq!(refused.to_string(), "there is a file of that name that is no cache");
+    assert_eq!(fs::read(path("c.cache")).unwrap(), b"mine");
     let refused = write(path("f.cache"), bytes - 1, &layers()).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
     assert!(path("e.cache").exists() && !path("f.cache").exists());
