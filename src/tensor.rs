@@ -41,6 +41,10 @@ pub trait Rows: Send + Sync {
     fn bits(&self) -> f32;
     /// Decodes row `row` into `out`, one value per column.
     fn decode(&self, row: usize, out: &mut [f32]);
+    /// Whether the scales of row `row`, and codes that can be NaN, are finite numbers.
+    fn is_finite(&self, _row: usize) -> bool {
+        true
+    }
     /// Packs rows `16 strip ..` into `out` without loss, if `code` can hold their codes. Returns whether it did.
     fn exact_strip(&self, _code: Code, _strip: usize, _out: &mut [u8]) -> bool {
         false

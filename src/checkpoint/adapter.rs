@@ -123,7 +123,7 @@ impl Adapter {
     /// Its tensors, with their shapes checked.
     pub fn tensors(&self, config: &ModelConfig) -> Result<Vec<Tensor>> {
         let specs = (0..config.n_layers).flat_map(|layer| DecisionSpec::new(config, layer).into_tensors());
-        specs.map(|spec| spec.check(self.file.tensor(&spec.name)?, &self.label)).collect()
+        specs.map(|spec| spec.check(self.file.tensor(&spec)?, &self.label)).collect()
     }
 
     /// Metadata as one text, for the model's fingerprint.

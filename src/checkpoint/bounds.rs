@@ -13,8 +13,12 @@ pub const HEAD_DIM: usize = 1024;
 pub const HIDDEN: usize = 1 << 16;
 /// 19 times Llama 3.1 405B.
 pub const FFN: usize = 1 << 20;
-/// 27 times Qwen3.
-pub const VOCAB: usize = 1 << 22;
+/// 3 times Qwen3, 2 times Gemma 3. A tokenizer of that size takes two to three seconds to read.
+pub const VOCAB: usize = 1 << 19;
+/// Merges of a vocabulary of the most tokens: 4 times those of Gemma 3.
+pub const MERGES: usize = 4 * VOCAB;
+/// Control tokens and others that are not split. Gemma 3 has 6,415.
+pub const ADDED_TOKENS: usize = 1 << 14;
 /// A thousand times any published model.
 pub const CONTEXT: usize = 1 << 30;
 /// Tokens of a context that can be used: a slot stores its position in 20 bits.

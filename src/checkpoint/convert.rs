@@ -72,6 +72,29 @@ pub fn loaded_bytes(c: &ModelConfig, weights: Weights, plain_bytes: usize) -> u6
     names::all(c).map(bytes).sum()
 }
 
+/// Fails on a matrix in another program's format that has scales which are no finite numbers. Reads all of the matrices,
+/// so it is called only before they are converted.
+pub fn check_scales(source: &Checkpoint) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    for (name, tensor) in &source.tensors {
+        let Format::Rows(matrix) = &tensor.format else { continue };
+        let rows = tensor.shape[0];
+        let share = rows.div_ceil(threads).max(1);
+        let bad = std::thread::scope(|scope| {
+            let look = |from: usize| (from..rows.min(from + share)).find(|row| !matrix.is_finite(*row));
+            let looks: Vec<_> = (0..rows).step_by(share).map(|from| scope.spawn(move || look(from))).collect();
+            looks.into_iter().find_map(|look| look.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        if let Some(row) = bad {
+            bail!(
+                "{}: tensor {name} has a scale in row {row} that is NaN or infinite, so the file is damaged; get it again",
+                source.name
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Converts a checkpoint in memory. `threads` is 0 for one per core. `progress` takes the bytes converted and in total,
 /// and returns whether to go on. The built-in model and quantized checkpoints stay as they are.
 pub fn convert(

@@ -1,6 +1,7 @@
 //! Matrices of F8_E4M3 in safetensors, with scales in `weight_scale_inv` (blocks, as in Qwen3-8B-FP8) or `weight_scale`
 //! (rows or the whole matrix, as in compressed-tensors). A value is `code * scale`.
 
+use super::names::TensorSpec;
 use super::safetensors::RawTensor;
 use super::shards::Shards;
 use crate::tensor::{Rows, Tensor};
@@ -17,16 +18,17 @@ struct Fp8 {
     scale_cols: usize,
 }
 
-/// The matrix `stem` of the files; `None` if they have no F8_E4M3 matrix of that name.
-pub fn tensor(shards: &Shards, stem: &str, block: Option<[usize; 2]>) -> Result<Option<Tensor>> {
-    let name = format!("{stem}.weight");
-    let Some(codes) = shards.raw(&name).filter(|t| t.dtype == Dtype::F8_E4M3) else { return Ok(None) };
+/// The matrix `spec`, `stem` with a suffix; `None` if the files have no F8_E4M3 matrix of that name.
+pub fn tensor(shards: &Shards, spec: &TensorSpec, stem: &str, block: Option<[usize; 2]>) -> Result<Option<Tensor>> {
+    let name = &spec.name;
+    let Some(codes) = shards.raw(name).filter(|t| t.dtype == Dtype::F8_E4M3) else { return Ok(None) };
+    spec.check_shape(&codes.shape, shards.label())?;
     let scales = ["weight_scale_inv", "weight_scale"].iter().find_map(|s| shards.raw(&format!("{stem}.{s}")));
     let scales = scales.with_context(|| format!("{}: tensor {stem}.weight_scale is missing", shards.label()))?;
     let place = || format!("{}: tensor {name}", shards.label());
     let fp8 = Fp8::new(codes, scales, block).with_context(place)?;
     let shape = [fp8.codes.shape[0], fp8.cols];
-    Ok(Some(Tensor::from_rows(&name, shape, Arc::new(fp8))))
+    Ok(Some(Tensor::from_rows(name, shape, Arc::new(fp8))))
 }
 
 impl Fp8 {
@@ -62,6 +64,13 @@ impl Rows for Fp8 {
             let scale = self.scales.f32_at(row / block_rows * self.scale_cols + at);
             out.iter_mut().zip(codes).for_each(|(out, code)| *out = E4M3[usize::from(*code)] * scale);
         }
+    }
+
+    fn is_finite(&self, row: usize) -> bool {
+        let first = row / self.block[0] * self.scale_cols;
+        let codes = &self.codes.bytes()[row * self.cols..][..self.cols];
+        (first..first + self.scale_cols).all(|at| self.scales.f32_at(at).is_finite())
+            && codes.iter().all(|code| code & 0x7f != 0x7f)
     }
 }
 

@@ -111,6 +111,7 @@ impl Gguf {
                 blocks::supported()
             ),
         };
+        spec.check_shape(&entry.shape, &self.label)?;
         let permuted = ["self_attn.q_proj.", "self_attn.k_proj."].iter().any(|part| spec.name.contains(part));
         let order = RowOrder { head_dim: self.interleaved.filter(|_| permuted) };
         self.read(&spec.name, &name, kind, entry, order)
@@ -222,10 +223,20 @@ impl Rows for Blocks {
     }
 
     fn decode(&self, row: usize, out: &mut [f32]) {
+        self.kind.decode(self.row(row), out);
+    }
+
+    fn is_finite(&self, row: usize) -> bool {
+        self.kind.has_finite_scales(self.row(row))
+    }
+}
+
+impl Blocks {
+    fn row(&self, row: usize) -> &[u8] {
         let (values, bytes) = self.kind.block();
         let len = self.cols / values * bytes;
         let raw = &(*self.bytes).as_ref()[self.range.clone()];
-        self.kind.decode(&raw[self.order.source(row) * len..][..len], out);
+        &raw[self.order.source(row) * len..][..len]
     }
 }
 

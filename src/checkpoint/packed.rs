@@ -7,6 +7,7 @@
 //! | AWQ | `qweight [cols, rows / 8]` | `qzeros [groups, rows / 8]` | `scales [groups, rows]` | rows 0 2 4 6 1 3 5 7 |
 //! | compressed-tensors | `weight_packed [rows, cols / 8]` | `weight_zero_point [rows / 8, groups]`, or the middle | `weight_scale [rows, groups]` | in order |
 
+use super::names::TensorSpec;
 use super::safetensors::RawTensor;
 use super::shards::Shards;
 use crate::quant::{Code, GROUP, TILE_ROWS};
@@ -72,21 +73,22 @@ enum GroupOf {
     Index(Vec<u32>),
 }
 
-/// The matrix `stem` of the files; `None` if they have no codes of that name.
-pub fn tensor(shards: &Shards, stem: &str, layout: Layout, bits: usize) -> Result<Option<Tensor>> {
+/// The matrix `spec`, `stem` with a suffix; `None` if the files have no codes of that name.
+pub fn tensor(shards: &Shards, spec: &TensorSpec, stem: &str, layout: Layout, bits: usize) -> Result<Option<Tensor>> {
     let [codes, zeros, scales, index] = layout.names().map(|name| format!("{stem}.{name}"));
     let Some(codes_found) = shards.raw(&codes) else { return Ok(None) };
     let need = |name: &str| shards.raw(name).with_context(|| format!("{}: tensor {name} is missing", shards.label()));
     let zeros = if layout == Layout::Compressed { shards.raw(&zeros) } else { Some(need(&zeros)?) };
-    let packed = Packed::new(layout, bits, codes_found, zeros, need(&scales)?, shards.raw(&index));
+    let packed = Packed::new(spec, layout, bits, codes_found, zeros, need(&scales)?, shards.raw(&index));
     let packed = packed.with_context(|| format!("{}: tensor {codes}", shards.label()))?;
     let shape = [packed.rows, packed.cols];
-    Ok(Some(Tensor::from_rows(&format!("{stem}.weight"), shape, Arc::new(packed))))
+    Ok(Some(Tensor::from_rows(&spec.name, shape, Arc::new(packed))))
 }
 
 impl Packed {
-    /// Checks that the parts have shapes of one matrix.
+    /// Checks that the parts have the shapes of this matrix.
     fn new(
+        spec: &TensorSpec,
         layout: Layout,
         bits: usize,
         codes: RawTensor,
@@ -114,6 +116,7 @@ impl Packed {
             let wanted = if layout == Layout::Compressed { [packed, groups] } else { [groups, packed] };
             ensure!(zeros.shape == wanted, "zero points have shape {:?}, expected {wanted:?}", zeros.shape);
         }
+        ensure!(spec.shape == [rows, cols], "its matrix has shape {:?}, expected {:?}", [rows, cols], spec.shape);
         let group_of = GroupOf::new(index, cols, groups)?;
         Ok(Self { layout, bits, rows, cols, groups, codes, zeros, scales, group_of })
     }
@@ -212,6 +215,10 @@ impl Rows for Packed {
                 columns.for_each(|((out, code), group)| *out = value(groups[*group as usize], code));
             }
         }
+    }
+
+    fn is_finite(&self, row: usize) -> bool {
+        (0..self.groups).all(|group| self.scale(row, group).is_finite())
     }
 
     /// q4 holds the codes of groups of a multiple of 64 columns with zero points up to 15; the scale loses its last bits.

@@ -100,8 +100,8 @@ impl Quantization {
     pub fn tensor(&self, shards: &Shards, spec: &TensorSpec) -> Result<Option<Tensor>> {
         let Some(stem) = spec.name.strip_suffix(".weight").filter(|_| spec.shape.len() == 2) else { return Ok(None) };
         match self {
-            Self::Fp8 { block } => fp8::tensor(shards, stem, *block),
-            Self::Packed { layout, bits } => packed::tensor(shards, stem, *layout, *bits),
+            Self::Fp8 { block } => fp8::tensor(shards, spec, stem, *block),
+            Self::Packed { layout, bits } => packed::tensor(shards, spec, stem, *layout, *bits),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::bounds;
 use super::mapped;
+use super::names::TensorSpec;
 use super::origin::SourceFile;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use ::safetensors::tensor::{Dtype, TensorInfo};
@@ -73,6 +74,11 @@ impl TensorFile {
         self.entries.keys().map(String::as_str)
     }
 
+    /// Bytes before the tensors' data.
+    pub fn head_bytes(&self) -> usize {
+        self.head_bytes
+    }
+
     /// The file itself.
     pub fn source(&self) -> SourceFile {
         let name = Path::new(&self.label).file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -85,9 +91,12 @@ impl TensorFile {
         Some(RawTensor { dtype: *dtype, shape: shape.clone(), file: self.bytes.clone(), range: range.clone() })
     }
 
-    /// The tensor of that name, in F32, F16 or BF16. Shares the file's bytes, or copies them if they are not aligned.
-    pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
+    /// The tensor of that name and shape, in F32, F16 or BF16. Shares the file's bytes, or copies them if they are not
+    /// aligned.
+    pub fn tensor(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        let name = &spec.name;
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
+        spec.check_shape(&entry.shape, &self.label)?;
         let dtype = match entry.dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,

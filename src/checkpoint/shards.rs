@@ -2,6 +2,7 @@
 
 use super::files::{self, Files};
 use super::json::{self, Fields};
+use super::names::TensorSpec;
 use super::origin::SourceFile;
 use super::safetensors::{RawTensor, TensorFile};
 use crate::tensor::Tensor;
@@ -62,9 +63,9 @@ impl Shards {
         &self.label
     }
 
-    /// The tensor of that name, in F32, F16 or BF16.
-    pub fn plain(&self, name: &str) -> Result<Option<Tensor>> {
-        self.owner.get(name).map_or(Ok(None), |&at| self.files[at].tensor(name))
+    /// The tensor of that name and shape, in F32, F16 or BF16.
+    pub fn plain(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
+        self.owner.get(&spec.name).map_or(Ok(None), |&at| self.files[at].tensor(spec))
     }
 
     /// The tensor of that name, in any element type.

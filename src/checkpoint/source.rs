@@ -58,10 +58,10 @@ impl Source {
             Self::Safetensors { shards, quantization: Some(quantization) } => {
                 match quantization.tensor(shards, spec)? {
                     Some(tensor) => Ok(Some(tensor)),
-                    None => shards.plain(&spec.name),
+                    None => shards.plain(spec),
                 }
             }
-            Self::Safetensors { shards, quantization: None } => shards.plain(&spec.name),
+            Self::Safetensors { shards, quantization: None } => shards.plain(spec),
         }
     }
 
@@ -71,7 +71,8 @@ impl Source {
         let tensors = tensors.collect::<Result<Vec<Tensor>>>()?;
         if config.tied
             && let Self::Safetensors { shards, .. } = self
-            && let Some(head) = shards.plain("lm_head.weight")?
+            && let Some(head) =
+                shards.plain(&TensorSpec { name: "lm_head.weight".into(), ..names::embedding(config) })?
         {
             // transformers ties them if they are equal, and keeps a head that differs.
             let plain = matches!(tensors[0].format, Format::Plain(_));

@@ -26,13 +26,16 @@ use std::time::Duration;
 
 const WHOLE: &str = "safetensors";
 const PARTIAL: &str = "partial";
-const PARTIAL_TEXTS: &str = ".texts.partial";
+const PARTIAL_TEXTS: &str = "texts.partial";
 
 /// Packed bytes that are made and written at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 
 /// How often a start looks whether the other one has finished the file.
 const POLL: Duration = Duration::from_millis(200);
+
+/// Digits of a key in a file name.
+const KEY_DIGITS: usize = 16;
 
 /// Longest name of a model in a file name.
 const MAX_NAME: usize = 80;
@@ -145,15 +148,20 @@ impl WeightCache {
         Ok(out)
     }
 
-    /// Deletes partial files other than `own` that no start writes any more, and folders of texts without one.
+    /// Deletes partial files other than `own` that no start writes any more, and folders of texts without one. Leaves what
+    /// has no name that [`Wanted`] gives.
     fn sweep(&self, own: &Path) {
         let entries = || fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
-        for path in entries().filter(|p| p != own && p.extension().is_some_and(|e| e == PARTIAL)) {
+        let stem = |path: &Path, end: &str| {
+            let stem = path.file_name()?.to_str()?.strip_suffix(end)?.strip_suffix('.')?;
+            let key = stem.rsplit_once("--")?.1;
+            (key.len() == KEY_DIGITS && key.bytes().all(|b| b.is_ascii_hexdigit())).then(|| stem.to_owned())
+        };
+        for path in entries().filter(|p| p != own && stem(p, PARTIAL).is_some()) {
             temporary::remove_unlocked(&path);
         }
         for path in entries() {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let writer = name.strip_suffix(PARTIAL_TEXTS).map(|stem| self.folder.join(format!("{stem}.{PARTIAL}")));
+            let writer = stem(&path, PARTIAL_TEXTS).map(|stem| self.folder.join(format!("{stem}.{PARTIAL}")));
             if writer.is_some_and(|w| !w.exists()) {
                 let _ = fs::remove_dir_all(&path);
             }
@@ -204,7 +212,7 @@ impl<'a> Wanted<'a> {
             return None;
         }
         let calibration = calibration.describe(weights);
-        let what = format!("dmschat {}\n{}\n{}", weight_file::VERSION, weights.name(), calibration);
+        let what = format!("dmschat {}\n{}\n{}", weight_file::KEYED, weights.name(), calibration);
         let identity = Identity {
             key: origin.key(&what),
             calibration,
@@ -233,6 +241,7 @@ impl<'a> Wanted<'a> {
             return self.open(report).ok_or_else(|| self.unusable("the file that another start has made"));
         };
         self.check_room(layout.file_bytes)?;
+        convert::check_scales(source).inspect_err(|_| drop(fs::remove_file(self.partial())))?;
         let made = self.make(&lock, &layout, source, calibration, report);
         if made.is_err() {
             let _ = fs::remove_file(self.partial());
@@ -320,7 +329,7 @@ impl<'a> Wanted<'a> {
     /// Writes the partial file and gives it its name.
     fn make(
         &self,
-        mut to: &File,
+        to: &File,
         layout: &Layout,
         source: &Checkpoint,
         calibration: &Calibration,
@@ -329,7 +338,7 @@ impl<'a> Wanted<'a> {
         let refused = |e: io::Error| Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()));
         let importance = calibration.importance(source, self.weights, report)?;
         to.set_len(0).map_err(refused)?;
-        to.write_all(&layout.head).map_err(refused)?;
+        let mut file = weight_file::Writer::new(to, layout).map_err(refused)?;
         let mut buffer = Vec::new();
         let mut done = 0;
         for entry in &layout.entries {
@@ -337,7 +346,7 @@ impl<'a> Wanted<'a> {
             ensure_wanted(report(self.progress(done)))?;
             let tensor = source.tensor(&entry.spec)?;
             let Stored::Packed(code) = entry.stored else {
-                to.write_all(convert::plain(tensor, 0)?.bytes()).map_err(refused)?;
+                file.data(convert::plain(tensor, 0)?.bytes()).map_err(refused)?;
                 continue;
             };
             let columns = importance.get(&entry.spec.name).map(Vec::as_slice);
@@ -347,10 +356,11 @@ impl<'a> Wanted<'a> {
             for first in (0..strips).step_by(per_chunk) {
                 buffer.resize(per_chunk.min(strips - first) * strip_bytes, 0);
                 convert::pack(&tensor, code, columns, 0, first, &mut buffer);
-                to.write_all(&buffer).map_err(refused)?;
+                file.data(&buffer).map_err(refused)?;
                 ensure_wanted(report(self.progress(done)))?;
             }
         }
+        file.end().map_err(refused)?;
         to.sync_all().map_err(refused)?;
         self.write_texts().map_err(refused)?;
         fs::rename(self.partial(), &self.path).map_err(refused)?;
@@ -365,7 +375,7 @@ impl<'a> Wanted<'a> {
     /// Copies the model's configuration and tokenizer beside the file, as a folder that has its name only once it is whole.
     fn write_texts(&self) -> io::Result<()> {
         let texts = self.path.with_extension("");
-        let partial = self.path.with_extension(&PARTIAL_TEXTS[1..]);
+        let partial = self.path.with_extension(PARTIAL_TEXTS);
         for old in [&partial, &texts] {
             match fs::remove_dir_all(old) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -414,6 +424,7 @@ pub fn convert_in_memory(
     if weights.code().is_none() && source.tensors.values().all(|t| t.dtype().is_some()) {
         return Ok(source);
     }
+    convert::check_scales(&source)?;
     let importance = calibration.importance(&source, weights, report)?;
     let total = source.config.n_layers;
     let layers = |done: u64, all: u64| (done as u128 * total as u128 / all.max(1) as u128) as usize;

@@ -2,20 +2,36 @@
 //! [`crate::quant`]) and whose other tensors are copies. Lays the file out, writes it and reads it back. Knows no folders.
 //!
 //! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on, `weights` the choice,
-//! `calibration` how columns were weighted (`measured 1`: on the built-in text; a digest: by a file; nothing: all the same), and one entry `NAME: CODE ROWS COLS` for each packed matrix.
+//! `calibration` how columns were weighted (`measured 1`: on the built-in text; a digest: by a file; nothing: all the same),
+//! and one entry `NAME: CODE ROWS COLS` for each packed matrix.
+//!
+//! The last tensor, `checksums`, has a checksum for each MiB of the others, which the checksum of the header is the seed of:
+//! a header does not pass with the data of another file.
 
 use super::names::TensorSpec;
 use super::safetensors::{RawTensor, TensorFile};
 use crate::quant::Code;
+use crate::regular_file::checksum::checksum;
 use crate::tensor::{DType, SharedBytes, Tensor};
 use ::safetensors::tensor::Dtype;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Written under the key `dmschat`. Increases if a reader of the old version would misread the new one.
-pub const VERSION: &str = "weights 1";
+const VERSION: &str = "weights 2";
+/// Without checksums. Its files are still read.
+const UNCHECKED: &str = "weights 1";
+/// Part of the key of every file, so that files of all versions with the same bytes of weights have the same name.
+pub const KEYED: &str = "weights 1";
+
+/// The tensor of checksums, the last of the file: one for each block of the data before it.
+const CHECKSUMS: &str = "checksums";
+/// Bytes of the data that share a checksum.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// Alignment of the data in the file, and so of every packed matrix: their lengths are multiples of it.
 pub const ALIGN_BYTES: usize = 128;
@@ -107,7 +123,7 @@ impl Identity {
         let field = |name: &str| file.metadata.get(name).cloned().unwrap_or_default();
         match file.metadata.get("dmschat").map(String::as_str) {
             None => bail!("it is no file of dmschat's weights"),
-            Some(VERSION) => {}
+            Some(VERSION | UNCHECKED) => {}
             Some(other) => bail!("its format is {other:?}, and this version reads {VERSION:?}"),
         }
         Ok(Self {
@@ -151,22 +167,115 @@ impl Layout {
             at = range.end;
             header.insert(entry.name(), entry.header(range));
         }
+        let sums = at..at + at.div_ceil(BLOCK_BYTES) * size_of::<u64>();
+        header.insert(
+            CHECKSUMS.to_owned(),
+            json!({"dtype": "U8", "shape": [sums.len()], "data_offsets": [at, sums.end]}),
+        );
         header.insert("__metadata__".to_owned(), Value::Object(metadata));
         let mut text = serde_json::to_vec(&header)?;
         let padded = (8 + text.len()).next_multiple_of(ALIGN_BYTES) - 8;
         text.resize(padded, b' ');
         let mut head = (padded as u64).to_le_bytes().to_vec();
         head.extend(text);
-        let file_bytes = (head.len() + at) as u64;
+        let file_bytes = (head.len() + sums.end) as u64;
         Ok(Self { head, entries, file_bytes })
     }
 }
 
-/// Reads a file that must hold exactly these tensors under this key. The error says why it does not.
+/// Writes a file: the header of its layout, the data of its entries in their order, and the checksums.
+pub struct Writer<W> {
+    to: W,
+    seed: u64,
+    /// Data of a block that is not full.
+    block: Vec<u8>,
+    sums: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    pub fn new(mut to: W, layout: &Layout) -> io::Result<Self> {
+        to.write_all(&layout.head)?;
+        let seed = checksum(0, &layout.head);
+        Ok(Self { to, seed, block: Vec::with_capacity(BLOCK_BYTES), sums: Vec::new() })
+    }
+
+    pub fn data(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let (taken, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - self.block.len()));
+            self.block.extend_from_slice(taken);
+            bytes = rest;
+            if self.block.len() == BLOCK_BYTES {
+                self.end_block()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_block(&mut self) -> io::Result<()> {
+        let number = self.sums.len() / size_of::<u64>();
+        self.sums.extend(block_checksum(self.seed, number, &self.block).to_le_bytes());
+        self.to.write_all(&self.block)?;
+        self.block.clear();
+        Ok(())
+    }
+
+    /// Writes what is left, and the checksums.
+    pub fn end(mut self) -> io::Result<W> {
+        if !self.block.is_empty() {
+            self.end_block()?;
+        }
+        self.to.write_all(&self.sums)?;
+        Ok(self.to)
+    }
+}
+
+/// Blocks differ in their seeds, so that none passes for another.
+fn block_checksum(seed: u64, number: usize, block: &[u8]) -> u64 {
+    checksum(seed.wrapping_add(number as u64 + 1), block)
+}
+
+/// Compares the checksums of a file with its header and data, on all cores: takes as long as the weights' pass through memory.
+/// Files of the first version have none and pass.
+fn verify(file: &TensorFile) -> Result<()> {
+    let Some(sums) = file.raw(CHECKSUMS) else {
+        let unchecked = file.metadata.get("dmschat").is_some_and(|version| version == UNCHECKED);
+        ensure!(unchecked, "it is damaged: it has no checksums");
+        return Ok(());
+    };
+    let raw = (*sums.file).as_ref();
+    let (head, rest) = raw.split_at(file.head_bytes());
+    let data = &rest[..sums.range.start - head.len()];
+    let blocks = data.chunks(BLOCK_BYTES);
+    ensure!(
+        sums.range.end == raw.len() && sums.range.len() == 8 * blocks.len(),
+        "it is damaged: its checksums are not its own"
+    );
+    let (seed, next) = (checksum(0, head), AtomicUsize::new(0));
+    let is_whole = |number: usize| {
+        let block = &data[number * BLOCK_BYTES..data.len().min((number + 1) * BLOCK_BYTES)];
+        block_checksum(seed, number, block).to_le_bytes() == sums.bytes()[8 * number..8 * number + 8]
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let look = || {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        numbers.take_while(|number| *number < blocks.len()).find(|number| !is_whole(*number))
+    };
+    let damaged = std::thread::scope(|scope| {
+        let looks: Vec<_> = (0..threads).map(|_| scope.spawn(look)).collect();
+        looks.into_iter().filter_map(|look| look.join().unwrap_or(Some(0))).min()
+    });
+    match damaged {
+        None => Ok(()),
+        Some(number) => bail!("it is damaged: the checksum of MiB {number} of {} differs", blocks.len()),
+    }
+}
+
+/// Reads a file that must hold exactly these tensors under this key, and verifies its data. The error says why it does not.
 pub fn read(bytes: SharedBytes, key: &str, entries: &[Entry]) -> Result<BTreeMap<String, Tensor>> {
     let file = TensorFile::new("the file", bytes)?;
     let identity = Identity::of(&file)?;
     ensure!(identity.key == key, "it was made from other files");
+    verify(&file)?;
     let read = |entry: &Entry| Ok((entry.spec.name.clone(), tensor(&file, entry)?));
     entries.iter().map(read).collect()
 }
@@ -175,7 +284,7 @@ fn tensor(file: &TensorFile, entry: &Entry) -> Result<Tensor> {
     let Entry { spec, stored } = entry;
     match *stored {
         Stored::Plain(dtype) => {
-            let tensor = spec.check(file.tensor(&spec.name)?, "it")?;
+            let tensor = spec.check(file.tensor(spec)?, "it")?;
             ensure!(tensor.dtype() == Some(dtype), "its tensor {} is not {}", spec.name, dtype.name());
             Ok(tensor)
         }
@@ -195,7 +304,7 @@ pub fn listed(file: &TensorFile, specs: impl Iterator<Item = TensorSpec>) -> Res
         let stored = match file.metadata.get(&spec.name) {
             Some(text) => Stored::Packed(packed_as(text, &spec)?),
             None => {
-                let tensor = spec.check(file.tensor(&spec.name)?, "it")?;
+                let tensor = spec.check(file.tensor(&spec)?, "it")?;
                 Stored::Plain(tensor.dtype().context("a tensor of a safetensors file has a plain format")?)
             }
         };

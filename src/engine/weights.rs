@@ -114,23 +114,29 @@ pub fn prepare<B: Backend>(
     options: &mut EngineOptions,
     report: OnReport,
 ) -> Result<(Checkpoint, Plan)> {
-    let weights = choose(b, &checkpoint, options, &mut |text| {
-        report(Report::Notice(text));
-    })?;
+    let mut notices = Vec::new();
+    let weights = choose(b, &checkpoint, options, &mut |text| notices.push(text))?;
     let mut described = checkpoint.described(weights)?;
-    let resolved = resolve_context(b, &mut described, options, |text| {
-        report(Report::Notice(text));
-    });
+    let resolved = resolve_context(b, &mut described, options, |text| notices.push(text));
     let plan = match weights.code() {
         Some(_) => resolved.with_context(|| format!("weights {}", weights.name()))?,
         None => resolved?,
     };
     let WeightOptions { cache, calibration, .. } = &options.weights;
+    // Files that turn out to be damaged are an error without notices before it.
+    let mut report = |next: Option<Report>| {
+        for text in notices.drain(..) {
+            report(Report::Notice(text));
+        }
+        next.is_none_or(&mut *report)
+    };
+    let on_report: OnReport = &mut |next| report(Some(next));
     // As the files have it: bytes do not depend on the context of this start.
     let mut converted = match cache {
-        Some(cache) => cache.convert(checkpoint, weights, calibration, report)?,
-        None => convert_in_memory(checkpoint, weights, calibration, report)?,
+        Some(cache) => cache.convert(checkpoint, weights, calibration, on_report)?,
+        None => convert_in_memory(checkpoint, weights, calibration, on_report)?,
     };
+    report(None);
     converted.config = described.config;
     Ok((converted, plan))
 }

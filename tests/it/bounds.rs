@@ -63,7 +63,7 @@ fn senseless_sizes_of_a_model_are_refused_before_anything_is_allocated() {
         (json!({"hidden_size": 1 << 30}), "hidden_size is 1073741824, expected at most 65536"),
         (json!({"intermediate_size": 2_000_000_000}), "intermediate_size is 2000000000"),
         (json!({"vocab_size": 1u64 << 31}), "vocab_size is 2147483648, expected a whole number below 2^31"),
-        (json!({"vocab_size": 1 << 30}), "vocab_size is 1073741824, expected at most 4194304"),
+        (json!({"vocab_size": 1 << 30}), "vocab_size is 1073741824, expected at most 524288"),
         (json!({"max_position_embeddings": 2_000_000_000}), "max_position_embeddings is 2000000000"),
         (json!({"dms_window_size": 2_000_000_000}), "dms_window_size is 2000000000"),
         (json!({"dms_window_size": -3}), "dms_window_size is -3"),

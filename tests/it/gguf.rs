@@ -2,8 +2,10 @@
 //! can be wrong with one.
 
 use crate::gguf_file::{BF16, F32, GgufFile, Meta, Q8_0};
+use dmschat::checkpoint::calibration::Calibration;
 use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::names;
+use dmschat::checkpoint::weight_cache::convert_in_memory;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef, RopeScaling};
 use dmschat::protocol::Piece;
 use dmschat::quant::Weights;
@@ -243,6 +245,47 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     assert!(shape.ends_with("v_proj.weight has shape [16, 64], expected [32, 64]"), "{shape}");
     let vector = refusal(|f| _ = f.tensor("output_norm.weight", &[64], Q8_0, &[1.0; 64]));
     assert_eq!(vector, "x.gguf: tensor output_norm.weight is a Q8_0 of shape [64], expected a matrix");
+}
+
+/// The greatest sizes that are read, and the next ones: the message names the key before anything is built.
+#[test]
+fn a_vocabulary_and_heads_are_bounded_by_their_keys() {
+    let tokens = |n: usize| refusal(|f| _ = f.set("tokenizer.ggml.tokens", Meta::Texts(vec![String::new(); n])));
+    assert_eq!(tokens((1 << 19) + 1), "x.gguf: tokenizer.ggml.tokens has 524289 values, expected at most 524288");
+    assert_eq!(tokens(1 << 19), "x.gguf: tokenizer.ggml.token_type has 264 values for 524288 tokens");
+    let merges = |n: usize| refusal(|f| _ = f.set("tokenizer.ggml.merges", Meta::Texts(vec![String::new(); n])));
+    assert_eq!(merges((1 << 21) + 1), "x.gguf: tokenizer.ggml.merges has 2097153 values, expected at most 2097152");
+    let control = |n: usize| {
+        let mut file = GgufFile::tiny();
+        let values: Vec<f32> = vec![0.0; n * 64];
+        file.tensor("token_embd.weight", &[64, n], F32, &values);
+        file.set("tokenizer.ggml.tokens", Meta::Texts((0..n).map(|i| format!("<|{i}|>")).collect()));
+        file.set("tokenizer.ggml.token_type", Meta::I32s(vec![3; n]));
+        open(&file).map(|c| c.tokenizer_json.len()).map_err(|e| format!("{e:#}"))
+    };
+    assert!(control(1 << 14).is_ok());
+    let said = "x.gguf: tokenizer.ggml.token_type names 16385 tokens that are not split, expected at most 16384";
+    assert_eq!(control((1 << 14) + 1).unwrap_err(), said);
+    let heads = |n: u32| refusal(|f| _ = f.set("llama.attention.key_length", Meta::U32(n)));
+    assert_eq!(heads(1025), "x.gguf: llama.attention.key_length is 1025, expected at most 1024");
+    assert_eq!(heads(1024), "x.gguf: llama.rope.dimension_count 32 is not supported (the head size 1024 is)");
+}
+
+/// One line, and none before it.
+#[test]
+fn a_scale_that_is_no_number_is_refused_before_anything_is_quantized() {
+    for (bits, block) in [(0x7e00u16, 0), (0x7c00, 191)] {
+        let mut file = GgufFile::tiny();
+        let up = file.tensors.get_mut("blk.0.ffn_up.weight").unwrap();
+        up.bytes[block * 34..block * 34 + 2].copy_from_slice(&bits.to_le_bytes());
+        for weights in [Weights::Bf16, Weights::Int8, Weights::Int4] {
+            let quiet = &mut |_| panic!("nothing is said before it");
+            let said = convert_in_memory(open(&file).unwrap(), weights, &Calibration::Equal, quiet).err().unwrap();
+            let place = "x: tensor model.layers.0.mlp.up_proj.weight has a scale in row";
+            let wanted = format!("{place} {} that is NaN or infinite, so the file is damaged; get it again", block / 2);
+            assert_eq!(said.to_string(), wanted);
+        }
+    }
 }
 
 /// A file is opened by its path, whatever it is called; its name is that of the file.

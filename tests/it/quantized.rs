@@ -1,7 +1,9 @@
 //! Quantized safetensors: every format decodes to its formula, and integer codes survive in int4.
 
 use crate::folder::{Folder, assemble, merged};
+use dmschat::checkpoint::calibration::Calibration;
 use dmschat::checkpoint::convert::{Importance, convert};
+use dmschat::checkpoint::weight_cache::convert_in_memory;
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::quant::Weights;
 use serde_json::{Value, json};
@@ -235,6 +237,33 @@ fn fp8_decodes_to_its_formula() {
 }
 
 #[test]
+fn scales_and_codes_that_are_no_numbers_are_refused_at_the_row_they_are_in() {
+    let said = |config: Value, parts: &[Part]| {
+        let source = open(&folder(config, parts)).unwrap();
+        let quiet = &mut |_| panic!("nothing is said before it");
+        let said = convert_in_memory(source, Weights::Int8, &Calibration::Equal, quiet).err().unwrap().to_string();
+        let (_, row) = said.split_once("q_proj.weight has a scale in row ").unwrap();
+        row.split(' ').next().unwrap().parse::<usize>().unwrap()
+    };
+    let gptq_config = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+    let mut parts = gptq(&Matrix::new(), 1);
+    // The scale of the second group of row 5.
+    parts[2].3[2 * (ROWS + 5)..][..2].copy_from_slice(&0x7c00u16.to_le_bytes());
+    assert_eq!(said(gptq_config, &parts), 5);
+    let blocks = json!({"quant_method": "fp8", "weight_block_size": [24, 128]});
+    let fp8 = |codes: Vec<u8>, last: f32| {
+        let scales = [1.0, 1.0, 1.0, 1.0, 1.0, last];
+        let scales = scales.iter().flat_map(|s: &f32| s.to_le_bytes()).collect();
+        let codes = part("weight", "F8_E4M3", (vec![ROWS, COLS], codes));
+        said(blocks.clone(), &[codes, part("weight_scale_inv", "F32", (vec![3, 2], scales))])
+    };
+    assert_eq!(fp8(vec![1; ROWS * COLS], f32::NAN), 48);
+    let mut codes = vec![1; ROWS * COLS];
+    codes[ROWS * COLS - 1] = 0xff;
+    assert_eq!(fp8(codes, 1.0), ROWS - 1);
+}
+
+#[test]
 fn parts_that_do_not_fit_are_refused_in_one_line() {
     let m = Matrix::new();
     let config = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
@@ -248,6 +277,10 @@ fn parts_that_do_not_fit_are_refused_in_one_line() {
     assert_eq!(said(&|p| drop(p.remove(1))), ".qzeros is missing");
     assert_eq!(said(&|p| p[1].2 = vec![ROWS / 8, GROUPS]), ".qweight: zero points have shape [8, 2], expected [2, 8]");
     assert_eq!(said(&|p| p[2].2 = vec![ROWS, GROUPS]), ".qweight: scales have shape [64, 2] for 64 rows");
+    let narrow = |p: &mut Vec<Part>| {
+        p[0] = part("qweight", "I32", (vec![COLS / 16, ROWS], vec![0; COLS / 16 * ROWS * 4]));
+    };
+    assert_eq!(said(&narrow), ".qweight: its matrix has shape [64, 128], expected [64, 256]");
     assert_eq!(said(&|p| p[0].1 = "F32"), ".qweight: codes are not I32 or scales not F16, BF16 or F32");
     assert_eq!(said(&|p| p[0].2 = vec![ROWS, COLS / 8]), ".qweight: scales have shape [2, 64] for 32 rows");
     let config = |change: Value| {

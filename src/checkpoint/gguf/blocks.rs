@@ -114,6 +114,26 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Where the f16 scales of a block are.
+    fn scales(self) -> &'static [usize] {
+        match self {
+            Kind::F32 | Kind::F16 | Kind::Bf16 => &[],
+            Kind::Q4_0 | Kind::Q5_0 | Kind::Q8_0 | Kind::Iq4Nl | Kind::Iq4Xs => &[0],
+            Kind::Q4_1 | Kind::Q5_1 | Kind::Q4K | Kind::Q5K => &[0, 2],
+            Kind::Q2K => &[80, 82],
+            Kind::Q3K => &[108],
+            Kind::Q6K => &[208],
+        }
+    }
+
+    /// Whether all scales of whole blocks are finite numbers.
+    pub fn has_finite_scales(self, raw: &[u8]) -> bool {
+        let finite = |block: &[u8]| self.scales().iter().all(|&at| half(block, at).is_finite());
+        raw.chunks_exact(self.block().1).all(finite)
+    }
+}
+
 /// The name of a type by its number.
 pub fn type_name(id: u32) -> String {
     let known = OTHERS.iter().find(|(n, _)| *n == id).map(|(_, name)| (*name).to_owned());

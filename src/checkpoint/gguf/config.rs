@@ -1,6 +1,7 @@
 //! The metadata of a GGUF file as the `config.json` and `generation_config.json` that the model would have as a folder,
 //! so that one parser checks both.
 
+use super::super::bounds;
 use super::header::{Header, Value as Meta};
 use super::tokenizer;
 use anyhow::{Context, Result, bail, ensure};
@@ -90,21 +91,21 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     }
 }
 
-/// Values per head: stated, or the embedding's divided by the number of heads.
+/// Values per head: stated, or the embedding's divided by the number of heads. Tables are made of it, so it is bounded here.
 fn head_dim(h: &Header, arch: &str) -> Result<usize> {
     let key = |name: &str| format!("{arch}.{name}");
-    if let Some(stated) = h.opt_size(&key("attention.key_length"))? {
-        return Ok(stated);
-    }
-    let sizes = h.opt_size(&key("embedding_length"))?.zip(h.opt_size(&key("attention.head_count"))?);
-    let (hidden, heads) = sizes.with_context(|| format!("{} is missing", key("attention.key_length")))?;
-    ensure!(
-        heads > 0 && hidden % heads == 0,
-        "{} {hidden} is no multiple of {} {heads}",
-        key("embedding_length"),
-        key("attention.head_count")
-    );
-    Ok(hidden / heads)
+    let (named, size) = match h.opt_size(&key("attention.key_length"))? {
+        Some(stated) => (key("attention.key_length"), stated),
+        None => {
+            let sizes = h.opt_size(&key("embedding_length"))?.zip(h.opt_size(&key("attention.head_count"))?);
+            let (hidden, heads) = sizes.with_context(|| format!("{} is missing", key("attention.key_length")))?;
+            let (of, by) = (key("embedding_length"), key("attention.head_count"));
+            ensure!(heads > 0 && hidden % heads == 0, "{of} {hidden} is no multiple of {by} {heads}");
+            (format!("{of} / {by}"), hidden / heads)
+        }
+    };
+    ensure!(size <= bounds::HEAD_DIM, "{named} is {size}, expected at most {}", bounds::HEAD_DIM);
+    Ok(size)
 }
 
 /// The head size if the file's rows of q and k are interleaved: llama.cpp rotates neighbouring channels of `llama`, and

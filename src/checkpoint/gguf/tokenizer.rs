@@ -1,12 +1,15 @@
 //! The vocabulary of a GGUF file as the `tokenizer.json` and `tokenizer_config.json` that the model would have as a
 //! folder, so that one reader checks and builds both. Byte-level BPE (`gpt2`) is supported.
 
+use super::super::bounds;
 use super::header::{Array, Header, Value as Meta};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const MERGES: &str = "tokenizer.ggml.merges";
 
 /// `tokenizer.ggml.token_type` of tokens that no text encodes to.
 const CONTROL: i64 = 3;
@@ -88,6 +91,14 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
     }
     let split = Split::of(h)?;
     let (tokens, types) = vocabulary(h, raw)?;
+    let n_added = types.iter().filter(|kind| matches!(**kind, CONTROL | USER_DEFINED)).count();
+    ensure!(
+        n_added <= bounds::ADDED_TOKENS,
+        "{TYPES} names {n_added} tokens that are not split, expected at most {}",
+        bounds::ADDED_TOKENS
+    );
+    let merges = array(h, MERGES, bounds::MERGES)?.with_context(|| format!("{MERGES} is missing"))?;
+    let merges = merges.texts(raw).context(MERGES)?;
     let mut vocab = Map::new();
     let mut added = Vec::new();
     for (id, (token, kind)) in tokens.iter().zip(&types).enumerate() {
@@ -100,8 +111,6 @@ pub fn tokenizer(h: &Header, raw: &[u8]) -> Result<Option<Value>> {
                 "normalized": false, "special": *kind == CONTROL}));
         }
     }
-    let merges = array(h, "tokenizer.ggml.merges")?.context("tokenizer.ggml.merges is missing")?;
-    let merges = merges.texts(raw).context("tokenizer.ggml.merges")?;
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
     Ok(Some(json!({
         "version": "1.0",
@@ -139,7 +148,7 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     if let Some(template) = h.text("tokenizer.chat_template")? {
         out.insert("chat_template".to_owned(), template.into());
     }
-    if let Some(tokens) = array(h, TOKENS)? {
+    if let Some(tokens) = array(h, TOKENS, bounds::VOCAB)? {
         let tokens = tokens.texts(raw).context(TOKENS)?;
         for name in ["bos", "eos"] {
             if let Some(token) = literal(h, &tokens, name)? {
@@ -152,7 +161,7 @@ pub fn texts(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
 
 /// Control tokens, literal to id.
 pub fn control_tokens<'a>(h: &Header, raw: &'a [u8]) -> Result<HashMap<&'a str, usize>> {
-    if array(h, TOKENS)?.is_none() {
+    if array(h, TOKENS, bounds::VOCAB)?.is_none() {
         return Ok(HashMap::new());
     }
     let (tokens, types) = vocabulary(h, raw)?;
@@ -162,11 +171,10 @@ pub fn control_tokens<'a>(h: &Header, raw: &'a [u8]) -> Result<HashMap<&'a str, 
 
 /// The spelling of every token, and its type.
 fn vocabulary<'a>(h: &Header, raw: &'a [u8]) -> Result<(Vec<&'a str>, Vec<i64>)> {
-    const TYPES: &str = "tokenizer.ggml.token_type";
-    let tokens = array(h, TOKENS)?.with_context(|| format!("{TOKENS} is missing"))?.texts(raw).context(TOKENS)?;
-    let types = array(h, TYPES)?.with_context(|| format!("{TYPES} is missing"))?.integers(raw).context(TYPES)?;
-    ensure!(types.len() == tokens.len(), "{TYPES} has {} values for {} tokens", types.len(), tokens.len());
-    Ok((tokens, types))
+    let found = |key: &str| array(h, key, bounds::VOCAB)?.with_context(|| format!("{key} is missing"));
+    let (tokens, types) = (found(TOKENS)?, found(TYPES)?);
+    ensure!(types.len == tokens.len, "{TYPES} has {} values for {} tokens", types.len, tokens.len);
+    Ok((tokens.texts(raw).context(TOKENS)?, types.integers(raw).context(TYPES)?))
 }
 
 /// The spelling of the token `tokenizer.ggml.NAME_token_id`.
@@ -177,10 +185,12 @@ fn literal<'a>(h: &Header, tokens: &[&'a str], name: &str) -> Result<Option<&'a 
     Ok(Some(token))
 }
 
-fn array<'a>(h: &'a Header, key: &str) -> Result<Option<&'a Array>> {
+/// An array of at most `most` values, if the key exists.
+fn array<'a>(h: &'a Header, key: &str, most: usize) -> Result<Option<&'a Array>> {
     match h.metadata.get(key) {
         None => Ok(None),
-        Some(Meta::Array(array)) => Ok(Some(array)),
+        Some(Meta::Array(array)) if array.len <= most => Ok(Some(array)),
+        Some(Meta::Array(array)) => bail!("{key} has {} values, expected at most {most}", array.len),
         Some(_) => bail!("{key} is no array"),
     }
 }

@@ -32,10 +32,13 @@ impl Place {
         let random = Checkpoint::random_of("random", config).unwrap();
         let plain = |spec| Entry { spec, stored: Stored::Plain(DType::Bf16) };
         let layout = Layout::new(&Identity::default(), names::all(&random.config).map(plain).collect()).unwrap();
-        let mut bytes = layout.head;
-        layout.entries.iter().for_each(|e| bytes.extend(random.tensors[&e.spec.name].bytes()));
-        *bytes.last_mut().unwrap() ^= seed;
-        fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        let mut file = weight_file::Writer::new(Vec::new(), &layout).unwrap();
+        for (i, entry) in layout.entries.iter().enumerate() {
+            let mut bytes = random.tensors[&entry.spec.name].bytes().to_vec();
+            bytes[0] ^= if i == 0 { seed } else { 0 };
+            file.data(&bytes).unwrap();
+        }
+        fs::write(folder.join("model.safetensors"), file.end().unwrap()).unwrap();
     }
 
     fn open(&self, name: &str) -> Checkpoint {
@@ -134,16 +137,31 @@ fn a_file_that_is_not_what_its_name_promises_is_made_again() {
     place.write_model("other", 2);
     let (_, notices, packed) = convert_with(&place.cache(), place.open("other"));
     assert!(packed && notices.is_empty());
-    let other =
-        fs::read(place.files().into_iter().find(|p| p.to_string_lossy().contains("other--") && p.is_file()).unwrap());
-    let version = good.windows(9).position(|w| w == b"weights 1").unwrap();
-    let mut newer = good.clone();
-    newer[version + "weights ".len()] = b'2';
+    let other_path =
+        place.files().into_iter().find(|p| p.to_string_lossy().contains("other--") && p.is_file()).unwrap();
+    let other = fs::read(&other_path);
+    let edited = |at: usize, new: &[u8]| [&good[..at], new, &good[at + new.len()..]].concat();
+    let version = find(&good, b"weights 2");
+    let other = other.unwrap();
+    let forged = |file: &[u8], of: &Path, as_of: &Path| {
+        let key = |path: &Path| path.file_stem().unwrap().to_str().unwrap().rsplit("--").next().unwrap().to_owned();
+        let at = find(file, key(of).as_bytes());
+        [&file[..at], key(as_of).as_bytes(), &file[at + key(of).len()..]].concat()
+    };
+    let data = 8 + u64::from_le_bytes(*good.first_chunk().unwrap()) as usize;
+    let flipped = |at: usize| edited(at, &[good[at] ^ 1]);
+    // The last byte of the data, before one block's checksum.
+    let last = good.len() - 9;
     let cases = [
         (good[..good.len() - 1].to_vec(), "the file is truncated"),
         (good[..5].to_vec(), "no safetensors file"),
-        (other.unwrap(), "it was made from other files"),
-        (newer, "its format is \"weights 2\", and this version reads \"weights 1\""),
+        (other.clone(), "it was made from other files"),
+        (forged(&other, &other_path, &path), "it is damaged: the checksum of MiB 0 of 1 differs"),
+        (edited(version, b"weights 3"), "its format is \"weights 3\", and this version reads \"weights 2\""),
+        (edited(data, &[0; 4096]), "it is damaged: the checksum of MiB 0 of 1 differs"),
+        (flipped(data), "it is damaged: the checksum of MiB 0 of 1 differs"),
+        (flipped(last), "it is damaged: the checksum of MiB 0 of 1 differs"),
+        (flipped(good.len() - 1), "it is damaged: the checksum of MiB 0 of 1 differs"),
     ];
     for (bytes, why) in cases {
         fs::write(&path, bytes).unwrap();
@@ -153,6 +171,38 @@ fn a_file_that_is_not_what_its_name_promises_is_made_again() {
         same(&again, &first);
         assert!(fs::read(&path).unwrap() == good);
     }
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> usize {
+    bytes.windows(what.len()).position(|w| w == what).unwrap()
+}
+
+#[test]
+fn a_file_of_the_first_version_is_used_as_it_is() {
+    let place = Place::new();
+    let (first, ..) = convert_with(&place.cache(), place.open("model"));
+    let path = place.whole();
+    let new = fs::read(&path).unwrap();
+    let begin = 8 + u64::from_le_bytes(*new.first_chunk().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&new[8..begin]).unwrap();
+    let sums = header.as_object_mut().unwrap().remove("checksums").unwrap();
+    let end = begin + sums["data_offsets"][0].as_u64().unwrap() as usize;
+    header["__metadata__"]["dmschat"] = "weights 1".into();
+    let mut text = serde_json::to_vec(&header).unwrap();
+    text.resize((8 + text.len()).next_multiple_of(ALIGN_BYTES) - 8, b' ');
+    let old = [&(text.len() as u64).to_le_bytes()[..], &text, &new[begin..end]].concat();
+    // Beside the one that `first` maps.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, &old).unwrap();
+    let (again, notices, packed) = convert_with(&place.cache(), place.open("model"));
+    assert!(!packed && notices.is_empty() && fs::read(&path).unwrap() == old, "{notices:?}");
+    same(&again, &first);
+    // A new file that lost its checksums is not an old one.
+    let text = String::from_utf8(text).unwrap().replace("weights 1", "weights 2");
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &new[begin..end]].concat()).unwrap();
+    let (_, notices, packed) = convert_with(&place.cache(), place.open("model"));
+    assert!(packed && notices.len() == 1 && notices[0].contains("it is damaged: it has no checksums"), "{notices:?}");
 }
 
 #[test]
@@ -233,11 +283,18 @@ fn a_second_start_waits_for_the_first_and_uses_its_file() {
 fn what_another_models_killed_start_leaves_is_swept() {
     let place = Place::new();
     let folder = place.root.path().join("cache/weights");
-    fs::create_dir_all(folder.join("gone--1.texts.partial")).unwrap();
-    fs::write(folder.join("gone--1.partial"), "half").unwrap();
-    let busy = File::create(folder.join("busy--2.partial")).unwrap();
+    fs::create_dir_all(folder.join("gone--0123456789abcdef.texts.partial")).unwrap();
+    fs::write(folder.join("gone--0123456789abcdef.partial"), "half").unwrap();
+    // The user's.
+    fs::create_dir_all(folder.join("mine.texts.partial")).unwrap();
+    fs::write(folder.join("mine--1.partial"), "half").unwrap();
+    let busy = File::create(folder.join("busy--00112233445566ff.partial")).unwrap();
     busy.lock().unwrap();
     convert_with(&place.cache(), place.open("model"));
     let path = place.whole();
-    assert_eq!(place.files(), [folder.join("busy--2.partial"), path.with_extension(""), path]);
+    let left =
+        ["busy--00112233445566ff.partial", "mine--1.partial", "mine.texts.partial"].map(|name| folder.join(name));
+    let mut wanted = [&left[..], &[path.with_extension(""), path]].concat();
+    wanted.sort();
+    assert_eq!(place.files(), wanted);
 }
