@@ -101,7 +101,8 @@ impl Goal {
             }
             Goal::Subset { numbers, target } => {
                 let parts = terms(answer, '+').unwrap_or_default();
-                parts.iter().sum::<i64>() == *target && !parts.is_empty() && is_part_of(&parts, numbers)
+                let sum = parts.iter().try_fold(0i64, |sum, part| sum.checked_add(*part));
+                sum == Some(*target) && !parts.is_empty() && is_part_of(&parts, numbers)
             }
             Goal::Factor(number) => match terms(answer, '*').as_deref() {
                 Some(&[a, b]) => a > 1 && b > 1 && a.checked_mul(b) == Some(*number),
@@ -167,6 +168,8 @@ mod tests {
         assert!(!right(&countdown, "Answer: 20*3+7+7-4"));
         assert!(right(&Goal::Subset { numbers: vec![5, 9, 30], target: 14 }, "Answer: 9+5"));
         assert!(!right(&Goal::Subset { numbers: vec![5, 9, 30], target: 14 }, "Answer: 7+7"));
+        let most = Goal::Subset { numbers: vec![i64::MAX, 1], target: i64::MIN };
+        assert!(!right(&most, "Answer: 9223372036854775807+1"));
         assert!(right(&Goal::Factor(1111), "Answer: 11*101") && !right(&Goal::Factor(1111), "Answer: 1*1111"));
         let edges = [("a", "b"), ("b", "c"), ("a", "d")].map(|(a, b)| (a.to_owned(), b.to_owned())).to_vec();
         let path = Goal::Path { edges, from: "a".into(), to: "c".into() };

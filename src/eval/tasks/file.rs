@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// Largest file of problems.
@@ -37,6 +38,7 @@ pub fn read_file(path: &Path, n: usize) -> Result<ProblemFile> {
     let file = path.display();
     let text = regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string())?;
     let (mut out, mut more) = (FileProblems::new(), 0);
+    let mut places = HashMap::new();
     for (index, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let at = || format!("{file}:{}", index + 1);
         let line: Line = serde_json::from_str(line).with_context(at)?;
@@ -49,8 +51,8 @@ pub fn read_file(path: &Path, n: usize) -> Result<ProblemFile> {
             _ => bail!("{}: \"expected\" is missing: a text or a number that the answer is compared with", at()),
         };
         let task = line.task.unwrap_or_else(|| "file".to_owned());
-        let known = out.iter().position(|(name, _)| *name == task).unwrap_or_else(|| {
-            out.push((task, Vec::new()));
+        let known = *places.entry(task).or_insert_with_key(|task| {
+            out.push((task.clone(), Vec::new()));
             out.len() - 1
         });
         let problems = &mut out[known].1;
