@@ -8,6 +8,7 @@ use dmschat::cache::file::{Header, Identity, Opened, Room, Writer};
 use dmschat::cache::{KvCache, SeqId};
 use dmschat::codec::Codec;
 use dmschat::policy::{Dms, Policy, Shift};
+use dmschat::regular_file::checksum::checksum;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -84,6 +85,69 @@ fn original() -> &'static [Vec<u8>; 3] {
 
 pub fn examples() -> Vec<Example> {
     original().iter().map(|bytes| Example::new(Shape::Binary, bytes.clone())).collect()
+}
+
+/// Whole files.
+pub fn files() -> Vec<Example> {
+    vec![Example::new(Shape::Binary, original()[0].clone())]
+}
+
+/// Opens a file after its checksums were made right again, and fills a sequence with what is taken of it.
+pub fn forged(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, sealed(bytes.to_vec()))?;
+    let Some(opened) = Opened::open(path)? else { return Ok(()) };
+    let b = Cpu::new(1);
+    let mut cache = empty(&b);
+    let seq = cache.create(&b, true)?;
+    let (head, n) = (opened.header.sequence.clone(), opened.header.layer_bytes.len());
+    if n != 2 || opened.header.layer_bytes.iter().any(|&bytes| bytes > cache.max_layer_bytes(TOKENS)) {
+        return Ok(());
+    }
+    cache.check_head(&head, TOKENS).map_err(anyhow::Error::msg)?;
+    let check = cache.layer_check(TOKENS);
+    let mut reader = opened.read(move |layer, image| check.check(layer, image))?;
+    while reader.left() > 0 {
+        let layer = reader.next(SOON).expect("a reader that reads")?;
+        cache.import_layer(&b, seq, &layer)?;
+    }
+    cache.end_import(&b, seq, &head);
+    if let Err(why) = cache.audit(&b) {
+        panic!("{why}");
+    }
+    cache.unpin(&b, seq, 0..usize::MAX)?;
+    cache.forget(&b, seq, 1)?;
+    let fork = cache.fork(&b, seq)?;
+    cache.release(&b, seq);
+    let stats = cache.stats(&b, fork);
+    assert!(stats.live_slots <= u64::from(u32::MAX) && stats.len == TOKENS);
+    cache.release(&b, fork);
+    assert_eq!(cache.pool_stats(&b).used_pages, 0);
+    Ok(())
+}
+
+/// The bytes with the checksums that they should have, as far as they are a file.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let length = bytes.get(12..16).map_or(0, |raw| u32::from_ne_bytes([raw[0], raw[1], raw[2], raw[3]]) as usize);
+    let end = 16 + length.min(1 << 20);
+    let Some(seed) = bytes.get(..end).map(|head| checksum(0, head)) else { return bytes };
+    let mut put = |at: usize, sum: u64| {
+        if let Some(place) = bytes.get_mut(at..at + 8) {
+            place.copy_from_slice(&sum.to_ne_bytes());
+        }
+    };
+    put(end, seed);
+    let Ok(header) = serde_json::from_slice::<Header>(&bytes[16..end]) else { return bytes };
+    let mut at = end + 8;
+    for (layer, size) in header.layer_bytes.iter().enumerate() {
+        let Some(next) = at.checked_add(*size as usize) else { break };
+        let Some(image) = bytes.get(at..next) else { break };
+        let sum = checksum(seed.wrapping_add(layer as u64 + 1), image);
+        if let Some(place) = bytes.get_mut(next..next + 8) {
+            place.copy_from_slice(&sum.to_ne_bytes());
+        }
+        at = next + 8;
+    }
+    bytes
 }
 
 /// An input that begins as a file is one; any other is the image of a layer.

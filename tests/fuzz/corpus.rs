@@ -149,6 +149,43 @@ pub fn ggufs() -> Vec<Example> {
     examples(Shape::Binary, [GgufFile::tiny(), qwen, rope].map(|file| file.parts().0))
 }
 
+/// The metadata about a vocabulary of [`GgufFile::tiny`] as JSON.
+pub fn gguf_vocabularies() -> Vec<Example> {
+    let is_of = |key: &str| key.starts_with("tokenizer.") || key.starts_with("general.sampling.");
+    let value = |meta: &Meta| match meta {
+        Meta::U32(n) => json!(n),
+        Meta::F32(x) => json!(x),
+        Meta::Bool(b) => json!(b),
+        Meta::Text(text) => json!(text),
+        Meta::Texts(all) => json!(all),
+        Meta::I32s(all) => json!(all),
+    };
+    let meta = GgufFile::tiny().meta;
+    json_examples([meta.iter().filter(|(key, _)| is_of(key)).map(|(key, meta)| (key.clone(), value(meta))).collect()])
+}
+
+/// [`GgufFile::tiny`] with the vocabulary that an input of [`gguf_vocabularies`] describes.
+pub fn gguf_with(bytes: &[u8]) -> GgufFile {
+    let mut file = GgufFile::tiny();
+    file.meta.retain(|key, _| !key.starts_with("tokenizer."));
+    let Ok(Value::Object(map)) = serde_json::from_slice(bytes) else { return file };
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    for (key, value) in map {
+        let meta = match value {
+            Value::Bool(b) => Meta::Bool(b),
+            Value::Number(n) if n.is_f64() => Meta::F32(n.as_f64().unwrap_or_default() as f32),
+            Value::Number(n) => Meta::U32(n.as_u64().unwrap_or(u64::MAX) as u32),
+            Value::Array(all) if all.iter().all(Value::is_i64) => {
+                Meta::I32s(all.iter().filter_map(Value::as_i64).map(|n| n as i32).collect())
+            }
+            Value::Array(all) => Meta::Texts(all.iter().map(text).collect()),
+            other => Meta::Text(text(&other)),
+        };
+        file.set(&key, meta);
+    }
+    file
+}
+
 /// As many bytes as the longest data of [`ggufs`].
 pub fn gguf_data() -> Vec<u8> {
     let file = GgufFile::tiny();
@@ -172,6 +209,30 @@ pub fn themes() -> Vec<Example> {
     let own =
         b"inherits = \"dark\"\n[palette]\na = \"#112233\"\n[roles]\ntext = { fg = \"a\", bold = true }\n".to_vec();
     examples(Shape::Lines, names.map(|n| bytes(&format!("themes/{n}.toml"))).into_iter().chain([own]))
+}
+
+/// Replies of models.
+pub fn answers() -> Vec<Example> {
+    let all = [
+        "Let us see.\nSo the total is \\boxed{1{,}234}.\n",
+        "The answer is **42**. Done.",
+        "Answer: (3+7)*7",
+        "x = 5\ny = 7 - 2 = 5\n#### 5",
+        "Sorted: 3, 20, 1/2, 50%, -7",
+        "The answer is (B) because a-b-c.\n\nAnswer: 9+5",
+    ];
+    examples(Shape::Lines, all.map(|text| text.as_bytes().to_vec()))
+}
+
+pub fn problems() -> Vec<Example> {
+    let line = |task: &str, content: &str, expected: Value| {
+        json!({"task": task, "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "reasoning_content": "c"}, {"role": "user", "content": content}],
+            "expected": expected})
+    };
+    let lines =
+        [line("a", "2+2?", json!("4")), line("b", "the answer is 1,000", json!(1000)), line("a", "x", json!("Paris"))];
+    examples(Shape::JsonLines, [lines.map(|l| l.to_string()).join("\n").into_bytes()])
 }
 
 pub fn listings() -> Vec<Example> {

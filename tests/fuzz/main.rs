@@ -20,6 +20,7 @@ mod mutate;
 mod parent;
 mod targets;
 mod trial;
+mod weights;
 
 use std::process::ExitCode;
 use std::time::Duration;

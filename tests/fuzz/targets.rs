@@ -3,17 +3,21 @@
 use crate::cache;
 use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
 use crate::mutate::{self, Example, Rng, Shape};
+use crate::weights;
 use anyhow::{Result, bail};
 use dmschat::chat::session::{Store, load, markdown};
 use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::checkpoint::hub::{Listing, cache as hub_cache};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint};
 use dmschat::config::Layer;
+use dmschat::eval::problem::Goal;
+use dmschat::eval::tasks::read_file;
 use dmschat::protocol::{ModelInfo, TemplateSpec, TextKind};
 use dmschat::tensor::SharedBytes;
 use dmschat::tokenizer::Tokenizer;
 use dmschat::ui::keymap::Keymap;
 use dmschat::ui::theme::Themes;
+use dmschat::vote::{extract, tally};
 use std::hint::black_box;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -103,7 +107,7 @@ fn hash(bytes: &[u8]) -> usize {
 const TENSORS: &str = "model.embed_tokens.weight model.norm.weight lm_head.weight model.layers.0.self_attn.q_proj.weight \
     model.layers.0.self_attn.q_norm.weight dtype shape data_offsets __metadata__ BF16 F16 F32 F64 F8_E4M3 F4 I64 U8 BOOL format pt";
 
-pub const ALL: [Target; 16] = [
+pub const ALL: [Target; 22] = [
     Target {
         name: "config.json",
         share: 12,
@@ -172,6 +176,34 @@ pub const ALL: [Target; 16] = [
             blk.0.ffn_down.weight blk.0.attn_norm.weight blk.0.attn_q_norm.weight blk.0.attn_k_norm.weight",
         examples: corpus::ggufs,
         run: gguf,
+    },
+    Target {
+        name: "gguf-tokenizer",
+        share: 8,
+        shape: Shape::Json,
+        words: "tokenizer.ggml.model gpt2 llama none no_vocab tokenizer.ggml.pre qwen2 llama-bpe smollm gpt-2 tokenizer.ggml.tokens \
+            tokenizer.ggml.token_type tokenizer.ggml.merges tokenizer.ggml.bos_token_id tokenizer.ggml.eos_token_id \
+            tokenizer.ggml.eot_token_id tokenizer.ggml.add_bos_token tokenizer.chat_template general.sampling.temp <|im_end|> <think> \
+            [PAD262] h e he hee \u{120} \u{2581}",
+        examples: corpus::gguf_vocabularies,
+        run: |_, bytes| gguf_model(corpus::gguf_with(bytes).bytes()),
+    },
+    Target {
+        name: "weight-file",
+        share: 6,
+        shape: Shape::Header,
+        words: "dmschat weights 1 weights 2 weights 3 key weights calibration source revision name fingerprint checksums int8 int4 q8 q4 \
+            model.norm.weight model.layers.0.mlp.up_proj.weight.q8 model.embed_tokens.weight.q8 dtype shape data_offsets U8 U64 F32 BF16",
+        examples: weights::headers,
+        run: |place, bytes| weights::run(place.folder.path(), bytes, true),
+    },
+    Target {
+        name: "weight-data",
+        share: 6,
+        shape: Shape::Binary,
+        words: "checksums",
+        examples: weights::data,
+        run: |place, bytes| weights::run(place.folder.path(), bytes, false),
     },
     Target {
         name: "adapter",
@@ -248,6 +280,40 @@ pub const ALL: [Target; 16] = [
         run: |place, bytes| cache::run(place.file("a.cache", bytes), bytes),
     },
     Target {
+        name: "cache-values",
+        share: 6,
+        shape: Shape::Binary,
+        words: "dial 0.1 1e30 pins reads peak start end true null len eviction log identity 18446744073709551615",
+        examples: cache::files,
+        run: |place, bytes| cache::forged(&place.file("b.cache", bytes), bytes),
+    },
+    Target {
+        name: "answers",
+        share: 3,
+        shape: Shape::Lines,
+        words: "\\boxed{ } { #### = answer is Answer: answer: **Answer:** $ ` ' , . 1,234 1/2 -0 1e308 9223372036854775807 50% ( ) + - * / \
+            (3+7)*7 a-b-c A) (B) \u{221e} \u{202e} \u{660} \u{ff11}",
+        examples: corpus::answers,
+        run: |_, bytes| answers(&String::from_utf8_lossy(bytes)),
+    },
+    Target {
+        name: "problems",
+        share: 3,
+        shape: Shape::JsonLines,
+        words: "task messages role content reasoning_content expected system user assistant file 2+2? 4 1,000 Paris",
+        examples: corpus::problems,
+        run: |place, bytes| {
+            for (_, problems) in read_file(&place.file("problems.jsonl", bytes), 100)?.problems {
+                for problem in problems {
+                    let last = problem.messages.last().map(|m| m.content.clone()).unwrap_or_default();
+                    let read = problem.goal.read(&last, &last);
+                    black_box(read.is_some_and(|answer| problem.goal.is_right(&answer)));
+                }
+            }
+            Ok(())
+        },
+    },
+    Target {
         name: "config.toml",
         share: 4,
         shape: Shape::Lines,
@@ -288,8 +354,35 @@ pub const ALL: [Target; 16] = [
     },
 ];
 
+/// An answer as the vote reads it, and as `--check` gives it to a command.
+fn answers(text: &str) -> Result<()> {
+    let (answer, reasoning) = text.split_once('\n').unwrap_or((text, ""));
+    let read = [true, false].map(|complete| extract(answer, reasoning, complete));
+    for found in read.iter().flatten() {
+        assert!(!found.trim().is_empty() && found.chars().count() <= 200, "{found:?}");
+    }
+    let votes = tally(read.iter().map(Option::as_deref).enumerate());
+    assert!(votes.iter().map(|vote| vote.chains.len()).sum::<usize>() <= 2);
+    let goals = [
+        Goal::Value("1,234".into()),
+        Goal::Ends("a".into()),
+        Goal::Countdown { numbers: vec![3, 7, 20], target: 70 },
+        Goal::Subset { numbers: vec![5, 9, i64::MAX, i64::MAX], target: 14 },
+        Goal::Factor(1111),
+        Goal::Path { edges: vec![("a".into(), "b".into())], from: "a".into(), to: "b".into() },
+    ];
+    for goal in goals {
+        black_box(goal.read(text, answer).is_some_and(|read| goal.is_right(&read)));
+    }
+    Ok(())
+}
+
 fn gguf(place: &mut Place, bytes: &[u8]) -> Result<()> {
-    let files = Files::from([("x.gguf".to_owned(), Arc::new([bytes, &place.gguf].concat()) as SharedBytes)]);
+    gguf_model([bytes, &place.gguf].concat())
+}
+
+fn gguf_model(bytes: Vec<u8>) -> Result<()> {
+    let files = Files::from([("x.gguf".to_owned(), Arc::new(bytes) as SharedBytes)]);
     let checkpoint = Checkpoint::from_memory("fuzz", files, &AdapterChoice::Auto)?;
     for tensor in checkpoint.tensors.values().filter(|t| t.shape.len() == 2) {
         let mut row = vec![0.0; tensor.shape[1]];
