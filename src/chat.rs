@@ -6,6 +6,7 @@
 pub mod conversation;
 pub mod retention;
 pub mod session;
+pub mod summary;
 pub mod template;
 
 pub use conversation::{Change, ChangeKind, Conversation, Mark, Message, MessageId, Role, line_after};

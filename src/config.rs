@@ -122,6 +122,8 @@ pub struct Settings {
     /// Maximum bytes of memory that only checkpoints of earlier turns hold; 0 keeps none.
     pub checkpoints: u64,
     pub max_tokens: Option<usize>,
+    /// Tokens after which a thought is closed; 0 never, `None`: [`crate::protocol::ModelInfo::max_think`].
+    pub max_think: Option<usize>,
     /// How many chains answer; `None` is one.
     pub width: Width,
     /// Whether chains end once the others cannot change the vote.
@@ -288,6 +290,7 @@ impl Settings {
             checkpoints: layer.checkpoints.map_or(DEFAULT_CHECKPOINTS, |b| b.0),
             cache_disk: layer.cache_disk.map_or(DEFAULT_CACHE_DISK, |b| b.0),
             max_tokens: layer.max_tokens,
+            max_think: layer.max_think,
             width: layer.width.unwrap_or(Width::Chains(1)),
             early_stop: layer.early_stop.is_none_or(|e| e.0),
             seed: layer.seed,

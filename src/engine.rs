@@ -23,6 +23,7 @@ mod pins;
 mod planner;
 mod presence;
 mod prompt;
+mod repetition;
 mod replay;
 mod reply;
 mod report;

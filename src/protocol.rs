@@ -114,6 +114,8 @@ pub struct GenerateRequest {
     pub seed: Option<u64>,
     /// `None`: the rest of the context.
     pub max_tokens: Option<usize>,
+    /// Tokens after which a thought is closed, so that the model answers. `None`: never.
+    pub max_think: Option<usize>,
     /// A text of the prompt whose tokens are pinned.
     pub pin: Option<String>,
     /// Several chains answer, and a vote chooses one; `None` is one chain.
@@ -244,6 +246,13 @@ pub struct TurnReport {
     pub log: Vec<LogEntry>,
     /// All generated ids, including the last one, which is not fed.
     pub generated: Vec<Token>,
+    /// Index in `generated` of the first end of a thought that was not sampled but set, because of
+    /// [`GenerateRequest::max_think`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thought_closed_at: Option<usize>,
+    /// Number of generated tokens after which the reply was noticed to repeat itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeats_at: Option<usize>,
     /// The token after the log, which is not fed yet. The field is missing in files of older versions.
     #[serde(default, deserialize_with = "present")]
     pub pending: Option<Option<Token>>,
@@ -329,6 +338,11 @@ pub enum Event {
     Chain {
         turn: u64,
         event: ChainEvent,
+    },
+    /// The reply repeats itself: of this chain, if several answer. Sent once a turn.
+    Repeats {
+        turn: u64,
+        chain: Option<usize>,
     },
     TurnDone(Box<TurnReport>),
     /// Eviction was switched before the token at position `at_token`, which dropped `dropped_slots`.
@@ -554,7 +568,20 @@ pub fn merges(policy: &str) -> bool {
     matches!(policy, "pool" | "dmc")
 }
 
+/// Tokens after which a thought of the built-in model is closed: it has found nothing by then, and would fill the context.
+const BUILTIN_MAX_THINK: usize = 2048;
+
 impl ModelInfo {
+    /// Whether it is the model built into the program.
+    pub fn is_builtin(&self) -> bool {
+        self.template.trusted
+    }
+
+    /// Tokens after which a thought is closed, where the user has set this. 0 is no limit.
+    pub fn max_think(&self, set: Option<usize>) -> Option<usize> {
+        set.or(self.is_builtin().then_some(BUILTIN_MAX_THINK)).filter(|&tokens| tokens > 0)
+    }
+
     /// Whether the cache's policy neither drops nor merges tokens.
     pub fn keeps_all(&self) -> bool {
         matches!(self.policy.as_str(), "dense" | "quest")

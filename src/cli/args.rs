@@ -52,7 +52,7 @@ const AFTER: &str = "\
 Settings come from flags, then DMSCHAT_* variables (DMSCHAT_MODEL, DMSCHAT_TEMPERATURE, ...), then the
 config file (`dmschat config path`), then the model's recommendation.
 
-Exit codes: 0 answered, 1 failed, 2 wrong use, config or model, 130 interrupted.
+Exit codes: 0 answered, 1 failed or no answer, 2 wrong use, config or model, 130 interrupted.
 
 Examples:
   dmschat                                      chat with the built-in model
@@ -155,6 +155,10 @@ pub struct Common {
     /// Longest answer in tokens, including its reasoning [default: the rest of the context]
     #[arg(long, global = true, value_name = "TOKENS", help_heading = "Answer")]
     pub max_tokens: Option<usize>,
+
+    /// Close a thought that has this many tokens, so that the model answers; 0 never [default: 2048 for the built-in model]
+    #[arg(long, global = true, value_name = "TOKENS", help_heading = "Answer")]
+    pub max_think: Option<usize>,
 
     /// Answer with this many chains at once and take the answer that most of them agree on; auto is as many as fit
     ///
@@ -299,6 +303,7 @@ impl Common {
             pin: self.pin,
             keep_ratio: self.keep_ratio,
             max_tokens: self.max_tokens,
+            max_think: self.max_think,
             width: self.width.as_ref().map(List::first),
             early_stop: self.early_stop,
             temperature: self.temperature,

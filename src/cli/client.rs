@@ -23,6 +23,7 @@ pub struct Sampling {
     pub params: SamplingParams,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
+    pub max_think: Option<usize>,
     /// Several chains, and the command that judges their answers.
     pub chains: Option<ChainsRequest>,
     pub check: Option<String>,
@@ -125,7 +126,7 @@ impl Client {
     ) -> Result<TurnReport> {
         let prompt = render(chat.system(), &chat.context_path(), &self.info.template, &self.opts)?;
         let turn = chat.begin_reply(self.opts.think, self.opts.keep_thinking);
-        let Sampling { params: sampling, seed, max_tokens, chains, check } = sampling.clone();
+        let Sampling { params: sampling, seed, max_tokens, max_think, chains, check } = sampling.clone();
         let mut checks = check.map(|command| Checks::new(&command)).transpose()?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
@@ -133,6 +134,7 @@ impl Client {
             sampling,
             seed,
             max_tokens,
+            max_think,
             pin: chat.system().filter(|_| self.pins_system).map(str::to_owned),
             chains,
         })))?;
@@ -159,6 +161,7 @@ impl Client {
                             source.handle.send(Command::Elect(None));
                         }
                     }
+                    Some(Event::Repeats { turn: of, chain }) if of == turn => output::notice(&repeats(chain)),
                     Some(Event::TurnDone(report)) if report.turn == turn => {
                         chat.finish((*report).clone());
                         return Ok(*report);
@@ -173,6 +176,12 @@ impl Client {
             }
         })
     }
+}
+
+/// Says that the answer repeats itself.
+fn repeats(chain: Option<usize>) -> String {
+    let what = chain.map_or("the answer".to_owned(), |number| format!("chain {}", number + 1));
+    format!("{what} repeats itself (Ctrl+C stops it); --temperature 1, --width 8 or --max-think may help")
 }
 
 /// The next verdict; never, without a checker.
@@ -265,6 +274,12 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         "eviction": report.eviction,
         "kv": report.kv,
     });
+    if let Some(at) = report.thought_closed_at {
+        object["thought_closed_at"] = json!(at);
+    }
+    if let Some(at) = report.repeats_at {
+        object["repeats_at"] = json!(at);
+    }
     if let Some(chains) = &report.chains {
         object["chains"] = json!(chains.chains);
         object["votes"] = json!(chains.votes);

@@ -33,6 +33,7 @@ pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
         params: settings.sampling.over(&SamplingParams::default()),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
+        max_think: settings.max_think.filter(|&tokens| tokens > 0),
         chains: None,
         check: None,
     };

@@ -5,10 +5,12 @@ use super::client::{Client, Sampling, answer_json};
 use super::output::{self, wrong_use};
 use super::reference;
 use crate::chat::session::{Loaded, Store};
+use crate::chat::summary::WAY_OUT;
 use crate::chat::{Conversation, Message};
 use crate::config::Settings;
 use crate::protocol::{ChainsReport, StopReason, TextKind, Thinking, TurnReport};
 use crate::ui::models::Given;
+use crate::ui::text::{FULL, NO_ANSWER, ONLY_THOUGHT};
 use anyhow::Result;
 use std::io::{IsTerminal, Read};
 
@@ -42,6 +44,7 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
         params: settings.sampling.over(&client.info.default_sampling),
         seed: settings.seed,
         max_tokens: settings.max_tokens,
+        max_think: client.info.max_think(settings.max_think),
         chains: settings.width.request(settings.early_stop, common.check.is_some()),
         check: common.check.clone(),
     };
@@ -58,7 +61,11 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
             output::notice(&said_by(chains));
         }
     }
-    Ok(ending(&report, chat.reply(report.turn)))
+    if let Some(at) = report.thought_closed_at {
+        output::notice(&format!("the thought was closed after {at} tokens (--max-think)"));
+    }
+    let resumed = common.continue_ || common.resume.is_some();
+    Ok(ending(&report, chat.reply(report.turn), resumed))
 }
 
 /// The result of a vote in one line.
@@ -176,21 +183,27 @@ impl Stream {
 }
 
 /// Reports why an answer ended, unless it is complete, and returns the exit code.
-fn ending(report: &TurnReport, reply: Option<&Message>) -> u8 {
+fn ending(report: &TurnReport, reply: Option<&Message>, resumed: bool) -> u8 {
     let answered = reply.is_some_and(|m| !m.shown().trim().is_empty());
     let mut detail = report.detail.as_deref().map(|d| format!(": {d}")).unwrap_or_default();
     let (message, code) = match report.stop_reason {
         StopReason::End if answered => return output::OK,
-        StopReason::End if report.reasoning_tokens > 0 => ("the model only thought; it gave no answer", output::OK),
+        StopReason::End if report.reasoning_tokens > 0 => (ONLY_THOUGHT, output::FAILED),
         StopReason::End => ("the answer is empty", output::OK),
         StopReason::MaxTokens if answered => ("stopped at the token limit (--max-tokens)", output::OK),
-        StopReason::MaxTokens => ("stopped at the token limit while the model thought (--max-tokens)", output::OK),
-        StopReason::ContextFull if answered => ("stopped: the context is full", output::OK),
+        StopReason::MaxTokens => {
+            detail += "; raise --max-tokens, or close the thought before it with --max-think";
+            (NO_ANSWER, output::FAILED)
+        }
+        StopReason::ContextFull if answered => (FULL, output::OK),
         StopReason::ContextFull => {
-            detail += "; shorten the prompt, or raise --ctx-size where the model allows it";
+            detail += &match resumed {
+                true => format!("; in a chat (dmschat --resume), {WAY_OUT}"),
+                false => "; shorten the prompt, or raise --ctx-size if the model allows it".to_owned(),
+            };
             let message = match report.reasoning_tokens {
-                0 => "not answered",
-                _ => "not answered: the context was full while the model thought",
+                0 => "not answered: context full",
+                _ => "no answer: context full while the model was still thinking",
             };
             (message, output::FAILED)
         }

@@ -83,6 +83,8 @@ layer! {
     /// Bytes of memory for checkpoints of earlier turns; 0 keeps none.
     checkpoints: ByteSize,
     max_tokens: usize,
+    /// Tokens after which a thought is closed; 0 never.
+    max_think: usize,
     /// How many chains answer a question.
     width: Width,
     /// Whether chains end once the others cannot change the vote.

@@ -3,12 +3,13 @@
 //! [`Chain::feed`] runs a prefill chunk of one chain, [`decode`] a decode step of several. The scheduler chooses which.
 
 use super::context::Context;
-use super::reply::{Reply, Vocabulary};
+use super::repetition::Repetition;
+use super::reply::{Reply, ThinkTags, Vocabulary};
 use super::runner::{Decode, NonFinite, Runner, StepError};
 use super::scheduler::Stage;
 use crate::backend::Backend;
 use crate::cache::SeqStats;
-use crate::protocol::{LogEntry, SamplingParams, StopReason, TextKind, Token};
+use crate::protocol::{GenerateRequest, LogEntry, SamplingParams, StopReason, TextKind, Token};
 use crate::system;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -39,11 +40,25 @@ pub(super) struct Generation {
     pub sampling: SamplingParams,
     pub seed: u64,
     pub max_tokens: usize,
+    /// Tokens after which a thought is closed.
+    pub max_think: Option<usize>,
     pub reply: Reply,
     /// All sampled tokens. The last one is not fed yet.
     pub generated: Vec<Token>,
     pub stop: Option<StopReason>,
     pub timings: Timings,
+    repetition: Repetition,
+    /// [`crate::protocol::TurnReport::repeats_at`] and [`crate::protocol::TurnReport::thought_closed_at`]
+    pub repeats_at: Option<usize>,
+    pub thought_closed_at: Option<usize>,
+}
+
+/// What a sampled token adds to a reply.
+pub(super) struct Pushed {
+    pub kind: TextKind,
+    pub text: String,
+    /// The reply has begun to repeat itself.
+    pub repeats: bool,
 }
 
 /// Times of an answer's first and last token and of the end of its first think block.
@@ -55,16 +70,36 @@ pub(super) struct Timings {
 }
 
 impl Generation {
-    pub fn new(sampling: SamplingParams, seed: u64, max_tokens: Option<usize>, reply: Reply) -> Self {
+    pub fn new(request: &GenerateRequest, seed: u64, reply: Reply) -> Self {
+        let (sampling, max_tokens) = (request.sampling.clone(), request.max_tokens.unwrap_or(usize::MAX));
+        Self::begin(sampling, seed, max_tokens, request.max_think, reply)
+    }
+
+    /// Returns an answer to the same request with another seed: another chain.
+    pub fn again(&self, seed: u64, reply: Reply) -> Self {
+        Self::begin(self.sampling.clone(), seed, self.max_tokens, self.max_think, reply)
+    }
+
+    fn begin(sampling: SamplingParams, seed: u64, max_tokens: usize, max_think: Option<usize>, reply: Reply) -> Self {
         Self {
             sampling,
             seed,
-            max_tokens: max_tokens.unwrap_or(usize::MAX),
+            max_tokens,
+            max_think,
             reply,
             generated: Vec::new(),
             stop: None,
             timings: Timings::default(),
+            repetition: Repetition::new(),
+            repeats_at: None,
+            thought_closed_at: None,
         }
+    }
+
+    /// Returns the token that takes the place of the sampled one: the end of a thought that has reached its limit.
+    fn closing(&self, think: Option<ThinkTags>) -> Option<Token> {
+        let limit = self.max_think.filter(|_| self.reply.is_thinking())?;
+        think.filter(|_| self.reply.reasoning_tokens >= limit).map(|tags| tags.close)
     }
 
     pub fn decode_tok_s(&self) -> Option<f64> {
@@ -190,20 +225,24 @@ impl Chain {
         Ok(n)
     }
 
-    /// Appends a sampled token to the answer and makes it the pending one. Sets `stop` if the answer ends with it. Returns
-    /// the text to stream.
-    pub fn push<B: Backend>(
-        &mut self,
-        token: Token,
-        runner: &Runner<B>,
-        vocabulary: &Vocabulary,
-    ) -> (TextKind, String) {
+    /// Appends a sampled token to the answer, or the end of a thought that has reached its limit, and makes it the pending
+    /// one. Sets `stop` if the answer ends with it.
+    pub fn push<B: Backend>(&mut self, sampled: Token, runner: &Runner<B>, vocabulary: &Vocabulary) -> Pushed {
         let now = system::now();
         let generation = self.generation.as_mut().expect("a chain is sampled from for its answer");
+        let closing = generation.closing(vocabulary.think).filter(|&close| close != sampled);
+        if closing.is_some() {
+            generation.thought_closed_at.get_or_insert(generation.generated.len());
+        }
+        let token = closing.unwrap_or(sampled);
         let Generation { reply, generated, timings, .. } = generation;
         timings.first_token.get_or_insert(now);
         timings.last_token = Some(now);
         generated.push(token);
+        let repeats = generation.repetition.push(token);
+        if repeats {
+            generation.repeats_at = Some(generated.len());
+        }
         let was_thinking = reply.is_thinking();
         let (kind, text, flat) = reply.push(token, &vocabulary.tokenizer, vocabulary.think);
         if was_thinking && !reply.is_thinking() {
@@ -220,7 +259,7 @@ impl Chain {
         } else {
             None
         };
-        (kind, text)
+        Pushed { kind, text, repeats }
     }
 
     /// Ends the answer's text and returns what is left of an incomplete character.

@@ -9,7 +9,7 @@ mod recall;
 mod turn;
 mod twin;
 
-use super::chain::Chain;
+use super::chain::{Chain, Pushed};
 use super::context::Context;
 use super::disk::{DiskCache, Due, Load};
 use super::loaded::Loaded;
@@ -87,6 +87,8 @@ pub(super) enum Work {
 pub(super) struct Forgotten {
     pub times: usize,
     pub slots: u64,
+    /// What is said of the first time once the turn has gone on.
+    pub untold: Option<String>,
 }
 
 pub(super) struct Conversation {
@@ -361,9 +363,13 @@ impl Conversation {
         let Some(Job { events, halt, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         match sampled {
             Ok(token) => {
-                let (kind, text) = self.chain.push(token, &m.runner, &m.vocabulary);
+                self.forgotten.untold.take().into_iter().for_each(|text| events.notice(text));
+                let Pushed { kind, text, repeats } = self.chain.push(token, &m.runner, &m.vocabulary);
                 if !text.is_empty() {
                     events.event(Event::Text { turn: turn.id(), kind, text });
+                }
+                if repeats {
+                    events.event(Event::Repeats { turn: turn.id(), chain: None });
                 }
                 self.decode_tok_s = self.chain.generation.as_ref().and_then(|g| g.decode_tok_s());
             }

@@ -258,7 +258,7 @@ pub(super) fn begin_load<B: Backend>(
 }
 
 fn not_used(why: &str, tokens: usize) -> String {
-    format!("the saved cache is not used: {why}; {} tokens are replayed", count(tokens))
+    format!("the saved cache is not used: {why}; recomputing {} tokens", count(tokens))
 }
 
 /// Opens the file of a cache that this log fills, and starts to read it. `Ok(None)` if there is no file.
@@ -279,7 +279,7 @@ fn open<B: Backend>(
         return Err("it is of another model or another kind of cache".to_owned());
     }
     if *digest != log_digest(log) || sequence.len != total || (sequence.eviction, sequence.dial) != state {
-        return Err("it is of another state of the conversation".to_owned());
+        return Err("it is out of date".to_owned());
     }
     m.runner.cache.check_head(sequence, total).map_err(|what| format!("it is damaged ({what})"))?;
     let most = m.runner.cache.max_layer_bytes(total);

@@ -83,7 +83,7 @@ impl Conversation {
     /// Drops what the heads marked most strongly, or the oldest tokens of a cache without decisions, so that a turn goes on
     /// where memory has run out. Returns false if nothing can be dropped, or the turn is to end.
     pub(super) fn forget<B: Backend>(&mut self, m: &mut Loaded<B>) -> bool {
-        let (Some(job), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
+        let (Some(_), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };
         let context = &mut self.chain.context;
         let live = m.runner.cache.stats(m.runner.backend(), context.seq).live_slots;
         let (dropped, what) = match m.runner.cache.geometry().policy {
@@ -99,7 +99,7 @@ impl Conversation {
         };
         let Ok(dropped) = dropped else { return false };
         if self.forgotten.times == 0 {
-            job.events.notice(format!(
+            self.forgotten.untold = Some(format!(
                 "the cache is full: dropped the {:.0} % of it {what} ({} slots); --when-full stop ends the turn instead",
                 100.0 * dropped as f64 / live.max(1) as f64,
                 count(dropped as usize)
@@ -110,9 +110,16 @@ impl Conversation {
         dropped > 0
     }
 
+    /// Says what was dropped, once the job has gone on after it.
+    pub(super) fn tell_dropped(&mut self) {
+        if let (Some(text), Some(job)) = (self.forgotten.untold.take(), &self.job) {
+            job.events.notice(text);
+        }
+    }
+
     /// Says how much went in a job that ended, if it was more than the first notice said. Returns the slots.
     pub(super) fn tell_forgotten(&mut self, events: &EventSender) -> u64 {
-        let Forgotten { times, slots } = std::mem::take(&mut self.forgotten);
+        let Forgotten { times, slots, .. } = std::mem::take(&mut self.forgotten);
         if times > 1 {
             let slots = count(slots as usize);
             events.notice(format!(

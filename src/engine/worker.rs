@@ -194,6 +194,7 @@ impl<B: Backend> Worker<B> {
                     self.scheduler.chunks.observe(n, started.elapsed());
                 }
                 conversation.keep_prompt_end(runner);
+                conversation.tell_dropped();
             }
             Err(StepError::Cache(error)) => self.make_room(&[id], &error),
             Err(error) => conversation.halt(Halt::Error(error.to_string())),

@@ -10,6 +10,7 @@ use strsim::osa_distance;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
     None,
+    Compact,
     /// Free text or a file name.
     Text,
     OnOff,
@@ -77,7 +78,7 @@ macro_rules! specs {
 specs! {
     Chat "help" "[WORDS]" Text "keys and commands",
     Chat "new" "" None "begin a new conversation; this one stays saved",
-    Chat "compact" "" None "summarize this conversation and go on in a new one; this one stays saved",
+    Chat "compact" "[list]" Compact "go on in a new conversation with a summary, or a list of what you said; this one stays saved",
     Chat "regen" "" None "answer the last message again; the old answer stays a branch",
     Chat "edit" "" None "change your last (or the chosen) message and send it again",
     Chat "undo" "" None "remove the last message and its answer from the context",
@@ -119,6 +120,7 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("repetition_penalty", "0.01 to 100, or default; 1 is off"),
     ("seed", "a number, or random"),
     ("max_tokens", "a number, or none"),
+    ("max_think", "tokens after which a thought is closed, none, or default"),
     ("kv_limit", "bytes of cache (512MiB, 2GB), or none"),
     ("mouse", "on or off"),
     ("think", "on or off"),
@@ -320,6 +322,7 @@ fn fuzzy<'a, T>(typed: &str, items: impl Iterator<Item = (&'a str, T)>) -> Vec<T
 fn argument_candidates(argument: Argument, typed: &str, sources: &Sources) -> Vec<Candidate> {
     let words: Vec<(String, String)> = match argument {
         Argument::None | Argument::Text => Vec::new(),
+        Argument::Compact => pairs(&[("list", "what you said, word for word")]),
         Argument::OnOff => pairs(&[("on", ""), ("off", "")]),
         Argument::Forget => {
             pairs(&[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")])

@@ -1,5 +1,6 @@
 //! Effects: what [`update`](super::update) requests outside of the state. Plain data.
 
+use crate::chat::MessageId;
 use crate::protocol::{Command, ModelReference, TurnReport};
 use std::path::PathBuf;
 
@@ -21,8 +22,10 @@ pub enum Effect {
     },
     /// Render the conversation with a question for a text, and ask it in a fork.
     Recall(String),
-    /// Render the conversation with a request for a summary, and ask for it in a fork.
-    Compact,
+    /// Render the conversation up to this message with a request for a summary, and ask for it in a fork.
+    Compact {
+        upto: MessageId,
+    },
     /// Read the list of local models.
     ListModels,
     /// Load the model of a conversation.
@@ -52,11 +55,22 @@ pub enum Which {
     Named(String),
 }
 
-/// A summary of a conversation, and its numbers.
+/// What a new conversation begins with: a summary of the old one, or what the user said.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
-    pub text: String,
+    pub turns: Vec<TakenOver>,
+    /// Describes it, for the line below.
+    pub what: String,
+    /// The numbers of the old conversation.
     pub report: TurnReport,
+}
+
+/// A turn of the new conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TakenOver {
+    pub question: String,
+    pub reasoning: Option<String>,
+    pub answer: String,
 }
 
 /// An operation on session files.

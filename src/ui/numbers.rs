@@ -1,7 +1,8 @@
 //! Formats the cache's numbers for the panel, the status line and /stats, so that they agree. Draws nothing.
 
 use super::state::App;
-use super::text::{bytes, clean_line, count, duration, plural, ratio};
+use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
+use crate::chat::summary::WAY_OUT;
 use crate::protocol::{Download, KvStats, ModelInfo, Snapshot};
 
 /// Returns the tokens that each head of a dense cache would hold.
@@ -167,14 +168,16 @@ pub fn context_use(app: &App) -> String {
     }
 }
 
-/// Returns the offer of a summary where the context is nearly full and nothing runs.
+/// Returns what to do where the context is nearly full and nothing runs.
 pub fn offer_to_compact(app: &App) -> Option<String> {
     let context = app.engine.info.as_ref()?.context.max(1);
     if !context_is_short(app) || app.is_busy() || app.chat.turns() == 0 {
         return None;
     }
-    let percent = (app.tokens() * 100 / context).min(100);
-    Some(format!("the context is {percent} % full; /compact sums it up"))
+    Some(match (app.tokens() * 100 / context).min(100) {
+        100 => format!("{FULL}: {WAY_OUT}"),
+        percent => format!("the context is {percent} % full; /compact goes on in a new conversation"),
+    })
 }
 
 /// True if at least nine tenths of the context are used.

@@ -219,6 +219,7 @@ mod tests {
             sampling,
             seed: None,
             max_tokens: None,
+            max_think: None,
             pin: None,
             chains: None,
         };

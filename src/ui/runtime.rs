@@ -404,7 +404,7 @@ impl Runtime {
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
             Effect::Recall(text) => self.recall(text),
-            Effect::Compact => self.compact(),
+            Effect::Compact { upto } => self.compact(upto),
             Effect::Load(name) => self.load(name),
             Effect::Attach { typed, path } => {
                 self.jobs.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });

@@ -10,9 +10,10 @@ use super::jobs::Jobs;
 use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
-use super::text::{clean_line, count};
+use super::text::{FULL, clean_line, count};
 use super::writer::Writer;
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
+use crate::chat::summary::WAY_OUT;
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
 use crate::protocol::{CacheFile, LogEntry, ModelInfo, ModelReference, RestoreRequest};
 use crate::regular_file;
@@ -422,7 +423,7 @@ impl Sessions {
         self.restore = None;
         if let Some(info) = &app.engine.info {
             let (mut request, notice) = loaded.restore_for(info);
-            notices.extend(notice.or_else(|| shorten(&mut request, info)));
+            notices.extend(notice.or_else(|| shorten(&mut request, &loaded.conversation, info)));
             request.cache = request.cache.filter(|_| self.cache_disk > 0);
             self.restore = Some(request);
         }
@@ -479,18 +480,18 @@ impl Sessions {
     }
 }
 
-/// Drops a token log that is longer than the context, and returns a notice about it.
-fn shorten(request: &mut RestoreRequest, info: &ModelInfo) -> Option<String> {
+/// Drops a token log that is longer than the context, and returns a notice if the conversation itself is.
+fn shorten(request: &mut RestoreRequest, chat: &Conversation, info: &ModelInfo) -> Option<String> {
     let tokens = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
     if tokens < info.context {
         return None;
     }
-    (request.log, request.pending) = (Vec::new(), None);
+    (request.log, request.pending, request.cache) = (Vec::new(), None, None);
+    // The log is that of the last turn, which may be taken back.
+    let last = chat.context_path().last().and_then(|m| m.report.as_deref())?;
+    let used = last.prompt_tokens + last.reasoning_tokens + last.answer_tokens;
     let (tokens, context) = (count(tokens as u64), count(info.context as u64));
-    Some(format!(
-        "this conversation has {tokens} tokens and the context holds {context}: no message fits; /undo shortens it, a \
-         larger --ctx-size makes room"
-    ))
+    (used >= info.context).then(|| format!("{FULL}: {tokens} tokens, and it holds {context}; {WAY_OUT}"))
 }
 
 fn has_moved(moved: Moved) -> AppEvent {

@@ -111,7 +111,7 @@ pub struct EngineView {
     /// The model is being asked for a text (/recall).
     pub recalling: bool,
     /// The summary that is being written (/compact), so far.
-    pub compacting: Option<String>,
+    pub compacting: Option<Compacting>,
     /// Answers are compared with a twin (/twin).
     pub twin: bool,
     /// Why the engine has ended.
@@ -122,6 +122,14 @@ impl EngineView {
     pub fn phase(&self) -> Phase {
         self.snapshot.as_ref().map(|s| s.phase.clone()).unwrap_or_default()
     }
+}
+
+/// A summary that is being written.
+#[derive(Clone, Debug)]
+pub struct Compacting {
+    pub text: String,
+    /// The last message that it covers.
+    pub upto: MessageId,
 }
 
 /// A model that is being loaded.
@@ -178,6 +186,8 @@ pub struct ChatOptions {
     pub sampling: SamplingOverrides,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
+    /// Tokens after which a thought is closed; 0 never, `None`: the model's default.
+    pub max_think: Option<usize>,
     /// How many chains answer.
     pub width: Width,
     pub kv_limit: Option<u64>,
@@ -398,6 +408,7 @@ impl App {
             sampling: settings.sampling,
             seed: settings.seed,
             max_tokens: settings.max_tokens,
+            max_think: settings.max_think,
             width: settings.width,
             kv_limit: settings.kv_limit,
         };

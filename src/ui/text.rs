@@ -289,12 +289,19 @@ pub fn ratio(r: Option<f64>) -> String {
     }
 }
 
+/// Said of a turn whose thought has no end.
+pub const NO_ANSWER: &str = "no answer: the model was still thinking";
+pub const ONLY_THOUGHT: &str = "no answer: the model only thought";
+
+/// Words for a full context.
+pub const FULL: &str = "context full";
+
 /// Returns a few words for a stop reason.
 pub fn stop_words(reason: StopReason) -> &'static str {
     match reason {
         StopReason::End => "end",
         StopReason::MaxTokens => "token limit",
-        StopReason::ContextFull => "context full",
+        StopReason::ContextFull => FULL,
         StopReason::CacheFull => "cache full",
         StopReason::Cancelled => "interrupted",
         StopReason::Error => "error",

@@ -7,11 +7,13 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// A dmschat with folders of its own and nothing in its environment.
+/// A dmschat with folders of its own and nothing else in its environment, which answers greedily.
 pub fn dmschat(home: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dmschat"));
     command.env_clear().env("DMSCHAT_CONFIG_DIR", home.path().join("config"));
     command.env("DMSCHAT_DATA_DIR", home.path().join("data")).env("HOME", home.path());
+    // The same answers, whatever the model recommends.
+    command.env("DMSCHAT_TEMPERATURE", "0");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -433,9 +435,17 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
     assert!(!stderr.contains(" /"), "{stderr}");
     let (code, _, stderr) = run(&["-p", "2+2", "--ctx-size", "20"]);
     assert!(
-        code == 1 && stderr.contains("the context was full while the model thought; shorten the prompt"),
+        code == 1 && stderr.contains("no answer: context full while the model was still thinking; shorten the prompt"),
         "{stderr}"
     );
+    // A thought that is cut off is no answer, and one that is closed is.
+    let (code, stdout, stderr) = run(&["-p", EQUATION, "--max-tokens", "20"]);
+    assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
+    assert!(stderr.contains("no answer: the model was still thinking; raise --max-tokens"), "{stderr}");
+    let (code, stdout, stderr) = run(&["-p", EQUATION, "--max-think", "20", "--json"]);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &json["thought_closed_at"], &json["reasoning_tokens"]), (0, &20.into(), &21.into()), "{json}");
+    assert!(stderr.contains("the thought was closed after 20 tokens (--max-think)"), "{stderr}");
     refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, importance, info"]);
 }
 

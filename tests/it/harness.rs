@@ -104,6 +104,7 @@ impl<'a> Session<'a> {
             sampling: self.sampling.clone(),
             seed: Some(self.turns),
             max_tokens: Some(self.max_tokens),
+            max_think: None,
             pin: None,
             chains: None,
         }

@@ -388,7 +388,7 @@ fn a_cache_comes_back_from_disk() {
         assert!(output.status.success());
         [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap())
     };
-    let ask = ["--continue", "--max-tokens", "6", "--temperature", "0", "-p", "What can you do?"];
+    let ask = ["--continue", "--max-tokens", "60", "--temperature", "0", "-p", "What can you do?"];
     let [first, said] = once(&ask);
     assert!(!said.contains("cache"), "{said}");
     let mut bytes = std::fs::read(&files[0]).unwrap();

@@ -10,6 +10,7 @@ mod evaluation;
 mod fake_hub;
 mod files;
 mod folder;
+mod full;
 mod gguf;
 mod gguf_file;
 mod golden;

@@ -33,6 +33,8 @@ fn command(home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
     command.env("DMSCHAT_CONFIG_DIR", home.join("config"));
     command.env("TERM", "xterm-256color");
     command.env("COLORTERM", "truecolor");
+    // The same answers, whatever the model recommends.
+    command.env("DMSCHAT_TEMPERATURE", "0");
     for (name, value) in env {
         command.env(name, value);
     }
@@ -73,7 +75,7 @@ impl Chat {
         self.keys("\r");
     }
 
-    fn screen(&self) -> String {
+    pub fn screen(&self) -> String {
         self.seen.lock().unwrap().1.screen().contents()
     }
 
@@ -95,7 +97,7 @@ impl Chat {
     }
 
     /// Waits until nothing has been written for so long.
-    fn until_quiet(&self, quiet: Duration) {
+    pub fn until_quiet(&self, quiet: Duration) {
         let begin = Instant::now();
         let (mut before, mut since) = (self.written().len(), Instant::now());
         while since.elapsed() < quiet {
@@ -447,7 +449,10 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
 fn the_examples_offered_are_answered_rightly() {
     let expected = ["-7", "14", "linear equations"];
     for (example, expected) in dmschat::ui::examples::EXAMPLES.iter().zip(expected) {
-        let run = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat")).args(["-p", example]).output().unwrap();
+        let run = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"))
+            .args(["-p", example, "--temperature", "0"])
+            .output()
+            .unwrap();
         let answer = String::from_utf8_lossy(&run.stdout).into_owned();
         assert!(answer.contains(expected), "{example}: {answer}");
     }

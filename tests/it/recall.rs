@@ -123,7 +123,16 @@ fn a_recall_without_room_is_refused_and_changes_nothing() {
 fn aside(s: &mut Session<'_>, max_tokens: usize) -> (TurnReport, String) {
     let prompt = s.prompt("sum up");
     let (sampling, seed, max_tokens) = (s.sampling.clone(), Some(1), Some(max_tokens));
-    let request = GenerateRequest { turn: FORK_TURN, prompt, sampling, seed, max_tokens, pin: None, chains: None };
+    let request = GenerateRequest {
+        turn: FORK_TURN,
+        prompt,
+        sampling,
+        seed,
+        max_tokens,
+        max_think: None,
+        pin: None,
+        chains: None,
+    };
     s.send(Command::Generate(Box::new(request)));
     let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
     let text = |e: &Event| if let Event::Text { turn: FORK_TURN, text, .. } = e { Some(text.clone()) } else { None };

@@ -46,8 +46,13 @@ fn one_answer_continues_a_saved_session_without_writing_it() {
 }
 
 fn ask(engine: &mut Client, chat: &mut Conversation, question: &str) -> TurnReport {
-    let sampling =
-        Sampling { params: SamplingParams::default(), seed: Some(1), max_tokens: Some(200), chains: None, check: None };
+    ask_with(engine, chat, question, None)
+}
+
+/// As [`ask`], with a limit to the thought.
+fn ask_with(engine: &mut Client, chat: &mut Conversation, question: &str, max_think: Option<usize>) -> TurnReport {
+    let (params, seed, max_tokens) = (SamplingParams::default(), Some(1), Some(400));
+    let sampling = Sampling { params, seed, max_tokens, max_think, chains: None, check: None };
     chat.push_user(question);
     engine.answer(chat, &sampling, |_, _| Ok(())).unwrap()
 }
@@ -75,6 +80,29 @@ fn a_turn_prefills_only_what_is_new_also_after_a_resume() {
     // Bytes count checkpoints, which the resumed conversation has fewer of.
     assert_eq!((&one.generated, &one.kv.live), (&two.generated, &two.kv.live));
     assert_eq!(chat.reply(one.turn).unwrap().text, restored.reply(two.turn).unwrap().text);
+}
+
+#[test]
+fn a_thought_that_reaches_its_limit_is_closed_and_every_token_is_counted() {
+    const SEARCH: &str = "Reach 24 with three of 3, 5, 7, 9.";
+    let mut first = engine();
+    let (mut chat, mut session) = (Conversation::new(None), Session::unsaved());
+    let report = ask_with(&mut first, &mut chat, SEARCH, Some(100));
+    assert_eq!((report.thought_closed_at, report.reasoning_tokens), (Some(100), 101));
+    assert_eq!(report.answer_tokens + report.reasoning_tokens, report.generated.len());
+    let reply = chat.reply(report.turn).unwrap();
+    assert!(reply.reasoning_closed && !reply.shown().is_empty(), "{reply:?}");
+    assert_eq!(report.log.len() + 1, report.prompt_tokens + report.generated.len());
+    session.sync(&mut chat, &first.info.clone()).unwrap();
+    // The tokens that were set are replayed like the others, and a text that spells them is not encoded again.
+    let mut again = engine();
+    let mut restored = again.restore(load(session.jsonl().as_bytes(), "s").unwrap()).unwrap();
+    let (one, two) = (ask(&mut first, &mut chat, SEARCH), ask(&mut again, &mut restored, SEARCH));
+    assert_eq!((one.reused_tokens, &one.generated), (two.reused_tokens, &two.generated));
+    assert_eq!((one.reused_tokens, &one.kv.live), (report.log.len(), &two.kv.live));
+    // Without a limit the thought of a greedy answer goes round in circles, which is noticed.
+    assert_eq!(one.thought_closed_at, None);
+    assert!(one.repeats_at.is_some(), "{one:?}");
 }
 
 /// An engine with a conversation and a session that follow its events as the chat does.
@@ -136,8 +164,16 @@ impl Driven {
         let prompt = self.prompt();
         let turn = self.chat.begin_reply(true, None);
         let sampling = SamplingParams::default();
-        let request =
-            GenerateRequest { turn, prompt, sampling, seed: Some(1), max_tokens: Some(90), pin: None, chains: None };
+        let request = GenerateRequest {
+            turn,
+            prompt,
+            sampling,
+            seed: Some(1),
+            max_tokens: Some(90),
+            max_think: None,
+            pin: None,
+            chains: None,
+        };
         self.handle.send(Command::Generate(Box::new(request)));
         if let Some(on) = toggle {
             self.hear(|e| matches!(e, Event::Text { .. }));

@@ -4,7 +4,7 @@
 //! a seed of its own. The chains decode in the same steps. One that ends gives its pages back; one whose pages are needed
 //! is replayed from the end of the prompt. So is the winner's reply in the conversation's own sequence, in the end.
 
-use super::super::chain::{Chain, Generation};
+use super::super::chain::{Chain, Generation, Pushed};
 use super::super::context::Context;
 use super::super::loaded::Loaded;
 use super::super::prompt::ends_thinking;
@@ -41,6 +41,8 @@ pub(in crate::engine) struct Chains {
     no_room: Option<String>,
     /// Most distinct pages that they and the prompt held.
     shared_pages: usize,
+    /// A chain that repeats itself was reported.
+    repeats: bool,
 }
 
 struct OneOfMany {
@@ -219,16 +221,15 @@ impl Conversation {
         if let Some(why) = refusal {
             events.notice(format!("{} of {wanted} chains answer: {why}", forks.len().max(1)));
         }
-        let Some(first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
+        let Some(mut first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
             return forks.into_iter().for_each(|fork| m.runner.release(fork.seq));
         };
-        let mut sampling = first.sampling.clone();
-        if sampling.temperature <= 0.0 {
+        if first.sampling.temperature <= 0.0 {
             events.notice(format!(
                 "greedy chains would all be the same: these sample at temperature {CHAINS_TEMPERATURE}"
             ));
-            sampling.temperature = CHAINS_TEMPERATURE;
-            turn.set_sampling(sampling.clone());
+            first.sampling.temperature = CHAINS_TEMPERATURE;
+            turn.set_sampling(first.sampling.clone());
         }
         let turn_id = turn.id();
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
@@ -245,13 +246,21 @@ impl Conversation {
             let mut chain = Chain::idle(context);
             let reply = Reply::new(&m.vocabulary.tokenizer, thinks);
             let seed = chain_seed(first.seed, number);
-            chain.begin_answer(&m.runner, Generation::new(sampling.clone(), seed, Some(first.max_tokens), reply));
+            chain.begin_answer(&m.runner, first.again(seed, reply));
             OneOfMany { chain: Some(chain), answer: String::new(), reasoning: String::new(), ended: None }
         };
         let chains = forks.into_iter().enumerate().map(fork).collect();
         // The pending token is the last of the prompt.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
-        self.chains = Some(Chains { chains, request, elected: None, prompt_tokens, no_room: None, shared_pages: 0 });
+        self.chains = Some(Chains {
+            chains,
+            request,
+            elected: None,
+            prompt_tokens,
+            no_room: None,
+            shared_pages: 0,
+            repeats: false,
+        });
     }
 
     /// Number of chains for which there are sequences and, at the expected compression, memory.
@@ -287,7 +296,10 @@ impl Conversation {
         let Some(chain) = chains.chain_mut(number) else { return };
         match sampled {
             Ok(token) => {
-                let (kind, text) = chain.push(token, &m.runner, &m.vocabulary);
+                let Pushed { kind, text, repeats } = chain.push(token, &m.runner, &m.vocabulary);
+                if repeats && !std::mem::replace(&mut chains.repeats, true) {
+                    events.event(Event::Repeats { turn: turn.id(), chain: Some(number) });
+                }
                 if !text.is_empty() {
                     chains.chains[number].push(kind, &text);
                     let event = ChainEvent::Text { chain: number, kind, text };

@@ -260,8 +260,7 @@ impl Conversation {
         self.chain.context.pending = Some(last);
         self.chain.prefill(todo);
         let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&turn.request.prompt));
-        let request = &turn.request;
-        let generation = Generation::new(request.sampling.clone(), turn.seed, request.max_tokens, reply);
+        let generation = Generation::new(&turn.request, turn.seed, reply);
         self.chain.begin_answer(&m.runner, generation);
         self.keep_prompt_end(&mut m.runner);
         Ok(())
@@ -496,6 +495,8 @@ impl Conversation {
             chains: turn.chains,
             log_base,
             log,
+            thought_closed_at: g.and_then(|g| g.thought_closed_at),
+            repeats_at: g.and_then(|g| g.repeats_at),
             generated: turn.generation.map_or_else(Vec::new, |g| g.generated),
             pending: Some(self.chain.context.pending.filter(|_| !aside)),
             in_context,

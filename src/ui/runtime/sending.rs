@@ -1,6 +1,7 @@
 //! Sends commands to the engine, and prompts once they are rendered.
 
 use super::Runtime;
+use crate::chat::MessageId;
 use crate::protocol::{ChainsRequest, Command, Event, FORK_TURN, GenerateRequest, RecallRequest};
 use crate::ui::event::AppEvent;
 use crate::ui::outbox::{Purpose, Rendered, Source};
@@ -70,12 +71,14 @@ impl Runtime {
         Vec::new()
     }
 
-    /// Renders the conversation with a request for a summary and asks for it.
-    pub(in crate::ui) fn compact(&mut self) -> Vec<AppEvent> {
+    /// Renders the conversation up to a message with a request for a summary and asks for it.
+    pub(in crate::ui) fn compact(&mut self, upto: MessageId) -> Vec<AppEvent> {
         let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
             return vec![AppEvent::GenerateFailed { turn: FORK_TURN, error: "no model is loaded".into() }];
         };
-        source.ask(&self.app.chat, QUESTION);
+        let mut chat = self.app.chat.clone();
+        chat.set_head(Some(upto));
+        source.ask(&chat, QUESTION);
         self.request(FORK_TURN, Some(max_tokens(source.info.context)), None, None, source);
         Vec::new()
     }
@@ -89,7 +92,8 @@ impl Runtime {
         source: Source,
     ) {
         let (sampling, seed) = (self.app.sampling(), self.app.options.seed);
-        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, pin, chains };
+        let max_think = source.info.max_think(self.app.options.max_think);
+        let request = GenerateRequest { turn, prompt: Vec::new(), sampling, seed, max_tokens, max_think, pin, chains };
         self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
         self.flush();
     }

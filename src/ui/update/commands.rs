@@ -18,7 +18,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
     match name {
         "help" => help(app, argument),
         "new" => return files::new_conversation(app),
-        "compact" => return compact::begin(app),
+        "compact" => return compact::begin(app, argument),
         "model" => return model(app, argument),
         "models" => return models::open(app),
         "find" => find::open(app, argument),
@@ -321,6 +321,9 @@ fn set_value(app: &mut App, name: &str, value: &str) -> Option<Vec<Effect>> {
         "seed" => options.seed = Some(value.parse().ok()?),
         "max_tokens" if none => options.max_tokens = None,
         "max_tokens" => options.max_tokens = Some(value.parse().ok().filter(|n| *n > 0)?),
+        "max_think" if value == "default" => options.max_think = None,
+        "max_think" if none => options.max_think = Some(0),
+        "max_think" => options.max_think = Some(value.parse().ok()?),
         "kv_limit" => {
             options.kv_limit = if none { None } else { Some(value.parse::<ByteSize>().ok()?.0) };
             return Some(vec![Effect::Engine(Command::SetKvLimit(options.kv_limit))]);
@@ -364,6 +367,7 @@ fn settings(app: &App) -> [String; SETTINGS.len()] {
         sampling.repetition_penalty.to_string(),
         or(o.seed.map(|s| s.to_string()), "random"),
         or(o.max_tokens.map(|m| m.to_string()), "none"),
+        or(app.engine.info.as_ref().and_then(|info| info.max_think(o.max_think)).map(|m| m.to_string()), "none"),
         or(o.kv_limit.map(|l| l.to_string()), "none"),
         on_or_off(app.mouse).to_owned(),
         on_or_off(o.think).to_owned(),

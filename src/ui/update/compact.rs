@@ -1,31 +1,39 @@
-//! `/compact`: asks the model for a summary and begins a new conversation with it, which names the one it continues. The
-//! old conversation stays as it is, on the screen until the summary is there and on disk for ever.
+//! `/compact`: begins a new conversation that goes on from this one, which stays as it is, on the screen until then and on disk
+//! for ever. The new one begins with a summary by the model, checked against what the user said, or with what the user said.
 
 use super::{Effect, Store, files, note, turns};
-use crate::chat::{Conversation, Role};
+use crate::chat::summary::{self, checked, own_words};
+use crate::chat::{Conversation, Message, MessageId, Role};
 use crate::protocol::{Command, StopReason, TextKind, TurnReport};
-use crate::ui::effect::Summary;
+use crate::ui::effect::{Summary, TakenOver};
 use crate::ui::feed::LocalKind;
-use crate::ui::numbers;
-use crate::ui::state::{App, Level};
+use crate::ui::state::{App, Compacting, Level};
+use crate::ui::text::clean_line;
 
 /// The request for a summary, which also begins the new conversation.
 pub const QUESTION: &str = "Sum up our conversation so far, so that we can go on from the summary alone. Keep names, \
     numbers, decisions, open questions, and what I asked you to remember. Use at most 300 words.";
+/// Begins a new conversation with the user's own words.
+const LIST_QUESTION: &str = "Repeat what I said so far, word for word.";
 /// Ending of a title.
 const CONTINUED: &str = ", continued";
-/// Tokens of the question and of a short summary: with less room, none is asked for.
-const LEAST_TOKENS: usize = 160;
-/// What to do without room.
-const SHORTEN: &str = "/undo takes the last turn back, then /compact again";
+/// Tokens of the request for a summary in any vocabulary.
+const QUESTION_TOKENS: usize = 96;
+/// What is said of a conversation that was not left.
+const KEPT: &str = "kept the old conversation";
+/// The way without the model.
+const LIST: &str = "/compact list copies what you said";
+/// Longest thought and answer that are copied, in bytes.
+const MAX_THOUGHT: usize = 200;
+const MAX_ANSWER: usize = 400;
 
 /// Most tokens of a summary.
 pub fn max_tokens(context: usize) -> usize {
     (context / 8).clamp(128, 1024)
 }
 
-/// Asks for a summary (/compact).
-pub fn begin(app: &mut App) -> Vec<Effect> {
+/// Asks for a summary, or copies what the user said (/compact).
+pub fn begin(app: &mut App, argument: &str) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
@@ -33,53 +41,162 @@ pub fn begin(app: &mut App) -> Vec<Effect> {
         app.say(Level::Info, "no model is loaded; /model NAME loads one");
         return Vec::new();
     };
-    if !app.chat.path().iter().any(|m| m.role == Role::Assistant) {
-        app.say(Level::Info, "nothing to sum up yet: no answer so far");
-    } else if app.tokens() + LEAST_TOKENS > info.context {
-        let text = format!("no room for a summary: {} tokens are used; {SHORTEN}", numbers::context_use(app));
-        app.say(Level::Warning, text);
-    } else {
-        app.engine.compacting = Some(String::new());
-        return vec![Effect::Compact];
+    let path = app.chat.context_path();
+    let Some(last) = path.iter().rev().find(|m| m.role == Role::Assistant).map(|m| m.id) else {
+        app.say(Level::Info, "nothing to summarize yet: no answer so far");
+        return Vec::new();
+    };
+    if !matches!(argument, "" | "list") {
+        app.say(Level::Error, format!("/compact takes list or nothing, not {:?}", clean_line(argument)));
+        return Vec::new();
     }
-    Vec::new()
+    // The built-in model cannot summarize.
+    let covered = if argument == "list" || info.is_builtin() { None } else { covered(app, last, info.context) };
+    match covered {
+        Some(upto) => {
+            app.engine.compacting = Some(Compacting { text: String::new(), upto });
+            vec![Effect::Compact { upto }]
+        }
+        None => copy(app),
+    }
+}
+
+/// The last reply up to which the conversation leaves room for the request and half of the longest summary.
+fn covered(app: &App, last: MessageId, context: usize) -> Option<MessageId> {
+    let room = context.checked_sub(QUESTION_TOKENS + max_tokens(context) / 2)?;
+    if (1..=room).contains(&app.tokens()) {
+        return Some(last);
+    }
+    let path = app.chat.context_path();
+    let fits = |report: &TurnReport| report.prompt_tokens + report.reasoning_tokens + report.answer_tokens <= room;
+    path.iter().rev().find(|m| m.report.as_ref().is_some_and(|report| fits(report))).map(|m| m.id)
+}
+
+/// Bytes of text for which half of the context has room, by what this conversation's text took.
+fn room_bytes(app: &App) -> usize {
+    let path = app.chat.context_path();
+    let bytes: usize = path.iter().map(|m| m.text.len() + m.reasoning.as_ref().map_or(0, String::len)).sum();
+    let last = path.iter().rev().find_map(|m| m.report.as_ref());
+    let tokens = last.map_or(0, |r| r.prompt_tokens + r.reasoning_tokens + r.answer_tokens).max(app.tokens());
+    let bytes_per_token = (bytes as f64 / tokens.max(1) as f64).clamp(0.5, 4.0);
+    let context = app.engine.info.as_ref().map_or(0, |info| info.context);
+    (context as f64 / 2.0 * bytes_per_token) as usize
+}
+
+/// The messages of the user, up to this one and after it.
+fn said(app: &App, upto: MessageId) -> (Vec<&str>, Vec<&str>) {
+    let path = app.chat.context_path().into_iter();
+    let (covered, after): (Vec<&Message>, Vec<&Message>) =
+        path.filter(|m| m.role == Role::User).partition(|m| m.id <= upto);
+    (covered.into_iter().map(|m| &*m.text).collect(), after.into_iter().map(|m| &*m.text).collect())
+}
+
+/// Begins a new conversation with what the user said: as a list or, for the built-in model, as turns with short answers, of
+/// which it was trained to recall.
+fn copy(app: &mut App) -> Vec<Effect> {
+    let path = app.chat.context_path();
+    let Some(report) = path.iter().rev().find_map(|m| m.report.as_deref()) else {
+        app.say(Level::Info, "nothing to copy yet: no answer so far");
+        return Vec::new();
+    };
+    let report = TurnReport {
+        stop_reason: StopReason::End,
+        detail: None,
+        generated: Vec::new(),
+        log: Vec::new(),
+        log_base: 0,
+        pending: Some(None),
+        thought_closed_at: None,
+        repeats_at: None,
+        twin: None,
+        chains: None,
+        ..report.clone()
+    };
+    let room = room_bytes(app);
+    let (turns, left_out) = match app.engine.info.as_ref().is_some_and(|info| info.is_builtin()) {
+        true => short_turns(app, room),
+        false => {
+            let (messages, _) = said(app, MessageId::MAX);
+            let answer = own_words(&messages, room);
+            (vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer }], None)
+        }
+    };
+    let left_out = left_out.map_or(String::new(), |line| format!("; {line}"));
+    let what = format!("with what you said, word for word, and without thoughts{left_out}");
+    vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what, report })))]
+}
+
+/// The turns in which the user told something, with short thoughts and answers, as many as have room; and a line that says
+/// what is left out.
+fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
+    /// Bytes that stand for the tokens of a turn's frame.
+    const FRAME: usize = 24;
+    let path = app.chat.context_path();
+    let pairs = path.windows(2).filter(|pair| pair[0].role == Role::User && pair[1].role == Role::Assistant);
+    let short = |text: &str, most: usize| if text.len() > most { String::new() } else { text.to_owned() };
+    let take = |pair: &[&Message]| TakenOver {
+        question: pair[0].text.clone(),
+        reasoning: pair[1].reasoning.as_deref().filter(|text| text.len() <= MAX_THOUGHT).map(str::to_owned),
+        answer: short(&pair[1].text, MAX_ANSWER),
+    };
+    let tells = |pair: &&[&Message]| !pair[0].text.trim_end().ends_with('?');
+    let turns: Vec<TakenOver> = pairs.filter(tells).map(take).collect();
+    let size = |turn: &TakenOver| {
+        turn.question.len() + turn.answer.len() + turn.reasoning.as_ref().map_or(0, String::len) + FRAME
+    };
+    let sizes: Vec<usize> = turns.iter().map(size).collect();
+    let mut kept = summary::that_fit(&sizes, room).into_iter();
+    let n = turns.len();
+    let turns: Vec<TakenOver> = turns.into_iter().filter(|_| kept.next() == Some(true)).collect();
+    let line = summary::left_out(n - turns.len());
+    (turns, line)
 }
 
 /// Collects the summary.
 pub fn streamed(app: &mut App, kind: TextKind, text: &str) {
     if let (Some(summary), TextKind::Answer) = (&mut app.engine.compacting, kind) {
-        summary.push_str(text);
+        summary.text.push_str(text);
     }
 }
 
 /// Leaves the conversation for the new one, or says why there is no summary.
 pub fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
-    let Some(text) = app.engine.compacting.take() else { return Vec::new() };
+    let Some(Compacting { text, upto }) = app.engine.compacting.take() else { return Vec::new() };
     let detail = || report.detail.clone().unwrap_or_else(|| "the context is full".to_owned());
     let why = match report.stop_reason {
-        StopReason::End | StopReason::MaxTokens if !text.trim().is_empty() => {
-            return vec![Effect::Store(Store::Compact(Box::new(Summary { text, report })))];
+        StopReason::End | StopReason::MaxTokens | StopReason::ContextFull if !text.trim().is_empty() => {
+            let (before, after) = said(app, upto);
+            match checked(&text, &before, &after, room_bytes(app)) {
+                Ok(answer) => {
+                    let turns = vec![TakenOver { question: QUESTION.to_owned(), reasoning: None, answer }];
+                    let what = "from this summary".to_owned();
+                    return vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what, report })))];
+                }
+                Err(why) => format!("{why}; {KEPT}; {LIST}"),
+            }
         }
-        StopReason::End | StopReason::MaxTokens => "the model wrote no summary".to_owned(),
-        StopReason::Cancelled => "stopped".to_owned(),
-        StopReason::ContextFull => format!("no room for a summary: {}; {SHORTEN}", detail()),
+        StopReason::End | StopReason::MaxTokens => format!("the model wrote no summary; {KEPT}; {LIST}"),
+        StopReason::Cancelled => format!("stopped; {KEPT}"),
+        StopReason::ContextFull => format!("no room for a summary: {}; {KEPT}; {LIST}", detail()),
         StopReason::CacheFull => {
-            format!("no room for a summary: {}; /set kv_limit raises the limit, or {SHORTEN}", detail())
+            format!("no room for a summary: {}; {KEPT}; {LIST}, /set kv_limit raises the limit", detail())
         }
-        StopReason::Error => detail(),
+        StopReason::Error => format!("{}; {KEPT}", detail()),
     };
-    failed(app, &why)
+    let level = if report.stop_reason == StopReason::Cancelled { Level::Info } else { Level::Warning };
+    app.say(level, why);
+    Vec::new()
 }
 
 /// Says why there is no summary. Messages that wait stay until the user sends them.
 pub fn failed(app: &mut App, why: &str) -> Vec<Effect> {
     app.engine.compacting = None;
     let level = if why == "stopped" { Level::Info } else { Level::Warning };
-    app.say(level, format!("{why}; the conversation stays as it was"));
+    app.say(level, format!("{why}; {KEPT}"));
     Vec::new()
 }
 
-/// Shows the new conversation, whose first turn is the summary. `continues`: the old session, if it is saved.
+/// Shows the new conversation, whose first turns are taken over. `continues`: the old session, if it is saved.
 pub fn began(
     app: &mut App,
     id: String,
@@ -87,22 +204,27 @@ pub fn began(
     continues: Option<String>,
     summary: Box<Summary>,
 ) -> Vec<Effect> {
-    let Summary { text, report } = *summary;
+    let Summary { turns, what, report } = *summary;
     let title = app.chat.title_or_first_line();
     let mut chat = Conversation::new(app.chat.system().map(str::to_owned));
     chat.set_continues(continues.clone());
     chat.rename(&format!("{}{CONTINUED}", title.trim_end_matches(CONTINUED)));
-    chat.push_user(QUESTION);
-    let turn = chat.begin_reply(false, None);
-    chat.append(turn, TextKind::Answer, &text);
-    chat.finish(TurnReport { turn, in_context: true, ..report });
+    for TakenOver { question, reasoning, answer } in turns {
+        chat.push_user(question);
+        let turn = chat.begin_reply(reasoning.is_some(), None);
+        if let Some(reasoning) = reasoning {
+            chat.append(turn, TextKind::Reasoning, &reasoning);
+        }
+        chat.append(turn, TextKind::Answer, &answer);
+        chat.finish(TurnReport { turn, in_context: true, ..report.clone() });
+    }
     // Messages that were sent meanwhile go to the new conversation.
     app.resuming = true;
     files::show(app, chat);
     app.resuming = false;
     (app.session.id, app.date) = (Some(id), date);
     let old = continues.map_or(String::new(), |id| format!("; /resume {id} opens the old one"));
-    note(app, LocalKind::Note, format!("a new conversation goes on from this summary{old}"));
+    note(app, LocalKind::Note, format!("a new conversation goes on {what}{old}"));
     let mut effects = vec![Effect::Engine(Command::Clear), Effect::Store(Store::Sync)];
     effects.extend(turns::send_next(app));
     effects
@@ -111,12 +233,26 @@ pub fn began(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Event, FORK_TURN};
+    use crate::protocol::{Event, FORK_TURN, ModelInfo};
+    use crate::ui::depth::Depth;
     use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
     use crate::ui::update::{take_changes, update};
     use crossterm::event::KeyCode;
     use std::sync::Arc;
+
+    /// A chat with another model than the built-in one.
+    fn chat(context: usize) -> App {
+        chat_with(context, false)
+    }
+
+    fn chat_with(context: usize, builtin: bool) -> App {
+        let mut app = unloaded(100, 30, Depth::Rgb, "dark");
+        let mut info = ModelInfo { context, ..model(8, 4) };
+        info.template.trusted = builtin;
+        update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+        app
+    }
 
     fn text(app: &mut App, text: &str) {
         engine(app, Event::Text { turn: FORK_TURN, kind: TextKind::Answer, text: text.into() });
@@ -126,20 +262,31 @@ mod tests {
         engine(app, Event::TurnDone(Box::new(report(FORK_TURN, stop_reason))))
     }
 
+    fn fill(app: &mut App, tokens: usize) {
+        update(app, AppEvent::Snapshot(Arc::new(snapshot(tokens, 8, 4))));
+    }
+
+    /// The new conversation's effect.
+    fn summary(effects: &[Effect]) -> Box<Summary> {
+        let [Effect::Store(Store::Compact(summary))] = effects else { panic!("{effects:?}") };
+        summary.clone()
+    }
+
+    const GOOD: &str = "The user told the code, which is seven, and asked to remember it. Nothing else was said or decided, \
+        and no question is open.";
+
     #[test]
     fn a_summary_begins_a_conversation_that_names_the_old_one() {
-        let mut app = app(100, 30, 8, 4);
+        let mut app = chat(8192);
         turn(&mut app, "the code is seven", "hm", "Noted.");
-        assert!(matches!(say(&mut app, "/compact")[..], [Effect::Compact]));
-        text(&mut app, "The code is ");
+        assert!(matches!(say(&mut app, "/compact")[..], [Effect::Compact { upto: 2 }]));
+        text(&mut app, &GOOD[..12]);
         assert!(screen(&mut app).contains("writing a summary: 3 words (Esc stops)"), "{}", screen(&mut app));
         say(&mut app, "go on");
-        text(&mut app, "seven.");
-        let effects = end(&mut app, StopReason::End);
-        let [Effect::Store(Store::Compact(summary))] = &effects[..] else { panic!("{effects:?}") };
+        text(&mut app, &GOOD[12..]);
+        let summary = summary(&end(&mut app, StopReason::End));
         let (id, date) = ("new".to_owned(), jiff::civil::DateTime::default());
         take_changes(&mut app);
-        let summary = summary.clone();
         let effects = update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary });
         assert!(matches!(
             effects[..],
@@ -147,29 +294,37 @@ mod tests {
         ));
         assert_eq!((app.chat.continues(), app.chat.title()), (Some("old"), Some("the code is seven, continued")));
         let path: Vec<&str> = app.chat.path().iter().map(|m| &*m.text).collect();
-        assert_eq!(path, [QUESTION, "The code is seven.", "go on", ""]);
+        assert_eq!(path, [QUESTION, GOOD, "go on", ""]);
         assert!(screen(&mut app).contains("/resume old opens the old one"));
     }
 
     #[test]
     fn what_stops_a_summary_leaves_the_conversation_and_says_what_to_do() {
-        let mut app = app(100, 30, 8, 4);
-        assert!(say(&mut app, "/compact").is_empty() && screen(&mut app).contains("nothing to sum up yet"));
+        let mut app = chat(8192);
+        assert!(say(&mut app, "/compact").is_empty() && screen(&mut app).contains("nothing to summarize yet"));
         turn(&mut app, "taken back", "hm", "Gone.");
         say(&mut app, "/undo");
-        assert!(say(&mut app, "/compact").is_empty() && screen(&mut app).contains("nothing to sum up yet"));
-        turn(&mut app, "the code is seven", "hm", "Noted.");
+        assert!(say(&mut app, "/compact").is_empty() && screen(&mut app).contains("nothing to summarize yet"));
+        turn(&mut app, "My name is Ada and the code is 762.", "hm", "Noted.");
         let said = |app: &mut App| app.notice.take().expect("a line").text;
-        for (reason, words) in [
-            (StopReason::Cancelled, "stopped; the conversation stays"),
-            (StopReason::ContextFull, "no room for a summary: the context is full; /undo takes"),
-            (StopReason::CacheFull, "/set kv_limit raises the limit, or /undo"),
-            (StopReason::End, "the model wrote no summary"),
+        let lost = "A friendly conversation in which the user told something and the model noted it. Nothing else \
+            was said, and nothing more is to be done about it.";
+        for (reason, summary, words) in [
+            (StopReason::Cancelled, "The", "stopped; kept the old conversation"),
+            (StopReason::ContextFull, "", "no room for a summary: the context is full; kept"),
+            (StopReason::CacheFull, "", "/set kv_limit raises the limit"),
+            (StopReason::End, "", "the model wrote no summary"),
+            (StopReason::End, "The conversation so 91", "the summary has 4 words, fewer than 20; kept the old"),
+            (
+                StopReason::End,
+                lost,
+                "lost 2 of 2 names and numbers (762, ada); kept the old conversation; /compact list",
+            ),
         ] {
             say(&mut app, "/compact");
             assert!(app.is_busy());
+            text(&mut app, summary);
             if reason == StopReason::Cancelled {
-                text(&mut app, "The");
                 let effects = press(&mut app, KeyCode::Esc);
                 assert!(matches!(effects[..], [Effect::Engine(Command::Cancel)]));
             }
@@ -188,18 +343,63 @@ mod tests {
     }
 
     #[test]
-    fn a_context_nearly_full_offers_a_summary_in_one_line() {
-        let mut app = app(100, 30, 8, 4);
+    fn a_full_context_offers_two_ways_and_a_summary_covers_what_leaves_room() {
+        let mut app = chat(8192);
         app.panel.hidden = true;
-        turn(&mut app, "q", "hm", "Fine.");
-        let fill = |app: &mut App, tokens| update(app, AppEvent::Snapshot(Arc::new(snapshot(tokens, 8, 4))));
+        turn(&mut app, "My name is Ada.", "hm", "Fine.");
+        turn(&mut app, "My dog is called Rex.", "hm", "Fine.");
         fill(&mut app, 7_300);
         assert!(!screen(&mut app).contains("/compact"));
         fill(&mut app, 7_400);
-        assert!(screen(&mut app).contains("the context is 90 % full; /compact sums it up"));
-        // No room for the summary itself: nothing is asked.
-        fill(&mut app, 8_100);
-        assert!(say(&mut app, "/compact").is_empty());
-        assert!(screen(&mut app).contains("no room for a summary: 8,100/8,192 tokens are used; /undo"));
+        assert!(screen(&mut app).contains("the context is 90 % full; /compact goes on in a new conversation"));
+        fill(&mut app, 8_192);
+        assert!(screen(&mut app).contains(&format!("context full: {}", summary::WAY_OUT)));
+        // The next message says the same, is not glued to the one after it, and leaves no line behind.
+        for question in ["first", "second"] {
+            say(&mut app, question);
+            let refused = TurnReport {
+                in_context: false,
+                generated: Vec::new(),
+                detail: Some("the prompt has 8,216 tokens".into()),
+                ..report(app.turn.as_ref().unwrap().turn, StopReason::ContextFull)
+            };
+            engine(&mut app, Event::TurnDone(Box::new(refused)));
+            let line = app.notice.clone().expect("a line").text;
+            assert_eq!(line, format!("not sent (Up recalls it): context full: {}", summary::WAY_OUT));
+            assert_eq!((app.input.text(), app.history.entries().last().map(String::as_str)), ("", Some(question)));
+            assert!(app.feed.locals.is_empty());
+        }
+        // The last turn's report leaves no room, the first turn's does.
+        let long = TurnReport { prompt_tokens: 8_000, ..report(2, StopReason::ContextFull) };
+        app.chat.finish(long);
+        assert!(matches!(say(&mut app, "/compact")[..], [Effect::Compact { upto: 2 }]));
+        text(&mut app, &GOOD.replace("user told", "user Ada told"));
+        let answer = summary(&end(&mut app, StopReason::End)).turns[0].answer.clone();
+        assert!(answer.ends_with("\n\nIn the user's own words:\n- My dog is called Rex."), "{answer}");
+        // No turn leaves room: the user's words go over without the model.
+        let mut app = chat(400);
+        turn(&mut app, "My name is Ada.", "hm", "Fine.");
+        fill(&mut app, 400);
+        let copied = summary(&say(&mut app, "/compact"));
+        assert_eq!(copied.turns[0].answer, "In the user's own words:\n- My name is Ada.");
+    }
+
+    #[test]
+    fn the_built_in_model_is_not_asked_and_what_the_user_said_is_copied() {
+        let mut app = chat_with(400, true);
+        turn(&mut app, "My name is Ada.", "Noted: Ada", "Hello Ada.");
+        turn(&mut app, "What is my name?", "Ada", "Your name is Ada");
+        turn(&mut app, &"a long story ".repeat(70), "hm", "Fine.");
+        turn(&mut app, "The code is 762.", &"on and on ".repeat(100), "Noted.");
+        let copied = summary(&say(&mut app, "/compact"));
+        let texts: Vec<(&str, Option<&str>, &str)> =
+            copied.turns.iter().map(|t| (&*t.question, t.reasoning.as_deref(), &*t.answer)).collect();
+        let wanted = [("My name is Ada.", Some("Noted: Ada"), "Hello Ada."), ("The code is 762.", None, "Noted.")];
+        assert_eq!(texts, wanted);
+        let (id, date) = ("new".to_owned(), jiff::civil::DateTime::default());
+        update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary: copied });
+        let line = &app.feed.locals.last().expect("a line").text;
+        assert!(line.contains("1 long message is left out") && line.contains("/resume old opens"), "{line}");
+        assert_eq!(app.chat.turns(), 2);
     }
 }

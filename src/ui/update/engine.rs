@@ -92,6 +92,11 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             }
         }
         Event::Refused { command, why } => app.say(Level::Error, format!("/{command}: {why}")),
+        Event::Repeats { turn, chain } if app.turn.as_ref().is_some_and(|t| t.turn == turn) => {
+            let text = texts::repeats(app, chain);
+            return note(app, LocalKind::Note, text);
+        }
+        Event::Repeats { .. } => {}
         Event::Notice(text) => return note(app, LocalKind::Warning, text),
         Event::Failed(error) => return failed(app, &error),
     }
@@ -148,9 +153,11 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     let refused = !report.in_context && report.generated.is_empty();
     let why = match (report.stop_reason, &report.detail) {
         (StopReason::Cancelled, _) => "stopped before the answer began".to_owned(),
+        (StopReason::ContextFull, _) => report.detail.clone().unwrap_or_default(),
         (_, Some(detail)) => format!("{detail}{}", advice(&report)),
         (reason, None) => reason.as_str().to_owned(),
     };
+    let no_room = report.stop_reason == StopReason::ContextFull;
     let long = app.turn.as_ref().is_some_and(|t| t.turn == turn && app.now_ms >= t.started_ms + BELL_MS);
     // After a stop or a failure the queue waits for the user.
     let ended_well = matches!(report.stop_reason, StopReason::End | StopReason::MaxTokens);
@@ -163,7 +170,9 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     if long && app.setup.settings.bell {
         effects.push(Effect::Bell);
     }
-    if refused {
+    if refused && no_room {
+        turns::no_room(app, turn, &why);
+    } else if refused {
         // Not a turn: nothing is written.
         effects.extend(turns::take_back(app, turn, &why));
     } else {

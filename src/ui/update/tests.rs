@@ -243,7 +243,7 @@ fn an_answer_that_was_all_thinking_is_called_that() {
     let turn = app.turn.as_ref().unwrap().turn;
     engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::MaxTokens))));
     let shown = screen(&mut app);
-    assert!(shown.contains("the model was still thinking") && shown.contains("token limit"), "{shown}");
+    assert!(shown.contains("no answer: the model was still thinking") && shown.contains("token limit"), "{shown}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Texts used in several places.
 
 use crate::protocol::Snapshot;
+use crate::ui::action::Action;
+use crate::ui::state::App;
 use crate::ui::text::plural;
 
 /// What is missing before most commands can do anything, and what to do.
@@ -10,6 +12,18 @@ pub const NO_MODEL: &str = "no model is loaded; /model NAME loads one";
 pub fn refill(held: Option<&Snapshot>) -> String {
     let pins = if held.is_some_and(|s| s.pinned > 0) { "; pins of messages do not come back" } else { "" };
     format!("your next message loads the conversation again{pins}")
+}
+
+/// Says that the answer, or one of its chains, repeats itself, and what helps.
+pub fn repeats(app: &App, chain: Option<usize>) -> String {
+    let stop = app.setup.keymap.key_of(Action::Stop);
+    if let Some(number) = chain {
+        return format!("chain {} repeats itself; {stop} ends the chains and keeps what has voted", number + 1);
+    }
+    match app.sampling().temperature < 1.0 {
+        true => format!("it repeats itself; {stop} stops it; /set temperature 1 or /parallel 8 may find a way out"),
+        false => format!("it repeats itself; {stop} stops it; /parallel 8 may find a way out"),
+    }
 }
 
 /// Returns the text of a toggle's line.

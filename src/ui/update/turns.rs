@@ -2,13 +2,14 @@
 
 use super::texts::NO_MODEL;
 use super::{Effect, Store, note};
+use crate::chat::summary::WAY_OUT;
 use crate::chat::{MessageId, Role};
 use crate::config::Width;
 use crate::ui::action::Action;
 use crate::ui::commands as slash;
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
-use crate::ui::text::{clean_line, truncate};
+use crate::ui::text::{FULL, clean_line, truncate};
 
 /// Queues the input as a message, or in place of the message being edited, and sends the queue if possible.
 pub fn ask(app: &mut App) -> Vec<Effect> {
@@ -251,6 +252,29 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
     };
     app.feed.reattach(&app.chat);
     note(app, LocalKind::Error, format!("{what}: {why}"))
+}
+
+/// Takes back a question for which the context has no room, and says what to do. A long one returns to the input to be
+/// shortened; others can be recalled, so that the next one is not typed behind them.
+pub fn no_room(app: &mut App, turn: u64, why: &str) {
+    let question = app.chat.reply(turn).and_then(|reply| reply.parent);
+    let text = app.chat.retract(turn).filter(|_| question.is_some_and(|id| app.chat.get(id).is_none()));
+    app.feed.reattach(&app.chat);
+    let context = app.engine.info.as_ref().map_or(0, |info| info.context);
+    let line = match text {
+        Some(text) if app.chat.path().is_empty() || text.len() > context => {
+            let place = give_back(app, &text);
+            format!(
+                "not sent{place}: {why}; shorten the message, or start with a larger --ctx-size if the model allows it"
+            )
+        }
+        Some(text) => {
+            app.history.push(&text);
+            format!("not sent ({} recalls it): {FULL}: {WAY_OUT}", app.setup.keymap.key_of(Action::HistoryOlder))
+        }
+        None => format!("not answered again: {FULL}: {WAY_OUT}"),
+    };
+    app.say(Level::Warning, line);
 }
 
 /// True while the engine is busy or a conversation is being opened; shows a notice about it.

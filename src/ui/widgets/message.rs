@@ -1,5 +1,6 @@
 //! Makes the rows of an item of the conversation: a message with its think block and last line, or a local line.
 
+use crate::chat::summary::WAY_OUT;
 use crate::chat::{Message, Role as Who, line_after};
 use crate::protocol::{StopReason, TurnReport};
 use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
@@ -7,7 +8,7 @@ use crate::ui::folded;
 use crate::ui::heat;
 use crate::ui::markdown;
 use crate::ui::state::App;
-use crate::ui::text::{clean, count, plural, ratio, seconds, stop_words, wrap, wrap_plain};
+use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, clean, count, plural, ratio, seconds, stop_words, wrap, wrap_plain};
 use crate::ui::theme::{Role, Theme};
 use crate::unicode::end_of;
 use ratatui::style::{Modifier, Style};
@@ -35,14 +36,15 @@ pub fn ending(report: &TurnReport) -> String {
 }
 
 /// Returns what the user can do about the way a turn ended.
-pub fn advice(report: &TurnReport) -> &'static str {
-    match report.stop_reason {
-        StopReason::ContextFull => "; shorten the message, /compact goes on with a summary, or /new starts over",
+pub fn advice(report: &TurnReport) -> String {
+    let text = match report.stop_reason {
+        StopReason::ContextFull => return format!(": {WAY_OUT}"),
         StopReason::CacheFull if report.eviction => "; /set kv_limit raises the limit, /new starts over",
         StopReason::CacheFull => "; /set kv_limit raises the limit, /eviction on saves room, /new starts over",
         StopReason::MaxTokens => "; /set max_tokens raises it",
         _ => "",
-    }
+    };
+    text.to_owned()
 }
 
 /// Makes the rows of an item, reusing those of `old` that did not change.
@@ -346,15 +348,19 @@ fn last_line(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'s
     let plain = report.stop_reason == StopReason::End;
     let style = theme.style(if plain { Role::Dim } else { Role::Warning });
     if message.shown().trim().is_empty() && message.shown_reasoning().is_some() {
-        let text = "no answer: the model was still thinking";
+        let text = if plain { ONLY_THOUGHT } else { NO_ANSWER };
         lines.extend(wrap_plain(text, theme.style(Role::Warning), width, &margin()));
+    }
+    if let Some(at) = report.thought_closed_at {
+        let text = format!("the thought was closed after {}; /set max_think changes that", plural(at as u64, "token"));
+        lines.extend(wrap_plain(&text, theme.style(Role::Dim), width, &margin()));
     }
     // That an answer ended is what one expects.
     let mut text = if plain && report.detail.is_none() { String::new() } else { ending(report) };
     if !report.in_context {
         text += if text.is_empty() { "not part of the context" } else { "; not part of the context" };
     }
-    text += advice(report);
+    text += &advice(report);
     let separator = format!(" {} ", theme.glyphs().separator);
     let mut facts = Vec::new();
     let tokens = report.answer_tokens + report.reasoning_tokens;

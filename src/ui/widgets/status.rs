@@ -106,7 +106,7 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         return Some(format!("reading the conversation ({stop} stops)"));
     }
     if let Some(summary) = &app.engine.compacting {
-        let words = plural(summary.split_whitespace().count() as u64, "word");
+        let words = plural(summary.text.split_whitespace().count() as u64, "word");
         return Some(format!("writing a summary: {words} ({stop} stops)"));
     }
     if app.engine.recalling {
