@@ -7,13 +7,11 @@ use std::io::Write;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// A dmschat with folders of its own and nothing else in its environment, which answers greedily.
+/// A dmschat with folders of its own and nothing in its environment.
 pub fn dmschat(home: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dmschat"));
     command.env_clear().env("DMSCHAT_CONFIG_DIR", home.path().join("config"));
     command.env("DMSCHAT_DATA_DIR", home.path().join("data")).env("HOME", home.path());
-    // The same answers, whatever the model recommends.
-    command.env("DMSCHAT_TEMPERATURE", "0");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -439,10 +437,10 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
         "{stderr}"
     );
     // A thought that is cut off is no answer, and one that is closed is.
-    let (code, stdout, stderr) = run(&["-p", EQUATION, "--max-tokens", "20"]);
+    let (code, stdout, stderr) = run(&["-p", EQUATION, "--temperature", "0", "--max-tokens", "20"]);
     assert_eq!((code, stdout.as_str()), (1, ""), "{stderr}");
     assert!(stderr.contains("no answer: the model was still thinking; raise --max-tokens"), "{stderr}");
-    let (code, stdout, stderr) = run(&["-p", EQUATION, "--max-think", "20", "--json"]);
+    let (code, stdout, stderr) = run(&["-p", EQUATION, "--temperature", "0", "--max-think", "20", "--json"]);
     let json: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &json["thought_closed_at"], &json["reasoning_tokens"]), (0, &20.into(), &21.into()), "{json}");
     assert!(stderr.contains("the thought was closed after 20 tokens (--max-think)"), "{stderr}");

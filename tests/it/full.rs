@@ -21,7 +21,8 @@ const TOLD: [(&str, &str, &str); 10] = [
 #[test]
 fn ten_facts_come_along_from_a_full_context() {
     let home = tempfile::tempdir().unwrap();
-    let mut chat = Chat::start(home.path(), 120, 40, &[], &["--ctx-size", "1500", "--max-think", "0"]);
+    let args = ["--ctx-size", "1500", "--max-think", "0", "--temperature", "0"];
+    let mut chat = Chat::start(home.path(), 120, 40, &[], &args);
     chat.until_shows("demo");
     for (said, _, _) in TOLD {
         chat.say(said);

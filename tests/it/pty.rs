@@ -33,8 +33,6 @@ fn command(home: &Path, env: &[(&str, &str)], args: &[&str]) -> CommandBuilder {
     command.env("DMSCHAT_CONFIG_DIR", home.join("config"));
     command.env("TERM", "xterm-256color");
     command.env("COLORTERM", "truecolor");
-    // The same answers, whatever the model recommends.
-    command.env("DMSCHAT_TEMPERATURE", "0");
     for (name, value) in env {
         command.env(name, value);
     }
