@@ -61,8 +61,6 @@ pub struct Summary {
     pub turns: Vec<TakenOver>,
     /// Describes it, for the line below.
     pub what: String,
-    /// The numbers of the old conversation.
-    pub report: TurnReport,
 }
 
 /// A turn of the new conversation.
@@ -71,6 +69,8 @@ pub struct TakenOver {
     pub question: String,
     pub reasoning: Option<String>,
     pub answer: String,
+    /// The numbers of the old conversation.
+    pub report: TurnReport,
 }
 
 /// An operation on session files.

@@ -128,6 +128,8 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         chains: None,
         log_base: 0,
         log: Vec::new(),
+        thought_closed_at: None,
+        repeats_at: None,
         generated: vec![1, 2],
         pending: Some(None),
         in_context: true,

@@ -142,8 +142,8 @@ fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
 
     let report = crate::ui::testing::report(crate::protocol::FORK_TURN, crate::protocol::StopReason::End);
     let (question, answer) = (crate::ui::update::QUESTION.to_owned(), "The code is seven.".to_owned());
-    let turns = vec![crate::ui::effect::TakenOver { question, reasoning: None, answer }];
-    let summary = crate::ui::effect::Summary { turns, what: "from this summary".into(), report };
+    let turns = vec![crate::ui::effect::TakenOver { question, reasoning: None, answer, report }];
+    let summary = crate::ui::effect::Summary { turns, what: "from this summary".into() };
     let mut events = sessions.run(&app, Store::Compact(Box::new(summary)));
     let event = events.pop().expect("nothing waits for the disk");
     assert!(matches!(&event, AppEvent::Compacted { continues: Some(id), .. } if *id == old), "{event:?}");

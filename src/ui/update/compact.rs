@@ -23,9 +23,8 @@ const QUESTION_TOKENS: usize = 96;
 const KEPT: &str = "kept the old conversation";
 /// The way without the model.
 const LIST: &str = "/compact list copies what you said";
-/// Longest thought and answer that are copied, in bytes.
+/// Longest thought that is copied, in bytes.
 const MAX_THOUGHT: usize = 200;
-const MAX_ANSWER: usize = 400;
 
 /// Most tokens of a summary.
 pub fn max_tokens(context: usize) -> usize {
@@ -91,15 +90,9 @@ fn said(app: &App, upto: MessageId) -> (Vec<&str>, Vec<&str>) {
     (covered.into_iter().map(|m| &*m.text).collect(), after.into_iter().map(|m| &*m.text).collect())
 }
 
-/// Begins a new conversation with what the user said: as a list or, for the built-in model, as turns with short answers, of
-/// which it was trained to recall.
-fn copy(app: &mut App) -> Vec<Effect> {
-    let path = app.chat.context_path();
-    let Some(report) = path.iter().rev().find_map(|m| m.report.as_deref()) else {
-        app.say(Level::Info, "nothing to copy yet: no answer so far");
-        return Vec::new();
-    };
-    let report = TurnReport {
+/// The numbers of a report, without the tokens of its turn, which the new conversation does not have.
+fn numbers_of(report: &TurnReport) -> TurnReport {
+    TurnReport {
         stop_reason: StopReason::End,
         detail: None,
         generated: Vec::new(),
@@ -111,43 +104,53 @@ fn copy(app: &mut App) -> Vec<Effect> {
         twin: None,
         chains: None,
         ..report.clone()
-    };
-    let room = room_bytes(app);
-    let (turns, left_out) = match app.engine.info.as_ref().is_some_and(|info| info.is_builtin()) {
-        true => short_turns(app, room),
-        false => {
-            let (messages, _) = said(app, MessageId::MAX);
-            let answer = own_words(&messages, room);
-            (vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer }], None)
-        }
-    };
-    let left_out = left_out.map_or(String::new(), |line| format!("; {line}"));
-    let what = format!("with what you said, word for word, and without thoughts{left_out}");
-    vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what, report })))]
+    }
 }
 
-/// The turns in which the user told something, with short thoughts and answers, as many as have room; and a line that says
-/// what is left out.
+/// Begins a new conversation with what the user said: as a list or, for the built-in model, as turns with short answers, of
+/// which it was trained to recall.
+fn copy(app: &mut App) -> Vec<Effect> {
+    let (mut turns, mut left_out) = (Vec::new(), None);
+    if let Some(info) = app.engine.info.as_ref().filter(|info| info.is_builtin()) {
+        (turns, left_out) = short_turns(app, info.context / 2);
+    }
+    if turns.is_empty() {
+        let Some(report) = app.chat.context_path().iter().rev().find_map(|m| m.report.as_deref().map(numbers_of))
+        else {
+            app.say(Level::Info, "nothing to copy yet: no answer so far");
+            return Vec::new();
+        };
+        let answer = own_words(&said(app, MessageId::MAX).0, room_bytes(app));
+        turns = vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer, report }];
+    }
+    let left_out = left_out.map_or(String::new(), |line| format!("; {line}"));
+    let what = format!("with what you said, word for word, and without long thoughts{left_out}");
+    vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what })))]
+}
+
+/// The turns in which the user told something and was answered, without long thoughts, as many as have room in so many tokens;
+/// and a line that says how many have none.
 fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
-    /// Bytes that stand for the tokens of a turn's frame.
-    const FRAME: usize = 24;
     let path = app.chat.context_path();
-    let pairs = path.windows(2).filter(|pair| pair[0].role == Role::User && pair[1].role == Role::Assistant);
-    let short = |text: &str, most: usize| if text.len() > most { String::new() } else { text.to_owned() };
-    let take = |pair: &[&Message]| TakenOver {
-        question: pair[0].text.clone(),
-        reasoning: pair[1].reasoning.as_deref().filter(|text| text.len() <= MAX_THOUGHT).map(str::to_owned),
-        answer: short(&pair[1].text, MAX_ANSWER),
-    };
-    let tells = |pair: &&[&Message]| !pair[0].text.trim_end().ends_with('?');
-    let turns: Vec<TakenOver> = pairs.filter(tells).map(take).collect();
-    let size = |turn: &TakenOver| {
-        turn.question.len() + turn.answer.len() + turn.reasoning.as_ref().map_or(0, String::len) + FRAME
-    };
-    let sizes: Vec<usize> = turns.iter().map(size).collect();
+    let (mut turns, mut sizes, mut before) = (Vec::new(), Vec::new(), 0);
+    for pair in path.windows(2).filter(|pair| pair[0].role == Role::User) {
+        let (question, reply) = (pair[0], pair[1]);
+        let Some(report) = reply.report.as_deref() else { continue };
+        let asked = report.prompt_tokens.saturating_sub(std::mem::replace(
+            &mut before,
+            report.prompt_tokens + report.reasoning_tokens + report.answer_tokens,
+        ));
+        if question.text.trim_end().ends_with('?') || reply.shown().is_empty() {
+            continue;
+        }
+        let reasoning = reply.reasoning.as_deref().filter(|text| text.len() <= MAX_THOUGHT).map(str::to_owned);
+        sizes.push(asked + report.answer_tokens + reasoning.as_ref().map_or(0, |_| report.reasoning_tokens));
+        let (question, answer, report) = (question.text.clone(), reply.text.clone(), numbers_of(report));
+        turns.push(TakenOver { question, reasoning, answer, report });
+    }
     let mut kept = summary::that_fit(&sizes, room).into_iter();
     let n = turns.len();
-    let turns: Vec<TakenOver> = turns.into_iter().filter(|_| kept.next() == Some(true)).collect();
+    turns.retain(|_| kept.next() == Some(true));
     let line = summary::left_out(n - turns.len());
     (turns, line)
 }
@@ -168,9 +171,9 @@ pub fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
             let (before, after) = said(app, upto);
             match checked(&text, &before, &after, room_bytes(app)) {
                 Ok(answer) => {
-                    let turns = vec![TakenOver { question: QUESTION.to_owned(), reasoning: None, answer }];
+                    let turns = vec![TakenOver { question: QUESTION.to_owned(), reasoning: None, answer, report }];
                     let what = "from this summary".to_owned();
-                    return vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what, report })))];
+                    return vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what })))];
                 }
                 Err(why) => format!("{why}; {KEPT}; {LIST}"),
             }
@@ -204,19 +207,19 @@ pub fn began(
     continues: Option<String>,
     summary: Box<Summary>,
 ) -> Vec<Effect> {
-    let Summary { turns, what, report } = *summary;
+    let Summary { turns, what } = *summary;
     let title = app.chat.title_or_first_line();
     let mut chat = Conversation::new(app.chat.system().map(str::to_owned));
     chat.set_continues(continues.clone());
     chat.rename(&format!("{}{CONTINUED}", title.trim_end_matches(CONTINUED)));
-    for TakenOver { question, reasoning, answer } in turns {
+    for TakenOver { question, reasoning, answer, report } in turns {
         chat.push_user(question);
         let turn = chat.begin_reply(reasoning.is_some(), None);
         if let Some(reasoning) = reasoning {
             chat.append(turn, TextKind::Reasoning, &reasoning);
         }
         chat.append(turn, TextKind::Answer, &answer);
-        chat.finish(TurnReport { turn, in_context: true, ..report.clone() });
+        chat.finish(TurnReport { turn, in_context: true, ..report });
     }
     // Messages that were sent meanwhile go to the new conversation.
     app.resuming = true;
@@ -389,8 +392,14 @@ mod tests {
         let mut app = chat_with(400, true);
         turn(&mut app, "My name is Ada.", "Noted: Ada", "Hello Ada.");
         turn(&mut app, "What is my name?", "Ada", "Your name is Ada");
-        turn(&mut app, &"a long story ".repeat(70), "hm", "Fine.");
+        turn(&mut app, "a long story", "hm", "Fine.");
         turn(&mut app, "The code is 762.", &"on and on ".repeat(100), "Noted.");
+        turn(&mut app, "Reach 24.", "on and on", "");
+        // What the prompts took: 20 tokens a question, and 900 of the story.
+        for (turn, prompt_tokens) in [(1, 20), (2, 80), (3, 1_020), (4, 1_080)] {
+            let taken = TurnReport { prompt_tokens, reasoning_tokens: 20, ..report(turn, StopReason::End) };
+            app.chat.finish(taken);
+        }
         let copied = summary(&say(&mut app, "/compact"));
         let texts: Vec<(&str, Option<&str>, &str)> =
             copied.turns.iter().map(|t| (&*t.question, t.reasoning.as_deref(), &*t.answer)).collect();
