@@ -201,7 +201,7 @@ fn forks_and_images_in_the_middle_of_a_segment_take_its_sums_along() {
             let check = runner.cache.layer_check(head.len);
             // No slot has so many tokens: the last float of the tables.
             let g = runner.cache.geometry();
-            let tables = g.n_kv_heads * 4 * (2 + g.sums_len());
+            let tables = 4 + g.n_kv_heads * 4 * (2 + g.sums_len());
             let mut bad = image.clone();
             bad[tables - 4..tables].copy_from_slice(&65f32.to_ne_bytes());
             assert!(check.check(layer, bad).is_err_and(|e| e.to_string().contains("sums that are not")));

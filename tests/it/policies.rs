@@ -165,7 +165,7 @@ fn with_slots_swapped_in_the_last_head(runner: &Runner<Cpu>, image: &[u8]) -> Ve
 
 /// Bytes of the scores at the end of a layer's image: one for each slot of its pages.
 fn scores_bytes(g: &KvGeometry, image: &[u8]) -> usize {
-    let tables = g.n_kv_heads * size_of::<i32>();
+    let tables = (1 + g.n_kv_heads) * size_of::<i32>();
     let score_bytes = g.page_slots * size_of::<f32>();
     (image.len() - tables) / (g.page_bytes() + score_bytes) * score_bytes
 }
