@@ -393,7 +393,7 @@ fn a_dumb_terminal_gets_lines() {
     let sessions = std::fs::read_dir(home.path().join("data/sessions")).unwrap().next().unwrap().unwrap();
     assert!(std::fs::read_to_string(sessions.path()).unwrap().contains("pasted one\\npasted two"));
     chat.say("/help");
-    chat.until_shows("What the panel shows");
+    chat.until_shows("Configuration");
     // An idle Ctrl+C asks first.
     chat.keys("\x03");
     chat.until_shows("interrupt again to quit");
