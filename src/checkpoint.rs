@@ -174,9 +174,18 @@ impl Checkpoint {
 
     /// Notices for the user: an adapter that was chosen automatically, defaults that are ignored.
     pub fn notices(&self) -> impl Iterator<Item = String> {
+        self.found_adapter().into_iter().chain(self.warnings())
+    }
+
+    /// Says that an adapter was chosen automatically.
+    pub fn found_adapter(&self) -> Option<String> {
         let found = self.adapter.as_ref().filter(|_| self.adapter_found);
-        let adapter = found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"));
-        adapter.into_iter().chain(self.ignored.clone()).chain(self.kept.clone()).chain(self.reordered())
+        found.map(|base| format!("adapter for {base} in use; --adapter none turns it off"))
+    }
+
+    /// Notices about what is not as the files say.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        self.ignored.clone().into_iter().chain(self.kept.clone()).chain(self.reordered())
     }
 
     /// A notice about codes of GPTQ that [`convert`] could not keep.

@@ -217,7 +217,7 @@ impl Loading {
         };
         let runner = Runner::new(b, &checkpoint, &options, progress)?;
         let slow = runner.cache.geometry().policy.slow_prefill();
-        let notices: Vec<String> = checkpoint.notices().chain(slow).collect();
+        let (adapter, notices) = (checkpoint.found_adapter(), checkpoint.warnings().chain(slow).collect::<Vec<_>>());
         let fixed_bytes = checkpoint.weight_bytes + options.workspace_bytes;
         let mut model = loaded::Loaded::new(runner, &checkpoint, &options, plan)?;
         drop(checkpoint);
@@ -227,6 +227,7 @@ impl Loading {
         let mut worker = Worker::new(model, fixed_bytes, options.memory_bytes, inbox);
         let events = outlet.sender(None);
         worker.open(outlet);
+        adapter.into_iter().for_each(|text| events.event(Event::Info(text)));
         notices.into_iter().for_each(|text| events.notice(text));
         match keep {
             Some(Ok((_, ratio, trained))) => events.event(Event::KeepSet { ratio, trained, at_token: 0 }),

@@ -20,12 +20,13 @@ pub use handle::{
 };
 pub use kv_stats::KvStats;
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
-pub use recall::{FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
+pub use recall::{DENSE_TURN, FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 
 pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 pub use steering::{Keep, LogChange, Pinned, WhenFull};
@@ -105,7 +106,8 @@ impl Default for SamplingParams {
 /// A turn to answer.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// Number of the turn in the conversation, from 1 on, or [`FORK_TURN`]; used in events, session files and [`Piece::Reply`].
+    /// Number of the turn in the conversation, from 1 on, or [`FORK_TURN`] or [`DENSE_TURN`]; used in events, session files and
+    /// [`Piece::Reply`].
     pub turn: u64,
     /// The whole conversation rendered by the template, including the generation prompt.
     pub prompt: Vec<Piece>,
@@ -162,6 +164,8 @@ pub enum Command {
     Pin { text: String, ask: bool },
     /// Takes back the pins of the message with this text, or all: [`Event::Unpinned`].
     Unpin(Option<String>),
+    /// Pins the tokens at these positions, or takes their pins back: [`Event::Pinned`] or [`Event::Unpinned`].
+    PinTokens { tokens: Range<usize>, pin: bool },
     /// Rebuilds the cache: prefills the token log under the current eviction state.
     Rebuild,
     /// Goes back to the newest kept state that begins this rendering, without a prefill (after undo, edit, delete).
@@ -403,6 +407,8 @@ pub enum Event {
     },
     /// A sentence for the user.
     Notice(String),
+    /// A sentence about a feature in use, which is no warning.
+    Info(String),
     /// The engine has failed (a bug, or a lost device) and takes no more commands.
     Failed(String),
 }
@@ -445,6 +451,8 @@ pub struct Snapshot {
     pub checkpoint_bytes: u64,
     /// Bytes of the twin's pages; part of `kv.bytes` and not of `checkpoint_bytes`.
     pub twin_bytes: u64,
+    /// Bytes of the pages that chains hold beyond those of the mean one, which the other figures are of; as `twin_bytes`.
+    pub chain_bytes: u64,
     /// Bytes mapped by the page pool: `kv.bytes` and free pages.
     pub mapped_bytes: u64,
     pub decode_tok_s: Option<f64>,

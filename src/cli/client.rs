@@ -246,7 +246,7 @@ fn handle(event: Event) -> Result<()> {
     match event {
         Event::LoadFailed(why) => Err(output::wrong_use(why)),
         Event::Failed(why) => Err(anyhow!("{why}")),
-        Event::Notice(line) | Event::Refused { why: line, .. } => {
+        Event::Notice(line) | Event::Info(line) | Event::Refused { why: line, .. } => {
             output::notice(&line);
             Ok(())
         }

@@ -197,7 +197,11 @@ impl Conversation {
         match command {
             Command::Cancel => self.job.iter_mut().for_each(|job| job.cancelled = true),
             Command::Elect(chain) => self.elect(chain),
-            Command::SetEviction(_) | Command::SetKeep(_) | Command::Pin { .. } | Command::Unpin(_)
+            Command::SetEviction(_)
+            | Command::SetKeep(_)
+            | Command::Pin { .. }
+            | Command::Unpin(_)
+            | Command::PinTokens { .. }
                 if self.is_replaying() =>
             {
                 self.late.push_back((events, command));
@@ -207,6 +211,7 @@ impl Conversation {
             Command::SetKeep(keep) => self.set_keep(m, &events, keep),
             Command::Pin { text, ask } => self.pin(m, &events, &text, ask),
             Command::Unpin(text) => self.unpin(m, &events, text.as_deref()),
+            Command::PinTokens { tokens, pin } => self.pin_tokens(m, &events, tokens, pin),
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
             Command::Presence(request) => {
                 let presence = self.presence(m, &request);
@@ -454,7 +459,11 @@ impl Conversation {
 
     /// Whether a job runs that must leave everything as it is, the checkpoints included.
     pub fn is_only_asking(&self) -> bool {
-        matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Recall(_)))
+        match self.job.as_ref().map(|job| &job.work) {
+            Some(Work::Recall(_)) => true,
+            Some(Work::Answer(turn)) => turn.is_dense(),
+            _ => false,
+        }
     }
 
     /// Reads which tokens the cache still holds.

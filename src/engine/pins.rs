@@ -74,6 +74,31 @@ impl Conversation {
         }
     }
 
+    /// Pins the tokens at these positions, or takes their pins back.
+    pub(super) fn pin_tokens<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        events: &EventSender,
+        tokens: Range<usize>,
+        pin: bool,
+    ) {
+        let within = tokens.start.min(self.context().len(&m.runner))..tokens.end.min(self.context().len(&m.runner));
+        let done = match (within.is_empty(), pin) {
+            (true, _) => Err("these tokens are not in the cache".to_owned()),
+            (_, true) => self.try_pin_at(m, "", within, false).map(|pinned| Event::Pinned(Box::new(pinned))),
+            (_, false) => {
+                self.try_unpin_at(m, within).map(|(tokens, dropped_slots)| Event::Unpinned { tokens, dropped_slots })
+            }
+        };
+        match done {
+            Ok(event) => {
+                events.event(event);
+                self.tell_log(events);
+            }
+            Err(why) => events.notice(why),
+        }
+    }
+
     /// Takes back the pins of a message, or all.
     pub(super) fn unpin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, text: Option<&str>) {
         match self.try_unpin(m, text) {
@@ -86,10 +111,7 @@ impl Conversation {
     }
 
     fn try_unpin<B: Backend>(&mut self, m: &mut Loaded<B>, text: Option<&str>) -> Result<(usize, u64), String> {
-        if self.job.is_some() {
-            return Err("no pin is taken back while the model works; try again after the answer".into());
-        }
-        let context = &self.chain.context;
+        let context = self.context();
         let pins = m.runner.cache.pins(context.seq);
         let positions = match (text, pins) {
             (_, []) => return Err("nothing is pinned".into()),
@@ -101,6 +123,13 @@ impl Conversation {
                     .ok_or("that message is not pinned; /unpin all takes every pin back")?
             }
         };
+        self.try_unpin_at(m, positions)
+    }
+
+    fn try_unpin_at<B: Backend>(&mut self, m: &mut Loaded<B>, positions: Range<usize>) -> Result<(usize, u64), String> {
+        if self.job.is_some() {
+            return Err("no pin is taken back while the model works; try again after the answer".into());
+        }
         let unpin = [positions.start as u32, positions.end as u32];
         let changed = self.chain.context.unpin(&mut m.runner, unpin);
         let changed = changed.map_err(|error| format!("the pin stays: {error}"))?;
@@ -108,22 +137,39 @@ impl Conversation {
         Ok(changed)
     }
 
-    fn try_pin<B: Backend>(&mut self, m: &mut Loaded<B>, text: &str, ask: bool) -> Result<Pinned, String> {
+    /// Why nothing can be pinned, if so.
+    fn pin_refusal<B: Backend>(&self, m: &Loaded<B>) -> Option<String> {
         if !m.has_policy() {
-            return Err("this cache keeps everything: there is nothing to pin".into());
+            return Some("this cache keeps everything: there is nothing to pin".into());
         }
         let policy = m.runner.cache.geometry().policy;
         if policy.dropping().is_none() {
             let how = if policy.merging().is_some() { "merges tokens" } else { "drops tokens by their attention" };
-            return Err(format!("policy {} {how}: it has no pins", policy.name()));
+            return Some(format!("policy {} {how}: it has no pins", policy.name()));
         }
-        if self.job.is_some() {
-            return Err("nothing is pinned while the model works; try again after the answer".into());
-        }
-        let context = &self.chain.context;
+        let working = "nothing is pinned while the model works; try again after the answer";
+        self.job.is_some().then(|| working.to_owned())
+    }
+
+    fn try_pin<B: Backend>(&mut self, m: &mut Loaded<B>, text: &str, ask: bool) -> Result<Pinned, String> {
+        self.pin_refusal(m).map_or(Ok(()), Err)?;
+        let context = self.context();
         let told = context.tokens().chain(context.pending);
         let positions = positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
             .ok_or("that message is not in the cache yet; it can be pinned after the next answer")?;
+        self.try_pin_at(m, text, positions, ask)
+    }
+
+    /// Pins the text at these positions, or tells what that would cost.
+    fn try_pin_at<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        text: &str,
+        positions: Range<usize>,
+        ask: bool,
+    ) -> Result<Pinned, String> {
+        self.pin_refusal(m).map_or(Ok(()), Err)?;
+        let context = &self.chain.context;
         let is_pinned = |pin: &Range<usize>| pin.start <= positions.start && positions.end <= pin.end;
         if m.runner.cache.pins(context.seq).iter().any(is_pinned) {
             return Err("that message is pinned already; /unpin takes the pin back".into());

@@ -55,7 +55,7 @@ impl FedText {
             filter: request.filter,
             lanes: request.filter.count(geometry.n_layers, geometry.n_kv_heads),
             position: request.position,
-            pinned: runner.cache.pins(context.seq).iter().any(|pin| pin.contains(&request.position)),
+            pins: runner.cache.pins(context.seq).to_vec(),
             forgot: context.forgot(),
             decided_after: usize::from(geometry.policy.dropping().is_some_and(|rule| rule.shift == Shift::Previous)),
             of_position: layers.collect(),

@@ -12,6 +12,8 @@ pub(super) struct Figures {
     pinned: usize,
     /// Pages of the twin.
     twin_pages: usize,
+    /// Pages of chains beyond those of the mean one.
+    chain_pages: usize,
     pool: PoolStats,
     device_bytes: Option<u64>,
     /// Reads and peak of the answer, summed over lanes.
@@ -30,6 +32,7 @@ impl Figures {
             seq: runner.cache.stats(b, seq),
             pinned: runner.cache.pins(seq).iter().map(ExactSizeIterator::len).sum(),
             twin_pages: twin.map_or(0, |twin| runner.cache.stats(b, twin).pages),
+            chain_pages: 0,
             pool: runner.cache.pool_stats(b),
             device_bytes: b.device_bytes(),
             counted: (0, 0),
@@ -43,8 +46,13 @@ impl Figures {
         &self.seq
     }
 
-    /// Shows the mean of these sequences instead, which hold all pages but the twin's.
-    pub fn show_mean(&mut self, of: &[SeqStats]) {
+    /// Pages that neither the sequence nor the twin holds.
+    pub fn other_pages(&self) -> usize {
+        self.pool.used_pages.saturating_sub(self.seq.pages + self.twin_pages)
+    }
+
+    /// Shows the mean of these sequences instead, which hold all pages but the twin's and `others`.
+    pub fn show_mean(&mut self, of: &[SeqStats], others: usize) {
         let n = of.len().max(1) as u64;
         for (layer, row) in self.seq.live.iter_mut().enumerate() {
             for (head, live) in row.iter_mut().enumerate().filter(|_| !of.is_empty()) {
@@ -54,7 +62,10 @@ impl Figures {
         }
         self.seq.live_slots = self.seq.live.iter().flatten().map(|&live| u64::from(live)).sum();
         self.seq.len = of.iter().map(|stats| stats.len).sum::<usize>().checked_div(of.len()).unwrap_or(self.seq.len);
-        self.seq.pages = self.pool.used_pages.saturating_sub(self.twin_pages);
+        if !of.is_empty() {
+            self.seq.pages = of.iter().map(|stats| stats.pages).sum::<usize>() / of.len();
+        }
+        self.chain_pages = self.other_pages().saturating_sub(others);
     }
 
     /// A sum over lanes as a mean of lanes.
@@ -91,8 +102,9 @@ impl Figures {
             pinned: self.pinned,
             eviction,
             kv: self.kv(),
-            checkpoint_bytes: (self.pool.used_pages - self.seq.pages - self.twin_pages) as u64 * page_bytes,
+            checkpoint_bytes: (self.other_pages() - self.chain_pages) as u64 * page_bytes,
             twin_bytes: self.twin_pages as u64 * page_bytes,
+            chain_bytes: self.chain_pages as u64 * page_bytes,
             mapped_bytes: self.pool.mapped_pages as u64 * page_bytes,
             decode_tok_s,
             chains: self.chains.clone(),

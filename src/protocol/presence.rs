@@ -1,5 +1,7 @@
 //! What the cache still holds of a conversation, token by token.
 
+use std::ops::Range;
+
 /// Lanes of a sequence to count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneFilter {
@@ -61,8 +63,8 @@ pub struct Presence {
     /// Tokens between a token and the one whose decision marks it: 0 or 1.
     pub decided_after: usize,
     pub position: usize,
-    /// Whether the token at `position` is pinned.
-    pub pinned: bool,
+    /// Positions that are pinned, in order.
+    pub pins: Vec<Range<usize>>,
     /// Number of tokens when tokens were last dropped for want of memory, if that happened.
     pub forgot: Option<usize>,
     /// What each lane holds of the token at `position`: `[n_layers][n_kv_heads]`, whatever the filter.
@@ -70,6 +72,11 @@ pub struct Presence {
 }
 
 impl Presence {
+    /// Whether the token at `position` is pinned.
+    pub fn is_pinned(&self, position: usize) -> bool {
+        self.pins.iter().any(|pin| pin.contains(&position))
+    }
+
     /// Share of the selected lanes that store the token at `position`.
     pub fn share(&self, position: usize) -> f64 {
         self.kept.get(position).map_or(0.0, |&kept| f64::from(kept) / self.lanes.max(1) as f64)

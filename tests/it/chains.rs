@@ -4,6 +4,7 @@
 use crate::harness::Session;
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::protocol::{ChainEvent, ChainsRequest, Command, Event, StopReason, TurnReport};
+use std::time::{Duration, Instant};
 
 const QUESTION: &str = "a question of some forty characters or so";
 const WIDTH: usize = 4;
@@ -55,6 +56,31 @@ fn texts(report: &TurnReport) -> Vec<String> {
 fn check_pages(s: &Session) {
     let (counted, named) = s.watch.seen().pages;
     assert_eq!(counted, named, "pages by the pool's count and by the tables");
+}
+
+/// While chains answer, the figures are of a mean one, and what the others hold has a name of its own.
+#[test]
+fn the_memory_of_the_other_chains_is_counted_by_name() {
+    let tiny = talker();
+    let mut s = session(&tiny);
+    s.max_tokens = 400;
+    send(&mut s, 5, Some(width(WIDTH)));
+    let until = Instant::now() + Duration::from_secs(60);
+    let snapshot = loop {
+        // It has the figures published between two steps.
+        assert!(s.handle.send(Command::SetKvLimit(None)) && Instant::now() < until);
+        let snapshot = s.snapshot();
+        if snapshot.chains.iter().filter(|chain| chain.tokens > 8).count() == WIDTH {
+            break snapshot;
+        }
+    };
+    let page_bytes = (16 * s.info.slot_bytes) as u64;
+    let own = snapshot.kv.bytes - snapshot.checkpoint_bytes - snapshot.twin_bytes - snapshot.chain_bytes;
+    let lanes = (s.info.n_layers * s.info.n_kv_heads) as u64;
+    assert!((snapshot.kv.live_bytes..=snapshot.kv.live_bytes + lanes * page_bytes).contains(&own), "{snapshot:?}");
+    assert!(snapshot.chain_bytes >= page_bytes, "{snapshot:?}");
+    wait(&mut s);
+    assert_eq!(s.snapshot().chain_bytes, 0);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::harness::{Session, text};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::protocol::{
-    Command, Event, FORK_TURN, GenerateRequest, LogEntry, RecallRequest, Recalled, SamplingParams, StopReason,
-    TurnReport,
+    Command, DENSE_TURN, Event, FORK_TURN, GenerateRequest, LogEntry, RecallRequest, Recalled, RestoreRequest,
+    SamplingParams, StopReason, TurnReport,
 };
 
 fn talker() -> Tiny {
@@ -17,7 +17,7 @@ const CUE: usize = "my code is".len();
 fn request(s: &Session<'_>, text: &str, cue_bytes: usize) -> RecallRequest {
     let question = format!("repeat {:?}", &text[..cue_bytes]);
     let (prompt, alone) = (s.prompt(&question), crate::harness::prompt_of(&[], &question));
-    RecallRequest { prompt, alone, text: text.to_owned(), cue_bytes }
+    RecallRequest { prompt, alone, text: text.to_owned(), cue_bytes, tokens: None }
 }
 
 fn recall(s: &mut Session<'_>, request: RecallRequest) -> Result<Box<Recalled>, String> {
@@ -119,23 +119,67 @@ fn a_recall_without_room_is_refused_and_changes_nothing() {
     assert_eq!((s.stored(), s.snapshot().kv.bytes), (stored, used), "the checkpoints are kept too");
 }
 
+/// A passage chosen by its positions is asked for there, control tokens included, whatever else is spelled alike.
+#[test]
+fn a_passage_over_the_end_of_a_message_is_asked_for_by_its_place() {
+    let tiny = talker();
+    let mut s = Session::new(&tiny);
+    s.ask(SAID);
+    s.ask(SAID);
+    let tokens = s.tokens();
+    let said: Vec<u32> = SAID.bytes().map(u32::from).collect();
+    let second = (0..tokens.len()).rev().find(|&at| tokens[at..].starts_with(&said)).expect("the second message");
+    let passage = second + SAID.len() - 8..second + SAID.len() + 6;
+    let request = RecallRequest { tokens: Some(passage.clone()), ..request(&s, &SAID[SAID.len() - 8..], 3) };
+    let recalled = recall(&mut s, request).expect("there is room");
+    assert_eq!(
+        (recalled.times, recalled.tokens.len(), &*recalled.cue),
+        (1, passage.len() - 3, &SAID[SAID.len() - 8..SAID.len() - 5])
+    );
+    let spelled: String = recalled.tokens.iter().map(|t| &*t.text).collect();
+    assert!(spelled.contains("<|") && !spelled.contains(['\u{FDD0}', '\u{FDD1}']), "{spelled}");
+    let stored = s.stored();
+    let lanes = |position| stored.iter().flatten().filter(|l| l.iter().any(|(p, _)| *p == position)).count() as u32;
+    // The question after them has only dropped more.
+    assert!(recalled.tokens.iter().zip(passage.skip(3)).all(|(t, at)| t.stored.is_some_and(|n| n <= lanes(at))));
+}
+
+/// An answer in a fork, and without eviction, is the one of a conversation that dropped nothing.
+#[test]
+fn an_answer_without_eviction_is_that_of_a_dense_conversation() {
+    let tiny = talker();
+    let mut s = Session::new(&tiny);
+    s.ask(SAID);
+    s.ask("and a second question of some length, so that something is dropped");
+    let before = (s.stored(), s.log.clone(), s.watch.seen().pages);
+    let (report, text) = aside_of(&mut s, DENSE_TURN, 20);
+    assert_eq!((s.stored(), s.log.clone(), s.watch.seen().pages), before);
+    let mut dense = Session::with(&tiny, |o| o.eviction = Some(false));
+    dense.exchanges.clone_from(&s.exchanges);
+    let replies = s.exchanges.iter().map(|e| (e.turn, e.reply.clone())).collect();
+    dense.send(Command::Restore(Box::new(RestoreRequest { replies, ..RestoreRequest::default() })));
+    dense.wait(|e| matches!(e, Event::RebuildDone { .. }).then_some(()));
+    let (other, same) = aside_of(&mut dense, FORK_TURN, 20);
+    assert_eq!((&report.generated, text), (&other.generated, same));
+    assert_ne!(report.generated, aside_of(&mut s, FORK_TURN, 20).0.generated, "eviction makes a difference");
+}
+
 /// Asks for a summary as /compact does. Returns the report, and the streamed text.
 fn aside(s: &mut Session<'_>, max_tokens: usize) -> (TurnReport, String) {
+    aside_of(s, FORK_TURN, max_tokens)
+}
+
+fn aside_of(s: &mut Session<'_>, turn: u64, max_tokens: usize) -> (TurnReport, String) {
     let prompt = s.prompt("sum up");
     let (sampling, seed, max_tokens) = (s.sampling.clone(), Some(1), Some(max_tokens));
-    let request = GenerateRequest {
-        turn: FORK_TURN,
-        prompt,
-        sampling,
-        seed,
-        max_tokens,
-        max_think: None,
-        pin: None,
-        chains: None,
-    };
+    let (max_think, pin, chains) = (None, None, None);
+    let request = GenerateRequest { turn, prompt, sampling, seed, max_tokens, max_think, pin, chains };
     s.send(Command::Generate(Box::new(request)));
     let report = s.wait(|e| if let Event::TurnDone(report) = e { Some((**report).clone()) } else { None });
-    let text = |e: &Event| if let Event::Text { turn: FORK_TURN, text, .. } = e { Some(text.clone()) } else { None };
+    let text = |e: &Event| match e {
+        Event::Text { turn: of, text, .. } if *of == turn => Some(text.clone()),
+        _ => None,
+    };
     (report, s.events.iter().filter_map(text).collect())
 }
 

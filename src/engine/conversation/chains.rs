@@ -43,6 +43,8 @@ pub(in crate::engine) struct Chains {
     shared_pages: usize,
     /// A chain that repeats itself was reported.
     repeats: bool,
+    /// Pages that only checkpoints held when the chains were forked.
+    kept_pages: usize,
 }
 
 struct OneOfMany {
@@ -252,6 +254,7 @@ impl Conversation {
         let chains = forks.into_iter().enumerate().map(fork).collect();
         // The pending token is the last of the prompt.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
+        let kept_pages = self.figures(&m.runner).other_pages();
         self.chains = Some(Chains {
             chains,
             request,
@@ -260,6 +263,7 @@ impl Conversation {
             no_room: None,
             shared_pages: 0,
             repeats: false,
+            kept_pages,
         });
     }
 
@@ -451,6 +455,7 @@ impl Conversation {
             running.extend(stats);
         }
         figures.counted = total;
-        figures.show_mean(&running);
+        let has_checkpoint = self.before.is_some() || self.prompt_end.is_some() || !self.older.is_empty();
+        figures.show_mean(&running, if has_checkpoint { chains.kept_pages } else { 0 });
     }
 }

@@ -16,6 +16,7 @@ use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::protocol::{Event, EventSender, Guess, Piece, RecallRequest, Recalled, RecalledToken, Token, count};
 use crate::sampler::argmax;
+use crate::tokenizer::flat::{CLOSE, OPEN};
 use crate::tokenizer::{Tokenizer, flatten};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -71,12 +72,12 @@ impl Recall {
         let texts = (given..answer.len()).map(|i| &text[if i == 0 { 0 } else { ends[i - 1] }..ends[i]]);
         let guessed = self.guessed.filter(|guessed| guessed.len() == self.known.len());
         let tokens = texts.zip(&self.known).enumerate().map(|(i, (text, &known))| RecalledToken {
-            text: text.to_owned(),
+            text: text.replace([OPEN, CLOSE], ""),
             known,
             guessed: guessed.as_ref().map(|guessed| guessed[i]),
             stored: self.stored.get(i).copied(),
         });
-        Recalled { times, cue: text[..from].to_owned(), lanes: lanes as u32, tokens: tokens.collect() }
+        Recalled { times, cue: text[..from].replace([OPEN, CLOSE], ""), lanes: lanes as u32, tokens: tokens.collect() }
     }
 }
 
@@ -92,6 +93,23 @@ struct Passage {
 }
 
 impl Passage {
+    /// The tokens `chosen`, which `told` holds from position `at` on, or elsewhere, or not at all, where a template leaves out
+    /// what it does not repeat. `None` if no token follows the first `cue_bytes`.
+    fn of_tokens(
+        tokenizer: &Tokenizer,
+        told: &[Token],
+        chosen: Vec<Token>,
+        at: usize,
+        cue_bytes: usize,
+    ) -> Option<Self> {
+        let begins = |at: &usize| !chosen.is_empty() && told.get(*at..).is_some_and(|rest| rest.starts_with(&chosen));
+        let found = Some(at).filter(begins).or_else(|| (0..told.len()).find(begins));
+        let (_, ends) = flat_of(tokenizer, chosen.iter().copied());
+        let given = (1 + ends.partition_point(|&end| end < cue_bytes)).min(chosen.len());
+        let (said, times) = (found.map(|at| at + given), usize::from(found.is_some()));
+        (given < chosen.len()).then_some(Self { answer: chosen, given, said, times })
+    }
+
     /// Finds a text among the tokens `told`, or encodes it. `None` if no token follows its first `cue_bytes`.
     fn find(tokenizer: &Tokenizer, told: &[Token], text: &str, cue_bytes: usize) -> anyhow::Result<Option<Self>> {
         let encode = |text: &str| tokenizer.encode_pieces(&[Piece::Text(text.to_owned())]);
@@ -186,7 +204,13 @@ impl Conversation {
         let todo: Vec<Token> = kept.and_then(|c| c.pending).into_iter().chain(asked).collect();
         let mut told: Vec<Token> = kept.into_iter().flat_map(Context::tokens).collect();
         told.extend(&todo);
-        let passage = Passage::find(tokenizer, &told, &request.text, request.cue_bytes).map_err(one_line)?;
+        let passage = match request.tokens {
+            Some(Range { start, end }) => {
+                let chosen = self.chain.context.tokens().take(end).skip(start).collect();
+                Passage::of_tokens(tokenizer, &told, chosen, start, request.cue_bytes)
+            }
+            None => Passage::find(tokenizer, &told, &request.text, request.cue_bytes).map_err(one_line)?,
+        };
         let passage = passage.ok_or("the text is too short: nothing is left of it after the first words")?;
         let (need, context) = (told.len() + passage.answer.len() - 1, m.runner.context());
         if need > context {

@@ -11,8 +11,8 @@ use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    ChainsReport, ChainsRequest, Event, EventSender, FORK_TURN, GenerateRequest, LogEntry, Piece, PresenceRequest,
-    SamplingParams, StopReason, Token, TurnReport, count,
+    ChainsReport, ChainsRequest, DENSE_TURN, Event, EventSender, FORK_TURN, GenerateRequest, LogEntry, Piece,
+    PresenceRequest, SamplingParams, StopReason, Token, TurnReport, count,
 };
 use crate::system;
 use crate::tokenizer::flat::{CLOSE, OPEN};
@@ -122,7 +122,12 @@ impl Turn {
 
     /// Whether it is answered in a fork.
     fn is_aside(&self) -> bool {
-        self.id() == FORK_TURN
+        self.id() == FORK_TURN || self.is_dense()
+    }
+
+    /// Whether it is answered from a cache of its own that drops nothing.
+    pub fn is_dense(&self) -> bool {
+        self.id() == DENSE_TURN
     }
 }
 
@@ -145,7 +150,7 @@ impl Conversation {
 
     /// Starts to encode the part of the prompt that the newest matching state does not hold.
     fn encode<B: Backend>(&self, m: &Loaded<B>, turn: &mut Turn) -> Encoding {
-        turn.base = self.choose_base(&turn.flat);
+        turn.base = self.base_of(turn);
         let skip = self.context_of(turn.base).map_or(0, |context| context.flat.len());
         let tokenizer = &m.vocabulary.tokenizer;
         Encoding::start(tokenizer, stretches(tokenizer, &turn.request.prompt, skip, &self.replies))
@@ -162,7 +167,7 @@ impl Conversation {
             match encoding.poll() {
                 None => Work::Encode(turn, encoding),
                 // The checkpoint was released for another conversation.
-                Some(Ok(_)) if self.choose_base(&turn.flat) != turn.base => {
+                Some(Ok(_)) if self.base_of(&turn) != turn.base => {
                     let encoding = self.encode(m, &mut turn);
                     Work::Encode(turn, encoding)
                 }
@@ -174,6 +179,11 @@ impl Conversation {
             }
         };
         self.job = Some(job);
+    }
+
+    /// The state that the turn starts from. A cache that drops nothing has to be filled from the beginning.
+    fn base_of(&self, turn: &Turn) -> Base {
+        if turn.is_dense() { Base::Nothing } else { self.choose_base(&turn.flat) }
     }
 
     /// Returns the kept state whose text is the longest prefix of the prompt's.
@@ -227,7 +237,8 @@ impl Conversation {
         turn.prefilled = todo.len();
         let Some(last) = todo.pop() else { return Err(Halt::Error("the prompt is empty".into())) };
         if turn.is_aside() {
-            self.start_fork(&mut m.runner, turn.base).map_err(|e| Halt::CacheFull(e.to_string()))?;
+            let eviction = self.eviction && !turn.is_dense();
+            self.start_fork(&mut m.runner, turn.base, eviction).map_err(|e| Halt::CacheFull(e.to_string()))?;
         } else {
             let start = base.unwrap_or(&self.chain.context);
             turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
@@ -267,15 +278,15 @@ impl Conversation {
     }
 
     /// Makes a fork of `base` the chain's context, beside the conversation's own. On an error nothing has changed.
-    fn start_fork<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base) -> Result<(), CacheError> {
+    fn start_fork<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base, eviction: bool) -> Result<(), CacheError> {
         // Its sequence may be needed; the next answer makes it again.
         self.release_twin(runner);
         let mut fork = match self.context_of(base) {
             Some(context) => context.fork(runner)?,
-            None => Context::new(runner, self.eviction)?,
+            None => Context::new(runner, eviction)?,
         };
         fork.set_dial(runner, self.dial);
-        if let Err(error) = fork.set_eviction(runner, self.eviction) {
+        if let Err(error) = fork.set_eviction(runner, eviction) {
             runner.release(fork.seq);
             return Err(error);
         }
