@@ -2,6 +2,7 @@
 
 use crate::chat::MessageId;
 use crate::protocol::{Command, ModelReference, TurnReport};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// An output of `update`, carried out by the runtime.
@@ -14,17 +15,27 @@ pub enum Effect {
     },
     /// Render the rest of the conversation and rewind the cache to it.
     Rewind,
+    /// Load the saved conversation that was opened into the cache.
+    Restore,
     Load(String),
     /// Read a file to attach; `typed` is its name in the input.
     Attach {
         typed: String,
         path: String,
     },
-    /// Render the conversation with a question for a text, and ask it in a fork.
-    Recall(String),
+    /// Render the conversation with a question for a text, and ask it in a fork. `tokens`: its positions, if it was chosen by
+    /// them.
+    Recall {
+        text: String,
+        tokens: Option<Range<usize>>,
+    },
     /// Render the conversation up to this message with a request for a summary, and ask for it in a fork.
     Compact {
         upto: MessageId,
+    },
+    /// Render the conversation up to the question of this answer, and answer it without eviction in a fork.
+    Compare {
+        answer: MessageId,
     },
     /// Read the list of local models.
     ListModels,

@@ -107,6 +107,8 @@ pub enum AppEvent {
         from: String,
         to: String,
     },
+    /// A saved conversation was not loaded into the cache: the next message loads it.
+    NotRestored,
     /// The conversation named on the command line is being read (true), or was read and waits for its model.
     Opening(bool),
     /// The conversation was not opened, and why.
@@ -135,4 +137,6 @@ pub struct Opened {
     pub eviction: Option<bool>,
     /// Lines to show.
     pub notices: Vec<String>,
+    /// Whether the cache is loaded at once; else with the next message.
+    pub loads: bool,
 }

@@ -13,7 +13,7 @@ use super::widgets::{help, message, recall, twin, welcome};
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
 use crate::chat::session::Written;
-use crate::protocol::{Event, TextKind};
+use crate::protocol::{DENSE_TURN, Event, TextKind};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
@@ -102,7 +102,10 @@ impl Runtime {
                 }
                 Woken::Line(None) => ended = true,
                 Woken::Engine(event) => {
-                    if let Some(Event::Text { kind, text, .. }) = &event {
+                    // That of /compare follows as a whole.
+                    if let Some(Event::Text { turn, kind, text }) = &event
+                        && *turn != DENSE_TURN
+                    {
                         print_text(&mut printed, *kind, text);
                     }
                     self.engine(event);

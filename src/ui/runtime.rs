@@ -339,7 +339,11 @@ impl Runtime {
 
     pub(super) fn engine(&mut self, event: Option<Event>) {
         match event {
-            Some(event) => self.handle(AppEvent::Engine(event)),
+            Some(event) => {
+                let stopped = self.restored(&event);
+                self.handle(AppEvent::Engine(event));
+                stopped.into_iter().for_each(|event| self.handle(event));
+            }
             None => {
                 self.current = None;
                 self.outbox.clear();
@@ -403,8 +407,10 @@ impl Runtime {
             Effect::Engine(command) => self.send(command),
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
-            Effect::Recall(text) => self.recall(text),
+            Effect::Restore => self.load_cache(),
+            Effect::Recall { text, tokens } => self.recall(text, tokens),
             Effect::Compact { upto } => self.compact(upto),
+            Effect::Compare { answer } => self.compare(answer),
             Effect::Load(name) => self.load(name),
             Effect::Attach { typed, path } => {
                 self.jobs.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });

@@ -27,6 +27,9 @@ use tokio::time::Instant;
 /// How long a write may take before the user is asked whether to leave the conversation unsaved.
 const SETTLE: Duration = Duration::from_secs(2);
 
+/// Without a file of its cache, a conversation of more tokens is replayed with the next message only.
+const REPLAYED_AT_ONCE: usize = 2048;
+
 /// The result of a job on files.
 #[derive(Debug)]
 pub enum Answer {
@@ -55,6 +58,8 @@ pub struct Read {
     result: Result<(Session, Loaded), String>,
     /// A reference to the conversation's model, or why it cannot be loaded.
     model: Option<Result<ModelReference, String>>,
+    /// Whether there is a file of its cache.
+    cached: bool,
 }
 
 impl Read {
@@ -73,6 +78,8 @@ pub struct Sessions {
     pub cache_disk: u64,
     /// The state the engine has to restore before the next message.
     pub restore: Option<RestoreRequest>,
+    /// The state that it restores now, before any message: again to be restored if that is stopped.
+    pub restoring: Option<RestoreRequest>,
     /// The model last used, for records.
     info: Option<Arc<ModelInfo>>,
     /// Changes of the conversation that wait for a model.
@@ -113,6 +120,7 @@ impl Sessions {
             unsaved,
             cache_disk: 0,
             restore: None,
+            restoring: None,
             info: None,
             changes: Vec::new(),
             writer,
@@ -312,7 +320,7 @@ impl Sessions {
     fn begin_session(&mut self) {
         let new = if self.unsaved { Session::unsaved() } else { self.folder.create() };
         self.replace(new);
-        self.restore = None;
+        (self.restore, self.restoring) = (None, None);
     }
 
     fn begin_new(&mut self) -> AppEvent {
@@ -368,7 +376,9 @@ impl Sessions {
             };
             let result = result.map_err(|e| clean_line(&format!("{e:#}")));
             let model = result.as_ref().ok().map(|(_, loaded)| models.find(loaded.stamp()));
-            Answer::Read(Box::new(Read { id, which, with_current, result, model }))
+            let path = result.as_ref().ok().and_then(|(session, _)| session.path());
+            let cached = path.is_some_and(|path| session::cache_of(path).exists());
+            Answer::Read(Box::new(Read { id, which, with_current, result, model, cached }))
         });
     }
 
@@ -411,20 +421,23 @@ impl Sessions {
             return vec![event];
         }
         match read.result {
-            Ok((session, loaded)) => vec![self.opened(app, session, loaded)],
+            Ok((session, loaded)) => vec![self.opened(app, session, loaded, read.cached)],
             Err(_) => Vec::new(),
         }
     }
 
-    fn opened(&mut self, app: &App, session: Session, mut loaded: Loaded) -> AppEvent {
+    fn opened(&mut self, app: &App, session: Session, mut loaded: Loaded, cached: bool) -> AppEvent {
         self.replace(session);
         self.model_given = false;
         let mut notices = std::mem::take(&mut loaded.problems);
-        self.restore = None;
+        (self.restore, self.restoring) = (None, None);
+        let mut loads = false;
         if let Some(info) = &app.engine.info {
             let (mut request, notice) = loaded.restore_for(info);
             notices.extend(notice.or_else(|| shorten(&mut request, &loaded.conversation, info)));
             request.cache = request.cache.filter(|_| self.cache_disk > 0);
+            let tokens = tokens_of(&request);
+            loads = tokens > 0 && (tokens <= REPLAYED_AT_ONCE || (cached && request.cache.is_some()));
             self.restore = Some(request);
         }
         AppEvent::Opened(Box::new(Opened {
@@ -433,6 +446,7 @@ impl Sessions {
             eviction: loaded.eviction,
             chat: loaded.conversation,
             notices,
+            loads,
         }))
     }
 
@@ -480,9 +494,14 @@ impl Sessions {
     }
 }
 
+/// Tokens of the log to restore.
+fn tokens_of(request: &RestoreRequest) -> usize {
+    request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count()
+}
+
 /// Drops a token log that is longer than the context, and returns a notice if the conversation itself is.
 fn shorten(request: &mut RestoreRequest, chat: &Conversation, info: &ModelInfo) -> Option<String> {
-    let tokens = request.log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
+    let tokens = tokens_of(request);
     if tokens < info.context {
         return None;
     }

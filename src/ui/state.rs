@@ -17,7 +17,7 @@ pub use super::picker::{Picker, SessionEntry};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{SamplingOverrides, Settings, Width};
-use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
+use crate::protocol::{Download, ModelInfo, Phase, Recalled, SamplingParams, SlotInfo, Snapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -108,14 +108,25 @@ pub struct EngineView {
     pub keep: Option<(f64, f64)>,
     /// Done and total tokens of a running rebuild or restore.
     pub rebuilding: Option<(usize, usize)>,
+    /// A saved conversation is being loaded into the cache, before its next message.
+    pub restoring: bool,
     /// The model is being asked for a text (/recall).
     pub recalling: bool,
     /// The summary that is being written (/compact), so far.
     pub compacting: Option<Compacting>,
+    /// The answer without eviction that is being written (/compare).
+    pub comparing: Option<Comparison>,
     /// Answers are compared with a twin (/twin).
     pub twin: bool,
     /// Why the engine has ended.
     pub failed: Option<String>,
+}
+
+/// An answer that is written again without eviction: the first one, and the text so far.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    pub answer: MessageId,
+    pub text: String,
 }
 
 impl EngineView {
@@ -389,6 +400,16 @@ pub struct Inspect {
     pub head: usize,
     /// The chosen head's slots, and tokens fed when they were read.
     pub slots: Option<HeadSlots>,
+    /// A recall test that was asked for on the memory page.
+    pub recalled: Option<PageRecall>,
+}
+
+/// A recall test on the memory page: what it found, once it has ended.
+#[derive(Clone, Debug, Default)]
+pub struct PageRecall {
+    /// Empty while the model is asked.
+    pub words: String,
+    pub recalled: Option<Box<Recalled>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -462,8 +483,9 @@ impl App {
 
     /// True while an answer, a rebuild, a restore, a recall test or a summary runs, or a conversation is being read.
     pub fn is_busy(&self) -> bool {
-        let EngineView { rebuilding, recalling, compacting, .. } = &self.engine;
-        self.turn.is_some() || rebuilding.is_some() || *recalling || compacting.is_some() || self.opening
+        let EngineView { rebuilding, restoring, recalling, compacting, comparing, .. } = &self.engine;
+        let asks = *recalling || compacting.is_some() || comparing.is_some();
+        self.turn.is_some() || rebuilding.is_some() || *restoring || asks || self.opening
     }
 
     /// True if the cache is empty and the conversation is not: the next message prefills all of it.

@@ -5,6 +5,7 @@
 mod chains;
 mod commands;
 mod compact;
+mod compare;
 mod completion;
 mod count;
 mod engine;
@@ -40,7 +41,7 @@ use super::intent::Intent;
 use super::state::{App, Level, Loading, Overlay, SPINNER_MS};
 use super::theme::{AUTO, Background};
 use crate::chat::Change;
-use crate::protocol::FORK_TURN;
+use crate::protocol::{DENSE_TURN, FORK_TURN};
 
 /// Handles an event that came in at `now_ms` on the clock of [`App::now_ms`].
 pub fn update_at(app: &mut App, now_ms: u64, event: AppEvent) -> Vec<Effect> {
@@ -105,8 +106,10 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         AppEvent::ModelReady(info) => engine::ready(app, info),
         AppEvent::LoadFailed(error) => engine::load_failed(app, &error),
         AppEvent::GenerateFailed { turn: FORK_TURN, error } => compact::failed(app, &error),
+        AppEvent::GenerateFailed { turn: DENSE_TURN, error } => compare::failed(app, &error),
         AppEvent::GenerateFailed { turn, error } => turns::failed(app, turn, &error),
         AppEvent::Withdrawn { turn: FORK_TURN } => compact::failed(app, "stopped"),
+        AppEvent::Withdrawn { turn: DENSE_TURN } => compare::failed(app, "stopped"),
         AppEvent::Withdrawn { turn } => turns::withdrawn(app, turn),
         AppEvent::History(entries) => {
             app.history.add_before(entries);
@@ -126,6 +129,10 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
         }
         AppEvent::Restored => {
             app.session.unrestored = false;
+            Vec::new()
+        }
+        AppEvent::NotRestored => {
+            (app.session.unrestored, app.engine.restoring) = (true, false);
             Vec::new()
         }
         AppEvent::Leaving => {

@@ -371,9 +371,12 @@ fn a_cache_comes_back_from_disk() {
     let ends: Vec<_> = files.iter().map(|f| f.extension().unwrap().to_str().unwrap()).collect();
     assert_eq!(ends, ["cache", "jsonl"]);
     let mut chat = Chat::start(home.path(), 120, 40, &[], &[&short[..], &["--continue"]].concat());
-    chat.until_shows("opened; loaded into the cache");
-    chat.say("What can you do?");
+    // At once, before any message: the memory page shows it.
     chat.until_shows("cache loaded: ");
+    chat.keys("\x1bOR");
+    chat.until_shows("memory: ");
+    chat.keys("q");
+    chat.say("What can you do?");
     answer(&chat, 2);
     written(&files[0], tokens + 1);
     chat.keys("\x04");
@@ -442,9 +445,9 @@ fn steering_after_the_last_answer_outlives_a_kill() {
     let saved = steering(&session());
     assert!(matches!(saved[..], [LogEntry::Dial { .. }, LogEntry::Pin { .. }]), "{saved:?}");
     let mut chat = Chat::start(home.path(), 120, 40, &[], &[&short[..], &["--continue"]].concat());
-    chat.until_shows("opened; loaded into the cache");
+    chat.until_shows("cache loaded: ");
     chat.say("/unpin");
-    chat.until_shows("no longer pinned: ");
+    chat.until_shows("unpinned ");
     chat.say("What can you do?");
     answer(&chat, 2);
     chat.keys("\x04");

@@ -216,7 +216,7 @@ fn a_conversation_with_real_keys() {
 
     // It goes on where it was.
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
-    chat.until_shows("opened; the cache loads");
+    chat.until_shows("cache loaded: ");
     chat.say("What can you do?");
     answer(&chat, 3);
     chat.keys("\x04");
@@ -445,7 +445,7 @@ fn a_model_is_downloaded_on_the_screen_and_the_download_can_be_stopped() {
 
 #[test]
 fn the_examples_offered_are_answered_rightly() {
-    let expected = ["-7", "14", "linear equations"];
+    let expected = ["Ada", "-7", "linear equations"];
     for (example, expected) in dmschat::ui::examples::EXAMPLES.iter().zip(expected) {
         let run = std::process::Command::new(env!("CARGO_BIN_EXE_dmschat"))
             .args(["-p", example, "--temperature", "0"])
@@ -476,10 +476,11 @@ fn a_conversation_comes_back_with_its_own_model() {
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
 
-    // Without -m that model is loaded; with -m the one that is named.
+    // Without -m that model is loaded; with -m the one that is named, which encodes the texts with the next message.
+    let is_open = |screen: &str| screen.contains("cache loaded: ") || screen.contains("opened; the cache loads");
     let own = |args: &[&str]| {
         let mut chat = Chat::start(home.path(), 120, 40, &[], args);
-        chat.until_shows("opened");
+        chat.until("opened", is_open);
         chat.say("/model");
         let screen = chat.until_shows("/model NAME loads another");
         chat.keys("\x04");
@@ -493,7 +494,7 @@ fn a_conversation_comes_back_with_its_own_model() {
     let mut chat = Chat::start(home.path(), 120, 40, &[], &[]);
     chat.until_shows("demo");
     chat.say("/resume What");
-    chat.until_shows("opened");
+    chat.until("opened", is_open);
     chat.say("/model");
     chat.until_shows("other, cpu");
     chat.keys("\x04");

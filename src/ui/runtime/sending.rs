@@ -2,12 +2,13 @@
 
 use super::Runtime;
 use crate::chat::MessageId;
-use crate::protocol::{ChainsRequest, Command, Event, FORK_TURN, GenerateRequest, RecallRequest};
+use crate::protocol::{ChainsRequest, Command, DENSE_TURN, Event, FORK_TURN, GenerateRequest, RecallRequest};
 use crate::ui::event::AppEvent;
 use crate::ui::outbox::{Purpose, Rendered, Source};
 use crate::ui::sessions::render_options;
 use crate::ui::state::Level;
 use crate::ui::update::{QUESTION, cue_bytes, max_tokens, question};
+use std::ops::Range;
 
 impl Runtime {
     /// Queues a command behind those that wait. Cancel also acts on queued commands.
@@ -31,13 +32,24 @@ impl Runtime {
             Command::Inspect { .. } | Command::Presence(_) | Command::CountTokens { .. } => self.send_now(command),
             command => {
                 let mut events = Vec::new();
-                let steers =
-                    matches!(command, Command::SetKeep(_) | Command::Pin { .. } | Command::Unpin(_) | Command::Rebuild);
+                let toggles = matches!(command, Command::SetEviction(_));
+                let steers = matches!(
+                    command,
+                    Command::SetKeep(_)
+                        | Command::Pin { .. }
+                        | Command::Unpin(_)
+                        | Command::PinTokens { .. }
+                        | Command::Rebuild
+                );
                 // It changes the saved conversation, not an empty one.
-                if steers && self.sessions.restore.is_some() && self.current.is_some() {
+                let restores = steers && self.sessions.restore.is_some() && self.current.is_some();
+                if restores {
                     self.restore();
-                    self.send_now(Command::KeepCache(self.sessions.cache_file()));
                     events.push(AppEvent::Restored);
+                }
+                // Before the first message nothing has said so.
+                if restores || ((steers || toggles) && self.sessions.restore.is_none()) {
+                    self.outbox.push(Command::KeepCache(self.sessions.cache_file()));
                 }
                 self.outbox.push(command);
                 self.flush();
@@ -83,6 +95,30 @@ impl Runtime {
         Vec::new()
     }
 
+    /// Renders the conversation up to the question of an answer, and has it answered again without eviction, sampled alike.
+    pub(in crate::ui) fn compare(&mut self, answer: MessageId) -> Vec<AppEvent> {
+        let chat = &self.app.chat;
+        let found = chat.get(answer).and_then(|message| Some((message.parent?, message.report.as_deref()?)));
+        let (Some(mut source), Some((question, report))) = (self.source().filter(|_| self.current.is_some()), found)
+        else {
+            return vec![AppEvent::GenerateFailed { turn: DENSE_TURN, error: "no model is loaded".into() }];
+        };
+        source.path = chat.context_path_to(Some(question)).into_iter().cloned().collect();
+        let request = GenerateRequest {
+            turn: DENSE_TURN,
+            prompt: Vec::new(),
+            sampling: report.sampling.clone(),
+            seed: Some(report.seed),
+            max_tokens: self.app.options.max_tokens,
+            max_think: source.info.max_think(self.app.options.max_think),
+            pin: None,
+            chains: None,
+        };
+        self.outbox.push_prompt(Purpose::Generate(Box::new(request)), source);
+        self.flush();
+        Vec::new()
+    }
+
     fn request(
         &mut self,
         turn: u64,
@@ -110,13 +146,13 @@ impl Runtime {
     }
 
     /// Renders the conversation with a question for `text` and asks it.
-    pub(in crate::ui) fn recall(&mut self, text: String) -> Vec<AppEvent> {
+    pub(in crate::ui) fn recall(&mut self, text: String, tokens: Option<Range<usize>>) -> Vec<AppEvent> {
         let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
             return vec![AppEvent::Engine(Event::Recalled(Err("no model is loaded".to_owned())))];
         };
         source.ask(&self.app.chat, &question(&text));
         source.alone = true;
-        let request = RecallRequest { cue_bytes: cue_bytes(&text), text, ..RecallRequest::default() };
+        let request = RecallRequest { cue_bytes: cue_bytes(&text), text, tokens, ..RecallRequest::default() };
         self.outbox.push_prompt(Purpose::Recall(Box::new(request)), source);
         self.flush();
         Vec::new()
@@ -137,6 +173,26 @@ impl Runtime {
         if let Some(restore) = self.sessions.restore.take() {
             self.send_now(Command::Restore(Box::new(restore)));
         }
+    }
+
+    /// Loads the saved conversation that was opened into the cache. Its file is not written before the conversation goes on.
+    pub(in crate::ui) fn load_cache(&mut self) -> Vec<AppEvent> {
+        let Some(restore) = self.sessions.restore.take_if(|_| self.current.is_some()) else {
+            return vec![AppEvent::NotRestored];
+        };
+        self.sessions.restoring = Some(restore.clone());
+        self.outbox.push(Command::KeepCache(None));
+        self.outbox.push(Command::Restore(Box::new(restore)));
+        self.flush();
+        vec![AppEvent::Restored]
+    }
+
+    /// Notes the end of such a load. One that was stopped is done with the next message.
+    pub(in crate::ui) fn restored(&mut self, event: &Event) -> Option<AppEvent> {
+        let Event::RebuildDone { cancelled, .. } = event else { return None };
+        let restore = self.sessions.restoring.take().filter(|_| *cancelled)?;
+        self.sessions.restore = Some(restore);
+        Some(AppEvent::NotRestored)
     }
 
     /// Sends the command of a finished rendering, and the commands that waited for it.

@@ -1,7 +1,7 @@
 //! Carries out slash commands.
 
 use super::texts::NO_MODEL;
-use super::{Effect, Store, chains, compact, files, find, models, recall, result, texts, turns, twin};
+use super::{Effect, Store, chains, compact, compare, files, find, models, recall, result, texts, turns, twin};
 use crate::chat::Role;
 use crate::config::{ByteSize, Width};
 use crate::protocol::{Command, Keep, Thinking};
@@ -29,6 +29,7 @@ pub fn run(app: &mut App, name: &str, argument: &str) -> Vec<Effect> {
         "parallel" => return chains::parallel(app, argument),
         "chains" => return chains::show(app, argument),
         "rebuild" => return rebuild(app),
+        "compare" => return compare::begin(app),
         "twin" if argument.is_empty() => return twin::set(app, None),
         "twin" => return on_off(app, name, argument).map_or_else(Vec::new, |on| twin::set(app, Some(on))),
         "recall" => return recall::ask(app, argument),
@@ -474,6 +475,10 @@ fn theme(app: &mut App, name: &str) -> Vec<Effect> {
 /// Shows or hides the panel.
 pub fn toggle_panel(app: &mut App) {
     app.panel.hidden = !app.panel.hidden;
+    if app.tokens() == 0 && app.chat.path().is_empty() {
+        let then = if app.panel.hidden { "stays hidden" } else { "opens with the first message" };
+        return app.say(Level::Info, format!("the cache panel {then}"));
+    }
     if !app.panel.hidden && crate::ui::widgets::layout(app).panel.is_none() {
         let key = app.setup.keymap.key_of(Action::Inspect);
         app.say(Level::Info, format!("the screen is too small for the panel; {key} shows the cache on all of it"));

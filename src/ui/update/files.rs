@@ -56,7 +56,7 @@ pub fn show(app: &mut App, chat: Conversation) {
     app.feed.arrange(&app.chat);
 }
 
-/// Shows a saved conversation. Its tokens are prefilled with the first message.
+/// Shows a saved conversation, and loads its cache if that is quick; else the first message does.
 pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     app.opening = false;
     show(app, opened.chat);
@@ -79,7 +79,9 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
     if let Some(id) = app.chat.continues().map(clean_line) {
         note(app, LocalKind::Note, format!("continues conversation {id} from a summary; /resume {id} opens it"));
     }
-    note(app, LocalKind::Note, "opened; the cache loads when you send");
+    if !opened.loads {
+        note(app, LocalKind::Note, "opened; the cache loads when you send");
+    }
     let mut effects = vec![Effect::Engine(Command::Clear)];
     if let Some(eviction) = opened.eviction.filter(|e| *e != app.engine.eviction) {
         let word = if eviction { "on" } else { "off" };
@@ -88,6 +90,10 @@ pub fn opened(app: &mut App, opened: Opened) -> Vec<Effect> {
         } else {
             note(app, LocalKind::Warning, format!("this conversation ended with eviction {word}; now it is not"));
         }
+    }
+    if opened.loads {
+        app.engine.restoring = true;
+        effects.push(Effect::Restore);
     }
     if app.resuming {
         effects.extend(turns::send_next(app));

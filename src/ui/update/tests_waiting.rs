@@ -169,6 +169,7 @@ fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
         date: Default::default(),
         eviction: None,
         notices: Vec::new(),
+        loads: false,
     };
     assert!(sent(&update(&mut app, AppEvent::Opened(Box::new(opened)))));
 }

@@ -281,12 +281,16 @@ pub fn no_room(app: &mut App, turn: u64, why: &str) {
 pub fn refuse_busy(app: &mut App) -> bool {
     let what = if app.turn.is_some() {
         "the answer is still running"
+    } else if app.engine.restoring {
+        "the conversation is being loaded"
     } else if app.engine.rebuilding.is_some() {
         "the cache is being rebuilt"
     } else if app.engine.recalling {
         "the model is being asked for a text"
     } else if app.engine.compacting.is_some() {
         "a summary is being written"
+    } else if app.engine.comparing.is_some() {
+        "the answer without eviction is being written"
     } else if app.opening {
         "a conversation is being opened"
     } else {
