@@ -95,7 +95,7 @@ impl Conversation {
                 events.event(event);
                 self.tell_log(events);
             }
-            Err(why) => events.notice(why),
+            Err(why) => events.refuse(if pin { "pin" } else { "unpin" }, why),
         }
     }
 

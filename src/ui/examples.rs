@@ -4,11 +4,12 @@ use super::state::EngineView;
 use crate::config::BUILTIN_MODEL;
 
 /// Texts that Tab (or Alt+1 to Alt+3) puts into the input: what the built-in model can do.
-pub const EXAMPLES: [&str; 3] = [
-    "Solve 5*b - 2355 = -50*b - 2740 for b.",
-    "a = 4; b = a + 7; c = b - 2; a = c + 5. What is a?",
-    "What can you do?",
-];
+pub const EXAMPLES: [&str; 3] =
+    ["Remember: my name is Ada.", "Solve 5*b - 2355 = -50*b - 2740 for b.", "What can you do?"];
+
+/// What to do after the first two, if the model evicts; the key opens the memory page.
+const FORGETTING: &str =
+    "After 1 and 2 ask \"What is my name?\". {key} shows what the model kept: the name, not the arithmetic.";
 
 /// What any other model is asked.
 const GENERAL: [&str; 3] = [
@@ -17,11 +18,23 @@ const GENERAL: [&str; 3] = [
     "A bat and a ball cost 1.10 in all. The bat costs 1.00 more than the ball. What does the ball cost?",
 ];
 
+/// What to do after some of them.
+const GENERAL_FORGETTING: &str = "{key} then shows, word by word, what the model still keeps of the conversation.";
+
 /// The examples for the model that is loaded or chosen.
 pub fn offered(engine: &EngineView) -> &'static [&'static str; 3] {
-    let builtin = match &engine.info {
+    if is_builtin(engine) { &EXAMPLES } else { &GENERAL }
+}
+
+/// What the examples show of forgetting. `key` opens the memory page.
+pub fn forgetting(engine: &EngineView, key: &str) -> String {
+    let text = if is_builtin(engine) { FORGETTING } else { GENERAL_FORGETTING };
+    text.replace("{key}", key)
+}
+
+fn is_builtin(engine: &EngineView) -> bool {
+    match &engine.info {
         Some(info) => info.template.trusted,
         None => engine.chosen == BUILTIN_MODEL,
-    };
-    if builtin { &EXAMPLES } else { &GENERAL }
+    }
 }

@@ -4,7 +4,7 @@
 
 use super::colour::{contrast, luminance, nearest_indexed, xterm_rgb};
 use super::depth::Depth;
-use super::theme::Theme;
+use super::theme::{Background, Theme};
 use ratatui::style::{Color, Style};
 
 /// Tenths of a retention, for terminals that draw ASCII only.
@@ -76,6 +76,20 @@ pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
         (_, false) => Color::White,
     };
     Style::new().fg(foreground).bg(background)
+}
+
+/// Style of what is kept whatever was decided about it: the text's own colour, with a thin tint where there are enough colours
+/// for one.
+pub fn undecided(theme: &Theme, depth: Depth) -> Style {
+    let (r, g, b) = match theme.background {
+        Background::Dark => (38, 42, 50),
+        Background::Light => (226, 230, 232),
+    };
+    match depth {
+        Depth::Rgb => Style::new().bg(Color::Rgb(r, g, b)),
+        Depth::Indexed => Style::new().bg(Color::Indexed(nearest_indexed(r, g, b))),
+        Depth::Sixteen | Depth::Mono | Depth::Ascii => Style::new(),
+    }
 }
 
 fn pick<T: Copy>(steps: &[T], level: f64) -> T {

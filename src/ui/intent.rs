@@ -3,6 +3,7 @@
 use super::action::Action;
 use super::effect::Which;
 use super::state::Confirmed;
+use std::ops::Range;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Intent {
@@ -18,8 +19,10 @@ pub enum Intent {
     Load(String),
     /// Read the head that the large panel shows.
     Inspect,
-    /// Ask the model for a text of the conversation.
-    Recall(String),
+    /// Ask the model for a text of the conversation, which is at these positions.
+    Recall { text: String, tokens: Range<usize> },
+    /// Pin the tokens at these positions, or take their pins back.
+    PinTokens { tokens: Range<usize>, pin: bool },
     /// A question was answered with yes.
     Confirmed(Confirmed),
 }

@@ -73,12 +73,14 @@ impl Memory {
     /// Returns the request to send now, if the page is not up to date and the last request is answered and not too recent.
     pub fn request(&mut self, page: &MemoryPage, tokens: usize, now_ms: u64) -> Option<PresenceRequest> {
         let due = self.due_at(page, tokens)?;
-        if due > now_ms {
-            return None;
-        }
+        (due <= now_ms).then(|| self.request_now(page, tokens, now_ms))
+    }
+
+    /// Returns the request to send now, whether or not the page is up to date.
+    pub fn request_now(&mut self, page: &MemoryPage, tokens: usize, now_ms: u64) -> PresenceRequest {
         (self.asked_ms, self.last_ms, self.stale) = (Some(now_ms), Some(now_ms), false);
         let position = self.cursor(page, tokens);
-        Some(PresenceRequest { filter: page.filter, position, revision: self.revision, known: self.ends.len() })
+        PresenceRequest { filter: page.filter, position, revision: self.revision, known: self.ends.len() }
     }
 
     /// Returns when the next request is due; `None` while the page is up to date.
@@ -204,9 +206,9 @@ impl Memory {
         found
     }
 
-    /// First token of the next passage after `cursor` that is among the best (or least) remembered ones; from the start
+    /// Tokens of the next passage after `cursor` that is among the best (or least) remembered ones; from the start
     /// again after the last. Tokens of the window, which every head stores, do not count. `None` if there is none.
-    pub fn next_passage(&self, cursor: usize, best: bool, window: usize) -> Option<usize> {
+    pub fn next_passage(&self, cursor: usize, best: bool, window: usize) -> Option<Range<usize>> {
         let n = self.len().saturating_sub(window + 1);
         let size = PASSAGE.min(n / 2).max(1);
         let mut passages: Vec<(f64, usize)> =
@@ -215,7 +217,7 @@ impl Memory {
         passages.truncate(passages.len().div_ceil(4).min(VISITED));
         let mut starts: Vec<usize> = passages.into_iter().map(|(_, start)| start).collect();
         starts.sort_unstable();
-        starts.iter().find(|&&start| start > cursor).or(starts.first()).copied()
+        starts.iter().find(|&&start| start > cursor).or(starts.first()).map(|&start| start..start + size)
     }
 
     /// Tokens of a passage between two of its tokens, or around one: up to the ends of its sentence, line or message.
@@ -226,7 +228,6 @@ impl Memory {
             return at.start.min(from.start)..at.end.max(from.end);
         }
         let text = |token: usize| self.spelled_from(token).text;
-        let is_control = |text: &str| text.starts_with("<|") && text.ends_with("|>");
         let ends = |text: &str| {
             let trimmed = text.trim_end();
             text.contains('\n')
@@ -246,6 +247,19 @@ impl Memory {
             to += 1;
         }
         from..to
+    }
+
+    /// A passage without the control tokens and the white space at its ends.
+    pub fn without_edges(&self, passage: Range<usize>) -> Range<usize> {
+        let is_edge = |spelled: &Spelled| is_control(spelled.text.trim()) || spelled.text.trim().is_empty();
+        let Range { mut start, mut end } = passage;
+        while let Some(first) = Some(self.spelled(start)).filter(|first| start < end && is_edge(first)) {
+            start = first.tokens.end;
+        }
+        while let Some(last) = Some(end).filter(|end| start < *end).map(|end| self.spelled(end - 1)).filter(is_edge) {
+            end = last.tokens.start;
+        }
+        start..end.max(start)
     }
 
     /// The text of a passage.
@@ -268,6 +282,11 @@ impl Memory {
         let word = |(from, to)| if from == to { format!("{from}") } else { format!("{from}-{to}") };
         ranges.into_iter().map(word).collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Whether a token's text is that of a control token of the usual spelling.
+fn is_control(text: &str) -> bool {
+    text.starts_with("<|") && text.ends_with("|>")
 }
 
 /// A token's text as it is drawn: clean, newlines as `newline`.

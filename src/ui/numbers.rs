@@ -3,7 +3,7 @@
 use super::state::App;
 use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
 use crate::chat::summary::WAY_OUT;
-use crate::protocol::{Download, KvStats, ModelInfo, Snapshot};
+use crate::protocol::{Download, KvStats, ModelInfo, Plan, Snapshot};
 
 /// Returns the tokens that each head of a dense cache would hold.
 pub fn dense_per_head(kv: &KvStats) -> u64 {
@@ -16,6 +16,15 @@ pub fn retention(kv: &KvStats, layer: usize, head: usize) -> Option<f64> {
     let dense = dense_per_head(kv);
     let live = *kv.live.get(layer)?.get(head)?;
     (dense > 0).then(|| f64::from(live) / dense as f64)
+}
+
+/// Number of the newest tokens that every head keeps, whatever it has decided: those of the window, or all of a dense cache.
+pub fn undecided(app: &App) -> usize {
+    match &app.engine.info {
+        Some(info) if info.keeps_all() => usize::MAX,
+        Some(info) => info.window.map_or(0, |window| window + 1),
+        None => 0,
+    }
 }
 
 /// Retention in whole percent, as the cells show it.
@@ -40,13 +49,41 @@ pub fn headline(app: &App) -> Vec<String> {
     vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes)), ratio(kv.ratio)]
 }
 
+/// What the words of the panel mean, in its order. The help shows it.
+pub const LEGEND: &[(&str, &str)] = &[
+    (
+        "slot",
+        "place of one token's key and value in one head; a model trained with DMS marks tokens that it will not need, and with \
+         eviction on their slots are given to new tokens once they leave the window",
+    ),
+    ("cache", "bytes of the tokens that the heads still keep; while several chains answer, of a mean chain"),
+    ("dense", "bytes of the same conversation if every head kept every token"),
+    ("4.0x", "dense over cache: how many times smaller the cache is (the compression ratio)"),
+    ("L0, h0", "a row per layer, a cell per KV head: percent of the tokens that it still keeps"),
+    ("forgets most, keeps all", "the scale of the cells' colours"),
+    ("kept for undo", "memory of earlier states, so that /undo and /regen need not read the conversation again"),
+    ("other chains", "memory of the chains beside the mean one (/parallel)"),
+    ("twin", "memory of the copy that drops nothing (/twin)"),
+    ("free in pages", "room for more tokens in the pages of 16 that the heads hold already"),
+    ("reserved", "pages that are free now and used again before new memory is taken"),
+    ("GPU memory used", "all of this program on the GPU: weights, workspace and cache"),
+    ("ratio 1x", "the compression ratio from the first token to now"),
+    ("dms, dense, window", "the cache's policy: who decides which tokens leave (--policy)"),
+    ("window 64", "the newest tokens, which every head keeps"),
+    ("budget 96", "tokens that a head may keep, under a policy with a budget (--budget)"),
+    ("f32, bf16, fp8", "how a token is stored; the model's weights have a format of their own"),
+    ("bar beside a message", "how much of the message the heads still hold, in the colours of the scale"),
+    ("reads", "of /stats: tokens that a head looked at for the last answer; fewer is faster"),
+];
+
 /// Returns the memory held beside the live slots, by purpose. With the live bytes it adds up to the mapped bytes of the
 /// pool. Zeros are left out.
 pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
     let Some(s) = &app.engine.snapshot else { return Vec::new() };
-    let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes + s.twin_bytes);
+    let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes + s.twin_bytes + s.chain_bytes);
     let held = [
         ("kept for undo", s.checkpoint_bytes),
+        ("other chains", s.chain_bytes),
         ("twin", s.twin_bytes),
         ("free in pages", own_pages.saturating_sub(s.kv.live_bytes)),
         ("reserved", s.mapped_bytes.saturating_sub(s.kv.bytes)),
@@ -62,8 +99,10 @@ pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
 pub fn cache_settings(app: &App) -> Vec<String> {
     let Some(info) = &app.engine.info else { return Vec::new() };
     let mut parts = vec![clean_line(&info.policy)];
-    if let Some(window) = info.window {
-        parts.push(format!("window {}", count(window as u64)));
+    match (&info.budget, info.window) {
+        (Some(budget), _) => parts.push(format!("budget {}", clean_line(budget))),
+        (None, Some(window)) => parts.push(format!("window {}", count(window as u64))),
+        (None, None) => {}
     }
     parts.push(info.codec.clone());
     if !info.keeps_all() {
@@ -104,12 +143,17 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     }
     rows.extend(also_held(app));
     if let Some(info) = &app.engine.info {
+        rows.push(("device", clean_line(&info.device)));
+        rows.extend(plan_rows(&info.plan));
         let policy = match (info.policy.as_str(), info.dms.as_str()) {
             ("dms", "adapter") => info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}")),
             ("dms", how) if how != "none" => format!("dms, {how}"),
             (policy, _) => policy.to_owned(),
         };
         rows.push(("policy", clean_line(&policy)));
+        if let Some(budget) = &info.budget {
+            rows.push(("budget", clean_line(budget)));
+        }
         if let Some(window) = info.window {
             rows.push(("window", plural(window as u64, "token")));
         }
@@ -119,6 +163,24 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
         if let Some(keep) = app.engine.keep {
             rows.push(("kept", kept(keep)));
         }
+    }
+    rows
+}
+
+/// What was planned before loading: memory beside the weights, and how many tokens fit.
+fn plan_rows(plan: &Plan) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if plan.workspace_bytes > 0 {
+        rows.push(("workspace", bytes(plan.workspace_bytes)));
+    }
+    if let Some(budget) = plan.kv_budget_bytes {
+        let [certain, expected] = [plan.certain_context, plan.expected_context].map(|n| count(n as u64));
+        let about = if plan.expected_context > plan.certain_context {
+            format!(", about {expected} with eviction")
+        } else {
+            String::new()
+        };
+        rows.push(("cache room", format!("{}, fits {certain} tokens (worst case){about}", bytes(budget))));
     }
     rows
 }

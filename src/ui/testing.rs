@@ -97,6 +97,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
         },
         checkpoint_bytes: 1234,
         twin_bytes: 0,
+        chain_bytes: 0,
         mapped_bytes: live_slots * 300,
         decode_tok_s: Some(312.4),
         chains: Vec::new(),
@@ -240,7 +241,7 @@ pub fn tinted_screen(app: &mut App) -> String {
     let shown = screen(app);
     for (y, text) in (0..rows).zip(shown.lines()) {
         // The scale has all colours there are.
-        if text.contains("as dense") || text.contains("dropped   ") {
+        if text.contains(" keeps all") || text.contains("dropped   ") {
             continue;
         }
         let row: String = (0..columns)

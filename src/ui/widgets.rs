@@ -74,7 +74,7 @@ pub fn layout(app: &App) -> Layout {
     at.banner = Rect::new(0, at.input.y - banner, chat_width, banner);
     let mut conversation = at.banner.y;
     let below = conversation.saturating_sub(CHAT.1).min(*BELOW.end());
-    if beside == 0 && !app.panel.hidden && below >= *BELOW.start() {
+    if beside == 0 && panel::is_open(app) && below >= *BELOW.start() {
         conversation -= below;
         at.rule = Rect::new(0, conversation, columns, 1);
         at.panel = Some(Rect::new(0, conversation + 1, columns, below - 1));
@@ -86,7 +86,7 @@ pub fn layout(app: &App) -> Layout {
 /// Columns of the panel beside the chat; 0 where it is not beside it.
 fn columns_beside(app: &App) -> u16 {
     let (columns, rows) = app.size;
-    if app.panel.hidden || columns < CHAT.0 + COMPACT + 1 {
+    if !panel::is_open(app) || columns < CHAT.0 + COMPACT + 1 {
         return 0;
     }
     if columns < WIDE {

@@ -1,14 +1,16 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, compact, files, note, recall, result, texts, turns, twin};
+use super::{Effect, Store, compact, compare, files, note, recall, result, texts, turns, twin};
+use crate::chat::{Message, MessageId};
 use crate::protocol::{
-    Command, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
+    Command, DENSE_TURN, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
 };
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
 use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Answers that took at least this long end with a bell, if configured.
@@ -34,8 +36,10 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             }
         }
         Event::Text { turn: FORK_TURN, kind, text } => compact::streamed(app, kind, &text),
+        Event::Text { turn: DENSE_TURN, kind, text } => compare::streamed(app, kind, &text),
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
         Event::TurnDone(report) if report.turn == FORK_TURN => return compact::done(app, *report),
+        Event::TurnDone(report) if report.turn == DENSE_TURN => return compare::done(app, &report),
         Event::TurnDone(report) => return done(app, *report),
         Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
         Event::TwinSet { on, why } => return twin::was_set(app, on, why),
@@ -57,14 +61,16 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::RebuildDone { cancelled, tokens } => {
             // A cache from disk comes without progress of tokens.
             let fed = app.engine.rebuilding.take().is_some();
+            let restored = std::mem::take(&mut app.engine.restoring);
             // Nothing was fed: another model encodes the texts with the next message.
             if tokens == 0 && !cancelled {
                 return Vec::new();
             }
             let text = match cancelled {
+                true if restored => "stopped; the conversation loads with your next message".to_owned(),
                 true if tokens == 0 => "stopped; the cache is empty".to_owned(),
                 true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
-                false if !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
+                false if restored || !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
                 false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
             };
             app.say(Level::Info, text);
@@ -82,6 +88,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         }
         Event::Presence(presence) => {
             app.memory.update(&presence);
+            app.feed.pinned = pinned_messages(app);
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
         Event::Recalled(result) => return recall::answered(app, result),
@@ -97,7 +104,14 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             return note(app, LocalKind::Note, text);
         }
         Event::Repeats { .. } => {}
-        Event::Notice(text) => return note(app, LocalKind::Warning, text),
+        Event::Notice(text) => {
+            // The memory page hides the conversation.
+            if open_inspect(app).is_some() {
+                app.say(Level::Warning, text.clone());
+            }
+            return note(app, LocalKind::Warning, text);
+        }
+        Event::Info(text) => return note(app, LocalKind::Note, text),
         Event::Failed(error) => return failed(app, &error),
     }
     Vec::new()
@@ -202,8 +216,8 @@ fn failed(app: &mut App, error: &str) -> Vec<Effect> {
     app.engine.failed = Some(error.to_owned());
     app.engine.info = None;
     app.engine.rebuilding = None;
-    app.engine.recalling = false;
-    app.engine.compacting = None;
+    (app.engine.recalling, app.engine.restoring) = (false, false);
+    (app.engine.compacting, app.engine.comparing) = (None, None);
     let mut effects = Vec::new();
     if app.turn.take().is_some() {
         // The turn gets no report; its text stays on the screen.
@@ -234,13 +248,39 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     if let Some(chains) = app.turn.as_mut().and_then(|turn| turn.chains.as_mut()) {
         chains.revision += 1;
     }
-    if had > 0 && emptied && app.has_to_refill() && !app.session.unrestored {
+    let restores = app.session.unrestored || app.engine.restoring;
+    if had > 0 && emptied && app.has_to_refill() && !restores {
         note(app, LocalKind::Note, format!("the cache is empty; {}", texts::refill(before.as_deref())));
     }
     if idle {
         app.memory.mark_stale();
     }
-    if moved || idle { inspect_again(app) } else { Vec::new() }
+    let mut effects = if moved || idle { inspect_again(app) } else { Vec::new() };
+    effects.extend(ask_pins(app).filter(|_| idle));
+    effects
+}
+
+/// Asks which tokens are pinned when their number has changed.
+fn ask_pins(app: &mut App) -> Option<Effect> {
+    let pinned = app.engine.snapshot.as_ref()?.pinned;
+    if std::mem::replace(&mut app.feed.pinned_tokens, pinned) == pinned {
+        return None;
+    }
+    let (page, tokens, now) = (open_inspect(app).map(|i| i.memory).unwrap_or_default(), app.tokens(), app.now_ms);
+    Some(Effect::Engine(Command::Presence(app.memory.request_now(&page, tokens, now))))
+}
+
+/// Messages that hold a pinned passage, or are in one. Of several with the same text the last one.
+fn pinned_messages(app: &App) -> HashSet<MessageId> {
+    let path = app.chat.path();
+    let texts: Vec<&str> =
+        app.memory.presence().pins.iter().map(|pin| app.memory.text_of(pin.clone()).trim()).collect();
+    let holds = |text: &&str| {
+        let within = |m: &&&Message| m.shown().contains(text) || m.text.contains(text);
+        let around = |m: &&&Message| !m.shown().trim().is_empty() && text.contains(m.shown().trim());
+        path.iter().rev().find(within).or_else(|| path.iter().rev().find(around)).map(|m| m.id)
+    };
+    texts.iter().filter(|text| !text.is_empty()).filter_map(holds).collect()
 }
 
 /// Reads the chosen head again while the large panel shows it.
@@ -286,6 +326,7 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     let twin = if app.engine.twin { "; the twin is off" } else { "" };
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
+    (app.engine.restoring, app.engine.comparing) = (false, None);
     (app.engine.snapshot, app.session.answered) = (None, false);
     app.memory = Default::default();
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };

@@ -8,6 +8,7 @@ use crate::ui::state::{App, Inspect, InspectPage, Level, Overlay};
 use crate::ui::widgets::memory as widget;
 use crossterm::event::{KeyCode, KeyModifiers};
 use ratatui::layout::Rect;
+use std::ops::Range;
 
 const WHEEL_ROWS: usize = 3;
 
@@ -31,6 +32,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
     match page {
         InspectPage::Heads => heads_key(app, key.code),
         InspectPage::Memory if key.code == KeyCode::Char('r') => recall(app),
+        InspectPage::Memory if key.code == KeyCode::Char('p') => pin(app),
         InspectPage::Memory => {
             memory_key(app, key);
             None
@@ -67,16 +69,36 @@ fn heads_key(app: &mut App, code: KeyCode) -> Option<Intent> {
     Some(Intent::Inspect)
 }
 
-/// Asks for the chosen passage, or for the sentence under the cursor.
-fn recall(app: &mut App) -> Option<Intent> {
+/// The chosen passage, or the sentence under the cursor, without control tokens at its ends; `None` after a notice.
+fn passage(app: &mut App) -> Option<Range<usize>> {
     let cursor = cursor(app)?;
     let anchor = open(app)?.memory.anchor;
-    let text = app.memory.text_of(app.memory.passage(cursor, anchor)).trim().to_owned();
-    if text.is_empty() {
+    let passage = app.memory.without_edges(app.memory.passage(cursor, anchor));
+    if passage.is_empty() {
         app.say(Level::Info, "there is no text under the cursor");
         return None;
     }
-    Some(Intent::Recall(text))
+    Some(passage)
+}
+
+/// Asks for the chosen passage, or for the sentence under the cursor.
+fn recall(app: &mut App) -> Option<Intent> {
+    let tokens = passage(app)?;
+    Some(Intent::Recall { text: app.memory.text_of(tokens.clone()).trim().to_owned(), tokens })
+}
+
+/// Pins the chosen passage or the sentence under the cursor, or takes the pin under the cursor back.
+fn pin(app: &mut App) -> Option<Intent> {
+    let cursor = cursor(app)?;
+    if app.engine.info.as_ref().is_some_and(|info| info.keeps_all()) {
+        app.say(Level::Info, "this cache keeps everything: there is nothing to pin");
+        return None;
+    }
+    let pinned = app.memory.presence().pins.iter().find(|pin| pin.contains(&cursor)).cloned();
+    match pinned {
+        Some(tokens) => Some(Intent::PinTokens { tokens, pin: false }),
+        None => Some(Intent::PinTokens { tokens: passage(app)?, pin: true }),
+    }
 }
 
 /// Begins to choose a passage at the cursor, or gives the choice up.
@@ -125,7 +147,7 @@ fn previous(chosen: Option<usize>, n: usize) -> Option<usize> {
 /// Rows of text on the screen, but one.
 fn page_rows(app: &App) -> usize {
     let area = Rect::new(0, 0, app.size.0, app.size.1.saturating_sub(1));
-    widget::text_rows(app, widget::places(area).text).saturating_sub(1).max(1)
+    widget::text_rows(app, widget::places(area, widget::result_rows(app)).text).saturating_sub(1).max(1)
 }
 
 /// The token under the cursor; `None` before the first answer.
@@ -168,7 +190,13 @@ fn jump(app: &mut App, best: bool) {
     let evicting = app.engine.info.as_ref().filter(|info| !info.keeps_all());
     let window = evicting.map(|info| info.window.unwrap_or(0));
     match window.and_then(|window| app.memory.next_passage(cursor, best, window)) {
-        Some(token) => set_cursor(app, token),
+        // The passage is chosen, so that it can be seen.
+        Some(passage) => {
+            set_cursor(app, passage.end - 1);
+            if let Some(inspect) = open(app) {
+                inspect.memory.anchor = Some(passage.start);
+            }
+        }
         None if window.is_none() => app.say(Level::Info, "a dense cache keeps every token"),
         None => app.say(Level::Info, "all tokens are inside the window so far"),
     }

@@ -7,7 +7,7 @@ use crate::ui::action::Action;
 use crate::ui::effect::Which;
 use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
-use crate::ui::state::{App, Confirmed, Overlay, Picker};
+use crate::ui::state::{App, Confirmed, Inspect, InspectPage, Overlay, Picker};
 use crate::ui::text::clean_line;
 use crate::ui::widgets::help;
 use crossterm::event::KeyCode;
@@ -37,12 +37,20 @@ pub fn key(app: &mut App, key: Key) -> Option<Intent> {
     None
 }
 
-/// Closes the field open in the topmost overlay, else the overlay.
+/// Closes the field open in the topmost overlay or the result below its text, else the overlay. Stops a recall test.
 fn close(app: &mut App) -> Option<Intent> {
     if let Some(Overlay::Sessions(picker)) = app.overlays.last_mut()
         && picker.renaming.take().is_some()
     {
         return None;
+    }
+    if let Some(Overlay::Inspect(Inspect { recalled, page: InspectPage::Memory, .. })) = app.overlays.last_mut() {
+        if app.engine.recalling {
+            return Some(Intent::Act(Action::Stop));
+        }
+        if recalled.take().is_some() {
+            return None;
+        }
     }
     app.overlays.pop();
     None

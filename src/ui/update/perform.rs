@@ -20,10 +20,9 @@ pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
         Intent::Load(_) if turns::refuse_busy(app) => Vec::new(),
         Intent::Load(name) => models::load(app, &name),
         Intent::Inspect => engine::inspect_again(app),
-        Intent::Recall(text) => {
-            app.overlays.pop();
-            recall::ask(app, &text)
-        }
+        Intent::Recall { text, tokens } => recall::ask_on_page(app, text, tokens),
+        Intent::PinTokens { .. } if turns::refuse_busy(app) => Vec::new(),
+        Intent::PinTokens { tokens, pin } => vec![Effect::Engine(crate::protocol::Command::PinTokens { tokens, pin })],
         Intent::Confirmed(confirmed) => confirm(app, confirmed),
     }
 }
@@ -100,6 +99,10 @@ fn open_inspect(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     }
     app.overlays.push(Overlay::Inspect(Inspect::default()));
+    if app.session.unrestored && app.has_to_refill() && !app.is_busy() {
+        app.engine.restoring = true;
+        return vec![Effect::Restore];
+    }
     engine::inspect_again(app)
 }
 

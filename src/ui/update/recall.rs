@@ -5,20 +5,33 @@ use super::{Effect, turns};
 use crate::protocol::Recalled;
 use crate::ui::action::Action;
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Level};
+use crate::ui::state::{App, Level, Overlay, PageRecall};
 use crate::ui::text::plural;
+use std::ops::Range;
 
 /// Most words that the question gives away.
 const MAX_CUE_WORDS: usize = 8;
 
 /// Asks for a text (/recall TEXT), or for the chosen message.
 pub fn ask(app: &mut App, text: &str) -> Vec<Effect> {
+    let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
+    let chosen = chosen.map(|message| message.shown().trim().to_owned());
+    begin(app, chosen.as_deref().unwrap_or(text), None)
+}
+
+/// Asks for the text at these positions; the result is shown on the memory page.
+pub fn ask_on_page(app: &mut App, text: String, tokens: Range<usize>) -> Vec<Effect> {
+    let effects = begin(app, &text, Some(tokens));
+    if let (Some(page), false) = (page(app), effects.is_empty()) {
+        *page = Some(PageRecall::default());
+    }
+    effects
+}
+
+fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
-    let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
-    let chosen = chosen.map(|message| message.shown().trim().to_owned());
-    let text = chosen.as_deref().unwrap_or(text);
     let refusal = if text.is_empty() {
         let key = app.key(Action::SelectOlder);
         format!("/recall takes a text of this conversation, from its beginning on, or the message chosen with {key}")
@@ -28,15 +41,21 @@ pub fn ask(app: &mut App, text: &str) -> Vec<Effect> {
         "/recall: nothing was said yet".to_owned()
     } else {
         app.engine.recalling = true;
-        return vec![Effect::Recall(text.to_owned())];
+        return vec![Effect::Recall { text: text.to_owned(), tokens }];
     };
     app.say(Level::Info, refusal);
     Vec::new()
 }
 
+/// Where the memory page keeps a recall test, if the page is open.
+fn page(app: &mut App) -> Option<&mut Option<PageRecall>> {
+    app.overlays.iter_mut().find_map(|o| if let Overlay::Inspect(i) = o { Some(&mut i.recalled) } else { None })
+}
+
 /// Bytes of a text that the question gives away: a third of its words, enough to find it by. Of a text without spaces a
-/// third of the characters.
+/// third of the characters. Nothing from the first control token on.
 pub fn cue_bytes(text: &str) -> usize {
+    let text = text.find("<|").filter(|&at| at > 0).map_or(text, |at| &text[..at]);
     let mut ends = Vec::new();
     for word in text.split_whitespace() {
         let at = ends.last().copied().unwrap_or(0);
@@ -56,10 +75,13 @@ pub fn question(text: &str) -> String {
 /// Shows the result, or why there is none.
 pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) -> Vec<Effect> {
     app.engine.recalling = false;
-    match result {
-        Err(why) => app.say(Level::Info, format!("recall: {why}")),
-        Ok(recalled) => {
-            let text = summary(&recalled);
+    let shown = result.map(|recalled| (summary(&recalled), recalled));
+    let asked_there = page(app).filter(|page| page.is_some());
+    match (shown, asked_there) {
+        (Ok((words, recalled)), Some(page)) => *page = Some(PageRecall { words, recalled: Some(recalled) }),
+        (Err(why), Some(page)) => *page = Some(PageRecall { words: format!("recall: {why}"), recalled: None }),
+        (Err(why), None) => app.say(Level::Info, format!("recall: {why}")),
+        (Ok((text, recalled)), None) => {
             let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, text) };
             app.feed.push_result(&app.chat, local);
         }
@@ -137,7 +159,9 @@ mod tests {
             turn(&mut app, "the code is seven four two", "hm", "Noted.");
             let context = app.chat.context_path().len();
             let effects = say(&mut app, "/recall the code is seven four two");
-            assert!(matches!(&effects[..], [Effect::Recall(text)] if text == "the code is seven four two"));
+            assert!(
+                matches!(&effects[..], [Effect::Recall { text, tokens: None }] if text == "the code is seven four two")
+            );
             assert!(app.is_busy() && screen(&mut app).contains("asking for the text (Esc stops)"));
             // A message sent meanwhile waits.
             assert!(say(&mut app, "next").is_empty() && app.queue.len() == 1);

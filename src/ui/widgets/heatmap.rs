@@ -8,7 +8,7 @@ use crate::ui::numbers::percent;
 use crate::ui::theme::{Role, Theme};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::style::{Modifier, Style};
+use ratatui::style::{Color, Modifier, Style};
 use std::ops::Range;
 
 /// What is drawn: retention of every head, and the chosen cell.
@@ -18,6 +18,8 @@ pub struct Heatmap<'a> {
     /// `[n_layers][n_heads]`; `None` before the first token.
     pub retention: Vec<Vec<Option<f64>>>,
     pub chosen: Option<(usize, usize)>,
+    /// Nothing was decided yet: all is kept, and drawn without the scale's colours.
+    pub undecided: bool,
 }
 
 /// Columns between two blocks of layers.
@@ -226,17 +228,22 @@ impl Heatmap<'_> {
         self.retention.get(layer)?.get(head).copied()?
     }
 
+    /// The colour of a cell without a number.
+    fn colour(&self, retention: f64) -> Option<Color> {
+        let undecided = heat::undecided(self.theme, self.depth).bg.filter(|_| self.undecided);
+        undecided.or_else(|| heat::colour(self.theme, self.depth, level(retention)))
+    }
+
     fn tile(&self, buffer: &mut Buffer, x: u16, y: u16, form: Form, at: (usize, usize)) {
         let cell = self.cell(at);
         let inner = form.width - 1;
-        let mut style = match cell {
+        let chosen = self.chosen == Some(at);
+        let style = match cell {
+            _ if chosen => self.theme.style(Role::Selected).add_modifier(Modifier::BOLD),
+            Some(_) if self.undecided => heat::undecided(self.theme, self.depth),
             Some(r) => heat::text_on(self.theme, self.depth, level(r)),
             None => self.theme.style(Role::Dim),
         };
-        let chosen = self.chosen == Some(at);
-        if chosen {
-            style = style.add_modifier(Modifier::BOLD | Modifier::REVERSED);
-        }
         let number = cell.map_or("-".to_owned(), |r| percent(r).to_string());
         // Where there is no colour, a bar shows the level.
         let bar = cell.filter(|_| style.bg.is_none() && inner >= 5 && !chosen && self.depth == Depth::Mono);
@@ -253,15 +260,14 @@ impl Heatmap<'_> {
     }
 
     fn shaded(&self, buffer: &mut Buffer, x: u16, y: u16, width: usize, at: (usize, usize)) {
-        let mut style = Style::new();
-        if self.chosen == Some(at) {
-            style = style.add_modifier(Modifier::REVERSED);
-        }
+        let chosen = self.chosen == Some(at);
+        let mut style = if chosen { self.theme.style(Role::Selected) } else { Style::new() };
         let cell = self.cell(at);
-        let text = match (cell, cell.and_then(|r| heat::colour(self.theme, self.depth, level(r)))) {
+        let text = match (cell, cell.and_then(|r| self.colour(r))) {
+            (Some(_), Some(_)) if chosen => "x".repeat(width),
             (Some(_), Some(colour)) => {
                 style = style.bg(colour);
-                if self.chosen == Some(at) { "x" } else { " " }.repeat(width)
+                " ".repeat(width)
             }
             (Some(r), None) if self.depth == Depth::Ascii => heat::shade(self.theme, self.depth, r).to_owned(),
             (Some(r), None) => heat::shade(self.theme, self.depth, r).repeat(width.min(2)),
@@ -273,7 +279,7 @@ impl Heatmap<'_> {
     /// The layer in the upper half of a row, and the next one in the lower half.
     fn halves(&self, buffer: &mut Buffer, x: u16, y: u16, width: usize, (layer, head): (usize, usize)) {
         let (upper, lower) = (self.cell((layer, head)), self.cell((layer + 1, head)));
-        let colour = |cell: Option<f64>| cell.and_then(|r| heat::colour(self.theme, self.depth, level(r)));
+        let colour = |cell: Option<f64>| cell.and_then(|r| self.colour(r));
         let mut style = Style::new();
         (style.fg, style.bg) = (colour(upper), colour(lower));
         let mut block = if upper.is_none() && lower.is_none() { "·" } else { "▀" };
@@ -292,10 +298,13 @@ impl Heatmap<'_> {
 
 /// Rows of the scale.
 pub const SCALE_ROWS: u16 = 2;
+/// Columns from which on its ends are named in full.
+const WIDE_SCALE: u16 = 38;
 
-/// The scale: which colour or shade stands for how many percent kept, and which end is the good one.
+/// The scale: which colour or shade stands for how many percent kept.
 pub fn draw_scale(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth) {
-    draw_scale_between(buffer, area, theme, depth, ["good ", " as dense"]);
+    let ends = if area.width >= WIDE_SCALE { ["forgets most ", " keeps all"] } else { ["few ", " keeps all"] };
+    draw_scale_between(buffer, area, theme, depth, ends);
 }
 
 /// The scale with words for its ends.
@@ -322,7 +331,7 @@ pub fn draw_scale_between(buffer: &mut Buffer, area: Rect, theme: &Theme, depth:
     if area.height < 2 {
         return;
     }
-    let quarters: &[f64] = if width >= 16 { &[0.0, 0.25, 0.5, 0.75, 1.0] } else { &[0.0, 0.5, 1.0] };
+    let quarters: &[f64] = if width >= 20 { &[0.0, 0.25, 0.5, 0.75, 1.0] } else { &[0.0, 0.5, 1.0] };
     for &quarter in quarters {
         let text = percent(retention_at(quarter)).to_string();
         let at = (f64::from(width - 1) * quarter).round() as u16;
@@ -340,7 +349,7 @@ mod tests {
     fn map(theme: &Theme, depth: Depth, layers: usize, heads: usize) -> Heatmap<'_> {
         let cell = |l: usize, h: usize| Some(((l * heads + h) as f64 + 0.5) / (layers * heads) as f64);
         let retention = (0..layers).map(|l| (0..heads).map(|h| cell(l, h)).collect()).collect();
-        Heatmap { theme, depth, retention, chosen: None }
+        Heatmap { theme, depth, retention, chosen: None, undecided: false }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::lists::field;
 use crate::ui::action::{Action, Group as Keys};
 use crate::ui::commands::{Group, SPECS};
 use crate::ui::editor::Editor;
+use crate::ui::numbers::LEGEND;
 use crate::ui::state::App;
 use crate::ui::text::{clean_line, count, wrap};
 use crate::ui::theme::Role;
@@ -26,37 +27,18 @@ const FIRST: [Action; 10] = [
     Action::QuitWhenEmpty,
 ];
 
-/// The words of the panel and of /stats.
-const LEGEND: &[(&str, &str)] = &[
-    (
-        "grid",
-        "a row for each layer, a cell for each of its heads: how many percent of the tokens the head still keeps. Fewer \
-              is better, and darker (paler on a light screen)",
-    ),
-    (
-        "slot",
-        "place of one token's key and value in one head. A model trained with DMS marks tokens that it will not need; \
-              with eviction on, their slots are given to new tokens once they leave the window",
-    ),
-    ("window", "newest tokens, which every head keeps"),
-    ("cache, dense", "bytes of the slots in use, and what a cache that keeps everything would take"),
-    ("5.6x", "compression ratio: dense slots over live slots"),
-    ("kept for undo", "pages that only the state before your last message needs"),
-    ("twin, chains", "pages of the copy that drops nothing (/twin), and of the chains that answer (/parallel)"),
-    ("free in pages", "slots of allocated pages that hold no token yet; a page has 16"),
-    ("reserved", "memory of the cache that no page uses now"),
-    ("reads", "slots that a head has read for the last answer"),
-    ("bar beside a message", "how much of the message the heads still hold, in the colours of the grid"),
-];
-
 /// Keys of the memory page.
 const MEMORY: &[(&str, &str)] = &[
     ("arrows, PageUp, PageDown", "move over the tokens; Home to the first, End to the newest, and follows"),
     ("l, L", "count one layer: the next, the one before; after the last one all"),
     ("h, H", "count one KV head of each layer"),
     ("a", "count all layers and KV heads"),
-    ("+, -", "to the next of the best, of the least remembered passages"),
-    ("r", "ask whether the model still knows the sentence under the cursor, or the chosen passage"),
+    ("+, -", "choose the next of the best, of the least remembered passages"),
+    (
+        "r",
+        "ask whether the model still knows the chosen passage, or the sentence under the cursor; the result is below the text",
+    ),
+    ("p", "pin the chosen passage or the sentence under the cursor, or take the pin under the cursor back"),
     ("Space", "begin to choose a passage, or give it up; the arrows move its end"),
     ("Tab", "the page of heads, and back"),
 ];

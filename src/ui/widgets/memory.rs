@@ -7,13 +7,14 @@ use crate::protocol::{LaneFilter, Presence, merges};
 use crate::ui::action::Action;
 use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, Spelled, shown};
-use crate::ui::numbers::percent;
-use crate::ui::state::App;
-use crate::ui::text::{count, grapheme_width, plural, truncate};
+use crate::ui::numbers::{self, percent};
+use crate::ui::state::{App, Overlay};
+use crate::ui::text::{count, grapheme_width, plural, truncate, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
 use std::ops::Range;
 use unicode_segmentation::UnicodeSegmentation;
 
@@ -26,20 +27,23 @@ const TALL: u16 = 30;
 pub struct Places {
     pub text: Rect,
     about: Rect,
+    result: Rect,
     scale: Rect,
     keys: Rect,
 }
 
-/// Divides the screen above the status line.
-pub fn places(area: Rect) -> Places {
+/// Divides the screen above the status line. `result`: rows that a recall test wants.
+pub fn places(area: Rect, result: u16) -> Places {
     let inner = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
-    let scale_rows = if area.height >= TALL { SCALE_ROWS } else { 0 };
-    let text_rows = area.height.saturating_sub(2 + ABOUT + scale_rows);
+    let result_rows = result.min(area.height / 2);
+    let scale_rows = if area.height >= TALL && result_rows == 0 { SCALE_ROWS } else { 0 };
+    let text_rows = area.height.saturating_sub(2 + ABOUT + result_rows + scale_rows);
     let text = Rect { y: area.y + 1, height: text_rows, ..inner };
     let about = Rect { y: text.bottom(), height: ABOUT.min(area.bottom().saturating_sub(text.bottom())), ..inner };
-    let scale = Rect { y: about.bottom(), height: scale_rows, ..inner };
+    let result = Rect { y: about.bottom(), height: result_rows, ..inner };
+    let scale = Rect { y: result.bottom(), height: scale_rows, ..inner };
     let keys = Rect { y: area.bottom().saturating_sub(1), height: area.height.min(1), ..inner };
-    Places { text, about, scale, keys }
+    Places { text, about, result, scale, keys }
 }
 
 /// Rows of text that fit, where each row has marks below it if the terminal has no colours.
@@ -49,19 +53,22 @@ pub fn text_rows(app: &App, text: Rect) -> usize {
 
 /// Columns of the text.
 pub fn columns(area: Rect) -> usize {
-    usize::from(places(area).text.width)
+    usize::from(places(area, 0).text.width)
 }
 
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
     let (theme, memory) = (&app.theme, &app.memory);
-    let at = places(area);
+    let at = places(area, result_rows(app));
     let line = |buffer: &mut Buffer, row: Rect, text: &str, role: Role| {
         if row.height > 0 {
             buffer.set_string(row.x, row.y, truncate(text, usize::from(row.width)), theme.style(role));
         }
     };
     line(buffer, Rect { height: area.height.min(1), y: area.y, ..at.text }, &title(app, page), Role::Title);
-    line(buffer, at.keys, &format!("{KEYS}  {}", app.key(Action::Stop)), Role::Dim);
+    let close = app.key(Action::Stop);
+    let keys = [KEYS, SHORT_KEYS].map(|keys| format!("{keys}  {close}"));
+    let fits = keys.iter().find(|keys| keys.len() <= usize::from(at.keys.width));
+    line(buffer, at.keys, fits.map_or(SHORT_KEYS, String::as_str), Role::Dim);
     if memory.is_empty() {
         line(buffer, at.text, "nothing is in the cache yet", Role::Text);
         return;
@@ -70,25 +77,63 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, page: &MemoryPage) {
     let cursor = page.cursor.unwrap_or(memory.presence().position).min(memory.len() - 1);
     let under_cursor = memory.spelled(cursor);
     let chosen = page.anchor.map(|anchor| memory.passage(cursor, Some(anchor.min(memory.len() - 1))));
-    draw_text(buffer, at.text, app, &under_cursor, &chosen.unwrap_or(0..0));
+    draw_text(buffer, at.text, app, &under_cursor, chosen.as_ref().unwrap_or(&(0..0)));
     let rule = theme.glyphs().horizontal.repeat(usize::from(at.about.width));
     line(buffer, at.about, &rule, Role::Border);
-    for (n, text) in about(app, &under_cursor).iter().enumerate() {
+    for (n, text) in about(app, &under_cursor, chosen).iter().enumerate() {
         line(buffer, below(at.about, 1 + n as u16), text, if n == 0 { Role::Value } else { Role::Text });
+    }
+    for (n, row) in
+        result_lines(app, usize::from(at.result.width)).iter().take(usize::from(at.result.height)).enumerate()
+    {
+        buffer.set_line(at.result.x, at.result.y + n as u16, row, at.result.width);
     }
     draw_scale_between(buffer, at.scale, theme, app.depth(), ["dropped ", " kept"]);
 }
 
-const KEYS: &str = "arrows move  l layer  h head  a all  + best  - least  r recall  Tab heads";
+/// The keys of the page, and those that a narrow screen has room for.
+const KEYS: &str = "arrows move  Space choose  r recall  p pin  + best  - least  l layer  h head  a all  Tab heads";
+const SHORT_KEYS: &str = "Space choose  r recall  p pin  + best  - least  l layer  h head  Tab heads";
 
-/// `memory: 1,234 tokens, 37 % kept by all layers, KV head 3`
+/// Rows of the recall test that was asked for on this page.
+pub fn result_rows(app: &App) -> u16 {
+    result_lines(app, usize::from(app.size.0).saturating_sub(2)).len() as u16
+}
+
+/// The recall test that was asked for on this page, or that it runs.
+fn result_lines(app: &App, width: usize) -> Vec<Line<'static>> {
+    let page = app.overlays.iter().find_map(|o| if let Overlay::Inspect(i) = o { i.recalled.as_ref() } else { None });
+    let Some(page) = page else { return Vec::new() };
+    let stop = app.key(Action::Stop);
+    let words = if page.words.is_empty() { format!("asking for the text ({stop} stops)") } else { page.words.clone() };
+    let mut lines = wrap_plain(&words, app.theme.style(Role::Note), width, &[]);
+    if let Some(recalled) = &page.recalled {
+        lines.extend(super::recall::rows(recalled, width, &app.theme, app.depth()));
+    }
+    lines
+}
+
+/// `memory: 1,234 tokens, 37 % kept, mean of all heads; plain: in the window`
 fn title(app: &App, page: &MemoryPage) -> String {
     let memory = &app.memory;
-    let LaneFilter { layer, head } = page.filter;
-    let layers = layer.map_or("all layers".to_owned(), |l| format!("layer {l}"));
-    let heads = head.map_or("all KV heads".to_owned(), |h| format!("KV head {h}"));
+    let lanes = match page.filter {
+        LaneFilter { layer: None, head: None } => "mean of all heads".to_owned(),
+        LaneFilter { layer: Some(layer), head: None } => format!("mean of layer {layer}"),
+        LaneFilter { layer: None, head: Some(head) } => format!("mean of KV head {head} of all layers"),
+        LaneFilter { layer: Some(layer), head: Some(head) } => format!("layer {layer}, KV head {head}"),
+    };
     let kept = percent(memory.share(0..memory.len()));
-    format!("memory: {}, {kept} % kept by {layers}, {heads}", plural(memory.len() as u64, "token"))
+    let mut title = format!("memory: {}, {kept} % kept, {lanes}", plural(memory.len() as u64, "token"));
+    title += &match numbers::undecided(app) {
+        0 => String::new(),
+        usize::MAX => "; nothing is dropped".to_owned(),
+        _ => "; plain: in the window".to_owned(),
+    };
+    let pinned: usize = memory.presence().pins.iter().map(ExactSizeIterator::len).sum();
+    if pinned > 0 {
+        title += &format!("; bold: {} pinned", count(pinned as u64));
+    }
+    title
 }
 
 /// The rows around the cursor.
@@ -97,12 +142,20 @@ fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled, chose
     let rows = text_rows(app, area);
     let at_cursor = memory.row_of(cursor.tokens.start);
     let first = at_cursor.saturating_sub(rows / 2).min(memory.rows().saturating_sub(rows));
+    let undecided = memory.len().saturating_sub(numbers::undecided(app));
     for row in first..memory.rows().min(first + rows) {
         let y = area.y + ((row - first) * if depth.has_colour() { 1 } else { 2 }) as u16;
         let mut x = area.x;
         for spelled in memory.row(row) {
             let share = memory.share(spelled.tokens.clone());
-            let mut style = heat::text_on(theme, depth, heat::level(share));
+            let plain = spelled.tokens.start >= undecided && share == 1.0;
+            let mut style = match plain {
+                true => heat::undecided(theme, depth),
+                false => heat::text_on(theme, depth, heat::level(share)),
+            };
+            if memory.presence().is_pinned(spelled.tokens.start) {
+                style = style.add_modifier(Modifier::BOLD);
+            }
             if spelled.tokens == cursor.tokens {
                 style = style.add_modifier(Modifier::REVERSED | Modifier::BOLD);
             }
@@ -112,7 +165,7 @@ fn draw_text(buffer: &mut Buffer, area: Rect, app: &App, cursor: &Spelled, chose
             let from = x;
             x = draw_piece(buffer, Rect { x, y, width: area.right() - x, height: 1 }, &spelled, newline(app), style);
             if !depth.has_colour() {
-                let mark = heat::shade(theme, depth, share);
+                let mark = if plain { " " } else { heat::shade(theme, depth, share) };
                 for x in from..x {
                     buffer.set_string(x, y + 1, mark, theme.style(Role::Dim));
                 }
@@ -139,17 +192,23 @@ fn draw_piece(buffer: &mut Buffer, area: Rect, spelled: &Spelled, newline: &str,
     x
 }
 
-/// What is known of the token under the cursor, a line each.
-fn about(app: &App, spelled: &Spelled) -> Vec<String> {
+/// What is known of the token under the cursor and of the chosen passage, a line each.
+fn about(app: &App, spelled: &Spelled, chosen: Option<Range<usize>>) -> Vec<String> {
     let memory = &app.memory;
     let presence = memory.presence();
     let (first, last) = (spelled.tokens.start, spelled.tokens.end.saturating_sub(1));
-    let name = if first == last { format!("token {}", count(last as u64)) } else { format!("tokens {first}-{last}") };
+    let at = |token: usize| count(token as u64 + 1);
+    let name = if first == last { format!("token {}", at(last)) } else { format!("tokens {}-{}", at(first), at(last)) };
     let text = truncate(&shown(spelled.text, newline(app)), 30);
     let kept = usize::from(presence.kept.get(last).copied().unwrap_or(0));
     let share = percent(memory.share(spelled.tokens.clone()));
-    let mut lines =
-        vec![format!("{name} of {}: \"{text}\"  {kept} of {} KV heads, {share} %", memory.len(), presence.lanes)];
+    let all = count(memory.len() as u64);
+    let mut first = format!("{name} of {all}: \"{text}\"  {kept} of {} KV heads, {share} %", presence.lanes);
+    if let Some(passage) = chosen {
+        let (tokens, share) = (plural(passage.len() as u64, "token"), percent(memory.share(passage)));
+        first += &format!("; chosen: {tokens}, {share} %");
+    }
+    let mut lines = vec![first];
     if presence.position == last {
         lines.push(match memory.layers_that_keep().as_str() {
             "" => "stored in no layer".to_owned(),
@@ -174,21 +233,23 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
     let kept = usize::from(presence.kept.get(token).copied().unwrap_or(0));
     let dropped = presence.lanes.saturating_sub(kept);
     let decided = token + presence.decided_after;
+    // Counted from 1, as the tokens are.
+    let (decided_at, leaves_at) = (count(decided as u64 + 1), count(leaves as u64 + 1));
     let heads = |n: usize| plural(n as u64, "head");
     match (marked, dropped) {
-        (0, 0) if presence.pinned && presence.position == token => "pinned: it stays".to_owned(),
+        (0, 0) if presence.is_pinned(token) => "pinned: it stays".to_owned(),
         (0, 0) if decided >= memory.len() => "inside the window; not decided yet".to_owned(),
         (0, 0) => "marked by no head: it stays".to_owned(),
         (0, _) if presence.forgot.is_some_and(|forgot| forgot > leaves) => format!(
-            "dropped by {}: marked at token {decided}, or for want of memory by token {}",
+            "dropped by {}: marked at token {decided_at}, or for want of memory by token {}",
             heads(dropped),
             presence.forgot.unwrap_or(leaves)
         ),
-        (0, _) => format!("{} marked it at token {decided} and dropped it at token {leaves}", heads(dropped)),
+        (0, _) => format!("{} marked it at token {decided_at} and dropped it at token {leaves_at}", heads(dropped)),
         _ if memory.len() <= leaves && app.engine.eviction => {
-            format!("{} marked it at token {decided} and will drop it at token {leaves}", heads(marked.into()))
+            format!("{} marked it at token {decided_at} and will drop it at token {leaves_at}", heads(marked.into()))
         }
-        _ => format!("{} marked it at token {decided}; it stays while eviction is off", heads(marked.into())),
+        _ => format!("{} marked it at token {decided_at}; it stays while eviction is off", heads(marked.into())),
     }
 }
 
@@ -208,7 +269,7 @@ fn fate_without_marks(policy: &str, presence: &Presence, token: usize) -> String
 
 #[cfg(test)]
 mod tests {
-    use crate::protocol::{Command, Event, LaneFilter, ModelInfo, PresenceRequest};
+    use crate::protocol::{Command, Event, LaneFilter, ModelInfo, PresenceRequest, Recalled};
     use crate::ui::depth::Depth;
     use crate::ui::effect::Effect;
     use crate::ui::event::AppEvent;
@@ -291,13 +352,14 @@ mod tests {
         (0..4).for_each(|_| drop(press(&mut app, KeyCode::Right)));
         let shown = screen(&mut app);
         assert!(
-            shown.contains("token 4 of ") && shown.contains("\"is \"") && shown.contains("reading the layers"),
+            shown.contains("token 5 of ") && shown.contains("\"is \"") && shown.contains("reading the layers"),
             "{shown}"
         );
-        assert!(shown.contains("heads marked it at token 5 and dropped it at token 69"), "{shown}");
+        assert!(shown.contains("heads marked it at token 6 and dropped it at token 70"), "{shown}");
         // The best passage is the one with the facts; two tokens that spell one character are one place.
         press(&mut app, KeyCode::Char('+'));
-        assert!(screen(&mut app).contains("token 16 of"), "{}", screen(&mut app));
+        let best = screen(&mut app);
+        assert!(best.contains("token 32 of") && best.contains("; chosen: 16 tokens, "), "{best}");
         press(&mut app, KeyCode::Char('-'));
         assert!(!screen(&mut app).contains("100 %\n"));
         let mut pair = app.memory.presence().clone();
@@ -307,33 +369,108 @@ mod tests {
         press(&mut app, KeyCode::Home);
         press(&mut app, KeyCode::Right);
         let shown = screen(&mut app);
-        assert!(shown.contains("tokens 1-3 of 5: \"\u{65e5}\"  32 of 32 KV heads, 50 %"), "{shown}");
+        assert!(shown.contains("tokens 2-4 of 5: \"\u{65e5}\"  32 of 32 KV heads, 50 %"), "{shown}");
     }
 
     #[test]
-    fn a_sentence_or_a_chosen_passage_is_recalled_by_a_key() {
-        let recalled = |keys: &[KeyCode]| {
-            let mut app = opened(120, 40, Depth::Rgb, "dark");
-            press(&mut app, KeyCode::Esc);
-            turn(&mut app, "q", "hm", "Fine.");
+    fn a_sentence_or_a_chosen_passage_is_recalled_below_the_text() {
+        let mut app = opened(120, 40, Depth::Rgb, "dark");
+        press(&mut app, KeyCode::Esc);
+        turn(&mut app, "q", "hm", "Fine.");
+        let mut asked = |keys: &[KeyCode]| {
             press(&mut app, KeyCode::F(3));
             press(&mut app, KeyCode::Home);
             keys.iter().for_each(|key| drop(press(&mut app, *key)));
             let effects = press(&mut app, KeyCode::Char('r'));
-            let text =
-                effects.iter().find_map(|e| if let Effect::Recall(text) = e { Some(text.clone()) } else { None });
-            assert_eq!(app.overlays.is_empty(), text.is_some(), "the result is shown in the chat");
-            text
+            let [Effect::Recall { text, tokens: Some(tokens) }, ..] = &effects[..] else { panic!("{effects:?}") };
+            assert!(app.engine.recalling && screen(&mut app).contains("asking for the text (Esc stops)"));
+            let effects = press(&mut app, KeyCode::Esc);
+            assert!(effects.iter().any(|e| matches!(e, Effect::Engine(Command::Cancel))), "Esc stops what runs");
+            engine(&mut app, Event::Recalled(Ok(Box::new(Recalled { times: 1, ..Recalled::default() }))));
+            let shown = screen(&mut app);
+            assert!(shown.contains("recall: remembers 0 of 0 tokens") && shown.contains("memory: "), "{shown}");
+            assert!(app.feed.locals.is_empty(), "the result is on the page");
+            // The first Esc removes the result, the second closes the page.
+            press(&mut app, KeyCode::Esc);
+            assert!(!screen(&mut app).contains("recall: remembers") && app.overlays.len() == 1);
+            press(&mut app, KeyCode::Esc);
+            assert!(app.overlays.is_empty());
+            (text.clone(), tokens.clone())
         };
         let right = |n: usize| vec![KeyCode::Right; n];
-        assert_eq!(recalled(&right(7)).as_deref(), Some("I live in Oslo, at 42 Elm Street."));
-        assert_eq!(recalled(&right(2)).as_deref(), Some("My name is Ada."));
+        assert_eq!(asked(&right(7)).0, "I live in Oslo, at 42 Elm Street.");
+        assert_eq!(asked(&right(2)), ("My name is Ada.".to_owned(), 2..6));
         let chosen = [right(3), vec![KeyCode::Char(' ')], right(5)].concat();
-        assert_eq!(recalled(&chosen).as_deref(), Some("name is Ada. I live in"));
-        assert_eq!(
-            recalled(&[&chosen[..], &[KeyCode::Char(' ')]].concat()).as_deref(),
-            Some("I live in Oslo, at 42 Elm Street.")
-        );
+        assert_eq!(asked(&chosen), ("name is Ada. I live in".to_owned(), 3..9));
+        assert_eq!(asked(&[&chosen[..], &[KeyCode::Char(' ')]].concat()).0, "I live in Oslo, at 42 Elm Street.");
+        // Over the border of a message: by its place, whatever it is spelled like, without control tokens at the ends.
+        let border = [right(28), vec![KeyCode::Char(' ')], right(7)].concat();
+        let (text, tokens) = asked(&border);
+        assert!(text.starts_with("7731. <|im_end|>") && text.ends_with("good to know,"), "{text}");
+        assert_eq!(tokens, 28..36);
+        assert!(!crate::ui::update::question(&text).contains("<|"), "no control token is asked for by name");
+    }
+
+    #[test]
+    fn a_key_pins_a_passage_and_takes_the_pin_back() {
+        let mut app = opened(120, 40, Depth::Rgb, "dark");
+        press(&mut app, KeyCode::Home);
+        (0..3).for_each(|_| drop(press(&mut app, KeyCode::Right)));
+        let pin = |app: &mut App| {
+            let effects = press(app, KeyCode::Char('p'));
+            let found = effects.into_iter().find_map(|e| match e {
+                Effect::Engine(Command::PinTokens { tokens, pin }) => Some((tokens, pin)),
+                _ => None,
+            });
+            found.expect("a request")
+        };
+        assert_eq!(pin(&mut app), (2..6, true));
+        let mut answer = app.memory.presence().clone();
+        (answer.from, answer.pins) = (answer.kept.len(), vec![2..6]);
+        engine(&mut app, Event::Presence(Arc::new(answer)));
+        assert!(screen(&mut app).contains("bold: 4 pinned"), "{}", screen(&mut app));
+        assert_eq!(pin(&mut app), (2..6, false));
+    }
+
+    /// A pin leaves a mark in the conversation: the cache is asked what is pinned when that has changed.
+    #[test]
+    fn a_pinned_message_says_so_in_the_conversation() {
+        let mut app = unloaded(100, 30, Depth::Rgb, "dark");
+        update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))));
+        turn(&mut app, "My name is Ada.", "hm", "Fine.");
+        let mut answer = presence("<|im_start|> user\nMy name is Ada. <|im_end|> \n", 8, 4);
+        let pinned = |app: &mut App, n| {
+            let snapshot = crate::protocol::Snapshot { pinned: n, ..snapshot(answer.kept.len(), 8, 4) };
+            requests(update(app, AppEvent::Snapshot(Arc::new(snapshot)))).len()
+        };
+        assert_eq!((pinned(&mut app, 0), pinned(&mut app, 4), pinned(&mut app, 4)), (0, 1, 0));
+        answer.pins = vec![2..6];
+        engine(&mut app, Event::Presence(Arc::new(answer.clone())));
+        let shown = screen(&mut app);
+        assert!(shown.contains("pinned: every head keeps it"), "{shown}");
+        answer.pins.clear();
+        engine(&mut app, Event::Presence(Arc::new(answer)));
+        assert!(!screen(&mut app).contains("pinned: every"));
+    }
+
+    /// A young cache, and one that drops nothing, have the text's own colour: yellow would say that it was decided.
+    #[test]
+    fn what_no_head_may_drop_is_drawn_plainly() {
+        for (policy, plain) in [("dense", true), ("dms", false)] {
+            let mut app = unloaded(120, 40, Depth::Rgb, "dark");
+            let window = (policy == "dms").then_some(64);
+            let info = ModelInfo { policy: policy.into(), window, ..model(8, 4) };
+            update(&mut app, AppEvent::ModelReady(Arc::new(info)));
+            let mut presence = presence(&FACTS.repeat(3), 8, 4);
+            presence.kept.fill(32);
+            update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(presence.kept.len(), 8, 4))));
+            press(&mut app, KeyCode::F(3));
+            press(&mut app, KeyCode::Home);
+            engine(&mut app, Event::Presence(Arc::new(presence)));
+            let tinted = tinted_screen(&mut app);
+            // The colour of a token that all heads keep by decision is the top of the scale.
+            assert_eq!(tinted.contains("#FDE725"), !plain, "{policy}: {tinted}");
+        }
     }
 
     #[test]
@@ -352,7 +489,7 @@ mod tests {
         answer.forgot = Some(answer.kept.len());
         let text = shown(&answer, dropped);
         assert!(text.contains("or for want of memory by token"), "{text}");
-        (answer.pinned, answer.position) = (true, 1);
+        (answer.pins, answer.position) = (vec![1..2], 1);
         (answer.kept[1], answer.marked[1]) = (32, 0);
         let text = shown(&answer, 1);
         assert!(text.contains("pinned: it stays"), "{text}");

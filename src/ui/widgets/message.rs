@@ -7,6 +7,7 @@ use crate::ui::feed::{Finished, ItemKey, LocalKind, Rows};
 use crate::ui::folded;
 use crate::ui::heat;
 use crate::ui::markdown;
+use crate::ui::numbers;
 use crate::ui::state::App;
 use crate::ui::text::{NO_ANSWER, ONLY_THOUGHT, clean, count, plural, ratio, seconds, stop_words, wrap, wrap_plain};
 use crate::ui::theme::{Role, Theme};
@@ -63,6 +64,12 @@ pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows
             None => Rows::default(),
         },
     };
+    if let ItemKey::Message(id) = key
+        && app.feed.pinned.contains(&id)
+    {
+        let text = "pinned: every head keeps it; /unpin takes the pin back";
+        made.lines.extend(wrap_plain(text, app.theme.style(Role::Mark), prose, &margin()));
+    }
     for (row, line) in made.lines.iter_mut().enumerate() {
         let Some(bar) = bar(app, key, row) else { break };
         if let Some(margin) = line.spans.first_mut().filter(|s| s.content.starts_with(' ')) {
@@ -87,11 +94,19 @@ fn bar(app: &App, key: ItemKey, row: usize) -> Option<Span<'static>> {
         return Some(Span::styled(theme.glyphs().quote, theme.style(Role::Key)));
     }
     let share = f64::from(*app.feed.remembered.get(&id)?) / 100.0;
+    if all_kept(app) {
+        return Some(Span::styled(theme.glyphs().quote, theme.style(Role::Border)));
+    }
     match heat::colour(theme, app.depth(), heat::level(share)) {
         Some(colour) => Some(Span::styled(theme.glyphs().quote, Style::new().fg(colour))),
         None if row == 0 => Some(Span::styled(heat::mark(theme, app.depth(), share), theme.style(Role::Dim))),
         None => None,
     }
+}
+
+/// Whether nothing of the conversation can have been dropped yet.
+fn all_kept(app: &App) -> bool {
+    app.tokens() <= numbers::undecided(app)
 }
 
 /// Hash of everything that the rows depend on.
@@ -107,6 +122,7 @@ pub fn fingerprint(app: &App, key: ItemKey, width: usize, first: bool) -> u64 {
         let remembered = app.feed.remembered.get(&id);
         (m.text.len(), reasoning, m.report.is_some(), m.in_context, open, chosen, remembered).hash(&mut hasher);
         (app.chat.sibling_count(id), app.feed.within(id).count()).hash(&mut hasher);
+        (app.feed.pinned.contains(&id), all_kept(app)).hash(&mut hasher);
         let turn = app.turn.as_ref().filter(|t| t.message == id);
         turn.and_then(|t| t.chains.as_ref()).map(|chains| chains.revision).hash(&mut hasher);
         turn.map(|t| (t.thought, thinking_tenths(app, t.thinking_since_ms))).hash(&mut hasher);

@@ -5,11 +5,11 @@ use super::heatmap::{Heatmap, SCALE_ROWS, Shape, draw_scale};
 use crate::ui::heat;
 use crate::ui::numbers;
 use crate::ui::state::App;
-use crate::ui::text::{truncate, width, wrap};
+use crate::ui::text::{truncate, width, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 
 /// Columns of the numbers' names.
 const NAMES: usize = 16;
@@ -18,8 +18,13 @@ const FIXED: usize = 12;
 /// Rows that the heatmap gets before the history, the settings and what else is held; the larger
 /// number where it would have to scroll otherwise.
 const MAP_FIRST: [usize; 2] = [13, 19];
-/// What stands in place of the heatmap before the first turn.
-const EXPLANATION: [&str; 2] = ["A row per layer, a cell per KV head:", "% of the tokens that it keeps."];
+/// Shown in place of the heatmap while the cache is empty.
+const EXPLANATION: &str = "Each cell is one attention head, with the % of the tokens that it still keeps.";
+
+/// Whether the panel is shown where it fits: not before there is something to show.
+pub fn is_open(app: &App) -> bool {
+    !app.panel.hidden && (app.tokens() > 0 || !app.chat.path().is_empty())
+}
 
 /// The heatmap of the last snapshot.
 pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
@@ -30,7 +35,8 @@ pub fn heatmap(app: &App, chosen: Option<(usize, usize)>) -> Heatmap<'_> {
         }
         None => Vec::new(),
     };
-    Heatmap { theme: &app.theme, depth: app.depth(), retention, chosen }
+    let undecided = app.tokens() <= numbers::undecided(app);
+    Heatmap { theme: &app.theme, depth: app.depth(), retention, chosen, undecided }
 }
 
 /// Columns that the loaded model's panel wants beside the chat, of at most `most`.
@@ -157,11 +163,7 @@ fn settings_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
 }
 
 fn explanation_rows(app: &App, columns: usize) -> Vec<Line<'static>> {
-    let text = app.theme.style(Role::Text);
-    if columns >= EXPLANATION.iter().map(|l| l.len()).max().unwrap_or(0) {
-        return EXPLANATION.iter().map(|l| Line::styled(*l, text)).collect();
-    }
-    wrap(&[Span::styled(EXPLANATION.join(" "), text)], columns, &[], &[])
+    wrap_plain(EXPLANATION, app.theme.style(Role::Text), columns, &[])
 }
 
 /// The headline and what else is held, as the whole-screen panel shows them. Returns the rows used.

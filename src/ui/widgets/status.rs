@@ -109,10 +109,17 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         let words = plural(summary.text.split_whitespace().count() as u64, "word");
         return Some(format!("writing a summary: {words} ({stop} stops)"));
     }
+    if let Some(comparison) = &app.engine.comparing {
+        let words = plural(comparison.text.split_whitespace().count() as u64, "word");
+        return Some(format!("answering without eviction: {words} ({stop} stops)"));
+    }
     if app.engine.recalling {
         return Some(format!("asking for the text ({stop} stops)"));
     }
     let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
+        (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) if app.engine.restoring => {
+            ("loading the conversation", done, total)
+        }
         (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("rebuilding the cache", done, total),
         (Phase::Prefill { done, total }, _) => ("reading the prompt", done, total),
         _ if app.turn.as_ref().is_some_and(|t| t.is_preparing(app.now_ms)) => {
@@ -237,7 +244,7 @@ fn parts(app: &App) -> Vec<Part> {
             _ => (Role::Status, ""),
         };
         add(5, role, format!("context {}{word}", numbers::context_use(app)));
-        if app.turn.is_none() && app.has_to_refill() {
+        if app.turn.is_none() && app.has_to_refill() && !app.engine.restoring {
             add(5, Role::Status, "loads when you send".to_owned());
         }
         // Between turns that of the answer shown: another version may have been chosen.
@@ -262,8 +269,10 @@ fn state(app: &App) -> Option<&'static str> {
         (_, Some(loading)) if loading.download().is_some() => "downloading",
         (_, Some(_)) => "loading",
         _ if app.opening => "opening",
+        _ if app.engine.restoring => "loading",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
         _ if app.engine.recalling => "asking",
+        _ if app.engine.comparing.is_some() => "comparing",
         _ if app.engine.compacting.is_some() => "summarizing",
         (Phase::Prefill { .. }, _) if turn.is_some() => "reading",
         _ if turn.is_some_and(|t| t.thinking_since_ms.is_some() && t.thought.is_none()) => "thinking",
@@ -283,10 +292,12 @@ fn busy(app: &App) -> Option<String> {
 pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
     let theme = &app.theme;
     let separator = format!(" {} ", theme.glyphs().separator);
-    // The state is never cut; the parts leave by rank.
-    let busy = busy(app);
-    let kept = busy.as_ref().map_or(0, |b| width(b) + 1);
-    let room = usize::from(area.width).saturating_sub(2 + kept);
+    // The state and the key of the help are never cut; the parts leave by rank.
+    let (right, role) = match busy(app) {
+        Some(busy) => (busy, Role::StatusValue),
+        None => (format!("{} help ", app.setup.keymap.key_of(Action::Help)), Role::Dim),
+    };
+    let room = usize::from(area.width).saturating_sub(3 + width(&right));
     let mut parts = parts(app);
     let total = |parts: &[Part]| {
         parts.iter().map(|p| width(&p.text)).sum::<usize>() + parts.len().saturating_sub(1) * width(&separator)
@@ -303,14 +314,9 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, app: &App) {
         spans.push(Span::styled(truncate(&part.text, room), theme.style(part.role)));
     }
     buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
-    let help = format!("{} help ", app.setup.keymap.key_of(Action::Help));
-    let (text, role) = match busy {
-        Some(busy) => (truncate(&busy, usize::from(area.width)), Role::StatusValue),
-        None if total(&parts) + width(&help) + 4 <= room => (help, Role::Dim),
-        None => return,
-    };
-    let x = area.right() - width(&text) as u16;
-    buffer.set_string(x, area.y, text, theme.style(role));
+    let right = truncate(&right, usize::from(area.width));
+    let x = area.right() - width(&right) as u16;
+    buffer.set_string(x, area.y, right, theme.style(role));
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ fn the_welcome_at_80x24() {
     (info.plan.certain_context, info.plan.expected_context) = (8_192, 131_072);
     update(&mut app, AppEvent::ModelReady(Arc::new(info)));
     let shown = screen(&mut app);
-    for text in ["dmschat", "with eviction", "What can you do?", "F1 ", "/data/sessions"] {
+    for text in ["dmschat", "at least 8,192 of them fit", "What can you do?", "F1 ", "/data/sessions"] {
         assert!(shown.contains(text), "{text}: {shown}");
     }
 }
@@ -76,7 +76,7 @@ fn the_panel_leaves_the_chat_its_room_at_every_size() {
     }
     app.size = (80, 24);
     let shown = screen(&mut app);
-    for text in ["cache ", "dense ", "L34", "good ", "as dense", "eviction on"] {
+    for text in ["cache ", "dense ", "L34", "few ", " keeps all", "eviction on"] {
         assert!(shown.contains(text), "{text}: {shown}");
     }
     press(&mut app, KeyCode::F(2));
@@ -89,17 +89,19 @@ fn the_panel_leaves_the_chat_its_room_at_every_size() {
 fn the_panel_agrees_with_its_headline() {
     let mut app = app(120, 40, 8, 4);
     let before = screen(&mut app);
-    assert!(before.contains("cache empty") && before.contains("A row per layer"), "{before}");
-    assert!(!before.contains("L0"), "{before}");
+    assert!(layout(&app).panel.is_none() && !before.contains("dense"), "hidden while it holds nothing: {before}");
     turn(&mut app, "q", THOUGHT, "Fine.");
     let mut s = snapshot(472, 8, 4);
     (s.kv.live_bytes, s.kv.dense_bytes, s.kv.ratio) = (2_500_000, 13_900_000, Some(5.56));
-    (s.kv.bytes, s.checkpoint_bytes, s.mapped_bytes) = (14_600_000, 8_000_000, 20_000_000);
+    (s.kv.bytes, s.checkpoint_bytes, s.mapped_bytes) = (18_600_000, 8_000_000, 24_000_000);
+    (s.chain_bytes, s.twin_bytes) = (3_000_000, 1_000_000);
     update(&mut app, AppEvent::Snapshot(Arc::new(s)));
     let shown = screen(&mut app);
     let expected = [
         "cache 2.5 MB · dense 13.9 MB · 5.6x",
         "kept for undo   8.0 MB",
+        "other chains    3.0 MB",
+        "twin            1.0 MB",
         "free in pages   4.1 MB",
         "reserved        5.4 MB",
         "dms · window 64 · f32 · eviction on",
@@ -110,11 +112,33 @@ fn the_panel_agrees_with_its_headline() {
     }
     let at = |text: &str| shown.find(text).unwrap();
     assert!(at("cache 2.5") < at("L7") && at("L7") < at("kept for undo") && at("reserved") < at("dms · window"));
-    assert!(!shown.contains("14.6 MB") && !shown.contains("20.0 MB"), "{shown}");
+    assert!(!shown.contains("18.6 MB") && !shown.contains("24.0 MB"), "{shown}");
+    // The help explains every name.
+    let names = crate::ui::numbers::also_held(&app);
+    assert!(names.iter().all(|(name, _)| crate::ui::numbers::LEGEND.iter().any(|(word, _)| word == name)), "{names:?}");
     let stats = crate::ui::numbers::stats_note(&app);
     for row in ["cache           2.5 MB", "dense           13.9 MB", "ratio           5.6x", "reserved        5.4 MB"] {
         assert!(stats.contains(row), "{row}: {stats}");
     }
+}
+
+/// The first screen says what this is and names the help at every size; the machine's figures are in /stats.
+#[test]
+fn the_first_screen_names_its_purpose_and_the_help_at_every_size() {
+    for (columns, rows) in [(120, 40), (80, 24), (60, 20), (40, 12), (30, 8)] {
+        let mut app = app(columns, rows, 30, 3);
+        let shown = screen(&mut app);
+        assert!(layout(&app).panel.is_none() && shown.lines().last().unwrap().ends_with("F1 help"), "{shown}");
+        assert!(rows < 12 || shown.contains("watch a model decide"), "{columns}x{rows}: {shown}");
+        assert!(rows < 20 || (shown.contains("my name is Ada") && shown.contains("F3")), "{columns}x{rows}: {shown}");
+        assert!(!shown.contains("weights"), "{shown}");
+    }
+    let stats = crate::ui::numbers::stats_note(&{
+        let mut app = app(80, 24, 8, 4);
+        update(&mut app, AppEvent::Snapshot(Arc::new(snapshot(40, 8, 4))));
+        app
+    });
+    assert!(stats.contains("device          cpu, 2 threads"), "{stats}");
 }
 
 /// However narrow the screen, a running answer is seen in the status line.

@@ -1,15 +1,18 @@
-//! What an empty conversation shows: what this is, three things to try, the keys that matter, where
-//! things are saved.
+//! What an empty conversation shows: what this is, three things to try and what to look at, the keys that matter, where things
+//! are saved.
 
 use crate::ui::action::Action;
-use crate::ui::examples::offered;
+use crate::ui::examples::{forgetting, offered};
 use crate::ui::keymap::EXAMPLES;
 use crate::ui::state::App;
-use crate::ui::text::{bytes, clean_line, wrap, wrap_plain};
+use crate::ui::text::{clean_line, wrap, wrap_plain};
 use crate::ui::theme::Role;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
+
+/// What the program is for.
+const PURPOSE: &str = "watch a model decide what to forget";
 
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let mut lines = lines(app, usize::from(area.width).saturating_sub(3).min(88), true);
@@ -32,33 +35,12 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     let text = theme.style(Role::Text);
     let dim = theme.style(Role::Dim);
     let key = theme.style(Role::Key);
-    let mut out = vec![Line::styled("dmschat", theme.style(Role::Title))];
-    let model = match &app.engine.info {
-        Some(info) => format!("{} on {}, {} of context", clean_line(&info.name), clean_line(&info.device), {
-            super::message::tokens(info.context)
-        }),
-        None if app.engine.loading.as_ref().is_some_and(|l| l.download().is_some()) => {
-            "the model is being downloaded".to_owned()
-        }
-        None if app.engine.loading.is_some() => "loading the model".to_owned(),
-        None => "no model is loaded; /model NAME loads one".to_owned(),
-    };
-    out.extend(wrap_plain(&model, dim, width, &[]));
-    if let Some(info) = &app.engine.info {
-        let plan = &info.plan;
-        let mut text = format!("weights {} {}", clean_line(&info.weights.format), bytes(info.weights.bytes));
-        if plan.workspace_bytes > 0 {
-            text += &format!(", workspace {}", bytes(plan.workspace_bytes));
-        }
-        if let Some(budget) = plan.kv_budget_bytes {
-            let [worst, about] = [plan.certain_context, plan.expected_context].map(super::message::tokens);
-            text += &format!(", room for {} of cache, fits {worst} tokens (worst case)", bytes(budget));
-            if plan.expected_context > plan.certain_context {
-                text += &format!(", about {about} with eviction");
-            }
-        }
-        out.extend(wrap_plain(&text, dim, width, &[]));
-    }
+    let what = [
+        Span::styled("dmschat", theme.style(Role::Title)),
+        Span::styled(format!(" {} {PURPOSE}", theme.glyphs().separator), text),
+    ];
+    let mut out = wrap(&what, width, &[], &[]);
+    out.extend(wrap_plain(&model(app), dim, width, &[]));
     out.push(Line::default());
     let how = match keys {
         true => format!("{} or {EXAMPLES} puts it into the input", app.key(Action::Complete)),
@@ -68,6 +50,10 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     for (n, example) in offered(&app.engine).iter().enumerate() {
         let first = Span::styled(format!("  {}  ", n + 1), key);
         out.extend(wrap(&[Span::styled(*example, text)], width, &[first], &[Span::raw("     ")]));
+    }
+    if app.engine.info.as_ref().is_none_or(|info| !info.keeps_all()) && keys {
+        let hint = forgetting(&app.engine, &app.setup.keymap.key_of(Action::Inspect));
+        out.extend(wrap_plain(&hint, dim, width, &[Span::raw("     ")]));
     }
     if keys {
         out.push(Line::default());
@@ -84,17 +70,38 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
     out
 }
 
+/// The model and how long a conversation may be; the rest is in /stats.
+fn model(app: &App) -> String {
+    let tokens = super::message::tokens;
+    let Some(info) = &app.engine.info else {
+        let downloads = app.engine.loading.as_ref().is_some_and(|l| l.download().is_some());
+        return match &app.engine.loading {
+            Some(_) if downloads => "the model is being downloaded".to_owned(),
+            Some(_) => "loading the model".to_owned(),
+            None => "no model is loaded; /model NAME loads one".to_owned(),
+        };
+    };
+    let plan = &info.plan;
+    let fits = match plan.certain_context {
+        _ if plan.kv_budget_bytes.is_none() => String::new(),
+        fits if fits >= info.context => ", all of it fits".to_owned(),
+        fits => format!(", at least {} of them fit", tokens(fits)),
+    };
+    let separator = app.theme.glyphs().separator;
+    format!("{} {separator} context {} tokens{fits}", clean_line(&info.name), tokens(info.context))
+}
+
 /// The keys that matter, in one column or two.
 fn key_rows(app: &App, width: usize) -> Vec<Line<'static>> {
     let (text, key) = (app.theme.style(Role::Text), app.theme.style(Role::Key));
     let mut out = Vec::new();
     let keys = [
-        (Action::Newline, "new line"),
-        (Action::Stop, "stop an answer"),
-        (Action::Eviction, "eviction on or off"),
-        (Action::Panel, "cache panel"),
-        (Action::Inspect, "what it remembers"),
         (Action::Help, "all keys and commands"),
+        (Action::Inspect, "what it remembers"),
+        (Action::Panel, "cache panel"),
+        (Action::Eviction, "eviction on or off"),
+        (Action::Stop, "stop an answer"),
+        (Action::Newline, "new line"),
     ];
     let mut row: Vec<Span<'static>> = Vec::new();
     for (n, (action, what)) in keys.into_iter().enumerate() {
