@@ -459,11 +459,11 @@ impl Conversation {
 
     /// Whether a job runs that must leave everything as it is, the checkpoints included.
     pub fn is_only_asking(&self) -> bool {
-        match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::Recall(_)) => true,
-            Some(Work::Answer(turn)) => turn.is_dense(),
-            _ => false,
-        }
+        matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Recall(_))) || self.answers_densely()
+    }
+
+    fn answers_densely(&self) -> bool {
+        matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(turn)) if turn.is_dense())
     }
 
     /// Reads which tokens the cache still holds.
@@ -583,7 +583,9 @@ impl Conversation {
 
     /// Reads the tables: waits for the device.
     pub fn figures<B: Backend>(&self, runner: &Runner<B>) -> Figures {
-        let mut figures = Figures::read(runner, self.context().seq, self.twin.as_ref().map(Twin::seq));
+        // A fork that drops nothing is a twin too.
+        let dense = self.beside.as_ref().filter(|_| self.answers_densely()).map(|_| self.chain.context.seq);
+        let mut figures = Figures::read(runner, self.context().seq, self.twin.as_ref().map(Twin::seq).or(dense));
         figures.counted = self.chain.counted(figures.seq());
         self.add_chains(runner, &mut figures);
         figures

@@ -63,7 +63,7 @@ pub const LEGEND: &[(&str, &str)] = &[
     ("forgets most, keeps all", "the scale of the cells' colours"),
     ("kept for undo", "memory of earlier states, so that /undo and /regen need not read the conversation again"),
     ("other chains", "memory of the chains beside the mean one (/parallel)"),
-    ("twin", "memory of the copy that drops nothing (/twin)"),
+    ("twin", "memory of the copy that drops nothing (/twin, and /compare while it answers)"),
     ("free in pages", "room for more tokens in the pages of 16 that the heads hold already"),
     ("reserved", "pages that are free now and used again before new memory is taken"),
     ("GPU memory used", "all of this program on the GPU: weights, workspace and cache"),
