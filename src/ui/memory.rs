@@ -2,7 +2,7 @@
 //! memory page, its rows and its passages. Draws nothing.
 
 use super::text::{clean, width};
-use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest};
+use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Recalled};
 use std::ops::Range;
 
 /// Minimum interval between two requests.
@@ -42,6 +42,14 @@ pub struct MemoryPage {
     pub cursor: Option<usize>,
     /// Where the passage begins that is being chosen; it ends at the cursor.
     pub anchor: Option<usize>,
+}
+
+/// A recall test on the memory page: what it found, once it has ended.
+#[derive(Clone, Debug, Default)]
+pub struct PageRecall {
+    /// Empty while the model is asked.
+    pub words: String,
+    pub recalled: Option<Box<Recalled>>,
 }
 
 /// The tokens that spell some whole characters: mostly one.

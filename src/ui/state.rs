@@ -11,13 +11,13 @@ use super::effect::{Store, Which};
 use super::feed::Feed;
 use super::find::Find;
 use super::keymap::{Key, Keymap};
-use super::memory::{Memory, MemoryPage};
+use super::memory::{Memory, MemoryPage, PageRecall};
 use super::models::ModelPicker;
 pub use super::picker::{Picker, SessionEntry};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{SamplingOverrides, Settings, Width};
-use crate::protocol::{Download, ModelInfo, Phase, Recalled, SamplingParams, SlotInfo, Snapshot};
+use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -402,14 +402,6 @@ pub struct Inspect {
     pub slots: Option<HeadSlots>,
     /// A recall test that was asked for on the memory page.
     pub recalled: Option<PageRecall>,
-}
-
-/// A recall test on the memory page: what it found, once it has ended.
-#[derive(Clone, Debug, Default)]
-pub struct PageRecall {
-    /// Empty while the model is asked.
-    pub words: String,
-    pub recalled: Option<Box<Recalled>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

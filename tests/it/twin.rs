@@ -131,7 +131,7 @@ fn a_rebuild_and_a_recall_have_room_beside_a_twin() {
     s.ask(QUESTION);
     s.ask("go on");
     let (prompt, alone) = (s.prompt("repeat \"a question\""), s.prompt("repeat \"a question\""));
-    let request = RecallRequest { prompt, alone, text: QUESTION.to_owned(), cue_bytes: 10 };
+    let request = RecallRequest { prompt, alone, text: QUESTION.to_owned(), cue_bytes: 10, tokens: None };
     s.send(Command::Recall(Box::new(request)));
     assert!(s.wait(|e| if let Event::Recalled(result) = e { Some(result.is_ok()) } else { None }));
     s.send(Command::Rebuild);

@@ -55,6 +55,7 @@ impl Wanderer<'_> {
                     alone,
                     cue_bytes: text.len() / 2,
                     text,
+                    tokens: None,
                 })));
                 self.s.wait(|e| matches!(e, Event::Recalled(_)).then_some(()));
             }

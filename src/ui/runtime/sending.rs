@@ -190,7 +190,8 @@ impl Runtime {
     /// Notes the end of such a load. One that was stopped is done with the next message.
     pub(in crate::ui) fn restored(&mut self, event: &Event) -> Option<AppEvent> {
         let Event::RebuildDone { cancelled, .. } = event else { return None };
-        let restore = self.sessions.restoring.take().filter(|_| *cancelled)?;
+        // A model that was loaded meanwhile has nothing to go back to.
+        let restore = self.sessions.restoring.take().filter(|_| *cancelled && self.app.engine.restoring)?;
         self.sessions.restore = Some(restore);
         Some(AppEvent::NotRestored)
     }

@@ -5,7 +5,8 @@ use super::{Effect, turns};
 use crate::protocol::Recalled;
 use crate::ui::action::Action;
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Level, Overlay, PageRecall};
+use crate::ui::memory::PageRecall;
+use crate::ui::state::{App, Level, Overlay};
 use crate::ui::text::plural;
 use std::ops::Range;
 
