@@ -63,7 +63,7 @@ fn show(app: &mut App, report: &TurnReport) -> Vec<Effect> {
         other => format!("another answer (not part of the conversation):\n{other}"),
     };
     let text = format!("without eviction, {dense} of cache instead of {}: {rest}", bytes(held));
-    app.feed.push(&app.chat, Local::new(Some(answer), LocalKind::Note, text));
+    app.feed.push_result(&app.chat, Local::new(Some(answer), LocalKind::Note, text));
     turns::send_next(app)
 }
 

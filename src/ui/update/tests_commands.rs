@@ -346,7 +346,8 @@ fn figures_of_the_conversation_before_do_not_stay() {
     let turn = chat.begin_reply(true, None);
     chat.append(turn, crate::protocol::TextKind::Answer, "old answer");
     chat.finish(report(turn, StopReason::MaxTokens));
-    let opened = Opened { id: "x".into(), chat, date: Default::default(), eviction: None, notices: Vec::new() };
+    let (date, notices) = (Default::default(), Vec::new());
+    let opened = Opened { id: "x".into(), chat, date, eviction: None, notices, loads: false };
     update(&mut app, AppEvent::Opened(Box::new(opened)));
     assert!(app.engine.snapshot.is_none());
     let said = |app: &mut App| status(app).contains("tok/s") || status(app).contains("token limit");

@@ -174,6 +174,32 @@ fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
     assert!(sent(&update(&mut app, AppEvent::Opened(Box::new(opened)))));
 }
 
+/// A saved conversation is loaded at once; what is sent meanwhile waits for it, and Esc leaves it to the next message.
+#[test]
+fn a_conversation_loads_when_it_is_opened_and_messages_wait() {
+    let mut app = app(120, 40, 8, 4);
+    let open = |app: &mut App| {
+        let mut chat = crate::chat::Conversation::new(None);
+        chat.push_user("old question");
+        let (date, notices) = (Default::default(), Vec::new());
+        let opened = Opened { id: "x".into(), chat, date, eviction: None, notices, loads: true };
+        let effects = update(app, AppEvent::Opened(Box::new(opened)));
+        assert!(effects.iter().any(|e| matches!(e, Effect::Restore)), "{effects:?}");
+        update(app, AppEvent::Restored);
+        assert!(app.is_busy() && !app.session.unrestored);
+    };
+    open(&mut app);
+    assert!(!sent(&say(&mut app, "go on")) && app.queue.len() == 1);
+    assert!(sent(&engine(&mut app, Event::RebuildDone { cancelled: false, tokens: 40 })));
+    end(&mut app, StopReason::End);
+    open(&mut app);
+    assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
+    engine(&mut app, Event::RebuildDone { cancelled: true, tokens: 0 });
+    assert_eq!(notice(&app), "stopped; the conversation loads with your next message");
+    update(&mut app, AppEvent::NotRestored);
+    assert!(app.session.unrestored && !app.is_busy());
+}
+
 #[test]
 fn notices_go_with_time_and_with_what_they_are_about() {
     let mut app = app(120, 40, 8, 4);
