@@ -94,7 +94,7 @@ specs! {
     Memory "pin" "[system]" Pin "never forget your last (or the chosen) message, or the system prompt",
     Memory "unpin" "" Unpin "take the pin of that message back, or every pin; asks which",
     Memory "recall" "[TEXT]" Text "ask whether the model still knows a text (or the chosen message)",
-    Memory "compare" "" None "answer the last question again without eviction, below its answer; not part of the conversation",
+    Memory "compare" "" None "answer the last question again without eviction, beside the conversation",
     Memory "twin" "on|off" OnOff "compare the next answers with a copy that drops nothing",
     Memory "rebuild" "" None "recompute the cache with the current eviction setting",
     Memory "stats" "" None "the numbers of the cache, head by head",
