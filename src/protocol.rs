@@ -3,6 +3,7 @@
 //! Events are lossless and ordered. Of [`Snapshot`]s, the numbers of the panels, only the latest counts.
 
 mod chains;
+mod download;
 mod handle;
 mod kv_stats;
 mod log;
@@ -15,6 +16,7 @@ mod twin;
 pub use chains::{
     ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, MAX_WIDTH, VoteCount,
 };
+pub use download::Download;
 pub use handle::{
     CommandSender, ConversationId, EngineHandle, EngineMessage, EventSender, Outlet, Request, RequestId, Response,
 };
@@ -282,20 +284,6 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<O
 pub enum TextKind {
     Reasoning,
     Answer,
-}
-
-/// Progress of a download.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Download {
-    /// The current file.
-    pub file: String,
-    pub file_done_bytes: u64,
-    pub file_bytes: u64,
-    /// Bytes of all files.
-    pub done_bytes: u64,
-    pub total_bytes: u64,
-    pub bytes_per_s: Option<f64>,
-    pub left_s: Option<f64>,
 }
 
 /// An event of a conversation.
