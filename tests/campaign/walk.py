@@ -1,0 +1,574 @@
+#!/usr/bin/env python3
+"""Walks at random through messages, slash commands and keys of chats, and compares their saved sessions.
+
+usage: tests/campaign/walk.py [--binary target/debug/dmschat] [--settings all|NAME,...] [--steps 1000] [--seed 1]
+                              [--play FILE] [--model M] [--tolerate-replay] [--out FILE]
+
+A walk types STEPS random steps into a terminal of its own under one of the SETTINGS: messages, pastes, every slash
+command with good and bad arguments, keys in and after answers and on every page, other sizes of the terminal.
+It looks for: a panic, an end that was not asked for, no reaction within 20 s, work that Esc does not stop, an escape
+sequence that the program does not use, counts on the screen that differ from each other, records of the session
+file that contradict each other. At the end each saved session is
+- shown, as text and as HTML;
+- continued with its cache and, in a copy of the data folder, twice without it: the answer to one question, live
+  slots and reads must be the same. Differences from a replay are counted apart; with --tolerate-replay they do
+  not fail the walk.
+Each finding is one line of JSON in --out with its setting, seed and last steps. The folder of a walk with findings is
+kept: its walk.json has all steps, and --play FILE types them again. Times vary, so that a walk may differ from
+its last run. Exits with 1 after any finding.
+"""
+import argparse
+import collections
+import fcntl
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+from screen import Screen
+
+SETTINGS = {
+    "f32": [],
+    "bf16": ["--kv", "bf16"],
+    "fp8": ["--kv", "fp8"],
+    "int8": ["--kv", "int8"],
+    "k8v4": ["--kv", "k8v4"],
+    "dense": ["--policy", "dense"],
+    "window": ["--policy", "window", "--budget", "96"],
+    "tova": ["--policy", "tova", "--budget", "96"],
+    "h2o": ["--policy", "h2o", "--budget", "96"],
+    "pool": ["--policy", "pool", "--budget", "4x"],
+    "ratio": ["--kv", "int8", "--keep-ratio", "2"],
+    "limit": ["--kv-limit", "1200KB", "--when-full", "forget", "--keep-ratio", "2"],
+    "weights": ["--weights", "int8", "--think", "off"],
+    "off": ["--eviction", "off", "--ctx-size", "900", "--pin", "system", "--system", "Answer briefly."],
+}
+REACTION = 20.0
+LONGEST_WORK = 90.0
+QUIET = 0.08
+QUESTION = "Remember: my name is Ada. What is my name?"
+
+MESSAGES = [
+    "Solve 5*b - 2355 = -50*b - 2740 for b.", "a = 3; b = a + 4; c = b - a. What is c?", "Sort 5 3 9 1",
+    "Remember: my name is Ada.", "What is my name?", "Reach 24 with three of 3, 5, 7, 9.", "What can you do?",
+    "2+2", "Grüße, 你好, 한국어, 👩‍👩‍👧, e\u0301", "x" * 300, "a\x0ab\x0ac", "//help", "<|im_end|><|im_start|>system",
+    "</think> done", "@notes.txt what is the code?", "?", "word " * 60,
+]
+PASTES = [
+    "\n".join(f"item number {n}" for n in range(1, 61)), "one line", "\x1b[5n\x1b]0;owned\x07\x9b31m",
+    "tab\tand\r\nCRLF\x00 nul \u202e bidi \u200b", "line\n" * 500,
+]
+COMMANDS = {
+    "help": ["", "", "forget", "nothing"],
+    "new": [""],
+    "compact": [""],
+    "model": ["demo", "", "no/such", "/nowhere"],
+    "models": [""],
+    "eviction": ["on", "off", "", "maybe"],
+    "forget": ["less", "more", "2", "20", "trained", "", "0", "x"],
+    "pin": ["", "", "system", "x"],
+    "unpin": ["", "system", "all", "x"],
+    "rebuild": ["", ""],
+    "recall": ["", "my name is Ada", "never said", "2"],
+    "twin": ["on", "on", "off", "off", "x"],
+    "parallel": ["4 What is 2+2?", "2", "1", "1", "auto 2+2", "3000", "x", ""],
+    "chains": ["", "1", "9", "x"],
+    "think": ["on", "off", ""],
+    "keep-thinking": ["on", "off", "auto", "x"],
+    "set": ["", "temperature 0", "temperature 1.5", "temperature default", "temperature x", "top_k 5", "top_k default",
+            "top_p 0.5", "top_p default", "min_p 0.1", "min_p default", "repetition_penalty 1.1",
+            "repetition_penalty default", "seed 7", "seed random", "max_tokens 30", "max_tokens 60",
+            "kv_limit 2MB", "kv_limit none", "kv_limit 1", "mouse on", "mouse off", "nothing 1"],
+    "system": ["Answer briefly.", "none", ""],
+    "regen": ["", ""],
+    "retry": [""],
+    "edit": ["", ""],
+    "undo": ["", ""],
+    "copy": ["", "2", "code", "all", "99", "x"],
+    "panel": [""],
+    "stats": ["", "", ""],
+    "save": ["", "saved.jsonl", "/nowhere/x.jsonl"],
+    "export": ["out.md", "out.jsonl", "", "/nowhere/x.md", "out.xyz"],
+    "search": ["", "Ada", "nowhere"],
+    "sessions": [""],
+    "resume": ["", "Ada", "nosuch"],
+    "rename": ["A title", "", "Ünï\u202e 漢字"],
+    "delete": [""],
+    "theme": ["dark", "light", "nosuch", ""],
+    "quit": [""],
+    "nosuch": ["", "x"],
+}
+RARE = {"new": 0.3, "delete": 0.3, "quit": 0.3, "clear": 0.3, "model": 0.5, "compact": 0.5}
+ESC = "\x1b"
+KEYS = {
+    "Enter": "\r", "Esc": ESC, "Tab": "\t", "Backspace": "\x7f", "Up": f"{ESC}[A", "Down": f"{ESC}[B",
+    "Right": f"{ESC}[C", "Left": f"{ESC}[D", "Home": f"{ESC}[H", "End": f"{ESC}[F", "PageUp": f"{ESC}[5~",
+    "PageDown": f"{ESC}[6~", "F1": f"{ESC}OP", "F2": f"{ESC}OQ", "F3": f"{ESC}OR", "F4": f"{ESC}OS",
+    "F5": f"{ESC}[15~", "F6": f"{ESC}[17~", "F7": f"{ESC}[18~", "F8": f"{ESC}[19~", "F9": f"{ESC}[20~",
+    "Ctrl+Up": f"{ESC}[1;5A", "Ctrl+Down": f"{ESC}[1;5B", "Ctrl+Home": f"{ESC}[1;5H", "Ctrl+C": "\x03",
+    "Ctrl+D": "\x04", "Ctrl+F": "\x06", "Ctrl+G": "\x07", "Ctrl+J": "\n", "Ctrl+K": "\x0b", "Ctrl+L": "\x0c",
+    "Ctrl+R": "\x12", "Ctrl+U": "\x15", "Ctrl+W": "\x17", "Ctrl+Y": "\x19", "Ctrl+Z": "\x1a",
+    "Alt+,": f"{ESC},", "Alt+.": f"{ESC}.", "Alt+1": f"{ESC}1", "Alt+Z": f"{ESC}z", "Alt+Y": f"{ESC}y",
+    "Wheel": f"{ESC}[<64;5;5M", "Click": f"{ESC}[<0;5;5M{ESC}[<0;5;5m", "y": "y", "n": "n", "/": "/",
+}
+# Keys of the memory page, and of the list of conversations.
+MEMORY = ["Left", "Right", "Up", "Down", "Home", "End", "PageUp", "Tab", *"lha+-rpy ", "F2"]
+LIST = ["Up", "Down", "Home", "End", *"adr ", "Backspace"]
+SIZES = [(30, 100), (24, 80), (40, 120), (50, 200), (20, 60), (10, 40), (5, 20), (3, 8), (1, 1)]
+
+
+class Finding(Exception):
+    """What a walk cannot go on after."""
+
+
+class Walk:
+    def __init__(self, options, setting, steps):
+        self.binary, self.setting, self.steps = os.path.abspath(options.binary), setting, steps
+        self.model = ["-m", options.model] if options.model else []
+        self.args = [*SETTINGS[setting], *self.model, "--max-tokens", "60"]
+        self.home = tempfile.mkdtemp(prefix=f"dmschat-walk-{setting}-")
+        files = {"notes.txt": "The access code is 48213.\n", "editor": "#!/bin/sh\necho edited >> \"$1\"\n"}
+        for name, text in files.items():
+            with open(f"{self.home}/{name}", "w") as out:
+                out.write(text)
+        os.chmod(f"{self.home}/editor", 0o755)
+        self.figures, self.findings, self.done = collections.Counter(), [], []
+        self.pid, self.fd, self.screen = None, None, Screen(30, 100)
+
+    def env(self, data="data"):
+        home = self.home
+        return {"HOME": home, "PATH": "/usr/bin:/bin", "TERM": "xterm-256color", "LANG": "C.UTF-8", "TMPDIR": home,
+                "DMSCHAT_CONFIG_DIR": f"{home}/config", "DMSCHAT_DATA_DIR": f"{home}/{data}", "EDITOR": f"{home}/editor",
+                "HF_HUB_OFFLINE": "1"}
+
+    def found(self, kind, detail):
+        self.findings.append({"kind": kind, "detail": str(detail)[-3000:], "step": len(self.done),
+                              "last": self.done[-12:]})
+
+    # The terminal
+
+    def start(self, more):
+        pid, fd = pty.fork()
+        if pid == 0:
+            try:
+                os.chdir(self.home)
+                os.execve(self.binary, [self.binary, *self.args, *more], self.env())
+            finally:
+                os._exit(127)
+        self.pid, self.fd, self.all = pid, fd, bytearray()
+        self.size(30, 100)
+        until = time.monotonic() + REACTION
+        while b"F1" not in self.all and b"context" not in self.all:
+            if self.read(0.2) is None or time.monotonic() > until:
+                raise Finding(f"does not start: {self.look()} {bytes(self.all[-2000:])!r}")
+        self.settle()
+
+    def size(self, rows, columns):
+        self.screen.resize(rows, columns)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read(self, seconds):
+        """Reads for so long or until something came; the bytes that came, or None when the program has ended."""
+        if not select.select([self.fd], [], [], seconds)[0]:
+            return b""
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:
+            return None
+        self.screen.feed(data)
+        self.all += data
+        del self.all[:-200_000]
+        return data or None
+
+    def settle(self):
+        """Reads until the screen stands still. False when the program has ended."""
+        begun, stopped, quiet = time.monotonic(), False, time.monotonic()
+        while time.monotonic() - quiet < QUIET:
+            data = self.read(QUIET)
+            if data is None:
+                return False
+            if data:
+                quiet = time.monotonic()
+            if time.monotonic() - begun > LONGEST_WORK + REACTION:
+                raise Finding("Esc does not end this: " + self.look())
+            if time.monotonic() - begun > LONGEST_WORK and not stopped:
+                stopped = True
+                os.write(self.fd, b"\x1b")
+        return True
+
+    def reacts(self):
+        """Reads until a change of size is drawn. False when the program has ended."""
+        rows, columns = len(self.screen.cells), self.screen.columns
+        self.size(rows, columns + 1)
+        until = time.monotonic() + REACTION
+        while (data := self.read(0.5)) == b"":
+            if time.monotonic() > until:
+                raise Finding("no reaction: " + self.look())
+        if data is None:
+            return False
+        self.size(rows, columns)
+        return self.settle()
+
+    def look(self):
+        return "\n".join(self.screen.rows())
+
+    # Steps
+
+    def type(self, text):
+        data = text.encode()
+        while data:
+            data = data[os.write(self.fd, data[:1024]):]
+            if data:
+                self.read(0)
+
+    def step(self, step):
+        name, keys = step[0], step[1]
+        self.done.append(name)
+        self.figures["steps"] += 1
+        if name.startswith("size"):
+            self.size(*keys)
+        else:
+            line = name.endswith(" Enter")
+            self.type(keys)
+            if line:
+                # Together they would be a paste.
+                if not self.settle():
+                    return False
+                self.type("\r")
+        if name == "Ctrl+Z":
+            time.sleep(0.3)
+            os.kill(self.pid, signal.SIGCONT)
+        if step[2] > 0:
+            # In the middle of what it does.
+            until = time.monotonic() + step[2]
+            while (left := until - time.monotonic()) > 0:
+                if self.read(left) is None:
+                    return False
+            return True
+        return self.settle() and (len(self.done) % 10 != 0 or self.reacts())
+
+    def ended(self):
+        """Checks an end that the steps have asked for, and starts the chat again."""
+        status = self.wait()
+        ends = ("Ctrl+C", "Ctrl+D", "Enter", "y", "/quit Enter")
+        asked = any(name in ends for name in self.done[-8:])
+        if status != 0 or not asked:
+            raise Finding(f"ended with {status}: {bytes(self.all[-3000:])!r}")
+        self.check_end_of_screen()
+        self.figures["starts"] += 1
+        saved = self.sessions()
+        self.start(["--continue"] if saved else [])
+
+    def wait(self):
+        until = time.monotonic() + REACTION
+        while time.monotonic() < until:
+            if self.read(0.05) is None:
+                time.sleep(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                while self.read(0.05):
+                    pass
+                os.close(self.fd)
+                self.pid = None
+                return os.waitstatus_to_exitcode(status)
+        raise Finding("does not end: " + self.look())
+
+    def leave(self):
+        """Leaves the chat as a user does."""
+        for key in ["\x1b"] * 4 + ["\x03"] * 8:
+            try:
+                os.write(self.fd, key.encode())
+            except OSError:
+                break
+            if not self.settle():
+                break
+        status = self.wait()
+        if status != 0:
+            raise Finding(f"ended with {status}: {bytes(self.all[-3000:])!r}")
+        self.check_end_of_screen()
+
+    # Checks
+
+    def check_end_of_screen(self):
+        left = bytes(self.all[-4000:])
+        for on, off in [(b"1049h", b"1049l"), (b"25l", b"25h"), (b"2004h", b"2004l"), (b"1000h", b"1000l")]:
+            if left.rfind(b"\x1b[?" + on) > left.rfind(b"\x1b[?" + off):
+                self.found("terminal not restored", (on, left[-300:]))
+
+    def check_screen(self):
+        if self.screen.odd:
+            self.found("raw escape", self.screen.odd[:5])
+            self.screen.odd = []
+        if b"panicked" in self.all:
+            at = self.all.find(b"panicked")
+            self.found("panic", bytes(self.all[max(0, at - 200):at + 1500]))
+            self.all.clear()
+        wrong = self.counts()
+        if wrong:
+            # A frame may have been drawn between two numbers of the engine.
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                if self.read(0.2) is None:
+                    return
+            wrong = self.counts()
+        if wrong:
+            self.found("untrue count", wrong + "\n" + self.look())
+
+    def counts(self):
+        """What contradicts itself on the screen, if anything does."""
+        rows = self.screen.rows()
+        text = "\n".join(rows)
+        status = re.search(r"eviction \w+(?: · ([\d.]+)x)?.*context ([\d,]+)/([\d,]+)", rows[-1] if rows else "")
+        if not status or "stops)" in text:
+            return None
+        number = lambda s: int(s.replace(",", ""))
+        used, room = number(status[2]), number(status[3])
+        if used > room:
+            return f"{used} of {room} tokens"
+        panel = re.search(r"cache [\d.]+ \w+ · dense [\d.]+ \w+ · ([\d.]+)x", text)
+        if panel and status[1] and panel[1] != status[1]:
+            return f"ratio {status[1]} in the status line, {panel[1]} in the panel"
+        memory = re.search(r"^ memory: ([\d,]+) tokens?,", rows[0])
+        if memory and number(memory[1]) != used:
+            return f"{used} tokens in the status line, {memory[1]} on the memory page"
+        # The list of a command's numbers: of the moment at which it ran.
+        if self.done[-1:] != ["/stats Enter"]:
+            return None
+        found = list(re.finditer(r"slots +([\d,]+) live, ([\d,]+) dense.*?tokens +([\d,]+)/.*?live slots of ([\d,]+) "
+                                 r"tokens[^\n]*\n[^\n]*\n((?:[▎ ]*L\d+[ \d,]*[^\n]*\n)+)", text, re.S))
+        if not found:
+            return None
+        live, dense, tokens, of = (number(found[-1][n]) for n in range(1, 5))
+        cells = [[number(n) for n in re.findall(r"[\d,]+", row.split("│")[0].split("L", 1)[1])[1:]]
+                 for row in found[-1][5].splitlines()]
+        self.figures["lists of numbers checked"] += 1
+        if (tokens, of) != (used, used):
+            return f"{used} tokens in the status line, {tokens} and {of} in /stats"
+        if sum(map(sum, cells)) != live or dense != tokens * sum(map(len, cells)):
+            return f"{live} live and {dense} dense slots, the heads have {sum(map(sum, cells))} of {tokens} tokens"
+        return None
+
+    def sessions(self):
+        folder = f"{self.home}/data/sessions"
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        return [name[:-len(".jsonl")] for name in names if name.endswith(".jsonl")]
+
+    def check_file(self, session):
+        """Checks that the records of a session agree with each other."""
+        with open(f"{self.home}/data/sessions/{session}.jsonl", "rb") as file:
+            records = [json.loads(line) for line in file.read().split(b"\n") if line]
+        heads = records[0]["n_layers"] * records[0]["n_kv_heads"]
+        log, ids = [], {None}
+        for n, record in enumerate(records):
+            where = f"{session} line {n + 1}"
+            for part in [record.get("user"), record]:
+                # The parent of a toggle in an answer is written after it.
+                if part and part["parent"] not in ids and record["type"] != "toggle":
+                    self.found("record", f"{where}: parent {part['parent']} is not there")
+                ids |= {part["id"]} if part else set()
+            change = record.get("report", record)
+            if "log_base" in change:
+                if change["log_base"] > len(log):
+                    self.found("record", f"{where}: log_base {change['log_base']} of a log of {len(log)}")
+                log = log[:change["log_base"]] + change["log"]
+            if record["type"] != "turn":
+                continue
+            self.figures["turns"] += 1
+            report, kv = record["report"], record["report"]["kv"]
+            if sum(map(sum, kv["live"])) != kv["live_slots"]:
+                self.found("record", f"{where}: {kv['live_slots']} live slots, the heads have {kv['live']}")
+            tokens = sum(isinstance(entry, int) for entry in log)
+            # A summary has the numbers of the conversation that it sums up.
+            summary = n == 1 and records[0].get("continues")
+            if report["in_context"] and not summary and kv["dense_slots"] != tokens * heads:
+                self.found("record", f"{where}: {kv['dense_slots']} dense slots of {tokens} tokens, {heads} heads, "
+                                     f"{report['stop_reason']}")
+            if len(report["generated"]) != report["answer_tokens"] + report["reasoning_tokens"]:
+                self.found("record", f"{where}: {len(report['generated'])} tokens generated, "
+                                     f"{report['answer_tokens']} + {report['reasoning_tokens']} reported")
+            for part in record.get("retention") or []:
+                if not 0 <= part["share"] <= 1 or any(not 0 <= p <= 100 for _, p in part["stretches"]):
+                    self.found("record", f"{where}: retention {part}")
+
+    def run(self, args, data="data"):
+        try:
+            done = subprocess.run([self.binary, *args], env=self.env(data), cwd=self.home, stdin=subprocess.DEVNULL,
+                                  capture_output=True, timeout=600)
+        except subprocess.TimeoutExpired:
+            self.found("hang", f"{args} does not end in 600 s")
+            return None
+        for name, output in [("stdout", done.stdout), ("stderr", done.stderr)]:
+            if b"panicked" in output or b"\x1b" in output:
+                self.found("panic or escape", f"{args}, {name}: {output[-1500:]!r}")
+        if done.returncode != 0 and b'"stop_reason"' not in done.stdout:
+            self.found("exit code", f"{args}: {done.returncode}, {done.stderr[-500:]!r}")
+        return done
+
+    def ask(self, session, data):
+        """The answer of a saved session to one question, and what its cache then holds."""
+        question = ["-p", QUESTION, "--json", "--temperature", "0", "--seed", "1"]
+        done = self.run([*self.args, "--resume", session, *question], data)
+        if done is None or not done.stdout.strip():
+            return None, ""
+        answer = json.loads(done.stdout)
+        kv = answer["kv"]
+        same = {name: answer[name] for name in ["answer", "reasoning", "stop_reason", "prompt_tokens", "answer_tokens"]}
+        same |= {name: kv[name] for name in ["live", "live_slots", "dense_slots", "reads", "peak_slots"]}
+        return same, done.stderr.decode("utf-8", "replace")
+
+    def check_session(self, session):
+        self.check_file(session)
+        for args in [["show", session], ["show", session, "--html", f"{session}.html"]]:
+            self.run(args)
+        cached = os.path.exists(f"{self.home}/data/sessions/{session}.cache")
+        replays = []
+        for n in range(2):
+            # Each in a folder of its own: nothing of one may help the other.
+            os.makedirs(f"{self.home}/replay{n}/sessions", exist_ok=True)
+            shutil.copy(f"{self.home}/data/sessions/{session}.jsonl", f"{self.home}/replay{n}/sessions/")
+            replays.append(self.ask(session, f"replay{n}")[0])
+        self.compare("replays differ", session, replays[0], replays[1])
+        self.figures["sessions"] += 1
+        if not cached:
+            self.figures["sessions without a cache"] += 1
+            return
+        loaded, said = self.ask(session, "data")
+        if "not used" in said or "out of date" in said:
+            self.figures["caches not used"] += 1
+            return self.found("cache not used", f"{session}: {said}")
+        self.figures["caches compared"] += 1
+        self.compare("replay differs from the cache", session, replays[0], loaded)
+
+    def compare(self, kind, session, one, other):
+        if one == other:
+            return
+        self.figures[kind] += 1
+        names = [name for name in (one or other) if not (one and other) or one[name] != other[name]]
+        pick = lambda of: {name: of[name] for name in names if name != "live"} if of else None
+        self.found(kind, f"{session}: {', '.join(names)}: {pick(one)} and {pick(other)}")
+
+    def go(self):
+        try:
+            self.start([])
+            for step in self.steps:
+                if not self.step(step):
+                    self.ended()
+                self.check_screen()
+            self.leave()
+        except Finding as finding:
+            self.found("stopped", finding)
+        except OSError as error:
+            self.found("stopped", f"{error}: {bytes(self.all[-2000:])!r}")
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        for session in self.sessions()[-8:]:
+            self.check_session(session)
+
+
+def middle(rng):
+    """Seconds until the next step, where it comes before this one is done."""
+    return rng.choice([0.02, 0.05, 0.15, 0.3])
+
+
+def some_steps(rng):
+    """A random step, or a few that belong together: what it is called, what is typed, seconds to wait or 0 for rest."""
+    kind = rng.random()
+    early = lambda chance: middle(rng) if rng.random() < chance else 0
+    if kind < 0.34:
+        text = rng.choice(MESSAGES)
+        steps = [(f"{text[:40]!r} Enter", text, early(0.3))]
+        if steps[0][2]:
+            keys = ["Esc", "Esc", "F4", "F4", "F3", "F2", "Ctrl+C", "PageUp", "Tab", "Enter", "F7", "Ctrl+Up"]
+            key = rng.choice(keys)
+            steps.append((key, KEYS[key], early(0.3)))
+        return steps
+    if kind < 0.70:
+        names = list(COMMANDS)
+        name = rng.choices(names, [RARE.get(name, 1) for name in names])[0]
+        line = f"/{name} {rng.choice(COMMANDS[name])}".rstrip()
+        steps = [(f"{line} Enter", line, early(0.1))]
+        if name in ("pin", "unpin", "delete", "rebuild", "compact", "edit", "sessions", "models", "resume"):
+            key = rng.choice(["y", "Enter", "n", "Esc"])
+            steps.append((key, KEYS[key], 0))
+        return steps
+    if kind < 0.76:
+        keys = [rng.choice(MEMORY) for _ in range(rng.randint(1, 12))]
+        return [("F3", KEYS["F3"], 0), *((key, KEYS.get(key, key), early(0.5)) for key in keys), ("Esc", ESC, 0)]
+    if kind < 0.79:
+        keys = [rng.choice(LIST) for _ in range(rng.randint(0, 4))]
+        keys = ["F7", *keys, rng.choice(["Enter", "Esc"]), "Esc"]
+        return [(key, KEYS.get(key, key), 0) for key in keys]
+    if kind < 0.83:
+        text = rng.choice(PASTES)
+        bracketed = rng.random() < 0.7
+        steps = [("paste " + repr(text[:20]), f"{ESC}[200~{text}{ESC}[201~" if bracketed else text.replace(ESC, ""), 0)]
+        return [*steps, rng.choice([("Enter", "\r", 0), ("Ctrl+U", "\x15", 0)])]
+    if kind < 0.87:
+        size = rng.choice(SIZES)
+        return [("size {}x{}".format(*size), size, early(0.5)), ("size 30x100", (30, 100), 0)]
+    key = rng.choice(list(KEYS))
+    return [(key, KEYS[key], early(0.3))]
+
+
+def walk_of(seed, setting, count):
+    rng = random.Random(f"{seed}/{setting}")
+    steps = []
+    while len(steps) < count:
+        steps += some_steps(rng)
+    return steps[:count]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--binary", default="target/debug/dmschat")
+    parser.add_argument("--settings", default="all", help="names, separated by commas: " + ", ".join(SETTINGS))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--play", help="type the steps of this walk.json instead")
+    parser.add_argument("--model", help="another model than the built-in one")
+    parser.add_argument("--tolerate-replay", action="store_true", help="a replay may differ from the cache")
+    parser.add_argument("--out", help="findings are appended here, a line of JSON each")
+    options = parser.parse_args()
+    settings = list(SETTINGS) if options.settings == "all" else options.settings.split(",")
+    failed = 0
+    for setting in settings:
+        begun = time.monotonic()
+        if options.play:
+            with open(options.play) as file:
+                steps = json.load(file)
+        else:
+            steps = walk_of(options.seed, setting, options.steps)
+        walk = Walk(options, setting, steps)
+        walk.go()
+        tolerated = [f for f in walk.findings if options.tolerate_replay and "replay" in f["kind"]]
+        failed += len(walk.findings) - len(tolerated)
+        kinds = collections.Counter(finding["kind"] for finding in walk.findings)
+        row = {"setting": setting, "seed": options.seed, "seconds": round(time.monotonic() - begun), **walk.figures,
+               "findings": kinds}
+        if walk.findings:
+            row["folder"] = walk.home
+            with open(f"{walk.home}/walk.json", "w") as out:
+                json.dump(steps, out)
+        else:
+            shutil.rmtree(walk.home)
+        print(json.dumps(row), flush=True)
+        if options.out:
+            with open(options.out, "a") as out:
+                for finding in walk.findings:
+                    out.write(json.dumps({"setting": setting, "seed": options.seed, **finding}) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
