@@ -37,6 +37,8 @@ import time
 
 from screen import Screen
 
+# The built-in model has bf16 weights only.
+SMALL = os.path.abspath("target/models/SmolLM2-135M-Instruct")
 SETTINGS = {
     "f32": [],
     "bf16": ["--kv", "bf16"],
@@ -49,8 +51,8 @@ SETTINGS = {
     "h2o": ["--policy", "h2o", "--budget", "96"],
     "pool": ["--policy", "pool", "--budget", "4x"],
     "ratio": ["--kv", "int8", "--keep-ratio", "2"],
-    "limit": ["--kv-limit", "1200KB", "--when-full", "forget", "--keep-ratio", "2"],
-    "weights": ["--weights", "int8", "--think", "off"],
+    "limit": ["--kv-limit", "1600KB", "--when-full", "forget"],
+    "weights": ["-m", SMALL, "--weights", "int8", "--ctx-size", "2048", "--max-tokens", "20"],
     "off": ["--eviction", "off", "--ctx-size", "900", "--pin", "system", "--system", "Answer briefly."],
 }
 REACTION = 20.0
@@ -134,8 +136,11 @@ class Finding(Exception):
 class Walk:
     def __init__(self, options, setting, steps):
         self.binary, self.setting, self.steps = os.path.abspath(options.binary), setting, steps
-        self.model = ["-m", options.model] if options.model else []
-        self.args = [*SETTINGS[setting], *self.model, "--max-tokens", "60"]
+        self.args = list(SETTINGS[setting])
+        if options.model:
+            self.args += ["-m", options.model]
+        if "--max-tokens" not in self.args:
+            self.args += ["--max-tokens", "60"]
         self.home = tempfile.mkdtemp(prefix=f"dmschat-walk-{setting}-")
         files = {"notes.txt": "The access code is 48213.\n", "editor": "#!/bin/sh\necho edited >> \"$1\"\n"}
         for name, text in files.items():
@@ -443,9 +448,12 @@ class Walk:
             self.figures["sessions without a cache"] += 1
             return
         loaded, said = self.ask(session, "data")
-        if "not used" in said or "out of date" in said:
+        if "is not used" in said or "out of date" in said:
             self.figures["caches not used"] += 1
-            return self.found("cache not used", f"{session}: {said}")
+            # A walk may have lifted the limit.
+            if "would pass the limit" not in said:
+                self.found("cache not used", f"{session}: {said}")
+            return
         self.figures["caches compared"] += 1
         self.compare("replay differs from the cache", session, replays[0], loaded)
 
