@@ -334,7 +334,8 @@ class Walk:
         rows = self.screen.rows()
         text = "\n".join(rows)
         status = re.search(r"eviction \w+(?: · ([\d.]+)x)?.*context ([\d,]+)/([\d,]+)", rows[-1] if rows else "")
-        if not status or "stops)" in text:
+        # Numbers of a step that is under way arrive one after the other.
+        if not status or "stops)" in text or re.search("[\u2801-\u28ff]", rows[-1]):
             return None
         number = lambda s: int(s.replace(",", ""))
         used, room = number(status[2]), number(status[3])
@@ -372,7 +373,6 @@ class Walk:
         """Checks that the records of a session agree with each other."""
         with open(f"{self.home}/data/sessions/{session}.jsonl", "rb") as file:
             records = [json.loads(line) for line in file.read().split(b"\n") if line]
-        heads = records[0]["n_layers"] * records[0]["n_kv_heads"]
         log, ids = [], {None}
         for n, record in enumerate(records):
             where = f"{session} line {n + 1}"
@@ -392,7 +392,7 @@ class Walk:
             report, kv = record["report"], record["report"]["kv"]
             if sum(map(sum, kv["live"])) != kv["live_slots"]:
                 self.found("record", f"{where}: {kv['live_slots']} live slots, the heads have {kv['live']}")
-            tokens = sum(isinstance(entry, int) for entry in log)
+            tokens, heads = sum(isinstance(entry, int) for entry in log), sum(map(len, kv["live"]))
             # A summary has the numbers of the conversation that it sums up.
             summary = n == 1 and records[0].get("continues")
             if report["in_context"] and not summary and kv["dense_slots"] != tokens * heads:
