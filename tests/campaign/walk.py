@@ -377,8 +377,8 @@ class Walk:
         for n, record in enumerate(records):
             where = f"{session} line {n + 1}"
             for part in [record.get("user"), record]:
-                # The parent of a toggle in an answer is written after it.
-                if part and part["parent"] not in ids and record["type"] != "toggle":
+                # The parent of a toggle in an answer, or of a log, is written after it.
+                if part and part["parent"] not in ids and record["type"] not in ("toggle", "log"):
                     self.found("record", f"{where}: parent {part['parent']} is not there")
                 ids |= {part["id"]} if part else set()
             change = record.get("report", record)
@@ -393,8 +393,8 @@ class Walk:
             if sum(map(sum, kv["live"])) != kv["live_slots"]:
                 self.found("record", f"{where}: {kv['live_slots']} live slots, the heads have {kv['live']}")
             tokens, heads = sum(isinstance(entry, int) for entry in log), sum(map(len, kv["live"]))
-            # A summary has the numbers of the conversation that it sums up.
-            summary = n == 1 and records[0].get("continues")
+            # A summary has the numbers of the conversation that it sums up, and no log.
+            summary = records[0].get("continues") and not log
             if report["in_context"] and not summary and kv["dense_slots"] != tokens * heads:
                 self.found("record", f"{where}: {kv['dense_slots']} dense slots of {tokens} tokens, {heads} heads, "
                                      f"{report['stop_reason']}")
