@@ -111,6 +111,17 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     let listed = store.list();
     assert_eq!((listed.len(), listed[0].turns, listed[0].title.as_str()), (1, 4, "a title"));
     assert_eq!(store.search("titl dem").len(), 1);
+    for words in ["tit", "TITLE a", "fir"] {
+        assert_eq!(store.find(words).unwrap().id, id, "{words}");
+    }
+    for guess in ["ttl", "itle", "demo", "title nosuch"] {
+        assert!(store.find(guess).is_err(), "{guess}");
+    }
+    let mut second = store.create();
+    drop((branchy(&mut second), second));
+    let many = format!("{:#}", store.find("title").unwrap_err());
+    assert!(many.contains("fits 2 conversations") && many.contains(&id) && many.contains("\"a title\""), "{many}");
+    store.delete(&store.newest().unwrap()).unwrap();
     let (mut session, mut loaded) = store.resume(&id[..12]).unwrap();
     assert_eq!((texts(&loaded.conversation), loaded.conversation.head()), (texts(&chat), chat.head()));
     assert_eq!((loaded.problems.len(), loaded.eviction), (0, Some(true)));

@@ -1,4 +1,4 @@
-//! The folder of sessions: list, find, open, rename, delete. Only [`Store::find`] searches, for what a user typed; all
+//! The folder of sessions: list, find, open, rename, delete. [`Store::find`] reads what a user typed and never guesses; all
 //! other operations need an id, which names exactly one file. No name leads out of the folder.
 
 use super::file::{LineFile, MAX_BYTES, part_of};
@@ -30,6 +30,8 @@ pub fn cache_of(session: &Path) -> PathBuf {
 const MAX_LOOKED_AT: usize = 200;
 /// A longer first line is not read for that.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// Sessions that an error names.
+const CANDIDATES: usize = 5;
 
 /// The sessions of one data folder.
 #[derive(Clone, Debug)]
@@ -55,7 +57,10 @@ pub struct Entry {
     /// When it was last written.
     pub modified: SystemTime,
     pub path: PathBuf,
+    /// What a fuzzy search looks at.
     text: String,
+    /// Title and first message in lower case.
+    words: String,
 }
 
 impl Entry {
@@ -63,6 +68,18 @@ impl Entry {
     pub fn date(&self) -> String {
         let zoned = jiff::Timestamp::try_from(self.modified).map(|t| t.to_zoned(jiff::tz::TimeZone::system()));
         zoned.map(|z| z.strftime("%Y-%m-%d %H:%M").to_string()).unwrap_or_default()
+    }
+
+    /// Whether a word, in lower case, begins in the title or the first message. Scripts without spaces have no beginnings.
+    fn has_word(&self, word: &str) -> bool {
+        let mut places = self.words.match_indices(word);
+        places.any(|(at, _)| !word.is_ascii() || !self.words[..at].ends_with(char::is_alphanumeric))
+    }
+
+    /// `ID "title"`, for messages.
+    fn named(&self) -> String {
+        let title: String = self.title.chars().take(40).collect();
+        format!("{} {title:?}", self.id)
     }
 }
 
@@ -150,24 +167,35 @@ impl Store {
         Ok(path)
     }
 
-    /// Finds the session that a user typed: by id, else by title, else by a prefix of the id, else by a fuzzy match.
+    /// Finds the session that a user typed: its id, else its whole title, else the beginning of its id, else words that its
+    /// title or first message has. The error names candidates, unless exactly one session fits.
     pub fn find(&self, name: &str) -> Result<Entry> {
         if name.trim().is_empty() {
             bail!("the name of the session is empty; dmschat sessions list names the sessions");
         }
         let entries = self.list();
-        let exact = entries.iter().find(|e| e.id == name).or_else(|| entries.iter().find(|e| e.title == name));
-        let mut beginnings = entries.iter().filter(|e| e.id.starts_with(name));
-        let begins = match (beginnings.next(), beginnings.next()) {
-            (Some(entry), None) => Some(entry),
-            _ => None,
-        };
-        if let Some(entry) = exact.or(begins) {
+        let wanted = name.to_lowercase();
+        let rules: [&dyn Fn(&Entry) -> bool; 4] =
+            [&|e| e.id == name, &|e| e.title == name, &|e| e.id.starts_with(name), &|e| {
+                wanted.split_whitespace().all(|word| e.has_word(word))
+            }];
+        let found = rules.iter().map(|rule| entries.iter().filter(|e| rule(e)).collect::<Vec<_>>());
+        let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_default();
+        if let [entry] = found[..] {
             return Ok(entry.clone());
         }
-        let found = self.search(name).into_iter().next();
+        let list = |entries: &[Entry]| entries.iter().take(CANDIDATES).map(Entry::named).collect::<Vec<_>>().join(", ");
+        if !found.is_empty() {
+            let found: Vec<Entry> = found.into_iter().cloned().collect();
+            let more = if found.len() > CANDIDATES { ", ..." } else { "" };
+            bail!("{name:?} fits {} conversations, give the id of one: {}{more}", found.len(), list(&found));
+        }
         let kind = if name.ends_with(".jsonl") { "no file and no session is called" } else { "no session matches" };
-        found.ok_or_else(|| anyhow!("{kind} {name:?}; dmschat sessions list names the sessions"))
+        let similar = match &self.search(name)[..] {
+            [] => String::new(),
+            similar => format!("; similar: {}", list(similar)),
+        };
+        bail!("{kind} {name:?}{similar}; dmschat sessions list names the sessions")
     }
 
     /// The id of the session that a user typed. A file that is too damaged to be listed has its id all the same, so that the
@@ -407,6 +435,7 @@ fn entry(path: &Path) -> Option<Entry> {
     let Ok(Record::Header(header)) = Record::parse(lines.next()?) else { return None };
     let modified = meta.modified().ok()?;
     let (mut title, mut first, mut preview, mut text) = (None, None, String::new(), String::new());
+    let mut asked = None;
     let mut entry = Entry {
         id,
         title: String::new(),
@@ -419,6 +448,7 @@ fn entry(path: &Path) -> Option<Entry> {
         modified,
         path: path.to_owned(),
         text: String::new(),
+        words: String::new(),
     };
     for line in lines {
         let Ok(glance) = serde_json::from_slice::<Glance>(line) else { continue };
@@ -433,6 +463,7 @@ fn entry(path: &Path) -> Option<Entry> {
                 if let Some(user) = &glance.user {
                     preview = one_line(&user.text);
                     first.get_or_insert_with(|| short_title(&user.text));
+                    asked.get_or_insert_with(|| user.text.to_lowercase());
                 }
                 text = one_line(glance.text.as_deref().unwrap_or(""));
             }
@@ -441,6 +472,7 @@ fn entry(path: &Path) -> Option<Entry> {
     }
     let first = first.unwrap_or_default();
     entry.title = title.unwrap_or_else(|| first.clone());
+    entry.words = format!("{}\n{}", entry.title.to_lowercase(), asked.unwrap_or_default());
     entry.text = format!("{} {} {} {first}", entry.title, entry.model, entry.date());
     entry.preview = format!("{preview}\n{text}");
     Some(entry)
