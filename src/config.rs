@@ -5,9 +5,11 @@
 //! Knows no flag parser, no model and no widget.
 
 mod layer;
+mod shown;
 mod values;
 
 pub use layer::{Layer, in_words};
+pub use shown::{DEFAULT, Shown, shown};
 pub use values::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
 
 use crate::protocol::{SamplingParams, WhenFull};
@@ -209,18 +211,23 @@ pub fn budget_refusal(policy: CachePolicy, budget: CacheBudget) -> Option<String
     }
 }
 
+/// The environment, the config file and its path. The file of `--config` must exist; the default one need not.
+fn sources(dirs: &Dirs, config: Option<&Path>) -> Result<(Layer, Layer, PathBuf)> {
+    let env = Layer::from_env(|name| std::env::var_os(name))?;
+    let file = match config {
+        Some(path) => Layer::from_file(path)?
+            .with_context(|| format!("config file {} does not exist; name one that does", path.display()))?,
+        None => Layer::from_file(&dirs.config_file())?.unwrap_or_default(),
+    };
+    Ok((env, file, config.map_or_else(|| dirs.config_file(), Path::to_owned)))
+}
+
 impl Settings {
     /// Reads the environment and the config file; `flags` take precedence. `config` is the file of `--config`, which
     /// must exist; the default file need not.
     pub fn load(flags: Layer, config: Option<&Path>) -> Result<Self> {
         let dirs = Dirs::find()?;
-        let env = Layer::from_env(|name| std::env::var_os(name))?;
-        let path = config.map_or_else(|| dirs.config_file(), Path::to_owned);
-        let file = match config {
-            Some(path) => Layer::from_file(path)?
-                .with_context(|| format!("config file {} does not exist; name one that does", path.display()))?,
-            None => Layer::from_file(&dirs.config_file())?.unwrap_or_default(),
-        };
+        let (env, file, path) = sources(&dirs, config)?;
         flags.check().map_err(|(key, what)| anyhow!("--{}: {what}", key.replace('_', "-")))?;
         let set_by = |key: &str, flag: bool, variable: bool| match (flag, variable) {
             (true, _) => format!("--{}", key.replace('_', "-")),

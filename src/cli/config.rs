@@ -1,15 +1,82 @@
-//! `dmschat config path`.
+//! `dmschat config ...`: the settings and what set them, and files to edit.
 
-use super::args::Common;
+use super::args::{Common, ConfigCommand};
 use super::output;
-use crate::config::Dirs;
+use super::{download, spawn};
+use crate::config::{DEFAULT, Dirs, Settings, Shown, shown};
+use crate::engine::default_sampling;
+use crate::ui::keymap::Keymap;
+use crate::ui::theme::{AUTO, Background, Themes};
 use anyhow::Result;
+use serde_json::{Value, json};
 
-pub fn run(common: &Common) -> Result<u8> {
-    let path = match &common.config {
-        Some(path) => path.clone(),
-        None => Dirs::find().map_err(output::as_wrong_use)?.config_file(),
-    };
-    output::out(&format!("{}\n", path.display()))?;
+pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
+    match command {
+        ConfigCommand::Path => {
+            let path = match &common.config {
+                Some(path) => path.clone(),
+                None => Dirs::find().map_err(output::as_wrong_use)?.config_file(),
+            };
+            output::out(&format!("{}\n", path.display()))?;
+        }
+        ConfigCommand::Show => show(common)?,
+        ConfigCommand::Keymap => {
+            let keymap = Keymap::load(settings(common)?.keymap.as_deref()).map_err(output::as_wrong_use)?;
+            output::out(&keymap.as_file())?;
+        }
+        ConfigCommand::Theme { name } => {
+            let settings = settings(common)?;
+            let name = name.as_deref().or(settings.theme.as_deref()).filter(|name| *name != AUTO);
+            let name = name.unwrap_or(Background::Dark.theme());
+            let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
+            let (text, folder) = (themes.file(name).map_err(output::as_wrong_use)?, settings.dirs.themes());
+            output::out(&format!(
+                "# The theme {name}. Edited and saved as {}, it is chosen by theme = \"NAME\".\n{text}",
+                folder.join("NAME.toml").display()
+            ))?;
+        }
+    }
     Ok(output::OK)
+}
+
+fn settings(common: &Common) -> Result<Settings> {
+    Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)
+}
+
+fn show(common: &Common) -> Result<()> {
+    let settings = settings(common)?;
+    let mut all = shown(&common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    fill_in_sampling(&mut all, &settings);
+    if common.json {
+        let one = |Shown { key, value, source }: &Shown| {
+            let value: Value = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
+            json!({"key": key, "value": value, "source": source})
+        };
+        return output::out_json(&all.iter().map(one).collect::<Vec<_>>());
+    }
+    let longest = all.iter().map(|s| s.value.chars().count()).max().unwrap_or(0).min(40);
+    for Shown { key, value, source } in &all {
+        output::out(&output::visible(&format!("{key:<18}  {value:<longest$}  {source}\n")))?;
+    }
+    Ok(())
+}
+
+/// Replaces defaults by what the model recommends, if it is on this machine.
+fn fill_in_sampling(all: &mut [Shown], settings: &Settings) {
+    if !matches!(download::missing(&settings.model), Ok(None)) {
+        return;
+    }
+    let Ok(model) = spawn::open(settings) else { return };
+    let sampling = default_sampling(&model.generation);
+    for one in all.iter_mut().filter(|one| one.source == DEFAULT) {
+        one.value = match one.key {
+            "temperature" => sampling.temperature.to_string(),
+            "top_p" => sampling.top_p.to_string(),
+            "top_k" => sampling.top_k.to_string(),
+            "min_p" => sampling.min_p.to_string(),
+            "repetition_penalty" => sampling.repetition_penalty.to_string(),
+            _ => continue,
+        };
+        one.source = format!("generation_config.json of {}", settings.model);
+    }
 }

@@ -10,6 +10,8 @@ use super::machine::{cpu_features, memory as memory_bytes};
 use super::{devices, download, output, spawn};
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
+use crate::ui::keymap::Keymap;
+use crate::ui::theme::AUTO;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs;
@@ -94,6 +96,18 @@ fn checks(common: &Common) -> Vec<Check> {
         Ok(path) => Check::fact("config", path.as_str()),
         Err(e) => Check::problem("config", Value::Null, e),
     });
+    if let Ok(settings) = &settings {
+        let theme = settings.theme.as_deref().unwrap_or(AUTO);
+        checks.push(match super::check_theme(settings) {
+            Ok(()) => Check::fact("theme", theme),
+            Err(e) => Check::problem("theme", theme, &e),
+        });
+        let file = settings.keymap.as_ref().map_or("built in".to_owned(), |file| file.display().to_string());
+        checks.push(match Keymap::load(settings.keymap.as_deref()) {
+            Ok(_) => Check::fact("keymap", file),
+            Err(e) => Check::problem("keymap", file, &e),
+        });
+    }
     if let Some(settings) = settings.as_ref().ok().filter(|s| s.model != BUILTIN_MODEL) {
         checks.push(match model(settings) {
             Ok(about) => Check::fact("model", about),

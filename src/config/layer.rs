@@ -39,7 +39,12 @@ macro_rules! layer {
             }
 
             /// Names of all keys.
-            const KEYS: &[&str] = &[$(stringify!($key)),*];
+            pub(super) const KEYS: &[&str] = &[$(stringify!($key)),*];
+
+            /// Every key with its value as it is written in a file, if it has one.
+            pub(super) fn entries(&self) -> Vec<(&'static str, Option<String>)> {
+                vec![$((stringify!($key), self.$key.as_ref().map(|v| serde_json::to_string(v).unwrap_or_default()))),*]
+            }
 
             /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on. Empty variables count as unset.
             pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
@@ -128,7 +133,11 @@ impl Layer {
         };
         let layer: Layer = toml::from_str(&text).map_err(|e| {
             let at = e.span().map_or(0, |span| span.start);
-            anyhow!("{}", toml_error(path, &text, at, e.message()))
+            let message = toml_error(path, &text, at, e.message());
+            match e.message().contains("unknown field") {
+                true => anyhow!("{message}; dmschat config show lists all keys"),
+                false => anyhow!(message),
+            }
         })?;
         layer
             .check()
@@ -220,15 +229,18 @@ fn toml_error(path: &Path, text: &str, at: usize, message: &str) -> String {
     let before = &text.as_bytes()[..at.min(text.len())];
     let line = before.iter().filter(|b| **b == b'\n').count() + 1;
     let source = text.lines().nth(line - 1).unwrap_or("");
-    let key = source.split('=').next().unwrap_or("").trim();
+    let key = source.split('=').next().unwrap_or("").trim().trim_matches(['[', ']']);
     let message = in_words(message);
     let named = message.contains(&format!("`{key}`")) || key.is_empty();
     let key = if named { String::new() } else { format!("{key}: ") };
     format!("{}:{line}: {key}{message}", path.display())
 }
 
-/// The message of a parser in one line, without the names of Rust's types, and with the known key that is nearest to an unknown
-/// one.
+/// Known keys that an error lists.
+const LISTED: usize = 8;
+
+/// The message of a parser in one line, without the names of Rust's types. An unknown key comes with the known one that is near
+/// it, and with all of them if they are few.
 pub fn in_words(message: &str) -> String {
     const WORDS: [(&str, &str); 12] = [
         ("\n", ", "),
@@ -250,9 +262,12 @@ pub fn in_words(message: &str) -> String {
     }
     let Some((unknown, known)) = message.split_once(", expected one of ") else { return message };
     let name = unknown.split('`').nth(1).unwrap_or("");
-    let nearest = known.split('`').skip(1).step_by(2).min_by_key(|key| strsim::osa_distance(key, name));
+    let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+    let distance = |key: &&&str| strsim::osa_distance(key, name);
+    let nearest = known.iter().min_by_key(distance).filter(|key| distance(key) <= 1 + key.len() / 4);
     let hint = nearest.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
-    format!("{message}{hint}")
+    let all = if known.len() <= LISTED { format!("; expected one of {}", known.join(", ")) } else { String::new() };
+    format!("{unknown}{hint}{all}")
 }
 
 /// The place where a file sets a key: `FILE:LINE: KEY`.
@@ -290,8 +305,9 @@ mod tests {
     #[test]
     fn a_typo_names_file_line_and_key() {
         let line = error_of("model = \"demo\"\ntemprature = 0.5\n");
-        assert!(line.starts_with("F:2: unknown key `temprature`, expected one of `model`"), "{line}");
-        assert!(line.ends_with("; did you mean `temperature`?"), "{line}");
+        let all = "dmschat config show lists all keys";
+        assert_eq!(line, format!("F:2: unknown key `temprature`; did you mean `temperature`?; {all}"));
+        assert_eq!(error_of("[chat]\n"), format!("F:1: unknown key `chat`; {all}"));
         let line = error_of("\n\ntop_k = \"many\"\n");
         assert!(line.ends_with("F:3: top_k: invalid type: string \"many\", expected a whole number from 0"), "{line}");
         let line = error_of("kv = \"f16\"");
@@ -307,6 +323,10 @@ mod tests {
         let example = page.split("```toml\n").nth(1).and_then(|p| p.split("```").next()).unwrap();
         let layer: Layer = toml::from_str(example).unwrap();
         assert_eq!((layer.check(), layer.kv_limit), (Ok(()), Some(ByteSize(512 << 20))));
+        // What is shown of it is a config too.
+        let line = |(key, value): (&str, Option<String>)| Some(format!("{key} = {}\n", value?));
+        let shown: String = layer.entries().into_iter().filter_map(line).collect();
+        assert_eq!(toml::from_str::<Layer>(&shown).unwrap(), layer, "{shown}");
     }
 
     #[test]

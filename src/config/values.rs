@@ -3,6 +3,7 @@
 use crate::protocol::{ChainsRequest, MAX_WIDTH, WhenFull};
 use crate::quant::Weights;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::ser::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -325,6 +326,43 @@ spelled! {
     Width: "a number of chains, or \"auto\"",
     Gemm: "\"auto\", \"own\" or \"cublaslt\"",
     ByteSize: "bytes, such as \"512MiB\"",
+}
+
+/// How a value is written.
+macro_rules! written {
+    ($($type:ty: $text:expr),* $(,)?) => {$(
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                let text: fn(&$type) -> String = $text;
+                s.serialize_str(&text(self))
+            }
+        }
+    )*};
+}
+
+fn lower<T: fmt::Debug>(value: &T) -> String {
+    format!("{value:?}").to_ascii_lowercase()
+}
+
+written! {
+    OnOff: |v| if v.0 { "on" } else { "off" }.to_owned(),
+    Device: |v| match v {
+        Device::Cuda(Some(index)) => format!("cuda:{index}"),
+        Device::Cuda(None) => "cuda".to_owned(),
+        device => lower(device),
+    },
+    Kv: lower,
+    CachePolicy: |v| v.name().to_owned(),
+    CacheBudget: ToString::to_string,
+    Full: |v| lower(&v.0),
+    Weights: |v| v.name().to_owned(),
+    Pin: lower,
+    Width: |v| match v {
+        Width::Auto => "auto".to_owned(),
+        Width::Chains(n) => n.to_string(),
+    },
+    Gemm: lower,
+    ByteSize: |v| v.0.to_string(),
 }
 
 #[cfg(test)]

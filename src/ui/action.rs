@@ -27,11 +27,29 @@ macro_rules! actions {
     };
 }
 
+impl Action {
+    /// The action whose name is near this one, if there is one.
+    pub fn near(name: &str) -> Option<Action> {
+        let near = super::commands::nearest(name, Action::ALL.iter().map(|a| a.name()))?;
+        Action::ALL.iter().copied().find(|a| a.name() == near)
+    }
+}
+
 /// The table of the keymap file that an action stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     Chat,
     Edit,
+}
+
+impl Group {
+    /// The name of the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Group::Chat => "chat",
+            Group::Edit => "edit",
+        }
+    }
 }
 
 actions! {

@@ -15,6 +15,8 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Keys of the examples, which are not in the keymap.
 pub const EXAMPLES: &str = "Alt+1 to Alt+3";
+/// The end of errors about actions.
+const ALL_ACTIONS: &str = "dmschat config keymap lists all actions";
 
 const EMBEDDED: &str = include_str!("../../assets/keymap.toml");
 
@@ -134,21 +136,48 @@ impl Keymap {
         first.or_else(command).unwrap_or_else(|| format!("{} (no key)", action.name()))
     }
 
+    /// All actions with their keys, as a keymap file.
+    pub fn as_file(&self) -> String {
+        let mut out: String = EMBEDDED.lines().take_while(|l| l.starts_with('#')).map(|l| format!("{l}\n")).collect();
+        for group in [Group::Chat, Group::Edit] {
+            out += &format!("\n[{}]\n", group.name());
+            for action in Action::ALL.iter().filter(|a| a.group() == group) {
+                let keys = self.spelled.get(action).into_iter().flatten();
+                // A string of JSON is one of TOML.
+                let keys: Vec<String> = keys.map(|key| serde_json::Value::from(key.as_str()).to_string()).collect();
+                let line = format!("{} = [{}]", action.name(), keys.join(", "));
+                out += &format!("{line:<55} # {}\n", action.help());
+            }
+        }
+        out
+    }
+
     fn merge(&mut self, text: &str, source: &str) -> Result<()> {
+        let line_of = |name: &str| {
+            // A key of a table may be quoted.
+            let of_name = |l: &str| l.trim_start_matches([' ', '\t', '"', '\'']).starts_with(name);
+            text.lines().position(of_name).map_or(1, |n| n + 1)
+        };
+        let table = toml::from_str::<toml::Table>(text).unwrap_or_default();
+        if let Some((name, _)) = table.iter().find(|(_, value)| !value.is_table()) {
+            let hint = match Action::near(name) {
+                Some(action) => format!("write {} below [{}]", action.name(), action.group().name()),
+                None => "keys are below [chat] or [edit]".to_owned(),
+            };
+            bail!("{source}, line {}: {name:?} stands in no table; {hint}; {ALL_ACTIONS}", line_of(name));
+        }
         let raw: RawKeymap = toml::from_str(text).map_err(|e| {
             let line = super::text::line_number(text, e.span().map_or(0, |s| s.start));
             anyhow!("{source}, line {line}: {}", in_words(e.message()))
         })?;
         for (group, table) in [(Group::Chat, raw.chat), (Group::Edit, raw.edit)] {
             for (name, keys) in table {
-                // A key of a table may be quoted.
-                let of_name = |l: &str| l.trim_start_matches([' ', '\t', '"', '\'']).starts_with(name.as_str());
-                let line = text.lines().position(of_name).map_or(1, |n| n + 1);
-                let source = format!("{source}, line {line}");
+                let source = format!("{source}, line {}", line_of(&name));
                 let mut actions = Action::ALL.iter().filter(|a| a.group() == group);
-                let Some(&action) = actions.clone().find(|a| a.name() == name) else {
-                    let names: Vec<&str> = actions.by_ref().map(|a| a.name()).collect();
-                    bail!("{source}: unknown action {name:?}; actions: {}", names.join(", "));
+                let Some(&action) = actions.find(|a| a.name() == name) else {
+                    let near =
+                        Action::near(&name).map(|a| format!("; did you mean {} in [{}]?", a.name(), a.group().name()));
+                    bail!("{source}: unknown action {name:?}{}; {ALL_ACTIONS}", near.unwrap_or_default());
                 };
                 self.keys.retain(|_, a| *a != action);
                 for key in &keys {
@@ -211,8 +240,17 @@ mod tests {
         assert_eq!(map.keys_of(Action::Panel), ["Ctrl+X"]);
         assert_eq!(map.action(Key { code: KeyCode::F(2), modifiers: KeyModifiers::NONE }), None);
         assert!(map.keys_of(Action::Mouse).is_empty());
+        // What is printed is a keymap with the same keys.
+        std::fs::write(&file, map.as_file()).unwrap();
+        let printed = Keymap::load(Some(&file)).unwrap();
+        assert!(printed.keys == map.keys && printed.spelled == map.spelled, "{}", map.as_file());
         for (text, expected) in [
-            ("[chat]\nfly = []\n", "keymap.toml, line 2: unknown action \"fly\"; actions: send"),
+            (
+                "[chat]\nfly = []\n",
+                "keymap.toml, line 2: unknown action \"fly\"; dmschat config keymap lists all actions",
+            ),
+            ("[edit]\npannel = []\n", "unknown action \"pannel\"; did you mean panel in [chat]?"),
+            ("\nquit = [\"ctrl+q\"]\n", "line 2: \"quit\" stands in no table; write quit-when-empty below [chat]"),
             ("[chat]\nhelp = [\"hyper+x\"]\n", "keymap.toml, line 2: help: unknown modifier \"hyper\""),
             ("[chat]\nhelp = [\"f13\"]\n", "unknown key \"f13\""),
             ("\n[chats]\n", "line 2: unknown key `chats`"),

@@ -281,20 +281,26 @@ impl Themes {
     }
 
     fn read(&self, name: &str) -> Result<RawTheme> {
+        parse(name, &self.file(name)?)
+    }
+
+    /// The text of a theme's file.
+    pub fn file(&self, name: &str) -> Result<String> {
         let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
         let file = self.folder.as_ref().map(|f| f.join(format!("{name}.toml"))).filter(|f| plain && f.exists());
         match file {
             Some(file) => {
-                let text =
-                    regular_file::read_text(&file, MAX_BYTES).with_context(|| format!("theme {}", file.display()))?;
-                parse(name, &text)
+                regular_file::read_text(&file, MAX_BYTES).with_context(|| format!("theme {}", file.display()))
             }
-            None => parse(name, embedded(name).ok_or_else(|| self.unknown(name))?),
+            None => embedded(name).map(str::to_owned).ok_or_else(|| self.unknown(name)),
         }
     }
 
     fn unknown(&self, name: &str) -> anyhow::Error {
-        anyhow!("no theme {:?}; themes: {}", super::text::clean_line(name), self.names().join(", "))
+        let names = self.names();
+        let near = super::commands::nearest(name, names.iter().map(String::as_str));
+        let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+        anyhow!("no theme {:?}{hint}; themes: {}", super::text::clean_line(name), names.join(", "))
     }
 }
 
