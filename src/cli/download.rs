@@ -62,7 +62,22 @@ pub fn newest(model: &str, device: Device) -> Result<PathBuf> {
     let ModelRef::Hub { id, revision } = ModelRef::parse(model).map_err(output::as_wrong_use)? else {
         return Err(wrong_use(format!("{model} is not a hub id (ORG/NAME), so there is nothing to download")));
     };
-    pull(Missing { hub: Hub::from_env().map_err(output::as_wrong_use)?, id, revision, usable: false }, device)
+    let hub = Hub::from_env().map_err(output::as_wrong_use)?;
+    let cached = hub.repo(&id).snapshot(revision.as_deref().unwrap_or(MAIN)).ok().flatten();
+    let Some(folder) = cached.filter(|folder| cache::extent(folder) == Extent::Whole) else {
+        return pull(Missing { hub, id, revision, usable: false }, device);
+    };
+    if hub.offline {
+        notice(&format!("HF_HUB_OFFLINE is set: {id} is in the cache and was not checked for updates"));
+        return Ok(folder);
+    }
+    pull(Missing { hub, id, revision, usable: false }, device).map_err(|error| match error.downcast_ref() {
+        Some(HubError::Failed(why)) => {
+            let why = why.replace("is not downloaded", "was not checked for updates");
+            HubError::Failed(format!("{why}; the copy in the cache can be used")).into()
+        }
+        _ => error,
+    })
 }
 
 /// Downloads on its own thread, while this one waits for Ctrl+C.

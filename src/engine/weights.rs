@@ -106,6 +106,18 @@ fn choose<B: Backend>(
     Ok(chosen.weights)
 }
 
+/// Says what becomes of a quantized model file whose codes the engine does not keep, before its weights are made.
+fn requantized(source: &Checkpoint, weights: Weights, made: &Checkpoint, options: &WeightOptions) -> Option<String> {
+    let again = weights.code().is_some() && source.weights.code().is_none() && source.stored_as.contains('Q');
+    let cache = options.cache.as_ref();
+    let cached = cache.and_then(|cache| cache.file_of(source, weights, &options.calibration));
+    (again && cached.is_none()).then(|| {
+        let place = if cache.is_some() { "the weight cache" } else { "memory" };
+        let (from, to) = (bytes(source.weight_bytes), bytes(made.weight_bytes));
+        format!("{}: {from} {} -> {}, {to} in {place}", source.name, source.stored_as, weights.name())
+    })
+}
+
 /// Decides format and context, and returns the checkpoint as it is to be loaded. Fails before anything of the model's size
 /// is allocated if it does not fit.
 pub fn prepare<B: Backend>(
@@ -118,6 +130,7 @@ pub fn prepare<B: Backend>(
     let weights = choose(b, &checkpoint, options, &mut |text| notices.push(text))?;
     let mut described = checkpoint.described(weights)?;
     let resolved = resolve_context(b, &mut described, options, |text| notices.push(text));
+    notices.extend(requantized(&checkpoint, weights, &described, &options.weights));
     let plan = match weights.code() {
         Some(_) => resolved.with_context(|| format!("weights {}", weights.name()))?,
         None => resolved?,
@@ -195,6 +208,16 @@ mod tests {
         let mut tight = options(Some(90_000_000), Weights::Auto);
         let refused = format!("{:#}", prepare(&b, source, &mut tight, &mut |_| true).err().unwrap());
         assert!(refused.starts_with("weights int4: the model does not fit: it needs 87 MB of weights"), "{refused}");
+    }
+
+    #[test]
+    fn a_quantized_file_that_is_quantized_again_is_told() {
+        let source = Checkpoint::random("demo").unwrap();
+        let made = source.described(Weights::Int8).unwrap();
+        let said = |source| requantized(source, Weights::Int8, &made, &WeightOptions::default());
+        assert_eq!(said(&source), None);
+        let text = said(&Checkpoint { stored_as: "Q4_1, Q8_0".to_owned(), ..source.clone() }).unwrap();
+        assert!(text.contains(" Q4_1, Q8_0 -> int8, ") && text.ends_with(" in memory"), "{text}");
     }
 
     #[test]

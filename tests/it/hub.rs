@@ -388,7 +388,10 @@ fn refusals_are_one_line_each() {
     // A token that could not stand in a header is not put there.
     let mut command = home.command(&hub, &["models", "pull", ID]);
     let (code, _, stderr) = said(command.env("HF_TOKEN", "hf_Sec\tret").spawn().unwrap());
-    assert!(code == 2 && stderr.contains("has characters that no token has") && !stderr.contains("Sec"), "{stderr}");
+    assert!(
+        code == 2 && stderr.contains("contains characters that no such token has") && !stderr.contains("Sec"),
+        "{stderr}"
+    );
     // Nobody there, and somebody who speaks no TLS.
     for url in ["http://127.0.0.1:1".to_owned(), hub.url.replace("http:", "https:")] {
         let mut command = home.command(&hub, &["-p", "x", "-m", ID]);

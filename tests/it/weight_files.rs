@@ -79,7 +79,7 @@ fn quantized_weights_are_made_once_and_stand_in_for_the_original() {
     assert_eq!((&plain["weights"]["format"], &plain["weights"]["cached"]), (&"bf16".into(), &false.into()), "{plain}");
     let (first, said) = home.answer(&["--weights", "int4"]);
     assert!(
-        said.contains("measuring what quantization may round: 2 layers") && said.contains("quantizing: 2 layers"),
+        said.contains("measuring which weights matter: 2 layers") && said.contains("quantizing: 2 layers"),
         "{said}"
     );
     let weights = &first["weights"];

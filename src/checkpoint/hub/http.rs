@@ -212,15 +212,15 @@ pub fn fault(host: &str, error: Error) -> Fault {
     match error {
         // Invalid certificates are reported in this way.
         Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
-            Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}"))
+            Fault::Lasting(format!("{host}: encrypted connection refused: {e}"))
         }
         Error::Io(e) => passing(format!("{host}: {}", plain(&e))),
-        Error::HostNotFound => passing(format!("{host} is not found: is there a network?")),
+        Error::HostNotFound => passing(format!("{host}: host not found; check your network")),
         Error::ConnectionFailed => passing(format!("{host} cannot be reached")),
         Error::Timeout(_) => passing(format!("{host} does not answer")),
         Error::Protocol(_) => passing(format!("{host} does not answer in valid HTTP")),
-        Error::Rustls(e) => Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}")),
-        Error::Tls(e) => Fault::Lasting(format!("{host}: the encrypted connection is refused: {e}")),
+        Error::Rustls(e) => Fault::Lasting(format!("{host}: encrypted connection refused: {e}")),
+        Error::Tls(e) => Fault::Lasting(format!("{host}: encrypted connection refused: {e}")),
         Error::BadUri(_) => Fault::Lasting(format!("{host} redirects to an invalid URL")),
         other => Fault::Lasting(format!("{host}: {other}")),
     }
@@ -229,13 +229,13 @@ pub fn fault(host: &str, error: Error) -> Fault {
 /// A short text for an I/O error of a connection.
 fn plain(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused => "the connection is refused".to_owned(),
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted => {
             "the connection was cut".to_owned()
         }
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => "there is no network".to_owned(),
         // Errors of the system's resolver have no kind of their own.
-        _ if error.to_string().contains("lookup") => "its name is not found: is there a network?".to_owned(),
+        _ if error.to_string().contains("lookup") => "host not found; check your network".to_owned(),
         _ => error.to_string(),
     }
 }

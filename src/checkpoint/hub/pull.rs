@@ -106,7 +106,7 @@ impl Hub {
             return Err(HubError::Wrong("HF_ENDPOINT is not a URL such as https://huggingface.co".to_owned()));
         }
         if self.token.as_ref().is_some_and(|token| !token.is_sound()) {
-            let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) has characters that no token has";
+            let text = "the Hugging Face token (HF_TOKEN, or the file HF_HOME/token) contains characters that no such token has";
             return Err(HubError::Wrong(text.to_owned()));
         }
         Ok(Remote { hub: self, client: Client::new(self), id, revision: revision.unwrap_or(MAIN) })
