@@ -165,9 +165,11 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
 }
 
 impl Chat {
-    /// Chats until the user leaves.
-    pub fn run(mut self) -> Result<ExitKind> {
+    /// Chats until the user leaves. Returns how, and the id of the open conversation if it is saved.
+    pub fn run(mut self) -> Result<(ExitKind, Option<String>)> {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        if self.lines { tokio.block_on(self.runtime.run_lines()) } else { tokio.block_on(self.runtime.run()) }
+        let runtime = &mut self.runtime;
+        let exit = if self.lines { tokio.block_on(runtime.run_lines()) } else { tokio.block_on(runtime.run()) }?;
+        Ok((exit, self.runtime.sessions.saved.take()))
     }
 }

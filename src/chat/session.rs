@@ -228,6 +228,11 @@ impl Session {
         matches!(self.file, File::Away(_))
     }
 
+    /// Whether the conversation is in its file, all of it.
+    pub fn is_saved(&self) -> bool {
+        self.written > 0 && !matches!(self.file, File::None) && !self.is_behind()
+    }
+
     /// Whether there are records that are not in the file.
     pub fn is_behind(&self) -> bool {
         self.started && !matches!(self.file, File::None) && self.written < self.text.len()

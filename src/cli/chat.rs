@@ -1,7 +1,8 @@
 //! `dmschat [chat]`: opens the chat in the terminal.
 
 use super::args::Common;
-use super::output::{as_wrong_use, wrong_use};
+use super::output::{self, as_wrong_use, wrong_use};
+use crate::chat::session::Store;
 use crate::config::Settings;
 use crate::ui::models::Given;
 use crate::ui::{self, ExitKind, LoadRequest, Resume, UiOptions};
@@ -37,8 +38,16 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
     let download_failed = Arc::new(AtomicBool::new(false));
     let failed = download_failed.clone();
     let load = Box::new(move |request: LoadRequest| super::spawn::engine(&request.settings, failed.clone()));
-    match ui::prepare(options, load).map_err(as_wrong_use)?.run()? {
-        ExitKind::Quit => Ok(0),
+    let (exit, saved) = ui::prepare(options, load).map_err(as_wrong_use)?.run()?;
+    match exit {
+        ExitKind::Quit => {
+            if let Some(id) = saved {
+                let newest = Store::new(settings.dirs.sessions()).newest().is_ok_and(|newest| newest == id);
+                let flags = if newest { "--continue".to_owned() } else { format!("--resume {id}") };
+                output::out(&format!("dmschat {flags} continues this conversation\n"))?;
+            }
+            Ok(0)
+        }
         ExitKind::Signal(number) => Ok(128 + number as u8),
         ExitKind::NotSaved(why) => Err(anyhow!(why)),
         ExitKind::NotLoaded(why) if download_failed.load(Ordering::Relaxed) => Err(anyhow!(why)),

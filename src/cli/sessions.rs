@@ -6,11 +6,14 @@ use crate::cache::file::{Kept, Room};
 use crate::chat::session::{CACHE_EXTENSION, Entry, Store, cache_of};
 use crate::config::Settings;
 use crate::regular_file::temporary::remove_abandoned;
-use crate::ui::text::bytes;
+use crate::ui::text::{bytes, clean_line, truncate};
 use anyhow::Result;
 use serde_json::json;
 use std::fs;
 use std::path::Path;
+
+/// Columns of a model's name in the list.
+const MODEL_WIDTH: usize = 20;
 
 pub fn run(command: &SessionsCommand, common: &Common) -> Result<u8> {
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
@@ -33,12 +36,21 @@ fn list(settings: &Settings, common: &Common) -> Result<()> {
         };
         return output::out_json(&entries.iter().map(about).collect::<Vec<_>>());
     }
+    let line = |[id, date, turns, size, cache, model, title]: [&str; 7]| {
+        let id_width = entries.iter().map(|e| e.id.len()).max().unwrap_or(0);
+        let model = truncate(model, MODEL_WIDTH);
+        format!("{id:<id_width$}  {date:<16}  {turns:>5}  {size:>8}  {cache:>8}  {model:<MODEL_WIDTH$}  {title}\n")
+    };
+    if !entries.is_empty() {
+        output::out(&line(["ID", "LAST TURN", "TURNS", "SIZE", "CACHE", "MODEL", "TITLE"]))?;
+    }
     for e in &entries {
         let cache = match cache_bytes(&e.path) {
-            0 => "no cache".to_owned(),
-            n => format!("cache {}", bytes(n)),
+            0 => "-".to_owned(),
+            n => bytes(n),
         };
-        let line = format!("{}  {}  {:>8}  {cache:>14}  {}\n", e.id, e.date(), bytes(e.bytes), e.title);
+        let (date, turns, size) = (e.date(), e.turns.to_string(), bytes(e.bytes));
+        let line = line([&e.id, &date, &turns, &size, &cache, &clean_line(&e.model), &clean_line(&e.title)]);
         output::out(&output::visible(&line))?;
     }
     Ok(())

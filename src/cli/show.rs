@@ -12,12 +12,16 @@ use crate::config::Settings;
 use crate::protocol::merges;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
-use crate::ui::text::{clean, clean_line};
+use crate::ui::text::{clean, clean_line, plural, wrap};
 use crate::ui::theme::{AUTO, Background, Theme, Themes};
 use anyhow::{Context, Result};
 use ratatui::style::{Color, Style};
+use ratatui::text::Span;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
+
+/// Columns that no line reaches.
+const UNWRAPPED: usize = usize::MAX;
 
 pub fn run(settings: &Settings, args: &ShowArgs, json: bool) -> Result<u8> {
     if json {
@@ -46,11 +50,14 @@ pub fn run(settings: &Settings, args: &ShowArgs, json: bool) -> Result<u8> {
         return Ok(output::OK);
     }
     let name = settings.theme.as_deref().filter(|name| *name != AUTO).unwrap_or(Background::Dark.theme());
-    let depth = match std::io::stdout().is_terminal() {
-        true => Depth::detect(&|name| std::env::var(name).ok()),
-        false => Depth::Mono,
+    let (depth, width) = match std::io::stdout().is_terminal() {
+        true => {
+            let columns = crossterm::terminal::size().map_or(0, |(columns, _)| usize::from(columns));
+            (Depth::detect(&|name| std::env::var(name).ok()), if columns == 0 { UNWRAPPED } else { columns })
+        }
+        false => (Depth::Mono, UNWRAPPED),
     };
-    output::out(&text(&loaded, &themes.load(name)?, depth))?;
+    output::out(&text(&loaded, &themes.load(name)?, depth, width))?;
     Ok(output::OK)
 }
 
@@ -137,14 +144,14 @@ fn remembered(kept: Option<&Retention>, merges: bool) -> String {
     kept.map_or("not in the cache".to_owned(), |r| {
         let percent = 100.0 * r.share.clamp(0.0, 1.0);
         if merges {
-            return format!("{} tokens in {percent:.0} % as many slots", r.tokens);
+            return format!("{} in {percent:.0} % as many slots", plural(r.tokens as u64, "token"));
         }
-        format!("{percent:.0} % of {} tokens remembered", r.tokens)
+        format!("{percent:.0} % of {} remembered", plural(r.tokens as u64, "token"))
     })
 }
 
-/// The conversation for the terminal.
-fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
+/// The conversation for the terminal, in rows of `width` columns.
+fn text(loaded: &Loaded, theme: &Theme, depth: Depth, width: usize) -> String {
     let mut out = format!("{}\n", clean_line(&loaded.conversation.title_or_first_line()));
     let policies = PathPolicies::of(loaded);
     let merges = policies.merge();
@@ -155,16 +162,22 @@ fn text(loaded: &Loaded, theme: &Theme, depth: Depth) -> String {
         let role = policies.role(role, message);
         let bar = kept.map_or(String::new(), |r| format!("{} ", heat::shade(theme, depth, r.share)));
         let _ = write!(out, "\n{bar}{role}: {}\n", remembered(kept, merges));
+        let mut lines = vec![Vec::new()];
         for (part, percent) in stretches(text, kept) {
             let share = percent.map(|p| f64::from(p) / 100.0);
             let style = share.map_or(Style::new(), |share| heat::text_on(theme, depth, heat::level(share)));
-            // No background reaches over the end of a line.
             for (n, line) in clean(part).split('\n').enumerate() {
-                out += if n > 0 { "\n" } else { "" };
-                tinted(&mut out, line, style);
+                if n > 0 {
+                    lines.push(Vec::new());
+                }
+                lines.last_mut().into_iter().for_each(|spans| spans.push(Span::styled(line.to_owned(), style)));
             }
         }
-        out.push('\n');
+        for row in lines.iter().flat_map(|spans| wrap(spans, width, &[], &[])) {
+            // No background reaches over the end of a row.
+            row.spans.iter().for_each(|span| tinted(&mut out, &span.content, span.style));
+            out.push('\n');
+        }
     }
     out
 }
@@ -236,10 +249,12 @@ mod tests {
     fn a_saved_conversation_is_tinted_as_it_was_remembered() {
         let loaded = saved("\nfacts glow\n<i>\x1b[2J", "[[6,100],[6,0]]");
         let theme = Themes::default().load("dark").unwrap();
-        let plain = text(&loaded, &theme, Depth::Mono);
+        let narrow = text(&loaded, &theme, Depth::Mono, 8);
+        assert!(narrow.contains("\nfacts\nglow\n"), "{narrow}");
+        let plain = text(&loaded, &theme, Depth::Mono, UNWRAPPED);
         assert!(plain.contains("assistant: 50 % of 3 tokens remembered\nfacts glow\n<i>^[[2J\n"), "{plain}");
         assert!(plain.contains("user: not in the cache\n<b>q</b>"), "{plain}");
-        let rgb = text(&loaded, &theme, Depth::Rgb);
+        let rgb = text(&loaded, &theme, Depth::Rgb, UNWRAPPED);
         assert!(rgb.contains("48;2;253;231;37mfacts\x1b[0m") && rgb.contains("48;2;68;1;84m glow\x1b[0m\n"), "{rgb}");
         let (dark, light) = (theme, Themes::default().load("light").unwrap());
         let page = html::page(&loaded, &dark, &light);
@@ -253,7 +268,7 @@ mod tests {
     fn each_turn_names_its_policy_and_the_last_one_decides_what_a_share_is() {
         let mut loaded = saved("facts glow", "[[5,0],[5,100]]");
         let theme = Themes::default().load("dark").unwrap();
-        let both = |loaded: &Loaded| [text(loaded, &theme, Depth::Mono), html::page(loaded, &theme, &theme)];
+        let both = |loaded: &Loaded| [text(loaded, &theme, Depth::Mono, UNWRAPPED), html::page(loaded, &theme, &theme)];
         for shown in both(&loaded) {
             assert!(shown.contains("assistant: 50 % of 3 tokens remembered") && !shown.contains(MERGED), "{shown}");
         }
@@ -301,7 +316,7 @@ mod tests {
         for stretches in ["[[1,255],[9007199254740991,3]]", "[[0,0],[4,200]]", "[]"] {
             let loaded = saved(answer, stretches);
             let theme = Themes::default().load("dark").unwrap();
-            assert!(text(&loaded, &theme, Depth::Mono).contains(answer), "{stretches}");
+            assert!(text(&loaded, &theme, Depth::Mono, UNWRAPPED).contains(answer), "{stretches}");
         }
     }
 }

@@ -85,6 +85,8 @@ pub struct Sessions {
     /// Changes of the conversation that wait for a model.
     changes: Vec<Change>,
     pub writer: Writer,
+    /// At the end: the id of the conversation that was open, if it is saved.
+    pub saved: Option<String>,
     /// Conversations that the user has left before their records could be written.
     left: Vec<Session>,
     models: Arc<dyn Models>,
@@ -124,6 +126,7 @@ impl Sessions {
             info: None,
             changes: Vec::new(),
             writer,
+            saved: None,
             left: Vec::new(),
             models,
             model_given,

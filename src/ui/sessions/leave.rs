@@ -24,6 +24,7 @@ impl Sessions {
             }
         }
         why = self.come_back(until).await.or(why);
+        self.saved = self.session.is_saved().then(|| self.session.id().to_owned());
         let current = std::mem::replace(&mut self.session, Session::unsaved());
         let behind: Vec<Session> =
             std::iter::once(current).chain(self.left.drain(..)).filter(Session::is_behind).collect();
