@@ -100,7 +100,7 @@ fn dispatch(cli: Cli) -> Result<u8> {
     match &cli.command {
         Some(Command::Completions { shell }) => return completions::run(*shell),
         Some(Command::Man { command }) => return man::run(command.as_deref()),
-        Some(Command::Config(args::ConfigCommand::Path)) => return config::run(common),
+        Some(Command::Config(command)) => return config::run(command, common),
         Some(Command::Models(command)) => return models::run(command, common),
         Some(Command::Sessions(command)) => return sessions::run(command, common),
         Some(Command::Doctor(args)) => return doctor::run(common, args),
@@ -119,16 +119,12 @@ fn dispatch(cli: Cli) -> Result<u8> {
             if of_eval(flag) { "eval" } else { "bench (--kv and --weights also with compare)" }
         )));
     }
-    let measures = matches!(&cli.command, Some(Command::Score(_) | Command::Compare(_) | Command::Bench(_)));
-    if measures && common.keep_ratio.is_some() {
-        return Err(output::wrong_use("--keep-ratio is for conversations; compare takes --dial, bench --keep"));
+    if matches!(&cli.command, Some(Command::Score(_) | Command::Compare(_))) && common.keep_ratio.is_some() {
+        return Err(output::wrong_use("--keep-ratio is for conversations, bench and eval; compare takes --dial"));
     }
     let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
     Settings::unknown_variables().iter().for_each(|line| output::notice(line));
-    if let Some(theme) = &settings.theme {
-        let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
-        themes.load(theme).with_context(|| settings.theme_set_by.clone()).map_err(output::as_wrong_use)?;
-    }
+    check_theme(&settings).map_err(output::as_wrong_use)?;
     match cli.command {
         Some(Command::Score(args)) => score::run(&settings, &args, common.json),
         Some(Command::Show(args)) => show::run(&settings, &args, common.json),
@@ -136,8 +132,17 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
         Some(Command::Eval(args)) => eval::run(&settings, &args, common),
         _ if common.prompt.is_some() => run::run(&settings, common),
+        // A pipe or a file is the question.
+        None if run::stdin_is_given() => run::run(&settings, common),
         _ => chat::run(&settings, common),
     }
+}
+
+/// Fails if the theme of the settings cannot be loaded. The error says what names it.
+fn check_theme(settings: &Settings) -> Result<()> {
+    let Some(theme) = &settings.theme else { return Ok(()) };
+    let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
+    themes.load(theme).map(|_| ()).with_context(|| settings.theme_set_by.clone())
 }
 
 /// Prints help and version to stdout, and an error as one line to stderr.
@@ -178,7 +183,6 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{CommandFactory, Parser};
 
     fn parse(line: &[&str]) -> Result<Cli, String> {
         Cli::read(std::iter::once(&"dmschat").chain(line)).map_err(|e| one_line(&e.render().to_string()))
@@ -186,7 +190,8 @@ mod tests {
 
     #[test]
     fn flags_stand_before_and_after_subcommands() {
-        Cli::command().debug_assert();
+        args::help::command().debug_assert();
+        args::help::shown().debug_assert();
         let cli = parse(&["score", "--model", "m", "--tokens-file", "t", "--eviction", "off", "--json"]).unwrap();
         assert!(cli.common.json && cli.common.layer().eviction == Some(crate::config::OnOff(false)));
         let cli = parse(&["-m", "x", "-p", "-5 + 3?", "--resume"]).unwrap();
@@ -195,8 +200,63 @@ mod tests {
     }
 
     #[test]
+    fn help_fits_and_each_subcommand_shows_its_own_flags() {
+        let help = |line: &[&str]| {
+            let words = std::iter::once(&"dmschat").chain(line);
+            let asked = args::help::command().term_width(80).try_get_matches_from(words);
+            asked.unwrap_err().render().to_string()
+        };
+        let short = help(&["-h"]);
+        assert!(short.lines().count() <= 60 && short.lines().all(|l| l.chars().count() <= 80), "{short}");
+        assert!(short.contains("Measure:\n  score ") && !short.contains("--gemm"), "{short}");
+        assert!(help(&["--help"]).contains("--gemm"));
+        for (line, own, other) in [
+            (&["score", "--help"][..], "--schedule", "--temperature"),
+            (&["eval", "--help"], "--keep-ratio", "--resume"),
+            (&["config", "path", "--help"], "--config", "--model"),
+            (&["models", "--help"], "pull", "--device"),
+            (&["sessions", "prune", "--help"], "--all", "--kv"),
+            (&["chat", "--help"], "--resume", "--json"),
+        ] {
+            let shown = help(line);
+            assert!(shown.contains(own) && !shown.contains(other), "{shown}");
+        }
+        // Scripts of older versions name any flag anywhere.
+        assert_eq!(parse(&["doctor", "--temperature", "1"]).unwrap().common.temperature, Some(1.0));
+        let line =
+            ["--device", "cpu", "bench", "--weights", "int8", "--kv", "int8", "--parallel", "2", "--keep", "0.5"];
+        let cli = parse(&line).unwrap();
+        assert!(cli.common.weights.is_some() && cli.common.kv.is_some() && cli.common.device.is_some());
+        let Some(Command::Bench(bench)) = cli.command else { panic!() };
+        assert_eq!((bench.parallel, bench.keep), (vec![2], Some(0.5)));
+        let Some(Command::Eval(eval)) = parse(&["eval", "--cr", "4,8", "--parallel", "3"]).unwrap().command else {
+            panic!()
+        };
+        assert_eq!((eval.ratios, eval.parallel), (vec![4.0, 8.0], 3));
+    }
+
+    #[test]
+    fn words_that_are_no_subcommand_are_a_question() {
+        let asked = |line: &[&str]| parse(line).map(|cli| cli.common.prompt.unwrap_or_default());
+        assert_eq!(asked(&["What is 2 + 2?", "--json"]).unwrap(), "What is 2 + 2?");
+        assert_eq!(asked(&["--seed", "1", "what", "is", "2+2"]).unwrap(), "what is 2+2");
+        assert_eq!(asked(&["2+2"]).unwrap(), "2+2");
+        assert_eq!(asked(&["-p", "-"]).unwrap(), "-");
+        assert_eq!(asked(&["\u{4f60}\u{597d}"]).unwrap(), "\u{4f60}\u{597d}");
+        for (line, parts) in [
+            (&["bnch"][..], &["did you mean 'bench'?", "-p \"bnch\""][..]),
+            (&["modles", "pull", "x"], &["did you mean 'models'?"]),
+            (&["hello"], &["no subcommand 'hello'", "dmschat -p \"hello\""]),
+            (&["-p", "x", "a question"], &["two questions"]),
+        ] {
+            let said = asked(line).unwrap_err();
+            assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        }
+    }
+
+    #[test]
     fn a_missing_subcommand_lists_what_there_is() {
-        let error = Cli::try_parse_from(["dmschat", "models"]).unwrap_err();
+        let error = Cli::read(["dmschat", "models"]).unwrap_err();
         let said = subcommands(&error.render().to_string());
         assert_eq!(
             said,

@@ -364,7 +364,7 @@ fn shorter_by_tables(checkpoint: &Checkpoint, options: &EngineOptions, wanted: u
 fn fewer_sequences(c: &ModelConfig, options: &EngineOptions, context: usize) -> String {
     let fit = planner::sequences_that_fit(c, options, context).filter(|_| options.max_seqs > USUAL_SEQUENCES);
     fit.map_or(String::new(), |fit| {
-        format!(", or fewer chains (--width, --parallel): about {fit} of {} sequences fit", options.max_seqs)
+        format!(", or fewer chains (--width, --batch): about {fit} of {} sequences fit", options.max_seqs)
     })
 }
 

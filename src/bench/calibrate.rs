@@ -35,7 +35,10 @@ pub fn set_kept_share<B: Backend>(checkpoint: &mut Checkpoint, keep: f64, open: 
 
 /// Sets the checkpoint's `alpha_offset` to one that [`set_kept_share`] has found before.
 pub fn set_offset(checkpoint: &mut Checkpoint, offset: f32) -> Result<()> {
-    ensure!(offset.is_finite(), "--offset {offset} is not an offset, expected a number that bench --keep printed");
+    ensure!(
+        offset.is_finite(),
+        "--offset {offset} is not an offset, expected a number that bench --keep-ratio printed"
+    );
     ensure!(checkpoint.config.dms.is_some(), "--offset: this model does not evict");
     set(checkpoint, offset);
     Ok(())

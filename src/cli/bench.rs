@@ -41,7 +41,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     let json = common.json;
     let lists = Lists::new(settings, common, target)?;
     if args.parallel.contains(&0) || args.chains.contains(&0) || args.gen_tokens == 0 || args.runs == 0 {
-        return Err(wrong_use("--parallel, --chains, --gen and --runs must be at least 1"));
+        return Err(wrong_use("--batch, --width, --gen and --runs must be at least 1"));
     }
     let longest = args.ctx.iter().max().context("a context length")?.saturating_add(args.gen_tokens).saturating_add(1);
     check_sizes(args, longest)?;
@@ -110,7 +110,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
     Ok(0)
 }
 
-/// Sets the offset of the eviction decisions as `--keep` or `--offset` ask, and returns it if one of them is given.
+/// Sets the offset of the eviction decisions as `--keep-ratio` or `--offset` ask, and returns it if one of them is given.
 fn set_decisions(checkpoint: &mut Checkpoint, args: &BenchArgs) -> Result<Option<f32>> {
     if let Some(offset) = args.offset {
         set_offset(checkpoint, offset)?;
@@ -199,7 +199,7 @@ fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
     let many = args.parallel.iter().chain(&args.chains).chain(&args.threads).any(|&n| n > MAX_PARALLEL);
     if longest > MAX_CONTEXT || many {
         return Err(wrong_use(format!(
-            "--ctx plus --gen is at most {MAX_CONTEXT} tokens, --parallel, --chains and --threads at most {MAX_PARALLEL}"
+            "--ctx plus --gen is at most {MAX_CONTEXT} tokens, --batch, --width and --threads at most {MAX_PARALLEL}"
         )));
     }
     Ok(())

@@ -97,9 +97,10 @@ fn evictions(policy: &Policy, checkpoint: &Checkpoint, tokens: &[Token], alone: 
         }
         Policy::Dense => Ok(&[false]),
         Policy::Dms(rule) if tokens.len() < 4 * rule.window => Err(wrong_use(format!(
-            "the text has {} tokens; eviction shows from {} tokens (four windows)",
+            "the text is too short: {} tokens, but eviction shows from {} tokens on (four windows of {})",
             tokens.len(),
-            4 * rule.window
+            4 * rule.window,
+            rule.window
         ))),
         _ => Ok(&[false, true]),
     }

@@ -1,16 +1,66 @@
 //! `dmschat completions SHELL`.
 
-use super::args::{Cli, Common};
+use super::args::help;
 use super::output;
 use anyhow::Result;
-use clap::{Args, CommandFactory};
+use clap::builder::PossibleValuesParser;
+
+/// The words that flags take. Their parsers take more than these, such as lists.
+const VALUES: &[(&str, &[&str])] = &[
+    ("device", &["auto", "cpu", "cuda", "cuda:0"]),
+    ("weights", &["auto", "bf16", "int8", "int4"]),
+    ("gemm", &["auto", "own", "cublaslt"]),
+    ("eviction", &["on", "off"]),
+    ("policy", &["auto", "dense", "dms", "window", "tova", "h2o", "quest", "dms+quest", "pool", "dmc"]),
+    ("budget", &["256", "512", "1024", "2x", "4x", "8x"]),
+    ("kv", &["auto", "f32", "bf16", "fp8", "int8", "k8v4"]),
+    ("when_full", &["forget", "window", "stop"]),
+    ("pin", &["system", "none"]),
+    ("width", &["auto", "2", "4", "8", "16"]),
+    ("early_stop", &["on", "off"]),
+    ("think", &["on", "off"]),
+    ("theme", &["auto", "dark", "light", "cividis", "ascii"]),
+    ("shape", &["qwen3-8b", "llama-3.2-1b", "smollm2-135m", "demo"]),
+];
 
 pub fn run(shell: clap_complete::Shell) -> Result<u8> {
     let mut script = Vec::new();
-    let all = Cli::command();
-    let shown = all.get_subcommands().filter(|c| !c.is_hide_set()).cloned();
-    let mut command = Common::augment_args(clap::Command::new("dmschat")).subcommands(shown);
-    clap_complete::generate(shell, &mut command, "dmschat", &mut script);
+    clap_complete::generate(shell, &mut command(), "dmschat", &mut script);
     output::out(&String::from_utf8_lossy(&script))?;
     Ok(output::OK)
+}
+
+fn command() -> clap::Command {
+    let with_values = |arg: clap::Arg| {
+        let id = arg.get_id().as_str();
+        match VALUES.iter().find(|(name, _)| *name == id) {
+            Some((_, values)) => arg.value_parser(PossibleValuesParser::new(*values)),
+            None => arg,
+        }
+    };
+    help::shown().mut_args(with_values).mut_subcommands(|sub| sub.mut_args(with_values))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{CachePolicy, Device, Full, Gemm, Kv, Pin};
+    use crate::quant::Weights;
+    use crate::ui::theme::Themes;
+
+    #[test]
+    fn each_word_that_is_offered_is_taken() {
+        let values = |id: &str| VALUES.iter().find(|(name, _)| *name == id).unwrap().1;
+        fn all<T: std::str::FromStr>(words: &[&str]) -> bool {
+            words.iter().all(|word| word.parse::<T>().is_ok())
+        }
+        assert!(all::<Device>(values("device")) && all::<Weights>(values("weights")) && all::<Kv>(values("kv")));
+        assert!(all::<CachePolicy>(values("policy")) && all::<Full>(values("when_full")) && all::<Pin>(values("pin")));
+        assert!(all::<Gemm>(values("gemm")) && values("theme") == Themes::default().names());
+        let (mut script, mut command) = (Vec::new(), command());
+        clap_complete::generate(clap_complete::Shell::Bash, &mut command, "dmschat", &mut script);
+        let script = String::from_utf8(script).unwrap();
+        let doctor = script.split("dmschat__subcmd__doctor)").last().unwrap().split(";;").next().unwrap();
+        assert!(script.contains("auto dense dms window") && !doctor.contains("--temperature"), "{doctor}");
+    }
 }

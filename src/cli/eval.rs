@@ -39,10 +39,8 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
             _ => Err(wrong_use("eval needs a folder for its results: --out DIR")),
         };
     };
-    if common.budget.is_some() || common.eviction.is_some() || common.keep_ratio.is_some() {
-        return Err(wrong_use(
-            "--budget, --eviction and --keep-ratio are not for eval: --policy and --cr say what is kept",
-        ));
+    if common.budget.is_some() || common.eviction.is_some() {
+        return Err(wrong_use("--budget and --eviction are not for eval: --policy and --keep-ratio say what is kept"));
     }
     let run = Run::new(settings, args, common)?;
     let mut store = Store::open(out, &run.header(settings, args)?).map_err(as_wrong_use)?;
@@ -92,9 +90,9 @@ impl Run {
             checked("--width", &widths(common)?, MAX_WIDTH).map_err(wrong_use)?,
         );
         checked("--n", &[args.n], MAX_PROBLEMS).map_err(wrong_use)?;
-        checked("--parallel", &[args.parallel], MAX_PROBLEMS).map_err(wrong_use)?;
-        if let Some(cr) = args.cr.iter().find(|cr| !(1.0..=1000.0).contains(*cr)) {
-            return Err(wrong_use(format!("--cr {cr}: expected a compression ratio of 1 to 1000")));
+        checked("--batch", &[args.parallel], MAX_PROBLEMS).map_err(wrong_use)?;
+        if let Some(cr) = args.ratios.iter().find(|cr| !(1.0..=1000.0).contains(*cr)) {
+            return Err(wrong_use(format!("--keep-ratio {cr}: expected a compression ratio of 1 to 1000")));
         }
         let seed = settings.seed.unwrap_or(1);
         let (problems, file) = problems(args, seed)?;
@@ -128,7 +126,7 @@ impl Run {
             check_length(&name, length, least.unwrap_or(0), context)?;
             longest = longest.max(most + length);
             let (trained, ratio) = (checkpoint.config.trained(), checkpoint.config.target_ratio());
-            let settings = settings_of(&policies, &args.cr, &lengths, &prompts, trained, ratio)?;
+            let settings = settings_of(&policies, &args.ratios, &lengths, &prompts, trained, ratio)?;
             tasks.push(TaskProblems { name, problems, prompts, settings });
         }
         let lanes = checkpoint.config.n_layers * checkpoint.config.n_kv_heads;
@@ -157,7 +155,7 @@ impl Run {
         let mut run = json!({
             "format": 2, "model": self.model, "model_fingerprint": self.fingerprint, "weights": settings.weights.name(),
             "kv": self.target.codec(settings.kv).name(), "task": tasks, "problems": self.file,
-            "policy": self.policies.iter().map(|p| p.name()).collect::<Vec<_>>(), "cr": args.cr, "length": self.axes.lengths,
+            "policy": self.policies.iter().map(|p| p.name()).collect::<Vec<_>>(), "cr": args.ratios, "length": self.axes.lengths,
             "width": self.axes.widths, "seed": self.axes.seed, "sampling": self.sampling, "think": settings.think,
             "system": settings.system, "ctx_size": settings.ctx_size,
         });
@@ -294,7 +292,7 @@ fn settings_of(
         }
         let above: Vec<f64> = crs.iter().copied().filter(|cr| *cr > 1.0).collect();
         if above.is_empty() {
-            return Err(wrong_use(format!("--policy {}: give a --cr above 1", policy.name())));
+            return Err(wrong_use(format!("--policy {}: give a --keep-ratio above 1", policy.name())));
         }
         for cr in above {
             if policy == CachePolicy::Dms {
@@ -304,7 +302,7 @@ fn settings_of(
             if policy == CachePolicy::Pool {
                 let budget = CacheBudget::Ratio(cr as f32);
                 if let Some(why) = budget_refusal(policy, budget) {
-                    return Err(wrong_use(format!("--cr {cr}: {why}")));
+                    return Err(wrong_use(format!("--keep-ratio {cr}: {why}")));
                 }
                 out.push(setting(cr, None, budget)?);
                 continue;
@@ -388,7 +386,7 @@ mod tests {
         assert_eq!(names, expected.map(|(name, budget)| (name.to_owned(), budget)));
         assert!(of(&policies, &[1.0], trained).is_err());
         let error = of(&[CachePolicy::Pool], &[2.5], trained).unwrap_err().to_string();
-        assert!(error.starts_with("--cr 2.5: policy pool takes a whole ratio"), "{error}");
+        assert!(error.starts_with("--keep-ratio 2.5: policy pool takes a whole ratio"), "{error}");
         assert_eq!(checked("--width", &[4, 1, 4], 9), Ok(vec![1, 4]));
         assert!(checked("--width", &[0], 9).unwrap_err().contains("--width 0"));
     }

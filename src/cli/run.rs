@@ -1,4 +1,4 @@
-//! `dmschat -p TEXT`: prints one answer to stdout. Writes no session.
+//! `dmschat -p TEXT`, `dmschat "TEXT"` or `echo TEXT | dmschat`: prints one answer to stdout. Writes no session.
 
 use super::args::Common;
 use super::client::{Client, Sampling, answer_json};
@@ -75,10 +75,11 @@ fn said_by(chains: &ChainsReport) -> String {
     format!("{votes}; chain {} is shown{checked}", chains.winner + 1)
 }
 
-/// The text after `-p`, followed by that of stdin if it is a pipe or a file.
+/// The text after `-p`, followed by that of stdin if it is a pipe or a file. `-p -` is stdin alone, whatever it is.
 fn prompt(common: &Common) -> Result<String> {
-    let mut prompt = common.prompt.clone().unwrap_or_default();
-    if stdin_is_given() {
+    let given = common.prompt.as_deref();
+    let mut prompt = given.filter(|text| *text != "-").unwrap_or_default().to_owned();
+    if given == Some("-") || stdin_is_given() {
         let mut bytes = Vec::new();
         std::io::stdin().lock().take(STDIN_BYTES + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > STDIN_BYTES {
@@ -97,21 +98,21 @@ fn prompt(common: &Common) -> Result<String> {
         prompt.push_str(text);
     }
     if prompt.trim().is_empty() {
-        return Err(wrong_use("-p: the prompt is empty"));
+        return Err(wrong_use("the prompt is empty; give a text: dmschat -p TEXT"));
     }
     Ok(prompt)
 }
 
 /// Whether stdin is a pipe or a file. Terminals and devices are not read.
 #[cfg(unix)]
-fn stdin_is_given() -> bool {
+pub fn stdin_is_given() -> bool {
     use rustix::fs::{FileType, fstat};
     let kind = fstat(std::io::stdin()).map(|stat| FileType::from_raw_mode(stat.st_mode));
     matches!(kind, Ok(FileType::Fifo | FileType::RegularFile))
 }
 
 #[cfg(not(unix))]
-fn stdin_is_given() -> bool {
+pub fn stdin_is_given() -> bool {
     !std::io::stdin().is_terminal()
 }
 

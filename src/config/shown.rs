@@ -40,6 +40,7 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("cache_disk", "\"4GiB\""),
     ("checkpoints", "\"256MiB\""),
     ("max_tokens", "the rest of the context"),
+    ("max_think", "the model's (demo: 2048)"),
     ("width", "\"1\""),
     ("early_stop", "\"on\""),
     ("temperature", "the model's"),

@@ -104,11 +104,7 @@ fn a_context_beyond_every_bound_is_wrong_use() {
     // The longest one has tables that an address space of 1 GiB holds.
     let (code, stdout, stderr) = limited(&["--device", "cpu", "-p", "hi", "--ctx-size", "1048576"], &[], None);
     assert!(code == 0 && !stdout.is_empty(), "{stderr}");
-    refused(
-        limited(&["bench", "--shape", "demo", "--parallel", "18446744073709551615"], &[], None),
-        2,
-        &["--parallel"],
-    );
+    refused(limited(&["bench", "--shape", "demo", "--parallel", "18446744073709551615"], &[], None), 2, &["--batch"]);
     refused(limited(&["bench", "--shape", "demo", "--ctx", "18446744073709551615"], &[], None), 2, &["--ctx"]);
 }
 

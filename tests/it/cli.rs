@@ -55,6 +55,15 @@ fn one_answer_goes_to_stdout_and_nothing_else() {
     // What a pipe brings is appended.
     let (code, piped, _) = with_stdin(&["-p", "Solve 5*b - 2355"], b"= -50*b - 2740 for b.\n");
     assert_eq!(code, 0, "{piped}");
+    // A pipe alone, `-p -` and words are questions too.
+    let question = EQUATION.as_bytes();
+    for result in [with_stdin(&[], question), with_stdin(&["-p", "-"], question), run(&[EQUATION])] {
+        assert_eq!(result, (0, stdout.clone(), String::new()));
+    }
+    refused(with_stdin(&[], b"\n"), &["the prompt is empty"]);
+    // Of its thoughts, nothing goes to stdout.
+    let (code, nothing, stderr) = run(&["-p", EQUATION, "--max-tokens", "5"]);
+    assert!(code == 1 && nothing.is_empty() && stderr.contains("no answer: "), "{stderr}");
 }
 
 #[test]
@@ -125,8 +134,20 @@ fn a_typo_in_the_config_names_file_line_and_key() {
     fs::write(&file, "# mine\ntemprature = 1\n").unwrap();
     let result = said(&dmschat(&home).args(["-p", "x"]).output().unwrap());
     refused(result, &[&format!("{}:2", file.display()), "`temprature`", "`temperature`"]);
-    let (_, path, _) = said(&dmschat(&home).args(["config", "path"]).output().unwrap());
-    assert_eq!(path.trim_end(), file.display().to_string());
+    let asked = |args: &[&str]| said(&dmschat(&home).args(args).output().unwrap());
+    assert_eq!(asked(&["config", "path"]).1.trim_end(), file.display().to_string());
+    fs::write(&file, "# mine\ntheme = \"drk\"\ntop_p = 0.5\n").unwrap();
+    fs::write(home.path().join("config/keymap.toml"), "quit = [\"ctrl+q\"]\n").unwrap();
+    let (code, doctor, _) = asked(&["doctor"]);
+    assert!(code == 1 && doctor.ends_with("a chat would not start\n"), "{doctor}");
+    assert!(doctor.contains("did you mean dark?") && doctor.contains("below [chat]"), "{doctor}");
+    let (code, shown, _) = asked(&["config", "show", "--seed", "7"]);
+    let line = |key: &str| shown.lines().find(|l| l.starts_with(key)).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!((code, line("seed")), (0, vec!["seed", "7", "--seed"]));
+    assert_eq!(line("top_p"), ["top_p", "0.5", &format!("{}:3", file.display())]);
+    assert!(shown.contains("generation_config.json of demo"), "{shown}");
+    let (code, theme, _) = asked(&["config", "theme", "light"]);
+    assert!(code == 0 && theme.contains("[roles]"), "{theme}");
 }
 
 #[test]
@@ -138,6 +159,8 @@ fn completions_man_version_and_doctor_exist() {
     let (code, page, _) = run(&["man"]);
     assert!(code == 0 && page.starts_with(".ie") && page.contains(".TH") && page.contains("kv\\-limit"), "{page}");
     assert!(run(&["man", "score"]).1.contains("schedule"));
+    assert!(page.contains(".SH \"FILES\"") && page.contains(".nf\n") && !page.contains("EXTRA"), "{page}");
+    assert!(page.contains("\\fB/compact\\fR") && page.contains("\\fBF1, Alt+H\\fR"), "{page}");
     let (code, version, _) = run(&["--version"]);
     assert!(code == 0 && version.contains("commit") && version.contains("cuda: "), "{version}");
     let (code, help, stderr) = run(&["--help"]);
@@ -313,9 +336,9 @@ fn several_chains_vote_or_are_checked() {
     ] {
         refused(ask(flags), parts);
     }
-    for command in ["bench", "doctor", "models list", "sessions list", "config path"] {
+    for command in ["doctor", "models list", "sessions list", "config path"] {
         let words: Vec<&str> = command.split(' ').chain(["--width", "4"]).collect();
-        refused(run(&words), &["--width", "--chains"]);
+        refused(run(&words), &["--width", "bench and eval"]);
     }
     refused(run(&["--width", "4", "--check", "true"]), &["--check needs -p"]);
 }
@@ -494,9 +517,9 @@ fn bench_repeats_the_offset_that_an_earlier_run_found() {
     let row: Value = serde_json::from_str(&stdout).expect(&stderr);
     assert_eq!([&row["offset"], &row["eviction"], &row["kv"]], [&found["offset"], &Value::Bool(true), &"f32".into()]);
     refused(bench(&["--offset", "1", "--keep", "0.3"]), &["--offset", "--keep"]);
-    refused(run(&[&resume[..], &["--parallel", "8"]].concat()), &["--resume-cache", "--parallel"]);
+    refused(run(&[&resume[..], &["--parallel", "8"]].concat()), &["--resume-cache", "--batch"]);
     refused(bench(&["--offset", "x"]), &["--offset", "'x'"]);
-    refused(bench(&["--offset", "nan"]), &["--offset NaN is not an offset", "bench --keep"]);
+    refused(bench(&["--offset", "nan"]), &["--offset NaN is not an offset", "bench --keep-ratio"]);
 }
 
 /// Few files and little memory: an answer, or one line and code 1, and no panic.

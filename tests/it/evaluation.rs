@@ -109,7 +109,7 @@ fn what_cannot_be_run_is_refused_in_a_line() {
         (&["--task", "sum", "--width", "0"][..], &["--width", "1 to", "not a number of chains"][..]),
         (&["--task", "sum", "--length", "0"], &["--length 0"]),
         (&["--task", "sum", "--n", "0"], &["--n 0"]),
-        (&["--task", "sum", "--cr", "0.5"], &["--cr 0.5"]),
+        (&["--task", "sum", "--cr", "0.5"], &["--keep-ratio 0.5"]),
         (&["--task", "sum", "--width", "auto"], &["--width auto"]),
         (&["--task", "sum", "--early-stop", "on"], &["--early-stop"]),
         (&["--task", "sum", "--policy", "window", "--budget", "64"], &["--budget", "--cr"]),
@@ -136,7 +136,7 @@ fn what_cannot_be_run_is_refused_in_a_line() {
     refused(eval(&home, &out, &[&small[..], &["--policy", "dms", "--cr", "4"]].concat()), &parts);
     let several = ["--task", "sum", "--n", "2", "--length", "4", "--kv-limit", "3MB", "--policy", "dense"];
     fs::remove_dir_all(&out).unwrap();
-    let parts = ["give a larger --kv-limit or a smaller --parallel or a shorter --length"];
+    let parts = ["give a larger --kv-limit or a smaller --batch or a shorter --length"];
     refused(eval(&home, &out, &several), &parts);
     let no_folder = said(&dmschat(&home).args(["eval", "--task", "sum"]).output().unwrap());
     refused(no_folder, &["--out"]);

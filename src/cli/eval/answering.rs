@@ -214,7 +214,7 @@ fn explained(error: anyhow::Error, several: bool, wide: bool, fit: Option<usize>
     let Some(why) = refusal(&error) else { return error };
     let help = [
         (matches!(why, CacheError::Limit { .. }), "a larger --kv-limit"),
-        (several, "a smaller --parallel"),
+        (several, "a smaller --batch"),
         (wide, "a smaller --width"),
         (true, "a shorter --length"),
     ];

@@ -1,0 +1,107 @@
+//! Which flags each subcommand shows, and the first page of help.
+
+use super::Cli;
+use clap::{Arg, Command, CommandFactory};
+
+/// The subcommands that measure.
+const MEASURE: [&str; 4] = ["score", "compare", "bench", "eval"];
+
+const MODEL: &[&str] =
+    &["model", "adapter", "device", "weights", "no_weight_cache", "importance", "no_graph", "gemm", "config"];
+const CACHE: &[&str] = &["eviction", "policy", "budget", "kv", "ctx_size", "kv_limit"];
+const SAMPLING: &[&str] = &["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "think", "system"];
+/// Flags that only `-p` has.
+const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
+
+/// The ids of the common flags that a subcommand uses; `None`: those of a chat.
+fn flags_of(path: &str) -> Option<Vec<&'static str>> {
+    let own: &[&[&str]] = match path {
+        "chat" | "config show" => return None,
+        "show" | "config theme" => &[&["theme", "config"]],
+        "score" | "compare" => &[MODEL, CACHE, &["json"]],
+        "bench" => &[MODEL, CACHE, &["keep_ratio", "width", "json"]],
+        "eval" => &[MODEL, &["policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width"], SAMPLING],
+        "doctor" => &[MODEL, CACHE, &["json", "theme"]],
+        "models list" => &[&["model", "json", "config"]],
+        "models pull" => &[&["device", "json", "config"]],
+        "models rm" => &[&["weights", "json"]],
+        "models quantize" => &[&["weights", "importance", "device", "json", "config"]],
+        "models importance" => &[&["adapter", "device", "config"]],
+        "models info" => &[&["adapter", "device", "weights", "kv", "ctx_size", "json", "config"]],
+        "sessions list" | "sessions prune" => &[&["json", "config"]],
+        "config path" => &[&["config"]],
+        _ => &[],
+    };
+    Some(own.concat())
+}
+
+/// The command line for parsing and for help. A common flag stands before a subcommand and after it, and a subcommand shows
+/// only those that it uses: older scripts may name others.
+pub fn command() -> Command {
+    with_flags(Cli::command(), true).mut_subcommands(|sub| sub.hide(true)).help_template(template())
+}
+
+/// The command line for completions and man pages, where a subcommand has only the flags that it uses.
+pub fn shown() -> Command {
+    let local = |arg: Arg| arg.global(false);
+    with_flags(Cli::command(), false).mut_args(local).mut_subcommands(move |sub| sub.mut_args(local))
+}
+
+fn with_flags(root: Command, others: bool) -> Command {
+    let common: Vec<Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
+    root.mut_subcommands(|sub| add_flags(sub, "", &common, others))
+}
+
+/// Adds the common flags to a subcommand and those below it. `others`: also those that it does not use, hidden.
+fn add_flags(sub: Command, parent: &str, common: &[Arg], others: bool) -> Command {
+    let path = format!("{parent}{}", sub.get_name());
+    let flags = flags_of(&path);
+    let uses = |id: &str| flags.as_ref().map_or(!ONE_ANSWER.contains(&id), |flags| flags.contains(&id));
+    let has_subcommands = sub.has_subcommands();
+    let args = common.iter().filter_map(|arg| {
+        let uses = uses(arg.get_id().as_str());
+        // "Answer" is no heading for what a measurement prints.
+        let arg = if arg.get_id() == "json" { arg.clone().help_heading(None::<&str>) } else { arg.clone() };
+        let arg = arg.hide(!uses || has_subcommands);
+        (uses || others).then_some(arg)
+    });
+    let sub = sub.args(args.collect::<Vec<_>>());
+    let parent = format!("{path} ");
+    sub.mut_subcommands(|below| add_flags(below, &parent, common, others))
+}
+
+/// The first page: clap has no headings for subcommands.
+fn template() -> String {
+    let root = Cli::command();
+    let list = |measure: bool| {
+        let listed = root.get_subcommands().filter(|sub| MEASURE.contains(&sub.get_name()) == measure);
+        let line = |sub: &Command| {
+            format!("  {:<12} {}\n", sub.get_name(), sub.get_about().map(ToString::to_string).unwrap_or_default())
+        };
+        listed.map(line).collect::<String>()
+    };
+    format!(
+        "{{about-with-newline}}\nUsage: dmschat [FLAGS] [COMMAND]\n       dmschat [FLAGS] \"QUESTION\"\n\n\
+         Commands:\n{}\nMeasure:\n{}\n{{all-args}}{{after-help}}\n",
+        list(false),
+        list(true)
+    )
+}
+
+pub const SOURCES: &str = "\
+Settings come from flags, then DMSCHAT_* variables (DMSCHAT_MODEL, DMSCHAT_TEMPERATURE, ...), then the config file, then the \
+model's recommendation. `dmschat config show` prints all of them.";
+
+pub const EXIT_CODES: &str = "\
+0 answered, 1 failed or no answer, 2 usage, config or model error, 130 interrupted.";
+
+pub const EXAMPLES: &str = "\x20 dmschat                                    chat with the built-in model
+  dmschat -m ./Qwen3-0.6B --eviction off     a model in a folder, no eviction
+  dmschat \"Solve 3x + 4 = 19\" --json         one answer with its numbers
+  git diff | dmschat -p \"Summarize:\"         a prompt and the text of a pipe
+  dmschat --continue                         continue the newest conversation";
+
+/// The end of `--help`.
+pub fn after() -> String {
+    format!("{SOURCES}\n\nExit codes: {EXIT_CODES}\n\nExamples:\n{EXAMPLES}")
+}
