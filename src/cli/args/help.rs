@@ -20,7 +20,7 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
         "show" | "config theme" => &[&["theme", "config"]],
         "score" | "compare" => &[MODEL, CACHE, &["json"]],
         "bench" => &[MODEL, CACHE, &["keep_ratio", "width", "json"]],
-        "eval" => &[MODEL, &["policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width"], SAMPLING],
+        "eval" => &[MODEL, &["policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"], SAMPLING],
         "doctor" => &[MODEL, CACHE, &["json", "theme"]],
         "models list" => &[&["model", "json", "config"]],
         "models pull" => &[&["device", "json", "config"]],
