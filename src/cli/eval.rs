@@ -13,7 +13,7 @@ use crate::config::{CacheBudget, CachePolicy, Settings, Width, budget_refusal};
 use crate::engine::default_sampling;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
-use crate::eval::latency::Latency;
+use crate::eval::latency::{self, Latency};
 use crate::eval::problem::Problem;
 use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
@@ -43,7 +43,7 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
         return Err(wrong_use("--budget and --eviction are not for eval: --policy and --keep-ratio say what is kept"));
     }
     let run = Run::new(settings, args, common)?;
-    let mut store = Store::open(out, &run.header(settings, args)?).map_err(as_wrong_use)?;
+    let mut store = Store::open(out, &run.header(settings, args)?, &result_files()).map_err(as_wrong_use)?;
     answering::answer_all(settings, &run, out, &mut store)?;
     let results = Results::of(&run, &store, Latency::read(out))?;
     results.write(out)?;
@@ -317,6 +317,20 @@ fn settings_of(
     Ok(out)
 }
 
+const RESULTS_JSON: &str = "results.json";
+const RESULTS_CSV: &str = "results.csv";
+
+/// Name of a plot.
+fn plot_file(cost: Cost) -> String {
+    format!("pareto_{}.svg", cost.name())
+}
+
+/// Names of all that a run writes beside its records.
+fn result_files() -> Vec<String> {
+    let files = [latency::FILE, RESULTS_JSON, RESULTS_CSV].map(str::to_owned);
+    files.into_iter().chain(Cost::ALL.map(plot_file)).collect()
+}
+
 /// What a run has found.
 struct Results {
     rows: Vec<crate::eval::grid::Row>,
@@ -349,10 +363,10 @@ impl Results {
     fn write(&self, folder: &Path) -> Result<()> {
         // Whole at any moment, as a run may be stopped at any moment.
         let write = |name: &str, text: String| write_output(&folder.join(name), text.as_bytes());
-        write("results.json", serde_json::to_string_pretty(&self.json)? + "\n")?;
-        write("results.csv", report::csv(&self.rows))?;
+        write(RESULTS_JSON, serde_json::to_string_pretty(&self.json)? + "\n")?;
+        write(RESULTS_CSV, report::csv(&self.rows))?;
         for cost in Cost::ALL {
-            write(&format!("pareto_{}.svg", cost.name()), plot::svg(&self.rows, cost))?;
+            write(&plot_file(cost), plot::svg(&self.rows, cost))?;
         }
         Ok(())
     }

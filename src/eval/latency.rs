@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Name of the file in the folder of a run.
-const FILE: &str = "machine.json";
+pub const FILE: &str = "machine.json";
 
 /// What a model costs in each step, and what the machine does in a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

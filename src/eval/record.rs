@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -13,6 +13,13 @@ use crate::regular_file;
 
 /// Name of the file in the folder of a run.
 pub const FILE: &str = "problems.jsonl";
+/// Keys that the first line of the file always has.
+const HEADER: [&str; 3] = ["format", "seed", "task"];
+
+/// Most bytes of that line.
+const MAX_HEADER: u64 = 1 << 20;
+/// A person's own problems may have the same name.
+const NOT_OURS: &str = "this is not a file of dmschat eval, and is left as it is; give another --out";
 
 /// One answered problem.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -87,9 +94,15 @@ pub struct Store {
 
 impl Store {
     /// Opens the folder of a run, which is made if there is none. `run` is all that its results depend on. Fails if the folder
-    /// holds another run.
-    pub fn open(folder: &Path, run: &Value) -> Result<Self> {
+    /// holds another run, or files of others: [`FILE`] is a run's if it begins with the line of one, and only in a folder with
+    /// such a file are those named `results` replaced.
+    pub fn open(folder: &Path, run: &Value, results: &[String]) -> Result<Self> {
         let path = folder.join(FILE);
+        if fs::metadata(&path).map_or(true, |found| found.len() == 0)
+            && let Some(taken) = results.iter().map(|name| folder.join(name)).find(|at| at.symlink_metadata().is_ok())
+        {
+            bail!("{} exists, and is not of a run in this folder; give another --out", taken.display());
+        }
         ensure!(folder.is_dir() || !folder.exists(), "{} is not a folder", folder.display());
         fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
         let mut options = OpenOptions::new();
@@ -114,9 +127,15 @@ impl Store {
         .with_context(|| path.display().to_string());
         // A line that was being written when the run was killed.
         let whole = if other.is_some() { 0 } else { whole? };
+        let header = format!("{run}\n");
+        if whole == 0 && other.is_none() {
+            // Nothing, or the beginning of the header.
+            let begun = regular_file::read(&path, MAX_HEADER).with_context(|| path.display().to_string())?;
+            ensure!(header.as_bytes().starts_with(&begun), "{}: {NOT_OURS}", path.display());
+        }
         file.set_len(whole)?;
         if whole == 0 {
-            writeln!(file, "{run}")?;
+            file.write_all(header.as_bytes())?;
         }
         Ok(Self { file, records })
     }
@@ -156,9 +175,9 @@ fn read(file: &File, mut each: impl FnMut(usize, &str) -> Result<()>) -> Result<
 
 /// What differs between the run of a folder and this one, as a sentence. Fails where there is no run.
 fn check(folder: &Path, before: &Value, run: &Value) -> Result<Option<String>> {
-    // A person's own problems may have the same name.
-    let (Some(before), Some(run)) = (before.as_object().filter(|b| b.contains_key("format")), run.as_object()) else {
-        bail!("this is not a file of dmschat eval");
+    let is_header = |line: &&Map<String, Value>| HEADER.iter().all(|key| line.contains_key(*key));
+    let (Some(before), Some(run)) = (before.as_object().filter(is_header), run.as_object()) else {
+        bail!(NOT_OURS);
     };
     let differs = run.keys().chain(before.keys()).find(|key| before.get(*key) != run.get(*key));
     Ok(differs.map(|key| {
@@ -205,28 +224,58 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new");
         let run = json!({"format": 2, "seed": 1, "task": ["sum"]});
-        let mut store = Store::open(&path, &run).unwrap();
+        let mut store = Store::open(&path, &run, &[]).unwrap();
         store.add(vec![record(0), record(1)]).unwrap();
-        assert!(format!("{:#}", Store::open(&path, &run).err().unwrap()).contains("another dmschat"));
+        assert!(format!("{:#}", Store::open(&path, &run, &[]).err().unwrap()).contains("another dmschat"));
         drop(store);
         let whole = fs::read_to_string(path.join(FILE)).unwrap();
         fs::write(path.join(FILE), &whole[..whole.len() - 5]).unwrap();
-        let mut store = Store::open(&path, &run).unwrap();
+        let mut store = Store::open(&path, &run, &[]).unwrap();
         assert_eq!((store.get("sum", "dms 8x", 0), store.get("sum", "dms 8x", 1)), (Some(&record(0)), None));
         store.add(vec![record(0), record(1)]).unwrap();
         drop(store);
         assert_eq!(fs::read_to_string(path.join(FILE)).unwrap(), whole);
-        let said = |run: &Value| format!("{:#}", Store::open(&path, run).err().unwrap());
+        let said = |run: &Value| format!("{:#}", Store::open(&path, run, &[]).err().unwrap());
         let other = said(&json!({"seed": 2, "task": ["sum"]}));
         assert!(other.contains("its seed is 1, here it is 2") && !other.contains('\n'), "{other}");
-        assert!(said(&json!({"format": 2, "seed": 1})).contains("task"));
+        assert!(said(&json!({"format": 2, "seed": 1})).contains("its task"));
         // One that was refused before its first problem leaves the folder to another.
-        fs::write(path.join(FILE), "{\"format\":2,\"seed\":2}\n").unwrap();
-        assert!(Store::open(&path, &run).is_ok());
+        fs::write(path.join(FILE), "{\"format\":2,\"seed\":2,\"task\":[]}\n").unwrap();
+        assert!(Store::open(&path, &run, &[]).is_ok());
         assert_eq!(fs::read_to_string(path.join(FILE)).unwrap(), format!("{run}\n"));
-        fs::write(path.join(FILE), "{\"task\":\"mine\"}\n").unwrap();
-        assert!(said(&run).contains("not a file of dmschat eval"));
         fs::write(path.join(FILE), "{}}\n").unwrap();
         assert!(said(&run).contains("line 1"));
+    }
+
+    #[test]
+    fn files_of_others_are_left_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let run = json!({"format": 2, "seed": 1, "task": ["sum"]});
+        let results = ["results.csv".to_owned()];
+        let refused = |name: &str, text: &str| {
+            fs::write(at(name), text).unwrap();
+            let error = format!("{:#}", Store::open(folder.path(), &run, &results).err().unwrap());
+            assert!(error.contains(name) && error.contains("give another --out"), "{error}");
+            assert_eq!(fs::read_to_string(at(name)).unwrap(), text);
+        };
+        let problem = "{\"format\":2,\"task\":\"mine\"}";
+        for text in [problem, &format!("{problem}\n"), &format!("{problem}\n{problem}"), "notes", "{\"a", "\0"] {
+            refused(FILE, text);
+        }
+        // The beginning of the header, of a run that was killed as it began.
+        fs::write(at(FILE), "{\"for").unwrap();
+        Store::open(folder.path(), &run, &results).unwrap();
+        // Results are a run's only beside its file.
+        fs::write(at("results.csv"), "of the run").unwrap();
+        Store::open(folder.path(), &run, &results).unwrap();
+        for none in [false, true] {
+            fs::write(at(FILE), "").unwrap();
+            if none {
+                fs::remove_file(at(FILE)).unwrap();
+            }
+            refused("results.csv", "mine");
+            assert_eq!(at(FILE).exists(), !none);
+        }
     }
 }
