@@ -14,7 +14,8 @@ mod template;
 mod twin;
 
 pub use chains::{
-    ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, MAX_WIDTH, VoteCount,
+    ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, MAX_AUTO_WIDTH, MAX_WIDTH,
+    VoteCount,
 };
 pub use download::Download;
 pub use handle::{

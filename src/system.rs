@@ -59,7 +59,7 @@ fn checked(at: *mut u8, bytes: usize) -> *mut u8 {
     at
 }
 
-pub use imp::{exit_now, remember_terminal, take_shortened_files, terminal_is_ours};
+pub use imp::{exit_now, is_ignored, remember_terminal, take_shortened_files, terminal_is_ours};
 
 #[cfg(unix)]
 mod imp {
@@ -110,6 +110,15 @@ mod imp {
         }
         write(libc::STDERR_FILENO, line);
         exit_now(1)
+    }
+
+    /// Whether the process ignores this signal, as one that `nohup` started does SIGHUP.
+    pub fn is_ignored(signal: i32) -> bool {
+        // SAFETY: without a new action nothing is changed, and a successful call fills the old one.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        }
     }
 
     fn write(to: libc::c_int, bytes: &[u8]) {
@@ -167,3 +176,7 @@ mod tests {
         assert!(Instant::now() - clock >= Duration::from_millis(50));
     }
 }
+    pub fn is_ignored(_: i32) -> bool {
+        false
+    }
+

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -30,21 +30,33 @@ pub struct Checks {
     /// `None` once the command is given up.
     answers: Option<Sender<(usize, ChainReport)>>,
     pub verdicts: mpsc::UnboundedReceiver<(usize, Verdict)>,
-    running: Running,
+    running: SharedRunning,
     /// Number of chains, those that have ended and those that have a verdict.
     chains: usize,
     ended: usize,
     judged: usize,
 }
 
-/// The process group that runs.
-type Running = Arc<Mutex<Option<u32>>>;
+/// The command that runs, shared with the thread that started it.
+#[derive(Default)]
+struct Running {
+    /// Its process group.
+    group: Option<u32>,
+    /// No other command is started.
+    ended: bool,
+}
+
+type SharedRunning = Arc<Mutex<Running>>;
+
+fn lock(running: &SharedRunning) -> MutexGuard<'_, Running> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Checks {
     pub fn new(command: &str) -> Result<Self> {
         let (answers, inbox) = channel();
         let (outbox, verdicts) = mpsc::unbounded_channel();
-        let running = Running::default();
+        let running = SharedRunning::default();
         let (command, group) = (command.to_owned(), Arc::clone(&running));
         let thread = std::thread::Builder::new().name("check".into());
         thread.spawn(move || run_all(&command, &inbox, &outbox, &group)).context("no thread for --check")?;
@@ -83,10 +95,9 @@ impl Checks {
 
 impl Drop for Checks {
     fn drop(&mut self) {
-        self.answers = None;
-        if let Some(group) = self.running.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            kill_group(group);
-        }
+        let mut running = lock(&self.running);
+        running.ended = true;
+        running.group.into_iter().for_each(kill_group);
     }
 }
 
@@ -94,25 +105,32 @@ fn run_all(
     command: &str,
     inbox: &Receiver<(usize, ChainReport)>,
     outbox: &mpsc::UnboundedSender<(usize, Verdict)>,
-    group: &Running,
+    running: &SharedRunning,
 ) {
     while let Ok((chain, report)) = inbox.recv() {
-        let verdict = check(command, &report, group, LIMIT);
-        let hangs = verdict == Verdict::Hangs;
-        if outbox.send((chain, verdict)).is_err() || hangs {
+        let verdict = check(command, &report, running, LIMIT);
+        let ends = verdict == Verdict::Hangs || lock(running).ended;
+        if outbox.send((chain, verdict)).is_err() || ends {
             return;
         }
     }
 }
 
 /// Runs the command on one answer.
-fn check(command: &str, report: &ChainReport, group: &Running, limit: Duration) -> Verdict {
-    let mut child = match start(command, report) {
-        Ok(child) => child,
-        Err(error) => return Verdict::Fails(error.to_string()),
+fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Duration) -> Verdict {
+    let mut child = {
+        // Locked until the group is known, so that whoever ends the checks also ends this one.
+        let mut running = lock(running);
+        if running.ended {
+            return Verdict::Wrong;
+        }
+        let child = match start(command, report) {
+            Ok(child) => child,
+            Err(error) => return Verdict::Fails(error.to_string()),
+        };
+        running.group = Some(child.id());
+        child
     };
-    let set = |id: Option<u32>| *group.lock().unwrap_or_else(PoisonError::into_inner) = id;
-    set(Some(child.id()));
     if let Some(mut stdin) = child.stdin.take() {
         let answer = report.answer.trim().to_owned() + "\n";
         // A command need not read it, and one that hangs does not: nobody waits for this thread.
@@ -128,7 +146,7 @@ fn check(command: &str, report: &ChainReport, group: &Running, limit: Duration) 
     };
     // What the command has left behind ends with it.
     kill_group(child.id());
-    set(None);
+    lock(running).group = None;
     match status {
         None => {
             let _ = child.kill();
@@ -188,7 +206,7 @@ mod tests {
             reads: 0.0,
             seed: 1,
         };
-        check(command, &report, &Running::default(), limit)
+        check(command, &report, &SharedRunning::default(), limit)
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! streams the answer. Writes only notices, to stderr.
 
 use super::check::{Checks, Verdict};
-use super::interrupts::Interrupts;
-use super::output::{self, Interrupted};
+use super::interrupts::{Interrupts, Kills};
+use super::output::{self, Interrupted, Killed};
 use super::quantizing::Quantizing;
 use super::{devices, download, spawn};
 use crate::chat::session::Loaded;
@@ -126,8 +126,11 @@ impl Client {
     ) -> Result<TurnReport> {
         let prompt = render(chat.system(), &chat.context_path(), &self.info.template, &self.opts)?;
         let turn = chat.begin_reply(self.opts.think, self.opts.keep_thinking);
+        let runtime = &self.runtime;
         let Sampling { params: sampling, seed, max_tokens, max_think, chains, check } = sampling.clone();
         let mut checks = check.map(|command| Checks::new(&command)).transpose()?;
+        // What else these signals end is this process alone: the command that runs would live on.
+        let mut kills = checks.as_ref().map(|_| runtime.block_on(async { Kills::new() })).transpose()?;
         self.send(Command::Generate(Box::new(GenerateRequest {
             turn,
             prompt,
@@ -139,11 +142,12 @@ impl Client {
             chains,
         })))?;
         let mut cancelled = false;
-        let Self { runtime, source, .. } = self;
+        let Self { source, .. } = self;
         runtime.block_on(async {
             loop {
                 let event = tokio::select! {
                     event = source.next() => event?,
+                    signal = next_kill(&mut kills) => return Err(Killed(signal).into()),
                     Some((chain, verdict)) = next_verdict(&mut checks) => {
                         if let Some(choice) = judge(chain, verdict, &mut checks)? {
                             source.handle.send(Command::Elect(choice));
@@ -182,6 +186,14 @@ impl Client {
 fn repeats(chain: Option<usize>) -> String {
     let what = chain.map_or("the answer".to_owned(), |number| format!("chain {}", number + 1));
     format!("{what} repeats itself (Ctrl+C stops it); --temperature 1, --width 8 or --max-think may help")
+}
+
+/// The number of the next signal; never, if none is awaited.
+async fn next_kill(kills: &mut Option<Kills>) -> i32 {
+    match kills {
+        Some(kills) => kills.next().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The next verdict; never, without a checker.
@@ -285,6 +297,7 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
         object["votes"] = json!(chains.votes);
         object["winner"] = json!(chains.winner);
         object["checked"] = json!(chains.checked);
+        object["stopped"] = json!(chains.stopped);
         object["dense_reads"] = json!(chains.dense_reads);
     }
     object

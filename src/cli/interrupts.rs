@@ -1,4 +1,4 @@
-//! Ctrl+C (SIGINT) as something to await, or to end by.
+//! Ctrl+C (SIGINT) and other ends from outside (SIGTERM, SIGHUP) as something to await, or to end by.
 
 use super::output::{INTERRUPTED, notice};
 use anyhow::Result;
@@ -6,12 +6,38 @@ use std::io::IsTerminal;
 use std::sync::Once;
 
 #[cfg(unix)]
-pub use unix::Interrupts;
+pub use unix::{Interrupts, Kills};
 
 #[cfg(unix)]
 mod unix {
     use anyhow::{Context, Result};
+    use std::task::Poll;
     use tokio::signal::unix::{Signal, SignalKind, signal};
+
+    /// SIGTERM and SIGHUP.
+    pub struct Kills(Vec<(i32, Signal)>);
+
+    impl Kills {
+        /// Starts to listen, and from then on nothing else ends the process at these signals. One that is ignored (nohup) stays
+        /// so.
+        pub fn new() -> Result<Self> {
+            let numbers =
+                [libc::SIGTERM, libc::SIGHUP].into_iter().filter(|&number| !crate::system::is_ignored(number));
+            let listen =
+                |number| Ok((number, signal(SignalKind::from_raw(number)).context("cannot listen for signals")?));
+            Ok(Self(numbers.map(listen).collect::<Result<_>>()?))
+        }
+
+        /// Returns the number of the next one.
+        pub async fn next(&mut self) -> i32 {
+            std::future::poll_fn(|context| {
+                let arrived =
+                    |(number, signal): &mut (i32, Signal)| signal.poll_recv(context).is_ready().then_some(*number);
+                self.0.iter_mut().find_map(arrived).map_or(Poll::Pending, Poll::Ready)
+            })
+            .await
+        }
+    }
 
     /// Ctrl+C. One that arrives while nobody awaits it is kept.
     pub struct Interrupts(Signal);
@@ -45,6 +71,23 @@ impl Interrupts {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+}
+
+/// Signals that other systems do not have.
+#[cfg(not(unix))]
+pub struct Kills;
+
+#[cfg(not(unix))]
+impl Kills {
+    /// Listens to nothing.
+    pub fn new() -> anyhow::Result<Self> {
+        Ok(Self)
+    }
+
+    /// Never returns.
+    pub async fn next(&mut self) -> i32 {
+        std::future::pending().await
     }
 }
 

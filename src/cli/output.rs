@@ -40,6 +40,18 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// A signal of this number ended the program, which first had to clean up: exit code 128 + number, as shells say it.
+#[derive(Debug)]
+pub struct Killed(pub i32);
+
+impl fmt::Display for Killed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ended by signal {}", self.0)
+    }
+}
+
+impl std::error::Error for Killed {}
+
 /// Answered.
 pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
@@ -56,6 +68,9 @@ pub fn report(error: &anyhow::Error) -> u8 {
     notice(&format!("{error:#}"));
     if error.chain().any(|e| e.is::<Interrupted>()) {
         return INTERRUPTED;
+    }
+    if let Some(Killed(signal)) = error.chain().find_map(|e| e.downcast_ref()) {
+        return 128 + *signal as u8;
     }
     let wrong_use = error.chain().any(|e| e.is::<WrongUse>());
     if wrong_use { WRONG_USE } else { FAILED }

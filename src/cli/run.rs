@@ -72,7 +72,8 @@ pub fn run(settings: &Settings, common: &Common) -> Result<u8> {
 fn said_by(chains: &ChainsReport) -> String {
     let votes = chains.votes_in_words(VOTES, str::to_owned);
     let checked = if chains.checked { ", checked" } else { "" };
-    format!("{votes}; chain {} is shown{checked}", chains.winner + 1)
+    let stopped = chains.stop_in_words().map_or(String::new(), |words| format!("{words}; "));
+    format!("{stopped}{votes}; chain {} is shown{checked}", chains.winner + 1)
 }
 
 /// The text after `-p`, followed by that of stdin if it is a pipe or a file. `-p -` is stdin alone, whatever it is.

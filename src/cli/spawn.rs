@@ -16,16 +16,15 @@ use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatri
 use crate::config::{Adapter, CacheBudget, CachePolicy, Device, MOST_POOLED, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
 use crate::policy::{Budget, H2o, MOST_MEMBERS, PolicyChoice, Pool, Tova, Window};
-use crate::protocol::{EngineHandle, WhenFull};
+use crate::protocol::{EngineHandle, MAX_AUTO_WIDTH, WhenFull};
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 /// Most earlier turns of a conversation that are kept as checkpoints.
 const OLDER_TURNS: usize = 5;
-/// Chains that a chat has sequences for unasked, and those of width auto.
+/// Chains that a chat has sequences for unasked.
 const USUAL_CHAINS: usize = 8;
-const MOST_AUTO_CHAINS: usize = 32;
 /// Free memory of a GPU from which on tables of sequences do not matter.
 const AMPLE_BYTES: u64 = 16 << 30;
 
@@ -61,7 +60,7 @@ fn chain_rows(settings: &Settings, target: Target, free_bytes: Option<u64>) -> u
         Width::Chains(1) if ample => USUAL_CHAINS,
         Width::Chains(1) => 0,
         Width::Chains(n) => n,
-        Width::Auto => MOST_AUTO_CHAINS,
+        Width::Auto => MAX_AUTO_WIDTH,
     }
 }
 

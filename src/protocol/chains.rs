@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most chains of an answer.
 pub const MAX_WIDTH: usize = 1024;
+/// Most chains of a width that is chosen by itself.
+pub const MAX_AUTO_WIDTH: usize = 32;
 
 /// How many chains answer, and how one of them is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +55,20 @@ pub struct ChainsReport {
     pub winner: usize,
     /// Whether a checker accepted the winner's answer.
     pub checked: bool,
+    /// Whether the user ended the chains before the vote was decided. Missing in files of older versions.
+    #[serde(default)]
+    pub stopped: bool,
     /// Slots that the steps would have attended to without eviction, per KV head and layer.
     pub dense_reads: f64,
 }
 
 impl ChainsReport {
+    /// How the user ended the vote: `stopped, 1 vote`. `None` if it was decided.
+    pub fn stop_in_words(&self) -> Option<String> {
+        let votes: usize = self.votes.iter().map(|vote| vote.count).sum();
+        self.stopped.then(|| format!("stopped, {votes} {}", if votes == 1 { "vote" } else { "votes" }))
+    }
+
     /// The result of the vote: `8 chains: 5 x 42, 2 x 41`, with at most `most` answers, each as `show` shows it.
     pub fn votes_in_words(&self, most: usize, show: impl Fn(&str) -> String) -> String {
         let vote = |vote: &VoteCount| format!("{} x {}", vote.count, show(&vote.answer));

@@ -3,7 +3,7 @@
 
 use crate::harness::Session;
 use crate::tiny::{Form, Spec, Tiny};
-use dmschat::protocol::{ChainEvent, ChainsRequest, Command, Event, StopReason, TurnReport};
+use dmschat::protocol::{ChainEvent, ChainsRequest, Command, Event, MAX_AUTO_WIDTH, StopReason, TurnReport};
 use std::time::{Duration, Instant};
 
 const QUESTION: &str = "a question of some forty characters or so";
@@ -128,17 +128,39 @@ fn one_chain_is_the_ordinary_answer() {
 fn chains_of_a_greedy_model_sample() {
     let tiny = talker();
     let mut s = session(&tiny);
-    let prompt = s.prompt(QUESTION);
-    let mut request =
-        dmschat::protocol::GenerateRequest { seed: Some(5), chains: Some(width(WIDTH)), ..s.request(prompt) };
-    request.sampling.temperature = 0.0;
-    s.send(Command::Generate(Box::new(request)));
-    let report = wait(&mut s);
-    let mut texts = texts(&report);
-    texts.dedup();
-    assert!(texts.len() > 1, "{texts:?}");
-    assert_eq!(report.sampling.temperature, 1.0);
-    assert!(s.notices().iter().any(|n| n.contains("temperature 1")), "{:?}", s.notices());
+    for seed in [5, 6] {
+        let prompt = s.prompt(QUESTION);
+        let mut request =
+            dmschat::protocol::GenerateRequest { seed: Some(seed), chains: Some(width(WIDTH)), ..s.request(prompt) };
+        request.sampling.temperature = 0.0;
+        s.send(Command::Generate(Box::new(request)));
+        let report = wait(&mut s);
+        let mut texts = texts(&report);
+        texts.dedup();
+        assert!(texts.len() > 1, "{texts:?}");
+        assert_eq!(report.sampling.temperature, 1.0);
+    }
+    let said = |e: &&Event| matches!(e, Event::Info(text) if text.contains("temperature 1"));
+    let said = s.events.iter().filter(said).count();
+    assert_eq!((said, s.notices().len()), (1, 0), "once, and not as something wrong: {:?}", s.notices());
+}
+
+#[test]
+fn a_width_of_its_own_choice_has_a_limit_and_one_without_room_is_refused_at_once() {
+    let tiny = talker();
+    let wide = |kv_limit| Session::with(&tiny, move |o| (o.max_seqs, o.kv_limit) = (100, kv_limit));
+    let mut s = wide(None);
+    s.max_tokens = 2;
+    let auto = ChainsRequest { width: None, ..width(1) };
+    assert_eq!(ask(&mut s, 5, Some(auto)).chains.expect("several chains").chains.len(), MAX_AUTO_WIDTH);
+
+    let mut s = wide(Some(20 * PAGE_BYTES));
+    s.max_tokens = 40;
+    let report = ask(&mut s, 5, Some(width(80)));
+    assert_eq!((report.stop_reason, report.in_context), (StopReason::CacheFull, false));
+    assert!(report.detail.as_ref().is_some_and(|why| why.contains("of 80 chains at a time")), "{:?}", report.detail);
+    assert!(s.notices().is_empty() && report.log.is_empty(), "{:?}", s.notices());
+    check_pages(&s);
 }
 
 #[test]
@@ -194,6 +216,8 @@ fn a_cancel_at_any_step_keeps_what_has_voted_and_leaves_no_page() {
             None => assert!(!report.in_context && report.stop_reason == StopReason::Cancelled),
             Some(chains) => {
                 assert!(report.in_context);
+                let cut = chains.chains.iter().any(|chain| chain.stop_reason == StopReason::Cancelled);
+                assert_eq!((chains.stopped, report.stop_reason == StopReason::Cancelled), (cut, cut));
                 let prefix = |(cut, whole): (&String, &String)| whole.starts_with(&**cut);
                 assert!(texts(&report).iter().zip(&whole).all(prefix));
                 let voted = |n: usize| chains.chains[n].extracted.is_some();

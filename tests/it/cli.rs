@@ -385,6 +385,53 @@ fn ctrl_c_keeps_what_there_is_and_says_130() {
     }
 }
 
+/// Whether a process runs, and is not only waiting to be reaped.
+#[cfg(target_os = "linux")]
+fn runs(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_command_that_checks_answers_ends_with_the_program() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(10));
+    let talker = Tiny::new(Spec { tied: false, speaks: true, context: 1024, ..Spec::new(true, Form::Borrowed) }, 310);
+    let asked = ["-p", "a question", "--seed", "5", "--max-tokens", "30", "--width", "3", "--json", "--check"];
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let home = tempfile::tempdir().unwrap();
+        let pids = home.path().join("pids");
+        // The second process is in the command's group, and ignores all but SIGKILL.
+        let check = format!("(trap '' TERM HUP INT; sleep 1000) & echo $$ $! done > {}; wait", pids.display());
+        let mut child = dmschat(&home);
+        let child = child.args(asked).arg(check).arg("--model").arg(talker.folder.path()).spawn().unwrap();
+        let group = loop {
+            match fs::read_to_string(&pids) {
+                Ok(text) if text.ends_with("done\n") => break text,
+                _ => pause(),
+            }
+        };
+        let group: Vec<&str> = group.split_whitespace().take(2).collect();
+        assert!(group.iter().all(|pid| runs(pid)));
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let (ended, stdout, stderr) = said(&child.wait_with_output().unwrap());
+        assert_eq!(ended, code, "{stdout}{stderr}");
+        // The system needs a moment to end them.
+        while group.iter().any(|pid| runs(pid)) {
+            pause();
+        }
+        if signal == Signal::INT {
+            let json: Value = serde_json::from_str(&stdout).unwrap();
+            assert_eq!(
+                (&json["stop_reason"], &json["stopped"]),
+                (&Value::from("cancelled"), &Value::Bool(true)),
+                "{json}"
+            );
+        }
+    }
+}
+
 /// Commands that work on the main thread, each with more to do than fits in the time until the signal.
 #[cfg(target_os = "linux")]
 #[test]

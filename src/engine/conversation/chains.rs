@@ -18,13 +18,15 @@ use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId, SeqStats};
 use crate::protocol::{
     ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, Event, EventSender, LogEntry,
-    MAX_WIDTH, StopReason, TextKind, Token, VoteCount, WhenFull,
+    MAX_AUTO_WIDTH, MAX_WIDTH, StopReason, TextKind, Token, VoteCount, WhenFull,
 };
 use crate::sampler::chain_seed;
 use crate::vote::{self, Vote};
 
 /// Tokens of an answer for which there is room where the width is chosen by itself.
 const USUAL_ANSWER: usize = 2048;
+/// Most rounds in which chains that do not fit in memory together answer: more take longer than anyone waits.
+const MAX_ROUNDS: usize = 4;
 /// Temperature of chains where the answer would be greedy.
 const CHAINS_TEMPERATURE: f32 = 1.0;
 
@@ -68,6 +70,17 @@ struct Ended {
 fn dense_reads(prompt_tokens: usize, generated: usize) -> f64 {
     let steps = generated as f64;
     steps * prompt_tokens as f64 + steps * (steps - 1.0).max(0.0) / 2.0
+}
+
+/// Refuses more chains than memory holds in some rounds. `fit`: those that it holds at a time.
+fn check_width(wanted: usize, fit: usize) -> Result<(), Halt> {
+    if wanted <= fit * MAX_ROUNDS {
+        return Ok(());
+    }
+    Err(Halt::CacheFull(format!(
+        "memory holds at most {fit} of {wanted} chains at a time, and the others would wait too long; ask for at most {} chains",
+        fit * MAX_ROUNDS
+    )))
 }
 
 impl Chains {
@@ -198,7 +211,7 @@ impl Conversation {
         if let Work::Answer(turn) = &mut job.work
             && let Some(request) = turn.take_chains()
         {
-            self.fork_chains(m, &job.events, turn, request);
+            job.halt = self.fork_chains(m, &job.events, turn, request).err();
         }
         self.job = Some(job);
     }
@@ -209,8 +222,10 @@ impl Conversation {
         events: &EventSender,
         turn: &mut Turn,
         request: ChainsRequest,
-    ) {
+    ) -> Result<(), Halt> {
         let wanted = request.width.unwrap_or_else(|| self.width_that_fits(m, turn)).min(MAX_WIDTH);
+        let fit = m.runner.cache.most_sequences(m.runner.backend()).map(|fit| fit.max(1)).filter(|&fit| fit < wanted);
+        fit.map_or(Ok(()), |fit| check_width(wanted, fit))?;
         let mut forks: Vec<Context> = Vec::new();
         let mut refusal = None;
         while wanted > 1 && forks.len() < wanted && refusal.is_none() {
@@ -224,21 +239,23 @@ impl Conversation {
             events.notice(format!("{} of {wanted} chains answer: {why}", forks.len().max(1)));
         }
         let Some(mut first) = self.chain.generation.take_if(|_| forks.len() > 1) else {
-            return forks.into_iter().for_each(|fork| m.runner.release(fork.seq));
+            forks.into_iter().for_each(|fork| m.runner.release(fork.seq));
+            return Ok(());
         };
         if first.sampling.temperature <= 0.0 {
-            events.notice(format!(
-                "greedy chains would all be the same: these sample at temperature {CHAINS_TEMPERATURE}"
-            ));
+            if !std::mem::replace(&mut self.said_that_chains_sample, true) {
+                events.event(Event::Info(format!(
+                    "sampling at temperature {CHAINS_TEMPERATURE} (greedy chains would be identical)"
+                )));
+            }
             first.sampling.temperature = CHAINS_TEMPERATURE;
             turn.set_sampling(first.sampling.clone());
         }
         let turn_id = turn.id();
         events.event(Event::Chain { turn: turn_id, event: ChainEvent::Started(forks.len()) });
-        let fit = m.runner.cache.most_sequences(m.runner.backend()).map(|fit| fit.max(1));
         if let Some(fit) = fit.filter(|&fit| fit < forks.len()) {
             events.notice(format!(
-                "at most {fit} of {} chains fit in memory at a time: the others wait; give a smaller --width, or raise \
+                "memory holds at most {fit} of {} chains at a time: the others wait; give a smaller --width, or raise \
                  --kv-limit",
                 forks.len()
             ));
@@ -265,12 +282,13 @@ impl Conversation {
             repeats: false,
             kept_pages,
         });
+        Ok(())
     }
 
     /// Number of chains for which there are sequences and, at the expected compression, memory.
     fn width_that_fits<B: Backend>(&self, m: &Loaded<B>, turn: &Turn) -> usize {
         let runner = &m.runner;
-        let rows = (runner.cache.free_rows() + self.older.len()).max(1);
+        let rows = (runner.cache.free_rows() + self.older.len()).clamp(1, MAX_AUTO_WIDTH);
         let Some(free) = runner.cache.free_pages(runner.backend()) else { return rows };
         let left = runner.context().saturating_sub(self.chain.context.len(runner));
         let tokens = turn.max_tokens().min(left).min(USUAL_ANSWER);
@@ -388,7 +406,7 @@ impl Conversation {
     fn take_reply<B: Backend>(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize) {
         let Some(Job { events, cancelled, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         // A cancel that has chosen the winner is done.
-        *cancelled = false;
+        let stopped = std::mem::take(cancelled) && chains.winner(false).is_none();
         let (checked, prompt_tokens) = (chains.elected.flatten() == Some(winner), chains.prompt_tokens);
         let votes = chains.vote_counts();
         let mut ended: Vec<Ended> = chains.chains.into_iter().filter_map(|one| one.ended).collect();
@@ -399,10 +417,14 @@ impl Conversation {
             votes,
             winner,
             checked,
+            stopped,
             // The last token of a reply is not fed.
             dense_reads: ended.iter().map(|e| dense_reads(prompt_tokens, e.generation.generated.len())).sum(),
         };
-        let Ended { generation, flat, report: chosen, .. } = ended.swap_remove(winner);
+        let Ended { mut generation, flat, report: chosen, .. } = ended.swap_remove(winner);
+        if stopped {
+            generation.stop = Some(StopReason::Cancelled);
+        }
         let id = turn.id();
         events.event(Event::Chain { turn: id, event: ChainEvent::Elected(winner) });
         for (kind, text) in [(TextKind::Reasoning, chosen.reasoning), (TextKind::Answer, chosen.answer)] {

@@ -191,11 +191,14 @@ mod tests {
                 votes,
                 winner: 1,
                 checked: false,
+                stopped: true,
                 dense_reads: 80_000.0,
             };
-            let done = crate::protocol::TurnReport { chains: Some(Box::new(chains)), ..report(1, StopReason::End) };
+            let done =
+                crate::protocol::TurnReport { chains: Some(Box::new(chains)), ..report(1, StopReason::Cancelled) };
             engine(&mut app, Event::TurnDone(Box::new(done)));
-            assert!(screen(&mut app).contains("4 chains: 1 x 24, 1 x 23"));
+            let shown = screen(&mut app);
+            assert!(shown.contains("4 chains: 1 x 24, 1 x 23") && shown.contains("stopped, 2 votes"), "{shown}");
             say(&mut app, "/chains");
             assert!(app.feed.locals.last().unwrap().text.contains("    2     120     5,000  end          24 (shown)"));
             say(&mut app, "/chains 3");

@@ -28,6 +28,9 @@ const TAIL_BYTES: usize = 4_000;
 
 /// Describes how a turn ended. The detail of a full cache or context stands alone.
 pub fn ending(report: &TurnReport) -> String {
+    if let Some(words) = report.chains.as_ref().and_then(|chains| chains.stop_in_words()) {
+        return words;
+    }
     let words = stop_words(report.stop_reason);
     match (&report.detail, report.stop_reason) {
         (None, _) | (_, StopReason::End) => words.to_owned(),
