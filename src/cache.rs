@@ -6,14 +6,14 @@
 //!
 //! The cache does not know models, the meaning of tokens or conversations.
 
+mod error;
 pub mod file;
 mod image;
 
+pub use error::CacheError;
 pub use image::{CheckedLayer, InvalidImage, LayerCheck, SeqHead};
 
-use crate::backend::{
-    Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span, in_units,
-};
+use crate::backend::{Backend, KvGeometry, KvTables, OutOfMemory, PoolStats, PresenceCounts, QkvRopeArgs, Span};
 use crate::policy::{STRENGTHS, Scope, Shift, SlotMeta, strength};
 use crate::protocol::LaneFilter;
 use std::ops::Range;
@@ -32,26 +32,6 @@ impl SeqId {
     }
 }
 
-/// Why a step or a sequence was refused. The step has not run.
-#[derive(Debug, thiserror::Error)]
-pub enum CacheError {
-    /// One token takes `least_bytes`: a page in every lane.
-    #[error("{}", past_the_limit(*needed_bytes, *limit_bytes, *least_bytes))]
-    Limit { needed_bytes: u64, limit_bytes: u64, least_bytes: u64 },
-    #[error(transparent)]
-    Memory(#[from] OutOfMemory),
-    #[error("no sequence is free: all {0} are in use")]
-    Sequences(usize),
-}
-
-fn past_the_limit(needed: u64, limit: u64, least: u64) -> String {
-    let [needed, shown, fewest] = [needed, limit, least].map(in_units);
-    match limit < least {
-        true => format!("the KV cache's limit of {shown} is too small: one token takes {fewest}"),
-        false => format!("the KV cache is full: {needed} more would pass the limit of {shown}"),
-    }
-}
-
 #[derive(Clone, Debug, Default)]
 struct SeqState {
     used: bool,
@@ -62,6 +42,9 @@ struct SeqState {
     pins: Vec<Range<usize>>,
     /// Sequences with the same number are forks of each other and may share pages.
     fork_group: u64,
+    /// Number of tokens and the threshold at which [`KvCache::forget`] last dropped slots: until a token is fed or a slot gets
+    /// another mark or strength, it would drop none at this or a higher threshold.
+    settled: Option<(usize, usize)>,
     /// Whether a token was fed since the last fork: no other sequence holds the page of the newest token.
     owns_newest: bool,
 }
@@ -179,9 +162,14 @@ impl<B: Backend> KvCache<B> {
 
     /// Drops the slots outside the window that are marked or whose strength is at least `threshold`. Returns their number.
     pub fn forget(&mut self, b: &B, seq: SeqId, threshold: usize) -> Result<u64, CacheError> {
+        let len = self.len(seq);
+        if self.seqs[seq.0].settled.is_some_and(|(at, least)| at == len && least <= threshold) {
+            return Ok(0);
+        }
         let before = self.stats(b, seq);
         self.reserve_copies(b, seq, before.pages)?;
         b.compact(&mut self.tables, seq.0, threshold);
+        self.seqs[seq.0].settled = Some((len, threshold));
         Ok(before.live_slots - self.stats(b, seq).live_slots)
     }
 
@@ -283,6 +271,7 @@ impl<B: Backend> KvCache<B> {
     ) -> Result<(), CacheError> {
         let pages = self.stats(b, seq).pages;
         self.reserve_copies(b, seq, pages)?;
+        self.seqs[seq.0].settled = None;
         b.rate_slots(&mut self.tables, seq.0, positions, strength, marked);
         Ok(())
     }

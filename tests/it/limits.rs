@@ -302,6 +302,15 @@ fn a_saved_log_is_taken_up_under_its_toggles() {
     s.log = [&request.log[..], &[LogEntry::Toggle { eviction: false }]].concat();
     s.check_stored();
 
+    // Many toggles at one place look for slots to drop once.
+    let before = s.watch.seen().calls["compact"];
+    let toggles = (0..4_000).map(|n| LogEntry::Toggle { eviction: n % 2 != 0 });
+    let many = RestoreRequest { log: request.log.iter().copied().chain(toggles).collect(), ..request.clone() };
+    assert_eq!(restored(&mut s, many.clone()), (false, fed));
+    s.log = many.log;
+    s.check_stored();
+    assert!(s.watch.seen().calls["compact"] - before < 10, "{:?}", s.watch.seen().calls);
+
     // Cancelled, or not to be fed at all: an empty conversation, and the reports say so.
     s.after_steps(2, Command::Cancel);
     assert_eq!(restored(&mut s, request.clone()), (true, 0));

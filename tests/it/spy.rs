@@ -354,6 +354,7 @@ impl Backend for Spy {
     }
 
     fn compact(&self, kv: &mut KvTables<Self>, seq: usize, threshold: usize) {
+        self.watch.count("compact");
         self.lent(kv, |kv| self.cpu.compact(kv, seq, threshold));
     }
 

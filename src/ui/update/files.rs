@@ -6,8 +6,11 @@ use crate::protocol::{Command, ModelReference};
 use crate::ui::action::Action;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, Picker, RatioHistory, SessionEntry, SessionView};
-use crate::ui::text::clean_line;
+use crate::ui::text::{clean_line, count};
 use std::path::PathBuf;
+
+/// Most lines of switches of eviction that are shown of a conversation that was opened.
+const MAX_MARKS: usize = 1_000;
 
 /// Begins an empty conversation once the old one is written (/new).
 pub fn new_conversation(app: &mut App) -> Vec<Effect> {
@@ -49,7 +52,12 @@ pub fn show(app: &mut App, chat: Conversation) {
     // They are the figures of the conversation before.
     app.engine.snapshot = None;
     app.panel.ratios = RatioHistory::default();
-    for mark in app.chat.marks() {
+    let more = app.chat.marks().len().saturating_sub(MAX_MARKS);
+    if more > 0 {
+        let text = format!("{} switches of eviction before these are not shown", count(more as u64));
+        app.feed.locals.push(Local::new(None, LocalKind::Note, text));
+    }
+    for mark in &app.chat.marks()[more..] {
         let text = texts::mark(mark.eviction, mark.at_token, mark.dropped_slots);
         app.feed.locals.push(Local::of_mark(mark, text));
     }
@@ -298,6 +306,26 @@ mod tests {
         let effects = press(&mut app, KeyCode::Esc);
         assert!(matches!(effects[..], [Effect::CancelLoad]) && app.engine.loading.is_none(), "{effects:?}");
         assert!(!opens(&update(&mut app, AppEvent::ModelReady(Arc::new(model(8, 4))))));
+
+        // Ctrl+D ends the chat, also where something is asked.
+        let why = "/dev/zero is not a regular file but a device".to_owned();
+        update(&mut app, AppEvent::OpenLacksModel { which, model: "zero".into(), why });
+        assert!(screen(&mut app).contains("/dev/zero is not a regular file but a device"), "{}", screen(&mut app));
+        let effects = press_with(&mut app, KeyCode::Char('d'), KeyModifiers::CONTROL);
+        assert!(matches!(effects[..], [Effect::Quit]), "{effects:?}");
+    }
+
+    #[test]
+    fn a_file_of_many_switches_shows_the_last_ones() {
+        let mut app = app(100, 24, 8, 4);
+        let mut chat = Conversation::new(None);
+        for n in 0..3 * MAX_MARKS {
+            chat.mark_toggle(n % 2 != 0, n, 0);
+        }
+        show(&mut app, chat);
+        assert_eq!(app.feed.locals.len(), MAX_MARKS + 1);
+        assert!(app.feed.locals[0].text.starts_with("2,000 switches"), "{}", app.feed.locals[0].text);
+        assert!(app.feed.locals.last().unwrap().text.contains(&count(3 * MAX_MARKS as u64 - 1)));
     }
 
     #[test]
