@@ -7,6 +7,7 @@ use crate::checkpoint::hub::{Hub, MAIN};
 use crate::checkpoint::{self, ModelRef};
 use crate::config::{Adapter, CacheBudget, CachePolicy, Settings, budget_refusal};
 use crate::protocol::ModelReference;
+use crate::regular_file;
 use crate::ui::models::Given;
 use std::path::Path;
 
@@ -53,7 +54,10 @@ fn here(name: &str) -> Result<(), String> {
     match ModelRef::parse(name).map_err(|e| format!("{e:#}"))? {
         ModelRef::BuiltIn => Ok(()),
         ModelRef::Folder(path) if cache::holds_model(&path) => Ok(()),
-        ModelRef::Folder(path) => Err(format!("{} is not a model folder or a GGUF file", path.display())),
+        ModelRef::Folder(path) => Err(match regular_file::check(&path) {
+            Err(why) if !path.is_dir() => format!("{} is {why}", path.display()),
+            _ => format!("{} is not a model folder or a GGUF file", path.display()),
+        }),
         ModelRef::Hub { id, .. } => match download::missing(name).map_err(|e| format!("{e:#}"))? {
             None => Ok(()),
             Some(_) => Err(format!("{id} is not in the Hugging Face cache")),
@@ -123,6 +127,15 @@ mod tests {
         let gone = find(&stamp("x", reference(path, "/nowhere/a.safetensors"))).unwrap_err();
         assert_eq!(gone, "its adapter file /nowhere/a.safetensors does not exist");
         assert!(find(&stamp("x", reference("/nowhere/model", "auto"))).unwrap_err().contains("/nowhere/model"));
+        #[cfg(unix)]
+        {
+            let pipe = folder.path().join("pipe");
+            rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+            for (path, what) in [(pipe.to_str().unwrap(), "a named pipe"), ("/dev/zero", "a device")] {
+                let why = find(&stamp("x", reference(path, "auto"))).unwrap_err();
+                assert_eq!(why, format!("{path} is not a regular file but {what}"));
+            }
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub fn key(app: &mut App, key: Key) -> Option<Intent> {
     let action = app.keymap_action(key);
     app.notice = None;
     match action {
+        Some(action @ Action::QuitWhenEmpty) if app.input.is_empty() => return Some(Intent::Act(action)),
         Some(Action::Stop | Action::Interrupt | Action::QuitWhenEmpty) => return close(app),
         Some(action @ (Action::Suspend | Action::Redraw)) => return Some(Intent::Act(action)),
         _ => {}
