@@ -5,6 +5,7 @@
 
 use super::retention::{self, Retention};
 use crate::protocol::{LogChange, StopReason, TextKind, TurnReport};
+use crate::unicode::one_line;
 use std::collections::HashMap;
 
 /// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the session file.
@@ -195,7 +196,7 @@ impl Conversation {
 
     /// Sets the title; an empty one removes it.
     pub fn rename(&mut self, title: &str) {
-        self.title = Some(title.trim().to_owned()).filter(|t| !t.is_empty());
+        self.title = Some(one_line(title)).filter(|t| !t.is_empty());
         self.note(ChangeKind::Title);
     }
 
@@ -542,7 +543,7 @@ impl Conversation {
     }
 
     pub(in crate::chat) fn restore_facts(&mut self, title: Option<String>, system: Option<String>) {
-        self.title = title;
+        self.title = title.map(|title| one_line(&title)).filter(|title| !title.is_empty());
         self.system = system;
     }
 
@@ -571,7 +572,7 @@ pub fn line_after(text: &str, at: usize) -> usize {
 
 /// The first line of a text, at most 60 characters of it.
 pub(in crate::chat) fn short_title(text: &str) -> String {
-    let line = text.trim().lines().next().unwrap_or("").trim();
+    let line = one_line(text.trim().lines().next().unwrap_or(""));
     if line.chars().count() <= 60 {
         return line.to_owned();
     }

@@ -475,6 +475,30 @@ fn the_list_reads_any_json_and_passes_over_refused_prompts() {
 }
 
 #[test]
+fn titles_are_one_line_wherever_they_come_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let mut session = store.create();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("first\u{2028}still\rfirst\nsecond"), "an answer", 0);
+    session.sync(&mut chat, &info()).unwrap();
+    let title = || store.list()[0].title.clone();
+    assert_eq!((title(), chat.title_or_first_line()), ("first still first".to_owned(), title()));
+    chat.rename("a\nb\r\n c");
+    session.sync(&mut chat, &info()).unwrap();
+    assert_eq!(title(), "a b c");
+    // A record of another program.
+    let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
+    drop(session);
+    let text = fs::read_to_string(&path).unwrap().replace("\"a b c\"", "\"x\\n---\\u2028y\"");
+    fs::write(&path, text).unwrap();
+    assert_eq!(title(), "x --- y");
+    let loaded = store.read(&id).unwrap();
+    let page = markdown(&loaded.conversation, &info(), &loaded.policies());
+    assert!(page.contains("\n# x --- y\n") && page.starts_with("---\ntitle: \"x --- y\"\n"), "{page}");
+}
+
+#[test]
 fn every_prefix_of_a_file_loads() {
     let mut session = Session::unsaved();
     branchy(&mut session);

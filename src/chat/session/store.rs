@@ -8,6 +8,7 @@ use super::{Session, new_id};
 use crate::chat::conversation::short_title;
 use crate::protocol::StopReason;
 use crate::regular_file;
+use crate::unicode::one_line;
 use anyhow::{Context, Result, anyhow, bail};
 use nucleo_matcher::pattern::{CaseMatching, Normalization, Pattern};
 use nucleo_matcher::{Config, Matcher};
@@ -453,7 +454,7 @@ fn entry(path: &Path) -> Option<Entry> {
     for line in lines {
         let Ok(glance) = serde_json::from_slice::<Glance>(line) else { continue };
         match (glance.kind.as_ref(), &glance.report) {
-            ("title", _) => title = glance.title.map(Cow::into_owned),
+            ("title", _) => title = glance.title.map(|title| one_line(&title)).filter(|title| !title.is_empty()),
             ("turn", Some(report)) if !report.is_refused() => {
                 entry.turns += 1;
                 entry.ratio = report.kv.ratio.or(entry.ratio);
@@ -461,11 +462,11 @@ fn entry(path: &Path) -> Option<Entry> {
                     entry.model = model.name.into_owned();
                 }
                 if let Some(user) = &glance.user {
-                    preview = one_line(&user.text);
+                    preview = beginning(&user.text);
                     first.get_or_insert_with(|| short_title(&user.text));
                     asked.get_or_insert_with(|| user.text.to_lowercase());
                 }
-                text = one_line(glance.text.as_deref().unwrap_or(""));
+                text = beginning(glance.text.as_deref().unwrap_or(""));
             }
             _ => {}
         }
@@ -479,7 +480,6 @@ fn entry(path: &Path) -> Option<Entry> {
 }
 
 /// The beginning of a text, as one line.
-fn one_line(text: &str) -> String {
-    let begin: String = text.chars().take(400).collect();
-    begin.split_whitespace().collect::<Vec<_>>().join(" ")
+fn beginning(text: &str) -> String {
+    one_line(&text.chars().take(400).collect::<String>())
 }
