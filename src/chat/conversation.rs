@@ -194,7 +194,7 @@ impl Conversation {
         self.title.as_deref()
     }
 
-    /// Sets the title; an empty one removes it.
+    /// Sets the title, as one line; an empty one removes it.
     pub fn rename(&mut self, title: &str) {
         self.title = Some(one_line(title)).filter(|t| !t.is_empty());
         self.note(ChangeKind::Title);
@@ -338,7 +338,8 @@ impl Conversation {
                 let texts = self.system().map(|text| (None, None, text)).into_iter();
                 let texts: Vec<_> =
                     texts.chain(path.map(|m| (Some(m.id), m.shown_reasoning(), m.text.as_str()))).collect();
-                retention::of_messages(&presence, &texts)
+                let now = retention::of_messages(&presence, &texts);
+                retention::changes(&self.retention_at(reply.parent), now)
             }
             _ => Vec::new(),
         };
@@ -356,9 +357,14 @@ impl Conversation {
     }
 
     /// What the cache held of each message at the end of the last turn of the active path.
-    pub fn retention(&self) -> &[Retention] {
-        let replies = self.path().into_iter().rev().find(|m| m.report.is_some() && m.in_context);
-        replies.map_or(&[], |reply| &reply.retention)
+    pub fn retention(&self) -> Vec<&Retention> {
+        self.retention_at(self.head)
+    }
+
+    /// The same for the path to `id`. Each reply has what its turn changed.
+    fn retention_at(&self, id: Option<MessageId>) -> Vec<&Retention> {
+        let replies = self.path_to(id).into_iter().filter(|m| m.report.is_some() && m.in_context);
+        retention::merged(replies.map(|reply| &reply.retention[..]))
     }
 
     /// Replaces the user's message `id` by `text`, on a new branch without an answer yet. `None` if `id` is not a
@@ -574,7 +580,7 @@ pub fn line_after(text: &str, at: usize) -> usize {
 pub(in crate::chat) fn short_title(text: &str) -> String {
     let line = one_line(text.trim().lines().next().unwrap_or(""));
     if line.chars().count() <= 60 {
-        return line.to_owned();
+        return line;
     }
     let mut short: String = line.chars().take(59).collect();
     short.push('…');

@@ -2,6 +2,7 @@
 
 use crate::protocol::Presence;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 /// Most stretches of all messages together.
@@ -19,6 +20,32 @@ pub struct Retention {
     /// Its text in stretches: bytes, and the percentage of the KV heads that store its tokens. What follows the last one
     /// was not fed.
     pub stretches: Vec<(usize, u8)>,
+}
+
+impl Retention {
+    /// Says that a message is not in the context any more.
+    fn gone(message: Option<u64>) -> Self {
+        Self { message, ..Self::default() }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.tokens == 0
+    }
+}
+
+/// What differs in `now` from what is known: a long conversation would otherwise be recorded again with each of its turns.
+pub fn changes(known: &[&Retention], mut now: Vec<Retention>) -> Vec<Retention> {
+    let known: HashMap<Option<u64>, &Retention> = known.iter().map(|r| (r.message, *r)).collect();
+    let still: HashSet<Option<u64>> = now.iter().map(|r| r.message).collect();
+    now.retain(|r| known.get(&r.message) != Some(&r));
+    now.extend(known.into_keys().filter(|message| !still.contains(message)).map(Retention::gone));
+    now
+}
+
+/// The newest entry of each message, in the order of messages, from the changes of turns in order.
+pub fn merged<'a>(turns: impl Iterator<Item = &'a [Retention]>) -> Vec<&'a Retention> {
+    let newest: BTreeMap<Option<u64>, &Retention> = turns.flatten().map(|r| (r.message, r)).collect();
+    newest.into_values().filter(|r| !r.is_gone()).collect()
 }
 
 /// Finds messages, by id, in the text as it was fed; `None` is the system prompt. A message's think block, if there is one,
@@ -143,6 +170,26 @@ mod tests {
         // The last token was sampled, and not fed.
         assert_eq!(found[2], of(4, 2, 0.5, &[(2, 100), (2, 0)]));
         assert_eq!(found.len(), 3);
+    }
+
+    #[test]
+    fn turns_have_what_they_changed() {
+        let of = |message, share| Retention { message, tokens: 9, share, stretches: vec![(3, 50)] };
+        let turns = [
+            vec![of(None, 1.0), of(Some(1), 1.0)],
+            vec![of(None, 1.0), of(Some(1), 0.5), of(Some(2), 1.0)],
+            vec![of(Some(1), 0.5), of(Some(2), 0.5), of(Some(3), 1.0)],
+            vec![of(None, 0.2), of(Some(3), 1.0)],
+        ];
+        let mut recorded: Vec<Vec<Retention>> = Vec::new();
+        for now in &turns {
+            let changed = changes(&merged(recorded.iter().map(|r| &r[..])), now.clone());
+            recorded.push(changed);
+            assert_eq!(merged(recorded.iter().map(|r| &r[..])), now.iter().collect::<Vec<_>>());
+        }
+        assert_eq!(recorded.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 3, 3]);
+        // Files of older versions have all of it with each turn.
+        assert_eq!(merged(turns[..2].iter().map(|r| &r[..])), turns[1].iter().collect::<Vec<_>>());
     }
 
     #[test]

@@ -88,7 +88,8 @@ fn stretches<'a>(text: &'a str, kept: Option<&Retention>) -> Vec<Stretch<'a>> {
 /// The messages to show: the system prompt and the active path, with what the cache held of each.
 fn messages(loaded: &Loaded) -> Vec<(&'static str, &str, Option<&Message>, Option<&Retention>)> {
     let chat = &loaded.conversation;
-    let kept = |id| chat.retention().iter().find(|r| r.message == id);
+    let retention = chat.retention();
+    let kept = |id| retention.iter().copied().find(|r| r.message == id);
     let system = chat.system().map(|text| ("system", text, None, kept(None)));
     let role = |m: &Message| if m.role == Role::User { "user" } else { "assistant" };
     let path = chat.path().into_iter().map(|m| (role(m), m.text.as_str(), Some(m), kept(Some(m.id))));

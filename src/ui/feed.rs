@@ -103,6 +103,8 @@ pub struct Feed {
     pub selected: Option<MessageId>,
     /// Percentage of the heads that remembered each message at the end of the last turn; empty while the panel is hidden.
     pub remembered: HashMap<MessageId, u8>,
+    /// The head and the number of turns that it was made for.
+    pub remembered_at: Option<(Option<MessageId>, usize)>,
     /// Messages that are pinned, all or a passage of them, and the number of pinned tokens when they were asked for.
     pub pinned: HashSet<MessageId>,
     pub pinned_tokens: usize,

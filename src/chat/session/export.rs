@@ -13,8 +13,9 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies) -> S
     let last = path.iter().rev().find_map(of_turn).cloned().unwrap_or_else(|| Policy::of(info));
     let changed = path.iter().filter_map(of_turn).any(|policy| *policy != last);
     let mut out = front_matter(chat, &path, info, &last);
+    let retention = chat.retention();
     let kept = |out: &mut String, id: Option<MessageId>| {
-        let Some(r) = chat.retention().iter().find(|r| r.message == id) else { return };
+        let Some(r) = retention.iter().find(|r| r.message == id) else { return };
         let (percent, tokens) = (100.0 * r.share, n_of(r.tokens as u64, "token"));
         // A slot is at its newest token: the others are not forgotten.
         let _ = match merges(&last.policy) {

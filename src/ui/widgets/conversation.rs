@@ -1,6 +1,7 @@
 //! The conversation pane: keeps the rows of every item up to date, and draws those in view.
 
 use super::message;
+use crate::chat::retention::Retention;
 use crate::ui::feed::{ItemKey, Rows};
 use crate::ui::find::{Hit, hits_in};
 use crate::ui::links;
@@ -16,10 +17,17 @@ const FRAME_BYTES: usize = 256 << 10;
 
 /// Updates the cached rows for a pane of this size.
 pub fn prepare(app: &mut App, area: Rect) {
-    app.feed.remembered = match app.panel.hidden {
-        true => HashMap::new(),
-        false => app.chat.retention().iter().filter_map(|r| Some((r.message?, (100.0 * r.share) as u8))).collect(),
-    };
+    let shown = (!app.panel.hidden).then(|| (app.chat.head(), app.chat.turns()));
+    if app.feed.remembered_at != shown {
+        app.feed.remembered_at = shown;
+        app.feed.remembered = match shown {
+            None => HashMap::new(),
+            Some(_) => {
+                let percent = |r: &Retention| Some((r.message?, (100.0 * r.share) as u8));
+                app.chat.retention().into_iter().filter_map(percent).collect()
+            }
+        };
+    }
     let width = usize::from(area.width);
     let new_width = app.feed.width != width;
     let keys = app.feed.items.clone();
