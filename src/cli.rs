@@ -13,6 +13,7 @@ pub mod config;
 mod devices;
 pub mod doctor;
 pub mod download;
+mod environment;
 pub mod eval;
 mod formats;
 mod importance;
@@ -52,6 +53,7 @@ const ENGINE_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The program. Returns its exit code: 0 answered, 1 failed, 2 wrong use, 130 interrupted.
 pub fn main() -> ExitCode {
+    environment::clean();
     // First of all, because the renderer of untrusted templates limits its own memory.
     if std::env::args_os().nth(1).is_some_and(|a| a == "__render") {
         return crate::chat::template::child_main();

@@ -19,6 +19,15 @@ pub fn was_stopped(stop: Duration) {
     STOPPED_NS.fetch_add(stop.as_nanos() as u64, Ordering::Relaxed);
 }
 
+/// Removes variables from the environment. Does nothing once there are several threads, or where they cannot be counted.
+pub fn forget_variables(names: &[&str]) {
+    let is_alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+    for name in names.iter().filter(|_| is_alone) {
+        // SAFETY: there is no other thread that could read the environment.
+        unsafe { std::env::remove_var(name) };
+    }
+}
+
 /// The system allocator, except that a failed small allocation ends the process with one line. A failed large one returns
 /// null to its caller, which may use `try_reserve`; otherwise Rust prints a line and aborts.
 struct Allocator;
@@ -82,6 +91,15 @@ mod imp {
         unsafe { libc::_exit(i32::from(code)) }
     }
 
+    /// Whether the process ignores this signal, as one that `nohup` started does SIGHUP.
+    pub fn is_ignored(signal: i32) -> bool {
+        // SAFETY: without a new action nothing is changed, and a successful call fills the old one.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+        }
+    }
+
     /// Saves the current settings of the terminal on stdin, and the bytes that undo what is written to it later.
     pub fn remember_terminal(bytes: Vec<u8>) {
         let mut settings = MaybeUninit::uninit();
@@ -110,15 +128,6 @@ mod imp {
         }
         write(libc::STDERR_FILENO, line);
         exit_now(1)
-    }
-
-    /// Whether the process ignores this signal, as one that `nohup` started does SIGHUP.
-    pub fn is_ignored(signal: i32) -> bool {
-        // SAFETY: without a new action nothing is changed, and a successful call fills the old one.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
-        }
     }
 
     fn write(to: libc::c_int, bytes: &[u8]) {
@@ -153,6 +162,10 @@ mod imp {
         std::process::exit(i32::from(code))
     }
 
+    pub fn is_ignored(_: i32) -> bool {
+        false
+    }
+
     pub fn remember_terminal(_: Vec<u8>) {}
 
     pub fn terminal_is_ours(_: bool) {}
@@ -176,7 +189,3 @@ mod tests {
         assert!(Instant::now() - clock >= Duration::from_millis(50));
     }
 }
-    pub fn is_ignored(_: i32) -> bool {
-        false
-    }
-

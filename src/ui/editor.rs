@@ -4,9 +4,11 @@
 use super::folded::{Fold, Parts, is_mark};
 use super::text::{clean, grapheme_width};
 use std::borrow::Cow;
-use unicode_segmentation::UnicodeSegmentation;
+use unicode_segmentation::{GraphemeCursor, UnicodeSegmentation};
 
 const UNDO_STEPS: usize = 200;
+/// Bytes of a paste that arrives key by key which are shown as text: what comes before them is folded.
+const BURST_BYTES: usize = 16 << 10;
 
 /// A row of the input as it is shown: bytes `start..end` of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,19 @@ pub struct Editor {
     /// Contents of the folded parts.
     parts: Parts,
     /// Counts the changes of the text.
+    revision: u64,
+    burst: Option<Box<Burst>>,
+}
+
+/// Text that arrives key by key, faster than anyone types.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    /// Where the text that is not folded begins, and where it ends.
+    start: usize,
+    end: usize,
+    /// What stands for the folded part, just before `start`.
+    mark: Option<char>,
+    /// The editor's after the last key: any other change ends the burst.
     revision: u64,
 }
 
@@ -90,6 +105,33 @@ impl Editor {
         self.insert_raw(&text);
     }
 
+    /// Inserts a key's text that came faster than anyone types: a paste without brackets. All of it is one step of undo, and what
+    /// is long is folded as it comes, so that the work for a key does not grow with the text before it.
+    pub fn insert_fast(&mut self, text: &str) {
+        let running = self.burst.take().filter(|burst| (burst.revision, burst.end) == (self.revision, self.caret));
+        let mut burst = running.unwrap_or_else(|| {
+            self.remember();
+            Box::new(Burst { start: self.caret, end: self.caret, mark: None, revision: self.revision })
+        });
+        let text = self.parts.shield(&unix_newlines(text));
+        self.put(&text);
+        if self.caret - burst.start >= BURST_BYTES
+            && let Some(mark) = self.parts.grow(burst.mark, &self.text[burst.start..self.caret])
+        {
+            let before = burst.mark.map_or(0, char::len_utf8);
+            self.text.replace_range(burst.start - before..self.caret, mark.encode_utf8(&mut [0; 4]));
+            burst.start += mark.len_utf8() - before;
+            (self.caret, burst.mark) = (burst.start, Some(mark));
+        }
+        (burst.end, burst.revision) = (self.caret, self.revision);
+        self.burst = Some(burst);
+    }
+
+    /// Whether a part of the running burst is folded.
+    pub fn folds_burst(&self) -> bool {
+        self.burst.as_ref().is_some_and(|burst| burst.mark.is_some() && burst.revision == self.revision)
+    }
+
     /// Inserts pasted text at the caret, folded where it is long. True when it was folded.
     pub fn paste(&mut self, text: &str) -> bool {
         let text = unix_newlines(text);
@@ -139,10 +181,15 @@ impl Editor {
         if !(one && self.typing) {
             self.remember();
         }
+        self.put(text);
+        self.typing = one;
+    }
+
+    /// Inserts text that is not empty.
+    fn put(&mut self, text: &str) {
         self.revision += 1;
         self.text.insert_str(self.caret, text);
         self.caret = self.next_boundary(self.caret + text.len() - 1);
-        self.typing = one;
     }
 
     /// Replaces the bytes `start..caret`, for completion.
@@ -352,10 +399,10 @@ impl Editor {
 
     /// The first boundary after byte `at`, which need not be one itself.
     fn next_boundary(&self, at: usize) -> usize {
-        // Newlines are boundaries, so it is enough to look from the last one before `at`.
-        let line = self.text.as_bytes()[..at].iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
-        let next = self.text[line..].grapheme_indices(true).map(|(i, g)| line + i + g.len()).find(|&end| end > at);
-        next.unwrap_or(self.text.len())
+        // With the whole text as its chunk, the cursor lacks nothing.
+        let from = (0..=at).rev().find(|&i| self.text.is_char_boundary(i)).unwrap_or(0);
+        let mut cursor = GraphemeCursor::new(from, self.text.len(), true);
+        cursor.next_boundary(&self.text, 0).ok().flatten().unwrap_or(self.text.len())
     }
 
     fn line_start(&self) -> usize {

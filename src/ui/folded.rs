@@ -96,6 +96,22 @@ impl Parts {
         MARKS.clone().nth(at).map_or_else(|| text.replace(is_mark, "\u{fffd}"), String::from)
     }
 
+    /// Appends text to the part of a mark, or begins a new one, and returns its mark. `None` if there are no more marks.
+    pub fn grow(&mut self, mark: Option<char>, text: &str) -> Option<char> {
+        let at = match mark {
+            Some(mark) => u32::from(mark).checked_sub(u32::from(*MARKS.start()))? as usize,
+            None => self.0.len(),
+        };
+        let mark = MARKS.clone().nth(at)?;
+        if at == self.0.len() {
+            self.0.push(Part { label: String::new(), text: String::new(), block: false });
+        }
+        let part = self.0.get_mut(at)?;
+        part.text.push_str(text);
+        part.label = label_of(&part.text);
+        Some(mark)
+    }
+
     fn part(&self, mark: char) -> Option<&Part> {
         let at = u32::from(mark).checked_sub(u32::from(*MARKS.start()))?;
         self.0.get(at as usize)

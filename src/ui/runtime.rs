@@ -16,7 +16,7 @@ use super::outbox::{Outbox, Rendered};
 use super::sessions::{Answer, Answers, Sessions};
 use super::signals::{Signal, Signals};
 use super::state::App;
-use super::terminal::Screen;
+use super::terminal::{Screen, drawn_size};
 use super::update::{take_changes, update_at};
 use super::{ExitKind, LoadParts, Resume, editor_program};
 use crate::chat::session::Written;
@@ -318,7 +318,10 @@ impl Runtime {
                 return;
             }
             Ok(Input::Event(Terminal::Mouse(mouse))) => AppEvent::Mouse(mouse),
-            Ok(Input::Event(Terminal::Resize(columns, rows))) => AppEvent::Resize(columns, rows),
+            Ok(Input::Event(Terminal::Resize(columns, rows))) => {
+                let (columns, rows) = drawn_size(Some((columns, rows))).0;
+                AppEvent::Resize(columns, rows)
+            }
             Ok(Input::Event(Terminal::FocusGained | Terminal::FocusLost)) => return,
             Ok(Input::Background(background)) => AppEvent::Background(background),
             // The terminal is gone.

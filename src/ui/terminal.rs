@@ -59,27 +59,40 @@ type Terminal = ratatui::Terminal<CrosstermBackend<BufWriter<Stdout>>>;
 
 /// What a terminal without a size is taken for.
 const USUAL: (u16, u16) = (80, 24);
+/// Most columns and rows that are drawn: a terminal may claim billions of cells.
+const MOST: (u16, u16) = (1000, 500);
 
-/// Columns and rows, where the terminal says them.
-fn real_size() -> Option<(u16, u16)> {
-    crossterm::terminal::size().ok().filter(|(columns, rows)| *columns > 0 && *rows > 0)
+/// Returns the columns and rows that are drawn of a terminal that says this size, and whether they are all.
+pub fn drawn_size(said: Option<(u16, u16)>) -> ((u16, u16), bool) {
+    let (columns, rows) = said.filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or(USUAL);
+    let drawn = (columns.min(MOST.0), rows.min(MOST.1));
+    (drawn, said == Some(drawn))
 }
 
 fn open() -> io::Result<Terminal> {
     let backend = CrosstermBackend::new(BufWriter::with_capacity(64 * 1024, io::stdout()));
-    let viewport = match real_size() {
-        Some(_) => Viewport::Fullscreen,
-        None => Viewport::Fixed(Rect::new(0, 0, USUAL.0, USUAL.1)),
+    let viewport = match drawn_size(said_size()) {
+        (_, true) => Viewport::Fullscreen,
+        ((columns, rows), false) => Viewport::Fixed(Rect::new(0, 0, columns, rows)),
     };
     Terminal::with_options(backend, TerminalOptions { viewport })
+}
+
+fn fixed_size() -> Option<(u16, u16)> {
+    let (drawn, all) = drawn_size(said_size());
+    (!all).then_some(drawn)
+}
+
+fn said_size() -> Option<(u16, u16)> {
+    crossterm::terminal::size().ok()
 }
 
 /// The screen, ours until it is dropped.
 pub struct Screen {
     /// Never dropped: ratatui's own drop complains on stderr, which panics when that is gone too.
     terminal: ManuallyDrop<Terminal>,
-    /// The terminal says how large it is.
-    sized: bool,
+    /// The part of the terminal that is drawn, if it is not all of it.
+    fixed: Option<(u16, u16)>,
     mouse: bool,
     /// The title written last.
     title: String,
@@ -91,7 +104,7 @@ impl Screen {
         give_back_on_panic(thread::current().id());
         enter(mouse).context("cannot set up the terminal")?;
         let terminal = open().inspect_err(|_| give_back())?;
-        Ok(Self { terminal: ManuallyDrop::new(terminal), sized: real_size().is_some(), mouse, title: String::new() })
+        Ok(Self { terminal: ManuallyDrop::new(terminal), fixed: fixed_size(), mouse, title: String::new() })
     }
 
     /// Asks the terminal for its background; also returns what was typed meanwhile. To be called before
@@ -102,8 +115,9 @@ impl Screen {
 
     /// Draws one frame; the terminal shows it as a whole.
     pub fn draw(&mut self, app: &mut App) -> io::Result<()> {
-        if self.sized != real_size().is_some() {
-            self.sized = !self.sized;
+        let fixed = fixed_size();
+        if self.fixed != fixed {
+            self.fixed = fixed;
             *self.terminal = open()?;
         }
         queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
@@ -133,7 +147,7 @@ impl Screen {
     }
 
     pub fn size(&self) -> (u16, u16) {
-        real_size().unwrap_or(USUAL)
+        drawn_size(said_size()).0
     }
 
     pub fn set_mouse(&mut self, on: bool) -> io::Result<()> {
@@ -227,4 +241,23 @@ fn give_back_on_panic(ui: ThreadId) {
             }
         }));
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_cannot_be_is_not_believed() {
+        for (said, drawn) in [
+            (None, (USUAL, false)),
+            (Some((0, 50)), (USUAL, false)),
+            (Some((200, 50)), ((200, 50), true)),
+            (Some(MOST), (MOST, true)),
+            (Some((u16::MAX, u16::MAX)), (MOST, false)),
+            (Some((80, 501)), ((80, 500), false)),
+        ] {
+            assert_eq!(drawn_size(said), drawn, "{said:?}");
+        }
+    }
 }

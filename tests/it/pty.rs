@@ -48,7 +48,7 @@ impl Chat {
         let mut reader = pair.master.try_clone_reader().unwrap();
         let writer = pair.master.take_writer().unwrap();
         // The emulator has a size all the same.
-        let (rows, columns) = if rows == 0 { (24, 80) } else { (rows, columns) };
+        let (rows, columns) = if rows == 0 { (24, 80) } else { (rows.min(500), columns.min(1000)) };
         let seen = Arc::new(Mutex::new((Vec::new(), vt100::Parser::new(rows, columns, 0))));
         let fill = Arc::clone(&seen);
         std::thread::spawn(move || {
@@ -291,13 +291,19 @@ fn an_idle_chat_writes_nothing_and_signals_give_the_terminal_back() {
     }
 }
 
+/// A terminal without a size is taken for a usual one; one of billions of cells is drawn in part. The environment asks for stacks
+/// that overflow and a time zone without an end.
 #[test]
-fn a_terminal_without_a_size_is_taken_for_a_usual_one() {
-    let home = tempfile::tempdir().unwrap();
-    let mut chat = Chat::start(home.path(), 0, 0, &[], &[]);
-    chat.until_shows("F1 help");
-    chat.keys("\x04");
-    assert_eq!(chat.end(), 0);
+fn senseless_sizes_and_variables_do_not_stop_the_chat() {
+    for (side, env) in [(0, &[][..]), (u16::MAX, &[("RUST_MIN_STACK", "0"), ("TZ", ":/dev/zero")])] {
+        let home = tempfile::tempdir().unwrap();
+        let mut chat = Chat::start(home.path(), side, side, env, &[]);
+        chat.until_shows("F1 help");
+        chat.say("2+2");
+        chat.until_shows("tok/s");
+        chat.keys("\x04");
+        assert_eq!(chat.end(), 0);
+    }
 }
 
 #[test]

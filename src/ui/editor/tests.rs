@@ -133,3 +133,35 @@ fn history_returns_to_the_draft() {
     assert_eq!(h.newer(), None);
     assert_eq!(h.search("O"), ["two", "one"]);
 }
+
+/// A paste that arrives key by key.
+#[test]
+fn a_long_burst_is_folded_as_it_comes_and_is_one_step_of_undo() {
+    let text: String = (0..20_000).map(|n| format!("word {n}\n")).collect();
+    let mut e = editor("before ");
+    e.insert("x");
+    let mut most = 0;
+    for c in text.chars() {
+        e.insert_fast(c.encode_utf8(&mut [0; 4]));
+        most = most.max(e.text().len());
+    }
+    assert!(most < 2 * BURST_BYTES && e.undo.len() < 5, "{most} bytes, {} steps", e.undo.len());
+    assert!(e.folds_burst() && e.caret() == e.text().len());
+    assert_eq!(e.expanded(), format!("before x{text}"));
+    assert_eq!(e.text().chars().filter(|c| is_mark(*c)).count(), 1);
+    // The next one, elsewhere, has a part of its own.
+    e.to_line_start();
+    e.word_left();
+    assert!(!e.folds_burst() || e.caret() < e.text().len());
+    let at = e.caret();
+    for c in text.chars() {
+        e.insert_fast(c.encode_utf8(&mut [0; 4]));
+    }
+    let whole = e.expanded().into_owned();
+    assert_eq!(whole.len(), "before x".len() + 2 * text.len());
+    assert!(whole.contains(&text) && e.text()[at..].chars().filter(|c| is_mark(*c)).count() >= 1);
+    e.undo();
+    assert_eq!(e.expanded(), format!("before x{text}"));
+    e.undo();
+    assert_eq!(e.expanded(), "before x");
+}

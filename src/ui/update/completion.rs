@@ -72,7 +72,7 @@ pub fn complete(app: &mut App) -> Vec<Effect> {
     if app.burst.is_fast(app.now_ms) && !app.input.is_empty() {
         // A tab within a paste.
         app.burst.typed(app.now_ms);
-        app.input.insert("\t");
+        app.input.insert_fast("\t");
     } else if app.chat.path().is_empty() {
         let examples = offered(&app.engine);
         let at = examples.iter().position(|e| *e == app.input.text());

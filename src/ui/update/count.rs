@@ -3,6 +3,7 @@
 use super::Effect;
 use crate::protocol::Command;
 use crate::ui::editor::Editor;
+use crate::ui::folded::is_mark;
 use crate::ui::state::{App, DraftCount};
 
 /// Shorter drafts are not counted.
@@ -10,11 +11,11 @@ const MIN_BYTES: usize = 20;
 /// How long typing has to pause before the draft is counted.
 const PAUSE_MS: u64 = 150;
 
-/// Returns the editor's revision, or 0 if the text is not counted. Constant time without folded parts, because a paste
-/// that arrives key by key calls it for every character.
+/// Returns the editor's revision, or 0 if the text is not counted. Constant time, because a paste that arrives key by key calls
+/// it for every character.
 fn id_of(input: &Editor) -> u64 {
-    let text = input.expanded();
-    if text.len() < MIN_BYTES || text.starts_with('/') { 0 } else { input.revision() }
+    let short = input.text().len() < MIN_BYTES && !input.text().contains(is_mark);
+    if short || input.text().starts_with('/') { 0 } else { input.revision() }
 }
 
 fn can_ask(app: &App) -> bool {

@@ -42,9 +42,13 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     if let Some(text) = typed(key) {
         let pasted = app.burst.is_fast(app.now_ms);
         if app.burst.typed(app.now_ms) {
-            app.input.insert("\n");
+            app.input.insert_fast("\n");
         }
-        if text == "/" && !pasted {
+        if pasted {
+            type_fast(app, &text);
+            return intents;
+        }
+        if text == "/" {
             set_aside(app);
         }
         type_text(app, &text);
@@ -53,7 +57,7 @@ pub fn key(app: &mut App, event: KeyEvent) -> Vec<Intent> {
     let action = app.keymap_action(key);
     if app.burst.hold_ms().is_some() && app.burst.typed(app.now_ms) {
         match action {
-            Some(Action::Send) => app.input.insert("\n"),
+            Some(Action::Send) => app.input.insert_fast("\n"),
             _ => intents.push(Intent::Submit),
         }
     }
@@ -90,6 +94,25 @@ fn type_text(app: &mut App, text: &str) {
     app.notice = None;
     app.input.insert(text);
     input_changed(app);
+}
+
+/// Inserts text of a paste without brackets.
+pub fn type_fast(app: &mut App, text: &str) {
+    app.notice = None;
+    let folds = app.input.folds_burst();
+    app.input.insert_fast(text);
+    if !app.input.folds_burst() {
+        return input_changed(app);
+    }
+    app.completion = None;
+    if !folds {
+        say_folded(app);
+    }
+}
+
+fn say_folded(app: &mut App) {
+    let (fold, send) = (app.key(Action::Fold), app.key(Action::Send));
+    app.say(Level::Info, format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
 }
 
 /// Puts an example into the input (Alt and its number).
@@ -136,8 +159,7 @@ pub fn paste(app: &mut App, text: &str) {
     }
     app.notice = None;
     if app.input.paste(text) {
-        let (fold, send) = (app.key(Action::Fold), app.key(Action::Send));
-        app.say(Level::Info, format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
+        say_folded(app);
     }
     input_changed(app);
     app.completion = None;

@@ -2,7 +2,7 @@
 
 use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed};
 use super::texts::NO_MODEL;
-use super::{Effect, Store, commands, engine, files, find, models, recall, stop, turns};
+use super::{Effect, Store, commands, engine, files, find, keys, models, recall, stop, turns};
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
 use crate::ui::commands as slash;
@@ -144,8 +144,7 @@ fn send(app: &mut App) -> Vec<Effect> {
         Enter::Send => submit(app),
         Enter::Wait => Vec::new(),
         Enter::Newline => {
-            app.input.insert("\n");
-            input_changed(app);
+            keys::type_fast(app, "\n");
             Vec::new()
         }
     }
