@@ -143,8 +143,8 @@ fn a_cache_that_is_not_of_the_log_is_replayed_with_one_notice() {
     let cases = [
         (&tiny, damaged, resume(&s, path.clone()), tokens, Some("it is damaged")),
         (&tiny, whole[..whole.len() / 2].to_vec(), resume(&s, path.clone()), tokens, Some("it is damaged")),
-        (&tiny, whole.clone(), longer, tokens + 1, Some("another state of the conversation")),
-        (&tiny, whole.clone(), toggled, tokens, Some("another state of the conversation")),
+        (&tiny, whole.clone(), longer, tokens + 1, Some("it is out of date")),
+        (&tiny, whole.clone(), toggled, tokens, Some("it is out of date")),
         (&other, whole.clone(), resume(&s, path.clone()), tokens, Some("another model")),
         (&tiny, whole, resume(&s, folder.path().join("none.cache")), tokens, None),
     ];
@@ -208,7 +208,7 @@ fn a_forged_cache_is_replayed_with_one_notice() {
         (head(|h| h.sequence.reads = u64::MAX), Some(counters)),
         (reads, Some(counters)),
         (peak, Some(counters)),
-        (head(|h| h.sequence.dial = 1e30), Some("it is of another state of the conversation")),
+        (head(|h| h.sequence.dial = 1e30), Some("it is out of date")),
         (head(|h| h.sequence.pins = vec![3..9, 5..7]), Some("it is damaged (a dial or pins that no sequence has)")),
         (head(|h| h.sequence.pins = vec![3..5, 9..9]), Some("it is damaged (a dial or pins that no sequence has)")),
     ];
