@@ -74,7 +74,7 @@ pub fn own_words(messages: &[&str], bytes: usize) -> String {
 }
 
 /// Says how many messages were too long to be taken over.
-pub fn left_out(n: usize) -> Option<String> {
+fn left_out(n: usize) -> Option<String> {
     let what = if n == 1 { "1 long message is" } else { &format!("{n} long messages are") };
     (n > 0).then(|| format!("{what} left out: there is no room for more"))
 }

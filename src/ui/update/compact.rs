@@ -8,7 +8,7 @@ use crate::protocol::{Command, StopReason, TextKind, TurnReport};
 use crate::ui::effect::{Summary, TakenOver};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, Compacting, Level};
-use crate::ui::text::clean_line;
+use crate::ui::text::{clean_line, plural};
 
 /// The request for a summary, which also begins the new conversation.
 pub const QUESTION: &str = "Sum up our conversation so far, so that we can go on from the summary alone. Keep names, \
@@ -132,26 +132,33 @@ fn copy(app: &mut App) -> Vec<Effect> {
 /// and a line that says how many have none.
 fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
     let path = app.chat.context_path();
-    let (mut turns, mut sizes, mut before) = (Vec::new(), Vec::new(), 0);
+    let (mut turns, mut sizes, mut before, mut unanswered) = (Vec::new(), Vec::new(), 0, 0);
     for pair in path.windows(2).filter(|pair| pair[0].role == Role::User) {
         let (question, reply) = (pair[0], pair[1]);
-        let Some(report) = reply.report.as_deref() else { continue };
+        let Some(report) = reply.report.as_deref() else {
+            unanswered += 1;
+            continue;
+        };
         let asked = report.prompt_tokens.saturating_sub(std::mem::replace(
             &mut before,
             report.prompt_tokens + report.reasoning_tokens + report.answer_tokens,
         ));
         if question.text.trim_end().ends_with('?') || reply.shown().is_empty() {
+            unanswered += usize::from(reply.shown().is_empty());
             continue;
         }
         let reasoning = reply.reasoning.as_deref().filter(|text| text.len() <= MAX_THOUGHT).map(str::to_owned);
+        // In a conversation that was copied itself, the first prompt says less.
+        let asked = asked.max(question.text.len() / 4);
         sizes.push(asked + report.answer_tokens + reasoning.as_ref().map_or(0, |_| report.reasoning_tokens));
         let (question, answer, report) = (question.text.clone(), reply.text.clone(), numbers_of(report));
         turns.push(TakenOver { question, reasoning, answer, report });
     }
     let mut kept = summary::that_fit(&sizes, room).into_iter();
-    let n = turns.len();
+    let n = turns.len() + unanswered;
     turns.retain(|_| kept.next() == Some(true));
-    let line = summary::left_out(n - turns.len());
+    let left_out = plural((n - turns.len()) as u64, "message");
+    let line = (n > turns.len()).then(|| format!("left out, for want of room or of an answer: {left_out}"));
     (turns, line)
 }
 
@@ -408,7 +415,11 @@ mod tests {
         let (id, date) = ("new".to_owned(), jiff::civil::DateTime::default());
         update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary: copied });
         let line = &app.feed.locals.last().expect("a line").text;
-        assert!(line.contains("1 long message is left out") && line.contains("/resume old opens"), "{line}");
+        assert!(
+            line.contains("left out, for want of room or of an answer: 2 messages")
+                && line.contains("/resume old opens"),
+            "{line}"
+        );
         assert_eq!(app.chat.turns(), 2);
     }
 }
