@@ -30,7 +30,6 @@ fn ten_facts_come_along_from_a_full_context() {
     }
     // It goes round in circles, which is said in one line, and fills the context.
     chat.say("Reach 24 with three of 3, 5, 7, 9.");
-    let full = format!("context full: {WAY_OUT}");
     let shown = chat.until_shows("context full: /undo takes the last turn");
     assert_eq!(shown.matches("it repeats itself; Esc stops it").count(), 1, "{shown}");
     for question in ["What is my name?", "And the access code?"] {
