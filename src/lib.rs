@@ -17,7 +17,7 @@
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
 //! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, quant, tensor, protocol, the backend trait, backend::cpu |
-//! | [`eval`] | accuracy against KV reads: problems of several tasks, chains, grids, frontiers, plots | engine, checkpoint, cache, policy, sampler, chat, tokenizer, codec, protocol, vote, regular_file, the backend trait |
+//! | [`eval`] | accuracy against KV reads: problems of several tasks, chains, grids, frontiers, plots | engine, checkpoint, cache, policy, sampler, chat, tokenizer, codec, protocol, vote, regular_file, unicode, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |

@@ -102,12 +102,12 @@ fn whole_line(text: &str) -> Option<String> {
     if text.contains('\n') || !fits { None } else { trimmed(text) }
 }
 
-/// The numbers of a text: with a sign, thousands separators, a fraction or decimals.
+/// The numbers of a text that are short enough for an answer: with a sign, thousands separators, a fraction or decimals.
 fn numbers(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     let bytes = text.as_bytes();
     let digits = |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_digit()).count();
     let mut at = 0;
-    std::iter::from_fn(move || {
+    let all = std::iter::from_fn(move || {
         let start = at + bytes[at..].iter().position(u8::is_ascii_digit)?;
         let mut end = start + digits(start);
         while end - start <= LONGEST {
@@ -124,7 +124,8 @@ fn numbers(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
         // A hyphen after a word or a number is none of a negative number.
         let sign = sign.filter(|&i| i == 0 || !bytes[i - 1].is_ascii_alphanumeric());
         Some(sign.unwrap_or(start)..end)
-    })
+    });
+    all.filter(|number| number.len() <= LONGEST)
 }
 
 /// The value of an answer. Answers with equal keys are the same.
@@ -272,6 +273,15 @@ mod tests {
             extract(&piece.repeat(100_000), "", true);
         }
         assert!(matches!(key(&"9".repeat(100)), Key::Text(_)));
+    }
+
+    #[test]
+    fn a_number_is_no_longer_than_an_answer() {
+        let digits = |n: usize| "7".repeat(n);
+        let read = |text: String| extract(&text, "", true);
+        assert_eq!(read(format!("It is {} of them", digits(LONGEST))), Some(digits(LONGEST)));
+        assert_eq!(read(format!("3 or {} of them", digits(LONGEST + 1))), Some("3".to_owned()));
+        assert_eq!(read(format!("The answer is {}", digits(LONGEST + 1))), None);
     }
 
     #[test]

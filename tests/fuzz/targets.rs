@@ -200,7 +200,7 @@ pub const ALL: [Target; 22] = [
     Target {
         name: "weight-data",
         share: 6,
-        shape: Shape::Binary,
+        shape: Shape::Lines,
         words: "checksums",
         examples: weights::data,
         run: |place, bytes| weights::run(place.folder.path(), bytes, false),

@@ -46,7 +46,7 @@ pub fn headers() -> Vec<Example> {
 }
 
 pub fn data() -> Vec<Example> {
-    vec![Example::new(Shape::Binary, original().bytes[original().head..].to_vec())]
+    vec![Example::new(Shape::Lines, original().bytes[original().head..].to_vec())]
 }
 
 /// Opens the file with another header, or with other data.

@@ -2,6 +2,7 @@
 
 use super::super::problem::{Goal, Problem, ProblemMessage};
 use crate::regular_file;
+use crate::unicode;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,8 +34,12 @@ pub struct ProblemFile {
     pub digest: String,
 }
 
-/// Reads at most `n` problems of each task.
+/// Reads at most `n` problems of each task. Each error is one line of bounded length.
 pub fn read_file(path: &Path, n: usize) -> Result<ProblemFile> {
+    read_lines(path, n).map_err(unicode::one_line_error)
+}
+
+fn read_lines(path: &Path, n: usize) -> Result<ProblemFile> {
     let file = path.display();
     let text = regular_file::read_text(path, MAX_BYTES).with_context(|| file.to_string())?;
     let (mut out, mut more) = (FileProblems::new(), 0);
@@ -104,9 +109,16 @@ mod tests {
             (&line("a", "null"), &["p.jsonl:1", "expected"]),
             ("{\"messages\":[]}", &["p.jsonl:1", "user's"]),
             ("nonsense", &["p.jsonl:1"]),
+            (
+                &format!("{{\"messages\":[{{\"role\":\"{}\",\"content\":\"\"}}]}}", "x".repeat(9000)),
+                &["p.jsonl:1: unexpected role \"xxx"],
+            ),
         ] {
             let said = format!("{:#}", read(text).unwrap_err());
-            assert!(parts.iter().all(|part| said.contains(part)) && !said.contains('\n'), "{said}");
+            assert!(
+                said.len() < 2_100 && parts.iter().all(|part| said.contains(part)) && !said.contains('\n'),
+                "{said}"
+            );
         }
     }
 }
