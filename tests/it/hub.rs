@@ -399,6 +399,17 @@ fn refusals_are_one_line_each() {
         assert_eq!((code, stdout.as_str(), stderr.lines().count()), (1, "", 1), "{stderr}");
         assert!(stderr.contains("any/model is not downloaded: 127.0.0.1"), "{stderr}");
     }
+    // What is in the cache is not said to be missing.
+    let (hub, home) = (healthy(), Home::new());
+    assert_eq!(home.pull(&hub).0, 0);
+    let pull =
+        |name: &str, value: &str| said(home.command(&hub, &["models", "pull", ID]).env(name, value).spawn().unwrap());
+    let (code, _, stderr) = pull("HF_ENDPOINT", "http://127.0.0.1:1");
+    let parts =
+        ["any/model was not checked for updates: 127.0.0.1", "connection refused", "copy in the cache can be used"];
+    assert!(code == 1 && parts.iter().all(|p| stderr.contains(p)), "{stderr}");
+    let (code, stdout, stderr) = pull("HF_HUB_OFFLINE", "1");
+    assert!(code == 0 && stdout.contains("snapshots") && stderr.contains("not checked for updates"), "{stderr}");
 }
 
 #[test]

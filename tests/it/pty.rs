@@ -209,7 +209,8 @@ fn a_conversation_with_real_keys() {
     assert_eq!(chat.end(), 0);
     let written = chat.written();
     let text = String::from_utf8_lossy(&written);
-    assert!(text.trim_end().ends_with("\x1b[?1049l"), "{:?}", &text[text.len().saturating_sub(80)..]);
+    let (_, after) = text.rsplit_once("\x1b[?1049l").expect("the alternate screen is left");
+    assert_eq!(after.trim(), "dmschat --continue continues this conversation");
     // Beside it is its cache, if there was time at exit to write it.
     let files = std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|e| e.unwrap().path());
     assert_eq!(files.filter(|p| p.extension().is_some_and(|e| e == "jsonl")).count(), 1);
