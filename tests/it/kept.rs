@@ -421,7 +421,7 @@ fn steering_after_the_last_answer_outlives_a_kill() {
     chat.until_shows("kept from here on");
     chat.say("/pin");
     chat.until_shows("Never forget this message?");
-    chat.keys("y");
+    chat.decide("y");
     chat.until_shows("pinned: ");
     let path = session_file(home.path());
     let session = || std::fs::read_to_string(&path).unwrap();

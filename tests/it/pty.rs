@@ -68,6 +68,12 @@ impl Chat {
         std::thread::sleep(Duration::from_millis(60));
     }
 
+    /// Answers a question. What is typed right after it appears is still a draft.
+    pub fn decide(&mut self, key: &str) {
+        std::thread::sleep(Duration::from_millis(600));
+        self.keys(key);
+    }
+
     pub fn say(&mut self, line: &str) {
         self.keys(line);
         self.keys("\r");
@@ -241,7 +247,7 @@ fn turns_that_cannot_be_written_are_kept_and_told() {
     chat.until_shows("the session is not saved for now");
     chat.say("/new");
     chat.until_shows("Leave this conversation all the same?");
-    chat.keys("n");
+    chat.decide("n");
     chat.until("the question to go", |s| !s.contains("all the same"));
     // Room again: the turn is written before the conversation is left.
     std::fs::remove_file(&folder).unwrap();
@@ -511,7 +517,7 @@ fn a_conversation_comes_back_with_its_own_model() {
     std::fs::remove_dir_all(&folder).unwrap();
     let mut chat = Chat::start(home.path(), 120, 40, &[], &["--continue"]);
     chat.until_shows("demo? Its texts are encoded again");
-    chat.keys("y");
+    chat.decide("y");
     chat.until_shows("another model (other)");
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
