@@ -418,7 +418,7 @@ fn steering_after_the_last_answer_outlives_a_kill() {
     chat.say("What can you do?");
     answer(&chat, 1);
     chat.say("/forget 2");
-    chat.until_shows("kept from here on");
+    chat.until_shows("from now on keeps");
     chat.say("/pin");
     chat.until_shows("Never forget this message?");
     chat.decide("y");
@@ -447,6 +447,8 @@ fn steering_after_the_last_answer_outlives_a_kill() {
     let mut chat = Chat::start(home.path(), 120, 40, &[], &[&short[..], &["--continue"]].concat());
     chat.until_shows("cache loaded: ");
     chat.say("/unpin");
+    chat.until_shows("Take back the pin of");
+    chat.decide("y");
     chat.until_shows("unpinned ");
     chat.say("What can you do?");
     answer(&chat, 2);

@@ -146,10 +146,15 @@ fn unpin(app: &mut App, argument: &str) -> Vec<Effect> {
     match (argument, app.engine.snapshot.as_ref().map_or(0, |s| s.pinned)) {
         ("all", _) => vec![Effect::Engine(Command::Unpin(None))],
         ("system", _) => vec![Effect::Engine(Command::Unpin(Some(text)))],
-        (_, 0) => info(app, "/unpin: nothing is pinned"),
+        // A conversation that is not in the cache yet may have pins.
+        (_, 0) if !app.session.unrestored => info(app, "/unpin: nothing is pinned"),
         (_, tokens) => {
-            let (shown, all) = (truncate(&clean_line(&text), 60), plural(tokens as u64, "token"));
-            app.ask(format!("Take back the pin of {shown:?}? In all {all} are pinned."), Confirmed::Unpin(Some(text)));
+            let shown = truncate(&clean_line(&text), 60);
+            let all = match tokens {
+                0 => String::new(),
+                n => format!(" In all {} are pinned.", plural(n as u64, "token")),
+            };
+            app.ask(format!("Take back the pin of {shown:?}?{all}"), Confirmed::Unpin(Some(text)));
             if let Some(Overlay::Confirm(question)) = app.overlays.last_mut() {
                 question.other = Some(('a', "all pins", Confirmed::Unpin(None)));
             }
