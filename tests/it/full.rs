@@ -1,7 +1,6 @@
 //! A full context in the chat: the way out of it, and what the new conversation knows.
 
 use crate::pty::Chat;
-use dmschat::chat::summary::WAY_OUT;
 use std::time::Duration;
 
 /// What is told, what is asked for, and the fact.
