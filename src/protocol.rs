@@ -241,6 +241,9 @@ pub struct TurnReport {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub forgotten_slots: u64,
     pub kv: KvStats,
+    /// GPU memory of the process as the driver reports it; `None` on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<u64>,
     /// The comparison with a twin, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub twin: Option<Box<TwinReport>>,

@@ -292,6 +292,9 @@ pub fn answer_json(chat: &Conversation, report: &TurnReport, info: &ModelInfo) -
     if let Some(at) = report.repeats_at {
         object["repeats_at"] = json!(at);
     }
+    if let Some(bytes) = report.device_bytes {
+        object["device_bytes"] = json!(bytes);
+    }
     if let Some(chains) = &report.chains {
         object["chains"] = json!(chains.chains);
         object["votes"] = json!(chains.votes);

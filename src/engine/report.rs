@@ -15,7 +15,7 @@ pub(super) struct Figures {
     /// Pages of chains beyond those of the mean one.
     chain_pages: usize,
     pool: PoolStats,
-    device_bytes: Option<u64>,
+    pub device_bytes: Option<u64>,
     /// Reads and peak of the answer, summed over lanes.
     pub counted: (u64, u64),
     /// Most distinct pages of the answer's chains and their prompt.

@@ -123,6 +123,7 @@ pub fn report(turn: u64, stop_reason: StopReason) -> TurnReport {
         eviction: true,
         forgotten_slots: 0,
         kv: snapshot(472, 8, 4).kv,
+        device_bytes: None,
         twin: None,
         chains: None,
         log_base: 0,

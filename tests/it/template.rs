@@ -124,6 +124,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         eviction: true,
         forgotten_slots: 0,
         kv: KvStats::empty("f32", 2, 2),
+        device_bytes: None,
         twin: None,
         chains: None,
         log_base: 0,

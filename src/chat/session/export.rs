@@ -106,6 +106,9 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy
     field("date", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
     field("program", concat!("dmschat ", env!("CARGO_PKG_VERSION")).into());
     field("model", info.name.clone().into());
+    if let Some(revision) = info.reference.as_ref().and_then(|reference| reference.revision.as_ref()) {
+        field("revision", revision.clone().into());
+    }
     field("model_fingerprint", info.model_fingerprint.clone().into());
     field("tokenizer_fingerprint", info.tokenizer_fingerprint.clone().into());
     field("device", info.device.clone().into());
@@ -127,6 +130,9 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy
         field("dense_slots", last.kv.dense_slots.into());
         field("kv_bytes", last.kv.live_bytes.into());
         field("dense_bytes", last.kv.dense_bytes.into());
+        if let Some(bytes) = last.device_bytes {
+            field("device_bytes", bytes.into());
+        }
         field("decode_tok_s", last.decode_tok_s.into());
     }
     out.push_str("---\n");

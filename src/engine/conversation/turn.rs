@@ -502,6 +502,7 @@ impl Conversation {
             eviction: self.eviction,
             forgotten_slots,
             kv: figures.kv(),
+            device_bytes: figures.device_bytes,
             twin: twin.map(Box::new),
             chains: turn.chains,
             log_base,
