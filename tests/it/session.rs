@@ -4,7 +4,8 @@ use crate::template::report;
 use dmschat::chat::Conversation;
 use dmschat::chat::session::{Policies, Session, Store, load, markdown, write_atomically};
 use dmschat::protocol::{
-    KvStats, LogChange, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, WeightsInfo,
+    KvStats, LogChange, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, TurnReport,
+    WeightsInfo,
 };
 use std::fs;
 use std::io::Write;
@@ -181,6 +182,22 @@ fn a_transcript_names_the_policy_of_each_turn_also_of_a_session_that_was_opened(
 }
 
 #[test]
+fn a_transcript_keeps_the_memory_of_the_gpu_and_the_revision_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::new(dir.path());
+    let (mut chat, mut session) = (Conversation::new(None), store.create());
+    chat.push_user("a");
+    let id = chat.begin_reply(true, None);
+    chat.finish(TurnReport { device_bytes: Some(12_345), ..report(id, 4) });
+    let reference = ModelReference { model: "org/name".into(), revision: Some("c0ffee".into()), ..Default::default() };
+    let on_gpu = ModelInfo { reference: Some(reference), ..info() };
+    session.sync(&mut chat, &on_gpu).unwrap();
+    let loaded = load(session.jsonl().as_bytes(), "x").unwrap();
+    let text = markdown(&loaded.conversation, &on_gpu, session.policies());
+    assert!(text.contains("\nrevision: \"c0ffee\"\n") && text.contains("\ndevice_bytes: 12345\n"), "{text}");
+}
+
+#[test]
 fn a_change_of_the_log_after_the_last_turn_is_saved() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::new(dir.path().to_owned());
@@ -196,6 +213,16 @@ fn a_change_of_the_log_after_the_last_turn_is_saved() {
     let (restore, _) = read.restore_for(&info());
     let tokens = [1, 1, 1, 2].map(LogEntry::Token);
     assert_eq!((restore.log, restore.pending, read.problems.len()), ([&tokens[..], &[pin]].concat(), Some(7), 0));
+    // A toggle of a conversation that was not in the cache changes nothing of its log, one behind an undo cuts it.
+    chat.mark_toggle(false, 0, 0);
+    session.sync(&mut chat, &info()).unwrap();
+    let mut read = loaded(session.jsonl());
+    assert_eq!(read.restore_for(&info()).0.log, [&tokens[..], &[pin]].concat());
+    assert_eq!(read.eviction, Some(false));
+    chat.mark_toggle(true, 3, 0);
+    session.sync(&mut chat, &info()).unwrap();
+    let toggled = [LogEntry::Toggle { eviction: true }];
+    assert_eq!(loaded(session.jsonl()).restore_for(&info()).0.log, [&tokens[..3], &toggled].concat());
     // One that does not join up, and an entry that says nothing.
     for (from, to) in [("\"log_base\":4", "\"log_base\":400"), ("{\"pin\":[1,2]}", "{\"pin\":[2,1]}")] {
         let text = session.jsonl().replace(from, to);

@@ -118,7 +118,10 @@ impl Loading {
                     dropped_slots: toggle.dropped_slots,
                 });
                 self.eviction = Some(toggle.eviction);
-                self.log_toggle(toggle.at_token, toggle.eviction);
+                // Older versions wrote one at 0 tokens where the conversation was not in the cache.
+                if toggle.at_token > 0 || toggle.parent.is_none() {
+                    self.log_toggle(toggle.at_token, toggle.eviction);
+                }
             }
             Record::Log(record) => {
                 self.conversation.restore_id(record.id);

@@ -204,6 +204,10 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
 fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<Effect> {
     app.engine.eviction = on;
     app.memory.mark_stale();
+    if app.session.unrestored || app.engine.restoring {
+        // The empty cache was switched. The saved conversation is where it goes on, and reports it then.
+        return note(app, LocalKind::Note, texts::mark(on, at_token, dropped_slots));
+    }
     let mark = app.chat.mark_toggle(on, at_token, dropped_slots);
     app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
     app.feed.follow();

@@ -3,6 +3,7 @@
 use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed};
 use super::texts::NO_MODEL;
 use super::{Effect, Store, commands, engine, files, find, keys, models, recall, stop, turns};
+use crate::protocol::Command;
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
 use crate::ui::commands as slash;
@@ -29,13 +30,16 @@ pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
 
 fn confirm(app: &mut App, confirmed: Confirmed) -> Vec<Effect> {
     let store = match confirmed {
-        Confirmed::Pin(text) => return vec![Effect::Engine(crate::protocol::Command::Pin { text, ask: false })],
-        Confirmed::Unpin(text) => return vec![Effect::Engine(crate::protocol::Command::Unpin(text))],
+        Confirmed::Pin(text) => return vec![Effect::Engine(Command::Pin { text, ask: false })],
+        Confirmed::Unpin(text) => return vec![Effect::Engine(Command::Unpin(text))],
         Confirmed::DeleteSession(id) => {
             return vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)];
         }
         Confirmed::DeleteCurrent if turns::refuse_busy(app) => return Vec::new(),
-        Confirmed::DeleteCurrent => Store::DeleteCurrent,
+        // Its cache is not written once more.
+        Confirmed::DeleteCurrent => {
+            return vec![Effect::Engine(Command::KeepCache(None)), Effect::Store(Store::DeleteCurrent)];
+        }
         Confirmed::Leave(then) => Store::Leave(Box::new(then)),
         Confirmed::OpenWithCurrent(which) => return files::open_with_current(app, which),
         Confirmed::OverwriteFile { path, export: false } => Store::Save { path: Some(path), overwrite: true },

@@ -184,6 +184,13 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     engine(&mut app, Event::EvictionSet { on: true, at_token: 500, dropped_slots: 1234 });
     assert!(screen(&mut app).contains("eviction on: 1,234 slots dropped at once"));
     assert_eq!(app.chat.marks().len(), 2);
+    // Of a saved conversation that is not in the cache yet, only the empty cache was switched.
+    for (unrestored, restoring) in [(true, false), (false, true)] {
+        (app.session.unrestored, app.engine.restoring) = (unrestored, restoring);
+        engine(&mut app, Event::EvictionSet { on: true, at_token: 0, dropped_slots: 0 });
+        assert_eq!((app.chat.marks().len(), app.engine.eviction), (2, true));
+    }
+    (app.session.unrestored, app.engine.restoring) = (false, false);
     say(&mut app, "/eviction on");
     assert_eq!(notice(&app), "eviction is on already");
     let effects = say(&mut app, "/rebuild");
@@ -426,7 +433,9 @@ fn questions_are_asked_before_files_go() {
     assert_eq!(app.chat.path().len(), 2);
     say(&mut app, "/delete");
     let effects = press(&mut app, KeyCode::Char('y'));
-    assert!(matches!(effects[0], Effect::Store(Store::DeleteCurrent)));
+    let [Effect::Engine(Command::KeepCache(None)), Effect::Store(Store::DeleteCurrent)] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     update(&mut app, AppEvent::NewConversation { id: "new".into(), date: Default::default() });
     assert!(app.chat.is_empty());
     let effects = update(&mut app, AppEvent::Exists { path: "x.md".into(), export: true });
