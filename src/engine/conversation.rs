@@ -178,7 +178,7 @@ impl Conversation {
         self.disk.go_on(m, now, &self.outlet)
     }
 
-    /// As [`Self::write_cache`], to its end, before the conversation is closed.
+    /// As [`Self::write_cache`], to its end, before the conversation is closed or left for another one.
     pub fn write_cache_at_close<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let context = &self.chain.context;
         let now = self.job.is_none().then_some((context.seq, &context.log[..]));
@@ -237,7 +237,10 @@ impl Conversation {
         while self.job.is_none() {
             let Some((events, command)) = self.queue.pop_front() else { return };
             match command {
-                Command::Clear => self.clear(&mut m.runner),
+                Command::Clear => {
+                    self.write_cache_at_close(m);
+                    self.clear(&mut m.runner);
+                }
                 Command::KeepCache(file) => {
                     self.disk.set_file(file);
                     continue;

@@ -142,6 +142,8 @@ impl Conversation {
     ) {
         let cancelled = halt.is_some();
         self.end_replay(m, events, halt);
+        // What the saved answers read is in their reports.
+        self.chain.count_from(&m.runner, (0, 0));
         if !cancelled {
             let context = &mut self.chain.context;
             context.flat = flat_of(&m.vocabulary.tokenizer, context.tokens().chain(pending)).0;

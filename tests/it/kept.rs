@@ -98,6 +98,7 @@ fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
         assert_eq!((fed, other.notices()), (0, vec![]), "{form:?}: nothing is fed");
         let (a, b) = (s.snapshot(), other.snapshot());
         assert_eq!((&a.kv.live, a.tokens, a.eviction), (&b.kv.live, b.tokens, b.eviction), "{form:?}");
+        assert!(a.kv.reads > 0.0 && b.kv.reads <= 0.0, "{form:?}: {} of an answer that is not its own", b.kv.reads);
         // The same sampled tokens from bit-equal logits, and both as the reference has them (which `ask` checks).
         s.max_tokens = 50;
         let first = s.watch.seen().logits.len();
@@ -222,7 +223,8 @@ fn a_forged_cache_is_replayed_with_one_notice() {
     }
 }
 
-/// The file is that of the last turn, also if the front end leaves at once; without room there is one notice.
+/// The file is that of the last turn, also if the front end leaves at once or goes on with another conversation; without
+/// room there is one notice.
 #[test]
 fn what_is_left_to_write_is_written_at_the_end() {
     let tiny = talker(Form::Borrowed, 920);
@@ -231,6 +233,12 @@ fn what_is_left_to_write_is_written_at_the_end() {
     let tokens = s.tokens().len();
     drop(s);
     assert_eq!(written(&path, tokens), tokens);
+
+    let (_other, left, mut s) = asked_once(&tiny);
+    s.ask(QUESTION);
+    let tokens = s.tokens().len();
+    s.send(Command::Clear);
+    assert_eq!(written(&left, tokens), tokens);
 
     let mut s = Session::new(&tiny);
     keep(&mut s, &folder.path().join("b.cache"), 100);
