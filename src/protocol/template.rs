@@ -37,10 +37,10 @@ impl TextLimit {
         let Self { context, token_bytes } = self;
         (bytes > self.bytes()).then(|| {
             format!(
-                "{what} has {} bytes, and a context of {} tokens of up to {token_bytes} bytes holds at most {}; shorten it",
+                "{what} has at least {} tokens ({} bytes), and the context holds {}; shorten it",
+                count(bytes.div_ceil(token_bytes.max(1))),
                 count(bytes),
-                count(context),
-                count(self.bytes())
+                count(context)
             )
         })
     }

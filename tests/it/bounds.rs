@@ -122,13 +122,13 @@ fn a_prompt_longer_than_any_context_is_refused_unrendered() {
         refused(
             limited(args, &[], Some(text.as_bytes())),
             1,
-            &["the conversation has 20,000", "a context of 8,192 tokens"],
+            &["the conversation has at least ", "bytes), and the context holds 8,192"],
         );
     }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("long.txt");
     fs::write(&file, &text).unwrap();
-    refused(limited(&["score", "--text-file", file.to_str().unwrap()], &[], None), 2, &["a context of 8,192 tokens"]);
+    refused(limited(&["score", "--text-file", file.to_str().unwrap()], &[], None), 2, &["the context holds 8,192"]);
 }
 
 #[test]

@@ -261,16 +261,13 @@ fn what_a_template_makes_of_replies_is_bounded() {
         let spec = TemplateSpec { trusted, limit, ..spec(many) };
         match render(None, &chat.context_path(), &spec, &opts(true, Some(false))) {
             Ok(pieces) => assert!(fits && flat(&pieces).len() == 500_000),
-            Err(e) => assert!(!fits && format!("{e:#}").contains("rendered conversation has 500,0"), "{e:#}"),
+            Err(e) => assert!(!fits && format!("{e:#}").contains("rendered conversation has at least 500,0"), "{e:#}"),
         }
     }
     // And what people give, before anything is rendered.
     let spec = TemplateSpec { limit: Some(TextLimit { context: 100, token_bytes: 5 }), ..spec("{% for %}") };
     let error = render(None, &chat.context_path(), &spec, &opts(true, Some(false))).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "the conversation has 502 bytes, and a context of 100 tokens of up to 5 bytes holds at most 500; shorten it"
-    );
+    assert_eq!(error, "the conversation has at least 101 tokens (502 bytes), and the context holds 100; shorten it");
 }
 
 #[test]
