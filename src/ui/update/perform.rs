@@ -23,7 +23,7 @@ pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
         Intent::Inspect => engine::inspect_again(app),
         Intent::Recall { text, tokens } => recall::ask_on_page(app, text, tokens),
         Intent::PinTokens { .. } if turns::refuse_busy(app) => Vec::new(),
-        Intent::PinTokens { tokens, pin } => vec![Effect::Engine(crate::protocol::Command::PinTokens { tokens, pin })],
+        Intent::PinTokens { tokens, pin } => vec![Effect::Engine(Command::PinTokens { tokens, pin })],
         Intent::Confirmed(confirmed) => confirm(app, confirmed),
     }
 }
