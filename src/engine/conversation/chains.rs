@@ -390,10 +390,11 @@ impl Conversation {
         if winner.is_none() && !failed && !job.cancelled {
             return;
         }
+        let stopped = job.cancelled && chains.winner(false).is_none();
         self.end_chains(m, &chains.numbers().collect::<Vec<_>>(), StopReason::Cancelled);
         let Some(chains) = self.chains.take() else { return };
         match (winner, &mut self.job) {
-            (Some(winner), _) => self.take_reply(m, chains, winner),
+            (Some(winner), _) => self.take_reply(m, chains, winner, stopped),
             (None, Some(job)) if !job.cancelled => {
                 let failed = || Halt::Error("no chain could answer".into());
                 job.halt.get_or_insert_with(|| chains.no_room.map_or_else(failed, Halt::CacheFull));
@@ -402,11 +403,11 @@ impl Conversation {
         }
     }
 
-    /// Makes the winner's reply the conversation's, to be replayed in its own sequence.
-    fn take_reply<B: Backend>(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize) {
+    /// Makes the winner's reply the conversation's, to be replayed in its own sequence. `stopped`: the vote was not decided.
+    fn take_reply<B: Backend>(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize, stopped: bool) {
         let Some(Job { events, cancelled, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         // A cancel that has chosen the winner is done.
-        let stopped = std::mem::take(cancelled) && chains.winner(false).is_none();
+        *cancelled = false;
         let (checked, prompt_tokens) = (chains.elected.flatten() == Some(winner), chains.prompt_tokens);
         let votes = chains.vote_counts();
         let mut ended: Vec<Ended> = chains.chains.into_iter().filter_map(|one| one.ended).collect();
