@@ -171,9 +171,14 @@ fn rows(screen: &str, layer: usize) -> (Vec<u64>, Vec<u64>) {
     (table, cells)
 }
 
-/// Waits for an answer to end, and returns the screen then.
+/// Waits for an answer to end, and returns the screen then. Its last line names a speed, as the status line does; what follows
+/// there may be on another row.
 pub fn answer(chat: &Chat, n: usize) -> String {
-    chat.until("the end of an answer", |s| s.matches("x smaller").count() >= n && !s.contains("answering"))
+    let ended = |screen: &str| {
+        let rows = screen.trim_end().rsplit_once('\n').map_or("", |(rows, _)| rows);
+        rows.matches("tok/s").count() >= n && !screen.contains("answering")
+    };
+    chat.until("the end of an answer", ended)
 }
 
 #[test]
