@@ -379,8 +379,9 @@ class Walk:
         for n, record in enumerate(records):
             where = f"{session} line {n + 1}"
             for part in [record.get("user"), record]:
-                # The parent of a toggle in an answer, or of a log, is written after it.
-                if part and part["parent"] not in ids and record["type"] not in ("toggle", "log"):
+                # Others may be of an answer that is running, which is written after them or taken back.
+                placed = record["type"] in ("turn", "message", "edit", "head")
+                if part and placed and part["parent"] not in ids:
                     self.found("record", f"{where}: parent {part['parent']} is not there")
                 ids |= {part["id"]} if part else set()
             change = record.get("report", record)
