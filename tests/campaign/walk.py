@@ -292,7 +292,7 @@ class Walk:
 
     def leave(self):
         """Leaves the chat as a user does."""
-        for key in ["\x1b"] * 4 + ["\x03"] * 8:
+        for key in ["\x1b"] * 4 + ["\x03"] * 80:
             try:
                 os.write(self.fd, key.encode())
             except OSError:
