@@ -22,6 +22,7 @@ mod kernels;
 mod limits;
 mod merge_reference;
 mod merging;
+mod names;
 mod policies;
 mod policy_reference;
 mod pool;
