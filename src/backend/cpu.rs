@@ -36,7 +36,8 @@ pub struct Cpu {
     plan: Mutex<attention::Plan>,
     /// How packed weights are multiplied.
     method: simd::packed::Method,
-    packed: Mutex<linear::PackedInput>,
+    /// Activations of packed weights, kept from GEMM to GEMM.
+    packed_inputs: Mutex<Vec<simd::packed::Input>>,
     /// Of [`Cpu::observing`].
     observer: Option<Mutex<linear::Observer>>,
 }
@@ -96,7 +97,7 @@ impl Cpu {
             angles: Mutex::default(),
             plan: Mutex::default(),
             method: simd::packed::Method::best(isa),
-            packed: Mutex::default(),
+            packed_inputs: Mutex::default(),
             observer,
         }
     }
@@ -119,8 +120,8 @@ impl Cpu {
         self.angles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn packed(&self) -> MutexGuard<'_, linear::PackedInput> {
-        self.packed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn packed_inputs(&self) -> MutexGuard<'_, Vec<simd::packed::Input>> {
+        self.packed_inputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn plan(&self) -> MutexGuard<'_, attention::Plan> {
@@ -332,7 +333,7 @@ impl Backend for Cpu {
     }
 
     fn pool(&self, geometry: &KvGeometry, max_pages: usize, _max_step: usize) -> Result<Pool, OutOfMemory> {
-        Ok(Pool::new(geometry.page_bytes(), max_pages))
+        Ok(Pool::new(geometry.page_bytes(), max_pages, geometry.n_layers * geometry.n_lanes()))
     }
 
     fn reserve(&self, kv: &mut KvTables<Self>, pages: usize) -> Result<(), OutOfMemory> {

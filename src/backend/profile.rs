@@ -30,6 +30,12 @@ pub trait Profile {
     ) -> anyhow::Result<()> {
         Ok(())
     }
+    /// Tokens of a prefill chunk, a function of the device alone, where a row's results depend on the rows beside it: the
+    /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
+    /// same state.
+    fn chunk_tokens(&self) -> Option<usize> {
+        None
+    }
     /// Bytes read and written per second by a copy within the device's memory.
     fn copy_bytes_per_s(&self) -> anyhow::Result<f64>;
     /// Returns when all work issued so far is done, for callers that measure time. A backend that works in the caller's

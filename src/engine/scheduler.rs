@@ -42,8 +42,9 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(max_chunk: usize) -> Self {
-        let chunks = ChunkSizer::new(max_chunk);
+    /// Chunks have at most `max_chunk` tokens, or just `chunk` where that is known.
+    pub fn new(max_chunk: usize, chunk: Option<usize>) -> Self {
+        let chunks = ChunkSizer::new(max_chunk, chunk);
         Self { waiting: VecDeque::new(), running: Vec::new(), prefilled_last: false, full: false, chunks }
     }
 
@@ -111,15 +112,16 @@ impl Scheduler {
 const CHUNK: Duration = Duration::from_millis(100);
 const SMALLEST: usize = 16;
 
-/// Chooses the size of prefill chunks so that each takes about a tenth of a second.
+/// Chooses the size of prefill chunks: the one that the backend fixes, else so that each takes about a tenth of a second.
 pub struct ChunkSizer {
     max: usize,
     size: usize,
+    is_fixed: bool,
 }
 
 impl ChunkSizer {
-    pub fn new(max: usize) -> Self {
-        Self { max, size: 64.min(max) }
+    pub fn new(max: usize, fixed: Option<usize>) -> Self {
+        Self { max, size: fixed.unwrap_or(64).min(max), is_fixed: fixed.is_some() }
     }
 
     pub fn size(&self) -> usize {
@@ -129,6 +131,9 @@ impl ChunkSizer {
     /// Adjusts the size after a chunk of `tokens` that took `took`. Grows at most twofold: the first chunks touch cold
     /// pages and are slower than those that follow.
     pub fn observe(&mut self, tokens: usize, took: Duration) {
+        if self.is_fixed {
+            return;
+        }
         let per_token = took.as_secs_f64() / tokens.max(1) as f64;
         let fits = (CHUNK.as_secs_f64() / per_token.max(1e-9)) as usize;
         self.size = fits.clamp(SMALLEST.min(self.max), (2 * self.size).min(self.max));
@@ -142,7 +147,7 @@ mod tests {
     #[test]
     fn prompts_and_answers_take_turns_and_the_last_admitted_is_preempted() {
         let ids = [1, 2, 3].map(|id| Id { conversation: ConversationId::of(id), number: None });
-        let mut scheduler = Scheduler::new(16);
+        let mut scheduler = Scheduler::new(16, None);
         ids.iter().for_each(|&id| scheduler.add(id));
         let stage = |id| if id == ids[0] { Stage::Decode } else { Stage::Prefill };
         // There is room for two.
@@ -166,7 +171,7 @@ mod tests {
     fn of_several_chains_the_one_with_the_most_tokens_left_waits() {
         let id = |conversation, number| Id { conversation: ConversationId::of(conversation), number };
         let ids = [id(1, None), id(2, Some(0)), id(2, Some(1)), id(2, Some(2))];
-        let mut scheduler = Scheduler::new(16);
+        let mut scheduler = Scheduler::new(16, None);
         ids.iter().for_each(|&id| scheduler.add(id));
         scheduler.next(|_| Stage::Decode, |_| true);
         let left = |id: Id| [90, 70, 70][id.number.unwrap_or(0)];
@@ -181,7 +186,7 @@ mod tests {
 
     #[test]
     fn chunks_settle_at_a_tenth_of_a_second() {
-        let mut sizer = ChunkSizer::new(512);
+        let mut sizer = ChunkSizer::new(512, None);
         for _ in 0..8 {
             let size = sizer.size();
             sizer.observe(size, Duration::from_micros(500 * size as u64));
@@ -189,6 +194,13 @@ mod tests {
         assert_eq!(sizer.size(), 200);
         sizer.observe(200, Duration::from_secs(10));
         assert_eq!(sizer.size(), SMALLEST);
-        assert_eq!(ChunkSizer::new(4).size(), 4);
+        assert_eq!(ChunkSizer::new(4, None).size(), 4);
+        let mut fixed = ChunkSizer::new(512, Some(128));
+        fixed.observe(128, Duration::from_secs(10));
+        assert_eq!(
+            (fixed.size(), ChunkSizer::new(64, Some(128)).size()),
+            (128, 64),
+            "time changes what the backend fixes"
+        );
     }
 }

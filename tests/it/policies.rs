@@ -7,12 +7,14 @@ use crate::tiny::{Form, Rng, Spec, Tiny};
 use dmschat::backend::KvGeometry;
 use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
+use dmschat::checkpoint::convert::{Importance, convert};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
 use dmschat::engine::score::{Op, Schedule, score};
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{Budget, H2o, PolicyChoice, Tova, Window};
+use dmschat::policy::{Budget, H2o, PolicyChoice, Pool, Tova, Window};
 use dmschat::protocol::{LogEntry, Token};
+use dmschat::quant::Weights;
 use serde::Deserialize;
 
 /// Scores nearer to each other than this could change their order by the order of a sum.
@@ -197,6 +199,50 @@ fn quest_with_all_pages_is_the_cache_that_it_reads() {
             let (wanted, all, few) = (run(plain), run(over(Budget::Slots(128))), run(over(Budget::Slots(48))));
             assert!(all == wanted, "{codec:?}");
             assert!(few.0 != wanted.0 && few.1 < wanted.1, "{codec:?}: {} reads of {}", few.1, wanted.1);
+        }
+    }
+}
+
+/// A log gives one state and the same bits, whatever its steps and the number of threads.
+#[test]
+fn a_log_has_the_same_bits_in_any_steps_on_any_threads() {
+    let spec = |form| Spec { n_layers: 3, hidden: 64, ffn: 128, ..Spec::new(true, form) };
+    let of_forms = [Form::Borrowed, Form::Adapter, Form::Plain, Form::Dmc].map(|form| (form, PolicyChoice::Model));
+    let chosen = [
+        PolicyChoice::Window(Window { budget: 24 }),
+        PolicyChoice::Tova(Tova { budget: Budget::Slots(40) }),
+        PolicyChoice::H2o(H2o { budget: Budget::Slots(40) }),
+        PolicyChoice::Pool(Pool { every: 3 }),
+    ];
+    let cases = of_forms.into_iter().chain(chosen.map(|policy| (Form::Plain, policy)));
+    for (form, policy) in cases {
+        let tiny = Tiny::new(spec(form), 350);
+        let log = random_log(&mut Rng(351), 150, if form == Form::Plain { 0 } else { 2 });
+        for (codec, weights) in [
+            (Codec::F32, Weights::Bf16),
+            (Codec::Bf16, Weights::Int8),
+            (Codec::Fp8, Weights::Bf16),
+            (Codec::Int8, Weights::Int4),
+            (Codec::K8V4, Weights::Bf16),
+        ] {
+            let run = |threads: usize, seed: u64| {
+                let options = EngineOptions { policy, max_step: Some(100), ..EngineOptions::new(codec) };
+                let source = convert(tiny.checkpoint(), weights, &Importance::new(), 1, |_, _| true).unwrap();
+                let mut runner = Runner::new(Cpu::new(threads), &source, &options, |_, _| true).unwrap();
+                let mut steps = step_lengths(seed);
+                let (seq, logits) = feed(&mut runner, &log, || match seed {
+                    0 => 1,
+                    1 => 100,
+                    _ => steps(),
+                });
+                let bits: Vec<u32> = logits.iter().flatten().map(|x| x.to_bits()).collect();
+                let stats = runner.cache.stats(runner.backend(), seq);
+                (bits, stats.peak, slots(&runner, seq))
+            };
+            let wanted = run(1, 0);
+            for (threads, seed) in [(2, 1), (3, 2), (2, 3)] {
+                assert!(run(threads, seed) == wanted, "{form:?} {policy:?} {codec:?} {weights:?}, {threads} threads");
+            }
         }
     }
 }

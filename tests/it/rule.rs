@@ -43,7 +43,7 @@ pub fn feed(runner: &mut Runner<Cpu>, log: &[LogEntry], mut step: impl FnMut() -
             part.iter().filter_map(|e| if let LogEntry::Token(t) = e { Some(*t) } else { None }).collect();
         let mut rest = &tokens[..];
         while !rest.is_empty() {
-            let n = step().clamp(1, MAX_STEP).min(rest.len());
+            let n = step().clamp(1, runner.max_step()).min(rest.len());
             runner.feed(seq, &rest[..n]).expect("room");
             runner.logits(0..n, |_, row| logits.push(row.to_vec())).unwrap();
             rest = &rest[n..];

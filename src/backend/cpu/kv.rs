@@ -11,6 +11,8 @@ use std::ops::Range;
 /// One lane's part of the tables, with the pool it takes pages from.
 struct Lane<'a> {
     layout: PageLayout,
+    /// Its number in the tables.
+    number: usize,
     pages: &'a mut [i32],
     live: &'a mut i32,
     ring: &'a mut [i32],
@@ -25,6 +27,7 @@ impl<'a> Lane<'a> {
         let (row, ring_len, scores) = (g.row(layer, seq, head), g.policy.ring_len(), g.score_slots());
         Self {
             layout: g.page(),
+            number: row,
             pages: &mut kv.page_table[row * g.max_pages..(row + 1) * g.max_pages],
             live: &mut kv.live[row],
             ring: &mut kv.ring[row * ring_len..(row + 1) * ring_len],
@@ -51,6 +54,7 @@ impl<'a> Lane<'a> {
             self.pool.release(std::mem::replace(entry, -1));
         }
         *self.live = 0;
+        self.pool.order_mut(self.number).clear();
     }
 }
 
@@ -62,6 +66,14 @@ impl LaneSlots for Lane<'_> {
 
     fn set_meta(&mut self, slot: usize, meta: SlotMeta) {
         let layout = self.layout;
+        // A slot that gets another position gets the newest one.
+        let order = self.pool.order_mut(self.number);
+        let moves = order.last() != Some(&(slot as u32));
+        if moves && self.meta(slot).position() != meta.position() {
+            let order = self.pool.order_mut(self.number);
+            order.retain(|&other| other != slot as u32);
+            order.push(slot as u32);
+        }
         layout.set_meta(self.own_page(slot), slot % layout.page_slots, meta);
     }
 
@@ -79,7 +91,22 @@ impl LaneSlots for Lane<'_> {
             self.pages[slot / self.layout.page_slots] = self.pool.take();
         }
         *self.live += 1;
+        self.pool.order_mut(self.number).push(slot as u32);
         slot
+    }
+}
+
+/// Makes the order of the slots of a sequence's lanes where it is not known.
+pub(super) fn order_slots(kv: &mut KvTables<Cpu>, layer: usize, seq: usize) {
+    for head in 0..kv.geometry.n_kv_heads {
+        let lane = Lane::of(kv, layer, seq, head);
+        let live = *lane.live as usize;
+        if lane.pool.order(lane.number).len() != live {
+            let mut order: Vec<u32> = (0..live as u32).collect();
+            order.sort_unstable_by_key(|&slot| lane.meta(slot as usize).position());
+            *lane.pool.order_mut(lane.number) = order;
+        }
+        debug_assert!(lane.pool.order(lane.number).is_sorted_by_key(|&slot| lane.meta(slot as usize).position()));
     }
 }
 
@@ -205,6 +232,8 @@ pub(super) fn fork(kv: &mut KvTables<Cpu>, from: usize, to: usize) {
             for entry in &lane.pages[..lane.held_pages()] {
                 lane.pool.share(*entry);
             }
+            let order = lane.pool.order(a).to_vec();
+            *lane.pool.order_mut(b) = order;
         }
     }
     kv.seq_len[to] = kv.seq_len[from];
@@ -331,6 +360,7 @@ fn compact_lane(lane: &mut Lane<'_>, kept: &[usize], window_start: usize) {
             lane.ring[bytes.meta.position() % ring_len] = slot as i32;
         }
     }
+    lane.pool.order_mut(lane.number).clear();
 }
 
 struct SlotBytes {

@@ -1,46 +1,34 @@
 //! GEMM and GEMV with plain and packed weights.
 //!
-//! Packed weights multiply activations that are rounded to bf16, as on a GPU, for any number of rows and on every machine.
+//! A row's results have the same bits whatever rows are computed beside it, with any number of threads: prefill of T tokens
+//! equals T decode steps bit for bit.
 //!
-//! Few rows of activations are memory-bound: dot products that convert weights in registers. Many rows are compute-bound:
-//! blocks of weights are converted into a scratch buffer that fits L2 and multiplied there. Both split the weights' rows
-//! over the thread pool.
+//! Packed weights multiply activations that are rounded to bf16, as on a GPU, straight from their tiles.
+//!
+//! Of plain weights, few rows of activations are memory-bound: dot products that convert weights in registers. Many rows are
+//! compute-bound: blocks of weights are converted into a scratch buffer that fits L2 and multiplied there. Both split the
+//! weights' rows over the thread pool.
 
 use super::Cpu;
 use super::simd::dots::{Rows, dots, widen};
-use super::simd::packed::{Input, Strips, round_all, tile_dots};
-use super::simd::{Format, Isa, maths, matmul};
+use super::simd::packed::{Input, Strips, tile_dots};
+use super::simd::{BLOCK_COLS, Format, Isa, maths, matmul};
 use super::thread_pool::Tile;
 use crate::quant::TILE_ROWS;
 use crate::tensor::{self, DType, Tensor};
 use std::ops::Range;
 use std::sync::PoisonError;
 
-/// Rows of activations up to which dot products are used.
+/// Rows of activations up to which dot products with plain weights are used.
 const FEW_ROWS: usize = 64;
+/// Rows of activations that are multiplied with packed weights together, so that they fit L2.
+const PACKED_ROWS: usize = 64;
 /// Bytes of weights in a task of dot products: microseconds of work on sequential memory.
 const TASK_BYTES: usize = 128 << 10;
-/// Rows and columns of a block of weights converted to f32: 384 KiB.
+/// Rows of a block of weights converted to f32; with [`BLOCK_COLS`] columns 384 KiB.
 const BLOCK_ROWS: usize = 96;
-const BLOCK_COLS: usize = 1024;
-
-/// Activations of packed weights, kept from GEMM to GEMM.
-#[derive(Default)]
-pub(super) struct PackedInput {
-    /// Few rows.
-    input: Input,
-    /// Many rows.
-    rounded: Vec<f32>,
-}
-
-impl PackedInput {
-    fn round(&mut self, x: &[f32]) -> &[f32] {
-        self.rounded.clear();
-        self.rounded.extend_from_slice(x);
-        round_all(&mut self.rounded);
-        &self.rounded
-    }
-}
+/// Values between the rows of a block, so that rows of [`BLOCK_COLS`] do not meet in the same cache sets.
+const PADDING: usize = 16;
 
 /// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`. Returns whether to go on; once it
 /// has not, GEMMs do nothing, so that a step that nobody wants ends soon.
@@ -115,7 +103,7 @@ impl Weight {
 
     pub(super) fn row_to_f32(&self, isa: Isa, row: usize, out: &mut [f32]) {
         let (_, block) = self.blocks(row..row + 1).next().expect("a row of the weight");
-        block.widen(isa, 0..self.cols, out);
+        block.widen(isa, 0..self.cols, self.cols, out);
     }
 
     fn is_packed(&self) -> bool {
@@ -152,16 +140,16 @@ impl Block<'_> {
         }
     }
 
-    /// Converts columns `cols` of all rows to f32, `[rows, cols.len()]`.
-    fn widen(&self, isa: Isa, cols: Range<usize>, out: &mut [f32]) {
+    /// Converts columns `cols` of all rows to f32, `[rows, cols.len()]` in rows of `stride`.
+    fn widen(&self, isa: Isa, cols: Range<usize>, stride: usize, out: &mut [f32]) {
         match self {
-            Block::Plain(rows) => widen_columns(isa, *rows, cols, out),
-            Block::Packed(strips) => strips.unpack(isa, cols, out),
+            Block::Plain(rows) => widen_columns(isa, *rows, cols, stride, out),
+            Block::Packed(strips) => strips.unpack(isa, cols, stride, out),
             Block::Decoded(tensor, rows) => {
                 let mut whole = vec![0.0; tensor.shape[1]];
-                for (row, out) in rows.clone().zip(out.chunks_exact_mut(cols.len())) {
+                for (row, out) in rows.clone().zip(out.chunks_mut(stride)) {
                     tensor.decode_row(row, &mut whole);
-                    out.copy_from_slice(&whole[cols.clone()]);
+                    out[..cols.len()].copy_from_slice(&whole[cols.clone()]);
                 }
             }
         }
@@ -176,10 +164,10 @@ fn element(part: &Tensor) -> Format {
     }
 }
 
-fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, out: &mut [f32]) {
+fn widen_columns(isa: Isa, rows: Rows<'_>, cols: Range<usize>, stride: usize, out: &mut [f32]) {
     let size = rows.format().size_bytes();
-    for (out, row) in out.chunks_exact_mut(cols.len()).zip(rows.bytes().chunks_exact(rows.cols() * size)) {
-        widen(isa, &row[cols.start * size..cols.end * size], rows.format(), 1.0, out);
+    for (out, row) in out.chunks_mut(stride).zip(rows.bytes().chunks_exact(rows.cols() * size)) {
+        widen(isa, &row[cols.start * size..cols.end * size], rows.format(), 1.0, &mut out[..cols.len()]);
     }
 }
 
@@ -200,37 +188,23 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
             return;
         }
     }
-    let mut packed = weight.is_packed().then(|| cpu.packed());
+    if weight.is_packed() {
+        return packed(cpu, &mut out, x, weight, add_bias);
+    }
     if n <= FEW_ROWS {
-        if let Some(packed) = &mut packed {
-            packed.input.set(cpu.method, x, n, weight.cols);
-        }
-        let input = packed.as_ref().map(|packed| &packed.input);
-        // Whole strips, and a multiple of the kernels' 8 rows; at least two tasks per thread.
-        let share = weight.rows.div_ceil(2 * cpu.threads());
-        let rows = (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(TILE_ROWS);
-        cpu.thread_pool.tiles(&mut out, n.max(1), rows, |worker, tile| {
+        // A multiple of the kernels' 8 rows.
+        cpu.thread_pool.tiles(&mut out, n.max(1), task_rows(cpu, weight), |worker, tile| {
             for (at, block) in weight.blocks(tile.col_range()) {
                 let mut tile = tile.narrow(at..at + block.len());
-                match (block, input) {
-                    (Block::Packed(strips), Some(input)) => {
-                        tile_dots(cpu.isa, &strips, input, &mut tile, &mut cpu.scratch(worker).weights);
-                    }
-                    (Block::Plain(rows), _) => dots(cpu.isa, rows, x, &mut tile),
-                    (block @ Block::Decoded(..), _) => {
-                        multiply_block(cpu.isa, &mut tile, x, &block, &mut cpu.scratch(worker).weights);
-                    }
-                    (Block::Packed(_), None) => unreachable!("packed weights have an input"),
+                match block {
+                    Block::Plain(rows) => dots(cpu.isa, rows, x, &mut tile),
+                    block => multiply_block(cpu.isa, &mut tile, x, &block, &mut cpu.scratch(worker).weights),
                 }
             }
             add_bias(tile);
         });
         return;
     }
-    let x = match &mut packed {
-        Some(packed) => packed.round(x),
-        None => x,
-    };
     // Where the weights have too few rows for all threads, the activations are split too, and weights are converted twice.
     let across = weight.rows.div_ceil(BLOCK_ROWS);
     let down = (2 * cpu.threads()).div_ceil(across).min(n.div_ceil(64));
@@ -241,6 +215,35 @@ pub(super) fn linear(cpu: &Cpu, out: &mut [f32], x: &[f32], weight: &Weight, bia
         for (at, block) in weight.blocks(tile.col_range()) {
             let mut tile = tile.narrow(at..at + block.len());
             multiply_block(cpu.isa, &mut tile, x, &block, &mut scratch.weights);
+        }
+        add_bias(tile);
+    });
+}
+
+/// Rows of weights of a task of dot products: at least two tasks per thread, whole strips of packed weights.
+fn task_rows(cpu: &Cpu, weight: &Weight) -> usize {
+    let share = weight.rows.div_ceil(2 * cpu.threads());
+    (TASK_BYTES / weight.row_bytes()).clamp(1, share).next_multiple_of(TILE_ROWS)
+}
+
+/// [`linear`] with packed weights: dot products for any number of rows.
+fn packed(cpu: &Cpu, out: &mut Tile<'_>, x: &[f32], weight: &Weight, add_bias: impl Fn(&mut Tile<'_>) + Sync) {
+    let (n, cols) = (out.rows(), weight.cols);
+    let mut inputs = cpu.packed_inputs();
+    let panels = n.div_ceil(PACKED_ROWS);
+    if inputs.len() < panels {
+        inputs.resize_with(panels, Input::default);
+    }
+    cpu.thread_pool.tiles(&mut Tile::new(&mut inputs[..panels], panels, 1), 1, 1, |_, tile| {
+        let rows = tile.row_range().start * PACKED_ROWS..n.min((tile.row_range().start + 1) * PACKED_ROWS);
+        tile.row_mut(0)[0].set(cpu.method, &x[rows.start * cols..], rows.len(), cols);
+    });
+    cpu.thread_pool.tiles(out, PACKED_ROWS, task_rows(cpu, weight), |worker, tile| {
+        let input = &inputs[tile.row_range().start / PACKED_ROWS];
+        for (at, block) in weight.blocks(tile.col_range()) {
+            let Block::Packed(strips) = block else { unreachable!("stacked weights are all packed or none is") };
+            let mut tile = tile.narrow(at..at + strips.len());
+            tile_dots(cpu.isa, &strips, input, &mut tile, &mut cpu.scratch(worker).weights);
         }
         add_bias(tile);
     });
@@ -258,9 +261,10 @@ fn multiply_block(isa: Isa, out: &mut Tile<'_>, x: &[f32], block: &Block<'_>, sc
     let block_cols = if let Block::Decoded(..) = block { k } else { BLOCK_COLS };
     for start in (0..k).step_by(block_cols) {
         let cols = start..k.min(start + block_cols);
-        scratch.resize(block.len() * cols.len(), 0.0);
-        block.widen(isa, cols.clone(), scratch);
-        matmul::a_bt(isa, out, &x[start..], k, scratch, cols.len(), cols.len(), start > 0);
+        let stride = cols.len() + PADDING;
+        scratch.resize(block.len() * stride, 0.0);
+        block.widen(isa, cols.clone(), stride, scratch);
+        matmul::a_bt(isa, out, &x[start..], k, scratch, stride, cols.len(), start > 0);
     }
 }
 

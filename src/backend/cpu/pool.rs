@@ -10,6 +10,9 @@ const GRANULE_BYTES: usize = 2 << 20;
 const LINE_BYTES: usize = 64;
 
 pub struct Pool {
+    /// `[n_layers, n_lanes]` slots by the positions of their tokens: the order in which attention adds values. Kept as tokens
+    /// are placed, and made from the positions where its length is not that of the lane.
+    orders: Vec<Vec<u32>>,
     page_bytes: usize,
     /// Distance of two pages: `page_bytes` rounded up to a cache line.
     stride_bytes: usize,
@@ -21,10 +24,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(page_bytes: usize, max_pages: usize) -> Self {
+    pub(super) fn new(page_bytes: usize, max_pages: usize, lanes: usize) -> Self {
         let stride_bytes = page_bytes.next_multiple_of(LINE_BYTES);
         let pages_per_granule = (GRANULE_BYTES / stride_bytes).max(1);
         Self {
+            orders: vec![Vec::new(); lanes],
             page_bytes,
             stride_bytes,
             pages_per_granule,
@@ -33,6 +37,14 @@ impl Pool {
             refs: Vec::new(),
             free: BTreeSet::new(),
         }
+    }
+
+    pub(super) fn order(&self, lane: usize) -> &[u32] {
+        &self.orders[lane]
+    }
+
+    pub(super) fn order_mut(&mut self, lane: usize) -> &mut Vec<u32> {
+        &mut self.orders[lane]
     }
 
     pub(super) fn reserve(&mut self, pages: usize) -> Result<(), OutOfMemory> {

@@ -17,6 +17,10 @@ pub(super) mod packed;
 mod strip;
 mod vector;
 
+/// Columns of a dot product that are summed together: longer ones are sums of such sums, so that a GEMM can go through its
+/// matrices in blocks that fit the caches.
+pub(super) const BLOCK_COLS: usize = 1024;
+
 /// Element format of a stored row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
@@ -82,10 +86,6 @@ impl Isa {
 
     pub fn best() -> Isa {
         Self::available()[0]
-    }
-
-    pub fn is_exact(self) -> bool {
-        self.0 == Set::Exact
     }
 
     pub fn name(self) -> &'static str {

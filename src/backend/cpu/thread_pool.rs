@@ -308,6 +308,12 @@ impl<'a, T> Tile<'a, T> {
         }
     }
 
+    /// The first `rows` rows of the tile, as a tile.
+    pub fn first_rows(&mut self, rows: usize) -> Tile<'_, T> {
+        assert!(rows <= self.rows);
+        Tile { rows, ..self.narrow(0..self.cols) }
+    }
+
     pub fn as_mut_ptr(&mut self) -> *mut T {
         self.data
     }

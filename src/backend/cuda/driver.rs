@@ -66,7 +66,7 @@ pub struct Driver {
     /// Most shared memory of a block.
     shared_bytes: usize,
     /// Compute capability, major and minor.
-    capability: (i32, i32),
+    pub capability: (i32, i32),
     /// Whether kernels are launched with programmatic dependent launch.
     pdl: bool,
     /// The next kernel is launched without it.

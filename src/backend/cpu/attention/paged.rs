@@ -5,7 +5,6 @@ use super::super::Cpu;
 use super::super::thread_pool::Tile;
 use super::{Call, Group};
 use crate::policy::{Quest, choose as choose_pages, upper_bound};
-use std::ops::Range;
 
 #[cfg(test)]
 mod tests;
@@ -30,17 +29,22 @@ impl Chosen {
         self.of_page(page).is_some_and(|heads| !heads.contains(&true))
     }
 
-    /// Masks in scores `[q_heads, n]`, whose columns `columns` are a page's slots, the rows of heads that do not read it.
-    pub fn hide(&self, page: usize, columns: Range<usize>, n: usize, scores: &mut [f32]) {
+    /// Whether some page may be skipped.
+    pub fn is_choice(&self) -> bool {
+        !self.pages.is_empty()
+    }
+
+    /// Masks in the scores of a page's slots the rows of heads that do not read it.
+    pub fn hide(&self, page: usize, scores: &mut Tile<'_>) {
         let Some(heads) = self.of_page(page) else { return };
-        for (scores, _) in scores.chunks_exact_mut(n).zip(heads).filter(|(_, reads)| !**reads) {
-            scores[columns.clone()].fill(f32::NEG_INFINITY);
+        for (r, _) in heads.iter().enumerate().filter(|(_, reads)| !**reads) {
+            scores.row_mut(r).fill(f32::NEG_INFINITY);
         }
     }
 
     /// The choice for the one token of a span.
     fn new(call: &Call<'_>, quest: &Quest, group: &Group) -> Self {
-        let (g, span, live) = (call.geometry, &call.spans[group.span], call.live(&call.spans[group.span], group.head));
+        let (g, span, live) = (call.geometry, &call.spans[group.span], call.live(group));
         let (d, q_heads) = (g.head_dim, g.n_q_heads / g.n_kv_heads);
         // The page at which the lane grows: that of the newest token, where none is overwritten.
         let newest = live / g.page_slots;
@@ -52,7 +56,7 @@ impl Chosen {
             let mut bounds = vec![0.0; q_heads * newest];
             let mut limits = [vec![0.0; d], vec![0.0; d]];
             for page in 0..newest {
-                let stored = call.layout.bounds(call.page(span, group.head, page * g.page_slots));
+                let stored = call.layout.bounds(call.page(group, page * g.page_slots));
                 for (limits, stored) in limits.iter_mut().zip(stored) {
                     let values = stored.iter().map(|&bits| f32::from_bits(u32::from(bits) << 16));
                     limits.iter_mut().zip(values).for_each(|(limit, value)| *limit = value);
@@ -66,23 +70,24 @@ impl Chosen {
                 choose_pages(bounds, reads - 1, &mut order, |page| chosen.pages[page * q_heads + head] = true);
             }
         }
-        chosen.keys = 1 + chosen.stored_keys(call, span, group.head, live);
+        chosen.keys = 1 + chosen.stored_keys(call, group, live);
         chosen
     }
 
     /// Stored keys that some head reads.
-    fn stored_keys(&self, call: &Call<'_>, span: &Span, head: usize, live: usize) -> usize {
+    fn stored_keys(&self, call: &Call<'_>, group: &Group, live: usize) -> usize {
+        let span = &call.spans[group.span];
         let page_slots = call.geometry.page_slots;
         let read = (0..live).step_by(page_slots).filter(|start| !self.skips(start / page_slots));
         let filled = |start: usize| page_slots.min(live - start);
         let Some(rule) = call.rule(span) else { return read.map(filled).sum() };
         let visible = |page: &[u8], row: usize| {
             let meta = call.layout.meta(page, row);
-            let marked = call.stored_mark(&rule, span, head, meta);
+            let marked = call.stored_mark(&rule, span, group.head, meta);
             rule.visible(call.base(span), meta.position(), marked)
         };
         let in_page = |start: usize| {
-            let page = call.page(span, head, start);
+            let page = call.page(group, start);
             (0..filled(start)).filter(|&row| visible(page, row)).count()
         };
         read.map(in_page).sum()

@@ -74,8 +74,8 @@ fn check(policy: Policy, codec: Codec, head_dim: usize, group: usize, threads: u
         cpu.kv_round_trip(&mut qkv, &geometry, n);
         let acts = |poison: f32| Acts { data: vec![poison; n * q_heads * head_dim], width: q_heads * head_dim };
         let (mut got, mut again, mut want) = (acts(f32::NAN), acts(1.0), acts(0.0));
-        attend(&cpu, &mut got, &qkv, &decisions, &kv, 0, &spans);
-        attend(&cpu, &mut again, &qkv, &decisions, &kv, 0, &spans);
+        attend(&cpu, &mut got, &qkv, &decisions, &mut kv, 0, &spans);
+        attend(&cpu, &mut again, &qkv, &decisions, &mut kv, 0, &spans);
         reference::attend(&mut want, &qkv, &decisions, &kv, 0, &spans);
         for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
             assert!((g - w).abs() < 2e-5, "{name}, step {step}, row {}: {g} {w}", i / got.width);
@@ -107,5 +107,66 @@ fn attention_matches_the_plain_loops() {
             check(policy, Codec::F32, head_dim, group, 1);
         }
         check(policy, Codec::Fp8, 128, 7, 3);
+    }
+}
+
+/// Prefill of a step's tokens against the same tokens one after the other, with another number of threads.
+fn check_bits(policy: Policy, codec: Codec, head_dim: usize, group: usize) {
+    let (heads, q_heads) = (2, 2 * group);
+    let geometry = KvGeometry {
+        n_layers: 1,
+        n_q_heads: q_heads,
+        n_kv_heads: heads,
+        head_dim,
+        n_seqs: 1,
+        page_slots: 16,
+        max_pages: 64,
+        codec,
+        policy,
+    };
+    let (prefill, decode) = (Cpu::new(2), Cpu::new(3));
+    let (mut chunks, mut steps) = (tables(&prefill, geometry), tables(&decode, geometry));
+    let (width, out_width) = ((q_heads + 2 * heads) * head_dim, q_heads * head_dim);
+    for (step, (n, eviction)) in [(90, true), (3, true), (530, true), (40, false), (150, true)].into_iter().enumerate()
+    {
+        let data = random(n * width, step as u64 + 10).into_iter().map(|v| 2.5 * v).collect();
+        let mut qkv = Acts { data, width };
+        let decisions: Vec<f32> = random(n * heads, step as u64 + 100).iter().map(|v| v + 0.4).collect();
+        prefill.kv_round_trip(&mut qkv, &geometry, n);
+        for kv in [&mut chunks, &mut steps] {
+            kv.eviction.fill(eviction as i32);
+            prefill.reserve(kv, 2 * n * heads).unwrap();
+        }
+        let put = |cpu: &Cpu, kv: &mut KvTables<Cpu>, qkv: &Acts, decisions: &[f32], span: Span| {
+            place(kv, decisions, 0, &[span]);
+            store(kv, qkv, 0, &[span]);
+            cpu.advance(kv, &[span]);
+        };
+        let span = Span { seq: 0, start: 0, len: n };
+        let mut out = Acts { data: vec![0.0; n * out_width], width: out_width };
+        attend(&prefill, &mut out, &qkv, &decisions, &mut chunks, 0, &[span]);
+        put(&prefill, &mut chunks, &qkv, &decisions, span);
+        for i in 0..n {
+            let one = Acts { data: qkv.row(i).to_vec(), width };
+            let (decisions, span) = (&decisions[i * heads..(i + 1) * heads], Span { seq: 0, start: 0, len: 1 });
+            let mut alone = Acts { data: vec![0.0; out_width], width: out_width };
+            attend(&decode, &mut alone, &one, decisions, &mut steps, 0, &[span]);
+            put(&decode, &mut steps, &one, decisions, span);
+            let same = alone.data.iter().zip(out.row(i)).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{policy:?} {codec:?} {head_dim}, step {step}, row {i}");
+        }
+    }
+    assert_eq!(chunks.live, steps.live);
+}
+
+#[test]
+fn rows_have_the_same_bits_in_prefill_and_decode() {
+    let dms = |window, shift| Policy::Dms(Dms { window, shift, sinks: 0, dial: 0.0 });
+    for policy in [Policy::Dense, dms(16, Shift::Previous), dms(9, Shift::Same), Policy::Window(Window { budget: 24 })]
+    {
+        for codec in Codec::ALL {
+            check_bits(policy, codec, 64, 3);
+        }
+        check_bits(policy, Codec::F32, 72, 1);
     }
 }

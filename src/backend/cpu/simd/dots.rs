@@ -8,7 +8,7 @@ use super::super::thread_pool::Tile;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Bf16, Elem, Exact, F16, F32, Fp8, Int8, Portable, Vector};
-use super::{Format, Isa, Set, by_isa};
+use super::{BLOCK_COLS, Format, Isa, Set, by_isa};
 
 /// Contiguous rows of `cols` values.
 #[derive(Clone, Copy)]
@@ -161,33 +161,37 @@ impl Block {
         unsafe {
             let rows: [*const u8; R] = std::array::from_fn(|r| self.w.add(r.min(self.valid - 1) * self.row_bytes));
             let mut ahead = self.w.wrapping_add(self.ahead);
-            let mut acc = [[V::splat(0.0); N]; R];
-            let mut c = 0;
-            while c + V::LANES <= self.cols {
-                let x: [V; N] = std::array::from_fn(|i| V::load(x.add(i * self.cols + c)));
-                for r in 0..R {
-                    // Cache lines in address order, not row by row.
-                    if (r * V::LANES * size).is_multiple_of(64) {
-                        prefetch(ahead);
-                        ahead = ahead.wrapping_add(64);
-                    }
-                    let w = E::load::<V>(rows[r].add(c * size));
-                    for i in 0..N {
-                        acc[r][i] = w.mul_add(x[i], acc[r][i]);
-                    }
-                }
-                c += V::LANES;
-            }
-            for i in 0..N {
-                for block in 0..R / 4 {
-                    let mut sums = V::sum4(std::array::from_fn(|r| acc[block * 4 + r][i]));
-                    for (r, sum) in sums.iter_mut().enumerate() {
-                        for c in c..self.cols {
-                            *sum += E::scalar(rows[block * 4 + r].add(c * size)) * *x.add(i * self.cols + c);
+            for start in (0..self.cols).step_by(BLOCK_COLS) {
+                let end = self.cols.min(start + BLOCK_COLS);
+                let mut acc = [[V::splat(0.0); N]; R];
+                let mut c = start;
+                while c + V::LANES <= end {
+                    let x: [V; N] = std::array::from_fn(|i| V::load(x.add(i * self.cols + c)));
+                    for r in 0..R {
+                        // Cache lines in address order, not row by row.
+                        if (r * V::LANES * size).is_multiple_of(64) {
+                            prefetch(ahead);
+                            ahead = ahead.wrapping_add(64);
+                        }
+                        let w = E::load::<V>(rows[r].add(c * size));
+                        for i in 0..N {
+                            acc[r][i] = w.mul_add(x[i], acc[r][i]);
                         }
                     }
-                    for (r, sum) in sums.into_iter().enumerate().take(self.valid.saturating_sub(block * 4)) {
-                        *out.add(i * width + block * 4 + r) = sum;
+                    c += V::LANES;
+                }
+                for i in 0..N {
+                    for block in 0..R / 4 {
+                        let mut sums = V::sum4(std::array::from_fn(|r| acc[block * 4 + r][i]));
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            for c in c..end {
+                                *sum += E::scalar(rows[block * 4 + r].add(c * size)) * *x.add(i * self.cols + c);
+                            }
+                        }
+                        for (r, sum) in sums.into_iter().enumerate().take(self.valid.saturating_sub(block * 4)) {
+                            let out = out.add(i * width + block * 4 + r);
+                            *out = if start > 0 { *out + sum } else { sum };
+                        }
                     }
                 }
             }
@@ -224,24 +228,52 @@ pub(in super::super) fn fetch(bytes: &[u8]) {
     bytes.chunks(64).for_each(|line| prefetch_l2(line.as_ptr()));
 }
 
-/// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`.
+/// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`, in the order of the rows.
 pub(in super::super) fn weighted_sum(isa: Isa, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
-    let n = out.rows();
     assert!(out.cols() == rows.cols && rows.len <= stride, "shapes of a weighted sum");
-    assert!(n == 0 || p.len() >= (n - 1) * stride + rows.len, "weights of a weighted sum");
-    by_format!(rows.format, weighted_sum_of(isa, rows, p, stride, out));
+    let row_bytes = rows.cols * rows.format.size_bytes();
+    let slots = Slots { pages: &[rows.bytes], page_slots: 1 << 31, format: rows.format, row_bytes };
+    let order: Vec<u32> = (0..rows.len as u32).collect();
+    weighted_sum_of_slots(isa, slots, &order, p, stride, out);
 }
 
-fn weighted_sum_of<E: Elem>(isa: Isa, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
-    debug_assert_eq!(E::FORMAT, rows.format);
-    let (v, n_rows, cols, p, n) = (rows.bytes.as_ptr(), rows.len, rows.cols, p.as_ptr(), out.rows());
-    let (width, out, ahead) = (out.width(), out.as_mut_ptr(), rows.ahead);
-    // The pointers cover `n_rows x cols` elements, `n` rows of `n_rows` weights and of `cols` sums.
+/// Rows of `row_bytes` in pages of `page_slots` each, a power of two.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Slots<'a> {
+    pub pages: &'a [&'a [u8]],
+    pub page_slots: usize,
+    pub format: Format,
+    pub row_bytes: usize,
+}
+
+/// `out[i] += sum over slots of p[i, slot] * rows[slot]` for p in rows of `stride`: the first `out.cols` columns of the slots
+/// of `order`, in its order.
+pub(in super::super) fn weighted_sum_of_slots(
+    isa: Isa,
+    slots: Slots<'_>,
+    order: &[u32],
+    p: &[f32],
+    stride: usize,
+    out: &mut Tile<'_>,
+) {
+    let Some(&last) = order.iter().max() else { return };
+    let (last, cols_bytes) = (last as usize, out.cols() * slots.format.size_bytes());
+    assert!(slots.page_slots.is_power_of_two() && cols_bytes <= slots.row_bytes, "slots of a weighted sum");
+    let held = |page: &[u8]| page.len() >= (slots.page_slots.min(last + 1) - 1) * slots.row_bytes + cols_bytes;
+    assert!(last / slots.page_slots < slots.pages.len() && slots.pages.iter().all(|p| held(p)), "slots in pages");
+    assert!(out.rows() == 0 || p.len() > (out.rows() - 1) * stride + last, "weights of a weighted sum");
+    by_format!(slots.format, weighted_sum_of(isa, slots, order, p, stride, out));
+}
+
+fn weighted_sum_of<E: Elem>(isa: Isa, slots: Slots<'_>, order: &[u32], p: &[f32], stride: usize, out: &mut Tile<'_>) {
+    debug_assert_eq!(E::FORMAT, slots.format);
+    let (p, n, cols, width, out) = (p.as_ptr(), out.rows(), out.cols(), out.width(), out.as_mut_ptr());
+    // The pages cover all slots of `order`, and the other pointers `n` rows of weights of these slots and of `cols` sums.
     by_isa!(
         isa,
         weighted_body::<E>(
-            v: *const u8, n_rows: usize, cols: usize, ahead: usize, p: *const f32, stride: usize, n: usize,
-            out: *mut f32, width: usize
+            slots: Slots<'_>, order: &[u32], cols: usize, p: *const f32, stride: usize, n: usize, out: *mut f32,
+            width: usize
         )
     )
 }
@@ -249,10 +281,9 @@ fn weighted_sum_of<E: Elem>(isa: Isa, rows: Rows<'_>, p: &[f32], stride: usize, 
 #[allow(clippy::too_many_arguments)] // The shape of a kernel.
 #[inline(always)]
 unsafe fn weighted_body<V: Vector, E: Elem>(
-    v: *const u8,
-    n_rows: usize,
+    slots: Slots<'_>,
+    order: &[u32],
     cols: usize,
-    ahead: usize,
     p: *const f32,
     stride: usize,
     n: usize,
@@ -262,9 +293,9 @@ unsafe fn weighted_body<V: Vector, E: Elem>(
     let mut i = 0;
     while i < n {
         let some = (n - i).min(V::MAX_RHS);
-        // SAFETY: rows i..i + some of `p` and `out`, all rows of `v`: what the caller has checked.
+        // SAFETY: rows i..i + some of `p` and `out`, all slots: what the caller has checked.
         unsafe {
-            let sums = Sums { v, n_rows, cols, ahead, p: p.add(i * stride), stride, out: out.add(i * width), width };
+            let sums = Sums { slots, order, cols, p: p.add(i * stride), stride, out: out.add(i * width), width };
             match some {
                 1 => sums.run::<V, E, 1>(),
                 2 => sums.run::<V, E, 2>(),
@@ -275,18 +306,20 @@ unsafe fn weighted_body<V: Vector, E: Elem>(
     }
 }
 
-struct Sums {
-    v: *const u8,
-    n_rows: usize,
+struct Sums<'a> {
+    slots: Slots<'a>,
+    order: &'a [u32],
     cols: usize,
-    ahead: usize,
     p: *const f32,
     stride: usize,
     out: *mut f32,
     width: usize,
 }
 
-impl Sums {
+/// Slots between the row that is added and the one that is prefetched.
+const AHEAD_SLOTS: usize = 8;
+
+impl Sums<'_> {
     #[inline(always)]
     unsafe fn run<V: Vector, E: Elem, const N: usize>(&self) {
         let mut c = 0;
@@ -302,12 +335,24 @@ impl Sums {
             }
             for c in c..self.cols {
                 for i in 0..N {
-                    for r in 0..self.n_rows {
-                        let v = E::scalar(self.v.add((r * self.cols + c) * E::FORMAT.size_bytes()));
-                        *self.out.add(i * self.width + c) += *self.p.add(i * self.stride + r) * v;
+                    let out = self.out.add(i * self.width + c);
+                    for &slot in self.order {
+                        let v = E::scalar(self.row(slot).add(c * E::FORMAT.size_bytes()));
+                        *out += *self.p.add(i * self.stride + slot as usize) * v;
                     }
                 }
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn row(&self, slot: u32) -> *const u8 {
+        let slot = slot as usize;
+        let shift = self.slots.page_slots.trailing_zeros();
+        // SAFETY: the pages cover all slots.
+        unsafe {
+            let page = self.slots.pages.get_unchecked(slot >> shift).as_ptr();
+            page.add((slot & (self.slots.page_slots - 1)) * self.slots.row_bytes)
         }
     }
 
@@ -315,19 +360,20 @@ impl Sums {
     #[inline(always)]
     unsafe fn columns<V: Vector, E: Elem, const N: usize, const C: usize>(&self, c: usize) {
         let size = E::FORMAT.size_bytes();
-        // SAFETY: columns c..c + C * LANES exist; prefetching never faults.
+        // SAFETY: columns c..c + C * LANES of all slots exist; prefetching never faults.
         unsafe {
             let mut acc: [[V; C]; N] = std::array::from_fn(|i| {
                 std::array::from_fn(|j| V::load(self.out.add(i * self.width + c + j * V::LANES)))
             });
-            for r in 0..self.n_rows {
-                let row = self.v.add((r * self.cols + c) * size);
+            for (r, &slot) in self.order.iter().enumerate() {
+                let row = self.row(slot).add(c * size);
+                let later = self.row(*self.order.get_unchecked((r + AHEAD_SLOTS).min(self.order.len() - 1)));
                 for line in 0..(C * V::LANES * size).div_ceil(64) {
-                    prefetch(row.wrapping_add(self.ahead.wrapping_add(line * 64)));
+                    prefetch(later.wrapping_add(c * size + line * 64));
                 }
                 let v: [V; C] = std::array::from_fn(|j| E::load::<V>(row.add(j * V::LANES * size)));
                 for i in 0..N {
-                    let p = V::splat(*self.p.add(i * self.stride + r));
+                    let p = V::splat(*self.p.add(i * self.stride + slot as usize));
                     for j in 0..C {
                         acc[i][j] = v[j].mul_add(p, acc[i][j]);
                     }

@@ -94,14 +94,28 @@ plain_by_isa! {
 }
 
 #[inline(always)]
-fn exp_minus_body(x: &mut [f32], max: f32) -> f32 {
+fn exp_minus_body(x: &mut [f32], max: f32) -> f64 {
     x.iter_mut().for_each(|v| *v = exp(*v - max));
-    fold(x, 0.0, |a, v| a + v, |a, b| a + b)
+    // Adding it to a value below 2^20 rounds to a multiple of 2^-33, of which an f64 holds every sum below 2^20.
+    const GRID: f64 = 1.5 * (1u64 << 19) as f64;
+    let mut sums = [0f64; 16];
+    let chunks = x.chunks_exact(16);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (sum, &v) in sums.iter_mut().zip(chunk) {
+            *sum += (v as f64 + GRID) - GRID;
+        }
+    }
+    for (sum, &v) in sums.iter_mut().zip(rest) {
+        *sum += (v as f64 + GRID) - GRID;
+    }
+    sums.iter().sum()
 }
 
 plain_by_isa! {
-    /// `x = e^(x - max)`; returns the sum.
-    exp_minus = exp_minus_body(x: &mut [f32], max: f32) -> f32
+    /// `x = e^(x - max)` for up to 2^20 values of at most `max`; returns the sum, which is exact but for a rounding of each
+    /// value to a multiple of 2^-33, so that it does not depend on the order.
+    exp_minus = exp_minus_body(x: &mut [f32], max: f32) -> f64
 }
 
 #[inline(always)]
@@ -122,16 +136,6 @@ fn add_body(acc: &mut [f32], x: &[f32]) {
 plain_by_isa! {
     /// `acc += x`
     add = add_body(acc: &mut [f32], x: &[f32])
-}
-
-#[inline(always)]
-fn add_scaled_body(acc: &mut [f32], x: &[f32], factor: f32) {
-    acc.iter_mut().zip(x).for_each(|(a, v)| *a += v * factor);
-}
-
-plain_by_isa! {
-    /// `acc += x * factor`
-    add_scaled = add_scaled_body(acc: &mut [f32], x: &[f32], factor: f32)
 }
 
 #[inline(always)]
@@ -238,8 +242,13 @@ pub(in super::super) mod tests {
                 assert!(close(mean, x.iter().map(|v| v * v).sum::<f32>() / len as f32));
                 assert!((0..len).all(|i| close(out[i], x[i] / (mean + 1e-5).sqrt() * y[i])));
                 let mut out = x.clone();
-                let sum = exp_minus(isa, &mut out, 0.5);
-                assert!((0..len).all(|i| close(out[i], (x[i] - 0.5).exp())) && close(sum, out.iter().sum()));
+                let sum = exp_minus(isa, &mut out, 1.0);
+                let wanted = out.iter().map(|v| *v as f64).sum::<f64>();
+                assert!(
+                    (0..len).all(|i| close(out[i], (x[i] - 1.0).exp())) && (sum - wanted).abs() < 1e-9 * len as f64
+                );
+                let mut reversed: Vec<f32> = x.iter().rev().copied().collect();
+                assert_eq!(exp_minus(isa, &mut reversed, 1.0), sum, "a sum in another order");
             }
         }
     }

@@ -45,10 +45,10 @@ impl<'a> Strips<'a> {
         self.cols
     }
 
-    /// Decodes columns `cols`, which are whole groups, of all rows: `[rows, cols.len()]`.
-    pub fn unpack(&self, isa: Isa, cols: Range<usize>, out: &mut [f32]) {
+    /// Decodes columns `cols`, which are whole groups, of all rows: `[rows, cols.len()]` in rows of `stride`.
+    pub fn unpack(&self, isa: Isa, cols: Range<usize>, stride: usize, out: &mut [f32]) {
         let (code, bytes, width, rows) = (self.code, self.bytes, self.cols, self.rows.clone());
-        by_isa!(isa, unpack_body::<>(code: Code, bytes: &[u8], width: usize, rows: Range<usize>, cols: Range<usize>, out: &mut [f32]))
+        by_isa!(isa, unpack_body::<>(code: Code, bytes: &[u8], width: usize, rows: Range<usize>, cols: Range<usize>, stride: usize, out: &mut [f32]))
     }
 }
 
@@ -60,10 +60,12 @@ unsafe fn unpack_body<V: Vector>(
     width: usize,
     rows: Range<usize>,
     cols: Range<usize>,
+    stride: usize,
     out: &mut [f32],
 ) {
     let (tiles, size) = (width / GROUP, code.strip_bytes(width));
-    for (row, out) in rows.zip(out.chunks_exact_mut(cols.len())) {
+    for (row, out) in rows.zip(out.chunks_mut(stride)) {
+        let out = &mut out[..cols.len()];
         let strip = &bytes[row / TILE_ROWS * size..][..size];
         let (g, second) = (row % 8, row % TILE_ROWS / 8);
         for (tile, out) in (cols.start / GROUP..).zip(out.as_chunks_mut::<GROUP>().0) {
@@ -165,7 +167,7 @@ impl Input {
 }
 
 /// Rounds values to bf16, as [`Input::set`] does.
-pub(in super::super) fn round_all(x: &mut [f32]) {
+fn round_all(x: &mut [f32]) {
     x.iter_mut().for_each(|x| *x = round(*x));
 }
 
@@ -411,7 +413,7 @@ mod tests {
             let (bytes, values) = packed(code, 37, 320);
             for isa in Isa::available() {
                 let mut out = vec![f32::NAN; 5 * 128];
-                Strips::new(code, &bytes, 320, 14..19).unpack(isa, 64..192, &mut out);
+                Strips::new(code, &bytes, 320, 14..19).unpack(isa, 64..192, 128, &mut out);
                 let want = (14..19).flat_map(|row| values[row * 320 + 64..row * 320 + 192].to_vec());
                 assert!(out.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{code:?} {}", isa.name());
             }
