@@ -85,6 +85,9 @@
 //! - One forward pass, one cache, one prefill path: `prefill(T)` equals T decodes in live sets, slot
 //!   numbers and counts, over any mix of chunks, turns and toggles. Quest alone reads differently in steps of one token, and
 //!   conversations do not have it.
+//! - On the CPU, `prefill(T)` equals T decodes bit for bit, for every policy, codec and format of weights, in any chunks and with
+//!   any number of threads: a row's results do not depend on the rows beside it. On a GPU they do, by rounding, and chunks have
+//!   the size that [`backend::Profile::chunk_tokens`] fixes, so that a log still gives one state.
 //! - A step allocates nothing and reads nothing back but [`backend::Backend::read_step`].
 //! - What a conversation says and stores does not depend on the conversations that run beside it.
 //! - The token log, not the text, is the truth; generated tokens are never encoded again.

@@ -305,7 +305,7 @@ fn of_two_programs_with_one_file_each_finds_its_own_cache_or_replays() {
         for s in &both {
             let (got, fed) = restored(&tiny, s, resume(s, path.clone()));
             let notices = got.notices();
-            let replayed = fed == s.tokens().len() && notices.len() == 1 && notices[0].contains("another state");
+            let replayed = fed == s.tokens().len() && notices.len() == 1 && notices[0].contains("out of date");
             assert!((fed == 0 && notices.is_empty()) || replayed, "{fed} fed, {notices:?}");
         }
     }
