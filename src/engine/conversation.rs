@@ -98,8 +98,6 @@ pub(super) struct Conversation {
     pub beside: Option<Context>,
     /// The chains that answer, while several do.
     pub chains: Option<Chains>,
-    /// The user was told that chains of a greedy model sample.
-    said_that_chains_sample: bool,
     /// The state before the last turn's user message.
     pub before: Option<Context>,
     /// States at the ends of earlier turns, the oldest first.
@@ -148,7 +146,6 @@ impl Conversation {
             chain: Chain::idle(context),
             beside: None,
             chains: None,
-            said_that_chains_sample: false,
             before: None,
             older: VecDeque::new(),
             max_older: m.max_older,

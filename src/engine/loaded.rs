@@ -43,6 +43,8 @@ pub(super) struct Loaded<B: Backend> {
     /// Most checkpoints of earlier turns of a conversation, and the bytes that they may hold.
     pub max_older: usize,
     pub checkpoint_bytes: u64,
+    /// The user was told that chains of a greedy model sample.
+    pub said_that_chains_sample: bool,
     /// Whether new conversations evict.
     pub eviction: bool,
     /// The dial of new conversations.
@@ -65,6 +67,7 @@ impl<B: Backend> Loaded<B> {
             identity: identity(&runner, checkpoint, &info),
             info,
             max_older: options.max_older,
+            said_that_chains_sample: false,
             checkpoint_bytes: options.checkpoint_bytes,
             vocabulary: Vocabulary {
                 tokenizer: Arc::new(tokenizer),

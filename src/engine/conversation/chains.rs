@@ -243,7 +243,7 @@ impl Conversation {
             return Ok(());
         };
         if first.sampling.temperature <= 0.0 {
-            if !std::mem::replace(&mut self.said_that_chains_sample, true) {
+            if !std::mem::replace(&mut m.said_that_chains_sample, true) {
                 events.event(Event::Info(format!(
                     "sampling at temperature {CHAINS_TEMPERATURE} (greedy chains would be identical)"
                 )));
