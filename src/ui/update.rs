@@ -171,7 +171,7 @@ fn handle(app: &mut App, event: AppEvent) -> Vec<Effect> {
             Vec::new()
         }
         AppEvent::NewConversation { id, date } => files::began_new(app, id, date),
-        AppEvent::Compacted { id, date, continues, summary } => compact::began(app, id, date, continues, summary),
+        AppEvent::Compacted { id, date, continues, summary } => compact::began(app, id, date, continues, *summary),
         AppEvent::SessionMoved { from, to } => files::moved(app, &from, to),
         AppEvent::Opening(reads) => {
             (app.opening, app.resuming) = (reads, true);

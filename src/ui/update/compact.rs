@@ -212,9 +212,9 @@ pub fn began(
     id: String,
     date: jiff::civil::DateTime,
     continues: Option<String>,
-    summary: Box<Summary>,
+    summary: Summary,
 ) -> Vec<Effect> {
-    let Summary { turns, what } = *summary;
+    let Summary { turns, what } = summary;
     let title = app.chat.title_or_first_line();
     let mut chat = Conversation::new(app.chat.system().map(str::to_owned));
     chat.set_continues(continues.clone());

@@ -426,7 +426,7 @@ mod tests {
         };
         assert_eq!(pin(&mut app), (2..6, true));
         let mut answer = app.memory.presence().clone();
-        (answer.from, answer.pins) = (answer.kept.len(), vec![2..6]);
+        (answer.from, answer.pins) = (answer.kept.len(), Vec::from_iter(Some(2..6)));
         engine(&mut app, Event::Presence(Arc::new(answer)));
         assert!(screen(&mut app).contains("bold: 4 pinned"), "{}", screen(&mut app));
         assert_eq!(pin(&mut app), (2..6, false));
@@ -444,7 +444,7 @@ mod tests {
             requests(update(app, AppEvent::Snapshot(Arc::new(snapshot)))).len()
         };
         assert_eq!((pinned(&mut app, 0), pinned(&mut app, 4), pinned(&mut app, 4)), (0, 1, 0));
-        answer.pins = vec![2..6];
+        answer.pins = Vec::from_iter(Some(2..6));
         engine(&mut app, Event::Presence(Arc::new(answer.clone())));
         let shown = screen(&mut app);
         assert!(shown.contains("pinned: every head keeps it"), "{shown}");
@@ -489,7 +489,7 @@ mod tests {
         answer.forgot = Some(answer.kept.len());
         let text = shown(&answer, dropped);
         assert!(text.contains("or for want of memory by token"), "{text}");
-        (answer.pins, answer.position) = (vec![1..2], 1);
+        (answer.pins, answer.position) = (Vec::from_iter(Some(1..2)), 1);
         (answer.kept[1], answer.marked[1]) = (32, 0);
         let text = shown(&answer, 1);
         assert!(text.contains("pinned: it stays"), "{text}");
