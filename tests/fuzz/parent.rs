@@ -65,7 +65,10 @@ pub fn run(options: &Options) -> ExitCode {
         let at = (0..chosen.len()).min_by(|a, b| share(a).total_cmp(&share(b))).expect("a target");
         let (target, tally) = (chosen[at], &mut tallies[at]);
         let all = chosen.iter().map(|t| t.share).sum::<u32>();
-        let fair = options.seconds.map_or(SLICE, |s| s.mul_f64(f64::from(target.share) / f64::from(all)) + MIN_SLICE);
+        // Less than the whole time, so that the last target has its turn too.
+        let shared = |s: Duration| s.saturating_sub(2 * MIN_SLICE * chosen.len() as u32);
+        let of_target = |s: Duration| shared(s).mul_f64(f64::from(target.share) / f64::from(all)) + MIN_SLICE;
+        let fair = options.seconds.map_or(SLICE, of_target);
         let asked = Ask { from: tally.inputs, count: SLICE_INPUTS.min(inputs_left), time: SLICE.min(left).min(fair) };
         let start = Instant::now();
         let slice = work(target, options.seed, &asked, &progress);
