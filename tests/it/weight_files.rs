@@ -147,7 +147,7 @@ fn what_cannot_be_quantized_is_said_in_one_line() {
     home.refused(&["models", "quantize", "demo", "--weights", "int4"], &["demo is built in and stays bf16"]);
     let (code, _, said) = home.run(&["-p", "hi", "--max-tokens", "1", "--weights", "int4", "--device", "cpu"]);
     assert!(
-        code == 0 && said.contains("the built-in model is small and stays bf16; --weights int4 is not used"),
+        code == 1 && said.contains("the built-in model is small and stays bf16; --weights int4 is not used"),
         "{said}"
     );
     let narrow = Tiny::new(Spec { ffn: 40, n_q_heads: 2, head_dim: 24, ..Spec::new(false, Form::Plain) }, 1);
