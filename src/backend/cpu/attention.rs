@@ -91,12 +91,14 @@ impl OwnRows {
                     let (k_out, rest) = own.split_at_mut(layout.slot.k_bytes);
                     let (v_out, sides) = rest.split_at_mut(rest.len() - 8);
                     let k_side = g.codec.encode_k(k, k_out);
-                    let packed = v_out.len() - layout.slot.v_bytes;
-                    let v_side = g.codec.encode_v(v, &mut v_out[packed..]);
-                    if packed > 0 {
-                        let codes = v_out[packed..].to_vec();
+                    let v_side = if g.codec == Codec::K8V4 {
+                        let mut codes = vec![0; layout.slot.v_bytes];
+                        let side = g.codec.encode_v(v, &mut codes);
                         unpack_codes(&codes, v_out);
-                    }
+                        side
+                    } else {
+                        g.codec.encode_v(v, v_out)
+                    };
                     sides[..4].copy_from_slice(&k_side.to_le_bytes());
                     sides[4..].copy_from_slice(&v_side.to_le_bytes());
                 }

@@ -107,6 +107,8 @@ fn attention_matches_the_plain_loops() {
             check(policy, Codec::F32, head_dim, group, 1);
         }
         check(policy, Codec::Fp8, 128, 7, 3);
+        // Rows of codes are longer than half a byte a value here.
+        check(policy, Codec::K8V4, 8, 2, 2);
     }
 }
 
@@ -168,5 +170,6 @@ fn rows_have_the_same_bits_in_prefill_and_decode() {
             check_bits(policy, codec, 64, 3);
         }
         check_bits(policy, Codec::F32, 72, 1);
+        check_bits(policy, Codec::K8V4, 8, 2);
     }
 }
