@@ -128,7 +128,8 @@ KEYS = {
 # Keys of the memory page, and of the list of conversations.
 MEMORY = ["Left", "Right", "Up", "Down", "Home", "End", "PageUp", "Tab", *"lha+-rpy ", "F2"]
 LIST = ["Up", "Down", "Home", "End", *"adr ", "Backspace"]
-SIZES = [(30, 100), (24, 80), (40, 120), (50, 200), (20, 60), (10, 40), (5, 20), (3, 8), (1, 1)]
+# The first one is that of a walk: it shows all that /stats lists.
+SIZES = [(48, 120), (30, 100), (24, 80), (50, 200), (20, 60), (10, 40), (5, 20), (3, 8), (1, 1)]
 
 
 class Finding(Exception):
@@ -150,7 +151,7 @@ class Walk:
                 out.write(text)
         os.chmod(f"{self.home}/editor", 0o755)
         self.figures, self.findings, self.done = collections.Counter(), [], []
-        self.pid, self.fd, self.screen = None, None, Screen(30, 100)
+        self.pid, self.fd, self.screen = None, None, Screen(*SIZES[0])
 
     def env(self, data="data"):
         home = self.home
@@ -173,7 +174,7 @@ class Walk:
             finally:
                 os._exit(127)
         self.pid, self.fd, self.all = pid, fd, bytearray()
-        self.size(30, 100)
+        self.size(*SIZES[0])
         until = time.monotonic() + REACTION
         while b"F1" not in self.all and b"context" not in self.all:
             if self.read(0.2) is None or time.monotonic() > until:
@@ -527,7 +528,7 @@ def some_steps(rng):
         return [*steps, rng.choice([("Enter", "\r", 0), ("Ctrl+U", "\x15", 0)])]
     if kind < 0.87:
         size = rng.choice(SIZES)
-        return [("size {}x{}".format(*size), size, early(0.5)), ("size 30x100", (30, 100), 0)]
+        return [("size {}x{}".format(*size), size, early(0.5)), ("size 48x120", SIZES[0], 0)]
     key = rng.choice(list(KEYS))
     return [(key, KEYS[key], early(0.3))]
 
