@@ -355,7 +355,8 @@ class Walk:
             return None
         found = list(re.finditer(r"slots +([\d,]+) live, ([\d,]+) dense.*?tokens +([\d,]+)/.*?live slots of ([\d,]+) "
                                  r"tokens[^\n]*\n[^\n]*\n((?:[▎ ]*L\d+[ \d,]*[^\n]*\n)+)", text, re.S))
-        if not found:
+        # The rest of a list may be below the screen's end.
+        if not found or text[found[-1].end():].startswith("─"):
             return None
         live, dense, tokens, of = (number(found[-1][n]) for n in range(1, 5))
         cells = [[number(n) for n in re.findall(r"[\d,]+", row.split("│")[0].split("L", 1)[1])[1:]]
@@ -385,6 +386,10 @@ class Walk:
                 if part and placed and part["parent"] not in ids:
                     self.found("record", f"{where}: parent {part['parent']} is not there")
                 ids |= {part["id"]} if part else set()
+            if record["type"] == "toggle" and (record["at_token"] or record["parent"] is None):
+                while sum(isinstance(entry, int) for entry in log) > record["at_token"]:
+                    log.pop()
+                log.append({"eviction": record["eviction"]})
             change = record.get("report", record)
             if "log_base" in change:
                 if change["log_base"] > len(log):
