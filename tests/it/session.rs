@@ -186,6 +186,24 @@ fn a_transcript_keeps_the_memory_of_the_gpu_and_the_revision_of_the_model() {
     assert!(text.contains("\nrevision: \"c0ffee\"\n") && text.contains("\ndevice_bytes: 12345\n"), "{text}");
 }
 
+/// An answer again after a toggle begins with it, before the end of the log that the turn's report goes on from.
+#[test]
+fn a_toggle_within_a_turn_cuts_nothing_off_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut session = Store::new(dir.path()).create();
+    let mut chat = Conversation::new(None);
+    turn(&mut chat, Some("first"), "one", 0);
+    turn(&mut chat, Some("second"), "two", 3);
+    chat.regenerate();
+    let again = chat.begin_reply(true, None);
+    chat.mark_toggle(false, 4, 0);
+    chat.finish(TurnReport { log_base: 6, log: Vec::new(), ..report(again, 4) });
+    session.sync(&mut chat, &info()).unwrap();
+    let mut read = load(session.jsonl().as_bytes(), "x").unwrap();
+    let (restore, notice) = read.restore_for(&info());
+    assert_eq!((restore.log.len(), notice), (6, None));
+}
+
 #[test]
 fn a_change_of_the_log_after_the_last_turn_is_saved() {
     let dir = tempfile::tempdir().unwrap();

@@ -118,8 +118,10 @@ impl Loading {
                     dropped_slots: toggle.dropped_slots,
                 });
                 self.eviction = Some(toggle.eviction);
-                // Older versions wrote one at 0 tokens where the conversation was not in the cache.
-                if toggle.at_token > 0 || toggle.parent.is_none() {
+                // One within a turn is in that turn's log. Older versions wrote one at 0 tokens where the conversation was
+                // not in the cache.
+                let cuts = self.tokens > toggle.at_token;
+                if !cuts || toggle.at_text.is_none() && (toggle.at_token > 0 || toggle.parent.is_none()) {
                     self.log_toggle(toggle.at_token, toggle.eviction);
                 }
             }
@@ -202,7 +204,7 @@ impl Loading {
         }
     }
 
-    /// Inserts a toggle after `at_token` tokens. A toggle within a turn is also in that turn's log, which replaces it.
+    /// Inserts a toggle after `at_token` tokens.
     fn log_toggle(&mut self, at_token: usize, eviction: bool) {
         if self.tokens > at_token {
             // After an undo, the pending token is not that of the last turn.
