@@ -386,7 +386,9 @@ class Walk:
                 if part and placed and part["parent"] not in ids:
                     self.found("record", f"{where}: parent {part['parent']} is not there")
                 ids |= {part["id"]} if part else set()
-            if record["type"] == "toggle" and (record["at_token"] or record["parent"] is None):
+            tokens = sum(isinstance(entry, int) for entry in log)
+            if record["type"] == "toggle" and (tokens <= record["at_token"] or "at_text" not in record
+                                               and (record["at_token"] or record["parent"] is None)):
                 while sum(isinstance(entry, int) for entry in log) > record["at_token"]:
                     log.pop()
                 log.append({"eviction": record["eviction"]})
@@ -402,9 +404,10 @@ class Walk:
             if sum(map(sum, kv["live"])) != kv["live_slots"]:
                 self.found("record", f"{where}: {kv['live_slots']} live slots, the heads have {kv['live']}")
             tokens, heads = sum(isinstance(entry, int) for entry in log), sum(map(len, kv["live"]))
-            # A summary has the numbers of the conversation that it sums up, and no log.
-            summary = records[0].get("continues") and not log
-            if report["in_context"] and not summary and kv["dense_slots"] != tokens * heads:
+            # A summary, or a turn of a list, has the numbers of the conversation that it comes from, and no log.
+            if records[0].get("continues") and not log:
+                continue
+            if report["in_context"] and kv["dense_slots"] != tokens * heads:
                 self.found("record", f"{where}: {kv['dense_slots']} dense slots of {tokens} tokens, {heads} heads, "
                                      f"{report['stop_reason']}")
             if len(report["generated"]) != report["answer_tokens"] + report["reasoning_tokens"]:
