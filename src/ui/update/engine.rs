@@ -260,7 +260,9 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
         app.memory.mark_stale();
     }
     let mut effects = if moved || idle { inspect_again(app) } else { Vec::new() };
-    effects.extend(ask_pins(app).filter(|_| idle));
+    if idle {
+        effects.extend(ask_pins(app));
+    }
     effects
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::chat::Conversation;
-use crate::protocol::{Command, Event, StopReason};
+use crate::protocol::{Command, Event, Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::depth::Depth;
 use crate::ui::keymap::Keymap;
@@ -240,8 +240,12 @@ fn unpin_asks_which_pins_go() {
     turn(&mut app, "Remember: my name is Ada.", "", "Noted.");
     say(&mut app, "/unpin");
     assert_eq!(notice(&app), "/unpin: nothing is pinned");
+    // Which tokens they are is asked once the answer has ended.
     let pinned = crate::protocol::Snapshot { pinned: 45, ..snapshot(472, 8, 4) };
-    update(&mut app, AppEvent::Snapshot(Arc::new(pinned)));
+    let during = crate::protocol::Snapshot { phase: Phase::Decode, ..pinned.clone() };
+    assert!(update(&mut app, AppEvent::Snapshot(Arc::new(during))).is_empty());
+    let effects = update(&mut app, AppEvent::Snapshot(Arc::new(pinned)));
+    assert!(matches!(effects[..], [Effect::Engine(Command::Presence(_))]), "{effects:?}");
     assert!(say(&mut app, "/unpin").is_empty());
     let shown = screen(&mut app);
     assert!(
