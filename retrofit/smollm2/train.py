@@ -72,7 +72,7 @@ def parse():
 def files_of(split):
     """This repository's own texts, so that not all text is the model's; every fourth file is for tests."""
     root = os.path.join(HERE, "..", "..")
-    paths = sorted(p for pattern in ("docs/**/*.md", "src/**/*.rs", "retrofit/*.py") for p in glob.glob(f"{root}/{pattern}", recursive=True))
+    paths = sorted(p for pattern in ("docs/**/*.md", "src/**/*.rs", "retrofit/[de]*/*.py") for p in glob.glob(f"{root}/{pattern}", recursive=True))
     texts = []
     for i, path in enumerate(paths):
         if (i % 4 == 3) == (split == "test"):

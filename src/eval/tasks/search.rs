@@ -1,4 +1,4 @@
-//! Search tasks, from `retrofit/tasks_search.py`: an answer is found by trying, and can be checked.
+//! Search tasks, from `retrofit/data/tasks_search.py`: an answer is found by trying, and can be checked.
 
 use super::super::problem::{Goal, Problem};
 use super::super::rng::Rng;

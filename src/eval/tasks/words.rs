@@ -1,4 +1,4 @@
-//! Words of the prose: from `retrofit/words.py`.
+//! Words of the prose: from `retrofit/data/words.py`.
 
 pub fn list(words: &'static str) -> Vec<&'static str> {
     words.split_whitespace().collect()
