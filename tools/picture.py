@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""usage: docs/picture.py SCREEN WIDTH OUT.svg   (needs `pip install rich`)
+"""usage: tools/picture.py SCREEN WIDTH OUT.svg   (needs `pip install rich`)
 
 Draws a screen of WIDTH columns, saved by `tmux capture-pane -N -e -p`, as an SVG.
 """
