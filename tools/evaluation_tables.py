@@ -1,4 +1,4 @@
-"""evaluation_tables.py DIR...: the tables of docs/evaluation.md from the folders of several runs of `dmschat eval`.
+"""evaluation_tables.py DIR...: the tables of docs/evaluation.md from the folders of several runs of `dmslab eval`.
 
 Of runs with the same task, length, width, policy and ratio the last one counts.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Facts recalled where memory runs out: usage: tools/pressure.py BINARY [-m MODEL] [--conversations N] [--exchanges N]
+"""Facts recalled where memory runs out: usage: tools/pressure.py DMSLAB [-m MODEL] [--conversations N] [--exchanges N]
 
 Each conversation tells five facts, goes on about other things, and is asked for one of the facts. First without a limit, which
 says what the conversation wants: its pages at the end, averaged. Then the same with --kv-limit at 1/1.5 and 1/2 of that: the

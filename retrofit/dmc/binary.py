@@ -1,6 +1,6 @@
 """Compare the binary's DMC with `dmc.Exact` on one conversation: log-probabilities and slots, f32 on the CPU.
 
-    python -m dmc.binary --binary ../target/release/dmschat [--folder out/dmc4]
+    python -m dmc.binary --binary ../target/release/dmslab [--folder out/dmc4]
 
 Without --folder: the shipped model's DMS decisions read as decisions to merge. Its answers are useless then, but it merges a lot.
 """

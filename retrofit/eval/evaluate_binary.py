@@ -1,7 +1,7 @@
 """Run the release binary over a problem file and print accuracy and mean ratio per task. Needs no torch.
 
     python -m eval.problems --to out/problems.jsonl --count 100
-    python -m eval.evaluate_binary --problems out/problems.jsonl --binary ../target/release/dmschat --processes 2
+    python -m eval.evaluate_binary --problems out/problems.jsonl --binary ../target/release/dmslab --processes 2
     python -m eval.evaluate_binary ... -- --eviction off          (what follows -- goes to the binary)
 
 Two measures: "ends right" asks that the final answer end in the expected value; "same text" that reasoning and
@@ -80,7 +80,7 @@ def main():
         argv, extra = argv[: argv.index("--")], argv[argv.index("--") + 1:]
     p = argparse.ArgumentParser()
     p.add_argument("--problems", default="out/problems.jsonl")
-    p.add_argument("--binary", default="../target/release/dmschat")
+    p.add_argument("--binary", default="../target/release/dmslab")
     p.add_argument("--processes", type=int, default=2)
     p.add_argument("--json", help="write the table and every answer here")
     args = p.parse_args(argv)

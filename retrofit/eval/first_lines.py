@@ -1,6 +1,6 @@
 """Ask the binary a newcomer's first lines, or questions in one's own words, and say what was right, declined or wrong.
 
-    python -m eval.first_lines --binary ../target/release/dmschat                      eval/first_lines.txt
+    python -m eval.first_lines --binary ../target/release/dmslab                      eval/first_lines.txt
     python -m eval.first_lines --lines eval/own_words.txt --binary ...                      own words and texts
     python -m eval.first_lines ... -- -m FOLDER --eviction off                         what follows -- goes to the binary
     python -m eval.first_lines --training 200000                                       which lines does training contain?
@@ -116,7 +116,7 @@ def main():
         argv, extra = argv[: argv.index("--")], argv[argv.index("--") + 1:]
     p = argparse.ArgumentParser()
     p.add_argument("--lines", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "first_lines.txt"))
-    p.add_argument("--binary", default="../target/release/dmschat")
+    p.add_argument("--binary", default="../target/release/dmslab")
     p.add_argument("--processes", type=int, default=2)
     p.add_argument("--training", type=int, default=0, help="say which lines occur among this many generated turns")
     p.add_argument("--declined", action="store_true", help="also print what was declined without need")

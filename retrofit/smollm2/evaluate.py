@@ -140,7 +140,7 @@ def main():
         p.add_argument("--" + kind, default=lengths, help="lengths x sequences")
     p.add_argument("--texts", help="of fetch_text.py: its held-out kinds, and the chats of held_out_chats.txt")
     p.add_argument("--held-out", default="2048x12", help="length x sequences of each of these kinds")
-    p.add_argument("--text-file", help="a text as it is, to be held against `dmschat compare --text-file`")
+    p.add_argument("--text-file", help="a text as it is, to compare with `dmslab compare --text-file`")
     p.add_argument("--offsets", type=float, nargs="*", default=[], help="other alpha_offsets, each a row of its own")
     p.add_argument("--only", help="stop after this run (dms: leave out window and random)")
     p.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
