@@ -62,7 +62,7 @@ pub struct Spelled<'a> {
 impl Memory {
     /// Number of tokens whose counts are known.
     pub fn len(&self) -> usize {
-        self.ends.len().min(self.presence.kept.len())
+        self.ends.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -122,6 +122,12 @@ impl Memory {
         self.revision = presence.revision;
         self.text += &presence.text;
         self.ends.extend(presence.ends.iter().map(|&end| start + end as usize));
+        // A cache that is being filled again has fewer tokens than were known.
+        if presence.kept.len() < self.ends.len() {
+            self.ends.truncate(presence.kept.len());
+            self.text.truncate(self.ends.last().copied().unwrap_or(0));
+            self.rows.clear();
+        }
         self.presence = Presence { text: String::new(), ends: Vec::new(), ..presence.clone() };
     }
 
@@ -270,11 +276,10 @@ impl Memory {
         start..end.max(start)
     }
 
-    /// The text of a passage.
+    /// The text of a passage, without the tokens that are not known yet: pins of a cache that is being filled are.
     pub fn text_of(&self, passage: Range<usize>) -> &str {
-        let start = passage.start.checked_sub(1).map_or(0, |before| self.ends[before]);
-        let end = passage.end.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(start);
-        self.text.get(start..end).unwrap_or("")
+        let end_of = |n: usize| n.min(self.ends.len()).checked_sub(1).map_or(0, |last| self.ends[last]);
+        self.text.get(end_of(passage.start)..end_of(passage.end)).unwrap_or("")
     }
 
     /// Layers in which at least one head stores the token at the cursor, as ranges: `0-3, 7`; empty if none does.
@@ -300,4 +305,29 @@ fn is_control(text: &str) -> bool {
 /// A token's text as it is drawn: clean, newlines as `newline`.
 pub fn shown(text: &str, newline: &str) -> String {
     clean(text).replace('\n', newline)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ui::testing;
+
+    #[test]
+    fn a_cache_that_is_filled_again_has_fewer_tokens_than_pins() {
+        let words: String = (0..40).map(|n| format!("word{n} ")).collect();
+        let all = testing::presence(&words, 1, 2);
+        let mut memory = Memory::default();
+        memory.update(&all);
+        memory.lay_out(20);
+        let known = memory.len();
+        let kept = all.kept[..10].to_vec();
+        memory.update(&Presence { text: String::new(), ends: Vec::new(), from: known, kept, ..all.clone() });
+        memory.lay_out(20);
+        assert_eq!(memory.len(), 10);
+        // Every row ends, and the rows have the tokens that are there.
+        let shown: Vec<_> = (0..memory.rows()).flat_map(|row| memory.row(row).map(|s| s.tokens)).collect();
+        assert_eq!(shown, (0..10).map(|t| t..t + 1).collect::<Vec<_>>());
+        assert_eq!(memory.text_of(8..20), "word8 word9 ");
+        assert_eq!(memory.text_of(30..32), "");
+    }
 }

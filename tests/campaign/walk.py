@@ -350,8 +350,8 @@ class Walk:
         memory = re.search(r"^ memory: ([\d,]+) tokens?,", rows[0])
         if memory and number(memory[1]) != used:
             return f"{used} tokens in the status line, {memory[1]} on the memory page"
-        # The list of a command's numbers: of the moment at which it ran.
-        if self.done[-1:] != ["/stats Enter"]:
+        # The list of a command's numbers: of the moment at which it ran, if it did and is not still in the input line.
+        if self.done[-1:] != ["/stats Enter"] or re.search(r"^› .*/stats", text, re.M):
             return None
         found = list(re.finditer(r"slots +([\d,]+) live, ([\d,]+) dense.*?tokens +([\d,]+)/.*?live slots of ([\d,]+) "
                                  r"tokens[^\n]*\n[^\n]*\n((?:[▎ ]*L\d+[ \d,]*[^\n]*\n)+)", text, re.S))
