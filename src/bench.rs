@@ -17,7 +17,7 @@ use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
-use crate::policy::PolicyChoice;
+use crate::policy::PolicyRequest;
 use crate::protocol::Token;
 use crate::tensor::Tensor;
 use anyhow::Result;
@@ -28,7 +28,7 @@ const SEED: u64 = 1;
 pub struct Bench<'a> {
     pub checkpoint: &'a Checkpoint,
     pub codecs: Vec<Codec>,
-    pub policy: PolicyChoice,
+    pub policy: PolicyRequest,
     pub cases: Vec<Case>,
     /// Measured runs of each case, after one run that warms up.
     pub runs: usize,

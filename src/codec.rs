@@ -11,15 +11,20 @@ pub use fp8::{FP8_MAX, FP8_VALUES, fp8_encode};
 pub use int8::int8_value;
 pub use k8v4::{rotate, unpack_codes, unrotate};
 
-/// Storage format of K and V.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+use crate::words::words;
+
+/// Storage format of K and V, as `--kv` names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Codec {
+    #[default]
     F32,
     Bf16,
     Fp8,
     Int8,
     K8V4,
 }
+
+words! { Codec, "a KV format", { F32 = "f32", Bf16 = "bf16", Fp8 = "fp8", Int8 = "int8", K8V4 = "k8v4" } }
 
 /// Bytes of one slot of one head. K and V may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,19 +57,6 @@ trait RowFormat {
 }
 
 impl Codec {
-    pub const ALL: [Codec; 5] = [Codec::F32, Codec::Bf16, Codec::Fp8, Codec::Int8, Codec::K8V4];
-
-    /// As `--kv` names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Codec::F32 => "f32",
-            Codec::Bf16 => "bf16",
-            Codec::Fp8 => "fp8",
-            Codec::Int8 => "int8",
-            Codec::K8V4 => "k8v4",
-        }
-    }
-
     /// The formats of K and of V.
     fn formats(self) -> [&'static dyn RowFormat; 2] {
         match self {

@@ -10,8 +10,10 @@ mod values;
 
 pub use layer::{Layer, in_words};
 pub use shown::{DEFAULT, Shown, shown};
-pub use values::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
+pub use values::{Auto, ByteSize, Device, Gemm, OnOff, Pin, Width};
 
+use crate::codec::Codec;
+use crate::policy::PolicyRequest;
 use crate::protocol::{SamplingParams, WhenFull};
 use crate::quant::Weights;
 use anyhow::{Context, Result, anyhow, bail};
@@ -103,10 +105,8 @@ pub struct Settings {
     pub importance: Option<PathBuf>,
     /// `None`: the checkpoint's default (on, unless it disables eviction).
     pub eviction: Option<bool>,
-    pub policy: CachePolicy,
-    /// How much the policy keeps or reads in each head, where it has a budget.
-    pub budget: CacheBudget,
-    pub kv: Kv,
+    pub policy: PolicyRequest,
+    pub kv: Auto<Codec>,
     pub ctx_size: Option<usize>,
     /// Whether a GPU replays captured CUDA graphs.
     pub graph: bool,
@@ -185,32 +185,6 @@ const DEFAULT_CHECKPOINTS: u64 = 256 << 20;
 /// Default bytes of caches on disk.
 const DEFAULT_CACHE_DISK: u64 = 4 << 30;
 
-/// Default slots of a head, where the policy has a budget, and tokens of a slot under pool.
-const DEFAULT_BUDGET: usize = 512;
-const DEFAULT_POOL: f32 = 4.0;
-
-/// Most tokens of a slot under pool. The same as `policy::MOST_MEMBERS`, which `cli::spawn` checks.
-pub const MOST_POOLED: f32 = 64.0;
-
-/// Why a policy cannot have this budget.
-pub fn budget_refusal(policy: CachePolicy, budget: CacheBudget) -> Option<String> {
-    use CachePolicy::*;
-    /// A page of the cache.
-    const PAGE_BUDGET: usize = 16;
-    match (policy, budget) {
-        (Auto | Dense | Dms | Dmc, _) => {
-            Some("this policy has no budget; add --policy window, tova, h2o, quest or pool, or remove it".to_owned())
-        }
-        (Pool, CacheBudget::Ratio(r)) if r.fract() == 0.0 && (1.0..=MOST_POOLED).contains(&r) => None,
-        (Pool, _) => Some(format!("policy pool takes a whole ratio from 1x to {MOST_POOLED}x, such as --budget 4x")),
-        (Window, CacheBudget::Ratio(_)) => Some("policy window takes slots, such as --budget 512".to_owned()),
-        (Tova | H2o | Quest | DmsQuest, CacheBudget::Slots(n)) if n < PAGE_BUDGET => {
-            Some(format!("{n} slots are less than a page of the cache, expected at least {PAGE_BUDGET}"))
-        }
-        _ => None,
-    }
-}
-
 /// The environment, the config file and its path. The file of `--config` must exist; the default one need not.
 fn sources(dirs: &Dirs, config: Option<&Path>) -> Result<(Layer, Layer, PathBuf)> {
     let env = Layer::from_env(|name| std::env::var_os(name))?;
@@ -265,8 +239,8 @@ impl Settings {
             None => Some(dirs.config.join("keymap.toml")).filter(|p| p.exists()),
         };
         let model = layer.model.unwrap_or_else(|| BUILTIN_MODEL.to_owned());
-        let policy = layer.policy.unwrap_or_default();
-        if let Some(why) = layer.budget.and_then(|budget| budget_refusal(policy, budget)) {
+        let policy = PolicyRequest { kind: layer.policy.unwrap_or_default(), budget: layer.budget };
+        if let Some(why) = layer.budget.and_then(|budget| policy.kind.budget_refusal(budget)) {
             bail!(why);
         }
         Ok(Self {
@@ -282,16 +256,12 @@ impl Settings {
             importance: layer.importance,
             eviction: layer.eviction.map(|e| e.0),
             policy,
-            budget: layer.budget.unwrap_or(match policy {
-                CachePolicy::Pool => CacheBudget::Ratio(DEFAULT_POOL),
-                _ => CacheBudget::Slots(DEFAULT_BUDGET),
-            }),
             kv: layer.kv.unwrap_or_default(),
             ctx_size: layer.ctx_size,
             graph: layer.graph.is_none_or(|g| g.0),
             gemm: layer.gemm.unwrap_or_default(),
             kv_limit: layer.kv_limit.map(|b| b.0),
-            when_full: layer.when_full.map(|w| w.0),
+            when_full: layer.when_full,
             pin_system: layer.pin == Some(Pin::System),
             keep_ratio: layer.keep_ratio,
             checkpoints: layer.checkpoints.map_or(DEFAULT_CHECKPOINTS, |b| b.0),

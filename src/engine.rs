@@ -47,7 +47,7 @@ use crate::backend::{Backend, DeviceLost, KernelNeeds};
 use crate::checkpoint::convert::Report;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
-use crate::policy::PolicyChoice;
+use crate::policy::PolicyRequest;
 use crate::protocol::{EngineHandle, EngineMessage, Event, Keep, MAX_CONTEXT, Outlet, Plan, WhenFull};
 use anyhow::{Context, Result, bail, ensure};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -85,7 +85,7 @@ pub struct EngineOptions {
     pub dial_folder: Option<PathBuf>,
     pub when_full: WhenFull,
     /// Which slots live; by default the model's own policy.
-    pub policy: PolicyChoice,
+    pub policy: PolicyRequest,
     /// How the weights are stored.
     pub weights: WeightOptions,
     /// Maximum tokens of one step. `None`: as many as suit the backend and the memory; [`resolve_context`] sets it.
@@ -115,7 +115,7 @@ impl EngineOptions {
             keep_ratio: None,
             dial_folder: None,
             when_full: WhenFull::Stop,
-            policy: PolicyChoice::Model,
+            policy: PolicyRequest::default(),
             weights: WeightOptions::default(),
             max_step: None,
             max_logits: planner::MAX_LOGITS,

@@ -18,21 +18,22 @@
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
 //! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, quant, tensor, protocol, the backend trait, backend::cpu |
 //! | [`eval`] | accuracy against KV reads: problems of several tasks, chains, grids, frontiers, plots | engine, checkpoint, cache, policy, sampler, chat, tokenizer, codec, protocol, vote, regular_file, unicode, the backend trait |
-//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, system, regular_file, unicode |
+//! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
-//! | [`chat`] | conversation, template, session store, transcripts | protocol, regular_file, unicode |
+//! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, unicode |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
 //! | [`checkpoint`] | model folders, GGUF files, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, quant, tensor, regular_file, unicode |
-//! | [`config`] | TOML, environment and flags, immutable after start | protocol, quant, regular_file, unicode |
+//! | [`config`] | TOML, environment and flags, immutable after start | protocol, policy, codec, quant, regular_file, unicode, words |
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |
-//! | [`protocol`], [`policy`], [`codec`], [`quant`] | plain data and pure maths | nothing of ours |
+//! | [`protocol`] | plain data between front ends and the engine | policy, codec, words |
+//! | [`policy`], [`codec`], [`quant`] | plain data and pure maths | words |
 //! | [`vote`] | which of several answers most of them agree on | unicode |
-//! | [`regular_file`], [`unicode`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line | nothing of ours |
+//! | [`regular_file`], [`unicode`], [`words`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
 //!
@@ -119,3 +120,4 @@ pub mod tokenizer;
 pub mod ui;
 pub mod unicode;
 pub mod vote;
+pub mod words;

@@ -12,6 +12,7 @@ mod dials;
 mod dmc;
 mod dms;
 mod h2o;
+mod kind;
 mod merge;
 mod pool;
 mod quest;
@@ -25,6 +26,7 @@ pub use dials::{DialTable, MAX_RATIO};
 pub use dmc::Dmc;
 pub use dms::{Dms, Shift};
 pub use h2o::H2o;
+pub use kind::{PolicyKind, PolicyRequest};
 pub use merge::{MOST_MEMBERS, Merging, members, merge, sums_len};
 pub use pool::Pool;
 pub use quest::{Quest, bf16_down, bf16_up, choose, upper_bound};
@@ -73,43 +75,6 @@ impl Trained {
     }
 }
 
-/// Policy that a user asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum PolicyChoice {
-    /// The model's own: DMS or DMC where it was trained for it, else dense.
-    #[default]
-    Model,
-    Dense,
-    Dms,
-    Window(Window),
-    Tova(Tova),
-    H2o(H2o),
-    Quest(Budget),
-    /// Quest over the cache that DMS leaves.
-    DmsQuest(Budget),
-    Pool(Pool),
-    Dmc,
-}
-
-impl PolicyChoice {
-    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a model without it.
-    pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
-        let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
-        match self {
-            PolicyChoice::Model => dms.map(Policy::Dms).or(dmc.map(Policy::Dmc)).or(Some(Policy::Dense)),
-            PolicyChoice::Dense => Some(Policy::Dense),
-            PolicyChoice::Dms => dms.map(Policy::Dms),
-            PolicyChoice::Window(window) => Some(Policy::Window(window)),
-            PolicyChoice::Tova(tova) => Some(Policy::Tova(tova)),
-            PolicyChoice::H2o(h2o) => Some(Policy::H2o(h2o)),
-            PolicyChoice::Quest(budget) => Some(Policy::Quest(Quest { budget, dms: None })),
-            PolicyChoice::DmsQuest(budget) => dms.map(|rule| Policy::Quest(Quest { budget, dms: Some(rule) })),
-            PolicyChoice::Pool(pool) => Some(Policy::Pool(pool)),
-            PolicyChoice::Dmc => dmc.map(Policy::Dmc),
-        }
-    }
-}
-
 /// What a policy reads and writes of one lane.
 pub trait LaneSlots {
     fn meta(&self, slot: usize) -> SlotMeta;
@@ -123,18 +88,22 @@ pub trait LaneSlots {
 }
 
 impl Policy {
-    pub fn name(&self) -> &'static str {
+    pub fn kind(&self) -> PolicyKind {
         match self {
-            Policy::Dense => "dense",
-            Policy::Dms(_) => "dms",
-            Policy::Window(_) => "window",
-            Policy::Tova(_) => "tova",
-            Policy::H2o(_) => "h2o",
-            Policy::Quest(Quest { dms: None, .. }) => "quest",
-            Policy::Quest(_) => "dms+quest",
-            Policy::Pool(_) => "pool",
-            Policy::Dmc(_) => "dmc",
+            Policy::Dense => PolicyKind::Dense,
+            Policy::Dms(_) => PolicyKind::Dms,
+            Policy::Window(_) => PolicyKind::Window,
+            Policy::Tova(_) => PolicyKind::Tova,
+            Policy::H2o(_) => PolicyKind::H2o,
+            Policy::Quest(Quest { dms: None, .. }) => PolicyKind::Quest,
+            Policy::Quest(_) => PolicyKind::DmsQuest,
+            Policy::Pool(_) => PolicyKind::Pool,
+            Policy::Dmc(_) => PolicyKind::Dmc,
         }
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.kind().name()
     }
 
     /// Slots that a lane stores, or that a query reads under [`Quest`]; `None` where nothing bounds them.
@@ -194,6 +163,22 @@ impl Policy {
     /// Whether tokens ever leave the cache or share a slot.
     pub fn evicts(&self) -> bool {
         self.rule().is_some() || self.scored().is_some()
+    }
+
+    /// Whether what is kept is learned: its ratio is expected and not certain.
+    pub fn is_learned(&self) -> bool {
+        matches!(self, Policy::Dms(_) | Policy::Dmc(_) | Policy::Quest(Quest { dms: Some(_), .. }))
+    }
+
+    /// Expected ratio of a dense cache of `tokens` tokens to this one. `trained`: that of the model's training.
+    pub fn expected_ratio(&self, tokens: usize, trained: Option<f64>) -> f64 {
+        let ratio = match self {
+            _ if self.is_learned() => trained,
+            Policy::Pool(pool) => Some(pool.every as f64),
+            _ if self.evicts() => self.budget().map(|budget| tokens as f64 / budget.at(tokens) as f64),
+            _ => None,
+        };
+        ratio.unwrap_or(1.0).max(1.0)
     }
 
     /// A message for the user where reading prompts is slow.

@@ -27,6 +27,8 @@ pub use recall::{DENSE_TURN, FORK_TURN, Guess, RecallRequest, Recalled, Recalled
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 
+use crate::codec::Codec;
+use crate::policy::{Budget, PolicyKind};
 pub use log::LogEntry;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -482,9 +484,9 @@ pub struct ModelReference {
     /// The cache's policy as the settings name it, such as `auto` or `tova`, and its budget; missing in files of older
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<String>,
+    pub policy: Option<PolicyKind>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budget: Option<String>,
+    pub budget: Option<Budget>,
 }
 
 impl ModelReference {
@@ -528,11 +530,11 @@ pub struct ModelInfo {
     pub context: usize,
     /// `cpu, 2 threads` or the name of the GPU.
     pub device: String,
-    pub codec: String,
-    /// As `--policy` names it; `auto` is resolved.
-    pub policy: String,
-    /// What the policy's budget is, such as `512` or `4x`, where it has one.
-    pub budget: Option<String>,
+    pub codec: Codec,
+    /// `auto` is resolved.
+    pub policy: PolicyKind,
+    /// Of the policy, where it has one.
+    pub budget: Option<Budget>,
     /// Window W in tokens, where tokens leave the cache after one.
     pub window: Option<usize>,
     /// Source of the eviction decisions: `borrowed`, `adapter` or `none`.
@@ -563,11 +565,6 @@ pub enum Thinking {
     Switchable,
 }
 
-/// Whether the cache's policy of that name merges tokens.
-pub fn merges(policy: &str) -> bool {
-    matches!(policy, "pool" | "dmc")
-}
-
 /// Tokens after which a thought of the built-in model is closed: it has found nothing by then, and would fill the context.
 const BUILTIN_MAX_THINK: usize = 2048;
 
@@ -580,11 +577,6 @@ impl ModelInfo {
     /// Tokens after which a thought is closed, where the user has set this. 0 is no limit.
     pub fn max_think(&self, set: Option<usize>) -> Option<usize> {
         set.or(self.is_builtin().then_some(BUILTIN_MAX_THINK)).filter(|&tokens| tokens > 0)
-    }
-
-    /// Whether the cache's policy neither drops nor merges tokens.
-    pub fn keeps_all(&self) -> bool {
-        matches!(self.policy.as_str(), "dense" | "quest")
     }
 
     pub fn thinking(&self) -> Thinking {

@@ -20,10 +20,10 @@ mod q4;
 mod q8;
 mod vectorize;
 
+use crate::words::words;
 use layout::{STRIP_TILE_BYTES, word_bytes};
 use q4::Q4;
 use q8::Q8;
-use std::str::FromStr;
 
 /// Columns of a row that share a scale.
 pub const GROUP: usize = 64;
@@ -185,16 +185,9 @@ pub enum Weights {
     Int4,
 }
 
-impl Weights {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Weights::Auto => "auto",
-            Weights::Bf16 => "bf16",
-            Weights::Int8 => "int8",
-            Weights::Int4 => "int4",
-        }
-    }
+words! { Weights, "a format of weights", { Auto = "auto", Bf16 = "bf16", Int8 = "int8", Int4 = "int4" } }
 
+impl Weights {
     /// Code of the projections of the layers; `None` where they stay as they are.
     pub const fn code(self) -> Option<Code> {
         match self {
@@ -209,19 +202,6 @@ impl Weights {
         match self {
             Weights::Auto | Weights::Bf16 => None,
             Weights::Int8 | Weights::Int4 => Some(Code::Q8),
-        }
-    }
-}
-
-impl FromStr for Weights {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "bf16" => Ok(Self::Bf16),
-            "int8" => Ok(Self::Int8),
-            "int4" => Ok(Self::Int4),
-            _ => Err(format!("{s:?} is not a format of weights (expected auto, bf16, int8 or int4)")),
         }
     }
 }

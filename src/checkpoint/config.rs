@@ -1,7 +1,7 @@
 //! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata. Families differ in these
 //! fields, not in code.
 
-use crate::policy::{Dmc, Dms, Policy, PolicyChoice, Trained};
+use crate::policy::{Dmc, Dms, Policy, PolicyKind, PolicyRequest, Trained};
 use anyhow::{Context as _, Result};
 
 /// The configuration that the forward pass needs.
@@ -40,13 +40,13 @@ impl ModelConfig {
     }
 
     /// Resolves the cache's policy. Fails for DMS and DMC if the model was not trained with it.
-    pub fn policy(&self, choice: PolicyChoice) -> Result<Policy> {
-        let untrained = if choice == PolicyChoice::Dmc {
+    pub fn policy(&self, asked: PolicyRequest) -> Result<Policy> {
+        let untrained = if asked.kind == PolicyKind::Dmc {
             "policy dmc: this model was not trained with DMC; use --policy pool to merge its tokens"
         } else {
             "policy dms: this model was not trained with DMS; use --policy dense, or window, tova or h2o to bound its memory"
         };
-        choice.resolve(self.trained()).context(untrained)
+        asked.resolve(self.trained()).context(untrained)
     }
 
     /// The compression ratio that the model was trained for, if it is stated.

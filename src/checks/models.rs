@@ -9,7 +9,7 @@ use crate::backend::cpu::Cpu;
 use crate::checkpoint::{Checkpoint, DmcConfig};
 use crate::codec::Codec;
 use crate::engine::{EngineOptions, Runner};
-use crate::policy::{Dmc, PolicyChoice, Pool};
+use crate::policy::{Dmc, PolicyKind, PolicyRequest};
 use crate::protocol::Token;
 use crate::sampler::argmax;
 use anyhow::Result;
@@ -70,7 +70,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
         } else if let Some(dms) = &mut checkpoint.config.dms {
             dms.alpha_offset = MARKS_ALL;
         }
-        let policy = if merges == Merges::Pool { PolicyChoice::Pool(Pool { every: 4 }) } else { PolicyChoice::Model };
+        let policy = if merges == Merges::Pool { PolicyKind::Pool } else { PolicyKind::Auto }.into();
         let policy_name = ["", " pool", " dmc"][merges as usize];
         let name = format!("{shape}{policy_name}{}", if in_f32 { " in f32" } else { "" });
         let decides = in_f32 && merges != Merges::Pool;
@@ -97,7 +97,7 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
 fn trace<B: Backend>(
     b: B,
     checkpoint: &Checkpoint,
-    (policy, codec): (PolicyChoice, Codec),
+    (policy, codec): (PolicyRequest, Codec),
     parts: &[usize],
     forced: Result<&[Token], usize>,
 ) -> Result<Trace> {

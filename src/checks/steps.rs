@@ -9,7 +9,7 @@ use crate::cache::SeqId;
 use crate::checkpoint::Checkpoint;
 use crate::codec::Codec;
 use crate::engine::{Decode, EngineOptions, Runner};
-use crate::policy::{Budget, H2o, PolicyChoice, Pool, SlotMeta, Tova};
+use crate::policy::{Budget, PolicyKind, PolicyRequest, SlotMeta};
 use crate::protocol::{SamplingParams, Token};
 use anyhow::Result;
 use std::time::Instant;
@@ -60,26 +60,22 @@ pub fn run_all<B: Backend, E: std::error::Error + Send + Sync + 'static>(
 /// A model, and how its cache stores what.
 struct Case<'a> {
     checkpoint: &'a Checkpoint,
-    policy: PolicyChoice,
+    policy: PolicyRequest,
     codec: Codec,
 }
 
 /// The model's own policy with every codec, then policies with scores, and one that merges.
-fn cases() -> impl Iterator<Item = (PolicyChoice, Codec)> {
-    let own = CODECS.iter().map(|&codec| (PolicyChoice::Model, codec));
-    let tova = PolicyChoice::Tova(Tova { budget: BUDGET });
-    let (h2o, pool) = (PolicyChoice::H2o(H2o { budget: BUDGET }), PolicyChoice::Pool(Pool { every: 3 }));
+fn cases() -> impl Iterator<Item = (PolicyRequest, Codec)> {
+    let own = CODECS.iter().map(|&codec| (PolicyRequest::default(), codec));
+    let [tova, h2o] = [PolicyKind::Tova, PolicyKind::H2o].map(|kind| kind.with(BUDGET));
+    let pool = PolicyKind::Pool.with(Budget::of_ratio(3.0));
     own.chain([(tova, Codec::Bf16), (h2o, Codec::Int8), (pool, Codec::Fp8)])
 }
 
 impl Case<'_> {
     fn name(&self) -> String {
-        let policy = match self.policy {
-            PolicyChoice::Tova(_) => "tova ",
-            PolicyChoice::H2o(_) => "h2o ",
-            PolicyChoice::Pool(_) => "pool ",
-            _ => "",
-        };
+        let own = self.policy == PolicyRequest::default();
+        let policy = if own { String::new() } else { format!("{} ", self.policy.kind) };
         format!("{policy}{}", self.codec.name())
     }
 }

@@ -6,7 +6,10 @@ pub mod help;
 pub use commands::*;
 
 use super::devices::cuda_summary;
-use crate::config::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, Layer, OnOff, Pin, Width};
+use crate::codec::Codec;
+use crate::config::{Auto, ByteSize, Device, Gemm, Layer, OnOff, Pin, Width};
+use crate::policy::{Budget, PolicyKind};
+use crate::protocol::WhenFull;
 use crate::quant::Weights;
 use crate::ui::commands::nearest;
 use clap::error::ErrorKind;
@@ -158,17 +161,17 @@ pub struct Common {
     /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
     /// bench. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained for it decides.
     #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
-    pub policy: Option<List<CachePolicy>>,
+    pub policy: Option<List<PolicyKind>>,
 
     /// Slots per head of a policy, or 4x [default: 512]
     ///
     /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole ratio only, 4x if none is given.
     #[arg(long, global = true, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
-    pub budget: Option<CacheBudget>,
+    pub budget: Option<Budget>,
 
     /// Format: auto, f32, bf16, fp8, int8 or k8v4
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Cache")]
-    pub kv: Option<List<Kv>>,
+    pub kv: Option<List<Auto<Codec>>>,
 
     /// Context in tokens [default: the model's]
     #[arg(long, global = true, value_name = "TOKENS", help_heading = "Cache")]
@@ -184,7 +187,7 @@ pub struct Common {
     /// stop: their heads rate nothing. window is forget for the first, and drops the oldest tokens but the first four of the
     /// others.
     #[arg(long, global = true, value_name = "forget|window|stop", hide_short_help = true, help_heading = "Cache")]
-    pub when_full: Option<Full>,
+    pub when_full: Option<WhenFull>,
 
     /// What is never forgotten in a chat: system, for the system prompt, or none
     #[arg(long, global = true, value_name = "system|none", hide_short_help = true, help_heading = "Cache")]

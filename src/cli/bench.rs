@@ -12,7 +12,7 @@ use crate::checkpoint::convert::{self, Importance};
 use crate::codec::Codec;
 use crate::config::Settings;
 use crate::engine::{EngineOptions, Runner, host_bytes, weights_info};
-use crate::policy::PolicyChoice;
+use crate::policy::PolicyRequest;
 use crate::protocol::{MAX_CONTEXT, SamplingParams};
 use crate::quant::Weights;
 use crate::unicode;
@@ -49,7 +49,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
     if target == Target::Cpu {
-        check_memory(args, &checkpoint, spawn::policy(settings.policy, settings.budget), longest)?;
+        check_memory(args, &checkpoint, settings.policy, longest)?;
     }
     let threads = args.threads.unwrap_or(0);
     let offset = set_decisions(&mut checkpoint, args).map_err(as_wrong_use)?;
@@ -206,7 +206,7 @@ fn check_sizes(args: &BenchArgs, longest: usize) -> Result<()> {
 }
 
 /// Fails if the host has not enough memory for tables and scratch.
-fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, policy: PolicyChoice, longest: usize) -> Result<()> {
+fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, policy: PolicyRequest, longest: usize) -> Result<()> {
     let max_seqs = args.parallel().chain(args.chains.iter().copied()).max().unwrap_or(1);
     let options = EngineOptions { max_seqs, policy, ..EngineOptions::new(Codec::F32) };
     let needed = host_bytes(&checkpoint.config, &options, longest);
@@ -227,7 +227,7 @@ fn check_memory(args: &BenchArgs, checkpoint: &Checkpoint, policy: PolicyChoice,
 struct Lists {
     eviction: Vec<bool>,
     codecs: Vec<Codec>,
-    policy: PolicyChoice,
+    policy: PolicyRequest,
     weights: Vec<Weights>,
     sampling: SamplingParams,
 }
@@ -245,7 +245,7 @@ impl Lists {
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
         // What fits decides nothing here: random weights stay as they are.
         let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
-        let policy = spawn::policy(settings.policy, settings.budget);
+        let policy = settings.policy;
         Ok(Self { eviction, policy, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
     }
 

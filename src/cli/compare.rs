@@ -6,7 +6,8 @@ use super::score::{check_tokens, encode_text_file};
 use super::spawn::{ModelJob, with_model};
 use crate::backend::Backend;
 use crate::checkpoint::Checkpoint;
-use crate::config::{Kv, Settings};
+use crate::codec::Codec;
+use crate::config::{Auto, Settings};
 use crate::engine::compare::{self, Compared, Row};
 use crate::engine::{Runner, weights_info};
 use crate::policy::Policy;
@@ -33,7 +34,7 @@ pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u
 }
 
 /// Formats of the weights and of the cache.
-type Formats = (Weights, Kv);
+type Formats = (Weights, Auto<Codec>);
 
 fn with_formats(settings: &Settings, (weights, kv): Formats) -> Settings {
     let mut settings = settings.clone();

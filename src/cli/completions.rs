@@ -2,20 +2,24 @@
 
 use super::args::help;
 use super::output;
+use crate::config::{Gemm, Pin};
+use crate::policy::PolicyKind;
+use crate::protocol::WhenFull;
+use crate::quant::Weights;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 
 /// The words that flags take. Their parsers take more than these, such as lists.
 const VALUES: &[(&str, &[&str])] = &[
     ("device", &["auto", "cpu", "cuda", "cuda:0"]),
-    ("weights", &["auto", "bf16", "int8", "int4"]),
-    ("gemm", &["auto", "own", "cublaslt"]),
+    ("weights", &Weights::WORDS),
+    ("gemm", &Gemm::WORDS),
     ("eviction", &["on", "off"]),
-    ("policy", &["auto", "dense", "dms", "window", "tova", "h2o", "quest", "dms+quest", "pool", "dmc"]),
+    ("policy", &PolicyKind::WORDS),
     ("budget", &["256", "512", "1024", "2x", "4x", "8x"]),
     ("kv", &["auto", "f32", "bf16", "fp8", "int8", "k8v4"]),
-    ("when_full", &["forget", "window", "stop"]),
-    ("pin", &["system", "none"]),
+    ("when_full", &WhenFull::WORDS),
+    ("pin", &Pin::WORDS),
     ("width", &["auto", "2", "4", "8", "16"]),
     ("early_stop", &["on", "off"]),
     ("think", &["on", "off"]),
@@ -44,8 +48,8 @@ fn command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{CachePolicy, Device, Full, Gemm, Kv, Pin};
-    use crate::quant::Weights;
+    use crate::codec::Codec;
+    use crate::config::{Auto, Device};
     use crate::ui::theme::Themes;
 
     #[test]
@@ -54,9 +58,8 @@ mod tests {
         fn all<T: std::str::FromStr>(words: &[&str]) -> bool {
             words.iter().all(|word| word.parse::<T>().is_ok())
         }
-        assert!(all::<Device>(values("device")) && all::<Weights>(values("weights")) && all::<Kv>(values("kv")));
-        assert!(all::<CachePolicy>(values("policy")) && all::<Full>(values("when_full")) && all::<Pin>(values("pin")));
-        assert!(all::<Gemm>(values("gemm")) && values("theme") == Themes::default().names());
+        assert!(all::<Device>(values("device")) && all::<Auto<Codec>>(values("kv")));
+        assert_eq!(values("theme"), Themes::default().names());
         let (mut script, mut command) = (Vec::new(), command());
         clap_complete::generate(clap_complete::Shell::Bash, &mut command, "dmschat", &mut script);
         let script = String::from_utf8(script).unwrap();

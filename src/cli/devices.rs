@@ -9,7 +9,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::cuda::{self, Cuda, CudaOptions};
 use crate::checkpoint::{EXACT_FIRST, ModelConfig};
 use crate::codec::Codec;
-use crate::config::{Device, Gemm, Kv, Settings};
+use crate::config::{Auto, Device, Gemm, Settings};
 use crate::quant::Weights;
 use crate::ui::text::bytes;
 use anyhow::{Result, bail};
@@ -92,7 +92,7 @@ impl Target {
     pub fn new(settings: &Settings) -> Result<Self> {
         let target = match settings.device {
             // A GPU cannot store K and V in f32.
-            Device::Auto if settings.kv == Kv::F32 => Self::Cpu,
+            Device::Auto if settings.kv == Auto::Is(Codec::F32) => Self::Cpu,
             Device::Cuda(index) => {
                 let index = index.unwrap_or(0);
                 cuda::usable(index).map_err(|why| wrong_use(format!("--device cuda: {why}; use --device cpu")))?;
@@ -141,29 +141,27 @@ impl Target {
     }
 
     /// The codec that `--kv` selects on this device.
-    pub fn codec(self, kv: Kv) -> Codec {
+    pub fn codec(self, kv: Auto<Codec>) -> Codec {
         match (kv, self) {
-            (Kv::Auto | Kv::F32, Self::Cpu) => Codec::F32,
-            (Kv::Auto | Kv::F32, Self::Cuda(_)) | (Kv::Bf16, _) => Codec::Bf16,
-            (Kv::Fp8, _) => Codec::Fp8,
-            (Kv::Int8, _) => Codec::Int8,
-            (Kv::K8V4, _) => Codec::K8V4,
+            (Auto::Auto, Self::Cpu) => Codec::F32,
+            (Auto::Auto | Auto::Is(Codec::F32), Self::Cuda(_)) => Codec::Bf16,
+            (Auto::Is(codec), _) => codec,
         }
     }
 
     /// The codecs that `--kv auto` falls back to where the context would not fit, in this order.
-    pub fn smaller_codecs(self, kv: Kv) -> &'static [Codec] {
+    pub fn smaller_codecs(self, kv: Auto<Codec>) -> &'static [Codec] {
         match (kv, self) {
-            (Kv::Auto, Self::Cpu) => &[Codec::Bf16, Codec::Int8, Codec::K8V4],
-            (Kv::Auto, Self::Cuda(_)) => &[Codec::Int8, Codec::K8V4],
+            (Auto::Auto, Self::Cpu) => &[Codec::Bf16, Codec::Int8, Codec::K8V4],
+            (Auto::Auto, Self::Cuda(_)) => &[Codec::Int8, Codec::K8V4],
             _ => &[],
         }
     }
 
     /// Refuses formats of K and V that this device cannot store.
-    pub fn check_kv(self, formats: &[Kv]) -> Result<()> {
+    pub fn check_kv(self, formats: &[Auto<Codec>]) -> Result<()> {
         match self {
-            Self::Cuda(_) if formats.contains(&Kv::F32) => Err(wrong_use(NO_F32)),
+            Self::Cuda(_) if formats.contains(&Auto::Is(Codec::F32)) => Err(wrong_use(NO_F32)),
             _ => Ok(()),
         }
     }
@@ -220,8 +218,8 @@ pub fn check(settings: &Settings) -> Result<()> {
 
 /// As [`check`], for conversations.
 pub fn check_for_chat(settings: &Settings) -> Result<()> {
-    if settings.policy.reads_pages() {
-        let name = settings.policy.name();
+    let name = settings.policy.kind;
+    if name.reads_pages() {
         return Err(wrong_use(format!(
             "--policy {name} is for score, compare, eval and bench: conversations cannot have it"
         )));

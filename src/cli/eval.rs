@@ -9,7 +9,7 @@ use super::output::{self, as_wrong_use, wrong_use};
 use super::{download, problem_file, spawn};
 use crate::chat::session::write_output;
 use crate::checkpoint::Checkpoint;
-use crate::config::{CacheBudget, CachePolicy, Settings, Width, budget_refusal};
+use crate::config::{Settings, Width};
 use crate::engine::default_sampling;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
@@ -19,7 +19,7 @@ use crate::eval::record::{Record, Store};
 use crate::eval::report::{self, Cost};
 use crate::eval::tasks::{FileProblems, Task, read_file};
 use crate::eval::{braille, plot};
-use crate::policy::Trained;
+use crate::policy::{Budget, PolicyKind, Trained};
 use crate::protocol::{MAX_WIDTH, SamplingParams, count};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ use std::path::Path;
 /// Most problems of a task, and tokens of a chain.
 const MAX_PROBLEMS: usize = 100_000;
 const MAX_LENGTH: usize = 1 << 20;
-/// Least budgets: a page, and the pages that a query reads of [`CachePolicy::Quest`].
+/// Least budgets: a page, and the pages that a query reads of [`PolicyKind::Quest`].
 const FEWEST_SLOTS: usize = 16;
 const FEWEST_READ: usize = 48;
 
@@ -69,7 +69,7 @@ struct TaskProblems {
 /// All that is to be answered.
 struct Run {
     tasks: Vec<TaskProblems>,
-    policies: Vec<CachePolicy>,
+    policies: Vec<PolicyKind>,
     axes: Axes,
     sampling: SamplingParams,
     language: Language,
@@ -234,22 +234,22 @@ fn problems(args: &EvalArgs, seed: u64) -> Result<(FileProblems, Option<String>)
 }
 
 /// The policies to compare: by default dense, and dms or dmc where the model was trained for it.
-fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<CachePolicy>> {
+fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<PolicyKind>> {
     let trained = checkpoint.config.trained();
-    let asked = common.policy.as_ref().map_or(vec![CachePolicy::Auto], |list| list.0.clone());
+    let asked = common.policy.as_ref().map_or(vec![PolicyKind::Auto], |list| list.0.clone());
     let mut out = Vec::new();
     for policy in asked {
         let these = match policy {
-            CachePolicy::Auto => match trained {
-                Some(Trained::Dms(_)) => vec![CachePolicy::Dense, CachePolicy::Dms],
-                Some(Trained::Dmc(_)) => vec![CachePolicy::Dense, CachePolicy::Dmc],
-                None => vec![CachePolicy::Dense],
+            PolicyKind::Auto => match trained {
+                Some(Trained::Dms(_)) => vec![PolicyKind::Dense, PolicyKind::Dms],
+                Some(Trained::Dmc(_)) => vec![PolicyKind::Dense, PolicyKind::Dmc],
+                None => vec![PolicyKind::Dense],
             },
-            CachePolicy::Dms | CachePolicy::DmsQuest if !matches!(trained, Some(Trained::Dms(_))) => {
+            PolicyKind::Dms | PolicyKind::DmsQuest if !matches!(trained, Some(Trained::Dms(_))) => {
                 let (policy, model) = (policy.name(), &checkpoint.name);
                 return Err(wrong_use(format!("--policy {policy}: {model} was not trained to evict")));
             }
-            CachePolicy::Dmc if !matches!(trained, Some(Trained::Dmc(_))) => {
+            PolicyKind::Dmc if !matches!(trained, Some(Trained::Dmc(_))) => {
                 let model = &checkpoint.name;
                 return Err(wrong_use(format!("--policy dmc: {model} was not trained to merge tokens")));
             }
@@ -267,7 +267,7 @@ fn policies(common: &Common, checkpoint: &Checkpoint) -> Result<Vec<CachePolicy>
 /// The settings of a task: each policy at each ratio, and for each length where its budget depends on it. `trained`: what the
 /// model was trained for, at the one `ratio` that dmc has.
 fn settings_of(
-    policies: &[CachePolicy],
+    policies: &[PolicyKind],
     crs: &[f64],
     lengths: &[usize],
     prompts: &[Prompt],
@@ -278,16 +278,16 @@ fn settings_of(
     let mut out = Vec::new();
     for &policy in policies {
         let setting = |cr, length, budget| {
-            let rule = spawn::policy(policy, budget).resolve(trained);
+            let rule = policy.with(budget).resolve(trained);
             let policy = rule.with_context(|| format!("--policy {}: the model has none", policy.name()))?;
             Ok::<_, anyhow::Error>(Setting { policy, cr, length })
         };
-        if policy == CachePolicy::Dense {
-            out.push(setting(1.0, None, CacheBudget::Slots(0))?);
+        if policy == PolicyKind::Dense {
+            out.push(setting(1.0, None, Budget::Slots(0))?);
             continue;
         }
-        if policy == CachePolicy::Dmc {
-            out.push(setting(ratio.unwrap_or(1.0), None, CacheBudget::Slots(0))?);
+        if policy == PolicyKind::Dmc {
+            out.push(setting(ratio.unwrap_or(1.0), None, Budget::Slots(0))?);
             continue;
         }
         let above: Vec<f64> = crs.iter().copied().filter(|cr| *cr > 1.0).collect();
@@ -295,13 +295,13 @@ fn settings_of(
             return Err(wrong_use(format!("--policy {}: give a --keep-ratio above 1", policy.name())));
         }
         for cr in above {
-            if policy == CachePolicy::Dms {
-                out.push(setting(cr, None, CacheBudget::Slots(0))?);
+            if policy == PolicyKind::Dms {
+                out.push(setting(cr, None, Budget::Slots(0))?);
                 continue;
             }
-            if policy == CachePolicy::Pool {
-                let budget = CacheBudget::Ratio(cr as f32);
-                if let Some(why) = budget_refusal(policy, budget) {
+            if policy == PolicyKind::Pool {
+                let budget = Budget::of_ratio(cr as f32);
+                if let Some(why) = policy.budget_refusal(budget) {
                     return Err(wrong_use(format!("--keep-ratio {cr}: {why}")));
                 }
                 out.push(setting(cr, None, budget)?);
@@ -310,7 +310,7 @@ fn settings_of(
             let least = if policy.reads_pages() { FEWEST_READ } else { FEWEST_SLOTS };
             for &length in lengths {
                 let budget = (((prompt + length) as f64 / cr).ceil() as usize).max(least);
-                out.push(setting(cr, Some(length), CacheBudget::Slots(budget))?);
+                out.push(setting(cr, Some(length), Budget::Slots(budget))?);
             }
         }
     }
@@ -382,12 +382,12 @@ mod tests {
         let prompt = |n| Prompt { tokens: vec![0; n], thinks: false };
         let trained = Trained::Dms(Dms { window: 64, shift: Shift::Same, sinks: 0, dial: 0.0 });
         let prompts = [prompt(10), prompt(21)];
-        let of = |policies: &[CachePolicy], crs: &[f64], trained| {
+        let of = |policies: &[PolicyKind], crs: &[f64], trained| {
             settings_of(policies, crs, &[100, 300], &prompts, Some(trained), Some(3.5))
         };
-        let policies = [CachePolicy::Dense, CachePolicy::Dms, CachePolicy::Window, CachePolicy::Pool];
+        let policies = [PolicyKind::Dense, PolicyKind::Dms, PolicyKind::Window, PolicyKind::Pool];
         let mut settings = of(&policies, &[1.0, 4.0], trained).unwrap();
-        settings.extend(of(&[CachePolicy::Dmc], &[1.0, 4.0], Trained::Dmc(Dmc::default())).unwrap());
+        settings.extend(of(&[PolicyKind::Dmc], &[1.0, 4.0], Trained::Dmc(Dmc::default())).unwrap());
         let names: Vec<(String, Option<usize>)> = settings.iter().map(|s| (s.name(), s.budget())).collect();
         let expected = [
             ("dense 1x", None),
@@ -399,7 +399,7 @@ mod tests {
         ];
         assert_eq!(names, expected.map(|(name, budget)| (name.to_owned(), budget)));
         assert!(of(&policies, &[1.0], trained).is_err());
-        let error = of(&[CachePolicy::Pool], &[2.5], trained).unwrap_err().to_string();
+        let error = of(&[PolicyKind::Pool], &[2.5], trained).unwrap_err().to_string();
         assert!(error.starts_with("--keep-ratio 2.5: policy pool takes a whole ratio"), "{error}");
         assert_eq!(checked("--width", &[4, 1, 4], 9), Ok(vec![1, 4]));
         assert!(checked("--width", &[0], 9).unwrap_err().contains("--width 0"));

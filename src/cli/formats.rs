@@ -107,7 +107,7 @@ impl DeviceJob for Plans<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Kv;
+    use crate::config::Auto;
 
     #[test]
     fn a_format_is_planned_with_the_codec_that_a_chat_would_take() {
@@ -118,7 +118,7 @@ mod tests {
             let device = DeviceOptions { threads: 1, graphs: false, gemm: Default::default() };
             Target::Cpu.run(device, Plans { checkpoint: &source, options: &options }).unwrap()
         };
-        let smaller = Target::Cpu.smaller_codecs(Kv::Auto);
+        let smaller = Target::Cpu.smaller_codecs(Auto::Auto);
         // The least memory, to 8 MB, in which int4 weights start.
         let memory = (1..500).map(|n| n * 8_000_000).find(|memory| offers(smaller, *memory)[2].fits).unwrap();
         let (with, without) = (offers(smaller, memory), offers(&[], memory));

@@ -5,7 +5,8 @@ use crate::chat::session::Stamp;
 use crate::checkpoint::hub::cache;
 use crate::checkpoint::hub::{Hub, MAIN};
 use crate::checkpoint::{self, ModelRef};
-use crate::config::{Adapter, CacheBudget, CachePolicy, Settings, budget_refusal};
+use crate::config::{Adapter, Settings};
+use crate::policy::PolicyRequest;
 use crate::protocol::ModelReference;
 use crate::regular_file;
 use crate::ui::models::Given;
@@ -28,8 +29,8 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
         Adapter::None => "none".to_owned(),
         Adapter::File(path) => absolute(path)?,
     };
-    let budget = settings.policy.has_budget().then(|| settings.budget.to_string());
-    Some(ModelReference { model, revision, adapter, policy: Some(settings.policy.name().to_owned()), budget })
+    let policy = settings.policy;
+    Some(ModelReference { model, revision, adapter, policy: Some(policy.kind), budget: policy.budget() })
 }
 
 /// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
@@ -66,13 +67,11 @@ fn here(name: &str) -> Result<(), String> {
 }
 
 /// The cache's policy and budget of a conversation; `None` if its file is of an older version.
-fn cache_policy(reference: &ModelReference) -> Result<Option<(CachePolicy, Option<CacheBudget>)>, String> {
-    let Some(policy) = &reference.policy else { return Ok(None) };
-    let policy: CachePolicy = policy.parse()?;
-    let budget = reference.budget.as_deref().map(str::parse).transpose()?;
-    match budget.and_then(|budget| budget_refusal(policy, budget)) {
+fn cache_policy(reference: &ModelReference) -> Result<Option<PolicyRequest>, String> {
+    let Some(kind) = reference.policy else { return Ok(None) };
+    match reference.budget.and_then(|budget| kind.budget_refusal(budget)) {
         Some(why) => Err(format!("its budget: {why}")),
-        None => Ok(Some((policy, budget))),
+        None => Ok(Some(PolicyRequest { kind, budget: reference.budget })),
     }
 }
 
@@ -80,9 +79,8 @@ fn cache_policy(reference: &ModelReference) -> Result<Option<(CachePolicy, Optio
 pub fn settings(reference: &ModelReference, settings: &Settings, given: Given) -> Settings {
     let mut settings = settings.clone();
     settings.model = reference.name();
-    if let (false, Ok(Some((policy, budget)))) = (given.policy, cache_policy(reference)) {
+    if let (false, Ok(Some(policy))) = (given.policy, cache_policy(reference)) {
         settings.policy = policy;
-        settings.budget = budget.unwrap_or(settings.budget);
     }
     if !given.adapter {
         settings.adapter = match &*reference.adapter {
@@ -97,6 +95,7 @@ pub fn settings(reference: &ModelReference, settings: &Settings, given: Given) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Budget, PolicyKind};
 
     fn stamp(name: &str, reference: Option<ModelReference>) -> Stamp {
         let digest = String::new();
@@ -150,23 +149,22 @@ mod tests {
             let layer = crate::config::Layer { policy, budget, ..Default::default() };
             Settings::from_layer(dirs.clone(), layer).unwrap()
         };
-        let held = settings_of(Some(CachePolicy::Tova), Some(CacheBudget::Ratio(4.0)));
-        let now = settings_of(Some(CachePolicy::Window), None);
+        let held = settings_of(Some(PolicyKind::Tova), Some(Budget::of_ratio(4.0)));
+        let now = settings_of(Some(PolicyKind::Window), None);
         let reference = of(&held).unwrap();
-        assert_eq!((reference.policy.as_deref(), reference.budget.as_deref()), (Some("tova"), Some("4x")));
+        let text = serde_json::to_string(&reference).unwrap();
+        assert!(text.contains(r#""policy":"tova","budget":"4x""#), "{text}");
         let taken_up = settings(&reference, &now, Given::default());
-        assert_eq!((taken_up.policy, taken_up.budget), (held.policy, held.budget));
+        assert_eq!(taken_up.policy, held.policy);
         let kept = settings(&reference, &now, Given { policy: true, ..Given::default() });
-        assert_eq!(kept.policy, CachePolicy::Window);
+        assert_eq!(kept.policy.kind, PolicyKind::Window);
         let older = ModelReference { policy: None, budget: None, ..reference.clone() };
-        assert_eq!(settings(&older, &now, Given::default()).policy, CachePolicy::Window);
+        assert_eq!(settings(&older, &now, Given::default()).policy.kind, PolicyKind::Window);
         // What a file says is checked as the flags are.
-        for (policy, budget, why) in
-            [("tofu", None, "tofu"), ("tova", Some("2"), "page"), ("dense", Some("4x"), "no budget")]
-        {
-            let budget = budget.map(str::to_owned);
-            let reference = ModelReference { policy: Some(policy.into()), budget, ..reference.clone() };
-            assert!(find(&stamp("x", Some(reference))).unwrap_err().contains(why), "{policy}");
+        for (policy, budget, why) in [("tova", "12", "page"), ("dense", "4x", "no budget")] {
+            let (policy, budget) = (policy.parse().ok(), budget.parse().ok());
+            let reference = ModelReference { policy, budget, ..reference.clone() };
+            assert!(find(&stamp("x", Some(reference))).unwrap_err().contains(why), "{why}");
         }
     }
 }

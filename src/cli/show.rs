@@ -9,7 +9,6 @@ use crate::chat::retention::Retention;
 use crate::chat::session::{Loaded, Policies, Policy, Store, open_stream, write_atomically};
 use crate::chat::{Message, Role};
 use crate::config::Settings;
-use crate::protocol::merges;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::{clean, clean_line, plural, wrap};
@@ -119,7 +118,7 @@ impl PathPolicies {
 
     /// Whether the last turn's policy merges tokens.
     fn merge(&self) -> bool {
-        self.last.as_ref().is_some_and(|policy| merges(&policy.policy))
+        self.last.as_ref().is_some_and(|policy| policy.policy.merges())
     }
 
     /// The role of a message, with the policy of its turn where that changed in the conversation.
@@ -227,6 +226,7 @@ fn sgr(colour: Color, base: u8) -> String {
 mod tests {
     use super::*;
     use crate::chat::session::load;
+    use crate::policy::{Budget, PolicyKind};
 
     /// A session file of one turn, as it is written.
     fn saved(answer: &str, stretches: &str) -> Loaded {
@@ -273,13 +273,13 @@ mod tests {
         for shown in both(&loaded) {
             assert!(shown.contains("assistant: 50 % of 3 tokens remembered") && !shown.contains(MERGED), "{shown}");
         }
-        loaded.header.policy = "dmc".to_owned();
+        loaded.header.policy = PolicyKind::Dmc;
         for shown in both(&loaded) {
             assert!(shown.contains(MERGED) && shown.contains("assistant: 3 tokens in 50 % as many slots"), "{shown}");
             assert!(!shown.contains("remembered") && !shown.contains("forgotten"), "{shown}");
         }
         let mut info = crate::ui::testing::model(1, 1);
-        (info.policy, info.budget) = ("pool".to_owned(), Some("4x".to_owned()));
+        (info.policy, info.budget) = (PolicyKind::Pool, Some(Budget::of_ratio(4.0)));
         let exported = crate::chat::session::markdown(&loaded.conversation, &info, &Default::default());
         assert!(exported.contains("*its 3 tokens are in 50 % as many slots*"), "{exported}");
         assert!(exported.contains("policy: \"pool\"\nbudget: \"4x\"\n"), "{exported}");

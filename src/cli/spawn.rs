@@ -13,9 +13,8 @@ use crate::checkpoint::calibration::Calibration;
 use crate::checkpoint::hub::HubError;
 use crate::checkpoint::weight_cache::WeightCache;
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelConfig, ModelRef, imatrix};
-use crate::config::{Adapter, CacheBudget, CachePolicy, Device, MOST_POOLED, Settings, Width};
+use crate::config::{Adapter, Device, Settings, Width};
 use crate::engine::{self, EngineOptions, Loading, Runner, WeightOptions};
-use crate::policy::{Budget, H2o, MOST_MEMBERS, PolicyChoice, Pool, Tova, Window};
 use crate::protocol::{EngineHandle, MAX_AUTO_WIDTH, WhenFull};
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -169,34 +168,9 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
             None => WhenFull::Stop,
         }),
         weights: weight_options(settings, config)?,
-        policy: policy(settings.policy, settings.budget),
+        policy: settings.policy,
         ..EngineOptions::new(target.codec(settings.kv))
     })
-}
-
-// The settings know no policies.
-const _: () = assert!(MOST_MEMBERS as f32 == MOST_POOLED);
-
-/// A policy of the settings with its budget.
-pub fn policy(policy: CachePolicy, budget: CacheBudget) -> PolicyChoice {
-    let (budget, every) = match budget {
-        // The settings do not allow pool slots.
-        CacheBudget::Slots(slots) => (Budget::Slots(slots), 1),
-        CacheBudget::Ratio(ratio) => (Budget::of_ratio(ratio), ratio as usize),
-    };
-    match policy {
-        CachePolicy::Auto => PolicyChoice::Model,
-        CachePolicy::Dense => PolicyChoice::Dense,
-        CachePolicy::Dms => PolicyChoice::Dms,
-        // The settings allow it slots only, whose number does not depend on that of tokens.
-        CachePolicy::Window => PolicyChoice::Window(Window { budget: budget.at(0) }),
-        CachePolicy::Tova => PolicyChoice::Tova(Tova { budget }),
-        CachePolicy::H2o => PolicyChoice::H2o(H2o { budget }),
-        CachePolicy::Quest => PolicyChoice::Quest(budget),
-        CachePolicy::DmsQuest => PolicyChoice::DmsQuest(budget),
-        CachePolicy::Pool => PolicyChoice::Pool(Pool { every }),
-        CachePolicy::Dmc => PolicyChoice::Dmc,
-    }
 }
 
 /// How the weights of a model are stored under these settings.

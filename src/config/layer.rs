@@ -1,8 +1,10 @@
 //! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
 //! take precedence.
 
-use super::values::{ByteSize, CacheBudget, CachePolicy, Device, Full, Gemm, Kv, OnOff, Pin, Width};
-use crate::protocol::MAX_CONTEXT;
+use super::values::{Auto, ByteSize, Device, Gemm, OnOff, Pin, Width};
+use crate::codec::Codec;
+use crate::policy::{Budget, PolicyKind};
+use crate::protocol::{MAX_CONTEXT, WhenFull};
 use crate::quant::Weights;
 use crate::regular_file;
 use crate::unicode;
@@ -15,11 +17,6 @@ use std::str::FromStr;
 
 /// Largest config file.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Fewest slots of a policy: window's sinks and a few of the newest tokens.
-const MIN_BUDGET: usize = 8;
-/// Largest ratio of a policy.
-const MAX_RATIO: f32 = 64.0;
 
 /// Declares the layer: the struct, `over`, and the names in the environment.
 macro_rules! layer {
@@ -67,10 +64,10 @@ layer! {
     /// A file of importance for quantization.
     importance: PathBuf,
     eviction: OnOff,
-    policy: CachePolicy,
+    policy: PolicyKind,
     /// How much the policy keeps or reads in each head.
-    budget: CacheBudget,
-    kv: Kv,
+    budget: Budget,
+    kv: Auto<Codec>,
     ctx_size: usize,
     /// Whether a GPU replays captured CUDA graphs.
     graph: OnOff,
@@ -78,7 +75,7 @@ layer! {
     gemm: Gemm,
     kv_limit: ByteSize,
     /// What happens where memory or `kv_limit` does not suffice for a turn.
-    when_full: Full,
+    when_full: WhenFull,
     /// What is pinned unasked.
     pin: Pin,
     /// Compression ratio that conversations begin with.
@@ -170,15 +167,6 @@ impl Layer {
             if value == Some(0) {
                 return Err((key, "0 leaves no room, expected at least 1".to_owned()));
             }
-        }
-        match self.budget {
-            Some(CacheBudget::Slots(n)) if !(MIN_BUDGET..=MAX_CONTEXT).contains(&n) => {
-                return Err(("budget", format!("{n} is out of range, expected {MIN_BUDGET} to {MAX_CONTEXT} slots")));
-            }
-            Some(CacheBudget::Ratio(r)) if !(1.0..=MAX_RATIO).contains(&r) => {
-                return Err(("budget", format!("{r}x is out of range, expected 1x to {MAX_RATIO}x")));
-            }
-            _ => {}
         }
         match self.ctx_size {
             Some(n) if n > MAX_CONTEXT => {

@@ -1,9 +1,8 @@
 //! Values that flags, the environment and the config file write in the same way.
 
-use crate::protocol::{ChainsRequest, MAX_WIDTH, WhenFull};
-use crate::quant::Weights;
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
-use serde::ser::{Serialize, Serializer};
+use crate::codec::Codec;
+use crate::protocol::{ChainsRequest, MAX_WIDTH};
+use crate::words::{text_serde, words};
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,130 +21,52 @@ impl FromStr for OnOff {
     }
 }
 
-/// Which tokens the cache drops.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CachePolicy {
-    /// DMS where the model was trained for it, else dense.
-    #[default]
+impl fmt::Display for OnOff {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(if self.0 { "on" } else { "off" })
+    }
+}
+
+/// A value, or `auto`: what suits the device and the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auto<T> {
     Auto,
-    Dense,
-    Dms,
-    /// The newest tokens and a few attention sinks.
-    Window,
-    /// Drops what the newest query attends to least.
-    Tova,
-    /// Keeps the newest tokens and those with the most attention.
-    H2o,
-    /// Keeps everything; a query reads the pages that may match it.
-    Quest,
-    /// Quest over the cache of a DMS model.
-    DmsQuest,
-    /// Merges every so many tokens.
-    Pool,
-    /// Merges what a DMC model decides.
-    Dmc,
+    Is(T),
 }
 
-impl CachePolicy {
-    const ALL: [(&str, Self); 10] = [
-        ("auto", Self::Auto),
-        ("dense", Self::Dense),
-        ("dms", Self::Dms),
-        ("window", Self::Window),
-        ("tova", Self::Tova),
-        ("h2o", Self::H2o),
-        ("quest", Self::Quest),
-        ("dms+quest", Self::DmsQuest),
-        ("pool", Self::Pool),
-        ("dmc", Self::Dmc),
-    ];
-
-    pub fn name(self) -> &'static str {
-        Self::ALL[self as usize].0
-    }
-
-    /// Whether a budget belongs to the policy.
-    pub fn has_budget(self) -> bool {
-        !matches!(self, Self::Auto | Self::Dense | Self::Dms | Self::Dmc)
-    }
-
-    /// Whether what a token reads depends on the step that it comes in, so that conversations cannot have the policy.
-    pub fn reads_pages(self) -> bool {
-        matches!(self, Self::Quest | Self::DmsQuest)
+impl<T> Default for Auto<T> {
+    fn default() -> Self {
+        Self::Auto
     }
 }
 
-impl FromStr for CachePolicy {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|(name, _)| *name == s).map(|(_, policy)| policy);
-        found.ok_or_else(|| {
-            let expected = "auto, dense, dms, window, tova, h2o, quest, dms+quest, pool or dmc";
-            format!("{s:?} is not a cache policy (expected {expected})")
-        })
-    }
-}
-
-/// How much a policy stores or reads in each head: slots (`512`), or a share of the tokens (`4x`: one in four).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum CacheBudget {
-    Slots(usize),
-    Ratio(f32),
-}
-
-impl fmt::Display for CacheBudget {
+impl<T: fmt::Display> fmt::Display for Auto<T> {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Self::Slots(slots) => write!(f, "{slots}"),
-            Self::Ratio(ratio) => write!(f, "{ratio}x"),
+            Self::Auto => f.write_str("auto"),
+            Self::Is(value) => value.fmt(f),
         }
     }
 }
 
-impl FromStr for CacheBudget {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let budget = match s.strip_suffix('x') {
-            Some(ratio) => ratio.parse().ok().filter(|r: &f32| r.is_finite()).map(Self::Ratio),
-            None => s.parse().ok().map(Self::Slots),
-        };
-        budget.ok_or_else(|| format!("{s:?} is not a budget, expected slots such as 512 or a ratio such as 4x"))
-    }
-}
-
-/// What happens where memory does not suffice for a turn: `forget`, `window` or `stop`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full(pub WhenFull);
-
-impl FromStr for Full {
+impl<T: FromStr<Err = String>> FromStr for Auto<T> {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         match s {
-            "forget" => Ok(Self(WhenFull::Forget)),
-            "window" => Ok(Self(WhenFull::Window)),
-            "stop" => Ok(Self(WhenFull::Stop)),
-            _ => Err(format!("{s:?} is not known (expected forget, window or stop)")),
+            "auto" => Ok(Self::Auto),
+            s => s.parse().map(Self::Is).map_err(|why: String| why.replacen("(expected ", "(expected auto, ", 1)),
         }
     }
 }
 
-/// What is pinned unasked: `system`, the system prompt, or `none`.
+/// What is pinned unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
-    None,
     System,
+    None,
 }
 
-impl FromStr for Pin {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "system" => Ok(Self::System),
-            "none" => Ok(Self::None),
-            _ => Err(format!("{s:?} cannot be pinned, expected system or none")),
-        }
-    }
-}
+words! { Pin, "known", { System = "system", None = "none" } }
 
 /// How many chains answer a question: a number, or `auto`, as many as fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,6 +84,15 @@ impl Width {
             Self::Auto => None,
         };
         Some(ChainsRequest { width, early_stop, checked })
+    }
+}
+
+impl fmt::Display for Width {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Chains(n) => n.fmt(f),
+        }
     }
 }
 
@@ -203,30 +133,13 @@ impl FromStr for Device {
     }
 }
 
-/// The format of keys and values in the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kv {
-    /// f32 on the CPU, bf16 on a GPU; a smaller format where the context would not fit.
-    #[default]
-    Auto,
-    F32,
-    Bf16,
-    Fp8,
-    Int8,
-    K8V4,
-}
-
-impl FromStr for Kv {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "f32" => Ok(Self::F32),
-            "bf16" => Ok(Self::Bf16),
-            "fp8" => Ok(Self::Fp8),
-            "int8" => Ok(Self::Int8),
-            "k8v4" => Ok(Self::K8V4),
-            _ => Err(format!("{s:?} is not a KV format (expected auto, f32, bf16, fp8, int8 or k8v4)")),
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(None) => f.write_str("cuda"),
+            Self::Cuda(Some(index)) => write!(f, "cuda:{index}"),
         }
     }
 }
@@ -241,17 +154,7 @@ pub enum Gemm {
     CublasLt,
 }
 
-impl FromStr for Gemm {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Self::Auto),
-            "own" => Ok(Self::Own),
-            "cublaslt" => Ok(Self::CublasLt),
-            _ => Err(format!("{s:?} is not a GEMM method, expected auto, own or cublaslt")),
-        }
-    }
-}
+words! { Gemm, "a GEMM method", { Auto = "auto", Own = "own", CublasLt = "cublaslt" } }
 
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,85 +188,17 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Reads a value from a string, or from TOML's own type for it.
-struct Spelled<T>(std::marker::PhantomData<T>, &'static str);
-
-impl<T: FromStr<Err = String>> Visitor<'_> for Spelled<T> {
-    type Value = T;
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(self.1)
-    }
-    fn visit_str<E: Error>(self, s: &str) -> Result<T, E> {
-        s.parse().map_err(E::custom)
-    }
-    fn visit_bool<E: Error>(self, b: bool) -> Result<T, E> {
-        b.to_string().parse().map_err(E::custom)
-    }
-    fn visit_i64<E: Error>(self, n: i64) -> Result<T, E> {
-        n.to_string().parse().map_err(E::custom)
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
-macro_rules! spelled {
-    ($($type:ty: $expected:literal),* $(,)?) => {$(
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                d.deserialize_any(Spelled::<$type>(std::marker::PhantomData, $expected))
-            }
-        }
-    )*};
-}
-
-spelled! {
-    OnOff: "true or false, \"on\" or \"off\"",
-    Device: "\"auto\", \"cpu\" or \"cuda:N\"",
-    Kv: "\"auto\", \"f32\", \"bf16\", \"fp8\", \"int8\" or \"k8v4\"",
-    Weights: "\"auto\", \"bf16\", \"int8\" or \"int4\"",
-    CachePolicy: "the name of a cache policy, such as \"auto\" or \"window\"",
-    CacheBudget: "slots such as 512, or a ratio such as \"4x\"",
-    Full: "\"forget\", \"window\" or \"stop\"",
-    Pin: "\"system\" or \"none\"",
-    Width: "a number of chains, or \"auto\"",
-    Gemm: "\"auto\", \"own\" or \"cublaslt\"",
-    ByteSize: "bytes, such as \"512MiB\"",
-}
-
-/// How a value is written.
-macro_rules! written {
-    ($($type:ty: $text:expr),* $(,)?) => {$(
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-                let text: fn(&$type) -> String = $text;
-                s.serialize_str(&text(self))
-            }
-        }
-    )*};
-}
-
-fn lower<T: fmt::Debug>(value: &T) -> String {
-    format!("{value:?}").to_ascii_lowercase()
-}
-
-written! {
-    OnOff: |v| if v.0 { "on" } else { "off" }.to_owned(),
-    Device: |v| match v {
-        Device::Cuda(Some(index)) => format!("cuda:{index}"),
-        Device::Cuda(None) => "cuda".to_owned(),
-        device => lower(device),
-    },
-    Kv: lower,
-    CachePolicy: |v| v.name().to_owned(),
-    CacheBudget: ToString::to_string,
-    Full: |v| lower(&v.0),
-    Weights: |v| v.name().to_owned(),
-    Pin: lower,
-    Width: |v| match v {
-        Width::Auto => "auto".to_owned(),
-        Width::Chains(n) => n.to_string(),
-    },
-    Gemm: lower,
-    ByteSize: |v| v.0.to_string(),
-}
+text_serde!(OnOff, "true or false, \"on\" or \"off\"");
+text_serde!(Auto<Codec>, "\"auto\" or the name of a KV format");
+text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
+text_serde!(Width, "a number of chains, or \"auto\"");
+text_serde!(ByteSize, "bytes, such as \"512MiB\"");
 
 #[cfg(test)]
 mod tests {

@@ -136,9 +136,9 @@ fn model_info<B: Backend>(
         vocab: c.vocab,
         context: runner.context(),
         device: runner.backend().describe(),
-        codec: options.codec.name().to_owned(),
-        policy: g.policy.name().to_owned(),
-        budget: g.policy.budget().map(|budget| budget.to_string()),
+        codec: options.codec,
+        policy: g.policy.kind(),
+        budget: g.policy.budget(),
         window: g.policy.dropping().map(|rule| rule.window),
         dms: match c.dms.as_ref().map(|d| d.variant) {
             None => "none",

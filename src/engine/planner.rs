@@ -6,7 +6,7 @@ use crate::cache::PAGE_SLOTS;
 use crate::checkpoint::{Checkpoint, ModelConfig};
 use crate::codec::Codec;
 use crate::model::step_token_bytes;
-use crate::policy::{Budget, POSITION_BITS, Policy, Quest, sums_len};
+use crate::policy::{Budget, POSITION_BITS, Policy, sums_len};
 use crate::protocol::{MAX_CONTEXT, Plan};
 use std::ops::RangeInclusive;
 
@@ -133,12 +133,7 @@ pub fn step_tokens(checkpoint: &Checkpoint, options: &EngineOptions, sizes: Rang
 
 /// Expected ratio of a dense cache to this one, over `context` tokens.
 fn ratio(c: &ModelConfig, options: &EngineOptions, context: usize) -> f64 {
-    match policy(c, options) {
-        Policy::Dense | Policy::Quest(Quest { dms: None, .. }) => 1.0,
-        Policy::Dms(_) | Policy::Dmc(_) | Policy::Quest(_) => c.target_ratio().unwrap_or(1.0).max(1.0),
-        Policy::Pool(pool) => pool.every as f64,
-        policy => policy.budget().map_or(1.0, |budget| context as f64 / budget.at(context) as f64).max(1.0),
-    }
+    policy(c, options).expected_ratio(context, c.target_ratio())
 }
 
 /// Tokens of `context` that are used where the user asks for none: what fits in the worst case, or with eviction what is
@@ -147,14 +142,15 @@ pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context
     let c = &checkpoint.config;
     let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
     let plan = plan(checkpoint, options, context, None);
-    match policy(c, options) {
-        Policy::Dms(_) | Policy::Dmc(_) if evicts => {
+    let policy = policy(c, options);
+    match evicts && policy.evicts() {
+        true if policy.is_learned() => {
             let budget = kv_budget(checkpoint.weight_bytes + options.workspace_bytes, None, options.memory_bytes);
             let fits = whole_pages(c, options.codec, budget, ratio(c, options, context) / MARGIN, context);
             fits.max(plan.certain_context)
         }
-        Policy::Window(_) | Policy::Tova(_) | Policy::H2o(_) | Policy::Pool(_) if evicts => plan.expected_context,
-        _ => plan.certain_context,
+        true => plan.expected_context,
+        false => plan.certain_context,
     }
 }
 

@@ -80,7 +80,7 @@ impl Figures {
         let dense_slots = (stats.len * g.n_layers * g.n_kv_heads) as u64;
         let slot_bytes = g.slot_bytes() as u64;
         KvStats {
-            codec: g.codec.name().to_owned(),
+            codec: g.codec,
             live_slots: stats.live_slots,
             dense_slots,
             ratio: (stats.live_slots > 0).then(|| dense_slots as f64 / stats.live_slots as f64),

@@ -227,10 +227,10 @@ mod tests {
     use crate::checkpoint::{Checkpoint, ModelConfig};
     use crate::codec::Codec;
     use crate::engine::EngineOptions;
-    use crate::policy::{Budget, Policy, PolicyChoice, Quest, Tova, Window};
+    use crate::policy::{Budget, Policy, PolicyKind, PolicyRequest, Quest, Tova, Window};
 
     /// A model of random weights.
-    fn runner(seqs: usize, policy: PolicyChoice) -> Runner<Cpu> {
+    fn runner(seqs: usize, policy: PolicyRequest) -> Runner<Cpu> {
         let demo = Checkpoint::shape("demo").unwrap();
         let config = ModelConfig { n_layers: 2, hidden: 64, ffn: 128, vocab: 500, ..demo };
         let checkpoint = Checkpoint::random_of("random", config).unwrap();
@@ -240,7 +240,7 @@ mod tests {
 
     /// Samples from random weights. With eviction every token is marked.
     fn sampled(prompts: &[&[Token]], width: usize, eviction: bool, lengths: &[usize]) -> Vec<Sampled> {
-        let mut runner = runner((prompts.len() * width).max(1), PolicyChoice::Model);
+        let mut runner = runner((prompts.len() * width).max(1), PolicyRequest::default());
         sampled_by(&mut runner, prompts, width, eviction, lengths)
     }
 
@@ -298,16 +298,16 @@ mod tests {
     fn a_policy_does_the_same_in_a_model_that_had_others_before() {
         let prompt: Vec<Token> = (0..100).map(|i| 30 + i * 7 % 450).collect();
         let prompts: [&[Token]; 2] = [&prompt, &[400, 30]];
-        let mut same = runner(6, PolicyChoice::Model);
+        let mut same = runner(6, PolicyRequest::default());
         let trained = same.cache.geometry().policy;
         let (budget, window) = (Budget::Slots(24), Window { budget: 32 });
         for (choice, policy) in [
-            (PolicyChoice::Window(window), Policy::Window(window)),
-            (PolicyChoice::Model, trained),
-            (PolicyChoice::Tova(Tova { budget }), Policy::Tova(Tova { budget })),
-            (PolicyChoice::Quest(budget), Policy::Quest(Quest { budget, dms: None })),
-            (PolicyChoice::Window(window), Policy::Window(window)),
-            (PolicyChoice::Dense, Policy::Dense),
+            (PolicyKind::Window.with(Budget::Slots(window.budget)), Policy::Window(window)),
+            (PolicyRequest::default(), trained),
+            (PolicyKind::Tova.with(budget), Policy::Tova(Tova { budget })),
+            (PolicyKind::Quest.with(budget), Policy::Quest(Quest { budget, dms: None })),
+            (PolicyKind::Window.with(Budget::Slots(window.budget)), Policy::Window(window)),
+            (PolicyKind::Dense.into(), Policy::Dense),
         ] {
             same.set_policy(policy).unwrap();
             let fresh = sampled_by(&mut runner(6, choice), &prompts, 3, true, &[30]);
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn shared_pages_are_the_host_s_counts() {
         let prompt: Vec<Token> = (0..100).map(|i| 30 + i * 7 % 450).collect();
-        for (choice, eviction) in [(PolicyChoice::Dense, false), (PolicyChoice::Model, true)] {
+        for (choice, eviction) in [(PolicyKind::Dense.into(), false), (PolicyRequest::default(), true)] {
             let mut runner = runner(3, choice);
             let problem = sampled_by(&mut runner, &[&prompt], 3, eviction, &[32, 64]).remove(0);
             for (width, column) in [(1, 0), (3, 1)] {

@@ -1,12 +1,12 @@
 //! Figures of a cache.
 
+use crate::codec::Codec;
 use serde::{Deserialize, Serialize};
 
 /// Cache figures after a step. A dense cache holds `n x layers x KV heads` slots for `n` tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KvStats {
-    /// `f32`, `bf16` or `fp8`.
-    pub codec: String,
+    pub codec: Codec,
     pub live_slots: u64,
     pub dense_slots: u64,
     /// Compression ratio `dense_slots / live_slots`; `None` (JSON null) for an empty cache.
@@ -33,9 +33,9 @@ pub struct KvStats {
 }
 
 impl KvStats {
-    pub fn empty(codec: &str, n_layers: usize, n_kv_heads: usize) -> Self {
+    pub fn empty(codec: Codec, n_layers: usize, n_kv_heads: usize) -> Self {
         Self {
-            codec: codec.to_owned(),
+            codec,
             live_slots: 0,
             dense_slots: 0,
             ratio: None,

@@ -1,6 +1,7 @@
 //! How much of a conversation is kept: the dial, pins, and what happens where memory runs out.
 
 use super::{LogEntry, Token};
+use crate::words::words;
 
 /// A message that is pinned, or could be.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,3 +49,5 @@ pub enum WhenFull {
     /// As `Forget`, but a cache without decisions drops its oldest tokens except the first few.
     Window,
 }
+
+words! { WhenFull, "known", { Forget = "forget", Window = "window", Stop = "stop" } }

@@ -3,6 +3,7 @@
 use super::state::App;
 use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
 use crate::chat::summary::WAY_OUT;
+use crate::policy::PolicyKind;
 use crate::protocol::{Download, KvStats, ModelInfo, Plan, Snapshot};
 
 /// Returns the tokens that each head of a dense cache would hold.
@@ -21,7 +22,7 @@ pub fn retention(kv: &KvStats, layer: usize, head: usize) -> Option<f64> {
 /// Number of the newest tokens that every head keeps, whatever it has decided: those of the window, or all of a dense cache.
 pub fn undecided(app: &App) -> usize {
     match &app.engine.info {
-        Some(info) if info.keeps_all() => usize::MAX,
+        Some(info) if info.policy.keeps_all() => usize::MAX,
         Some(info) => info.window.map_or(0, |window| window + 1),
         None => 0,
     }
@@ -98,14 +99,14 @@ pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
 /// Returns the cache's settings in parts: `dms`, `window 64`, `f32`, `eviction on`.
 pub fn cache_settings(app: &App) -> Vec<String> {
     let Some(info) = &app.engine.info else { return Vec::new() };
-    let mut parts = vec![clean_line(&info.policy)];
-    match (&info.budget, info.window) {
-        (Some(budget), _) => parts.push(format!("budget {}", clean_line(budget))),
+    let mut parts = vec![info.policy.to_string()];
+    match (info.budget, info.window) {
+        (Some(budget), _) => parts.push(format!("budget {budget}")),
         (None, Some(window)) => parts.push(format!("window {}", count(window as u64))),
         (None, None) => {}
     }
-    parts.push(info.codec.clone());
-    if !info.keeps_all() {
+    parts.push(info.codec.to_string());
+    if !info.policy.keeps_all() {
         parts.push(format!("eviction {}", eviction_word(app)));
     }
     if app.engine.twin {
@@ -145,20 +146,22 @@ fn stats_rows(app: &App, s: &Snapshot) -> Vec<(&'static str, String)> {
     if let Some(info) = &app.engine.info {
         rows.push(("device", clean_line(&info.device)));
         rows.extend(plan_rows(&info.plan));
-        let policy = match (info.policy.as_str(), info.dms.as_str()) {
-            ("dms", "adapter") => info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}")),
-            ("dms", how) if how != "none" => format!("dms, {how}"),
-            (policy, _) => policy.to_owned(),
+        let policy = match (info.policy, info.dms.as_str()) {
+            (PolicyKind::Dms, "adapter") => {
+                info.adapter.clone().map_or("dms, adapter".to_owned(), |a| format!("dms, {a}"))
+            }
+            (PolicyKind::Dms, how) if how != "none" => format!("dms, {how}"),
+            (policy, _) => policy.to_string(),
         };
         rows.push(("policy", clean_line(&policy)));
-        if let Some(budget) = &info.budget {
-            rows.push(("budget", clean_line(budget)));
+        if let Some(budget) = info.budget {
+            rows.push(("budget", budget.to_string()));
         }
         if let Some(window) = info.window {
             rows.push(("window", plural(window as u64, "token")));
         }
         rows.push(("weights", weights(info)));
-        rows.push(("codec", info.codec.clone()));
+        rows.push(("codec", info.codec.to_string()));
         rows.push(("eviction", eviction_word(app).to_owned()));
         if let Some(keep) = app.engine.keep {
             rows.push(("kept", kept(keep)));
@@ -188,7 +191,7 @@ fn plan_rows(plan: &Plan) -> Vec<(&'static str, String)> {
 /// Returns `on`, `off`, or `none (dense)`.
 pub fn eviction_word(app: &App) -> &'static str {
     match &app.engine.info {
-        Some(info) if info.keeps_all() => "none (dense)",
+        Some(info) if info.policy.keeps_all() => "none (dense)",
         _ if app.engine.eviction => "on",
         _ => "off",
     }

@@ -7,7 +7,9 @@ use super::keymap::Keymap;
 use super::state::{App, Setup};
 use super::theme::Themes;
 use super::update::update;
+use crate::codec::Codec;
 use crate::config::{Dirs, Layer, Settings};
+use crate::policy::PolicyKind;
 use crate::protocol::*;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::sync::Arc;
@@ -48,8 +50,8 @@ pub fn model(n_layers: usize, n_kv_heads: usize) -> ModelInfo {
         vocab: 100,
         context: 8192,
         device: "cpu, 2 threads".into(),
-        codec: "f32".into(),
-        policy: "dms".into(),
+        codec: Codec::F32,
+        policy: PolicyKind::Dms,
         budget: None,
         window: Some(64),
         dms: "borrowed".into(),
@@ -83,7 +85,7 @@ pub fn snapshot(tokens: usize, layers: usize, heads: usize) -> Snapshot {
         pinned: 0,
         eviction: true,
         kv: KvStats {
-            codec: "f32".into(),
+            codec: Codec::F32,
             live_slots,
             dense_slots,
             ratio: (live_slots > 0).then(|| dense_slots as f64 / live_slots as f64),

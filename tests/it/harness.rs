@@ -7,6 +7,7 @@ use crate::spy::{Spy, Watch};
 use crate::tiny::{CONTROL, END, FIRST_CONTROL, Tiny};
 use dmschat::codec::Codec;
 use dmschat::engine::{self, EngineOptions};
+use dmschat::policy::PolicyKind;
 use dmschat::protocol::{
     Command, EngineHandle, Event, GenerateRequest, LogEntry, ModelInfo, Piece, Response, SamplingParams, Snapshot,
     Token, TurnReport,
@@ -169,9 +170,9 @@ impl<'a> Session<'a> {
     /// Runs the reference on the log. Fails if a decision is too close to the threshold.
     pub fn wanted(&self) -> Outcome {
         let merged = |every| run_merged(self.tiny, &self.log, every, Rounding::None).into();
-        let outcome: Outcome = match &*self.info.policy {
-            "pool" => merged(self.info.budget.as_ref().and_then(|budget| budget.strip_suffix('x')?.parse().ok())),
-            "dmc" => merged(None),
+        let outcome: Outcome = match self.info.policy {
+            PolicyKind::Pool => merged(self.info.budget.map(|budget| budget.ratio() as usize)),
+            PolicyKind::Dmc => merged(None),
             _ => reference::run(self.tiny, &self.log, Rounding::None),
         };
         assert!(outcome.margin > 1e-3, "a decision of {} is too near to 0: choose another seed", outcome.margin);

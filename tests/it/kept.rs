@@ -4,7 +4,7 @@ use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
 use crate::pty::{Chat, PATIENCE, answer};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::cache::file::{Header, Opened, Room, Writer};
-use dmschat::policy::{PolicyChoice, Pool};
+use dmschat::policy::{Budget, PolicyKind, PolicyRequest};
 use dmschat::protocol::{CacheFile, Command, Event, LogEntry, RestoreRequest, WhenFull};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -52,11 +52,11 @@ fn resume(s: &Session, cache: PathBuf) -> RestoreRequest {
 
 /// Restores in a new engine. Returns it and the number of tokens that were fed for it.
 fn restored<'a>(tiny: &'a Tiny, from: &Session, request: RestoreRequest) -> (Session<'a>, usize) {
-    restored_under(PolicyChoice::Model, tiny, from, request)
+    restored_under(PolicyRequest::default(), tiny, from, request)
 }
 
 fn restored_under<'a>(
-    policy: PolicyChoice,
+    policy: PolicyRequest,
     tiny: &'a Tiny,
     from: &Session,
     request: RestoreRequest,
@@ -75,8 +75,8 @@ fn restored_under<'a>(
 
 #[test]
 fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
-    let own = [Form::Borrowed, Form::Metadata, Form::Plain, Form::Dmc].map(|form| (form, PolicyChoice::Model));
-    let pooled = (Form::Plain, PolicyChoice::Pool(Pool { every: 5 }));
+    let own = [Form::Borrowed, Form::Metadata, Form::Plain, Form::Dmc].map(|form| (form, PolicyRequest::default()));
+    let pooled = (Form::Plain, PolicyKind::Pool.with(Budget::of_ratio(5.0)));
     for (i, (form, policy)) in own.into_iter().chain([pooled]).enumerate() {
         let tiny = talker(form, 900 + i as u64);
         let folder = tempfile::tempdir().unwrap();

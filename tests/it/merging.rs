@@ -9,7 +9,7 @@ use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::{Codec, rotate};
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{PolicyChoice, Pool};
+use dmschat::policy::{Budget, PolicyKind};
 use dmschat::protocol::LogEntry;
 
 /// Decisions nearer to 0 than this could flip by the order of a sum.
@@ -42,7 +42,10 @@ impl Case {
 
     fn runner(&self, codec: Codec) -> Runner<Cpu> {
         // A DMC model merges unasked.
-        let policy = self.every.map_or(PolicyChoice::Model, |every| PolicyChoice::Pool(Pool { every }));
+        let policy = match self.every {
+            Some(every) => PolicyKind::Pool.with(Budget::of_ratio(every as f32)),
+            None => PolicyKind::Auto.into(),
+        };
         runner_with(2, &self.tiny, EngineOptions { policy, max_seqs: 4, ..EngineOptions::new(codec) })
     }
 

@@ -12,7 +12,7 @@ use dmschat::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
 use dmschat::codec::Codec;
 use dmschat::engine::score::{Op, Schedule, score};
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{Budget, H2o, PolicyChoice, Pool, Tova, Window};
+use dmschat::policy::{Budget, PolicyKind, PolicyRequest};
 use dmschat::protocol::{LogEntry, Token};
 use dmschat::quant::Weights;
 use serde::Deserialize;
@@ -20,7 +20,7 @@ use serde::Deserialize;
 /// Scores nearer to each other than this could change their order by the order of a sum.
 const MARGIN: f64 = 3e-4;
 
-fn runner(tiny: &Tiny, policy: PolicyChoice, codec: Codec) -> Runner<Cpu> {
+fn runner(tiny: &Tiny, policy: PolicyRequest, codec: Codec) -> Runner<Cpu> {
     runner_with(2, tiny, EngineOptions { policy, max_seqs: 4, ..EngineOptions::new(codec) })
 }
 
@@ -33,9 +33,9 @@ struct Case {
 }
 
 impl Case {
-    fn choice(self) -> PolicyChoice {
+    fn choice(self) -> PolicyRequest {
         let budget = self.budget;
-        if self.tova { PolicyChoice::Tova(Tova { budget }) } else { PolicyChoice::H2o(H2o { budget }) }
+        if self.tova { PolicyKind::Tova } else { PolicyKind::H2o }.with(budget)
     }
 
     /// What a log gives, and the margin of its victims.
@@ -182,10 +182,9 @@ fn feed_to(runner: &mut Runner<Cpu>, seq: SeqId, log: &[LogEntry]) {
 /// Where a query may read all pages, Quest is what it stands on, bit for bit and in every format; with fewer it is not.
 #[test]
 fn quest_with_all_pages_is_the_cache_that_it_reads() {
-    for (form, plain, over) in [
-        (Form::Plain, PolicyChoice::Dense, PolicyChoice::Quest as fn(Budget) -> PolicyChoice),
-        (Form::Metadata, PolicyChoice::Dms, PolicyChoice::DmsQuest),
-    ] {
+    for (form, plain, over) in
+        [(Form::Plain, PolicyKind::Dense, PolicyKind::Quest), (Form::Metadata, PolicyKind::Dms, PolicyKind::DmsQuest)]
+    {
         let tiny = Tiny::new(Spec { n_layers: 3, ..Spec::new(true, form) }, 340);
         let log = random_log(&mut Rng(341), 84, 2);
         for codec in [Codec::F32, Codec::Fp8, Codec::K8V4] {
@@ -196,7 +195,8 @@ fn quest_with_all_pages_is_the_cache_that_it_reads() {
                 let bits: Vec<u32> = logits.iter().flatten().map(|x| x.to_bits()).collect();
                 (bits, stats.reads, stats.peak, slots(&runner, seq))
             };
-            let (wanted, all, few) = (run(plain), run(over(Budget::Slots(128))), run(over(Budget::Slots(48))));
+            let (wanted, all, few) =
+                (run(plain.into()), run(over.with(Budget::Slots(128))), run(over.with(Budget::Slots(48))));
             assert!(all == wanted, "{codec:?}");
             assert!(few.0 != wanted.0 && few.1 < wanted.1, "{codec:?}: {} reads of {}", few.1, wanted.1);
         }
@@ -207,12 +207,12 @@ fn quest_with_all_pages_is_the_cache_that_it_reads() {
 #[test]
 fn a_log_has_the_same_bits_in_any_steps_on_any_threads() {
     let spec = |form| Spec { n_layers: 3, hidden: 64, ffn: 128, ..Spec::new(true, form) };
-    let of_forms = [Form::Borrowed, Form::Adapter, Form::Plain, Form::Dmc].map(|form| (form, PolicyChoice::Model));
+    let of_forms = [Form::Borrowed, Form::Adapter, Form::Plain, Form::Dmc].map(|form| (form, PolicyRequest::default()));
     let chosen = [
-        PolicyChoice::Window(Window { budget: 24 }),
-        PolicyChoice::Tova(Tova { budget: Budget::Slots(40) }),
-        PolicyChoice::H2o(H2o { budget: Budget::Slots(40) }),
-        PolicyChoice::Pool(Pool { every: 3 }),
+        PolicyKind::Window.with(Budget::Slots(24)),
+        PolicyKind::Tova.with(Budget::Slots(40)),
+        PolicyKind::H2o.with(Budget::Slots(40)),
+        PolicyKind::Pool.with(Budget::of_ratio(3.0)),
     ];
     let cases = of_forms.into_iter().chain(chosen.map(|policy| (Form::Plain, policy)));
     for (form, policy) in cases {
@@ -256,7 +256,7 @@ struct Goldens {
 
 #[derive(Deserialize)]
 struct Golden {
-    policy: String,
+    policy: PolicyKind,
     budget: usize,
     live: Vec<Vec<u32>>,
     reads: f64,
@@ -273,14 +273,7 @@ fn policies_give_what_another_program_gives() {
     let checkpoint = Checkpoint::open(&ModelRef::Folder(folder), &AdapterChoice::None).unwrap();
     let schedule = Schedule(vec![Op::Prefill(goldens.prompt), Op::Decode(goldens.tokens.len() - goldens.prompt)]);
     for case in goldens.cases {
-        let budget = Budget::Slots(case.budget);
-        let policy = match &*case.policy {
-            "window" => PolicyChoice::Window(Window { budget: case.budget }),
-            "tova" => PolicyChoice::Tova(Tova { budget }),
-            "h2o" => PolicyChoice::H2o(H2o { budget }),
-            "quest" => PolicyChoice::Quest(budget),
-            other => panic!("{other}"),
-        };
+        let policy = case.policy.with(Budget::Slots(case.budget));
         let options = EngineOptions { policy, ..EngineOptions::new(Codec::F32) };
         let mut runner = Runner::new(Cpu::new(2), &checkpoint, &options, |_, _| true).unwrap();
         let got = score(&mut runner, &goldens.tokens, &schedule).unwrap();

@@ -7,7 +7,7 @@ use dmschat::backend::cpu::Cpu;
 use dmschat::cache::SeqId;
 use dmschat::codec::Codec;
 use dmschat::engine::{EngineOptions, Runner};
-use dmschat::policy::{PolicyChoice, SlotMeta, Window, strength};
+use dmschat::policy::{Budget, PolicyKind, SlotMeta, strength};
 use dmschat::protocol::LogEntry;
 
 const MAX_STEP: usize = 64;
@@ -331,7 +331,7 @@ fn a_window_keeps_the_first_tokens_and_the_newest_of_any_model() {
             let log = random_log(&mut Rng(61 + i as u64), n, toggles);
             let wanted = reference::run_under(&tiny, &log, Rounding::None, Some(budget));
             assert!(wanted.hidden_pairs > 500);
-            let policy = PolicyChoice::Window(Window { budget });
+            let policy = PolicyKind::Window.with(Budget::Slots(budget));
             let mut runner = runner_with(1, &tiny, EngineOptions { policy, ..EngineOptions::new(Codec::F32) });
             let mut decoded = Vec::new();
             let (mut steps, mut fed) = (step_lengths(62), 0);

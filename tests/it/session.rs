@@ -3,10 +3,9 @@
 use crate::template::report;
 use dmschat::chat::Conversation;
 use dmschat::chat::session::{Policies, Session, Store, load, markdown, write_atomically};
-use dmschat::protocol::{
-    KvStats, LogChange, LogEntry, ModelInfo, ModelReference, SamplingParams, TemplateSpec, TextKind, TurnReport,
-    WeightsInfo,
-};
+use dmschat::codec::Codec;
+use dmschat::policy::PolicyKind;
+use dmschat::protocol::*;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -24,8 +23,8 @@ pub fn info() -> ModelInfo {
         vocab: 300,
         context: 8192,
         device: "cpu, 2 threads".into(),
-        codec: "f32".into(),
-        policy: "dms".into(),
+        codec: Codec::F32,
+        policy: PolicyKind::Dms,
         budget: None,
         window: Some(64),
         dms: "borrowed".into(),
@@ -60,7 +59,8 @@ pub fn turn(chat: &mut Conversation, question: Option<&str>, answer: &str, log_b
     let token = u32::try_from(turn).unwrap();
     done.log_base = log_base;
     done.log = vec![LogEntry::Token(token); 3];
-    done.kv = KvStats { live: vec![vec![2, 3], vec![1, 3]], ratio: Some(4.0 / 3.0), ..KvStats::empty("f32", 2, 2) };
+    done.kv =
+        KvStats { live: vec![vec![2, 3], vec![1, 3]], ratio: Some(4.0 / 3.0), ..KvStats::empty(Codec::F32, 2, 2) };
     chat.finish(done);
 }
 
@@ -160,12 +160,12 @@ fn a_transcript_names_the_policy_of_each_turn_also_of_a_session_that_was_opened(
     // Opened under a third policy, in which nothing was said.
     let (mut session, loaded) = store.resume(&id).unwrap();
     let mut chat = loaded.conversation;
-    let under = |policy: &str| ModelInfo { policy: policy.into(), budget: Some("4x".into()), window: None, ..info() };
+    let under = |policy| ModelInfo { policy, budget: "4x".parse().ok(), window: None, ..info() };
     turn(&mut chat, Some("c"), "d", 3);
-    session.sync(&mut chat, &under("pool")).unwrap();
+    session.sync(&mut chat, &under(PolicyKind::Pool)).unwrap();
     drop(session);
     let (session, loaded) = store.resume(&id).unwrap();
-    let text = markdown(&loaded.conversation, &under("tova"), session.policies());
+    let text = markdown(&loaded.conversation, &under(PolicyKind::Tova), session.policies());
     assert!(text.contains("\npolicy: \"pool\"\nbudget: \"4x\"\nwindow: null\n"), "{text}");
     assert!(text.contains(", policy dms |") && text.contains(", policy pool 4x |") && !text.contains("tova"), "{text}");
 }

@@ -2,6 +2,7 @@
 //! renders them, and hostile ones.
 
 use dmschat::chat::{Conversation, RenderOptions, render};
+use dmschat::codec::Codec;
 use dmschat::protocol::{KvStats, Piece, SamplingParams, StopReason, TemplateSpec, TextKind, TextLimit, TurnReport};
 use std::time::{Duration, Instant};
 
@@ -123,7 +124,7 @@ pub fn report(turn: u64, reasoning_tokens: usize) -> TurnReport {
         sampling: SamplingParams::default(),
         eviction: true,
         forgotten_slots: 0,
-        kv: KvStats::empty("f32", 2, 2),
+        kv: KvStats::empty(Codec::F32, 2, 2),
         device_bytes: None,
         twin: None,
         chains: None,

@@ -3,7 +3,7 @@
 use super::Policies;
 use super::record::Policy;
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, line_after};
-use crate::protocol::{ModelInfo, merges};
+use crate::protocol::ModelInfo;
 use std::fmt::Write;
 
 /// The active path as a Markdown document. `policies`: those of the turns; the front matter has that of the last one.
@@ -18,7 +18,7 @@ pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies) -> S
         let Some(r) = retention.iter().find(|r| r.message == id) else { return };
         let (percent, tokens) = (100.0 * r.share, n_of(r.tokens as u64, "token"));
         // A slot is at its newest token: the others are not forgotten.
-        let _ = match merges(&last.policy) {
+        let _ = match last.policy.merges() {
             true => write!(out, "\n*its {tokens} are in {percent:.0} % as many slots*\n"),
             false => write!(out, "\n*{percent:.0} % of its {tokens} remembered*\n"),
         };
@@ -112,9 +112,9 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy
     field("model_fingerprint", info.model_fingerprint.clone().into());
     field("tokenizer_fingerprint", info.tokenizer_fingerprint.clone().into());
     field("device", info.device.clone().into());
-    field("policy", policy.policy.clone().into());
-    if let Some(budget) = &policy.budget {
-        field("budget", budget.clone().into());
+    field("policy", policy.policy.name().into());
+    if let Some(budget) = policy.budget {
+        field("budget", budget.to_string().into());
     }
     field("window", policy.window.into());
     let reports: Vec<_> = path.iter().filter_map(|m| m.report.as_deref()).collect();
@@ -124,7 +124,7 @@ fn front_matter(chat: &Conversation, path: &[&Message], info: &ModelInfo, policy
         field("prompt_tokens", last.prompt_tokens.into());
         field("seed", last.seed.into());
         field("eviction", last.eviction.into());
-        field("codec", last.kv.codec.clone().into());
+        field("codec", last.kv.codec.name().into());
         field("ratio", last.kv.ratio.into());
         field("live_slots", last.kv.live_slots.into());
         field("dense_slots", last.kv.dense_slots.into());

@@ -3,6 +3,7 @@
 use super::Policies;
 use super::record::{FORMAT, Header, Policy, Record, Stamp, Turn, VERSION};
 use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role};
+use crate::policy::PolicyKind;
 use crate::protocol::{LogEntry, ModelInfo, RestoreRequest, Token};
 use crate::unicode::one_line;
 use anyhow::{Result, bail};
@@ -275,11 +276,11 @@ impl Loaded {
     }
 
     fn policy(&self, turn: &SavedTurn) -> Option<Policy> {
-        let asked = |stamp: &Stamp| stamp.reference.as_ref().and_then(|r| Some((r.policy.clone()?, r.budget.clone())));
+        let asked = |stamp: &Stamp| stamp.reference.as_ref().and_then(|r| Some((r.policy?, r.budget)));
         let (first, own) = (&self.header.model, asked(&turn.stamp));
         let as_first = first.model_fingerprint == turn.stamp.model_fingerprint && asked(first) == own;
         let as_asked = || {
-            let (policy, budget) = own.filter(|(policy, _)| policy != "auto")?;
+            let (policy, budget) = own.filter(|(policy, _)| *policy != PolicyKind::Auto)?;
             Some(Policy { policy, budget, window: None })
         };
         let older = || if as_first { Some(Policy::first(&self.header)) } else { as_asked() };

@@ -2,6 +2,8 @@
 
 use crate::chat::conversation::MessageId;
 use crate::chat::retention::Retention;
+use crate::codec::Codec;
+use crate::policy::{Budget, PolicyKind};
 use crate::protocol::{LogEntry, ModelInfo, ModelReference, Token, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -96,11 +98,11 @@ pub struct Header {
     /// Missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightsInfo>,
-    pub codec: String,
-    pub policy: String,
+    pub codec: Codec,
+    pub policy: PolicyKind,
     /// Of the policy, where it has one; missing in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budget: Option<String>,
+    pub budget: Option<Budget>,
     /// DMS window in tokens; null for a dense model.
     pub window: Option<usize>,
     pub n_layers: usize,
@@ -125,9 +127,9 @@ impl Header {
             program: concat!("dmschat ", env!("CARGO_PKG_VERSION")).to_owned(),
             model: Stamp::of(info),
             weights: Some(info.weights.clone()),
-            codec: info.codec.clone(),
-            policy: info.policy.clone(),
-            budget: info.budget.clone(),
+            codec: info.codec,
+            policy: info.policy,
+            budget: info.budget,
             window: info.window,
             n_layers: info.n_layers,
             n_kv_heads: info.n_kv_heads,
@@ -141,27 +143,27 @@ impl Header {
 /// The cache's policy in a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
-    pub policy: String,
+    pub policy: PolicyKind,
     /// Of the policy, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub budget: Option<String>,
+    pub budget: Option<Budget>,
     /// In tokens; null where nothing is dropped by marks.
     pub window: Option<usize>,
 }
 
 impl Policy {
     pub fn of(info: &ModelInfo) -> Self {
-        Self { policy: info.policy.clone(), budget: info.budget.clone(), window: info.window }
+        Self { policy: info.policy, budget: info.budget, window: info.window }
     }
 
     /// `dms` or `tova 512`.
     pub fn name(&self) -> String {
-        self.budget.as_ref().map_or(self.policy.clone(), |budget| format!("{} {budget}", self.policy))
+        self.budget.map_or(self.policy.to_string(), |budget| format!("{} {budget}", self.policy))
     }
 
     /// The policy of the header, which is that of the first turn.
     pub fn first(header: &Header) -> Self {
-        Self { policy: header.policy.clone(), budget: header.budget.clone(), window: header.window }
+        Self { policy: header.policy, budget: header.budget, window: header.window }
     }
 }
 
@@ -194,7 +196,7 @@ impl Stamp {
 
     /// Whether that model's cache has the policy and budget of this one, as far as the stamp names them.
     pub fn same_cache(&self, info: &ModelInfo) -> bool {
-        let cache = |r: &ModelReference| r.policy.as_ref().map(|policy| (policy.clone(), r.budget.clone()));
+        let cache = |r: &ModelReference| r.policy.map(|policy| (policy, r.budget));
         let own = self.reference.as_ref().and_then(cache);
         own.is_none() || own == info.reference.as_ref().and_then(cache)
     }

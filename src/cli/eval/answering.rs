@@ -9,13 +9,13 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::interrupts;
 use crate::cli::output::{self, notice, wrong_use};
 use crate::cli::spawn::{ModelJob, with_options};
-use crate::config::{CachePolicy, Settings};
+use crate::config::Settings;
 use crate::engine::{EngineOptions, Runner, StepError, measure_dials};
 use crate::eval::grid::Setting;
 use crate::eval::latency::Latency;
 use crate::eval::record::{Record, Store};
 use crate::eval::sample::{Options, Sampled, sample};
-use crate::policy::{DialTable, Policy};
+use crate::policy::{DialTable, Policy, PolicyKind};
 use crate::protocol::Token;
 use crate::sampler::mix64;
 use anyhow::Result;
@@ -56,7 +56,7 @@ pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store)
         EngineOptions { max_seqs: rows, context, ..options }
     };
     let mut settings = settings.clone();
-    settings.policy = CachePolicy::Auto;
+    settings.policy = PolicyKind::Auto.into();
     with_options(&settings, adjust, Answering { run, items: open, rows, out, store, progress: &mut progress })?;
     progress.clear();
     Ok(())

@@ -1,6 +1,7 @@
 //! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light screens.
 
 use super::{Loaded, MERGED, PathPolicies, Retention, messages, remembered, stretches};
+use crate::policy::PolicyKind;
 use crate::ui::depth::Depth;
 use crate::ui::heat;
 use crate::ui::text::clean;
@@ -70,7 +71,7 @@ fn facts(loaded: &Loaded, policies: &PathPolicies) -> String {
     let mut facts = vec![header.model.name.clone()];
     facts.extend(Some(policies.names.join(", then ")).filter(|names| !names.is_empty()));
     // The window policy's window is its budget.
-    let last = policies.last.as_ref().filter(|policy| policy.policy != "window");
+    let last = policies.last.as_ref().filter(|policy| policy.policy != PolicyKind::Window);
     facts.extend(last.and_then(|policy| policy.window).map(|w| format!("window {w}")));
     let report = loaded.conversation.path().into_iter().rev().find_map(|m| m.report.as_deref());
     facts.extend(report.and_then(|r| r.kv.ratio).map(|ratio| format!("compressed {ratio:.1}x")));

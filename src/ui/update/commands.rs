@@ -119,8 +119,8 @@ fn eviction(app: &mut App, argument: &str) -> Vec<Effect> {
 /// Switches eviction. The engine reports where the switch acted.
 pub fn set_eviction(app: &mut App, on: bool) -> Vec<Effect> {
     let Some(model) = &app.engine.info else { return refuse(app, "eviction", NO_MODEL) };
-    if model.keeps_all() {
-        let text = format!("the cache keeps everything: its policy is {}", clean_line(&model.policy));
+    if model.policy.keeps_all() {
+        let text = format!("the cache keeps everything: its policy is {}", model.policy);
         return info(app, text);
     }
     if on == app.engine.eviction {
@@ -198,7 +198,7 @@ fn pinnable(app: &mut App, name: &str, argument: &str) -> Result<String, Vec<Eff
 /// /forget less|more|N|trained. The engine reports what is expected then.
 fn forget(app: &mut App, argument: &str) -> Vec<Effect> {
     let Some(model) = &app.engine.info else { return refuse(app, "forget", NO_MODEL) };
-    if model.policy != "dms" {
+    if !model.policy.is_steered() {
         let why = format!("{} keeps as its cache policy says; only models trained to evict can be steered", model.name);
         return refuse(app, "forget", why);
     }

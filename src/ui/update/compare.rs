@@ -13,7 +13,7 @@ pub fn begin(app: &mut App) -> Vec<Effect> {
     if turns::refuse_busy(app) {
         return Vec::new();
     }
-    let keeps_all = app.engine.info.as_ref().map(|info| info.keeps_all());
+    let keeps_all = app.engine.info.as_ref().map(|info| info.policy.keeps_all());
     let refusal = match (keeps_all, last_answer(app).map(|answer| answer.id)) {
         (None, _) => "no model is loaded; /model NAME loads one",
         (Some(true), _) => "this cache keeps everything: the answer would be the same",

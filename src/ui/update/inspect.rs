@@ -90,7 +90,7 @@ fn recall(app: &mut App) -> Option<Intent> {
 /// Pins the chosen passage or the sentence under the cursor, or takes the pin under the cursor back.
 fn pin(app: &mut App) -> Option<Intent> {
     let cursor = cursor(app)?;
-    if app.engine.info.as_ref().is_some_and(|info| info.keeps_all()) {
+    if app.engine.info.as_ref().is_some_and(|info| info.policy.keeps_all()) {
         app.say(Level::Info, "this cache keeps everything: there is nothing to pin");
         return None;
     }
@@ -187,7 +187,7 @@ fn rows_away(app: &mut App, down: bool, rows: usize) {
 
 fn jump(app: &mut App, best: bool) {
     let Some(cursor) = cursor(app) else { return };
-    let evicting = app.engine.info.as_ref().filter(|info| !info.keeps_all());
+    let evicting = app.engine.info.as_ref().filter(|info| !info.policy.keeps_all());
     let window = evicting.map(|info| info.window.unwrap_or(0));
     match window.and_then(|window| app.memory.next_passage(cursor, best, window)) {
         // The passage is chosen, so that it can be seen.

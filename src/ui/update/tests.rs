@@ -162,7 +162,7 @@ fn eviction_is_switched_under_every_policy_that_drops_or_merges() {
         ("dmc", true),
         ("dense", false),
     ] {
-        app.engine.info = Some(Arc::new(ModelInfo { policy: policy.into(), window: None, ..model(8, 4) }));
+        app.engine.info = Some(Arc::new(ModelInfo { policy: policy.parse().unwrap(), window: None, ..model(8, 4) }));
         let effects = press(&mut app, KeyCode::F(4));
         let switched = matches!(effects[..], [Effect::Engine(Command::SetEviction(false))]);
         assert_eq!(switched, switches, "{policy}");

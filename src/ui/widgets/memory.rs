@@ -3,7 +3,8 @@
 
 use super::heatmap::{SCALE_ROWS, draw_scale_between};
 use super::panel::below;
-use crate::protocol::{LaneFilter, Presence, merges};
+use crate::policy::PolicyKind;
+use crate::protocol::{LaneFilter, Presence};
 use crate::ui::action::Action;
 use crate::ui::heat;
 use crate::ui::memory::{Memory, MemoryPage, Spelled, shown};
@@ -227,7 +228,7 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
     let presence = memory.presence();
     let info = app.engine.info.as_ref();
     let Some(window) = info.and_then(|info| info.window) else {
-        return fate_without_marks(info.map_or("", |info| &info.policy), presence, token);
+        return fate_without_marks(info.map_or(PolicyKind::Auto, |info| info.policy), presence, token);
     };
     let (marked, leaves) = (presence.marked.get(token).copied().unwrap_or(0), token + window + 1);
     let kept = usize::from(presence.kept.get(token).copied().unwrap_or(0));
@@ -254,16 +255,12 @@ fn fate(app: &App, memory: &Memory, token: usize) -> String {
 }
 
 /// What becomes of a token under a policy that marks none ahead of time.
-fn fate_without_marks(policy: &str, presence: &Presence, token: usize) -> String {
+fn fate_without_marks(policy: PolicyKind, presence: &Presence, token: usize) -> String {
     let kept = presence.kept.get(token).copied().map_or(presence.lanes, usize::from);
-    let gone = plural(presence.lanes.saturating_sub(kept) as u64, "head");
-    match (policy, presence.forgot) {
-        (_, Some(forgot)) if kept == 0 => format!("dropped for want of memory by token {forgot}"),
-        _ if merges(policy) && kept == presence.lanes => "the newest token of its slots".to_owned(),
-        _ if merges(policy) => format!("merged by {gone} into the slot of a later token"),
-        ("tova" | "h2o", _) if kept == presence.lanes => "it stays while queries attend to it".to_owned(),
-        ("tova" | "h2o", _) => format!("dropped by {gone}, whose queries attended to it least"),
-        _ => "a dense cache: it stays while there is memory".to_owned(),
+    let gone = presence.lanes.saturating_sub(kept);
+    match presence.forgot {
+        Some(forgot) if kept == 0 => format!("dropped for want of memory by token {forgot}"),
+        _ => policy.fate((gone > 0).then(|| plural(gone as u64, "head")).as_deref()),
     }
 }
 
@@ -313,7 +310,7 @@ mod tests {
             ("h2o", 31, "dropped by 1 head, whose queries attended to it least"),
         ] {
             let mut app = unloaded(120, 40, Depth::Rgb, "dark");
-            let info = ModelInfo { policy: policy.into(), window: None, ..model(8, 4) };
+            let info = ModelInfo { policy: policy.parse().unwrap(), window: None, ..model(8, 4) };
             update(&mut app, AppEvent::ModelReady(Arc::new(info)));
             let mut presence = presence(FACTS, 8, 4);
             (presence.lanes, presence.forgot) = (32, None);
@@ -459,7 +456,7 @@ mod tests {
         for (policy, plain) in [("dense", true), ("dms", false)] {
             let mut app = unloaded(120, 40, Depth::Rgb, "dark");
             let window = (policy == "dms").then_some(64);
-            let info = ModelInfo { policy: policy.into(), window, ..model(8, 4) };
+            let info = ModelInfo { policy: policy.parse().unwrap(), window, ..model(8, 4) };
             update(&mut app, AppEvent::ModelReady(Arc::new(info)));
             let mut presence = presence(&FACTS.repeat(3), 8, 4);
             presence.kept.fill(32);

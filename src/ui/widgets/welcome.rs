@@ -51,7 +51,7 @@ pub fn lines(app: &App, width: usize, keys: bool) -> Vec<Line<'static>> {
         let first = Span::styled(format!("  {}  ", n + 1), key);
         out.extend(wrap(&[Span::styled(*example, text)], width, &[first], &[Span::raw("     ")]));
     }
-    if app.engine.info.as_ref().is_none_or(|info| !info.keeps_all()) && keys {
+    if app.engine.info.as_ref().is_none_or(|info| !info.policy.keeps_all()) && keys {
         let hint = forgetting(&app.engine, &app.setup.keymap.key_of(Action::Inspect));
         out.extend(wrap_plain(&hint, dim, width, &[Span::raw("     ")]));
     }
