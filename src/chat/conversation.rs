@@ -464,10 +464,20 @@ impl Conversation {
         self.set_head(Some(at))
     }
 
-    /// Records a toggle after the last message.
+    /// Records a toggle after the last message, or within it while it is open.
     pub fn mark_toggle(&mut self, eviction: bool, at_token: usize, dropped_slots: u64) -> Mark {
         let open = self.head.and_then(|id| self.get(id)).filter(|m| m.is_open());
-        let within = open.map(|m| m.text.len());
+        self.mark_within(open.map(|m| m.text.len()), eviction, at_token, dropped_slots)
+    }
+
+    /// Records a toggle of a cache that is being rebuilt. As one within an answer, it leaves the log of the session alone: if
+    /// the rebuild ends well, the log that it made follows, and if not, the old cache is used again.
+    pub fn mark_toggle_in_rebuild(&mut self, eviction: bool, at_token: usize, dropped_slots: u64) -> Mark {
+        let text = self.head.and_then(|id| self.get(id)).map_or(0, |m| m.text.len());
+        self.mark_within(Some(text), eviction, at_token, dropped_slots)
+    }
+
+    fn mark_within(&mut self, within: Option<usize>, eviction: bool, at_token: usize, dropped_slots: u64) -> Mark {
         let mark = Mark { after: self.head, within, eviction, at_token, dropped_slots };
         self.marks.push(mark);
         self.note(ChangeKind::Toggle(mark));

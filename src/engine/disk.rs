@@ -268,6 +268,9 @@ fn open<B: Backend>(
     log: &[LogEntry],
     total: usize,
 ) -> Result<Option<(Header, Reader<CheckedLayer>)>, String> {
+    if total == 0 {
+        return Ok(None);
+    }
     let Some(opened) = Opened::open(path).map_err(|e| e.to_string())? else { return Ok(None) };
     let Header { identity, sequence, log: digest, layer_bytes } = &opened.header;
     let state = canonical(log).fold((true, 0.0), |(on, at), entry| match entry {

@@ -47,6 +47,7 @@ impl Conversation {
         halt: Option<Halt>,
     ) {
         self.chain.stop();
+        let emptied = halt.is_some() && beside.is_none();
         match (&halt, beside) {
             (None, Some(old)) => {
                 (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
@@ -67,9 +68,8 @@ impl Conversation {
         let tokens = if halt.is_none() { total } else { self.chain.context.len(&m.runner) };
         m.trim();
         self.publish(m);
-        let cancelled = halt.is_some();
-        events.event(Event::RebuildDone { cancelled, tokens });
-        if !cancelled {
+        events.event(Event::RebuildDone { cancelled: halt.is_some(), tokens });
+        if !emptied {
             self.tell_log(events);
         }
     }

@@ -351,12 +351,13 @@ class Walk:
         if memory and number(memory[1]) != used:
             return f"{used} tokens in the status line, {memory[1]} on the memory page"
         # The list of a command's numbers: of the moment at which it ran, if it did and is not still in the input line.
-        if self.done[-1:] != ["/stats Enter"] or re.search(r"^› .*/stats", text, re.M):
+        if self.done[-1:] != ["/stats Enter"] or re.search(r"^›.*/stats", text, re.M):
             return None
         found = list(re.finditer(r"slots +([\d,]+) live, ([\d,]+) dense.*?tokens +([\d,]+)/.*?live slots of ([\d,]+) "
                                  r"tokens[^\n]*\n[^\n]*\n((?:[▎ ]*L\d+[ \d,]*[^\n]*\n)+)", text, re.S))
-        # The rest of a list may be below the screen's end.
-        if not found or text[found[-1].end():].startswith("─"):
+        # The rest of a list may be below the screen's end, and an older list above an answer.
+        after = [row.split("│")[0].strip("▎ ") for row in text[found[-1].end():].split("\n")] if found else []
+        if not any(after) or after[0] or not next(filter(None, after)).startswith(("─", "›")):
             return None
         live, dense, tokens, of = (number(found[-1][n]) for n in range(1, 5))
         cells = [[number(n) for n in re.findall(r"[\d,]+", row.split("│")[0].split("L", 1)[1])[1:]]

@@ -198,6 +198,8 @@ fn a_toggle_within_a_turn_cuts_nothing_off_the_log() {
     let again = chat.begin_reply(true, None);
     chat.mark_toggle(false, 4, 0);
     chat.finish(TurnReport { log_base: 6, log: Vec::new(), ..report(again, 4) });
+    // Nor does one while the cache is rebuilt: here at its second token.
+    chat.mark_toggle_in_rebuild(true, 2, 0);
     session.sync(&mut chat, &info()).unwrap();
     let mut read = load(session.jsonl().as_bytes(), "x").unwrap();
     let (restore, notice) = read.restore_for(&info());

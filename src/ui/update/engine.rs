@@ -208,7 +208,10 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<
         // The empty cache was switched. The saved conversation is where it goes on, and reports it then.
         return note(app, LocalKind::Note, texts::mark(on, at_token, dropped_slots));
     }
-    let mark = app.chat.mark_toggle(on, at_token, dropped_slots);
+    let mark = match app.engine.rebuilding {
+        Some(_) => app.chat.mark_toggle_in_rebuild(on, at_token, dropped_slots),
+        None => app.chat.mark_toggle(on, at_token, dropped_slots),
+    };
     app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
     app.feed.follow();
     let mut effects = vec![Effect::Store(Store::Sync)];
