@@ -221,11 +221,24 @@ class Walk:
         until = time.monotonic() + REACTION
         while (data := self.read(0.5)) == b"":
             if time.monotonic() > until:
-                raise Finding("no reaction: " + self.look())
+                os.write(self.fd, KEYS["Ctrl+L"].encode())
+                raise Finding(f"no reaction: Ctrl+L gives {self.read(REACTION)}, {self.threads()}")
         if data is None:
             return False
         self.size(rows, columns)
         return self.settle()
+
+    def threads(self):
+        """What each thread of the program does."""
+        found, folder = [], f"/proc/{self.pid}/task"
+        for thread in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+            for name in ("comm", "wchan", "syscall", "stat"):
+                try:
+                    with open(f"{folder}/{thread}/{name}") as file:
+                        found.append(file.read()[:60].strip())
+                except OSError:
+                    pass
+        return found
 
     def look(self):
         return "\n".join(self.screen.rows())
