@@ -3,33 +3,28 @@
 
 pub mod args;
 pub mod bench;
-mod calibrate;
+pub mod calibrate;
 pub mod chat;
 mod check;
 pub mod client;
-pub mod compare;
 pub mod completions;
 pub mod config;
-mod devices;
+pub mod devices;
 pub mod doctor;
 pub mod download;
 mod environment;
-pub mod eval;
 mod formats;
-mod importance;
-mod interrupts;
+pub mod interrupts;
 mod library_paths;
 pub mod local_models;
 pub mod machine;
 pub mod man;
 pub mod models;
 pub mod output;
-mod problem_file;
 mod quantized;
-mod quantizing;
+pub mod quantizing;
 pub mod reference;
 pub mod run;
-pub mod score;
 mod sessions;
 mod show;
 pub mod spawn;
@@ -39,6 +34,7 @@ use crate::ui::theme::Themes;
 use anyhow::{Context, Result, bail};
 use args::{Cli, Command};
 use clap::error::ErrorKind;
+use std::env::ArgsOs;
 use std::io;
 use std::panic::catch_unwind;
 use std::process::ExitCode;
@@ -53,28 +49,34 @@ const ENGINE_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The program. Returns its exit code: 0 answered, 1 failed, 2 wrong use, 130 interrupted.
 pub fn main() -> ExitCode {
+    run_program("dmschat", Cli::read, dispatch)
+}
+
+/// Runs a program of that name: reads its command line, does the work, prints an error as one line and returns the exit code.
+pub fn run_program<C>(
+    name: &'static str,
+    read: fn(ArgsOs) -> clap::error::Result<C>,
+    work: fn(C) -> Result<u8>,
+) -> ExitCode {
     environment::clean();
+    output::name_program(name);
     // First of all, because the renderer of untrusted templates limits its own memory.
     if std::env::args_os().nth(1).is_some_and(|a| a == "__render") {
         return crate::chat::template::child_main();
     }
     crate::system::take_shortened_files();
     // The panic hook has printed the message.
-    let code = catch_unwind(run_program).unwrap_or(output::PANICKED);
+    let run = || match read(std::env::args_os()) {
+        Ok(cli) => files_can_be_opened().and_then(|()| crate::engine::catch_device_lost(|| work(cli))),
+        Err(error) => refused(&error),
+    };
+    let code = catch_unwind(|| run().unwrap_or_else(|error| output::report(&error))).unwrap_or(output::PANICKED);
     // Exit handlers of NVIDIA's libraries crash while another thread still calls these libraries. If an engine is busy
     // for longer (compiling a kernel, reading from a slow disk), skip the handlers: everything is already saved.
     if !crate::engine::join_all(ENGINE_ENDS_WITHIN) {
         crate::system::exit_now(code);
     }
     ExitCode::from(code)
-}
-
-fn run_program() -> u8 {
-    let done = match Cli::read(std::env::args_os()) {
-        Ok(cli) => files_can_be_opened().and_then(|()| crate::engine::catch_device_lost(|| dispatch(cli))),
-        Err(error) => refused(&error),
-    };
-    done.unwrap_or_else(|error| output::report(&error))
 }
 
 /// Fails if the process may not open as many files as a chat needs, in which case tokio would panic.
@@ -95,7 +97,12 @@ fn files_can_be_opened() -> Result<()> {
 
 fn dispatch(cli: Cli) -> Result<u8> {
     let common = &cli.common;
-    if let Some(why) = common.width_conflict(cli.command.is_some(), matches!(cli.command, Some(Command::Eval(_)))) {
+    if let Some(new) = cli.command.as_ref().and_then(Command::moved_to) {
+        return Err(output::wrong_use(format!(
+            "this is a command of the laboratory now: dmslab {new} (built beside dmschat by cargo build)"
+        )));
+    }
+    if let Some(why) = common.width_conflict(cli.command.is_some()) {
         return Err(output::wrong_use(why));
     }
     // These do not read the settings.
@@ -108,36 +115,25 @@ fn dispatch(cli: Cli) -> Result<u8> {
         Some(Command::Doctor(args)) => return doctor::run(common, args),
         _ => {}
     }
-    let of_eval = |flag: &str| matches!(flag, "--policy" | "--width");
-    let accepts_several = |flag| match &cli.command {
-        Some(Command::Bench(_)) => !of_eval(flag),
-        Some(Command::Compare(_)) => flag != "--eviction" && !of_eval(flag),
-        Some(Command::Eval(_)) => of_eval(flag),
-        _ => false,
-    };
-    if let Some(flag) = common.several().find(|flag| !accepts_several(*flag)) {
-        return Err(output::wrong_use(format!(
-            "{flag} accepts several values only with {}",
-            if of_eval(flag) { "eval" } else { "bench (--kv and --weights also with compare)" }
-        )));
-    }
-    if matches!(&cli.command, Some(Command::Score(_) | Command::Compare(_))) && common.keep_ratio.is_some() {
-        return Err(output::wrong_use("--keep-ratio is for conversations, bench and eval; compare takes --dial"));
-    }
-    let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
-    Settings::unknown_variables().iter().for_each(|line| output::notice(line));
+    let benches = matches!(cli.command, Some(Command::Bench(_)));
+    common.one_value_each(if benches { &["--eviction", "--weights", "--kv", "--keep-ratio"] } else { &[] })?;
+    let settings = settings(common)?;
     check_theme(&settings).map_err(output::as_wrong_use)?;
     match cli.command {
-        Some(Command::Score(args)) => score::run(&settings, &args, common.json),
         Some(Command::Show(args)) => show::run(&settings, &args, common.json),
-        Some(Command::Compare(args)) => compare::run(&settings, &args, common),
         Some(Command::Bench(args)) => bench::run(&settings, &args, common),
-        Some(Command::Eval(args)) => eval::run(&settings, &args, common),
         _ if common.prompt.is_some() => run::run(&settings, common),
         // A pipe or a file is the question.
         None if run::stdin_is_given() => run::run(&settings, common),
         _ => chat::run(&settings, common),
     }
+}
+
+/// The settings of a command line, the environment and the config file.
+pub fn settings(common: &args::Common) -> Result<Settings> {
+    let settings = Settings::load(common.layer(), common.config.as_deref()).map_err(output::as_wrong_use)?;
+    Settings::unknown_variables().iter().for_each(|line| output::notice(line));
+    Ok(settings)
 }
 
 /// Fails if the theme of the settings cannot be loaded. The error says what names it.
@@ -161,7 +157,7 @@ fn refused(error: &clap::Error) -> Result<u8> {
 
 /// One line with the subcommands in a help text.
 fn subcommands(help: &str) -> String {
-    let usage = help.lines().find_map(|l| l.trim().strip_prefix("Usage: ")).unwrap_or("dmschat");
+    let usage = help.lines().find_map(|l| l.trim().strip_prefix("Usage: ")).unwrap_or(output::program());
     let program: Vec<&str> = usage.split_whitespace().take_while(|w| !w.starts_with(['[', '<'])).collect();
     let program = program.join(" ");
     let listed = help.lines().skip_while(|l| l.trim() != "Commands:").skip(1).take_while(|l| !l.trim().is_empty());
@@ -179,7 +175,7 @@ fn one_line(text: &str) -> String {
         .filter(|l| !l.is_empty())
         .collect();
     let line = in_words(&message.join("; ").replace(":;", ":"));
-    format!("{}; see dmschat --help", line.trim_start_matches("error: "))
+    format!("{}; see {} --help", line.trim_start_matches("error: "), output::program())
 }
 
 #[cfg(test)]
@@ -194,7 +190,7 @@ mod tests {
     fn flags_stand_before_and_after_subcommands() {
         args::help::command().debug_assert();
         args::help::shown().debug_assert();
-        let cli = parse(&["score", "--model", "m", "--tokens-file", "t", "--eviction", "off", "--json"]).unwrap();
+        let cli = parse(&["bench", "--model", "m", "--gen", "3", "--eviction", "off", "--json"]).unwrap();
         assert!(cli.common.json && cli.common.layer().eviction == Some(crate::config::OnOff(false)));
         let cli = parse(&["-m", "x", "-p", "-5 + 3?", "--resume"]).unwrap();
         assert_eq!((cli.common.prompt.as_deref(), cli.common.resume), (Some("-5 + 3?"), Some(None)));
@@ -210,11 +206,10 @@ mod tests {
         };
         let short = help(&["-h"]);
         assert!(short.lines().count() <= 60 && short.lines().all(|l| l.chars().count() <= 80), "{short}");
-        assert!(short.contains("Measure:\n  score ") && !short.contains("--gemm"), "{short}");
+        assert!(short.contains("bench ") && !short.contains("score") && !short.contains("--gemm"), "{short}");
         assert!(help(&["--help"]).contains("--gemm"));
         for (line, own, other) in [
-            (&["score", "--help"][..], "--schedule", "--temperature"),
-            (&["eval", "--help"], "--keep-ratio", "--resume"),
+            (&["bench", "--help"][..], "--keep-ratio", "--temperature"),
             (&["config", "path", "--help"], "--config", "--model"),
             (&["models", "--help"], "pull", "--device"),
             (&["sessions", "prune", "--help"], "--all", "--kv"),
@@ -231,10 +226,6 @@ mod tests {
         assert!(cli.common.weights.is_some() && cli.common.kv.is_some() && cli.common.device.is_some());
         let Some(Command::Bench(bench)) = cli.command else { panic!() };
         assert_eq!((bench.parallel, bench.keep), (vec![2], Some(0.5)));
-        let Some(Command::Eval(eval)) = parse(&["eval", "--cr", "4,8", "--parallel", "3"]).unwrap().command else {
-            panic!()
-        };
-        assert_eq!((eval.ratios, eval.parallel), (vec![4.0, 8.0], 3));
     }
 
     #[test]
@@ -262,7 +253,7 @@ mod tests {
         let said = subcommands(&error.render().to_string());
         assert_eq!(
             said,
-            "dmschat models needs a subcommand: list, path, pull, rm, quantize, importance, info; see dmschat models --help"
+            "dmschat models needs a subcommand: list, path, pull, rm, quantize, info; see dmschat models --help"
         );
     }
 
@@ -275,9 +266,8 @@ mod tests {
             (&["--seed", "-1"], &["'-1'", "--seed", "expected a whole number from 0"]),
             (&["--kv-limit", "-1"], &["'-1'", "--kv-limit", "512MiB"]),
             (&["--top-k", "-1"], &["--top-k", "-1 is out of range, expected 0 to"]),
-            (&["eval", "--n", "-1"], &["'-1'", "--n", "expected a whole number from 0"]),
+            (&["bench", "--gen", "-1"], &["'-1'", "--gen", "expected a whole number from 0"]),
             (&["frobnicate"], &["'frobnicate'"]),
-            (&["score"], &["--tokens-file", "--text-file"]),
             (&["--continue", "--resume", "x"], &["--continue", "--resume"]),
         ] {
             let said = parse(line).unwrap_err();

@@ -13,7 +13,6 @@
 //! snapshots latest-wins. The engine does not know terminals or files.
 
 mod chain;
-pub mod compare;
 mod context;
 mod conversation;
 mod dials;
@@ -29,7 +28,6 @@ mod reply;
 mod report;
 mod runner;
 mod scheduler;
-pub mod score;
 mod steer;
 mod threads;
 mod weights;

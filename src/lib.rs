@@ -16,8 +16,6 @@
 //! | --- | --- | --- |
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
-//! | [`checks`] | every op of a backend against the CPU's, whole models, speed of each op | engine, checkpoint, cache, sampler, tokenizer, policy, codec, quant, tensor, protocol, the backend trait, backend::cpu |
-//! | [`eval`] | accuracy against KV reads: problems of several tasks, chains, grids, frontiers, plots | engine, checkpoint, cache, policy, sampler, chat, tokenizer, codec, protocol, vote, regular_file, unicode, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode |
 //! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
@@ -36,6 +34,9 @@
 //! | [`regular_file`], [`unicode`], [`words`] | bounded reads of files from outside, whole or no writes; which characters may be shown, ends of texts, and messages of one line; values with a text form | nothing of ours |
 //!
 //! `tests/it/tidy.rs` reads every `crate::` path and fails on any other edge.
+//!
+//! `lab/` is a crate of its own, the program `dmslab`: it scores, compares, evaluates, checks and times what this library runs, may
+//! use everything in it, and is not part of the product.
 //!
 //! # Words
 //!
@@ -102,12 +103,10 @@ pub mod bench;
 pub mod cache;
 pub mod chat;
 pub mod checkpoint;
-pub mod checks;
 pub mod cli;
 pub mod codec;
 pub mod config;
 pub mod engine;
-pub mod eval;
 pub mod model;
 pub mod policy;
 pub mod protocol;

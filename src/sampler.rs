@@ -34,6 +34,22 @@ pub fn argmax(logits: &[f32]) -> Token {
     logits.iter().position(|&x| x == max).unwrap_or(0) as Token
 }
 
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+    max + logits.iter().map(|&l| (l as f64 - max).exp()).sum::<f64>().ln()
+}
+
+/// The log-probability of one token.
+pub fn log_softmax_at(logits: &[f32], token: Token) -> f64 {
+    logits[token as usize] as f64 - log_sum_exp(logits)
+}
+
+/// The log-probabilities of all tokens.
+pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let sum = log_sum_exp(logits);
+    logits.iter().map(|&l| l as f64 - sum).collect()
+}
+
 /// Returns the uniform number in [0, 1) of a position: 24 bits, exact in f32. Two rounds of the splitmix64 finaliser
 /// (Steele et al. 2014), which every backend reproduces bit for bit.
 pub fn uniform(seed: u64, position: u64) -> f32 {

@@ -6,6 +6,7 @@ pub mod help;
 pub use commands::*;
 
 use super::devices::cuda_summary;
+use super::output::wrong_use;
 use crate::codec::Codec;
 use crate::config::{Auto, ByteSize, Device, Gemm, Layer, OnOff, Pin, Width};
 use crate::policy::{Budget, PolicyKind};
@@ -38,6 +39,7 @@ fn version() -> &'static str {
 /// A small model is built in: start `dmschat` without arguments, and watch its cache while it thinks.
 #[derive(Parser, Debug)]
 #[command(name = "dmschat", version = version(), args_conflicts_with_subcommands = false, max_term_width = 100)]
+#[command(override_usage = "dmschat [FLAGS] [COMMAND]\n       dmschat [FLAGS] \"QUESTION\"")]
 #[command(after_help = "dmschat --help shows all flags, dmschat COMMAND --help those of a command.")]
 #[command(after_long_help = help::after())]
 pub struct Cli {
@@ -50,17 +52,25 @@ pub struct Cli {
     pub command: Option<Command>,
 }
 
+/// Parses a command line. A negative number after a flag is its value, so that the error says what the flag expects.
+pub fn matches(
+    command: clap::Command,
+    line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+) -> clap::error::Result<clap::ArgMatches> {
+    fn with_negative(command: clap::Command) -> clap::Command {
+        let arg = |a: clap::Arg| match a.get_action().takes_values() && !a.is_positional() {
+            true => a.allow_negative_numbers(true),
+            false => a,
+        };
+        command.mut_args(arg).mut_subcommands(with_negative)
+    }
+    with_negative(command).try_get_matches_from(line)
+}
+
 impl Cli {
-    /// Parses a command line. A negative number after a flag is its value, so that the error says what the flag expects.
+    /// Parses a command line.
     pub fn read(line: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
-        fn with_negative(command: clap::Command) -> clap::Command {
-            let arg = |a: clap::Arg| match a.get_action().takes_values() && !a.is_positional() {
-                true => a.allow_negative_numbers(true),
-                false => a,
-            };
-            command.mut_args(arg).mut_subcommands(with_negative)
-        }
-        let mut cli = Self::from_arg_matches(&with_negative(help::command()).try_get_matches_from(line)?)?;
+        let mut cli = Self::from_arg_matches(&matches(help::command(), line)?)?;
         cli.take_question()?;
         cli.spread();
         Ok(cli)
@@ -90,21 +100,16 @@ impl Cli {
         Ok(())
     }
 
-    /// Gives bench and eval the flags that are settings of a chat elsewhere.
+    /// Gives bench the flags that are settings of a chat elsewhere.
     fn spread(&mut self) {
-        match &mut self.command {
-            Some(Command::Eval(args)) => args.ratios = self.common.keep_ratio.take().map_or(vec![8.0], |list| list.0),
-            Some(Command::Bench(args)) => {
-                if let Some(ratio) = self.common.keep_ratio.take() {
-                    args.keep = Some(1.0 / ratio.first());
-                }
-                args.chains.extend(self.common.width.take().iter().flat_map(|list| &list.0).filter_map(|w| match w {
-                    Width::Chains(n) => Some(*n),
-                    Width::Auto => None,
-                }));
-            }
-            _ => {}
+        let Some(Command::Bench(args)) = &mut self.command else { return };
+        if let Some(ratio) = self.common.keep_ratio.take() {
+            args.keep = Some(1.0 / ratio.first());
         }
+        args.chains.extend(self.common.width.take().iter().flat_map(|list| &list.0).filter_map(|w| match w {
+            Width::Chains(n) => Some(*n),
+            Width::Auto => None,
+        }));
     }
 }
 
@@ -158,8 +163,8 @@ pub struct Common {
     /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window keeps the
     /// newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest half of the
     /// budget and what has had the most attention. tova and h2o read prompts token by token. quest keeps
-    /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for score, compare and
-    /// bench. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained for it decides.
+    /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for bench and
+    /// dmslab. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained for it decides.
     #[arg(long, global = true, value_name = "POLICY", help_heading = "Cache")]
     pub policy: Option<List<PolicyKind>>,
 
@@ -301,8 +306,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// The flags with several values.
-    pub fn several(&self) -> impl Iterator<Item = &'static str> {
+    /// Fails if a flag that is not one of `lists` has several values.
+    pub fn one_value_each(&self, lists: &[&str]) -> anyhow::Result<()> {
         fn several<T>(list: &Option<List<T>>) -> bool {
             list.as_ref().is_some_and(|list| list.0.len() > 1)
         }
@@ -314,20 +319,18 @@ impl Common {
             ("--kv", several(&self.kv)),
             ("--keep-ratio", several(&self.keep_ratio)),
         ];
-        flags.into_iter().filter_map(|(flag, several)| several.then_some(flag))
+        match flags.into_iter().find(|(flag, several)| *several && !lists.contains(flag)) {
+            Some((flag, _)) => Err(wrong_use(format!("{flag} takes one value here; bench and dmslab take lists"))),
+            None => Ok(()),
+        }
     }
 
-    /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one; `evaluates`: whether it is
-    /// eval.
-    pub fn width_conflict(&self, subcommand: bool, evaluates: bool) -> Option<&'static str> {
+    /// What makes no sense of the flags about chains, if anything. `subcommand`: whether there is one.
+    pub fn width_conflict(&self, subcommand: bool) -> Option<&'static str> {
         let several = self.width.as_ref().is_some_and(|width| width.first() != Width::Chains(1));
         match () {
-            () if evaluates && (self.early_stop.is_some() || self.check.is_some()) => Some(
-                "--early-stop and --check are for a chat or -p: eval lets every chain end, and checks answers itself",
-            ),
-            () if evaluates => None,
             () if subcommand && (self.width.is_some() || self.early_stop.is_some() || self.check.is_some()) => Some(
-                "--width, --early-stop and --check are for a chat or -p, not for this subcommand (bench and eval have --width)",
+                "--width, --early-stop and --check are for a chat or -p, not for this subcommand (bench and dmslab eval have --width)",
             ),
             () if self.check.is_some() && self.prompt.is_none() => Some("--check needs -p"),
             () if self.check.is_some() && !several => Some("--check needs --width 2 or more"),
@@ -377,7 +380,7 @@ impl Common {
     }
 }
 
-/// Comma-separated values. Only `bench`, `compare` and `eval` accept more than one.
+/// Comma-separated values. Only `bench` and dmslab's commands accept more than one.
 #[derive(Clone, Debug)]
 pub struct List<T>(pub Vec<T>);
 

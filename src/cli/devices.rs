@@ -1,5 +1,5 @@
 //! The kinds of device that a model runs on. Each kind has one entry here: how it is found, opened and asked for its
-//! free memory, and what it supports. No other file of the program but `doctor` names a concrete backend.
+//! free memory, and what it supports. No other file of the program names a concrete backend.
 
 use super::library_paths;
 use super::machine::memory;
@@ -184,7 +184,7 @@ impl Target {
 }
 
 /// Options of the CUDA backend, with the variables for work on its kernels.
-pub(super) fn cuda_options(graphs: bool, gemm: Gemm) -> CudaOptions {
+pub fn cuda_options(graphs: bool, gemm: Gemm) -> CudaOptions {
     CudaOptions {
         kernels: kernel_folder(),
         target: kernel_target(),
@@ -220,9 +220,7 @@ pub fn check(settings: &Settings) -> Result<()> {
 pub fn check_for_chat(settings: &Settings) -> Result<()> {
     let name = settings.policy.kind;
     if name.reads_pages() {
-        return Err(wrong_use(format!(
-            "--policy {name} is for score, compare, eval and bench: conversations cannot have it"
-        )));
+        return Err(wrong_use(format!("--policy {name} is for bench and dmslab: conversations cannot have it")));
     }
     check(settings)
 }

@@ -1,15 +1,15 @@
-//! `dmschat doctor [--json]`: whether a chat would start on this machine, and if not, why. With `--device cuda` it
-//! checks the GPU instead; with `--memory`, it shows where the memory of a model at work goes.
+//! `dmschat doctor [--json]`: whether a chat would start on this machine, and if not, why. With `--memory`, it shows where
+//! the memory of a model at work goes.
 
-mod cuda;
 mod memory;
+mod usage;
 
 use super::args::{Common, DoctorArgs, VERSION};
 use super::devices::cuda_summary;
 use super::machine::{cpu_features, memory as memory_bytes};
 use super::{devices, download, output, spawn};
 use crate::checkpoint::{AdapterChoice, Checkpoint, ModelRef};
-use crate::config::{BUILTIN_MODEL, Device, Dirs, Settings};
+use crate::config::{BUILTIN_MODEL, Dirs, Settings};
 use crate::ui::keymap::Keymap;
 use crate::ui::theme::AUTO;
 use anyhow::{Context, Result, ensure};
@@ -39,12 +39,6 @@ impl Check {
 pub fn run(common: &Common, args: &DoctorArgs) -> Result<u8> {
     if args.memory {
         return memory::run(common, args);
-    }
-    if let Some(Device::Cuda(index)) = common.device {
-        return cuda::check(index.unwrap_or(0), args);
-    }
-    if args.all || args.speed || args.part.is_some() || args.short {
-        return Err(output::wrong_use("doctor --all, --speed, --part and --short check a GPU: give --device cuda"));
     }
     let checks = checks(common);
     let fine = checks.iter().all(|c| c.problem.is_none());

@@ -1,6 +1,5 @@
 //! Facts about this machine: CPU features and memory.
 
-use crate::checks::usage::Resident;
 use std::fs;
 
 /// CPU features that matter for speed.
@@ -43,6 +42,14 @@ pub fn resident() -> Resident {
     let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name: &str| text.lines().find_map(|l| l.strip_prefix(name)).and_then(kilobytes).unwrap_or(0);
     Resident { anonymous: field("RssAnon:") + field("RssShmem:"), mapped: field("RssFile:") }
+}
+
+/// Bytes of this process in memory, as a host's system counts them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Resident {
+    pub anonymous: u64,
+    /// Of mapped files.
+    pub mapped: u64,
 }
 
 fn kilobytes(text: &str) -> Option<u64> {

@@ -4,7 +4,7 @@ use super::args::{Common, ModelsCommand};
 use super::formats::Formats;
 use super::output::{self, wrong_use};
 use super::quantizing::Quantizing;
-use super::{devices, download, importance, quantized, spawn};
+use super::{devices, download, quantized, spawn};
 use crate::checkpoint::hub::cache::{self, Extent};
 use crate::checkpoint::hub::{Hub, MAIN, Observer, Plan, Progress};
 use crate::checkpoint::weight_cache::Cached;
@@ -55,12 +55,9 @@ pub fn run(command: &ModelsCommand, common: &Common) -> Result<u8> {
         ModelsCommand::Rm { id } if common.weights.is_some() => remove_quantized(id, common)?,
         ModelsCommand::Rm { id } => remove(id, common)?,
         ModelsCommand::Quantize { id } => quantize(id, common)?,
-        ModelsCommand::Importance(args) => {
-            let mut settings = settings(common)?;
-            settings.model.clone_from(&args.id);
-            importance::run(&settings, args)?;
-        }
         ModelsCommand::Info { id } => info(id, common)?,
+        // Refused before: see `Command::moved_to`.
+        ModelsCommand::Importance(_) => {}
     }
     Ok(output::OK)
 }

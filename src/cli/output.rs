@@ -5,6 +5,7 @@ use anyhow::Result;
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 
 /// An error in use, configuration or model: exit code 2.
 #[derive(Debug)]
@@ -81,10 +82,21 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
+static PROGRAM: OnceLock<&str> = OnceLock::new();
+
+/// Sets the name that lines on stderr begin with.
+pub fn name_program(name: &'static str) {
+    let _ = PROGRAM.set(name);
+}
+
+pub fn program() -> &'static str {
+    PROGRAM.get().unwrap_or(&"dmschat")
+}
+
 /// Prints one line to stderr.
 pub fn notice(line: &str) {
     // A closed stderr cannot be reported.
-    let _ = writeln!(io::stderr(), "dmschat: {}", visible(&unicode::one_line(line)));
+    let _ = writeln!(io::stderr(), "{}: {}", program(), visible(&unicode::one_line(line)));
 }
 
 /// A line on stderr that is redrawn in its place, on a terminal.

@@ -18,6 +18,16 @@ mod corpus;
 mod gguf_file;
 mod mutate;
 mod parent;
+// Files of problems are read by the laboratory.
+#[allow(dead_code, unused_imports)]
+#[path = "../../lab/src/eval/tasks/file.rs"]
+mod file;
+#[allow(dead_code, unused_imports)]
+#[path = "../../lab/src/eval/problem.rs"]
+mod problem;
+mod eval {
+    pub(crate) use crate::problem;
+}
 mod targets;
 mod trial;
 mod weights;

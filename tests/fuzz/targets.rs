@@ -2,7 +2,9 @@
 
 use crate::cache;
 use crate::corpus::{self, CONFIG, Files, INDEX, WEIGHTS};
+use crate::file::read_file;
 use crate::mutate::{self, Example, Rng, Shape};
+use crate::problem::Goal;
 use crate::weights;
 use anyhow::{Result, bail};
 use dmschat::chat::session::{Store, load, markdown};
@@ -10,8 +12,6 @@ use dmschat::chat::{Conversation, RenderOptions, render};
 use dmschat::checkpoint::hub::{Listing, cache as hub_cache};
 use dmschat::checkpoint::{AdapterChoice, Checkpoint};
 use dmschat::config::Layer;
-use dmschat::eval::problem::Goal;
-use dmschat::eval::tasks::read_file;
 use dmschat::protocol::{ModelInfo, TemplateSpec, TextKind};
 use dmschat::tensor::SharedBytes;
 use dmschat::tokenizer::Tokenizer;

@@ -1,19 +1,19 @@
 //! The binary as scripts see it: what goes to stdout, what to stderr, and the exit code.
 
+use crate::program::program;
+#[cfg(target_os = "linux")]
+use crate::program::{catches_ctrl_c, interrupted};
+pub use crate::program::{refused, said};
 use crate::tiny::{Form, Spec, Tiny};
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// A dmschat with folders of its own and nothing in its environment.
 pub fn dmschat(home: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dmschat"));
-    command.env_clear().env("DMSCHAT_CONFIG_DIR", home.path().join("config"));
-    command.env("DMSCHAT_DATA_DIR", home.path().join("data")).env("HOME", home.path());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    program(env!("CARGO_BIN_EXE_dmschat"), home)
 }
 
 fn run(args: &[&str]) -> (i32, String, String) {
@@ -26,19 +26,6 @@ fn with_stdin(args: &[&str], stdin: &[u8]) -> (i32, String, String) {
     let mut child = dmschat(&home).args(args).stdin(Stdio::piped()).spawn().unwrap();
     let _ = child.stdin.take().unwrap().write_all(stdin);
     said(&child.wait_with_output().unwrap())
-}
-
-pub fn said(output: &Output) -> (i32, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
-}
-
-/// One line on stderr that holds all of `parts`, nothing on stdout, exit code 2.
-pub fn refused(result: (i32, String, String), parts: &[&str]) {
-    let (code, stdout, stderr) = result;
-    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    assert!(parts.iter().all(|p| stderr.contains(p)), "{stderr}");
 }
 
 const EQUATION: &str = "Solve 5*b - 2355 = -50*b - 2740 for b.";
@@ -118,7 +105,7 @@ fn wrong_use_is_one_line_and_exit_2() {
     refused(run(&["-p", "x", "--continue"]), &["no session"]);
     refused(run(&["-p", "x", "--theme", "nosuch"]), &["nosuch", "dark"]);
     // Each of the flags with several values is looked at.
-    refused(run(&["bench", "--weights", "bf16,int8", "--policy", "dense,dms"]), &["--policy accepts several values"]);
+    refused(run(&["bench", "--weights", "bf16,int8", "--policy", "dense,dms"]), &["--policy takes one value here"]);
     refused(run(&["-p", " "]), &["empty"]);
     refused(run(&[]), &["-p"]);
     refused(with_stdin(&["-p", "x"], b"abc\xff\xfe"), &["stdin", "byte 3", "UTF-8"]);
@@ -154,22 +141,20 @@ fn a_typo_in_the_config_names_file_line_and_key() {
 fn completions_man_version_and_doctor_exist() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, script, _) = run(&["completions", shell]);
-        assert!(code == 0 && script.contains("eviction") && script.contains("problems"), "{shell}");
+        assert!(code == 0 && script.contains("eviction") && script.contains("presence"), "{shell}");
     }
     let (code, page, _) = run(&["man"]);
     assert!(code == 0 && page.starts_with(".ie") && page.contains(".TH") && page.contains("kv\\-limit"), "{page}");
-    assert!(run(&["man", "score"]).1.contains("schedule"));
+    assert!(run(&["man", "bench"]).1.contains("presence"));
     assert!(page.contains(".SH \"FILES\"") && page.contains(".nf\n") && !page.contains("EXTRA"), "{page}");
     assert!(page.contains("\\fB/compact") && page.contains("\\fBF1, Alt+H\\fR"), "{page}");
     let (code, version, _) = run(&["--version"]);
     assert!(code == 0 && version.contains("commit") && version.contains("cuda: "), "{version}");
     let (code, help, stderr) = run(&["--help"]);
-    assert!(code == 0 && stderr.is_empty() && help.contains("--kv-limit") && help.contains("eval"), "{help}");
+    assert!(code == 0 && stderr.is_empty() && help.contains("--kv-limit") && !help.contains("eval"), "{help}");
     let (code, doctor, _) = run(&["doctor", "--json"]);
     let json: Value = serde_json::from_str(&doctor).unwrap();
     assert!(code == 0 && json["ok"] == true && json["threads"].as_u64() > Some(0), "{doctor}");
-    let (code, _, stderr) = run(&["doctor", "--device", "cuda", "--part", "5/4"]);
-    assert!(code == 2 && stderr.contains("such as 2/4"), "{code}: {stderr}");
     let (code, out, _) = run(&["doctor", "-m", "/no/such"]);
     assert!(code == 1 && out.contains("!!  model") && out.ends_with("a chat would not start\n"), "{out}");
     let home = tempfile::tempdir().unwrap();
@@ -178,10 +163,24 @@ fn completions_man_version_and_doctor_exist() {
     let line = said.lines().find(|line| line.contains("data_folder")).unwrap();
     assert!(code == 1 && line.starts_with("!!") && line.ends_with("data is not a folder"), "{said}");
     assert!(said.ends_with("a chat would start, but it would not be saved\n"), "{said}");
-    refused(run(&["doctor", "--all"]), &["give --device cuda"]);
     refused(run(&["show", "--json", "x"]), &["show prints no JSON"]);
     let (code, list, _) = run(&["models", "list"]);
     assert!(code == 0 && list.starts_with("demo"), "{list}");
+}
+
+#[test]
+fn what_dmslab_does_now_is_named_in_a_line() {
+    for (line, new) in [
+        (&["score", "--model", "m", "--tokens-file", "x", "--json"][..], "dmslab score"),
+        (&["--device", "cpu", "compare", "--text-file", "x"], "dmslab compare"),
+        (&["eval"], "dmslab eval"),
+        (&["models", "importance", "demo", "--text-file", "x", "-o", "y"], "dmslab importance"),
+        (&["doctor", "--device", "cuda", "--all"], "dmslab check"),
+        (&["doctor", "--part", "1/2", "--short"], "dmslab check"),
+        (&["doctor", "--speed"], "dmslab speed"),
+    ] {
+        refused(run(line), &[new]);
+    }
 }
 
 #[cfg(unix)]
@@ -195,101 +194,6 @@ fn a_closed_pipe_is_no_error() {
         let (code, _, stderr) = said(&output);
         assert_eq!((code, stderr.as_str()), (0, ""), "{args:?}");
     }
-}
-
-#[test]
-fn eval_answers_a_file_of_problems() {
-    let home = tempfile::tempdir().unwrap();
-    let file = home.path().join("p.jsonl");
-    let earlier = r#"{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"},"#;
-    let line = |before: &str| {
-        format!(r#"{{"task":"eq","messages":[{before}{{"role":"user","content":"{EQUATION}"}}],"expected":"-7"}}"#)
-    };
-    fs::write(&file, format!("{}\n{}\n", line(""), line(earlier))).unwrap();
-    let mut command = dmschat(&home);
-    let output = command.args(["eval", "--temperature", "0", "--problems"]).arg(&file).output().unwrap();
-    let (code, stdout, stderr) = said(&output);
-    assert_eq!((code, stdout.lines().count()), (0, 2), "{stderr}");
-    let answers: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-    assert_eq!((answers[0]["task"].as_str(), answers[0]["expected"].as_str()), (Some("eq"), Some("-7")));
-    assert!(answers[0]["answer"].as_str().unwrap().ends_with("-7"));
-    assert!(answers[1]["prompt_tokens"].as_u64() > answers[0]["prompt_tokens"].as_u64());
-    // Greedy unless a flag says otherwise.
-    let first = |flags: &[&str]| {
-        let mut command = dmschat(&home);
-        let output = command.args(["eval", "--max-tokens", "8", "--problems"]).arg(&file).args(flags).output().unwrap();
-        let json: Value = serde_json::from_str(said(&output).1.lines().next().unwrap()).unwrap();
-        (json["reasoning"].clone(), json["answer"].clone())
-    };
-    assert_eq!(first(&[]), first(&["--temperature", "0"]));
-    assert_ne!(first(&[]), first(&["--temperature", "100", "--seed", "1"]));
-    // Nothing is answered of a file with a broken line, or without problems.
-    for (text, why) in [(line("") + "\n{broken\n", "p.jsonl:2: "), ("\n".to_owned(), "p.jsonl has no problems")] {
-        fs::write(&file, text).unwrap();
-        refused(said(&dmschat(&home).arg("eval").arg("--problems").arg(&file).output().unwrap()), &[why]);
-    }
-}
-
-/// Every row of compare against what score says of the same text, and against itself.
-#[test]
-fn compare_agrees_with_score_and_with_itself() {
-    let home = tempfile::tempdir().unwrap();
-    let file = home.path().join("text");
-    let words: Vec<String> = (0..90).map(|i| format!("{} + {} is {}", i * 37 % 89, i, i * 37 % 89 + i)).collect();
-    fs::write(&file, words.join("\n")).unwrap();
-    let json = |args: &[&str]| -> Value {
-        let mut command = dmschat(&home);
-        let output = command.args(args).args(["--json", "--device", "cpu", "--text-file"]).arg(&file).output().unwrap();
-        let (code, stdout, stderr) = said(&output);
-        assert_eq!(code, 0, "{stderr}");
-        serde_json::from_str(&stdout).unwrap()
-    };
-    let same = |a: &Value, b: &Value| (a.as_f64().unwrap() / b.as_f64().unwrap() - 1.0).abs() < 1e-4;
-    for (args, why) in [
-        (&["--policy", "dense"][..], "policy dense does not evict; compare formats instead"),
-        (&["--policy", "window", "--dial", "0,5"], "--dial: policy window does not use the model's decisions"),
-    ] {
-        let mut command = dmschat(&home);
-        let output = command.arg("compare").args(args).args(["--device", "cpu", "--text-file"]).arg(&file).output();
-        refused(said(&output.unwrap()), &[why]);
-    }
-    let compared = json(&["compare", "--kv", "f32,f32,fp8"]);
-    let (on, off) = (json(&["score"]), json(&["score", "--eviction", "off"]));
-    assert!(same(&compared["ppl_on"], &on["ppl"]) && same(&compared["ppl_off"], &off["ppl"]), "{compared}");
-    assert_eq!((&compared["ratio"], compared["kv"].as_str()), (&on["ratio"], Some("f32")));
-    assert!(compared["ratio"].as_f64() > Some(1.5), "nothing was evicted: {compared}");
-    let rows = compared["rows"].as_array().unwrap();
-    let names: Vec<_> = rows.iter().map(|r| (r["kv"].as_str().unwrap(), r["eviction"].as_bool().unwrap())).collect();
-    assert_eq!(names, [("f32", true), ("f32", false), ("f32", true), ("fp8", false), ("fp8", true)]);
-    let number = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
-    assert_eq!((number(1, "kl"), number(1, "top1_agreement"), number(1, "ratio")), (0.0, 1.0, 1.0));
-    assert_eq!((number(2, "kl"), &compared["kl"]), (number(0, "kl"), &rows[0]["kl"]));
-    assert!(number(0, "kl") > number(3, "kl") && number(3, "kl") > 1e-6, "{compared}");
-    assert!(number(3, "live_bytes") < 0.5 * number(1, "live_bytes"));
-    // One list is enough, and only formats make one.
-    let refused_args = ["compare", "--eviction", "on,off", "--text-file", "x"];
-    refused(run(&refused_args), &["--eviction", "bench"]);
-    let dense = Tiny::new(Spec { context: 4096, ..Spec::new(false, Form::Plain) }, 3);
-    let folder = dense.folder.path().to_str().unwrap();
-    refused(run(&["compare", "-m", folder, "--text-file", file.to_str().unwrap()]), &["--kv f32,bf16,fp8"]);
-}
-
-#[test]
-fn compare_measures_formats_of_weights() {
-    let home = tempfile::tempdir().unwrap();
-    let file = home.path().join("text");
-    fs::write(&file, (0..90).map(|i| format!("{i} and {}\n", i * 37 % 89)).collect::<String>()).unwrap();
-    let model = Tiny::new(Spec { context: 4096, ..Spec::new(false, Form::Plain) }, 3);
-    let mut command = dmschat(&home);
-    command.args(["compare", "--weights", "bf16,int8,int4", "--json", "--device", "cpu", "-m"]);
-    let output = command.arg(model.folder.path()).arg("--text-file").arg(&file).output().unwrap();
-    let (code, stdout, stderr) = said(&output);
-    assert_eq!(code, 0, "{stderr}");
-    let compared: Value = serde_json::from_str(&stdout).unwrap();
-    let rows = compared["rows"].as_array().unwrap();
-    assert_eq!(rows.iter().map(|r| r["weights"].as_str().unwrap()).collect::<Vec<_>>(), ["int8", "int4"]);
-    let [eight, four] = [0, 1].map(|row| rows[row]["kl"].as_f64().unwrap());
-    assert!(0.0 < eight && eight < 0.1 * four && four < rows[1]["kl_99"].as_f64().unwrap(), "{compared}");
 }
 
 #[test]
@@ -338,17 +242,9 @@ fn several_chains_vote_or_are_checked() {
     }
     for command in ["doctor", "models list", "sessions list", "config path"] {
         let words: Vec<&str> = command.split(' ').chain(["--width", "4"]).collect();
-        refused(run(&words), &["--width", "bench and eval"]);
+        refused(run(&words), &["--width", "bench and dmslab eval"]);
     }
     refused(run(&["--width", "4", "--check", "true"]), &["--check needs -p"]);
-}
-
-/// Whether the process has a handler for SIGINT: before that a signal would just end it.
-#[cfg(target_os = "linux")]
-fn catches_ctrl_c(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:")).unwrap().trim();
-    u64::from_str_radix(caught, 16).unwrap() & 0b10 != 0
 }
 
 /// The model of these tests never ends its turn, so there is always something to interrupt.
@@ -432,44 +328,14 @@ fn a_command_that_checks_answers_ends_with_the_program() {
     }
 }
 
-/// Commands that work on the main thread, each with more to do than fits in the time until the signal.
 #[cfg(target_os = "linux")]
 #[test]
 fn ctrl_c_ends_a_measurement_in_one_line_with_130() {
-    use rustix::process::{Pid, Signal, kill_process};
     let home = tempfile::tempdir().unwrap();
-    let model = Tiny::new(Spec { speaks: true, context: 1 << 20, ..Spec::new(true, Form::Borrowed) }, 3);
-    let text = home.path().join("text");
-    fs::write(&text, "abcd ".repeat(20_000)).unwrap();
-    let (model, text) = (model.folder.path().to_str().unwrap(), text.to_str().unwrap());
-    let out = home.path().join("out");
-    let eval = ["eval", "-m", model, "--task", "arithmetic", "--n", "1", "--policy", "dense", "--length", "100000"];
-    for (args, line) in [
-        (&["score", "-m", model, "--text-file", text][..], "dmschat: interrupted\n"),
-        (&["compare", "-m", model, "--text-file", text], "dmschat: interrupted\n"),
-        (&["bench", "--shape", "demo", "--ctx", "8000"], "dmschat: interrupted\n"),
-        (
-            &[&eval[..], &["--out", out.to_str().unwrap()]].concat(),
-            "dmschat: interrupted; the same command goes on from here\n",
-        ),
-    ] {
-        let mut child = dmschat(&home).args(args).args(["--device", "cpu"]).spawn().unwrap();
-        while !catches_ctrl_c(child.id()) && child.try_wait().unwrap().is_none() {
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        // Again, if it came between the handler and the listener.
-        while child.try_wait().unwrap().is_none() {
-            kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        let (code, stdout, stderr) = said(&child.wait_with_output().unwrap());
-        assert!(
-            code == 130 && stderr.ends_with(line) && !stdout.contains("perplexity"),
-            "{args:?} {code} {stdout}{stderr}"
-        );
-    }
-    let log = fs::read_to_string(out.join("problems.jsonl")).unwrap();
-    assert!(log.lines().count() == 1 && log.ends_with('\n'), "{log}");
+    let mut bench = dmschat(&home);
+    bench.args(["bench", "--shape", "demo", "--ctx", "8000", "--device", "cpu"]);
+    let (code, _, stderr) = interrupted(bench);
+    assert!(code == 130 && stderr.ends_with("dmschat: interrupted\n"), "{code}: {stderr}");
 }
 
 #[test]
@@ -514,30 +380,21 @@ fn one_answer_names_no_slash_command_and_says_what_thinking_can_be_switched() {
     let json: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &json["thought_closed_at"], &json["reasoning_tokens"]), (0, &20.into(), &21.into()), "{json}");
     assert!(stderr.contains("the thought was closed after 20 tokens (--max-think)"), "{stderr}");
-    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, importance, info"]);
+    refused(run(&["models"]), &["dmschat models needs a subcommand: list, path, pull, rm, quantize, info"]);
 }
 
 #[test]
 fn policies_and_budgets_that_cannot_be_are_refused_in_one_line() {
-    let score = |args: &[&str]| run(&[&["score", "--text-file", "x"], args].concat());
-    refused(score(&["--policy", "tova", "--budget", "12"]), &["12 slots are less than a page"]);
-    refused(score(&["--policy", "window", "--budget", "4x"]), &["--budget: policy window takes slots"]);
-    refused(score(&["--policy", "h2o", "--budget", "0.5x"]), &["expected 1x to 64x"]);
-    refused(score(&["--policy", "dense", "--budget", "512"]), &["no budget"]);
+    let ask = |args: &[&str]| run(&[&["-p", "x"], args].concat());
+    refused(ask(&["--policy", "tova", "--budget", "12"]), &["12 slots are less than a page"]);
+    refused(ask(&["--policy", "window", "--budget", "4x"]), &["--budget: policy window takes slots"]);
+    refused(ask(&["--policy", "h2o", "--budget", "0.5x"]), &["expected 1x to 64x"]);
+    refused(ask(&["--policy", "dense", "--budget", "512"]), &["no budget"]);
     for budget in ["512", "2.5x"] {
-        refused(score(&["--policy", "pool", "--budget", budget]), &["policy pool takes a whole ratio from 1x to 64x"]);
+        refused(ask(&["--policy", "pool", "--budget", budget]), &["policy pool takes a whole ratio from 1x to 64x"]);
     }
-    refused(score(&["--policy", "dmc", "--budget", "4x"]), &["no budget"]);
-    refused(run(&["compare", "--text-file", "x", "--dial", "0,nan"]), &["--dial: NaN is not a number"]);
-    refused(score(&["--keep-ratio", "2"]), &["--keep-ratio is for conversations"]);
-    refused(run(&["-p", "x", "--policy", "quest"]), &["quest", "conversations cannot have it"]);
-    let plain = Tiny::new(Spec::new(true, Form::Plain), 4);
-    let folder = plain.folder.path().to_str().unwrap();
-    let tokens = plain.folder.path().join("tokens.json");
-    fs::write(&tokens, "[1,2,3]").unwrap();
-    let dms = ["score", "-m", folder, "--policy", "dms+quest", "--tokens-file", tokens.to_str().unwrap()];
-    let (code, _, stderr) = run(&dms);
-    assert!(code != 0 && stderr.contains("not trained with DMS") && stderr.lines().count() == 1, "{stderr}");
+    refused(ask(&["--policy", "dmc", "--budget", "4x"]), &["no budget"]);
+    refused(ask(&["--policy", "quest"]), &["quest", "conversations cannot have it"]);
     let (code, _, stderr) = run(&["-p", "x", "--policy", "dmc"]);
     assert!(code != 0 && stderr.contains("not trained with DMC") && stderr.lines().count() == 1, "{stderr}");
 }

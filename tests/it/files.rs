@@ -116,19 +116,6 @@ fn pipes_among_sessions_settings_and_in_the_cache_do_not_hang() {
     make_pipe(&file("config.toml"));
     let (code, _, stderr) = dmschat(home.path(), &["-p", "x"]);
     assert!(code == 2 && stderr.contains("config.toml") && stderr.trim_end().ends_with(PIPE), "{stderr}");
-    // What a user names for its text may be a pipe, and never fills the memory.
-    fs::remove_file(file("config.toml")).unwrap();
-    let pipe = file("text");
-    make_pipe(&pipe);
-    let writer = std::thread::spawn({
-        let pipe = pipe.clone();
-        move || fs::write(pipe, "Write a word and another word.")
-    });
-    let (code, stdout, stderr) = dmschat(home.path(), &["score", "--text-file", pipe.to_str().unwrap(), "--json"]);
-    assert!(code == 0 && stdout.contains("logprobs"), "{stderr}");
-    writer.join().unwrap().unwrap();
-    let (code, _, stderr) = dmschat(home.path(), &["score", "--text-file", "/dev/zero"]);
-    assert!(code == 2 && stderr.contains("more than 67108864 bytes"), "{stderr}");
 }
 
 /// `--json` names what is in files and answers: no byte of it may steer a terminal or hide.

@@ -271,7 +271,7 @@ fn a_question_downloads_what_it_needs_and_answers() {
     fs::remove_file(home.snapshot().join("a.safetensors")).unwrap();
     fs::remove_file(home.repo().join("blobs").join(hash(&hub.bytes_of("a.safetensors")))).unwrap();
     let before = hub.sent();
-    assert_eq!(home.run(&hub, &["score", "-m", ID, "--tokens-file", "/dev/null"]).0, 2);
+    assert_eq!(home.run(&hub, &["-p", "hi", "-m", ID, "--max-tokens", "8", "--temperature", "0"]).1, stdout);
     assert_eq!(hub.sent() - before, hub.bytes_of("a.safetensors").len());
     // A revision that is not here is asked for by its name.
     let pulled = home.run(&hub, &["models", "pull", &format!("{ID}@refs/pr/7")]);

@@ -5,8 +5,9 @@ mod chains;
 mod checkpoint;
 mod cli;
 mod conversations;
+#[cfg(all(feature = "gpu-emulator", target_os = "linux", target_arch = "x86_64"))]
+mod emulator;
 mod engine;
-mod evaluation;
 mod fake_hub;
 mod files;
 mod folder;
@@ -26,6 +27,7 @@ mod names;
 mod policies;
 mod policy_reference;
 mod pool;
+mod program;
 mod pty;
 mod quantized;
 mod real;

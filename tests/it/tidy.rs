@@ -17,9 +17,15 @@ struct Source {
 }
 
 impl Source {
-    /// `["backend", "cpu", "kv"]` for src/backend/cpu/kv.rs; empty for the roots.
+    /// `["backend", "cpu", "kv"]` for src/backend/cpu/kv.rs; empty for the roots. Those of lab/src in the same way.
     fn module(&self) -> Vec<&str> {
-        let path = self.path.strip_prefix("src/").and_then(|p| p.strip_suffix(".rs")).unwrap_or("");
+        let path = self
+            .path
+            .strip_prefix("lab/")
+            .unwrap_or(&self.path)
+            .strip_prefix("src/")
+            .and_then(|p| p.strip_suffix(".rs"))
+            .unwrap_or("");
         if matches!(path, "" | "lib" | "main") { Vec::new() } else { path.split('/').collect() }
     }
 
@@ -49,6 +55,11 @@ fn sources(folder: &str) -> Vec<Source> {
         Source { path, text, code }
     };
     paths.into_iter().map(read).collect()
+}
+
+/// The sources of both programs.
+fn code() -> Vec<Source> {
+    [sources("src"), sources("lab/src")].concat()
 }
 
 /// The rows of lib.rs's table: module to what it may use; `None` is everything.
@@ -233,11 +244,13 @@ fn circles(uses: &BTreeMap<String, BTreeSet<String>>) -> Vec<Vec<&str>> {
 
 #[test]
 fn files_do_not_use_each_other_in_circles() {
-    let uses = file_uses(&sources("src"));
-    assert!(uses.values().map(BTreeSet::len).sum::<usize>() > 300, "is the search broken?");
-    let circles = circles(&uses);
-    let wrong: Vec<String> = circles.iter().map(|c| format!("{} -> {}", c.join(" -> "), c[0])).collect();
-    assert!(wrong.is_empty(), "files use each other in circles:\n{}", wrong.join("\n"));
+    for (folder, least) in [("src", 300), ("lab/src", 30)] {
+        let uses = file_uses(&sources(folder));
+        assert!(uses.values().map(BTreeSet::len).sum::<usize>() > least, "is the search broken?");
+        let circles = circles(&uses);
+        let wrong: Vec<String> = circles.iter().map(|c| format!("{} -> {}", c.join(" -> "), c[0])).collect();
+        assert!(wrong.is_empty(), "files use each other in circles:\n{}", wrong.join("\n"));
+    }
 }
 
 #[test]
@@ -281,7 +294,7 @@ fn unsafe_stands_where_lib_rs_says_and_is_explained() {
     let allowed = unsafe_modules();
     assert!(allowed.len() >= 2, "{allowed:?}");
     let mut used = BTreeSet::new();
-    for source in sources("src").iter().filter(|s| has_word(&s.code, "unsafe")) {
+    for source in code().iter().filter(|s| has_word(&s.code, "unsafe")) {
         let module = source.module().join("::");
         let home = allowed.iter().find(|a| module == **a || module.starts_with(&format!("{a}::")));
         used.insert(home.unwrap_or_else(|| panic!("{} is not named in src/lib.rs", source.path)).clone());
@@ -293,7 +306,7 @@ fn unsafe_stands_where_lib_rs_says_and_is_explained() {
 #[test]
 fn files_are_short_and_begin_with_what_they_own() {
     let mut wrong = Vec::new();
-    for source in sources("src").iter().chain(&sources("tests")) {
+    for source in code().iter().chain(&sources("tests")).chain(&sources("lab/tests")) {
         let lines = source.text.lines().count();
         for (rule, kept) in [
             ("has more than 600 lines: two things live in one room", lines <= MAX_LINES),
@@ -311,7 +324,7 @@ fn files_are_short_and_begin_with_what_they_own() {
 #[test]
 fn nothing_is_left_unfinished() {
     let words = [concat!("to", "do!"), concat!("unimplement", "ed!"), concat!("db", "g!")];
-    for source in sources("src").iter().chain(&sources("tests")) {
+    for source in code().iter().chain(&sources("tests")).chain(&sources("lab/tests")) {
         for word in words {
             assert!(!source.code.contains(word), "{}: {word}", source.path);
         }
@@ -323,7 +336,7 @@ fn nothing_is_left_unfinished() {
 #[test]
 fn the_environment_is_read_at_the_edges() {
     let allowed = |module: &[&str]| matches!(module, [] | ["cli" | "config" | "ui", ..] | ["checkpoint", "hub"]);
-    let sources = sources("src");
+    let sources = code();
     let readers: Vec<&Source> = sources.iter().filter(|s| s.code.contains("env::var")).collect();
     assert!(!readers.is_empty());
     for source in readers {
@@ -334,7 +347,7 @@ fn the_environment_is_read_at_the_edges() {
 /// Connections are opened in one room, for a hub id that is not in the cache.
 #[test]
 fn the_network_is_used_in_one_room() {
-    let sources = sources("src");
+    let sources = code();
     let users: Vec<&Source> =
         sources.iter().filter(|s| has_word(&s.code, "ureq") || s.code.contains("std::net")).collect();
     assert!(!users.is_empty());
@@ -351,10 +364,10 @@ fn files_from_outside_are_opened_in_one_room() {
         ("src/backend/cuda/", "kernels and libraries that the environment names"),
         ("src/cli.rs", "/dev/null, to count what may be opened"),
         ("src/cli/machine.rs", "/proc"),
-        ("src/cli/score.rs", "a text that the user names may be a pipe"),
+        ("lab/src/score.rs", "a text that the user names may be a pipe"),
     ];
     let mut wrong = Vec::new();
-    for source in sources("src").iter().filter(|s| !s.path.contains("test")) {
+    for source in code().iter().filter(|s| !s.path.contains("test")) {
         let code = source.code.split("\nmod tests").next().unwrap_or("");
         let opens = ["fs::read(", "fs::read_to_string(", "File::open("].into_iter().find(|call| {
             // `LineFile::open` is another one.

@@ -180,30 +180,3 @@ fn a_killed_quantization_leaves_nothing_that_is_believed() {
     let (_, said) = home.answer(&["--weights", "int4"]);
     assert_eq!((said.as_str(), files(&home.path("cache/weights"))), ("", 2));
 }
-
-/// A disk that is full, as far as the process can tell: it is killed while it writes, and the file of an earlier run is whole.
-#[cfg(unix)]
-#[test]
-fn importance_that_cannot_be_written_leaves_the_file_that_was_there() {
-    let home = Home::new();
-    let (text, file) = (home.path("text"), home.path("importance"));
-    fs::write(&text, "one two three four five six seven").unwrap();
-    let measure = |to: &str, limit: &str| {
-        let script = format!("ulimit -c 0; {limit}; exec \"$0\" models importance demo --text-file \"$1\" -o \"$2\"");
-        let args = ["-c", &script, env!("CARGO_BIN_EXE_dmschat"), text.to_str().unwrap(), to];
-        let mut command = std::process::Command::new("sh");
-        command.args(args).env_clear().env("HOME", home.path(""));
-        command.env("DMSCHAT_CONFIG_DIR", home.path("")).env("DMSCHAT_DATA_DIR", home.path("")).output().unwrap()
-    };
-    let to = file.to_str().unwrap();
-    let output = measure(to, "true");
-    assert_eq!(output.stdout, format!("{to}\n").into_bytes(), "{}", String::from_utf8_lossy(&output.stderr));
-    let whole = fs::read(&file).unwrap();
-    assert!(!measure(to, "ulimit -f 0").status.success());
-    assert_eq!(fs::read(&file).unwrap(), whole);
-    // A stream is written into, and nothing else is on it. What cannot be written is said before the measurement.
-    assert_eq!(measure("/dev/stdout", "true").stdout, whole);
-    let nowhere = measure("/no/such/folder", "true");
-    let said = String::from_utf8_lossy(&nowhere.stderr);
-    assert!(nowhere.status.code() == Some(2) && said.starts_with("dmschat: /no/such/folder: "), "{said}");
-}

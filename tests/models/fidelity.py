@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Greedy continuations of SmolLM2-135M-Instruct on a device against those that transformers made in f32.
 
-    python3 tests/models/fidelity.py target/release/dmschat target/models/SmolLM2-135M-Instruct --device cuda
+    python3 tests/models/fidelity.py target/release/dmslab target/models/SmolLM2-135M-Instruct --device cuda
 
 Each of the 20 prompts and its 128 golden tokens is fed with eviction off, the prompt as one prefill and the rest
 as decode steps; after each the likeliest token must be the golden one, or the two best logits of transformers

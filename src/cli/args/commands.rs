@@ -1,8 +1,7 @@
 //! The subcommands and their own flags.
 
-use super::List;
-use crate::checks::Part;
 use clap::{Args, Subcommand, ValueHint};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[derive(Subcommand, Debug)]
@@ -32,14 +31,36 @@ pub enum Command {
         /// Subcommand whose page to print
         command: Option<String>,
     },
-    /// Score a text: perplexity; --json: each token's log-probability
-    Score(ScoreArgs),
-    /// Compare eviction and smaller formats on a text: perplexity, KL
-    Compare(CompareArgs),
     /// Measure prefill and decode speed
     Bench(BenchArgs),
-    /// Measure accuracy against KV reads and memory on tasks
-    Eval(EvalArgs),
+    #[command(hide = true)]
+    Score(Moved),
+    #[command(hide = true)]
+    Compare(Moved),
+    #[command(hide = true)]
+    Eval(Moved),
+}
+
+impl Command {
+    /// The command of `dmslab` that does this now.
+    pub fn moved_to(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Score(_) => "score",
+            Self::Compare(_) => "compare",
+            Self::Eval(_) => "eval",
+            Self::Models(ModelsCommand::Importance(_)) => "importance",
+            Self::Doctor(args) if args.speed => "speed",
+            Self::Doctor(args) if args.all || args.part.is_some() || args.short => "check",
+            _ => return None,
+        })
+    }
+}
+
+/// Whatever stands behind a command that `dmslab` has now.
+#[derive(Args, Debug)]
+pub struct Moved {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    pub rest: Vec<OsString>,
 }
 
 #[derive(Args, Debug)]
@@ -50,32 +71,6 @@ pub struct ShowArgs {
     /// Write a self-contained HTML page instead
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub html: Option<PathBuf>,
-}
-
-#[derive(Args, Debug)]
-#[command(group = clap::ArgGroup::new("input").required(true))]
-pub struct ScoreArgs {
-    /// Token ids: a JSON list, or numbers separated by spaces or commas
-    #[arg(long, value_name = "FILE", group = "input", value_hint = ValueHint::FilePath)]
-    pub tokens_file: Option<PathBuf>,
-    /// UTF-8 text, encoded with the tokenizer's post-processor
-    #[arg(long, value_name = "FILE", group = "input", value_hint = ValueHint::FilePath)]
-    pub text_file: Option<PathBuf>,
-    /// Comma-separated prefill:N, decode:N, off and on that cover the tokens exactly [default: one prefill]
-    #[arg(long, value_name = "STEPS")]
-    pub schedule: Option<String>,
-}
-
-/// `--weights` and `--kv` accept several values: the first of each, without eviction, are the reference for all others.
-#[derive(Args, Debug)]
-pub struct CompareArgs {
-    /// UTF-8 text of at least four windows of the model
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub text_file: PathBuf,
-
-    /// What decisions must exceed to mark, one row each: 0 as trained, more to keep more, such as 0,5,10
-    #[arg(long, value_name = "X,...")]
-    pub dial: Option<List<f32>>,
 }
 
 /// `--weights`, `--eviction` and `--kv` accept several values here, such as `on,off`.
@@ -126,21 +121,17 @@ impl BenchArgs {
 
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// With --device cuda: also compare long cache histories and whole models with the CPU, and measure the
-    /// speed of every op
-    #[arg(long)]
+    // `dmslab check` and `dmslab speed` have these now.
+    #[arg(long, hide = true)]
     pub all: bool,
-    /// With --device cuda: only measure the speed of every op, at the shapes of qwen3-8b if the GPU is large enough
-    #[arg(long)]
+    #[arg(long, hide = true)]
     pub speed: bool,
-    /// With --device cuda: run one part of the checks, such as 2/4, so that several GPUs share them; nothing is timed
-    #[arg(long, value_name = "PART/PARTS", conflicts_with_all = ["speed", "memory"])]
-    pub part: Option<Part>,
-    /// With --device cuda: fewer steps in the checks that take longest, for compute-sanitizer; nothing is timed
-    #[arg(long, conflicts_with_all = ["speed", "memory"])]
+    #[arg(long, hide = true)]
+    pub part: Option<String>,
+    #[arg(long, hide = true)]
     pub short: bool,
     /// Load the model and show where every MiB of the device's memory goes
-    #[arg(long, conflicts_with_all = ["all", "speed"])]
+    #[arg(long)]
     pub memory: bool,
     /// With --memory: use random weights in the shape of qwen3-8b, llama-3.2-1b, smollm2-135m or demo instead of --model
     #[arg(long, value_name = "SHAPE", requires = "memory")]
@@ -168,25 +159,13 @@ pub enum ModelsCommand {
         /// Folder or hub id
         id: String,
     },
-    /// Measure on a text which columns of a model's matrices matter, and write a file for --importance
-    Importance(ImportanceArgs),
+    #[command(hide = true)]
+    Importance(Moved),
     /// Describe a model, also before it is downloaded
     Info {
         /// Name, folder, GGUF file or hub id
         id: String,
     },
-}
-
-#[derive(Args, Debug)]
-pub struct ImportanceArgs {
-    /// Folder, GGUF file or hub id
-    pub id: String,
-    /// UTF-8 text of the kind that the model will work on: a few thousand tokens
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub text_file: PathBuf,
-    /// The file to write, in the form of llama.cpp's imatrix
-    #[arg(long, short, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: PathBuf,
 }
 
 #[derive(Subcommand, Debug)]
@@ -214,37 +193,4 @@ pub enum ConfigCommand {
         /// dark, light, cividis, ascii or one of themes/ [default: the theme in use]
         name: Option<String>,
     },
-}
-
-/// `--policy` and `--width` accept several values here, such as `dense,dms` and `1,2,4,8`: a margin is over the first policy,
-/// and the answers of a problem's chains vote. `--seed` makes the problems too.
-///
-/// Run again with the same arguments, a run that was stopped goes on.
-#[derive(Args, Debug)]
-pub struct EvalArgs {
-    /// Tasks: niah-1k to niah-8k, vt-1k to vt-8k, sum, equation, sort, recall, recall-4k, arithmetic, gsm, countdown, subset,
-    /// factor, path; or niah, vt, search for all of a kind
-    #[arg(long, value_name = "TASK,...", value_delimiter = ',')]
-    pub task: Vec<String>,
-    /// Problems of your own: JSON lines of {"task", "messages": [{"role", "content"}, ...], "expected"}
-    ///
-    /// Without --out, one JSON object is printed for each answer, and nothing is compared.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub problems: Option<PathBuf>,
-    /// Folder of the results: results.json, results.csv, pareto_reads.svg, pareto_peak.svg, and the file that a stopped run
-    /// goes on from
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub out: Option<PathBuf>,
-    /// The values of `--keep-ratio`.
-    #[arg(skip)]
-    pub ratios: Vec<f64>,
-    /// Longest chains, in tokens with their reasoning; they must fit in the context behind a prompt
-    #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "512")]
-    pub length: Vec<usize>,
-    /// Problems of each task
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    pub n: usize,
-    /// Most chains that decode in one step
-    #[arg(long = "batch", alias = "parallel", value_name = "N", default_value_t = 32)]
-    pub parallel: usize,
 }

@@ -3,13 +3,11 @@
 use super::Cli;
 use clap::{Arg, Command, CommandFactory};
 
-/// The subcommands that measure.
-const MEASURE: [&str; 4] = ["score", "compare", "bench", "eval"];
-
-const MODEL: &[&str] =
+pub const MODEL: &[&str] =
     &["model", "adapter", "device", "weights", "no_weight_cache", "importance", "no_graph", "gemm", "config"];
-const CACHE: &[&str] = &["eviction", "policy", "budget", "kv", "ctx_size", "kv_limit"];
-const SAMPLING: &[&str] = &["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "think", "system"];
+pub const CACHE: &[&str] = &["eviction", "policy", "budget", "kv", "ctx_size", "kv_limit"];
+pub const SAMPLING: &[&str] =
+    &["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "think", "system"];
 /// Flags that only `-p` has.
 const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
 
@@ -18,15 +16,12 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
     let own: &[&[&str]] = match path {
         "chat" | "config show" => return None,
         "show" | "config theme" => &[&["theme", "config"]],
-        "score" | "compare" => &[MODEL, CACHE, &["json"]],
         "bench" => &[MODEL, CACHE, &["keep_ratio", "width", "json"]],
-        "eval" => &[MODEL, &["policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"], SAMPLING],
         "doctor" => &[MODEL, CACHE, &["json", "theme"]],
         "models list" => &[&["model", "json", "config"]],
         "models pull" => &[&["device", "json", "config"]],
         "models rm" => &[&["weights", "json"]],
         "models quantize" => &[&["weights", "importance", "device", "json", "config"]],
-        "models importance" => &[&["adapter", "device", "config"]],
         "models info" => &[&["adapter", "device", "weights", "kv", "ctx_size", "json", "config"]],
         "sessions list" | "sessions prune" => &[&["json", "config"]],
         "config path" => &[&["config"]],
@@ -38,22 +33,25 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
 /// The command line for parsing and for help. A common flag stands before a subcommand and after it, and a subcommand shows
 /// only those that it uses: older scripts may name others.
 pub fn command() -> Command {
-    with_flags(Cli::command(), true).mut_subcommands(|sub| sub.hide(true)).help_template(template())
+    with_flags(Cli::command(), true, &flags_of)
 }
 
 /// The command line for completions and man pages, where a subcommand has only the flags that it uses.
 pub fn shown() -> Command {
     let local = |arg: Arg| arg.global(false);
-    with_flags(Cli::command(), false).mut_args(local).mut_subcommands(move |sub| sub.mut_args(local))
+    with_flags(Cli::command(), false, &flags_of).mut_args(local).mut_subcommands(move |sub| sub.mut_args(local))
 }
 
-fn with_flags(root: Command, others: bool) -> Command {
+/// The ids of the common flags that a subcommand uses, by its path; `None`: all.
+type FlagsOf<'a> = &'a dyn Fn(&str) -> Option<Vec<&'static str>>;
+
+/// Gives every subcommand the common flags that it uses. `others`: also those that it does not use, hidden.
+pub fn with_flags(root: Command, others: bool, flags_of: FlagsOf<'_>) -> Command {
     let common: Vec<Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
-    root.mut_subcommands(|sub| add_flags(sub, "", &common, others))
+    root.mut_subcommands(|sub| add_flags(sub, "", &common, others, flags_of))
 }
 
-/// Adds the common flags to a subcommand and those below it. `others`: also those that it does not use, hidden.
-fn add_flags(sub: Command, parent: &str, common: &[Arg], others: bool) -> Command {
+fn add_flags(sub: Command, parent: &str, common: &[Arg], others: bool, flags_of: FlagsOf<'_>) -> Command {
     let path = format!("{parent}{}", sub.get_name());
     let flags = flags_of(&path);
     let uses = |id: &str| flags.as_ref().map_or(!ONE_ANSWER.contains(&id), |flags| flags.contains(&id));
@@ -67,25 +65,7 @@ fn add_flags(sub: Command, parent: &str, common: &[Arg], others: bool) -> Comman
     });
     let sub = sub.args(args.collect::<Vec<_>>());
     let parent = format!("{path} ");
-    sub.mut_subcommands(|below| add_flags(below, &parent, common, others))
-}
-
-/// The first page: clap has no headings for subcommands.
-fn template() -> String {
-    let root = Cli::command();
-    let list = |measure: bool| {
-        let listed = root.get_subcommands().filter(|sub| MEASURE.contains(&sub.get_name()) == measure);
-        let line = |sub: &Command| {
-            format!("  {:<12} {}\n", sub.get_name(), sub.get_about().map(ToString::to_string).unwrap_or_default())
-        };
-        listed.map(line).collect::<String>()
-    };
-    format!(
-        "{{about-with-newline}}\nUsage: dmschat [FLAGS] [COMMAND]\n       dmschat [FLAGS] \"QUESTION\"\n\n\
-         Commands:\n{}\nMeasure:\n{}\n{{all-args}}{{after-help}}\n",
-        list(false),
-        list(true)
-    )
+    sub.mut_subcommands(|below| add_flags(below, &parent, common, others, flags_of))
 }
 
 pub const SOURCES: &str = "\

@@ -1,11 +1,11 @@
 //! `dmschat doctor --memory`: where every MiB of a model at work goes.
 
+use super::usage::{self, Usage};
 use crate::backend::{Backend, Profile};
 use crate::checkpoint::Checkpoint;
-use crate::checks::usage::{self, Resident, Usage};
 use crate::cli::args::{Common, DoctorArgs};
 use crate::cli::devices::{self, DeviceJob, DeviceKind, DeviceOptions, Target};
-use crate::cli::machine::resident;
+use crate::cli::machine::{Resident, resident};
 use crate::cli::output::{self, as_wrong_use, notice};
 use crate::cli::quantizing::Quantizing;
 use crate::cli::{download, spawn};

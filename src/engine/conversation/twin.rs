@@ -9,12 +9,11 @@ use super::super::loaded::Loaded;
 use super::super::reply::{Reply, Vocabulary, flat_of};
 use super::super::runner::{NonFinite, Runner, StepError};
 use super::super::scheduler::Stage;
-use super::super::score::log_softmax;
 use super::{Conversation, Work};
 use crate::backend::Backend;
 use crate::cache::{CacheError, PAGE_SLOTS, SeqId};
 use crate::protocol::{Event, EventSender, TextKind, Token, TwinDifference, TwinReport, bytes};
-use crate::sampler::sample;
+use crate::sampler::{log_softmax, sample};
 use crate::unicode::end_of;
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,0 +1,414 @@
+//! Checks of the stateless ops.
+
+use super::{BF16_STEP, Case, Output, Random, Stored, acts, buffer, matmul_input, poisoned, read, rounded, values};
+use dmschat::backend::{AdapterHead, Alpha, Backend, Next, Norm, Sum};
+use dmschat::quant::Code;
+use dmschat::tensor::DType;
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+pub struct Embed(Stored, usize);
+
+pub fn embeds() -> Vec<Embed> {
+    DTYPES.iter().flat_map(|&dtype| [72, 96, 577].map(|width| Embed(dtype.into(), width))).collect()
+}
+
+pub fn packed_embeds() -> Vec<Embed> {
+    Code::ALL.iter().flat_map(|&code| [64, 192, 576].map(|width| Embed(Stored::Packed(code), width))).collect()
+}
+
+impl Case for Embed {
+    fn name(&self) -> String {
+        format!("embed, select_rows {} width {}", self.0.name(), self.1)
+    }
+    fn limit(&self) -> f32 {
+        0.0
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, width) = (Random::new(1), self.1);
+        let table = b.weight(&[random.tensor(self.0, 48, width), random.tensor(self.0, 5, width)]).expect("memory");
+        let mut tokens = b.alloc(5).expect("memory");
+        b.write(&mut tokens, 0, &[52u32, 0, 47, 48, 7]);
+        let (mut out, mut chosen) = (poisoned(b, 5, width), poisoned(b, 3, width));
+        b.embed(&mut out, &table, &tokens, 5);
+        b.select_rows(&mut chosen, &out, &[4, 0, 4]);
+        let (mut from, mut to) = (matmul_input(b, 5, width), matmul_input(b, 3, width));
+        b.write_acts(&mut from, &rounded(random.floats(5 * width)));
+        b.select_rows(&mut to, &from, &[2, 4, 3]);
+        let floats = [values(b, &out, 5 * width), values(b, &chosen, 3 * width), values(b, &to, 3 * width)];
+        Output { floats: floats.concat(), exact: vec![] }
+    }
+}
+
+pub struct Norms {
+    width: usize,
+    /// Whether one row is not finite.
+    bad: bool,
+    /// Whether the output is a matmul input.
+    matmul_input: bool,
+}
+
+pub fn norms() -> Vec<Norms> {
+    let widths = [(72, false), (96, true), (577, false), (1000, false), (4096, false), (17_000, false)];
+    let both = widths
+        .into_iter()
+        .flat_map(|(width, bad)| [false, true].map(|matmul_input| Norms { width, bad, matmul_input }));
+    both.collect()
+}
+
+impl Case for Norms {
+    fn name(&self) -> String {
+        let [bad, matmul_input] =
+            [(self.bad, ", infinite"), (self.matmul_input, ", matmul_input")].map(|(is, t)| if is { t } else { "" });
+        format!("add, rms_norm, add_rms_norm width {}{bad}{matmul_input}", self.width)
+    }
+    fn limit(&self) -> f32 {
+        if self.matmul_input { BF16_STEP } else { 2e-6 }
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, width, mut floats, mut exact) = (Random::new(2), self.width, Vec::new(), Vec::new());
+        let weight = buffer(b, &random.floats(width));
+        // Small batch and prefill.
+        for n in [3, 35] {
+            let mut rows = random.floats(n * width);
+            if self.bad {
+                rows[(n - 1) * width + 5] = f32::INFINITY;
+            }
+            let (mut acc, x) = (acts(b, width, &rows), acts(b, width, &random.floats(n * width)));
+            let mut non_finite = b.alloc(1).expect("memory");
+            b.write(&mut non_finite, 0, &[9]);
+            let out = || if self.matmul_input { matmul_input(b, n, width) } else { poisoned(b, n, width) };
+            let (mut plain, mut fused) = (out(), out());
+            b.add(&mut acc, &x, n);
+            b.rms_norm(&mut plain, &acc, &Norm { weight: &weight, eps: 1e-5, layer: 11 }, &mut non_finite, n);
+            let mut first = [0];
+            b.read(&non_finite, 0, &mut first);
+            let norm = Norm { weight: &weight, eps: 1e-6, layer: 4 };
+            b.add_rms_norm(&mut fused, &mut acc, &x, &norm, &mut non_finite, n);
+            let mut second = [0];
+            b.read(&non_finite, 0, &mut second);
+            // The output of an infinite row is not compared, only the flag.
+            let rows = if self.bad { n - 1 } else { n };
+            floats.extend([&plain, &fused, &acc].map(|a| values(b, a, rows * width)).concat());
+            exact.extend([first[0] as i64, second[0] as i64]);
+        }
+        Output { floats, exact }
+    }
+}
+
+pub struct Linear {
+    stored: Stored,
+    rows: [usize; 2],
+    cols: usize,
+    n: usize,
+    bias: bool,
+    /// Whether the activations are a matmul input.
+    matmul_input: bool,
+}
+
+pub fn linears() -> Vec<Linear> {
+    let mut out = Vec::new();
+    for dtype in DTYPES {
+        for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+            for (k, (rows, cols)) in
+                [([40, 32], 96), ([96, 35], 72), ([3, 0], 131), ([200, 57], 576)].into_iter().enumerate()
+            {
+                let one = |matmul_input| Linear { stored: dtype.into(), rows, cols, n, bias: i % 2 == 0, matmul_input };
+                out.push(one(true));
+                if dtype == DType::Bf16 && i % 4 == k {
+                    out.push(one(false));
+                }
+            }
+        }
+    }
+    // Enough tiles for a whole GPU.
+    let wide = |n, more| Linear {
+        stored: DType::Bf16.into(),
+        rows: [20_000, more],
+        cols: 72,
+        n,
+        bias: more > 357,
+        matmul_input: true,
+    };
+    out.extend([wide(130, 357), wide(257, 360)]);
+    out
+}
+
+/// One strip, stacks with an odd last matrix, and strips enough for several blocks; tiles that do not fill a set of words.
+pub fn packed_linears() -> Vec<Linear> {
+    let mut out = Vec::new();
+    for code in Code::ALL {
+        for (i, n) in [1, 2, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+            for (rows, cols) in [([16, 0], 64), ([32, 21], 192), ([48, 16], 576), ([400, 112], 256)] {
+                let bias = i % 2 == 0;
+                out.push(Linear { stored: Stored::Packed(code), rows, cols, n, bias, matmul_input: true });
+            }
+        }
+    }
+    let wide = |code, n, rows, cols| Linear {
+        stored: Stored::Packed(code),
+        rows: [rows, 0],
+        cols,
+        n,
+        bias: false,
+        matmul_input: true,
+    };
+    // The last: enough for all SMs of a large GPU, and an odd number of rows.
+    let wide = |code| [wide(code, 1, 4096, 128), wide(code, 33, 4096, 128), wide(code, 20, 20_001, 512)];
+    out.extend(Code::ALL.into_iter().flat_map(wide));
+    out
+}
+
+impl Case for Linear {
+    fn name(&self) -> String {
+        let rows: usize = self.rows.iter().sum();
+        let [bias, x] =
+            [(self.bias, " + bias"), (!self.matmul_input, ", f32 input")].map(|(is, t)| if is { t } else { "" });
+        format!("linear {} {} x {rows} x {}{bias}{x}", self.stored.name(), self.n, self.cols)
+    }
+    fn limit(&self) -> f32 {
+        match self.stored {
+            // Tensor cores truncate their sums.
+            Stored::Plain(DType::Bf16) => 5e-6,
+            Stored::Plain(_) => 2e-6,
+            // x has 15 bits at least, with one factor per 64 columns, and the offset of the codes is subtracted after the sum.
+            Stored::Packed(_) if self.n <= 32 => 3e-5,
+            // Prefill may round unpacked weights to bf16.
+            Stored::Packed(_) => BF16_STEP,
+        }
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, rows) = (Random::new(3), self.rows[0] + self.rows[1]);
+        let parts: Vec<_> =
+            self.rows.iter().filter(|&&r| r > 0).map(|&r| random.tensor(self.stored, r, self.cols)).collect();
+        let weight = b.weight(&parts).expect("memory");
+        let mut numbers = random.floats(self.n * self.cols);
+        let x = if self.matmul_input {
+            if matches!(self.stored, Stored::Plain(DType::Bf16) | Stored::Packed(_)) {
+                numbers = rounded(numbers);
+            }
+            let mut x = b.matmul_input(self.n, self.cols, &[&weight]).expect("memory");
+            b.write_acts(&mut x, &numbers);
+            x
+        } else {
+            acts(b, self.cols, &numbers)
+        };
+        let bias = self.bias.then(|| buffer(b, &random.floats(rows)));
+        // One row more than is used, which must stay unchanged.
+        let mut out = acts(b, rows, &vec![7.0; (self.n + 1) * rows]);
+        b.linear(&mut out, &x, &weight, bias.as_ref(), self.n);
+        let mut logits = buffer(b, &vec![7.0; (self.n + 1) * rows]);
+        b.logits(&mut logits, &x, &weight, self.n);
+        let len = (self.n + 1) * rows;
+        Output { floats: [values(b, &out, len), read(b, &logits, len)].concat(), exact: vec![] }
+    }
+}
+
+/// A fused SwiGLU GEMM, whose weight rows are gate and up.
+pub struct FusedSwiglu {
+    stored: Stored,
+    ffn: usize,
+    cols: usize,
+    n: usize,
+    bias: bool,
+}
+
+pub fn linear_swiglu() -> Vec<FusedSwiglu> {
+    let mut out = Vec::new();
+    for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+        for (k, (ffn, cols)) in [(72, 96), (257, 72), (1000, 576)].into_iter().enumerate() {
+            let stored = if i % 4 == k { DType::F32 } else { DType::Bf16 }.into();
+            out.push(FusedSwiglu { stored, ffn, cols, n, bias: (i + k) % 2 == 0 });
+        }
+    }
+    out
+}
+
+pub fn packed_swiglu() -> Vec<FusedSwiglu> {
+    let mut out = Vec::new();
+    for code in Code::ALL {
+        for (i, n) in [1, 3, 8, 9, 16, 17, 32, 33, 130].into_iter().enumerate() {
+            for (k, (ffn, cols)) in [(16, 64), (48, 192), (208, 576)].into_iter().enumerate() {
+                out.push(FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: (i + k) % 2 == 0 });
+            }
+        }
+        // Whole groups of tiles; then enough rows for all SMs of a large GPU.
+        let whole = |n, ffn, cols| FusedSwiglu { stored: Stored::Packed(code), ffn, cols, n, bias: n == 17 };
+        out.extend([whole(17, 208, 512), whole(32, 16, 256), whole(29, 10_016, 256)]);
+    }
+    out
+}
+
+impl Case for FusedSwiglu {
+    fn name(&self) -> String {
+        let bias = if self.bias { " + bias" } else { "" };
+        format!("fused swiglu {} {} x {} x {}{bias}", self.stored.name(), self.n, self.ffn, self.cols)
+    }
+    fn limit(&self) -> f32 {
+        match self.stored {
+            Stored::Plain(DType::F32) => 4e-6,
+            // Gate and up may both be off by the rounding of unpacked weights.
+            Stored::Packed(_) if self.n > 32 => 2.0 * BF16_STEP,
+            _ => BF16_STEP,
+        }
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, ffn, n) = (Random::new(9), self.ffn, self.n);
+        let mut half = || random.tensor(self.stored, ffn, self.cols);
+        let weight = b.weight(&[half(), half()]).expect("memory");
+        let next = if self.stored == DType::F32.into() { DType::F32 } else { DType::Bf16 };
+        let reader = b.weight(&[random.tensor(next, 1, ffn)]).expect("memory");
+        let mut x = b.matmul_input(n, self.cols, &[&weight]).expect("memory");
+        b.write_acts(&mut x, &rounded(random.floats(n * self.cols)));
+        let bias = self.bias.then(|| buffer(b, &random.floats(2 * ffn)));
+        // One row more than is used, which must stay unchanged.
+        let mut out = b.matmul_input(n + 1, ffn, &[&reader]).expect("memory");
+        b.write_acts(&mut out, &vec![7.0; (n + 1) * ffn]);
+        let mut scratch = b.linear_swiglu_scratch(n, 2 * ffn, &x, &out).expect("memory");
+        b.linear_swiglu(&mut out, &mut scratch, &x, &weight, bias.as_ref(), n);
+        Output { floats: values(b, &out, (n + 1) * ffn), exact: vec![] }
+    }
+}
+
+/// The ops around a residual stream: a projection added to it, its norm and the projections of that.
+pub struct Residual {
+    stored: Stored,
+    hidden: usize,
+    ffn: usize,
+    n: usize,
+    bias: bool,
+    /// Whether the stream is not finite.
+    bad: bool,
+}
+
+pub fn residuals() -> Vec<Residual> {
+    let stored = [DType::F32.into(), DType::Bf16.into(), Stored::Packed(Code::Q8), Stored::Packed(Code::Q4)];
+    let one = |stored| [(1, false), (1, true), (3, false), (33, false)].map(|(n, bad)| (stored, n, bad));
+    let all = stored.into_iter().flat_map(one);
+    let residual = |(i, (stored, n, bad))| Residual { stored, hidden: 576, ffn: 1040, n, bias: i % 3 == 0, bad };
+    // Enough rows for several rounds of a large GPU's blocks, and columns for one or several rounds of a block.
+    let large =
+        [(1536, 1, false), (2304, 1, false), (2304, 1, true), (2304, 8, false), (1536, 16, true), (2304, 32, false)];
+    let large = large.map(|(hidden, n, bad)| {
+        let (stored, bias) = (DType::Bf16.into(), hidden < 2048);
+        Residual { stored, hidden, ffn: 2600, n, bias, bad }
+    });
+    all.enumerate().map(residual).chain(large).collect()
+}
+
+impl Case for Residual {
+    fn name(&self) -> String {
+        let [bias, bad] = [(self.bias, " + bias"), (self.bad, ", infinite")].map(|(is, t)| if is { t } else { "" });
+        let (stored, hidden, n) = (self.stored.name(), self.hidden, self.n);
+        format!("linear_add, norm_linear, norm_linear_swiglu {stored} {n} x {hidden}{bias}{bad}")
+    }
+    fn limit(&self) -> f32 {
+        if self.stored == DType::F32.into() { 4e-6 } else { 2.0 * BF16_STEP }
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, hidden, ffn, n) = (Random::new(12), self.hidden, self.ffn, self.n);
+        let mut weight = |rows, cols| b.weight(&[random.tensor(self.stored, rows, cols)]).expect("memory");
+        let (projection, next, gate_up) = (weight(hidden, 192), weight(400, hidden), weight(2 * ffn, hidden));
+        let mut random = Random::new(13);
+        let mut x = b.matmul_input(n, 192, &[&projection]).expect("memory");
+        b.write_acts(&mut x, &rounded(random.floats(n * 192)));
+        let mut rows = random.floats(n * hidden);
+        if self.bad {
+            rows[hidden - 1] = f32::INFINITY;
+        }
+        let mut residual = acts(b, hidden, &rows);
+        let [of_out, of_next, of_gate] = [hidden, 400, 2 * ffn].map(|len| buffer(b, &random.floats(len)));
+        let bias = |buffer| if self.bias { Some(buffer) } else { None };
+        let mut scratch = poisoned(b, n, hidden);
+        let scale = buffer(b, &random.floats(hidden));
+        let norm = Norm { weight: &scale, eps: 1e-5, layer: 7 };
+        let mut non_finite = buffer(b, &[9]);
+        let mut h = b.matmul_input(n, hidden, &[&next, &gate_up]).expect("memory");
+        let reads = Next { norm: &norm, h: &mut h };
+        let sum = b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), Some(reads), n);
+        let mut out = poisoned(b, n, 400);
+        let pending = sum.pending(&scratch);
+        b.norm_linear(&mut out, &mut h, &mut residual, pending, &norm, &next, bias(&of_next), &mut non_finite, n);
+        let reader = b.weight(&[random.tensor(self.stored, 16, ffn.next_multiple_of(64))]).expect("memory");
+        let mut act = b.matmul_input(n, ffn, &[&reader]).expect("memory");
+        let mut gates = b.linear_swiglu_scratch(n, 2 * ffn, &h, &act).expect("memory");
+        let (norm, mut acts_seen) = (Norm { layer: 8, ..norm }, vec![]);
+        let (act_bias, flag) = (bias(&of_gate), &mut non_finite);
+        // Of the same residual stream as the other, and of one to which the projection is added again.
+        for add in [false, true] {
+            let reads = Next { norm: &norm, h: &mut h };
+            let sum = match add {
+                true => b.linear_add(&mut residual, &mut scratch, &x, &projection, bias(&of_out), Some(reads), n),
+                false => Sum::Added,
+            };
+            let more = sum.pending(&scratch);
+            let residual = &mut residual;
+            b.norm_linear_swiglu(&mut act, &mut gates, &mut h, residual, more, &norm, &gate_up, act_bias, flag, n);
+            acts_seen.push(values(b, &act, n * ffn));
+        }
+        let mut flag = [0];
+        b.read(&non_finite, 0, &mut flag);
+        // Nothing is compared of a row that is not finite but the flag.
+        let floats = if self.bad {
+            vec![]
+        } else {
+            // Of different sizes: each by its own largest value.
+            let all = [values(b, &residual, n * hidden), values(b, &out, n * 400)].into_iter().chain(acts_seen);
+            let scaled = |values: Vec<f32>, by: f32| values.into_iter().map(move |v| v / by);
+            all.zip([8.0, 40.0, 400.0, 400.0]).flat_map(|(v, by)| scaled(v, by)).collect()
+        };
+        Output { floats, exact: vec![flag[0] as i64] }
+    }
+}
+
+pub struct Gate(usize, usize);
+
+pub fn gates() -> Vec<Gate> {
+    [(1, 72), (3, 96), (2, 257), (33, 1000)].map(|(n, ffn)| Gate(n, ffn)).into()
+}
+
+impl Case for Gate {
+    fn name(&self) -> String {
+        format!("swiglu {} x {}", self.0, self.1)
+    }
+    fn limit(&self) -> f32 {
+        1e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let mut rows = Random::new(4).floats(2 * self.0 * self.1);
+        rows.iter_mut().for_each(|x| *x *= 8.0);
+        rows[0] = -200.0;
+        let gate_up = acts(b, 2 * self.1, &rows);
+        let mut out = poisoned(b, self.0, self.1);
+        b.swiglu(&mut out, &gate_up, self.0);
+        Output { floats: values(b, &out, self.0 * self.1), exact: vec![] }
+    }
+}
+
+/// Rows, and whether one decision applies to all heads.
+pub struct Adapter(usize, bool);
+
+pub fn adapters() -> Vec<Adapter> {
+    [(1, false), (5, true), (20, false)].map(|(n, per_layer)| Adapter(n, per_layer)).into()
+}
+
+impl Case for Adapter {
+    fn name(&self) -> String {
+        format!("adapter_decisions {}{}", self.0, if self.1 { ", by layer" } else { "" })
+    }
+    fn limit(&self) -> f32 {
+        4e-6
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, n, hidden, heads) = (Random::new(6), self.0, 72, 3);
+        let x = acts(b, hidden, &random.floats(n * hidden));
+        let (norm, bias) = (buffer(b, &random.floats(hidden)), buffer(b, &random.floats(heads)));
+        let proj = b.weight(&[random.tensor(DType::Bf16, heads, hidden)]).expect("memory");
+        let (mut scratch, mut raw) = (poisoned(b, n, hidden), poisoned(b, n, heads));
+        let mut decisions = buffer(b, &vec![f32::NAN; n * heads]);
+        let alpha = Alpha { scale: 10.0, offset: 4.0, per_layer: self.1 };
+        let head = AdapterHead { norm: &norm, proj: &proj, bias: Some(&bias), rms_eps: 1e-6, alpha };
+        b.adapter_decisions(&mut decisions, &x, &mut scratch, &mut raw, &head, n);
+        Output { floats: read(b, &decisions, n * heads), exact: vec![] }
+    }
+}

@@ -1,0 +1,126 @@
+//! Checks of sampling: the same tokens as on the CPU, for all kinds of rows and all filters.
+
+use super::{Case, Output, Random};
+use dmschat::backend::{Backend, SampleArgs, SamplingState, Span, seen_words};
+use dmschat::protocol::SamplingParams;
+
+/// Kinds of logits, typical and degenerate. Each step has one kind.
+#[derive(Clone, Copy, Debug)]
+enum Rows {
+    /// Multiples of 1/8, so that there are many ties.
+    Ties,
+    Smooth,
+    /// So close to each other that they share a histogram bin.
+    Narrow,
+    Equal,
+    /// One token far above the others.
+    Peaked,
+    /// Partly NaN and infinite; the first row entirely NaN.
+    Broken,
+}
+
+pub struct Sample {
+    vocab: usize,
+    n: usize,
+    params: SamplingParams,
+}
+
+pub fn all() -> Vec<Sample> {
+    let base = SamplingParams { temperature: 0.8, ..SamplingParams::default() };
+    let qwen = SamplingParams { temperature: 0.6, top_k: 20, top_p: 0.95, ..base.clone() };
+    let filters = [
+        SamplingParams::default(),
+        base.clone(),
+        SamplingParams { top_k: 20, ..base.clone() },
+        SamplingParams { top_k: 1, ..base.clone() },
+        SamplingParams { top_p: 0.9, ..base.clone() },
+        // Half of equal weights is an exact threshold.
+        SamplingParams { top_p: 0.5, ..base.clone() },
+        SamplingParams { top_p: 0.0, ..base.clone() },
+        SamplingParams { min_p: 0.05, ..base.clone() },
+        SamplingParams { top_k: 40, top_p: 0.95, min_p: 0.02, temperature: 0.6, repetition_penalty: 1.3 },
+        // More candidates than one sort handles, with the top-p threshold among them.
+        SamplingParams { top_k: 700, top_p: 0.6, ..base.clone() },
+        SamplingParams { temperature: 0.05, top_k: 900, ..base.clone() },
+        SamplingParams { temperature: 5.0, top_p: 0.999, ..base },
+    ];
+    let mut cases = Vec::new();
+    for vocab in [3, 131, 1000, 49_152] {
+        cases.extend(filters.clone().map(|params| Sample { vocab, n: 2, params }));
+    }
+    cases.push(Sample { vocab: 131, n: 32, params: filters[8].clone() });
+    cases.push(Sample { vocab: 4_100, n: 32, params: qwen.clone() });
+    // All rows greedy, by temperature and by top-k.
+    cases.extend([&filters[0], &filters[3]].map(|params| Sample { vocab: 9_000, n: 3, params: params.clone() }));
+    for vocab in [128_256, 151_936] {
+        cases.extend([&qwen, &filters[4]].map(|params| Sample { vocab, n: 1, params: params.clone() }));
+    }
+    cases
+}
+
+impl Sample {
+    fn row(&self, kind: Rows, first: bool, random: &mut Random) -> Vec<f32> {
+        let mut row: Vec<f32> = (0..self.vocab).map(|_| random.float()).collect();
+        match kind {
+            Rows::Ties => row.iter_mut().for_each(|x| *x = (*x * *x * *x * 64.0).round() / 8.0),
+            Rows::Smooth => row.iter_mut().for_each(|x| *x = *x * *x * *x * 9.0),
+            Rows::Narrow => row.iter_mut().for_each(|x| *x = 3.0 + *x * 1e-3),
+            Rows::Equal => row.fill(-1.5),
+            Rows::Peaked => row[self.vocab / 2] = 40.0,
+            Rows::Broken if first => row.fill(f32::NAN),
+            Rows::Broken => {
+                row.iter_mut().step_by(2).for_each(|x| *x = f32::NEG_INFINITY);
+                row.iter_mut().step_by(7).for_each(|x| *x = f32::NAN);
+                row.iter_mut().skip(1).step_by(4).for_each(|x| *x = -0.0);
+            }
+        }
+        row
+    }
+}
+
+impl Case for Sample {
+    fn name(&self) -> String {
+        let (p, n) = (&self.params, self.n);
+        format!("sample {n} x {} T {} k {} p {} min {}", self.vocab, p.temperature, p.top_k, p.top_p, p.min_p)
+    }
+    fn limit(&self) -> f32 {
+        0.0
+    }
+    fn run<B: Backend>(&self, b: &B) -> Output {
+        let (mut random, vocab, n, mut exact) = (Random::new(8), self.vocab, self.n, Vec::new());
+        let words = seen_words(vocab);
+        let mut logits = b.alloc(n * vocab).expect("memory");
+        let mut sampled = b.alloc(n + 1).expect("memory");
+        b.reserve_sampling(n).expect("memory");
+        // Row r belongs to sequence n - r. That of the first row was fed four tokens.
+        let mut seen = b.alloc((n + 1) * words).expect("memory");
+        let mut fed = b.alloc(5).expect("memory");
+        b.write(&mut fed, 0, &[1, 0, 2, 2, 1]);
+        b.acts(5, 1).expect("memory");
+        b.mark_seen(&mut seen, vocab, &fed, &[Span { seq: 0, start: 0, len: 1 }, Span { seq: n, start: 1, len: 4 }]);
+        let mut draws = b.alloc(n).expect("memory");
+        let other = SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() };
+        // Of two rows the second one has options of its own.
+        let params = |r| if (r, n) == (1, 2) { &other } else { &self.params };
+        let draw = |r: usize| SamplingState::new(n - r, 42 + r as u64, params(r));
+        let states: Vec<SamplingState> = (0..n).map(draw).collect();
+        let greedy = states.iter().all(SamplingState::is_greedy);
+        b.write(&mut draws, 0, &states);
+        let mut seq_len = b.alloc(n + 1).expect("memory");
+        let kinds = [Rows::Ties, Rows::Smooth, Rows::Narrow, Rows::Equal, Rows::Peaked, Rows::Broken];
+        for (position, kind) in kinds.into_iter().enumerate() {
+            let rows: Vec<f32> = (0..n).flat_map(|r| self.row(kind, r == 0, &mut random)).collect();
+            b.write(&mut logits, 0, &rows);
+            b.write(&mut seq_len, 0, &(0..=n).map(|seq| (10 * seq + position) as i32).collect::<Vec<_>>());
+            let args = SampleArgs { draws: &draws, seen: &seen, seq_len: &seq_len, greedy };
+            b.sample(&mut sampled, &mut logits, vocab, &args, n);
+            let mut tokens = vec![0; n + 1];
+            b.read(&sampled, 0, &mut tokens);
+            exact.extend(tokens.into_iter().map(i64::from));
+        }
+        let mut sets = vec![0; (n + 1) * words];
+        b.read(&seen, 0, &mut sets);
+        exact.extend(sets.into_iter().map(i64::from));
+        Output { floats: vec![], exact }
+    }
+}

@@ -1,0 +1,179 @@
+//! `dmslab compare`: measures what eviction and smaller formats of cache and weights cost on a text.
+
+use crate::divergence::{self, Compared, Row};
+use crate::score::{check_tokens, encode_text_file};
+use anyhow::Result;
+use clap::{Args, ValueHint};
+use dmschat::backend::Backend;
+use dmschat::checkpoint::Checkpoint;
+use dmschat::cli::args::{Common, List};
+use dmschat::cli::output::{self, as_wrong_use, wrong_use};
+use dmschat::cli::spawn::{ModelJob, with_model};
+use dmschat::codec::Codec;
+use dmschat::config::{Auto, Settings};
+use dmschat::engine::{Runner, weights_info};
+use dmschat::policy::Policy;
+use dmschat::protocol::Token;
+use dmschat::quant::Weights;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// The logits of all tokens of a step are in memory at once.
+const MAX_STEP: usize = 64;
+
+/// `--weights` and `--kv` accept several values: the first of each, without eviction, are the reference for all others.
+#[derive(Args, Debug)]
+pub struct CompareArgs {
+    /// UTF-8 text of at least four windows of the model
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub text_file: PathBuf,
+
+    /// What decisions must exceed to mark, one row each: 0 as trained, more to keep more, such as 0,5,10
+    #[arg(long, value_name = "X,...")]
+    pub dial: Option<List<f32>>,
+}
+
+/// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other pairs.
+pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
+    if let Some(dial) = args.dial.iter().flat_map(|list| &list.0).find(|dial| !dial.is_finite()) {
+        return Err(wrong_use(format!(
+            "--dial: {dial} is not a number that a decision can exceed, expected one such as 5"
+        )));
+    }
+    let kvs = common.kv.as_ref().map_or(vec![settings.kv], |list| list.0.clone());
+    let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
+    let pairs: Vec<Formats> = weights.iter().flat_map(|&w| kvs.iter().map(move |&kv| (w, kv))).collect();
+    let job = Job { settings, args, others: &pairs[1..], json: common.json };
+    with_model(&with_formats(settings, pairs[0]), MAX_STEP, job)
+}
+
+/// Formats of the weights and of the cache.
+type Formats = (Weights, Auto<Codec>);
+
+fn with_formats(settings: &Settings, (weights, kv): Formats) -> Settings {
+    let mut settings = settings.clone();
+    (settings.weights, settings.kv) = (weights, kv);
+    settings
+}
+
+struct Job<'a> {
+    settings: &'a Settings,
+    args: &'a CompareArgs,
+    others: &'a [Formats],
+    json: bool,
+}
+
+impl ModelJob for Job<'_> {
+    fn run<B: Backend>(self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+        let tokens = encode_text_file(checkpoint, &self.args.text_file, runner.context()).map_err(as_wrong_use)?;
+        check_tokens(&tokens, runner).map_err(as_wrong_use)?;
+        let policy = runner.cache.geometry().policy;
+        if self.args.dial.is_some() && !policy.uses_decisions() {
+            let name = policy.name();
+            return Err(wrong_use(format!("--dial: policy {name} does not use the model's decisions about tokens")));
+        }
+        let evictions = evictions(&policy, checkpoint, &tokens, self.others.is_empty())?;
+        let mut ppl = None;
+        let mut rows = Vec::new();
+        let mut collect = |(dense, more): Compared| {
+            ppl = dense;
+            rows.extend(more);
+        };
+        if evictions.contains(&true) {
+            for dial in self.args.dial.as_ref().map_or(vec![0.0], |list| list.0.clone()) {
+                collect(divergence::eviction(runner, checkpoint.weights, &tokens, dial)?);
+            }
+        }
+        for &formats in self.others {
+            let beside = Beside { reference: runner, tokens: &tokens, evictions, collect: &mut collect };
+            with_model(&with_formats(self.settings, formats), MAX_STEP, beside)?;
+        }
+        let kv = runner.cache.geometry().codec.name();
+        if self.json {
+            output::out_json(&as_json(tokens.len(), checkpoint, kv, ppl, &rows))?;
+        } else {
+            output::out(&as_table(tokens.len(), checkpoint.weights.name(), kv, ppl, &rows))?;
+        }
+        Ok(output::OK)
+    }
+}
+
+/// The eviction settings with which a format is compared: both where the policy drops, merges or skips tokens.
+fn evictions(policy: &Policy, checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
+    match policy {
+        Policy::Dense if alone => {
+            let what = match checkpoint.config.trained() {
+                Some(_) => "policy dense",
+                None => &checkpoint.name,
+            };
+            Err(wrong_use(format!(
+                "{what} does not evict; compare formats instead, such as --kv f32,bf16,fp8 or --weights bf16,int8,int4"
+            )))
+        }
+        Policy::Dense => Ok(&[false]),
+        Policy::Dms(rule) if tokens.len() < 4 * rule.window => Err(wrong_use(format!(
+            "the text is too short: {} tokens, but eviction shows from {} tokens on (four windows of {})",
+            tokens.len(),
+            4 * rule.window,
+            rule.window
+        ))),
+        _ => Ok(&[false, true]),
+    }
+}
+
+/// The same model in other formats, compared with the reference.
+struct Beside<'a, R: Backend, F: FnMut(Compared)> {
+    reference: &'a mut Runner<R>,
+    tokens: &'a [Token],
+    evictions: &'static [bool],
+    collect: F,
+}
+
+impl<R: Backend, F: FnMut(Compared)> ModelJob for Beside<'_, R, F> {
+    fn run<B: Backend>(mut self, runner: &mut Runner<B>, checkpoint: &Checkpoint) -> Result<u8> {
+        check_tokens(self.tokens, runner).map_err(as_wrong_use)?;
+        let weights = checkpoint.weights;
+        (self.collect)(divergence::formats(self.reference, runner, weights, self.tokens, self.evictions)?);
+        Ok(output::OK)
+    }
+}
+
+/// The reference with eviction on against off, and all rows.
+fn as_json(tokens: usize, checkpoint: &Checkpoint, kv: &str, ppl: Option<f64>, rows: &[Row]) -> Value {
+    let on = rows.iter().find(|r| (r.weights, r.kv) == (checkpoint.weights.name(), kv) && r.eviction);
+    json!({
+        "tokens": tokens,
+        "weights": weights_info(checkpoint),
+        "kv": kv,
+        "ppl_off": ppl,
+        "ppl_on": on.and_then(|r| r.ppl),
+        "kl": on.map(|r| r.kl),
+        "top1_agreement": on.map(|r| r.top1_agreement),
+        "ratio": on.and_then(|r| r.ratio),
+        "rows": rows,
+    })
+}
+
+fn as_table(tokens: usize, weights: &str, kv: &str, ppl: Option<f64>, rows: &[Row]) -> String {
+    let show = |x: Option<f64>, digits: usize| x.map_or("-".into(), |x| format!("{x:.digits$}"));
+    let mut out = format!(
+        "{tokens} tokens; reference: weights {weights}, cache {kv} without eviction, perplexity {}\n",
+        show(ppl, 4)
+    );
+    out.push_str("weights  kv    eviction  perplexity  KL, nats/token  99 % below  same top token   ratio     KV MB\n");
+    for r in rows {
+        out.push_str(&format!(
+            "{:<7}  {:<4}  {:<8}  {:>10}  {:>14.6}  {:>10.4}  {:>12.2} %  {:>5}x  {:>8.3}\n",
+            r.weights,
+            r.kv,
+            if r.eviction { "on" } else { "off" },
+            show(r.ppl, 4),
+            r.kl,
+            r.kl_99,
+            100.0 * r.top1_agreement,
+            show(r.ratio, 2),
+            r.live_bytes as f64 / 1e6
+        ));
+    }
+    out
+}

@@ -1,0 +1,169 @@
+//! What eviction and smaller formats of cache and weights cost on a text: sequences that have them are fed side by side with
+//! one of the reference, and the next-token distributions are compared.
+
+use crate::schedule::{perplexity, ratio};
+use anyhow::Result;
+use dmschat::backend::Backend;
+use dmschat::cache::SeqId;
+use dmschat::engine::Runner;
+use dmschat::protocol::Token;
+use dmschat::quant::Weights;
+use dmschat::sampler::{argmax, log_softmax, log_softmax_at};
+use serde::Serialize;
+
+/// Tokens per step. The distributions of a step are all in memory at once.
+const STEP: usize = 64;
+
+/// One configuration compared with the reference.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub weights: &'static str,
+    pub kv: &'static str,
+    pub eviction: bool,
+    /// What decisions had to exceed to mark: 0 as trained.
+    pub dial: f32,
+    pub ppl: Option<f64>,
+    /// Mean KL(reference || this), nats per token.
+    pub kl: f64,
+    /// KL that 99 % of the tokens do not exceed.
+    pub kl_99: f64,
+    /// Share of positions with the same argmax.
+    pub top1_agreement: f64,
+    /// Compression ratio after the last token.
+    pub ratio: Option<f64>,
+    /// Bytes of live slots after the last token.
+    pub live_bytes: u64,
+}
+
+/// Perplexity of the dense cache, and the caches compared with it.
+pub type Compared = (Option<f64>, Vec<Row>);
+
+/// Compares eviction at a dial with none, in one runner with such `weights`.
+pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[Token], dial: f32) -> Result<Compared> {
+    let mut off = Dense::new(runner, tokens)?;
+    let mut on = Compressed::new(runner, true)?;
+    runner.set_dial(on.seq, dial);
+    while let Some(chunk) = off.feed(runner)? {
+        on.feed(runner, &chunk, tokens)?;
+    }
+    let rows = vec![on.finish(runner, weights, tokens)];
+    Ok((off.finish(runner), rows))
+}
+
+/// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`: the same model with
+/// another codec or in other `weights`.
+pub fn formats<R: Backend, B: Backend>(
+    reference: &mut Runner<R>,
+    runner: &mut Runner<B>,
+    weights: Weights,
+    tokens: &[Token],
+    evictions: &[bool],
+) -> Result<Compared> {
+    let mut dense = Dense::new(reference, tokens)?;
+    let beside: Result<Vec<Compressed>> = evictions.iter().map(|&on| Compressed::new(runner, on)).collect();
+    let mut beside = beside?;
+    while let Some(chunk) = dense.feed(reference)? {
+        for one in &mut beside {
+            one.feed(runner, &chunk, tokens)?;
+        }
+    }
+    let rows = beside.into_iter().map(|one| one.finish(runner, weights, tokens)).collect();
+    Ok((dense.finish(reference), rows))
+}
+
+/// The distributions of one step of the dense sequence.
+struct Chunk {
+    /// Index of its first token.
+    at: usize,
+    /// Log-probabilities `[n_tokens][vocab]` after each token.
+    rows: Vec<Vec<f64>>,
+    argmax: Vec<Token>,
+}
+
+/// The dense sequence.
+struct Dense<'a> {
+    seq: SeqId,
+    tokens: &'a [Token],
+    at: usize,
+    logprobs: Vec<Option<f64>>,
+}
+
+impl<'a> Dense<'a> {
+    fn new<B: Backend>(runner: &mut Runner<B>, tokens: &'a [Token]) -> Result<Self> {
+        Ok(Self { seq: runner.create(false)?, tokens, at: 0, logprobs: Vec::with_capacity(tokens.len()) })
+    }
+
+    /// Runs the next step. `None` after the last token.
+    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<Option<Chunk>> {
+        let Some(chunk) = self.tokens[self.at..].chunks(STEP).next() else { return Ok(None) };
+        runner.feed(self.seq, chunk)?;
+        let mut out = Chunk { at: self.at, rows: Vec::new(), argmax: Vec::new() };
+        runner.logits(0..chunk.len(), |_, logits| {
+            out.rows.push(log_softmax(logits));
+            out.argmax.push(argmax(logits));
+        })?;
+        let next = self.tokens[self.at + 1..].iter();
+        self.logprobs.extend(out.rows.iter().zip(next).map(|(row, &t)| Some(row[t as usize])));
+        self.at += chunk.len();
+        Ok(Some(out))
+    }
+
+    fn finish<B: Backend>(self, runner: &mut Runner<B>) -> Option<f64> {
+        runner.release(self.seq);
+        perplexity(&self.logprobs)
+    }
+}
+
+/// A sequence that is compared with the dense one.
+struct Compressed {
+    seq: SeqId,
+    eviction: bool,
+    logprobs: Vec<Option<f64>>,
+    /// Of each token.
+    kl: Vec<f64>,
+    same: usize,
+}
+
+impl Compressed {
+    fn new<B: Backend>(runner: &mut Runner<B>, eviction: bool) -> Result<Self> {
+        Ok(Self { seq: runner.create(eviction)?, eviction, logprobs: Vec::new(), kl: Vec::new(), same: 0 })
+    }
+
+    fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, chunk: &Chunk, tokens: &[Token]) -> Result<()> {
+        // Longer steps read everything.
+        let step = if runner.cache.geometry().policy.quest().is_some() { 1 } else { STEP };
+        let mut at = 0;
+        for part in tokens[chunk.at..chunk.at + chunk.rows.len()].chunks(step) {
+            runner.feed(self.seq, part)?;
+            runner.logits(0..part.len(), |row, logits| {
+                let row = at + row;
+                let (p, q) = (&chunk.rows[row], log_softmax(logits));
+                self.kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum());
+                self.same += usize::from(argmax(logits) == chunk.argmax[row]);
+                self.logprobs.extend(tokens.get(chunk.at + row + 1).map(|&t| Some(log_softmax_at(logits, t))));
+            })?;
+            at += part.len();
+        }
+        Ok(())
+    }
+
+    fn finish<B: Backend>(mut self, runner: &mut Runner<B>, weights: Weights, tokens: &[Token]) -> Row {
+        let stats = runner.cache.stats(runner.backend(), self.seq);
+        let (geometry, dial) = (*runner.cache.geometry(), runner.cache.dial(self.seq));
+        runner.release(self.seq);
+        self.kl.sort_by(f64::total_cmp);
+        let n = self.kl.len();
+        Row {
+            weights: weights.name(),
+            kv: geometry.codec.name(),
+            eviction: self.eviction,
+            dial,
+            ppl: perplexity(&self.logprobs),
+            kl: self.kl.iter().sum::<f64>() / n as f64,
+            kl_99: self.kl[(n * 99).div_ceil(100).saturating_sub(1)],
+            top1_agreement: self.same as f64 / tokens.len() as f64,
+            ratio: ratio(&stats),
+            live_bytes: stats.live_slots * geometry.slot_bytes() as u64,
+        }
+    }
+}

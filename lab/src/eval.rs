@@ -1,0 +1,34 @@
+//! `dmslab eval`: accuracy against the cost of the cache: problems of several tasks are answered by several chains under several policies, and
+//! the results are points of accuracy over KV reads and over peak memory.
+//!
+//! | module | does |
+//! | --- | --- |
+//! | [`tasks`] | makes problems from a seed, or reads them from a file |
+//! | [`problem`] | one problem: its messages, and which answers are right |
+//! | [`language`] | problem to prompt tokens, sampled tokens to answer |
+//! | [`sample`] | samples the chains of a group of problems in one batch |
+//! | [`record`] | what is kept of each problem, in a file that only grows |
+//! | [`grid`] | points (length, width, compression) from the records |
+//! | [`frontier`] | Pareto frontiers, and the margin of one over another |
+//! | [`latency`] | time of decode steps by a model of the machine |
+//! | [`report`] | JSON, CSV, a table |
+//! | [`plot`], [`braille`] | the frontiers as a picture and on a terminal |
+//! | [`run`], [`answering`], [`progress`] | the command: what is asked of a run, its problems answered on a device |
+//! | [`problem_file`] | without a folder for results: answers to a file of problems |
+
+pub mod answering;
+pub mod braille;
+pub mod frontier;
+pub mod grid;
+pub mod language;
+pub mod latency;
+pub mod plot;
+pub mod problem;
+pub mod problem_file;
+pub mod progress;
+pub mod record;
+pub mod report;
+pub mod rng;
+pub mod run;
+pub mod sample;
+pub mod tasks;

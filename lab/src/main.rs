@@ -1,0 +1,106 @@
+//! dmslab: measures what dmschat's library runs. Not part of the product; it may use everything in the library.
+//!
+//! | module | command | does |
+//! | --- | --- | --- |
+//! | [`score`], [`schedule`] | `score` | log-probabilities of a text under a schedule of prefills, decodes and toggles |
+//! | [`compare`], [`divergence`] | `compare` | what eviction and smaller formats cost on a text: perplexity, KL |
+//! | [`eval`] | `eval` | accuracy against KV reads and memory: tasks, grids, frontiers |
+//! | [`check`], [`checks`] | `check` | every kernel of a GPU against the CPU's op, cache histories, whole models |
+//! | [`gpu`] | | opens the GPU that `check` and `speed` work on |
+//! | [`speed`] | `speed` | time of every op alone, at the shapes of a model |
+//! | [`importance`] | `importance` | which columns of a model's matrices matter, for `--importance` |
+
+mod check;
+mod checks;
+mod compare;
+mod divergence;
+mod eval;
+mod gpu;
+mod importance;
+mod schedule;
+mod score;
+mod speed;
+
+use anyhow::Result;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use dmschat::cli::args::help::{CACHE, MODEL, SAMPLING, with_flags};
+use dmschat::cli::args::{self, Common};
+use dmschat::cli::output::wrong_use;
+use dmschat::cli::{run_program, settings};
+use std::env::ArgsOs;
+use std::process::ExitCode;
+
+/// The laboratory of dmschat: scores, comparisons, evaluations, checks and timings of every op.
+#[derive(Parser, Debug)]
+#[command(name = "dmslab", version = args::VERSION, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Score a text: perplexity; --json: each token's log-probability
+    Score(score::ScoreArgs),
+    /// Compare eviction and smaller formats on a text: perplexity, KL
+    Compare(compare::CompareArgs),
+    /// Measure accuracy against KV reads and memory on tasks
+    Eval(eval::run::EvalArgs),
+    /// Compare every kernel of a GPU with the CPU's op
+    Check(check::CheckArgs),
+    /// Measure the speed of every op on a GPU, at the shapes of qwen3-8b if it is large enough
+    Speed,
+    /// Measure on a text which columns of a model's matrices matter, and write a file for dmschat's --importance
+    Importance(importance::ImportanceArgs),
+}
+
+/// The ids of dmschat's flags that a command uses.
+fn flags_of(command: &str) -> Option<Vec<&'static str>> {
+    let own: &[&[&str]] = match command {
+        "score" | "compare" => &[MODEL, CACHE, &["json"]],
+        "eval" => &[MODEL, &["policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"], SAMPLING],
+        "check" | "speed" => &[&["device"]],
+        "importance" => &[&["adapter", "device", "config"]],
+        _ => &[],
+    };
+    Some(own.concat())
+}
+
+fn read(line: ArgsOs) -> clap::error::Result<Cli> {
+    let command = with_flags(Cli::command(), true, &flags_of).mut_args(|arg| arg.hide(true));
+    Cli::from_arg_matches(&args::matches(command, line)?)
+}
+
+fn dispatch(cli: Cli) -> Result<u8> {
+    let Cli { mut common, command } = cli;
+    common.one_value_each(match &command {
+        Command::Compare(_) => &["--kv", "--weights"],
+        Command::Eval(_) => &["--policy", "--width", "--keep-ratio"],
+        _ => &[],
+    })?;
+    if let Command::Eval(mut args) = command {
+        // Each is run; none is a setting.
+        args.ratios = common.keep_ratio.take().map_or(vec![8.0], |list| list.0);
+        return eval::run::run(&settings(&common)?, &args, &common);
+    }
+    if let Some(why) = common.width_conflict(true) {
+        return Err(wrong_use(why));
+    }
+    if common.keep_ratio.is_some() {
+        return Err(wrong_use("--keep-ratio is for conversations, bench and eval; compare takes --dial"));
+    }
+    match command {
+        Command::Score(args) => score::run(&settings(&common)?, &args, common.json),
+        Command::Compare(args) => compare::run(&settings(&common)?, &args, &common),
+        Command::Importance(args) => importance::run(&settings(&common)?, &args),
+        Command::Check(args) => check::run(gpu::index(&common)?, &args),
+        Command::Speed => speed::run(gpu::index(&common)?),
+        Command::Eval(_) => unreachable!("run above"),
+    }
+}
+
+fn main() -> ExitCode {
+    run_program("dmslab", read, dispatch)
+}
