@@ -13,10 +13,9 @@
 //! | [`latency`] | time of decode steps by a model of the machine |
 //! | [`report`] | JSON, CSV, a table |
 //! | [`plot`], [`braille`] | the frontiers as a picture and on a terminal |
-//! | [`run`], [`answering`], [`progress`] | the command: what is asked of a run, its problems answered on a device |
+//! | [`run`] | the command: what is asked of a run, its problems answered on a device |
 //! | [`problem_file`] | without a folder for results: answers to a file of problems |
 
-pub mod answering;
 pub mod braille;
 pub mod frontier;
 pub mod grid;
@@ -25,7 +24,6 @@ pub mod latency;
 pub mod plot;
 pub mod problem;
 pub mod problem_file;
-pub mod progress;
 pub mod record;
 pub mod report;
 pub mod rng;

@@ -1,6 +1,9 @@
 //! `dmslab eval`: accuracy of a model under several policies against what they read and store.
 
-use super::{answering, problem_file};
+mod answering;
+mod progress;
+
+use super::problem_file;
 use crate::eval::grid::{Axes, Setting, retention, rows};
 use crate::eval::language::{Language, Prompt};
 use crate::eval::latency::{self, Latency};
@@ -95,29 +98,29 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
 }
 
 /// A task with its problems, rendered.
-pub struct TaskProblems {
-    pub name: String,
-    pub problems: Vec<Problem>,
-    pub prompts: Vec<Prompt>,
+struct TaskProblems {
+    name: String,
+    problems: Vec<Problem>,
+    prompts: Vec<Prompt>,
     /// The same policies, ratios and lengths for each task.
-    pub settings: Vec<Setting>,
+    settings: Vec<Setting>,
 }
 
 /// All that is to be answered.
-pub struct Run {
-    pub tasks: Vec<TaskProblems>,
-    pub policies: Vec<PolicyKind>,
-    pub axes: Axes,
-    pub sampling: SamplingParams,
-    pub language: Language,
+struct Run {
+    tasks: Vec<TaskProblems>,
+    policies: Vec<PolicyKind>,
+    axes: Axes,
+    sampling: SamplingParams,
+    language: Language,
     /// Tokens of the longest prompt and the longest chain.
-    pub longest: usize,
-    pub parallel: usize,
-    pub target: Target,
-    pub model: String,
-    pub fingerprint: String,
+    longest: usize,
+    parallel: usize,
+    target: Target,
+    model: String,
+    fingerprint: String,
     /// Digest of the file of problems.
-    pub file: Option<String>,
+    file: Option<String>,
 }
 
 impl Run {
@@ -182,7 +185,7 @@ impl Run {
         })
     }
 
-    pub fn width(&self) -> usize {
+    fn width(&self) -> usize {
         self.axes.widths.last().copied().unwrap_or(1)
     }
 

@@ -1,7 +1,7 @@
 //! Answers the problems of a run that are not answered yet. The model is loaded once; each policy has a cache of its own.
 
 use super::progress::Progress;
-use super::run::{Run, TaskProblems};
+use super::{Run, TaskProblems};
 use crate::eval::grid::Setting;
 use crate::eval::latency::Latency;
 use crate::eval::record::{Record, Store};
