@@ -430,7 +430,7 @@ __device__ __forceinline__ void load_queries(Shared<D, Codec>& s, const Tile& t,
 // Splits beyond those that a tile's keys are worth end at once; the last one to arrive merges all.
 template <int D, class Codec>
 __device__ __forceinline__ void attend_tiles(const PrefillParams& p) {
-  Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory();
+  Shared<D, Codec>& s = *(Shared<D, Codec>*)dynamic_shared_memory<sizeof(Shared<D, Codec>)>();
   after_previous();
   const Kv& kv = p.kv;
   Tile t = tile_of<TILE_QUERIES>(kv, p.layer, p.spans);

@@ -293,7 +293,7 @@ __device__ __forceinline__ void produce(Shared<C>& s, const PrefillParams& p, co
 // arrive merges all.
 template <class C, int PRODUCER_REGISTERS, int CONSUMER_REGISTERS>
 __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const TensorMap* stored_pages, const TensorMap* staged_pages) {
-  Shared<C>& s = *(Shared<C>*)tile_memory();
+  Shared<C>& s = *(Shared<C>*)tile_memory<sizeof(Shared<C>)>();
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::STAGES; i++) {
       barrier_init(s.k_full + i, 1);
@@ -340,11 +340,6 @@ __device__ __forceinline__ void attend_wgmma(const PrefillParams& p, const Tenso
   consumer.write(p.out, p.out_is_bf16, t, kv);
 }
 
-// `Kernel::shared_bytes`.
-static_assert(sizeof(Shared<Config<128, 128, 2, 2, false, Bf16Codec>>) <= (128 + 4 * 128) * 128 * 2 + 15 * 1024, "");
-static_assert(sizeof(Shared<Config<128, 128, 2, 2, false, Fp8Codec>>) <=
-                  (128 + 4 * 128) * 128 * 2 + 2 * 128 * 128 + 4 * 2 * 128 * 4 + 15 * 1024, "");
-
 #define ATTEND_WGMMA(name, D, BN, GROUPS, STAGES, TURNS, Codec, PRODUCER_REGISTERS, CONSUMER_REGISTERS)             \
   KERNEL __launch_bounds__(128 * GROUPS + PRODUCERS, 1) name(PrefillParams params, const __grid_constant__ TensorMap stored, const __grid_constant__ TensorMap staged) {  \
     attend_wgmma<Config<D, BN, GROUPS, STAGES, TURNS, Codec>, PRODUCER_REGISTERS, CONSUMER_REGISTERS>(params, &stored, &staged);      \
@@ -353,5 +348,8 @@ ATTEND_WGMMA(attend_wgmma_128_bf16, 128, 128, 2, 2, false, Bf16Codec, 72, 216)
 ATTEND_WGMMA(attend_wgmma_128_fp8, 128, 128, 2, 2, false, Fp8Codec, 88, 208)
 ATTEND_WGMMA(attend_wgmma_128_int8, 128, 128, 2, 2, false, Int8Codec, 88, 208)
 
-KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack_fp8(PrefillParams params) { kv_unpack<Fp8Codec>(params); }
-KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack_int8(PrefillParams params) { kv_unpack<Int8Codec>(params); }
+// Codes of int8, or of fp8.
+KERNEL __launch_bounds__(32 * UNPACK_WARPS) kv_unpack(PrefillParams params, int is_int8) {
+  if (is_int8) unpack_pages<Int8Codec>(params);
+  else unpack_pages<Fp8Codec>(params);
+}

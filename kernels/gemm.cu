@@ -23,7 +23,7 @@ __device__ __forceinline__ void gemm_tile(void* out, const u16* x, const u16* we
                                            int cols, int n, int ld) {
   constexpr int SIDE = 64, WARPS_N = BN / SIDE, THREADS = BM / SIDE * WARPS_N * 32, AT_ONCE = THREADS / CHUNKS;
   next_may_begin();
-  u16 *xs = (u16*)dynamic_shared_memory(), *ws = xs + STAGES * BM * DEPTH;
+  u16 *xs = (u16*)dynamic_shared_memory<STAGES * (BM + BN) * DEPTH * sizeof(u16)>(), *ws = xs + STAGES * BM * DEPTH;
   // Rows of out, and where the second half of the weight begins.
   int n_out = SWIGLU ? rows / 2 : rows, token0 = blockIdx.x * BM, row0 = blockIdx.y * (SWIGLU ? BN / 2 : BN);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -141,7 +141,6 @@ __device__ __forceinline__ void gemm_tile(void* out, const u16* x, const u16* we
   }
 }
 
-// STAGES * (BM + BN) * DEPTH * 2 bytes of shared memory: `Kernel::shared_bytes`.
 #define GEMM_TILES(name, BM, BN, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(BM / 64 * (BN / 64) * 32, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, int ld) { \

@@ -44,7 +44,7 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   constexpr int TOKENS = 8 * NT, STAGE = (TILE_N + TOKENS) * DEPTH, OUT = SWIGLU ? TILE_N / 2 : TILE_N, SIXTEENS = TILE_N / 16;
   // A thread writes row row0 + r of every (THREADS / OUT)th token.
   constexpr int THREADS = 32 * WARPS, OUTPUTS = TOKENS * OUT, EACH = (OUTPUTS + THREADS - 1) / THREADS;
-  u16* stages = (u16*)dynamic_shared_memory();
+  u16* stages = (u16*)dynamic_shared_memory<STAGES * STAGE * sizeof(u16) + TOKENS * sizeof(float)>();
   float* factors = (float*)(stages + STAGES * STAGE);  // of the norm, one a token
   next_may_begin();
   int n_out = SWIGLU ? rows / 2 : rows, row0 = blockIdx.x * OUT, steps = (cols + DEPTH - 1) / DEPTH;
@@ -200,8 +200,7 @@ __device__ __forceinline__ void gemm_decode(void* out, const u16* x, const u16* 
   }
 }
 
-// STAGES * (TILE_N + 8 * NT) * DEPTH * 2 + 32 * NT bytes of shared memory: `Kernel::shared_bytes`. Tiles of 16 rows give narrow
-// matrices more blocks, but with 32 tokens x from L2 would be twice the weight.
+// Tiles of 16 rows give narrow matrices more blocks, but with 32 tokens x from L2 would be twice the weight.
 #define GEMM_DECODE(name, NT, TILE_N, STAGES, WARPS, SWIGLU, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
       name(void* out, const u16* x, const u16* weight, const float* bias, int rows, int cols, int n, Norm norm) { \
@@ -215,7 +214,6 @@ GEMM_DECODE(gemm_decode_16_swiglu, 2, 16, 4, 8, true, 2)
 GEMM_DECODE(gemm_decode_32_swiglu, 4, 32, 3, 8, true, 2)
 // For weights of so few rows that an SM has one block: as many bytes in flight as two blocks have.
 GEMM_DECODE(gemm_decode_8_deep, 1, 16, 6, 16, false, 1)
-GEMM_DECODE(gemm_decode_16_deep, 2, 16, 6, 16, false, 1)
 GEMM_DECODE(gemm_decode_16_tall, 2, 32, 6, 8, false, 1)
 GEMM_DECODE(gemm_decode_32_deep, 4, 32, 6, 8, false, 1)
 // For weights of many columns and so few rows that an SM has two blocks.

@@ -21,7 +21,7 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
                                          int rows, int cols, int n, int ld) {
   constexpr int OUT_N = SWIGLU ? BN / 2 : BN;  // rows of out in a tile
   __shared__ u64 full[STAGES], empty[STAGES];
-  u16 *xs = tile_memory(), *ws = xs + STAGES * TOKENS * DEPTH;
+  u16 *xs = tile_memory<STAGES * (TOKENS + BN) * DEPTH * sizeof(u16)>(), *ws = xs + STAGES * TOKENS * DEPTH;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) barrier_init(full + s, 1), barrier_init(empty + s, CONSUMERS);
@@ -128,7 +128,6 @@ __device__ __forceinline__ void gemm_tiles(void* out, const TensorMap* x, const 
   }
 }
 
-// STAGES * (128 + BN) * DEPTH * 2 + 1,024 bytes of shared memory: `Kernel::shared_bytes`.
 #define GEMM_WGMMA(name, BN, STAGES, SWIGLU) \
   KERNEL __launch_bounds__((CONSUMERS + 1) * 32, 1) \
       name(void* out, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight, \

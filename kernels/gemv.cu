@@ -186,9 +186,8 @@ __device__ __forceinline__ void gemv_rows(void* out, const void* x, const u16* w
   }
 #define GEMVS(name, WARPS, WHOLE) \
   GEMV(name, WARPS, WHOLE, false, false) \
-  GEMV(name##_swiglu, WARPS, WHOLE, true, false) \
   GEMV(name##_add, WARPS, WHOLE, false, true)
-// Up to 2,048 columns, up to 4,096, and any number.
+// Up to 2,048 columns, up to 4,096, and any number. SwiGLU of up to 4,096 columns comes with the norm before it.
 GEMVS(gemv_narrow, 4, true)
 NORM_GEMV(gemv_narrow_norm, 4, false)
 NORM_GEMV(gemv_narrow_norm_swiglu, 4, true)
@@ -196,3 +195,4 @@ GEMVS(gemv_wide, 8, true)
 NORM_GEMV(gemv_wide_norm, 8, false)
 NORM_GEMV(gemv_wide_norm_swiglu, 8, true)
 GEMVS(gemv, 8, false)
+GEMV(gemv_swiglu, 8, false, true, false)

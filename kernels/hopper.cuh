@@ -12,9 +12,11 @@ static_assert(sizeof(TensorMap) == 128 && alignof(TensorMap) == 64, "backend::cu
 
 #ifndef SOFTWARE_GPU
 
-// Dynamic shared memory, aligned to 1,024 bytes as 128-byte swizzled tiles need it.
+// Dynamic shared memory of BYTES, aligned to 1,024 as 128-byte swizzled tiles need it. Called once in a kernel.
+template <int BYTES>
 __device__ __forceinline__ u16* tile_memory() {
   extern __shared__ __align__(1024) unsigned char tiles[];
+  needs_shared_memory<BYTES + 1024, 0>();
   return (u16*)(tiles + (0u - (u32)__cvta_generic_to_shared(tiles)) % 1024);
 }
 

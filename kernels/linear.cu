@@ -43,27 +43,25 @@ __device__ __forceinline__ void gemv(float* out, const float* x, const void* wei
   }
 }
 
-#define GEMV(name, type, most) \
-  KERNEL name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, \
-              int vector) { \
+#define GEMV(name, most) \
+  KERNEL name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, int vector, \
+              int dtype) { \
     after_previous(); \
-    gemv<type, most>(out, x, weight, bias, rows, cols, n, vector); \
+    if (dtype == F32) gemv<F32, most>(out, x, weight, bias, rows, cols, n, vector); \
+    else if (dtype == F16) gemv<F16, most>(out, x, weight, bias, rows, cols, n, vector); \
+    else gemv<BF16, most>(out, x, weight, bias, rows, cols, n, vector); \
   }
-GEMV(gemv1_f32, F32, 1)
-GEMV(gemv1_f16, F16, 1)
-GEMV(gemv1_bf16, BF16, 1)
-GEMV(gemv8_f32, F32, 8)
-GEMV(gemv8_f16, F16, 8)
-GEMV(gemv8_bf16, BF16, 8)
+GEMV(gemv1, 1)
+GEMV(gemv8, 8)
 
 // The same for any n, in tiles of 64 x 64; rows of out are `ld` values apart. Grid (rows / 64, n / 64), 256 threads with 4 x 4
 // outputs each. Reads x rows / 64 times and the weight n / 64 times.
 #define TILE 64
 #define DEPTH 16
+typedef float Stage[DEPTH][TILE + 4];
 template <int T>
-__device__ __forceinline__ void gemm(float* out, const float* x, const void* weight, const float* bias, int rows,
-                                     int cols, int n, int ld) {
-  __shared__ float xs[DEPTH][TILE + 4], ws[DEPTH][TILE + 4];
+__device__ __forceinline__ void gemm_tile(Stage& xs, Stage& ws, float* out, const float* x, const void* weight,
+                                          const float* bias, int rows, int cols, int n, int ld) {
   int row0 = blockIdx.x * TILE, token0 = blockIdx.y * TILE;
   int tr = threadIdx.x % 16, tn = threadIdx.x / 16;
   float sums[4][4];
@@ -109,12 +107,11 @@ __device__ __forceinline__ void gemm(float* out, const float* x, const void* wei
   }
 }
 
-#define GEMM(name, type) \
-  KERNEL __launch_bounds__(256) \
-      name(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, int ld) { \
-    after_previous(); \
-    gemm<type>(out, x, weight, bias, rows, cols, n, ld); \
-  }
-GEMM(gemm_f32, F32)
-GEMM(gemm_f16, F16)
-GEMM(gemm_bf16, BF16)
+KERNEL __launch_bounds__(256)
+    gemm(float* out, const float* x, const void* weight, const float* bias, int rows, int cols, int n, int ld, int dtype) {
+  __shared__ Stage xs, ws;
+  after_previous();
+  if (dtype == F32) gemm_tile<F32>(xs, ws, out, x, weight, bias, rows, cols, n, ld);
+  else if (dtype == F16) gemm_tile<F16>(xs, ws, out, x, weight, bias, rows, cols, n, ld);
+  else gemm_tile<BF16>(xs, ws, out, x, weight, bias, rows, cols, n, ld);
+}

@@ -14,25 +14,28 @@
 // scale * (part - (zero + offset) * sum of x); an `mma` with ones gives the sum of x. Sums of warps are added in a fixed
 // order: a token's result does not depend on n or the other tokens.
 //
-// SWIGLU: the weight is [gate | up]; half of the block's strips are gate's and half up's, and out[n, rows / 2] =
+// `swiglu`: the weight is [gate | up]; half of the block's strips are gate's and half up's, and out[n, rows / 2] =
 // silu(gate) * up in bf16; rows is a multiple of 32.
-template <class CODE, int NT, int STRIPS, int KW, int STAGES, bool SWIGLU>
+template <class CODE, int NT, int STRIPS, int KW, int STAGES>
 __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
-                                     int n) {
+                                     int n, bool swiglu) {
   constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, BLOCK = STRIPS * WARPS / KW, HALF = BLOCK / 2;
   constexpr int CODE_BYTES = BLOCK * PLANES * KW * TILE_BYTES, WORDS = BLOCK * KW * WORD_BYTES / GROUP_TILES;
-  constexpr int ROW = KW * TILE_COLS * 2, STAGE = CODE_BYTES + WORDS + TOKENS * ROW, OUT = (SWIGLU ? HALF : BLOCK) * STRIP_ROWS;
-  u8* stages = (u8*)dynamic_shared_memory();
+  constexpr int ROW = KW * TILE_COLS * 2, STAGE = CODE_BYTES + WORDS + TOKENS * ROW;
+  // Of a row of partial sums, which reuse the stages' memory.
+  constexpr int WIDTH = BLOCK * STRIP_ROWS + 1, PARTIALS = KW * TOKENS * WIDTH * sizeof(float);
+  int outs = (swiglu ? HALF : BLOCK) * STRIP_ROWS;
+  u8* stages = (u8*)dynamic_shared_memory<(STAGES * STAGE > PARTIALS ? STAGES * STAGE : PARTIALS)>();
   next_may_begin();
   Layout<CODE> at(cols);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   int tile = warp % KW, strip0 = warp / KW * STRIPS;  // of the warp in a stage
   int strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, steps = (at.tiles + KW - 1) / KW;
   auto strip_at = [&](int i) {
-    int strip = SWIGLU ? (int)blockIdx.x * HALF + i % HALF : (int)blockIdx.x * BLOCK + i;
+    int strip = swiglu ? (int)blockIdx.x * HALF + i % HALF : (int)blockIdx.x * BLOCK + i;
     // Strips beyond the last are computed as the last one and not written.
-    strip = min(strip, (SWIGLU ? strips / 2 : strips) - 1);
-    return weight + at.strip_bytes * (SWIGLU && i >= HALF ? strip + strips / 2 : strip);
+    strip = min(strip, (swiglu ? strips / 2 : strips) - 1);
+    return weight + at.strip_bytes * (swiglu && i >= HALF ? strip + strips / 2 : strip);
   };
   // Chunks outside are filled with zeros; their address is not read, but has to be valid.
   auto fetch_weight = [&](int stage, int step) {
@@ -120,9 +123,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
   copy_wait<0>();
   __syncthreads();
 
-  // Partial sums reuse the stages' memory: [KW][TOKENS][BLOCK_ROWS + 1].
-  constexpr int WIDTH = BLOCK * STRIP_ROWS + 1;
-  float* partials = (float*)stages;
+  float* partials = (float*)stages;  // [KW][TOKENS][WIDTH]
 #pragma unroll
   for (int s = 0; s < STRIPS; s++)
 #pragma unroll
@@ -133,10 +134,10 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
         partials[(tile * TOKENS + token) * WIDTH + row] = sums[s][j][k];
       }
   __syncthreads();
-  int n_out = SWIGLU ? rows / 2 : rows;
+  int n_out = swiglu ? rows / 2 : rows;
   // Reduce over warps and write.
-  for (int i = threadIdx.x; i < TOKENS * OUT; i += 32 * WARPS) {
-    int token = i / OUT, r = i % OUT, row = blockIdx.x * OUT + r;
+  for (int i = threadIdx.x; i < TOKENS * outs; i += 32 * WARPS) {
+    int token = i / outs, r = i % outs, row = blockIdx.x * outs + r;
     if (token >= n || row >= n_out) continue;
     auto total = [&](int r, int row) {
       float sum = bias ? bias[row] : 0.0f;
@@ -145,20 +146,15 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
       return sum;
     };
     float sum = total(r, row);
-    if (SWIGLU) sum = silu(sum) * total(r + OUT, n_out + row);
-    put(out, SWIGLU, (u64)token * n_out + row, sum);
+    if (swiglu) sum = silu(sum) * total(r + outs, n_out + row);
+    put(out, swiglu, (u64)token * n_out + row, sum);
   }
 }
 
-// Shared memory of the stages or the partial sums: `Kernel::shared_bytes`.
 #define PACKED_GEMM(name, CODE, NT, STRIPS, KW, STAGES, BLOCKS) \
   KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
-      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
-    gemm<CODE, NT, STRIPS, KW, STAGES, false>(out, x, weight, bias, rows, cols, n); \
-  } \
-  KERNEL __launch_bounds__(32 * WARPS, BLOCKS) \
-      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
-    gemm<CODE, NT, STRIPS, KW, STAGES, true>(out, x, weight, bias, rows, cols, n); \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, int swiglu) { \
+    gemm<CODE, NT, STRIPS, KW, STAGES>(out, x, weight, bias, rows, cols, n, swiglu); \
   }
 PACKED_GEMM(packed_gemm_q4_8, Q4, 1, 2, 8, 4, 2)
 PACKED_GEMM(packed_gemm_q4_16, Q4, 2, 2, 8, 3, 1)

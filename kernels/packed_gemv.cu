@@ -43,8 +43,7 @@ __device__ __forceinline__ void to_integers(const float x[8], u8* planes, TileOf
 }
 
 // out[rows] = x[cols] weight[rows, cols]^T + bias[rows], x in bf16, out in f32. Grid: any number of blocks of WARPS warps; a block
-// computes strips blockIdx.x, blockIdx.x + gridDim.x and so on. cols is a multiple of 64. Dynamic shared memory:
-// `packed::gemv_shared_bytes`.
+// computes strips blockIdx.x, blockIdx.x + gridDim.x and so on. cols is a multiple of 64.
 //
 // Warps share the columns: each has every WARPS-th group of 256, of all strips. A warp lane copies what it multiplies itself
 // through a ring of STAGES groups, the first ones before the previous kernel has ended. One token leaves 7 of 8 columns of
@@ -62,7 +61,8 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
                                      float eps, int layer, int* non_finite, int rows, int cols) {
   constexpr int CODE_BYTES = CODE::PLANES * GROUP_TILES * TILE_BYTES, STAGE = CODE_BYTES + WORD_BYTES;
   typedef float Sums[ROUND][WARPS][STRIP_ROWS];
-  Sums* partials = (Sums*)dynamic_shared_memory();
+  constexpr int FIXED = WARPS * (2 * ROUND * STRIP_ROWS * sizeof(float) + sizeof(float) + STAGES * STAGE);
+  Sums* partials = (Sums*)dynamic_shared_memory<FIXED, 2 * GROUP_COLS + GROUP_TILES * sizeof(TileOfX)>();
   next_may_begin();
   Layout<CODE> at(cols);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -249,7 +249,6 @@ __device__ __forceinline__ void gemv(void* out, const void* x, const u8* weight,
   }
 #define PACKED_GEMVS(name, CODE, WARPS, STAGES) \
   PACKED_GEMV(name, CODE, WARPS, STAGES, false, false) \
-  PACKED_GEMV(name##_swiglu, CODE, WARPS, STAGES, true, false) \
   PACKED_GEMV(name##_add, CODE, WARPS, STAGES, false, true) \
   /* The projection in front of attention: half of the registers are left to blocks of attention, which begin beside it. */ \
   PACKED_NORM_GEMV(name##_norm, CODE, WARPS, STAGES, false, 2) \

@@ -2,10 +2,12 @@
 // `backend::cpu::linear`, followed by `swiglu` if fused.
 #include "codes.cuh"
 
+#define BATCH 12  // strips for which a warp keeps its columns of x and a block the sums: even
+
 // out[n, rows] = x[n, cols] weight[rows, cols]^T + bias[rows], n <= 8 * NT, x in bf16, out in f32: a GEMM of M = n, N = rows,
 // K = cols. Grid: any number of blocks of WARPS warps; a block computes strips blockIdx.x, blockIdx.x + gridDim.x and so on;
-// cols is a multiple of 64. Dynamic shared memory: `packed::Resident::shared_bytes`. Reads the weight once, and x once a block for
-// every `batch` strips, from L2.
+// cols is a multiple of 64. Reads the weight once, and x once a block for
+// every BATCH strips, from L2.
 //
 // In a pass a warp has TILES tiles of columns, whose fragments of x and sums of x it keeps in registers for a batch of
 // strips; as many passes as there are columns. Weights come through a ring of STAGES units of TILES tiles for each warp, the
@@ -14,19 +16,21 @@
 // fixed order: a token's result does not depend on n or the other tokens.
 //
 // SWIGLU: the weight is [gate | up]; strips go in pairs of gate and up, and out[n, rows / 2] = silu(gate) * up in bf16; rows is
-// a multiple of 32 and `batch` of 2.
+// a multiple of 32.
 template <class CODE, int NT, int WARPS, int TILES, int STAGES, int ROUND, bool SWIGLU>
 __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols,
-                                     int n, int batch) {
+                                     int n) {
   constexpr int PLANES = CODE::PLANES, TOKENS = 8 * NT, VALUES = STRIP_ROWS * TOKENS;
   constexpr int CODE_BYTES = PLANES * TILES * TILE_BYTES, UNIT = CODE_BYTES + TILES * (WORD_BYTES / GROUP_TILES);
   constexpr int WIDTH = NT == 1 ? 8 : TOKENS + 8;  // of a row of partial sums, without bank conflicts
   next_may_begin();
   Layout<CODE> at(cols);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  u8* ring = (u8*)dynamic_shared_memory() + warp * STAGES * UNIT;
-  float* partials = (float*)((u8*)dynamic_shared_memory() + WARPS * STAGES * UNIT);  // [2][ROUND][WARPS][16][WIDTH]
-  float* totals = partials + 2 * ROUND * WARPS * STRIP_ROWS * WIDTH;                 // [batch][16][TOKENS]
+  constexpr int RINGS = WARPS * STAGES * UNIT, PARTIALS = 2 * ROUND * WARPS * STRIP_ROWS * WIDTH;
+  u8* memory = (u8*)dynamic_shared_memory<RINGS + (PARTIALS + BATCH * VALUES) * sizeof(float)>();
+  u8* ring = memory + warp * STAGES * UNIT;
+  float* partials = (float*)(memory + RINGS);  // [2][ROUND][WARPS][16][WIDTH]
+  float* totals = partials + PARTIALS;         // [BATCH][16][TOKENS]
   int units = (at.tiles + TILES - 1) / TILES, passes = (units + WARPS - 1) / WARPS;
   int outs = (rows + STRIP_ROWS - 1) / STRIP_ROWS / (SWIGLU ? 2 : 1);
   int strips = (outs - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * (SWIGLU ? 2 : 1);
@@ -39,7 +43,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
   int next_batch = 0, next_pass = 0, next_strip = 0;
   auto advance = [&] {
     next_strip = 0;
-    if (++next_pass == passes) next_pass = 0, next_batch += batch;
+    if (++next_pass == passes) next_pass = 0, next_batch += BATCH;
   };
   auto fetch = [&](int stage) {
     // In the last pass some warps have no columns.
@@ -61,7 +65,7 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
                     from + PLANES * at.plane_bytes + first / GROUP_TILES * WORD_BYTES + lane / TILES * 16 +
                         (first % GROUP_TILES + lane % TILES) * 4,
                     true);
-      if (++next_strip == min(batch, strips - next_batch)) advance();
+      if (++next_strip == min(BATCH, strips - next_batch)) advance();
     }
     copy_commit();
   };
@@ -73,8 +77,8 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
   u32 b[TILES][NT][8];
   float of_x[TILES][NT][2];
 #pragma unroll 1
-  for (int first = 0; first < strips; first += batch) {
-    int count = min(batch, strips - first);
+  for (int first = 0; first < strips; first += BATCH) {
+    int count = min(BATCH, strips - first);
 #pragma unroll 1
     for (int pass = 0; pass < passes; pass++) {
       int unit = pass * WARPS + warp;
@@ -158,13 +162,12 @@ __device__ __forceinline__ void gemm(void* out, const u16* x, const u8* weight, 
 
 #define PACKED_RESIDENT(name, CODE, NT, WARPS, STAGES, ROUND) \
   KERNEL __launch_bounds__(32 * WARPS, 1) \
-      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, int batch) { \
-    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, false>(out, x, weight, bias, rows, cols, n, batch); \
+      name(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
+    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, false>(out, x, weight, bias, rows, cols, n); \
   } \
   KERNEL __launch_bounds__(32 * WARPS, 1) \
-      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n, \
-                    int batch) { \
-    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, true>(out, x, weight, bias, rows, cols, n, batch); \
+      name##_swiglu(void* out, const u16* x, const u8* weight, const float* bias, int rows, int cols, int n) { \
+    gemm<CODE, NT, WARPS, 4, STAGES, ROUND, true>(out, x, weight, bias, rows, cols, n); \
   }
 PACKED_RESIDENT(packed_resident_q4_8, Q4, 1, 16, 3, 2)
 PACKED_RESIDENT(packed_resident_q4_16, Q4, 2, 16, 3, 1)

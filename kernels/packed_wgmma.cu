@@ -8,13 +8,12 @@
 #include "image.cuh"
 
 // Shared memory of a block: for each of WGK stages of K the ring, then the barriers. Partial sums take the rings' place.
-// `packed::Wide::shared_bytes`.
 template <class CODE, int WGM, int WGK, int STAGES>
 struct Shape {
   static constexpr int ROWS = 64 * WGM, STRIPS = 4 * WGM, UNIT = CODE::PLANES * GROUP_TILES * TILE_BYTES + WORD_BYTES;
   static constexpr int X_BYTES = GROUP_TILES * IMAGE_TILE, STAGE = (X_BYTES + STRIPS * UNIT + 1023) / 1024 * 1024;
   static constexpr int RINGS = WGK * STAGES * STAGE, SUMS = WGK * ROWS * (IMAGE_ROWS + 1) * 4;
-  static constexpr int BARRIERS_AT = RINGS > SUMS ? RINGS : SUMS, BYTES = BARRIERS_AT + 2 * WGK * STAGES * 8 + 1024;
+  static constexpr int BARRIERS_AT = RINGS > SUMS ? RINGS : SUMS, BYTES = BARRIERS_AT + 2 * WGK * STAGES * 8;
 };
 
 // (x & mask) | bits, and (~x & mask) | bits.
@@ -53,7 +52,7 @@ template <class CODE, int WGM, int WGK, int STAGES, bool SWIGLU>
 __device__ __forceinline__ void gemm(GEMM_PARAMS) {
   using S = Shape<CODE, WGM, WGK, STAGES>;
   constexpr int PLANES = CODE::PLANES, N = IMAGE_ROWS, CONSUMERS = 4 * WGM * WGK, PLANE = GROUP_TILES * TILE_BYTES;
-  u8* memory = (u8*)tile_memory();
+  u8* memory = (u8*)tile_memory<S::BYTES>();
   u64 *full = (u64*)(memory + S::BARRIERS_AT), *empty = full + WGK * STAGES;
   Layout<CODE> at(cols);
   // The shuffle tells the compiler that a warp has one.

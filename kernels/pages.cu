@@ -392,7 +392,7 @@ KERNEL __launch_bounds__(SELECT_THREADS) select_pages(DecodeParams p, const floa
 // Writes the bounds of the pages that kv_scatter.cu wrote to. A warp for a row and KV head; of neighbouring rows in one page the
 // last one does it. Grid covers n * n_kv_heads warps. Reads the keys of those pages.
 template <class Rows>
-__device__ __forceinline__ void scatter_bounds(const Kv& kv, int layer, const Span* spans, const int* span_of_row, int n) {
+__device__ __forceinline__ void bounds_of_rows(const Kv& kv, int layer, const Span* spans, const int* span_of_row, int n) {
   after_previous();
   int i = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   int row = i / kv.n_kv_heads, head = i % kv.n_kv_heads;
@@ -408,7 +408,7 @@ __device__ __forceinline__ void scatter_bounds(const Kv& kv, int layer, const Sp
 
 // Writes the bounds of all pages of a sequence. Grid (n_kv_heads, n_layers), any whole warps. Reads all its keys.
 template <class Rows>
-__device__ __forceinline__ void lane_bounds(const Kv& kv, int seq) {
+__device__ __forceinline__ void bounds_of_lanes(const Kv& kv, int seq) {
   after_previous();
   Lane l = lane_of(kv, blockIdx.y, seq, blockIdx.x);
   int live = kv.live[l.row];
@@ -420,7 +420,7 @@ __device__ __forceinline__ void lane_bounds(const Kv& kv, int seq) {
 // Appends the tokens of a decode step as `append` does (place.cuh), and widens the bounds of their pages, or computes them
 // again where a token overwrites a slot.
 template <class Rows>
-__device__ __forceinline__ void append_bounds(const Kv& kv, const Span* spans, int first_layer) {
+__device__ __forceinline__ void append_with_bounds(const Kv& kv, const Span* spans, int first_layer) {
   append_tokens(kv, spans, first_layer, [&](const AppendedSlot& to, int lane) {
     int in_page = to.slot % PAGE_SLOTS;
     if (to.slot == to.live) {
@@ -439,15 +439,15 @@ __device__ __forceinline__ void append_bounds(const Kv& kv, const Span* spans, i
   });
 }
 
-#define BOUNDS(rows, Rows)                                                                           \
-  KERNEL scatter_bounds_##rows(Kv kv, int layer, const Span* spans, const int* span_of_row, int n) { \
-    scatter_bounds<Rows>(kv, layer, spans, span_of_row, n);                                          \
-  }                                                                                                  \
-  KERNEL lane_bounds_##rows(Kv kv, int seq) { lane_bounds<Rows>(kv, seq); }                           \
-  KERNEL __launch_bounds__(32 * APPEND_WARPS, 4)                                                     \
-      append_bounds_##rows(Kv kv, const Span* spans, int first_layer) {                              \
-    append_bounds<Rows>(kv, spans, first_layer);                                                     \
-  }
-BOUNDS(bf16, Bf16Codec)
-BOUNDS(fp8, Fp8Codec)
-BOUNDS(int8, Int8Codec)
+// By the format of keys: `key_rows` in `backend::cuda::pages`.
+#define BY_ROWS(rows, function, ...)               \
+  if (rows == 0) function<Bf16Codec>(__VA_ARGS__);     \
+  else if (rows == 1) function<Fp8Codec>(__VA_ARGS__); \
+  else function<Int8Codec>(__VA_ARGS__);
+KERNEL scatter_bounds(Kv kv, int layer, const Span* spans, const int* span_of_row, int n, int rows) {
+  BY_ROWS(rows, bounds_of_rows, kv, layer, spans, span_of_row, n)
+}
+KERNEL lane_bounds(Kv kv, int seq, int rows) { BY_ROWS(rows, bounds_of_lanes, kv, seq) }
+KERNEL __launch_bounds__(32 * APPEND_WARPS, 4) append_bounds(Kv kv, const Span* spans, int first_layer, int rows) {
+  BY_ROWS(rows, append_with_bounds, kv, spans, first_layer)
+}

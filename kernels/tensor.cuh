@@ -48,9 +48,18 @@ __device__ __forceinline__ uint4 load_once(const u16* at) {
   return v;
 }
 
-// Dynamic shared memory of the block.
+// Says in the PTX how much dynamic shared memory a block has: BYTES, and PER_GROUP for every 256 columns of the weight. The
+// host finds the figures in the index that compile.py writes.
+template <int BYTES, int PER_GROUP>
+__device__ __forceinline__ void needs_shared_memory() {
+  asm volatile("// dynamic shared memory: %0 + %1" ::"n"(BYTES), "n"(PER_GROUP));
+}
+
+// Dynamic shared memory of the block. Called once in a kernel.
+template <int BYTES, int PER_GROUP = 0>
 __device__ __forceinline__ void* dynamic_shared_memory() {
   extern __shared__ __align__(128) unsigned char memory[];
+  needs_shared_memory<BYTES, PER_GROUP>();
   return memory;
 }
 

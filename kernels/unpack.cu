@@ -28,7 +28,7 @@ __device__ __forceinline__ float decode(int code, u32 word) {
 
 // out[i, width] = table[tokens[i], width] in f32. Grid n, any block. CPU twin: `embed`.
 template <class CODE>
-__device__ __forceinline__ void embed(float* out, const u8* table, const u32* tokens, int width) {
+__device__ __forceinline__ void embed_row(float* out, const u8* table, const u32* tokens, int width) {
   Layout<CODE> at(width);
   u32 token = tokens[blockIdx.x];
   int row = token % STRIP_ROWS;
@@ -69,11 +69,13 @@ __device__ __forceinline__ void unpack(u16* out, const u8* weight, int first, in
   *(uint4*)(out + to) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
+KERNEL embed_packed(float* out, const u8* table, const u32* tokens, int width, int planes) {
+  after_previous();
+  if (planes == 1) embed_row<Q4>(out, table, tokens, width);
+  else embed_row<Q8>(out, table, tokens, width);
+}
+
 #define UNPACK(name, CODE) \
-  KERNEL embed_##name(float* out, const u8* table, const u32* tokens, int width) { \
-    after_previous(); \
-    embed<CODE>(out, table, tokens, width); \
-  } \
   KERNEL __launch_bounds__(128) \
       unpack_##name(u16* out, const u8* weight, int first, int second, int strips, int cols) { \
     after_previous(); \

@@ -22,7 +22,7 @@ __device__ __forceinline__ bool lane_is_unpacked(const PrefillParams& p, int liv
 // Fills the pages of a step. Grid (any, n_kv_heads, spans), UNPACK_WARPS warps; a warp for a page. Reads 4 KiB of codes a page
 // and writes 8.
 template <class Codec>
-__device__ __forceinline__ void kv_unpack(const PrefillParams& p) {
+__device__ __forceinline__ void unpack_pages(const PrefillParams& p) {
   const int EIGHTS = PAGE_SLOTS * 128 / 8 / 32;  // of K or V, of a warp lane
   after_previous();
   const Kv& kv = p.kv;

@@ -27,7 +27,7 @@ fn build() -> Result<PathBuf, String> {
     let root = package.ancestors().find(|folder| folder.join("tests/software_gpu").is_dir()).unwrap();
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
     Command::new(&compiler).arg("--version").output().map_err(|e| format!("{compiler:?}: {e}"))?;
-    let folders = ["tests/software_gpu", "kernels", "kernels/ptx"];
+    let folders = ["tests/software_gpu", "kernels"];
     let files = folders.iter().flat_map(|f| fs::read_dir(root.join(f)).unwrap()).map(|e| e.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|p| p.is_file()).collect();
     files.sort();

@@ -18,8 +18,9 @@ for source in "$kernels"/*.cu; do
     echo '#include "device.h"'
     echo 'namespace {'
     echo "#include \"$name.cu\""
-    sed -n 's/.*\.entry \([A-Za-z0-9_]*\)(.*/int number_of_\1 = gpu::Kernel<\&\1>::register_kernel("\1");/p' \
-      "$kernels/ptx/$name".*.ptx | sort -u
+    # The kernels of the file, as the index of the PTX lists them.
+    sed -n "/^file $name /,/^file /s/^kernel \([a-z0-9_]*\) .*/int number_of_\1 = gpu::Kernel<\&\1>::register_kernel(\"\1\");/p" \
+      "$kernels/ptx.txt"
     echo '}'
   } >"$work/$name.cpp"
   compile -c "$work/$name.cpp" -o "$work/$name.o"

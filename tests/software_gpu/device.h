@@ -288,6 +288,7 @@ inline float exp2_fast(float x) { return exp2f(x); }
 inline void prefetch(const void*) {}
 inline float2 load_relaxed(const float2* at) { return *at; }
 inline void store_relaxed(float2* at, float2 x) { *at = x; }
+template <int BYTES, int PER_GROUP = 0>
 inline void* dynamic_shared_memory() { return gpu::dynamic_shared; }
 
 namespace gpu {

@@ -40,6 +40,7 @@ inline unsigned char* swizzled(unsigned char* tile, unsigned line, unsigned chun
 
 }  // namespace gpu
 
+template <int BYTES>
 inline uint16_t* tile_memory() { return (uint16_t*)gpu::dynamic_shared; }
 inline void barrier_init(void* barrier, int arrivals) {
   *(gpu::Barrier*)barrier = {0, (uint16_t)arrivals, (uint16_t)arrivals, 0};

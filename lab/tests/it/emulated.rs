@@ -14,13 +14,14 @@ fn dmslab(gpu: &Path, settings: &[(&str, &str)], args: &[&str]) -> Said {
 #[test]
 fn every_kernel_does_as_the_cpu_and_a_wrong_one_is_found() {
     let Some(gpu) = software_gpu() else { return };
-    let said = dmslab(gpu, &[("SOFTWARE_GPU_WRONG", "gemm_bf16")], &["check"]);
+    let said = dmslab(gpu, &[("SOFTWARE_GPU_WRONG", "gemm")], &["check"]);
     let lines = |mark: &str| said.stdout.lines().filter(|l| l.starts_with(mark)).collect::<Vec<_>>();
     let (fine, missed) = (lines("ok"), lines("!!"));
     assert!(fine.len() > 200, "{}{}", said.stdout, said.stderr);
-    // bf16 weights of a width that tensor cores do not support, or f32 inputs, of more than 8 rows.
-    let fits = |line: &&&str| line.contains("linear bf16") || line.contains("adapter_decisions");
-    assert_eq!((said.code, missed.iter().filter(fits).count(), missed.len()), (1, 13, 13), "{}", missed.join("\n"));
+    // Of more than 8 rows: weights that are not bf16, a width that tensor cores do not support, or f32 inputs.
+    let fits = |line: &&&str| ["linear", "swiglu f32", "adapter_decisions"].iter().any(|op| line.contains(op));
+    let found = missed.iter().filter(fits).count();
+    assert!(said.code == 1 && found > 50 && found == missed.len(), "{}", missed.join("\n"));
     let recorded = |line: &&&str| line.contains("in one step, 2 recorded") || line.contains("by itself, 2 recorded");
     assert_eq!(fine.iter().filter(recorded).count(), 14, "steps are recorded and replayed");
     let moved = |line: &&&str| line.contains("memory: 30 MiB of pages");

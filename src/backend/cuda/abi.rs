@@ -17,42 +17,15 @@ macro_rules! layout {
 }
 
 /// A struct that a kernel takes by value as one parameter.
-pub trait Param: Pod {
-    /// How `takes` in the table of kernels names it.
-    const LETTER: u8;
-}
+pub trait Param: Pod {}
 
-/// Size and alignment of a [`Param`]: what the PTX says of such a parameter.
-pub struct ParamLayout {
-    pub letter: u8,
-    pub bytes: usize,
-    pub align: usize,
-}
-
-/// Declares the structs that kernels take by value: each with a letter of its own, other than those of [`Arg`]'s
-/// numbers and pointers.
-macro_rules! params {
-    ($($struct:ty: $letter:literal),* $(,)?) => {
-        $(impl Param for $struct {
-            const LETTER: u8 = $letter;
-        })*
-        pub const PARAMS: &[ParamLayout] = &[$(ParamLayout {
-            letter: $letter,
-            bytes: size_of::<$struct>(),
-            align: align_of::<$struct>(),
-        }),*];
-    };
-}
-
-params! {
-    View: b'k',
-    DecodeParams: b'd',
-    PrefillParams: b'c',
-    RopeParams: b'r',
-    MergeParams: b'm',
-    TensorMap: b't',
-    DecodeNorm: b'n',
-}
+impl Param for View {}
+impl Param for DecodeParams {}
+impl Param for PrefillParams {}
+impl Param for RopeParams {}
+impl Param for MergeParams {}
+impl Param for TensorMap {}
+impl Param for DecodeNorm {}
 
 /// One argument of a kernel.
 #[derive(Clone, Copy)]
@@ -61,25 +34,29 @@ pub enum Arg<'a> {
     I32(i32),
     F32(f32),
     U64(u64),
-    /// A parameter struct by value: its letter and its bytes. [`Arg::of`] makes it.
-    Struct(u8, &'a [u8]),
+    /// A parameter struct by value: its alignment and its bytes. [`Arg::of`] makes it.
+    Struct(usize, &'a [u8]),
 }
 
 impl<'a> Arg<'a> {
     /// A parameter struct, passed by value.
     pub fn of<P: Param>(param: &'a P) -> Self {
-        Self::Struct(P::LETTER, bytemuck::bytes_of(param))
+        Self::Struct(align_of::<P>(), bytemuck::bytes_of(param))
     }
 
-    /// The argument's letter in the table of kernels.
-    pub(super) fn letter(&self) -> u8 {
-        match self {
-            Arg::Ptr(_) => b'p',
-            Arg::I32(_) => b'i',
-            Arg::F32(_) => b'f',
-            Arg::U64(_) => b'l',
-            Arg::Struct(letter, _) => *letter,
-        }
+    /// Whether a kernel's parameter, as the index of the PTX has it, is of the argument's type: `.u64`, or `.align8.b8[40]`.
+    pub(super) fn has_form(&self, form: &str) -> bool {
+        let scalar = match self {
+            Arg::Ptr(_) | Arg::U64(_) => ".u64",
+            Arg::I32(_) => ".u32",
+            Arg::F32(_) => ".f32",
+            Arg::Struct(align, bytes) => {
+                let form = form.strip_prefix(".align").and_then(|form| form.strip_suffix(']'));
+                let numbers = form.and_then(|form| form.split_once(".b8["));
+                return numbers.is_some_and(|(a, n)| a.parse() == Ok(*align) && n.parse() == Ok(bytes.len()));
+            }
+        };
+        form == scalar
     }
 
     /// Where the driver reads the argument's value, as long as the argument lives.
@@ -298,15 +275,3 @@ layout!(SamplingState: 32 { seed: 0, seq: 8, top_k: 12, temperature: 16, top_p: 
 
 /// Bytes of `Row` in `sample.cu`: what the sampling kernels keep of one row of logits within a step.
 pub const SAMPLE_ROW_BYTES: usize = 133_176;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn letters_of_parameters_are_distinct() {
-        let mut letters: Vec<u8> = PARAMS.iter().map(|p| p.letter).chain(*b"pifl").collect();
-        letters.sort_unstable();
-        assert!(letters.windows(2).all(|pair| pair[0] != pair[1]), "{letters:?}");
-    }
-}

@@ -9,7 +9,7 @@
 use super::super::{MemoryUse, OutOfMemory};
 use super::abi::Arg;
 use super::error::{NoCuda, failure, lost, must, ready, words};
-use super::kernels::{KERNELS, Kernel, PDL_TARGET, SOURCES, Source, TARGETS};
+use super::kernels::{Entry, Kernel, PDL_TARGET, SOURCES, Source, TARGETS, Target};
 use super::pinned::Staging;
 use super::probe::probe;
 use cudarc::driver::result::{self, DriverError};
@@ -57,8 +57,8 @@ pub struct Driver {
     /// In the order of `SOURCES`. A file is loaded before a model is, if the model needs it, or by the first use of one of its
     /// kernels.
     modules: Vec<OnceCell<sys::CUmodule>>,
-    /// In the order of `KERNELS`; set by their first use.
-    functions: Vec<OnceCell<sys::CUfunction>>,
+    /// Of the kernels that have been used.
+    functions: RefCell<HashMap<Kernel, sys::CUfunction>>,
     /// Where PTX is read from instead of from the program.
     kernel_folder: Option<PathBuf>,
     pub name: String,
@@ -162,7 +162,7 @@ impl Driver {
         let (free, _) = ready(context.mem_get_info(), "reading its free memory")?;
         let driver = Self {
             modules: SOURCES.iter().map(|_| OnceCell::new()).collect(),
-            functions: KERNELS.iter().map(|_| OnceCell::new()).collect(),
+            functions: RefCell::default(),
             kernel_folder: options.kernels.clone(),
             name,
             sm_count,
@@ -185,7 +185,7 @@ impl Driver {
             stream: ready(context.new_stream(), "creating a stream")?,
             context,
         };
-        driver.module(Kernel::MovePages.source())?;
+        driver.module(Kernel::MovePages.entry().source)?;
         Ok(driver)
     }
 
@@ -196,7 +196,7 @@ impl Driver {
         needed: impl Fn(&Source, (i32, i32)) -> bool,
         on_files: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<(), NoCuda> {
-        let runs = |s: &Source| s.ptx_for(self.capability).is_some() && needed(s, self.capability);
+        let runs = |s: &Source| s.target_for(self.capability).is_some() && needed(s, self.capability);
         let files: Vec<usize> = (0..SOURCES.len()).filter(|&at| runs(&SOURCES[at])).collect();
         for (done, &at) in files.iter().enumerate() {
             if !on_files(done, files.len()) {
@@ -213,12 +213,12 @@ impl Driver {
             return Ok(*module);
         }
         let source = &SOURCES[at];
-        let Some((target, ptx)) = source.ptx_for(self.capability) else {
+        let Some(target) = source.target_for(self.capability) else {
             return Err(NoCuda::Driver(format!("this GPU does not run the kernels in {}", source.name)));
         };
         let before = self.memory().0;
         let module = match &self.kernel_folder {
-            None => load(source.name, ptx.as_bytes())?,
+            None => load(source.name, &source.ptx(target))?,
             Some(folder) => load(source.name, &read(folder, source, target)?)?,
         };
         self.module_bytes.set(self.module_bytes.get() + before.saturating_sub(self.memory().0));
@@ -228,25 +228,33 @@ impl Driver {
     /// The function of a kernel. Its first use makes the driver load its code, outside a capture: a step runs once before it
     /// is captured. So a model costs the memory of the kernels that its formats need, and no other.
     fn function(&self, kernel: Kernel) -> sys::CUfunction {
-        *self.functions[kernel as usize].get_or_init(|| {
-            let entry = kernel.entry();
-            let module = self.module(kernel.source()).unwrap_or_else(|why| lost(&why));
-            let name = CString::new(entry.name).expect("names have no zeros");
-            // SAFETY: the module is loaded.
-            let function = must(unsafe { result::module::get_function(module, name) }, entry.name);
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let all = kernel.shares_what_it_is_given();
-            let bytes = if all { self.shared_bytes } else { kernel.shared_bytes() };
-            // SAFETY: the function is one of a module that is loaded.
-            let set = unsafe { sys::cuFuncSetAttribute(function, most, bytes as i32) };
-            self.issued(set.result(), entry.name);
-            function
-        })
+        if let Some(function) = self.functions.borrow().get(&kernel) {
+            return *function;
+        }
+        let entry = kernel.entry();
+        let module = self.module(entry.source).unwrap_or_else(|why| lost(&why));
+        let name = CString::new(entry.name).expect("names have no zeros");
+        // SAFETY: the module is loaded.
+        let function = must(unsafe { result::module::get_function(module, name) }, entry.name);
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = if entry.shared_per_group > 0 { self.shared_bytes } else { entry.shared_bytes };
+        // SAFETY: the function is one of a module that is loaded.
+        let set = unsafe { sys::cuFuncSetAttribute(function, most, bytes as i32) };
+        self.issued(set.result(), entry.name);
+        self.functions.borrow_mut().insert(kernel, function);
+        function
     }
 
-    /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block.
+    /// Whether the GPU runs the kernel, and has the shared memory that it needs for a block, with a weight of `cols` columns if
+    /// it depends on them.
+    pub fn supports_width(&self, kernel: Kernel, cols: usize) -> bool {
+        let entry = kernel.entry();
+        SOURCES[entry.source].target_for(self.capability).is_some() && shared_bytes(entry, cols) <= self.shared_bytes
+    }
+
+    /// As [`Self::supports_width`], of a kernel that needs the same shared memory for all weights.
     pub fn supports(&self, kernel: Kernel) -> bool {
-        SOURCES[kernel.source()].ptx_for(self.capability).is_some() && kernel.shared_bytes() <= self.shared_bytes
+        self.supports_width(kernel, 0)
     }
 
     /// Blocks of a kernel that fit on an SM at once, at least one.
@@ -254,7 +262,7 @@ impl Driver {
         let (mut blocks, function) = (0, self.function(kernel));
         // SAFETY: the function is one of a module that is loaded; the pointer is to a live i32.
         let found = unsafe {
-            let shared = kernel.shared_bytes();
+            let shared = kernel.entry().shared_bytes;
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads as i32, shared)
         };
         must(found.result(), kernel.entry().name);
@@ -268,29 +276,17 @@ impl Driver {
 
     /// Launches a kernel in stream order, on a grid of blocks of `threads` threads.
     pub fn launch(&self, kernel: Kernel, grid: [usize; 3], threads: usize, args: &[Arg<'_>]) {
-        self.launch_sharing(kernel, grid, threads, kernel.shared_bytes(), args);
+        self.launch_of_width(kernel, grid, threads, 0, args);
     }
 
-    /// Whether a block can have so much shared memory.
-    pub fn shares(&self, shared_bytes: usize) -> bool {
-        shared_bytes <= self.shared_bytes
-    }
-
-    /// As [`Self::launch`], with so much dynamic shared memory for each block.
-    pub fn launch_sharing(
-        &self,
-        kernel: Kernel,
-        grid: [usize; 3],
-        threads: usize,
-        shared_bytes: usize,
-        args: &[Arg<'_>],
-    ) {
+    /// As [`Self::launch`], of a kernel whose shared memory depends on the columns of the weight.
+    pub fn launch_of_width(&self, kernel: Kernel, grid: [usize; 3], threads: usize, cols: usize, args: &[Arg<'_>]) {
         let entry = kernel.entry();
         assert!(
-            args.iter().map(Arg::letter).eq(entry.takes.bytes()),
-            "kernel {} takes {} and was given something else",
+            args.len() == entry.params.len() && args.iter().zip(&entry.params).all(|(arg, form)| arg.has_form(form)),
+            "kernel {} takes {:?} and was given something else",
             entry.name,
-            entry.takes
+            entry.params
         );
         let mut addresses: Vec<*mut c_void> = args.iter().map(Arg::address).collect();
         // SAFETY: C unions and structs of numbers and pointers, for which all zeros is a value.
@@ -300,11 +296,11 @@ impl Driver {
         pdl.value.programmaticStreamSerializationAllowed = 1;
         [config.gridDimX, config.gridDimY, config.gridDimZ] = grid.map(|n| n as u32);
         [config.blockDimX, config.blockDimY, config.blockDimZ] = [threads as u32, 1, 1];
-        config.sharedMemBytes = shared_bytes as u32;
+        config.sharedMemBytes = shared_bytes(entry, cols) as u32;
         let early = self.pdl && !self.separate.take();
         (config.hStream, config.attrs, config.numAttrs) = (self.stream.cu_stream(), &mut pdl, early as u32);
-        // SAFETY: number, order and sizes of the arguments are the kernel's (checked above; the table is checked
-        // against the PTX); they outlive the call, which copies them. Pointers among them are to memory that the
+        // SAFETY: number, order and sizes of the arguments are the kernel's (checked above against the
+        // PTX's); they outlive the call, which copies them. Pointers among them are to memory that the
         // caller's buffers own, which is freed only after a wait.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, self.function(kernel), addresses.as_mut_ptr(), null_mut()) };
@@ -530,9 +526,17 @@ pub(super) fn out_of_memory(bytes: usize) -> OutOfMemory {
     OutOfMemory { what: "GPU", needed_bytes: bytes as u64 }
 }
 
+/// Columns of a weight that `Entry::shared_per_group` is for.
+const GROUP_COLS: usize = 256;
+
+/// Dynamic shared memory of a block, with a weight of `cols` columns.
+fn shared_bytes(entry: &Entry, cols: usize) -> usize {
+    entry.shared_bytes + cols.div_ceil(GROUP_COLS) * entry.shared_per_group
+}
+
 /// PTX of a folder, with a zero at its end.
-fn read(folder: &Path, source: &Source, target: &str) -> Result<Vec<u8>, NoCuda> {
-    let path = folder.join(format!("{}.{target}.ptx", source.name));
+fn read(folder: &Path, source: &Source, target: &Target) -> Result<Vec<u8>, NoCuda> {
+    let path = folder.join(format!("{}.{}.ptx", source.name, target.name));
     let mut ptx =
         std::fs::read(&path).map_err(|e| NoCuda::Driver(format!("{} cannot be read: {e}", path.display())))?;
     ptx.push(0);

@@ -6,8 +6,8 @@ use super::abi::Arg::{self, I32, Ptr};
 use super::abi::DecodeNorm;
 use super::cublaslt::Gemm;
 use super::driver::Driver;
-use super::kernels::Kernel;
-use super::memory::{Acts, Buf, UNSCALED_ROWS, Weight};
+use super::kernels::{Fused, Kernel};
+use super::memory::{Acts, Buf, UNSCALED_ROWS, Weight, dtype_number};
 use super::tensor_map::tensor_map;
 use super::{BLOCK, Cuda};
 use crate::tensor::DType;
@@ -25,6 +25,9 @@ pub(super) const TILE_M: usize = 128;
 /// Rows that are multiplied by libcublasLt before SwiGLU is applied to them: what lies between stays in L2.
 pub(super) const SWIGLU_ROWS: usize = 512;
 
+/// A kernel that GPUs run which have `gemm_wgmma.cu`.
+pub(super) const WGMMA: Kernel = Kernel::GemmWgmma(256, Fused::Nothing);
+
 /// What launches a kernel is chosen for.
 enum For {
     Any,
@@ -41,12 +44,11 @@ enum For {
 struct GemmKernel {
     m: RangeInclusive<usize>,
     launches: For,
-    plain: Kernel,
-    /// The one with fused SwiGLU, if there is one.
-    swiglu: Option<Kernel>,
+    kernel: fn(Fused) -> Kernel,
+    /// Whether there is one with fused SwiGLU.
+    fuses: bool,
     /// Rows of activations and rows of the weight of a block.
     tile: [usize; 2],
-    threads: usize,
 }
 
 impl GemmKernel {
@@ -58,30 +60,28 @@ impl GemmKernel {
 
 /// The first that fits is used: that for the number of rows and blocks, if the GPU has the shared memory.
 const GEMM_KERNELS: &[GemmKernel] = {
-    use Kernel::*;
+    use Kernel::{GemmDecode, GemmTiles};
     const fn row(
         m: RangeInclusive<usize>,
         launches: For,
-        plain: Kernel,
-        swiglu: Option<Kernel>,
+        kernel: fn(Fused) -> Kernel,
+        fuses: bool,
         tile: [usize; 2],
-        threads: usize,
     ) -> GemmKernel {
-        GemmKernel { m, launches, plain, swiglu, tile, threads }
+        GemmKernel { m, launches, kernel, fuses, tile }
     }
     // A block that is alone on its SM may as well use all of the shared memory.
     const ALONE: For = For::Few { per_sm: 1, k: 0 };
     &[
-        row(2..=8, ALONE, GemmDecode8Deep, None, [8, 16], 512),
-        row(2..=8, For::Few { per_sm: 2, k: 8192 }, GemmDecode8Long, None, [8, 16], 256),
-        row(2..=8, For::Any, GemmDecode8, Some(GemmDecode8Swiglu), [8, 16], 256),
-        row(9..=16, ALONE, GemmDecode16Deep, None, [16, 16], 512),
-        row(9..=16, ALONE, GemmDecode16Tall, None, [16, 32], 256),
-        row(9..=16, For::Any, GemmDecode16, Some(GemmDecode16Swiglu), [16, 16], 256),
-        row(17..=MAX_DECODE_ROWS, ALONE, GemmDecode32Deep, None, [32, 32], 256),
-        row(17..=MAX_DECODE_ROWS, For::Any, GemmDecode32, Some(GemmDecode32Swiglu), [32, 32], 256),
-        row(33..=usize::MAX, For::Many, GemmTiles, Some(GemmTilesSwiglu), [TILE_M, 256], 256),
-        row(33..=usize::MAX, For::Any, GemmTilesSmall, Some(GemmTilesSmallSwiglu), [TILE_M, 128], 128),
+        row(2..=8, ALONE, |f| GemmDecode(8, "_deep", f), false, [8, 16]),
+        row(2..=8, For::Few { per_sm: 2, k: 8192 }, |f| GemmDecode(8, "_long", f), false, [8, 16]),
+        row(2..=8, For::Any, |f| GemmDecode(8, "", f), true, [8, 16]),
+        row(9..=16, ALONE, |f| GemmDecode(16, "_tall", f), false, [16, 32]),
+        row(9..=16, For::Any, |f| GemmDecode(16, "", f), true, [16, 16]),
+        row(17..=MAX_DECODE_ROWS, ALONE, |f| GemmDecode(32, "_deep", f), false, [32, 32]),
+        row(17..=MAX_DECODE_ROWS, For::Any, |f| GemmDecode(32, "", f), true, [32, 32]),
+        row(33..=usize::MAX, For::Many, |f| GemmTiles("", f), true, [TILE_M, 256]),
+        row(33..=usize::MAX, For::Any, |f| GemmTiles("_small", f), true, [TILE_M, 128]),
     ]
 };
 
@@ -147,12 +147,12 @@ pub(super) fn tensor_cores(cuda: &Cuda, gemm: &Gemm, fused: bool) {
     if gemm.m <= MAX_DECODE_ROWS {
         return decode(cuda, gemm, fused, &DecodeNorm::default());
     }
-    if driver.supports(Kernel::GemmWgmma256) {
+    if driver.supports(WGMMA) {
         return hopper(cuda, gemm, fused);
     }
     let (best, kernel) = fastest(driver, gemm, fused);
     let [m_tiles, n_tiles] = best.tiles(gemm);
-    driver.launch(kernel, [m_tiles, n_tiles, 1], best.threads, &arguments(gemm));
+    driver.launch(kernel, [m_tiles, n_tiles, 1], kernel.entry().threads, &arguments(gemm));
 }
 
 /// As [`tensor_cores`], of at most [`MAX_DECODE_ROWS`] rows, which are one tile, and with its share of a norm.
@@ -160,7 +160,7 @@ pub(super) fn decode(cuda: &Cuda, gemm: &Gemm, fused: bool, norm: &DecodeNorm) {
     let (best, kernel) = fastest(&cuda.driver, gemm, fused);
     let mut args = arguments(gemm);
     args[7] = Arg::of(norm);
-    cuda.driver.launch(kernel, [best.tiles(gemm)[1], 1, 1], best.threads, &args);
+    cuda.driver.launch(kernel, [best.tiles(gemm)[1], 1, 1], kernel.entry().threads, &args);
 }
 
 /// The kernel of the table for this launch and GPU.
@@ -172,8 +172,9 @@ fn fastest(driver: &Driver, gemm: &Gemm, fused: bool) -> (&'static GemmKernel, K
             For::Few { per_sm, k } => blocks <= per_sm * driver.sm_count && gemm.k >= k,
             For::Many => blocks >= driver.sm_count,
         };
-        let kernel = if fused { row.swiglu } else { Some(row.plain) };
-        kernel.filter(|kernel| row.m.contains(&gemm.m) && chosen && driver.supports(*kernel))
+        let kernel = (row.kernel)(Fused::swiglu(fused));
+        let fits = row.m.contains(&gemm.m) && chosen && (row.fuses || !fused) && driver.supports(kernel);
+        fits.then_some(kernel)
     };
     let best = GEMM_KERNELS.iter().find_map(|row| Some((row, fitting(row)?)));
     best.expect("a kernel for any two rows or more and any GPU")
@@ -182,38 +183,30 @@ fn fastest(driver: &Driver, gemm: &Gemm, fused: bool) -> (&'static GemmKernel, K
 /// Prefill with `wgmma`. Blocks are persistent and take one tile after the other. The tile width is that at which the
 /// busiest block has the fewest rows of the weight; of equals the widest, which reads least.
 fn hopper(cuda: &Cuda, gemm: &Gemm, fused: bool) {
-    use Kernel::*;
     let (m_tiles, blocks) = (gemm.m.div_ceil(TILE_M), cuda.driver.sm_count);
     let tiles = |width: usize| m_tiles * gemm.n.div_ceil(width);
-    let widths: &[(usize, Kernel)] = if fused {
-        // 256 is slower here than 192.
-        &[(192, GemmWgmma192Swiglu), (128, GemmWgmma128Swiglu)]
-    } else {
-        &[(256, GemmWgmma256), (192, GemmWgmma192), (128, GemmWgmma128)]
-    };
-    let best = widths.iter().min_by_key(|(width, _)| tiles(*width).div_ceil(blocks) * width);
-    let &(width, kernel) = best.expect("one of them");
+    // With SwiGLU 256 is slower than 192.
+    let widths: &[u16] = if fused { &[192, 128] } else { &[256, 192, 128] };
+    let best = widths.iter().min_by_key(|&&width| tiles(width.into()).div_ceil(blocks) * usize::from(width));
+    let best = *best.expect("one of them");
+    let (width, kernel) = (usize::from(best), Kernel::GemmWgmma(best, Fused::swiglu(fused)));
     let x = tensor_map(gemm.x, [gemm.m, gemm.k], TILE_M);
     let weight = tensor_map(gemm.weight, [gemm.n, gemm.k], width / 2);
     let mut args = arguments(gemm);
     (args[1], args[2]) = (Arg::of(&x), Arg::of(&weight));
-    cuda.driver.launch(kernel, [tiles(width).min(blocks), 1, 1], 288, &args);
+    cuda.driver.launch(kernel, [tiles(width).min(blocks), 1, 1], kernel.entry().threads, &args);
 }
 
 /// In f32, whatever the weight's dtype.
 pub(super) fn plain(cuda: &Cuda, gemm: &Gemm, dtype: DType) {
-    use Kernel::*;
     let mut args = arguments(gemm);
-    let (gemv1, gemv8, many) = match dtype {
-        DType::F32 => (Gemv1F32, Gemv8F32, GemmF32),
-        DType::F16 => (Gemv1F16, Gemv8F16, GemmF16),
-        DType::Bf16 => (Gemv1Bf16, Gemv8Bf16, GemmBf16),
-    };
+    args.push(I32(dtype_number(dtype)));
     if gemm.m <= FEW_ROWS && gemm.ld == gemm.n {
         // Whether rows of the weight may be read eight elements at a time, instead of a stride.
         args[7] = I32(gemm.k.is_multiple_of(8) as i32);
-        cuda.driver.launch(if gemm.m == 1 { gemv1 } else { gemv8 }, [gemm.n.div_ceil(4), 1, 1], 128, &args);
+        let kernel = if gemm.m == 1 { Kernel::Gemv1 } else { Kernel::Gemv8 };
+        cuda.driver.launch(kernel, [gemm.n.div_ceil(4), 1, 1], 128, &args);
     } else {
-        cuda.driver.launch(many, [gemm.n.div_ceil(TILE), gemm.m.div_ceil(TILE), 1], 256, &args);
+        cuda.driver.launch(Kernel::Gemm, [gemm.n.div_ceil(TILE), gemm.m.div_ceil(TILE), 1], 256, &args);
     }
 }

@@ -4,7 +4,7 @@ use super::super::{KvGeometry, KvTables, PresenceCounts, QkvRopeArgs, Span};
 use super::abi::Arg::{self, I32, Ptr, U64};
 use super::abi::{self, DecodeParams, DeviceSpan, PrefillParams, RopeParams, View};
 use super::driver::Driver;
-use super::kernels::{Kernel, is_wide};
+use super::kernels::{Kernel, Mode, padded};
 use super::memory::{Acts, Buf};
 use super::merge;
 use super::pages;
@@ -103,84 +103,35 @@ fn budget(policy: &Policy) -> i32 {
     }
 }
 
-/// The instances of the kernels that depend on the codec.
-struct Instances {
-    qkv_rope: Kernel,
-    attend_tiles: Kernel,
-    /// For the one head size that it has, on GPUs that run it.
-    attend_wgmma: Option<Kernel>,
-    /// What unpacks its codes, if it has codes to unpack.
-    unpack: Option<Kernel>,
-    /// Attention of decode steps under the policy.
-    decode: Kernel,
-}
-
-/// The instances for a geometry: one row of the table a codec. f32 is refused where the device is chosen.
-fn instances(g: &KvGeometry) -> Instances {
-    use Kernel::*;
-    let group = g.n_q_heads / g.n_kv_heads;
-    assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
-    assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
-    let wide = is_wide(g.head_dim) as usize;
-    let (qkv_rope, attend_tiles) = match g.codec {
-        Codec::Bf16 => (QkvRopeBf16, [AttendTiles64Bf16, AttendTiles128Bf16]),
-        Codec::Fp8 => (QkvRopeFp8, [AttendTiles64Fp8, AttendTiles128Fp8]),
-        Codec::Int8 => (QkvRopeInt8, [AttendTiles64Int8, AttendTiles128Int8]),
-        Codec::K8V4 => (QkvRopeK8V4, [AttendTiles64K8V4, AttendTiles128K8V4]),
-        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
-    };
-    let (attend_wgmma, unpack) = match (g.codec, g.head_dim) {
-        (Codec::Bf16, 128) => (Some(AttendWgmma128Bf16), None),
-        (Codec::Fp8, 128) => (Some(AttendWgmma128Fp8), Some(KvUnpackFp8)),
-        (Codec::Int8, 128) => (Some(AttendWgmma128Int8), Some(KvUnpackInt8)),
-        _ => (None, None),
-    };
-    Instances { qkv_rope, attend_tiles: attend_tiles[wide], attend_wgmma, unpack, decode: decode_kernel(g) }
+/// Prefill attention with `wgmma`, if the GPU runs it and there is an instance.
+fn attend_wgmma(driver: &Driver, g: &KvGeometry) -> Option<Kernel> {
+    let kernel = Kernel::AttendWgmma(g.codec);
+    (g.head_dim == 128 && g.codec != Codec::K8V4 && driver.supports(kernel)).then_some(kernel)
 }
 
 /// Attention of decode steps: ordinary ones, those with scores and those over chosen pages.
 fn decode_kernel(g: &KvGeometry) -> Kernel {
-    use Kernel::*;
-    let [ordinary, with_scores, over_pages] = match g.codec {
-        Codec::Bf16 => [
-            [Attend64Bf16, Attend128Bf16],
-            [AttendScores64Bf16, AttendScores128Bf16],
-            [AttendPages64Bf16, AttendPages128Bf16],
-        ],
-        Codec::Fp8 => [
-            [Attend64Fp8, Attend128Fp8],
-            [AttendScores64Fp8, AttendScores128Fp8],
-            [AttendPages64Fp8, AttendPages128Fp8],
-        ],
-        Codec::Int8 => [
-            [Attend64Int8, Attend128Int8],
-            [AttendScores64Int8, AttendScores128Int8],
-            [AttendPages64Int8, AttendPages128Int8],
-        ],
-        Codec::K8V4 => [
-            [Attend64K8V4, Attend128K8V4],
-            [AttendScores64K8V4, AttendScores128K8V4],
-            [AttendPages64K8V4, AttendPages128K8V4],
-        ],
-        Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
+    let mode = match (g.policy.scored(), g.policy.quest()) {
+        (Some(_), _) => Mode::Scores,
+        (None, Some(_)) => Mode::Pages,
+        (None, None) => Mode::Ordinary,
     };
-    let by_width = match (g.policy.scored(), g.policy.quest()) {
-        (Some(_), _) => with_scores,
-        (None, Some(_)) => over_pages,
-        (None, None) => ordinary,
-    };
-    by_width[is_wide(g.head_dim) as usize]
+    Kernel::Attend(mode, padded(g.head_dim), g.codec)
 }
 
-/// The kernel that unpacks what a step of `rows` rows attends to, if that is worth its time.
-pub(super) fn unpack_kernel(driver: &Driver, g: &KvGeometry, rows: usize) -> Option<Kernel> {
-    let kernels = instances(g);
-    kernels.attend_wgmma.filter(|attend| rows >= UNPACK_ROWS && driver.supports(*attend)).and(kernels.unpack)
+/// Whether the codes that a step of `rows` rows attends to are unpacked first.
+pub(super) fn unpacks(driver: &Driver, g: &KvGeometry, rows: usize) -> bool {
+    rows >= UNPACK_ROWS && g.codec != Codec::Bf16 && attend_wgmma(driver, g).is_some()
 }
 
-/// Blocks of decode attention that an SM runs at once.
+/// Blocks of decode attention that an SM runs at once. Refuses geometries that there are no kernels for; f32 is refused where the
+/// device is chosen.
 pub(super) fn attend_blocks(driver: &Driver, g: &KvGeometry) -> usize {
-    driver.blocks_per_sm(instances(g).decode, DECODE_THREADS)
+    let group = g.n_q_heads / g.n_kv_heads;
+    assert!(group <= MAX_GROUP, "{group} query heads per KV head; the CUDA backend supports {MAX_GROUP}");
+    assert!(g.head_dim <= MAX_HEAD_DIM, "heads of {} channels; the CUDA backend supports {MAX_HEAD_DIM}", g.head_dim);
+    assert!(g.codec != Codec::F32, "the CUDA backend does not store K and V as f32");
+    driver.blocks_per_sm(decode_kernel(g), DECODE_THREADS)
 }
 
 /// Fused attention of a decode step: split-KV attention over the stored slots and the tokens themselves, which are staged; they
@@ -200,7 +151,7 @@ pub(super) fn decode(
     let shape = cuda.send(spans);
     let heads = merge::prepare(cuda, qkv, decisions, kv, layer, spans, rope);
     out.fills(shape.n_rows);
-    let (g, pool, kernels) = (&kv.geometry, &kv.pool, instances(&kv.geometry));
+    let (g, pool, kernel) = (&kv.geometry, &kv.pool, decode_kernel(&kv.geometry));
     let mut params = DecodeParams {
         kv: view(kv),
         heads,
@@ -224,7 +175,7 @@ pub(super) fn decode(
         if let Some(choices) = &pool.choices {
             args.extend(choices.choose(&cuda.driver, g, params, n));
         }
-        cuda.driver.launch(kernels.decode, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
+        cuda.driver.launch(kernel, [decode_blocks(pool, g, n), n, 1], DECODE_THREADS, &args);
         if scored {
             cuda.driver.launch(Kernel::PlaceScores, [g.n_kv_heads, n, 1], PLACE_SCORES_THREADS, &args[..1]);
         }
@@ -255,10 +206,12 @@ fn decode_blocks(pool: &Pool, g: &KvGeometry, n: usize) -> usize {
 pub(super) fn append(cuda: &Cuda, kv: &mut KvTables<Cuda>, first: usize, spans: &[Span]) {
     let (g, layers) = (&kv.geometry, kv.pool.staged_layers.take() - first);
     let (shape, view) = (cuda.send(spans), view(kv));
-    let kernel = g.policy.quest().map_or(Kernel::Append, |_| pages::bounds_kernels(g).of_appended);
-    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32)];
+    let args = [Arg::of(&view), Ptr(shape.spans), I32(first as i32), I32(pages::key_rows(g) as i32)];
     let grid = [g.n_kv_heads.div_ceil(APPEND_LANES), shape.n_spans, layers];
-    cuda.driver.launch(kernel, grid, 32 * APPEND_LANES, &args);
+    match g.policy.quest() {
+        Some(_) => cuda.driver.launch(Kernel::AppendBounds, grid, 32 * APPEND_LANES, &args),
+        None => cuda.driver.launch(Kernel::Append, grid, 32 * APPEND_LANES, &args[..3]),
+    }
 }
 
 /// [`Backend::qkv_rope`](super::Backend::qkv_rope); codes of K and V go to the step's staged pages, over all that is there.
@@ -287,7 +240,7 @@ pub(super) fn qkv_rope(
         span_of_row: shape.span_of_row,
     };
     let threads = 32 * (g.n_q_heads / g.n_kv_heads + 2);
-    driver.launch(instances(g).qkv_rope, [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
+    driver.launch(Kernel::QkvRope(g.codec), [blocks, shape.n_rows, 1], threads, &[Arg::of(&params)]);
 }
 
 /// Attention by tiles of query rows; a decode token is a tile of one row.
@@ -305,13 +258,13 @@ pub(super) fn attend(
     let tile_tokens = TILE_QUERIES / (g.n_q_heads / g.n_kv_heads);
     let n_tiles: usize = spans.iter().map(|s| s.len.div_ceil(tile_tokens)).sum();
     let driver = &cuda.driver;
-    let wgmma = instances(g).attend_wgmma.filter(|kernel| driver.supports(*kernel));
+    let wgmma = attend_wgmma(driver, g);
     // Few tiles: split their keys until there are enough blocks for all SMs.
     let blocks = if wgmma.is_some() { driver.sm_count } else { pool.max_blocks };
     let splits = (blocks / (n_tiles * g.n_kv_heads)).clamp(1, MAX_TILE_SPLITS);
-    let unpack = unpack_kernel(driver, g, shape.n_rows);
     let lanes = shape.n_spans * g.n_kv_heads;
-    let unpacked = unpack.map_or_else(Default::default, |_| pool.unpacked_pages(g, lanes, shape.n_rows));
+    let unpacked =
+        if unpacks(driver, g, shape.n_rows) { pool.unpacked_pages(g, lanes, shape.n_rows) } else { Default::default() };
     let params = PrefillParams {
         kv: view(kv),
         out: out.ptr(),
@@ -328,9 +281,10 @@ pub(super) fn attend(
         lane_pages: unpacked.lane_pages as i32,
         first_staged: unpacked.first_staged as i32,
     };
-    if let Some(kernel) = unpack.filter(|_| unpacked.at != 0) {
+    if unpacked.at != 0 {
         let blocks = (UNPACK_BLOCKS_PER_SM * driver.sm_count).div_ceil(lanes);
-        driver.launch(kernel, [blocks, g.n_kv_heads, shape.n_spans], UNPACK_THREADS, &[Arg::of(&params)]);
+        let args = [Arg::of(&params), I32((g.codec == Codec::Int8) as i32)];
+        driver.launch(Kernel::KvUnpack, [blocks, g.n_kv_heads, shape.n_spans], UNPACK_THREADS, &args);
     }
     let grid = [splits, g.n_kv_heads, n_tiles];
     match wgmma {
@@ -339,7 +293,10 @@ pub(super) fn attend(
             let args = [Arg::of(&params), Arg::of(&stored), Arg::of(&staged)];
             driver.launch(kernel, grid, WGMMA_THREADS, &args);
         }
-        None => driver.launch(instances(g).attend_tiles, grid, TILE_THREADS, &[Arg::of(&params)]),
+        None => {
+            let kernel = Kernel::AttendTiles(padded(g.head_dim), g.codec);
+            driver.launch(kernel, grid, TILE_THREADS, &[Arg::of(&params)]);
+        }
     }
 }
 
@@ -354,12 +311,14 @@ pub(super) fn place(cuda: &Cuda, kv: &mut KvTables<Cuda>, decisions: &Buf<f32>, 
 /// Scatters the codes that [`qkv_rope`] staged to their slots.
 pub(super) fn store(cuda: &Cuda, kv: &mut KvTables<Cuda>, layer: usize, spans: &[Span]) {
     let (shape, view) = (cuda.send(spans), view(kv));
-    let args = [Arg::of(&view), I32(layer as i32), Ptr(shape.spans), Ptr(shape.span_of_row), I32(shape.n_rows as i32)];
+    let (layer, n) = (I32(layer as i32), I32(shape.n_rows as i32));
+    let args =
+        [Arg::of(&view), layer, Ptr(shape.spans), Ptr(shape.span_of_row), n, I32(pages::key_rows(&kv.geometry) as i32)];
     let warps = shape.n_rows * kv.geometry.n_kv_heads;
     let grid = [warps.div_ceil(SCATTER_THREADS / 32), 1, 1];
-    cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args);
+    cuda.driver.launch(Kernel::KvScatter, grid, SCATTER_THREADS, &args[..5]);
     if kv.geometry.policy.quest().is_some() {
-        cuda.driver.launch(pages::bounds_kernels(&kv.geometry).of_rows, grid, SCATTER_THREADS, &args);
+        cuda.driver.launch(Kernel::ScatterBounds, grid, SCATTER_THREADS, &args);
     }
 }
 
@@ -408,7 +367,7 @@ pub(super) fn compact(cuda: &Cuda, kv: &mut KvTables<Cuda>, seq: usize, threshol
         None => over_lanes(cuda, kv, Kernel::Compact, 32, &[seq, threshold]),
     }
     if kv.geometry.policy.quest().is_some() {
-        over_lanes(cuda, kv, pages::bounds_kernels(&kv.geometry).of_lanes, BLOCK, &[seq]);
+        over_lanes(cuda, kv, Kernel::LaneBounds, BLOCK, &[seq, pages::key_rows(&kv.geometry)]);
     }
     reclaim(cuda, kv);
 }

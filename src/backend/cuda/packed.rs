@@ -8,7 +8,7 @@ use super::abi::Arg::{self, F32, I32, Ptr};
 use super::cublaslt::Gemm;
 use super::driver::Driver;
 use super::gemm::{self, MAX_DECODE_ROWS, TILE_M};
-use super::kernels::Kernel;
+use super::kernels::{Fused, Kernel};
 use super::memory::{Acts, Buf, IMAGE_RANGE, IMAGE_ROWS, Stored, Weight};
 use crate::protocol::Token;
 use crate::quant::{Code, GROUP, TILE_ROWS};
@@ -93,12 +93,9 @@ impl Unpacked {
 
 /// Rows `[n, width]` of a packed embedding.
 pub(super) fn embed(cuda: &Cuda, code: Code, out: &mut Acts, table: &Weight, tokens: &Buf<Token>, n: usize) {
-    let kernel = match code {
-        Code::Q4 => Kernel::EmbedQ4,
-        Code::Q8 => Kernel::EmbedQ8,
-    };
-    let args = [Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), I32(out.width as i32)];
-    cuda.driver.launch(kernel, [n, 1, 1], super::BLOCK, &args);
+    let (width, planes) = (I32(out.width as i32), I32(code.planes() as i32));
+    let args = [Ptr(out.ptr()), Ptr(table.ptr()), Ptr(tokens.ptr()), width, planes];
+    cuda.driver.launch(Kernel::EmbedPacked, [n, 1, 1], super::BLOCK, &args);
 }
 
 /// `out = x weight^T + bias` in f32; x is bf16 or, where some reader of it is not on tensor cores, f32.
@@ -136,7 +133,7 @@ pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, out: &Acts, scr
     }
     // Rows of gate, and of up.
     let most = cuda.unpacked.borrow().rows(gemm.k, gemm.m, cuda.driver.sm_count) / 2;
-    let library = !cuda.driver.supports(Kernel::GemmWgmma256) && cuda.cublaslt.is_some() && scratch.rows() > 0;
+    let library = !cuda.driver.supports(gemm::WGMMA) && cuda.cublaslt.is_some() && scratch.rows() > 0;
     for first in (0..ffn).step_by(most) {
         let n = most.min(ffn - first);
         let weight = unpack(cuda, code, gemm, [first, ffn + first], n.div_ceil(TILE_ROWS), 2);
@@ -161,14 +158,10 @@ pub(super) fn fused_swiglu(cuda: &Cuda, code: Code, gemm: &Gemm, out: &Acts, scr
 /// Unpacks `strips` strips from row `first[0]` on and, if `halves` is 2, as many from row `first[1]` on. Returns their
 /// address.
 fn unpack(cuda: &Cuda, code: Code, gemm: &Gemm, first: [usize; 2], strips: usize, halves: usize) -> u64 {
-    let kernel = match code {
-        Code::Q4 => Kernel::UnpackQ4,
-        Code::Q8 => Kernel::UnpackQ8,
-    };
     let to = cuda.unpacked.borrow().at();
     let [gate, up] = first.map(|row| I32((row / TILE_ROWS) as i32));
     let args = [Ptr(to), Ptr(gemm.weight), gate, up, I32(strips as i32), I32(gemm.k as i32)];
-    cuda.driver.launch(kernel, [gemm.k / GROUP, halves * strips, 1], 128, &args);
+    cuda.driver.launch(Kernel::Unpack(code), [gemm.k / GROUP, halves * strips, 1], 128, &args);
     to
 }
 
@@ -188,35 +181,31 @@ fn biases(cuda: &Cuda, gemm: &Gemm, first: [usize; 2], n: usize) -> u64 {
 fn decode(cuda: &Cuda, code: Code, gemm: &Gemm, fused: bool) {
     let driver = &cuda.driver;
     let mut args: Vec<Arg<'_>> = gemm::arguments(gemm);
-    // A weight too wide for the GPU's shared memory is left to the kernels of more rows.
-    if let Some(gemv) = one_row(cuda, code, gemm.k).filter(|_| gemm.m == 1) {
-        args.truncate(6);
-        let kernel = if fused { gemv.swiglu } else { gemv.plain };
-        return gemv.launch(cuda, code, kernel, gemm, fused, &args);
+    // Decode of one row has SwiGLU with the norm before it: `norm`. A weight too wide for the GPU's shared memory is left to the
+    // kernels of more rows.
+    if !fused && gemm.m == 1 && one_row(cuda, code, gemm, Fused::Nothing, &args[..6]) {
+        return;
     }
     args.truncate(7);
-    let resident = residents(code).into_iter().find(|r| gemm.m <= r.rows);
-    if let Some(resident) = resident.filter(|r| driver.shares(r.shared_bytes(code))) {
-        args.push(I32(BATCH as i32));
+    let most = *[8, 16, 32].iter().find(|&&rows| gemm.m <= rows).expect("at most 32 rows");
+    let resident = Kernel::PackedResident(code, most as u8, Fused::swiglu(fused));
+    if driver.supports(resident) {
         let grid = [even_blocks(cuda, gemm, fused), 1, 1];
-        let threads = 32 * resident.warps;
-        return driver.launch_sharing(
-            resident.kernels[fused as usize],
-            grid,
-            threads,
-            resident.shared_bytes(code),
-            &args,
-        );
+        return driver.launch(resident, grid, resident.entry().threads, &args);
     }
-    let (kernel, strips) = few(driver, code, gemm.m, fused);
-    driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], 256, &args);
+    // The first for so many rows that the GPU has the shared memory for, and the strips of its blocks.
+    let shapes = [(8, 2), (16, 2), (32, 4)].map(|(rows, strips)| (rows, Kernel::PackedGemm(code, rows as u8), strips));
+    let fits = |(rows, kernel, _): &(usize, Kernel, usize)| gemm.m <= *rows && driver.supports(*kernel);
+    let (_, kernel, strips) = shapes.into_iter().find(fits).expect("all GPUs run those of 32 rows");
+    args.push(I32(fused as i32));
+    driver.launch(kernel, [gemm.n.div_ceil(strips * TILE_ROWS), 1, 1], kernel.entry().threads, &args);
 }
 
 /// Whether kernels that read images multiply activations of that shape: all their readers are packed.
 pub(super) fn reads_images(driver: &Driver, rows: usize, width: usize, readers: &[&Weight]) -> bool {
     let packed = readers.iter().all(|w| matches!(w.stored, Stored::Packed(_)));
     let fits = width.is_multiple_of(IMAGE_COLS) && width <= MAX_IMAGE_COLS && rows >= *IMAGE_RANGE.start();
-    packed && fits && driver.supports(Kernel::PackedWgmmaQ4Wide)
+    packed && fits && driver.supports(Kernel::PackedWgmma(Code::Q4, "wide", Fused::Nothing))
 }
 
 /// 17 to 32 rows by wgmma, with `fused` SwiGLU into those activations; false where there is no image of x.
@@ -228,31 +217,23 @@ fn wide(cuda: &Cuda, code: Code, gemm: &Gemm, x: &Acts, fused: Option<&Acts>) ->
         driver.launch(Kernel::MakeImage, [driver.sm_count, 1, 1], super::BLOCK, &args);
     }
     let [wide, narrow] = wides(code);
-    let kernel = if gemm.n.div_ceil(wide.rows()) * 4 >= driver.sm_count * 3 { wide } else { narrow };
+    let shape = if gemm.n.div_ceil(wide.rows()) * 4 >= driver.sm_count * 3 { wide } else { narrow };
     let filled = fused.map_or(0, |out| out.image_to_fill(gemm.m));
-    let (blocks, of_k) = kernel.blocks(driver, gemm);
-    let sums = cuda.unpacked.borrow().sums(of_k * blocks * kernel.rows() * IMAGE_ROWS * size_of::<f32>());
+    let (blocks, of_k) = shape.blocks(driver, gemm);
+    let sums = cuda.unpacked.borrow().sums(of_k * blocks * shape.rows() * IMAGE_ROWS * size_of::<f32>());
     let (of_k, [sums, arrivals]) = sums.map_or((1, [0, 0]), |sums| (of_k, sums));
     let args = [gemm.out, filled, image, gemm.weight, gemm.bias, sums, arrivals].map(Ptr).into_iter().chain([n, k, m]);
-    driver.launch_sharing(
-        kernel.kernels[fused.is_some() as usize],
-        [blocks, of_k, 1],
-        32 * (4 * kernel.row_groups * kernel.k_groups + 1),
-        kernel.shared_bytes(code),
-        &args.collect::<Vec<_>>(),
-    );
+    let kernel = Kernel::PackedWgmma(code, shape.name, Fused::swiglu(fused.is_some()));
+    driver.launch(kernel, [blocks, of_k, 1], kernel.entry().threads, &args.collect::<Vec<_>>());
     true
 }
 
 /// A kernel of `packed_wgmma.cu`.
 struct Wide {
-    /// The plain kernel, and that with fused SwiGLU.
-    kernels: [Kernel; 2],
+    name: &'static str,
     /// Warpgroups that divide the rows of a block, 64 each, and that divide the columns.
     row_groups: usize,
     k_groups: usize,
-    /// Groups of four tiles of columns in flight, for each that divides the columns.
-    stages: usize,
 }
 
 impl Wide {
@@ -268,30 +249,15 @@ impl Wide {
             if blocks <= MAX_DIVIDED { (driver.sm_count / blocks).min(most).clamp(1, MAX_BLOCKS_OF_K) } else { 1 };
         (blocks, of_k)
     }
-
-    /// `Shape` in `packed_wgmma.cu`.
-    fn shared_bytes(&self, code: Code) -> usize {
-        let unit = code.planes() * 4 * 512 + 128;
-        let stage = (4 * IMAGE_ROWS * 128 + 4 * self.row_groups * unit).next_multiple_of(1024);
-        let sums = self.k_groups * self.rows() * (IMAGE_ROWS + 1) * size_of::<f32>();
-        (self.k_groups * self.stages * stage).max(sums) + 16 * self.k_groups * self.stages + 1024
-    }
 }
 
 /// For matrices with enough rows for all SMs, and for others.
 fn wides(code: Code) -> [Wide; 2] {
-    use Kernel::*;
-    let of = |kernels, row_groups, k_groups, stages| Wide { kernels, row_groups, k_groups, stages };
-    match code {
-        Code::Q4 => [
-            of([PackedWgmmaQ4Wide, PackedWgmmaQ4WideSwiglu], 3, 1, 5),
-            of([PackedWgmmaQ4Narrow, PackedWgmmaQ4NarrowSwiglu], 1, 4, 2),
-        ],
-        Code::Q8 => [
-            of([PackedWgmmaQ8Wide, PackedWgmmaQ8WideSwiglu], 3, 1, 3),
-            of([PackedWgmmaQ8Narrow, PackedWgmmaQ8NarrowSwiglu], 1, 3, 2),
-        ],
-    }
+    let k_groups = match code {
+        Code::Q4 => 4,
+        Code::Q8 => 3,
+    };
+    [Wide { name: "wide", row_groups: 3, k_groups: 1 }, Wide { name: "narrow", row_groups: 1, k_groups }]
 }
 
 /// Blocks that walk over strips: at most one to an SM, all with the same number of strips but for the last ones.
@@ -302,163 +268,27 @@ fn even_blocks(cuda: &Cuda, gemm: &Gemm, fused: bool) -> usize {
 
 /// `out += x weight^T + bias` of one row, x in bf16. False if this GPU has no kernel for it.
 pub(super) fn add(cuda: &Cuda, code: Code, gemm: &Gemm) -> bool {
-    let Some(gemv) = one_row(cuda, code, gemm.k).filter(|_| gemm.m == 1) else { return false };
-    let mut args = gemm::arguments(gemm);
-    args.truncate(6);
-    gemv.launch(cuda, code, gemv.add, gemm, false, &args);
-    true
+    gemm.m == 1 && one_row(cuda, code, gemm, Fused::Add, &gemm::arguments(gemm)[..6])
 }
 
 /// `out = rms_norm(x) weight^T + bias` of one row, x in f32; fused: SwiGLU of that, in bf16. `non_finite` is the address
 /// of the flag. False if this GPU has no kernel for it.
 pub(super) fn norm(cuda: &Cuda, code: Code, gemm: &Gemm, norm: &Norm<'_, Cuda>, non_finite: u64, fused: bool) -> bool {
-    let Some(gemv) = one_row(cuda, code, gemm.k).filter(|_| gemm.m == 1) else { return false };
     let [rows, cols, layer] = [gemm.n, gemm.k, norm.layer].map(|n| I32(n as i32));
     let [out, x, weight, bias] = [gemm.out, gemm.x, gemm.weight, gemm.bias].map(Ptr);
     let scale = Ptr(norm.weight.ptr());
     let args = [out, x, weight, bias, scale, F32(norm.eps), layer, Ptr(non_finite), rows, cols];
-    let kernel = if fused { gemv.norm_swiglu } else { gemv.norm };
-    gemv.launch(cuda, code, kernel, gemm, fused, &args);
+    gemm.m == 1 && one_row(cuda, code, gemm, if fused { Fused::NormSwiglu } else { Fused::Norm }, &args)
+}
+
+/// Launches the fastest kernel of `packed_gemv.cu` that the GPU has the shared memory for, with a weight of that many columns;
+/// false if there is none.
+fn one_row(cuda: &Cuda, code: Code, gemm: &Gemm, fused: Fused, args: &[Arg<'_>]) -> bool {
+    let kernels = ["", "_small"].map(|form| Kernel::PackedGemv(code, form, fused));
+    let Some(kernel) = kernels.into_iter().find(|kernel| cuda.driver.supports_width(*kernel, gemm.k)) else {
+        return false;
+    };
+    let grid = [even_blocks(cuda, gemm, fused == Fused::NormSwiglu), 1, 1];
+    cuda.driver.launch_of_width(kernel, grid, kernel.entry().threads, gemm.k, args);
     true
-}
-
-/// The kernels of `packed_gemv.cu` for one row.
-struct OneRow {
-    plain: Kernel,
-    swiglu: Kernel,
-    add: Kernel,
-    norm: Kernel,
-    norm_swiglu: Kernel,
-    warps: usize,
-    /// Groups of columns that a warp has in flight.
-    stages: usize,
-}
-
-/// The fastest that the GPU has the shared memory for, with a weight of that many columns.
-fn one_row(cuda: &Cuda, code: Code, cols: usize) -> Option<OneRow> {
-    gemvs(code).into_iter().find(|gemv| cuda.driver.shares(gemv.shared_bytes(code, cols)))
-}
-
-impl OneRow {
-    /// Launches one of the kernels.
-    fn launch(&self, cuda: &Cuda, code: Code, kernel: Kernel, gemm: &Gemm, fused: bool, args: &[Arg<'_>]) {
-        let grid = [even_blocks(cuda, gemm, fused), 1, 1];
-        cuda.driver.launch_sharing(kernel, grid, 32 * self.warps, self.shared_bytes(code, gemm.k), args);
-    }
-
-    /// Shared memory of a block: partial sums, the ring, and x as integers.
-    fn shared_bytes(&self, code: Code, cols: usize) -> usize {
-        let stage = code.planes() * 4 * 512 + 128;
-        let groups = cols.div_ceil(4 * GROUP);
-        let sums = (2 * 4 * TILE_ROWS + 1) * size_of::<f32>();
-        self.warps * (sums + self.stages * stage) + groups * (2 * 4 * GROUP + 4 * 8)
-    }
-}
-
-/// The fastest first.
-fn gemvs(code: Code) -> [OneRow; 2] {
-    use Kernel::*;
-    let gemv = |[plain, swiglu, add, norm, norm_swiglu]: [Kernel; 5], warps, stages| OneRow {
-        plain,
-        swiglu,
-        add,
-        norm,
-        norm_swiglu,
-        warps,
-        stages,
-    };
-    match code {
-        Code::Q4 => [
-            gemv([PackedGemvQ4, PackedGemvQ4Swiglu, PackedGemvQ4Add, PackedGemvQ4Norm, PackedGemvQ4NormSwiglu], 16, 3),
-            gemv(
-                [
-                    PackedGemvQ4Small,
-                    PackedGemvQ4SmallSwiglu,
-                    PackedGemvQ4SmallAdd,
-                    PackedGemvQ4SmallNorm,
-                    PackedGemvQ4SmallNormSwiglu,
-                ],
-                8,
-                4,
-            ),
-        ],
-        Code::Q8 => [
-            gemv([PackedGemvQ8, PackedGemvQ8Swiglu, PackedGemvQ8Add, PackedGemvQ8Norm, PackedGemvQ8NormSwiglu], 16, 2),
-            gemv(
-                [
-                    PackedGemvQ8Small,
-                    PackedGemvQ8SmallSwiglu,
-                    PackedGemvQ8SmallAdd,
-                    PackedGemvQ8SmallNorm,
-                    PackedGemvQ8SmallNormSwiglu,
-                ],
-                8,
-                2,
-            ),
-        ],
-    }
-}
-
-/// Strips for which a block of `packed_resident.cu` keeps the sums.
-const BATCH: usize = 12;
-
-/// A kernel of `packed_resident.cu`.
-struct Resident {
-    /// Most rows of activations.
-    rows: usize,
-    /// The plain kernel, and that with fused SwiGLU.
-    kernels: [Kernel; 2],
-    warps: usize,
-    /// Units of four tiles of columns that a warp has in flight.
-    stages: usize,
-    /// Strips whose sums are reduced together.
-    round: usize,
-}
-
-impl Resident {
-    /// Shared memory of a block: the rings, the warps' sums of two rounds, and the sums of a batch.
-    fn shared_bytes(&self, code: Code) -> usize {
-        let width = if self.rows == 8 { 8 } else { self.rows + 8 };
-        let sums = 2 * self.round * self.warps * width + BATCH * self.rows;
-        self.warps * self.stages * (code.planes() * 4 * 512 + 128) + sums * TILE_ROWS * size_of::<f32>()
-    }
-}
-
-fn residents(code: Code) -> [Resident; 3] {
-    use Kernel::*;
-    let of = |rows, kernels, warps, stages, round| Resident { rows, kernels, warps, stages, round };
-    match code {
-        Code::Q4 => [
-            of(8, [PackedResidentQ4N8, PackedResidentQ4N8Swiglu], 16, 3, 2),
-            of(16, [PackedResidentQ4N16, PackedResidentQ4N16Swiglu], 16, 3, 1),
-            of(32, [PackedResidentQ4N32, PackedResidentQ4N32Swiglu], 8, 5, 2),
-        ],
-        Code::Q8 => [
-            of(8, [PackedResidentQ8N8, PackedResidentQ8N8Swiglu], 16, 2, 2),
-            of(16, [PackedResidentQ8N16, PackedResidentQ8N16Swiglu], 8, 4, 1),
-            of(32, [PackedResidentQ8N32, PackedResidentQ8N32Swiglu], 8, 4, 1),
-        ],
-    }
-}
-
-/// The first kernel for up to so many rows that the GPU has the shared memory for, and the strips of its blocks.
-fn few(driver: &Driver, code: Code, m: usize, fused: bool) -> (Kernel, usize) {
-    use Kernel::*;
-    const Q4: [(usize, [Kernel; 2], usize); 3] = [
-        (8, [PackedGemmQ4N8, PackedGemmQ4N8Swiglu], 2),
-        (16, [PackedGemmQ4N16, PackedGemmQ4N16Swiglu], 2),
-        (32, [PackedGemmQ4N32, PackedGemmQ4N32Swiglu], 4),
-    ];
-    const Q8: [(usize, [Kernel; 2], usize); 3] = [
-        (8, [PackedGemmQ8N8, PackedGemmQ8N8Swiglu], 2),
-        (16, [PackedGemmQ8N16, PackedGemmQ8N16Swiglu], 2),
-        (32, [PackedGemmQ8N32, PackedGemmQ8N32Swiglu], 4),
-    ];
-    let table = match code {
-        Code::Q4 => Q4,
-        Code::Q8 => Q8,
-    };
-    let fits = |(rows, kernels, _): &(usize, [Kernel; 2], usize)| m <= *rows && driver.supports(kernels[0]);
-    let (_, kernels, strips) = table.into_iter().find(fits).expect("all GPUs run those of 32 rows");
-    (kernels[fused as usize], strips)
 }

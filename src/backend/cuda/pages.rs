@@ -4,7 +4,7 @@ use super::super::{KvGeometry, OutOfMemory};
 use super::abi::Arg::{self, I32, Ptr};
 use super::abi::DecodeParams;
 use super::driver::Driver;
-use super::kernels::{Kernel, is_wide};
+use super::kernels::{Kernel, padded};
 use super::memory::Buf;
 use crate::codec::Codec;
 use std::rc::Rc;
@@ -53,7 +53,7 @@ impl Choices {
         let dense = g.policy.quest().is_none_or(|quest| quest.is_dense(params.layer as usize, g.n_layers));
         let (bounds, pages, slots) = (Ptr(self.bounds.ptr()), Ptr(self.pages.ptr()), Ptr(self.slots.ptr()));
         if !dense {
-            let kernel = if is_wide(g.head_dim) { Kernel::Estimate128 } else { Kernel::Estimate64 };
+            let kernel = Kernel::Estimate(padded(g.head_dim));
             let enough = (ESTIMATE_BLOCKS_PER_SM * driver.sm_count).div_ceil(g.n_kv_heads * n);
             let blocks = g.max_pages.div_ceil(ESTIMATE_PAGES).min(enough).max(1);
             driver.launch(kernel, [blocks, g.n_kv_heads, n], ESTIMATE_THREADS, &[Arg::of(params), bounds]);
@@ -65,24 +65,12 @@ impl Choices {
     }
 }
 
-/// The instances of the kernels that write bounds.
-pub(super) struct BoundsKernels {
-    /// Of the pages that the rows of a step were stored in.
-    pub of_rows: Kernel,
-    /// Of all pages of a sequence.
-    pub of_lanes: Kernel,
-    /// Of the pages of decode tokens, which it appends.
-    pub of_appended: Kernel,
-}
-
-/// The instances for the codec's format of keys.
-pub(super) fn bounds_kernels(g: &KvGeometry) -> BoundsKernels {
-    use Kernel::*;
-    let (of_rows, of_lanes, of_appended) = match g.codec {
-        Codec::Bf16 => (ScatterBoundsBf16, LaneBoundsBf16, AppendBoundsBf16),
-        Codec::Fp8 => (ScatterBoundsFp8, LaneBoundsFp8, AppendBoundsFp8),
-        Codec::Int8 | Codec::K8V4 => (ScatterBoundsInt8, LaneBoundsInt8, AppendBoundsInt8),
+/// The format of keys, as the kernels that write bounds number it: `BY_ROWS` in `pages.cu`.
+pub(super) fn key_rows(g: &KvGeometry) -> usize {
+    match g.codec {
+        Codec::Bf16 => 0,
+        Codec::Fp8 => 1,
+        Codec::Int8 | Codec::K8V4 => 2,
         Codec::F32 => panic!("the CUDA backend does not store K and V as f32"),
-    };
-    BoundsKernels { of_rows, of_lanes, of_appended }
+    }
 }

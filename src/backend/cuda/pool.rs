@@ -8,7 +8,7 @@ use super::MAX_HEAD_DIM;
 use super::abi::TensorMap;
 use super::driver::{Driver, out_of_memory};
 use super::kernels::padded;
-use super::kv::{TILE_QUERIES, attend_blocks, unpack_kernel};
+use super::kv::{TILE_QUERIES, attend_blocks, unpacks};
 use super::memory::Buf;
 use super::pages::Choices;
 use super::tensor_map::page_map;
@@ -124,14 +124,14 @@ impl Pool {
         let metas = Buf::new(driver, g.max_pages * g.page_slots + g.n_layers * g.n_kv_heads)?;
         let zeros = Buf::new(driver, MAX_HEAD_DIM / 2)?;
         let choices = g.policy.quest().map(|_| Choices::new(driver, g)).transpose()?;
-        let unpacked = match unpack_kernel(driver, g, max_step) {
-            Some(_) => {
+        let unpacked = match unpacks(driver, g, max_step) {
+            true => {
                 let stored = (g.n_seqs * g.n_kv_heads * g.max_pages).min(MOST_UNPACKED_BYTES / UNPACKED_BYTES);
                 let pages = stored + max_step.div_ceil(PAGE_SLOTS) * g.n_kv_heads;
                 let make = || Buf::new(driver, pages * UNPACKED_BYTES);
                 Some(driver.allocating("unpacked keys and values", make)?)
             }
-            None => None,
+            false => None,
         };
         let mut base = 0;
         // SAFETY: a context is current; the pointer is to a live address.
