@@ -80,7 +80,7 @@
 //!   [`backend::PageLayout`]; nothing but encode and attention's loads depends on the codec.
 //! - [`backend::Backend::attention`] composes `qkv_rope`, `attend`, `place`, `store`. CUDA fuses them for steps of single
 //!   tokens, and for all steps under policies with scores, and is checked against the composition.
-//! - `docs/extending.md` says how to add a codec, a policy, a weight format or a model family.
+//! - `docs/extending.md` says how to add a codec, a policy, a weight format, a model family or a slash command.
 //!
 //! # Invariants
 //!

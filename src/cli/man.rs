@@ -4,7 +4,7 @@ use super::args::help;
 use super::output;
 use crate::config::Dirs;
 use crate::ui::action::{Action, Group};
-use crate::ui::commands::SPECS;
+use crate::ui::commands;
 use crate::ui::keymap::Keymap;
 use anyhow::Result;
 use clap_mangen::Man;
@@ -40,8 +40,8 @@ fn whole(cli: &clap::Command) -> Result<String> {
     man.render_options_section(&mut clap)?;
     let mut page = String::from_utf8_lossy(&clap).into_owned();
     section(&mut page, "COMMANDS", "In a chat, a line that begins with a slash is a command.");
-    for spec in SPECS {
-        item(&mut page, format!("/{} {}", spec.name, spec.usage).trim_end(), spec.help);
+    for command in commands::ALL {
+        item(&mut page, &command.label(), command.help);
     }
     let lists = "`dmschat config keymap` prints them as a file to edit.";
     section(&mut page, "KEYS", &format!("F1 in a chat shows these keys. {lists}"));

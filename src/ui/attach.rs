@@ -43,6 +43,45 @@ fn fence_for(text: &str) -> String {
     "`".repeat(3.max(longest + 1))
 }
 
+/// The path of a candidate that attaches a file: `@notes.md`, `@"my notes.md"`.
+pub fn attachment(insert: &str) -> Option<&str> {
+    let path = insert.strip_prefix('@')?;
+    let path = path.strip_prefix('"').map_or(Some(path), |quoted| quoted.strip_suffix('"'))?;
+    (!path.is_empty() && !path.ends_with('/')).then_some(path)
+}
+
+/// The words of a message that may name files to attach: `@notes.md`, `@"my notes.md"`, with what follows up to a space.
+pub fn mentions(text: &str) -> Vec<&str> {
+    let starts =
+        text.match_indices('@').filter(|(at, _)| text[..*at].chars().next_back().is_none_or(char::is_whitespace));
+    let word = |(at, _): (usize, &str)| {
+        let rest = &text[at..];
+        let quoted = rest.strip_prefix("@\"").and_then(|inner| Some(inner.find('"')? + 3));
+        let end = quoted.unwrap_or_else(|| rest.find(char::is_whitespace).unwrap_or(rest.len()));
+        text.get(at..at + end)
+    };
+    starts.filter_map(word).collect()
+}
+
+/// A mention without the punctuation that ends a sentence.
+pub fn without_end(mention: &str) -> &str {
+    mention.trim_end_matches(END)
+}
+
+/// Whether a mention ends before this text.
+pub fn ends_before(rest: &str) -> bool {
+    rest.trim_start_matches(END).chars().next().is_none_or(char::is_whitespace)
+}
+
+/// Punctuation behind a mention.
+const END: [char; 8] = ['.', ',', ';', ':', '!', '?', ')', '\''];
+
+/// The first word of a message that looks like a file to attach, and is not attached: `@notes.md`, `@src/main.rs`.
+pub fn unattached(text: &str) -> Option<&str> {
+    let is_path = |path: &str| path.contains(['.', '/']) && !path.contains('@');
+    mentions(text).into_iter().map(without_end).find(|word| word.len() > 2 && is_path(&word[1..]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

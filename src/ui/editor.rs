@@ -48,6 +48,14 @@ struct Burst {
     revision: u64,
 }
 
+impl From<&str> for Editor {
+    fn from(text: &str) -> Self {
+        let mut editor = Self::default();
+        editor.set(text);
+        editor
+    }
+}
+
 impl Editor {
     /// The text as it is edited: a folded part is one character.
     pub fn text(&self) -> &str {
@@ -143,7 +151,7 @@ impl Editor {
     /// Puts a folded block, such as an attached file, in the place of the word `typed`: the last one before the caret, else
     /// the last one. False when it does not stand there any more.
     pub fn attach(&mut self, typed: &str, text: &str, label: String) -> bool {
-        let ends = |(at, word): &(usize, &str)| super::commands::ends_before(&self.text[at + word.len()..]);
+        let ends = |(at, word): &(usize, &str)| super::attach::ends_before(&self.text[at + word.len()..]);
         let found: Vec<usize> = self.text.rmatch_indices(typed).filter(ends).map(|(at, _)| at).collect();
         let before = found.iter().find(|at| **at + typed.len() <= self.caret);
         let Some(&start) = before.or(found.first()) else { return false };

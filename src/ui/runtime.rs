@@ -17,7 +17,7 @@ use super::sessions::{Answer, Answers, Sessions};
 use super::signals::{Signal, Signals};
 use super::state::App;
 use super::terminal::{Screen, drawn_size};
-use super::update::{take_changes, update_at};
+use super::update::update_at;
 use super::{ExitKind, LoadParts, Resume, editor_program};
 use crate::chat::session::Written;
 use crate::protocol::{EngineHandle, Event, Response, Snapshot};
@@ -468,7 +468,7 @@ impl Runtime {
             }
             Effect::Store(what) => {
                 let stops = what == Store::StopOpening;
-                let changes = take_changes(&mut self.app);
+                let changes = self.app.chat.take_changes();
                 self.sessions.record(&self.app.chat, changes);
                 let events = self.sessions.run(&self.app, what);
                 if stops && !self.begun && self.next.is_none() {

@@ -4,20 +4,22 @@
 use super::action::Action;
 pub use super::active_turn::ActiveTurn;
 use super::burst::Burst;
-use super::commands::Completion;
+use super::commands::Refusal;
+use super::completion::Completion;
 use super::depth::Depth;
 use super::editor::{Editor, History};
-use super::effect::{Store, Which};
-use super::feed::Feed;
+use super::effect::{Effect, Store, Which};
+use super::feed::{Feed, Local, LocalKind};
 use super::find::Find;
 use super::keymap::{Key, Keymap};
 use super::memory::{Memory, MemoryPage, PageRecall};
 use super::models::ModelPicker;
 pub use super::picker::{Picker, SessionEntry};
+pub use super::ratios::RatioHistory;
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{SamplingOverrides, Settings, Width};
-use crate::protocol::{Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
+use crate::protocol::{Command, Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -27,6 +29,8 @@ const INFO_MS: u64 = 6_000;
 pub const MAX_QUEUE: usize = 20;
 /// How long a frame of the spinner is shown.
 pub const SPINNER_MS: u64 = 100;
+/// What is missing before most commands can do anything, and what to do.
+pub const NO_MODEL: &str = "no model is loaded; /model NAME loads one";
 /// Smaller screens show a notice instead.
 pub const MIN_SIZE: (u16, u16) = (30, 8);
 
@@ -77,6 +81,8 @@ pub struct App {
     pub size: (u16, u16),
     /// Milliseconds since the start, as of the event being handled.
     pub now_ms: u64,
+    /// What the event being handled asks of the runtime.
+    pub effects: Vec<Effect>,
 }
 
 /// Settings that are fixed at startup.
@@ -276,50 +282,6 @@ pub struct Panel {
     pub scroll: usize,
 }
 
-/// Compression ratio by tokens fed, thinned out when long.
-#[derive(Clone, Debug)]
-pub struct RatioHistory {
-    /// Tokens fed, and the ratio then.
-    points: Vec<(usize, f64)>,
-    /// Tokens between two points.
-    step: usize,
-}
-
-impl Default for RatioHistory {
-    fn default() -> Self {
-        Self { points: Vec::new(), step: 1 }
-    }
-}
-
-impl RatioHistory {
-    const MAX: usize = 1024;
-
-    pub fn push(&mut self, tokens: usize, ratio: Option<f64>) {
-        // Undo and new conversations go back.
-        while self.points.last().is_some_and(|(t, _)| *t > tokens) {
-            self.points.pop();
-        }
-        let Some(ratio) = ratio.filter(|r| r.is_finite()) else { return };
-        match self.points.last_mut() {
-            Some((t, r)) if *t == tokens => *r = ratio,
-            Some((t, _)) if tokens < *t + self.step => {}
-            _ => self.points.push((tokens, ratio)),
-        }
-        if self.points.len() > Self::MAX {
-            let mut n = 0;
-            self.points.retain(|_| {
-                n += 1;
-                n % 2 == 1
-            });
-            self.step *= 2;
-        }
-    }
-
-    pub fn points(&self) -> &[(usize, f64)] {
-        &self.points
-    }
-}
-
 /// The session file of this conversation.
 #[derive(Clone, Debug, Default)]
 pub struct SessionView {
@@ -461,6 +423,7 @@ impl App {
             session: SessionView::default(),
             size: (80, 24),
             now_ms: 0,
+            effects: Vec::new(),
             setup,
         };
         app.set_theme(theme);
@@ -509,6 +472,42 @@ impl App {
 
     pub fn say(&mut self, level: Level, text: impl Into<String>) {
         self.say_about(About::Nothing, level, text);
+    }
+
+    pub fn info(&mut self, text: impl Into<String>) {
+        self.say(Level::Info, text);
+    }
+
+    pub fn error(&mut self, text: impl Into<String>) {
+        self.say(Level::Error, text);
+    }
+
+    /// Asks the runtime for something.
+    pub fn emit(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+
+    pub fn send(&mut self, command: Command) {
+        self.emit(Effect::Engine(command));
+    }
+
+    pub fn store(&mut self, what: Store) {
+        self.emit(Effect::Store(what));
+    }
+
+    /// Adds a line of the program to the conversation.
+    pub fn note(&mut self, kind: LocalKind, text: impl Into<String>) {
+        self.feed.push_local(&self.chat, kind, text);
+    }
+
+    /// Adds a line that the user asked for, and scrolls it into view.
+    pub fn result(&mut self, kind: LocalKind, text: impl Into<String>) {
+        self.feed.push_result(&self.chat, Local::new(self.chat.head(), kind, text));
+    }
+
+    /// The loaded model; most commands need one.
+    pub fn model(&self) -> Result<Arc<ModelInfo>, Refusal> {
+        self.engine.info.clone().ok_or_else(|| NO_MODEL.into())
     }
 
     /// Asks a question over everything else.
@@ -561,23 +560,5 @@ impl App {
     /// Tokens fed, as of the last snapshot.
     pub fn tokens(&self) -> usize {
         self.engine.snapshot.as_ref().map_or(0, |s| s.tokens)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_ratio_history_is_bounded_and_follows_undo() {
-        let mut history = RatioHistory::default();
-        for t in 0..100_000 {
-            history.push(t, Some(1.0 + t as f64));
-        }
-        assert!(history.points().len() <= RatioHistory::MAX);
-        history.push(500, Some(2.0));
-        assert!(history.points().iter().all(|(t, _)| *t <= 500));
-        history.push(0, None);
-        assert!(history.points().len() <= 1);
     }
 }

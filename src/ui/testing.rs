@@ -151,9 +151,7 @@ pub fn press_with(app: &mut App, code: KeyCode, modifiers: KeyModifiers) -> Vec<
 
 /// Types a text as a person does, and Enter.
 pub fn say(app: &mut App, text: &str) -> Vec<Effect> {
-    for c in text.chars() {
-        press(app, KeyCode::Char(c));
-    }
+    type_in(app, text);
     press(app, KeyCode::Enter)
 }
 
@@ -176,6 +174,35 @@ pub fn turn(app: &mut App, question: &str, thought: &str, answer: &str) {
     stream(app, TextKind::Answer, answer);
     update(app, AppEvent::Snapshot(Arc::new(snapshot(472, 8, 4))));
     engine(app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+}
+
+/// The notice on the screen.
+pub fn notice(app: &App) -> &str {
+    app.notice.as_ref().map_or("", |n| &n.text)
+}
+
+pub fn type_in(app: &mut App, text: &str) {
+    for c in text.chars() {
+        press(app, KeyCode::Char(c));
+    }
+}
+
+pub fn ctrl(app: &mut App, c: char) -> Vec<Effect> {
+    press_with(app, KeyCode::Char(c), KeyModifiers::CONTROL)
+}
+
+/// The answer that runs ends.
+pub fn end(app: &mut App, stop_reason: StopReason) -> Vec<Effect> {
+    let turn = app.turn.as_ref().unwrap().turn;
+    engine(app, Event::TurnDone(Box::new(report(turn, stop_reason))))
+}
+
+pub fn sent(effects: &[Effect]) -> bool {
+    effects.iter().any(|e| matches!(e, Effect::Generate { .. }))
+}
+
+pub fn quits(effects: &[Effect]) -> bool {
+    effects.iter().any(|e| matches!(e, Effect::Quit))
 }
 
 /// The screen as text.

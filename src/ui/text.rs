@@ -308,6 +308,10 @@ pub fn stop_words(reason: StopReason) -> &'static str {
     }
 }
 
+pub fn on_or_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

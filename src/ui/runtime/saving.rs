@@ -5,7 +5,6 @@ use crate::chat::session::Written;
 use crate::protocol::Command;
 use crate::ui::ExitKind;
 use crate::ui::event::AppEvent;
-use crate::ui::update::{take_changes, take_typed};
 use std::time::Duration;
 
 /// Longest wait at exit for the running answer to stop.
@@ -14,7 +13,7 @@ const LEAVE: Duration = Duration::from_millis(1500);
 impl Runtime {
     /// Appends what was typed to the history's file.
     pub(super) fn remember(&mut self) {
-        for entry in take_typed(&mut self.app) {
+        for entry in self.app.history.take_new() {
             self.sessions.writer.remember(entry);
         }
     }
@@ -42,7 +41,7 @@ impl Runtime {
             }
         }
         self.handle(AppEvent::Leaving);
-        let changes = take_changes(&mut self.app);
+        let changes = self.app.chat.take_changes();
         self.sessions.record(&self.app.chat, changes);
         if let Some(line) = self.sessions.leave().await {
             self.exit = Some(ExitKind::NotSaved(line));

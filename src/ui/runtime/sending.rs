@@ -3,11 +3,12 @@
 use super::Runtime;
 use crate::chat::MessageId;
 use crate::protocol::{ChainsRequest, Command, DENSE_TURN, Event, FORK_TURN, GenerateRequest, RecallRequest};
+use crate::ui::commands::compact::{QUESTION, max_tokens};
+use crate::ui::commands::recall::{cue_bytes, question};
 use crate::ui::event::AppEvent;
 use crate::ui::outbox::{Purpose, Rendered, Source};
 use crate::ui::sessions::render_options;
 use crate::ui::state::Level;
-use crate::ui::update::{QUESTION, cue_bytes, max_tokens, question};
 use std::ops::Range;
 
 impl Runtime {

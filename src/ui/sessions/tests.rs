@@ -141,7 +141,7 @@ fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
     let before = std::fs::read(&path).unwrap();
 
     let report = crate::ui::testing::report(crate::protocol::FORK_TURN, crate::protocol::StopReason::End);
-    let (question, answer) = (crate::ui::update::QUESTION.to_owned(), "The code is seven.".to_owned());
+    let (question, answer) = (crate::ui::commands::compact::QUESTION.to_owned(), "The code is seven.".to_owned());
     let turns = vec![crate::ui::effect::TakenOver { question, reasoning: None, answer, report }];
     let summary = crate::ui::effect::Summary { turns, what: "from this summary".into() };
     let mut events = sessions.run(&app, Store::Compact(Box::new(summary)));
@@ -168,7 +168,7 @@ fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
     let mut loaded = session::load(sessions.session.jsonl().as_bytes(), "s").unwrap();
     assert_eq!((loaded.problems.len(), loaded.conversation.continues()), (0, Some(&*old)));
     let texts: Vec<&str> = loaded.conversation.path().iter().map(|m| &*m.text).collect();
-    assert_eq!(texts, [crate::ui::update::QUESTION, "The code is seven."]);
+    assert_eq!(texts, [crate::ui::commands::compact::QUESTION, "The code is seven."]);
     let (request, notice) = loaded.restore_for(app.engine.info.as_ref().unwrap());
     assert_eq!((request.log.len(), request.pending, notice), (0, None, None));
 }

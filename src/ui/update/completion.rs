@@ -1,7 +1,9 @@
 //! Completion in the input: the list, and Tab and Enter on it.
 
-use super::Effect;
-use crate::ui::commands as slash;
+use crate::ui::attach::{attachment, mentions, without_end};
+use crate::ui::commands::{find, parse};
+use crate::ui::completion::{Sources, complete as candidates};
+use crate::ui::effect::Effect;
 use crate::ui::examples::offered;
 use crate::ui::paths::is_file;
 use crate::ui::state::App;
@@ -9,26 +11,25 @@ use crate::ui::state::App;
 /// Updates the completions after the input changed.
 pub fn input_changed(app: &mut App) {
     let themes = app.setup.themes.clone();
-    let sources = slash::Sources {
+    let sources = Sources {
         themes: &|| themes.names(),
         models: &app.cached_models,
         used: &app.used_models,
         paths: &crate::ui::paths::complete,
     };
-    app.completion = slash::complete(app.input.text(), app.input.caret(), &sources);
+    app.completion = candidates(app.input.text(), app.input.caret(), &sources);
 }
 
 /// Completes a partly typed command on Enter. True if it can be run: typed in full, or chosen in the list.
 pub fn accept_partial_command(app: &mut App) -> bool {
     let Some(completion) = &app.completion else { return true };
-    let known = slash::parse(app.input.text()).is_some_and(|(name, _)| slash::spec(name).is_some());
-    if completion.start != 0 || known || !app.input.text().starts_with('/') {
+    let command = |app: &App| parse(app.input.text()).and_then(|(name, _)| find(name));
+    if completion.start != 0 || command(app).is_some() || !app.input.text().starts_with('/') {
         return true;
     }
     let chosen = completion.selected > 0;
     complete(app);
-    let spec = slash::parse(app.input.text()).and_then(|(name, _)| slash::spec(name));
-    chosen && spec.is_some_and(|s| s.usage.is_empty() || s.usage.starts_with('['))
+    chosen && command(app).is_some_and(|c| c.usage.is_empty() || c.usage.starts_with('['))
 }
 
 /// True if a file or folder was chosen in the list with the arrows, which Enter then inserts.
@@ -37,37 +38,35 @@ pub fn chooses_file(app: &App) -> bool {
     chosen.is_some_and(|candidate| candidate.insert.starts_with('@'))
 }
 
-/// Reads the files that the draft names with `@`; it is sent once they stand in it. Empty if it names none, or is a command
+/// Reads the files that the draft names with `@`; it is sent once they stand in it. False if it names none, or is a command
 /// that is not a question.
-pub fn attach_mentions(app: &mut App) -> Vec<Effect> {
+pub fn attach_mentions(app: &mut App) -> bool {
     let text = app.input.text();
-    if slash::parse(text.trim()).is_some_and(|(name, _)| slash::canonical(name) != "parallel") {
-        return Vec::new();
+    if parse(text.trim()).and_then(|(name, _)| find(name)).is_some_and(|c| c.name != "parallel") {
+        return false;
     }
     let attach = |mention: &str| {
-        let names = [mention, slash::without_end(mention)];
-        let mut found = names.into_iter().filter_map(|typed| Some((typed, slash::attachment(typed)?)));
+        let names = [mention, without_end(mention)];
+        let mut found = names.into_iter().filter_map(|typed| Some((typed, attachment(typed)?)));
         let (typed, path) = found.find(|(_, path)| is_file(path))?;
         Some(Effect::Attach { typed: typed.to_owned(), path: path.to_owned() })
     };
-    let effects: Vec<Effect> = slash::mentions(text).into_iter().filter_map(attach).collect();
+    let effects: Vec<Effect> = mentions(text).into_iter().filter_map(attach).collect();
     app.attaching = effects.len();
-    effects
+    app.effects.extend(effects);
+    app.attaching > 0
 }
 
 /// Inserts the chosen completion; without a list, cycles through the examples.
-pub fn complete(app: &mut App) -> Vec<Effect> {
+pub fn complete(app: &mut App) {
     if let Some(completion) = &app.completion
         && let Some(candidate) = completion.candidates.get(completion.selected)
     {
         let (start, insert) = (completion.start, candidate.insert.clone());
         app.input.replace_before_caret(start, &insert);
-        if let Some(path) = slash::attachment(&insert) {
-            app.completion = None;
-            return vec![Effect::Attach { typed: insert.clone(), path: path.to_owned() }];
-        }
-        input_changed(app);
-        return Vec::new();
+        let Some(path) = attachment(&insert) else { return input_changed(app) };
+        app.completion = None;
+        return app.emit(Effect::Attach { typed: insert.clone(), path: path.to_owned() });
     }
     if app.burst.is_fast(app.now_ms) && !app.input.is_empty() {
         // A tab within a paste.
@@ -80,5 +79,4 @@ pub fn complete(app: &mut App) -> Vec<Effect> {
             app.input.set(examples[at.map_or(0, |i| (i + 1) % examples.len())]);
         }
     }
-    Vec::new()
 }

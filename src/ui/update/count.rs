@@ -1,6 +1,5 @@
 //! Counts the tokens of the draft: asks the engine when typing pauses and the engine is idle.
 
-use super::Effect;
 use crate::protocol::Command;
 use crate::ui::editor::Editor;
 use crate::ui::folded::is_mark;
@@ -28,16 +27,16 @@ pub fn due_at(app: &App) -> Option<u64> {
 }
 
 /// Tracks changes of the draft and requests its count when due.
-pub fn draft(app: &mut App) -> Option<Effect> {
+pub fn draft(app: &mut App) {
     let id = id_of(&app.input);
     if id != app.draft_count.id {
         let tokens = app.draft_count.tokens.filter(|_| id != 0);
         app.draft_count = DraftCount { id, changed_ms: app.now_ms, asked: false, tokens };
     }
     if due_at(app).is_none_or(|at| app.now_ms < at) {
-        return None;
+        return;
     }
     app.draft_count.asked = true;
     let text = app.input.expanded().into_owned();
-    Some(Effect::Engine(Command::CountTokens { id, text }))
+    app.send(Command::CountTokens { id, text });
 }

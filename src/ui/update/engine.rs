@@ -1,10 +1,12 @@
 //! Handles events of the engine: streamed text, reports, toggles, progress, snapshots.
 
-use super::{Effect, Store, compact, compare, files, note, recall, result, texts, turns, twin};
+use super::{files, texts, turns};
 use crate::chat::{Message, MessageId};
 use crate::protocol::{
     Command, DENSE_TURN, Event, FORK_TURN, ModelInfo, Phase, Pinned, Snapshot, StopReason, TextKind, TurnReport,
 };
+use crate::ui::commands::{compact, compare, recall, twin};
+use crate::ui::effect::Store;
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
 use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
@@ -20,7 +22,7 @@ const BELL_MS: u64 = 10_000;
 const BEYOND_TRAINING: f64 = 1.1;
 
 /// Handles an event of the engine in use.
-pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
+pub fn event(app: &mut App, event: Event) {
     match event {
         // They come from the engine that is being loaded.
         Event::Downloading(_)
@@ -38,23 +40,23 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
         Event::Text { turn: FORK_TURN, kind, text } => compact::streamed(app, kind, &text),
         Event::Text { turn: DENSE_TURN, kind, text } => compare::streamed(app, kind, &text),
         Event::Text { turn, kind, text } => streamed(app, turn, kind, &text),
-        Event::TurnDone(report) if report.turn == FORK_TURN => return compact::done(app, *report),
-        Event::TurnDone(report) if report.turn == DENSE_TURN => return compare::done(app, &report),
-        Event::TurnDone(report) => return done(app, *report),
-        Event::EvictionSet { on, at_token, dropped_slots } => return toggled(app, on, at_token, dropped_slots),
-        Event::TwinSet { on, why } => return twin::was_set(app, on, why),
-        Event::Pinned(pinned) => return pinned_message(app, *pinned),
+        Event::TurnDone(report) if report.turn == FORK_TURN => compact::done(app, *report),
+        Event::TurnDone(report) if report.turn == DENSE_TURN => compare::done(app, &report),
+        Event::TurnDone(report) => done(app, *report),
+        Event::EvictionSet { on, at_token, dropped_slots } => toggled(app, on, at_token, dropped_slots),
+        Event::TwinSet { on, why } => twin::was_set(app, on, why),
+        Event::Pinned(pinned) => pinned_message(app, *pinned),
         Event::Unpinned { tokens, dropped_slots } => unpinned_message(app, tokens, dropped_slots),
         Event::LogChanged(change) => {
             app.chat.log_changed(change);
-            return vec![Effect::Store(Store::Sync)];
+            app.store(Store::Sync);
         }
         Event::KeepSet { ratio, trained, .. } => {
             app.engine.keep = Some((ratio, trained));
-            app.say(Level::Info, format!("from now on keeps {}", numbers::kept((ratio, trained))));
+            app.info(format!("from now on keeps {}", numbers::kept((ratio, trained))));
             if ratio > trained * BEYOND_TRAINING {
                 let text = "this is beyond what the model was trained for: it will lose facts; /forget less keeps more";
-                return result(app, LocalKind::Warning, text);
+                app.result(LocalKind::Warning, text);
             }
         }
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
@@ -64,7 +66,7 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             let restored = std::mem::take(&mut app.engine.restoring);
             // Nothing was fed: another model encodes the texts with the next message.
             if tokens == 0 && !cancelled {
-                return Vec::new();
+                return;
             }
             let text = match cancelled {
                 true if restored => "stopped; the conversation loads with your next message".to_owned(),
@@ -73,9 +75,9 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
                 false if restored || !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
                 false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
             };
-            app.say(Level::Info, text);
+            app.info(text);
             if !cancelled {
-                return turns::send_next(app);
+                turns::send_next(app);
             }
         }
         Event::HeadPositions { layer, head, slots } => {
@@ -91,17 +93,17 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             app.feed.pinned = pinned_messages(app);
         }
         Event::TokensCounted { id, tokens } => app.draft_count.counted(id, tokens),
-        Event::Recalled(result) => return recall::answered(app, result),
+        Event::Recalled(result) => recall::answered(app, result),
         Event::Chain { turn, event } => {
             if let Some(active) = app.turn.as_mut().filter(|t| t.turn == turn) {
                 active.answering = true;
                 active.follow(event);
             }
         }
-        Event::Refused { command, why } => app.say(Level::Error, format!("/{command}: {why}")),
+        Event::Refused { command, why } => app.error(format!("/{command}: {why}")),
         Event::Repeats { turn, chain } if app.turn.as_ref().is_some_and(|t| t.turn == turn) => {
             let text = texts::repeats(app, chain);
-            return note(app, LocalKind::Note, text);
+            app.note(LocalKind::Note, text);
         }
         Event::Repeats { .. } => {}
         Event::Notice(text) => {
@@ -109,16 +111,15 @@ pub fn event(app: &mut App, event: Event) -> Vec<Effect> {
             if open_inspect(app).is_some() {
                 app.say(Level::Warning, text.clone());
             }
-            return note(app, LocalKind::Warning, text);
+            app.note(LocalKind::Warning, text);
         }
-        Event::Info(text) => return note(app, LocalKind::Note, text),
-        Event::Failed(error) => return failed(app, &error),
+        Event::Info(text) => app.note(LocalKind::Note, text),
+        Event::Failed(error) => failed(app, &error),
     }
-    Vec::new()
 }
 
 /// Asks whether a message is to be pinned at its cost, or says that it is.
-fn pinned_message(app: &mut App, pinned: Pinned) -> Vec<Effect> {
+fn pinned_message(app: &mut App, pinned: Pinned) {
     let gone = match 100.0 * (1.0 - pinned.stored) {
         gone if gone < 0.5 => String::new(),
         gone => format!("; heads have already dropped {gone:.0} % of it, /rebuild restores it"),
@@ -126,12 +127,11 @@ fn pinned_message(app: &mut App, pinned: Pinned) -> Vec<Effect> {
     let tokens = plural(pinned.tokens as u64, "token");
     if pinned.done {
         app.memory.mark_stale();
-        app.say(Level::Info, format!("pinned: {tokens}{gone}"));
+        app.info(format!("pinned: {tokens}{gone}"));
     } else {
         let question = format!("Never forget this message? {tokens}, at most {}{gone}.", bytes(pinned.bytes));
         app.ask(question, Confirmed::Pin(pinned.text));
     }
-    Vec::new()
 }
 
 fn unpinned_message(app: &mut App, tokens: usize, dropped_slots: u64) {
@@ -140,7 +140,7 @@ fn unpinned_message(app: &mut App, tokens: usize, dropped_slots: u64) {
         0 => "they stay for now, /rebuild re-evaluates them".to_owned(),
         slots => format!("{} dropped", plural(slots, "slot")),
     };
-    app.say(Level::Info, format!("unpinned {}; {then}", plural(tokens as u64, "token")));
+    app.info(format!("unpinned {}; {then}", plural(tokens as u64, "token")));
 }
 
 fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
@@ -161,7 +161,7 @@ fn streamed(app: &mut App, turn: u64, kind: TextKind, text: &str) {
     }
 }
 
-fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
+fn done(app: &mut App, report: TurnReport) {
     let turn = report.turn;
     // Nothing was answered: the message returns to the input.
     let refused = !report.in_context && report.generated.is_empty();
@@ -180,33 +180,31 @@ fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
         app.turn = None;
     }
     app.engine.rebuilding = None;
-    let mut effects = Vec::new();
     if long && app.setup.settings.bell {
-        effects.push(Effect::Bell);
+        app.emit(crate::ui::effect::Effect::Bell);
     }
     if refused && no_room {
         turns::no_room(app, turn, &why);
     } else if refused {
         // Not a turn: nothing is written.
-        effects.extend(turns::take_back(app, turn, &why));
+        turns::take_back(app, turn, &why);
     } else {
         app.chat.finish(report);
         app.session.answered = true;
     }
-    effects.push(Effect::Store(Store::Sync));
-    effects.extend(inspect_again(app));
+    app.store(Store::Sync);
+    inspect_again(app);
     if ended_well {
-        effects.extend(turns::send_next(app));
+        turns::send_next(app);
     }
-    effects
 }
 
-fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<Effect> {
+fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.engine.eviction = on;
     app.memory.mark_stale();
     if app.session.unrestored || app.engine.restoring {
         // The empty cache was switched. The saved conversation is where it goes on, and reports it then.
-        return note(app, LocalKind::Note, texts::mark(on, at_token, dropped_slots));
+        return app.note(LocalKind::Note, texts::mark(on, at_token, dropped_slots));
     }
     let mark = match app.engine.rebuilding {
         Some(_) => app.chat.mark_toggle_in_rebuild(on, at_token, dropped_slots),
@@ -214,32 +212,26 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) -> Vec<
     };
     app.feed.push_mark(&app.chat, mark, texts::mark(on, at_token, dropped_slots));
     app.feed.follow();
-    let mut effects = vec![Effect::Store(Store::Sync)];
-    effects.extend(inspect_again(app));
-    effects
+    app.store(Store::Sync);
+    inspect_again(app);
 }
 
-fn failed(app: &mut App, error: &str) -> Vec<Effect> {
+fn failed(app: &mut App, error: &str) {
     app.engine.failed = Some(error.to_owned());
     app.engine.info = None;
     app.engine.rebuilding = None;
     (app.engine.recalling, app.engine.restoring) = (false, false);
     (app.engine.compacting, app.engine.comparing) = (None, None);
-    let mut effects = Vec::new();
     if app.turn.take().is_some() {
         // The turn gets no report; its text stays on the screen.
-        effects.push(Effect::Store(Store::Sync));
+        app.store(Store::Sync);
     }
-    note(
-        app,
-        LocalKind::Error,
-        format!("the engine failed: {error}; the conversation is kept, /model NAME starts it again"),
-    );
-    effects
+    let text = format!("the engine failed: {error}; the conversation is kept, /model NAME starts it again");
+    app.note(LocalKind::Error, text);
 }
 
 /// Stores the figures of a step, which also show when a rebuild has ended.
-pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
+pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) {
     app.panel.ratios.push(snapshot.tokens, snapshot.kv.ratio);
     app.engine.eviction = snapshot.eviction;
     let moved = app.engine.snapshot.as_ref().is_none_or(|s| s.tokens.abs_diff(snapshot.tokens) >= 16);
@@ -257,26 +249,28 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) -> Vec<Effect> {
     }
     let restores = app.session.unrestored || app.engine.restoring;
     if had > 0 && emptied && app.has_to_refill() && !restores {
-        note(app, LocalKind::Note, format!("the cache is empty; {}", texts::refill(before.as_deref())));
+        app.note(LocalKind::Note, format!("the cache is empty; {}", texts::refill(before.as_deref())));
     }
     if idle {
         app.memory.mark_stale();
     }
-    let mut effects = if moved || idle { inspect_again(app) } else { Vec::new() };
-    if idle {
-        effects.extend(ask_pins(app));
+    if moved || idle {
+        inspect_again(app);
     }
-    effects
+    if idle {
+        ask_pins(app);
+    }
 }
 
 /// Asks which tokens are pinned when their number has changed.
-fn ask_pins(app: &mut App) -> Option<Effect> {
-    let pinned = app.engine.snapshot.as_ref()?.pinned;
+fn ask_pins(app: &mut App) {
+    let pinned = app.engine.snapshot.as_ref().map_or(0, |s| s.pinned);
     if std::mem::replace(&mut app.feed.pinned_tokens, pinned) == pinned {
-        return None;
+        return;
     }
     let (page, tokens, now) = (open_inspect(app).map(|i| i.memory).unwrap_or_default(), app.tokens(), app.now_ms);
-    Some(Effect::Engine(Command::Presence(app.memory.request_now(&page, tokens, now))))
+    let request = app.memory.request_now(&page, tokens, now);
+    app.send(Command::Presence(request));
 }
 
 /// Messages that hold a pinned passage, or are in one. Of several with the same text the last one.
@@ -293,20 +287,19 @@ fn pinned_messages(app: &App) -> HashSet<MessageId> {
 }
 
 /// Reads the chosen head again while the large panel shows it.
-pub fn inspect_again(app: &App) -> Vec<Effect> {
-    match open_inspect(app) {
-        Some(i) if i.page == InspectPage::Heads => {
-            vec![Effect::Engine(Command::Inspect { layer: i.layer, head: i.head })]
-        }
-        _ => Vec::new(),
+pub fn inspect_again(app: &mut App) {
+    if let Some((layer, head)) = open_inspect(app).filter(|i| i.page == InspectPage::Heads).map(|i| (i.layer, i.head)) {
+        app.send(Command::Inspect { layer, head });
     }
 }
 
 /// Asks which tokens are kept while the memory page is open, a few times a second at most.
-pub fn ask_presence(app: &mut App) -> Option<Effect> {
-    let page = open_inspect(app).filter(|i| i.page == InspectPage::Memory)?.memory;
-    let (tokens, now) = (app.tokens(), app.now_ms);
-    app.memory.request(&page, tokens, now).map(Command::Presence).map(Effect::Engine)
+pub fn ask_presence(app: &mut App) {
+    let Some(inspect) = open_inspect(app).filter(|i| i.page == InspectPage::Memory) else { return };
+    let (page, tokens, now) = (inspect.memory, app.tokens(), app.now_ms);
+    if let Some(request) = app.memory.request(&page, tokens, now) {
+        app.send(Command::Presence(request));
+    }
 }
 
 /// Returns when the memory page asks again; `None` while it is closed or up to date.
@@ -322,7 +315,7 @@ fn open_inspect(app: &App) -> Option<&Inspect> {
 }
 
 /// Takes a loaded model into use.
-pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
+pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     let changed = app.engine.info.is_some() || app.engine.failed.is_some() || !app.chat.is_empty();
     let mut then_open = None;
     if let Some(loading) = app.engine.loading.take() {
@@ -342,23 +335,23 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) -> Vec<Effect> {
     app.notice = None;
     if changed && !app.session.unrestored {
         app.chat.disown_replies();
-        result(app, LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
+        app.result(LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
     }
     if let Some(limit) = app.options.kv_limit.filter(|_| info.kv_limit.is_none()) {
-        note(app, LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));
+        app.note(LocalKind::Note, format!("the cache is limited to {}", bytes(limit)));
     }
     app.engine.info = Some(info);
     app.engine.keep = None;
     match then_open {
         Some(which) => files::open_with_current(app, which),
         // Queued messages belong to the conversation that is still to be opened.
-        None if app.resuming => Vec::new(),
+        None if app.resuming => {}
         None => turns::send_next(app),
     }
 }
 
 /// Reports a model that did not load; the previous one stays.
-pub fn load_failed(app: &mut App, error: &str) -> Vec<Effect> {
+pub fn load_failed(app: &mut App, error: &str) {
     let loading = app.engine.loading.take();
     if let Some(Loading { name: model, then_open: Some(which), .. }) = loading {
         return files::open_lacks_model(app, which, &model, error);
@@ -370,5 +363,5 @@ pub fn load_failed(app: &mut App, error: &str) -> Vec<Effect> {
         }
         None => "; /model NAME loads another".to_owned(),
     };
-    note(app, LocalKind::Error, format!("not loaded: {error}{kept}"))
+    app.note(LocalKind::Error, format!("not loaded: {error}{kept}"));
 }

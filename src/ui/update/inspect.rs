@@ -4,7 +4,7 @@ use super::field::PAGE;
 use crate::ui::action::Action;
 use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
-use crate::ui::state::{App, Inspect, InspectPage, Level, Overlay};
+use crate::ui::state::{App, Inspect, InspectPage, Overlay};
 use crate::ui::widgets::memory as widget;
 use crossterm::event::{KeyCode, KeyModifiers};
 use ratatui::layout::Rect;
@@ -75,7 +75,7 @@ fn passage(app: &mut App) -> Option<Range<usize>> {
     let anchor = open(app)?.memory.anchor;
     let passage = app.memory.without_edges(app.memory.passage(cursor, anchor));
     if passage.is_empty() {
-        app.say(Level::Info, "there is no text under the cursor");
+        app.info("there is no text under the cursor");
         return None;
     }
     Some(passage)
@@ -91,7 +91,7 @@ fn recall(app: &mut App) -> Option<Intent> {
 fn pin(app: &mut App) -> Option<Intent> {
     let cursor = cursor(app)?;
     if app.engine.info.as_ref().is_some_and(|info| info.policy.keeps_all()) {
-        app.say(Level::Info, "this cache keeps everything: there is nothing to pin");
+        app.info("this cache keeps everything: there is nothing to pin");
         return None;
     }
     let pinned = app.memory.presence().pins.iter().find(|pin| pin.contains(&cursor)).cloned();
@@ -197,8 +197,8 @@ fn jump(app: &mut App, best: bool) {
                 inspect.memory.anchor = Some(passage.start);
             }
         }
-        None if window.is_none() => app.say(Level::Info, "a dense cache keeps every token"),
-        None => app.say(Level::Info, "all tokens are inside the window so far"),
+        None if window.is_none() => app.info("a dense cache keeps every token"),
+        None => app.info("all tokens are inside the window so far"),
     }
 }
 

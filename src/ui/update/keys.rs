@@ -8,7 +8,7 @@ use crate::ui::examples::offered;
 use crate::ui::feed::ItemKey;
 use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
-use crate::ui::state::{About, App, Level, MIN_SIZE, Overlay};
+use crate::ui::state::{About, App, MIN_SIZE, Overlay};
 use crate::ui::text::clean_line;
 use crate::ui::widgets;
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
@@ -112,7 +112,7 @@ pub fn type_fast(app: &mut App, text: &str) {
 
 fn say_folded(app: &mut App) {
     let (fold, send) = (app.key(Action::Fold), app.key(Action::Send));
-    app.say(Level::Info, format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
+    app.info(format!("pasted text is folded; {fold} shows it, {send} sends all of it"));
 }
 
 /// Puts an example into the input (Alt and its number).
@@ -141,7 +141,7 @@ pub fn line(app: &mut App, line: &str) -> Vec<Intent> {
     }
     if line.trim().is_empty() && app.editing.take().is_some() {
         app.input.take();
-        app.say(Level::Info, "the message stays as it was");
+        app.info("the message stays as it was");
         return Vec::new();
     }
     let example = line.trim().parse::<usize>().ok().and_then(|n| offered(&app.engine).get(n.wrapping_sub(1)));
@@ -169,15 +169,15 @@ pub fn paste(app: &mut App, text: &str) {
 pub fn attached(app: &mut App, typed: &str, read: Result<Attachment, String>) -> Option<Intent> {
     let left = std::mem::take(&mut app.attaching);
     match read {
-        Err(why) if left > 0 => app.say(Level::Error, format!("not sent: {why}; without the @ its name is sent")),
-        Err(why) => app.say(Level::Error, why),
+        Err(why) if left > 0 => app.error(format!("not sent: {why}; without the @ its name is sent")),
+        Err(why) => app.error(why),
         Ok(Attachment { label, text }) if app.input.attach(typed, &text, label.clone()) => {
-            app.say(Level::Info, format!("attached {label}"));
+            app.info(format!("attached {label}"));
             input_changed(app);
             app.attaching = left.saturating_sub(1);
             return (left == 1).then_some(Intent::Submit);
         }
-        Ok(_) => app.say(Level::Info, format!("not attached: {} left the input", clean_line(typed))),
+        Ok(_) => app.info(format!("not attached: {} left the input", clean_line(typed))),
     }
     None
 }

@@ -2,8 +2,9 @@
 
 use super::completion::input_changed;
 use super::field::{PAGE, edit_line, move_selected};
-use super::{find, inspect, models};
+use super::inspect;
 use crate::ui::action::Action;
+use crate::ui::commands::{find, model};
 use crate::ui::effect::Which;
 use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
@@ -30,7 +31,7 @@ pub fn key(app: &mut App, key: Key) -> Option<Intent> {
         Some(Overlay::Inspect(_)) => return inspect::key(app, key, action),
         Some(Overlay::Sessions(_)) => return picker_key(app, key, action),
         Some(Overlay::Find(_)) => find::key(app, key, action),
-        Some(Overlay::Models(_)) => return models::key(app, key, action),
+        Some(Overlay::Models(_)) => return model::key(app, key, action),
         Some(Overlay::HistorySearch { .. }) => return history_key(app, key, action),
         Some(Overlay::Confirm(_)) => return confirm_key(app, key),
         None => {}

@@ -1,123 +1,131 @@
 //! Carries out intents: the one place where keys, commands and lists come together.
 
 use super::completion::{accept_partial_command, attach_mentions, chooses_file, complete, input_changed};
-use super::texts::NO_MODEL;
-use super::{Effect, Store, commands, engine, files, find, keys, models, recall, stop, turns};
+use super::{engine, files, keys, stop, turns};
 use crate::protocol::Command;
 use crate::ui::action::Action;
 use crate::ui::burst::Enter;
-use crate::ui::commands as slash;
+use crate::ui::commands::{self, model::MODEL, recall, set};
+use crate::ui::effect::{Effect, Store};
 use crate::ui::intent::Intent;
-use crate::ui::state::{App, Confirmed, Inspect, Level, Overlay};
-use crate::ui::text::clean_line;
+use crate::ui::state::{App, Confirmed, Inspect, NO_MODEL, Overlay};
+use crate::ui::text::on_or_off;
 use crate::ui::widgets;
 
-pub fn perform(app: &mut App, intent: Intent) -> Vec<Effect> {
+pub fn perform(app: &mut App, intent: Intent) {
     match intent {
         Intent::Act(action) => act(app, action),
         Intent::Submit => submit(app),
-        Intent::Open(which) => files::open(app, which),
+        Intent::Open(which) => {
+            if turns::idle(app).is_ok() {
+                files::open(app, which);
+            }
+        }
         Intent::Rename { id, title } => files::rename_saved(app, id, title),
-        Intent::Load(_) if turns::refuse_busy(app) => Vec::new(),
-        Intent::Load(name) => models::load(app, &name),
+        Intent::Load(name) => commands::run(app, &MODEL, &name),
         Intent::Inspect => engine::inspect_again(app),
-        Intent::Recall { text, tokens } => recall::ask_on_page(app, text, tokens),
-        Intent::PinTokens { .. } if turns::refuse_busy(app) => Vec::new(),
-        Intent::PinTokens { tokens, pin } => vec![Effect::Engine(Command::PinTokens { tokens, pin })],
+        Intent::Recall { text, tokens } => recall::ask_on_page(app, &text, tokens),
+        Intent::PinTokens { tokens, pin } => {
+            if turns::idle(app).is_ok() {
+                app.send(Command::PinTokens { tokens, pin });
+            }
+        }
         Intent::Confirmed(confirmed) => confirm(app, confirmed),
     }
 }
 
-fn confirm(app: &mut App, confirmed: Confirmed) -> Vec<Effect> {
-    let store = match confirmed {
-        Confirmed::Pin(text) => return vec![Effect::Engine(Command::Pin { text, ask: false })],
-        Confirmed::Unpin(text) => return vec![Effect::Engine(Command::Unpin(text))],
+fn confirm(app: &mut App, confirmed: Confirmed) {
+    match confirmed {
+        Confirmed::Pin(text) => app.send(Command::Pin { text, ask: false }),
+        Confirmed::Unpin(text) => app.send(Command::Unpin(text)),
         Confirmed::DeleteSession(id) => {
-            return vec![Effect::Store(Store::Delete { id }), Effect::Store(Store::List)];
+            app.store(Store::Delete { id });
+            app.store(Store::List);
         }
-        Confirmed::DeleteCurrent if turns::refuse_busy(app) => return Vec::new(),
-        // Its cache is not written once more.
         Confirmed::DeleteCurrent => {
-            return vec![Effect::Engine(Command::KeepCache(None)), Effect::Store(Store::DeleteCurrent)];
+            if turns::idle(app).is_ok() {
+                // Its cache is not written once more.
+                app.send(Command::KeepCache(None));
+                app.store(Store::DeleteCurrent);
+            }
         }
-        Confirmed::Leave(then) => Store::Leave(Box::new(then)),
-        Confirmed::OpenWithCurrent(which) => return files::open_with_current(app, which),
-        Confirmed::OverwriteFile { path, export: false } => Store::Save { path: Some(path), overwrite: true },
-        Confirmed::OverwriteFile { path, export: true } => Store::Export { path, overwrite: true },
-    };
-    vec![Effect::Store(store)]
+        Confirmed::Leave(then) => app.store(Store::Leave(Box::new(then))),
+        Confirmed::OpenWithCurrent(which) => files::open_with_current(app, which),
+        Confirmed::OverwriteFile { path, export: false } => {
+            app.store(Store::Save { path: Some(path), overwrite: true });
+        }
+        Confirmed::OverwriteFile { path, export: true } => app.store(Store::Export { path, overwrite: true }),
+    }
+}
+
+/// Runs the command that an action stands for.
+fn command(app: &mut App, name: &str, argument: &str) {
+    if let Some(command) = commands::find(name) {
+        commands::run(app, command, argument);
+    }
 }
 
 /// Carries out an action of the keymap.
-fn act(app: &mut App, action: Action) -> Vec<Effect> {
+fn act(app: &mut App, action: Action) {
+    let page = app.feed.height.saturating_sub(2).max(1) as isize;
     match action {
-        Action::Send => return send(app),
+        Action::Send => send(app),
         Action::Newline => {
             app.input.insert("\n");
             input_changed(app);
         }
-        Action::Stop => return stop::stop_or_close(app),
-        Action::Interrupt => return stop::interrupt(app),
-        Action::QuitWhenEmpty if app.input.is_empty() => return vec![Effect::Quit],
-        Action::QuitWhenEmpty => return edit(app, Action::Delete),
-        Action::Complete => return complete(app),
+        Action::Stop => stop::stop_or_close(app),
+        Action::Interrupt => stop::interrupt(app),
+        Action::QuitWhenEmpty if app.input.is_empty() => app.emit(Effect::Quit),
+        Action::QuitWhenEmpty => edit(app, Action::Delete),
+        Action::Complete => complete(app),
         Action::HistoryOlder | Action::HistoryNewer => vertical(app, action == Action::HistoryNewer),
         Action::SearchHistory => {
             app.overlays.push(Overlay::HistorySearch { query: Default::default(), selected: 0 });
         }
         // With text in the input, Ctrl+F moves right as in Emacs.
-        Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => return edit(app, Action::Right),
-        Action::Find => find::open(app, ""),
-        Action::ExternalEditor => return vec![Effect::ExternalEditor(app.input.expanded().into_owned())],
-        Action::PageUp => app.feed.scroll(-(app.feed.height.saturating_sub(2).max(1) as isize)),
-        Action::PageDown => app.feed.scroll(app.feed.height.saturating_sub(2).max(1) as isize),
+        Action::Find if !app.input.is_empty() && app.feed.selected.is_none() => edit(app, Action::Right),
+        Action::Find | Action::Help | Action::Panel | Action::Sessions | Action::Copy => {
+            command(app, action.name(), "");
+        }
+        Action::Eviction => command(app, "eviction", on_or_off(!app.engine.eviction)),
+        Action::ExternalEditor => app.emit(Effect::ExternalEditor(app.input.expanded().into_owned())),
+        Action::PageUp => app.feed.scroll(-page),
+        Action::PageDown => app.feed.scroll(page),
         Action::LineUp => app.feed.scroll(-1),
         Action::LineDown => app.feed.scroll(1),
         Action::ToStart => app.feed.go_to(0),
         Action::ToEnd => app.feed.follow(),
-        Action::SelectOlder => app.feed.select(false),
-        Action::SelectNewer => app.feed.select(true),
-        Action::BranchOlder => return turns::switch_branch(app, false),
-        Action::BranchNewer => return turns::switch_branch(app, true),
-        Action::Help => return commands::run(app, "help", ""),
-        Action::Panel => commands::toggle_panel(app),
-        Action::Inspect => return open_inspect(app),
-        Action::Eviction => return commands::set_eviction(app, !app.engine.eviction),
+        Action::SelectOlder | Action::SelectNewer => app.feed.select(action == Action::SelectNewer),
+        Action::BranchOlder | Action::BranchNewer => turns::switch_branch(app, action == Action::BranchNewer),
+        Action::Inspect => open_inspect(app),
         Action::Fold if app.input.open_part() => input_changed(app),
-        Action::Fold => fold(app),
+        Action::Fold => match app.feed.fold_target() {
+            Some(id) => app.feed.toggle_fold(id),
+            None => app.info("no thoughts in view"),
+        },
         Action::FoldAll => app.feed.toggle_all(),
-        Action::Sessions => return commands::run(app, "sessions", ""),
-        Action::Copy => return commands::copy(app, ""),
-        Action::Mouse => return commands::set_mouse(app, !app.mouse),
-        Action::Redraw => return vec![Effect::Redraw],
-        Action::Suspend => return vec![Effect::Suspend],
-        other => return edit(app, other),
+        Action::Mouse => drop(set::mouse(app, on_or_off(!app.mouse))),
+        Action::Redraw => app.emit(Effect::Redraw),
+        Action::Suspend => app.emit(Effect::Suspend),
+        other => edit(app, other),
     }
-    Vec::new()
 }
 
 /// Opens the cache panel on the whole screen.
-fn open_inspect(app: &mut App) -> Vec<Effect> {
+fn open_inspect(app: &mut App) {
     if app.engine.info.is_none() {
-        app.say(Level::Info, NO_MODEL);
-        return Vec::new();
+        return app.info(NO_MODEL);
     }
     app.overlays.push(Overlay::Inspect(Inspect::default()));
     if app.session.unrestored && app.has_to_refill() && !app.is_busy() {
         app.engine.restoring = true;
-        return vec![Effect::Restore];
+        return app.emit(Effect::Restore);
     }
-    engine::inspect_again(app)
+    engine::inspect_again(app);
 }
 
-fn fold(app: &mut App) {
-    match app.feed.fold_target() {
-        Some(id) => app.feed.toggle_fold(id),
-        None => app.say(Level::Info, "no thoughts in view"),
-    }
-}
-
-fn edit(app: &mut App, action: Action) -> Vec<Effect> {
+fn edit(app: &mut App, action: Action) {
     let input = &mut app.input;
     match action {
         Action::LineStart if input.is_empty() => app.feed.go_to(0),
@@ -140,32 +148,27 @@ fn edit(app: &mut App, action: Action) -> Vec<Effect> {
         _ => {}
     }
     input_changed(app);
-    Vec::new()
 }
 
-fn send(app: &mut App) -> Vec<Effect> {
+fn send(app: &mut App) {
     match app.burst.enter(app.now_ms) {
         Enter::Send => submit(app),
-        Enter::Wait => Vec::new(),
-        Enter::Newline => {
-            keys::type_fast(app, "\n");
-            Vec::new()
-        }
+        Enter::Wait => {}
+        Enter::Newline => keys::type_fast(app, "\n"),
     }
 }
 
 /// Sends the input as a command or a message.
-fn submit(app: &mut App) -> Vec<Effect> {
+fn submit(app: &mut App) {
     if chooses_file(app) {
         return complete(app);
     }
     if app.input.text()[..app.input.caret()].ends_with('\\') {
         app.input.backspace();
-        app.input.insert("\n");
-        return Vec::new();
+        return app.input.insert("\n");
     }
     if !accept_partial_command(app) {
-        return Vec::new();
+        return;
     }
     let text = app.input.expanded().into_owned();
     if text.trim().is_empty() {
@@ -173,31 +176,21 @@ fn submit(app: &mut App) -> Vec<Effect> {
     }
     app.notice = None;
     app.completion = None;
-    let files = attach_mentions(app);
-    if !files.is_empty() {
-        return files;
+    if attach_mentions(app) {
+        return;
     }
-    if app.editing.is_none()
-        && let Some((name, argument)) = slash::parse(text.trim())
-    {
-        let Some(spec) = slash::spec(name) else {
-            let names = slash::SPECS.iter().map(|s| s.name).chain(slash::ALIASES.iter().map(|(alias, _)| *alias));
-            let near = slash::nearest(name, names).map(slash::canonical);
-            let hint = near.map_or_else(|| "/help lists them".to_owned(), |n| format!("did you mean /{n}?"));
-            app.say(Level::Error, format!("no command /{name}; {hint}"));
-            return Vec::new();
-        };
-        if spec.argument == slash::Argument::None && !argument.is_empty() {
-            let text = format!("/{name} takes nothing behind it, not {:?}; nothing was done", clean_line(argument));
-            app.say(Level::Error, text);
-            return Vec::new();
-        }
-        let (name, argument) = (spec.name, argument.to_owned());
-        app.history.push(&text);
-        app.input.take();
-        return commands::run(app, name, &argument);
+    match commands::parse(text.trim()).filter(|_| app.editing.is_none()) {
+        None => turns::ask(app),
+        Some((name, argument)) => match commands::read(name, argument) {
+            Ok(command) => {
+                app.history.push(&text);
+                app.input.take();
+                commands::run(app, command, argument);
+            }
+            // It stays in the input to be corrected.
+            Err(mistake) => app.error(mistake),
+        },
     }
-    turns::ask(app)
 }
 
 fn vertical(app: &mut App, down: bool) {

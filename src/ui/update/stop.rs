@@ -1,90 +1,72 @@
 //! Esc and Ctrl+C.
 
-use super::{Effect, files, turns};
+use super::{files, turns};
 use crate::protocol::Command;
 use crate::ui::action::Action;
+use crate::ui::effect::Effect;
 use crate::ui::state::{About, App, Level, Loading, Progress};
 use crate::ui::text::clean_line;
 
 /// Closes the completion list, takes back a queued message, stops what runs, or closes an overlay, in this order.
-pub fn stop_or_close(app: &mut App) -> Vec<Effect> {
+pub fn stop_or_close(app: &mut App) {
     let asked = app.asked();
     app.notice = None;
     if app.completion.take().is_some() {
-        return Vec::new();
-    }
-    if app.aside.is_some() {
+    } else if app.aside.is_some() {
         // The draft set aside returns.
         app.input.take();
-        return Vec::new();
-    }
-    if turns::unqueue(app) {
-        return Vec::new();
-    }
-    if app.is_busy() {
-        return stop(app);
-    }
-    if app.overlays.pop().is_some() {
-        return Vec::new();
-    }
-    if app.engine.loading.is_some() {
-        return stop_loading(app, asked, Action::Stop);
-    }
-    if app.editing.take().is_some() {
+    } else if turns::unqueue(app) {
+    } else if app.is_busy() {
+        stop(app);
+    } else if app.overlays.pop().is_some() {
+    } else if app.engine.loading.is_some() {
+        stop_loading(app, asked, Action::Stop);
+    } else if app.editing.take().is_some() {
         app.input.take();
-    } else if app.feed.selected.is_some() {
-        app.feed.selected = None;
-    } else {
+    } else if app.feed.selected.take().is_none() {
         app.feed.follow();
     }
-    Vec::new()
 }
 
 /// Stops what runs, else clears the draft, else stops loading or quits at the second press.
-pub fn interrupt(app: &mut App) -> Vec<Effect> {
+pub fn interrupt(app: &mut App) {
+    let asked = app.asked();
     if app.is_busy() {
-        return stop(app);
-    }
-    if !app.input.is_empty() {
+        stop(app);
+    } else if !app.input.is_empty() {
         let draft = app.input.take();
         app.history.push(&draft);
         app.editing = None;
         app.completion = None;
-        let undo = app.setup.keymap.key_of(Action::Undo);
-        app.say(Level::Info, format!("cleared; {undo} brings it back"));
-        return Vec::new();
+        app.info(format!("cleared; {} brings it back", app.key(Action::Undo)));
+    } else if app.engine.loading.is_some() {
+        stop_loading(app, asked, Action::Interrupt);
+    } else if asked == About::Quit {
+        app.emit(Effect::Quit);
+    } else {
+        let key = app.key(Action::Interrupt);
+        app.say_about(About::Quit, Level::Info, format!("press {key} again to quit"));
     }
-    let asked = app.asked();
-    if app.engine.loading.is_some() {
-        return stop_loading(app, asked, Action::Interrupt);
-    }
-    if asked == About::Quit {
-        return vec![Effect::Quit];
-    }
-    let key = app.setup.keymap.key_of(Action::Interrupt);
-    app.say_about(About::Quit, Level::Info, format!("press {key} again to quit"));
-    Vec::new()
 }
 
 /// Stops the running answer or rebuild, or cancels opening a conversation.
-fn stop(app: &mut App) -> Vec<Effect> {
+fn stop(app: &mut App) {
     if app.opening {
         return files::stop_opening(app);
     }
     if let Some(turn) = &mut app.turn {
         turn.stopping = true;
     }
-    vec![Effect::Engine(Command::Cancel)]
+    app.send(Command::Cancel);
 }
 
 /// Stops the loading of a model at the second press.
-fn stop_loading(app: &mut App, asked: About, key: Action) -> Vec<Effect> {
-    let Some(loading) = &app.engine.loading else { return Vec::new() };
+fn stop_loading(app: &mut App, asked: About, key: Action) {
+    let Some(loading) = &app.engine.loading else { return };
     let name = clean_line(&loading.name);
     if asked != About::StopLoading {
-        let key = app.setup.keymap.key_of(key);
-        app.say_about(About::StopLoading, Level::Info, format!("press {key} again to stop loading {name}"));
-        return Vec::new();
+        let key = app.key(key);
+        return app.say_about(About::StopLoading, Level::Info, format!("press {key} again to stop loading {name}"));
     }
     let text = match &loading {
         Loading { progress: Some(Progress::Download(_)), .. } => {
@@ -98,6 +80,6 @@ fn stop_loading(app: &mut App, asked: About, key: Action) -> Vec<Effect> {
     if app.engine.info.is_some() {
         app.engine.chosen.clone_from(&app.engine.loaded);
     }
-    app.say(Level::Info, text);
-    vec![Effect::CancelLoad]
+    app.info(text);
+    app.emit(Effect::CancelLoad);
 }

@@ -2,18 +2,11 @@
 
 use super::*;
 use crate::protocol::{Command, Event, ModelInfo, SamplingParams, StopReason, TextKind};
+use crate::ui::effect::Store;
 use crate::ui::state::Overlay;
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers};
 use std::sync::Arc;
-
-fn sent(effects: &[Effect]) -> bool {
-    effects.iter().any(|e| matches!(e, Effect::Generate { .. }))
-}
-
-fn notice(app: &App) -> &str {
-    app.notice.as_ref().map_or("", |n| &n.text)
-}
 
 #[test]
 fn enter_sends_and_four_keys_make_a_newline() {
@@ -79,8 +72,7 @@ fn escape_stops_and_the_partial_answer_stays() {
     stream(&mut app, TextKind::Answer, "one two");
     let effects = press(&mut app, KeyCode::Esc);
     assert!(matches!(effects[..], [Effect::Engine(Command::Cancel)]));
-    let turn = app.turn.as_ref().unwrap().turn;
-    let effects = engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::Cancelled))));
+    let effects = end(&mut app, StopReason::Cancelled);
     assert!(matches!(effects[0], Effect::Store(Store::Sync)));
     assert!(app.turn.is_none());
     let shown = screen(&mut app);
@@ -126,8 +118,7 @@ fn a_toggle_in_mid_answer_stands_where_it_happened() {
         ]
     };
     assert!(order(&mut app).is_sorted());
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    end(&mut app, StopReason::End);
     assert!(order(&mut app).is_sorted());
     assert_eq!(app.chat.marks()[0].within, Some("before the toggle\n\nin the middle of".len()));
 }
@@ -215,7 +206,7 @@ fn an_undo_that_empties_the_cache_says_what_the_next_message_costs() {
     let status = |app: &mut App| screen(app).lines().last().unwrap_or_default().to_owned();
     assert!(status(&mut app).contains("loads when you send"), "{}", status(&mut app));
     // Nothing is left to load.
-    press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    ctrl(&mut app, 'u');
     say(&mut app, "/undo");
     assert!(!status(&mut app).contains("loads when you send"));
 }
@@ -232,8 +223,7 @@ fn thoughts_stream_as_a_tail_then_fold_and_open() {
     stream(&mut app, TextKind::Answer, "done");
     let shown = screen(&mut app);
     assert!(shown.contains("thought for 3.2 s") && !shown.contains("step 19"), "{shown}");
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    end(&mut app, StopReason::End);
     assert!(screen(&mut app).contains("thought for 3.2 s, 412 tokens"));
     press(&mut app, KeyCode::F(5));
     assert!(screen(&mut app).contains("step 12"));
@@ -247,8 +237,7 @@ fn an_answer_that_was_all_thinking_is_called_that() {
     let mut app = app(120, 40, 8, 4);
     say(&mut app, "think");
     stream(&mut app, TextKind::Reasoning, "on and on");
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::MaxTokens))));
+    end(&mut app, StopReason::MaxTokens);
     let shown = screen(&mut app);
     assert!(shown.contains("no answer: the model was still thinking") && shown.contains("token limit"), "{shown}");
 }
@@ -293,7 +282,7 @@ fn undo_edit_and_regenerate_keep_the_branches() {
     assert_eq!(app.chat.path().last().unwrap().text, "two");
     say(&mut app, "/undo");
     assert_eq!((app.input.text(), app.chat.path().len()), ("second", 2));
-    press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    ctrl(&mut app, 'u');
     say(&mut app, "/edit");
     assert_eq!(app.input.text(), "first");
     press(&mut app, KeyCode::Char('!'));
@@ -316,7 +305,7 @@ fn unknown_commands_and_values_say_what_was_expected() {
     ] {
         say(&mut app, line);
         assert!(notice(&app).contains(expected), "{line}: {}", notice(&app));
-        press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+        ctrl(&mut app, 'u');
     }
     say(&mut app, "/set temperature 0.7");
     // What was set stays when another model comes; the rest is that model's, and so is what is given back to it.
@@ -343,11 +332,8 @@ fn unknown_commands_and_values_say_what_was_expected() {
 fn a_path_is_no_command_and_tab_completes() {
     let mut app = app(120, 40, 8, 4);
     assert!(sent(&say(&mut app, "/usr/bin/env is what?")));
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
-    for c in "/ev".chars() {
-        press(&mut app, KeyCode::Char(c));
-    }
+    end(&mut app, StopReason::End);
+    type_in(&mut app, "/ev");
     assert!(screen(&mut app).contains("/eviction on|off"));
     press(&mut app, KeyCode::Tab);
     press(&mut app, KeyCode::Down);
@@ -415,7 +401,7 @@ fn history_is_recalled_at_the_edges_and_searched() {
     press(&mut app, KeyCode::Down);
     press(&mut app, KeyCode::Down);
     assert_eq!(app.input.text(), "d");
-    press_with(&mut app, KeyCode::Char('r'), KeyModifiers::CONTROL);
+    ctrl(&mut app, 'r');
     press(&mut app, KeyCode::Char('l'));
     assert!(screen(&mut app).contains("search history"));
     press(&mut app, KeyCode::Enter);
@@ -504,9 +490,7 @@ fn the_wheel_scrolls_and_a_click_opens_thoughts() {
 fn a_long_paste_is_folded_in_the_message_too_and_a_key_opens_it() {
     let mut app = app(80, 24, 8, 4);
     let text: String = (0..500).map(|n| format!("line {n}\n")).collect();
-    for c in "Sum up: ".chars() {
-        press(&mut app, KeyCode::Char(c));
-    }
+    type_in(&mut app, "Sum up: ");
     update(&mut app, AppEvent::Paste(text.clone()));
     assert!(screen(&mut app).contains("Sum up: [500 lines]"));
     assert!(sent(&press(&mut app, KeyCode::Enter)));

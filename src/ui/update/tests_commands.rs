@@ -5,6 +5,8 @@ use crate::chat::Conversation;
 use crate::protocol::{Command, Event, Phase, StopReason};
 use crate::ui::action::Action;
 use crate::ui::depth::Depth;
+use crate::ui::effect::Store;
+use crate::ui::event::Opened;
 use crate::ui::keymap::Keymap;
 use crate::ui::state::{Confirmed, SessionEntry};
 use crate::ui::testing::*;
@@ -12,16 +14,6 @@ use crate::ui::theme::Role;
 use crossterm::event::{KeyCode, KeyModifiers};
 use ratatui::style::Modifier;
 use std::sync::Arc;
-
-fn notice(app: &App) -> &str {
-    app.notice.as_ref().map_or("", |n| &n.text)
-}
-
-fn type_in(app: &mut App, text: &str) {
-    for c in text.chars() {
-        press(app, KeyCode::Char(c));
-    }
-}
 
 fn choose_older(app: &mut App) {
     press_with(app, KeyCode::Up, KeyModifiers::CONTROL);
@@ -138,8 +130,7 @@ fn a_file_named_by_hand_is_attached_at_enter() {
     assert!(matches!(answer(&mut app, &effects[0])[..], [Effect::Generate { .. }]));
     let sent = app.chat.path()[0].text.clone();
     assert!(sent.contains("\n48213\n") && sent.contains("\ntwo\n") && !sent.contains('@'), "{sent}");
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    end(&mut app, StopReason::End);
 
     // What cannot be attached is said before anything is sent.
     app.input.set(&format!("What is in @{}?", path("image")));
@@ -155,8 +146,7 @@ fn a_file_named_by_hand_is_attached_at_enter() {
     app.input.take();
     assert!(matches!(say(&mut app, "mail a@b.c and @nobody")[..], [Effect::Generate { .. }]));
     assert_eq!(notice(&app), "");
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    end(&mut app, StopReason::End);
     say(&mut app, "read @no/such.txt.");
     assert_eq!(notice(&app), "@no/such.txt was not attached: there is no such file; Tab completes names");
 }
@@ -166,7 +156,7 @@ fn the_list_of_commands_fills_the_screen_and_says_how_many_more() {
     let mut app = app(120, 45, 8, 4);
     type_in(&mut app, "/");
     let shown = screen(&mut app);
-    for spec in crate::ui::commands::SPECS {
+    for spec in crate::ui::commands::ALL {
         let listed = spec.group != crate::ui::commands::Group::Hidden;
         assert_eq!(shown.contains(&format!("  /{} ", spec.name)), listed, "/{}: {shown}", spec.name);
     }
@@ -330,7 +320,7 @@ fn the_list_of_conversations_has_straight_columns_and_first_answers() {
     update(&mut app, AppEvent::Sessions(entries));
     let shown = screen(&mut app);
     assert!(shown.contains("conversations: demo") && !shown.contains("SmolLM2"), "{shown}");
-    press_with(&mut app, KeyCode::Char('u'), KeyModifiers::CONTROL);
+    ctrl(&mut app, 'u');
     let shown = screen(&mut app);
     let rows: Vec<&str> = shown.lines().filter(|l| l.contains("2026-11-21")).collect();
     assert_eq!(rows.len(), 2);

@@ -4,18 +4,11 @@ use super::*;
 use crate::chat::Role;
 use crate::protocol::{Command, Event, ModelInfo, StopReason, TextKind, TurnReport};
 use crate::ui::depth::Depth;
+use crate::ui::effect::Store;
 use crate::ui::testing::*;
 use crate::ui::widgets::message::advice;
 use crossterm::event::{KeyCode, KeyModifiers};
 use std::sync::Arc;
-
-fn notice(app: &App) -> &str {
-    app.notice.as_ref().map_or("", |n| &n.text)
-}
-
-fn quits(effects: &[Effect]) -> bool {
-    matches!(effects, [Effect::Quit])
-}
 
 /// The chat with a model that somebody else made.
 fn with_model(change: impl Fn(&mut ModelInfo)) -> App {
@@ -63,8 +56,7 @@ fn in_line_mode_a_line_is_sent_alone() {
     line(&mut app, "/undo");
     line(&mut app, "two\\");
     assert_eq!(line(&mut app, "lines").as_deref(), Some("two\nlines"));
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    end(&mut app, StopReason::End);
     line(&mut app, "/edit");
     line(&mut app, "");
     assert!(app.editing.is_none() && notice(&app) == "the message stays as it was");
@@ -84,25 +76,18 @@ fn a_command_runs_typed_in_full_or_completed_and_has_other_names() {
     }
     turn(&mut app, "q", "", "a");
     assert!(matches!(say(&mut app, "/retry")[..], [Effect::Generate { .. }]));
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+    end(&mut app, StopReason::End);
     assert!(matches!(say(&mut app, "/clear")[..], [Effect::Store(Store::Close)]));
-    let own_names = slash_names();
-    assert!(crate::ui::commands::ALIASES.iter().all(|(_, name)| own_names.contains(name)));
-}
-
-fn slash_names() -> Vec<&'static str> {
-    crate::ui::commands::SPECS.iter().map(|s| s.name).collect()
 }
 
 #[test]
 fn think_says_when_there_is_nothing_to_switch() {
     let mut app = with_model(|m| m.think_tags = None);
     say(&mut app, "/think off");
-    assert_eq!(notice(&app), "org/model has no thinking to switch");
+    assert_eq!(notice(&app), "/think: org/model has no thinking to switch");
     let mut app = with_model(|m| m.template.source = Some("{{ messages }}".into()));
     say(&mut app, "/think off");
-    assert_eq!(notice(&app), "org/model decides by itself whether it thinks");
+    assert_eq!(notice(&app), "/think: org/model decides by itself whether it thinks");
     assert!(app.options.think);
 }
 
@@ -136,8 +121,7 @@ fn a_bell_ends_a_long_answer_where_it_is_asked_for() {
         app.setup.settings.bell = bell;
         say(&mut app, "q");
         app.now_ms += ms;
-        let turn = app.turn.as_ref().unwrap().turn;
-        let effects = engine(&mut app, Event::TurnDone(Box::new(report(turn, StopReason::End))));
+        let effects = end(&mut app, StopReason::End);
         assert_eq!(effects.iter().any(|e| matches!(e, Effect::Bell)), rings, "{bell} {ms}");
     }
 }
@@ -154,7 +138,7 @@ fn the_draft_is_counted_when_typing_pauses_and_the_engine_is_idle() {
     assert_eq!(app.wants_tick(), None);
     engine(&mut app, Event::TokensCounted { id, tokens: 312 });
     assert!(screen(&mut app).contains("≈ 312 tokens"));
-    press_with(&mut app, KeyCode::Char('c'), KeyModifiers::CONTROL);
+    ctrl(&mut app, 'c');
     assert!(!screen(&mut app).contains("≈ 312 tokens"));
     // While an answer runs the engine is left alone.
     say(&mut app, "q");
@@ -178,32 +162,6 @@ fn advice_names_nothing_that_is_set_already() {
     assert!(!advice(&full).contains("/eviction"));
     full.eviction = false;
     assert!(advice(&full).contains("/eviction on"));
-}
-
-#[test]
-fn a_file_that_is_not_attached_is_told_when_the_message_goes() {
-    for (text, told) in [
-        ("Read @notes.md, please", "@notes.md was not attached"),
-        ("look at @src/image", "@src/image was not attached"),
-        ("ask me@home.net or @anna", ""),
-    ] {
-        let mut app = with_model(|_| {});
-        say(&mut app, text);
-        assert!(notice(&app).starts_with(told) && notice(&app).is_empty() == told.is_empty(), "{}", notice(&app));
-    }
-}
-
-#[test]
-fn a_question_does_not_take_the_letters_of_a_message() {
-    let mut app = with_model(|_| {});
-    app.input.set("wh");
-    update(&mut app, AppEvent::Exists { path: "x.md".into(), export: true });
-    let typed = |app: &mut App, c| {
-        update(app, AppEvent::Key(crossterm::event::KeyEvent::new(KeyCode::Char(c), KeyModifiers::NONE)))
-    };
-    assert!(typed(&mut app, 'y').is_empty() && app.input.text() == "why");
-    app.now_ms += 500;
-    assert!(matches!(typed(&mut app, 'y')[..], [Effect::Store(Store::Export { overwrite: true, .. })]));
 }
 
 #[test]

@@ -3,38 +3,12 @@
 use super::*;
 use crate::protocol::{Command, Event, StopReason, TextKind};
 use crate::ui::depth::Depth;
+use crate::ui::effect::{Store, Which};
+use crate::ui::event::Opened;
 use crate::ui::state::{Loading, Overlay, Picker, SessionEntry};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers, MouseEvent, MouseEventKind};
 use std::sync::Arc;
-
-fn sent(effects: &[Effect]) -> bool {
-    effects.iter().any(|e| matches!(e, Effect::Generate { .. }))
-}
-
-fn quits(effects: &[Effect]) -> bool {
-    effects.iter().any(|e| matches!(e, Effect::Quit))
-}
-
-fn notice(app: &App) -> &str {
-    app.notice.as_ref().map_or("", |n| &n.text)
-}
-
-fn ctrl(app: &mut App, c: char) -> Vec<Effect> {
-    press_with(app, KeyCode::Char(c), KeyModifiers::CONTROL)
-}
-
-fn type_in(app: &mut App, text: &str) {
-    for c in text.chars() {
-        press(app, KeyCode::Char(c));
-    }
-}
-
-/// The answer that runs ends.
-fn end(app: &mut App, stop_reason: StopReason) -> Vec<Effect> {
-    let turn = app.turn.as_ref().unwrap().turn;
-    engine(app, Event::TurnDone(Box::new(report(turn, stop_reason))))
-}
 
 fn loading() -> App {
     let mut app = unloaded(80, 24, Depth::Rgb, "dark");
@@ -230,7 +204,7 @@ fn notices_go_with_time_and_with_what_they_are_about() {
 fn an_error_raised_from_a_list_shows_in_the_list() {
     let mut app = app(80, 24, 8, 4);
     app.overlays.push(Overlay::Sessions(Picker::default()));
-    update(&mut app, AppEvent::Said(Level::Error, "that file cannot be removed".into()));
+    update(&mut app, AppEvent::Said(crate::ui::state::Level::Error, "that file cannot be removed".into()));
     assert!(screen(&mut app).contains("that file cannot be removed"));
     press(&mut app, KeyCode::Down);
     assert!(!screen(&mut app).contains("that file cannot be removed"));

@@ -5,9 +5,6 @@ use crate::ui::action::Action;
 use crate::ui::state::App;
 use crate::ui::text::plural;
 
-/// What is missing before most commands can do anything, and what to do.
-pub const NO_MODEL: &str = "no model is loaded; /model NAME loads one";
-
 /// What happens to a conversation that the cache does not hold any more. `held`: the last figures while it did.
 pub fn refill(held: Option<&Snapshot>) -> String {
     let pins = if held.is_some_and(|s| s.pinned > 0) { "; pins of messages do not come back" } else { "" };

@@ -1,67 +1,66 @@
 //! Turns: send, regenerate, undo, edit, and switch branches.
 
-use super::texts::NO_MODEL;
-use super::{Effect, Store, note};
+use crate::chat::MessageId;
 use crate::chat::summary::WAY_OUT;
-use crate::chat::{MessageId, Role};
 use crate::config::Width;
 use crate::ui::action::Action;
-use crate::ui::commands as slash;
+use crate::ui::attach::unattached;
+use crate::ui::commands::{Refusal, message};
+use crate::ui::effect::{Effect, Store};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
 use crate::ui::text::{FULL, clean_line, truncate};
 
 /// Queues the input as a message, or in place of the message being edited, and sends the queue if possible.
-pub fn ask(app: &mut App) -> Vec<Effect> {
+pub fn ask(app: &mut App) {
     if app.queue.len() >= MAX_QUEUE {
         return queue_is_full(app);
     }
-    let named = slash::unattached(app.input.text()).map(|name| clean_line(&truncate(name, 60)));
+    let named = unattached(app.input.text()).map(|name| clean_line(&truncate(name, 60)));
     let text = app.input.take();
     app.history.push(&text);
     app.given_back = None;
     if let Some(name) = named {
         let key = app.key(Action::Complete);
-        app.say(Level::Info, format!("{name} was not attached: there is no such file; {key} completes names"));
+        app.info(format!("{name} was not attached: there is no such file; {key} completes names"));
     }
     app.queue.push_back(Queued { text, replaces: app.editing.take(), width: None });
-    send_next(app)
+    send_next(app);
 }
 
-fn queue_is_full(app: &mut App) -> Vec<Effect> {
+fn queue_is_full(app: &mut App) {
     let stop = app.key(Action::Stop);
-    app.say(Level::Error, format!("{MAX_QUEUE} messages wait already; {stop} takes the newest back"));
-    Vec::new()
+    app.error(format!("{MAX_QUEUE} messages wait already; {stop} takes the newest back"));
 }
 
 /// Queues a question that this many chains answer.
-pub fn ask_chains(app: &mut App, question: &str, width: Width) -> Vec<Effect> {
+pub fn ask_chains(app: &mut App, question: &str, width: Width) {
     if app.queue.len() >= MAX_QUEUE {
         return queue_is_full(app);
     }
     app.queue.push_back(Queued { text: question.to_owned(), replaces: None, width: Some(width) });
-    send_next(app)
+    send_next(app);
 }
 
 /// Sends the oldest queued message if the engine is idle. Without a model, loads the one chosen last first.
-pub fn send_next(app: &mut App) -> Vec<Effect> {
+pub fn send_next(app: &mut App) {
     if app.queue.is_empty() || app.is_busy() || app.engine.loading.is_some() {
-        return Vec::new();
+        return;
     }
     if app.engine.info.is_none() {
         let name = app.engine.chosen.clone();
         return load(app, &name);
     }
     app.resuming = false;
-    let Some(Queued { text, replaces, width }) = app.queue.pop_front() else { return Vec::new() };
-    let said = slash::message(&text).trim_matches('\n').to_owned();
+    let Some(Queued { text, replaces, width }) = app.queue.pop_front() else { return };
+    let said = message(&text).trim_matches('\n').to_owned();
     match replaces {
         Some(id) if app.chat.edit(id, said.clone()).is_some() => {}
         _ => {
             app.chat.push_user(said);
         }
     }
-    begin(app, width)
+    begin(app, width);
 }
 
 /// Moves the newest queued message back into the empty input; false if there is none.
@@ -82,16 +81,16 @@ pub fn unqueue(app: &mut App) -> bool {
 }
 
 /// Starts loading a model; the one in use stays until it is ready.
-pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
+pub fn load(app: &mut App, name: &str) {
     app.engine.loading = Some(Loading::new(name));
     name.clone_into(&mut app.engine.chosen);
-    vec![Effect::Load(name.to_owned())]
+    app.emit(Effect::Load(name.to_owned()));
 }
 
 /// Begins the reply to the head and requests it.
-fn begin(app: &mut App, width: Option<Width>) -> Vec<Effect> {
+pub fn begin(app: &mut App, width: Option<Width>) {
     let turn = app.chat.begin_reply(app.options.think, app.options.keep_thinking);
-    let Some(message) = app.chat.head() else { return Vec::new() };
+    let Some(message) = app.chat.head() else { return };
     let asked = app.chat.get(message).and_then(|m| app.chat.get(m.parent?));
     if let Some((id, folds)) = asked.map(|m| (m.id, app.input.folds(&m.text))).filter(|(_, folds)| !folds.is_empty()) {
         app.feed.folds.insert(id, folds);
@@ -111,42 +110,12 @@ fn begin(app: &mut App, width: Option<Width>) -> Vec<Effect> {
     app.feed.selected = None;
     app.feed.follow();
     app.feed.arrange(&app.chat);
-    vec![Effect::Generate { turn }]
-}
-
-/// Generates another answer beside the existing one (/regen).
-pub fn regenerate(app: &mut App) -> Vec<Effect> {
-    if refuse_busy(app) {
-        return Vec::new();
-    }
-    if app.engine.info.is_none() {
-        app.say(Level::Error, format!("/regen: {NO_MODEL}"));
-        return Vec::new();
-    }
-    if app.chat.regenerate().is_none() {
-        app.say(Level::Info, "/regen: nothing was asked yet");
-        return Vec::new();
-    }
-    begin(app, None)
-}
-
-/// Removes the last message and its answer from the path; its text returns to the input (/undo).
-pub fn undo(app: &mut App) -> Vec<Effect> {
-    if refuse_busy(app) {
-        return Vec::new();
-    }
-    let Some(text) = app.chat.undo() else {
-        app.say(Level::Info, "/undo: nothing was asked yet");
-        return Vec::new();
-    };
-    let place = give_back(app, &text);
-    app.say(Level::Info, format!("removed from the context{place}; it stays in the file as a branch"));
-    moved(app)
+    app.emit(Effect::Generate { turn });
 }
 
 /// Puts a text of the user back into the input if that is empty, else into the history. Returns words that say where
 /// the text is if it is not in the input.
-fn give_back(app: &mut App, text: &str) -> String {
+pub fn give_back(app: &mut App, text: &str) -> String {
     app.history.push(text);
     if app.input.is_empty() && (app.aside.is_none() || app.aside == app.given_back) {
         app.aside = None;
@@ -170,40 +139,19 @@ pub fn return_draft(app: &mut App) {
 }
 
 /// Updates the screen, the cache and the file after the active path changed.
-pub fn moved(app: &mut App) -> Vec<Effect> {
+pub fn moved(app: &mut App) {
     app.feed.arrange(&app.chat);
     app.feed.follow();
-    let mut effects = vec![Effect::Store(Store::Sync)];
     if !app.session.unrestored {
-        effects.insert(0, Effect::Rewind);
+        app.emit(Effect::Rewind);
     }
-    effects
-}
-
-/// Puts the chosen or last message of the user into the input (/edit).
-pub fn edit(app: &mut App) -> Vec<Effect> {
-    if refuse_busy(app) {
-        return Vec::new();
-    }
-    let path = app.chat.path();
-    let chosen = app.feed.selected.and_then(|id| {
-        let at = path.iter().position(|m| m.id == id)?;
-        path[..=at].iter().rev().find(|m| m.role == Role::User)
-    });
-    let Some(message) = chosen.or_else(|| path.iter().rev().find(|m| m.role == Role::User)) else {
-        app.say(Level::Info, "/edit: nothing was asked yet");
-        return Vec::new();
-    };
-    let (id, text) = (message.id, message.text.clone());
-    app.editing = Some(id);
-    app.input.set(&text);
-    Vec::new()
+    app.store(Store::Sync);
 }
 
 /// Switches to the previous or next version of the chosen turn, or of the last turn that has several.
-pub fn switch_branch(app: &mut App, newer: bool) -> Vec<Effect> {
-    if refuse_busy(app) {
-        return Vec::new();
+pub fn switch_branch(app: &mut App, newer: bool) {
+    if idle(app).is_err() {
+        return;
     }
     let path: Vec<MessageId> = app.chat.path().iter().map(|m| m.id).collect();
     let upto = app.feed.selected.and_then(|id| path.iter().position(|m| *m == id)).map_or(path.len(), |i| i + 1);
@@ -214,35 +162,26 @@ pub fn switch_branch(app: &mut App, newer: bool) -> Vec<Effect> {
         (siblings.len() > 1).then_some((next.copied(), at, siblings.len()))
     });
     match branching {
-        None => app.say(Level::Info, "there is no other version here; /edit and /regen make one"),
-        Some((None, at, n)) => app.say(Level::Info, format!("this is branch {} of {n}", at + 1)),
+        None => app.info("there is no other version here; /edit and /regen make one"),
+        Some((None, at, n)) => app.info(format!("this is branch {} of {n}", at + 1)),
         Some((Some(id), _, _)) => {
             app.chat.switch_to(id);
             app.feed.selected = None;
-            return moved(app);
+            moved(app);
         }
     }
-    Vec::new()
 }
 
-/// Handles a turn that could not begin.
-pub fn failed(app: &mut App, turn: u64, error: &str) -> Vec<Effect> {
+/// Handles a turn that could not begin, or was cancelled before the engine received it.
+pub fn failed(app: &mut App, turn: u64, error: &str) {
     if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
         app.turn = None;
     }
-    take_back(app, turn, error)
-}
-
-/// Handles a turn that was cancelled before the engine received it.
-pub fn withdrawn(app: &mut App, turn: u64) -> Vec<Effect> {
-    if app.turn.as_ref().is_some_and(|t| t.turn == turn) {
-        app.turn = None;
-    }
-    take_back(app, turn, "stopped before the answer began")
+    take_back(app, turn, error);
 }
 
 /// Returns the question to the input and shows the reason. A question that already has an answer (/regen) stays.
-pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
+pub fn take_back(app: &mut App, turn: u64, why: &str) {
     let question = app.chat.reply(turn).and_then(|reply| reply.parent);
     let text = app.chat.retract(turn);
     let stays = question.is_some_and(|id| app.chat.get(id).is_some());
@@ -251,7 +190,7 @@ pub fn take_back(app: &mut App, turn: u64, why: &str) -> Vec<Effect> {
         None => "not answered again".to_owned(),
     };
     app.feed.reattach(&app.chat);
-    note(app, LocalKind::Error, format!("{what}: {why}"))
+    app.note(LocalKind::Error, format!("{what}: {why}"));
 }
 
 /// Takes back a question for which the context has no room, and says what to do. A long one returns to the input to be
@@ -277,8 +216,8 @@ pub fn no_room(app: &mut App, turn: u64, why: &str) {
     app.say(Level::Warning, line);
 }
 
-/// True while the engine is busy or a conversation is being opened; shows a notice about it.
-pub fn refuse_busy(app: &mut App) -> bool {
+/// Refuses, with a notice, while the engine is busy or a conversation is being opened.
+pub fn idle(app: &mut App) -> Result<(), Refusal> {
     let what = if app.turn.is_some() {
         "the answer is still running"
     } else if app.engine.restoring {
@@ -294,9 +233,9 @@ pub fn refuse_busy(app: &mut App) -> bool {
     } else if app.opening {
         "a conversation is being opened"
     } else {
-        return false;
+        return Ok(());
     };
     let stop = app.key(Action::Stop);
     app.say_about(About::Busy, Level::Info, format!("{what}; {stop} stops it"));
-    true
+    Err(Refusal::Said)
 }

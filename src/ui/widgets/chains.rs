@@ -207,8 +207,8 @@ mod tests {
         let mut app = app(80, 24, 8, 4);
         for (typed, shown) in [
             ("/chains", "no answer of several chains"),
-            ("/parallel 0", "1 to 1024, or auto"),
-            ("/parallel x", "1 to 1024, or auto"),
+            ("/parallel 0", "1 to 1024 chains, or auto"),
+            ("/parallel x", "1 to 1024 chains, or auto"),
             ("/parallel", "one chain answers"),
             ("/parallel auto", "as many chains as fit answer"),
         ] {

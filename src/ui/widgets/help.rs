@@ -3,7 +3,7 @@
 
 use super::lists::field;
 use crate::ui::action::{Action, Group as Keys};
-use crate::ui::commands::{Group, SPECS};
+use crate::ui::commands::{ALL, Group};
 use crate::ui::editor::Editor;
 use crate::ui::numbers::LEGEND;
 use crate::ui::state::App;
@@ -126,11 +126,8 @@ fn sections(app: &App, keys: bool) -> Vec<Section> {
     out.push(section("To begin", begin));
     out.push(section("What the panel shows", owned(LEGEND)));
     for (group, title) in Group::LISTED {
-        let commands = SPECS.iter().filter(|spec| spec.group == group);
-        let row = |spec: &crate::ui::commands::Spec| {
-            (format!("/{} {}", spec.name, spec.usage).trim_end().to_owned(), spec.help.to_owned())
-        };
-        out.push(section(format!("Commands: {title}"), commands.map(row)));
+        let commands = ALL.iter().filter(|command| command.group == group);
+        out.push(section(format!("Commands: {title}"), commands.map(|c| (c.label(), c.help.to_owned()))));
     }
     let keys_of = |group| Action::ALL.iter().filter(move |a| a.group() == group && !FIRST.contains(a));
     if keys {

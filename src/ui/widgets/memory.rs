@@ -405,7 +405,7 @@ mod tests {
         let (text, tokens) = asked(&border);
         assert!(text.starts_with("7731. <|im_end|>") && text.ends_with("good to know,"), "{text}");
         assert_eq!(tokens, 28..36);
-        assert!(!crate::ui::update::question(&text).contains("<|"), "no control token is asked for by name");
+        assert!(!crate::ui::commands::recall::question(&text).contains("<|"), "no control token is asked for by name");
     }
 
     #[test]

@@ -1,24 +1,70 @@
-//! The list of models (/models) and loading one.
+//! `/model` and `/models`: loading a model, and the list of those on this machine.
 
-use super::field::{PAGE, edit_line, move_selected};
-use super::{Effect, turns};
+use super::{Args, Command, Done, Group, pairs};
 use crate::ui::action::Action;
+use crate::ui::completion::Sources;
+use crate::ui::effect::Effect;
 use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
 use crate::ui::models::{ModelEntry, ModelPicker};
 use crate::ui::paths::expand_home;
-use crate::ui::state::{App, Level, Overlay};
+use crate::ui::state::{App, NO_MODEL, Overlay};
+use crate::ui::update::field::{PAGE, edit_line, move_selected};
+use crate::ui::update::turns;
 use crossterm::event::KeyCode;
 use std::path::Path;
 
-/// Opens the list; it is filled once the files were read.
-pub fn open(app: &mut App) -> Vec<Effect> {
-    app.overlays.push(Overlay::Models(ModelPicker::default()));
-    vec![Effect::ListModels]
+pub const MODEL: Command = Command::new(
+    Group::Model,
+    "model",
+    "[NAME]",
+    "load another model: demo, a folder, a GGUF file, or ORG/NAME",
+    model,
+)
+.args(Args { more: known, ..Args::TEXT })
+.also(&["load"]);
+
+pub const MODELS: Command = Command::new(
+    Group::Model,
+    "models",
+    "",
+    "the models on this machine: size, shape, DMS, licence; Enter loads one",
+    |app, _| {
+        app.overlays.push(Overlay::Models(ModelPicker::default()));
+        app.emit(Effect::ListModels);
+        Ok(())
+    },
+)
+.also(&["list"]);
+
+/// The built-in model, cached ones, folders and files of earlier conversations, and folders once the beginning of a path
+/// is typed.
+fn known(typed: &str, sources: &Sources) -> Vec<(String, String)> {
+    let mut out = pairs(&[("demo", "built in")]);
+    out.extend(sources.models.iter().map(|id| (id.clone(), "in the Hugging Face cache".to_owned())));
+    out.extend(sources.used.iter().map(|path| (path.clone(), "used before".to_owned())));
+    if !typed.is_empty() {
+        out.extend((sources.paths)(typed, true).into_iter().map(|path| (path, "folder".to_owned())));
+    }
+    out
+}
+
+fn model(app: &mut App, name: &str) -> Done {
+    if name.is_empty() {
+        app.info(match &app.engine.info {
+            Some(i) => format!("{}, {}; /model NAME loads another: demo, a folder, or ORG/NAME", i.name, i.device),
+            None => format!("{NO_MODEL}: demo, a folder, or ORG/NAME"),
+        });
+        return Ok(());
+    }
+    turns::idle(app)?;
+    let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
+    turns::load(app, &name);
+    Ok(())
 }
 
 /// Fills the list, if it is still open.
-pub fn listed(app: &mut App, entries: Vec<ModelEntry>) -> Vec<Effect> {
+pub fn listed(app: &mut App, entries: Vec<ModelEntry>) {
     let current = app.engine.info.as_ref().map(|i| i.name.clone());
     let open = app.overlays.iter_mut().find_map(|o| if let Overlay::Models(picker) = o { Some(picker) } else { None });
     if let Some(picker) = open {
@@ -26,7 +72,6 @@ pub fn listed(app: &mut App, entries: Vec<ModelEntry>) -> Vec<Effect> {
         let at = picker.matching().iter().position(|e| Some(&e.name) == current.as_ref());
         picker.selected = at.unwrap_or(0);
     }
-    Vec::new()
 }
 
 /// Handles a key of the list.
@@ -43,7 +88,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
             let (name, complete) = chosen?;
             app.overlays.pop();
             if !complete {
-                app.say(Level::Info, format!("{name} is not all here; /model {name} downloads the rest"));
+                app.info(format!("{name} is not all here; /model {name} downloads the rest"));
                 return None;
             }
             return Some(Intent::Load(name));
@@ -54,12 +99,6 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
         }
     }
     None
-}
-
-/// Loads a model by name; `~` is the home folder.
-pub fn load(app: &mut App, name: &str) -> Vec<Effect> {
-    let name = expand_home(Path::new(name)).to_str().unwrap_or(name).to_owned();
-    turns::load(app, &name)
 }
 
 #[cfg(test)]

@@ -1,30 +1,33 @@
 //! `/compare`: answers the last question again from a cache that drops nothing, and shows that answer below the first. It is no
 //! part of the conversation.
 
-use super::{Effect, note, turns};
+use super::{Command, Done, Group};
 use crate::chat::{Message, Role};
 use crate::protocol::{StopReason, TextKind, TurnReport};
+use crate::ui::effect::Effect;
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Comparison, Level};
+use crate::ui::state::{App, Comparison};
 use crate::ui::text::{bytes, plural};
+use crate::ui::update::turns;
+
+pub const COMPARE: Command = Command::new(
+    Group::Memory,
+    "compare",
+    "",
+    "answer the last question again without eviction, beside the conversation",
+    run,
+);
 
 /// Asks the last question of the context again.
-pub fn begin(app: &mut App) -> Vec<Effect> {
-    if turns::refuse_busy(app) {
-        return Vec::new();
+fn run(app: &mut App, _: &str) -> Done {
+    turns::idle(app)?;
+    if app.model()?.policy.keeps_all() {
+        return Err("this cache keeps everything: the answer would be the same".into());
     }
-    let keeps_all = app.engine.info.as_ref().map(|info| info.policy.keeps_all());
-    let refusal = match (keeps_all, last_answer(app).map(|answer| answer.id)) {
-        (None, _) => "no model is loaded; /model NAME loads one",
-        (Some(true), _) => "this cache keeps everything: the answer would be the same",
-        (_, None) => "nothing to compare yet: no answer so far",
-        (_, Some(answer)) => {
-            app.engine.comparing = Some(Comparison { answer, text: String::new() });
-            return vec![Effect::Compare { answer }];
-        }
-    };
-    app.say(Level::Info, refusal);
-    Vec::new()
+    let answer = last_answer(app).ok_or("nothing to compare yet: no answer so far")?.id;
+    app.engine.comparing = Some(Comparison { answer, text: String::new() });
+    app.emit(Effect::Compare { answer });
+    Ok(())
 }
 
 fn last_answer(app: &App) -> Option<&Message> {
@@ -40,18 +43,18 @@ pub fn streamed(app: &mut App, kind: TextKind, text: &str) {
 }
 
 /// Shows the answer below the first, or why there is none.
-pub fn done(app: &mut App, report: &TurnReport) -> Vec<Effect> {
+pub fn done(app: &mut App, report: &TurnReport) {
     let why = match (report.stop_reason, &report.detail) {
         (StopReason::End | StopReason::MaxTokens, _) => return show(app, report),
         (StopReason::Cancelled, _) => "stopped".to_owned(),
         (StopReason::CacheFull, Some(detail)) => format!("no room for a cache that drops nothing: {detail}"),
         (reason, detail) => detail.clone().unwrap_or_else(|| reason.as_str().to_owned()),
     };
-    failed(app, &why)
+    failed(app, &why);
 }
 
-fn show(app: &mut App, report: &TurnReport) -> Vec<Effect> {
-    let Some(Comparison { answer, text }) = app.engine.comparing.take() else { return Vec::new() };
+fn show(app: &mut App, report: &TurnReport) {
+    let Some(Comparison { answer, text }) = app.engine.comparing.take() else { return };
     let tokens = report.prompt_tokens + report.answer_tokens + report.reasoning_tokens;
     let slots = app.engine.info.as_ref().map_or(0, |info| info.n_layers * info.n_kv_heads * info.slot_bytes);
     let dense = bytes((tokens * slots) as u64);
@@ -64,25 +67,23 @@ fn show(app: &mut App, report: &TurnReport) -> Vec<Effect> {
     };
     let text = format!("without eviction, {dense} of cache instead of {}: {rest}", bytes(held));
     app.feed.push_result(&app.chat, Local::new(Some(answer), LocalKind::Note, text));
-    turns::send_next(app)
+    turns::send_next(app);
 }
 
 /// Says why there is no answer.
-pub fn failed(app: &mut App, why: &str) -> Vec<Effect> {
+pub fn failed(app: &mut App, why: &str) {
     app.engine.comparing = None;
-    if why == "stopped" {
-        app.say(Level::Info, "stopped; nothing was compared");
-        return Vec::new();
+    match why {
+        "stopped" => app.info("stopped; nothing was compared"),
+        why => app.note(LocalKind::Warning, format!("not compared: {why}")),
     }
-    note(app, LocalKind::Warning, format!("not compared: {why}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Command, DENSE_TURN, Event};
+    use crate::protocol::{Command as Engine, DENSE_TURN, Event};
     use crate::ui::testing::*;
-    use crate::ui::update::take_changes;
     use crossterm::event::KeyCode;
 
     #[test]
@@ -90,7 +91,7 @@ mod tests {
         let mut app = app(100, 30, 8, 4);
         assert!(say(&mut app, "/compare").is_empty() && screen(&mut app).contains("nothing to compare yet"));
         turn(&mut app, "What is my name?", "hm", "You have not told me.");
-        take_changes(&mut app);
+        app.chat.take_changes();
         let path = app.chat.path().len();
         for (said, stop_reason, shown) in [
             ("Your name is Ada.", StopReason::End, "Your name is Ada."),
@@ -103,12 +104,12 @@ mod tests {
             engine(&mut app, text);
             assert!(app.is_busy() && screen(&mut app).contains("answering without eviction"), "{}", screen(&mut app));
             if stop_reason == StopReason::Cancelled {
-                assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
+                assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Engine::Cancel)]));
             }
             engine(&mut app, Event::TurnDone(Box::new(report(DENSE_TURN, stop_reason))));
             let screen = screen(&mut app);
             assert!(!app.is_busy() && screen.contains(shown), "{shown}: {screen}");
         }
-        assert_eq!((app.chat.path().len(), take_changes(&mut app).len()), (path, 0), "nothing of it is saved");
+        assert_eq!((app.chat.path().len(), app.chat.take_changes().len()), (path, 0), "nothing of it is saved");
     }
 }

@@ -1,23 +1,26 @@
 //! Search in the conversation: the keys of the bar, and moving between hits.
 
-use super::field::edit_line;
+use super::{Args, Command, Done, Group};
 use crate::ui::action::Action;
 use crate::ui::find::{Find, count_in, hits};
 use crate::ui::folded;
 use crate::ui::keymap::Key;
-use crate::ui::state::{App, Level, Overlay};
+use crate::ui::state::{App, Overlay};
+use crate::ui::update::field::edit_line;
 use crossterm::event::KeyCode;
 
+pub const FIND: Command = Command::new(Group::Chat, "find", "[TEXT]", "find text in this conversation", run)
+    .args(Args::TEXT)
+    .also(&["search"]);
+
 /// Opens the bar with a query, which may be empty.
-pub fn open(app: &mut App, text: &str) {
+fn run(app: &mut App, text: &str) -> Done {
     if app.chat.path().is_empty() && app.feed.locals.is_empty() {
-        app.say(Level::Info, "there is nothing to search yet");
-        return;
+        return Err("there is nothing to search yet".into());
     }
-    let mut find = Find::default();
-    find.query.set(text);
-    app.overlays.push(Overlay::Find(find));
+    app.overlays.push(Overlay::Find(Find { query: text.into(), ..Find::default() }));
     changed(app);
+    Ok(())
 }
 
 /// Handles a key of the bar. Esc is handled before.
@@ -91,8 +94,7 @@ fn hidden(app: &App, query: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ui::testing::{app, press, press_with, say, screen, turn};
-    use crossterm::event::KeyModifiers;
+    use crate::ui::testing::*;
 
     #[test]
     fn hits_are_gone_through_and_folded_ones_counted() {
@@ -104,10 +106,8 @@ mod tests {
         turn(&mut app, "again?", "thought", "The needle\n\nonce more.");
         screen(&mut app);
         let bar = |app: &mut App| screen(app).lines().rev().find(|l| l.contains("find:")).unwrap_or("").to_owned();
-        press_with(&mut app, KeyCode::Char('f'), KeyModifiers::CONTROL);
-        for c in "nEEdle".chars() {
-            press(&mut app, KeyCode::Char(c));
-        }
+        ctrl(&mut app, 'f');
+        type_in(&mut app, "nEEdle");
         assert!(bar(&mut app).contains("20 more"), "{}", bar(&mut app));
         assert!(bar(&mut app).contains("1 of 2") || bar(&mut app).contains("2 of 2"));
         // The thoughts open: all 22, and around the end to the first.
@@ -125,7 +125,7 @@ mod tests {
         assert!(app.overlays.is_empty() && screen(&mut app).contains("question 0"));
         // With a text in the input the key moves in it; the command opens the bar too.
         press(&mut app, KeyCode::Char('x'));
-        press_with(&mut app, KeyCode::Char('f'), KeyModifiers::CONTROL);
+        ctrl(&mut app, 'f');
         assert!(app.overlays.is_empty());
         app.input.set("");
         say(&mut app, "/search once more");

@@ -1,32 +1,34 @@
 //! `/twin on|off`: compares the next answers with a copy of the conversation that drops nothing.
 
-use super::texts::NO_MODEL;
-use super::{Effect, note, result};
-use crate::protocol::Command;
+use super::{Args, Command, Done, Group};
+use crate::protocol::Command as Engine;
 use crate::ui::feed::LocalKind;
-use crate::ui::state::{App, Level};
-use crate::ui::text::bytes;
+use crate::ui::state::App;
+use crate::ui::text::{bytes, on_or_off};
+
+pub const TWIN: Command =
+    Command::new(Group::Memory, "twin", "on|off", "compare the next answers with a copy that drops nothing", run)
+        .args(Args::ON_OFF);
 
 /// Switches the twin, or says how it is set.
-pub fn set(app: &mut App, on: Option<bool>) -> Vec<Effect> {
-    let word = if app.engine.twin { "on" } else { "off" };
-    let text = match on {
-        _ if app.engine.info.is_none() => format!("/twin: {NO_MODEL}"),
-        None => format!("the twin is {word}; /twin on or /twin off"),
-        Some(on) if on == app.engine.twin => format!("the twin is {word} already"),
-        Some(on) => return vec![Effect::Engine(Command::SetTwin(on))],
-    };
-    app.say(Level::Info, text);
-    Vec::new()
+fn run(app: &mut App, argument: &str) -> Done {
+    app.model()?;
+    let now = on_or_off(app.engine.twin);
+    match argument {
+        "" => app.info(format!("the twin is {now}; /twin on or /twin off")),
+        word if word == now => app.info(format!("the twin is {now} already")),
+        word => app.send(Engine::SetTwin(word == "on")),
+    }
+    Ok(())
 }
 
 /// Shows that the twin was switched, with its price, or why it is off.
-pub fn was_set(app: &mut App, on: bool, why: Option<String>) -> Vec<Effect> {
+pub fn was_set(app: &mut App, on: bool, why: Option<String>) {
     let was = std::mem::replace(&mut app.engine.twin, on);
     match why {
-        Some(why) if was => return note(app, LocalKind::Note, format!("{why}; answers go on without it")),
-        Some(why) => app.say(Level::Info, why),
-        None if !on => app.say(Level::Info, "twin off: answers are no longer compared"),
+        Some(why) if was => app.note(LocalKind::Note, format!("{why}; answers go on without it")),
+        Some(why) => app.info(why),
+        None if !on => app.info("twin off: answers are no longer compared"),
         None => {
             let now = app.engine.snapshot.as_ref().map_or(0, |s| s.kv.dense_bytes);
             let full = app.engine.info.as_ref().map_or(0, |i| i.plan.dense_kv_bytes);
@@ -36,16 +38,16 @@ pub fn was_set(app: &mut App, on: bool, why: Option<String>) -> Vec<Effect> {
                 bytes(now),
                 bytes(full)
             );
-            return result(app, LocalKind::Note, text);
+            app.result(LocalKind::Note, text);
         }
     }
-    Vec::new()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::Event;
+    use crate::ui::effect::Effect;
     use crate::ui::testing::*;
 
     #[test]
@@ -53,7 +55,7 @@ mod tests {
         let mut app = app(100, 24, 8, 4);
         turn(&mut app, "q", "hm", "Fine.");
         let commands = say(&mut app, "/twin on");
-        assert!(matches!(commands[..], [Effect::Engine(Command::SetTwin(true))]));
+        assert!(matches!(commands[..], [Effect::Engine(Engine::SetTwin(true))]));
         engine(&mut app, Event::TwinSet { on: false, why: Some("no room for a twin".into()) });
         assert!(!app.engine.twin && screen(&mut app).contains("no room for a twin"));
         engine(&mut app, Event::TwinSet { on: true, why: None });

@@ -1,14 +1,24 @@
 //! `/compact`: begins a new conversation that goes on from this one, which stays as it is, on the screen until then and on disk
 //! for ever. The new one begins with a summary by the model, checked against what the user said, or with what the user said.
 
-use super::{Effect, Store, files, note, turns};
+use super::{Args, Command, Done, Group};
 use crate::chat::summary::{self, checked, own_words};
 use crate::chat::{Conversation, Message, MessageId, Role};
-use crate::protocol::{Command, StopReason, TextKind, TurnReport};
-use crate::ui::effect::{Summary, TakenOver};
+use crate::protocol::{Command as Engine, StopReason, TextKind, TurnReport};
+use crate::ui::effect::{Effect, Store, Summary, TakenOver};
 use crate::ui::feed::LocalKind;
 use crate::ui::state::{App, Compacting, Level};
-use crate::ui::text::{clean_line, plural};
+use crate::ui::text::plural;
+use crate::ui::update::{files, turns};
+
+pub const COMPACT: Command = Command::new(
+    Group::Chat,
+    "compact",
+    "[list]",
+    "go on in a new conversation with a summary, or a list of what you said; this one stays saved",
+    begin,
+)
+.args(Args::words("list or nothing", &[("list", "what you said, word for word")]));
 
 /// The request for a summary, which also begins the new conversation.
 pub const QUESTION: &str = "Sum up our conversation so far, so that we can go on from the summary alone. Keep names, \
@@ -31,33 +41,18 @@ pub fn max_tokens(context: usize) -> usize {
     (context / 8).clamp(128, 1024)
 }
 
-/// Asks for a summary, or copies what the user said (/compact).
-pub fn begin(app: &mut App, argument: &str) -> Vec<Effect> {
-    if turns::refuse_busy(app) {
-        return Vec::new();
-    }
-    let Some(info) = &app.engine.info else {
-        app.say(Level::Info, "no model is loaded; /model NAME loads one");
-        return Vec::new();
-    };
-    let path = app.chat.context_path();
-    let Some(last) = path.iter().rev().find(|m| m.role == Role::Assistant).map(|m| m.id) else {
-        app.say(Level::Info, "nothing to summarize yet: no answer so far");
-        return Vec::new();
-    };
-    if !matches!(argument, "" | "list") {
-        app.say(Level::Error, format!("/compact takes list or nothing, not {:?}", clean_line(argument)));
-        return Vec::new();
-    }
+/// Asks for a summary, or copies what the user said.
+fn begin(app: &mut App, argument: &str) -> Done {
+    turns::idle(app)?;
+    let info = app.model()?;
+    let last = app.chat.context_path().into_iter().rev().find(|m| m.role == Role::Assistant).map(|m| m.id);
+    let last = last.ok_or("nothing to summarize yet: no answer so far")?;
     // The built-in model cannot summarize.
     let covered = if argument == "list" || info.is_builtin() { None } else { covered(app, last, info.context) };
-    match covered {
-        Some(upto) => {
-            app.engine.compacting = Some(Compacting { text: String::new(), upto });
-            vec![Effect::Compact { upto }]
-        }
-        None => copy(app),
-    }
+    let Some(upto) = covered else { return copy(app) };
+    app.engine.compacting = Some(Compacting { text: String::new(), upto });
+    app.emit(Effect::Compact { upto });
+    Ok(())
 }
 
 /// The last reply up to which the conversation leaves room for the request and half of the longest summary.
@@ -109,23 +104,21 @@ fn numbers_of(report: &TurnReport) -> TurnReport {
 
 /// Begins a new conversation with what the user said: as a list or, for the built-in model, as turns with short answers, of
 /// which it was trained to recall.
-fn copy(app: &mut App) -> Vec<Effect> {
+fn copy(app: &mut App) -> Done {
     let (mut turns, mut left_out) = (Vec::new(), None);
     if let Some(info) = app.engine.info.as_ref().filter(|info| info.is_builtin()) {
         (turns, left_out) = short_turns(app, info.context / 2);
     }
     if turns.is_empty() {
-        let Some(report) = app.chat.context_path().iter().rev().find_map(|m| m.report.as_deref().map(numbers_of))
-        else {
-            app.say(Level::Info, "nothing to copy yet: no answer so far");
-            return Vec::new();
-        };
+        let report = app.chat.context_path().iter().rev().find_map(|m| m.report.as_deref().map(numbers_of));
+        let report = report.ok_or("nothing to copy yet: no answer so far")?;
         let answer = own_words(&said(app, MessageId::MAX).0, room_bytes(app));
         turns = vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer, report }];
     }
     let left_out = left_out.map_or(String::new(), |line| format!("; {line}"));
     let what = format!("with what you said, word for word, and without long thoughts{left_out}");
-    vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what })))]
+    app.store(Store::Compact(Box::new(Summary { turns, what })));
+    Ok(())
 }
 
 /// The turns in which the user told something and was answered, without long thoughts, as many as have room in so many tokens;
@@ -170,8 +163,8 @@ pub fn streamed(app: &mut App, kind: TextKind, text: &str) {
 }
 
 /// Leaves the conversation for the new one, or says why there is no summary.
-pub fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
-    let Some(Compacting { text, upto }) = app.engine.compacting.take() else { return Vec::new() };
+pub fn done(app: &mut App, report: TurnReport) {
+    let Some(Compacting { text, upto }) = app.engine.compacting.take() else { return };
     let detail = || report.detail.clone().unwrap_or_else(|| "the context is full".to_owned());
     let why = match report.stop_reason {
         StopReason::End | StopReason::MaxTokens | StopReason::ContextFull if !text.trim().is_empty() => {
@@ -180,7 +173,7 @@ pub fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
                 Ok(answer) => {
                     let turns = vec![TakenOver { question: QUESTION.to_owned(), reasoning: None, answer, report }];
                     let what = "from this summary".to_owned();
-                    return vec![Effect::Store(Store::Compact(Box::new(Summary { turns, what })))];
+                    return app.store(Store::Compact(Box::new(Summary { turns, what })));
                 }
                 Err(why) => format!("{why}; {KEPT}; {LIST}"),
             }
@@ -195,25 +188,17 @@ pub fn done(app: &mut App, report: TurnReport) -> Vec<Effect> {
     };
     let level = if report.stop_reason == StopReason::Cancelled { Level::Info } else { Level::Warning };
     app.say(level, why);
-    Vec::new()
 }
 
 /// Says why there is no summary. Messages that wait stay until the user sends them.
-pub fn failed(app: &mut App, why: &str) -> Vec<Effect> {
+pub fn failed(app: &mut App, why: &str) {
     app.engine.compacting = None;
     let level = if why == "stopped" { Level::Info } else { Level::Warning };
     app.say(level, format!("{why}; {KEPT}"));
-    Vec::new()
 }
 
 /// Shows the new conversation, whose first turns are taken over. `continues`: the old session, if it is saved.
-pub fn began(
-    app: &mut App,
-    id: String,
-    date: jiff::civil::DateTime,
-    continues: Option<String>,
-    summary: Summary,
-) -> Vec<Effect> {
+pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: Option<String>, summary: Summary) {
     let Summary { turns, what } = summary;
     let title = app.chat.title_or_first_line();
     let mut chat = Conversation::new(app.chat.system().map(str::to_owned));
@@ -234,10 +219,10 @@ pub fn began(
     app.resuming = false;
     (app.session.id, app.date) = (Some(id), date);
     let old = continues.map_or(String::new(), |id| format!("; /resume {id} opens the old one"));
-    note(app, LocalKind::Note, format!("a new conversation goes on {what}{old}"));
-    let mut effects = vec![Effect::Engine(Command::Clear), Effect::Store(Store::Sync)];
-    effects.extend(turns::send_next(app));
-    effects
+    app.note(LocalKind::Note, format!("a new conversation goes on {what}{old}"));
+    app.send(Engine::Clear);
+    app.store(Store::Sync);
+    turns::send_next(app);
 }
 
 #[cfg(test)]
@@ -247,7 +232,7 @@ mod tests {
     use crate::ui::depth::Depth;
     use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
-    use crate::ui::update::{take_changes, update};
+    use crate::ui::update::update;
     use crossterm::event::KeyCode;
     use std::sync::Arc;
 
@@ -296,11 +281,11 @@ mod tests {
         text(&mut app, &GOOD[12..]);
         let summary = summary(&end(&mut app, StopReason::End));
         let (id, date) = ("new".to_owned(), jiff::civil::DateTime::default());
-        take_changes(&mut app);
+        app.chat.take_changes();
         let effects = update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary });
         assert!(matches!(
             effects[..],
-            [Effect::Engine(Command::Clear), Effect::Store(Store::Sync), Effect::Generate { turn: 2 }, ..]
+            [Effect::Engine(Engine::Clear), Effect::Store(Store::Sync), Effect::Generate { turn: 2 }, ..]
         ));
         assert_eq!((app.chat.continues(), app.chat.title()), (Some("old"), Some("the code is seven, continued")));
         let path: Vec<&str> = app.chat.path().iter().map(|m| &*m.text).collect();
@@ -336,7 +321,7 @@ mod tests {
             text(&mut app, summary);
             if reason == StopReason::Cancelled {
                 let effects = press(&mut app, KeyCode::Esc);
-                assert!(matches!(effects[..], [Effect::Engine(Command::Cancel)]));
+                assert!(matches!(effects[..], [Effect::Engine(Engine::Cancel)]));
             }
             assert!(end(&mut app, reason).is_empty() && !app.is_busy());
             let line = said(&mut app);

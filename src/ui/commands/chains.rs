@@ -1,40 +1,58 @@
 //! `/parallel`: how many chains answer. `/chains`: what the chains of an answer said.
 
-use super::{Effect, result, turns};
+use super::{Args, Command, Done, Group, Refusal};
 use crate::config::Width;
 use crate::protocol::ChainsReport;
 use crate::ui::feed::LocalKind;
-use crate::ui::state::{App, Level};
+use crate::ui::state::App;
 use crate::ui::text::{clean, clean_line, count, stop_words, truncate};
+use crate::ui::update::turns;
 
-/// /parallel [N|auto [TEXT]]
-pub fn parallel(app: &mut App, argument: &str) -> Vec<Effect> {
+pub const PARALLEL: Command = Command::new(
+    Group::Chat,
+    "parallel",
+    "N|auto [TEXT]",
+    "answer with N chains that vote; 1 is off; with a text: this question only",
+    parallel,
+)
+.args(
+    Args::words(
+        "1 to 1024 chains, or auto",
+        &[("1", "off"), ("4", ""), ("8", ""), ("16", ""), ("auto", "as many as fit")],
+    )
+    .open(),
+)
+.also(&["width"]);
+
+pub const CHAINS: Command = Command::new(
+    Group::Chat,
+    "chains",
+    "[N]",
+    "the chains of the last (or the chosen) answer, or what chain N said",
+    show,
+)
+.args(Args::text("the number of a chain"));
+
+fn parallel(app: &mut App, argument: &str) -> Done {
     let (width, question) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     if width.is_empty() {
-        let text = match app.options.width {
+        app.info(match app.options.width {
             Width::Chains(1) => "one chain answers; /parallel 8 lets eight answer and vote".to_owned(),
             width => format!("{} answer; /parallel 1 is off", words(width)),
-        };
-        app.say(Level::Info, text);
-        return Vec::new();
+        });
+        return Ok(());
     }
-    let width: Width = match width.parse() {
-        Ok(width) => width,
-        Err(why) => {
-            app.say(Level::Error, format!("/parallel: {}", clean_line(&why)));
-            return Vec::new();
-        }
-    };
+    let width: Width = width.parse().map_err(|_| Refusal::Takes)?;
     if !question.trim().is_empty() {
-        return turns::ask_chains(app, question.trim(), width);
+        turns::ask_chains(app, question.trim(), width);
+        return Ok(());
     }
     app.options.width = width;
-    let text = match width {
+    app.info(match width {
         Width::Chains(1) => "one chain answers, from the next question on".to_owned(),
         width => format!("{} answer from the next question on, and vote", words(width)),
-    };
-    app.say(Level::Info, text);
-    Vec::new()
+    });
+    Ok(())
 }
 
 fn words(width: Width) -> String {
@@ -44,27 +62,22 @@ fn words(width: Width) -> String {
     }
 }
 
-/// /chains [N]
-pub fn show(app: &mut App, argument: &str) -> Vec<Effect> {
+fn show(app: &mut App, argument: &str) -> Done {
     let chosen = app.feed.selected.and_then(|id| app.chat.get(id)).and_then(|m| m.report.as_ref()?.chains.clone());
     let last = || app.chat.path().iter().rev().find_map(|m| m.report.as_ref()?.chains.clone());
-    let Some(chains) = chosen.or_else(last) else {
-        app.say(Level::Info, "/chains: no answer of several chains yet; /parallel 8 lets eight answer");
-        return Vec::new();
-    };
+    let none = "no answer of several chains yet; /parallel 8 lets eight answer";
+    let chains = chosen.or_else(last).ok_or(none)?;
     if argument.is_empty() {
-        return result(app, LocalKind::Table, table(&chains));
+        app.result(LocalKind::Table, table(&chains));
+        return Ok(());
     }
     let number = argument.parse::<usize>().ok().and_then(|n| Some((n, chains.chains.get(n.checked_sub(1)?)?)));
-    let Some((n, chain)) = number else {
-        let text = format!("/chains takes a number from 1 to {}, not {:?}", chains.chains.len(), clean_line(argument));
-        app.say(Level::Error, text);
-        return Vec::new();
-    };
+    let (n, chain) = number.ok_or(Refusal::Takes)?;
     let parts = [&chain.reasoning, &chain.answer].map(|part| clean(part.trim()).into_owned());
     let said: Vec<&str> = parts.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
     let text = format!("chain {n}, seed {}, {}:\n{}", chain.seed, stop_words(chain.stop_reason), said.join("\n\n"));
-    result(app, LocalKind::Note, text)
+    app.result(LocalKind::Note, text);
+    Ok(())
 }
 
 fn table(chains: &ChainsReport) -> String {

@@ -1,51 +1,51 @@
 //! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still knows.
 
-use super::texts::NO_MODEL;
-use super::{Effect, turns};
+use super::{Args, Command, Done, Group, Refusal};
 use crate::protocol::Recalled;
-use crate::ui::action::Action;
+use crate::ui::effect::Effect;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::memory::PageRecall;
-use crate::ui::state::{App, Level, Overlay};
+use crate::ui::state::{App, Overlay};
 use crate::ui::text::plural;
+use crate::ui::update::turns;
 use std::ops::Range;
+
+pub const RECALL: Command = Command::new(
+    Group::Memory,
+    "recall",
+    "[TEXT]",
+    "ask whether the model still knows a text (or the chosen message)",
+    |app, text| {
+        let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
+        let chosen = chosen.map(|message| message.shown().trim().to_owned());
+        begin(app, chosen.as_deref().unwrap_or(text), None)
+    },
+)
+.args(Args::text("a text of this conversation, from its beginning on, or the chosen message"));
 
 /// Most words that the question gives away.
 const MAX_CUE_WORDS: usize = 8;
 
-/// Asks for a text (/recall TEXT), or for the chosen message.
-pub fn ask(app: &mut App, text: &str) -> Vec<Effect> {
-    let chosen = app.feed.selected.filter(|_| text.is_empty()).and_then(|id| app.chat.get(id));
-    let chosen = chosen.map(|message| message.shown().trim().to_owned());
-    begin(app, chosen.as_deref().unwrap_or(text), None)
-}
-
 /// Asks for the text at these positions; the result is shown on the memory page.
-pub fn ask_on_page(app: &mut App, text: String, tokens: Range<usize>) -> Vec<Effect> {
-    let effects = begin(app, &text, Some(tokens));
-    if let (Some(page), false) = (page(app), effects.is_empty()) {
-        *page = Some(PageRecall::default());
+pub fn ask_on_page(app: &mut App, text: &str, tokens: Range<usize>) {
+    match begin(app, text, Some(tokens)) {
+        Ok(()) => drop(page(app).map(|page| *page = Some(PageRecall::default()))),
+        Err(why) => RECALL.refuse(app, text, why),
     }
-    effects
 }
 
-fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Vec<Effect> {
-    if turns::refuse_busy(app) {
-        return Vec::new();
+fn begin(app: &mut App, text: &str, tokens: Option<Range<usize>>) -> Done {
+    turns::idle(app)?;
+    if text.is_empty() {
+        return Err(Refusal::Takes);
     }
-    let refusal = if text.is_empty() {
-        let key = app.key(Action::SelectOlder);
-        format!("/recall takes a text of this conversation, from its beginning on, or the message chosen with {key}")
-    } else if app.engine.info.is_none() {
-        format!("/recall: {NO_MODEL}")
-    } else if app.chat.context_path().is_empty() {
-        "/recall: nothing was said yet".to_owned()
-    } else {
-        app.engine.recalling = true;
-        return vec![Effect::Recall { text: text.to_owned(), tokens }];
-    };
-    app.say(Level::Info, refusal);
-    Vec::new()
+    app.model()?;
+    if app.chat.context_path().is_empty() {
+        return Err("nothing was said yet".into());
+    }
+    app.engine.recalling = true;
+    app.emit(Effect::Recall { text: text.to_owned(), tokens });
+    Ok(())
 }
 
 /// Where the memory page keeps a recall test, if the page is open.
@@ -74,20 +74,20 @@ pub fn question(text: &str) -> String {
 }
 
 /// Shows the result, or why there is none.
-pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) -> Vec<Effect> {
+pub fn answered(app: &mut App, result: Result<Box<Recalled>, String>) {
     app.engine.recalling = false;
     let shown = result.map(|recalled| (summary(&recalled), recalled));
     let asked_there = page(app).filter(|page| page.is_some());
     match (shown, asked_there) {
         (Ok((words, recalled)), Some(page)) => *page = Some(PageRecall { words, recalled: Some(recalled) }),
         (Err(why), Some(page)) => *page = Some(PageRecall { words: format!("recall: {why}"), recalled: None }),
-        (Err(why), None) => app.say(Level::Info, format!("recall: {why}")),
+        (Err(why), None) => app.info(format!("recall: {why}")),
         (Ok((text, recalled)), None) => {
             let local = Local { recalled: Some(recalled), ..Local::new(app.chat.head(), LocalKind::Note, text) };
             app.feed.push_result(&app.chat, local);
         }
     }
-    turns::send_next(app)
+    turns::send_next(app);
 }
 
 /// The result in two lines.
@@ -117,7 +117,7 @@ fn summary(recalled: &Recalled) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Command, Event, Guess, RecalledToken};
+    use crate::protocol::{Command as Engine, Event, Guess, RecalledToken};
     use crate::ui::depth::Depth;
     use crate::ui::event::AppEvent;
     use crate::ui::testing::*;
@@ -168,10 +168,10 @@ mod tests {
             assert!(say(&mut app, "next").is_empty() && app.queue.len() == 1);
             app.queue.clear();
             let effects = press(&mut app, KeyCode::Esc);
-            assert!(effects.iter().any(|e| matches!(e, Effect::Engine(Command::Cancel))));
+            assert!(effects.iter().any(|e| matches!(e, Effect::Engine(Engine::Cancel))));
             engine(&mut app, Event::Recalled(Ok(recalled())));
             assert!(!app.is_busy());
-            assert_eq!((app.chat.context_path().len(), crate::ui::update::take_changes(&mut app).len()), (context, 1));
+            assert_eq!((app.chat.context_path().len(), app.chat.take_changes().len()), (context, 1));
             insta::assert_snapshot!(name, screen(&mut app));
         }
     }

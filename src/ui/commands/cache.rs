@@ -1,0 +1,106 @@
+//! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
+
+use super::{Args, Command, Done, Group, Refusal};
+use crate::protocol::{Command as Engine, Keep};
+use crate::ui::action::Action;
+use crate::ui::feed::LocalKind;
+use crate::ui::state::App;
+use crate::ui::text::on_or_off;
+use crate::ui::update::turns;
+use crate::ui::{numbers, widgets};
+
+pub const EVICTION: Command =
+    Command::new(Group::Memory, "eviction", "on|off", "drop what the model marks, or keep everything", eviction)
+        .args(Args::ON_OFF);
+
+pub const FORGET: Command = Command::new(
+    Group::Memory,
+    "forget",
+    "less|more|N|trained",
+    "how much the model forgets from now on (N = compression ratio, as --keep-ratio)",
+    forget,
+)
+.args(
+    Args::words(
+        "less, more, trained or a ratio",
+        &[("less", "keep more"), ("more", "keep less"), ("trained", "as the model was trained")],
+    )
+    .open(),
+);
+
+pub const REBUILD: Command =
+    Command::new(Group::Memory, "rebuild", "", "recompute the cache with the current eviction setting", rebuild);
+
+pub const STATS: Command =
+    Command::new(Group::Memory, "stats", "", "the numbers of the cache, head by head", |app, _| {
+        app.result(LocalKind::Table, numbers::stats_note(app));
+        Ok(())
+    })
+    .also(&["context"]);
+
+pub const PANEL: Command = Command::new(Group::Hidden, "panel", "", "show or hide the cache panel", panel);
+
+/// Switches eviction, or says how it is set. The engine reports where the switch acted.
+fn eviction(app: &mut App, argument: &str) -> Done {
+    let now = on_or_off(app.engine.eviction);
+    if argument.is_empty() {
+        app.info(format!("eviction is {now}; /eviction on or /eviction off"));
+        return Ok(());
+    }
+    let model = app.model()?;
+    if model.policy.keeps_all() {
+        app.info(format!("the cache keeps everything: its policy is {}", model.policy));
+    } else if argument == now {
+        app.info(format!("eviction is {now} already"));
+    } else {
+        app.send(Engine::SetEviction(argument == "on"));
+    }
+    Ok(())
+}
+
+/// Steers how much is kept. The engine reports what is expected then.
+pub fn forget(app: &mut App, argument: &str) -> Done {
+    let model = app.model()?;
+    if !model.policy.is_steered() {
+        let name = &model.name;
+        return Err(
+            format!("{name} keeps as its cache policy says; only models trained to evict can be steered").into()
+        );
+    }
+    let keep = match argument {
+        "" => {
+            let now = app.engine.keep.map_or("as the model was trained".to_owned(), numbers::kept);
+            app.info(format!("keeps {now}; /forget less|more|N|trained changes it"));
+            return Ok(());
+        }
+        "less" => Keep::More,
+        "more" => Keep::Less,
+        "trained" => Keep::Trained,
+        n => Keep::Ratio(n.trim_end_matches('x').parse().map_err(|_| Refusal::Takes)?),
+    };
+    app.send(Engine::SetKeep(keep));
+    Ok(())
+}
+
+fn rebuild(app: &mut App, _: &str) -> Done {
+    turns::idle(app)?;
+    if app.tokens() == 0 {
+        return Err("the cache is empty".into());
+    }
+    app.engine.rebuilding = Some((0, app.tokens()));
+    app.send(Engine::Rebuild);
+    Ok(())
+}
+
+/// Shows or hides the panel.
+fn panel(app: &mut App, _: &str) -> Done {
+    app.panel.hidden = !app.panel.hidden;
+    if app.tokens() == 0 && app.chat.path().is_empty() {
+        let then = if app.panel.hidden { "stays hidden" } else { "opens with the first message" };
+        app.info(format!("the cache panel {then}"));
+    } else if !app.panel.hidden && widgets::layout(app).panel.is_none() {
+        let key = app.key(Action::Inspect);
+        app.info(format!("the screen is too small for the panel; {key} shows the cache on all of it"));
+    }
+    Ok(())
+}

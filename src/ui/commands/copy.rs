@@ -1,0 +1,48 @@
+//! `/copy`: messages as their source text, byte for byte.
+
+use super::{Args, Command, Done, Group, Refusal};
+use crate::chat::Role;
+use crate::ui::effect::Effect;
+use crate::ui::markdown;
+use crate::ui::state::App;
+use crate::ui::text::plural;
+
+pub const COPY: Command = Command::new(
+    Group::Chat,
+    "copy",
+    "[N|code|all]",
+    "copy the last answer, the Nth from the end, its code, or all",
+    run,
+)
+.args(
+    Args::words("a number, code or all", &[("code", "the last code block"), ("all", "the whole conversation")]).open(),
+);
+
+fn run(app: &mut App, argument: &str) -> Done {
+    let path = app.chat.path();
+    let answers: Vec<&str> = path.iter().rev().filter(|m| m.role == Role::Assistant).map(|m| m.shown()).collect();
+    let (text, what) = match argument {
+        "all" => {
+            let who = |role| if role == Role::User { "User" } else { "Assistant" };
+            let messages = path.iter().map(|m| format!("## {}\n\n{}\n", who(m.role), m.shown()));
+            (messages.collect::<Vec<_>>().join("\n"), "conversation".to_owned())
+        }
+        "code" => {
+            let code = answers.iter().find_map(|answer| markdown::code_blocks(answer).pop());
+            (code.ok_or("there is no code block in the answers")?, "code".to_owned())
+        }
+        "" => {
+            let message = app.target().filter(|m| !m.shown().is_empty()).ok_or("nothing was said yet")?;
+            let what = if message.role == Role::User { "message" } else { "answer" };
+            (message.shown().to_owned(), what.to_owned())
+        }
+        n => {
+            let n: usize = n.parse().ok().filter(|n| *n > 0).ok_or(Refusal::Takes)?;
+            let all = plural(answers.len() as u64, "answer");
+            let none = || format!("no answer {n} from the end; this conversation has {all}");
+            ((*answers.get(n - 1).ok_or_else(none)?).to_owned(), format!("answer {n} from the end"))
+        }
+    };
+    app.emit(Effect::Copy { text, what });
+    Ok(())
+}

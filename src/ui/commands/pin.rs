@@ -1,0 +1,70 @@
+//! `/pin` and `/unpin`: messages that are never forgotten.
+
+use super::{Args, Command, Done, Group, Refusal};
+use crate::chat::Role;
+use crate::protocol::Command as Engine;
+use crate::ui::state::{App, Confirmed, Overlay};
+use crate::ui::text::{clean_line, plural, truncate};
+use crate::ui::update::turns;
+
+const SYSTEM: (&str, &str) = ("system", "the system prompt");
+
+pub const PIN: Command = Command::new(
+    Group::Memory,
+    "pin",
+    "[system]",
+    "never forget your last (or the chosen) message, or the system prompt",
+    pin,
+)
+.args(Args::words("system, or nothing for your last (or the chosen) message", &[SYSTEM]));
+
+pub const UNPIN: Command =
+    Command::new(Group::Memory, "unpin", "", "take the pin of that message back, or every pin; asks which", unpin)
+        .args(Args::words(
+            "system, all, or nothing for your last (or the chosen) message",
+            &[SYSTEM, ("all", "every pin")],
+        ));
+
+/// Asks the engine what a pin would cost.
+fn pin(app: &mut App, argument: &str) -> Done {
+    let text = pinnable(app, argument)?;
+    app.send(Engine::Pin { text, ask: true });
+    Ok(())
+}
+
+/// Asks whether one pin or all are meant. `system` and `all` need no question.
+fn unpin(app: &mut App, argument: &str) -> Done {
+    let text = pinnable(app, argument)?;
+    match (argument, app.engine.snapshot.as_ref().map_or(0, |s| s.pinned)) {
+        ("all", _) => app.send(Engine::Unpin(None)),
+        ("system", _) => app.send(Engine::Unpin(Some(text))),
+        // A conversation that is not in the cache yet may have pins.
+        (_, 0) if !app.session.unrestored => return Err("nothing is pinned".into()),
+        (_, tokens) => {
+            let shown = truncate(&clean_line(&text), 60);
+            let all = match tokens {
+                0 => String::new(),
+                n => format!(" In all {} are pinned.", plural(n as u64, "token")),
+            };
+            app.ask(format!("Take back the pin of {shown:?}?{all}"), Confirmed::Unpin(Some(text)));
+            if let Some(Overlay::Confirm(question)) = app.overlays.last_mut() {
+                question.other = Some(('a', "all pins", Confirmed::Unpin(None)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The text that is meant: the chosen message, else the last one of the user, or the system prompt.
+fn pinnable(app: &mut App, argument: &str) -> Result<String, Refusal> {
+    app.model()?;
+    turns::idle(app)?;
+    let (text, missing) = if argument == "system" {
+        (app.chat.system(), "there is no system prompt; /system TEXT sets one")
+    } else {
+        let selected = app.feed.selected.and_then(|id| app.chat.get(id));
+        let last = || app.chat.path().into_iter().rev().find(|m| m.role == Role::User);
+        (selected.or_else(last).map(|m| m.shown()), "nothing was said yet")
+    };
+    Ok(text.filter(|text| !text.trim().is_empty()).ok_or(missing)?.to_owned())
+}

@@ -1,0 +1,292 @@
+//! Settings: `/set`, and `/think`, `/keep-thinking`, `/theme` and `/system`, which have words of their own.
+
+use super::{Args, Command, Done, Group, cache, chains, nearest, pairs, takes};
+use crate::config::{ByteSize, Width};
+use crate::protocol::{Command as Engine, Thinking};
+use crate::ui::completion::Sources;
+use crate::ui::effect::{Effect, Store};
+use crate::ui::feed::LocalKind;
+use crate::ui::state::App;
+use crate::ui::text::{clean_line, on_or_off};
+use crate::ui::update::{texts, turns};
+
+pub const SET: Command =
+    Command::new(Group::Model, "set", "[NAME VALUE]", "change a setting; without a name: list them", set)
+        .args(Args { more: complete, ..Args::TEXT })
+        .also(&["settings"]);
+
+pub const THEME: Command = Command::new(Group::Model, "theme", "[NAME]", "change the colours", theme)
+    .args(Args { more: |_, sources| themes(sources), ..Args::TEXT });
+
+pub const THINK: Command =
+    Command::new(Group::Chat, "think", "on|off", "let the model think before it answers", think).args(Args::ON_OFF);
+
+pub const KEEP_THINKING: Command =
+    Command::new(Group::Hidden, "keep-thinking", "on|off|auto", "keep earlier thoughts in the context", keep_thinking)
+        .args(Args::words("on, off or auto", &[("on", ""), ("off", ""), ("auto", "as the model's template says")]));
+
+pub const SYSTEM: Command =
+    Command::new(Group::Chat, "system", "[TEXT|none]", "set the system prompt", system).args(Args::TEXT);
+
+/// A setting of `/set`.
+struct Setting {
+    name: &'static str,
+    /// What it takes; what special values mean stands behind a semicolon.
+    takes: &'static str,
+    /// Values that completion offers.
+    values: &'static [&'static str],
+    now: fn(&App) -> String,
+    /// Sets a value; `None` if it is not one. It may say more than that it was set.
+    set: fn(&mut App, &str) -> Option<()>,
+}
+
+const fn setting(
+    name: &'static str,
+    takes: &'static str,
+    now: fn(&App) -> String,
+    set: fn(&mut App, &str) -> Option<()>,
+) -> Setting {
+    Setting { name, takes, values: &[], now, set }
+}
+
+impl Setting {
+    const fn values(mut self, values: &'static [&'static str]) -> Self {
+        self.values = values;
+        self
+    }
+}
+
+const SETTINGS: &[Setting] = &[
+    setting(
+        "temperature",
+        "0 to 100, or default; 0 is greedy (argmax)",
+        |app| app.sampling().temperature.to_string(),
+        |app, v| Some(app.options.sampling.temperature = number(v, 0.0, 100.0)?),
+    ),
+    setting(
+        "top_k",
+        "a number of tokens, or default; 0 is off",
+        |app| app.sampling().top_k.to_string(),
+        |app, v| Some(app.options.sampling.top_k = or("default", v, |v| v.parse().ok())?),
+    ),
+    setting(
+        "top_p",
+        "0 to 1, or default; 1 is off",
+        |app| app.sampling().top_p.to_string(),
+        |app, v| Some(app.options.sampling.top_p = number(v, 0.0, 1.0)?),
+    ),
+    setting(
+        "min_p",
+        "0 to 1, or default; 0 is off",
+        |app| app.sampling().min_p.to_string(),
+        |app, v| Some(app.options.sampling.min_p = number(v, 0.0, 1.0)?),
+    ),
+    setting(
+        "repetition_penalty",
+        "0.01 to 100, or default; 1 is off",
+        |app| app.sampling().repetition_penalty.to_string(),
+        |app, v| Some(app.options.sampling.repetition_penalty = number(v, 0.01, 100.0)?),
+    ),
+    setting(
+        "seed",
+        "a number, or random",
+        |app| shown(app.options.seed, "random"),
+        |app, v| Some(app.options.seed = or("random", v, |v| v.parse().ok())?),
+    ),
+    setting(
+        "max_tokens",
+        "a number, or none",
+        |app| shown(app.options.max_tokens, "none"),
+        |app, v| Some(app.options.max_tokens = or("none", v, |v| v.parse().ok().filter(|n| *n > 0))?),
+    ),
+    setting(
+        "max_think",
+        "tokens after which a thought is closed, none, or default",
+        |app| shown(app.engine.info.as_ref().and_then(|info| info.max_think(app.options.max_think)), "none"),
+        |app, v| {
+            let tokens = |v: &str| or("none", v, |v| v.parse().ok()).map(Option::unwrap_or_default);
+            Some(app.options.max_think = or("default", v, tokens)?)
+        },
+    ),
+    setting(
+        "kv_limit",
+        "bytes of cache (512MiB, 2GB), or none",
+        |app| shown(app.options.kv_limit, "none"),
+        |app, v| {
+            app.options.kv_limit = or("none", v, |v| v.parse().ok().map(|bytes: ByteSize| bytes.0))?;
+            Some(app.send(Engine::SetKvLimit(app.options.kv_limit)))
+        },
+    ),
+    setting("mouse", "on or off", |app| on_or_off(app.mouse).to_owned(), mouse).values(&["on", "off"]),
+    setting(
+        "think",
+        "on or off",
+        |app| on_or_off(app.options.think).to_owned(),
+        |app, v| by(app, &THINK, v, matches!(v, "on" | "off")),
+    )
+    .values(&["on", "off"]),
+    setting(
+        "keep_thinking",
+        "on, off or auto; auto is as the model's template says",
+        |app| app.options.keep_thinking.map_or("auto", on_or_off).to_owned(),
+        |app, v| by(app, &KEEP_THINKING, v, matches!(v, "on" | "off" | "auto")),
+    )
+    .values(&["on", "off", "auto"]),
+    setting(
+        "width",
+        "a number of chains, or auto; 1 is off",
+        |app| match app.options.width {
+            Width::Auto => "auto".to_owned(),
+            Width::Chains(n) => n.to_string(),
+        },
+        |app, v| by(app, &chains::PARALLEL, v, v.parse::<Width>().is_ok()),
+    ),
+    setting("theme", "the name of a theme", |app| app.theme.name.clone(), |app, v| by(app, &THEME, v, true)),
+    setting(
+        "keep_ratio",
+        "1 to 64, or trained",
+        |app| app.engine.keep.map_or("trained".to_owned(), |(ratio, _)| format!("{ratio:.1}")),
+        |app, v| by(app, &cache::FORGET, v, v == "trained" || v.parse::<f32>().is_ok()),
+    ),
+];
+
+/// `None` is invalid, `Some(None)` the word that unsets.
+fn or<T>(word: &str, value: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<Option<T>> {
+    let unset = value == word || (word != "default" && matches!(value, "none" | "off" | "random"));
+    if unset { Some(None) } else { read(value).map(Some) }
+}
+
+/// A number in a range, or the model's own.
+fn number(value: &str, low: f32, high: f32) -> Option<Option<f32>> {
+    or("default", value, |v| v.parse().ok().filter(|v| (low..=high).contains(v)))
+}
+
+fn shown(value: Option<impl ToString>, none: &str) -> String {
+    value.map_or_else(|| none.to_owned(), |value| value.to_string())
+}
+
+/// Sets by another command, which says so.
+fn by(app: &mut App, command: &Command, value: &str, valid: bool) -> Option<()> {
+    valid.then(|| super::run(app, command, value))
+}
+
+/// Captures the mouse, or releases it to the terminal.
+pub fn mouse(app: &mut App, value: &str) -> Option<()> {
+    app.mouse = match value {
+        "on" => true,
+        "off" => false,
+        _ => return None,
+    };
+    app.info(if app.mouse { "the wheel scrolls the conversation" } else { "mouse released: select text as usual" });
+    Some(app.emit(Effect::Mouse(app.mouse)))
+}
+
+fn themes(sources: &Sources) -> Vec<(String, String)> {
+    (sources.themes)().into_iter().map(|theme| (theme, String::new())).collect()
+}
+
+/// Names of settings, or the values of the one that was typed.
+fn complete(typed: &str, sources: &Sources) -> Vec<(String, String)> {
+    let Some((name, _)) = typed.split_once(' ') else {
+        return SETTINGS.iter().map(|s| (format!("{} ", s.name), s.takes.to_owned())).collect();
+    };
+    let setting = SETTINGS.iter().find(|s| s.name == name);
+    let values = setting.map_or_else(Vec::new, |s| s.values.iter().map(|v| (*v, "")).collect());
+    let values = if name == "theme" { themes(sources) } else { pairs(&values) };
+    values.into_iter().map(|(value, help)| (format!("{name} {value}"), help)).collect()
+}
+
+fn set(app: &mut App, argument: &str) -> Done {
+    let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
+    if name.is_empty() {
+        let rows = SETTINGS.iter().map(|s| format!("{:<20} {:<12} {}", s.name, (s.now)(app), s.takes));
+        let table = rows.collect::<Vec<_>>().join("\n");
+        app.result(LocalKind::Table, table);
+        return Ok(());
+    }
+    let name = name.replace('-', "_");
+    let Some(setting) = SETTINGS.iter().find(|s| s.name == name) else {
+        let near = nearest(&name, SETTINGS.iter().map(|s| s.name));
+        let names = || SETTINGS.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+        let hint = near.map_or_else(|| format!("settings: {}", names()), |n| format!("did you mean {n}?"));
+        app.error(format!("/set: no setting {:?}; {hint}", clean_line(&name)));
+        return Ok(());
+    };
+    let value = value.trim();
+    app.notice = None;
+    if value.is_empty() {
+        app.info(format!("{name} is {}; it takes {}", (setting.now)(app), setting.takes));
+    } else if (setting.set)(app, value).is_none() {
+        let what = setting.takes.split(';').next().unwrap_or_default();
+        app.error(takes(&format!("/set {name}"), what, value));
+    } else if app.notice.is_none() {
+        app.info(format!("{name} is {}", clean_line(value)));
+    }
+    Ok(())
+}
+
+fn think(app: &mut App, argument: &str) -> Done {
+    if let Some(model) = &app.engine.info {
+        match model.thinking() {
+            Thinking::None => return Err(format!("{} has no thinking to switch", model.name).into()),
+            Thinking::Fixed => return Err(format!("{} decides by itself whether it thinks", model.name).into()),
+            Thinking::Switchable => {}
+        }
+    }
+    if argument.is_empty() {
+        app.info(format!("thinking is {}; /think on or /think off", on_or_off(app.options.think)));
+        return Ok(());
+    }
+    app.options.think = argument == "on";
+    app.info(match app.options.think {
+        true => "the model thinks before it answers",
+        false => "the model answers at once, from the next turn on",
+    });
+    Ok(())
+}
+
+fn keep_thinking(app: &mut App, argument: &str) -> Done {
+    match argument {
+        "" => {}
+        "auto" => app.options.keep_thinking = None,
+        word => app.options.keep_thinking = Some(word == "on"),
+    }
+    app.info(match app.options.keep_thinking {
+        Some(true) => "earlier thoughts stay in the context, from the next turn on",
+        Some(false) => "earlier thoughts leave the context, from the next turn on",
+        None => "the model's template decides whether earlier thoughts stay",
+    });
+    Ok(())
+}
+
+fn theme(app: &mut App, name: &str) -> Done {
+    if name.is_empty() {
+        let names = app.setup.themes.names().join(", ");
+        app.info(format!("theme {}; themes: {names}", app.theme.name));
+        return Ok(());
+    }
+    let theme = app.setup.themes.load(name).map_err(|e| format!("{e:#}"))?;
+    app.set_theme(theme);
+    app.info(format!("theme {name}"));
+    Ok(())
+}
+
+fn system(app: &mut App, argument: &str) -> Done {
+    if argument.is_empty() {
+        app.info(match app.chat.system() {
+            Some(system) => format!("system prompt: {}", clean_line(system)),
+            None => "no system prompt; /system TEXT sets one".to_owned(),
+        });
+        return Ok(());
+    }
+    turns::idle(app)?;
+    let (text, done) = if argument == "none" { ("", "removed") } else { (argument, "set") };
+    app.chat.set_system(text);
+    let again = match app.tokens() {
+        0 => String::new(),
+        _ => format!("; {}", texts::refill(app.engine.snapshot.as_deref())),
+    };
+    app.info(format!("system prompt {done}{again}"));
+    app.store(Store::Sync);
+    Ok(())
+}
