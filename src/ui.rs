@@ -3,8 +3,7 @@
 //!
 //! One way round: the [`runtime`] receives an [`event`] and passes it to [`update::update`], which changes
 //! [`state::App`] and returns [`effect`]s; the runtime carries them out and draws ([`widgets::frame`]). Keys, commands
-//! and lists meet in an [`intent`] first. [`jobs`], the [`writer`] and the [`outbox`] keep files and templates
-//! off the UI thread.
+//! and lists meet in an [`intent`] first. The [`worker`] and the [`outbox`] keep files and templates off the UI thread.
 
 pub mod action;
 pub mod active_turn;
@@ -28,7 +27,6 @@ pub mod heat;
 pub mod highlight;
 pub mod history;
 pub mod intent;
-mod jobs;
 pub mod keyboard;
 pub mod keymap;
 pub mod lines;
@@ -41,6 +39,7 @@ mod outbox;
 pub mod paths;
 pub mod picker;
 pub mod ratios;
+pub mod restore;
 pub mod runtime;
 pub mod sessions;
 pub mod signals;
@@ -52,14 +51,13 @@ pub mod text;
 pub mod theme;
 pub mod update;
 pub mod widgets;
-mod writer;
+mod worker;
 
 use crate::config::Settings;
 use crate::protocol::EngineHandle;
 use anyhow::{Context, Result};
 use depth::Depth;
 use history::HistoryFile;
-use jobs::Jobs;
 use keymap::Keymap;
 use models::{Given, Models};
 use runtime::Runtime;
@@ -67,7 +65,7 @@ use sessions::Sessions;
 use state::{App, Setup};
 use std::sync::Arc;
 use theme::Themes;
-use writer::Writer;
+use worker::Worker;
 
 /// Options of the chat from the command line.
 pub struct UiOptions {
@@ -143,11 +141,10 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
     let ask_background = named == theme::AUTO && depth.has_colour() && capabilities::answers(&env);
     let models = options.models;
     let history = HistoryFile::new((!options.no_session).then(|| settings.dirs.data.join("history.jsonl")));
-    let writer = Writer::start(history.clone()).context("cannot start the thread that saves conversations")?;
-    let (jobs, answers) = Jobs::start().context("cannot start the thread that reads files")?;
+    let (worker, outcomes) = Worker::start().context("cannot start the threads that read and write files")?;
     let folder = settings.dirs.sessions();
     let known = Arc::clone(&models);
-    let mut sessions = Sessions::new(folder, options.no_session, writer, jobs.clone(), known, options.model_given);
+    let mut sessions = Sessions::new(folder, options.no_session, worker, known, options.model_given);
     (sessions.cache_disk, sessions.policy_given) = (settings.cache_disk, options.given.policy);
     let loading = LoadParts { load, models, given: options.given };
     let plain = settings.plain;
@@ -161,7 +158,7 @@ pub fn prepare(options: UiOptions, load: Loader) -> Result<Chat> {
         no_session: options.no_session,
     };
     let app = App::new(setup, theme);
-    let mut runtime = Runtime::new(app, loading, sessions, history, options.resume, (jobs, answers));
+    let mut runtime = Runtime::new(app, loading, sessions, history, options.resume, outcomes);
     runtime.follow_background = ask_background;
     Ok(Chat { runtime, lines })
 }

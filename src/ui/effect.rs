@@ -15,8 +15,6 @@ pub enum Effect {
     },
     /// Render the rest of the conversation and rewind the cache to it.
     Rewind,
-    /// Load the saved conversation that was opened into the cache.
-    Restore,
     Load(String),
     /// Read a file to attach; `typed` is its name in the input.
     Attach {

@@ -6,7 +6,7 @@ use super::models::ModelEntry;
 use super::state::{Level, Progress, SessionEntry};
 use super::theme::Background;
 use crate::chat::Conversation;
-use crate::protocol::{Event, ModelInfo, ModelReference, Snapshot};
+use crate::protocol::{Event, ModelInfo, ModelReference, RestoreRequest, Snapshot};
 use crossterm::event::{KeyEvent, MouseEvent};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,15 +31,13 @@ pub enum AppEvent {
     /// The model is loaded and in use.
     ModelReady(Arc<ModelInfo>),
     LoadFailed(String),
-    /// The prompt of `turn` could not be rendered or sent.
-    GenerateFailed {
-        turn: u64,
-        error: String,
+    /// This did not reach the engine: why, or `None` if it was stopped before.
+    NotAsked {
+        what: Asked,
+        why: Option<String>,
     },
-    /// `turn` was cancelled before it reached the engine.
-    Withdrawn {
-        turn: u64,
-    },
+    /// The engine's thread has ended.
+    EngineEnded,
     /// The input history of earlier runs.
     History(Vec<String>),
     /// Line mode: a line was entered.
@@ -107,8 +105,6 @@ pub enum AppEvent {
         from: String,
         to: String,
     },
-    /// A saved conversation was not loaded into the cache: the next message loads it.
-    NotRestored,
     /// The conversation named on the command line is being read (true), or was read and waits for its model.
     Opening(bool),
     /// The conversation was not opened, and why.
@@ -137,6 +133,16 @@ pub struct Opened {
     pub eviction: Option<bool>,
     /// Lines to show.
     pub notices: Vec<String>,
-    /// Whether the cache is loaded at once; else with the next message.
+    /// What loads it into the cache; absent without a model.
+    pub restore: Option<Box<RestoreRequest>>,
+    /// Whether that is done at once; else with the next message.
     pub loads: bool,
+}
+
+/// What the user waits for while the engine works.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked {
+    Turn(u64),
+    Recall,
+    Rebuild,
 }

@@ -2,17 +2,15 @@
 //! is printed.
 
 use super::event::AppEvent;
-use super::outbox::Rendered;
 use super::runtime::{Runtime, Sources};
-use super::sessions::Answer;
 use super::signals::{Signal, Signals};
 use super::state::{About, App, Overlay};
 use super::text::{clean, clean_line, plural};
 use super::widgets::lists::model_size;
 use super::widgets::{help, message, recall, twin, welcome};
+use super::worker::Outcome;
 use super::{ExitKind, numbers};
 use crate::chat::MessageId;
-use crate::chat::session::Written;
 use crate::protocol::{DENSE_TURN, Event, TextKind};
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::io::{BufRead, Write};
@@ -42,9 +40,7 @@ enum Woken {
     Line(Option<String>),
     Engine(Option<Event>),
     Next(Option<Event>),
-    Written(Written),
-    Rendered(Rendered),
-    Answer(Answer),
+    Outcome(Outcome),
     Overdue,
     Signal(Signal),
 }
@@ -83,15 +79,13 @@ impl Runtime {
             }
             let overdue = self.sessions.overdue_at();
             let woken = {
-                let Sources { current, next, rendered, answers, written } = self.sources();
+                let Sources { current, next, outcomes } = self.sources();
                 tokio::select! {
                     signal = signals.next() => Woken::Signal(signal),
                     event = super::runtime::receive(current) => Woken::Engine(event),
                     event = super::runtime::receive(next) => Woken::Next(event),
-                    Some(rendered) = rendered.recv() => Woken::Rendered(rendered),
-                    Some(answer) = answers.recv() => Woken::Answer(answer),
+                    Some(outcome) = outcomes.recv() => Woken::Outcome(outcome),
                     () = at(overdue) => Woken::Overdue,
-                    Some(written) = written.recv() => Woken::Written(written),
                     line = lines.next(), if !ended && !busy => Woken::Line(line),
                 }
             };
@@ -112,10 +106,8 @@ impl Runtime {
                     self.snapshot();
                 }
                 Woken::Next(event) => self.next(event),
-                Woken::Rendered(rendered) => self.rendered(rendered),
-                Woken::Answer(answer) => self.answer(answer),
+                Woken::Outcome(outcome) => self.outcome(outcome),
                 Woken::Overdue => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
-                Woken::Written(written) => self.written(written),
                 Woken::Signal(Signal::End(2)) if busy => {
                     self.press(KeyCode::Esc);
                     // The signal also confirms the question.

@@ -1,6 +1,8 @@
 //! The queue of commands to the engine. A command with a prompt waits until a separate thread has rendered the prompt,
 //! and later commands wait behind it, so that the UI thread never waits and the order is kept.
 
+use super::event::Asked;
+use super::worker::{Outcome, Worker};
 use crate::chat::{Conversation, Message, RenderOptions, render};
 use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece, RecallRequest};
 use anyhow::{Result, anyhow};
@@ -8,7 +10,6 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::mpsc;
 
 /// The purpose of a rendering.
 #[derive(Debug)]
@@ -18,6 +19,17 @@ pub enum Purpose {
     Rewind,
     /// The request still lacks its prompts.
     Recall(Box<RecallRequest>),
+}
+
+impl Purpose {
+    /// What the user waits for.
+    pub fn asked(&self) -> Option<Asked> {
+        match self {
+            Self::Generate(request) => Some(Asked::Turn(request.turn)),
+            Self::Recall(_) => Some(Asked::Recall),
+            Self::Rewind => None,
+        }
+    }
 }
 
 /// Input of a rendering, owned by its thread.
@@ -51,6 +63,7 @@ enum Waiting {
 }
 
 /// A finished rendering. `id` tells whether it is still wanted.
+#[derive(Debug)]
 pub struct Rendered {
     id: u64,
     result: Result<Vec<Piece>>,
@@ -63,18 +76,14 @@ pub struct Outbox {
     /// Id of the running rendering, which belongs to the first entry of the queue.
     running: Option<u64>,
     last_id: u64,
-    results: mpsc::UnboundedSender<Rendered>,
-    pub rendered: mpsc::UnboundedReceiver<Rendered>,
-}
-
-impl Default for Outbox {
-    fn default() -> Self {
-        let (results, rendered) = mpsc::unbounded_channel();
-        Self { waiting: VecDeque::new(), running: None, last_id: 0, results, rendered }
-    }
+    worker: Worker,
 }
 
 impl Outbox {
+    pub fn new(worker: Worker) -> Self {
+        Self { waiting: VecDeque::new(), running: None, last_id: 0, worker }
+    }
+
     pub fn push(&mut self, command: Command) {
         self.waiting.push_back(Waiting::Command(command));
     }
@@ -116,7 +125,7 @@ impl Outbox {
 
     fn begin(&mut self, source: Source) {
         self.last_id += 1;
-        let (id, results) = (self.last_id, self.results.clone());
+        let id = self.last_id;
         self.running = Some(id);
         let work = move || {
             let Source { system, path, alone, info, options } = source;
@@ -129,11 +138,11 @@ impl Outbox {
             });
             let result = catch_unwind(work).unwrap_or_else(|_| Err(anyhow!("chat template: the renderer crashed")));
             let (result, alone) = result.map_or_else(|e| (Err(e), Vec::new()), |(all, alone)| (Ok(all), alone));
-            let _ = results.send(Rendered { id, result, alone });
+            Outcome::Rendered(Rendered { id, result, alone })
         };
-        if let Err(error) = std::thread::Builder::new().name("render".into()).spawn(work) {
+        if let Err(error) = self.worker.spawn("render", work) {
             let result = Err(anyhow!("chat template: no thread to render on: {error}"));
-            let _ = self.results.send(Rendered { id, result, alone: Vec::new() });
+            self.worker.send(Outcome::Rendered(Rendered { id, result, alone: Vec::new() }));
         }
     }
 
@@ -153,27 +162,16 @@ impl Outbox {
         }
     }
 
-    /// Removes the turn that was not sent yet, and returns its number.
-    pub fn withdraw_turn(&mut self) -> Option<u64> {
-        let at =
-            self.waiting.iter().position(|w| matches!(w, Waiting::Prompt { purpose: Purpose::Generate(_), .. }))?;
-        match self.remove(at)? {
-            Waiting::Prompt { purpose: Purpose::Generate(request), .. } => Some(request.turn),
-            _ => None,
-        }
-    }
-
-    /// Removes a recall test that was not sent yet; false if there is none.
-    pub fn withdraw_recall(&mut self) -> bool {
-        let is_recall = |w: &Waiting| matches!(w, Waiting::Prompt { purpose: Purpose::Recall(_), .. });
-        let at = self.waiting.iter().position(is_recall);
-        at.and_then(|at| self.remove(at)).is_some()
-    }
-
-    /// Removes a rebuild that was not sent yet; false if there is none.
-    pub fn withdraw_rebuild(&mut self) -> bool {
-        let at = self.waiting.iter().position(|w| matches!(w, Waiting::Command(Command::Rebuild)));
-        at.and_then(|at| self.remove(at)).is_some()
+    /// Removes what the user waits for and was not sent yet: an answer, a recall test or a rebuild.
+    pub fn withdraw(&mut self) -> Option<Asked> {
+        let asked = |waiting: &Waiting| match waiting {
+            Waiting::Prompt { purpose, .. } => purpose.asked(),
+            Waiting::Command(Command::Rebuild) => Some(Asked::Rebuild),
+            Waiting::Command(_) => None,
+        };
+        let (at, asked) = self.waiting.iter().enumerate().find_map(|(at, waiting)| Some((at, asked(waiting)?)))?;
+        self.remove(at);
+        Some(asked)
     }
 
     /// Empties the queue: its engine is gone.
@@ -186,6 +184,7 @@ impl Outbox {
 mod tests {
     use super::*;
     use crate::ui::testing;
+    use crate::ui::worker::Outcomes;
     use std::path::{Path, PathBuf};
     use std::time::{Duration, Instant};
 
@@ -226,30 +225,35 @@ mod tests {
         Purpose::Generate(Box::new(request))
     }
 
-    pub fn finish(outbox: &mut Outbox) -> Option<(Purpose, Result<Vec<Piece>>)> {
-        let rendered = outbox.rendered.blocking_recv().unwrap();
+    fn start() -> (Outbox, Outcomes) {
+        let (worker, outcomes) = Worker::start().unwrap();
+        (Outbox::new(worker), outcomes)
+    }
+
+    fn finish((outbox, outcomes): (&mut Outbox, &mut Outcomes)) -> Option<(Purpose, Result<Vec<Piece>>)> {
+        let Some(Outcome::Rendered(rendered)) = outcomes.blocking_recv() else { panic!("nothing was rendered") };
         outbox.finish(rendered)
     }
 
     #[test]
     fn what_was_asked_after_a_prompt_waits_behind_it() {
-        let mut outbox = Outbox::default();
+        let (mut outbox, mut outcomes) = start();
         outbox.push_prompt(Purpose::Rewind, source(None));
         outbox.push(Command::SetEviction(false));
         outbox.push_prompt(request(1), source(None));
         outbox.push(Command::Clear);
         assert!(outbox.ready().is_none());
-        assert!(matches!(finish(&mut outbox), Some((Purpose::Rewind, Ok(_)))));
+        assert!(matches!(finish((&mut outbox, &mut outcomes)), Some((Purpose::Rewind, Ok(_)))));
         assert!(matches!(outbox.ready(), Some(Command::SetEviction(false))));
         assert!(outbox.ready().is_none());
-        assert!(matches!(finish(&mut outbox), Some((Purpose::Generate(_), Ok(_)))));
+        assert!(matches!(finish((&mut outbox, &mut outcomes)), Some((Purpose::Generate(_), Ok(_)))));
         assert!(matches!(outbox.ready(), Some(Command::Clear)));
     }
 
     #[test]
     fn a_stalled_renderer_holds_nobody_up_and_is_killed_when_the_turn_is_taken_back() {
         let dir = tempfile::tempdir().unwrap();
-        let mut outbox = Outbox::default();
+        let (mut outbox, mut outcomes) = start();
         let begin = Instant::now();
         outbox.push_prompt(request(7), source(Some(stalled(dir.path()))));
         outbox.push(Command::SetEviction(true));
@@ -259,10 +263,10 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(20));
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(outbox.withdraw_turn(), Some(7));
+        assert!(matches!(outbox.withdraw(), Some(Asked::Turn(7))));
         assert!(matches!(outbox.ready(), Some(Command::SetEviction(true))));
         // The late result is nobody's, and the child is gone.
-        assert!(finish(&mut outbox).is_none());
+        assert!(finish((&mut outbox, &mut outcomes)).is_none());
         assert!(begin.elapsed() < Duration::from_secs(20), "the rendering was waited for");
         let pid = std::fs::read_to_string(pid).unwrap();
         let alive = std::process::Command::new("kill").args(["-0", pid.trim()]).output().unwrap();
@@ -272,13 +276,13 @@ mod tests {
     #[test]
     fn a_newer_prompt_replaces_the_rewind_before_it() {
         let dir = tempfile::tempdir().unwrap();
-        let mut outbox = Outbox::default();
+        let (mut outbox, mut outcomes) = start();
         outbox.push_prompt(Purpose::Rewind, source(Some(stalled(dir.path()))));
         assert!(outbox.ready().is_none());
         outbox.push_prompt(request(1), source(None));
         assert!(outbox.ready().is_none());
         loop {
-            match finish(&mut outbox) {
+            match finish((&mut outbox, &mut outcomes)) {
                 Some((purpose, result)) => break assert!(matches!(purpose, Purpose::Generate(_)) && result.is_ok()),
                 None => continue,
             }

@@ -10,22 +10,20 @@ use super::clipboard::{Copied, Copier};
 use super::effect::{Effect, Store, Which};
 use super::event::AppEvent;
 use super::history::HistoryFile;
-use super::jobs::Jobs;
 use super::keyboard::{Input, Keyboard, Typed};
-use super::outbox::{Outbox, Rendered};
-use super::sessions::{Answer, Answers, Sessions};
+use super::outbox::Outbox;
+use super::sessions::Sessions;
 use super::signals::{Signal, Signals};
 use super::state::App;
 use super::terminal::{Screen, drawn_size};
 use super::update::update_at;
+use super::worker::{Outcome, Outcomes};
 use super::{ExitKind, LoadParts, Resume, editor_program};
-use crate::chat::session::Written;
 use crate::protocol::{EngineHandle, Event, Response, Snapshot};
 use crossterm::event::{Event as Terminal, MouseEventKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Shortest time between two frames after a key, and while only the model writes, which needs the cores more.
 const FRAME: Duration = Duration::from_millis(16);
@@ -52,9 +50,7 @@ pub struct Runtime {
     begun: bool,
     /// A conversation to open once the model is there.
     resume: Resume,
-    /// The threads that read and write files, and their results.
-    jobs: Jobs<Answer>,
-    answers: Answers,
+    outcomes: Outcomes,
     /// The name of that conversation's model, while it loads.
     own: Option<String>,
     /// That model's name and the error, where it did not load.
@@ -65,17 +61,14 @@ pub struct Runtime {
 
 /// Events of an engine.
 pub(super) type Events = tokio::sync::mpsc::UnboundedReceiver<Response>;
-type Renderings = UnboundedReceiver<Rendered>;
 
 /// The reason the loop woke up.
 enum Woken {
     Input(Option<Typed>),
     Engine(Option<Event>),
     Next(Option<Event>),
-    Rendered(Rendered),
     Snapshot,
-    Answer(Answer),
-    Written(Written),
+    Outcome(Outcome),
     Signal(Signal),
     Timer,
 }
@@ -85,12 +78,8 @@ pub(super) struct Sources<'a> {
     /// The events of the engine in use, and of the one that is being loaded.
     pub current: Option<&'a mut Events>,
     pub next: Option<&'a mut Events>,
-    /// Rendered prompts.
-    pub rendered: &'a mut Renderings,
-    /// Results of work on files.
-    pub answers: &'a mut Answers,
-    /// Results of writes to session files.
-    pub written: &'a mut UnboundedReceiver<Written>,
+    /// Results of work on other threads.
+    pub outcomes: &'a mut Outcomes,
 }
 
 impl Runtime {
@@ -100,7 +89,7 @@ impl Runtime {
         sessions: Sessions,
         history: HistoryFile,
         resume: Resume,
-        (jobs, answers): (Jobs<Answer>, Answers),
+        outcomes: Outcomes,
     ) -> Self {
         Self {
             app,
@@ -108,7 +97,7 @@ impl Runtime {
             loading,
             current: None,
             next: None,
-            outbox: Outbox::default(),
+            outbox: Outbox::new(sessions.worker.clone()),
             sessions,
             history,
             copier: Copier::default(),
@@ -118,8 +107,7 @@ impl Runtime {
             exit: None,
             begun: false,
             resume,
-            jobs,
-            answers,
+            outcomes,
             own: None,
             lacking: None,
             follow_background: false,
@@ -129,9 +117,9 @@ impl Runtime {
     /// Starts reading the history and the conversation, and loads the model.
     pub fn begin(&mut self) {
         let history = self.history.clone();
-        self.jobs.beside(move || AppEvent::History(history.read()));
+        self.sessions.worker.beside(move || AppEvent::History(history.read()));
         let (models, folder) = (Arc::clone(&self.loading.models), self.sessions.folder());
-        self.jobs.beside(move || AppEvent::KnownModels { cached: models.cached(), used: folder.models() });
+        self.sessions.worker.beside(move || AppEvent::KnownModels { cached: models.cached(), used: folder.models() });
         let began = self.sessions.began();
         self.handle(began);
         let which = match &self.resume {
@@ -147,10 +135,16 @@ impl Runtime {
         self.sessions.read(which, false);
     }
 
-    pub(super) fn answer(&mut self, answer: Answer) {
-        match answer {
-            Answer::Events(events) => events.into_iter().for_each(|event| self.handle(event)),
-            Answer::Read(read) => self.read(read),
+    pub(super) fn outcome(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Events(events) => events.into_iter().for_each(|event| self.handle(event)),
+            Outcome::Read(read) => self.read(read),
+            Outcome::Written(written) => {
+                let events = self.sessions.written(&self.app, written);
+                events.into_iter().for_each(|event| self.handle(event));
+            }
+            Outcome::Rendered(rendered) => self.rendered(rendered),
+            Outcome::Rescued(..) | Outcome::Ended => {}
         }
     }
 
@@ -216,9 +210,7 @@ impl Runtime {
         Sources {
             current: self.current.as_mut().map(|e| &mut e.events),
             next: self.next.as_mut().map(|e| &mut e.events),
-            rendered: &mut self.outbox.rendered,
-            answers: &mut self.answers,
-            written: &mut self.sessions.writer.written,
+            outcomes: &mut self.outcomes,
         }
     }
 
@@ -266,10 +258,8 @@ impl Runtime {
             typed = keyboard.events.recv() => Woken::Input(typed),
             event = receive(events) => Woken::Engine(event),
             event = receive(next) => Woken::Next(event),
-            Some(rendered) = self.outbox.rendered.recv() => Woken::Rendered(rendered),
+            Some(outcome) = self.outcomes.recv() => Woken::Outcome(outcome),
             () = snapshot => Woken::Snapshot,
-            Some(answer) = self.answers.recv() => Woken::Answer(answer),
-            Some(written) = self.sessions.writer.written.recv() => Woken::Written(written),
             () = sleep => Woken::Timer,
         }
     }
@@ -280,10 +270,8 @@ impl Runtime {
             Woken::Input(None) => self.exit = Some(ExitKind::Signal(1)),
             Woken::Engine(event) => self.engine(event),
             Woken::Next(event) => self.next(event),
-            Woken::Rendered(rendered) => self.rendered(rendered),
+            Woken::Outcome(outcome) => self.outcome(outcome),
             Woken::Snapshot => self.snapshot(),
-            Woken::Answer(answer) => self.answer(answer),
-            Woken::Written(written) => self.written(written),
             Woken::Signal(signal) => self.signal(signal),
             Woken::Timer => self.sessions.overdue().into_iter().for_each(|event| self.handle(event)),
         }
@@ -298,8 +286,8 @@ impl Runtime {
                 self.typed(typed, keyboard);
             } else if let Some(response) = self.current.as_mut().and_then(|e| e.events.try_recv().ok()) {
                 self.engine(Some(response.event));
-            } else if let Ok(rendered) = self.outbox.rendered.try_recv() {
-                self.rendered(rendered);
+            } else if let Ok(outcome) = self.outcomes.try_recv() {
+                self.outcome(outcome);
             } else if self.current.as_ref().is_some_and(|e| e.snapshot.has_changed().unwrap_or(false)) {
                 self.snapshot();
             } else {
@@ -342,16 +330,12 @@ impl Runtime {
 
     pub(super) fn engine(&mut self, event: Option<Event>) {
         match event {
-            Some(event) => {
-                let stopped = self.restored(&event);
-                self.handle(AppEvent::Engine(event));
-                stopped.into_iter().for_each(|event| self.handle(event));
-            }
+            Some(event) => self.handle(AppEvent::Engine(event)),
             None => {
                 self.current = None;
                 self.outbox.clear();
                 if self.app.engine.failed.is_none() {
-                    self.handle(AppEvent::Engine(Event::Failed("its thread has ended".into())));
+                    self.handle(AppEvent::EngineEnded);
                 }
             }
         }
@@ -410,19 +394,18 @@ impl Runtime {
             Effect::Engine(command) => self.send(command),
             Effect::Generate { turn } => self.generate(turn),
             Effect::Rewind => self.rewind(),
-            Effect::Restore => self.load_cache(),
             Effect::Recall { text, tokens } => self.recall(text, tokens),
             Effect::Compact { upto } => self.compact(upto),
             Effect::Compare { answer } => self.compare(answer),
             Effect::Load(name) => self.load(name),
             Effect::Attach { typed, path } => {
-                self.jobs.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });
+                self.sessions.worker.beside(move || AppEvent::Attached { read: super::attach::read(&path), typed });
                 Vec::new()
             }
             Effect::ListModels => {
                 let (settings, models) = (self.app.setup.settings.clone(), Arc::clone(&self.loading.models));
                 let used = self.app.used_models.clone();
-                self.jobs.beside(move || AppEvent::Models(models.list(&settings, &used)));
+                self.sessions.worker.beside(move || AppEvent::Models(models.list(&settings, &used)));
                 Vec::new()
             }
             Effect::LoadReference(reference) => {

@@ -1,17 +1,16 @@
 //! Session files: the open conversation, the list of saved ones, transcripts. Carries out [`Store`] operations and
-//! returns events. The UI thread touches no file: the [`Writer`] appends records, [`Jobs`] do everything else.
+//! returns events. The UI thread touches no file: the [`Worker`] does.
 //! A conversation is left only once its records are written, or if the user confirms.
 
 mod leave;
 
 use super::effect::{Store, Which};
 use super::event::{AppEvent, Opened};
-use super::jobs::Jobs;
 use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
 use super::text::{FULL, clean_line, count};
-use super::writer::Writer;
+use super::worker::{Outcome, Worker};
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
@@ -21,7 +20,6 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 /// How long a write may take before the user is asked whether to leave the conversation unsaved.
@@ -29,23 +27,6 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 /// Without a file of its cache, a conversation of more tokens is replayed with the next message only.
 const REPLAYED_AT_ONCE: usize = 2048;
-
-/// The result of a job on files.
-#[derive(Debug)]
-pub enum Answer {
-    Events(Vec<AppEvent>),
-    /// A saved conversation was read, or could not be.
-    Read(Box<Read>),
-}
-
-impl From<AppEvent> for Answer {
-    fn from(event: AppEvent) -> Self {
-        Self::Events(vec![event])
-    }
-}
-
-/// Answers, in the order in which the jobs end.
-pub type Answers = UnboundedReceiver<Answer>;
 
 /// A saved conversation that was read, or why it could not be.
 #[derive(Debug)]
@@ -76,15 +57,10 @@ pub struct Sessions {
     unsaved: bool,
     /// Maximum bytes of all caches on disk; 0 keeps none.
     pub cache_disk: u64,
-    /// The state the engine has to restore before the next message.
-    pub restore: Option<RestoreRequest>,
-    /// The state that it restores now, before any message: again to be restored if that is stopped.
-    pub restoring: Option<RestoreRequest>,
     /// The model last used, for records.
     info: Option<Arc<ModelInfo>>,
     /// Changes of the conversation that wait for a model.
     changes: Vec<Change>,
-    pub writer: Writer,
     /// At the end: the id of the conversation that was open, if it is saved.
     pub saved: Option<String>,
     /// Conversations that the user has left before their records could be written.
@@ -94,7 +70,7 @@ pub struct Sessions {
     model_given: bool,
     /// The user named the cache's policy: conversations are opened under it.
     pub policy_given: bool,
-    jobs: Jobs<Answer>,
+    pub worker: Worker,
     /// The operation that waits for the open session's records to be written, and its deadline.
     waiting: Option<(Store, Instant)>,
     /// Id of the running job that reads a conversation, and the number of such jobs so far.
@@ -106,14 +82,7 @@ pub struct Sessions {
 
 impl Sessions {
     /// `model_given`: the user named a model, which the first conversation is opened with.
-    pub fn new(
-        folder: PathBuf,
-        unsaved: bool,
-        writer: Writer,
-        jobs: Jobs<Answer>,
-        models: Arc<dyn Models>,
-        model_given: bool,
-    ) -> Self {
+    pub fn new(folder: PathBuf, unsaved: bool, worker: Worker, models: Arc<dyn Models>, model_given: bool) -> Self {
         let folder = Folder::new(folder);
         let session = if unsaved { Session::unsaved() } else { folder.create() };
         Self {
@@ -121,17 +90,14 @@ impl Sessions {
             session,
             unsaved,
             cache_disk: 0,
-            restore: None,
-            restoring: None,
             info: None,
             changes: Vec::new(),
-            writer,
             saved: None,
             left: Vec::new(),
             models,
             model_given,
             policy_given: false,
-            jobs,
+            worker,
             waiting: None,
             reading: None,
             reads: 0,
@@ -183,7 +149,7 @@ impl Sessions {
             if self.read.as_ref().is_some_and(|read| read.which == *which));
         if leaves && !decided && self.session.is_behind() {
             self.waiting = Some((what, Instant::now() + SETTLE));
-            self.write_on(app, &mut events);
+            self.write_on();
         } else {
             self.perform(app, what, &mut events);
         }
@@ -196,7 +162,7 @@ impl Sessions {
             self.read = None;
         }
         match what {
-            Store::Sync => self.write_on(app, events),
+            Store::Sync => self.write_on(),
             Store::Close => events.push(self.begin_new()),
             Store::Compact(summary) => {
                 let continues = self.session.path().map(|_| self.session.id().to_owned());
@@ -225,7 +191,7 @@ impl Sessions {
             Store::DeleteCurrent => self.delete_current(events),
             Store::Save { path, overwrite } => self.save(app, path, overwrite, events),
             Store::Export { path, overwrite } => {
-                self.write_on(app, events);
+                self.write_on();
                 self.export(app, path, overwrite, true);
             }
         }
@@ -234,9 +200,9 @@ impl Sessions {
     /// Runs `work` on the sessions folder, after earlier work. An error is shown in one line.
     fn on_files(&self, work: impl FnOnce(&Folder) -> Result<Vec<AppEvent>> + Send + 'static) {
         let folder = self.folder.clone();
-        self.jobs.in_order(move || {
+        self.worker.in_order(move || {
             let error = |e: anyhow::Error| vec![AppEvent::Said(Level::Error, clean_line(&format!("{e:#}")))];
-            Answer::Events(work(&folder).unwrap_or_else(error))
+            Outcome::Events(work(&folder).unwrap_or_else(error))
         });
     }
 
@@ -249,11 +215,9 @@ impl Sessions {
     }
 
     /// Starts writing pending records, unless a write is running.
-    fn write_on(&mut self, app: &App, events: &mut Vec<AppEvent>) {
-        let Some(write) = self.session.begin_write() else { return };
-        if let Err(write) = self.writer.write(write) {
-            let written = write.run();
-            events.extend(self.written(app, written));
+    fn write_on(&mut self) {
+        if let Some(write) = self.session.begin_write() {
+            self.worker.write(move || Some(Outcome::Written(write.run())));
         }
     }
 
@@ -264,10 +228,11 @@ impl Sessions {
         match self.take_outcome(written) {
             Ok(moved) => {
                 events.extend(moved.map(has_moved));
-                self.write_on(app, &mut events);
+                self.write_on();
                 // The disk may have room again for the others.
-                let writes: Vec<_> = self.left.iter_mut().filter_map(Session::begin_write).collect();
-                writes.into_iter().for_each(|write| drop(self.writer.write(write)));
+                for write in self.left.iter_mut().filter_map(Session::begin_write) {
+                    self.worker.write(move || Some(Outcome::Written(write.run())));
+                }
                 self.left.retain(Session::is_behind);
             }
             Err(error) => {
@@ -323,7 +288,6 @@ impl Sessions {
     fn begin_session(&mut self) {
         let new = if self.unsaved { Session::unsaved() } else { self.folder.create() };
         self.replace(new);
-        (self.restore, self.restoring) = (None, None);
     }
 
     fn begin_new(&mut self) -> AppEvent {
@@ -366,12 +330,12 @@ impl Sessions {
         }
     }
 
-    /// Starts reading a saved conversation; [`Answer::Read`] returns it.
+    /// Starts reading a saved conversation; [`Outcome::Read`] returns it.
     pub fn read(&mut self, which: Which, with_current: bool) {
         self.reads += 1;
         self.reading = Some(self.reads);
         let (id, folder, models) = (self.reads, self.folder.clone(), Arc::clone(&self.models));
-        self.jobs.in_order(move || {
+        self.worker.in_order(move || {
             let result = match &which {
                 Which::Newest => folder.newest().and_then(|id| folder.open(&id)),
                 Which::Id(id) => folder.open(id),
@@ -381,7 +345,7 @@ impl Sessions {
             let model = result.as_ref().ok().map(|(_, loaded)| models.find(loaded.stamp()));
             let path = result.as_ref().ok().and_then(|(session, _)| session.path());
             let cached = path.is_some_and(|path| session::cache_of(path).exists());
-            Answer::Read(Box::new(Read { id, which, with_current, result, model, cached }))
+            Outcome::Read(Box::new(Read { id, which, with_current, result, model, cached }))
         });
     }
 
@@ -433,15 +397,14 @@ impl Sessions {
         self.replace(session);
         self.model_given = false;
         let mut notices = std::mem::take(&mut loaded.problems);
-        (self.restore, self.restoring) = (None, None);
-        let mut loads = false;
+        let (mut restore, mut loads) = (None, false);
         if let Some(info) = &app.engine.info {
             let (mut request, notice) = loaded.restore_for(info);
             notices.extend(notice.or_else(|| shorten(&mut request, &loaded.conversation, info)));
             request.cache = request.cache.filter(|_| self.cache_disk > 0);
             let tokens = tokens_of(&request);
             loads = tokens > 0 && (tokens <= REPLAYED_AT_ONCE || (cached && request.cache.is_some()));
-            self.restore = Some(request);
+            restore = Some(Box::new(request));
         }
         AppEvent::Opened(Box::new(Opened {
             id: self.session.id().to_owned(),
@@ -449,6 +412,7 @@ impl Sessions {
             eviction: loaded.eviction,
             chat: loaded.conversation,
             notices,
+            restore,
             loads,
         }))
     }
@@ -469,7 +433,7 @@ impl Sessions {
         match (path, self.session.path()) {
             (None, Some(kept)) => events.push(saved(kept)),
             (path, _) => {
-                self.write_on(app, events);
+                self.write_on();
                 let path = path.unwrap_or_else(|| PathBuf::from(format!("dmschat-{}.jsonl", self.session.id())));
                 self.export(app, path, overwrite, false);
             }

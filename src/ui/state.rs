@@ -16,6 +16,7 @@ use super::memory::{Memory, MemoryPage, PageRecall};
 use super::models::ModelPicker;
 pub use super::picker::{Picker, SessionEntry};
 pub use super::ratios::RatioHistory;
+pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
 use crate::config::{SamplingOverrides, Settings, Width};
@@ -114,8 +115,6 @@ pub struct EngineView {
     pub keep: Option<(f64, f64)>,
     /// Done and total tokens of a running rebuild or restore.
     pub rebuilding: Option<(usize, usize)>,
-    /// A saved conversation is being loaded into the cache, before its next message.
-    pub restoring: bool,
     /// The model is being asked for a text (/recall).
     pub recalling: bool,
     /// The summary that is being written (/compact), so far.
@@ -282,18 +281,6 @@ pub struct Panel {
     pub scroll: usize,
 }
 
-/// The session file of this conversation.
-#[derive(Clone, Debug, Default)]
-pub struct SessionView {
-    pub id: Option<String>,
-    /// Read from a file and not yet in the cache.
-    pub unrestored: bool,
-    /// The loaded model has answered in it since it was opened.
-    pub answered: bool,
-    /// What the list of conversations is to be searched for, once it is read.
-    pub search: Option<String>,
-}
-
 /// An overlay over the chat; the last one has the keys.
 #[derive(Clone, Debug)]
 pub enum Overlay {
@@ -438,9 +425,9 @@ impl App {
 
     /// True while an answer, a rebuild, a restore, a recall test or a summary runs, or a conversation is being read.
     pub fn is_busy(&self) -> bool {
-        let EngineView { rebuilding, restoring, recalling, compacting, comparing, .. } = &self.engine;
+        let EngineView { rebuilding, recalling, compacting, comparing, .. } = &self.engine;
         let asks = *recalling || compacting.is_some() || comparing.is_some();
-        self.turn.is_some() || rebuilding.is_some() || *restoring || asks || self.opening
+        self.turn.is_some() || rebuilding.is_some() || self.session.is_restoring() || asks || self.opening
     }
 
     /// True if the cache is empty and the conversation is not: the next message prefills all of it.

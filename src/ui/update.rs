@@ -23,11 +23,11 @@ mod tests_waiting;
 pub mod texts;
 pub mod turns;
 
-use super::commands::{compact, compare, model};
+use super::commands::{compact, compare, model, recall};
 use super::effect::Effect;
-use super::event::AppEvent;
+use super::event::{AppEvent, Asked};
 use super::intent::Intent;
-use super::state::{App, Loading, Overlay, SPINNER_MS};
+use super::state::{App, Loading, Overlay, Restore, SPINNER_MS};
 use super::theme::{AUTO, Background};
 use crate::protocol::{DENSE_TURN, FORK_TURN};
 
@@ -74,12 +74,8 @@ fn handle(app: &mut App, event: AppEvent) {
         AppEvent::LoadBegan(name) => app.engine.loading = Some(Loading::new(&name)),
         AppEvent::ModelReady(info) => engine::ready(app, info),
         AppEvent::LoadFailed(error) => engine::load_failed(app, &error),
-        AppEvent::GenerateFailed { turn: FORK_TURN, error } => compact::failed(app, &error),
-        AppEvent::GenerateFailed { turn: DENSE_TURN, error } => compare::failed(app, &error),
-        AppEvent::GenerateFailed { turn, error } => turns::failed(app, turn, &error),
-        AppEvent::Withdrawn { turn: FORK_TURN } => compact::failed(app, "stopped"),
-        AppEvent::Withdrawn { turn: DENSE_TURN } => compare::failed(app, "stopped"),
-        AppEvent::Withdrawn { turn } => turns::failed(app, turn, "stopped before the answer began"),
+        AppEvent::NotAsked { what, why } => not_asked(app, what, why.as_deref()),
+        AppEvent::EngineEnded => engine::failed(app, "its thread has ended"),
         AppEvent::History(entries) => app.history.add_before(entries),
         AppEvent::Line(line) => {
             let intents = keys::line(app, &line);
@@ -92,8 +88,7 @@ fn handle(app: &mut App, event: AppEvent) {
             }
         }
         AppEvent::Background(background) => set_background(app, background),
-        AppEvent::Restored => app.session.unrestored = false,
-        AppEvent::NotRestored => (app.session.unrestored, app.engine.restoring) = (true, false),
+        AppEvent::Restored => app.session.restore = Restore::Done,
         AppEvent::Leaving => {
             let draft = app.input.take();
             for text in app.aside.take().into_iter().chain([draft]) {
@@ -132,6 +127,18 @@ fn handle(app: &mut App, event: AppEvent) {
         }
         AppEvent::Exists { path, export } => files::ask_overwrite(app, path, export),
         AppEvent::Said(level, text) => app.say(level, text),
+    }
+}
+
+/// Says why something did not reach the engine.
+fn not_asked(app: &mut App, what: Asked, why: Option<&str>) {
+    let stopped = why.unwrap_or("stopped");
+    match what {
+        Asked::Turn(FORK_TURN) => compact::failed(app, stopped),
+        Asked::Turn(DENSE_TURN) => compare::failed(app, stopped),
+        Asked::Turn(turn) => turns::failed(app, turn, why.unwrap_or("stopped before the answer began")),
+        Asked::Recall => recall::answered(app, Err(stopped.to_owned())),
+        Asked::Rebuild => engine::rebuilt(app, true, app.tokens()),
     }
 }
 

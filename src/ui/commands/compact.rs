@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::protocol::{Event, FORK_TURN, ModelInfo};
     use crate::ui::depth::Depth;
-    use crate::ui::event::AppEvent;
+    use crate::ui::event::{AppEvent, Asked};
     use crate::ui::testing::*;
     use crate::ui::update::update;
     use crossterm::event::KeyCode;
@@ -330,10 +330,10 @@ mod tests {
         }
         // Not sent yet, or not rendered.
         say(&mut app, "/compact");
-        update(&mut app, AppEvent::Withdrawn { turn: FORK_TURN });
+        update(&mut app, AppEvent::NotAsked { what: Asked::Turn(FORK_TURN), why: None });
         assert!(!app.is_busy() && said(&mut app).starts_with("stopped"));
         say(&mut app, "/compact");
-        update(&mut app, AppEvent::GenerateFailed { turn: FORK_TURN, error: "bad template".into() });
+        update(&mut app, AppEvent::NotAsked { what: Asked::Turn(FORK_TURN), why: Some("bad template".into()) });
         assert!(!app.is_busy() && said(&mut app).starts_with("bad template"));
     }
 

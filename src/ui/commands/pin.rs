@@ -39,7 +39,7 @@ fn unpin(app: &mut App, argument: &str) -> Done {
         ("all", _) => app.send(Engine::Unpin(None)),
         ("system", _) => app.send(Engine::Unpin(Some(text))),
         // A conversation that is not in the cache yet may have pins.
-        (_, 0) if !app.session.unrestored => return Err("nothing is pinned".into()),
+        (_, 0) if app.session.is_restored() => return Err("nothing is pinned".into()),
         (_, tokens) => {
             let shown = truncate(&clean_line(&text), 60);
             let all = match tokens {

@@ -52,7 +52,6 @@ impl Runtime {
             Some(Event::Ready(info)) => {
                 if std::mem::replace(&mut self.current, self.next.take()).is_some() {
                     self.outbox.clear();
-                    self.sessions.restore = None;
                 }
                 self.begun = true;
                 self.sessions.set_model(&info);

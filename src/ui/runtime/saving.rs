@@ -1,7 +1,6 @@
 //! Saves records of the conversation and the input history, and everything that is left at exit.
 
 use super::{Runtime, receive};
-use crate::chat::session::Written;
 use crate::protocol::Command;
 use crate::ui::ExitKind;
 use crate::ui::event::AppEvent;
@@ -14,14 +13,11 @@ impl Runtime {
     /// Appends what was typed to the history's file.
     pub(super) fn remember(&mut self) {
         for entry in self.app.history.take_new() {
-            self.sessions.writer.remember(entry);
-        }
-    }
-
-    /// Handles the result of a write to a session file.
-    pub(in crate::ui) fn written(&mut self, written: Written) {
-        for event in self.sessions.written(&self.app, written) {
-            self.handle(event);
+            let history = self.history.clone();
+            self.sessions.worker.write(move || {
+                history.append(&entry);
+                None
+            });
         }
     }
 
@@ -43,7 +39,12 @@ impl Runtime {
         self.handle(AppEvent::Leaving);
         let changes = self.app.chat.take_changes();
         self.sessions.record(&self.app.chat, changes);
-        if let Some(line) = self.sessions.leave().await {
+        let history = self.history.clone();
+        self.sessions.worker.write(move || {
+            history.shorten();
+            None
+        });
+        if let Some(line) = self.sessions.leave(&mut self.outcomes).await {
             self.exit = Some(ExitKind::NotSaved(line));
         }
         (self.current, self.next) = (None, None);

@@ -2,30 +2,27 @@
 
 use super::Runtime;
 use crate::chat::MessageId;
-use crate::protocol::{ChainsRequest, Command, DENSE_TURN, Event, FORK_TURN, GenerateRequest, RecallRequest};
+use crate::protocol::{ChainsRequest, Command, DENSE_TURN, FORK_TURN, GenerateRequest, RecallRequest};
 use crate::ui::commands::compact::{QUESTION, max_tokens};
 use crate::ui::commands::recall::{cue_bytes, question};
-use crate::ui::event::AppEvent;
+use crate::ui::event::{AppEvent, Asked};
 use crate::ui::outbox::{Purpose, Rendered, Source};
 use crate::ui::sessions::render_options;
-use crate::ui::state::Level;
+use crate::ui::state::{Level, Restore};
 use std::ops::Range;
+
+fn not_asked(what: Asked) -> Vec<AppEvent> {
+    vec![AppEvent::NotAsked { what, why: Some("no model is loaded".into()) }]
+}
 
 impl Runtime {
     /// Queues a command behind those that wait. Cancel also acts on queued commands.
     pub(in crate::ui) fn send(&mut self, command: Command) -> Vec<AppEvent> {
         match command {
             Command::Cancel => {
-                if let Some(turn) = self.outbox.withdraw_turn() {
+                if let Some(what) = self.outbox.withdraw() {
                     self.flush();
-                    return vec![AppEvent::Withdrawn { turn }];
-                }
-                if self.outbox.withdraw_rebuild() {
-                    let tokens = self.app.tokens();
-                    return vec![AppEvent::Engine(Event::RebuildDone { cancelled: true, tokens })];
-                }
-                if self.outbox.withdraw_recall() {
-                    return vec![AppEvent::Engine(Event::Recalled(Err("stopped".to_owned())))];
+                    return vec![AppEvent::NotAsked { what, why: None }];
                 }
                 self.send_now(command);
             }
@@ -43,13 +40,12 @@ impl Runtime {
                         | Command::Rebuild
                 );
                 // It changes the saved conversation, not an empty one.
-                let restores = steers && self.sessions.restore.is_some() && self.current.is_some();
+                let restores = steers && self.current.is_some() && self.restore();
                 if restores {
-                    self.restore();
                     events.push(AppEvent::Restored);
                 }
                 // Before the first message nothing has said so.
-                if restores || ((steers || toggles) && self.sessions.restore.is_none()) {
+                if restores || ((steers || toggles) && self.app.session.is_restored()) {
                     self.outbox.push(Command::KeepCache(self.sessions.cache_file()));
                 }
                 self.outbox.push(command);
@@ -75,7 +71,7 @@ impl Runtime {
     /// Renders the conversation and requests the answer of `turn`.
     pub(in crate::ui) fn generate(&mut self, turn: u64) -> Vec<AppEvent> {
         let Some(source) = self.source().filter(|_| self.current.is_some()) else {
-            return vec![AppEvent::GenerateFailed { turn, error: "no model is loaded".into() }];
+            return not_asked(Asked::Turn(turn));
         };
         let pin = self.app.chat.system().filter(|_| self.app.setup.settings.pin_system).map(str::to_owned);
         let early_stop = self.app.setup.settings.early_stop;
@@ -87,7 +83,7 @@ impl Runtime {
     /// Renders the conversation up to a message with a request for a summary and asks for it.
     pub(in crate::ui) fn compact(&mut self, upto: MessageId) -> Vec<AppEvent> {
         let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
-            return vec![AppEvent::GenerateFailed { turn: FORK_TURN, error: "no model is loaded".into() }];
+            return not_asked(Asked::Turn(FORK_TURN));
         };
         let mut chat = self.app.chat.clone();
         chat.set_head(Some(upto));
@@ -102,7 +98,7 @@ impl Runtime {
         let found = chat.get(answer).and_then(|message| Some((message.parent?, message.report.as_deref()?)));
         let (Some(mut source), Some((question, report))) = (self.source().filter(|_| self.current.is_some()), found)
         else {
-            return vec![AppEvent::GenerateFailed { turn: DENSE_TURN, error: "no model is loaded".into() }];
+            return not_asked(Asked::Turn(DENSE_TURN));
         };
         source.path = chat.context_path_to(Some(question)).into_iter().cloned().collect();
         let request = GenerateRequest {
@@ -149,7 +145,7 @@ impl Runtime {
     /// Renders the conversation with a question for `text` and asks it.
     pub(in crate::ui) fn recall(&mut self, text: String, tokens: Option<Range<usize>>) -> Vec<AppEvent> {
         let Some(mut source) = self.source().filter(|_| self.current.is_some()) else {
-            return vec![AppEvent::Engine(Event::Recalled(Err("no model is loaded".to_owned())))];
+            return not_asked(Asked::Recall);
         };
         source.ask(&self.app.chat, &question(&text));
         source.alone = true;
@@ -169,32 +165,11 @@ impl Runtime {
         })
     }
 
-    /// Sends the state of a saved conversation that is not in the cache yet.
-    fn restore(&mut self) {
-        if let Some(restore) = self.sessions.restore.take() {
-            self.send_now(Command::Restore(Box::new(restore)));
-        }
-    }
-
-    /// Loads the saved conversation that was opened into the cache. Its file is not written before the conversation goes on.
-    pub(in crate::ui) fn load_cache(&mut self) -> Vec<AppEvent> {
-        let Some(restore) = self.sessions.restore.take_if(|_| self.current.is_some()) else {
-            return vec![AppEvent::NotRestored];
-        };
-        self.sessions.restoring = Some(restore.clone());
-        self.outbox.push(Command::KeepCache(None));
-        self.outbox.push(Command::Restore(Box::new(restore)));
-        self.flush();
-        vec![AppEvent::Restored]
-    }
-
-    /// Notes the end of such a load. One that was stopped is done with the next message.
-    pub(in crate::ui) fn restored(&mut self, event: &Event) -> Option<AppEvent> {
-        let Event::RebuildDone { cancelled, .. } = event else { return None };
-        // A model that was loaded meanwhile has nothing to go back to.
-        let restore = self.sessions.restoring.take().filter(|_| *cancelled && self.app.engine.restoring)?;
-        self.sessions.restore = Some(restore);
-        Some(AppEvent::NotRestored)
+    /// Sends the state of a saved conversation that is not in the cache yet; false if there is none.
+    fn restore(&mut self) -> bool {
+        let Restore::Waiting(Some(restore)) = &self.app.session.restore else { return false };
+        self.send_now(Command::Restore(restore.clone()));
+        true
     }
 
     /// Sends the command of a finished rendering, and the commands that waited for it.
@@ -214,17 +189,14 @@ impl Runtime {
                 self.send_now(Command::Recall(request));
                 Some(AppEvent::Restored)
             }
-            (Purpose::Recall(_), Err(error)) => Some(AppEvent::Engine(Event::Recalled(Err(format!("{error:#}"))))),
-            (Purpose::Generate(request), Err(error)) => {
-                Some(AppEvent::GenerateFailed { turn: request.turn, error: format!("{error:#}") })
-            }
             (Purpose::Rewind, Ok(pieces)) => {
                 self.send_now(Command::Rewind(pieces));
                 None
             }
-            (Purpose::Rewind, Err(error)) => {
-                Some(AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}")))
-            }
+            (purpose, Err(error)) => Some(match purpose.asked() {
+                Some(what) => AppEvent::NotAsked { what, why: Some(format!("{error:#}")) },
+                None => AppEvent::Said(Level::Warning, format!("the cache stays as it was: {error:#}")),
+            }),
         };
         self.flush();
         if let Some(event) = event {

@@ -6,6 +6,7 @@ use crate::ui::history::HistoryFile;
 use crate::ui::models::{Given, ModelEntry};
 use crate::ui::testing::{app, turn};
 use crate::ui::update::update;
+use crate::ui::worker::Outcomes;
 
 struct Gone;
 
@@ -27,16 +28,19 @@ impl Models for Gone {
     }
 }
 
-fn start(dir: &Path, app: &App) -> (Sessions, Answers) {
-    let writer = Writer::start(HistoryFile::new(Some(dir.join("history.jsonl")))).unwrap();
-    let (jobs, answers) = Jobs::start().unwrap();
-    let mut sessions = Sessions::new(dir.join("sessions"), false, writer, jobs, Arc::new(Gone), false);
+fn start(dir: &Path, app: &App) -> (Sessions, Outcomes) {
+    let (worker, outcomes) = Worker::start().unwrap();
+    let mut sessions = Sessions::new(dir.join("sessions"), false, worker, Arc::new(Gone), false);
     sessions.set_model(app.engine.info.as_ref().unwrap());
-    (sessions, answers)
+    (sessions, outcomes)
 }
 
-fn wait<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+/// The events after the write that runs.
+fn written(sessions: &mut Sessions, outcomes: &mut Outcomes, app: &App) -> Vec<AppEvent> {
+    match outcomes.blocking_recv() {
+        Some(Outcome::Written(written)) => sessions.written(app, written),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -44,19 +48,26 @@ fn a_stalled_disk_holds_neither_the_screen_nor_the_end() {
     let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
     let lock = std::fs::File::create(dir.path().join("history.jsonl")).unwrap();
     lock.lock().unwrap();
-    let (mut sessions, mut answers) = start(dir.path(), &app);
+    let (mut sessions, mut outcomes) = start(dir.path(), &app);
     // Each waits half a second for the lock: the writer is busy for 40 s.
-    (0..80).for_each(|n| sessions.writer.remember(n.to_string()));
+    let history = HistoryFile::new(Some(dir.path().join("history.jsonl")));
+    for n in 0..80 {
+        let history = history.clone();
+        sessions.worker.write(move || {
+            history.append(&n.to_string());
+            None
+        });
+    }
     turn(&mut app, "q", "", "a");
     sessions.record(&app.chat.clone(), app.chat.take_changes());
     let begin = Instant::now();
     assert!(sessions.run(&app, Store::Sync).is_empty());
     assert!(sessions.run(&app, Store::Close).is_empty() && sessions.overdue_at().is_some());
     sessions.run(&app, Store::List);
-    wait(async {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
         // Other files are read meanwhile.
-        assert!(matches!(answers.recv().await, Some(Answer::Events(_))));
-        let line = sessions.leave().await.unwrap();
+        assert!(matches!(outcomes.recv().await, Some(Outcome::Events(_))));
+        let line = sessions.leave(&mut outcomes).await.unwrap();
         assert!(begin.elapsed() < Duration::from_secs(30), "it waited for the disk");
         assert!(line.starts_with("the disk does not answer; conversation "), "{line}");
         let path = line.split_once(" is kept in ").unwrap().1.split_once(';').unwrap().0;
@@ -64,24 +75,23 @@ fn a_stalled_disk_holds_neither_the_screen_nor_the_end() {
         assert_eq!(kept.conversation.turns(), 1);
         std::fs::remove_file(path).unwrap();
         drop(lock);
-        sessions.writer.end(Duration::from_secs(30)).await;
+        sessions.worker.end(&mut outcomes, Duration::from_secs(30)).await;
     });
 }
 
 #[test]
 fn a_conversation_is_read_once_and_waits_for_the_decision_about_its_model() {
     let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
-    let (mut sessions, mut answers) = start(dir.path(), &app);
+    let (mut sessions, mut outcomes) = start(dir.path(), &app);
     turn(&mut app, "q", "", "a");
     sessions.record(&app.chat.clone(), app.chat.take_changes());
     let which = Which::Id(sessions.session.id().to_owned());
     assert!(sessions.run(&app, Store::Close).is_empty());
-    let written = wait(sessions.writer.written.recv()).unwrap();
-    let events = sessions.written(&app, written);
+    let events = written(&mut sessions, &mut outcomes, &app);
     assert!(matches!(events[..], [AppEvent::NewConversation { .. }]), "{events:?}");
 
-    let mut answer = || match answers.blocking_recv() {
-        Some(Answer::Read(read)) => read,
+    let mut answer = || match outcomes.blocking_recv() {
+        Some(Outcome::Read(read)) => read,
         other => panic!("{other:?}"),
     };
     // Stopped: what comes all the same is nobody's.
@@ -106,18 +116,17 @@ fn an_unsaved_conversation_stays_until_another_one_is_open() {
     let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
     // A file where the folder should be: nothing can be written.
     std::fs::write(dir.path().join("sessions"), "").unwrap();
-    let (mut sessions, mut answers) = start(dir.path(), &app);
+    let (mut sessions, mut outcomes) = start(dir.path(), &app);
     turn(&mut app, "q", "", "a");
     sessions.record(&app.chat.clone(), app.chat.take_changes());
     let id = sessions.session.id().to_owned();
     let open = Store::Open(Which::Named("none".to_owned()));
     assert!(sessions.run(&app, open.clone()).is_empty());
-    let written = wait(sessions.writer.written.recv()).unwrap();
-    let events = sessions.written(&app, written);
+    let events = written(&mut sessions, &mut outcomes, &app);
     assert!(matches!(&events[..], [AppEvent::NotSaved { then, .. }] if *then == open), "{events:?}");
 
     assert!(sessions.run(&app, Store::Leave(Box::new(open))).is_empty());
-    let Some(Answer::Read(read)) = answers.blocking_recv() else { panic!("it was not read") };
+    let Some(Outcome::Read(read)) = outcomes.blocking_recv() else { panic!("it was not read") };
     let read = sessions.expect(read).unwrap();
     let events = sessions.was_read(&app, read);
     assert!(matches!(&events[..], [AppEvent::NotOpened(Level::Error, _)]), "{events:?}");
@@ -131,12 +140,11 @@ fn an_unsaved_conversation_stays_until_another_one_is_open() {
 #[test]
 fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
     let (dir, mut app) = (tempfile::tempdir().unwrap(), app(100, 24, 8, 4));
-    let (mut sessions, mut answers) = start(dir.path(), &app);
+    let (mut sessions, mut outcomes) = start(dir.path(), &app);
     turn(&mut app, "the code is seven", "", "Noted.");
     sessions.record(&app.chat.clone(), app.chat.take_changes());
     sessions.run(&app, Store::Sync);
-    let written = wait(sessions.writer.written.recv()).unwrap();
-    assert!(sessions.written(&app, written).is_empty());
+    assert!(written(&mut sessions, &mut outcomes, &app).is_empty());
     let (old, path) = (sessions.session.id().to_owned(), sessions.session.path().unwrap().to_owned());
     let before = std::fs::read(&path).unwrap();
 
@@ -150,13 +158,12 @@ fn a_compacted_conversation_names_the_old_one_and_leaves_its_file_untouched() {
     update(&mut app, event);
     sessions.record(&app.chat.clone(), app.chat.take_changes());
     sessions.run(&app, Store::Sync);
-    let written = wait(sessions.writer.written.recv()).unwrap();
-    assert!(sessions.written(&app, written).is_empty());
+    assert!(written(&mut sessions, &mut outcomes, &app).is_empty());
     assert_eq!(std::fs::read(&path).unwrap(), before);
 
     // In the list, and when it is read again.
     sessions.run(&app, Store::List);
-    let Some(Answer::Events(events)) = answers.blocking_recv() else { panic!("no list") };
+    let Some(Outcome::Events(events)) = outcomes.blocking_recv() else { panic!("no list") };
     let [AppEvent::Sessions(entries)] = &events[..] else { panic!("{events:?}") };
     let link = |entry: &SessionEntry| (entry.title.clone(), entry.continues.clone());
     let mut links: Vec<_> = entries.iter().map(link).collect();

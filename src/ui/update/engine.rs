@@ -9,7 +9,7 @@ use crate::ui::commands::{compact, compare, recall, twin};
 use crate::ui::effect::Store;
 use crate::ui::feed::LocalKind;
 use crate::ui::numbers;
-use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay};
+use crate::ui::state::{App, Confirmed, HeadSlots, Inspect, InspectPage, Level, Loading, Overlay, Restore};
 use crate::ui::text::{bytes, plural};
 use crate::ui::widgets::message::advice;
 use std::collections::HashSet;
@@ -60,26 +60,7 @@ pub fn event(app: &mut App, event: Event) {
             }
         }
         Event::Rebuilding { done, total } => app.engine.rebuilding = Some((done, total)),
-        Event::RebuildDone { cancelled, tokens } => {
-            // A cache from disk comes without progress of tokens.
-            let fed = app.engine.rebuilding.take().is_some();
-            let restored = std::mem::take(&mut app.engine.restoring);
-            // Nothing was fed: another model encodes the texts with the next message.
-            if tokens == 0 && !cancelled {
-                return;
-            }
-            let text = match cancelled {
-                true if restored => "stopped; the conversation loads with your next message".to_owned(),
-                true if tokens == 0 => "stopped; the cache is empty".to_owned(),
-                true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
-                false if restored || !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
-                false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
-            };
-            app.info(text);
-            if !cancelled {
-                turns::send_next(app);
-            }
-        }
+        Event::RebuildDone { cancelled, tokens } => rebuilt(app, cancelled, tokens),
         Event::HeadPositions { layer, head, slots } => {
             let tokens = app.tokens();
             for overlay in &mut app.overlays {
@@ -115,6 +96,27 @@ pub fn event(app: &mut App, event: Event) {
         }
         Event::Info(text) => app.note(LocalKind::Note, text),
         Event::Failed(error) => failed(app, &error),
+    }
+}
+
+/// Reports the end of a rebuild, or of loading a saved conversation.
+pub fn rebuilt(app: &mut App, cancelled: bool, tokens: usize) {
+    // A cache from disk comes without progress of tokens.
+    let fed = app.engine.rebuilding.take().is_some();
+    let restored = app.session.loaded(cancelled);
+    // Nothing was fed: another model encodes the texts with the next message.
+    if tokens == 0 && !cancelled {
+        return;
+    }
+    app.info(match cancelled {
+        true if restored => "stopped; the conversation loads with your next message".to_owned(),
+        true if tokens == 0 => "stopped; the cache is empty".to_owned(),
+        true => format!("stopped; the cache holds {}", plural(tokens as u64, "token")),
+        false if restored || !fed => format!("cache loaded: {}", plural(tokens as u64, "token")),
+        false => format!("cache rebuilt: {}", plural(tokens as u64, "token")),
+    });
+    if !cancelled {
+        turns::send_next(app);
     }
 }
 
@@ -202,7 +204,7 @@ fn done(app: &mut App, report: TurnReport) {
 fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.engine.eviction = on;
     app.memory.mark_stale();
-    if app.session.unrestored || app.engine.restoring {
+    if !app.session.is_restored() {
         // The empty cache was switched. The saved conversation is where it goes on, and reports it then.
         return app.note(LocalKind::Note, texts::mark(on, at_token, dropped_slots));
     }
@@ -216,11 +218,12 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     inspect_again(app);
 }
 
-fn failed(app: &mut App, error: &str) {
+pub fn failed(app: &mut App, error: &str) {
     app.engine.failed = Some(error.to_owned());
     app.engine.info = None;
     app.engine.rebuilding = None;
-    (app.engine.recalling, app.engine.restoring) = (false, false);
+    app.engine.recalling = false;
+    app.session.loaded(false);
     (app.engine.compacting, app.engine.comparing) = (None, None);
     if app.turn.take().is_some() {
         // The turn gets no report; its text stays on the screen.
@@ -247,8 +250,7 @@ pub fn snapshot(app: &mut App, snapshot: Arc<Snapshot>) {
     if let Some(chains) = app.turn.as_mut().and_then(|turn| turn.chains.as_mut()) {
         chains.revision += 1;
     }
-    let restores = app.session.unrestored || app.engine.restoring;
-    if had > 0 && emptied && app.has_to_refill() && !restores {
+    if had > 0 && emptied && app.has_to_refill() && app.session.is_restored() {
         app.note(LocalKind::Note, format!("the cache is empty; {}", texts::refill(before.as_deref())));
     }
     if idle {
@@ -328,12 +330,17 @@ pub fn ready(app: &mut App, info: Arc<ModelInfo>) {
     let twin = if app.engine.twin { "; the twin is off" } else { "" };
     app.engine.failed = None;
     (app.engine.recalling, app.engine.twin, app.engine.compacting) = (false, false, None);
-    (app.engine.restoring, app.engine.comparing) = (false, None);
+    app.engine.comparing = None;
+    app.session.loaded(false);
+    if let (Restore::Waiting(request), Some(_)) = (&mut app.session.restore, &app.engine.info) {
+        // It was made for the model before.
+        *request = None;
+    }
     (app.engine.snapshot, app.session.answered) = (None, false);
     app.memory = Default::default();
     app.panel = crate::ui::state::Panel { hidden: app.panel.hidden, ..Default::default() };
     app.notice = None;
-    if changed && !app.session.unrestored {
+    if changed && app.session.is_restored() {
         app.chat.disown_replies();
         app.result(LocalKind::Note, format!("model {}, {}{again}{twin}", info.name, info.device));
     }

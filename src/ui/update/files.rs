@@ -7,7 +7,9 @@ use crate::ui::action::Action;
 use crate::ui::effect::{Effect, Store, Which};
 use crate::ui::event::Opened;
 use crate::ui::feed::{Local, LocalKind};
-use crate::ui::state::{App, Confirmed, Level, Loading, Overlay, Picker, RatioHistory, SessionEntry, SessionView};
+use crate::ui::state::{
+    App, Confirmed, Level, Loading, Overlay, Picker, RatioHistory, Restore, SessionEntry, SessionView,
+};
 use crate::ui::text::{clean_line, count, on_or_off};
 use std::path::PathBuf;
 
@@ -63,7 +65,8 @@ pub fn opened(app: &mut App, opened: Opened) {
     app.opening = false;
     show(app, opened.chat);
     app.overlays.clear();
-    app.session = SessionView { id: Some(opened.id), unrestored: true, ..SessionView::default() };
+    let restore = Restore::Waiting(opened.restore);
+    app.session = SessionView { id: Some(opened.id), restore, ..SessionView::default() };
     app.date = opened.date;
     let asked: Vec<String> =
         app.chat.messages().iter().filter(|m| m.role == Role::User).map(|m| m.text.clone()).collect();
@@ -96,12 +99,19 @@ pub fn opened(app: &mut App, opened: Opened) {
         }
     }
     if opened.loads {
-        app.engine.restoring = true;
-        app.emit(Effect::Restore);
+        load_cache(app);
     }
     if app.resuming {
         turns::send_next(app);
         app.resuming = false;
+    }
+}
+
+/// Loads a conversation that was opened into the cache. Its file is not written before the conversation goes on.
+pub fn load_cache(app: &mut App) {
+    if let Some(request) = app.session.load() {
+        app.send(Command::KeepCache(None));
+        app.send(Command::Restore(request));
     }
 }
 

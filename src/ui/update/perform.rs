@@ -118,9 +118,8 @@ fn open_inspect(app: &mut App) {
         return app.info(NO_MODEL);
     }
     app.overlays.push(Overlay::Inspect(Inspect::default()));
-    if app.session.unrestored && app.has_to_refill() && !app.is_busy() {
-        app.engine.restoring = true;
-        return app.emit(Effect::Restore);
+    if app.has_to_refill() && !app.is_busy() {
+        files::load_cache(app);
     }
     engine::inspect_again(app);
 }

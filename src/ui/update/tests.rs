@@ -55,17 +55,6 @@ fn pasted_lines_are_one_text_and_are_never_sent() {
 }
 
 #[test]
-fn one_line_and_enter_at_once_are_sent_a_moment_later() {
-    let mut app = app(120, 40, 8, 4);
-    for code in [KeyCode::Char('h'), KeyCode::Char('i'), KeyCode::Enter] {
-        assert!(update(&mut app, AppEvent::Key(crossterm::event::KeyEvent::new(code, KeyModifiers::NONE))).is_empty());
-    }
-    assert!(app.wants_tick().is_some());
-    app.now_ms += 100;
-    assert!(sent(&update(&mut app, AppEvent::Tick)));
-}
-
-#[test]
 fn escape_stops_and_the_partial_answer_stays() {
     let mut app = app(120, 40, 8, 4);
     say(&mut app, "hello");
@@ -176,12 +165,12 @@ fn toggles_mark_their_place_and_say_what_they_cost() {
     assert!(screen(&mut app).contains("eviction on: 1,234 slots dropped at once"));
     assert_eq!(app.chat.marks().len(), 2);
     // Of a saved conversation that is not in the cache yet, only the empty cache was switched.
-    for (unrestored, restoring) in [(true, false), (false, true)] {
-        (app.session.unrestored, app.engine.restoring) = (unrestored, restoring);
+    for restore in [Restore::Waiting(None), Restore::Loading(Default::default())] {
+        app.session.restore = restore;
         engine(&mut app, Event::EvictionSet { on: true, at_token: 0, dropped_slots: 0 });
         assert_eq!((app.chat.marks().len(), app.engine.eviction), (2, true));
     }
-    (app.session.unrestored, app.engine.restoring) = (false, false);
+    app.session.restore = Restore::Done;
     say(&mut app, "/eviction on");
     assert_eq!(notice(&app), "eviction is on already");
     let effects = say(&mut app, "/rebuild");

@@ -4,8 +4,8 @@ use super::*;
 use crate::protocol::{Command, Event, StopReason, TextKind};
 use crate::ui::depth::Depth;
 use crate::ui::effect::{Store, Which};
-use crate::ui::event::Opened;
-use crate::ui::state::{Loading, Overlay, Picker, SessionEntry};
+use crate::ui::event::{Asked, Opened};
+use crate::ui::state::{Loading, Overlay, Picker, Restore, SessionEntry};
 use crate::ui::testing::*;
 use crossterm::event::{KeyCode, KeyModifiers, MouseEvent, MouseEventKind};
 use std::sync::Arc;
@@ -143,6 +143,7 @@ fn what_waits_for_a_conversation_being_opened_goes_to_that_one() {
         date: Default::default(),
         eviction: None,
         notices: Vec::new(),
+        restore: None,
         loads: false,
     };
     assert!(sent(&update(&mut app, AppEvent::Opened(Box::new(opened)))));
@@ -156,11 +157,18 @@ fn a_conversation_loads_when_it_is_opened_and_messages_wait() {
         let mut chat = crate::chat::Conversation::new(None);
         chat.push_user("old question");
         let (date, notices) = (Default::default(), Vec::new());
-        let opened = Opened { id: "x".into(), chat, date, eviction: None, notices, loads: true };
+        let opened = Opened {
+            id: "x".into(),
+            chat,
+            date,
+            eviction: None,
+            notices,
+            restore: Some(Default::default()),
+            loads: true,
+        };
         let effects = update(app, AppEvent::Opened(Box::new(opened)));
-        assert!(effects.iter().any(|e| matches!(e, Effect::Restore)), "{effects:?}");
-        update(app, AppEvent::Restored);
-        assert!(app.is_busy() && !app.session.unrestored);
+        assert!(matches!(effects[..], [.., Effect::Engine(Command::Restore(_))]), "{effects:?}");
+        assert!(app.is_busy() && app.session.is_restoring());
     };
     open(&mut app);
     assert!(!sent(&say(&mut app, "go on")) && app.queue.len() == 1);
@@ -170,8 +178,7 @@ fn a_conversation_loads_when_it_is_opened_and_messages_wait() {
     assert!(matches!(press(&mut app, KeyCode::Esc)[..], [Effect::Engine(Command::Cancel)]));
     engine(&mut app, Event::RebuildDone { cancelled: true, tokens: 0 });
     assert_eq!(notice(&app), "stopped; the conversation loads with your next message");
-    update(&mut app, AppEvent::NotRestored);
-    assert!(app.session.unrestored && !app.is_busy());
+    assert!(matches!(app.session.restore, Restore::Waiting(Some(_))) && !app.is_busy());
 }
 
 #[test]
@@ -237,13 +244,13 @@ fn an_answer_asked_for_again_and_stopped_leaves_the_first_one() {
     turn(&mut app, "question", "", "first answer");
     assert!(sent(&say(&mut app, "/regen")));
     let id = app.turn.as_ref().unwrap().turn;
-    update(&mut app, AppEvent::Withdrawn { turn: id });
+    update(&mut app, AppEvent::NotAsked { what: Asked::Turn(id), why: None });
     assert!(app.turn.is_none() && app.input.is_empty());
     let texts: Vec<&str> = app.chat.path().iter().map(|m| m.text.as_str()).collect();
     assert_eq!(texts, ["question", "first answer"]);
     // A message of its own goes back to the input.
     say(&mut app, "another");
     let id = app.turn.as_ref().unwrap().turn;
-    update(&mut app, AppEvent::Withdrawn { turn: id });
+    update(&mut app, AppEvent::NotAsked { what: Asked::Turn(id), why: None });
     assert_eq!((app.input.text(), app.chat.path().len()), ("another", 2));
 }

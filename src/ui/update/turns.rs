@@ -142,7 +142,7 @@ pub fn return_draft(app: &mut App) {
 pub fn moved(app: &mut App) {
     app.feed.arrange(&app.chat);
     app.feed.follow();
-    if !app.session.unrestored {
+    if app.session.is_restored() || app.session.is_restoring() {
         app.emit(Effect::Rewind);
     }
     app.store(Store::Sync);
@@ -220,7 +220,7 @@ pub fn no_room(app: &mut App, turn: u64, why: &str) {
 pub fn idle(app: &mut App) -> Result<(), Refusal> {
     let what = if app.turn.is_some() {
         "the answer is still running"
-    } else if app.engine.restoring {
+    } else if app.session.is_restoring() {
         "the conversation is being loaded"
     } else if app.engine.rebuilding.is_some() {
         "the cache is being rebuilt"

@@ -117,7 +117,7 @@ fn progress(app: &App, stop: &str) -> Option<String> {
         return Some(format!("asking for the text ({stop} stops)"));
     }
     let (what, done, total) = match (app.engine.phase(), app.engine.rebuilding) {
-        (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) if app.engine.restoring => {
+        (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) if app.session.is_restoring() => {
             ("loading the conversation", done, total)
         }
         (Phase::Rebuild { done, total }, _) | (_, Some((done, total))) => ("rebuilding the cache", done, total),
@@ -244,7 +244,7 @@ fn parts(app: &App) -> Vec<Part> {
             _ => (Role::Status, ""),
         };
         add(5, role, format!("context {}{word}", numbers::context_use(app)));
-        if app.turn.is_none() && app.has_to_refill() && !app.engine.restoring {
+        if app.turn.is_none() && app.has_to_refill() && !app.session.is_restoring() {
             add(5, Role::Status, "loads when you send".to_owned());
         }
         // Between turns that of the answer shown: another version may have been chosen.
@@ -269,7 +269,7 @@ fn state(app: &App) -> Option<&'static str> {
         (_, Some(loading)) if loading.download().is_some() => "downloading",
         (_, Some(_)) => "loading",
         _ if app.opening => "opening",
-        _ if app.engine.restoring => "loading",
+        _ if app.session.is_restoring() => "loading",
         _ if app.engine.rebuilding.is_some() => "rebuilding",
         _ if app.engine.recalling => "asking",
         _ if app.engine.comparing.is_some() => "comparing",
