@@ -39,10 +39,12 @@ mod outbox;
 pub mod paths;
 pub mod picker;
 pub mod ratios;
+pub mod refusal;
 pub mod restore;
 pub mod runtime;
 pub mod sessions;
 pub mod signals;
+pub mod spelling;
 pub mod state;
 pub mod terminal;
 #[cfg(test)]

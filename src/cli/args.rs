@@ -12,7 +12,7 @@ use crate::config::{Auto, ByteSize, Device, Gemm, Layer, OnOff, Pin, Width};
 use crate::policy::{Budget, PolicyKind};
 use crate::protocol::WhenFull;
 use crate::quant::Weights;
-use crate::ui::commands::nearest;
+use crate::ui::spelling::nearest;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, ValueHint};
 use std::ffi::OsString;

@@ -28,9 +28,15 @@ macro_rules! actions {
 }
 
 impl Action {
+    /// Does the same as the command of its name.
+    pub fn is_command(self) -> bool {
+        use Action::{Copy, Eviction, Find, Help, Panel, Sessions};
+        matches!(self, Copy | Eviction | Find | Help | Panel | Sessions)
+    }
+
     /// The action whose name is near this one, if there is one.
     pub fn near(name: &str) -> Option<Action> {
-        let near = super::commands::nearest(name, Action::ALL.iter().map(|a| a.name()))?;
+        let near = super::spelling::nearest(name, Action::ALL.iter().map(|a| a.name()))?;
         Action::ALL.iter().copied().find(|a| a.name() == near)
     }
 }

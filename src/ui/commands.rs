@@ -16,10 +16,10 @@ mod turns;
 pub mod twin;
 
 use super::completion::{Sources, fuzzy};
+use super::refusal::{Done, Refusal};
+use super::spelling::nearest;
 use super::state::App;
 use super::text::clean_line;
-use std::borrow::Cow;
-use strsim::osa_distance;
 
 /// Every command, in the order that /help lists them.
 pub const ALL: &[Command] = &[
@@ -123,24 +123,6 @@ impl Group {
         [(Self::Chat, "Chat"), (Self::Memory, "Memory"), (Self::Model, "Model and settings"), (Self::Files, "Files")];
 }
 
-/// Why a command is not carried out.
-#[derive(Debug)]
-pub enum Refusal {
-    /// The argument is not what it takes.
-    Takes,
-    Because(String),
-    /// A notice says why already.
-    Said,
-}
-
-impl<T: Into<String>> From<T> for Refusal {
-    fn from(why: T) -> Self {
-        Self::Because(why.into())
-    }
-}
-
-pub type Done = Result<(), Refusal>;
-
 impl Command {
     /// One without arguments and other names.
     const fn new(
@@ -217,34 +199,6 @@ pub fn run(app: &mut App, command: &Command, argument: &str) {
     }
 }
 
-/// Reads a line as a command: its name and the rest. `None` when it is a message: no slash in
-/// front, a second slash in the first word (a path), or `//` to say something with a slash.
-pub fn parse(line: &str) -> Option<(&str, &str)> {
-    let rest = line.strip_prefix('/')?;
-    let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-    let plain = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_');
-    plain.then_some((name, argument.trim()))
-}
-
-/// What a line says when it is not a command: `//x` is `/x`.
-pub fn message(line: &str) -> Cow<'_, str> {
-    match line.strip_prefix("//") {
-        Some(rest) => Cow::Owned(format!("/{rest}")),
-        None => Cow::Borrowed(line),
-    }
-}
-
-/// The name nearest to a mistyped one, when one is near.
-pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // No command is as long, and a pasted line may be any length.
-    let name: String = name.to_lowercase().chars().take(40).collect();
-    names
-        .map(|n| (if n.starts_with(&name) { 1 } else { osa_distance(&name, n) }, n))
-        .min_by_key(|(d, _)| *d)
-        .filter(|(d, n)| *d <= 1 + n.len() / 5)
-        .map(|(_, n)| n)
-}
-
 /// Listed commands whose name begins as typed, then those with its letters in order; an unlisted name that begins so, if
 /// nothing else does.
 pub fn beginning(typed: &str) -> Vec<(&'static str, &'static Command)> {
@@ -272,20 +226,12 @@ pub fn pairs(words: &[(&str, &str)]) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_are_commands_or_messages() {
-        assert_eq!(parse("/help"), Some(("help", "")));
-        assert_eq!(parse("/system  be brief "), Some(("system", "be brief")));
-        for line in ["/usr/bin/env", "// comment", "/ x", "help"] {
-            assert_eq!(parse(line), None);
-        }
-        assert_eq!(message("//help"), "/help");
-    }
+    use crate::ui::action::Action;
 
     #[test]
     fn every_name_is_one_commands_and_mistyped_ones_have_a_nearest() {
         let names: Vec<&str> = ALL.iter().flat_map(|c| std::iter::once(&c.name).chain(c.aliases)).copied().collect();
+        assert!(Action::ALL.iter().filter(|a| a.is_command()).all(|a| find(a.name()).is_some()));
         assert!(names.iter().enumerate().all(|(n, name)| !names[..n].contains(name)), "{names:?}");
         let near = |name| nearest(name, names.iter().copied());
         assert_eq!((near("hepl"), near("evicton"), near("sess")), (Some("help"), Some("eviction"), Some("sessions")));

@@ -540,7 +540,7 @@ impl History {
     /// Entries that contain `query` in any case, newest first, each once: commands if it begins with a slash, else messages.
     pub fn search(&self, query: &str) -> Vec<&str> {
         let query = query.to_lowercase();
-        let is_command = |line: &str| super::commands::parse(line).is_some();
+        let is_command = |line: &str| super::spelling::parse(line).is_some();
         let mut found: Vec<&str> = Vec::new();
         for entry in self.entries.iter().rev() {
             if is_command(entry) == query.starts_with('/')

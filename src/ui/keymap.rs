@@ -131,7 +131,7 @@ impl Keymap {
 
     /// The first key of an action, for texts; without a key the command that does the same, else the action's name.
     pub fn key_of(&self, action: Action) -> String {
-        let command = || super::commands::find(action.name()).map(|command| format!("/{}", command.name));
+        let command = || action.is_command().then(|| format!("/{}", action.name()));
         let first = self.keys_of(action).into_iter().next();
         first.or_else(command).unwrap_or_else(|| format!("{} (no key)", action.name()))
     }

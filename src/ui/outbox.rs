@@ -2,7 +2,7 @@
 //! and later commands wait behind it, so that the UI thread never waits and the order is kept.
 
 use super::event::Asked;
-use super::worker::{Outcome, Worker};
+use super::worker::{Outcome, Rendered, Worker};
 use crate::chat::{Conversation, Message, RenderOptions, render};
 use crate::protocol::{Command, GenerateRequest, ModelInfo, Piece, RecallRequest};
 use anyhow::{Result, anyhow};
@@ -60,15 +60,6 @@ enum Waiting {
         source: Option<Source>,
         cancel: Arc<AtomicBool>,
     },
-}
-
-/// A finished rendering. `id` tells whether it is still wanted.
-#[derive(Debug)]
-pub struct Rendered {
-    id: u64,
-    result: Result<Vec<Piece>>,
-    /// The last message by itself, if that was wanted.
-    alone: Vec<Piece>,
 }
 
 pub struct Outbox {

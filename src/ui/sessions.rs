@@ -10,11 +10,11 @@ use super::models::Models;
 use super::paths::expand_home;
 use super::state::{App, Level, SessionEntry};
 use super::text::{FULL, clean_line, count};
-use super::worker::{Outcome, Worker};
+use super::worker::{Outcome, Read, Worker};
 use crate::chat::session::{self, Loaded, Moved, Session, Written};
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Change, Conversation, RenderOptions, session::Store as Folder};
-use crate::protocol::{CacheFile, LogEntry, ModelInfo, ModelReference, RestoreRequest};
+use crate::protocol::{CacheFile, LogEntry, ModelInfo, RestoreRequest};
 use crate::regular_file;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -27,28 +27,6 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 /// Without a file of its cache, a conversation of more tokens is replayed with the next message only.
 const REPLAYED_AT_ONCE: usize = 2048;
-
-/// A saved conversation that was read, or why it could not be.
-#[derive(Debug)]
-pub struct Read {
-    /// The number of the job that read it.
-    id: u64,
-    which: Which,
-    /// Open it with the loaded model, even if another model held the conversation.
-    with_current: bool,
-    result: Result<(Session, Loaded), String>,
-    /// A reference to the conversation's model, or why it cannot be loaded.
-    model: Option<Result<ModelReference, String>>,
-    /// Whether there is a file of its cache.
-    cached: bool,
-}
-
-impl Read {
-    /// Returns a reference to the conversation's model, if it can be loaded.
-    pub fn model(&self) -> Option<&ModelReference> {
-        self.model.as_ref()?.as_ref().ok()
-    }
-}
 
 /// The open session and the folder it lives in.
 pub struct Sessions {

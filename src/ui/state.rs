@@ -4,7 +4,6 @@
 use super::action::Action;
 pub use super::active_turn::ActiveTurn;
 use super::burst::Burst;
-use super::commands::Refusal;
 use super::completion::Completion;
 use super::depth::Depth;
 use super::editor::{Editor, History};
@@ -16,6 +15,7 @@ use super::memory::{Memory, MemoryPage, PageRecall};
 use super::models::ModelPicker;
 pub use super::picker::{Picker, SessionEntry};
 pub use super::ratios::RatioHistory;
+use super::refusal::Refusal;
 pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};

@@ -1,10 +1,10 @@
 //! Work that may wait for a disk or a template, off the UI thread. Each piece sends back one typed outcome.
 
+use super::effect::Which;
 use super::event::AppEvent;
-use super::outbox::Rendered;
-use super::sessions::Read;
 use super::state::Level;
-use crate::chat::session::Written;
+use crate::chat::session::{Loaded, Session, Written};
+use crate::protocol::{ModelReference, Piece};
 use anyhow::Result;
 use std::io;
 use std::path::PathBuf;
@@ -26,6 +26,37 @@ pub enum Outcome {
     Rescued(String, Result<PathBuf>),
     /// All writes before this one are done.
     Ended,
+}
+
+/// A saved conversation that was read, or why it could not be.
+#[derive(Debug)]
+pub struct Read {
+    /// The number of the job that read it.
+    pub id: u64,
+    pub which: Which,
+    /// Open it with the loaded model, even if another model held the conversation.
+    pub with_current: bool,
+    pub result: Result<(Session, Loaded), String>,
+    /// A reference to the conversation's model, or why it cannot be loaded.
+    pub model: Option<Result<ModelReference, String>>,
+    /// Whether there is a file of its cache.
+    pub cached: bool,
+}
+
+impl Read {
+    /// Returns a reference to the conversation's model, if it can be loaded.
+    pub fn model(&self) -> Option<&ModelReference> {
+        self.model.as_ref()?.as_ref().ok()
+    }
+}
+
+/// A finished rendering. `id` tells whether it is still wanted.
+#[derive(Debug)]
+pub struct Rendered {
+    pub id: u64,
+    pub result: Result<Vec<Piece>>,
+    /// The last message by itself, if that was wanted.
+    pub alone: Vec<Piece>,
 }
 
 /// Outcomes, in the order in which the work ends.

@@ -1,9 +1,10 @@
 //! What the cache keeps: `/eviction`, `/forget`, `/rebuild`, `/stats`, `/panel`.
 
-use super::{Args, Command, Done, Group, Refusal};
+use super::{Args, Command, Group};
 use crate::protocol::{Command as Engine, Keep};
 use crate::ui::action::Action;
 use crate::ui::feed::LocalKind;
+use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::App;
 use crate::ui::text::on_or_off;
 use crate::ui::update::turns;

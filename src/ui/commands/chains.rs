@@ -1,9 +1,10 @@
 //! `/parallel`: how many chains answer. `/chains`: what the chains of an answer said.
 
-use super::{Args, Command, Done, Group, Refusal};
+use super::{Args, Command, Group};
 use crate::config::Width;
 use crate::protocol::ChainsReport;
 use crate::ui::feed::LocalKind;
+use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::App;
 use crate::ui::text::{clean, clean_line, count, stop_words, truncate};
 use crate::ui::update::turns;

@@ -1,12 +1,13 @@
 //! `/compact`: begins a new conversation that goes on from this one, which stays as it is, on the screen until then and on disk
 //! for ever. The new one begins with a summary by the model, checked against what the user said, or with what the user said.
 
-use super::{Args, Command, Done, Group};
+use super::{Args, Command, Group};
 use crate::chat::summary::{self, checked, own_words};
 use crate::chat::{Conversation, Message, MessageId, Role};
 use crate::protocol::{Command as Engine, StopReason, TextKind, TurnReport};
 use crate::ui::effect::{Effect, Store, Summary, TakenOver};
 use crate::ui::feed::LocalKind;
+use crate::ui::refusal::Done;
 use crate::ui::state::{App, Compacting, Level};
 use crate::ui::text::plural;
 use crate::ui::update::{files, turns};

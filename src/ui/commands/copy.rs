@@ -1,9 +1,10 @@
 //! `/copy`: messages as their source text, byte for byte.
 
-use super::{Args, Command, Done, Group, Refusal};
+use super::{Args, Command, Group};
 use crate::chat::Role;
 use crate::ui::effect::Effect;
 use crate::ui::markdown;
+use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::App;
 use crate::ui::text::plural;
 

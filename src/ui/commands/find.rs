@@ -1,10 +1,11 @@
 //! Search in the conversation: the keys of the bar, and moving between hits.
 
-use super::{Args, Command, Done, Group};
+use super::{Args, Command, Group};
 use crate::ui::action::Action;
 use crate::ui::find::{Find, count_in, hits};
 use crate::ui::folded;
 use crate::ui::keymap::Key;
+use crate::ui::refusal::Done;
 use crate::ui::state::{App, Overlay};
 use crate::ui::update::field::edit_line;
 use crossterm::event::KeyCode;

@@ -1,6 +1,7 @@
 //! `/help`: keys and commands.
 
-use super::{Args, Command, Done, Group};
+use super::{Args, Command, Group};
+use crate::ui::refusal::Done;
 use crate::ui::state::{App, Overlay};
 
 pub const HELP: Command = Command::new(Group::Chat, "help", "[WORDS]", "keys and commands", run).args(Args::TEXT);

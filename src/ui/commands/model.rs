@@ -1,6 +1,6 @@
 //! `/model` and `/models`: loading a model, and the list of those on this machine.
 
-use super::{Args, Command, Done, Group, pairs};
+use super::{Args, Command, Group, pairs};
 use crate::ui::action::Action;
 use crate::ui::completion::Sources;
 use crate::ui::effect::Effect;
@@ -8,6 +8,7 @@ use crate::ui::intent::Intent;
 use crate::ui::keymap::Key;
 use crate::ui::models::{ModelEntry, ModelPicker};
 use crate::ui::paths::expand_home;
+use crate::ui::refusal::Done;
 use crate::ui::state::{App, NO_MODEL, Overlay};
 use crate::ui::update::field::{PAGE, edit_line, move_selected};
 use crate::ui::update::turns;

@@ -1,8 +1,9 @@
 //! `/pin` and `/unpin`: messages that are never forgotten.
 
-use super::{Args, Command, Done, Group, Refusal};
+use super::{Args, Command, Group};
 use crate::chat::Role;
 use crate::protocol::Command as Engine;
+use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::{App, Confirmed, Overlay};
 use crate::ui::text::{clean_line, plural, truncate};
 use crate::ui::update::turns;

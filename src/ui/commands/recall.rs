@@ -1,10 +1,11 @@
 //! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still knows.
 
-use super::{Args, Command, Done, Group, Refusal};
+use super::{Args, Command, Group};
 use crate::protocol::Recalled;
 use crate::ui::effect::Effect;
 use crate::ui::feed::{Local, LocalKind};
 use crate::ui::memory::PageRecall;
+use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::{App, Overlay};
 use crate::ui::text::plural;
 use crate::ui::update::turns;

@@ -1,7 +1,8 @@
 //! Conversations and their files: `/new`, `/sessions`, `/resume`, `/rename`, `/delete`, `/export`, `/save`, `/quit`.
 
-use super::{Args, Command, Done, Group, Refusal};
+use super::{Args, Command, Group};
 use crate::ui::effect::{Effect, Store, Which};
+use crate::ui::refusal::{Done, Refusal};
 use crate::ui::state::{App, Confirmed};
 use crate::ui::update::{files, turns};
 use std::path::PathBuf;

@@ -1,11 +1,13 @@
 //! Settings: `/set`, and `/think`, `/keep-thinking`, `/theme` and `/system`, which have words of their own.
 
-use super::{Args, Command, Done, Group, cache, chains, nearest, pairs, takes};
+use super::{Args, Command, Group, cache, chains, pairs, takes};
 use crate::config::{ByteSize, Width};
 use crate::protocol::{Command as Engine, Thinking};
 use crate::ui::completion::Sources;
 use crate::ui::effect::{Effect, Store};
 use crate::ui::feed::LocalKind;
+use crate::ui::refusal::Done;
+use crate::ui::spelling::nearest;
 use crate::ui::state::App;
 use crate::ui::text::{clean_line, on_or_off};
 use crate::ui::update::{texts, turns};

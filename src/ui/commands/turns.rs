@@ -1,7 +1,8 @@
 //! `/regen`, `/edit` and `/undo`: the last question once more.
 
-use super::{Command, Done, Group};
+use super::{Command, Group};
 use crate::chat::Role;
+use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::update::turns;
 

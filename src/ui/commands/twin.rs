@@ -1,8 +1,9 @@
 //! `/twin on|off`: compares the next answers with a copy of the conversation that drops nothing.
 
-use super::{Args, Command, Done, Group};
+use super::{Args, Command, Group};
 use crate::protocol::Command as Engine;
 use crate::ui::feed::LocalKind;
+use crate::ui::refusal::Done;
 use crate::ui::state::App;
 use crate::ui::text::{bytes, on_or_off};
 

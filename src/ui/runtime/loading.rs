@@ -5,8 +5,8 @@ use crate::config::{Adapter, Settings};
 use crate::protocol::Event;
 use crate::ui::effect::{Effect, Store, Which};
 use crate::ui::event::AppEvent;
-use crate::ui::sessions::Read;
 use crate::ui::state::Progress;
+use crate::ui::worker::Read;
 use crate::ui::{ExitKind, LoadRequest, Resume};
 
 impl Runtime {

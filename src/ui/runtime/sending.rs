@@ -6,9 +6,10 @@ use crate::protocol::{ChainsRequest, Command, DENSE_TURN, FORK_TURN, GenerateReq
 use crate::ui::commands::compact::{QUESTION, max_tokens};
 use crate::ui::commands::recall::{cue_bytes, question};
 use crate::ui::event::{AppEvent, Asked};
-use crate::ui::outbox::{Purpose, Rendered, Source};
+use crate::ui::outbox::{Purpose, Source};
 use crate::ui::sessions::render_options;
 use crate::ui::state::{Level, Restore};
+use crate::ui::worker::Rendered;
 use std::ops::Range;
 
 fn not_asked(what: Asked) -> Vec<AppEvent> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::Settings;
+use crate::protocol::ModelReference;
 use crate::ui::history::HistoryFile;
 use crate::ui::models::{Given, ModelEntry};
 use crate::ui::testing::{app, turn};

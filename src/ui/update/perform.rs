@@ -8,6 +8,7 @@ use crate::ui::burst::Enter;
 use crate::ui::commands::{self, model::MODEL, recall, set};
 use crate::ui::effect::{Effect, Store};
 use crate::ui::intent::Intent;
+use crate::ui::spelling::parse;
 use crate::ui::state::{App, Confirmed, Inspect, NO_MODEL, Overlay};
 use crate::ui::text::on_or_off;
 use crate::ui::widgets;
@@ -178,7 +179,7 @@ fn submit(app: &mut App) {
     if attach_mentions(app) {
         return;
     }
-    match commands::parse(text.trim()).filter(|_| app.editing.is_none()) {
+    match parse(text.trim()).filter(|_| app.editing.is_none()) {
         None => turns::ask(app),
         Some((name, argument)) => match commands::read(name, argument) {
             Ok(command) => {

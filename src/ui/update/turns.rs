@@ -5,9 +5,10 @@ use crate::chat::summary::WAY_OUT;
 use crate::config::Width;
 use crate::ui::action::Action;
 use crate::ui::attach::unattached;
-use crate::ui::commands::{Refusal, message};
 use crate::ui::effect::{Effect, Store};
 use crate::ui::feed::LocalKind;
+use crate::ui::refusal::Refusal;
+use crate::ui::spelling::message;
 use crate::ui::state::{About, ActiveTurn, App, Level, Loading, MAX_QUEUE, Queued};
 use crate::ui::text::{FULL, clean_line, truncate};
 
