@@ -9,6 +9,6 @@ pub mod session;
 pub mod summary;
 pub mod template;
 
-pub use conversation::{Change, ChangeKind, Conversation, Mark, Message, MessageId, Role, line_after};
+pub use conversation::{Change, Conversation, Mark, Message, MessageId, Role, line_after};
 pub use session::{Session, Store};
 pub use template::{RenderOptions, render};

@@ -4,12 +4,11 @@
 //! branch stays reachable.
 
 use super::retention::{self, Retention};
+pub use super::session::record::MessageId;
+use super::session::record::{Edit, Head, Log, Record, System, Title, Toggle};
 use crate::protocol::{LogChange, StopReason, TextKind, TurnReport};
 use crate::unicode::one_line;
 use std::collections::HashMap;
-
-/// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the session file.
-pub type MessageId = u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -119,31 +118,11 @@ pub struct Mark {
     pub dropped_slots: u64,
 }
 
-/// A change to be recorded in the session file.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Change {
-    /// The id of the added message, else a new id.
-    pub id: MessageId,
-    /// The last message at that time.
-    pub after: Option<MessageId>,
-    pub kind: ChangeKind,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum ChangeKind {
-    /// The reply with this id has finished.
-    Turn,
-    /// The message with this id replaces another.
-    Edit {
-        of: MessageId,
-    },
-    Toggle(Mark),
-    /// The token log changed between two turns.
-    Log(Box<LogChange>),
-    /// The active path ends at `after` from here on.
-    Head,
-    System,
-    Title,
+/// A change for the session file: its record, or the reply that has finished, whose record also names the model.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Turn(MessageId),
+    Record(Record),
 }
 
 /// A tree of messages. The active path leads from a first message to `head`.
@@ -197,7 +176,8 @@ impl Conversation {
     /// Sets the title, as one line; an empty one removes it.
     pub fn rename(&mut self, title: &str) {
         self.title = Some(one_line(title)).filter(|t| !t.is_empty());
-        self.note(ChangeKind::Title);
+        let title = self.title.clone();
+        self.note(|id, parent| Record::Title(Title { id, parent, title }));
     }
 
     /// The id of the session that this conversation continues from a summary.
@@ -217,7 +197,8 @@ impl Conversation {
     /// Sets the system prompt from the next turn on; an empty one removes it.
     pub fn set_system(&mut self, system: &str) {
         self.system = Some(system.to_owned()).filter(|t| !t.is_empty());
-        self.note(ChangeKind::System);
+        let text = self.system.clone();
+        self.note(|id, parent| Record::System(System { id, parent, text }));
     }
 
     /// Returns the changes since the last call, oldest first, for the session file.
@@ -235,7 +216,7 @@ impl Conversation {
         let known = id.is_none_or(|id| self.get(id).is_some());
         if known && self.head != id {
             self.head = id;
-            self.note(ChangeKind::Head);
+            self.note(|id, parent| Record::Head(Head { id, parent }));
         }
         known
     }
@@ -351,8 +332,8 @@ impl Conversation {
         message.in_context = report.in_context;
         message.report = Some(Box::new(report));
         message.retention = retention;
-        let (id, after) = (message.id, message.parent);
-        self.changes.push(Change { id, after, kind: ChangeKind::Turn });
+        let id = message.id;
+        self.changes.push(Change::Turn(id));
         true
     }
 
@@ -372,9 +353,11 @@ impl Conversation {
     pub fn edit(&mut self, id: MessageId, text: impl Into<String>) -> Option<MessageId> {
         let parent = self.get(id).filter(|m| m.role == Role::User)?.parent;
         self.asked_from = self.head;
-        let new = self.add(Role::User, text.into(), parent);
+        let text = text.into();
+        let new = self.add(Role::User, text.clone(), parent);
         self.set_replaces(new, id);
-        self.changes.push(Change { id: new, after: parent, kind: ChangeKind::Edit { of: id } });
+        let edit = Edit { id: new, parent, time: now(), of: id, text };
+        self.changes.push(Change::Record(Record::Edit(edit)));
         Some(new)
     }
 
@@ -400,14 +383,17 @@ impl Conversation {
                 *count -= 1;
             }
             self.messages.retain(|m| m.id != id);
-            self.changes.retain(|change| change.id != id);
+            self.changes.retain(|change| match change {
+                Change::Turn(turn) => *turn != id,
+                Change::Record(record) => record.place().0 != id,
+            });
             for mark in self.marks.iter_mut().filter(|mark| mark.after == Some(id)) {
                 (mark.after, mark.within) = (self.asked_from, None);
             }
         }
         self.head = self.asked_from.filter(|id| self.get(*id).is_some());
         // A toggle meanwhile may have recorded the question in the file.
-        self.note(ChangeKind::Head);
+        self.note(|id, parent| Record::Head(Head { id, parent }));
         Some(text)
     }
 
@@ -480,7 +466,9 @@ impl Conversation {
     fn mark_within(&mut self, within: Option<usize>, eviction: bool, at_token: usize, dropped_slots: u64) -> Mark {
         let mark = Mark { after: self.head, within, eviction, at_token, dropped_slots };
         self.marks.push(mark);
-        self.note(ChangeKind::Toggle(mark));
+        self.note(|id, parent| {
+            Record::Toggle(Toggle { id, parent, time: now(), eviction, at_token, at_text: within, dropped_slots })
+        });
         mark
     }
 
@@ -512,12 +500,14 @@ impl Conversation {
 
     /// Records a change of the token log between two turns.
     pub fn log_changed(&mut self, change: Box<LogChange>) {
-        self.note(ChangeKind::Log(change));
+        let LogChange { log_base, log, pending } = *change;
+        self.note(|id, parent| Record::Log(Log { id, parent, time: now(), log_base, log, pending }));
     }
 
-    fn note(&mut self, kind: ChangeKind) {
+    /// Notes a record with a new id, after the last message.
+    fn note(&mut self, record: impl FnOnce(MessageId, Option<MessageId>) -> Record) {
         self.last_id += 1;
-        self.changes.push(Change { id: self.last_id, after: self.head, kind });
+        self.changes.push(Change::Record(record(self.last_id, self.head)));
     }
 
     fn add(&mut self, role: Role, text: String, parent: Option<MessageId>) -> MessageId {
@@ -569,6 +559,11 @@ impl Conversation {
             message.own = message.turn.is_some_and(&own);
         }
     }
+}
+
+/// The time of a record: RFC 3339, UTC.
+pub(in crate::chat) fn now() -> String {
+    jiff::Timestamp::now().to_string()
 }
 
 /// Returns the start of the first line at or after byte `at` outside of code blocks, else the end: the place to show a

@@ -1,14 +1,14 @@
 //! Sessions: a conversation on disk, one record per event, so that it can be continued and its cache statistics read
 //! later. The schema is in `docs/session.md`.
 //!
-//! A session appends the changes in the conversation's journal. Records that could not be written are kept for the next
+//! A session appends the changes of its conversation. Records that could not be written are kept for the next
 //! write, so that nothing is lost while the program runs. Writing is a separate step ([`Session::begin_write`]), so
 //! that a thread may wait for the disk. Knows no widget and no engine.
 
 mod export;
 mod file;
 mod load;
-mod record;
+pub(in crate::chat) mod record;
 mod store;
 mod whole;
 
@@ -18,11 +18,11 @@ pub use record::{FORMAT, Policy, Record, Stamp, VERSION};
 pub use store::{CACHE_EXTENSION, Entry, Store, cache_of};
 pub use whole::{check_output, create_new, open_stream, write_atomically, write_output};
 
-use super::conversation::{Change, ChangeKind, Conversation, Mark, MessageId, Role};
-use crate::protocol::{LogChange, ModelInfo};
+use super::conversation::{Change, Conversation, MessageId, Role, now};
+use crate::protocol::ModelInfo;
 use anyhow::{Result, anyhow};
 use file::{AppendError, LineFile};
-use record::{Edit, Head, Header, Log, Question, Said, System, Title, Toggle, Turn};
+use record::{Header, Question, Said, Turn};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -166,9 +166,14 @@ impl Session {
         self.record(chat, &changes, info);
     }
 
-    /// Adds records of what the conversation's journal said, to be written later.
+    /// Adds the records of changes, to be written later.
     pub fn record(&mut self, chat: &Conversation, changes: &[Change], info: &ModelInfo) {
-        changes.iter().for_each(|change| self.note(chat, change, info));
+        for change in changes {
+            match change {
+                Change::Turn(reply) => self.turn(chat, *reply, info),
+                Change::Record(record) => self.note(chat, record),
+            }
+        }
     }
 
     /// Writes the pending records. Returns the new file if it had to start one.
@@ -253,45 +258,18 @@ impl Session {
         if self.started { &self.text } else { "" }
     }
 
-    fn note(&mut self, chat: &Conversation, change: &Change, info: &ModelInfo) {
-        let (id, parent) = (change.id, change.after);
-        let time = jiff::Timestamp::now().to_string();
-        match &change.kind {
-            ChangeKind::Turn => {
-                if !self.started {
-                    self.start(chat, info);
-                }
-                self.turn(chat, id, time, info);
-            }
-            &ChangeKind::Edit { of } => {
-                self.tell_users(chat, parent);
-                let text = chat.get(id).map(|m| m.text.clone()).unwrap_or_default();
-                self.recorded.insert(id);
-                self.push(&Record::Edit(Edit { id, parent, time, of, text }));
-            }
-            &ChangeKind::Toggle(mark) => {
-                self.tell_users(chat, parent);
-                let Mark { within: at_text, eviction, at_token, dropped_slots, .. } = mark;
-                self.push(&Record::Toggle(Toggle { id, parent, time, eviction, at_token, at_text, dropped_slots }));
-            }
-            ChangeKind::Log(change) => {
-                self.tell_users(chat, parent);
-                let LogChange { log_base, log, pending } = (**change).clone();
-                self.push(&Record::Log(Log { id, parent, time, log_base, log, pending }));
-            }
-            ChangeKind::Head => {
-                self.tell_users(chat, parent);
-                self.push(&Record::Head(Head { id, parent }));
-            }
+    /// Adds the record of a change, after those of the messages that it follows.
+    fn note(&mut self, chat: &Conversation, record: &Record) {
+        match record {
             // The header has the system prompt of the first turn.
-            ChangeKind::System if !self.started => {}
-            ChangeKind::System => {
-                self.push(&Record::System(System { id, parent, text: chat.system().map(str::to_owned) }));
-            }
-            ChangeKind::Title => {
-                self.push(&Record::Title(Title { id, parent, title: chat.title().map(str::to_owned) }));
-            }
+            Record::System(_) if !self.started => return,
+            Record::System(_) | Record::Title(_) => {}
+            _ => self.tell_users(chat, record.place().1),
         }
+        if let Record::Edit(edit) = record {
+            self.recorded.insert(edit.id);
+        }
+        self.push(record);
     }
 
     /// The header precedes the records from before the first turn.
@@ -306,7 +284,10 @@ impl Session {
         self.started = true;
     }
 
-    fn turn(&mut self, chat: &Conversation, id: MessageId, time: String, info: &ModelInfo) {
+    fn turn(&mut self, chat: &Conversation, id: MessageId, info: &ModelInfo) {
+        if !self.started {
+            self.start(chat, info);
+        }
         let Some(reply) = chat.get(id) else { return };
         let Some(report) = reply.report.as_deref() else { return };
         let user = reply.parent.and_then(|p| chat.get(p)).filter(|m| m.role == Role::User);
@@ -317,7 +298,7 @@ impl Session {
         self.push(&Record::Turn(Box::new(Turn {
             id,
             parent: reply.parent,
-            time,
+            time: now(),
             user: user.map(|m| Question { id: m.id, parent: m.parent, text: m.text.clone() }),
             text: reply.text.clone(),
             reasoning: reply.reasoning.clone(),

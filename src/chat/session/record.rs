@@ -1,12 +1,14 @@
 //! The records of a session file, as described in docs/session.md. Plain data; opens no file.
 
-use crate::chat::conversation::MessageId;
 use crate::chat::retention::Retention;
 use crate::codec::Codec;
 use crate::policy::{Budget, PolicyKind};
 use crate::protocol::{LogEntry, ModelInfo, ModelReference, Token, TurnReport, WeightsInfo};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+
+/// Identifies a message in its conversation. Ids grow from 1; some belong to other records of the session file.
+pub type MessageId = u64;
 
 /// First field of a header.
 pub const FORMAT: &str = "dmschat-session";

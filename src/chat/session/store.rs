@@ -3,9 +3,9 @@
 
 use super::file::{LineFile, MAX_BYTES, part_of};
 use super::load::{Loaded, load};
-use super::record::{Header, Record, Title};
+use super::record::{Header, Record};
 use super::{Session, new_id};
-use crate::chat::conversation::short_title;
+use crate::chat::conversation::{Change, short_title};
 use crate::protocol::StopReason;
 use crate::regular_file;
 use crate::unicode::one_line;
@@ -276,11 +276,12 @@ impl Store {
 
     /// Sets the title of the session with this id, which must not be open.
     pub fn rename(&self, id: &str, title: &str) -> Result<()> {
-        let (mut session, mut loaded) = self.open(id)?;
-        loaded.conversation.rename(title);
-        for change in loaded.conversation.take_changes() {
-            let title = loaded.conversation.title().map(str::to_owned);
-            session.push(&Record::Title(Title { id: change.id, parent: change.after, title }));
+        let (mut session, Loaded { mut conversation, .. }) = self.open(id)?;
+        conversation.rename(title);
+        for change in conversation.take_changes() {
+            if let Change::Record(record) = change {
+                session.note(&conversation, &record);
+            }
         }
         session.flush().map(|_| ())
     }

@@ -85,7 +85,8 @@ fn a_refused_prompt_returns_to_the_input() {
     // It is no part of the conversation, nor of its file.
     assert!(app.chat.is_empty());
     let changes = app.chat.take_changes();
-    assert!(changes.iter().all(|c| c.kind == crate::chat::ChangeKind::Head), "{changes:?}");
+    let is_head = |c: &Change| matches!(c, Change::Record(crate::chat::session::Record::Head(_)));
+    assert!(changes.iter().all(is_head), "{changes:?}");
 }
 
 #[test]
