@@ -3,7 +3,8 @@
 //! | type | owns |
 //! | --- | --- |
 //! | `Worker` | the loop: the model, the conversations, the scheduler |
-//! | `Conversation` | a chain, the checkpoints of its last turn, the requests that wait or are served |
+//! | `Conversation` | a chain, the requests that wait or are served |
+//! | `Snapshots` | states that conversations can go back to: forks, the cheapest given up first |
 //! | `Chain` | one sequence, what is still to be fed to it, the answer that is generated |
 //! | `Context` | the token log and the cache sequence that holds it |
 //! | `Scheduler` | ids of the chains that wait and run; chooses each step |
@@ -28,6 +29,7 @@ mod reply;
 mod report;
 mod runner;
 mod scheduler;
+mod snapshots;
 mod steer;
 mod threads;
 mod weights;
@@ -90,9 +92,9 @@ pub struct EngineOptions {
     pub max_step: Option<usize>,
     /// Rows of logits that the workspace has room for, at least one for each sequence.
     pub max_logits: usize,
-    /// Number of cache sequences. A conversation takes up to four: itself, two checkpoints of its last turn and a rebuild.
+    /// Number of cache sequences. A conversation takes up to four: itself, two snapshots of its last turn and a rebuild.
     pub max_seqs: usize,
-    /// Most checkpoints of earlier turns that a conversation keeps, each in a sequence of its own, and the bytes of pages that
+    /// Most snapshots of earlier turns that a conversation keeps, each in a sequence of its own, and the bytes of pages that
     /// only they may hold.
     pub max_older: usize,
     pub checkpoint_bytes: u64,

@@ -17,7 +17,7 @@
 //! | [`cli`] | flags, subcommands; the one place that names a concrete backend, loads, spawns | everything |
 //! | [`bench`] | speed of prefill and decode on any backend | engine, checkpoint, cache, sampler, policy, codec, quant, tensor, protocol, the backend trait |
 //! | [`ui`] | the terminal: state, update, view, keys, themes | protocol, config, chat, policy, codec, system, regular_file, unicode |
-//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, checkpoints, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
+//! | [`engine`] | the thread that runs a model: scheduler, conversations, turns, token log, snapshots, events | protocol, model, cache, checkpoint, sampler, tokenizer, policy, codec, quant, system, unicode, vote, the backend trait |
 //! | [`model`] | the only transformer: weights, workspace, forward | protocol, cache, checkpoint, tensor, policy, the backend trait |
 //! | [`cache`] | sequences over lanes and pages: fork, release, toggle, statistics; files of them | protocol, policy, codec, regular_file, the backend trait |
 //! | [`backend`] | trait `Backend`: every op's contract; `backend::cpu`; `backend::cuda` (PTX of `kernels/`) | protocol, policy, codec, quant, sampler, tensor |
@@ -58,13 +58,14 @@
 //! | score | attention weights that a slot has had, by which TOVA and H2O choose what they drop |
 //! | codec | how a slot stores K and V: [`codec`] |
 //! | chain | one sequence and the work on it: entries of a log to feed, an answer to generate |
-//! | conversation | a chain, its checkpoints and its requests; an engine serves several |
+//! | conversation | a chain and its requests; an engine serves several |
 //! | prefill chunk, decode step | a step over tokens of one chain; a step over one token of each decoding chain |
 //! | preempt | release a chain's pages and feed its log again when there is room |
 //! | step | one forward pass over *spans*, runs of tokens of one sequence each |
 //! | fork | a sequence that shares another's pages |
 //! | chains, width | W answers to one question, forks of one prompt that decode together; a vote chooses one |
-//! | checkpoint | of a conversation: a fork to go back to; of a model: its files |
+//! | checkpoint | the files of a model |
+//! | snapshot | a fork of a conversation to go back to; to a front end, the numbers of the panels |
 //! | token log | tokens fed and toggles between them, from which a cache can be filled again |
 //!
 //! # Seams

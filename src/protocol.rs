@@ -441,7 +441,7 @@ pub struct Snapshot {
     pub pinned: usize,
     pub eviction: bool,
     pub kv: KvStats,
-    /// Bytes of pages that only checkpoints (or other conversations) hold; part of `kv.bytes`.
+    /// Bytes of pages that only kept states (or other conversations) hold; part of `kv.bytes`.
     pub checkpoint_bytes: u64,
     /// Bytes of the twin's pages; part of `kv.bytes` and not of `checkpoint_bytes`.
     pub twin_bytes: u64,

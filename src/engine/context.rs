@@ -1,5 +1,5 @@
 //! The state of a conversation in the cache: the token log with its toggles, its text, and the cache sequence. A
-//! checkpoint is a fork of it.
+//! snapshot is a fork of it.
 
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;

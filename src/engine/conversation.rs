@@ -1,10 +1,9 @@
-//! A conversation: its chain, the checkpoints of its last turn, and its requests.
+//! A conversation: its chain and its requests.
 //!
 //! Requests that change the conversation are served in order, each as a [`Job`]. [`Conversation::begin`] runs what a job
 //! needs before its steps and [`Conversation::finish`] what it needs after them. The worker runs the steps.
 
 mod chains;
-mod older;
 mod recall;
 mod turn;
 mod twin;
@@ -14,15 +13,15 @@ use super::context::Context;
 use super::disk::{DiskCache, Due, Load};
 use super::loaded::Loaded;
 use super::presence::FedText;
-use super::prompt::Encoding;
 use super::report::Figures;
 use super::runner::{NonFinite, Runner};
 use super::scheduler::Stage;
+use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{
-    Command, Event, EventSender, Keep, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest, SlotInfo, Token,
-    TwinReport,
+    Command, ConversationId, Event, EventSender, Keep, LogEntry, Outlet, Phase, Piece, Presence, PresenceRequest,
+    SlotInfo, Token,
 };
 use crate::tokenizer::flatten;
 use chains::Chains;
@@ -51,6 +50,15 @@ pub(super) struct Job {
 }
 
 impl Job {
+    /// Whether its steps have begun.
+    fn has_begun(&self) -> bool {
+        match &self.work {
+            Work::New(_) | Work::Restore { load: Some(_), .. } => false,
+            Work::Answer(turn) => !turn.is_encoding(),
+            _ => true,
+        }
+    }
+
     /// Whether several chains are to answer and were not forked yet.
     fn waits_for_chains(&self) -> bool {
         matches!(&self.work, Work::Answer(turn) if turn.wants_chains()) && !self.cancelled && self.halt.is_none()
@@ -61,11 +69,9 @@ impl Job {
 pub(super) enum Work {
     /// Not begun. A cancel or a toggle that is already in the inbox acts first.
     New(Command),
-    /// Waits for the prompt's tokens.
-    Encode(Box<Turn>, Encoding),
-    /// Prefills the prompt and generates the answer.
+    /// Encodes and prefills the prompt and generates the answer.
     Answer(Box<Turn>),
-    /// Replays the log of the turn's start. The turn has failed, and its checkpoint was released.
+    /// Replays the log of the turn's start. The turn has failed, and its snapshot was released.
     Undo(Box<Turn>, Halt),
     /// Prefills the log into a new sequence.
     Rebuild {
@@ -74,10 +80,8 @@ pub(super) enum Work {
         /// Tokens of the log.
         total: usize,
     },
-    /// Loads the cache of a saved conversation from its file.
-    Load(Box<Load>),
-    /// Replays the log of a saved conversation.
-    Restore { pending: Option<Token>, total: usize },
+    /// Loads the cache of a saved conversation from its file, or replays its log.
+    Restore { pending: Option<Token>, total: usize, load: Option<Box<Load>> },
     /// Asks for a text in a fork.
     Recall(Box<Recall>),
 }
@@ -98,20 +102,10 @@ pub(super) struct Conversation {
     pub beside: Option<Context>,
     /// The chains that answer, while several do.
     pub chains: Option<Chains>,
-    /// The state before the last turn's user message.
-    pub before: Option<Context>,
-    /// States at the ends of earlier turns, the oldest first.
-    pub older: VecDeque<Context>,
-    /// Most of them.
-    max_older: usize,
-    /// The state at the end of the last turn's prompt, its last token pending.
-    pub prompt_end: Option<Context>,
     /// The sequence without eviction that answers are compared with.
     pub twin: Option<Twin>,
     /// Whether the next answers have a twin.
     pub twin_wanted: bool,
-    /// What a twin had compared when it was given up in the middle of an answer.
-    pub twin_ended: Option<(TwinReport, Option<(usize, Token)>)>,
     /// The log after the last report, change between turns or restore, which is what the front end knows.
     pub reported: Vec<LogEntry>,
     /// Generated ids by turn, so that replies are never encoded again.
@@ -134,9 +128,14 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
+    pub fn id(&self) -> ConversationId {
+        self.outlet.conversation()
+    }
+
     /// Creates an empty conversation. Returns the outlet if no sequence is free.
     pub fn new<B: Backend>(m: &mut Loaded<B>, outlet: Outlet) -> Result<Self, (Outlet, CacheError)> {
-        let mut context = match Context::new(&mut m.runner, m.eviction) {
+        let eviction = m.eviction;
+        let mut context = match m.with_sequence(|runner| Context::new(runner, eviction)) {
             Ok(context) => context,
             Err(error) => return Err((outlet, error)),
         };
@@ -146,13 +145,8 @@ impl Conversation {
             chain: Chain::idle(context),
             beside: None,
             chains: None,
-            before: None,
-            older: VecDeque::new(),
-            max_older: m.max_older,
-            prompt_end: None,
             twin: None,
             twin_wanted: false,
-            twin_ended: None,
             reported: Vec::new(),
             replies: HashMap::new(),
             eviction: m.eviction,
@@ -183,9 +177,10 @@ impl Conversation {
     }
 
     /// Releases all sequences.
-    pub fn close<B: Backend>(mut self, runner: &mut Runner<B>) {
-        self.release_chains(runner);
-        self.release_checkpoints(runner);
+    pub fn close<B: Backend>(mut self, m: &mut Loaded<B>) {
+        self.release_chains(m);
+        let runner = &mut m.runner;
+        m.snapshots.release_of(runner, self.id(), Worth::TurnStart);
         self.release_twin(runner);
         self.give_up_old_cache(runner);
         self.leave_fork(runner);
@@ -209,9 +204,9 @@ impl Conversation {
             Command::SetEviction(on) => self.toggle(m, &events, on),
             Command::SetTwin(on) => self.set_twin(m, &events, on),
             Command::SetKeep(keep) => self.set_keep(m, &events, keep),
-            Command::Pin { text, ask } => self.pin(m, &events, &text, ask),
-            Command::Unpin(text) => self.unpin(m, &events, text.as_deref()),
-            Command::PinTokens { tokens, pin } => self.pin_tokens(m, &events, tokens, pin),
+            Command::Pin { .. } | Command::Unpin(_) | Command::PinTokens { .. } => {
+                self.change_pins(m, &events, command)
+            }
             Command::Inspect { layer, head } => self.inspect(m, &events, layer, head),
             Command::Presence(request) => {
                 let presence = self.presence(m, &request);
@@ -236,13 +231,13 @@ impl Conversation {
             match command {
                 Command::Clear => {
                     self.write_cache_at_close(m);
-                    self.clear(&mut m.runner);
+                    self.clear(m);
                 }
                 Command::KeepCache(file) => {
                     self.disk.set_file(file);
                     continue;
                 }
-                Command::Rewind(pieces) => self.rewind(&mut m.runner, &events, &pieces),
+                Command::Rewind(pieces) => self.rewind(m, &events, &pieces),
                 command => {
                     self.job = Some(Job { events, cancelled: false, halt: None, work: Work::New(command) });
                     return;
@@ -288,10 +283,8 @@ impl Conversation {
         self.late_commands(m);
         self.finish_chains(m);
         let done = self.chain.stage() == Stage::Done && self.chains.is_none() && !self.waits_for_twin();
-        let Some(mut job) = self.job.take_if(|job| {
-            let begun = !matches!(job.work, Work::New(_) | Work::Encode(..) | Work::Load(_));
-            begun && (done || job.cancelled || job.halt.is_some())
-        }) else {
+        let Some(mut job) = self.job.take_if(|job| job.has_begun() && (done || job.cancelled || job.halt.is_some()))
+        else {
             return;
         };
         let halt = job.halt.take().or_else(|| (!done).then_some(Halt::Cancelled));
@@ -301,7 +294,7 @@ impl Conversation {
             Work::Rebuild { beside, total } => self.end_rebuild(m, &job.events, beside, total, halt),
             Work::Restore { pending, .. } => self.end_restore(m, &job.events, pending, halt),
             Work::Recall(recall) => return self.end_recall(m, job.events, recall, halt),
-            Work::New(_) | Work::Encode(..) | Work::Load(_) => {}
+            Work::New(_) => {}
         }
         self.end_job(m);
     }
@@ -316,7 +309,7 @@ impl Conversation {
     /// Whether the job waits for its prompt to be encoded, or for the answers of its chains to be checked.
     pub fn only_waits(&self) -> bool {
         let checks = self.chains.as_ref().is_some_and(|chains| chains.numbers().next().is_none());
-        checks || matches!(&self.job, Some(Job { work: Work::Encode(..), .. }))
+        checks || matches!(&self.job, Some(Job { work: Work::Answer(turn), .. }) if turn.is_encoding())
     }
 
     /// The conversation's own chain, or the one of this number.
@@ -341,7 +334,9 @@ impl Conversation {
     }
 
     /// Frees the pages of a chain that is to wait.
-    pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, number: Option<usize>) {
+    pub fn restart<B: Backend>(&mut self, m: &mut Loaded<B>, number: Option<usize>) {
+        self.note_pages(m);
+        let runner = &mut m.runner;
         match (number, &mut self.chains) {
             (Some(number), Some(chains)) => chains.restart(runner, number, &self.chain.context),
             _ => self.chain.restart(runner, None),
@@ -353,7 +348,7 @@ impl Conversation {
             return true;
         }
         match self.job.as_ref().map(|job| &job.work) {
-            Some(Work::New(Command::Restore(_)) | Work::Load(_) | Work::Restore { .. } | Work::Undo(..)) => true,
+            Some(Work::New(Command::Restore(_)) | Work::Restore { .. } | Work::Undo(..)) => true,
             _ => self.chain.is_replaying(),
         }
     }
@@ -399,7 +394,7 @@ impl Conversation {
         self.eviction = on;
         let at_token = self.chain.context.len(&m.runner);
         self.disk.changed();
-        match self.follow_eviction(&mut m.runner) {
+        match self.follow_eviction(m) {
             Ok(dropped_slots) => {
                 events.event(Event::EvictionSet { on, at_token, dropped_slots });
                 self.tell_log(events);
@@ -410,14 +405,14 @@ impl Conversation {
     }
 
     /// Switches the sequence to the wanted dial and eviction state, and returns the number of slots dropped. Releases
-    /// checkpoints if the cache is full.
-    pub fn follow_eviction<B: Backend>(&mut self, runner: &mut Runner<B>) -> Result<u64, CacheError> {
-        self.chain.context.set_dial(runner, self.dial);
+    /// snapshots if the cache is full.
+    pub fn follow_eviction<B: Backend>(&mut self, m: &mut Loaded<B>) -> Result<u64, CacheError> {
+        self.chain.context.set_dial(&mut m.runner, self.dial);
         loop {
-            match self.chain.context.set_eviction(runner, self.eviction) {
+            match self.chain.context.set_eviction(&mut m.runner, self.eviction) {
                 Ok(dropped) => return Ok(dropped),
-                Err(error) if !self.give_up_checkpoint(runner) => {
-                    self.eviction = runner.cache.eviction(self.chain.context.seq);
+                Err(error) if !m.give_up_snapshot() => {
+                    self.eviction = m.runner.cache.eviction(self.chain.context.seq);
                     return Err(error);
                 }
                 Err(_) => {}
@@ -428,12 +423,12 @@ impl Conversation {
     /// As [`Self::follow_eviction`], after going back to an earlier context: reports the toggle if it acts again there.
     pub fn follow_eviction_here<B: Backend>(
         &mut self,
-        runner: &mut Runner<B>,
+        m: &mut Loaded<B>,
         events: &EventSender,
     ) -> Result<(), CacheError> {
         let context = &self.chain.context;
-        let (before, at_token) = (runner.cache.eviction(context.seq), context.len(runner));
-        let dropped_slots = self.follow_eviction(runner)?;
+        let (before, at_token) = (m.runner.cache.eviction(context.seq), context.len(&m.runner));
+        let dropped_slots = self.follow_eviction(m)?;
         if self.eviction != before {
             events.event(Event::EvictionSet { on: self.eviction, at_token, dropped_slots });
         }
@@ -441,8 +436,8 @@ impl Conversation {
     }
 
     /// As [`Self::follow_eviction`], with a notice on failure.
-    pub fn settle_eviction<B: Backend>(&mut self, runner: &mut Runner<B>, events: &EventSender) {
-        if let Err(error) = self.follow_eviction(runner) {
+    pub fn settle_eviction<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender) {
+        if let Err(error) = self.follow_eviction(m) {
             events.notice(format!("eviction stays as it was: {error}"));
         }
     }
@@ -460,7 +455,7 @@ impl Conversation {
         events.event(Event::HeadPositions { layer, head, slots });
     }
 
-    /// Whether a job runs that must leave everything as it is, the checkpoints included.
+    /// Whether a job runs that must leave everything as it is, the snapshots included.
     pub fn is_only_asking(&self) -> bool {
         matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Recall(_))) || self.answers_densely()
     }
@@ -475,34 +470,21 @@ impl Conversation {
         self.fed_text.presence(&m.runner, &m.vocabulary.tokenizer, context, request)
     }
 
-    /// Releases a checkpoint, those of earlier turns first. Returns false if there is none.
-    pub fn give_up_checkpoint<B: Backend>(&mut self, runner: &mut Runner<B>) -> bool {
-        if self.give_up_older(runner) {
-            return true;
-        }
-        let Some(context) = self.prompt_end.take().or_else(|| self.before.take()) else { return false };
-        runner.release(context.seq);
-        true
-    }
-
-    pub fn release_checkpoints<B: Backend>(&mut self, runner: &mut Runner<B>) {
-        while self.give_up_checkpoint(runner) {}
-    }
-
     /// Releases the current context and replaces it.
     pub fn replace_context<B: Backend>(&mut self, runner: &mut Runner<B>, context: Context) {
         let old = std::mem::replace(&mut self.chain.context, context);
         runner.release(old.seq);
     }
 
-    /// Replaces the current context by an empty one. Checkpoints are kept.
+    /// Replaces the current context by an empty one. Snapshots are kept.
     pub fn reset_context<B: Backend>(&mut self, runner: &mut Runner<B>, eviction: bool) {
         runner.release(self.chain.context.seq);
         self.chain.context = Context::new(runner, eviction).expect("a sequence was just released");
     }
 
-    pub fn clear<B: Backend>(&mut self, runner: &mut Runner<B>) {
-        self.release_checkpoints(runner);
+    pub fn clear<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let runner = &mut m.runner;
+        m.snapshots.release_of(runner, self.id(), Worth::TurnStart);
         self.release_twin(runner);
         self.reset_context(runner, self.eviction);
         self.chain.context.set_dial(runner, self.dial);
@@ -512,35 +494,25 @@ impl Conversation {
         self.decode_tok_s = None;
     }
 
-    /// Goes back to the newest kept state whose text is a prefix of the rendering.
-    fn rewind<B: Backend>(&mut self, runner: &mut Runner<B>, events: &EventSender, pieces: &[Piece]) {
+    /// Goes back to the longest kept state whose text begins the rendering.
+    fn rewind<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, pieces: &[Piece]) {
         let flat = flatten(pieces);
-        let begins = |context: &mut Context| flat.starts_with(&context.flat);
-        if begins(&mut self.chain.context) {
+        if flat.starts_with(&self.chain.context.flat) {
             return;
         }
         self.disk.left_log();
-        let older = self.best_older(|context| flat.starts_with(&context.flat));
-        let last = [&self.prompt_end, &self.before].map(|c| c.as_ref().filter(|c| flat.starts_with(&c.flat)));
-        let longest = last.into_iter().flatten().map(|c| c.flat.len()).max().unwrap_or(0);
-        let older = older.filter(|&i| self.older[i].flat.len() > longest).and_then(|i| self.older.remove(i));
-        let checkpoint = older.or_else(|| self.prompt_end.take_if(begins)).or_else(|| self.before.take_if(begins));
-        match checkpoint {
-            Some(context) => {
-                let left = std::mem::replace(&mut self.chain.context, context);
-                self.keep_older(runner, left);
+        match m.snapshots.longest_prefix(self.id(), &flat) {
+            Some(i) => {
+                let kept = m.snapshots.take(i).context;
+                let left = std::mem::replace(&mut self.chain.context, kept);
+                m.snapshots.insert(&mut m.runner, self.id(), Worth::Earlier, left);
             }
-            None => self.reset_context(runner, self.eviction),
+            None => self.reset_context(&mut m.runner, self.eviction),
         }
-        // `before` stays what it is if `prompt_end` was a prefix; another turn's is one of the older ones now.
-        if let Some(end) = self.prompt_end.take() {
-            runner.release(end.seq);
-        }
-        if let Some(before) = self.before.take_if(|before| !flat.starts_with(&before.flat)) {
-            self.keep_older(runner, before);
-        }
+        // The start of the last turn stays what it is if the end of its prompt was a prefix.
+        m.snapshots.leave_turn(&mut m.runner, self.id(), |start| flat.starts_with(&start.flat));
         let kept = self.chain.context.log.len();
-        if let Err(error) = self.follow_eviction_here(runner, events) {
+        if let Err(error) = self.follow_eviction_here(m, events) {
             events.notice(format!("eviction stays as it was: {error}"));
         }
         if self.chain.context.log.len() > kept {
@@ -557,15 +529,18 @@ impl Conversation {
     pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
         match self.job.as_ref().map(|job| &job.work) {
+            Some(Work::Answer(turn)) if turn.is_encoding() => Phase::Idle,
             Some(Work::Answer(turn)) if self.chain.tokens_left() > 0 && !turn.is_decided() => {
                 let total = turn.prefilled;
                 Phase::Prefill { done: total.saturating_sub(self.chain.tokens_left() + 1), total }
             }
             Some(Work::Answer(_)) => Phase::Decode,
+            Some(Work::Restore { total, load: Some(load), .. }) => {
+                Phase::Rebuild { done: load.done(*total), total: *total }
+            }
             Some(Work::Rebuild { total, .. } | Work::Restore { total, .. }) => {
                 Phase::Rebuild { done: len, total: *total }
             }
-            Some(Work::Load(load)) => Phase::Rebuild { done: load.done(), total: load.total },
             Some(Work::Undo(..)) => Phase::Rebuild { done: len, total: len + self.chain.tokens_left() },
             Some(Work::Recall(_)) => Phase::Prefill { done: len, total: len + self.chain.tokens_left() },
             _ => Phase::Idle,
@@ -581,16 +556,17 @@ impl Conversation {
 
     /// Reads the tables and publishes a snapshot.
     pub fn publish<B: Backend>(&self, m: &Loaded<B>) {
-        self.publish_figures(m, &self.figures(&m.runner));
+        self.publish_figures(m, &self.figures(m));
     }
 
     /// Reads the tables: waits for the device.
-    pub fn figures<B: Backend>(&self, runner: &Runner<B>) -> Figures {
+    pub fn figures<B: Backend>(&self, m: &Loaded<B>) -> Figures {
         // A fork that drops nothing is a twin too.
         let dense = self.beside.as_ref().filter(|_| self.answers_densely()).map(|_| self.chain.context.seq);
-        let mut figures = Figures::read(runner, self.context().seq, self.twin.as_ref().map(Twin::seq).or(dense));
+        let mut figures =
+            Figures::read(&m.runner, self.context().seq, self.twin.as_ref().and_then(|twin| twin.seq).or(dense));
         figures.counted = self.chain.counted(figures.seq());
-        self.add_chains(runner, &mut figures);
+        self.add_chains(m, &mut figures);
         figures
     }
 

@@ -4,7 +4,7 @@
 use super::loaded::{Dials, Loaded, Trial};
 use super::runner::{Runner, StepError};
 use crate::backend::Backend;
-use crate::cache::SeqId;
+use crate::cache::{CacheError, SeqId};
 use crate::checkpoint::dial_file;
 use crate::policy::{DialTable, MAX_RATIO, Policy, STRENGTHS, SlotMeta};
 use crate::protocol::Keep;
@@ -20,10 +20,10 @@ const SAMPLE_TOKENS: usize = 640;
 const STEP: f64 = 1.4;
 
 impl Trial {
-    fn begin<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> Result<Self, StepError> {
+    fn begin<B: Backend>(seq: SeqId, runner: &Runner<B>, tokenizer: &Tokenizer) -> Self {
         let mut tokens = tokenizer.encode_text(SAMPLE).unwrap_or_default();
         tokens.truncate(SAMPLE_TOKENS.min(runner.context()));
-        Ok(Self { seq: runner.create(false)?, tokens, fed: 0 })
+        Self { seq, tokens, fed: 0 }
     }
 
     /// Feeds at most `size` tokens. Returns whether tokens are left.
@@ -48,7 +48,7 @@ const TOO_SHORT: &str = "the context is too short to measure what is kept";
 
 /// What the model keeps at each setting of the dial, by a trial prefill that runs at once.
 pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
-    let mut trial = Trial::begin(runner, tokenizer)?;
+    let mut trial = Trial::begin(runner.create(false)?, runner, tokenizer);
     let fed = loop {
         match trial.step(runner, usize::MAX) {
             Ok(true) => {}
@@ -90,9 +90,10 @@ impl<B: Backend> Loaded<B> {
     }
 
     /// Begins the trial prefill, unless it runs. Fails if no sequence is free.
-    pub fn begin_trial(&mut self) -> Result<(), StepError> {
+    pub fn begin_trial(&mut self) -> Result<(), CacheError> {
         if !self.is_measuring() {
-            let trial = Trial::begin(&mut self.runner, &self.vocabulary.tokenizer)?;
+            let seq = self.with_sequence(|runner| runner.create(false))?;
+            let trial = Trial::begin(seq, &self.runner, &self.vocabulary.tokenizer);
             self.dials = Dials::Unmeasured(Some(trial));
         }
         Ok(())

@@ -9,7 +9,7 @@ use super::loaded::{Loaded, hex_digest};
 use crate::backend::Backend;
 use crate::cache::file::{Header, Opened, Reader, Room, Writer};
 use crate::cache::{CheckedLayer, SeqId};
-use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, Token, count};
+use crate::protocol::{CacheFile, EventSender, LogEntry, Outlet, count};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -60,9 +60,6 @@ pub(super) struct Load {
     header: Header,
     reader: Reader<CheckedLayer>,
     pub log: Vec<LogEntry>,
-    pub pending: Option<Token>,
-    /// Tokens of the log.
-    pub total: usize,
 }
 
 /// The entries of a log that change something, as a replay leaves them.
@@ -208,10 +205,10 @@ impl DiskCache {
 }
 
 impl Load {
-    /// Tokens of the log, scaled to the layers that are loaded.
-    pub fn done(&self) -> usize {
+    /// Tokens of the log, `total` in all, scaled to the layers that are loaded.
+    pub fn done(&self, total: usize) -> usize {
         let layers = self.header.layer_bytes.len();
-        self.total * (layers - self.reader.left()) / layers.max(1)
+        total * (layers - self.reader.left()) / layers.max(1)
     }
 
     /// Loads the next layer into an empty context, if the disk has it. Returns true when all are loaded; an error is why the
@@ -231,25 +228,19 @@ impl Load {
         m.runner.end_import(context.seq, sequence, context.tokens());
         Ok(true)
     }
-
-    /// What the user is told if the file cannot be used.
-    pub fn not_used(&self, why: &str) -> String {
-        not_used(why, self.total)
-    }
 }
 
-/// Begins to load the cache of a saved conversation from its file. `None` if it cannot be used, after a notice if there is
-/// one.
+/// Begins to load the cache of a saved conversation, whose log has `total` tokens, from its file. `None` if it
+/// cannot be used, after a notice if there is one.
 pub(super) fn begin_load<B: Backend>(
     m: &Loaded<B>,
     path: &Path,
     log: &[LogEntry],
-    pending: Option<Token>,
+    total: usize,
     events: &EventSender,
 ) -> Option<Box<Load>> {
-    let total = log.iter().filter(|e| matches!(e, LogEntry::Token(_))).count();
     match open(m, path, log, total) {
-        Ok(found) => found.map(|(header, reader)| Box::new(Load { header, reader, log: log.to_vec(), pending, total })),
+        Ok(found) => found.map(|(header, reader)| Box::new(Load { header, reader, log: log.to_vec() })),
         Err(why) => {
             events.notice(not_used(&why, total));
             None
@@ -257,7 +248,8 @@ pub(super) fn begin_load<B: Backend>(
     }
 }
 
-fn not_used(why: &str, tokens: usize) -> String {
+/// What the user is told if the file cannot be used.
+pub(super) fn not_used(why: &str, tokens: usize) -> String {
     format!("the saved cache is not used: {why}; recomputing {} tokens", count(tokens))
 }
 

@@ -1,14 +1,18 @@
 //! A loaded model: its runner, its vocabulary and its description for front ends.
 
 use super::EngineOptions;
+use super::context::Context;
 use super::reply::{ThinkTags, Vocabulary};
 use super::runner::Runner;
+use super::snapshots::{Snapshots, Worth};
 use crate::backend::Backend;
-use crate::cache::SeqId;
 use crate::cache::file::Identity;
+use crate::cache::{CacheError, SeqId};
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::policy::DialTable;
-use crate::protocol::{ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, Token, WeightsInfo, WhenFull};
+use crate::protocol::{
+    LogEntry, ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, Token, WeightsInfo, WhenFull,
+};
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
 use anyhow::Result;
@@ -40,9 +44,8 @@ pub(super) struct Loaded<B: Backend> {
     pub info: Arc<ModelInfo>,
     /// What a cache on disk has to be of.
     pub identity: Identity,
-    /// Most checkpoints of earlier turns of a conversation, and the bytes that they may hold.
-    pub max_older: usize,
-    pub checkpoint_bytes: u64,
+    /// States that conversations can go back to.
+    pub snapshots: Snapshots,
     /// The user was told that chains of a greedy model sample.
     pub said_that_chains_sample: bool,
     /// Whether new conversations evict.
@@ -66,9 +69,8 @@ impl<B: Backend> Loaded<B> {
         Ok(Self {
             identity: identity(&runner, checkpoint, &info),
             info,
-            max_older: options.max_older,
+            snapshots: Snapshots::new(options.max_older, options.checkpoint_bytes),
             said_that_chains_sample: false,
-            checkpoint_bytes: options.checkpoint_bytes,
             vocabulary: Vocabulary {
                 tokenizer: Arc::new(tokenizer),
                 eos: checkpoint.generation.eos.clone(),
@@ -94,6 +96,42 @@ impl<B: Backend> Loaded<B> {
         if self.alone {
             self.runner.trim();
         }
+    }
+
+    /// Makes what takes a sequence. If none is free, earlier states give theirs up.
+    pub fn with_sequence<T>(
+        &mut self,
+        make: impl Fn(&mut Runner<B>) -> Result<T, CacheError>,
+    ) -> Result<T, CacheError> {
+        loop {
+            match make(&mut self.runner) {
+                Err(CacheError::Sequences(_)) if self.snapshots.give_up(&mut self.runner, Worth::Earlier) => {}
+                made => return made,
+            }
+        }
+    }
+
+    /// A context for a conversation that begins with `tokens`: a fork of one that was fed the first of them, by any conversation,
+    /// or an empty one. Where results depend on the chunks of a prefill, no conversation may depend on what others were fed.
+    pub fn begin_context(&mut self, eviction: bool, dial: f32, tokens: &[Token]) -> Result<Context, CacheError> {
+        let mut fresh = self.with_sequence(|runner| Context::new(runner, eviction))?;
+        fresh.set_dial(&mut self.runner, dial);
+        if self.runner.backend().chunk_tokens().is_some() || tokens.is_empty() {
+            return Ok(fresh);
+        }
+        let log: Vec<LogEntry> = fresh.log.iter().copied().chain(tokens.iter().map(|&t| LogEntry::Token(t))).collect();
+        match self.snapshots.longest_log(&log).filter(|shared| shared.log.len() > fresh.log.len()) {
+            Some(shared) => {
+                self.runner.release(fresh.seq);
+                shared.fork(&mut self.runner)
+            }
+            None => Ok(fresh),
+        }
+    }
+
+    /// Releases the cheapest snapshot. Returns false if there is none.
+    pub fn give_up_snapshot(&mut self) -> bool {
+        self.snapshots.give_up(&mut self.runner, Worth::TurnStart)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Pins: messages whose tokens are never marked.
 
-use super::context::Context;
 use super::conversation::Conversation;
 use super::loaded::Loaded;
 use super::presence::lanes_with;
@@ -8,7 +7,7 @@ use super::reply::flat_of;
 use super::runner::Runner;
 use crate::backend::Backend;
 use crate::cache::SeqId;
-use crate::protocol::{Event, EventSender, LogEntry, Pinned, Token, bytes, count};
+use crate::protocol::{Command, Event, EventSender, LogEntry, Pinned, Token, bytes, count};
 use crate::tokenizer::Tokenizer;
 use std::ops::Range;
 
@@ -44,97 +43,71 @@ fn stored<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: &Range<usize>) 
     if all == 0 { 1.0 } else { lanes.iter().map(|&n| n as usize).sum::<usize>() as f64 / all as f64 }
 }
 
-/// Applies an entry that pins or takes a pin back to a checkpoint that holds the positions. One that cannot be changed is
-/// released.
-fn pinned<B: Backend>(runner: &mut Runner<B>, mut checkpoint: Context, entry: LogEntry) -> Option<Context> {
-    let end = match entry {
-        LogEntry::Pin { pin: [_, end] } => end as usize,
-        LogEntry::Unpin { unpin: [start, _] } => start as usize + 1,
-        _ => 0,
-    };
-    if checkpoint.len(runner) < end || checkpoint.apply(runner, entry).is_ok() {
-        return Some(checkpoint);
-    }
-    runner.release(checkpoint.seq);
-    None
-}
-
 impl Conversation {
-    /// Pins a message by its text, or tells what that would cost.
-    pub(super) fn pin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, text: &str, ask: bool) {
-        match self.try_pin(m, text, ask) {
-            Ok(pinned) => {
-                let done = pinned.done;
-                events.event(Event::Pinned(Box::new(pinned)));
-                if done {
-                    self.tell_log(events);
-                }
+    /// Serves a command that pins tokens, asks what that would cost, or takes pins back.
+    pub(super) fn change_pins<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, command: Command) {
+        let (name, done) = match command {
+            Command::Pin { text, ask } => {
+                let found = self.pin_refusal(m).map_or_else(|| self.message(m, &text), Err);
+                ("pin", found.and_then(|positions| self.try_pin(m, text, positions, ask)))
             }
-            Err(why) => events.refuse("pin", why),
-        }
-    }
-
-    /// Pins the tokens at these positions, or takes their pins back.
-    pub(super) fn pin_tokens<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        events: &EventSender,
-        tokens: Range<usize>,
-        pin: bool,
-    ) {
-        let within = tokens.start.min(self.context().len(&m.runner))..tokens.end.min(self.context().len(&m.runner));
-        let done = match (within.is_empty(), pin) {
-            (true, _) => Err("these tokens are not in the cache".to_owned()),
-            (_, true) => self.try_pin_at(m, "", within, false).map(|pinned| Event::Pinned(Box::new(pinned))),
-            (_, false) => {
-                self.try_unpin_at(m, within).map(|(tokens, dropped_slots)| Event::Unpinned { tokens, dropped_slots })
+            Command::Unpin(text) => {
+                let found = self.pinned(m, text.as_deref());
+                ("unpin", found.and_then(|positions| self.try_unpin(m, positions)))
             }
+            Command::PinTokens { tokens, pin } => {
+                let fed = self.context().len(&m.runner);
+                let positions = tokens.start.min(fed)..tokens.end.min(fed);
+                let done = match (self.pin_refusal(m).filter(|_| pin), pin) {
+                    _ if positions.is_empty() => Err("these tokens are not in the cache".to_owned()),
+                    (Some(why), _) => Err(why),
+                    (None, true) => self.try_pin(m, String::new(), positions, false),
+                    (None, false) => self.try_unpin(m, positions),
+                };
+                (if pin { "pin" } else { "unpin" }, done)
+            }
+            _ => return,
         };
         match done {
             Ok(event) => {
                 events.event(event);
                 self.tell_log(events);
             }
-            Err(why) => events.refuse(if pin { "pin" } else { "unpin" }, why),
+            Err(why) => events.refuse(name, why),
         }
     }
 
-    /// Takes back the pins of a message, or all.
-    pub(super) fn unpin<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, text: Option<&str>) {
-        match self.try_unpin(m, text) {
-            Ok((tokens, dropped_slots)) => {
-                events.event(Event::Unpinned { tokens, dropped_slots });
-                self.tell_log(events);
-            }
-            Err(why) => events.refuse("unpin", why),
-        }
-    }
-
-    fn try_unpin<B: Backend>(&mut self, m: &mut Loaded<B>, text: Option<&str>) -> Result<(usize, u64), String> {
+    /// Positions of the last message with this text.
+    fn message<B: Backend>(&self, m: &Loaded<B>, text: &str) -> Result<Range<usize>, String> {
         let context = self.context();
-        let pins = m.runner.cache.pins(context.seq);
-        let positions = match (text, pins) {
-            (_, []) => return Err("nothing is pinned".into()),
-            (None, [first, ..]) => first.start..pins.last().map_or(first.end, |last| last.end),
-            (Some(text), _) => {
-                let told = context.tokens().chain(context.pending);
-                positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
-                    .filter(|found| pins.iter().any(|pin| pin.start < found.end && found.start < pin.end))
-                    .ok_or("that message is not pinned; /unpin all takes every pin back")?
-            }
-        };
-        self.try_unpin_at(m, positions)
+        let told = context.tokens().chain(context.pending);
+        positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
+            .ok_or_else(|| "that message is not in the cache yet; it can be pinned after the next answer".into())
     }
 
-    fn try_unpin_at<B: Backend>(&mut self, m: &mut Loaded<B>, positions: Range<usize>) -> Result<(usize, u64), String> {
+    /// Positions of the pinned message with this text, or from the first pin to the last.
+    fn pinned<B: Backend>(&self, m: &Loaded<B>, text: Option<&str>) -> Result<Range<usize>, String> {
+        let pins = m.runner.cache.pins(self.context().seq);
+        let is_pinned = |found: &Range<usize>| pins.iter().any(|pin| pin.start < found.end && found.start < pin.end);
+        match (text, pins) {
+            (_, []) => Err("nothing is pinned".into()),
+            (None, [first, ..]) => Ok(first.start..pins.last().map_or(first.end, |last| last.end)),
+            (Some(text), _) => {
+                let found = self.message(m, text).ok().filter(is_pinned);
+                found.ok_or_else(|| "that message is not pinned; /unpin all takes every pin back".into())
+            }
+        }
+    }
+
+    fn try_unpin<B: Backend>(&mut self, m: &mut Loaded<B>, positions: Range<usize>) -> Result<Event, String> {
         if self.job.is_some() {
             return Err("no pin is taken back while the model works; try again after the answer".into());
         }
         let unpin = [positions.start as u32, positions.end as u32];
         let changed = self.chain.context.unpin(&mut m.runner, unpin);
-        let changed = changed.map_err(|error| format!("the pin stays: {error}"))?;
+        let (tokens, dropped_slots) = changed.map_err(|error| format!("the pin stays: {error}"))?;
         self.follow_pins(m, LogEntry::Unpin { unpin });
-        Ok(changed)
+        Ok(Event::Unpinned { tokens, dropped_slots })
     }
 
     /// Why nothing can be pinned, if so.
@@ -151,70 +124,48 @@ impl Conversation {
         self.job.is_some().then(|| working.to_owned())
     }
 
-    fn try_pin<B: Backend>(&mut self, m: &mut Loaded<B>, text: &str, ask: bool) -> Result<Pinned, String> {
-        self.pin_refusal(m).map_or(Ok(()), Err)?;
-        let context = self.context();
-        let told = context.tokens().chain(context.pending);
-        let positions = positions(&m.vocabulary.tokenizer, told, text, Occurrence::Last)
-            .ok_or("that message is not in the cache yet; it can be pinned after the next answer")?;
-        self.try_pin_at(m, text, positions, ask)
-    }
-
-    /// Pins the text at these positions, or tells what that would cost.
-    fn try_pin_at<B: Backend>(
+    /// Pins the message at these positions here and in the snapshots that hold them, or tells what that would cost.
+    fn try_pin<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,
-        text: &str,
+        text: String,
         positions: Range<usize>,
         ask: bool,
-    ) -> Result<Pinned, String> {
-        self.pin_refusal(m).map_or(Ok(()), Err)?;
-        let context = &self.chain.context;
-        let is_pinned = |pin: &Range<usize>| pin.start <= positions.start && positions.end <= pin.end;
-        if m.runner.cache.pins(context.seq).iter().any(is_pinned) {
+    ) -> Result<Event, String> {
+        let (g, pins) = (m.runner.cache.geometry(), m.runner.cache.pins(self.chain.context.seq));
+        if pins.iter().any(|pin| pin.start <= positions.start && positions.end <= pin.end) {
             return Err("that message is pinned already; /unpin takes the pin back".into());
         }
-        let g = m.runner.cache.geometry();
         let token_bytes = (g.n_layers * g.n_kv_heads * g.slot_bytes()) as u64;
-        let before: usize = m.runner.cache.pins(context.seq).iter().map(ExactSizeIterator::len).sum();
-        let needed = (before + positions.len()) as u64 * token_bytes;
+        let n = pins.iter().map(ExactSizeIterator::len).sum::<usize>() + positions.len();
+        let needed = n as u64 * token_bytes;
         if let Some(limit) = m.runner.cache.limit_bytes().filter(|limit| needed > *limit) {
-            let n = count(before + positions.len());
-            return Err(format!("{n} pinned tokens need {}, and the cache has {}", bytes(needed), bytes(limit)));
+            return Err(format!(
+                "{} pinned tokens need {}, and the cache has {}",
+                count(n),
+                bytes(needed),
+                bytes(limit)
+            ));
         }
         let pinned = Pinned {
-            text: text.to_owned(),
+            text,
             tokens: positions.len(),
             bytes: positions.len() as u64 * token_bytes,
-            stored: stored(&m.runner, context.seq, &positions),
+            stored: stored(&m.runner, self.chain.context.seq, &positions),
             done: !ask,
         };
         if !ask {
-            self.pin_at(m, positions).map_err(|error| format!("nothing is pinned: {error}"))?;
+            let pin = [positions.start as u32, positions.end as u32];
+            let done = self.chain.context.pin(&mut m.runner, pin);
+            done.map_err(|error| format!("nothing is pinned: {error}"))?;
+            self.follow_pins(m, LogEntry::Pin { pin });
         }
-        Ok(pinned)
+        Ok(Event::Pinned(Box::new(pinned)))
     }
 
-    /// Pins positions here and in the checkpoints that hold them.
-    fn pin_at<B: Backend>(
-        &mut self,
-        m: &mut Loaded<B>,
-        positions: Range<usize>,
-    ) -> Result<(), crate::cache::CacheError> {
-        let pin = [positions.start as u32, positions.end as u32];
-        self.chain.context.pin(&mut m.runner, pin)?;
-        self.follow_pins(m, LogEntry::Pin { pin });
-        Ok(())
-    }
-
-    /// Applies a change of the pins to the checkpoints too.
+    /// Applies a change of the pins to the snapshots too.
     fn follow_pins<B: Backend>(&mut self, m: &mut Loaded<B>, entry: LogEntry) {
-        let runner = &mut m.runner;
-        for checkpoint in [&mut self.before, &mut self.prompt_end] {
-            *checkpoint = checkpoint.take().and_then(|context| pinned(runner, context, entry));
-        }
-        let older = std::mem::take(&mut self.older);
-        self.older = older.into_iter().filter_map(|context| pinned(runner, context, entry)).collect();
+        m.snapshots.apply(&mut m.runner, self.id(), entry);
         self.publish(m);
     }
 

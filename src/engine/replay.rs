@@ -2,11 +2,12 @@
 
 use super::chain::Chain;
 use super::context::Context;
-use super::conversation::{Conversation, Halt, Work};
-use super::disk::begin_load;
+use super::conversation::{Conversation, Halt, Job, Work};
+use super::disk::{begin_load, not_used};
 use super::loaded::Loaded;
 use super::reply::flat_of;
 use super::runner::Runner;
+use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Event, EventSender, LogEntry, RestoreRequest, Token, count};
@@ -52,13 +53,13 @@ impl Conversation {
             (None, Some(old)) => {
                 (self.chain.context.flat, self.chain.context.pending) = (old.flat, old.pending);
                 m.runner.release(old.seq);
-                self.release_checkpoints(&mut m.runner);
+                m.snapshots.release_of(&mut m.runner, self.id(), Worth::TurnStart);
                 self.disk.left_log();
             }
             (None, None) => {}
             (Some(_), Some(old)) => {
                 self.replace_context(&mut m.runner, old);
-                let _ = self.follow_eviction(&mut m.runner);
+                let _ = self.follow_eviction(m);
             }
             (Some(_), None) => self.reset_context(&mut m.runner, self.eviction),
         }
@@ -81,7 +82,7 @@ impl Conversation {
         events: &EventSender,
         request: RestoreRequest,
     ) -> (Work, Option<Halt>) {
-        self.clear(&mut m.runner);
+        self.clear(m);
         let vocab = m.runner.config().vocab as Token;
         let known = |ids: &[Token]| ids.iter().all(|id| *id < vocab);
         self.replies = request.replies.into_iter().filter(|(_, ids)| known(ids)).collect();
@@ -97,39 +98,40 @@ impl Conversation {
         };
         self.reported.clone_from(&request.log);
         if refused.is_some() {
-            return (Work::Restore { pending, total }, refused);
+            return (Work::Restore { pending, total, load: None }, refused);
         }
         self.reset_context(&mut m.runner, true);
-        if let Some(load) = request.cache.and_then(|path| begin_load(m, &path, &request.log, pending, events)) {
-            return (Work::Load(load), None);
+        let load = request.cache.and_then(|path| begin_load(m, &path, &request.log, total, events));
+        if load.is_none() {
+            self.chain.replay(&request.log);
+            self.disk.changed();
         }
-        self.chain.replay(&request.log);
-        self.disk.changed();
-        (Work::Restore { pending, total }, None)
+        (Work::Restore { pending, total, load }, None)
     }
 
     /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job goes on as a restore: with
     /// nothing to feed, or with the whole log.
     pub(super) fn continue_load<B: Backend>(&mut self, m: &mut Loaded<B>) {
-        let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Load(_))) else { return };
-        let Work::Load(mut load) = job.work else { return };
-        let step = (!job.cancelled).then(|| load.go_on(m, &mut self.chain.context));
-        if step != Some(Ok(true)) && step != Some(Ok(false)) {
-            self.reset_context(&mut m.runner, true);
-        }
-        match &step {
-            Some(Err(why)) => {
-                job.events.notice(load.not_used(why));
-                self.chain.replay(&load.log);
-                self.disk.changed();
+        let is_loading = |job: &mut Job| matches!(job.work, Work::Restore { load: Some(_), .. });
+        let Some(mut job) = self.job.take_if(is_loading) else { return };
+        if let Work::Restore { total, load, .. } = &mut job.work
+            && let Some(mut from) = load.take()
+        {
+            let step = (!job.cancelled).then(|| from.go_on(m, &mut self.chain.context));
+            if step != Some(Ok(true)) && step != Some(Ok(false)) {
+                self.reset_context(&mut m.runner, true);
             }
-            None => job.halt = Some(Halt::Cancelled),
-            Some(Ok(_)) => {}
+            match step {
+                Some(Ok(true)) => {}
+                Some(Ok(false)) => *load = Some(from),
+                Some(Err(why)) => {
+                    job.events.notice(not_used(&why, *total));
+                    self.chain.replay(&from.log);
+                    self.disk.changed();
+                }
+                None => job.halt = Some(Halt::Cancelled),
+            }
         }
-        job.work = match step {
-            Some(Ok(false)) => Work::Load(load),
-            _ => Work::Restore { pending: load.pending, total: load.total },
-        };
         self.job = Some(job);
     }
 
@@ -152,7 +154,7 @@ impl Conversation {
         if !cancelled {
             self.adopt_dial(m, events);
         }
-        self.settle_eviction(&mut m.runner, events);
+        self.settle_eviction(m, events);
         let tokens = self.chain.context.len(&m.runner);
         m.trim();
         self.publish(m);

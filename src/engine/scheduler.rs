@@ -68,6 +68,11 @@ impl Scheduler {
         self.full
     }
 
+    /// Whether chains wait for room.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Forgets that memory was short.
     pub fn has_room(&mut self) {
         self.full = false;

@@ -3,9 +3,9 @@
 use super::conversation::{Conversation, Forgotten};
 use super::dials::for_each_slot;
 use super::loaded::Loaded;
-use super::runner::{Runner, StepError};
+use super::runner::Runner;
 use crate::backend::Backend;
-use crate::cache::{CacheError, SeqId};
+use crate::cache::SeqId;
 use crate::policy::{Dms, Policy, SINKS, STRENGTHS};
 use crate::protocol::{Command, Event, EventSender, Keep, LogChange, LogEntry, WhenFull, count};
 
@@ -35,12 +35,9 @@ impl Conversation {
         if !m.is_measuring() {
             events.notice("measuring once what this model keeps at each setting");
         }
-        loop {
-            match m.begin_trial() {
-                Ok(()) => return self.keep_waiting.push((events.clone(), keep)),
-                Err(StepError::Cache(CacheError::Sequences(_))) if self.give_up_older(&mut m.runner) => {}
-                Err(error) => return events.refuse("forget", format!("it cannot be measured now: {error}")),
-            }
+        match m.begin_trial() {
+            Ok(()) => self.keep_waiting.push((events.clone(), keep)),
+            Err(error) => events.refuse("forget", format!("it cannot be measured now: {error}")),
         }
     }
 

@@ -7,6 +7,7 @@ use super::loaded::Loaded;
 use super::planner::kv_budget;
 use super::runner::StepError;
 use super::scheduler::{Id, Scheduler, Stage, Step};
+use super::snapshots::Worth;
 use crate::backend::Backend;
 use crate::cache::CacheError;
 use crate::protocol::{Command, ConversationId, EngineMessage, Event, Outlet, Request};
@@ -108,7 +109,7 @@ impl<B: Backend> Worker<B> {
                 self.scheduler.retain(|other| other.conversation != id);
                 if let Some(mut conversation) = self.conversations.remove(&id) {
                     conversation.write_cache_at_close(&mut self.model);
-                    conversation.close(&mut self.model.runner);
+                    conversation.close(&mut self.model);
                 }
             }
             EngineMessage::Request(Request { conversation: id, id: request, command }) => {
@@ -127,11 +128,6 @@ impl<B: Backend> Worker<B> {
 
     /// Opens a conversation. Answers with [`Event::Failed`] if no sequence is free.
     pub fn open(&mut self, outlet: Outlet) {
-        // Earlier turns of the others are worth less than a conversation.
-        if self.model.runner.cache.free_rows() == 0 {
-            let runner = &mut self.model.runner;
-            let _ = self.conversations.values_mut().any(|c| c.give_up_older(runner));
-        }
         match Conversation::new(&mut self.model, outlet) {
             Ok(conversation) => {
                 conversation.outlet.event(Event::Ready(Arc::clone(&self.model.info)));
@@ -173,6 +169,9 @@ impl<B: Backend> Worker<B> {
             Some(Step::Decode(ids)) => self.decode(&ids),
             None => {}
         }
+        if self.scheduler.has_waiting() && self.model.snapshots.count(Worth::Chain) > 0 {
+            self.give_up_snapshot(Worth::Chain);
+        }
     }
 
     /// Runs a prefill chunk of one chain.
@@ -193,7 +192,7 @@ impl<B: Backend> Worker<B> {
                 if n > 1 {
                     self.scheduler.chunks.observe(n, started.elapsed());
                 }
-                conversation.keep_prompt_end(runner);
+                conversation.keep_prompt_end(&mut self.model);
                 conversation.tell_dropped();
             }
             Err(StepError::Cache(error)) => self.make_room(&[id], &error),
@@ -242,8 +241,8 @@ impl<B: Backend> Worker<B> {
     }
 
     /// Frees pages after a step of `ids` was refused for lack of them, so that the scheduler can choose again. Releases, in
-    /// this order: the dial's trial prefill, a twin, a checkpoint of these conversations, one of any other, a cache that is being
-    /// rebuilt, the pages of the chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
+    /// this order: the dial's trial prefill, a twin, the cheapest snapshot, a cache that is being rebuilt, the pages of the
+    /// chain that can wait (preemption), and what the heads need least. If nothing is left, the last of several chains ends,
     /// and else the job, with `error`.
     fn make_room(&mut self, ids: &[Id], error: &CacheError) {
         if let [id] = ids
@@ -261,13 +260,8 @@ impl<B: Backend> Worker<B> {
                 return;
             }
         }
-        for of_step in [true, false] {
-            let own = |id: &ConversationId| ids.iter().any(|other| other.conversation == *id);
-            for (_, conversation) in self.conversations.iter_mut().filter(|(id, _)| own(id) == of_step) {
-                if conversation.give_up_checkpoint(&mut self.model.runner) {
-                    return;
-                }
-            }
+        if self.give_up_snapshot(Worth::TurnStart) {
+            return;
         }
         let Self { model, conversations, scheduler, .. } = self;
         for id in ids {
@@ -282,7 +276,7 @@ impl<B: Backend> Worker<B> {
         };
         if let Some(id) = scheduler.preempt(left) {
             if let Some(conversation) = conversations.get_mut(&id.conversation) {
-                conversation.restart(&mut model.runner, id.number);
+                conversation.restart(model, id.number);
             }
             return;
         }
@@ -300,6 +294,12 @@ impl<B: Backend> Worker<B> {
                 (None, _) => {}
             }
         }
+    }
+
+    /// Releases the cheapest snapshot of at most this worth. Returns false if there is none.
+    fn give_up_snapshot(&mut self, most: Worth) -> bool {
+        self.conversations.values_mut().for_each(|conversation| conversation.note_pages(&self.model));
+        self.model.snapshots.give_up(&mut self.model.runner, most)
     }
 
     /// Runs the steps of twins that are due.

@@ -94,6 +94,8 @@ fn each_chain_is_the_ordinary_answer_with_its_seed() {
     assert!(tokens.iter().all(|&n| n > 5) && tokens.iter().any(|&n| n != tokens[0]), "{tokens:?}");
     assert!(chains.chains.iter().any(|chain| chain.stop_reason == StopReason::End));
     assert_eq!(streamed(&s), texts(&report)[0]);
+    let prefilled: usize = s.watch.seen().steps.iter().filter(|&&tokens| tokens > WIDTH).sum();
+    assert!(prefilled < report.prompt_tokens, "the winner's fork is kept: {prefilled}");
     let mut reads = 0.0;
     for (number, (chain, text)) in chains.chains.iter().zip(texts(&report)).enumerate() {
         let mut alone = session(&tiny);
@@ -194,7 +196,6 @@ fn shared_memory_is_the_most_that_the_pool_held() {
         let lanes = (s.info.n_layers * s.info.n_kv_heads) as f64;
         let pages = s.watch.seen().peak_pages;
         assert_eq!(report.kv.peak_shared, Some((pages * s.info.page_slots) as f64 / lanes), "{room:?}");
-        assert!(report.kv.peak_shared < Some(report.kv.peak_slots + lanes), "the prompt is shared");
         assert_eq!(pages > 20, room.is_none(), "{pages}");
     }
 }

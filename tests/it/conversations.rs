@@ -1,6 +1,6 @@
 //! Several conversations with one engine: each generates and stores what it does alone.
 
-use crate::harness::{Exchange, STEP, prompt_of};
+use crate::harness::{Exchange, STEP, Session, prompt_of};
 use crate::spy::{Spy, Watch};
 use crate::tiny::{Form, Spec, Tiny};
 use dmschat::codec::Codec;
@@ -211,6 +211,24 @@ fn four_conversations_say_and_store_what_each_does_alone() {
     for (number, (asks, answers)) in asks.iter().zip(&answers).enumerate() {
         alone(&tiny, number, asks, answers);
     }
+}
+
+/// The harness compares what each says and stores with the reference.
+#[test]
+fn a_conversation_that_begins_as_another_shares_what_that_was_fed() {
+    let tiny = talker();
+    let mut first = Session::with(&tiny, |o| o.max_seqs = 8);
+    let question = "a question of some forty characters or so";
+    let alone = first.ask(question);
+    let mut second = first.open();
+    let shared = second.ask(question);
+    assert_eq!(shared.reused_tokens, shared.prompt_tokens - 1);
+    assert_eq!((&shared.generated, &shared.log, shared.kv.live), (&alone.generated, &alone.log, alone.kv.live));
+    // Under another setting the same tokens make another cache.
+    second.send(Command::Clear);
+    second.toggle(false);
+    (second.log, second.exchanges) = (Vec::new(), Vec::new());
+    assert_eq!(second.ask(question).reused_tokens, 0);
 }
 
 #[test]

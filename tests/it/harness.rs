@@ -71,6 +71,22 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Another conversation of the same engine.
+    pub fn open(&self) -> Self {
+        Self {
+            tiny: self.tiny,
+            watch: self.watch.clone(),
+            handle: self.handle.open(),
+            info: self.info.clone(),
+            log: Vec::new(),
+            exchanges: Vec::new(),
+            events: Vec::new(),
+            sampling: self.sampling.clone(),
+            max_tokens: self.max_tokens,
+            turns: 0,
+        }
+    }
+
     pub fn send(&mut self, command: Command) {
         self.events.clear();
         assert!(self.handle.send(command), "the engine listens");

@@ -1,8 +1,9 @@
 //! Several chains that answer one question, and their vote.
 //!
 //! The prompt is prefilled once, in the conversation's own sequence, which then stays as it is: each chain is a fork of it and has
-//! a seed of its own. The chains decode in the same steps. One that ends gives its pages back; one whose pages are needed
-//! is replayed from the end of the prompt. So is the winner's reply in the conversation's own sequence, in the end.
+//! a seed of its own. The chains decode in the same steps. One that ends gives its pages back, unless it would win now: the
+//! winner's fork becomes the conversation's sequence. One whose pages are needed is replayed from the end of the prompt, and so
+//! is the reply of a winner without its fork.
 
 use super::super::chain::{Chain, Generation, Pushed};
 use super::super::context::Context;
@@ -12,13 +13,14 @@ use super::super::reply::Reply;
 use super::super::report::Figures;
 use super::super::runner::{NonFinite, Runner};
 use super::super::scheduler::Stage;
+use super::super::snapshots::Worth;
 use super::turn::Turn;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::cache::{CacheError, SeqId, SeqStats};
 use crate::protocol::{
-    ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, Event, EventSender, LogEntry,
-    MAX_AUTO_WIDTH, MAX_WIDTH, StopReason, TextKind, Token, VoteCount, WhenFull,
+    ChainEvent, ChainFigures, ChainReport, ChainState, ChainsReport, ChainsRequest, ConversationId, Event, EventSender,
+    LogEntry, MAX_AUTO_WIDTH, MAX_WIDTH, StopReason, TextKind, Token, VoteCount, WhenFull,
 };
 use crate::sampler::chain_seed;
 use crate::vote::{self, Vote};
@@ -45,12 +47,12 @@ pub(in crate::engine) struct Chains {
     shared_pages: usize,
     /// A chain that repeats itself was reported.
     repeats: bool,
-    /// Pages that only checkpoints held when the chains were forked.
+    /// Pages that only snapshots held when the chains were forked.
     kept_pages: usize,
 }
 
 struct OneOfMany {
-    /// `None` once it has ended: its pages are released.
+    /// `None` once it has ended.
     chain: Option<Chain>,
     answer: String,
     reasoning: String,
@@ -135,8 +137,11 @@ impl Chains {
 
     /// Notes the pages that the chains and the prompt hold. They only grow until a chain gives its own back: this is called
     /// before.
-    fn note_pages<B: Backend>(&mut self, runner: &Runner<B>, prompt: &Context) {
-        let all: Vec<SeqId> = self.running().map(|chain| chain.context.seq).chain([prompt.seq]).collect();
+    fn note_pages<B: Backend>(&mut self, m: &Loaded<B>, owner: ConversationId, prompt: &Context) {
+        let ended = m.snapshots.of(owner).filter(|one| one.worth == Worth::Chain).map(|one| &one.context);
+        let contexts = self.running().map(|chain| &chain.context).chain(ended).chain([prompt]);
+        let all: Vec<SeqId> = contexts.map(|context| context.seq).collect();
+        let runner = &m.runner;
         // The last chains are too few for a new maximum.
         if runner.cache.held_pages(runner.backend(), &all) > self.shared_pages {
             let pages = runner.cache.distinct_pages(runner.backend(), &[all]).concat().pop();
@@ -146,14 +151,19 @@ impl Chains {
 
     /// Frees the pages of a chain that is to wait.
     pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, number: usize, from: &Context) {
-        self.note_pages(runner, from);
         if let Some(chain) = self.chain_mut(number) {
             chain.restart(runner, Some(from));
         }
     }
 
-    /// Ends a chain: releases its pages and makes its report.
-    fn end<B: Backend>(&mut self, m: &mut Loaded<B>, number: usize, why: StopReason) -> Option<(TextKind, String)> {
+    /// Ends a chain and makes its report. Keeps its fork, and no other one, if it would win now.
+    fn end<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        owner: ConversationId,
+        number: usize,
+        why: StopReason,
+    ) -> Option<(TextKind, String)> {
         let one = &mut self.chains[number];
         let mut chain = one.chain.take()?;
         let rest = chain.finish_text();
@@ -162,7 +172,7 @@ impl Chains {
         }
         let stats = m.runner.cache.stats(m.runner.backend(), chain.context.seq);
         let counted = chain.counted(&stats);
-        m.runner.release(chain.context.seq);
+        let is_whole = chain.stage() != Stage::Prefill;
         let mut generation = chain.stop()?;
         let stop_reason = *generation.stop.get_or_insert(why);
         let may_vote = !matches!(stop_reason, StopReason::Cancelled | StopReason::Error);
@@ -176,7 +186,13 @@ impl Chains {
             reads: Figures::per_lane(m.runner.cache.geometry(), counted.0),
             seed: generation.seed,
         };
-        one.ended = Some(Ended { generation, flat: chain.context.flat, counted, report });
+        one.ended = Some(Ended { generation, flat: chain.context.flat.clone(), counted, report });
+        if is_whole && self.winner(true) == Some(number) {
+            m.snapshots.release_of(&mut m.runner, owner, Worth::Chain);
+            m.snapshots.insert(&mut m.runner, owner, Worth::Chain, chain.context);
+        } else {
+            m.runner.release(chain.context.seq);
+        }
         rest
     }
 
@@ -229,7 +245,7 @@ impl Conversation {
         let mut forks: Vec<Context> = Vec::new();
         let mut refusal = None;
         while wanted > 1 && forks.len() < wanted && refusal.is_none() {
-            match self.fork_current(&mut m.runner) {
+            match m.with_sequence(|runner| self.chain.context.fork(runner)) {
                 Ok(fork) => forks.push(fork),
                 Err(CacheError::Sequences(_)) => refusal = Some("--width at the start makes room for more".to_owned()),
                 Err(error) => refusal = Some(error.to_string()),
@@ -271,7 +287,7 @@ impl Conversation {
         let chains = forks.into_iter().enumerate().map(fork).collect();
         // The pending token is the last of the prompt.
         let prompt_tokens = self.chain.context.len(&m.runner) + 1;
-        let kept_pages = self.figures(&m.runner).other_pages();
+        let kept_pages = self.figures(m).other_pages();
         self.chains = Some(Chains {
             chains,
             request,
@@ -288,7 +304,7 @@ impl Conversation {
     /// Number of chains for which there are sequences and, at the expected compression, memory.
     fn width_that_fits<B: Backend>(&self, m: &Loaded<B>, turn: &Turn) -> usize {
         let runner = &m.runner;
-        let rows = (runner.cache.free_rows() + self.older.len()).clamp(1, MAX_AUTO_WIDTH);
+        let rows = (runner.cache.free_rows() + m.snapshots.count(Worth::Earlier)).clamp(1, MAX_AUTO_WIDTH);
         let Some(free) = runner.cache.free_pages(runner.backend()) else { return rows };
         let left = runner.context().saturating_sub(self.chain.context.len(runner));
         let tokens = turn.max_tokens().min(left).min(USUAL_ANSWER);
@@ -343,10 +359,10 @@ impl Conversation {
         else {
             return;
         };
-        let turn = turn.id();
-        chains.note_pages(&m.runner, &self.chain.context);
+        let (turn, owner) = (turn.id(), self.outlet.conversation());
+        chains.note_pages(m, owner, &self.chain.context);
         for &number in numbers {
-            if let Some((kind, text)) = chains.end(m, number, why) {
+            if let Some((kind, text)) = chains.end(m, owner, number, why) {
                 events.event(Event::Chain { turn, event: ChainEvent::Text { chain: number, kind, text } });
             }
             if let Some(ended) = &chains.chains[number].ended {
@@ -392,18 +408,21 @@ impl Conversation {
         }
         let stopped = job.cancelled && chains.winner(false).is_none();
         self.end_chains(m, &chains.numbers().collect::<Vec<_>>(), StopReason::Cancelled);
-        let Some(chains) = self.chains.take() else { return };
-        match (winner, &mut self.job) {
-            (Some(winner), _) => self.take_reply(m, chains, winner, stopped),
-            (None, Some(job)) if !job.cancelled => {
+        let Some(winner) = winner else {
+            let no_room = self.chains.as_mut().and_then(|chains| chains.no_room.take());
+            self.release_chains(m);
+            if let Some(job) = self.job.as_mut().filter(|job| !job.cancelled) {
                 let failed = || Halt::Error("no chain could answer".into());
-                job.halt.get_or_insert_with(|| chains.no_room.map_or_else(failed, Halt::CacheFull));
+                job.halt.get_or_insert_with(|| no_room.map_or_else(failed, Halt::CacheFull));
             }
-            (None, _) => {}
+            return;
+        };
+        if let Some(chains) = self.chains.take() {
+            self.take_reply(m, chains, winner, stopped);
         }
     }
 
-    /// Makes the winner's reply the conversation's, to be replayed in its own sequence. `stopped`: the vote was not decided.
+    /// Makes the winner's reply the conversation's. `stopped`: the vote was not decided.
     fn take_reply<B: Backend>(&mut self, m: &mut Loaded<B>, chains: Chains, winner: usize, stopped: bool) {
         let Some(Job { events, cancelled, work: Work::Answer(turn), .. }) = &mut self.job else { return };
         // A cancel that has chosen the winner is done.
@@ -412,7 +431,7 @@ impl Conversation {
         let votes = chains.vote_counts();
         let mut ended: Vec<Ended> = chains.chains.into_iter().filter_map(|one| one.ended).collect();
         let sum = |of: fn(&Ended) -> u64| ended.iter().map(of).sum::<u64>();
-        self.chain.count_from(&m.runner, (sum(|e| e.counted.0), sum(|e| e.counted.1)));
+        let counted = (sum(|e| e.counted.0), sum(|e| e.counted.1));
         let report = ChainsReport {
             chains: ended.iter().map(|e| e.report.clone()).collect(),
             votes,
@@ -434,24 +453,41 @@ impl Conversation {
             }
         }
         turn.set_chains(report, chains.shared_pages);
-        let context = &mut self.chain.context;
+        let context = &self.chain.context;
         let fed = generation.generated.len() - 1;
-        let log: Vec<LogEntry> =
-            context.pending.iter().chain(&generation.generated[..fed]).map(|&token| LogEntry::Token(token)).collect();
-        (context.pending, context.flat) = (generation.generated.last().copied(), flat);
-        self.chain.replay(&log);
+        let tokens = context.pending.iter().chain(&generation.generated[..fed]);
+        let said: Vec<LogEntry> = tokens.map(|&token| LogEntry::Token(token)).collect();
+        let fork = m.snapshots.take_equal(self.id(), &[&context.log[..], &said].concat(), &flat);
+        if let Some(fork) = fork {
+            self.replace_context(&mut m.runner, fork);
+        } else {
+            (self.chain.context.pending, self.chain.context.flat) = (generation.generated.last().copied(), flat);
+            self.chain.replay(&said);
+        }
+        m.snapshots.release_of(&mut m.runner, self.id(), Worth::Chain);
+        self.chain.count_from(&m.runner, counted);
         self.chain.generation = Some(generation);
     }
 
-    /// Releases the chains that still run.
-    pub(in crate::engine) fn release_chains<B: Backend>(&mut self, runner: &mut Runner<B>) {
+    /// Releases all chains.
+    pub(in crate::engine) fn release_chains<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        m.snapshots.release_of(&mut m.runner, self.id(), Worth::Chain);
         let chains = self.chains.take().into_iter().flat_map(|chains| chains.chains);
-        chains.filter_map(|one| one.chain).for_each(|chain| runner.release(chain.context.seq));
+        chains.filter_map(|one| one.chain).for_each(|chain| m.runner.release(chain.context.seq));
+    }
+
+    /// Notes the pages that the chains hold, before some of them are released.
+    pub(in crate::engine) fn note_pages<B: Backend>(&mut self, m: &Loaded<B>) {
+        let owner = self.id();
+        if let Some(chains) = &mut self.chains {
+            chains.note_pages(m, owner, &self.chain.context);
+        }
     }
 
     /// Puts the numbers of the chains into the figures. `waits`: whether the chain of this number is not admitted.
-    pub(in crate::engine) fn add_chains<B: Backend>(&self, runner: &Runner<B>, figures: &mut Figures) {
+    pub(in crate::engine) fn add_chains<B: Backend>(&self, m: &Loaded<B>, figures: &mut Figures) {
         let Some(chains) = &self.chains else { return };
+        let runner = &m.runner;
         let geometry = runner.cache.geometry();
         let mut running = Vec::new();
         let mut total = (0, 0);
@@ -478,7 +514,7 @@ impl Conversation {
             running.extend(stats);
         }
         figures.counted = total;
-        let has_checkpoint = self.before.is_some() || self.prompt_end.is_some() || !self.older.is_empty();
-        figures.show_mean(&running, if has_checkpoint { chains.kept_pages } else { 0 });
+        let has_snapshot = m.snapshots.of(self.id()).any(|one| one.worth > Worth::Chain);
+        figures.show_mean(&running, if has_snapshot { chains.kept_pages } else { 0 });
     }
 }

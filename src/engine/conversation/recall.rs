@@ -3,7 +3,7 @@
 //! A fork of the conversation is asked to repeat the text from its first words on. The tokens after them are fed as the
 //! answer, and each is compared with the model's own choice at its place. The question names the first words only, but the
 //! tokens before a token help to guess it, so the same question is asked once more without the conversation. Neither
-//! changes the conversation: its log, pages and checkpoints stay.
+//! changes the conversation: its log, pages and snapshots stay.
 
 use super::super::context::Context;
 use super::super::loaded::Loaded;
@@ -194,10 +194,9 @@ impl Conversation {
         let encode = |pieces: &[Piece], skip: usize, replies: &HashMap<u64, Vec<Token>>| {
             Encoding::start(tokenizer, stretches(tokenizer, pieces, skip, replies)).wait()
         };
-        // Its sequence may be needed; the next answer makes it again.
-        self.release_twin(&mut m.runner);
         let one_line = |error: anyhow::Error| format!("{error:#}");
-        let kept = self.kept_prefix(&flatten(&request.prompt));
+        let base = self.base_of(m, &flatten(&request.prompt));
+        let kept = self.context_of(m, base);
         let asked = encode(&request.prompt, kept.map_or(0, |c| c.flat.len()), &self.replies).map_err(one_line)?;
         let alone = encode(&request.alone, 0, &HashMap::new()).map_err(one_line)?;
         let todo: Vec<Token> = kept.and_then(|c| c.pending).into_iter().chain(asked).collect();
@@ -216,19 +215,9 @@ impl Conversation {
             let (need, context) = (count(need), count(context));
             return Err(format!("no room to ask: it takes {need} tokens, and the context holds {context}"));
         }
-        let fork = match kept {
-            Some(context) => context.fork(&mut m.runner),
-            None => Context::new(&mut m.runner, self.eviction),
-        };
-        let mut fork = fork.map_err(|error| format!("no room to ask: {error}"))?;
-        fork.set_dial(&mut m.runner, self.dial);
-        if let Err(error) = fork.set_eviction(&mut m.runner, self.eviction) {
-            m.runner.release(fork.seq);
-            return Err(format!("no room to ask: {error}"));
-        }
+        self.start_fork(m, base, self.eviction).map_err(|error| format!("no room to ask: {error}"))?;
         let (known, stored) = (Vec::new(), Vec::new());
         let recall = Recall { passage, alone, start: told.len(), known, stored, guessed: None };
-        self.beside = Some(std::mem::replace(&mut self.chain.context, fork));
         self.chain.prefill(todo.iter().chain(recall.to_feed()).copied());
         Ok(Work::Recall(Box::new(recall)))
     }

@@ -6,7 +6,7 @@ use super::super::context::Context;
 use super::super::loaded::Loaded;
 use super::super::prompt::{Encoding, ends_thinking, stretches};
 use super::super::reply::{Reply, flat_of};
-use super::super::runner::Runner;
+use super::super::snapshots::Worth;
 use super::{Conversation, Halt, Job, Work};
 use crate::backend::Backend;
 use crate::cache::CacheError;
@@ -22,15 +22,11 @@ use std::time::{Duration, Instant};
 
 /// The state that a turn starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Base {
+pub(in crate::engine) enum Base {
     /// The current context, which the prompt continues.
     Current,
-    /// The end of the last prompt: regenerate, or a template that drops think blocks.
-    PromptEnd,
-    /// The state before the last user message: undo, edit.
-    Before,
-    /// The state at the end of an earlier turn, or of another branch.
-    Older(usize),
+    /// The snapshot of this index.
+    Kept(usize),
     Nothing,
 }
 
@@ -46,7 +42,9 @@ pub(in crate::engine) struct Turn {
     seed: u64,
     /// Canonical text of the prompt.
     flat: String,
-    base: Base,
+    /// Bytes of it that the state held for which the rest was encoded.
+    skip: usize,
+    encoding: Option<Encoding>,
     /// `None` until the turn changes the conversation.
     start: Option<Start>,
     prompt_tokens: usize,
@@ -69,7 +67,8 @@ impl Turn {
             seed: request.seed.unwrap_or_else(random_seed),
             flat: flatten(&request.prompt),
             request,
-            base: Base::Nothing,
+            skip: 0,
+            encoding: None,
             start: None,
             prompt_tokens: 0,
             reused: 0,
@@ -85,6 +84,11 @@ impl Turn {
     /// The number of the turn in the conversation.
     pub fn id(&self) -> u64 {
         self.request.turn
+    }
+
+    /// Whether it waits for the tokens of its prompt.
+    pub fn is_encoding(&self) -> bool {
+        self.encoding.is_some()
     }
 
     pub fn prompt(&self) -> &[Piece] {
@@ -144,72 +148,67 @@ impl Conversation {
         if let Some(why) = limit.and_then(|limit| limit.refusal("the prompt", turn.flat.len() - marks)) {
             return (Work::Answer(turn), Some(Halt::ContextFull(why)));
         }
-        let encoding = self.encode(m, &mut turn);
-        (Work::Encode(turn, encoding), None)
+        self.encode(m, &mut turn);
+        (Work::Answer(turn), None)
     }
 
-    /// Starts to encode the part of the prompt that the newest matching state does not hold.
-    fn encode<B: Backend>(&self, m: &Loaded<B>, turn: &mut Turn) -> Encoding {
-        turn.base = self.base_of(turn);
-        let skip = self.context_of(turn.base).map_or(0, |context| context.flat.len());
+    /// Starts to encode the part of the prompt that the longest matching state does not hold.
+    fn encode<B: Backend>(&self, m: &Loaded<B>, turn: &mut Turn) {
+        turn.skip = self.skip_of(m, turn);
         let tokenizer = &m.vocabulary.tokenizer;
-        Encoding::start(tokenizer, stretches(tokenizer, &turn.request.prompt, skip, &self.replies))
+        let stretches = stretches(tokenizer, &turn.request.prompt, turn.skip, &self.replies);
+        turn.encoding = Some(Encoding::start(tokenizer, stretches));
+    }
+
+    /// Bytes of the prompt's text that the state holds which the turn would start from now.
+    fn skip_of<B: Backend>(&self, m: &Loaded<B>, turn: &Turn) -> usize {
+        self.context_of(m, self.turn_base(m, turn)).map_or(0, |context| context.flat.len())
     }
 
     /// Starts the turn once its prompt is encoded. If it was cancelled, it ends before anything changes.
     pub(in crate::engine) fn continue_encoding<B: Backend>(&mut self, m: &mut Loaded<B>) {
-        let Some(mut job) = self.job.take_if(|job| matches!(job.work, Work::Encode(..))) else { return };
-        let Work::Encode(mut turn, encoding) = job.work else { return };
-        job.work = if job.cancelled {
-            job.halt = Some(Halt::Cancelled);
-            Work::Answer(turn)
-        } else {
+        let is_encoding = |job: &mut Job| matches!(&job.work, Work::Answer(turn) if turn.is_encoding());
+        let Some(mut job) = self.job.take_if(is_encoding) else { return };
+        if let Work::Answer(turn) = &mut job.work
+            && let Some(encoding) = turn.encoding.take()
+        {
             match encoding.poll() {
-                None => Work::Encode(turn, encoding),
-                // The checkpoint was released for another conversation.
-                Some(Ok(_)) if self.base_of(&turn) != turn.base => {
-                    let encoding = self.encode(m, &mut turn);
-                    Work::Encode(turn, encoding)
-                }
+                _ if job.cancelled => job.halt = Some(Halt::Cancelled),
+                None => turn.encoding = Some(encoding),
+                // The snapshot was released for another conversation.
+                Some(Ok(_)) if self.skip_of(m, turn) != turn.skip => self.encode(m, turn),
                 Some(tokens) => {
                     let tokens = tokens.map_err(|error| Halt::Error(format!("{error:#}")));
-                    job.halt = tokens.and_then(|tokens| self.start_turn(m, &job.events, &mut turn, tokens)).err();
-                    Work::Answer(turn)
+                    job.halt = tokens.and_then(|tokens| self.start_turn(m, &job.events, turn, tokens)).err();
                 }
             }
-        };
+        }
         self.job = Some(job);
     }
 
     /// The state that the turn starts from. A cache that drops nothing has to be filled from the beginning.
-    fn base_of(&self, turn: &Turn) -> Base {
-        if turn.is_dense() { Base::Nothing } else { self.choose_base(&turn.flat) }
+    fn turn_base<B: Backend>(&self, m: &Loaded<B>, turn: &Turn) -> Base {
+        if turn.is_dense() { Base::Nothing } else { self.base_of(m, &turn.flat) }
     }
 
-    /// Returns the kept state whose text is the longest prefix of the prompt's.
-    fn choose_base(&self, flat: &str) -> Base {
-        let begins = |context: &Context| !context.flat.is_empty() && flat.starts_with(&context.flat);
+    /// The state whose text is the longest that begins `flat`.
+    pub(in crate::engine) fn base_of<B: Backend>(&self, m: &Loaded<B>, flat: &str) -> Base {
         let current = &self.chain.context;
+        let continues = !current.flat.is_empty() && flat.starts_with(&current.flat);
         let goes_on = flat.len() > current.flat.len() || current.pending.is_some();
-        let older = self.best_older(begins).map_or(Base::Nothing, Base::Older);
-        // The longest, and of two the first.
-        let bases = [Base::Current, Base::PromptEnd, Base::Before, older];
-        let fitting = bases.into_iter().filter(|base| *base != Base::Current || goes_on);
-        let fitting = fitting.filter_map(|base| Some((base, self.context_of(base).filter(|c| begins(c))?.flat.len())));
-        fitting.rev().max_by_key(|(_, len)| *len).map_or(Base::Nothing, |(base, _)| base)
+        let kept = m.snapshots.longest_prefix(self.id(), flat).map(|i| (i, m.snapshots.get(i).context.flat.len()));
+        match kept.filter(|(_, len)| *len > 0) {
+            Some((_, len)) if continues && goes_on && current.flat.len() >= len => Base::Current,
+            None if continues && goes_on => Base::Current,
+            Some((i, _)) => Base::Kept(i),
+            None => Base::Nothing,
+        }
     }
 
-    /// The newest kept state whose text is a prefix of `flat`.
-    pub(in crate::engine) fn kept_prefix(&self, flat: &str) -> Option<&Context> {
-        self.context_of(self.choose_base(flat))
-    }
-
-    fn context_of(&self, base: Base) -> Option<&Context> {
+    pub(in crate::engine) fn context_of<'a, B: Backend>(&'a self, m: &'a Loaded<B>, base: Base) -> Option<&'a Context> {
         match base {
             Base::Current => Some(&self.chain.context),
-            Base::PromptEnd => self.prompt_end.as_ref(),
-            Base::Before => self.before.as_ref(),
-            Base::Older(i) => self.older.get(i),
+            Base::Kept(i) => Some(&m.snapshots.get(i).context),
             Base::Nothing => None,
         }
     }
@@ -222,7 +221,8 @@ impl Conversation {
         turn: &mut Turn,
         encoded: Vec<Token>,
     ) -> Result<(), Halt> {
-        let base = self.context_of(turn.base);
+        let from = self.turn_base(m, turn);
+        let base = self.context_of(m, from);
         turn.reused = base.map_or(0, |base| base.len(&m.runner));
         let mut todo: Vec<Token> = base.and_then(|base| base.pending).into_iter().chain(encoded).collect();
         turn.prompt_tokens = turn.reused + todo.len();
@@ -238,14 +238,19 @@ impl Conversation {
         let Some(last) = todo.pop() else { return Err(Halt::Error("the prompt is empty".into())) };
         if turn.is_aside() {
             let eviction = self.eviction && !turn.is_dense();
-            self.start_fork(&mut m.runner, turn.base, eviction).map_err(|e| Halt::CacheFull(e.to_string()))?;
+            self.start_fork(m, from, eviction).map_err(|e| Halt::CacheFull(e.to_string()))?;
         } else {
             let start = base.unwrap_or(&self.chain.context);
             turn.start = Some(Start { log: start.log.clone(), flat: start.flat.clone(), pending: start.pending });
-            if turn.base != Base::Current {
+            if from != Base::Current {
                 self.release_twin(&mut m.runner);
             }
-            self.start_from(&mut m.runner, turn.base, !todo.is_empty()).map_err(|e| Halt::CacheFull(e.to_string()))?;
+            // A pin applies before the tokens that it pins.
+            let shareable = if turn.request.pin.is_none() { &todo[..] } else { &[] };
+            self.start_from(m, from, !todo.is_empty(), shareable).map_err(|e| Halt::CacheFull(e.to_string()))?;
+            turn.reused = self.chain.context.len(&m.runner);
+            turn.prefilled = turn.prompt_tokens - turn.reused;
+            drop(todo.drain(..todo.len() + 1 - turn.prefilled));
         }
         events.event(Event::TurnStarted {
             turn: turn.id(),
@@ -254,13 +259,13 @@ impl Conversation {
             todo: turn.prefilled,
         });
         if !turn.is_aside() {
-            self.follow_eviction_here(&mut m.runner, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
+            self.follow_eviction_here(m, events).map_err(|e| Halt::CacheFull(e.to_string()))?;
             if turn.wants_chains() && self.twin_wanted {
                 // It would have to be fed every chain. The next ordinary answer makes it again.
                 self.release_twin(&mut m.runner);
                 events.notice("several chains have no twin; the next ordinary answer has one again");
             } else {
-                self.begin_twin(&mut m.runner);
+                self.begin_twin(m);
             }
         }
         if let Some(text) = &turn.request.pin {
@@ -273,18 +278,25 @@ impl Conversation {
         let reply = Reply::new(&m.vocabulary.tokenizer, ends_thinking(&turn.request.prompt));
         let generation = Generation::new(&turn.request, turn.seed, reply);
         self.chain.begin_answer(&m.runner, generation);
-        self.keep_prompt_end(&mut m.runner);
+        self.keep_prompt_end(m);
         Ok(())
     }
 
     /// Makes a fork of `base` the chain's context, beside the conversation's own. On an error nothing has changed.
-    fn start_fork<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base, eviction: bool) -> Result<(), CacheError> {
+    pub(super) fn start_fork<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        base: Base,
+        eviction: bool,
+    ) -> Result<(), CacheError> {
         // Its sequence may be needed; the next answer makes it again.
-        self.release_twin(runner);
-        let mut fork = match self.context_of(base) {
-            Some(context) => context.fork(runner)?,
-            None => Context::new(runner, eviction)?,
-        };
+        self.release_twin(&mut m.runner);
+        let Loaded { runner, snapshots, .. } = m;
+        let mut fork = match base {
+            Base::Current => self.chain.context.fork(runner),
+            Base::Kept(i) => snapshots.get(i).context.fork(runner),
+            Base::Nothing => Context::new(runner, eviction),
+        }?;
         fork.set_dial(runner, self.dial);
         if let Err(error) = fork.set_eviction(runner, eviction) {
             runner.release(fork.seq);
@@ -294,78 +306,47 @@ impl Conversation {
         Ok(())
     }
 
-    /// Makes `base` the current context and keeps a checkpoint of the state before this turn. `adds`: the prompt is longer
-    /// than the base, so that the base itself is worth keeping.
-    fn start_from<B: Backend>(&mut self, runner: &mut Runner<B>, base: Base, adds: bool) -> Result<(), CacheError> {
-        match base {
-            Base::Current => {
-                if let Some(end) = self.prompt_end.take() {
-                    runner.release(end.seq);
-                }
-                if let Some(before) = self.before.take() {
-                    self.keep_older(runner, before);
-                }
-                self.before = Some(self.fork_current(runner)?);
-            }
-            Base::PromptEnd => {
-                let end = self.prompt_end.take().expect("chosen because it exists");
-                let copy = end.fork(runner)?;
-                self.replace_context(runner, copy);
-                if adds {
-                    let before = self.before.replace(end);
-                    before.into_iter().for_each(|before| self.keep_older(runner, before));
-                } else {
-                    self.prompt_end = Some(end);
-                }
-            }
-            Base::Before => {
-                if let Some(end) = self.prompt_end.take() {
-                    runner.release(end.seq);
-                }
-                let before = self.before.as_ref().expect("chosen because it exists");
-                let copy = before.fork(runner)?;
-                self.replace_context(runner, copy);
-            }
-            Base::Older(i) => {
-                if let Some(end) = self.prompt_end.take() {
-                    runner.release(end.seq);
-                }
-                let older = self.older.remove(i).expect("chosen because it exists");
-                let left = std::mem::replace(&mut self.chain.context, older);
-                // The row of the state that was left serves if there is no other.
-                let copy = match self.chain.context.fork(runner) {
-                    Err(CacheError::Sequences(_)) => {
-                        runner.release(left.seq);
-                        self.fork_current(runner)?
-                    }
-                    copy => {
-                        self.keep_older(runner, left);
-                        copy?
-                    }
-                };
-                let before = self.before.replace(copy);
-                before.into_iter().for_each(|before| self.keep_older(runner, before));
-            }
-            Base::Nothing => {
-                if let Some(end) = self.prompt_end.take() {
-                    runner.release(end.seq);
-                }
-                let before = self.before.take();
-                before.into_iter().for_each(|before| self.keep_older(runner, before));
-                let mut fresh = self.new_context(runner)?;
-                fresh.set_dial(runner, self.dial);
-                self.before = Some(std::mem::replace(&mut self.chain.context, fresh));
+    /// Makes `base` the current context and keeps a snapshot of the state before this turn. `adds`: the prompt is longer
+    /// than the base, so that the base itself is worth keeping. `tokens`: what will be fed to an empty base, where
+    /// another conversation's state may serve.
+    fn start_from<B: Backend>(
+        &mut self,
+        m: &mut Loaded<B>,
+        base: Base,
+        adds: bool,
+        tokens: &[Token],
+    ) -> Result<(), CacheError> {
+        let (owner, mut worth) = (self.id(), Worth::TurnStart);
+        if let Base::Kept(i) = base {
+            let kept = m.snapshots.take(i);
+            let left = std::mem::replace(&mut self.chain.context, kept.context);
+            m.snapshots.insert(&mut m.runner, owner, Worth::Earlier, left);
+            if kept.worth == Worth::PromptEnd && !adds {
+                worth = Worth::PromptEnd;
             }
         }
+        if worth == Worth::TurnStart {
+            m.snapshots.leave_turn(&mut m.runner, owner, |_| false);
+        }
+        let start = if base == Base::Nothing {
+            let fresh = m.begin_context(self.eviction, self.dial, tokens)?;
+            std::mem::replace(&mut self.chain.context, fresh)
+        } else {
+            m.with_sequence(|runner| self.chain.context.fork(runner))?
+        };
+        m.snapshots.insert(&mut m.runner, owner, worth, start);
         Ok(())
     }
 
-    /// Keeps a checkpoint at the end of the prompt, for regenerate, once the prompt is prefilled up to its last token.
-    pub(in crate::engine) fn keep_prompt_end<B: Backend>(&mut self, runner: &mut Runner<B>) {
+    /// Keeps a snapshot at the end of the prompt, for regenerate, once the prompt is prefilled up to its last token.
+    pub(in crate::engine) fn keep_prompt_end<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let at_end = self.chain.generation.as_ref().is_some_and(|g| g.generated.is_empty());
-        let at_end = at_end && self.beside.is_none();
-        if at_end && self.chain.tokens_left() == 0 && self.prompt_end.is_none() {
-            self.prompt_end = self.fork_current(runner).ok();
+        let at_end = at_end && self.beside.is_none() && self.chain.tokens_left() == 0;
+        if at_end
+            && !m.snapshots.has(self.id(), Worth::PromptEnd)
+            && let Ok(end) = m.with_sequence(|runner| self.chain.context.fork(runner))
+        {
+            m.snapshots.insert(&mut m.runner, self.id(), Worth::PromptEnd, end);
         }
     }
 
@@ -419,26 +400,24 @@ impl Conversation {
             // Cancelled while preempted: the next turn prefills the tokens that were not replayed.
             let context = &mut self.chain.context;
             (context.flat, context.pending) = (flat_of(&m.vocabulary.tokenizer, context.tokens()).0, None);
-            self.settle_eviction(&mut m.runner, events);
+            self.settle_eviction(m, events);
         }
     }
 
-    /// Returns to the state before the turn. Returns true if the checkpoint is gone, so that the log has to be replayed.
+    /// Returns to the state before the turn. Returns true if its snapshot is gone, so that the log has to be replayed.
     fn go_back<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, start: &Start) -> bool {
-        let runner = &mut m.runner;
-        if let Some(end) = self.prompt_end.take() {
-            runner.release(end.seq);
-        }
-        match self.before.take() {
-            Some(before) => self.replace_context(runner, before),
+        let kept = m.snapshots.take_start(self.id());
+        m.snapshots.leave_turn(&mut m.runner, self.id(), |_| true);
+        match kept {
+            Some(kept) => self.replace_context(&mut m.runner, kept),
             None if self.chain.context.log == start.log => self.set_text(start),
             None => {
-                self.reset_context(runner, true);
+                self.reset_context(&mut m.runner, true);
                 self.chain.replay(&start.log);
                 return true;
             }
         }
-        self.settle_eviction(runner, events);
+        self.settle_eviction(m, events);
         false
     }
 
@@ -460,14 +439,14 @@ impl Conversation {
         if let Some(start) = turn.start.as_ref().filter(|start| start.log == self.chain.context.log) {
             self.set_text(start);
         }
-        self.settle_eviction(&mut m.runner, events);
+        self.settle_eviction(m, events);
         self.report(m, events, turn, Some(why));
     }
 
     fn report<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, turn: Turn, halt: Option<Halt>) {
-        self.trim_older(m);
+        m.snapshots.trim(&mut m.runner, self.id(), self.chain.context.seq);
         m.trim();
-        let mut figures = self.figures(&m.runner);
+        let mut figures = self.figures(m);
         figures.shared_pages = turn.shared_pages;
         let presence = (!turn.is_aside()).then(|| self.presence(m, &PresenceRequest::default()));
         let twin = turn.generation.as_ref().and_then(|g| self.twin_report(m, &g.generated));

@@ -23,7 +23,8 @@ const ROWS: usize = 16;
 const QUOTED: usize = 40;
 
 pub(in crate::engine) struct Twin {
-    seq: SeqId,
+    /// `None` once it was given up in the middle of an answer, whose report quotes what was compared.
+    pub seq: Option<SeqId>,
     fed: Vec<Token>,
     /// Logits of the answer whose tokens the twin was not fed yet, in order.
     waiting: VecDeque<Row>,
@@ -42,10 +43,6 @@ struct Row {
 }
 
 impl Twin {
-    pub fn seq(&self) -> SeqId {
-        self.seq
-    }
-
     /// Compares the conversation's expectation with the twin's, for the token sampled after `row.position`.
     fn compare(&mut self, row: &Row, twin: &[f32], generation: &Generation) {
         let Some(&said) = generation.generated.get(self.next) else { return };
@@ -72,8 +69,10 @@ impl Twin {
     /// The report of the answer `generated`.
     fn finish<B: Backend>(&mut self, m: &Loaded<B>, generated: &[Token]) -> TwinReport {
         let mut report = std::mem::take(&mut self.report);
-        report.bytes = pages(&m.runner, self.fed.len()) as u64 * m.runner.cache.geometry().page_bytes() as u64;
-        report.first = self.first.map(|(at, choice)| difference(&m.vocabulary, generated, at, choice));
+        let pages = self.seq.map_or(0, |_| pages(&m.runner, self.fed.len()));
+        report.bytes = pages as u64 * m.runner.cache.geometry().page_bytes() as u64;
+        let first = self.first.filter(|(at, _)| *at < generated.len());
+        report.first = first.map(|(at, choice)| difference(&m.vocabulary, generated, at, choice));
         report
     }
 }
@@ -142,44 +141,37 @@ impl Conversation {
     }
 
     pub(in crate::engine) fn release_twin<B: Backend>(&mut self, runner: &mut Runner<B>) {
-        if let Some(twin) = self.twin.take() {
-            runner.release(twin.seq);
-        }
+        self.twin.take().and_then(|twin| twin.seq).into_iter().for_each(|seq| runner.release(seq));
     }
 
     /// Releases the twin because its memory is needed or its step failed. Returns false if there is none.
     pub(in crate::engine) fn give_up_twin<B: Backend>(&mut self, runner: &mut Runner<B>, why: &str) -> bool {
-        let Some(twin) = &mut self.twin else { return false };
-        if let Some(generation) = &self.chain.generation {
-            // What was compared is reported.
-            let first = twin.first.filter(|(at, _)| *at < generation.generated.len());
-            self.twin_ended = Some((std::mem::take(&mut twin.report), first));
-        }
-        self.release_twin(runner);
+        let Some(seq) = self.twin.as_mut().and_then(|twin| twin.seq.take()) else { return false };
+        runner.release(seq);
+        self.twin.iter_mut().for_each(|twin| twin.waiting.clear());
         self.twin_wanted = false;
         self.outlet.event(Event::TwinSet { on: false, why: Some(why.to_owned()) });
         true
     }
 
     /// Prepares the twin for an answer whose context is set. Makes another if it was fed other tokens.
-    pub(in crate::engine) fn begin_twin<B: Backend>(&mut self, runner: &mut Runner<B>) {
-        self.twin_ended = None;
-        if !self.twin_wanted {
-            return;
-        }
-        let context = &self.chain.context;
+    pub(in crate::engine) fn begin_twin<B: Backend>(&mut self, m: &mut Loaded<B>) {
+        let (runner, context) = (&mut m.runner, &self.chain.context);
         let follows = |twin: &Twin| {
             let n = twin.fed.len();
-            n <= context.len(runner) && context.tokens().take(n).eq(twin.fed.iter().copied())
+            twin.seq.is_some() && n <= context.len(runner) && context.tokens().take(n).eq(twin.fed.iter().copied())
         };
         if !self.twin.as_ref().is_some_and(follows) {
             self.release_twin(runner);
         }
+        if !self.twin_wanted {
+            return;
+        }
         if self.twin.is_none() {
             let seq = loop {
-                match runner.create(false) {
+                match m.runner.create(false) {
                     Ok(seq) => break seq,
-                    Err(CacheError::Sequences(_)) if self.give_up_checkpoint(runner) => {}
+                    Err(CacheError::Sequences(_)) if m.give_up_snapshot() => {}
                     Err(error) => {
                         self.twin_wanted = false;
                         let why = Some(format!("no room for a twin: {error}"));
@@ -188,7 +180,7 @@ impl Conversation {
                 }
             };
             let (fed, waiting, report) = (Vec::new(), VecDeque::new(), TwinReport::default());
-            self.twin = Some(Twin { seq, fed, waiting, next: 0, first: None, report });
+            self.twin = Some(Twin { seq: Some(seq), fed, waiting, next: 0, first: None, report });
         }
         if let Some(twin) = &mut self.twin {
             twin.begin_answer();
@@ -201,7 +193,7 @@ impl Conversation {
         runner: &mut Runner<B>,
         row: usize,
     ) -> Result<(), NonFinite> {
-        let Some(twin) = &mut self.twin else { return Ok(()) };
+        let Some(twin) = self.twin.as_mut().filter(|twin| twin.seq.is_some()) else { return Ok(()) };
         let position = self.chain.context.len(runner) - 1;
         runner.logits(row..row + 1, |_, logits| twin.waiting.push_back(Row { position, logits: logits.to_vec() }))
     }
@@ -216,7 +208,7 @@ impl Conversation {
     /// time. `size`: maximum tokens of the step.
     pub(in crate::engine) fn step_twin<B: Backend>(&mut self, m: &mut Loaded<B>, size: usize) {
         let runner = &mut m.runner;
-        let Some(twin) = &self.twin else { return };
+        let Some(twin) = self.twin.as_ref().filter(|twin| twin.seq.is_some()) else { return };
         let answers = matches!(self.job.as_ref().map(|job| &job.work), Some(Work::Answer(_)));
         let behind = self.chain.context.len(runner).saturating_sub(twin.fed.len());
         let rows = twin.waiting.len();
@@ -231,9 +223,10 @@ impl Conversation {
 
     fn feed_twin<B: Backend>(&mut self, runner: &mut Runner<B>, n: usize) -> Result<(), StepError> {
         let (Some(twin), Some(generation)) = (&mut self.twin, &self.chain.generation) else { return Ok(()) };
+        let Some(seq) = twin.seq else { return Ok(()) };
         let from = twin.fed.len();
         let tokens: Vec<Token> = self.chain.context.tokens().skip(from).take(n).collect();
-        runner.feed(twin.seq, &tokens)?;
+        runner.feed(seq, &tokens)?;
         runner.check_finite()?;
         twin.fed.extend(&tokens);
         let fed = twin.waiting.iter().take_while(|row| row.position < from + tokens.len()).count();
@@ -253,14 +246,7 @@ impl Conversation {
         m: &Loaded<B>,
         generated: &[Token],
     ) -> Option<TwinReport> {
-        let mut report = match (&mut self.twin, self.twin_ended.take()) {
-            (Some(twin), _) => twin.finish(m, generated),
-            (None, Some((mut report, first))) => {
-                report.first = first.map(|(at, choice)| difference(&m.vocabulary, generated, at, choice));
-                report
-            }
-            (None, None) => return None,
-        };
+        let mut report = self.twin.as_mut()?.finish(m, generated);
         report.kl.truncate(generated.len());
         (!report.kl.is_empty()).then_some(report)
     }

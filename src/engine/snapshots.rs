@@ -1,0 +1,192 @@
+//! States that conversations can go back to, in one list: ends of turns and of prompts.
+//!
+//! Undo, edits, branches, regenerate and the return from a turn that failed all look for the longest kept text that begins
+//! the wanted one. A snapshot is a fork, which costs the pages that only it holds, and a sequence. Where either is short, the
+//! cheapest snapshot goes first, whichever conversation it is of.
+
+use super::context::Context;
+use super::runner::Runner;
+use crate::backend::Backend;
+use crate::cache::SeqId;
+use crate::protocol::{ConversationId, LogEntry};
+
+/// What a snapshot is kept for. Those of less worth go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Worth {
+    /// The one of several chains that has ended and would win.
+    Chain,
+    /// The end of an earlier turn, or of another branch.
+    Earlier,
+    /// The end of the last turn's prompt, its last token pending: regenerate.
+    PromptEnd,
+    /// The state before the last turn: undo, and the return from a turn that fails.
+    TurnStart,
+}
+
+pub(super) struct Kept {
+    pub owner: ConversationId,
+    pub worth: Worth,
+    pub context: Context,
+}
+
+pub(super) struct Snapshots {
+    /// Oldest first.
+    kept: Vec<Kept>,
+    /// Most [`Worth::Earlier`] ones of a conversation, and the bytes that only they may hold.
+    max_earlier: usize,
+    budget_bytes: u64,
+}
+
+impl Snapshots {
+    pub fn new(max_earlier: usize, budget_bytes: u64) -> Self {
+        Self { kept: Vec::new(), max_earlier, budget_bytes }
+    }
+
+    /// The snapshots of a conversation, the oldest first.
+    pub fn of(&self, owner: ConversationId) -> impl DoubleEndedIterator<Item = &Kept> {
+        self.kept.iter().filter(move |one| one.owner == owner)
+    }
+
+    pub fn has(&self, owner: ConversationId, worth: Worth) -> bool {
+        self.of(owner).any(|one| one.worth == worth)
+    }
+
+    /// Number of snapshots of at most this worth.
+    pub fn count(&self, most: Worth) -> usize {
+        self.kept.iter().filter(|one| one.worth <= most).count()
+    }
+
+    pub fn get(&self, index: usize) -> &Kept {
+        &self.kept[index]
+    }
+
+    /// Index of the conversation's snapshot with the longest text that begins `flat`, and of equal ones the newest.
+    pub fn longest_prefix(&self, owner: ConversationId, flat: &str) -> Option<usize> {
+        let begins = |one: &Kept| one.owner == owner && flat.starts_with(&one.context.flat);
+        let fitting = self.kept.iter().enumerate().filter(|(_, one)| begins(one));
+        fitting.max_by_key(|(i, one)| (one.context.flat.len(), *i)).map(|(i, _)| i)
+    }
+
+    /// The context of any conversation whose log is the longest that begins `log`.
+    pub fn longest_log(&self, log: &[LogEntry]) -> Option<&Context> {
+        let contexts = self.kept.iter().map(|one| &one.context);
+        contexts.filter(|context| log.starts_with(&context.log)).max_by_key(|context| context.log.len())
+    }
+
+    /// Takes out the state of exactly this log and text.
+    pub fn take_equal(&mut self, owner: ConversationId, log: &[LogEntry], flat: &str) -> Option<Context> {
+        let is_it = |one: &Kept| one.owner == owner && one.context.flat == flat && one.context.log == log;
+        self.kept.iter().rposition(is_it).map(|i| self.take(i).context)
+    }
+
+    /// Takes out the state before the last turn.
+    pub fn take_start(&mut self, owner: ConversationId) -> Option<Context> {
+        let is_it = |one: &Kept| one.owner == owner && one.worth == Worth::TurnStart;
+        self.kept.iter().rposition(is_it).map(|i| self.take(i).context)
+    }
+
+    pub fn take(&mut self, index: usize) -> Kept {
+        self.kept.remove(index)
+    }
+
+    /// Keeps a state, unless it is an earlier one that is not worth it.
+    pub fn insert<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        owner: ConversationId,
+        worth: Worth,
+        context: Context,
+    ) {
+        self.kept.push(Kept { owner, worth, context });
+        self.release_surplus(runner, owner);
+    }
+
+    /// Leaves the last turn: the end of its prompt goes, and its start is an earlier state, unless the next
+    /// turn `begins` there too.
+    pub fn leave_turn<B: Backend>(
+        &mut self,
+        runner: &mut Runner<B>,
+        owner: ConversationId,
+        begins: impl Fn(&Context) -> bool,
+    ) {
+        self.release_if(runner, |one| one.owner == owner && one.worth == Worth::PromptEnd);
+        let left = |one: &&mut Kept| one.owner == owner && !begins(&one.context);
+        for one in self.kept.iter_mut().filter(left) {
+            one.worth = Worth::Earlier;
+        }
+        self.release_surplus(runner, owner);
+    }
+
+    /// Releases earlier states that have no text, whose log another one has, or that are too many.
+    fn release_surplus<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId) {
+        let mut room = self.max_earlier;
+        for i in (0..self.kept.len()).rev() {
+            let one = &self.kept[i];
+            if one.owner != owner || one.worth != Worth::Earlier {
+                continue;
+            }
+            let is_same =
+                |(j, other): (usize, &Kept)| j != i && other.owner == owner && other.context.log == one.context.log;
+            if room == 0 || one.context.flat.is_empty() || self.kept.iter().enumerate().any(is_same) {
+                runner.release(self.take(i).context.seq);
+            } else {
+                room -= 1;
+            }
+        }
+    }
+
+    /// Releases the cheapest snapshot of at most this worth, of equal ones the oldest. Returns false if there is none.
+    pub fn give_up<B: Backend>(&mut self, runner: &mut Runner<B>, most: Worth) -> bool {
+        let candidates = self.kept.iter().enumerate().filter(|(_, one)| one.worth <= most);
+        let Some((i, _)) = candidates.min_by_key(|(_, one)| one.worth) else { return false };
+        runner.release(self.take(i).context.seq);
+        true
+    }
+
+    /// Releases a conversation's snapshots of at most this worth.
+    pub fn release_of<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, most: Worth) {
+        self.release_if(runner, |one| one.owner == owner && one.worth <= most);
+    }
+
+    fn release_if<B: Backend>(&mut self, runner: &mut Runner<B>, pick: impl Fn(&Kept) -> bool) {
+        self.kept.extract_if(.., |one| pick(one)).for_each(|one| runner.release(one.context.seq));
+    }
+
+    /// Applies an entry that pins or takes a pin back to the conversation's snapshots that hold the positions. One that
+    /// cannot be changed is released.
+    pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, entry: LogEntry) {
+        let end = match entry {
+            LogEntry::Pin { pin: [_, end] } => end as usize,
+            LogEntry::Unpin { unpin: [start, _] } => start as usize + 1,
+            _ => 0,
+        };
+        for i in (0..self.kept.len()).rev() {
+            let Kept { owner: of, context, .. } = &mut self.kept[i];
+            if *of == owner && context.len(runner) >= end && context.apply(runner, entry).is_err() {
+                runner.release(self.take(i).context.seq);
+            }
+        }
+    }
+
+    /// Gives up earlier states until what only they hold is within the budget. Called after a turn, which ended in `current`.
+    pub fn trim<B: Backend>(&mut self, runner: &mut Runner<B>, owner: ConversationId, current: SeqId) {
+        let n_earlier = self.of(owner).filter(|one| one.worth == Worth::Earlier).count();
+        let budget = (self.budget_bytes / runner.cache.geometry().page_bytes() as u64) as usize;
+        let (b, cache) = (runner.backend(), &runner.cache);
+        // What all sequences hold beside the current one is no less, and takes no page table to know.
+        let beside = || cache.pool_stats(b).used_pages - cache.stats(b, current).pages;
+        if n_earlier == 0 || beside() <= budget {
+            return;
+        }
+        // The newest first, so that the counts say how many fit.
+        let seqs = |earlier: bool| {
+            let own = self.of(owner).rev().filter(move |one| (one.worth == Worth::Earlier) == earlier);
+            own.map(|one| one.context.seq)
+        };
+        let all: Vec<SeqId> = std::iter::once(current).chain(seqs(false)).chain(seqs(true)).collect();
+        let held = cache.distinct_pages(b, &[all.clone()]).remove(0);
+        let own = held[held.len() - n_earlier - 1];
+        let fits = held.iter().take_while(|&&pages| pages - own.min(pages) <= budget).count();
+        self.release_if(runner, |one| all[fits..].contains(&one.context.seq));
+    }
+}
