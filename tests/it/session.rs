@@ -108,7 +108,6 @@ fn a_session_comes_back_with_its_branches_log_and_numbers() {
     let refused = format!("{:#}", store.resume("a title").unwrap_err());
     assert!(refused.contains(&id) && refused.contains("open in another dmschat"), "{refused}");
     drop(session);
-
     let listed = store.list();
     assert_eq!((listed.len(), listed[0].turns, listed[0].title.as_str()), (1, 4, "a title"));
     assert_eq!(store.search("titl dem").len(), 1);
