@@ -30,12 +30,15 @@ pub struct Burst {
     /// Newlines that the running paste had so far.
     newlines: usize,
     held_enter: Option<u64>,
+    /// The Enter of a paste that came last, until another key comes.
+    line_end: Option<u64>,
 }
 
 impl Burst {
     /// A key that types text arrives. True when a held Enter turned out to be a newline, to be
     /// inserted before that text.
     pub fn typed(&mut self, at: u64) -> bool {
+        self.line_end = None;
         let newline = self.held_enter.take().is_some();
         if newline {
             self.newlines += 1;
@@ -51,6 +54,7 @@ impl Burst {
         let fast = self.is_fast(at);
         let pasting = self.newlines > 0 && self.gap(at) <= GAP_MS;
         self.came(at);
+        self.line_end = (pasting || fast).then_some(at);
         if pasting && fast {
             self.newlines += 1;
             Enter::Newline
@@ -61,6 +65,11 @@ impl Burst {
             self.newlines = 0;
             Enter::Send
         }
+    }
+
+    /// A line feed arrives, once: true if it ends the same line as the Enter before it (CR LF), which was a newline then.
+    pub fn ends_line(&mut self, at: u64) -> bool {
+        self.line_end.take().is_some_and(|enter| at.saturating_sub(enter) <= HOLD_MS)
     }
 
     /// How long the held Enter waits for a key that follows; `None` when none is held.
@@ -131,6 +140,20 @@ mod tests {
         assert_eq!(b.enter(1601), Enter::Newline);
         assert!(!b.due(9000));
         assert_eq!(b.enter(9000), Enter::Send);
+    }
+
+    #[test]
+    fn a_line_feed_behind_an_enter_is_no_second_newline() {
+        let mut b = Burst::default();
+        b.typed(0);
+        assert_eq!(b.enter(1), Enter::Wait);
+        // The held Enter becomes a newline, and so does the next one at once; an empty line has both of its own.
+        assert!(b.ends_line(2) && b.typed(2));
+        assert!(!b.typed(3));
+        assert_eq!(b.enter(4), Enter::Newline);
+        assert!(b.ends_line(4) && !b.ends_line(4));
+        // Enter of a person, then Ctrl+J.
+        assert_eq!((b.enter(9_000), b.ends_line(9_001)), (Enter::Send, false));
     }
 
     #[test]

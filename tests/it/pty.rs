@@ -567,6 +567,29 @@ fn the_terminals_background_is_asked_for_and_never_typed() {
     }
 }
 
+/// A terminal counts how often the keys of the kitty protocol are asked for.
+#[cfg(unix)]
+#[test]
+fn a_chat_that_was_stopped_gives_back_all_that_it_took() {
+    let home = tempfile::tempdir().unwrap();
+    let mut chat = Chat::start(home.path(), 100, 30, &[], &["--no-session"]);
+    chat.until_shows("F1 help");
+    let pid = chat.child.process_id().unwrap().to_string();
+    let times = |written: &[u8], what: &[u8]| written.windows(what.len()).filter(|w| *w == what).count();
+    for stops in 1..=2 {
+        let taken = times(&chat.written(), b"\x1b[>1u");
+        chat.keys("\x1a");
+        chat.until("the terminal given back", |_| times(&chat.written(), b"\x1b[<1u") >= taken);
+        std::process::Command::new("kill").args(["-CONT", &pid]).status().unwrap();
+        chat.until("the chat again", |_| times(&chat.written(), b"\x1b[>1u") > taken);
+        assert!(taken >= stops);
+    }
+    chat.keys("\x04");
+    assert_eq!(chat.end(), 0);
+    let written = chat.written();
+    assert_eq!(times(&written, b"\x1b[>1u"), times(&written, b"\x1b[<1u"));
+}
+
 /// A model's files are mapped: one that gets shorter while it is read gives the terminal back before the process ends.
 #[cfg(unix)]
 #[test]
