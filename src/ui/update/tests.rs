@@ -1,6 +1,7 @@
 //! Events in, state and effects out, without a terminal.
 
 use super::*;
+use crate::chat::{Change, session::Record};
 use crate::protocol::{Command, Event, ModelInfo, SamplingParams, StopReason, TextKind};
 use crate::ui::effect::Store;
 use crate::ui::state::Overlay;
@@ -85,7 +86,7 @@ fn a_refused_prompt_returns_to_the_input() {
     // It is no part of the conversation, nor of its file.
     assert!(app.chat.is_empty());
     let changes = app.chat.take_changes();
-    let is_head = |c: &Change| matches!(c, Change::Record(crate::chat::session::Record::Head(_)));
+    let is_head = |c: &Change| matches!(c, Change::Record(Record::Head(_)));
     assert!(changes.iter().all(is_head), "{changes:?}");
 }
 
