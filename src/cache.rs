@@ -76,7 +76,7 @@ pub struct KvCache<B: Backend> {
     used_upper_bound: usize,
     /// Number of fork groups made so far.
     fork_groups: u64,
-    /// What `tables.pinned` holds.
+    /// Copy of `tables.pinned` on the host.
     pinned_rows: Vec<i32>,
 }
 
@@ -179,7 +179,7 @@ impl<B: Backend> KvCache<B> {
         self.reserve(b, need)
     }
 
-    /// What a decision must exceed to mark a token of this sequence: [`crate::policy::Dms::dial`].
+    /// Threshold that a decision must exceed to mark a token of this sequence: [`crate::policy::Dms::dial`].
     pub fn dial(&self, seq: SeqId) -> f32 {
         self.seqs[seq.0].dial
     }

@@ -1,7 +1,8 @@
-//! Conversations: the tree of messages, the chat template that renders its active path for the engine, and session
-//! files.
+//! Conversations: the tree of messages, the chat template that renders its active path for the
+//! engine, and session files.
 //!
-//! Works on texts and reports. Knows no token ids except those in reports, and nothing of models, caches or widgets.
+//! Works on texts and reports. Knows no token ids except those in reports, and nothing of models,
+//! caches or widgets.
 
 pub mod conversation;
 pub mod retention;

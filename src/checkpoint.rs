@@ -1,5 +1,5 @@
-//! Opens model folders, GGUF files and the built-in model, and checks their content. Knows nothing of devices or of the forward
-//! pass.
+//! Opens model folders, GGUF files and the built-in model, and checks their content. Knows nothing
+//! of devices or of the forward pass.
 
 mod adapter;
 pub mod bounds;
@@ -51,7 +51,8 @@ use source::Source;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// An opened checkpoint: configuration, mapped tensors, tokenizer and template. A clone shares the tensors' bytes.
+/// An opened checkpoint: configuration, mapped tensors, tokenizer and template. A clone shares the
+/// tensors' bytes.
 #[derive(Clone)]
 pub struct Checkpoint {
     /// `demo`, the name of the folder, or `ORG/NAME`.
@@ -71,7 +72,7 @@ pub struct Checkpoint {
     /// Whether the adapter is a built-in one that was chosen automatically.
     pub adapter_found: bool,
     pub builtin: bool,
-    /// What [`convert`] made of the matrices; `Bf16` is as in the files.
+    /// Format that [`convert`] gave the matrices; `Bf16` is as in the files.
     pub weights: quant::Weights,
     /// Whether the weights are mapped from a file of [`weight_cache`].
     pub cached: bool,
@@ -112,8 +113,8 @@ pub enum AdapterChoice {
 }
 
 impl Checkpoint {
-    /// Opens a model: reads its configuration, maps its weights, and checks that every tensor of the configuration
-    /// exists with its shape. Each error is one line.
+    /// Opens a model: reads its configuration, maps its weights, and checks that every tensor of
+    /// the configuration exists with its shape. Each error is one line.
     pub fn open(model: &ModelRef, adapter: &AdapterChoice) -> Result<Self> {
         let (name, files) = locate(model)?;
         let mut out = Self::from_files(&name, &files, adapter, own_weights).map_err(unicode::one_line_error)?;
@@ -195,7 +196,8 @@ impl Checkpoint {
             .then(|| "its GPTQ codes are in act-order, so they were quantized again; int8 is closer to them".to_owned())
     }
 
-    /// A digest that differs where the weights in memory do: other than the fingerprint, also with their format.
+    /// A digest that differs where the weights in memory do: other than the fingerprint, also with
+    /// their format.
     pub fn weights_digest(&self) -> String {
         fingerprint("", &self.tensors)
     }
@@ -255,8 +257,8 @@ fn reference(model: &ModelRef) -> String {
     }
 }
 
-/// The absolute path of a model. Links to folders are resolved; a link to a file keeps its name, because in the Hugging Face
-/// cache its target is called by a hash.
+/// The absolute path of a model. Links to folders are resolved; a link to a file keeps its name,
+/// because in the Hugging Face cache its target is called by a hash.
 pub fn full_path(path: &Path) -> PathBuf {
     let full = if path.is_file() { std::path::absolute(path) } else { std::fs::canonicalize(path) };
     full.unwrap_or_else(|_| path.to_owned())
@@ -287,10 +289,12 @@ fn locate(model: &ModelRef) -> Result<(String, Files)> {
     }
 }
 
-/// Reads `config.json`, and `dms_metadata.json` if it exists: the configuration, and each file's object.
+/// Reads `config.json`, and `dms_metadata.json` if it exists: the configuration, and each file's
+/// object.
 fn configuration(files: &Files) -> Result<(ModelConfig, Object, Option<Object>)> {
     let label = files.label("config.json");
-    let raw = files.text("config.json")?.with_context(|| format!("{label} is missing, so this is no model folder"))?;
+    let raw =
+        files.text("config.json")?.with_context(|| format!("{label} is missing, so this is not a model folder"))?;
     let map = json::object(&label, &raw)?;
     let metadata = metadata_object(files)?;
     let metadata_fields = metadata.as_ref().map(|m| Fields::new(&files.label("dms_metadata.json"), m));
@@ -369,8 +373,8 @@ fn formats(tensors: &[Tensor]) -> String {
     bytes.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
-/// A digest that differs between models whose saved token logs are not interchangeable. Reads a few hundred bytes per
-/// tensor, so that opening a large model does not read all of it.
+/// A digest that differs between models whose saved token logs are not interchangeable. Reads a few
+/// hundred bytes per tensor, so that opening a large model does not read all of it.
 fn fingerprint(identity: &str, tensors: &BTreeMap<String, Tensor>) -> String {
     const SAMPLE_BYTES: usize = 256;
     let mut hash = Sha256::new();

@@ -75,7 +75,7 @@ impl Trained {
     }
 }
 
-/// What a policy reads and writes of one lane.
+/// State of one lane that a policy reads and writes.
 pub trait LaneSlots {
     fn meta(&self, slot: usize) -> SlotMeta;
     /// Writes to a slot, whose page becomes the lane's own first.
@@ -152,7 +152,7 @@ impl Policy {
         }
     }
 
-    /// What a query reads where that is not everything.
+    /// Rule for the pages that a query reads, where it does not read everything.
     pub fn quest(&self) -> Option<Quest> {
         match self {
             Policy::Quest(quest) => Some(*quest),

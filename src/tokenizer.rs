@@ -1,8 +1,9 @@
-//! Encodes pieces of a rendered conversation to token ids, and decodes ids to whole characters. Owns the rule that
-//! content never becomes a control token. Knows nothing of models, templates or files.
+//! Encodes pieces of a rendered conversation to token ids, and decodes ids to whole characters.
+//! Owns the rule that content never becomes a control token. Knows nothing of models, templates or
+//! files.
 //!
-//! It holds two instances of the tokenizer: the complete one, and one without added tokens. Everything that a person
-//! wrote is encoded by the second, which does not know `<|im_start|>`.
+//! It holds two instances of the tokenizer: the complete one, and one without added tokens.
+//! Everything that a person wrote is encoded by the second, which does not know `<|im_start|>`.
 
 pub mod decoder;
 pub mod flat;
@@ -27,7 +28,8 @@ use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 const LONGEST_TOKEN_BYTES: usize = 4096;
 /// Long texts are encoded in slices of about this size if that gives the same tokens.
 const SLICE_BYTES: usize = 64 << 10;
-/// Time limit of unknown patterns for [`probe_text`]. A pattern with quadratic time would need minutes.
+/// Time limit of unknown patterns for [`probe_text`]. A pattern with quadratic time would need
+/// minutes.
 const PROBE_TIME: Duration = Duration::from_secs(5);
 
 /// A loaded `tokenizer.json`. Clones share it.
@@ -52,8 +54,9 @@ struct Inner {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses unknown or unbounded parts ([`parts`]), ids at
-    /// or above `vocab`, and added tokens that the tokenizers crate would give another id.
+    /// Reads `tokenizer.json` for a model of `vocab` embeddings. Refuses unknown or unbounded parts
+    /// ([`parts`]), ids at or above `vocab`, and added tokens that the tokenizers crate would give
+    /// another id.
     pub fn new(json: &[u8], vocab: usize) -> Result<Self> {
         Self::read(json, vocab).map_err(one_line_error)
     }
@@ -85,14 +88,14 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Encodes a rendered conversation. A control piece becomes its token; adjacent texts are encoded as one, without
-    /// added tokens. An unknown control literal is an error.
+    /// Encodes a rendered conversation. A control piece becomes its token; adjacent texts are
+    /// encoded as one, without added tokens. An unknown control literal is an error.
     pub fn encode_pieces(&self, pieces: &[Piece]) -> Result<Vec<Token>> {
         Ok(self.encode_unless(pieces, &AtomicBool::new(false))?.unwrap_or_default())
     }
 
-    /// Like [`Self::encode_pieces`], but returns `None` if `stop` is set meanwhile. `stop` is checked between pieces
-    /// and between slices of long texts.
+    /// Like [`Self::encode_pieces`], but returns `None` if `stop` is set meanwhile. `stop` is
+    /// checked between pieces and between slices of long texts.
     pub fn encode_unless(&self, pieces: &[Piece], stop: &AtomicBool) -> Result<Option<Vec<Token>>> {
         let mut out = Vec::new();
         let mut text = String::new();
@@ -101,7 +104,7 @@ impl Tokenizer {
             match piece {
                 Piece::Control(literal) => {
                     let id = self.token_for(&literal).with_context(|| {
-                        format!("the template writes {literal:?}, which is no added token of tokenizer.json")
+                        format!("the template writes {literal:?}, which is not an added token of tokenizer.json")
                     })?;
                     let token = &self.inner.added[&id];
                     self.encode_between(&mut out, after, &text, Some(token), stop)?;
@@ -137,8 +140,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The vocabulary itself may contain control tokens (byte-level vocabularies that ignore merges, unigram ones).
-    /// Such a match is split after its first character.
+    /// The vocabulary itself may contain control tokens (byte-level vocabularies that ignore
+    /// merges, unigram ones). Such a match is split after its first character.
     fn encode_plain(&self, out: &mut Vec<Token>, text: &str, depth: usize) -> Result<()> {
         let fast = guarded("encoding text", || self.inner.plain.encode_fast(text, false))?;
         let hit = fast.get_ids().iter().position(|&id| self.is_control(id));
@@ -160,14 +163,15 @@ impl Tokenizer {
         self.encode_plain(out, &text[cut..], depth + 1)
     }
 
-    /// Encodes a text with the post-processor of tokenizer.json, which may add a BOS. Literals of added tokens become
-    /// those tokens: for measurements of files, never for a chat.
+    /// Encodes a text with the post-processor of tokenizer.json, which may add a BOS. Literals of
+    /// added tokens become those tokens: for measurements of files, never for a chat.
     pub fn encode_text(&self, text: &str) -> Result<Vec<Token>> {
         let encoding = guarded("encoding text", || self.inner.whole.encode_fast(text, true))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Decodes `tokens`, with control tokens as their literals. Unknown ids give no text, invalid UTF-8 gives U+FFFD.
+    /// Decodes `tokens`, with control tokens as their literals. Unknown ids give no text, invalid
+    /// UTF-8 gives U+FFFD.
     pub fn decode(&self, tokens: &[Token]) -> Result<String> {
         guarded("decoding tokens", || self.inner.whole.decode(tokens, false))
     }
@@ -194,7 +198,8 @@ impl Tokenizer {
         self.inner.added.contains_key(&token)
     }
 
-    /// The spelling of a token in tokenizer.json (byte-level for ordinary tokens); empty for an unknown id.
+    /// The spelling of a token in tokenizer.json (byte-level for ordinary tokens); empty for an
+    /// unknown id.
     pub fn literal(&self, token: Token) -> String {
         match self.inner.added.get(&token) {
             Some(t) => t.content.clone(),
@@ -212,8 +217,8 @@ impl Tokenizer {
         self.inner.longest
     }
 
-    /// Fails if the patterns need longer than `limit` for an ordinary text. They run on their own thread, because a
-    /// running pattern cannot be stopped.
+    /// Fails if the patterns need longer than `limit` for an ordinary text. They run on their own
+    /// thread, because a running pattern cannot be stopped.
     fn probe(&self, limit: Duration) -> Result<()> {
         let (send, receive) = mpsc::channel();
         let plain = self.clone();
@@ -247,15 +252,16 @@ fn probe_text() -> String {
     runs.map(|run| run.repeat(6400)).concat()
 }
 
-/// The end of the first slice of a text: before a space between two ASCII letters, or at the end of the text.
+/// The end of the first slice of a text: before a space between two ASCII letters, or at the end of
+/// the text.
 fn slice_end(text: &str) -> usize {
     let at_space = |w: &[u8]| w[0].is_ascii_alphabetic() && w[1] == b' ' && w[2].is_ascii_alphabetic();
     let found = text.as_bytes().get(SLICE_BYTES..).and_then(|rest| rest.windows(3).position(at_space));
     found.map_or(text.len(), |at| SLICE_BYTES + at + 1)
 }
 
-/// Fails on ids outside the vocabulary, ids that the crate would assign differently, and oversized tokens. Returns the
-/// bytes of the longest token.
+/// Fails on ids outside the vocabulary, ids that the crate would assign differently, and oversized
+/// tokens. Returns the bytes of the longest token.
 fn check_tokens(whole: &tokenizers::Tokenizer, said: &[parts::Added], vocab: usize) -> Result<usize> {
     for token in said {
         // The crate numbers added tokens itself and ignores the ids in the file.
@@ -286,8 +292,8 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls the tokenizers crate and turns its errors and panics (a bad file makes it panic) into one line. Suppresses the
-/// panic message.
+/// Calls the tokenizers crate and turns its errors and panics (a bad file makes it panic) into one
+/// line. Suppresses the panic message.
 fn guarded<T>(what: &str, call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

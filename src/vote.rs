@@ -28,7 +28,7 @@ pub fn extract(answer: &str, reasoning: &str, complete: bool) -> Option<String> 
     })
 }
 
-/// Text without the signs that stand around an answer, unless it is empty or too long.
+/// Text without the signs around an answer, unless it is empty or too long.
 fn trimmed(text: &str) -> Option<String> {
     let text = text.trim_matches(|c: char| c.is_whitespace() || "*_`$\"'".contains(c));
     let text = text.trim_end_matches(['.', ',', ';', ':', '!', '*', '$']).trim();
@@ -246,7 +246,7 @@ mod tests {
         }
         assert_eq!(found("", "I think that x = 4\nor 5"), "4");
         assert_eq!(found("12", r"\boxed{13}"), "12", "the answer comes before the reasoning");
-        assert_eq!(extract("", "no number", true), None, "reasoning is no answer");
+        assert_eq!(extract("", "no number", true), None, "reasoning is not an answer");
         assert_eq!(extract("so far 12", "x = 12", false), None, "cut off");
         assert_eq!(extract("", r"\boxed{12} or", false).as_deref(), Some("12"));
         assert_eq!(extract(" \n", "", true), None);

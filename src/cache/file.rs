@@ -1,12 +1,14 @@
-//! A sequence's image in a file: a header that says what it is of, then the layers, each with a checksum.
+//! A sequence's image in a file: a header that says what it is of, then the layers, each with a
+//! checksum.
 //!
 //! ```text
 //! | MAGIC | u32 version | u32 bytes of the header | header, JSON | u64 checksum of all before | layer 0 | u64 checksum | ...
 //! ```
 //!
-//! Numbers are in the machine's byte order; a machine of the other one refuses the version. A file is written beside its
-//! place, synced and renamed, so that its name is always that of a whole file. Reading and writing run on threads of their
-//! own (several read, each a layer at a time) and hold a few layers in memory. Checksums find accidents; the image itself is checked by
+//! Numbers are in the machine's byte order; a machine of the other one refuses the version. A file
+//! is written beside its place, synced and renamed, so that its name is always that of a whole
+//! file. Reading and writing run on threads of their own (several read, each a layer at a time) and
+//! hold a few layers in memory. Checksums find accidents; the image itself is checked by
 //! [`LayerCheck`](super::LayerCheck), on the threads that read.
 
 mod read;
@@ -36,11 +38,13 @@ const FIXED_BYTES: usize = MAGIC.len() + 2 * size_of::<u32>();
 const MAX_HEADER_BYTES: usize = 64 << 10;
 const CHECKSUM_BYTES: usize = size_of::<u64>();
 
-/// What a cache depends on beside the tokens fed. A file is used only where all of it is equal.
+/// Everything but the fed tokens that a cache depends on. A file is used only if all of it is
+/// equal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Digests of the model and of its tokenizer, as in session files, and of the weights as they are in memory.
+    /// Digests of the model and of its tokenizer, as in session files, and of the weights as they
+    /// are in memory.
     pub model: String,
     pub tokenizer: String,
     pub weights: String,
@@ -74,7 +78,7 @@ impl Identity {
     }
 }
 
-/// What a file says about its content.
+/// Header of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {

@@ -1,15 +1,15 @@
-//! A sequence as bytes, layer by layer, so that it can be kept outside the device and come back as it was: the same slots
-//! in the same order, with their marks. A layer's image is
+//! A sequence as bytes, layer by layer, so that it can be kept outside the device and come back as
+//! it was: the same slots in the same order, with their marks. A layer's image is
 //!
 //! ```text
 //! | u32 layer | heads x i32 live | heads x ring_len x i32 ring | heads x sums_len x f32 sums | pages of head 0 | ... | scores |
 //! ```
 //!
-//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has them; so are the sums of a
-//! lane's newest slot. Rows of a page beyond the lane's slots, ring entries of positions that do not exist, and sums of an empty
-//! lane are zero. The numbers of K and V are finite. An image comes from outside: only
-//! [`LayerCheck`] makes the [`CheckedLayer`] that [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence
-//! could not hold.
+//! in the machine's byte order. Scores are f32, one for each row of each page, where the policy has
+//! them; so are the sums of a lane's newest slot. Rows of a page beyond the lane's slots, ring
+//! entries of positions that do not exist, and sums of an empty lane are zero. The numbers of K and
+//! V are finite. An image comes from outside: only [`LayerCheck`] makes the [`CheckedLayer`] that
+//! [`KvCache::import_layer`] takes, of nothing that a lane of such a sequence could not hold.
 
 use super::{CacheError, KvCache, SeqId};
 use crate::backend::{Backend, KvGeometry};
@@ -138,7 +138,7 @@ impl<B: Backend> KvCache<B> {
         let pages: Vec<i32> =
             (0..heads).flat_map(|head| table[head * g.max_pages..][..held(head)].iter().copied()).collect();
         let tables = table_bytes(&g);
-        // What is there is written over: zeroing it takes as long as a copy.
+        // Old bytes are written over: zeroing them takes as long as a copy.
         out.resize(tables + pages.len() * g.page_bytes(), 0);
         let number = (layer as u32).to_ne_bytes();
         let parts: [&[u8]; 4] =
@@ -182,9 +182,9 @@ impl<B: Backend> KvCache<B> {
         LayerCheck { g: *self.geometry(), len }
     }
 
-    /// Fills one layer of a sequence from an image that this cache's [`LayerCheck`] has checked. The sequence is one that
-    /// [`KvCache::create`] made, in which nothing was fed. Layers may come in any order, each once, and
-    /// [`KvCache::end_import`] follows the last.
+    /// Fills one layer of a sequence from an image that this cache's [`LayerCheck`] has checked.
+    /// The sequence is one that [`KvCache::create`] made, in which nothing was fed. Layers may come
+    /// in any order, each once, and [`KvCache::end_import`] follows the last.
     pub fn import_layer(&mut self, b: &B, seq: SeqId, image: &CheckedLayer) -> Result<(), CacheError> {
         let g = *self.geometry();
         let CheckedLayer { layer, live, rings, sums, scores, bytes } = image;
@@ -269,7 +269,8 @@ impl LayerCheck {
         Ok(CheckedLayer { layer, live, rings, sums, scores, bytes: image })
     }
 
-    /// Whether all lanes of the layer have the slots and the scores of the first, as where tokens are dropped by layer.
+    /// Whether all lanes of the layer have the slots and the scores of the first, as where tokens
+    /// are dropped by layer.
     fn lanes_agree(&self, live: &[i32], pages: &[u8], scores: &[f32]) -> bool {
         let (g, layout, n) = (&self.g, self.g.page(), live[0] as usize);
         if live.iter().any(|other| *other != live[0]) {
@@ -284,8 +285,9 @@ impl LayerCheck {
         (1..g.n_kv_heads).all(|head| (0..n).all(|i| slot(head, i) == slot(0, i)))
     }
 
-    /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the sequence, and the ring names
-    /// the slots of the newest tokens. `stored`: `[len]` number of the last lane in which the position was found.
+    /// Checks lane `number` of the layer, counted from 1: every slot is of another token of the
+    /// sequence, and the ring names the slots of the newest tokens. `stored`: `[len]` number of the
+    /// last lane in which the position was found.
     fn lane(
         &self,
         number: u32,
@@ -314,7 +316,7 @@ impl LayerCheck {
         if !rows.all(|(page, row)| {
             g.codec.are_finite([&page[layout.k(row)], &page[layout.v(row)]], layout.sides(page, row))
         }) {
-            return Err("K or V has values that are no numbers");
+            return Err("K or V has values that are not numbers");
         }
         for position in len.saturating_sub(ring.len())..*len {
             if ring.is_empty() {

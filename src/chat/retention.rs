@@ -1,4 +1,5 @@
-//! How much of each message the cache still holds: the presence of its tokens, found by its text in the text as it was fed.
+//! How much of each message the cache still holds: the presence of its tokens, found by its text in
+//! the text as it was fed.
 
 use crate::protocol::Presence;
 use serde::{Deserialize, Serialize};
@@ -17,8 +18,8 @@ pub struct Retention {
     pub tokens: usize,
     /// Mean share of the KV heads that store its tokens, from 0 to 1.
     pub share: f64,
-    /// Its text in stretches: bytes, and the percentage of the KV heads that store its tokens. What follows the last one
-    /// was not fed.
+    /// Its text in stretches: bytes, and the percentage of the KV heads that store its tokens. What
+    /// follows the last one was not fed.
     pub stretches: Vec<(usize, u8)>,
 }
 
@@ -33,7 +34,8 @@ impl Retention {
     }
 }
 
-/// What differs in `now` from what is known: a long conversation would otherwise be recorded again with each of its turns.
+/// Entries of `now` that differ from the known ones: a long conversation would otherwise be
+/// recorded again with each of its turns.
 pub fn changes(known: &[&Retention], mut now: Vec<Retention>) -> Vec<Retention> {
     let known: HashMap<Option<u64>, &Retention> = known.iter().map(|r| (r.message, *r)).collect();
     let still: HashSet<Option<u64>> = now.iter().map(|r| r.message).collect();
@@ -48,8 +50,8 @@ pub fn merged<'a>(turns: impl Iterator<Item = &'a [Retention]>) -> Vec<&'a Reten
     newest.into_values().filter(|r| !r.is_gone()).collect()
 }
 
-/// Finds messages, by id, in the text as it was fed; `None` is the system prompt. A message's think block, if there is one,
-/// is passed over. Messages that a template changed have no entry.
+/// Finds messages, by id, in the text as it was fed; `None` is the system prompt. A message's think
+/// block, if there is one, is passed over. Messages that a template changed have no entry.
 pub fn of_messages(presence: &Presence, texts: &[(Option<u64>, Option<&str>, &str)]) -> Vec<Retention> {
     let per_stretch = presence.ends.len().div_ceil(MAX_STRETCHES).max(1);
     let (mut out, mut from) = (Vec::new(), 0);
@@ -67,7 +69,8 @@ pub fn of_messages(presence: &Presence, texts: &[(Option<u64>, Option<&str>, &st
     out
 }
 
-/// The bytes of `text` in `fed` from `from` on, as a whole word; of the last message as much as ends `fed`.
+/// The bytes of `text` in `fed` from `from` on, as a whole word; of the last message as much as
+/// ends `fed`.
 fn find(fed: &str, from: usize, text: &str, is_last: bool) -> Option<Range<usize>> {
     let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
     let begins = |at: usize| !(is_word(fed[..at].chars().next_back()) && is_word(text.chars().next()));

@@ -1,5 +1,5 @@
-//! Sessions: a conversation on disk, one record per event, so that it can be continued and its cache statistics read
-//! later. The schema is in `docs/session.md`.
+//! Sessions: a conversation on disk, one record per event, so that it can be continued and its
+//! cache statistics read later. The schema is in `docs/session.md`.
 //!
 //! A session appends the changes of its conversation. Records that could not be written are kept for the next
 //! write, so that nothing is lost while the program runs. Writing is a separate step ([`Session::begin_write`]), so
@@ -153,8 +153,8 @@ impl Session {
         self.date
     }
 
-    /// Writes the changes since the last call. Creates no file before the first finished turn. On an error (one line)
-    /// the records are kept, and the next call tries again.
+    /// Writes the changes since the last call. Creates no file before the first finished turn. On
+    /// an error (one line) the records are kept, and the next call tries again.
     pub fn sync(&mut self, chat: &mut Conversation, info: &ModelInfo) -> Result<Option<Moved>> {
         self.take(chat, info);
         self.flush()
@@ -185,8 +185,8 @@ impl Session {
         Ok(moved)
     }
 
-    /// The pending records as a [`Write`], to be run and passed to [`Session::end_write`]; `None` if there are none or
-    /// a write is in progress.
+    /// The pending records as a [`Write`], to be run and passed to [`Session::end_write`]; `None`
+    /// if there are none or a write is in progress.
     pub fn begin_write(&mut self) -> Option<Write> {
         if !self.is_behind() {
             return None;
@@ -204,8 +204,8 @@ impl Session {
         }
     }
 
-    /// Handles the outcome of a write. A file that another program has changed is not touched: all records go to a new
-    /// one.
+    /// Handles the outcome of a write. A file that another program has changed is not touched: all
+    /// records go to a new one.
     pub fn end_write(&mut self, written: Written) -> Result<Option<Moved>> {
         let path = written.file.path().to_owned();
         self.file = File::Here(written.file);
@@ -243,7 +243,8 @@ impl Session {
         self.started && !matches!(self.file, File::None) && self.written < self.text.len()
     }
 
-    /// Writes the session to a new file in the temporary folder, for an exit while its own file cannot be written.
+    /// Writes the session to a new file in the temporary folder, for an exit while its own file
+    /// cannot be written.
     pub fn rescue(&self) -> Result<PathBuf> {
         use std::io::Write;
         let folder = std::env::temp_dir();

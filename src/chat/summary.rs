@@ -1,9 +1,9 @@
-//! What a new conversation takes over from one whose context is full: a summary, checked against what the user said, or the
-//! user's own words.
+//! Carries a conversation whose context is full over into a new one: a summary, checked against
+//! what the user said, or the user's own words.
 
 use std::collections::BTreeSet;
 
-/// What to do about a full context, in the words of every place that says so.
+/// Advice about a full context, the same in every place that gives it.
 pub const WAY_OUT: &str = "/undo takes the last turn back, /compact goes on in a new conversation";
 
 /// Fewest words of a summary.
@@ -13,8 +13,8 @@ const PASTE_BYTES: usize = 400;
 /// Heads the messages that a summary does not cover.
 const OWN_WORDS: &str = "In the user's own words:";
 
-/// Returns the names and numbers that a message tells, in lower case: words with a digit, and words with a capital that do not
-/// begin a sentence. Questions tell nothing.
+/// Returns the names and numbers that a message tells, in lower case: words with a digit, and words
+/// with a capital that do not begin a sentence. Questions tell nothing.
 fn facts(message: &str) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     if message.len() > PASTE_BYTES {
@@ -35,9 +35,10 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
 }
 
-/// Checks a summary of the messages of the user in `covered`. Returns it with the messages added whose names or numbers it
-/// lacks, and those of `after`, which it does not cover, as far as they have room in `bytes`. An error says why the summary is
-/// refused: it is too short, or lacks more than half of the names and numbers.
+/// Checks a summary of the messages of the user in `covered`. Returns it with the messages added
+/// whose names or numbers it lacks, and those of `after`, which it does not cover, as far as they
+/// have room in `bytes`. An error says why the summary is refused: it is too short, or lacks more
+/// than half of the names and numbers.
 pub fn checked(summary: &str, covered: &[&str], after: &[&str], bytes: usize) -> Result<String, String> {
     let summary = summary.trim();
     let n = words(summary).count();
@@ -59,7 +60,8 @@ pub fn checked(summary: &str, covered: &[&str], after: &[&str], bytes: usize) ->
     })
 }
 
-/// Lists messages in the user's own words, as many as have room in `bytes`, and says how many have none.
+/// Lists messages in the user's own words, as many as have room in `bytes`, and says how many have
+/// none.
 pub fn own_words(messages: &[&str], bytes: usize) -> String {
     let sizes: Vec<usize> = messages.iter().map(|message| message.len() + 3).collect();
     let kept = that_fit(&sizes, bytes);
@@ -79,7 +81,8 @@ fn left_out(n: usize) -> Option<String> {
     (n > 0).then(|| format!("{what} left out: there is no room for more"))
 }
 
-/// Which items of these sizes are kept within a total: the largest go first, and of equals the oldest.
+/// Which items of these sizes are kept within a total: the largest go first, and of equals the
+/// oldest.
 pub fn that_fit(sizes: &[usize], total: usize) -> Vec<bool> {
     let mut kept = vec![true; sizes.len()];
     let mut order: Vec<usize> = (0..sizes.len()).collect();

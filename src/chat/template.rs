@@ -1,10 +1,10 @@
-//! Renders a conversation's path into the pieces of a prompt with the checkpoint's chat template. Only the template can
-//! write control tokens.
+//! Renders a conversation's path into the pieces of a prompt with the checkpoint's chat template.
+//! Only the template can write control tokens.
 //!
-//! A noncharacter is inserted into every control literal of a message before rendering. A literal that is intact
-//! afterwards was written by the template ([`Piece::Control`]); the rest, without the noncharacters, is text. Replies
-//! of the loaded model are placeholders, which the engine replaces by the tokens that it generated. Knows nothing of
-//! tokenizers.
+//! A noncharacter is inserted into every control literal of a message before rendering. A literal
+//! that is intact afterwards was written by the template ([`Piece::Control`]); the rest, without
+//! the noncharacters, is text. Replies of the loaded model are placeholders, which the engine
+//! replaces by the tokens that it generated. Knows nothing of tokenizers.
 
 mod guard;
 mod jinja;
@@ -50,8 +50,8 @@ impl Default for RenderOptions {
     }
 }
 
-/// Renders `path` (see `Conversation::context_path`) and the beginning of the next reply. Errors are one line: the
-/// template's message, or the bound that it exceeded.
+/// Renders `path` (see `Conversation::context_path`) and the beginning of the next reply. Errors
+/// are one line: the template's message, or the bound that it exceeded.
 pub fn render(
     system: Option<&str>,
     path: &[&Message],
@@ -81,7 +81,7 @@ struct Rendering<'a> {
     guard: Guard<'a>,
 }
 
-/// What a generation prompt has beyond the header of any assistant message.
+/// Part of a generation prompt after the header that every assistant message has.
 #[derive(Default)]
 struct Opening {
     with_thinking: Vec<Piece>,
@@ -159,7 +159,8 @@ impl<'a> Rendering<'a> {
         self.spec.control.iter().any(|c| c == literal)
     }
 
-    /// `keep`: a placeholder stands for the whole reply with its think block; else for the answer alone.
+    /// `keep`: a placeholder stands for the whole reply with its think block; else for the answer
+    /// alone.
     fn job(&self, system: Option<&str>, path: &[&Message], keep: bool) -> Job {
         let mut messages = Vec::with_capacity(path.len() + 1);
         if let Some(system) = system {
@@ -181,8 +182,8 @@ impl<'a> Rendering<'a> {
         self.job_of(messages, true, self.opts.think)
     }
 
-    /// Whether a rendering that keeps think blocks has this reply as generated, not as the template would write it.
-    /// Given texts (examples, files) only if the template drops think blocks.
+    /// Whether a rendering that keeps think blocks has this reply as generated, not as the template
+    /// would write it. Given texts (examples, files) only if the template drops think blocks.
     fn is_raw(&self, message: &Message) -> bool {
         message.turn.is_some() || (self.opts.keep_thinking == Some(true) && message.shown_reasoning().is_some())
     }
@@ -224,8 +225,8 @@ impl<'a> Rendering<'a> {
         Opening { with_thinking: extra(with), without: extra(without) }
     }
 
-    /// Removes an empty think block at the end of template text: some templates write one before every reply without
-    /// reasoning, but the reply as generated has its own.
+    /// Removes an empty think block at the end of template text: some templates write one before
+    /// every reply without reasoning, but the reply as generated has its own.
     fn without_empty_think<'t>(&self, text: &'t str) -> &'t str {
         let Some((open, close)) = &self.opts.think_tags else { return text };
         let before_close = text.trim_end().strip_suffix(close.as_str());
@@ -271,7 +272,8 @@ impl<'a> Rendering<'a> {
         }
     }
 
-    /// A reply as generated, with its think block. `in_prompt`: the opening tag was in the prompt and not generated.
+    /// A reply as generated, with its think block. `in_prompt`: the opening tag was in the prompt
+    /// and not generated.
     fn whole_reply(&self, message: &Message, in_prompt: bool) -> Vec<Piece> {
         let mut out = Vec::new();
         if let (Some((open, close)), Some(reasoning)) = (&self.opts.think_tags, &message.reasoning) {

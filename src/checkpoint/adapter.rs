@@ -1,4 +1,5 @@
-//! Sidecar adapter files: DMS decision tensors for a model without DMS, and metadata that names the model.
+//! Sidecar adapter files: DMS decision tensors for a model without DMS, and metadata that names the
+//! model.
 
 use super::bounds;
 use super::builtin;
@@ -28,8 +29,8 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Returns the built-in adapter for this model, if there is one: of those that fit its shapes, the one made for a
-    /// model of that name, else the first.
+    /// Returns the built-in adapter for this model, if there is one: of those that fit its shapes,
+    /// the one made for a model of that name, else the first.
     pub fn find(model: &str, config: &ModelConfig) -> Result<Option<Self>> {
         let short = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
         let mut found: Option<Self> = None;
@@ -53,13 +54,13 @@ impl Adapter {
 
     fn text(&self, key: &str) -> Result<&str> {
         let value = self.file.metadata.get(key).map(String::as_str);
-        value.with_context(|| format!("{}: its metadata has no {key}, so it is no adapter file", self.label))
+        value.with_context(|| format!("{}: its metadata has no {key}, so it is not an adapter file", self.label))
     }
 
     fn number<T: std::str::FromStr>(&self, key: &str) -> Result<T> {
         let text = self.text(key)?;
         let parsed = text.trim().parse().ok();
-        parsed.with_context(|| format!("{}: metadata {key} is {text:?}, which is no such number", self.label))
+        parsed.with_context(|| format!("{}: metadata {key} is {text:?}, which is not such a number", self.label))
     }
 
     fn finite(&self, key: &str) -> Result<f32> {
@@ -108,7 +109,7 @@ impl Adapter {
             other => bail!("{}: metadata alpha_per {other:?} is unknown (head, layer)", self.label),
         };
         let window: usize = self.number("window")?;
-        ensure!(window <= bounds::CONTEXT, "{}: metadata window {window} is no length in tokens", self.label);
+        ensure!(window <= bounds::CONTEXT, "{}: metadata window {window} is not a length in tokens", self.label);
         Ok(DmsConfig {
             variant: DmsVariant::Adapter,
             rule: Dms { window, shift, sinks: 0, dial: 0.0 },

@@ -1,7 +1,7 @@
-//! Largest sizes that a checkpoint may state, each a few times that of the largest published model of the supported
-//! families. They keep products of sizes within 64 bits, and lists that are built before the tensors are checked small.
-//! The files must then have tensors of these shapes; the context has no tensor, and the engine's planner refuses what
-//! does not fit in memory.
+//! Largest sizes that a checkpoint may state, each a few times that of the largest published model
+//! of the supported families. They keep products of sizes within 64 bits, and lists that are built
+//! before the tensors are checked small. The files must then have tensors of these shapes; the
+//! context has no tensor, and the engine's planner refuses what does not fit in memory.
 
 /// 8 times Llama 3.1 405B.
 pub const LAYERS: usize = 1024;
@@ -23,10 +23,12 @@ pub const ADDED_TOKENS: usize = 1 << 14;
 pub const CONTEXT: usize = 1 << 30;
 /// Tokens of a context that can be used: a slot stores its position in 20 bits.
 pub const POSITIONS: usize = 1 << crate::policy::POSITION_BITS;
-/// Bytes of a safetensors header, enough for 100,000 tensors. The largest published header has about 2 MB.
+/// Bytes of a safetensors header, enough for 100,000 tensors. The largest published header has
+/// about 2 MB.
 pub const HEADER_BYTES: u64 = 32 << 20;
 
-/// The largest products: bytes of K and V in f32 of all layers and the whole context, and elements of a weight matrix.
+/// The largest products: bytes of K and V in f32 of all layers and the whole context, and elements
+/// of a weight matrix.
 const _: () = {
     let token_bytes = LAYERS * HEADS * (2 * size_of::<f32>() * HEAD_DIM + 4);
     assert!(token_bytes.checked_mul(CONTEXT).is_some());

@@ -1,4 +1,5 @@
-//! What decides which columns of a matrix 4-bit codes store most exactly. 8-bit codes do not depend on it.
+//! Importance of columns: which of them 4-bit codes store most exactly. 8-bit codes do not depend
+//! on it.
 
 use super::Checkpoint;
 use super::convert::{self, Importance, OnReport, Report};
@@ -6,7 +7,8 @@ use crate::quant::Weights;
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 
-/// Measures the importance of a model's columns on a built-in text. The result depends on the checkpoint alone.
+/// Measures the importance of a model's columns on a built-in text. The result depends on the
+/// checkpoint alone.
 pub type Measure = fn(&Checkpoint, OnReport<'_>) -> Result<Importance>;
 
 /// Where the importance of columns comes from.
@@ -20,11 +22,13 @@ pub enum Calibration {
     Measured(Measure),
 }
 
-/// How [`Calibration::Measured`] measures. Changes with every change of the text or of the computation that changes bytes.
+/// How [`Calibration::Measured`] measures. Changes with every change of the text or of the
+/// computation that changes bytes.
 const MEASURED: &str = "measured 1";
 
 impl Calibration {
-    /// What the bytes of a quantized file depend on, in a few words; part of its key. Empty if nothing was measured.
+    /// How importance was obtained, in a few words; part of a quantized file's key. Empty if
+    /// nothing was measured.
     pub fn describe(&self, weights: Weights) -> String {
         match self {
             Self::Equal => String::new(),
@@ -34,8 +38,8 @@ impl Calibration {
         }
     }
 
-    /// The importance for a model, measured now if it is to be. A model on which it cannot be measured is quantized without,
-    /// which a notice says.
+    /// The importance for a model, measured now if it is to be. A model on which it cannot be
+    /// measured is quantized without, which a notice says.
     pub fn importance(&self, source: &Checkpoint, weights: Weights, report: OnReport<'_>) -> Result<Importance> {
         match self {
             Self::Given(importance) => Ok(importance.clone()),

@@ -1,5 +1,5 @@
-//! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata. Families differ in these
-//! fields, not in code.
+//! The configuration of a model, from `config.json`, `dms_metadata.json` and adapter metadata.
+//! Families differ in these fields, not in code.
 
 use crate::policy::{Dmc, Dms, Policy, PolicyKind, PolicyRequest, Trained};
 use anyhow::{Context as _, Result};
@@ -33,7 +33,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// What the model was trained for beside a dense cache.
+    /// Eviction or merging that the model was trained for.
     pub fn trained(&self) -> Option<Trained> {
         let dmc = self.dmc.map(|dmc| Trained::Dmc(dmc.rule));
         self.dms.as_ref().map(|dms| Trained::Dms(dms.rule)).or(dmc)
@@ -94,7 +94,8 @@ pub struct DmsConfig {
     pub per_layer: bool,
     /// Whether eviction starts switched off (`dms_disable_eviction`).
     pub disabled: bool,
-    /// The compression ratio that the checkpoint was trained for, if it is stated; the planner expects it.
+    /// The compression ratio that the checkpoint was trained for, if it is stated; the planner
+    /// expects it.
     pub target_ratio: Option<f64>,
 }
 

@@ -1,5 +1,6 @@
-//! Converts the matrices of a checkpoint to a format of [`quant`](crate::quant), strip by strip. Formats of other programs
-//! become bf16 where they are not packed. The bytes depend on the source alone, not on threads or on the machine.
+//! Converts the matrices of a checkpoint to a format of [`quant`](crate::quant), strip by strip.
+//! Formats of other programs become bf16 where they are not packed. The bytes depend on the source
+//! alone, not on threads or on the machine.
 
 use super::names::{self, LayerSpec, TensorSpec};
 use super::{Checkpoint, ModelConfig, mapped};
@@ -12,13 +13,13 @@ use std::ops::Range;
 /// E[x^2] of each input column, by the name of the matrix.
 pub type Importance = BTreeMap<String, Vec<f32>>;
 
-/// What a conversion reports. The callback returns whether to go on.
+/// Progress of a conversion. The callback returns whether to continue.
 pub enum Report {
     /// Layers whose importance is measured so far, and in total.
     Measuring { done: usize, total: usize },
     /// Layers converted so far and in total.
     Layers { done: usize, total: usize },
-    /// Another start makes the file; asks only whether to go on.
+    /// Another start makes the file; asks only whether to continue.
     Waiting,
     /// A sentence for the user.
     Notice(String),
@@ -27,8 +28,9 @@ pub enum Report {
 /// Callback of a conversion.
 pub type OnReport<'a> = &'a mut dyn FnMut(Report) -> bool;
 
-/// The code of each matrix that is packed. Matrices that a backend stacks (q, k and v; gate and up) have the same. One whose
-/// columns are not divisible by 64, or whose rows do not fill strips where it is stacked, stays as it is.
+/// The code of each matrix that is packed. Matrices that a backend stacks (q, k and v; gate and up)
+/// have the same. One whose columns are not divisible by 64, or whose rows do not fill strips where
+/// it is stacked, stays as it is.
 pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
     let mut out = BTreeMap::new();
     let mut add = |stack: &[&TensorSpec], code: Option<Code>| {
@@ -50,7 +52,8 @@ pub fn codes(c: &ModelConfig, weights: Weights) -> BTreeMap<String, Code> {
     out
 }
 
-/// Whether a conversion chooses 4-bit codes: not if there are none, or if it keeps those of the files.
+/// Whether a conversion chooses 4-bit codes: not if there are none, or if it keeps those of the
+/// files.
 pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
     let chooses = |(name, code): (&String, &Code)| match source.tensors.get(name) {
         Some(Tensor { format: Format::Rows(rows), shape, .. }) => {
@@ -62,7 +65,8 @@ pub fn chooses_codes(source: &Checkpoint, weights: Weights) -> bool {
     converts && codes(&source.config, weights).iter().any(|(name, code)| *code == Code::Q4 && chooses((name, code)))
 }
 
-/// Bytes of all tensors of a model under `weights`, if those that are not packed have `plain_bytes` per value.
+/// Bytes of all tensors of a model under `weights`, if those that are not packed have `plain_bytes`
+/// per value.
 pub fn loaded_bytes(c: &ModelConfig, weights: Weights, plain_bytes: usize) -> u64 {
     let codes = codes(c, weights);
     let bytes = |t: TensorSpec| match codes.get(&t.name) {
@@ -72,8 +76,8 @@ pub fn loaded_bytes(c: &ModelConfig, weights: Weights, plain_bytes: usize) -> u6
     names::all(c).map(bytes).sum()
 }
 
-/// Fails on a matrix in another program's format that has scales which are no finite numbers. Reads all of the matrices,
-/// so it is called only before they are converted.
+/// Fails on a matrix in another program's format that has scales that are not finite. Reads
+/// all of the matrices, so it is called only before they are converted.
 pub fn check_scales(source: &Checkpoint) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     for (name, tensor) in &source.tensors {
@@ -95,8 +99,9 @@ pub fn check_scales(source: &Checkpoint) -> Result<()> {
     Ok(())
 }
 
-/// Converts a checkpoint in memory. `threads` is 0 for one per core. `progress` takes the bytes converted and in total,
-/// and returns whether to go on. The built-in model and quantized checkpoints stay as they are.
+/// Converts a checkpoint in memory. `threads` is 0 for one per core. `progress` takes the bytes
+/// converted and in total, and returns whether to continue. The built-in model and quantized
+/// checkpoints stay as they are.
 pub fn convert(
     mut checkpoint: Checkpoint,
     weights: Weights,
@@ -145,8 +150,9 @@ pub fn convert(
     Ok(checkpoint)
 }
 
-/// Matrices packed into one buffer, because memory is mapped in pages of 2 MiB only where a buffer has that many bytes.
-/// `step` takes each matrix before it is packed and returns whether to go on.
+/// Matrices packed into one buffer, because memory is mapped in pages of 2 MiB only where a buffer
+/// has that many bytes. `step` takes each matrix before it is packed and returns whether to
+/// continue.
 fn packed(
     matrices: &[Tensor],
     code: impl Fn(&Tensor) -> Option<Code>,
@@ -180,8 +186,8 @@ fn packed(
     Ok(places.into_iter().map(tensor).collect())
 }
 
-/// Packs strips of a matrix from strip `from` on, as many as `out` has room for. They are split over `threads` (0: one per
-/// core).
+/// Packs strips of a matrix from strip `from` on, as many as `out` has room for. They are split
+/// over `threads` (0: one per core).
 pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: usize, from: usize, out: &mut [u8]) {
     let [rows, cols] = [tensor.shape[0], tensor.shape[1]];
     let importance = importance.filter(|w| w.len() == cols);
@@ -202,7 +208,8 @@ pub fn pack(tensor: &Tensor, code: Code, importance: Option<&[f32]>, threads: us
     });
 }
 
-/// A tensor in a format that a backend takes without packing: itself, or bf16 for another program's format.
+/// A tensor in a format that a backend takes without packing: itself, or bf16 for another program's
+/// format.
 pub fn plain(tensor: Tensor, threads: usize) -> Result<Tensor> {
     if let Format::Rows(_) = tensor.format { bf16(&tensor, threads) } else { Ok(tensor) }
 }
@@ -248,7 +255,8 @@ mod tests {
     use crate::tensor::Rows;
     use std::sync::Arc;
 
-    /// Like a tied Llama with matrices that fill strips, except for k and v, which are stacked with q.
+    /// Like a tied Llama with matrices that fill strips, except for k and v, which are stacked with
+    /// q.
     fn checkpoint() -> Checkpoint {
         let config = ModelConfig { n_layers: 2, ..Checkpoint::shape("smollm2-135m").unwrap() };
         Checkpoint::random_of("random", ModelConfig { vocab: 1001, ..config }).unwrap()

@@ -1,4 +1,5 @@
-//! What a checkpoint will be in memory before it is converted: the shapes and formats of its tensors, without their bytes.
+//! Describes a checkpoint as it will be in memory, before it is converted: the shapes and formats
+//! of its tensors, without their bytes.
 
 use super::{Checkpoint, convert, mapped};
 use crate::quant::{Code, Weights};
@@ -10,7 +11,8 @@ use std::collections::BTreeMap;
 pub const EXACT_FIRST: [Weights; 3] = [Weights::Bf16, Weights::Int8, Weights::Int4];
 
 impl Checkpoint {
-    /// Whether the weights can be stored in `weights`. The built-in model and quantized checkpoints have one format.
+    /// Whether the weights can be stored in `weights`. The built-in model and quantized checkpoints
+    /// have one format.
     pub fn can_be(&self, weights: Weights) -> bool {
         match (self.builtin, self.weights.code()) {
             (true, _) => weights == Weights::Bf16,
@@ -19,8 +21,9 @@ impl Checkpoint {
         }
     }
 
-    /// The smallest format that adds no error worth mentioning to another program's format, and anything else the most
-    /// exact: 4-bit codes in groups that q4 does not have would lose as much again in it.
+    /// The smallest format that adds no error worth mentioning to another program's format, and
+    /// anything else the most exact: 4-bit codes in groups that q4 does not have would lose as much
+    /// again in it.
     pub fn natural_weights(&self) -> Weights {
         let bits = |t: &Tensor| match &t.format {
             Format::Rows(rows) if is_kept(t, &**rows) => rows.bits(),
@@ -45,7 +48,8 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint that a conversion to `weights` would make, for plans: its packed matrices have no bytes to read.
+    /// The checkpoint that a conversion to `weights` would make, for plans: its packed matrices
+    /// have no bytes to read.
     pub fn described(&self, weights: Weights) -> Result<Checkpoint> {
         let codes = if self.can_be(weights) { convert::codes(&self.config, weights) } else { BTreeMap::new() };
         let format = |t: &Tensor| match (codes.get(&t.name), &t.format) {

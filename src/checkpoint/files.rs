@@ -1,5 +1,5 @@
-//! The files of a checkpoint, in a folder or embedded. Owns the rule that file names are plain and do not leave the
-//! folder. Knows nothing of their content.
+//! The files of a checkpoint, in a folder or embedded. Owns the rule that file names are plain and
+//! do not leave the folder. Knows nothing of their content.
 
 use super::gguf::Gguf;
 use super::{builtin, mapped};
@@ -11,7 +11,8 @@ use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest JSON or Jinja file, on disk and in downloads: several times the largest known one of its kind.
+/// Largest JSON or Jinja file, on disk and in downloads: several times the largest known one of its
+/// kind.
 pub fn max_text_bytes(name: &str) -> u64 {
     const MIB: u64 = 1 << 20;
     match name {
@@ -22,8 +23,8 @@ pub fn max_text_bytes(name: &str) -> u64 {
     }
 }
 
-/// Files beside the weights that a checkpoint is opened from, where they exist. The first two decide whether the model can
-/// run.
+/// Files beside the weights that a checkpoint is opened from, where they exist. The first two
+/// decide whether the model can run.
 pub const TEXTS: [&str; 9] = [
     "config.json",
     "dms_metadata.json",
@@ -85,7 +86,7 @@ impl Files {
             && let Some(file) = gguf_file(dir)
         {
             bail!(
-                "{} is no model folder, but holds GGUF files; give the path of one, such as {}",
+                "{} is not a model folder but holds GGUF files; give the path of one, such as {}",
                 dir.display(),
                 file.display()
             );

@@ -1,5 +1,6 @@
-//! Matrices of F8_E4M3 in safetensors, with scales in `weight_scale_inv` (blocks, as in Qwen3-8B-FP8) or `weight_scale`
-//! (rows or the whole matrix, as in compressed-tensors). A value is `code * scale`.
+//! Matrices of F8_E4M3 in safetensors, with scales in `weight_scale_inv` (blocks, as in
+//! Qwen3-8B-FP8) or `weight_scale` (rows or the whole matrix, as in compressed-tensors). A value is
+//! `code * scale`.
 
 use super::names::TensorSpec;
 use super::safetensors::RawTensor;
@@ -18,7 +19,8 @@ struct Fp8 {
     scale_cols: usize,
 }
 
-/// The matrix `spec`, `stem` with a suffix; `None` if the files have no F8_E4M3 matrix of that name.
+/// The matrix `spec`, `stem` with a suffix; `None` if the files have no F8_E4M3 matrix of that
+/// name.
 pub fn tensor(shards: &Shards, spec: &TensorSpec, stem: &str, block: Option<[usize; 2]>) -> Result<Option<Tensor>> {
     let name = &spec.name;
     let Some(codes) = shards.raw(name).filter(|t| t.dtype == Dtype::F8_E4M3) else { return Ok(None) };
@@ -33,7 +35,7 @@ pub fn tensor(shards: &Shards, spec: &TensorSpec, stem: &str, block: Option<[usi
 
 impl Fp8 {
     fn new(codes: RawTensor, scales: RawTensor, block: Option<[usize; 2]>) -> Result<Self> {
-        let &[rows, cols] = &codes.shape[..] else { bail!("shape {:?} is no matrix", codes.shape) };
+        let &[rows, cols] = &codes.shape[..] else { bail!("shape {:?} is not a matrix", codes.shape) };
         ensure!(scales.is_float(), "scales are {}, expected F16, BF16 or F32", scales.dtype);
         let (block, scale_cols) = match (block, &scales.shape[..]) {
             (Some([r, c]), shape) if shape == [rows.div_ceil(r), cols.div_ceil(c)] => ([r, c], cols.div_ceil(c)),

@@ -1,5 +1,5 @@
-//! A GGUF file as a checkpoint: its metadata as the JSON files that a model folder has, and its tensors under their
-//! Hugging Face names. [`header`] checks the file, [`blocks`] decodes it.
+//! A GGUF file as a checkpoint: its metadata as the JSON files that a model folder has, and its
+//! tensors under their Hugging Face names. [`header`] checks the file, [`blocks`] decodes it.
 
 mod blocks;
 mod config;
@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and `blk.N.`.
+/// Names of tensors: in a folder, in a GGUF file. Those of layers follow `model.layers.N.` and
+/// `blk.N.`.
 const LAYER_NAMES: [(&str, &str); 11] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -191,7 +192,8 @@ pub fn gguf_name(name: &str) -> Option<String> {
 /// Where a row of a matrix is in the file.
 #[derive(Clone, Copy)]
 struct RowOrder {
-    /// Rows of a head if they are interleaved: channel i of its first half is row 2i, that of its second half row 2i + 1.
+    /// Rows of a head if they are interleaved: channel i of its first half is row 2i, that of its
+    /// second half row 2i + 1.
     head_dim: Option<usize>,
 }
 

@@ -1,34 +1,38 @@
-//! Names of models, and the Hugging Face hub: finds a model in the local cache and downloads it there. The only room that
-//! opens connections, and only for a hub id that is not in the cache (or to check for updates). Reports to an
-//! [`Observer`]; knows nothing of screens.
+//! Names of models, and the Hugging Face hub: finds a model in the local cache and downloads it
+//! there. The only room that opens connections, and only for a hub id that is not in the cache (or
+//! to check for updates). Reports to an [`Observer`]; knows nothing of screens.
 //!
 //! # What hf-hub does here, and what it does not
 //!
-//! Repository ids, revisions, folder names, snapshot paths and the place of the token file are those of `hf-hub` 0.5,
-//! without its client (two packages: hf-hub and dirs). A test reads a downloaded model back through its cache. The rest
-//! is ours, over ureq with rustls:
+//! Repository ids, revisions, folder names, snapshot paths and the place of the token file are
+//! those of `hf-hub` 0.5, without its client (two packages: hf-hub and dirs). A test reads a
+//! downloaded model back through its cache. The rest is ours, over ureq with rustls:
 //!
-//! - *Requests.* `info_request().query("blobs", "true")` would list sizes and hashes as well, but it and the URLs need
-//!   the feature `ureq`: four more packages for progress bars, and gzip in our own ureq, whose decoded bodies have
-//!   neither the length nor the ranges that resuming and checking rely on. Its `ApiBuilder` also reads the token file
-//!   without a bound, so that a named pipe in its place hangs the program. The URLs that this saves are two `format!`.
-//! - *Downloads.* It resumes without `If-Range`, checks no hash, and has neither timeouts nor a way to stop; its
-//!   `metadata()` sends the token to whatever host the hub redirects to.
-//! - *Writing and reading references.* `create_ref` truncates the file in place and follows links; `get` joins the
-//!   reference's text to a path unchecked, and an absolute one leaves the cache.
-//! - *Environment.* `Cache::from_env` reads HF_HOME alone; HF_HUB_CACHE, XDG_CACHE_HOME and HF_TOKEN_PATH are read here.
+//! - *Requests.* `info_request().query("blobs", "true")` would list sizes and hashes as well, but
+//!   it and the URLs need the feature `ureq`: four more packages for progress bars, and gzip in our
+//!   own ureq, whose decoded bodies have neither the length nor the ranges that resuming and
+//!   checking rely on. Its `ApiBuilder` also reads the token file without a bound, so that a named
+//!   pipe in its place hangs the program. The URLs that this saves are two `format!`.
+//! - *Downloads.* It resumes without `If-Range`, checks no hash, and has neither timeouts nor a way
+//!   to stop; its `metadata()` sends the token to whatever host the hub redirects to.
+//! - *Writing and reading references.* `create_ref` truncates the file in place and follows links;
+//!   `get` joins the reference's text to a path unchecked, and an absolute one leaves the cache.
+//! - *Environment.* `Cache::from_env` reads HF_HOME alone; HF_HUB_CACHE, XDG_CACHE_HOME and
+//!   HF_TOKEN_PATH are read here.
 //!
-//! hf-hub 1.0 is another program: 236 packages and 4 min of build on 2 cores, without resume and HF_HUB_OFFLINE. The hub's
-//! own transfer protocol (xet) is not used: the hub redirects plain clients to such files.
+//! hf-hub 1.0 is another program: 236 packages and 4 min of build on 2 cores, without resume and
+//! HF_HUB_OFFLINE. The hub's own transfer protocol (xet) is not used: the hub redirects plain
+//! clients to such files.
 //!
 //! # Rules
 //!
-//! - A file is identified by the hash in the hub's listing (sha256 of large files, git's blob hash of small ones). The
-//!   hash is its name in the cache, and the file gets that name only if its bytes have that hash.
+//! - A file is identified by the hash in the hub's listing (sha256 of large files, git's blob hash
+//!   of small ones). The hash is its name in the cache, and the file gets that name only if its
+//!   bytes have that hash.
 //! - `blobs/HASH.incomplete` is always a prefix of the file, so that any download can be resumed.
 //! - The token is sent to the origin of HF_ENDPOINT and to no other ([`http`]).
-//! - A reference (`refs/main`) is written when all files of its commit are complete: a cached model stays usable while a
-//!   newer one is downloaded.
+//! - A reference (`refs/main`) is written when all files of its commit are complete: a cached model
+//!   stays usable while a newer one is downloaded.
 
 mod api;
 pub mod cache;

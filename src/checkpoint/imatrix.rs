@@ -1,8 +1,10 @@
-//! Reads the files of llama.cpp's imatrix tool: for each matrix, the mean of x^2 of each column of its input.
+//! Reads the files of llama.cpp's imatrix tool: for each matrix, the mean of x^2 of each column of
+//! its input.
 //!
-//! The older form (`imatrix.dat`), all little-endian: i32 number of entries; for each an i32 length and the name, i32 number
-//! of calls, i32 number of values, the values as f32, sums over the calls. What follows is not read. Newer files are GGUF
-//! with F32 tensors `NAME.in_sum2` and `NAME.counts`.
+//! The older form (`imatrix.dat`), all little-endian: i32 number of entries; for each an i32 length
+//! and the name, i32 number of calls, i32 number of values, the values as f32, sums over the calls.
+//! The rest is not read. Newer files are GGUF with F32 tensors `NAME.in_sum2` and
+//! `NAME.counts`.
 
 use super::ModelConfig;
 use super::convert::Importance;
@@ -19,13 +21,15 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Longest name of a matrix.
 const MAX_NAME: usize = 256;
 
-/// Reads the importance of a model's matrices. Fails if the file has none of them, or one of another width.
+/// Reads the importance of a model's matrices. Fails if the file has none of them, or one of
+/// another width.
 pub fn read(path: &Path, config: &ModelConfig) -> Result<Importance> {
     let raw = regular_file::read(path, MAX_BYTES).with_context(|| path.display().to_string())?;
     importance(&raw, config).with_context(|| path.display().to_string())
 }
 
-/// The older form of a file with this importance. Matrices without a name in llama.cpp's files are left out.
+/// The older form of a file with this importance. Matrices without a name in llama.cpp's files are
+/// left out.
 pub fn to_bytes(importance: &Importance) -> Vec<u8> {
     let named: Vec<_> = importance.iter().filter_map(|(name, w)| Some((gguf::gguf_name(name)?, w))).collect();
     let mut out = Vec::new();
@@ -62,12 +66,12 @@ fn entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
     let mut out = BTreeMap::new();
     for _ in 0..n {
         let len = at.number("length of a name")?;
-        ensure!(len <= MAX_NAME, "it is no imatrix file: a name has {len} bytes");
+        ensure!(len <= MAX_NAME, "not an imatrix file: a name has {len} bytes");
         let name =
-            String::from_utf8(at.bytes(len)?.to_vec()).ok().context("it is no imatrix file: a name is no text")?;
+            String::from_utf8(at.bytes(len)?.to_vec()).ok().context("not an imatrix file: a name is not UTF-8")?;
         let calls = at.number("number of calls")?.max(1) as f32;
         let len = at.number("number of columns")?;
-        let bytes = len.checked_mul(size_of::<f32>()).context("it is no imatrix file")?;
+        let bytes = len.checked_mul(size_of::<f32>()).context("not an imatrix file")?;
         let (values, _) = at.bytes(bytes)?.as_chunks::<4>();
         let sums: Vec<f32> = values.iter().map(|v| f32::from_le_bytes(*v)).collect();
         out.extend(means(&name, &sums, calls)?.map(|means| (name, means)));
@@ -91,12 +95,12 @@ fn gguf_entries(raw: &[u8]) -> Result<BTreeMap<String, Vec<f32>>> {
 /// Sums over `calls` as means; `None` if the text never used the matrix.
 fn means(name: &str, sums: &[f32], calls: f32) -> Result<Option<Vec<f32>>> {
     let means: Vec<f32> = sums.iter().map(|sum| sum / calls.max(1.0)).collect();
-    ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is no mean of squares");
+    ensure!(means.iter().all(|x| x.is_finite() && *x >= 0.0), "{name}: its importance is not a mean of squares");
     Ok(with_floor(means))
 }
 
-/// The means with a least value, because a column that the text never used still has to be stored; `None` if the text used
-/// none.
+/// The means with a least value, because a column that the text never used still has to be stored;
+/// `None` if the text used none.
 pub fn with_floor(means: Vec<f32>) -> Option<Vec<f32>> {
     let least = means.iter().sum::<f32>() / means.len().max(1) as f32 * 1e-6;
     (least > 0.0).then(|| means.into_iter().map(|x| x.max(least)).collect())
@@ -109,7 +113,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn bytes(&mut self, n: usize) -> Result<&'a [u8]> {
         let Some((taken, rest)) = self.rest.split_at_checked(n) else {
-            bail!("it is truncated or no imatrix file: {n} bytes are wanted, {} are left", self.rest.len())
+            bail!("truncated or not an imatrix file: {n} bytes are wanted, {} are left", self.rest.len())
         };
         self.rest = rest;
         Ok(taken)
@@ -118,7 +122,7 @@ impl<'a> Reader<'a> {
     fn number(&mut self, what: &str) -> Result<usize> {
         let raw = self.bytes(4)?;
         let n = i32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]);
-        usize::try_from(n).ok().with_context(|| format!("it is no imatrix file: the {what} is {n}"))
+        usize::try_from(n).ok().with_context(|| format!("not an imatrix file: the {what} is {n}"))
     }
 }
 
@@ -197,20 +201,17 @@ mod tests {
         let nan = file(&[entry("blk.0.attn_q.weight", 1, &[f32::NAN; 576])]);
         let many = [i32::MAX.to_le_bytes().to_vec(), good[4..].to_vec()].concat();
         let cases: [(Vec<u8>, &str); 8] = [
-            (
-                good[..good.len() - 1].to_vec(),
-                "it is truncated or no imatrix file: 2304 bytes are wanted, 2303 are left",
-            ),
-            (many, "it is truncated or no imatrix file: 4 bytes are wanted, 0 are left"),
+            (good[..good.len() - 1].to_vec(), "truncated or not an imatrix file: 2304 bytes are wanted, 2303 are left"),
+            (many, "truncated or not an imatrix file: 4 bytes are wanted, 0 are left"),
             (b"GGUF0000".to_vec(), "GGUF version 808464432 is not supported (2 and 3 are)"),
-            (vec![0xff; 64], "it is no imatrix file: the number of matrices is -1"),
-            (nan, "blk.0.attn_q.weight: its importance is no mean of squares"),
+            (vec![0xff; 64], "not an imatrix file: the number of matrices is -1"),
+            (nan, "blk.0.attn_q.weight: its importance is not a mean of squares"),
             (file(&[]), "it has none of the model's matrices"),
             (
                 file(&[entry("blk.0.attn_q.weight", 1, &[1.0; 64])]),
                 "it is of another model: blk.0.attn_q.weight has 64",
             ),
-            (vec![], "it is truncated or no imatrix file: 4 bytes are wanted, 0 are left"),
+            (vec![], "truncated or not an imatrix file: 4 bytes are wanted, 0 are left"),
         ];
         for (raw, wanted) in cases {
             let error = importance(&raw, &config).unwrap_err().to_string();

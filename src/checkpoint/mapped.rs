@@ -1,4 +1,5 @@
-//! Maps files and buffers as shared bytes, so that weights are not copied. Only this file maps memory.
+//! Maps files and buffers as shared bytes, so that weights are not copied. Only this file maps
+//! memory.
 
 use crate::regular_file;
 use crate::tensor::SharedBytes;
@@ -23,14 +24,15 @@ pub fn map_file(path: &Path) -> Result<SharedBytes> {
     Ok(Arc::new(map))
 }
 
-/// Requests pages of 2 MiB: decoding reads all weights for every token, and with pages of 4 KiB it spends up to half of
-/// its time on address translation. A refusal has no other effect.
+/// Requests pages of 2 MiB: decoding reads all weights for every token, and with pages of 4 KiB it
+/// spends up to half of its time on address translation. A refusal has no other effect.
 #[cfg(target_os = "linux")]
 fn want_huge_pages(advise: impl FnOnce(memmap2::Advice) -> std::io::Result<()>) {
     let _ = advise(memmap2::Advice::HugePage);
 }
 
-/// Address space that reads as zeros and takes no memory, for tensors that are described and not read.
+/// Address space that reads as zeros and takes no memory, for tensors that are described and not
+/// read.
 pub fn reserved(len_bytes: usize) -> Result<SharedBytes> {
     let map = MmapOptions::new().len(len_bytes.max(1)).no_reserve_swap().map_anon();
     let map = map.and_then(MmapMut::make_read_only).with_context(|| format!("reserving {len_bytes} bytes"))?;

@@ -1,5 +1,5 @@
-//! The tensors of a model by their Hugging Face names: the only table of names and shapes. Checking a checkpoint, making
-//! random weights and loading a model all read it.
+//! The tensors of a model by their Hugging Face names: the only table of names and shapes. Checking
+//! a checkpoint, making random weights and loading a model all read it.
 
 use super::config::{DmsVariant, ModelConfig};
 use crate::tensor::Tensor;
@@ -13,14 +13,16 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Returns `tensor` if it exists and has this shape, or an error of one line that names `place` and both shapes.
+    /// Returns `tensor` if it exists and has this shape, or an error of one line that names `place`
+    /// and both shapes.
     pub fn check(&self, tensor: Option<Tensor>, place: &str) -> Result<Tensor> {
         let tensor = tensor.with_context(|| format!("{place}: tensor {} {:?} is missing", self.name, self.shape))?;
         self.check_shape(&tensor.shape, place)?;
         Ok(tensor)
     }
 
-    /// Fails if a file has the tensor in another shape. Readers call it before they copy anything of the tensor.
+    /// Fails if a file has the tensor in another shape. Readers call it before they copy anything
+    /// of the tensor.
     pub fn check_shape(&self, found: &[usize], place: &str) -> Result<()> {
         let Self { name, shape } = self;
         ensure!(found == shape, "{place}: tensor {name} has shape {found:?}, expected {shape:?}");
@@ -49,11 +51,12 @@ pub struct LayerSpec {
     pub gate: LinearSpec,
     pub up: LinearSpec,
     pub down: LinearSpec,
-    /// What computes eviction decisions, if the model has its own tensors for that.
+    /// Tensors that compute eviction decisions, if the model has its own.
     pub decisions: Option<DecisionSpec>,
 }
 
-/// The tensors that compute a layer's eviction decisions, from the checkpoint or from an adapter file.
+/// The tensors that compute a layer's eviction decisions, from the checkpoint or from an adapter
+/// file.
 pub struct DecisionSpec {
     /// `[n_kv_heads, hidden]`
     pub proj: LinearSpec,

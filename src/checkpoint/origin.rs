@@ -1,4 +1,5 @@
-//! Where a checkpoint came from: its model and its weight files. Gives the key under which converted weights are cached.
+//! Where a checkpoint came from: its model and its weight files. Gives the key under which
+//! converted weights are cached.
 
 use super::files::Files;
 use crate::tensor::SharedBytes;
@@ -29,8 +30,9 @@ const SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 64 << 10;
 
 impl Origin {
-    /// Digest of `what` is made, and of the weight files: names, lengths, headers and a sample of the data. Reads at most
-    /// 4 MiB and the header of each file, so that a large model is identified without reading it.
+    /// Digest of `what` is made, and of the weight files: names, lengths, headers and a sample of
+    /// the data. Reads at most 4 MiB and the header of each file, so that a large model is
+    /// identified without reading it.
     pub fn key(&self, what: &str) -> String {
         let mut hash = Sha256::new();
         hash.update(what);

@@ -1,5 +1,6 @@
-//! Matrices of integer codes in safetensors: GPTQ, AWQ and `pack-quantized` of compressed-tensors. A value is
-//! `scale * (code - zero)`, with a scale and a zero point for each row and group of columns.
+//! Matrices of integer codes in safetensors: GPTQ, AWQ and `pack-quantized` of compressed-tensors.
+//! A value is `scale * (code - zero)`, with a scale and a zero point for each row and group of
+//! columns.
 //!
 //! | | codes, i32 words | zero points | scales | 8 codes of a word |
 //! | --- | --- | --- | --- | --- |
@@ -101,7 +102,7 @@ impl Packed {
         let integers = words.into_iter().flatten().all(|t| matches!(t.dtype, Dtype::I32 | Dtype::U32));
         ensure!(integers && scales.is_float(), "codes are not I32 or scales not F16, BF16 or F32");
         let (&[a, b], &[c, d]) = (&codes.shape[..], &scales.shape[..]) else {
-            anyhow::bail!("shapes {:?} and {:?} of codes and scales are no matrices", codes.shape, scales.shape);
+            anyhow::bail!("shapes {:?} and {:?} of codes and scales are not matrices", codes.shape, scales.shape);
         };
         let times = |n: usize| n.checked_mul(per_word).context("shape overflows");
         let (rows, cols, groups, scale_rows) = match layout {
@@ -221,7 +222,8 @@ impl Rows for Packed {
         (0..self.groups).all(|group| self.scale(row, group).is_finite())
     }
 
-    /// q4 holds the codes of groups of a multiple of 64 columns with zero points up to 15; the scale loses its last bits.
+    /// q4 holds the codes of groups of a multiple of 64 columns with zero points up to 15; the
+    /// scale loses its last bits.
     fn exact_strip(&self, code: Code, strip: usize, out: &mut [u8]) -> bool {
         let GroupOf::Runs(size) = self.group_of else { return false };
         if code != Code::Q4 || self.bits != 4 || !size.is_multiple_of(GROUP) || !Code::fits(self.cols) {

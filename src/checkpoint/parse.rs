@@ -1,5 +1,5 @@
-//! Parses `config.json`, `dms_metadata.json` and `generation_config.json`. Refuses settings that the forward pass would
-//! compute wrongly.
+//! Parses `config.json`, `dms_metadata.json` and `generation_config.json`. Refuses settings that
+//! the forward pass would compute wrongly.
 
 use super::GenerationDefaults;
 use super::bounds;
@@ -63,7 +63,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
     let (angles, scale) = rope.frequencies(head_dim);
     ensure!(
         angles.iter().all(|a| a.is_finite()) && scale.is_finite() && scale > 0.0,
-        "{}: its RoPE parameters give angles that are no numbers",
+        "{}: its RoPE parameters give angles that are not numbers",
         config.place()
     );
     let dms = match dms_metadata {
@@ -71,7 +71,7 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         None => dms_from_config(config)?,
     };
     let dmc = dmc_from_config(config, n_q_heads / n_kv_heads)?;
-    ensure!(dms.is_none() || dmc.is_none(), "{}: it states both DMS and DMC, of which a model has one", config.place());
+    ensure!(dms.is_none() || dmc.is_none(), "{}: it states both DMS and DMC; a model has one of them", config.place());
     Ok(ModelConfig {
         family: family.to_owned(),
         n_layers: config.size_to("num_hidden_layers", bounds::LAYERS)?,
@@ -109,7 +109,7 @@ fn family(config: &Fields) -> Result<&'static str> {
     let names: Vec<&str> = architectures.into_iter().flatten().filter_map(Value::as_str).collect();
     ensure!(
         names.is_empty() || names.iter().any(|n| n.contains("ForCausalLM")),
-        "{}: architecture {} is no language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
+        "{}: architecture {} is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
         config.place(),
         names.join(", ")
     );
@@ -141,8 +141,8 @@ fn refuse_unsupported(config: &Fields, family: &str) -> Result<()> {
     Ok(())
 }
 
-/// The format of NVIDIA and Model-Optimizer: `dms_*` keys; a decision marks the previous token. Missing values have the
-/// defaults of NVIDIA's configuration class.
+/// The format of NVIDIA and Model-Optimizer: `dms_*` keys; a decision marks the previous token.
+/// Missing values have the defaults of NVIDIA's configuration class.
 fn dms_from_config(config: &Fields) -> Result<Option<DmsConfig>> {
     if !config.keys().any(|k| k.starts_with("dms_") && config.get(k).is_some()) {
         return Ok(None);
@@ -187,7 +187,8 @@ fn dms_from_metadata(metadata: &Fields) -> Result<DmsConfig> {
     })
 }
 
-/// dmschat's own format: `dmc_*` keys, which docs/models.md describes. Missing values have defaults.
+/// dmschat's own format: `dmc_*` keys, which docs/models.md describes. Missing values have
+/// defaults.
 fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
     if !config.keys().any(|k| k.starts_with("dmc_") && config.get(k).is_some()) {
         return Ok(None);
@@ -211,8 +212,9 @@ fn dmc_from_config(config: &Fields, group: usize) -> Result<Option<DmcConfig>> {
     }))
 }
 
-/// Parses sampling defaults and end tokens from `generation_config.json`; end tokens else from `config.json`. Fails on
-/// ids outside of the vocabulary. Ignores sampling defaults out of range; the second value is a notice about them.
+/// Parses sampling defaults and end tokens from `generation_config.json`; end tokens else from
+/// `config.json`. Fails on ids outside of the vocabulary. Ignores sampling defaults out of range;
+/// the second value is a notice about them.
 pub fn generation(
     generation: Option<&Fields>,
     config: &Fields,
@@ -253,7 +255,7 @@ fn end_tokens(fields: &Fields, vocab: usize) -> Result<Vec<u32>> {
     };
     let checked = ids.into_iter().map(|id| match id.as_u64() {
         Some(n) if (n as usize) < vocab => Ok(n as u32),
-        _ => bail!("{}: eos_token_id {id} is no token of a vocabulary of {vocab}", fields.place()),
+        _ => bail!("{}: eos_token_id {id} is not a token of a vocabulary of {vocab}", fields.place()),
     });
     checked.collect()
 }

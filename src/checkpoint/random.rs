@@ -1,5 +1,5 @@
-//! Checkpoints with random bf16 weights in the shapes of known models, for benchmarks. A shape always gives the same
-//! bytes. They have no files and no tokenizer.
+//! Checkpoints with random bf16 weights in the shapes of known models, for benchmarks. A shape
+//! always gives the same bytes. They have no files and no tokenizer.
 
 use super::config::{DmsConfig, DmsVariant, ModelConfig, Rope, RopeScaling};
 use super::names::{self, TensorSpec};
@@ -23,14 +23,15 @@ const SHIFT_BYTES: usize = 1 << 20;
 const CHUNK: usize = 1 << 18;
 
 impl Checkpoint {
-    /// Random weights in one of [`SHAPES`], with the DMS rule of the published checkpoint of that shape and random
-    /// decisions.
+    /// Random weights in one of [`SHAPES`], with the DMS rule of the published checkpoint of that
+    /// shape and random decisions.
     pub fn random(shape: &str) -> Result<Self> {
         Self::random_of(shape, shape_config(shape)?)
     }
 
-    /// Like [`Self::random`], but tensors of the same width overlap in memory, at different offsets: for a device that
-    /// copies them, if the weights of all layers would not fit into the host's memory.
+    /// Like [`Self::random`], but tensors of the same width overlap in memory, at different
+    /// offsets: for a device that copies them, if the weights of all layers would not fit into the
+    /// host's memory.
     pub fn random_shared(shape: &str) -> Result<Self> {
         let config = shape_config(shape)?;
         let mut blocks = HashMap::new();
@@ -58,14 +59,14 @@ impl Checkpoint {
         shape_config(shape)
     }
 
-    /// Like [`Self::random`], with an adapter whose offset marks about `1 - 1/ratio` of the tokens, so that the cache
-    /// is smaller by that ratio.
+    /// Like [`Self::random`], with an adapter whose offset marks about `1 - 1/ratio` of the tokens,
+    /// so that the cache is smaller by that ratio.
     pub fn random_evicting(shape: &str, ratio: f64) -> Result<Self> {
         ensure!(ratio > 1.0 && ratio.is_finite(), "a compression ratio of {ratio} is not above 1");
         let mut config = shape_config(shape)?;
         let published = config.dms.context("every shape has a rule")?;
-        // The logit before scale and offset is near N(0, 1), because norms are 1 and rows have length 1. Logistic
-        // approximation of its quantile.
+        // The logit before scale and offset is near N(0, 1), because norms are 1 and rows have
+        // length 1. Logistic approximation of its quantile.
         let quantile = (ratio - 1.0).ln() / 1.702;
         let alpha_offset = -(published.alpha_scale as f64 * quantile) as f32;
         config.dms = Some(DmsConfig { variant: DmsVariant::Adapter, alpha_offset, ..published });
@@ -108,7 +109,8 @@ fn bytes_of(shape: &[usize]) -> usize {
     shape.iter().product::<usize>() * DType::Bf16.size_bytes()
 }
 
-/// Inputs of a matrix, which determine the range of its random values; 0 for a norm, which is all ones.
+/// Inputs of a matrix, which determine the range of its random values; 0 for a norm, which is all
+/// ones.
 fn width(shape: &[usize]) -> usize {
     if shape.len() == 1 { 0 } else { shape[1] }
 }
@@ -131,7 +133,8 @@ fn fill(to: &mut [u8], shape: &[usize], seed: u64) {
     });
 }
 
-/// Uniform values in `-half_width..half_width`, as bf16, that depend on `seed` and the number of the chunk alone.
+/// Uniform values in `-half_width..half_width`, as bf16, that depend on `seed` and the number of
+/// the chunk alone.
 fn fill_chunk(to: &mut [u8], half_width: f32, seed: u64, chunk: usize) {
     // xorshift64*: its upper bits are random enough for weights, at one multiplication each.
     let mut state = (seed ^ (chunk as u64).rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

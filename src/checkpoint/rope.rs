@@ -1,13 +1,13 @@
-//! Rotary embedding: parses both forms of the configuration into [`Rope`], and computes frequencies as transformers'
-//! `modeling_rope_utils` does. Refuses other kinds of scaling.
+//! Rotary embedding: parses both forms of the configuration into [`Rope`], and computes frequencies
+//! as transformers' `modeling_rope_utils` does. Refuses other kinds of scaling.
 
 use super::config::{ModelConfig, Rope, RopeScaling};
 use super::json::Fields;
 use anyhow::{Result, bail, ensure};
 use std::f64::consts::PI;
 
-/// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is `max_position_embeddings`,
-/// YaRN's original context if the config states none.
+/// Reads `rope_theta` + `rope_scaling`, or transformers 5's `rope_parameters`. `context` is
+/// `max_position_embeddings`, YaRN's original context if the config states none.
 pub fn parse(config: &Fields, context: usize) -> Result<Rope> {
     let place = config.place();
     // As in transformers, a non-empty rope_scaling takes precedence over rope_parameters.
@@ -76,8 +76,9 @@ fn parse_scaling(f: &Fields, config: &Fields, context: usize) -> Result<RopeScal
 }
 
 impl Rope {
-    /// Inverse frequencies `[head_dim / 2]`, radians per token, and the factor on cos and sin. Frequencies are rounded
-    /// to f32 as in transformers. Channels i and `i + head_dim / 2` of a head are rotated by `position * inv_freq[i]`.
+    /// Inverse frequencies `[head_dim / 2]`, radians per token, and the factor on cos and sin.
+    /// Frequencies are rounded to f32 as in transformers. Channels i and `i + head_dim / 2` of a
+    /// head are rotated by `position * inv_freq[i]`.
     pub fn frequencies(&self, head_dim: usize) -> (Vec<f64>, f32) {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-((2 * i) as f64) / head_dim as f64));
         let (freqs, scale): (Vec<f64>, f64) = match &self.scaling {
@@ -112,8 +113,8 @@ fn llama3(freq: f64, factor: f64, low: f64, high: f64, context: f64) -> f64 {
 }
 
 impl RopeScaling {
-    /// YaRN (arXiv 2309.00071): per channel, the weight of the unscaled frequency: 1 for channels that rotate more than
-    /// `beta_fast` times in the original context, 0 under `beta_slow`.
+    /// YaRN (arXiv 2309.00071): per channel, the weight of the unscaled frequency: 1 for channels
+    /// that rotate more than `beta_fast` times in the original context, 0 under `beta_slow`.
     fn kept_share(&self, theta: f64, head_dim: usize) -> Vec<f64> {
         let RopeScaling::Yarn { original_context, beta_fast, beta_slow, truncate, .. } = self else {
             return vec![1.0; head_dim / 2];
@@ -145,13 +146,15 @@ impl RopeScaling {
     }
 }
 
-/// Qwen3 was trained on 32,768 tokens; its configs say 40,960, which leaves 8,192 for a prompt (its model cards).
+/// Qwen3 was trained on 32,768 tokens; its configs say 40,960, which leaves 8,192 for a prompt (its
+/// model cards).
 const QWEN3_CONTEXT: usize = 40_960;
 const QWEN3_TRAINED: usize = 32_768;
 
 impl ModelConfig {
-    /// Extends the context to `ctx` tokens: beyond the config's context by YaRN with factor ctx / (tokens trained on)
-    /// if the family documents that (Qwen3's model cards: factor 4 for 131,072), else an error.
+    /// Extends the context to `ctx` tokens: beyond the config's context by YaRN with factor ctx /
+    /// (tokens trained on) if the family documents that (Qwen3's model cards: factor 4 for
+    /// 131,072), else an error.
     pub fn extend_yarn(&mut self, ctx: usize) -> Result<()> {
         if ctx <= self.context {
             return Ok(());

@@ -1,8 +1,9 @@
-//! One safetensors file: checks the whole header, and gives tensors as handles into the shared bytes. Knows nothing of
-//! models.
+//! One safetensors file: checks the whole header, and gives tensors as handles into the shared
+//! bytes. Knows nothing of models.
 //!
-//! Layout: u64 little-endian header length, JSON header, data; `data_offsets` count from the data. The entry types are
-//! those of the safetensors crate. Its reader is not used, because its errors do not name the tensor.
+//! Layout: u64 little-endian header length, JSON header, data; `data_offsets` count from the data.
+//! The entry types are those of the safetensors crate. Its reader is not used, because its errors
+//! do not name the tensor.
 
 use super::bounds;
 use super::mapped;
@@ -41,7 +42,7 @@ impl TensorFile {
         let raw = (*bytes).as_ref();
         let header_len = match raw.first_chunk::<8>() {
             Some(chunk) => u64::from_le_bytes(*chunk),
-            None => bail!("{label} is no safetensors file: {} bytes long", raw.len()),
+            None => bail!("{label} is not a safetensors file: {} bytes long", raw.len()),
         };
         let after_len = raw.len() as u64 - 8;
         ensure!(
@@ -91,8 +92,8 @@ impl TensorFile {
         Some(RawTensor { dtype: *dtype, shape: shape.clone(), file: self.bytes.clone(), range: range.clone() })
     }
 
-    /// The tensor of that name and shape, in F32, F16 or BF16. Shares the file's bytes, or copies them if they are not
-    /// aligned.
+    /// The tensor of that name and shape, in F32, F16 or BF16. Shares the file's bytes, or copies
+    /// them if they are not aligned.
     pub fn tensor(&self, spec: &TensorSpec) -> Result<Option<Tensor>> {
         let name = &spec.name;
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
@@ -108,7 +109,8 @@ impl TensorFile {
             let bytes = self.bytes.clone();
             return Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), bytes, entry.range.clone())));
         }
-        // Only files of writers that do not pad the header reach this; the reference implementation pads.
+        // Only files of writers that do not pad the header reach this; the reference implementation
+        // pads.
         let copy = mapped::buffer(raw.len(), |to| to.copy_from_slice(raw))?;
         Ok(Some(Tensor::new(name, dtype, entry.shape.clone(), copy, 0..raw.len())))
     }

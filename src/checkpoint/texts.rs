@@ -49,7 +49,7 @@ fn object(files: &Files, name: &str) -> Result<Map<String, Value>> {
     Ok(json::optional(files, name)?.unwrap_or_default())
 }
 
-/// A template is a string, or a list of named ones, of which `default` is used.
+/// A template is a string, or a list of named ones; `default` is used.
 fn template_text(value: Option<&Value>) -> Option<String> {
     match value? {
         Value::String(text) => Some(text.clone()),

@@ -1,9 +1,10 @@
-//! Converted weights in dmschat's own cache folder: `NAME--KEY.safetensors` ([`weight_file`]), and a folder `NAME--KEY` with
-//! the model's configuration and tokenizer, so that the file serves when the original is gone.
+//! Converted weights in dmschat's own cache folder: `NAME--KEY.safetensors` ([`weight_file`]), and
+//! a folder `NAME--KEY` with the model's configuration and tokenizer, so that the file serves when
+//! the original is gone.
 //!
-//! A file is written as `NAME--KEY.partial`, which its writer locks, flushed to the disk and renamed: whatever has the
-//! final name is whole. A file that is not what its name promises is made again. Two starts that want the same file wait
-//! for each other.
+//! A file is written as `NAME--KEY.partial`, which its writer locks, flushed to the disk and
+//! renamed: whatever has the final name is whole. A file that is not what its name promises is made
+//! again. Two starts that want the same file wait for each other.
 
 use super::calibration::Calibration;
 use super::convert::{self, OnReport, Report};
@@ -74,8 +75,9 @@ impl WeightCache {
         Self { folder, free_bytes: disk::free_bytes }
     }
 
-    /// Returns the checkpoint with its matrices as `weights` says, from a file that is made first if there is none. Without
-    /// room for a file, they are converted in memory. Only a stop and a bad matrix are errors.
+    /// Returns the checkpoint with its matrices as `weights` says, from a file that is made first
+    /// if there is none. Without room for a file, they are converted in memory. Only a stop and a
+    /// bad matrix are errors.
     pub fn convert(
         &self,
         source: Checkpoint,
@@ -96,7 +98,8 @@ impl WeightCache {
         }
     }
 
-    /// Makes the file for this checkpoint if there is none, and returns it. Fails where there cannot be one.
+    /// Makes the file for this checkpoint if there is none, and returns it. Fails where there
+    /// cannot be one.
     pub fn make(
         &self,
         source: &Checkpoint,
@@ -113,7 +116,8 @@ impl WeightCache {
         }
     }
 
-    /// The file for this checkpoint, if there is one. Not checked against the checkpoint beyond its name.
+    /// The file for this checkpoint, if there is one. Not checked against the checkpoint beyond its
+    /// name.
     pub fn file_of(&self, source: &Checkpoint, weights: Weights, calibration: &Calibration) -> Option<PathBuf> {
         Wanted::new(self, source, weights, calibration).map(|w| w.path).filter(|p| p.is_file())
     }
@@ -148,8 +152,8 @@ impl WeightCache {
         Ok(out)
     }
 
-    /// Deletes partial files other than `own` that no start writes any more, and folders of texts without one. Leaves what
-    /// has no name that [`Wanted`] gives.
+    /// Deletes partial files other than `own` that no start writes any more, and folders of texts
+    /// without one. Leaves what has no name that [`Wanted`] gives.
     fn sweep(&self, own: &Path) {
         let entries = || fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|e| e.path());
         let stem = |path: &Path, end: &str| {
@@ -272,8 +276,8 @@ impl<'a> Wanted<'a> {
         Refusal::InMemory(format!("{what}, {}, cannot be read", self.path.display()))
     }
 
-    /// Takes the lock of the partial file and returns it; `None` if another start has finished the file meanwhile.
-    /// `was_there`: there was a file, which cannot be used.
+    /// Takes the lock of the partial file and returns it; `None` if another start has finished the
+    /// file meanwhile. `was_there`: there was a file, which cannot be used.
     fn lock(&self, was_there: bool, report: OnReport) -> Result<Option<File>, Refusal> {
         let refused = |e: &dyn std::fmt::Display| {
             Refusal::InMemory(format!("{} cannot be written: {e}", self.partial().display()))
@@ -372,7 +376,8 @@ impl<'a> Wanted<'a> {
         Report::Layers { done, total: n_layers(&self.entries) }
     }
 
-    /// Copies the model's configuration and tokenizer beside the file, as a folder that has its name only once it is whole.
+    /// Copies the model's configuration and tokenizer beside the file, as a folder that has its
+    /// name only once it is whole.
     fn write_texts(&self) -> io::Result<()> {
         let texts = self.path.with_extension("");
         let partial = self.path.with_extension(PARTIAL_TEXTS);
@@ -398,8 +403,8 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The tensors of a model's file of converted weights: all but those of a sidecar adapter, so that the file serves with and
-/// without one.
+/// The tensors of a model's file of converted weights: all but those of a sidecar adapter, so that
+/// the file serves with and without one.
 fn entries(source: &Checkpoint, weights: Weights) -> Vec<Entry> {
     let codes = convert::codes(&source.config, weights);
     let own =

@@ -1,12 +1,14 @@
-//! The file of quantized weights: an ordinary safetensors file whose matrices are `NAME.q4` or `NAME.q8` (U8, the bytes of
-//! [`crate::quant`]) and whose other tensors are copies. Lays the file out, writes it and reads it back. Knows no folders.
+//! The file of quantized weights: an ordinary safetensors file whose matrices are `NAME.q4` or
+//! `NAME.q8` (U8, the bytes of [`crate::quant`]) and whose other tensors are copies. Lays the file
+//! out, writes it and reads it back. Knows no folders.
 //!
-//! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on, `weights` the choice,
-//! `calibration` how columns were weighted (`measured 1`: on the built-in text; a digest: by a file; nothing: all the same),
-//! and one entry `NAME: CODE ROWS COLS` for each packed matrix.
+//! Metadata: `dmschat` is the version, `key` the digest of everything that the bytes depend on,
+//! `weights` the choice, `calibration` how columns were weighted (`measured 1`: on the built-in
+//! text; a digest: by a file; nothing: all the same), and one entry `NAME: CODE ROWS COLS` for each
+//! packed matrix.
 //!
-//! The last tensor, `checksums`, has a checksum for each MiB of the others, which the checksum of the header is the seed of:
-//! a header does not pass with the data of another file.
+//! The last tensor, `checksums`, has a checksum for each MiB of the others, which the checksum of
+//! the header is the seed of: a header does not pass with the data of another file.
 
 use super::names::TensorSpec;
 use super::safetensors::{RawTensor, TensorFile};
@@ -21,11 +23,13 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Written under the key `dmschat`. Increases if a reader of the old version would misread the new one.
+/// Written under the key `dmschat`. Increases if a reader of the old version would misread the new
+/// one.
 const VERSION: &str = "weights 2";
 /// Without checksums. Its files are still read.
 const UNCHECKED: &str = "weights 1";
-/// Part of the key of every file, so that files of all versions with the same bytes of weights have the same name.
+/// Part of the key of every file, so that files of all versions with the same bytes of weights have
+/// the same name.
 pub const KEYED: &str = "weights 1";
 
 /// The tensor of checksums, the last of the file: one for each block of the data before it.
@@ -33,7 +37,8 @@ const CHECKSUMS: &str = "checksums";
 /// Bytes of the data that share a checksum.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Alignment of the data in the file, and so of every packed matrix: their lengths are multiples of it.
+/// Alignment of the data in the file, and so of every packed matrix: their lengths are multiples of
+/// it.
 pub const ALIGN_BYTES: usize = 128;
 
 /// One tensor of the file.
@@ -85,7 +90,7 @@ fn safetensors_name(dtype: DType) -> &'static str {
     }
 }
 
-/// What the file says of itself.
+/// Metadata of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Identity {
     pub key: String,
@@ -122,7 +127,7 @@ impl Identity {
     pub fn of(file: &TensorFile) -> Result<Self> {
         let field = |name: &str| file.metadata.get(name).cloned().unwrap_or_default();
         match file.metadata.get("dmschat").map(String::as_str) {
-            None => bail!("it is no file of dmschat's weights"),
+            None => bail!("not a file of dmschat's weights"),
             Some(VERSION | UNCHECKED) => {}
             Some(other) => bail!("its format is {other:?}, and this version reads {VERSION:?}"),
         }
@@ -183,7 +188,8 @@ impl Layout {
     }
 }
 
-/// Writes a file: the header of its layout, the data of its entries in their order, and the checksums.
+/// Writes a file: the header of its layout, the data of its entries in their order, and the
+/// checksums.
 pub struct Writer<W> {
     to: W,
     seed: u64,
@@ -234,8 +240,8 @@ fn block_checksum(seed: u64, number: usize, block: &[u8]) -> u64 {
     checksum(seed.wrapping_add(number as u64 + 1), block)
 }
 
-/// Compares the checksums of a file with its header and data, on all cores: takes as long as the weights' pass through memory.
-/// Files of the first version have none and pass.
+/// Compares the checksums of a file with its header and data, on all cores: takes as long as the
+/// weights' pass through memory. Files of the first version have none and pass.
 fn verify(file: &TensorFile) -> Result<()> {
     let Some(sums) = file.raw(CHECKSUMS) else {
         let unchecked = file.metadata.get("dmschat").is_some_and(|version| version == UNCHECKED);
@@ -270,7 +276,8 @@ fn verify(file: &TensorFile) -> Result<()> {
     }
 }
 
-/// Reads a file that must hold exactly these tensors under this key, and verifies its data. The error says why it does not.
+/// Reads a file that must hold exactly these tensors under this key, and verifies its data. The
+/// error says why it does not.
 pub fn read(bytes: SharedBytes, key: &str, entries: &[Entry]) -> Result<BTreeMap<String, Tensor>> {
     let file = TensorFile::new("the file", bytes)?;
     let identity = Identity::of(&file)?;
@@ -292,7 +299,7 @@ fn tensor(file: &TensorFile, entry: &Entry) -> Result<Tensor> {
             let raw = file.raw(&entry.name()).filter(|t| t.dtype == Dtype::U8);
             let RawTensor { file, range, .. } = raw.with_context(|| format!("it has no tensor {}", entry.name()))?;
             ensure!(range.len() == entry.bytes(), "its tensor {} has {} bytes", entry.name(), range.len());
-            let [rows, cols] = spec.shape[..] else { bail!("its tensor {} is no matrix", entry.name()) };
+            let [rows, cols] = spec.shape[..] else { bail!("its tensor {} is not a matrix", entry.name()) };
             Ok(Tensor::packed(&spec.name, code, [rows, cols], file, range))
         }
     }

@@ -149,7 +149,7 @@ fn quantize(model: &str, common: &Common) -> Result<()> {
         return Err(wrong_use(match checkpoint.weights.code() {
             _ if checkpoint.builtin => format!("{model} is built in and stays bf16"),
             Some(_) => format!("{model} is quantized already: {}", checkpoint.weights.name()),
-            None => format!("{model} cannot be quantized: all its matrices have columns that are no multiples of 64"),
+            None => format!("{model} cannot be quantized: all its matrices have columns that are not multiples of 64"),
         }));
     }
     let mut progress = Quantizing::default();

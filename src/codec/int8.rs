@@ -1,13 +1,14 @@
 //! `int8`: 8-bit integers in sign and magnitude with one f32 scale a row.
 //!
-//! Sign and magnitude, not two's complement: a code moved to the upper byte of a bf16 and its magnitude to the lower
-//! seven bits is a subnormal bf16 of value `m * 2^-133`, which tensor cores multiply exactly. A GPU decodes a pair of
-//! codes with as many instructions as a pair of fp8 codes.
+//! Sign and magnitude, not two's complement: a code moved to the upper byte of a bf16 and its
+//! magnitude to the lower seven bits is a subnormal bf16 of value `m * 2^-133`, which tensor cores
+//! multiply exactly. A GPU decodes a pair of codes with as many instructions as a pair of fp8
+//! codes.
 
 use super::RowFormat;
 
-/// `scale = max|x| / 127` (1 where all values are 0, NaN where one is NaN); code = sign bit and `|x| / scale` to nearest
-/// even; value = +-magnitude * scale.
+/// `scale = max|x| / 127` (1 where all values are 0, NaN where one is NaN); code = sign bit and
+/// `|x| / scale` to nearest even; value = +-magnitude * scale.
 pub struct Int8;
 
 const MAX_MAGNITUDE: f32 = 127.0;
@@ -54,7 +55,8 @@ fn scale(x: &[f32]) -> f32 {
 }
 
 fn code(x: f32, scale: f32) -> u8 {
-    // A NaN or an infinite row has no codes: its scale says so. `as` saturates and turns NaN into 0.
+    // A NaN or an infinite row has no codes: its scale says so. `as` saturates and turns NaN into
+    // 0.
     let magnitude = (x.abs() / scale).round_ties_even().min(MAX_MAGNITUDE) as u8;
     if x.is_sign_negative() { 0x80 | magnitude } else { magnitude }
 }

@@ -1,17 +1,19 @@
 //! `k8v4`: K as `int8`; V rotated, then as 4-bit codes with a scale and an offset a row.
 //!
-//! Attention forgives rounded values far more than rounded keys, so V gets half of K's bits. The rotation (fixed signs, then
-//! a Hadamard transform) spreads outliers of a channel over all of them, which halves the error of 4-bit codes. It is
-//! orthonormal: attention sums rotated values, and only its output is rotated back.
+//! Attention forgives rounded values far more than rounded keys, so V gets half of K's bits. The
+//! rotation (fixed signs, then a Hadamard transform) spreads outliers of a channel over all of
+//! them, which halves the error of 4-bit codes. It is orthonormal: attention sums rotated values,
+//! and only its output is rotated back.
 
 use super::RowFormat;
 use half::f16;
 use std::f32::consts::FRAC_1_SQRT_2;
 
-/// Rows of V. `offset` = the least value as f16; `scale` = `max(range / 15, |offset| / 512, 2^-18)` as f16; code =
-/// `(x - offset) / scale` to nearest even, 0 to 15; value = `code * scale + offset`. The two lower bounds of the scale keep
-/// what f16 rounds off the offset below half a step, so that encoding decoded values gives the same codes. Side data: scale
-/// in the lower half, offset in the upper. A row whose offset or scale is not finite in f16 becomes NaN.
+/// Rows of V. `offset` = the least value as f16; `scale` = `max(range / 15, |offset| / 512, 2^-18)`
+/// as f16; code = `(x - offset) / scale` to nearest even, 0 to 15; value = `code * scale + offset`.
+/// The two lower bounds of the scale keep what f16 rounds off the offset below half a step, so that
+/// encoding decoded values gives the same codes. Side data: scale in the lower half, offset in the
+/// upper. A row whose offset or scale is not finite in f16 becomes NaN.
 pub struct Int4;
 
 const MAX_CODE: f32 = 15.0;
@@ -65,8 +67,9 @@ impl RowFormat for Int4 {
     }
 }
 
-/// Byte and shift of channel `i`'s code. Eight channels share a little-endian u32: those of an even channel 2i are bits
-/// 4i.., those of channel 2i + 1 are 16 bits above, so that `(word >> 4i) & 0x000f000f` is a pair of neighbours.
+/// Byte and shift of channel `i`'s code. Eight channels share a little-endian u32: those of an even
+/// channel 2i are bits 4i.., those of channel 2i + 1 are 16 bits above, so that
+/// `(word >> 4i) & 0x000f000f` is a pair of neighbours.
 fn place(i: usize) -> (usize, usize) {
     let (word, pair, odd) = (i / 8, i % 8 / 2, i % 2);
     (4 * word + 2 * odd + pair / 2, 4 * (pair % 2))
@@ -117,8 +120,8 @@ fn flip(x: &mut [f32]) {
     }
 }
 
-/// The orthonormal Hadamard transform of every block of a row: blocks are as long as the largest power of 2 that divides the
-/// row, 128 at most. It is its own inverse.
+/// The orthonormal Hadamard transform of every block of a row: blocks are as long as the largest
+/// power of 2 that divides the row, 128 at most. It is its own inverse.
 fn hadamard(x: &mut [f32]) {
     let log = x.len().trailing_zeros().min(PERIOD.trailing_zeros());
     let by = f32::powi(0.5, log as i32 / 2) * if log % 2 == 1 { FRAC_1_SQRT_2 } else { 1.0 };

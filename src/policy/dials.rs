@@ -1,4 +1,4 @@
-//! What a model keeps at each setting of the dial.
+//! Share of tokens that a model keeps at each setting of the dial.
 
 use super::strength::{STRENGTHS, decision_of};
 
@@ -11,7 +11,8 @@ const NEAR: f64 = 1.05;
 /// Largest compression ratio that a table tells apart.
 pub const MAX_RATIO: f64 = STEPS as f64;
 
-/// Quantiles of a model's decisions: entry i is the decision that i / 64 of all tokens do not exceed.
+/// Quantiles of a model's decisions: entry i is the decision that i / 64 of all tokens do not
+/// exceed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DialTable {
     quantiles: Vec<f32>,

@@ -1,13 +1,14 @@
-//! `dmc`: Dynamic Memory Compression (arXiv 2403.09636). Each head decides for each token whether it joins the newest slot,
-//! and with what weight. Both come from channels of q that training has freed.
+//! `dmc`: Dynamic Memory Compression (arXiv 2403.09636). Each head decides for each token whether
+//! it joins the newest slot, and with what weight. Both come from channels of q that training has
+//! freed.
 
 use super::MOST_MEMBERS;
 
 /// Least weight of a token, as in the published code: no slot is divided by 0.
 const LEAST_WEIGHT: f32 = 1.0 / 128.0;
 
-/// Parameters of the weights, which come from the last channel of the second query head of each KV head, before RoPE. The
-/// decisions come from that of the first one, as with DMS.
+/// Parameters of the weights, which come from the last channel of the second query head of each KV
+/// head, before RoPE. The decisions come from that of the first one, as with DMS.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dmc {
     pub weight_scale: f32,

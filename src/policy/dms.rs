@@ -1,10 +1,11 @@
-//! `dms`: Dynamic Memory Sparsification (arXiv 2506.05345), delayed eviction with a window. The rule stands here once, in
-//! its sequential form: the oracle of every parallel one. CUDA twin: `kernels/policy_dms.cuh`.
+//! `dms`: Dynamic Memory Sparsification (arXiv 2506.05345), delayed eviction with a window. The
+//! rule is stated here once, in its sequential form: the oracle of every parallel one. CUDA twin:
+//! `kernels/policy_dms.cuh`.
 
 use super::{LaneSlots, Placement, SlotMeta, strength};
 
-/// A token whose decision exceeds the dial is marked. It stays visible to the `window` tokens after it; then its slot goes to
-/// the token that arrives.
+/// A token whose decision exceeds the dial is marked. It stays visible to the `window` tokens after
+/// it; then its slot goes to the token that arrives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dms {
     /// W: a marked token stays visible to the W tokens after it.
@@ -12,7 +13,8 @@ pub struct Dms {
     pub shift: Shift,
     /// Tokens at positions below this are never marked: attention sinks. 0 for trained DMS models.
     pub sinks: usize,
-    /// What a decision must exceed to mark: 0 as trained, more to keep more. Each sequence has its own.
+    /// Threshold that a decision must exceed to mark: 0 as trained, more to keep more. Each
+    /// sequence has its own.
     pub dial: f32,
 }
 
@@ -36,8 +38,8 @@ impl Dms {
         decision > self.dial && position >= self.sinks
     }
 
-    /// Mark of row `row` of a step whose first row is at position `base`, as far as the step's own decisions tell.
-    /// `decision(i)` is that of row i, `None` behind the last row.
+    /// Mark of row `row` of a step whose first row is at position `base`, as far as the step's own
+    /// decisions tell. `decision(i)` is that of row i, `None` behind the last row.
     pub fn own_mark(&self, base: usize, row: usize, decision: impl Fn(usize) -> Option<f32>) -> bool {
         let deciding = match self.shift {
             Shift::Same => row,
@@ -46,7 +48,8 @@ impl Dms {
         decision(deciding).is_some_and(|d| self.marks(base + row, d))
     }
 
-    /// Position of the stored token that a step's first decision marks, where the step begins at `base`.
+    /// Position of the stored token that a step's first decision marks, where the step begins at
+    /// `base`.
     fn marked_by_first(&self, base: usize) -> Option<usize> {
         match self.shift {
             Shift::Same => None,
@@ -54,8 +57,8 @@ impl Dms {
         }
     }
 
-    /// Mark of a stored token in a step that begins at `base` and whose first decision is `first`: that of its slot, or set by
-    /// the decision.
+    /// Mark of a stored token in a step that begins at `base` and whose first decision is `first`:
+    /// that of its slot, or set by the decision.
     pub fn stored_mark(&self, base: usize, meta: SlotMeta, first: Option<f32>) -> bool {
         let position = meta.position();
         let by_first =
@@ -68,7 +71,8 @@ impl Dms {
         key + self.window
     }
 
-    /// Whether the key at `key` is visible to the query at `query` (`key <= query`) while eviction is on.
+    /// Whether the key at `key` is visible to the query at `query` (`key <= query`) while eviction
+    /// is on.
     pub fn visible(&self, query: usize, key: usize, marked: bool) -> bool {
         !marked || query <= self.last_to_see(key)
     }
@@ -78,15 +82,16 @@ impl Dms {
         SlotMeta::new(position, strength(decision), self.marks(position, decision))
     }
 
-    /// Whether compaction drops a slot of a sequence of `n` tokens: if it is outside the window, and marked or at least as
-    /// strong as `threshold`.
+    /// Whether compaction drops a slot of a sequence of `n` tokens: if it is outside the window,
+    /// and marked or at least as strong as `threshold`.
     pub fn drops(&self, n: usize, meta: SlotMeta, threshold: usize) -> bool {
         let position = meta.position();
         let weak = position >= self.sinks && meta.strength() >= threshold;
         n > 0 && (meta.marked() || weak) && !self.visible(n - 1, position, true)
     }
 
-    /// Stores token `n` in its lane and returns its slot: the mark that its decision sets, the slot's metadata, the ring.
+    /// Stores token `n` in its lane and returns its slot: the mark that its decision sets, the
+    /// slot's metadata, the ring.
     pub fn store(&self, lane: &mut impl LaneSlots, n: usize, decision: f32, eviction: bool) -> (usize, Placement) {
         if let Some(previous) = self.marked_by_first(n) {
             let slot = lane.ring(previous % self.ring_len());

@@ -1,4 +1,5 @@
-//! Policies as users name them. With a budget and what a model was trained for, one becomes a [`Policy`].
+//! Policies as users name them. With a budget and what a model was trained for, one becomes a
+//! [`Policy`].
 
 use super::{Budget, H2o, MOST_MEMBERS, Policy, Pool, Quest, Tova, Trained, Window};
 use crate::words::words;
@@ -69,7 +70,8 @@ impl PolicyKind {
         }
     }
 
-    /// Whether what a token reads depends on the step that it comes in, so that conversations cannot have the policy.
+    /// Whether what a token reads depends on the step that it comes in, so that conversations
+    /// cannot have the policy.
     pub fn reads_pages(self) -> bool {
         matches!(self, Self::Quest | Self::DmsQuest)
     }
@@ -89,7 +91,8 @@ impl PolicyKind {
         self == Self::Dms
     }
 
-    /// What becomes of a token that nothing marks ahead of time. `gone`: the heads that no longer store it, such as `3 heads`.
+    /// What becomes of a token that nothing marks ahead of time. `gone`: the heads that no longer
+    /// store it, such as `3 heads`.
     pub fn fate(self, gone: Option<&str>) -> String {
         match (self, gone) {
             (Self::Pool | Self::Dmc, None) => "the newest token of its slots".to_owned(),
@@ -126,8 +129,8 @@ impl PolicyRequest {
         self.budget.or(self.kind.default_budget())
     }
 
-    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a model without it. The budget
-    /// is one that [`PolicyKind::budget_refusal`] allows.
+    /// The policy of a model that was trained for `trained`; `None` where DMS or DMC is asked of a
+    /// model without it. The budget is one that [`PolicyKind::budget_refusal`] allows.
     pub fn resolve(self, trained: Option<Trained>) -> Option<Policy> {
         let (dms, dmc) = (trained.and_then(Trained::dms), trained.and_then(Trained::dmc));
         let budget = self.budget().unwrap_or(Budget::Slots(0));

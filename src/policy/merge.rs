@@ -1,10 +1,12 @@
-//! Policies that merge tokens: a token joins the newest slot of its lane or opens one, and a slot holds the weighted means of
-//! its tokens' K and V. The rule stands here once, for one lane and token. CUDA twin: `kernels/merge.cu`.
+//! Policies that merge tokens: a token joins the newest slot of its lane or opens one, and a slot
+//! holds the weighted means of its tokens' K and V. The rule is stated here once, for one lane and
+//! token. CUDA twin: `kernels/merge.cu`.
 //!
-//! Merging changes what a row is, not where it goes. A token that joins marks the token before it under a [`Dms`] rule with a
-//! window of 0, so that no later query sees that token, and takes over its slot with the means of both. Visibility, slots,
-//! pages and counts are therefore those of DMS. Beside them a lane keeps the sums of its newest slot, in f32: a slot is
-//! encoded from them at every merge, so that rounding does not compound.
+//! Merging changes what a row is, not where it goes. A token that joins marks the token before it
+//! under a [`Dms`] rule with a window of 0, so that no later query sees that token, and takes over
+//! its slot with the means of both. Visibility, slots, pages and counts are therefore those of DMS.
+//! Beside them a lane keeps the sums of its newest slot, in f32: a slot is encoded from them at
+//! every merge, so that rounding does not compound.
 
 use super::dms::{Dms, Shift};
 use super::{Dmc, Pool};
@@ -22,7 +24,8 @@ pub enum Merging {
 }
 
 impl Merging {
-    /// Decision that the op of a merging policy leaves for a token that joins, which marks the token before it.
+    /// Decision that the op of a merging policy leaves for a token that joins, which marks the
+    /// token before it.
     pub const JOINS: f32 = 1.0;
     /// Decision of a token that opens a slot, of no strength.
     pub const OPENS: f32 = f32::NEG_INFINITY;
@@ -30,7 +33,8 @@ impl Merging {
     /// By which tokens are placed and seen.
     pub const RULE: Dms = Dms { window: 0, shift: Shift::Previous, sinks: 0, dial: 0.0 };
 
-    /// Whether the token at `position` joins the newest slot, which has `members` tokens. `decision` is the head's.
+    /// Whether the token at `position` joins the newest slot, which has `members` tokens.
+    /// `decision` is the head's.
     pub fn joins(&self, position: usize, decision: f32, members: usize) -> bool {
         let wants = match self {
             Merging::Pool(pool) => !position.is_multiple_of(pool.every),
@@ -40,7 +44,8 @@ impl Merging {
     }
 }
 
-/// Floats of the sums of a lane's newest slot: of `weight k`, of `weight v`, of the weights, and the number of tokens.
+/// Floats of the sums of a lane's newest slot: of `weight k`, of `weight v`, of the weights, and
+/// the number of tokens.
 pub fn sums_len(head_dim: usize) -> usize {
     2 * head_dim + 2
 }
@@ -50,8 +55,8 @@ pub fn members(sums: &[f32]) -> usize {
     sums[sums.len() - 1] as usize
 }
 
-/// Adds a token to the newest slot of a lane if it `joins`, or opens a slot with it. `k` (before RoPE) and `v` become the means of
-/// the slot.
+/// Adds a token to the newest slot of a lane if it `joins`, or opens a slot with it. `k` (before
+/// RoPE) and `v` become the means of the slot.
 pub fn merge(sums: &mut [f32], joins: bool, weight: f32, k: &mut [f32], v: &mut [f32]) {
     if !joins {
         sums.fill(0.0);

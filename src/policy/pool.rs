@@ -1,4 +1,5 @@
-//! `pool`: fixed memory pooling, the baseline of DMC's paper (arXiv 2403.09636), for any model and without training.
+//! `pool`: fixed memory pooling, the baseline of DMC's paper (arXiv 2403.09636), for any model and
+//! without training.
 
 /// Every so many consecutive tokens of a sequence share a slot: their means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
-//! `quest`: Query-Aware Sparsity (arXiv 2406.10774), for any model and without training. All tokens stay; each query head of
-//! a decode step reads the pages whose keys may match it best, by bounds on the keys of each page.
+//! `quest`: Query-Aware Sparsity (arXiv 2406.10774), for any model and without training. All tokens
+//! stay; each query head of a decode step reads the pages whose keys may match it best, by bounds
+//! on the keys of each page.
 //!
-//! Prompts are read densely, so what is computed depends on how tokens are split into steps: a replayed answer would
-//! differ. Conversations therefore do not have this policy.
+//! Prompts are read densely, so what is computed depends on how tokens are split into steps: a
+//! replayed answer would differ. Conversations therefore do not have this policy.
 
 use super::{Budget, Dms};
 
@@ -15,7 +16,8 @@ const DENSE_LAYERS: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quest {
     pub budget: Budget,
-    /// The rule by which tokens leave the cache; `None` keeps all. Pages then mix positions, but the bounds stay true.
+    /// The rule by which tokens leave the cache; `None` keeps all. Pages then mix positions, but
+    /// the bounds stay true.
     pub dms: Option<Dms>,
 }
 
@@ -25,7 +27,8 @@ impl Quest {
         n_layers > DENSE_LAYERS && layer < DENSE_LAYERS
     }
 
-    /// Pages that a query head reads once `tokens` tokens were fed, with the one at which the lane grows.
+    /// Pages that a query head reads once `tokens` tokens were fed, with the one at which the lane
+    /// grows.
     pub fn pages(&self, tokens: usize, page_slots: usize) -> usize {
         (self.budget.at(tokens) / page_slots).max(FEWEST_PAGES)
     }
@@ -44,7 +47,8 @@ pub fn upper_bound(query: &[f32], low: &[f32], high: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// Marks in `chosen` the `n` pages with the greatest bounds; ties go to the lowest page. `order` is scratch.
+/// Marks in `chosen` the `n` pages with the greatest bounds; ties go to the lowest page. `order` is
+/// scratch.
 pub fn choose(bounds: &[f32], n: usize, order: &mut Vec<usize>, mut chosen: impl FnMut(usize)) {
     order.clear();
     order.extend(0..bounds.len());

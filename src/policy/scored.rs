@@ -1,9 +1,10 @@
-//! Policies whose victims the attention weights choose. The rule stands here once, for one lane and token; [`Tova`] and
-//! [`H2o`] are two settings of it.
+//! Policies whose victims the attention weights choose. The rule is stated here once, for one lane
+//! and token; [`Tova`] and [`H2o`] are two settings of it.
 //!
-//! The incoming token t attends to the stored slots and to itself. Each of these keys gets a *score* from the weights of
-//! the lane's query heads. Where that makes more keys than the budget, the one with the least score is dropped: a stored
-//! one, whose slot the incoming token takes, or the incoming token itself.
+//! The incoming token t attends to the stored slots and to itself. Each of these keys gets a
+//! *score* from the weights of the lane's query heads. Where that makes more keys than the budget,
+//! the one with the least score is dropped: a stored one, whose slot the incoming token takes, or
+//! the incoming token itself.
 //!
 //! [`Tova`]: super::Tova
 //! [`H2o`]: super::H2o
@@ -16,7 +17,8 @@ pub struct Scored {
     pub budget: Budget,
     pub scope: Scope,
     pub history: History,
-    /// Whether the newest half of the budget, rounded up and with the incoming token, cannot be dropped.
+    /// Whether the newest half of the budget, rounded up and with the incoming token, cannot be
+    /// dropped.
     pub keeps_newest: bool,
 }
 
@@ -54,8 +56,9 @@ impl Scored {
         tokens.saturating_sub(newest)
     }
 
-    /// The slot of the newest of `tokens` tokens. `scores` are those of the stored slots and then its own;
-    /// `position` is that of a slot. Ties go to the lowest slot; the incoming token counts as the highest.
+    /// The slot of the newest of `tokens` tokens. `scores` are those of the stored slots and then
+    /// its own; `position` is that of a slot. Ties go to the lowest slot; the incoming token counts
+    /// as the highest.
     pub fn place(&self, tokens: usize, scores: &[f32], position: impl Fn(usize) -> usize) -> Placement {
         let incoming = scores.len() - 1;
         if scores.len() <= self.budget.at(tokens) {
@@ -73,8 +76,9 @@ impl Scored {
         }
     }
 
-    /// The slots that stay where a lane stores more than its budget, as after eviction was off: what dropping one token after
-    /// the other by the present scores leaves. `None` where nothing is dropped.
+    /// The slots that stay where a lane stores more than its budget, as after eviction was off:
+    /// what dropping one token after the other by the present scores leaves. `None` where nothing
+    /// is dropped.
     pub fn keep(&self, tokens: usize, scores: &[f32], position: impl Fn(usize) -> usize) -> Option<Vec<usize>> {
         let dropped = scores.len().checked_sub(self.budget.at(tokens)).filter(|&n| n > 0)?;
         let protected = self.protected_from(tokens);
@@ -117,7 +121,8 @@ mod tests {
         for rule in [Tova { budget }.rule(), H2o { budget }.rule()] {
             let mut left: Vec<usize> = (0..scores.len()).collect();
             while left.len() > 3 {
-                // One less than is stored, so that exactly one has to go; the newest slot stands for the incoming token.
+                // One less than is stored, so that exactly one has to go; the newest slot stands
+                // for the incoming token.
                 let of: Vec<f32> = left.iter().map(|&slot| scores[slot]).collect();
                 match rule.place(6, &of, |i| left[i]) {
                     Placement::Overwrite(i) => drop(left.remove(i)),

@@ -1,16 +1,16 @@
-//! The strength of a decision: 11 bits that keep the order of decisions. CUDA twin: `strength_of` in
-//! `kernels/policy_dms.cuh`, bit for bit.
+//! The strength of a decision: 11 bits that keep the order of decisions. CUDA twin: `strength_of`
+//! in `kernels/policy_dms.cuh`, bit for bit.
 
 /// Number of strengths.
 pub const STRENGTHS: usize = 2048;
 /// Strengths of one sign.
 const HALF: usize = STRENGTHS / 2;
-/// Bits of an f32 below a step. A step is 1/64 near 0 and grows with `1 + |decision|`, so that decisions of any scale have
-/// one: up to 64,000 they differ by a sixty-fourth at most.
+/// Bits of an f32 below a step. A step is 1/64 near 0 and grows with `1 + |decision|`, so that
+/// decisions of any scale have one: up to 64,000 they differ by a sixty-fourth at most.
 const BELOW: u32 = 17;
 
-/// The strength of a decision. Greater decisions never have a lesser one; positive ones have at least `STRENGTHS / 2`. 0 is
-/// that of a pinned token, whose decision is minus infinity.
+/// The strength of a decision. Greater decisions never have a lesser one; positive ones have at
+/// least `STRENGTHS / 2`. 0 is that of a pinned token, whose decision is minus infinity.
 pub fn strength(decision: f32) -> usize {
     if decision == f32::NEG_INFINITY {
         return 0;
@@ -20,7 +20,8 @@ pub fn strength(decision: f32) -> usize {
     if decision > 0.0 { HALF + size } else { HALF - 1 - size }
 }
 
-/// The least decision of this strength, or the bound that lesser ones approach; minus infinity for 0.
+/// The least decision of this strength, or the bound that lesser ones approach; minus infinity for
+/// 0.
 pub fn least_decision(strength: usize) -> f32 {
     let bound = |size: usize| f32::from_bits(1f32.to_bits() + ((size as u32) << BELOW)) - 1.0;
     match strength {

@@ -1,5 +1,6 @@
-//! `tova`: Token Omission Via Attention (arXiv 2401.06104), for any model and without training. A layer drops the token to
-//! which the newest one attends least. As in the published code, that may be the newest token itself.
+//! `tova`: Token Omission Via Attention (arXiv 2401.06104), for any model and without training. A
+//! layer drops the token to which the newest one attends least. As in the published code, that may
+//! be the newest token itself.
 
 use super::Budget;
 use super::scored::{History, Scope, Scored};

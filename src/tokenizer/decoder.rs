@@ -1,5 +1,5 @@
-//! Decodes a stream of tokens. Emits whole characters only and buffers incomplete ones. The emitted text equals the
-//! decoding of all tokens at once.
+//! Decodes a stream of tokens. Emits whole characters only and buffers incomplete ones. The emitted
+//! text equals the decoding of all tokens at once.
 
 use super::Tokenizer;
 use crate::protocol::Token;
@@ -10,8 +10,8 @@ use tokenizers::DecoderWrapper;
 /// Longest window, in tokens, of decoders that are not byte-level.
 const LONGEST_WINDOW: usize = 32;
 
-/// The state of one stream. A token costs O(bytes of the token) for byte-level tokenizers; others decode a bounded
-/// window again.
+/// The state of one stream. A token costs O(bytes of the token) for byte-level tokenizers; others
+/// decode a bounded window again.
 pub struct Decoder {
     tokenizer: Tokenizer,
     byte_level: bool,
@@ -28,8 +28,8 @@ impl Decoder {
         Self { tokenizer: tokenizer.clone(), byte_level, pending: Vec::new(), window: Vec::new(), emitted: 0 }
     }
 
-    /// Returns the characters that `token` completes: often none, sometimes several. Control tokens give their literal;
-    /// callers that hide them must not push them.
+    /// Returns the characters that `token` completes: often none, sometimes several. Control tokens
+    /// give their literal; callers that hide them must not push them.
     pub fn push(&mut self, token: Token) -> String {
         if !self.byte_level {
             return self.push_window(token);
@@ -39,7 +39,8 @@ impl Decoder {
         self.take_complete()
     }
 
-    /// Ends the stream: returns U+FFFD for an incomplete character, else nothing. Resets the decoder.
+    /// Ends the stream: returns U+FFFD for an incomplete character, else nothing. Resets the
+    /// decoder.
     pub fn flush(&mut self) -> String {
         if self.byte_level {
             let left = String::from_utf8_lossy(&self.pending).into_owned();
@@ -81,8 +82,8 @@ impl Decoder {
         }
     }
 
-    /// For decoders that join or strip across tokens (SentencePiece-like): the text of the window with the token minus
-    /// the text without it, buffered while it ends inside a character.
+    /// For decoders that join or strip across tokens (SentencePiece-like): the text of the window
+    /// with the token minus the text without it, buffered while it ends inside a character.
     fn push_window(&mut self, token: Token) -> String {
         self.window.push(token);
         let text = self.window_rest();
@@ -103,8 +104,8 @@ impl Decoder {
     }
 }
 
-/// Appends the bytes of a byte-level spelling. A spelling with other characters (the literal of an added token) is
-/// appended as it is.
+/// Appends the bytes of a byte-level spelling. A spelling with other characters (the literal of an
+/// added token) is appended as it is.
 fn extend_bytes(out: &mut Vec<u8>, spelling: &str) {
     let start = out.len();
     for c in spelling.chars() {
@@ -119,14 +120,16 @@ fn extend_bytes(out: &mut Vec<u8>, spelling: &str) {
     }
 }
 
-/// Upper bound on the bytes of a token's spelling: a byte-level spelling has one character per byte.
+/// Upper bound on the bytes of a token's spelling: a byte-level spelling has one character per
+/// byte.
 pub(super) fn spelt_bytes(spelling: &str) -> usize {
     let mut bytes = Vec::new();
     extend_bytes(&mut bytes, spelling);
     bytes.len()
 }
 
-/// GPT-2's reversible byte alphabet: printable Latin-1 bytes map to themselves, the others to U+0100 and up.
+/// GPT-2's reversible byte alphabet: printable Latin-1 bytes map to themselves, the others to
+/// U+0100 and up.
 static BYTE_OF: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     let mut next = 0x100;
     (0..=255u8)

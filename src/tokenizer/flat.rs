@@ -1,6 +1,7 @@
-//! Canonical text of a rendered conversation: one string, and back. Two conversations have the same canonical text
-//! exactly if they encode to the same tokens, so that the engine compares prefixes of it. Control literals are enclosed
-//! in the noncharacters U+FDD0 and U+FDD1, which are removed from texts.
+//! Canonical text of a rendered conversation: one string, and back. Two conversations have the same
+//! canonical text exactly if they encode to the same tokens, so that the engine compares prefixes
+//! of it. Control literals are enclosed in the noncharacters U+FDD0 and U+FDD1, which are removed
+//! from texts.
 
 use crate::protocol::Piece;
 

@@ -1,6 +1,7 @@
-//! Checks a tokenizer.json: allows the normalizers, pre-tokenizers, post-processors and decoders that byte-level and
-//! SentencePiece-like BPE models use, and bounds their number and how much each may lengthen a text. Refuses everything
-//! else by name before the tokenizers crate, which bounds neither memory nor time, reads the file.
+//! Checks a tokenizer.json: allows the normalizers, pre-tokenizers, post-processors and decoders
+//! that byte-level and SentencePiece-like BPE models use, and bounds their number and how much each
+//! may lengthen a text. Refuses everything else by name before the tokenizers crate, which bounds
+//! neither memory nor time, reads the file.
 
 use crate::protocol::Token;
 use anyhow::{Result, anyhow, bail, ensure};
@@ -29,12 +30,13 @@ const PRE_TOKENIZERS: &[&str] =
 const POST_PROCESSORS: &[&str] = &["ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"];
 const DECODERS: &[&str] = &["ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "BPEDecoder"];
 
-/// What the loader needs to know of a checked file besides what the crate reads.
+/// Facts about a checked file that the loader needs and the crate does not return.
 pub struct Checked {
     pub added: Vec<Added>,
     /// The patterns that split texts.
     pub patterns: Vec<String>,
-    /// Whether a text can be split before a space between two ASCII letters without a change of its tokens.
+    /// Whether a text can be split before a space between two ASCII letters without a change of its
+    /// tokens.
     pub splits_at_spaces: bool,
 }
 
@@ -149,8 +151,8 @@ fn check_model(model: &Model, vocab: usize) -> Result<()> {
     ] {
         text.as_deref().map_or(Ok(()), |text| check_length(name, text, FEW))?;
     }
-    // Ids are unique and below `vocab`, so that more entries are an error. Published vocabularies have up to 2.3 merges
-    // per token (Gemma).
+    // Ids are unique and below `vocab`, so that more entries are an error. Published vocabularies
+    // have up to 2.3 merges per token (Gemma).
     ensure!(
         model.vocab.0 <= vocab && model.merges.0 <= 4 * vocab,
         "tokenizer.json: {} tokens and {} merges are too many for the model's vocabulary of {vocab}",
@@ -229,8 +231,8 @@ fn check_length(what: &str, text: &str, most: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses regular expressions that backtrack over the text: back references, look-behind and conditionals. No
-/// published tokenizer uses them.
+/// Refuses regular expressions that backtrack over the text: back references, look-behind and
+/// conditionals. No published tokenizer uses them.
 fn check_regex(regex: &str) -> Result<()> {
     check_length("pattern", regex, PATTERN_BYTES)?;
     let mut rest = regex;
@@ -258,9 +260,9 @@ fn check_regex(regex: &str) -> Result<()> {
     Ok(())
 }
 
-/// Patterns in which no match spans a single space between two ASCII letters, and matches before it do not depend on
-/// what follows: a run of letters ends before the space, which starts the next match. Those of Qwen2 and 3, Llama 3,
-/// and the built-in model.
+/// Patterns in which no match spans a single space between two ASCII letters, and matches before it
+/// do not depend on what follows: a run of letters ends before the space, which starts the next
+/// match. Those of Qwen2 and 3, Llama 3, and the built-in model.
 const SPLIT_AT_SPACES: &[&str] = &[
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -271,8 +273,9 @@ pub fn is_known_pattern(regex: &str) -> bool {
     SPLIT_AT_SPACES.contains(&regex)
 }
 
-/// Whether parts are known to allow the split: NFC changes nothing between ASCII characters; GPT-2's pattern (of
-/// `ByteLevel`) and those above match letters with at most one space before them.
+/// Whether parts are known to allow the split: NFC changes nothing between ASCII characters;
+/// GPT-2's pattern (of `ByteLevel`) and those above match letters with at most one space before
+/// them.
 fn splits_at_spaces(normalizers: &[View], pre_tokenizers: &[View]) -> bool {
     let known = |part: &View| match (part.kind, part.pattern) {
         (Some("ByteLevel"), _) => part.add_prefix_space == Some(false),

@@ -54,13 +54,13 @@ fn content_never_becomes_a_control_token() {
     let ids = t.encode_pieces(&[Piece::Control("<|s|>".into()), text(" h"), text("e")]).unwrap();
     assert_eq!(ids, [258, 257], "neighbouring texts are one text");
     let err = t.encode_pieces(&[Piece::Control("<|x|>".into())]).unwrap_err().to_string();
-    assert_eq!(err, "the template writes \"<|x|>\", which is no added token of tokenizer.json");
+    assert_eq!(err, "the template writes \"<|x|>\", which is not an added token of tokenizer.json");
     assert_eq!(t.encode_text("<|s|>he").unwrap(), [258, 256]);
 }
 
 #[test]
 fn a_control_token_in_the_models_own_vocabulary_is_cut() {
-    // With ignore_merges a whole pre-token that stands in the vocabulary is taken at once.
+    // With ignore_merges a whole pre-token of the vocabulary is taken at once.
     let raw = json("").replace("\"ignore_merges\":false", "\"ignore_merges\":true");
     let raw = raw.replace("\"he\": 256", "\"he\": 256, \"hehe\": 258").replace("<|s|>", "hehe");
     let t = Tokenizer::new(raw.as_bytes(), 300).unwrap();
@@ -182,7 +182,7 @@ fn sentence_piece_kind_streams_what_it_decodes() {
     }
 }
 
-/// Whatever is wrong with a file, it is said in one line.
+/// Every fault of a file is reported in one line.
 #[test]
 fn damaged_files_never_panic() {
     let whole = json("").into_bytes();
@@ -284,7 +284,7 @@ fn long_texts_are_encoded_in_slices() {
         let whole = guarded("", || t.inner.plain.encode_fast(&*long, false)).unwrap();
         assert_eq!(t.encode_pieces(&[text(&long)]).unwrap(), whole.get_ids());
         assert_eq!(t.encode_unless(&[text(&long)], &AtomicBool::new(true)).unwrap(), None);
-        // Wherever two letters stand around a space, and not only at the slices' ends.
+        // Wherever a space is between two letters, not only at the slices' ends.
         let part = &long[..2000.min(long.len())];
         let part = &part[..(0..=2000).rev().find(|&at| long.is_char_boundary(at)).unwrap().min(part.len())];
         let whole = t.encode_pieces(&[text(part)]).unwrap();

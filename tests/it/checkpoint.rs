@@ -165,7 +165,7 @@ fn broken_weights_give_one_line_each() {
     assert_eq!(refusal(&folder), none);
 
     assert_eq!(with(b""), "DIR/model.safetensors is empty");
-    assert_eq!(with(b"abc"), "DIR/model.safetensors is no safetensors file: 3 bytes long");
+    assert_eq!(with(b"abc"), "DIR/model.safetensors is not a safetensors file: 3 bytes long");
     let claims = "is truncated or no safetensors file: its header claims";
     assert_eq!(with(&[0xff; 40]), format!("DIR/model.safetensors {claims} {} bytes, 32 follow", u64::MAX));
     assert!(with(&whole[..300]).starts_with(&format!("DIR/model.safetensors {claims}")));
@@ -244,7 +244,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"model_type": "mistral"}), "model_type \"mistral\" is not supported (qwen3, llama are)"),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
-            "architecture LlamaForSequenceClassification is no language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
+            "architecture LlamaForSequenceClassification is not a supported language model (Qwen3ForCausalLM and LlamaForCausalLM are supported)",
         ),
         (json!({"hidden_act": "gelu"}), "hidden_act \"gelu\" is not supported (silu is)"),
         (json!({"sliding_window": 32}), "sliding window attention is not supported"),
@@ -265,7 +265,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"head_dim": 5}), "head_dim 5 is odd, so it cannot be rotated"),
         (json!({"num_hidden_layers": "two"}), "num_hidden_layers is \"two\", expected a whole number below 2^31"),
         (json!({"vocab_size": 0}), "vocab_size is 0, expected at least 1"),
-        (json!({"eos_token_id": 11}), "eos_token_id 11 is no token of a vocabulary of 11"),
+        (json!({"eos_token_id": 11}), "eos_token_id 11 is not a token of a vocabulary of 11"),
         (
             json!({"rope_scaling": {"type": "linear", "factor": 2.0}}),
             "rope_scaling: rope type \"linear\" is not supported (default, llama3, yarn are)",
@@ -273,7 +273,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters: rope_theta is 5, but outside of it 10000"),
         (json!({"dms_window_size": 4, "dms_alpha_per": "token"}), "dms_alpha_per \"token\" is unknown (head, layer)"),
         (json!({"dmc_cr": 4, "num_key_value_heads": 2}), "DMC needs two query heads for each KV head"),
-        (json!({"dmc_cr": 4, "dms_cr": 4}), "it states both DMS and DMC, of which a model has one"),
+        (json!({"dmc_cr": 4, "dms_cr": 4}), "it states both DMS and DMC; a model has one of them"),
         (json!({"dmc_max_members": 65}), "dmc_max_members is 65, expected at most 64"),
         (json!({"dmc_max_members": 0}), "dmc_max_members is 0, expected at least 1"),
     ];
@@ -285,7 +285,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
     assert_eq!(refusal(&folder), "DIR/config.json: rope_scaling has no low_freq_factor, which is needed");
     let folder = Folder::healthy();
     folder.remove("config.json");
-    assert_eq!(refusal(&folder), "DIR/config.json is missing, so this is no model folder");
+    assert_eq!(refusal(&folder), "DIR/config.json is missing, so this is not a model folder");
     folder.write("config.json", b"{\"a\": ");
     assert!(refusal(&folder).starts_with("DIR/config.json is not JSON: "));
     let untied = Folder::with_config(json!({"tie_word_embeddings": false}));
@@ -426,9 +426,9 @@ fn adapters_that_do_not_fit_are_refused() {
         "DIR/a.safetensors: tensor model.layers.0.self_attn.dms_proj_alpha.weight has shape [1, 7], expected [1, 6]"
     );
     let cases = [
-        (json!({"format": null}), "its metadata has no format, so it is no adapter file"),
+        (json!({"format": null}), "its metadata has no format, so it is not an adapter file"),
         (json!({"format": "x"}), "adapter format \"x\" is unknown (dmschat-adapter-1 is known)"),
-        (json!({"window": "-1"}), "metadata window is \"-1\", which is no such number"),
+        (json!({"window": "-1"}), "metadata window is \"-1\", which is not such a number"),
         (json!({"alpha_scale": "NaN"}), "metadata alpha_scale is NaN"),
         (json!({"shift": "2"}), "metadata shift is \"2\", expected 0 or 1"),
         (json!({"alpha_per": "token"}), "metadata alpha_per \"token\" is unknown (head, layer)"),

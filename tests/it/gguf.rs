@@ -210,7 +210,7 @@ fn what_cannot_be_run_is_named_before_anything_is_loaded() {
     );
     assert_eq!(
         set("llama.attention.head_count", Meta::U32(0)),
-        "x.gguf: llama.embedding_length 64 is no multiple of llama.attention.head_count 0"
+        "x.gguf: llama.embedding_length 64 is not a multiple of llama.attention.head_count 0"
     );
     assert_eq!(
         set("llama.block_count", Meta::U32(0)),
@@ -307,7 +307,7 @@ fn files_are_told_from_folders_by_their_first_bytes() {
     let dir = folder.path().display();
     let said = Checkpoint::open(&ModelRef::Folder(folder.path().to_owned()), &AdapterChoice::Auto).err().unwrap();
     let wanted =
-        format!("{dir} is no model folder, but holds GGUF files; give the path of one, such as {dir}/Tiny-Q8_0.gguf");
+        format!("{dir} is not a model folder but holds GGUF files; give the path of one, such as {dir}/Tiny-Q8_0.gguf");
     assert_eq!(said.to_string(), wanted);
 }
 

@@ -205,7 +205,7 @@ fn a_forged_cache_is_replayed_with_one_notice() {
     let cases: [(Change, Option<&str>); 9] = [
         (Box::new(|_, _| {}), None),
         (Box::new(|_, layers| layers.swap(0, 1)), Some("it is the image of another layer")),
-        (nan, Some("layer 1: K or V has values that are no numbers")),
+        (nan, Some("layer 1: K or V has values that are not numbers")),
         (head(|h| h.sequence.reads = u64::MAX), Some(counters)),
         (reads, Some(counters)),
         (peak, Some(counters)),

@@ -152,13 +152,13 @@ fn what_cannot_be_quantized_is_said_in_one_line() {
     );
     let narrow = Tiny::new(Spec { ffn: 40, n_q_heads: 2, head_dim: 24, ..Spec::new(false, Form::Plain) }, 1);
     let folder = narrow.folder.path().to_str().unwrap();
-    let wanted = "cannot be quantized: all its matrices have columns that are no multiples of 64";
+    let wanted = "cannot be quantized: all its matrices have columns that are not multiples of 64";
     home.refused(&["models", "quantize", folder, "--weights", "int4"], &[wanted]);
     let file = home.path("importance");
     fs::write(&file, "text").unwrap();
     let file = file.to_str().unwrap();
     let args = ["models", "quantize", ID, "--weights", "int4", "--importance", file];
-    home.refused(&args, &[file, "it is truncated or no imatrix file"]);
+    home.refused(&args, &[file, "truncated or not an imatrix file"]);
     assert_eq!(files(&home.path("cache/weights")), 0);
 }
 

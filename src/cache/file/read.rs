@@ -1,5 +1,5 @@
-//! Reads the layers of a file ahead, on several threads: copies from the system's page cache and checksums of one thread are
-//! slower than a GPU takes the layers.
+//! Reads the layers of a file ahead, on several threads: copies from the system's page cache and
+//! checksums of one thread are slower than a GPU takes the layers.
 
 use super::super::InvalidImage;
 use super::super::image::LAYER_BYTES;
@@ -24,7 +24,7 @@ pub struct Reader<T> {
     left: usize,
 }
 
-/// What the threads of a file share.
+/// State that the threads of a file share.
 struct Shared {
     file: File,
     seed: u64,
@@ -38,8 +38,8 @@ struct Shared {
 }
 
 impl Opened {
-    /// Starts to read the layers. `check` gets the number and the image of each, if its checksum is right. The caller has
-    /// compared their sizes with what such a sequence may need.
+    /// Starts to read the layers. `check` gets the number and the image of each, if its checksum is
+    /// right. The caller has compared their sizes with what such a sequence may need.
     pub fn read<T: Send + 'static>(
         self,
         check: impl Fn(usize, Vec<u8>) -> Result<T, InvalidImage> + Send + Copy + 'static,

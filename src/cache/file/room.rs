@@ -22,8 +22,8 @@ pub struct Kept {
 }
 
 impl Room {
-    /// The caches in a folder by their extension, oldest first. A session may lie in a folder of the user's, so that files
-    /// which do not begin as a cache are left out.
+    /// The caches in a folder by their extension, oldest first. A session may lie in a folder of
+    /// the user's, so that files which do not begin as a cache are left out.
     pub fn list(folder: &Path, extension: &str) -> Vec<Kept> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -39,11 +39,12 @@ impl Room {
         kept
     }
 
-    /// Removes the oldest caches of a folder until a file of `bytes` fits at `path`, where it replaces another. Fails if it
-    /// does not fit by itself, and if the file at `path` is no cache.
+    /// Removes the oldest caches of a folder until a file of `bytes` fits at `path`, where it
+    /// replaces another. Fails if it does not fit by itself, and if the file at `path` is not a
+    /// cache.
     pub fn make(self, folder: &Path, path: &Path, bytes: u64) -> io::Result<()> {
         match is_cache(path) {
-            Ok(false) => return Err(io::Error::other("there is a file of that name that is no cache")),
+            Ok(false) => return Err(io::Error::other("the file of that name is not a cache")),
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }

@@ -139,7 +139,7 @@ fn the_oldest_files_make_room_and_what_does_not_fit_is_refused() {
     names.sort();
     assert_eq!(names, ["a.cache", "a.jsonl", "c.cache", "e.cache"]);
     let refused = write(path("c.cache"), 2 * bytes, &layers()).unwrap_err();
-    assert_eq!(refused.to_string(), "there is a file of that name that is no cache");
+    assert_eq!(refused.to_string(), "the file of that name is not a cache");
     assert_eq!(fs::read(path("c.cache")).unwrap(), b"mine");
     let refused = write(path("f.cache"), bytes - 1, &layers()).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);

@@ -6,7 +6,8 @@ use crate::chat::conversation::{Conversation, Mark, Message, MessageId, Role, li
 use crate::protocol::ModelInfo;
 use std::fmt::Write;
 
-/// The active path as a Markdown document. `policies`: those of the turns; the front matter has that of the last one.
+/// The active path as a Markdown document. `policies`: those of the turns; the front matter has
+/// that of the last one.
 pub fn markdown(chat: &Conversation, info: &ModelInfo, policies: &Policies) -> String {
     let path = chat.path();
     let of_turn = |message: &&Message| message.turn.and_then(|turn| policies.get(&turn));

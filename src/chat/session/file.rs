@@ -1,6 +1,7 @@
-//! A session file on disk: created with the first record, locked while open, appended and synced, never rewritten. A
-//! failed write leaves the file as it was, and the next write includes its lines. A file that another program has
-//! changed is not touched. Knows bytes and lines, not their meaning.
+//! A session file on disk: created with the first record, locked while open, appended and synced,
+//! never rewritten. A failed write leaves the file as it was, and the next write includes its
+//! lines. A file that another program has changed is not touched. Knows bytes and lines, not their
+//! meaning.
 
 use crate::regular_file::{self, is_at, make_private_folder, private, temporary};
 use anyhow::{Context, Result, anyhow, bail};
@@ -150,8 +151,8 @@ pub fn part_of(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Tries to lock a file, and the time between two: a process that another thread is just starting holds our locks until it
-/// runs its program, also those that were released meanwhile.
+/// Tries to lock a file, and the time between two: a process that another thread is just starting
+/// holds our locks until it runs its program, also those that were released meanwhile.
 const LOCK_TRIES: usize = 5;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 

@@ -43,14 +43,15 @@ struct SavedTurn {
     in_context: bool,
 }
 
-/// Reads all lines. Broken lines are reported and skipped. Fails without a header of a supported version.
+/// Reads all lines. Broken lines are reported and skipped. Fails without a header of a supported
+/// version.
 pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
     let mut lines = text.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
     let header = match lines.next().map(|(_, line)| Record::parse(line)) {
         Some(Ok(Record::Header(header))) if header.format == FORMAT => *header,
         Some(Ok(_) | Err(_)) => {
             let version = newer_version(text);
-            bail!("session {name}: line 1 {}", version.unwrap_or_else(|| "is no session header".into()))
+            bail!("session {name}: line 1 {}", version.unwrap_or_else(|| "is not a session header".into()))
         }
         None => bail!("session {name}: the file has no whole line"),
     };
@@ -119,8 +120,8 @@ impl Loading {
                     dropped_slots: toggle.dropped_slots,
                 });
                 self.eviction = Some(toggle.eviction);
-                // One within a turn is in that turn's log. Older versions wrote one at 0 tokens where the conversation was
-                // not in the cache.
+                // One within a turn is in that turn's log. Older versions wrote one at 0 tokens
+                // where the conversation was not in the cache.
                 let cuts = self.tokens > toggle.at_token;
                 if !cuts || toggle.at_text.is_none() && (toggle.at_token > 0 || toggle.parent.is_none()) {
                     self.log_toggle(toggle.at_token, toggle.eviction);
@@ -269,8 +270,9 @@ impl Loaded {
         self.turns.last().map_or(&self.header.model, |t| &t.stamp)
     }
 
-    /// The cache's policies in the turns. Turns of older versions name what the settings asked for only: those that asked for
-    /// `auto`, with another model or another policy than in the first turn, are missing.
+    /// The cache's policies in the turns. Turns of older versions name what the settings asked for
+    /// only: those that asked for `auto`, with another model or another policy than in the first
+    /// turn, are missing.
     pub fn policies(&self) -> Policies {
         self.turns.iter().rev().filter_map(|turn| Some((turn.turn, self.policy(turn)?))).collect()
     }
@@ -287,8 +289,9 @@ impl Loaded {
         turn.policy.clone().or_else(older)
     }
 
-    /// Prepares the conversation for a model: marks the replies whose tokens it may reuse, and returns the request that
-    /// restores the engine, with a notice to show, if any. Call it once, for the model that continues.
+    /// Prepares the conversation for a model: marks the replies whose tokens it may reuse, and
+    /// returns the request that restores the engine, with a notice to show, if any. Call it once,
+    /// for the model that continues.
     pub fn restore_for(&mut self, info: &ModelInfo) -> (RestoreRequest, Option<String>) {
         let fitting: Vec<&SavedTurn> = self.turns.iter().filter(|t| t.stamp.fits(info)).collect();
         let known = |id: &Token| (*id as usize) < info.vocab;
@@ -334,7 +337,8 @@ fn unknown(turns: &[&SavedTurn], vocab: usize) -> Option<Token> {
     turns.iter().flat_map(|t| &t.generated).copied().find(|id| *id as usize >= vocab)
 }
 
-/// The token after the log, for files whose turns do not state it: the last token of an answer is sampled but not fed.
+/// The token after the log, for files whose turns do not state it: the last token of an answer is
+/// sampled but not fed.
 fn recall_pending(log: &[LogEntry], replies: &[(u64, Vec<Token>)]) -> Option<Token> {
     let ends_log = |fed: &[Token]| {
         let mut tokens = log.iter().rev().filter(|e| matches!(e, LogEntry::Token(_)));

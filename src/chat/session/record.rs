@@ -31,8 +31,8 @@ pub enum Record {
 }
 
 impl Record {
-    /// Parses one line: first the type, then the fields in a second pass. A derived reader of a tagged enum would hold
-    /// the line as a tree of sixteen times its size.
+    /// Parses one line: first the type, then the fields in a second pass. A derived reader of a
+    /// tagged enum would hold the line as a tree of sixteen times its size.
     pub fn parse(line: &[u8]) -> serde_json::Result<Self> {
         use serde_json::from_slice;
         Ok(match Kind::of(line)?.as_ref() {
@@ -196,7 +196,8 @@ impl Stamp {
         }
     }
 
-    /// Whether that model's cache has the policy and budget of this one, as far as the stamp names them.
+    /// Whether that model's cache has the policy and budget of this one, as far as the stamp names
+    /// them.
     pub fn same_cache(&self, info: &ModelInfo) -> bool {
         let cache = |r: &ModelReference| r.policy.map(|policy| (policy, r.budget));
         let own = self.reference.as_ref().and_then(cache);

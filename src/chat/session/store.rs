@@ -1,5 +1,6 @@
-//! The folder of sessions: list, find, open, rename, delete. [`Store::find`] reads what a user typed and never guesses; all
-//! other operations need an id, which names exactly one file. No name leads out of the folder.
+//! The folder of sessions: list, find, open, rename, delete. [`Store::find`] reads what a user
+//! typed and never guesses; all other operations need an id, which names exactly one file. No name
+//! leads out of the folder.
 
 use super::file::{LineFile, MAX_BYTES, part_of};
 use super::load::{Loaded, load};
@@ -58,7 +59,7 @@ pub struct Entry {
     /// When it was last written.
     pub modified: SystemTime,
     pub path: PathBuf,
-    /// What a fuzzy search looks at.
+    /// Text that a fuzzy search looks at.
     text: String,
     /// Title and first message in lower case.
     words: String,
@@ -71,7 +72,8 @@ impl Entry {
         zoned.map(|z| z.strftime("%Y-%m-%d %H:%M").to_string()).unwrap_or_default()
     }
 
-    /// Whether a word, in lower case, begins in the title or the first message. Scripts without spaces have no beginnings.
+    /// Whether a word, in lower case, begins in the title or the first message. Scripts without
+    /// spaces have no beginnings.
     fn has_word(&self, word: &str) -> bool {
         let mut places = self.words.match_indices(word);
         places.any(|(at, _)| !word.is_ascii() || !self.words[..at].ends_with(char::is_alphanumeric))
@@ -136,8 +138,8 @@ impl Store {
         files.into_iter().map(|(_, path)| path).collect()
     }
 
-    /// Model folders and files that the newest sessions began with and that are still there, each once. Reads only the first
-    /// line of each session.
+    /// Model folders and files that the newest sessions began with and that are still there, each
+    /// once. Reads only the first line of each session.
     pub fn models(&self) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
         let files = self.newest_files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "jsonl"));
@@ -168,8 +170,9 @@ impl Store {
         Ok(path)
     }
 
-    /// Finds the session that a user typed: its id, else its whole title, else the beginning of its id, else words that its
-    /// title or first message has. The error names candidates, unless exactly one session fits.
+    /// Finds the session that a user typed: its id, else its whole title, else the beginning of its
+    /// id, else words that its title or first message has. The error names candidates, unless
+    /// exactly one session fits.
     pub fn find(&self, name: &str) -> Result<Entry> {
         if name.trim().is_empty() {
             bail!("the name of the session is empty; dmschat sessions list names the sessions");
@@ -199,8 +202,9 @@ impl Store {
         bail!("{kind} {name:?}{similar}; dmschat sessions list names the sessions")
     }
 
-    /// The id of the session that a user typed. A file that is too damaged to be listed has its id all the same, so that the
-    /// error says what is wrong with it and no other session is taken for it.
+    /// The id of the session that a user typed. A file that is too damaged to be listed has its id
+    /// all the same, so that the error says what is wrong with it and no other session is taken for
+    /// it.
     fn id_of(&self, name: &str) -> Result<String> {
         match self.file_of(name) {
             Ok(_) => Ok(name.to_owned()),
@@ -208,9 +212,9 @@ impl Store {
         }
     }
 
-    /// Opens a session to continue it; it is locked until the returned [`Session`] is dropped. `name` is as for
-    /// [`Store::find`], or a file written by `/save` or `/export`, which becomes a new session. [`Loaded::problems`]
-    /// lists what could not be read.
+    /// Opens a session to continue it; it is locked until the returned [`Session`] is dropped.
+    /// `name` is as for [`Store::find`], or a file written by `/save` or `/export`, which becomes a
+    /// new session. [`Loaded::problems`] lists what could not be read.
     pub fn resume(&self, name: &str) -> Result<(Session, Loaded)> {
         if is_file_name(name) {
             let text = read_text(Path::new(name))?;
@@ -258,7 +262,8 @@ impl Store {
         Ok((session, loaded))
     }
 
-    /// Reads a session without locking or changing it (`-p --resume NAME`). `name` is as for [`Store::resume`].
+    /// Reads a session without locking or changing it (`-p --resume NAME`). `name` is as for
+    /// [`Store::resume`].
     pub fn read_named(&self, name: &str) -> Result<Loaded> {
         if is_file_name(name) {
             return read_whole_lines(Path::new(name), name);

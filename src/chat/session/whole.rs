@@ -1,5 +1,6 @@
-//! Writes whole files: under another name that is synced and renamed, so that a path is always the complete old or new file,
-//! also after a kill or on a full disk. What is no regular file is never replaced.
+//! Writes whole files: under another name that is synced and renamed, so that a path is always the
+//! complete old or new file, also after a kill or on a full disk. Anything but a regular file is
+//! never replaced.
 
 use crate::regular_file::temporary::{self, Temporary};
 use crate::regular_file::{self, private};
@@ -8,14 +9,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a file that only its owner can read. A link at `path` is replaced, not followed. Errors are one line with the file's
-/// name.
+/// Writes a file that only its owner can read. A link at `path` is replaced, not followed. Errors
+/// are one line with the file's name.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     replace(path, bytes, private(&mut OpenOptions::new()))
 }
 
-/// Writes the output of a command: follows a link, and keeps the permissions of the file that it replaces. Errors are one line
-/// with the file's name.
+/// Writes the output of a command: follows a link, and keeps the permissions of the file that it
+/// replaces. Errors are one line with the file's name.
 pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let before = fs::metadata(&target).ok();
@@ -26,14 +27,15 @@ pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Fails if [`write_output`] could not write to `path`, so that a long measurement need not fail at its end.
+/// Fails if [`write_output`] could not write to `path`, so that a long measurement need not fail at
+/// its end.
 pub fn check_output(path: &Path) -> Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     beside(&target, &mut OpenOptions::new()).map(drop)
 }
 
-/// Opens a named pipe, a device or a stream of this process (`/dev/stdout`) for writing, and waits for the reader of a pipe.
-/// `None` if `path` is a regular file, a folder, or free.
+/// Opens a named pipe, a device or a stream of this process (`/dev/stdout`) for writing, and waits
+/// for the reader of a pipe. `None` if `path` is a regular file, a folder, or free.
 pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
     let of_process = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"].iter().any(|own| path.starts_with(own));
     let stream = of_process || fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());

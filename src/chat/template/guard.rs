@@ -1,5 +1,6 @@
-//! Keeps texts of people from becoming control tokens, and finds the control tokens that the template wrote. Works on
-//! strings. Its marks, U+FDD0..U+FDD3, are noncharacters, which are removed from texts.
+//! Keeps texts of people from becoming control tokens, and finds the control tokens that the
+//! template wrote. Works on strings. Its marks, U+FDD0..U+FDD3, are noncharacters, which are
+//! removed from texts.
 
 use crate::protocol::Piece;
 
@@ -60,7 +61,8 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Literals of one character are left out: they cannot be distinguished from text, and are encoded as text.
+    /// Literals of one character are left out: they cannot be distinguished from text, and are
+    /// encoded as text.
     pub fn new(control: &'a [String]) -> Self {
         let mut literals: Vec<&str> =
             control.iter().map(String::as_str).filter(|l| l.chars().nth(1).is_some()).collect();
@@ -100,8 +102,8 @@ impl<'a> Guard<'a> {
         None
     }
 
-    /// Breaks every control literal in a message's text, including those that it could form with adjacent text of the
-    /// template.
+    /// Breaks every control literal in a message's text, including those that it could form with
+    /// adjacent text of the template.
     pub fn protect(&self, text: &str) -> String {
         let clean: String = text.chars().filter(|c| !is_sentinel(*c)).collect();
         let text = clean.as_str();

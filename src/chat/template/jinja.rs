@@ -1,4 +1,5 @@
-//! minijinja, configured as transformers configures Jinja for chat templates. Reads no file and no environment.
+//! minijinja, configured as transformers configures Jinja for chat templates. Reads no file and no
+//! environment.
 
 use super::guard::{is_space, text_bytes_of};
 use anyhow::{Result, anyhow, ensure};
@@ -140,7 +141,8 @@ impl serde_json::ser::Formatter for PythonFormatter {
     }
 }
 
-/// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is always rendered.
+/// Replaces `{% generation %}`, which marks the assistant's text for training, by a block that is
+/// always rendered.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,5 +1,5 @@
-//! Renders an untrusted template in a child process of the same binary, bounded in memory (where the system supports
-//! it), steps and time. The child gets no environment and opens no file.
+//! Renders an untrusted template in a child process of the same binary, bounded in memory (where
+//! the system supports it), steps and time. The child gets no environment and opens no file.
 
 use super::jinja::{self, Job, cut};
 use anyhow::{Context, Result, bail};
@@ -45,8 +45,8 @@ enum Reply {
     Error(String),
 }
 
-/// Runs `jobs` in a child process of `exe` (default: the running binary). Each may render at most `text_bytes`. Kills
-/// the child when `cancel` is set.
+/// Runs `jobs` in a child process of `exe` (default: the running binary). Each may render at most
+/// `text_bytes`. Kills the child when `cancel` is set.
 pub fn render(
     source: &str,
     text_bytes: usize,
@@ -109,7 +109,8 @@ fn read_last_words(mut stderr: impl Read) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Writes the request and reads up to `most` bytes of the answer; `None` on a timeout or if `cancel` was set.
+/// Writes the request and reads up to `most` bytes of the answer; `None` on a timeout or if
+/// `cancel` was set.
 fn talk(child: &mut Child, request: Vec<u8>, most: u64, cancel: &AtomicBool) -> Result<Option<Vec<u8>>> {
     let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else { return Ok(None) };
     start(move || {

@@ -1,5 +1,5 @@
-//! Element types of GGUF files, and how their blocks decode to f32. Pure arithmetic in the order of ggml's
-//! `dequantize_row_*`, so that the values are the same bit for bit.
+//! Element types of GGUF files, and how their blocks decode to f32. Pure arithmetic in the order of
+//! ggml's `dequantize_row_*`, so that the values are the same bit for bit.
 
 use half::{bf16, f16};
 

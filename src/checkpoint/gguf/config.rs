@@ -1,5 +1,5 @@
-//! The metadata of a GGUF file as the `config.json` and `generation_config.json` that the model would have as a folder,
-//! so that one parser checks both.
+//! The metadata of a GGUF file as the `config.json` and `generation_config.json` that the model
+//! would have as a folder, so that one parser checks both.
 
 use super::super::bounds;
 use super::header::{Header, Value as Meta};
@@ -10,15 +10,17 @@ use std::f64::consts::PI;
 
 const ARCHITECTURES: [&str; 2] = ["llama", "qwen3"];
 
-/// End tokens beside `tokenizer.ggml.eos_token_id`, which is one token where a `generation_config.json` lists several.
+/// End tokens beside `tokenizer.ggml.eos_token_id`, which is one token where a
+/// `generation_config.json` lists several.
 const END_TOKENS: [&str; 6] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>"];
 
-/// RoPE of Llama 3.1 and later: the only values published, of which a file has the resulting factors alone.
+/// RoPE of Llama 3.1 and later: the only values published; a file has the resulting
+/// factors alone.
 const LLAMA3_LOW: f64 = 1.0;
 const LLAMA3_HIGH: f64 = 4.0;
 const LLAMA3_CONTEXT: f64 = 8192.0;
 
-/// `llama` or `qwen3`. Fails for what is no whole model of a supported architecture.
+/// `llama` or `qwen3`. Fails for anything but a whole model of a supported architecture.
 pub fn architecture(h: &Header) -> Result<&'static str> {
     if let Some(kind) = h.text("general.type")?.filter(|kind| *kind != "model") {
         bail!("it holds a {kind:?}, not a model");
@@ -53,7 +55,7 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
         ensure!(other == head_dim, "{} {other} is not supported (the head size {head_dim} is)", key(name));
     }
     let embedding = h.tensors.get("token_embd.weight").context("tensor token_embd.weight is missing")?;
-    let [vocab, _] = embedding.shape[..] else { bail!("tensor token_embd.weight is no matrix") };
+    let [vocab, _] = embedding.shape[..] else { bail!("tensor token_embd.weight is not a matrix") };
     let mut out = json!({
         "model_type": arch,
         "num_hidden_layers": layers,
@@ -91,7 +93,8 @@ pub fn config(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     }
 }
 
-/// Values per head: stated, or the embedding's divided by the number of heads. Tables are made of it, so it is bounded here.
+/// Values per head: stated, or the embedding's divided by the number of heads. Tables are made of
+/// it, so it is bounded here.
 fn head_dim(h: &Header, arch: &str) -> Result<usize> {
     let key = |name: &str| format!("{arch}.{name}");
     let (named, size) = match h.opt_size(&key("attention.key_length"))? {
@@ -100,7 +103,7 @@ fn head_dim(h: &Header, arch: &str) -> Result<usize> {
             let sizes = h.opt_size(&key("embedding_length"))?.zip(h.opt_size(&key("attention.head_count"))?);
             let (hidden, heads) = sizes.with_context(|| format!("{} is missing", key("attention.key_length")))?;
             let (of, by) = (key("embedding_length"), key("attention.head_count"));
-            ensure!(heads > 0 && hidden % heads == 0, "{of} {hidden} is no multiple of {by} {heads}");
+            ensure!(heads > 0 && hidden % heads == 0, "{of} {hidden} is not a multiple of {by} {heads}");
             (format!("{of} / {by}"), hidden / heads)
         }
     };
@@ -108,8 +111,9 @@ fn head_dim(h: &Header, arch: &str) -> Result<usize> {
     Ok(size)
 }
 
-/// The head size if the file's rows of q and k are interleaved: llama.cpp rotates neighbouring channels of `llama`, and
-/// channels half a head apart, as Hugging Face does, of later architectures; its converter permutes the rows to match.
+/// The head size if the file's rows of q and k are interleaved: llama.cpp rotates neighbouring
+/// channels of `llama`, and channels half a head apart, as Hugging Face does, of later
+/// architectures; its converter permutes the rows to match.
 pub fn interleaved(h: &Header) -> Result<Option<usize>> {
     match architecture(h)? {
         "llama" => head_dim(h, "llama").map(Some),
@@ -117,7 +121,8 @@ pub fn interleaved(h: &Header) -> Result<Option<usize>> {
     }
 }
 
-/// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is none.
+/// `rope_scaling`: stated in the metadata, or found from the factors of Llama 3; null if there is
+/// none.
 fn rope_scaling(h: &Header, arch: &str, head_dim: usize, theta: &Value, raw: &[u8]) -> Result<Value> {
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
     if let Some(tensor) = h.tensors.get("rope_freqs.weight") {
@@ -160,7 +165,8 @@ fn llama3_factor(wavelength: f64, factor: f64) -> f64 {
     }
 }
 
-/// The model's `generation_config.json`: end tokens, and the sampling defaults that newer files state.
+/// The model's `generation_config.json`: end tokens, and the sampling defaults that newer files
+/// state.
 pub fn generation(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
     let mut out = Map::new();
     let mut ends: Vec<usize> = Vec::new();

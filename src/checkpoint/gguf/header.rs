@@ -1,8 +1,9 @@
-//! Parses the header of a GGUF file: metadata values and the list of tensors. Every count, length and offset is checked
-//! against the file before it is used. Knows nothing of models.
+//! Parses the header of a GGUF file: metadata values and the list of tensors. Every count, length
+//! and offset is checked against the file before it is used. Knows nothing of models.
 //!
-//! Layout: "GGUF", u32 version, u64 tensors, u64 metadata entries, the entries, the tensor list, padding to the
-//! alignment, data; tensor offsets count from the data. All numbers are little-endian.
+//! Layout: "GGUF", u32 version, u64 tensors, u64 metadata entries, the entries, the tensor list,
+//! padding to the alignment, data; tensor offsets count from the data. All numbers are
+//! little-endian.
 
 use super::blocks::Kind;
 use anyhow::{Context, Result, bail, ensure};
@@ -156,11 +157,11 @@ impl Listed {
         };
         let cols = shape.last().copied().unwrap_or(1);
         let (block, block_bytes) = kind.block();
-        ensure!(cols % block == 0, "its rows of {cols} values are no whole blocks of {block} ({})", kind.name());
+        ensure!(cols % block == 0, "its rows of {cols} values are not whole blocks of {block} ({})", kind.name());
         let rows = shape.iter().rev().skip(1).try_fold(1usize, |n, &d| n.checked_mul(d));
         let bytes = rows.and_then(|rows| rows.checked_mul(cols / block)?.checked_mul(block_bytes));
         let bytes = bytes.with_context(|| format!("shape {shape:?} overflows"))?;
-        ensure!(offset % alignment == 0, "its offset {offset} is no multiple of {alignment}");
+        ensure!(offset % alignment == 0, "its offset {offset} is not a multiple of {alignment}");
         let range = data_start.checked_add(offset).and_then(|start| {
             let start = usize::try_from(start).ok()?;
             Some(start..start.checked_add(bytes)?)
@@ -176,9 +177,10 @@ impl Listed {
 }
 
 impl Array {
-    /// The strings of the array, or an error at the first that is not UTF-8. `raw` is the whole file.
+    /// The strings of the array, or an error at the first that is not UTF-8. `raw` is the whole
+    /// file.
     pub fn texts<'a>(&self, raw: &'a [u8]) -> Result<Vec<&'a str>> {
-        ensure!(self.type_id == TEXT, "it is no array of strings");
+        ensure!(self.type_id == TEXT, "not an array of strings");
         let mut r = Reader { raw: &raw[..self.range.end], at: self.range.start, file_len: raw.len() };
         let text = |at: usize| {
             let bytes = r.text()?;
@@ -190,7 +192,7 @@ impl Array {
     /// The integers of the array.
     pub fn integers(&self, raw: &[u8]) -> Result<Vec<i64>> {
         let size = scalar_bytes(self.type_id).filter(|_| !matches!(self.type_id, 6 | 7 | 12));
-        let size = size.context("it is no array of integers")?;
+        let size = size.context("not an array of integers")?;
         let values = raw[self.range.clone()].chunks_exact(size);
         Ok(values.map(|v| integer(self.type_id, v)).collect())
     }
@@ -238,7 +240,7 @@ impl<'a> Reader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         if n > self.left() {
             ensure!(self.raw.len() == self.file_len, "its header has more than {HEADER_BYTES} bytes");
-            bail!("the file is truncated: its header goes on after the last byte");
+            bail!("the file is truncated: its header extends beyond its end");
         }
         let bytes = &self.raw[self.at..self.at + n];
         self.at += n;

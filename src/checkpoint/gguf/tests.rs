@@ -103,7 +103,7 @@ fn lies_are_refused_before_they_are_believed() {
     let mut many = raw.clone();
     many[8..16].copy_from_slice(&(1u64 << 60).to_le_bytes());
     assert_eq!(refusal(&many), "its header claims 1152921504606846976 tensors, but has room for 0 at most");
-    assert_eq!(refusal(&raw[..10]), "the file is truncated: its header goes on after the last byte");
+    assert_eq!(refusal(&raw[..10]), "the file is truncated: its header extends beyond its end");
     let huge = entry("k", 8, &u64::MAX.to_le_bytes());
     let said = refusal(&file(3, &[huge], &[], 0));
     assert!(said.starts_with("metadata \"k\": its header claims 18446744073709551615 bytes of text"), "{said}");
@@ -119,8 +119,8 @@ fn lies_are_refused_before_they_are_believed() {
     assert!(refusal(&file(3, &[alignment], &[], 0)).contains("expected a power of two"));
 
     assert!(one(("t", &[32, 2], 8, 0), 67).contains("the file is truncated"));
-    assert_eq!(one(("t", &[33], 8, 0), 64), "tensor t: its rows of 33 values are no whole blocks of 32 (Q8_0)");
-    assert_eq!(one(("t", &[32], 0, 5), 256), "tensor t: its offset 5 is no multiple of 32");
+    assert_eq!(one(("t", &[33], 8, 0), 64), "tensor t: its rows of 33 values are not whole blocks of 32 (Q8_0)");
+    assert_eq!(one(("t", &[32], 0, 5), 256), "tensor t: its offset 5 is not a multiple of 32");
     assert_eq!(one(("t", &[32], 0, u64::MAX - 31), 64), format!("tensor t: its offset {} overflows", u64::MAX - 31));
     assert_eq!(one(("t", &[1 << 39, 1 << 39], 0, 0), 64), "tensor t: shape [549755813888, 549755813888] overflows");
     assert_eq!(one(("t", &[u64::MAX], 0, 0), 64), format!("tensor t: a dimension is {}", u64::MAX));

@@ -1,5 +1,6 @@
-//! The vocabulary of a GGUF file as the `tokenizer.json` and `tokenizer_config.json` that the model would have as a
-//! folder, so that one reader checks and builds both. Byte-level BPE (`gpt2`) is supported.
+//! The vocabulary of a GGUF file as the `tokenizer.json` and `tokenizer_config.json` that the model
+//! would have as a folder, so that one reader checks and builds both. Byte-level BPE (`gpt2`) is
+//! supported.
 
 use super::super::bounds;
 use super::header::{Array, Header, Value as Meta};
@@ -191,6 +192,6 @@ fn array<'a>(h: &'a Header, key: &str, most: usize) -> Result<Option<&'a Array>>
         None => Ok(None),
         Some(Meta::Array(array)) if array.len <= most => Ok(Some(array)),
         Some(Meta::Array(array)) => bail!("{key} has {} values, expected at most {most}", array.len),
-        Some(_) => bail!("{key} is no array"),
+        Some(_) => bail!("{key} is not an array"),
     }
 }

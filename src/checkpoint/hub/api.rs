@@ -1,5 +1,5 @@
-//! The hub's API: a model's commit, its files with sizes and hashes, its licence. Nothing in an answer is trusted: names
-//! are checked before they become names on disk.
+//! The hub's API: a model's commit, its files with sizes and hashes, its licence. Nothing in an
+//! answer is trusted: names are checked before they become names on disk.
 
 use super::http::{self, Answer, Client, Fault, Retries, header};
 use super::{Hub, HubError, Observer, is_plain};

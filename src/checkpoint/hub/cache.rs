@@ -1,6 +1,6 @@
 //! The Hugging Face cache on disk, shared with other tools: `models--ORG--NAME/` with `blobs/HASH`,
-//! `snapshots/COMMIT/FILE` (links to blobs) and `refs/REVISION` (the name of a commit); locks are in
-//! `.locks/models--ORG--NAME/HASH.lock`. Opens no connection.
+//! `snapshots/COMMIT/FILE` (links to blobs) and `refs/REVISION` (the name of a commit); locks are
+//! in `.locks/models--ORG--NAME/HASH.lock`. Opens no connection.
 
 use super::{HubError, MAIN, is_hub_id, is_plain, near};
 use crate::checkpoint::files;
@@ -62,7 +62,8 @@ impl Repo {
         Ok(Some(self.folder(&commit)).filter(|dir| dir.is_dir()))
     }
 
-    /// The folder of a commit. `commit` has to be a plain name: an absolute path would replace the folder.
+    /// The folder of a commit. `commit` has to be a plain name: an absolute path would replace the
+    /// folder.
     pub fn folder(&self, commit: &str) -> PathBuf {
         self.cache.repo(self.repo.clone()).pointer_path(commit)
     }
@@ -169,7 +170,8 @@ impl Repo {
         (whole, partial)
     }
 
-    /// Deletes all revisions of the model and returns the number of bytes freed. Fails while a process downloads it.
+    /// Deletes all revisions of the model and returns the number of bytes freed. Fails while a
+    /// process downloads it.
     pub fn remove(&self) -> Result<u64, HubError> {
         let _held = self.hold()?;
         let (whole, partial) = self.bytes();
@@ -238,7 +240,8 @@ impl Repo {
     }
 }
 
-/// Whether a path is a GGUF file, or a folder with a configuration and weights. Does not look at their content.
+/// Whether a path is a GGUF file, or a folder with a configuration and weights. Does not look at
+/// their content.
 pub fn holds_model(path: &Path) -> bool {
     if !path.is_file() {
         return extent(path) >= Extent::Weights;
@@ -314,8 +317,8 @@ fn reference(path: &Path) -> Option<String> {
     Some(regular_file::read_text(path, MAX_REFERENCE_BYTES).ok()?.trim().to_owned())
 }
 
-/// Creates the folders of a relative path below `root`. None of them may be a link, so that downloads stay below
-/// `root`.
+/// Creates the folders of a relative path below `root`. None of them may be a link, so that
+/// downloads stay below `root`.
 fn real_folder(root: &Path, below: &Path) -> io::Result<PathBuf> {
     fs::create_dir_all(root)?;
     let mut path = root.to_owned();

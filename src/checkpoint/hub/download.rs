@@ -1,4 +1,5 @@
-//! Downloads one file: resumes from its incomplete blob, and checks the hash before the blob gets its name.
+//! Downloads one file: resumes from its incomplete blob, and checks the hash before the blob gets
+//! its name.
 
 use super::api::{Hash, Hasher, Remote};
 use super::cache::Repo;
@@ -209,8 +210,8 @@ impl<'a> Fetcher<'a> {
         fs::rename(&partial, &blob).map_err(disk)
     }
 
-    /// Downloads the rest of a file and checks its hash. If a resumed file has the wrong hash, downloads it once more
-    /// from the beginning.
+    /// Downloads the rest of a file and checks its hash. If a resumed file has the wrong hash,
+    /// downloads it once more from the beginning.
     fn complete(&mut self, part: &mut Part, file: &File, observer: &mut dyn Observer) -> Result<(), HubError> {
         let repo = self.repo;
         let mut restarted = false;

@@ -1,5 +1,5 @@
-//! HTTP requests to the hub and to where it redirects. Owns two rules: the token is sent to the hub's origin only, and
-//! faults that a retry may mend are distinguished from those that it cannot.
+//! HTTP requests to the hub and to where it redirects. Owns two rules: the token is sent to the
+//! hub's origin only, and faults that a retry may mend are distinguished from those that it cannot.
 
 use super::{Hub, HubError, Observer, Token};
 use std::io::{self, Read};
@@ -45,8 +45,8 @@ impl Origin {
 /// Why a request failed.
 #[derive(Debug)]
 pub enum Fault {
-    /// The connection failed or was cut, or the server is busy: a retry may succeed, after the pause that the server
-    /// asks for.
+    /// The connection failed or was cut, or the server is busy: a retry may succeed, after the
+    /// pause that the server asks for.
     Passing { why: String, asked: Option<Duration> },
     /// The hub refused, with a status and its error code (`RepoNotFound`, `GatedRepo`, ...).
     Refused { status: u16, word: String },
@@ -99,7 +99,8 @@ impl Client {
         Err(Fault::Lasting(format!("{} redirects without end", self.hub.host)))
     }
 
-    /// HEAD of a file. A redirect within the hub (a renamed model) is followed; one to another origin is the answer.
+    /// HEAD of a file. A redirect within the hub (a renamed model) is followed; one to another
+    /// origin is the answer.
     pub fn head(&self, url: &str) -> Result<Answer, Fault> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {

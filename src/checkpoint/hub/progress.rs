@@ -1,4 +1,5 @@
-//! Progress and speed of a download. Progress never decreases: bytes that are downloaded again do not count twice.
+//! Progress and speed of a download. Progress never decreases: bytes that are downloaded again do
+//! not count twice.
 
 use super::Observer;
 use std::collections::VecDeque;

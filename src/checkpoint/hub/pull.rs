@@ -1,6 +1,6 @@
-//! Downloads a model into the cache: plans which files are needed, then downloads them one by one. The configuration is
-//! downloaded into memory and checked first, so that a model that cannot run, or that does not fit on the disk, is refused
-//! before a byte is written.
+//! Downloads a model into the cache: plans which files are needed, then downloads them one by one.
+//! The configuration is downloaded into memory and checked first, so that a model that cannot run,
+//! or that does not fit on the disk, is refused before a byte is written.
 
 use super::api::{Listing, Remote};
 use super::cache::{self, CONFIG, INDEX, Repo, SINGLE};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// The model card, which states the licence. Optional.
 const CARD: &str = "README.md";
 
-/// What will be downloaded.
+/// Files to download.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub id: String,
@@ -57,8 +57,8 @@ impl Hub {
         Ok(About { commit, license, gated, model_type, weight_bytes })
     }
 
-    /// Downloads the newest commit of a model, or of a revision, into the cache and returns its folder. Complete files
-    /// are not downloaded again.
+    /// Downloads the newest commit of a model, or of a revision, into the cache and returns its
+    /// folder. Complete files are not downloaded again.
     pub fn pull(&self, id: &str, revision: Option<&str>, observer: &mut dyn Observer) -> Result<PathBuf, HubError> {
         let remote = self.remote(id, revision)?;
         let listing = remote.listing(observer)?;

@@ -154,7 +154,7 @@ fn a_file_that_is_not_what_its_name_promises_is_made_again() {
     let last = good.len() - 9;
     let cases = [
         (good[..good.len() - 1].to_vec(), "the file is truncated"),
-        (good[..5].to_vec(), "no safetensors file"),
+        (good[..5].to_vec(), "not a safetensors file"),
         (other.clone(), "it was made from other files"),
         (forged(&other, &other_path, &path), "it is damaged: the checksum of MiB 0 of 1 differs"),
         (edited(version, b"weights 3"), "its format is \"weights 3\", and this version reads \"weights 2\""),
