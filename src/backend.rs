@@ -24,7 +24,7 @@ use std::ops::{Range, RangeInclusive};
 pub trait Plain: bytemuck::Pod + Send + Sync + Default {}
 impl<T: bytemuck::Pod + Send + Sync + Default> Plain for T {}
 
-/// An allocation failed. The step has not run, and the engine can go on.
+/// An allocation failed. The step has not run, and the engine can continue.
 #[derive(Debug, thiserror::Error)]
 #[error("out of {what} memory: {} more needed", in_units(*needed_bytes))]
 pub struct OutOfMemory {
@@ -151,7 +151,7 @@ pub fn seen_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// What a step does after the forward pass. Steps of one kind with the same number of one-token spans issue the same ops on the
+/// Work of a step after the forward pass. Steps of one kind with the same number of one-token spans issue the same ops on the
 /// same buffers, so one captured graph serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepKind {

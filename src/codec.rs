@@ -1,5 +1,5 @@
-//! How K and V of a slot are stored. One file per codec: the bytes of a row of K and of V, encode and decode. Pure maths,
-//! orthogonal to the policy. CUDA twins: `kernels/codec_*.cuh`.
+//! How K and V of a slot are stored. One file per codec: the bytes of a row of K and of V, encode
+//! and decode. Pure maths, orthogonal to the policy. CUDA twins: `kernels/codec_*.cuh`.
 
 mod bf16;
 mod f32;
@@ -88,8 +88,8 @@ impl Codec {
         slot.k_bytes + slot.v_bytes + 2 * slot.side_bytes + size_of::<i32>()
     }
 
-    /// Whether rows of V are stored, and summed by attention, after [`rotate`]: each row of attention's output then goes
-    /// through [`unrotate`], which is exact because the sum is linear.
+    /// Whether rows of V are stored, and summed by attention, after [`rotate`]: each row of
+    /// attention's output then goes through [`unrotate`], which is exact because the sum is linear.
     pub fn rotates_values(self) -> bool {
         self == Codec::K8V4
     }
@@ -99,7 +99,8 @@ impl Codec {
         self == Codec::K8V4
     }
 
-    /// Encodes one row of K into `out` (`k_bytes` of the slot) and returns its side data (0 where the codec has none).
+    /// Encodes one row of K into `out` (`k_bytes` of the slot) and returns its side data (0 where
+    /// the codec has none).
     pub fn encode_k(self, x: &[f32], out: &mut [u8]) -> u32 {
         self.k().encode(x, out)
     }
@@ -137,7 +138,8 @@ impl Codec {
         self.k().round_trip(x);
     }
 
-    /// Replaces a row of V by what storing and reading makes of it, rotated where the codec rotates.
+    /// Replaces a row of V by what storing and reading makes of it, rotated where the codec
+    /// rotates.
     pub fn round_trip_v(self, x: &mut [f32]) {
         if self.rotates_values() {
             rotate(x);

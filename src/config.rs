@@ -110,7 +110,7 @@ pub struct Settings {
     pub ctx_size: Option<usize>,
     /// Whether a GPU replays captured CUDA graphs.
     pub graph: bool,
-    /// What computes the GEMMs of prefill on a GPU.
+    /// Library or kernels that compute the GEMMs of prefill on a GPU.
     pub gemm: Gemm,
     pub kv_limit: Option<u64>,
     /// `None`: models trained to evict forget, others stop.

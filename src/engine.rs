@@ -55,7 +55,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// Sequences of which more are a user's choice of chains.
+/// Sequences; more are a user's choice of chains.
 const USUAL_SEQUENCES: usize = 16;
 
 /// Compiling kernels is reported once it has taken this long.
@@ -178,7 +178,7 @@ impl Loading {
     }
 
     /// Returns a progress callback for backends that compile kernels. It takes the kernels done and in total, and returns
-    /// whether to go on.
+    /// whether to continue.
     pub fn on_kernels(&self) -> impl FnMut(usize, usize) -> bool {
         let mut began = None;
         move |done, total| {

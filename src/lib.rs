@@ -97,7 +97,7 @@
 //! - What a person types never becomes a control token.
 //! - No exit handler of the process runs beside a live engine: `cli::main` joins every engine's thread, or leaves without.
 //! - Connections are opened in `checkpoint::hub` only, and only for a hub id that is not in the cache.
-//! - `unsafe` stands in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`, `quant::vectorize` and `system` only.
+//! - `unsafe` is in `backend::cpu::{simd, thread_pool}`, `backend::cuda`, `checkpoint::mapped`, `quant::vectorize` and `system` only.
 
 pub mod backend;
 pub mod bench;

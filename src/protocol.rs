@@ -271,7 +271,7 @@ pub struct TurnReport {
     /// False if cache and log went back to the start of the turn: the answer is on screen and in the file, but not part of
     /// the context.
     pub in_context: bool,
-    /// What the cache holds at the end of the turn. Session files have the retention of each message instead.
+    /// Contents of the cache at the end of the turn. Session files have the retention of each message instead.
     #[serde(skip)]
     pub presence: Option<Arc<Presence>>,
 }
@@ -415,7 +415,7 @@ pub struct SlotInfo {
     pub marked: bool,
 }
 
-/// What the conversation is doing, for the status line.
+/// Activity of the conversation, for the status line.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Phase {
     #[default]
@@ -472,7 +472,7 @@ pub struct Plan {
     pub expected_context: usize,
 }
 
-/// What is needed to load a model again.
+/// Data to load a model again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelReference {
     /// `demo`, the absolute path of a folder, or a hub id `ORG/NAME`.

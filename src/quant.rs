@@ -1,8 +1,10 @@
-//! How a weight matrix is stored in 8 or 4 bits. One file per code: what a group's 16-bit word means and how its codes
-//! are chosen. Pure maths. CUDA twin: `kernels/codes.cuh`; the f32 kernels of the CPU: `backend/cpu/simd/packed.rs`.
+//! How a weight matrix is stored in 8 or 4 bits. One file per code: what a group's 16-bit word
+//! means and how its codes are chosen. Pure maths. CUDA twin: `kernels/codes.cuh`; the f32 kernels
+//! of the CPU: `backend/cpu/simd/packed.rs`.
 //!
-//! A group is 64 columns of one row. Its values are `scale * (code - zero)`, in f32 with one rounding; the word holds scale
-//! and zero point. Sums over a group are f32 in a fixed order and never fused, so every machine chooses the same bytes.
+//! A group is 64 columns of one row. Its values are `scale * (code - zero)`, in f32 with one
+//! rounding; the word holds scale and zero point. Sums over a group are f32 in a fixed order and
+//! never fused, so every machine chooses the same bytes.
 //!
 //! A packed matrix is a list of strips of 16 rows, the last padded with zero rows:
 //!
@@ -98,9 +100,9 @@ impl Code {
         rows.div_ceil(TILE_ROWS) * self.strip_bytes(cols)
     }
 
-    /// Packs 16 rows `[16, cols]` into `out` of [`Self::strip_bytes`]. Rows that do not exist are zeros. `importance`
-    /// weights each column's squared error (E[x^2] of its input); without it all columns count the same. A group with a
-    /// value that is not finite becomes NaN.
+    /// Packs 16 rows `[16, cols]` into `out` of [`Self::strip_bytes`]. Rows that do not exist are
+    /// zeros. `importance` weights each column's squared error (E[x^2] of its input); without it
+    /// all columns count the same. A group with a value that is not finite becomes NaN.
     pub fn pack_strip(self, rows: &[f32], cols: usize, importance: Option<&[f32]>, out: &mut [u8]) {
         assert!(Self::fits(cols) && rows.len() == TILE_ROWS * cols, "a strip of {} values", rows.len());
         assert!(importance.is_none_or(|w| w.len() == cols), "importance of other columns");
@@ -117,8 +119,9 @@ impl Code {
         }
     }
 
-    /// Packs codes `[16, cols]` that somebody else chose, with scales and zero points `[16, cols / 64]`. Scales are rounded
-    /// to what a word holds. q4 stores zero points 0 to 15.5 in half steps; that of q8 is always 128.
+    /// Packs codes `[16, cols]` that somebody else chose, with scales and zero points
+    /// `[16, cols / 64]`. Scales are rounded to what a word holds. q4 stores zero points 0 to 15.5
+    /// in half steps; that of q8 is always 128.
     pub fn pack_codes(self, codes: &[u8], scales: &[f32], zeros: &[f32], cols: usize, out: &mut [u8]) {
         let tiles = cols / GROUP;
         assert!(Self::fits(cols) && codes.len() == TILE_ROWS * cols, "a strip of {} codes", codes.len());
@@ -149,7 +152,7 @@ impl Code {
         }
     }
 
-    /// Scale and zero point that a word stands for.
+    /// Scale and zero point that a word encodes.
     pub fn scale_zero(self, word: u16) -> (f32, f32) {
         self.rules().scale_zero(word)
     }
@@ -206,16 +209,16 @@ impl Weights {
     }
 }
 
-/// The nearest integer, ties to even, of a value below 2^22. Unlike `f32::round_ties_even` it is two additions on every
-/// machine, so that loops over it become vector code.
+/// The nearest integer, ties to even, of a value below 2^22. Unlike `f32::round_ties_even` it is
+/// two additions on every machine, so that loops over it become vector code.
 #[inline(always)]
 fn nearest(x: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
     (x + SHIFT) - SHIFT
 }
 
-/// Lanes in which a group's sums are accumulated: lane i takes columns i, i + 16, i + 32 and i + 48, in this order. Then the
-/// lanes are added by halves. The order is part of the format.
+/// Lanes in which a group's sums are accumulated: lane i takes columns i, i + 16, i + 32 and i +
+/// 48, in this order. Then the lanes are added by halves. The order is part of the format.
 const LANES: usize = 16;
 
 #[inline(always)]

@@ -1,5 +1,6 @@
-//! Reads files from outside: regular files only, with a bound on their size. A named pipe would block its reader, and a
-//! device never ends. Writes whole files ([`temporary`]). Knows nothing of their content.
+//! Reads files from outside: regular files only, with a bound on their size. A named pipe would
+//! block its reader, and a device never ends. Writes whole files ([`temporary`]). Knows nothing of
+//! their content.
 
 pub mod checksum;
 pub mod temporary;
@@ -62,7 +63,8 @@ pub fn read_at_most(mut from: impl Read, max_bytes: u64) -> io::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// Whether `path` still refers to the open file, and not to one that another process has put there since.
+/// Whether `path` still refers to the open file, and not to one that another process has put there
+/// since.
 pub fn is_same_file(path: &Path, file: &File) -> bool {
     file.metadata().and_then(|open| is_at(path, &open)).unwrap_or(false)
 }

@@ -1,15 +1,16 @@
-//! Samples a token from a row of logits: a pure function of logits, parameters, seed and position. Defines the order of
-//! the filters and the random number for all backends.
+//! Samples a token from a row of logits: a pure function of logits, parameters, seed and position.
+//! Defines the order of the filters and the random number for all backends.
 //!
 //! Each step sees what the one before it kept:
 //!
-//! 1. repetition penalty, once per distinct token that was fed: a positive logit is divided by it, a negative one
-//!    multiplied (Keskar et al. 2019, as in transformers);
+//! 1. repetition penalty, once per distinct token that was fed: a positive logit is divided by it,
+//!    a negative one multiplied (Keskar et al. 2019, as in transformers);
 //! 2. temperature divides the logits; 0 ends here with the argmax;
 //! 3. top-k keeps the k largest logits;
 //! 4. top-p keeps the smallest set of largest logits whose probability reaches p, at least one;
 //! 5. min-p keeps tokens of at least min-p times the largest probability;
-//! 6. inverse CDF over the remaining tokens in ascending id, at a uniform number that depends on (seed, position) only.
+//! 6. inverse CDF over the remaining tokens in ascending id, at a uniform number that depends on
+//!    (seed, position) only.
 //!
 //! Of equal logits, the lowest id comes first. NaN counts as minus infinity.
 
@@ -50,8 +51,8 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&l| l as f64 - sum).collect()
 }
 
-/// Returns the uniform number in [0, 1) of a position: 24 bits, exact in f32. Two rounds of the splitmix64 finaliser
-/// (Steele et al. 2014), which every backend reproduces bit for bit.
+/// Returns the uniform number in [0, 1) of a position: 24 bits, exact in f32. Two rounds of the
+/// splitmix64 finaliser (Steele et al. 2014), which every backend reproduces bit for bit.
 pub fn uniform(seed: u64, position: u64) -> f32 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     let key = mix64(seed.wrapping_add(GOLDEN));
@@ -66,15 +67,16 @@ pub fn mix64(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seed of one of several chains: the first has the turn's. 32 bits, like seeds that are chosen at random.
+/// The seed of one of several chains: the first has the turn's. 32 bits, like seeds that are chosen
+/// at random.
 pub fn chain_seed(seed: u64, chain: usize) -> u64 {
     if chain == 0 { seed } else { mix64(seed.wrapping_add(chain as u64)) >> 32 }
 }
 
 /// Samples the next token from `logits [vocab]`. The repetition penalty modifies them in place.
 ///
-/// `fed`: distinct tokens of the sequence, for the penalty; ids outside the vocabulary are ignored. `position`: index of
-/// the sampled token in its sequence. Takes O(vocab) time.
+/// `fed`: distinct tokens of the sequence, for the penalty; ids outside the vocabulary are ignored.
+/// `position`: index of the sampled token in its sequence. Takes O(vocab) time.
 pub fn sample(
     logits: &mut [f32],
     params: &SamplingParams,
@@ -125,14 +127,15 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// Descending logit, then ascending id. A total order, so that the result of a partial selection is unique.
+    /// Descending logit, then ascending id. A total order, so that the result of a partial
+    /// selection is unique.
     fn order(&self, other: &Self) -> Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
     }
 }
 
-/// Returns the first k candidates in order. They arrive in ascending id, so one that equals the k-th so far is dropped:
-/// one comparison rejects most of a vocabulary.
+/// Returns the first k candidates in order. They arrive in ascending id, so one that equals the
+/// k-th so far is dropped: one comparison rejects most of a vocabulary.
 fn top_k(all: impl Iterator<Item = Candidate>, k: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(2 * k + SORT_BELOW);
     let mut threshold = f32::NEG_INFINITY;
@@ -174,12 +177,14 @@ fn apply_penalty(logits: &mut [f32], penalty: f32, fed: impl IntoIterator<Item =
     }
 }
 
-/// Reduces `kept` to the nucleus: the first candidates in order whose weights reach `p` of the total, at least one.
-/// Partitions the range that contains the threshold and sums one half at a time: O(n) in total.
+/// Reduces `kept` to the nucleus: the first candidates in order whose weights reach `p` of the
+/// total, at least one. Partitions the range that contains the threshold and sums one half at a
+/// time: O(n) in total.
 fn keep_nucleus(kept: &mut Vec<Candidate>, p: f64) {
     let total: f64 = kept.iter().map(|c| c.weight as f64).sum();
     let goal = p.max(0.0) * total;
-    // Invariant: [..low] is in the nucleus, sums to `mass` < goal, and all of [low..high] come before all of [high..].
+    // Invariant: [..low] is in the nucleus, sums to `mass` < goal, and all of [low..high] come
+    // before all of [high..].
     let (mut low, mut high, mut mass) = (0, kept.len(), 0.0);
     while high - low > SORT_BELOW {
         let half = (high - low) / 2;

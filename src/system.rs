@@ -1,5 +1,6 @@
-//! Process-level system calls: exit without exit handlers, exit when memory runs out, a SIGBUS handler for mapped
-//! files that are truncated, and a clock that excludes the time in which job control had stopped the process.
+//! Process-level system calls: exit without exit handlers, exit when memory runs out, a SIGBUS
+//! handler for mapped files that are truncated, and a clock that excludes the time in which job
+//! control had stopped the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +20,8 @@ pub fn was_stopped(stop: Duration) {
     STOPPED_NS.fetch_add(stop.as_nanos() as u64, Ordering::Relaxed);
 }
 
-/// Removes variables from the environment. Does nothing once there are several threads, or where they cannot be counted.
+/// Removes variables from the environment. Does nothing once there are several threads, or where
+/// they cannot be counted.
 pub fn forget_variables(names: &[&str]) {
     let is_alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
     for name in names.iter().filter(|_| is_alone) {
@@ -28,8 +30,9 @@ pub fn forget_variables(names: &[&str]) {
     }
 }
 
-/// The system allocator, except that a failed small allocation ends the process with one line. A failed large one returns
-/// null to its caller, which may use `try_reserve`; otherwise Rust prints a line and aborts.
+/// The system allocator, except that a failed small allocation ends the process with one line. A
+/// failed large one returns null to its caller, which may use `try_reserve`; otherwise Rust prints
+/// a line and aborts.
 struct Allocator;
 
 #[global_allocator]
@@ -87,7 +90,8 @@ mod imp {
 
     /// Ends the process at once with `code`. No exit handler runs and no buffer is flushed.
     pub fn exit_now(code: u8) -> ! {
-        // SAFETY: may be called at any time and does not return. The system frees memory, files and the GPU.
+        // SAFETY: may be called at any time and does not return. The system frees memory, files and
+        // the GPU.
         unsafe { libc::_exit(i32::from(code)) }
     }
 
@@ -100,7 +104,8 @@ mod imp {
         }
     }
 
-    /// Saves the current settings of the terminal on stdin, and the bytes that undo what is written to it later.
+    /// Saves the current settings of the terminal on stdin, and the bytes that undo what is written
+    /// to it later.
     pub fn remember_terminal(bytes: Vec<u8>) {
         let mut settings = MaybeUninit::uninit();
         // SAFETY: the pointer is to memory for the settings, which a successful call initialises.
@@ -118,8 +123,8 @@ mod imp {
         OURS.store(ours, Ordering::SeqCst);
     }
 
-    /// Restores the terminal, writes a line to stderr and ends the process with code 1. Allocates nothing, takes no lock and
-    /// runs no exit handler, so it may be called in a signal handler.
+    /// Restores the terminal, writes a line to stderr and ends the process with code 1. Allocates
+    /// nothing, takes no lock and runs no exit handler, so it may be called in a signal handler.
     pub(super) fn end_with(line: &[u8]) -> ! {
         if let (true, Some(terminal)) = (OURS.swap(false, Ordering::SeqCst), TERMINAL.get()) {
             write(libc::STDOUT_FILENO, &terminal.bytes);
@@ -131,7 +136,8 @@ mod imp {
     }
 
     fn write(to: libc::c_int, bytes: &[u8]) {
-        // SAFETY: the pointer and length are those of a live slice. There is nobody to report an error to.
+        // SAFETY: the pointer and length are those of a live slice. There is nobody to report an
+        // error to.
         unsafe { libc::write(to, bytes.as_ptr().cast(), bytes.len()) };
     }
 
@@ -142,11 +148,11 @@ mod imp {
         )
     }
 
-    /// Installs a SIGBUS handler: reading beyond the end of a truncated mapped file ends the process by [`end_with`]
-    /// instead of killing it.
+    /// Installs a SIGBUS handler: reading beyond the end of a truncated mapped file ends the
+    /// process by [`end_with`] instead of killing it.
     pub fn take_shortened_files() {
-        // SAFETY: all zeros is a valid sigaction; the handler calls async-signal-safe functions only, on the thread's
-        // signal stack if it has one.
+        // SAFETY: all zeros is a valid sigaction; the handler calls async-signal-safe functions
+        // only, on the thread's signal stack if it has one.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = shortened as *const () as usize;

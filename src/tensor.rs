@@ -1,5 +1,5 @@
-//! A named, typed, read-only block of a model file. `checkpoint` makes tensors, `model` chooses them by name, a backend
-//! loads them.
+//! A named, typed, read-only block of a model file. `checkpoint` makes tensors, `model` chooses
+//! them by name, a backend loads them.
 
 use crate::quant::Code;
 use std::ops::Range;
@@ -45,7 +45,8 @@ pub trait Rows: Send + Sync {
     fn is_finite(&self, _row: usize) -> bool {
         true
     }
-    /// Packs rows `16 strip ..` into `out` without loss, if `code` can hold their codes. Returns whether it did.
+    /// Packs rows `16 strip ..` into `out` without loss, if `code` can hold their codes. Returns
+    /// whether it did.
     fn exact_strip(&self, _code: Code, _strip: usize, _out: &mut [u8]) -> bool {
         false
     }
@@ -95,8 +96,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Creates a tensor over `range` of `bytes`. Panics unless the range holds exactly `shape` elements of `dtype` and lies
-    /// inside `bytes`; readers of files check the header first.
+    /// Creates a tensor over `range` of `bytes`. Panics unless the range holds exactly `shape`
+    /// elements of `dtype` and lies inside `bytes`; readers of files check the header first.
     pub fn new(name: &str, dtype: DType, shape: Vec<usize>, bytes: SharedBytes, range: Range<usize>) -> Self {
         let n: usize = shape.iter().product();
         assert_eq!(range.len(), n * dtype.size_bytes(), "tensor {name}: byte range and shape differ");
@@ -104,8 +105,8 @@ impl Tensor {
         Self { name: name.to_owned(), format: Format::Plain(dtype), shape, bytes, range }
     }
 
-    /// Creates a packed matrix `[rows, cols]` over `range` of `bytes`. Panics unless `cols` is a multiple of 64 and the range
-    /// holds exactly its strips.
+    /// Creates a packed matrix `[rows, cols]` over `range` of `bytes`. Panics unless `cols` is a
+    /// multiple of 64 and the range holds exactly its strips.
     pub fn packed(name: &str, code: Code, shape: [usize; 2], bytes: SharedBytes, range: Range<usize>) -> Self {
         let [rows, cols] = shape;
         assert!(Code::fits(cols), "tensor {name}: {cols} columns cannot be packed");

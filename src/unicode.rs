@@ -1,5 +1,5 @@
-//! Characters that control a terminal or are invisible: the list of them, JSON with them escaped, and messages of one
-//! line. Knows no terminal.
+//! Characters that control a terminal or are invisible: the list of them, JSON with them escaped,
+//! and messages of one line. Knows no terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -32,8 +32,8 @@ pub fn end_of(text: &str, bytes: usize) -> &str {
     &text[from..]
 }
 
-/// Returns the kind of a character. The list: Unicode's default-ignorable characters, and those that control a
-/// terminal.
+/// Returns the kind of a character. The list: Unicode's default-ignorable characters, and those
+/// that control a terminal.
 pub fn kind(c: char) -> Kind {
     match c {
         ' '..='~' => Kind::Shown,
@@ -64,8 +64,8 @@ pub fn kind(c: char) -> Kind {
     }
 }
 
-/// Whether a joiner or a selector between these two is visible: a joiner between two emoji, a selector after a
-/// character with a glyph.
+/// Whether a joiner or a selector between these two is visible: a joiner between two emoji, a
+/// selector after a character with a glyph.
 pub fn keeps(before: Option<char>, c: char, after: Option<char>) -> bool {
     match kind(c) {
         Kind::Shown => true,
@@ -81,8 +81,8 @@ fn joins_emoji(c: char) -> bool {
         | '\u{1f000}'..='\u{1faff}')
 }
 
-/// Escapes every invisible or control character in a JSON text as `\uXXXX`. It parses to the same strings, because JSON
-/// has such characters inside strings only.
+/// Escapes every invisible or control character in a JSON text as `\uXXXX`. It parses to the same
+/// strings, because JSON has such characters inside strings only.
 pub fn escape_json(json: &str) -> Cow<'_, str> {
     let hides = |c: char| c >= '\u{7f}' && kind(c) != Kind::Shown;
     if !json.contains(hides) {

@@ -1,6 +1,8 @@
-//! A vote over several answers to one question: finds the answer in a text, compares answers by value, counts them.
+//! A vote over several answers to one question: finds the answer in a text, compares answers by
+//! value, counts them.
 //!
-//! The texts are a model's and may be anything: only their ends are searched, and an answer is short.
+//! The texts are a model's and may be anything: only their ends are searched, and an answer is
+//! short.
 
 mod expression;
 
@@ -15,9 +17,10 @@ const SEARCHED: usize = 64 << 10;
 /// Most characters of an answer.
 const LONGEST: usize = 200;
 
-/// Finds the answer in a reply: in its answer part, or else in its reasoning. Looks for `\boxed{X}`, "answer is X" and "Answer:
-/// X", `#### X`, `name = X` at the end of a line, a single line of words or of several numbers, and the last number, in this
-/// order. The last place of a kind counts. A reply that is not `complete` has no answer but one of the first three kinds.
+/// Finds the answer in a reply: in its answer part, or else in its reasoning. Looks for
+/// `\boxed{X}`, "answer is X" and "Answer: X", `#### X`, `name = X` at the end of a line, a single
+/// line of words or of several numbers, and the last number, in this order. The last place of a
+/// kind counts. A reply that is not `complete` has no answer but one of the first three kinds.
 pub fn extract(answer: &str, reasoning: &str, complete: bool) -> Option<String> {
     [(answer, true), (reasoning, false)].into_iter().find_map(|(part, is_answer)| {
         let part = end_of(part, SEARCHED).trim();
@@ -54,7 +57,8 @@ fn boxed(text: &str) -> Option<String> {
     })
 }
 
-/// What follows the last "answer is" or "answer:" in its line. A choice is its letter; where there is one number, it is that.
+/// What follows the last "answer is" or "answer:" in its line. A choice is its letter; where there
+/// is one number, it is that.
 fn said(text: &str) -> Option<String> {
     let lower = text.to_ascii_lowercase();
     let mut places: Vec<usize> = ["answer is", "answer:", "answer**:"]
@@ -102,7 +106,8 @@ fn whole_line(text: &str) -> Option<String> {
     if text.contains('\n') || !fits { None } else { trimmed(text) }
 }
 
-/// The numbers of a text that are short enough for an answer: with a sign, thousands separators, a fraction or decimals.
+/// The numbers of a text that are short enough for an answer: with a sign, thousands separators, a
+/// fraction or decimals.
 fn numbers(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     let bytes = text.as_bytes();
     let digits = |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_digit()).count();
@@ -136,8 +141,8 @@ pub enum Key {
     Text(String),
 }
 
-/// Returns the value of an answer: integers, decimals and fractions as numbers, calculations with + or * without the order of
-/// their terms and factors, anything else as text in small letters.
+/// Returns the value of an answer: integers, decimals and fractions as numbers, calculations with +
+/// or * without the order of their terms and factors, anything else as text in small letters.
 pub fn key(answer: &str) -> Key {
     let text = answer.replace('\u{2212}', "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac");
     let text = text.trim_matches(|c: char| c.is_whitespace() || "$,.*".contains(c)).trim_start_matches('+').trim();
@@ -198,8 +203,8 @@ pub struct Vote {
     pub chains: Vec<usize>,
 }
 
-/// Counts the votes of chains. Those without an answer abstain. Most votes first, and of equal numbers the answer of the
-/// lowest chain, whatever the order of `answers`.
+/// Counts the votes of chains. Those without an answer abstain. Most votes first, and of equal
+/// numbers the answer of the lowest chain, whatever the order of `answers`.
 pub fn tally<'a>(answers: impl IntoIterator<Item = (usize, Option<&'a str>)>) -> Vec<Vote> {
     let mut answers: Vec<_> = answers.into_iter().filter_map(|(chain, answer)| Some((chain, answer?))).collect();
     answers.sort_by_key(|(chain, _)| *chain);

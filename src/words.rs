@@ -1,11 +1,13 @@
-//! Values that flags, environment variables and files write alike: enums of words, and types with a text form.
+//! Values that flags, environment variables and files write alike: enums of words, and types with a
+//! text form.
 
 use serde::de::{Deserializer, Error, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-/// Gives an enum its words: `ALL`, `name`, `FromStr`, `Display` and serde. The noun completes "... is not".
+/// Gives an enum its words: `ALL`, `name`, `FromStr`, `Display` and serde. The noun completes "...
+/// is not".
 macro_rules! words {
     ($type:ident, $noun:literal, { $($variant:ident = $word:literal),* $(,)? }) => {
         impl $type {
@@ -36,7 +38,8 @@ macro_rules! words {
 }
 pub(crate) use words;
 
-/// Serde of a type by its `Display` and `FromStr`. A file may also write TOML's own booleans and numbers.
+/// Serde of a type by its `Display` and `FromStr`. A file may also write TOML's own booleans and
+/// numbers.
 macro_rules! text_serde {
     ($type:ty, $expected:literal) => {
         impl serde::Serialize for $type {

@@ -1,5 +1,6 @@
-//! `dmslab check [--all]`: compares every kernel of a GPU with the CPU's op and prints a table. `--all` adds long cache histories,
-//! whole models and the speed of every op. `--part` and `--short` bound the time of a run.
+//! `dmslab check [--all]`: compares every kernel of a GPU with the CPU's op and prints a table.
+//! `--all` adds long cache histories, whole models and the speed of every op. `--part` and
+//! `--short` bound the time of a run.
 
 use crate::checks::{self, Finding, Part, Report, answers, memory, models, steps};
 use crate::{gpu, speed};
@@ -13,7 +14,8 @@ use dmschat::config::Gemm;
 
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// Also compare long cache histories and whole models with the CPU, and measure the speed of every op
+    /// Also compare long cache histories and whole models with the CPU, and measure the speed of
+    /// every op
     #[arg(long)]
     pub all: bool,
     /// Run one part of the checks, such as 2/4, so that several GPUs share them; nothing is timed

@@ -1,4 +1,5 @@
-//! `dmslab compare`: measures what eviction and smaller formats of cache and weights cost on a text.
+//! `dmslab compare`: measures what eviction and smaller formats of cache and weights cost on a
+//! text.
 
 use crate::divergence::{self, Compared, Row};
 use crate::score::{check_tokens, encode_text_file};
@@ -21,19 +22,22 @@ use std::path::PathBuf;
 /// The logits of all tokens of a step are in memory at once.
 const MAX_STEP: usize = 64;
 
-/// `--weights` and `--kv` accept several values: the first of each, without eviction, are the reference for all others.
+/// `--weights` and `--kv` accept several values: the first of each, without eviction, are the
+/// reference for all others.
 #[derive(Args, Debug)]
 pub struct CompareArgs {
     /// UTF-8 text of at least four windows of the model
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub text_file: PathBuf,
 
-    /// What decisions must exceed to mark, one row each: 0 as trained, more to keep more, such as 0,5,10
+    /// What decisions must exceed to mark, one row each: 0 as trained, more to keep more, such as
+    /// 0,5,10
     #[arg(long, value_name = "X,...")]
     pub dial: Option<List<f32>>,
 }
 
-/// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other pairs.
+/// The first formats of `--weights` and `--kv`, without eviction, are the reference of all other
+/// pairs.
 pub fn run(settings: &Settings, args: &CompareArgs, common: &Common) -> Result<u8> {
     if let Some(dial) = args.dial.iter().flat_map(|list| &list.0).find(|dial| !dial.is_finite()) {
         return Err(wrong_use(format!(
@@ -98,7 +102,8 @@ impl ModelJob for Job<'_> {
     }
 }
 
-/// The eviction settings with which a format is compared: both where the policy drops, merges or skips tokens.
+/// The eviction settings with which a format is compared: both where the policy drops, merges or
+/// skips tokens.
 fn evictions(policy: &Policy, checkpoint: &Checkpoint, tokens: &[Token], alone: bool) -> Result<&'static [bool]> {
     match policy {
         Policy::Dense if alone => {

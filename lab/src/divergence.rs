@@ -1,5 +1,5 @@
-//! What eviction and smaller formats of cache and weights cost on a text: sequences that have them are fed side by side with
-//! one of the reference, and the next-token distributions are compared.
+//! What eviction and smaller formats of cache and weights cost on a text: sequences that have them
+//! are fed side by side with one of the reference, and the next-token distributions are compared.
 
 use crate::schedule::{perplexity, ratio};
 use anyhow::Result;
@@ -50,8 +50,8 @@ pub fn eviction<B: Backend>(runner: &mut Runner<B>, weights: Weights, tokens: &[
     Ok((off.finish(runner), rows))
 }
 
-/// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`: the same model with
-/// another codec or in other `weights`.
+/// Compares the cache of `runner`, under each of `evictions`, with the dense cache of `reference`:
+/// the same model with another codec or in other `weights`.
 pub fn formats<R: Backend, B: Backend>(
     reference: &mut Runner<R>,
     runner: &mut Runner<B>,

@@ -17,7 +17,8 @@ pub fn index(common: &Common) -> Result<u32> {
     }
 }
 
-/// Opens the GPU of that index with `options`, and prints its name and what its memory holds already.
+/// Opens the GPU of that index with `options`, and prints its name and what its memory holds
+/// already.
 pub fn open(index: u32, options: &CudaOptions) -> Result<Cuda> {
     let free = free_bytes(index);
     let started = Instant::now();

@@ -1,5 +1,5 @@
-//! `dmslab importance`: measures on a text which columns of a model's matrices matter, for dmschat's
-//! `--importance`.
+//! `dmslab importance`: measures on a text which columns of a model's matrices matter, for
+//! dmschat's `--importance`.
 
 use crate::score::encode_text_file;
 use anyhow::{Context, Result};
@@ -28,7 +28,8 @@ pub struct ImportanceArgs {
     pub output: PathBuf,
 }
 
-/// Feeds the text to the model on the CPU, in f32, and writes the importance in the form of llama.cpp's imatrix files.
+/// Feeds the text to the model on the CPU, in f32, and writes the importance in the form of
+/// llama.cpp's imatrix files.
 pub fn run(settings: &Settings, args: &ImportanceArgs) -> Result<u8> {
     let settings = &Settings { model: args.id.clone(), ..settings.clone() };
     let path = args.output.display();

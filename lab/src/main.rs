@@ -1,4 +1,5 @@
-//! dmslab: measures what dmschat's library runs. Not part of the product; it may use everything in the library.
+//! dmslab: measures what dmschat's library runs. Not part of the product; it may use everything in
+//! the library.
 //!
 //! | module | command | does |
 //! | --- | --- | --- |
@@ -52,7 +53,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Measure the speed of every op on a GPU, at the shapes of qwen3-8b if it is large enough
     Speed,
-    /// Measure on a text which columns of a model's matrices matter, and write a file for dmschat's --importance
+    /// Measure on a text which columns of a model's matrices matter, and write a file for dmschat's
+    /// --importance
     Importance(importance::ImportanceArgs),
 }
 

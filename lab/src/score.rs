@@ -30,7 +30,8 @@ pub struct ScoreArgs {
     /// UTF-8 text, encoded with the tokenizer's post-processor
     #[arg(long, value_name = "FILE", group = "input", value_hint = ValueHint::FilePath)]
     pub text_file: Option<PathBuf>,
-    /// Comma-separated prefill:N, decode:N, off and on that cover the tokens exactly [default: one prefill]
+    /// Comma-separated prefill:N, decode:N, off and on that cover the tokens exactly
+    /// [default: one prefill]
     #[arg(long, value_name = "STEPS")]
     pub schedule: Option<String>,
 }

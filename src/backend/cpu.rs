@@ -42,7 +42,7 @@ pub struct Cpu {
     observer: Option<Mutex<linear::Observer>>,
 }
 
-/// What a thread needs inside an op.
+/// Scratch of one thread inside an op.
 #[derive(Default)]
 struct Scratch {
     /// A block of weights, converted to f32.

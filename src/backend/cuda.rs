@@ -76,7 +76,7 @@ pub const MAX_GROUP: usize = 8;
 /// One GPU.
 pub struct Cuda {
     graphs: Graphs,
-    /// What the last step copied to the host.
+    /// Results that the last step copied to the host.
     mailbox: Mailbox,
     spans: RefCell<Spans>,
     cublaslt: Option<CublasLt>,

@@ -16,7 +16,7 @@ pub struct Span {
     pub len: usize,
 }
 
-/// What is fixed about a KV cache when it is made.
+/// Fixed properties of a KV cache.
 #[derive(Clone, Copy, Debug)]
 pub struct KvGeometry {
     pub n_layers: usize,

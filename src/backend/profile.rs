@@ -1,10 +1,11 @@
-//! What a backend says about itself and its work: names, notices, timings, memory. No op of a step is here.
+//! Reports of a backend about itself and its work: names, notices, timings, memory. No op of a step
+//! is here.
 
 use crate::codec::Codec;
 use crate::policy::Policy;
 use crate::quant::Code;
 
-/// What decides which kernels the steps of a model launch.
+/// Facts that decide which kernels the steps of a model launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelNeeds {
     /// Channels of a head.
@@ -17,12 +18,13 @@ pub struct KernelNeeds {
     pub policy: Policy,
 }
 
-/// What a backend says about itself, for notices, `doctor`, `bench` and the panel.
+/// Report of a backend about itself, for notices, `doctor`, `bench` and the panel.
 pub trait Profile {
     /// `cpu, 2 threads` or the GPU's name.
     fn describe(&self) -> String;
-    /// Loads the kernels of a model. `on_files` gets the number of files loaded and their total, before each of them, and
-    /// returns whether to go on. What is not loaded here is loaded by its first use. Does nothing on a backend without kernels.
+    /// Loads the kernels of a model. `on_files` gets the number of files loaded and their total,
+    /// before each of them, and returns whether to continue. Kernels not loaded here are loaded by
+    /// their first use. Does nothing on a backend without kernels.
     fn load_kernels(
         &self,
         _needs: &KernelNeeds,
@@ -30,16 +32,16 @@ pub trait Profile {
     ) -> anyhow::Result<()> {
         Ok(())
     }
-    /// Tokens of a prefill chunk, a function of the device alone, where a row's results depend on the rows beside it: the
-    /// chunks of a prompt or a replay must then follow from its log. `None` where they do not, so that any chunks give the
-    /// same state.
+    /// Tokens of a prefill chunk, a function of the device alone, where a row's results depend on
+    /// the rows beside it: the chunks of a prompt or a replay must then follow from its log. `None`
+    /// where they do not, so that any chunks give the same state.
     fn chunk_tokens(&self) -> Option<usize> {
         None
     }
     /// Bytes read and written per second by a copy within the device's memory.
     fn copy_bytes_per_s(&self) -> anyhow::Result<f64>;
-    /// Returns when all work issued so far is done, for callers that measure time. A backend that works in the caller's
-    /// thread has nothing to wait for.
+    /// Returns when all work issued so far is done, for callers that measure time. A backend that
+    /// works in the caller's thread has nothing to wait for.
     fn synchronize(&self) {}
     /// Steps captured as graphs.
     fn captured_steps(&self) -> usize {
@@ -61,18 +63,19 @@ pub trait Profile {
     fn allocating<T>(&self, _purpose: &'static str, make: impl FnOnce() -> T) -> T {
         make()
     }
-    /// What the device's memory holds; `None` where it is the host's.
+    /// Contents of the device's memory; `None` where it is the host's.
     fn memory_use(&self) -> Option<MemoryUse> {
         None
     }
-    /// Bytes of device memory that the allocations of `make` would take, without taking any; what it returns cannot be
-    /// used. `None` where memory is the host's.
+    /// Bytes of device memory that the allocations of `make` would take, without taking any; what
+    /// it returns cannot be used. `None` where memory is the host's.
     fn dry_run_bytes<T>(&self, _make: impl FnOnce() -> T) -> Option<u64> {
         None
     }
-    /// Median microseconds of one of `calls` calls of `op`, which gets the call's number, over [`TIMED_ROUNDS`] rounds after
-    /// one that is not timed. Each round begins with `before`, untimed. A backend may capture a round and replay it, so
-    /// that the device is timed and not the host.
+    /// Median microseconds of one of `calls` calls of `op`, which gets the call's number, over
+    /// [`TIMED_ROUNDS`] rounds after one that is not timed. Each round begins with `before`,
+    /// untimed. A backend may capture a round and replay it, so that the device is timed and not
+    /// the host.
     fn time_us<S>(&self, calls: usize, state: &mut S, before: impl Fn(&mut S), op: impl Fn(&mut S, usize)) -> f64 {
         let mut round = || {
             before(state);
@@ -87,7 +90,7 @@ pub trait Profile {
     }
 }
 
-/// What a device's memory holds, as its driver and the backend count it.
+/// Contents of a device's memory, as its driver and the backend count it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Taken by other programs and by the driver for this one, before anything was loaded.

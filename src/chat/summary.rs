@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 /// Advice about a full context, the same in every place that gives it.
-pub const WAY_OUT: &str = "/undo takes the last turn back, /compact goes on in a new conversation";
+pub const WAY_OUT: &str = "/undo takes the last turn back, /compact continues in a new conversation";
 
 /// Fewest words of a summary.
 const MIN_WORDS: usize = 20;

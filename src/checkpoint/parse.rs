@@ -71,7 +71,11 @@ pub fn model_config(config: &Fields, dms_metadata: Option<&Fields>) -> Result<Mo
         None => dms_from_config(config)?,
     };
     let dmc = dmc_from_config(config, n_q_heads / n_kv_heads)?;
-    ensure!(dms.is_none() || dmc.is_none(), "{}: it states both DMS and DMC; a model has one of them", config.place());
+    ensure!(
+        dms.is_none() || dmc.is_none(),
+        "{}: it declares both DMS and DMC; a model has one of them",
+        config.place()
+    );
     Ok(ModelConfig {
         family: family.to_owned(),
         n_layers: config.size_to("num_hidden_layers", bounds::LAYERS)?,

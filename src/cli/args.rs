@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 /// Version and commit.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("DMSCHAT_BUILD_COMMIT"), ")");
 
-/// What `--version` prints after the name. The driver is asked only then, because that takes a moment.
+/// Text of `--version` after the name. The driver is asked only then, because that takes a moment.
 fn version() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
@@ -76,7 +76,7 @@ impl Cli {
         Ok(cli)
     }
 
-    /// Makes words that are no subcommand the prompt. A single word that could be a mistyped subcommand is refused.
+    /// Makes words that are not a subcommand the prompt. A single word that could be a mistyped subcommand is refused.
     fn take_question(&mut self) -> clap::error::Result<()> {
         let Some(first) = self.question.first() else { return Ok(()) };
         let refused = |kind, message: String| Err(Self::command().error(kind, message));
@@ -188,7 +188,7 @@ pub struct Common {
 
     /// What to do when a turn runs out of memory: forget, window or stop
     ///
-    /// forget drops what the heads need least, and the turn goes on; stop ends the turn. Models trained to evict forget, others
+    /// forget drops what the heads need least, and the turn continues; stop ends the turn. Models trained to evict forget, others
     /// stop: their heads rate nothing. window is forget for the first, and drops the oldest tokens but the first four of the
     /// others.
     #[arg(long, global = true, value_name = "forget|window|stop", hide_short_help = true, help_heading = "Cache")]

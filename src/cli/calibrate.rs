@@ -1,5 +1,5 @@
-//! What a model's matrices multiply on a text, from a forward pass on the CPU that has the same bits on every machine: the mean
-//! of x^2 of each input column, by which 4-bit codes are chosen.
+//! What a model's matrices multiply on a text, from a forward pass on the CPU that has the same
+//! bits on every machine: the mean of x^2 of each input column, by which 4-bit codes are chosen.
 
 use crate::backend::cpu::Cpu;
 use crate::checkpoint::convert::{Importance, OnReport, Report};
@@ -15,11 +15,11 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
-/// Prose, code, tables and dialogues in several languages. Quantized files name the version of this procedure
-/// ([`crate::checkpoint::calibration`]): it changes with the text.
+/// Prose, code, tables and dialogues in several languages. Quantized files name the version of this
+/// procedure ([`crate::checkpoint::calibration`]): it changes with the text.
 const TEXT: &str = include_str!("../../assets/calibration.txt");
-/// Tokens of the built-in text that are used: 3.6 TFLOP and 140 MB for a model of 8 billion weights. Ten times as many
-/// reduce the divergence of a quantized model by 6 %.
+/// Tokens of the built-in text that are used: 3.6 TFLOP and 140 MB for a model of 8 billion
+/// weights. Ten times as many reduce the divergence of a quantized model by 6 %.
 const BUILT_IN_TOKENS: usize = 256;
 /// Tokens of a step.
 const STEP: usize = 512;

@@ -14,7 +14,7 @@ pub const LIMIT: Duration = Duration::from_secs(10);
 /// Interval at which a command that runs is looked at.
 const POLL: Duration = Duration::from_millis(5);
 
-/// What a command said about the answer of a chain.
+/// Verdict of a command about the answer of a chain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Right,
@@ -144,7 +144,7 @@ fn check(command: &str, report: &ChainReport, running: &SharedRunning, limit: Du
             _ => break None,
         }
     };
-    // What the command has left behind ends with it.
+    // Processes that the command left behind end with it.
     kill_group(child.id());
     lock(running).group = None;
     match status {

@@ -237,7 +237,7 @@ fn judge(chain: usize, verdict: Verdict, checks: &mut Option<Checks>) -> Result<
     Ok(checks.are_done().then_some(None))
 }
 
-/// What a client waits for.
+/// Events that a client waits for.
 struct Source {
     handle: EngineHandle,
     interrupts: Interrupts,

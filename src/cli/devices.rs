@@ -37,7 +37,7 @@ pub struct DeviceOptions {
     pub threads: usize,
     /// Whether decode steps are captured as CUDA graphs.
     pub graphs: bool,
-    /// What computes GEMMs on a GPU.
+    /// Library or kernels that compute GEMMs on a GPU.
     pub gemm: Gemm,
 }
 
@@ -47,7 +47,7 @@ impl From<&Settings> for DeviceOptions {
     }
 }
 
-/// What the commands need of a kind of device.
+/// Operations of a kind of device that commands need.
 pub trait DeviceKind {
     type Backend: Backend;
 

@@ -1,5 +1,5 @@
-//! Downloads for the command line and the chat: shows the plan and the progress, and stops on Ctrl+C.
-//! [`crate::checkpoint::hub`] does the download.
+//! Downloads for the command line and the chat: shows the plan and the progress, and stops on
+//! Ctrl+C. [`crate::checkpoint::hub`] does the download.
 
 use super::devices;
 use super::interrupts::Interrupts;
@@ -31,9 +31,9 @@ pub struct Missing {
     usable: bool,
 }
 
-/// Returns what has to be downloaded before this model can be opened; `None` for a model that is on this machine.
-/// A cached model is used as it is: only `models pull` checks for updates. Quantized weights stand in for an original that
-/// is gone.
+/// Returns what has to be downloaded before this model can be opened; `None` for a model that is on
+/// this machine. A cached model is used as it is: only `models pull` checks for updates. Quantized
+/// weights replace an original that is gone.
 pub fn missing(model: &str) -> Result<Option<Missing>> {
     let ModelRef::Hub { id, revision } = ModelRef::parse(model)? else { return Ok(None) };
     let hub = Hub::from_env()?;
@@ -50,7 +50,7 @@ pub fn ensure(settings: &Settings) -> Result<()> {
     let usable = missing.usable;
     match pull(missing, settings.device) {
         Err(error) if usable && !error.is::<Interrupted>() => {
-            notice(&format!("{error:#}; using what is in the cache"));
+            notice(&format!("{error:#}; using the copy in the cache"));
             Ok(())
         }
         done => done.map(|_| ()),
@@ -114,7 +114,8 @@ fn pull(missing: Missing, device: Device) -> Result<PathBuf> {
     })
 }
 
-/// The error with its exit code: 2 if another try would fail in the same way, 130 if it was stopped, else 1.
+/// The error with its exit code: 2 if another try would fail in the same way, 130 if it was
+/// stopped, else 1.
 pub fn with_exit_code(error: HubError) -> anyhow::Error {
     match error {
         HubError::Wrong(why) => wrong_use(why),
@@ -123,13 +124,14 @@ pub fn with_exit_code(error: HubError) -> anyhow::Error {
     }
 }
 
-/// Downloads for the chat, on the engine's thread: reports by events, and stops when the chat does not wait any more.
+/// Downloads for the chat, on the engine's thread: reports by events, and stops when the chat does
+/// not wait any more.
 pub fn for_chat(settings: &Settings, loading: &Loading) -> Result<()> {
     let Some(missing) = missing(&settings.model)? else { return Ok(()) };
     let mut observer = Events { device: settings.device, loading };
     match missing.hub.pull(&missing.id, missing.revision.as_deref(), &mut observer) {
         Err(error) if missing.usable && loading.is_wanted() => {
-            observer.notice(&format!("{error}; using what is in the cache"));
+            observer.notice(&format!("{error}; using the copy in the cache"));
             Ok(())
         }
         done => Ok(done.map(|_| ())?),
@@ -160,7 +162,8 @@ impl Observer for Events<'_> {
     }
 }
 
-/// Reports a download on stderr: by one line that is redrawn on a terminal, else by one line per tenth.
+/// Reports a download on stderr: by one line that is redrawn on a terminal, else by one line per
+/// tenth.
 struct Bar {
     device: Device,
     stop: Arc<AtomicBool>,

@@ -1,4 +1,5 @@
-//! Variables of the environment that would stop the program, in libraries that read them by themselves.
+//! Variables of the environment that would stop the program, in libraries that read them by
+//! themselves.
 
 use crate::system;
 use std::ffi::OsStr;
@@ -11,8 +12,8 @@ const USUAL_STACK: usize = 2 << 20;
 const ZONE: &str = "TZ";
 const MAX_ZONE_BYTES: u64 = 1 << 20;
 
-/// Removes a stack with which threads overflow, and a time zone that is read from a device, a pipe or a huge file. To be called
-/// before any thread starts.
+/// Removes a stack with which threads overflow, and a time zone that is read from a device, a pipe
+/// or a huge file. To be called before any thread starts.
 pub fn clean() {
     let is_harmful = |name: &&str| std::env::var_os(name).is_some_and(|value| is_harmful(name, &value));
     let harmful: Vec<&str> = [STACK, ZONE].into_iter().filter(is_harmful).collect();
@@ -25,7 +26,7 @@ fn is_harmful(name: &str, value: &OsStr) -> bool {
     let text = value.to_string_lossy();
     match name {
         STACK => text.parse().is_ok_and(|bytes: usize| bytes < USUAL_STACK),
-        // The name of a zone is no path, and neither is a rule such as CET-1.
+        // The name of a zone is not a path, and neither is a rule such as CET-1.
         _ => fs::metadata(text.strip_prefix(':').unwrap_or(&text))
             .is_ok_and(|found| !found.is_file() || found.len() > MAX_ZONE_BYTES),
     }

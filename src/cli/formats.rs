@@ -1,4 +1,5 @@
-//! The formats that a model's weights may have: bytes, the context that each leaves, and what is quantized already.
+//! The formats that a model's weights may have: bytes, the context that each leaves, and what is
+//! quantized already.
 
 use super::devices::{DeviceJob, DeviceKind, DeviceOptions, Target};
 use super::{quantized, spawn};
@@ -12,7 +13,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// What a format of the weights leaves, with the codec that a start would take.
+/// Room that a format of the weights leaves, with the codec that a start would take.
 struct Offer {
     weights: Weights,
     /// As a start decides it.

@@ -1,4 +1,5 @@
-//! Ctrl+C (SIGINT) and other ends from outside (SIGTERM, SIGHUP) as something to await, or to end by.
+//! Ctrl+C (SIGINT) and other ends from outside (SIGTERM, SIGHUP) as something to await, or to end
+//! by.
 
 use super::output::{INTERRUPTED, notice};
 use anyhow::Result;
@@ -18,8 +19,8 @@ mod unix {
     pub struct Kills(Vec<(i32, Signal)>);
 
     impl Kills {
-        /// Starts to listen, and from then on nothing else ends the process at these signals. One that is ignored (nohup) stays
-        /// so.
+        /// Starts to listen, and from then on nothing else ends the process at these signals. One
+        /// that is ignored (nohup) stays so.
         pub fn new() -> Result<Self> {
             let numbers =
                 [libc::SIGTERM, libc::SIGHUP].into_iter().filter(|&number| !crate::system::is_ignored(number));
@@ -91,8 +92,9 @@ impl Kills {
     }
 }
 
-/// Ends the program at the next Ctrl+C, with `line` on stderr and exit code 130: for commands that work on this thread and
-/// await nothing. Only the first call counts. No exit handler runs, because the GPU's library is in use at that time.
+/// Ends the program at the next Ctrl+C, with `line` on stderr and exit code 130: for commands that
+/// work on this thread and await nothing. Only the first call counts. No exit handler runs, because
+/// the GPU's library is in use at that time.
 pub fn end_on_interrupt(line: &'static str) -> Result<()> {
     static STARTED: Once = Once::new();
     let mut started = Ok(());

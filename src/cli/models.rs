@@ -184,7 +184,8 @@ fn remove_quantized(model: &str, common: &Common) -> Result<()> {
     Ok(output::out(&format!("deleted {what} of {model}: {} are free again\n", bytes(freed)))?)
 }
 
-/// The models in the Hugging Face cache: one per commit with safetensors weights, and each GGUF file.
+/// The models in the Hugging Face cache: one per commit with safetensors weights, and each GGUF
+/// file.
 fn in_cache(hub: &Hub) -> Vec<Found> {
     let mut found = Vec::new();
     for id in cache::ids(&hub.cache) {
@@ -324,7 +325,7 @@ fn here(settings: &Settings) -> Result<(Map<String, Value>, Formats)> {
     Ok((object(about), formats))
 }
 
-/// What `--policy` takes for a model.
+/// Values of `--policy` for a model.
 fn policies(trained: Option<Trained>) -> String {
     let own: &[&str] = match trained {
         Some(Trained::Dms(_)) => &["dms", "dms+quest"],
@@ -346,7 +347,8 @@ fn on_hub(model: &str, settings: &Settings) -> Result<Map<String, Value>> {
 
 /// Bytes of weights in a format, if those in the files are bf16: before the configuration is known.
 fn about_bytes(file_bytes: u64) -> impl Fn(Weights) -> u64 {
-    // A mean of 5 bits is that of int4 with its 8-bit embedding and head, from 4.3 at 70B to 6.5 at 0.6B.
+    // A mean of 5 bits is that of int4 with its 8-bit embedding and head, from 4.3 at 70B to 6.5 at
+    // 0.6B.
     move |weights| match weights {
         Weights::Int8 => file_bytes / 32 * 17,
         Weights::Int4 => file_bytes / 16 * 5,

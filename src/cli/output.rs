@@ -41,7 +41,8 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// A signal of this number ended the program, which first had to clean up: exit code 128 + number, as shells say it.
+/// A signal of this number ended the program, which first had to clean up: exit code 128 + number,
+/// as shells say it.
 #[derive(Debug)]
 pub struct Killed(pub i32);
 
@@ -61,7 +62,8 @@ pub const INTERRUPTED: u8 = 130;
 /// The exit code of Rust programs after a panic.
 pub const PANICKED: u8 = 101;
 
-/// Prints an error as one line to stderr and returns its exit code. A closed stdout is not an error.
+/// Prints an error as one line to stderr and returns its exit code. A closed stdout is not an
+/// error.
 pub fn report(error: &anyhow::Error) -> u8 {
     if is_closed_pipe(error) {
         return OK;
@@ -102,12 +104,13 @@ pub fn notice(line: &str) {
 /// A line on stderr that is redrawn in its place, on a terminal.
 #[derive(Default)]
 pub struct StatusLine {
-    /// Columns of the line that stands there.
+    /// Columns of the line that is shown.
     drawn: usize,
 }
 
 impl StatusLine {
-    /// Shows a line, as much of it as one row of a usual terminal holds: a carriage return does not reach back over a wrapped one.
+    /// Shows a line, as much of it as one row of a usual terminal holds: a carriage return does not
+    /// reach back over a wrapped one.
     pub fn show(&mut self, line: &str) {
         let line: String = visible(&unicode::one_line(line)).chars().take(79).collect();
         let _ = write!(io::stderr(), "\r{line:0$}", self.drawn);
@@ -140,9 +143,9 @@ pub fn visible(text: &str) -> String {
     Visible::new(true).push(text)
 }
 
-/// Makes streamed text safe for output. For a terminal: control characters and bidi overrides are spelled out, and
-/// invisible characters ([`unicode::kind`]) are dropped except where emoji need them; newlines and tabs stay. For a
-/// pipe: only control characters are spelled out.
+/// Makes streamed text safe for output. For a terminal: control characters and bidi overrides are
+/// spelled out, and invisible characters ([`unicode::kind`]) are dropped except where emoji need
+/// them; newlines and tabs stay. For a pipe: only control characters are spelled out.
 pub struct Visible {
     terminal: bool,
     /// The last character written, which decides what may follow.

@@ -1,5 +1,5 @@
-//! Files of quantized weights on this machine: of which models they are, and their use in place of an original that is
-//! gone. Opens no connection.
+//! Files of quantized weights on this machine: of which models they are, and their use in place of
+//! an original that is gone. Opens no connection.
 
 use super::devices;
 use crate::checkpoint::hub::cache::{self, Extent};
@@ -21,7 +21,8 @@ pub fn all() -> Vec<Cached> {
     cache().map(|cache| cache.list()).unwrap_or_default()
 }
 
-/// The name and revision that files of this model have as their source; `None` for the built-in model.
+/// The name and revision that files of this model have as their source; `None` for the built-in
+/// model.
 fn source(model: &str) -> Option<(String, Option<String>)> {
     let path = || {
         let path = std::path::absolute(model).ok()?;
@@ -56,8 +57,8 @@ fn is_here(model: &str) -> bool {
     }
 }
 
-/// The file to open in place of a model whose own weights are gone. Under `auto` the most exact that fits the free memory,
-/// else the smallest.
+/// The file to open in place of a model whose own weights are gone. Under `auto` the most exact
+/// that fits the free memory, else the smallest.
 pub fn in_place_of(model: &str, weights: Weights, device: Device) -> Option<Cached> {
     if is_here(model) {
         return None;

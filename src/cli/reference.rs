@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(kept.policy.kind, PolicyKind::Window);
         let older = ModelReference { policy: None, budget: None, ..reference.clone() };
         assert_eq!(settings(&older, &now, Given::default()).policy.kind, PolicyKind::Window);
-        // What a file says is checked as the flags are.
+        // Values of a file are checked as flags are.
         for (policy, budget, why) in [("tova", "12", "page"), ("dense", "4x", "no budget")] {
             let (policy, budget) = (policy.parse().ok(), budget.parse().ok());
             let reference = ModelReference { policy, budget, ..reference.clone() };

@@ -1,4 +1,5 @@
-//! `dmschat -p TEXT`, `dmschat "TEXT"` or `echo TEXT | dmschat`: prints one answer to stdout. Writes no session.
+//! `dmschat -p TEXT`, `dmschat "TEXT"` or `echo TEXT | dmschat`: prints one answer to stdout.
+//! Writes no session.
 
 use super::args::Common;
 use super::client::{Client, Sampling, answer_json};
@@ -76,7 +77,8 @@ fn said_by(chains: &ChainsReport) -> String {
     format!("{stopped}{votes}; chain {} is shown{checked}", chains.winner + 1)
 }
 
-/// The text after `-p`, followed by that of stdin if it is a pipe or a file. `-p -` is stdin alone, whatever it is.
+/// The text after `-p`, followed by that of stdin if it is a pipe or a file. `-p -` is stdin alone,
+/// whatever it is.
 fn prompt(common: &Common) -> Result<String> {
     let given = common.prompt.as_deref();
     let mut prompt = given.filter(|text| *text != "-").unwrap_or_default().to_owned();

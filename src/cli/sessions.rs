@@ -56,7 +56,8 @@ fn list(settings: &Settings, common: &Common) -> Result<()> {
     Ok(())
 }
 
-/// Removes caches without a session, then the oldest until the rest is within the limit; or all. Sessions are not touched.
+/// Removes caches without a session, then the oldest until the rest is within the limit; or all.
+/// Sessions are not touched.
 fn prune(settings: &Settings, all: bool, common: &Common) -> Result<()> {
     let folder = settings.dirs.sessions();
     remove_abandoned(&folder);

@@ -1,5 +1,5 @@
-//! `dmschat show`: draws a saved conversation, each token tinted by how many KV heads still stored it after the last turn, in
-//! the terminal or as an HTML page.
+//! `dmschat show`: draws a saved conversation, each token tinted by how many KV heads still stored
+//! it after the last turn, in the terminal or as an HTML page.
 
 mod html;
 
@@ -32,7 +32,7 @@ pub fn run(settings: &Settings, args: &ShowArgs, json: bool) -> Result<u8> {
     if loaded.conversation.path().is_empty() {
         output::notice("this conversation has no messages");
     } else if loaded.conversation.retention().is_empty() {
-        output::notice("this file does not say what was remembered; its text follows");
+        output::notice("this file has no record of what was remembered; here is its text");
     }
     let themes = Themes { folder: Some(settings.dirs.themes()), ..Themes::default() };
     if let Some(path) = &args.html {
@@ -60,14 +60,15 @@ pub fn run(settings: &Settings, args: &ShowArgs, json: bool) -> Result<u8> {
     Ok(output::OK)
 }
 
-/// A part of a message's text, and the percentage of the heads that store it; `None` where it was not fed.
+/// A part of a message's text, and the percentage of the heads that store it; `None` where it was
+/// not fed.
 type Stretch<'a> = (&'a str, Option<u8>);
 
 /// The text of a message in stretches, without surrounding newlines.
 fn stretches<'a>(text: &'a str, kept: Option<&Retention>) -> Vec<Stretch<'a>> {
     let (mut out, mut rest) = (Vec::new(), text.trim_end_matches('\n'));
     for &(bytes, percent) in kept.into_iter().flat_map(|r| &r.stretches) {
-        // Whatever the file says, a cut is between two characters.
+        // A cut is always between two characters.
         let mut at = bytes.min(rest.len());
         while !rest.is_char_boundary(at) {
             at -= 1;
@@ -134,8 +135,8 @@ fn name(policy: Option<&Policy>) -> String {
     policy.map_or_else(|| "not recorded".to_owned(), |policy| clean_line(&policy.name()))
 }
 
-/// What to know about a conversation under a policy that merges tokens: a slot is at its newest token, so that the others count
-/// in no head although their means are in it.
+/// What to know about a conversation under a policy that merges tokens: a slot is at its newest
+/// token, so that the others count in no head although their means are in it.
 const MERGED: &str =
     "tokens are merged into slots: a slot is shown at its newest token, and it holds those before it too";
 

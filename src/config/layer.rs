@@ -71,12 +71,12 @@ layer! {
     ctx_size: usize,
     /// Whether a GPU replays captured CUDA graphs.
     graph: OnOff,
-    /// What computes the GEMMs of prefill on a GPU.
+    /// Library or kernels that compute the GEMMs of prefill on a GPU.
     gemm: Gemm,
     kv_limit: ByteSize,
-    /// What happens where memory or `kv_limit` does not suffice for a turn.
+    /// Reaction to a turn that exceeds memory or `kv_limit`.
     when_full: WhenFull,
-    /// What is pinned unasked.
+    /// Text that is pinned by default.
     pin: Pin,
     /// Compression ratio that conversations begin with.
     keep_ratio: f32,

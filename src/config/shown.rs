@@ -9,7 +9,7 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shown {
     pub key: &'static str,
-    /// As a config file has it; in words where the default is no fixed value.
+    /// As a config file has it; in words where the default is not a fixed value.
     pub value: String,
     /// `--kv`, `DMSCHAT_KV`, `FILE:LINE` or `default`.
     pub source: String,
@@ -18,7 +18,7 @@ pub struct Shown {
 /// The source of values that nothing sets.
 pub const DEFAULT: &str = "default";
 
-/// What holds where nothing sets a key.
+/// Value where nothing sets a key.
 const DEFAULTS: &[(&str, &str)] = &[
     ("model", "\"demo\""),
     ("adapter", "the built-in one for the model"),

@@ -59,7 +59,7 @@ impl<T: FromStr<Err = String>> FromStr for Auto<T> {
     }
 }
 
-/// What is pinned unasked.
+/// Text that is pinned by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
     System,
@@ -76,7 +76,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// What the engine is asked for; `None` is the ordinary answer.
+    /// Number of chains asked of the engine; `None` is the ordinary answer.
     pub fn request(self, early_stop: bool, checked: bool) -> Option<ChainsRequest> {
         let width = match self {
             Self::Chains(1) => return None,
@@ -144,7 +144,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// What computes the GEMMs of prefill on a GPU.
+/// Library or kernels that compute the GEMMs of prefill on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gemm {
     /// cuBLASLt if it can be loaded, else dmschat's own kernels.

@@ -1,6 +1,7 @@
 //! A chain: one sequence, the log entries to feed to it, and the answer to generate after them.
 //!
-//! [`Chain::feed`] runs a prefill chunk of one chain, [`decode`] a decode step of several. The scheduler chooses which.
+//! [`Chain::feed`] runs a prefill chunk of one chain, [`decode`] a decode step of several. The
+//! scheduler chooses which.
 
 use super::context::Context;
 use super::repetition::Repetition;
@@ -16,9 +17,10 @@ use std::time::Instant;
 
 pub(super) struct Chain {
     pub context: Context,
-    /// Entries to feed, in order. One that is no token takes effect when it reaches the front.
+    /// Entries to feed, in order. One that is not a token takes effect when it reaches the front.
     todo: VecDeque<LogEntry>,
-    /// Number of entries at the front of `todo` that are being replayed: they are part of the log already.
+    /// Number of entries at the front of `todo` that are being replayed: they are part of the log
+    /// already.
     known: usize,
     /// The answer. Its decode steps begin when `todo` is empty.
     pub generation: Option<Generation>,
@@ -31,7 +33,8 @@ struct Counters {
     /// Counted in sequences that were released.
     reads_before: u64,
     peak_before: u64,
-    /// What the sequence had counted when the answer's steps began in it: prefill chunks of one token count too.
+    /// What the sequence had counted when the answer's steps began in it: prefill chunks of one
+    /// token count too.
     reads_at_start: u64,
 }
 
@@ -48,12 +51,13 @@ pub(super) struct Generation {
     pub stop: Option<StopReason>,
     pub timings: Timings,
     repetition: Repetition,
-    /// [`crate::protocol::TurnReport::repeats_at`] and [`crate::protocol::TurnReport::thought_closed_at`]
+    /// [`crate::protocol::TurnReport::repeats_at`] and
+    /// [`crate::protocol::TurnReport::thought_closed_at`]
     pub repeats_at: Option<usize>,
     pub thought_closed_at: Option<usize>,
 }
 
-/// What a sampled token adds to a reply.
+/// Text and events that a sampled token adds to a reply.
 pub(super) struct Pushed {
     pub kind: TextKind,
     pub text: String,
@@ -96,7 +100,8 @@ impl Generation {
         }
     }
 
-    /// Returns the token that takes the place of the sampled one: the end of a thought that has reached its limit.
+    /// Returns the token that takes the place of the sampled one: the end of a thought that has
+    /// reached its limit.
     fn closing(&self, think: Option<ThinkTags>) -> Option<Token> {
         let limit = self.max_think.filter(|_| self.reply.is_thinking())?;
         think.filter(|_| self.reply.reasoning_tokens >= limit).map(|tags| tags.close)
@@ -123,7 +128,8 @@ impl Chain {
         }
     }
 
-    /// Whether log entries are being replayed, so that the context is an earlier one than the conversation's.
+    /// Whether log entries are being replayed, so that the context is an earlier one than the
+    /// conversation's.
     pub fn is_replaying(&self) -> bool {
         self.known > 0
     }
@@ -145,7 +151,8 @@ impl Chain {
         self.counters = Counters { reads_before, peak_before, reads_at_start };
     }
 
-    /// Slots that the answer's steps attended to and the most that were stored, summed over lanes. `stats`: of its sequence.
+    /// Slots that the answer's steps attended to and the most that were stored, summed over lanes.
+    /// `stats`: of its sequence.
     pub fn counted(&self, stats: &SeqStats) -> (u64, u64) {
         let Counters { reads_before, peak_before, reads_at_start } = self.counters;
         let reads = if self.todo.is_empty() { stats.reads.saturating_sub(reads_at_start) } else { 0 };
@@ -169,8 +176,8 @@ impl Chain {
         self.known = log.len();
     }
 
-    /// Releases the sequence and starts over in a fork of `from`, whose log its own begins with, or in an empty one. Everything
-    /// fed since is to be replayed (preemption).
+    /// Releases the sequence and starts over in a fork of `from`, whose log its own begins with, or
+    /// in an empty one. Everything fed since is to be replayed (preemption).
     pub fn restart<B: Backend>(&mut self, runner: &mut Runner<B>, from: Option<&Context>) {
         let counted = self.counted(&runner.cache.stats(runner.backend(), self.context.seq));
         runner.release(self.context.seq);
@@ -198,8 +205,9 @@ impl Chain {
         self.known = self.known.saturating_sub(n);
     }
 
-    /// Feeds the next chunk of at most `size` tokens and returns its length. Where the cache is nearly full, chunks
-    /// shrink to one token, whose need is known exactly. On an error no token was fed.
+    /// Feeds the next chunk of at most `size` tokens and returns its length. Where the cache is
+    /// nearly full, chunks shrink to one token, whose need is known exactly. On an error no token
+    /// was fed.
     pub fn feed<B: Backend>(&mut self, runner: &mut Runner<B>, size: usize) -> Result<usize, StepError> {
         while let Some(&entry) = self.todo.front().filter(|entry| !matches!(entry, LogEntry::Token(_))) {
             self.context.apply(runner, entry)?;
@@ -225,8 +233,8 @@ impl Chain {
         Ok(n)
     }
 
-    /// Appends a sampled token to the answer, or the end of a thought that has reached its limit, and makes it the pending
-    /// one. Sets `stop` if the answer ends with it.
+    /// Appends a sampled token to the answer, or the end of a thought that has reached its limit,
+    /// and makes it the pending one. Sets `stop` if the answer ends with it.
     pub fn push<B: Backend>(&mut self, sampled: Token, runner: &Runner<B>, vocabulary: &Vocabulary) -> Pushed {
         let now = system::now();
         let generation = self.generation.as_mut().expect("a chain is sampled from for its answer");
@@ -270,8 +278,8 @@ impl Chain {
     }
 }
 
-/// Runs one decode step: feeds the pending token of each chain and samples the next. Returns a result for each chain,
-/// in order. On an error nothing has changed.
+/// Runs one decode step: feeds the pending token of each chain and samples the next. Returns a
+/// result for each chain, in order. On an error nothing has changed.
 pub(super) fn decode<B: Backend>(
     runner: &mut Runner<B>,
     chains: &mut [&mut Chain],

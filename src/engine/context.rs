@@ -24,7 +24,7 @@ impl Context {
         Ok(Self { seq, log, pending: None, flat: String::new() })
     }
 
-    /// Does what an entry of a log that is no token says, and records it.
+    /// Applies an entry of a log that is not a token, and records it.
     pub fn apply<B: Backend>(&mut self, runner: &mut Runner<B>, entry: LogEntry) -> Result<(), CacheError> {
         match entry {
             LogEntry::Token(_) => {}
@@ -105,7 +105,7 @@ impl Context {
         self.log.iter().copied().filter(LogEntry::is_pin)
     }
 
-    /// Number of tokens fed when some were last dropped for want of memory.
+    /// Number of tokens fed when some were last dropped for lack of memory.
     pub fn forgot(&self) -> Option<usize> {
         let last = self.log.iter().rposition(|e| matches!(e, LogEntry::Forget { .. } | LogEntry::Drop { .. }))?;
         Some(self.log[..last].iter().filter(|entry| matches!(entry, LogEntry::Token(_))).count())

@@ -65,7 +65,7 @@ impl Job {
     }
 }
 
-/// What a job does.
+/// Kind of work of a job.
 pub(super) enum Work {
     /// Not begun. A cancel or a toggle that is already in the inbox acts first.
     New(Command),
@@ -86,7 +86,7 @@ pub(super) enum Work {
     Recall(Box<Recall>),
 }
 
-/// What was dropped for want of memory since a job began.
+/// What was dropped for lack of memory since a job began.
 #[derive(Default)]
 pub(super) struct Forgotten {
     pub times: usize,
@@ -112,7 +112,7 @@ pub(super) struct Conversation {
     pub replies: HashMap<u64, Vec<Token>>,
     /// Eviction as the user wants it. The cache knows the state of the sequence.
     pub eviction: bool,
-    /// What a decision must exceed to mark, as the user wants it.
+    /// Threshold of decisions, as the user set it.
     pub dial: f32,
     pub decode_tok_s: Option<f64>,
     fed_text: FedText,
@@ -525,7 +525,7 @@ impl Conversation {
         self.beside.as_ref().unwrap_or(&self.chain.context)
     }
 
-    /// What the conversation is doing, for the status line.
+    /// Activity of the conversation, for the status line.
     pub fn phase<B: Backend>(&self, runner: &Runner<B>) -> Phase {
         let len = self.chain.context.len(runner);
         match self.job.as_ref().map(|job| &job.work) {

@@ -1,4 +1,4 @@
-//! What a model keeps at each setting of the dial: a table from a file, or from a trial prefill that runs in steps between
+//! Share of tokens that a model keeps at each setting of the dial: a table from a file, or from a trial prefill that runs in steps between
 //! those of the conversations, once for each model.
 
 use super::loaded::{Dials, Loaded, Trial};
@@ -44,7 +44,7 @@ impl Trial {
     }
 }
 
-const TOO_SHORT: &str = "the context is too short to measure what is kept";
+const TOO_SHORT: &str = "the context is too short for measuring the dial";
 
 /// What the model keeps at each setting of the dial, by a trial prefill that runs at once.
 pub fn measure_dials<B: Backend>(runner: &mut Runner<B>, tokenizer: &Tokenizer) -> anyhow::Result<DialTable> {
@@ -67,9 +67,9 @@ impl<B: Backend> Loaded<B> {
             Policy::Dms(_) => {}
             Policy::Dense => return Err("the cache keeps everything: its policy is dense".into()),
             Policy::Dmc(_) => {
-                return Err("policy dmc merges what the heads decide; its ratio is that of the training".into());
+                return Err("policy dmc merges as its heads decide; its ratio was fixed in training".into());
             }
-            policy => return Err(format!("policy {} keeps what its --budget says", policy.name())),
+            policy => return Err(format!("policy {} keeps as much as --budget says", policy.name())),
         }
         if matches!(self.dials, Dials::Unknown) {
             let table = self.dial_file().as_deref().and_then(dial_file::read);

@@ -1,7 +1,7 @@
 //! Keeps a conversation's cache in a file beside its session, and takes it from there instead of replaying the log.
 //!
 //! A write runs while the conversation is idle, a layer between two looks at the inbox, so that a request waits for one
-//! layer at most. It is given up when the conversation goes on: the end of that turn begins another. Files that fit nothing
+//! layer at most. It is given up when the conversation continues: the end of that turn begins another. Files that fit nothing
 //! are left where they are, until the next write replaces them.
 
 use super::context::Context;
@@ -271,7 +271,7 @@ fn open<B: Backend>(
         _ => (on, at),
     });
     if *identity != m.identity {
-        return Err("it is of another model or another kind of cache".to_owned());
+        return Err("it belongs to another model or kind of cache".to_owned());
     }
     if *digest != log_digest(log) || sequence.len != total || (sequence.eviction, sequence.dial) != state {
         return Err("it is out of date".to_owned());

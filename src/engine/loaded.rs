@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What is known of the model's dial.
+/// State of the model's dial.
 pub(super) enum Dials {
     /// No file was looked for.
     Unknown,
@@ -42,7 +42,7 @@ pub(super) struct Loaded<B: Backend> {
     pub runner: Runner<B>,
     pub vocabulary: Vocabulary,
     pub info: Arc<ModelInfo>,
-    /// What a cache on disk has to be of.
+    /// Identity that a cache on disk has to match.
     pub identity: Identity,
     /// States that conversations can go back to.
     pub snapshots: Snapshots,

@@ -101,7 +101,7 @@ impl Conversation {
 
     fn try_unpin<B: Backend>(&mut self, m: &mut Loaded<B>, positions: Range<usize>) -> Result<Event, String> {
         if self.job.is_some() {
-            return Err("no pin is taken back while the model works; try again after the answer".into());
+            return Err("pins cannot be taken back while the model works; try again after the answer".into());
         }
         let unpin = [positions.start as u32, positions.end as u32];
         let changed = self.chain.context.unpin(&mut m.runner, unpin);
@@ -120,7 +120,7 @@ impl Conversation {
             let how = if policy.merging().is_some() { "merges tokens" } else { "drops tokens by their attention" };
             return Some(format!("policy {} {how}: it has no pins", policy.name()));
         }
-        let working = "nothing is pinned while the model works; try again after the answer";
+        let working = "tokens cannot be pinned while the model works; try again after the answer";
         self.job.is_some().then(|| working.to_owned())
     }
 

@@ -17,16 +17,16 @@ const _: () = assert!(crate::checkpoint::bounds::POSITIONS == MAX_CONTEXT && MAX
 pub(super) const MAX_LOGITS: usize = 16;
 pub const CHAT_LOGITS: usize = 4;
 
-/// Context for which room is kept where none is asked for: a model's own may be far longer than most conversations, and
-/// more exact formats serve all of them.
+/// Context for which room is kept where none is asked for: a model's own may be far longer than
+/// most conversations, and more exact formats serve all of them.
 pub const USUAL_CONTEXT: usize = 32_768;
 
-/// A default context is this much shorter than what is expected to fit with eviction: texts differ in how much of them a
-/// model keeps.
+/// A default context is this much shorter than what is expected to fit with eviction: texts differ
+/// in how much of them a model keeps.
 const MARGIN: f64 = 1.25;
 
-/// Share of the memory beside weights and cache that the activations of a step may take: less for a long step, which is at most
-/// a tenth faster.
+/// Share of the memory beside weights and cache that the activations of a step may take: less for a
+/// long step, which is at most a tenth faster.
 const STEP_SHARE: u64 = 8;
 const LONG_STEP: usize = 2048;
 const LONG_STEP_SHARE: u64 = 64;
@@ -45,8 +45,8 @@ pub fn dense_token_bytes(c: &ModelConfig, codec: Codec) -> u64 {
     (c.n_layers * c.n_kv_heads * codec.slot_bytes(c.head_dim)) as u64
 }
 
-/// Bytes of tables per token of context, used or not: one entry of the page table per page in every lane, and a score per slot
-/// where the policy has them.
+/// Bytes of tables per token of context, used or not: one entry of the page table per page in every
+/// lane, and a score per slot where the policy has them.
 fn table_token_bytes(c: &ModelConfig, options: &EngineOptions) -> f64 {
     let scores = policy(c, options).scored().map_or(0, |_| size_of::<f32>());
     let slot = size_of::<i32>() as f64 / PAGE_SLOTS as f64 + scores as f64;
@@ -58,8 +58,8 @@ pub fn table_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> 
     (table_token_bytes(c, options) * context as f64) as u64
 }
 
-/// Bytes of host memory that a model needs beside weights and pages: page tables, rings, sums of slots that merge, the bit
-/// sets of fed tokens, and the workspace of a step.
+/// Bytes of host memory that a model needs beside weights and pages: page tables, rings, sums of
+/// slots that merge, the bit sets of fed tokens, and the workspace of a step.
 pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let lanes = c.n_layers * c.n_kv_heads * options.max_seqs;
     let policy = policy(c, options);
@@ -73,7 +73,8 @@ pub fn host_bytes(c: &ModelConfig, options: &EngineOptions, context: usize) -> u
     table_bytes(c, options, context) + (rings + seen + logits + scratch) as u64
 }
 
-/// The most sequences for which tables and workspace leave memory free, and fewer than are asked for. `None` if no number does.
+/// The most sequences for which tables and workspace leave memory free, and fewer than are asked
+/// for. `None` if no number does.
 pub fn sequences_that_fit(c: &ModelConfig, options: &EngineOptions, context: usize) -> Option<usize> {
     let memory = options.memory_bytes?;
     let bytes = |max_seqs| {
@@ -91,7 +92,8 @@ pub fn sequences_that_fit(c: &ModelConfig, options: &EngineOptions, context: usi
 /// Default tokens of a step on host backends.
 const HOST_STEP: usize = 512;
 
-/// Longest context whose dense cache and page tables fit in memory beside the weights and `beside` other bytes.
+/// Longest context whose dense cache and page tables fit in memory beside the weights and `beside`
+/// other bytes.
 pub fn longest_context(checkpoint: &Checkpoint, options: &EngineOptions, beside: u64) -> Option<usize> {
     let c = &checkpoint.config;
     let free = kv_budget(checkpoint.weight_bytes + beside, None, options.memory_bytes)?;
@@ -104,8 +106,8 @@ pub fn spare_bytes(memory_bytes: Option<u64>) -> u64 {
     memory_bytes.map_or(0, |m| SPARE_BYTES.min(m / SPARE_SHARE))
 }
 
-/// Bytes available for KV pages: free memory less the `fixed` bytes (weights and workspace), limited by `kv_limit`.
-/// `None` if neither is known.
+/// Bytes available for KV pages: free memory less the `fixed` bytes (weights and workspace),
+/// limited by `kv_limit`. `None` if neither is known.
 pub fn kv_budget(fixed: u64, kv_limit: Option<u64>, memory_bytes: Option<u64>) -> Option<u64> {
     let free = memory_bytes.map(|m| m.saturating_sub(fixed + spare_bytes(memory_bytes)));
     match (free, kv_limit) {
@@ -114,13 +116,14 @@ pub fn kv_budget(fixed: u64, kv_limit: Option<u64>, memory_bytes: Option<u64>) -
     }
 }
 
-/// Tokens of a prefill step: the most of `sizes`, halved until the activations take a small share of the memory that is left
-/// beside the weights and the expected cache, but not below the fewest.
+/// Tokens of a prefill step: the most of `sizes`, halved until the activations take a small share
+/// of the memory that is left beside the weights and the expected cache, but not below the fewest.
 pub fn step_tokens(checkpoint: &Checkpoint, options: &EngineOptions, sizes: RangeInclusive<usize>) -> usize {
     let Some(free) = kv_budget(checkpoint.weight_bytes, None, options.memory_bytes) else { return *sizes.end() };
     let c = &checkpoint.config;
     let context = options.context.unwrap_or(c.context);
-    // A cache that does not fit leaves a little to the workspace all the same: the context gets shorter.
+    // A cache that does not fit leaves a little to the workspace all the same: the context gets
+    // shorter.
     let cache = (dense_token_bytes(c, options.codec) as f64 * context as f64 / ratio(c, options, context)) as u64;
     let room = free - cache.min(free / 4 * 3);
     let share = |step| if step > LONG_STEP { LONG_STEP_SHARE } else { STEP_SHARE };
@@ -136,8 +139,9 @@ fn ratio(c: &ModelConfig, options: &EngineOptions, context: usize) -> f64 {
     policy(c, options).expected_ratio(context, c.target_ratio())
 }
 
-/// Tokens of `context` that are used where the user asks for none: what fits in the worst case, or with eviction what is
-/// expected to, with a margin. A conversation that keeps more than that ends its turn when the cache is full.
+/// Tokens of `context` that are used where the user asks for none: what fits in the worst case, or
+/// with eviction what is expected to, with a margin. A conversation that keeps more than that ends
+/// its turn when the cache is full.
 pub fn default_context(checkpoint: &Checkpoint, options: &EngineOptions, context: usize) -> usize {
     let c = &checkpoint.config;
     let evicts = options.eviction.unwrap_or(!c.dms.as_ref().is_some_and(|d| d.disabled));
@@ -161,8 +165,8 @@ fn whole_pages(c: &ModelConfig, codec: Codec, budget: Option<u64>, ratio: f64, c
     budget.map_or(context, |bytes| tokens(bytes).min(context))
 }
 
-/// Plans memory for `context` tokens. If the free memory is unknown, everything is assumed to fit. Mapped weights count
-/// fully, because they must stay resident.
+/// Plans memory for `context` tokens. If the free memory is unknown, everything is assumed to fit.
+/// Mapped weights count fully, because they must stay resident.
 pub fn plan(checkpoint: &Checkpoint, options: &EngineOptions, context: usize, kv_limit: Option<u64>) -> Plan {
     let c = &checkpoint.config;
     let token = dense_token_bytes(c, options.codec);

@@ -1,4 +1,5 @@
-//! The text of a conversation as it was fed, token by token, and how many lanes still store each token.
+//! The text of a conversation as it was fed, token by token, and how many lanes still store each
+//! token.
 
 use super::context::Context;
 use super::runner::Runner;
@@ -9,7 +10,8 @@ use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Token};
 use crate::tokenizer::{Decoder, Tokenizer};
 use std::ops::Range;
 
-/// Number of lanes that store each of these positions; none where they were not fed. Waits for the device.
+/// Number of lanes that store each of these positions; none where they were not fed. Waits for the
+/// device.
 pub(super) fn lanes_with<B: Backend>(runner: &Runner<B>, seq: SeqId, positions: Range<usize>) -> Vec<u32> {
     let counts = runner.cache.presence(runner.backend(), seq, LaneFilter::default(), positions.start);
     let fed = positions.start..positions.end.min(counts.kept.len());

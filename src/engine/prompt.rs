@@ -1,5 +1,5 @@
-//! Encoding of prompts. Replies keep the ids that they were generated with. A long text is encoded on its own thread, so
-//! that a cancel takes effect at once.
+//! Encoding of prompts. Replies keep the ids that they were generated with. A long text is encoded
+//! on its own thread, so that a cancel takes effect at once.
 
 use super::reply::ids_that_spell;
 use crate::protocol::{Piece, Token};
@@ -26,7 +26,8 @@ impl Stretch {
     }
 }
 
-/// Splits a prompt into stretches, beginning at byte `skip` of its canonical text. `replies`: generated ids by turn.
+/// Splits a prompt into stretches, beginning at byte `skip` of its canonical text. `replies`:
+/// generated ids by turn.
 pub(super) fn stretches(
     tokenizer: &Tokenizer,
     prompt: &[Piece],

@@ -1,14 +1,15 @@
 //! Notices that an answer or a thought repeats itself.
 //!
-//! A token counts as repeated if the [`GRAM`] tokens that end with it occurred twice before. Text that repeats a line or a
-//! passage over and over consists of such tokens almost only. Code, tables, lists of numbers and searches that try something
-//! else on each line do not, however alike their lines are.
+//! A token counts as repeated if the [`GRAM`] tokens that end with it occurred twice before. Text
+//! that repeats a line or a passage over and over consists of such tokens almost only. Code,
+//! tables, lists of numbers and searches that try something else on each line do not, however alike
+//! their lines are.
 
 use crate::protocol::Token;
 use std::collections::{HashMap, VecDeque};
 
-/// Tokens of an n-gram. It spans a line and a part of the next in most lists, so that lines which recur in another order do not
-/// count.
+/// Tokens of an n-gram. It spans a line and a part of the next in most lists, so that lines which
+/// recur in another order do not count.
 const GRAM: usize = 20;
 /// Newest n-grams that are compared: passages of a third of it are found.
 const HISTORY: usize = 2048;
@@ -89,7 +90,8 @@ fn digest(tokens: &VecDeque<Token>) -> u64 {
 mod tests {
     use super::*;
 
-    /// Tokens of characters, the finest that a vocabulary has, and of words and the characters between them.
+    /// Tokens of characters, the finest that a vocabulary has, and of words and the characters
+    /// between them.
     fn tokens(text: &str) -> [Vec<Token>; 2] {
         let characters = text.chars().map(u32::from).collect();
         let mut ids = HashMap::new();

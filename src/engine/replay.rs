@@ -109,7 +109,7 @@ impl Conversation {
         (Work::Restore { pending, total, load }, None)
     }
 
-    /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job goes on as a restore: with
+    /// Loads the next layer of a saved cache. After the last one, or if one cannot be used, the job continues as a restore: with
     /// nothing to feed, or with the whole log.
     pub(super) fn continue_load<B: Backend>(&mut self, m: &mut Loaded<B>) {
         let is_loading = |job: &mut Job| matches!(job.work, Work::Restore { load: Some(_), .. });

@@ -1,5 +1,5 @@
-//! From generated tokens to streamed text: whole characters, think blocks apart from the answer, and the canonical
-//! text that the next rendering is compared with.
+//! From generated tokens to streamed text: whole characters, think blocks apart from the answer,
+//! and the canonical text that the next rendering is compared with.
 
 use crate::protocol::{Piece, TextKind, Token};
 use crate::tokenizer::{Decoder, Tokenizer, flatten};
@@ -12,7 +12,7 @@ pub(super) struct ThinkTags {
     pub close: Token,
 }
 
-/// What a model's tokens stand for.
+/// Meaning of a model's tokens.
 pub(super) struct Vocabulary {
     pub tokenizer: Arc<Tokenizer>,
     /// Tokens that end an answer.
@@ -24,8 +24,8 @@ pub(super) struct Vocabulary {
 const MAX_COUNTED: usize = 128 << 10;
 
 impl Vocabulary {
-    /// Counts the tokens of a text. A long one is counted in part and the rest estimated. `None` where it cannot be
-    /// encoded.
+    /// Counts the tokens of a text. A long one is counted in part and the rest estimated. `None`
+    /// where it cannot be encoded.
     pub fn count_tokens(&self, text: &str) -> Option<usize> {
         let mut part = text.len().min(MAX_COUNTED);
         while !text.is_char_boundary(part) {
@@ -105,8 +105,8 @@ pub(super) fn flat_of(tokenizer: &Tokenizer, tokens: impl IntoIterator<Item = To
     (flat, ends)
 }
 
-/// Returns the generated ids that spell exactly `flat`: all of them, or those after the think block, with or without
-/// the end token.
+/// Returns the generated ids that spell exactly `flat`: all of them, or those after the think
+/// block, with or without the end token.
 pub(super) fn ids_that_spell(tokenizer: &Tokenizer, generated: &[Token], flat: &str) -> Option<Vec<Token>> {
     let (whole, ends) = flat_of(tokenizer, generated.iter().copied());
     let n_without_end = generated.len().saturating_sub(1);

@@ -73,8 +73,8 @@ impl Figures {
         sum as f64 / (geometry.n_layers * geometry.n_kv_heads) as f64
     }
 
-    /// Cache figures of the sequence. `bytes` counts every page of the pool that is in use, those of other sequences
-    /// included.
+    /// Cache figures of the sequence. `bytes` counts every page of the pool that is in use, those
+    /// of other sequences included.
     pub fn kv(&self) -> KvStats {
         let (g, stats) = (&self.geometry, &self.seq);
         let dense_slots = (stats.len * g.n_layers * g.n_kv_heads) as u64;

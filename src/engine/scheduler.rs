@@ -16,7 +16,7 @@ pub struct Id {
     pub number: Option<usize>,
 }
 
-/// What a chain does next.
+/// Next step of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Prefill,

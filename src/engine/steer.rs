@@ -33,7 +33,7 @@ impl Conversation {
     /// Begins the trial prefill that a request needs, which is served when that has ended.
     fn measure_first<B: Backend>(&mut self, m: &mut Loaded<B>, events: &EventSender, keep: Keep) {
         if !m.is_measuring() {
-            events.notice("measuring once what this model keeps at each setting");
+            events.notice("measuring once how much this model keeps at each setting");
         }
         match m.begin_trial() {
             Ok(()) => self.keep_waiting.push((events.clone(), keep)),
@@ -71,13 +71,13 @@ impl Conversation {
                 events.event(Event::KeepSet { ratio: table.ratio(dial), trained: table.ratio(0.0), at_token });
             }
             Ok(None) => {
-                events.notice("what is kept is set as it was saved; /forget trained|N changes it and says how much")
+                events.notice("the dial is set as it was saved; /forget trained|N changes it and says how much")
             }
             Err(_) => {}
         }
     }
 
-    /// Drops what the heads marked most strongly, or the oldest tokens of a cache without decisions, so that a turn goes on
+    /// Drops what the heads marked most strongly, or the oldest tokens of a cache without decisions, so that a turn continues
     /// where memory has run out. Returns false if nothing can be dropped, or the turn is to end.
     pub(super) fn forget<B: Backend>(&mut self, m: &mut Loaded<B>) -> bool {
         let (Some(_), WhenFull::Forget | WhenFull::Window) = (&self.job, m.when_full) else { return false };

@@ -1,5 +1,5 @@
-//! Threads of engines. They are joined before the process ends, because NVIDIA's libraries have exit handlers that must
-//! not run while another thread calls them.
+//! Threads of engines. They are joined before the process ends, because NVIDIA's libraries have
+//! exit handlers that must not run while another thread calls them.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,9 +24,9 @@ pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Ok(())
 }
 
-/// Joins the threads of all engines. Returns false if one still runs after `within`. A thread ends after the last
-/// [`EngineHandle`](crate::protocol::EngineHandle) of its engine is dropped, at the end of the current step, tensor or
-/// kernel.
+/// Joins the threads of all engines. Returns false if one still runs after `within`. A thread ends
+/// after the last [`EngineHandle`](crate::protocol::EngineHandle) of its engine is dropped, at the
+/// end of the current step, tensor or kernel.
 pub fn join_all(within: Duration) -> bool {
     let until = Instant::now() + within;
     loop {

@@ -20,7 +20,7 @@ pub struct WeightOptions {
     pub calibration: Calibration,
 }
 
-/// What a format of the weights leaves.
+/// Room that a format of the weights leaves.
 #[derive(Clone, Debug)]
 pub struct Fit {
     pub weights: Weights,
@@ -29,12 +29,14 @@ pub struct Fit {
     pub context: usize,
     /// Bytes that all of it takes, with what is left free for other programs.
     pub needed_bytes: u64,
-    /// Whether `--kv-limit` bounds the cache, and not the memory: a smaller format would leave it no more.
+    /// Whether `--kv-limit` bounds the cache, and not the memory: a smaller format would leave it
+    /// no more.
     limited: bool,
 }
 
 impl Fit {
-    /// Plans a model with its weights in one format, for `options.context` tokens or the model's own.
+    /// Plans a model with its weights in one format, for `options.context` tokens or the model's
+    /// own.
     pub fn new<B: Backend>(b: &B, source: &Checkpoint, options: &EngineOptions, weights: Weights) -> Result<Self> {
         let described = source.described(weights)?;
         let context = options.context.unwrap_or(described.config.context);
@@ -106,7 +108,8 @@ fn choose<B: Backend>(
     Ok(chosen.weights)
 }
 
-/// Says what becomes of a quantized model file whose codes the engine does not keep, before its weights are made.
+/// Says what becomes of a quantized model file whose codes the engine does not keep, before its
+/// weights are made.
 fn requantized(source: &Checkpoint, weights: Weights, made: &Checkpoint, options: &WeightOptions) -> Option<String> {
     let again = weights.code().is_some() && source.weights.code().is_none() && source.stored_as.contains('Q');
     let cache = options.cache.as_ref();
@@ -118,8 +121,8 @@ fn requantized(source: &Checkpoint, weights: Weights, made: &Checkpoint, options
     })
 }
 
-/// Decides format and context, and returns the checkpoint as it is to be loaded. Fails before anything of the model's size
-/// is allocated if it does not fit.
+/// Decides format and context, and returns the checkpoint as it is to be loaded. Fails before
+/// anything of the model's size is allocated if it does not fit.
 pub fn prepare<B: Backend>(
     b: &B,
     checkpoint: Checkpoint,
@@ -193,12 +196,13 @@ mod tests {
         // Less context needs less.
         let few = EngineOptions { context: Some(64), ..options(Some(memory[0] - 1_000_000), Weights::Auto) };
         assert_eq!(chosen(&source, &few).0, Weights::Bf16);
-        // A limit of the cache is none of the weights, which are smaller only where memory is short for them.
+        // A limit of the cache is none of the weights, which are smaller only where memory is short
+        // for them.
         let limited = |memory| EngineOptions { kv_limit: Some(1 << 20), ..options(Some(memory), Weights::Auto) };
         assert_eq!(chosen(&source, &limited(memory[0])), (Weights::Bf16, Vec::new()));
         let (is, notices) = chosen(&source, &limited(200_000_000));
         assert!(is == Weights::Int8 && !notices[0].contains(" needed"), "{notices:?}");
-        // What is asked for is taken.
+        // An explicit request is taken.
         let asked = options(Some(memory[2]), Weights::Bf16);
         assert_eq!(chosen(&source, &asked), (Weights::Bf16, Vec::new()));
         // A part of the context is better than none, and none is an error.

@@ -30,7 +30,7 @@ pub(super) struct Worker<B: Backend> {
     conversations: BTreeMap<ConversationId, Conversation>,
     scheduler: Scheduler,
     last_snapshot: Instant,
-    /// When caches that are being written to disk go on.
+    /// When caches that are being written to disk are continued.
     cache_due: Due,
 }
 

@@ -1,4 +1,5 @@
-//! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and are checked there.
+//! Weights of a model on the device, and their loading. Names and shapes come from [`names`] and
+//! are checked there.
 
 use crate::backend::{AdapterHead, Alpha, Backend, Borrowed};
 use crate::checkpoint::names::{self, LayerSpec, LinearSpec, TensorSpec};
@@ -78,7 +79,8 @@ impl<B: Backend> Model<B> {
         self.layers.iter().filter_map(|l| l.adapter.as_ref()).map(|a| &a.proj).collect()
     }
 
-    /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to go on.
+    /// Loads all weights. `progress` takes the bytes loaded and in total, and returns whether to
+    /// continue.
     pub fn load(b: &B, checkpoint: &Checkpoint, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Self> {
         let c = &checkpoint.config;
         let mut loader = Loader { b, checkpoint, done: 0, progress: &mut progress };
@@ -98,7 +100,8 @@ impl<B: Backend> Model<B> {
         Some(Alpha { scale: dms.alpha_scale, offset: dms.alpha_offset, per_layer: dms.per_layer })
     }
 
-    /// The borrowed channels of q. A policy with constant decisions still zeroes them, as in training.
+    /// The borrowed channels of q. A policy with constant decisions still zeroes them, as in
+    /// training.
     pub(super) fn borrowed(&self, policy: &Policy) -> Option<Borrowed> {
         let (heads, alpha) = match (&self.config.dms, &self.config.dmc) {
             (Some(dms), _) if dms.variant == DmsVariant::Borrowed => (1, self.alpha()?),

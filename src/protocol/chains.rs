@@ -15,7 +15,8 @@ pub struct ChainsRequest {
     pub width: Option<usize>,
     /// End once the chains that still run cannot change the result.
     pub early_stop: bool,
-    /// Whether the front end checks the answers: all chains end, and [`super::Command::Elect`] says which wins.
+    /// Whether the front end checks the answers: all chains end, and [`super::Command::Elect`] says
+    /// which wins.
     pub checked: bool,
 }
 
@@ -27,7 +28,7 @@ pub struct VoteCount {
     pub count: usize,
 }
 
-/// What one of several chains said.
+/// Reply of one of several chains.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChainReport {
     /// The answer part, and the reasoning before it.
@@ -55,7 +56,8 @@ pub struct ChainsReport {
     pub winner: usize,
     /// Whether a checker accepted the winner's answer.
     pub checked: bool,
-    /// Whether the user ended the chains before the vote was decided. Missing in files of older versions.
+    /// Whether the user ended the chains before the vote was decided. Missing in files of older
+    /// versions.
     #[serde(default)]
     pub stopped: bool,
     /// Slots that the steps would have attended to without eviction, per KV head and layer.
@@ -69,7 +71,8 @@ impl ChainsReport {
         self.stopped.then(|| format!("stopped, {votes} {}", if votes == 1 { "vote" } else { "votes" }))
     }
 
-    /// The result of the vote: `8 chains: 5 x 42, 2 x 41`, with at most `most` answers, each as `show` shows it.
+    /// The result of the vote: `8 chains: 5 x 42, 2 x 41`, with at most `most` answers, each as
+    /// `show` shows it.
     pub fn votes_in_words(&self, most: usize, show: impl Fn(&str) -> String) -> String {
         let vote = |vote: &VoteCount| format!("{} x {}", vote.count, show(&vote.answer));
         let votes: Vec<String> = self.votes.iter().take(most).map(vote).collect();
@@ -79,11 +82,11 @@ impl ChainsReport {
     }
 }
 
-/// What a chain is doing.
+/// State of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainState {
     Running,
-    /// Its pages were needed: it goes on when there is room.
+    /// Its pages were needed: it continues when there is room.
     Waiting,
     Ended,
 }
@@ -99,7 +102,7 @@ pub struct ChainFigures {
     pub dense_reads: f64,
 }
 
-/// What happens to the chains of a turn.
+/// Events of the chains of a turn.
 #[derive(Clone, Debug)]
 pub enum ChainEvent {
     /// This many chains begin.

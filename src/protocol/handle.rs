@@ -1,7 +1,8 @@
 //! The channels between front ends and the thread of an engine.
 //!
-//! A front end holds one [`EngineHandle`] for each conversation. Requests of all conversations share one channel to the
-//! engine; every conversation has its own channel of events and its own snapshots.
+//! A front end holds one [`EngineHandle`] for each conversation. Requests of all conversations
+//! share one channel to the engine; every conversation has its own channel of events and its own
+//! snapshots.
 
 use super::{Command, Event, Snapshot};
 use std::sync::Arc;
@@ -41,10 +42,11 @@ pub struct Response {
     pub event: Event,
 }
 
-/// What an engine receives.
+/// Commands to an engine.
 #[derive(Debug)]
 pub enum EngineMessage {
-    /// Opens a conversation. Answered by [`Event::Ready`], or by [`Event::Failed`] if no sequence is free.
+    /// Opens a conversation. Answered by [`Event::Ready`], or by [`Event::Failed`] if no sequence
+    /// is free.
     Open(Outlet),
     Request(Request),
     /// Closes a conversation and releases its cache. The engine ends with its last conversation.
@@ -140,7 +142,8 @@ impl CommandSender {
     }
 }
 
-/// A conversation with a running engine. Dropping the last one ends the engine, at the end of the current step or tensor.
+/// A conversation with a running engine. Dropping the last one ends the engine, at the end of the
+/// current step or tensor.
 pub struct EngineHandle {
     pub commands: CommandSender,
     pub events: mpsc::UnboundedReceiver<Response>,
@@ -149,7 +152,8 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Creates the channels of a new engine: the handle of its first conversation and the engine's ends.
+    /// Creates the channels of a new engine: the handle of its first conversation and the engine's
+    /// ends.
     pub fn new() -> (Self, Receiver<EngineMessage>, Outlet) {
         let (messages, inbox) = channel();
         let last_id = Arc::new(AtomicU64::new(0));

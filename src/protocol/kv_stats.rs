@@ -19,15 +19,16 @@ pub struct KvStats {
     pub dense_bytes: u64,
     /// Live slots `[n_layers][n_kv_heads]`; of several chains their mean.
     pub live: Vec<Vec<u32>>,
-    /// Slots that the decode steps of the answer attended to, per KV head and layer, over all its chains. 0 in files of older
-    /// versions.
+    /// Slots that the decode steps of the answer attended to, per KV head and layer, over all its
+    /// chains. 0 in files of older versions.
     #[serde(default)]
     pub reads: f64,
-    /// Most slots stored at a time, per KV head and layer; of several chains the sum of each one's maximum.
+    /// Most slots stored at a time, per KV head and layer; of several chains the sum of each one's
+    /// maximum.
     #[serde(default)]
     pub peak_slots: f64,
-    /// Slots of the most pages that several chains and their prompt held at a time, per KV head and layer. Pages that they
-    /// share count once. `None` for the answer of one chain.
+    /// Slots of the most pages that several chains and their prompt held at a time, per KV head and
+    /// layer. Pages that they share count once. `None` for the answer of one chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_shared: Option<f64>,
 }

@@ -3,7 +3,8 @@
 use super::{MAX_CONTEXT, Token};
 use serde::{Deserialize, Serialize};
 
-/// An entry of the token log: a token that was fed, or what changed between tokens that decides what the heads keep.
+/// An entry of the token log: a token that was fed, or what changed between tokens that decides
+/// what the heads keep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum LogEntry {
@@ -12,11 +13,12 @@ pub enum LogEntry {
     Toggle {
         eviction: bool,
     },
-    /// What a decision must exceed to mark, from here on. `{"dial": 4.5}` in files.
+    /// Threshold of decisions, from here on. `{"dial": 4.5}` in files.
     Dial {
         dial: f32,
     },
-    /// Memory ran out: tokens outside the window whose decisions had at least this strength were dropped.
+    /// Memory ran out: tokens outside the window whose decisions had at least this strength were
+    /// dropped.
     Forget {
         forget: u16,
     },
@@ -24,7 +26,8 @@ pub enum LogEntry {
     Pin {
         pin: [u32; 2],
     },
-    /// Tokens at these positions are pinned no longer. Those that are stored stay until memory runs out.
+    /// Tokens at these positions are pinned no longer. Those that are stored stay until memory runs
+    /// out.
     Unpin {
         unpin: [u32; 2],
     },
@@ -41,8 +44,8 @@ impl LogEntry {
     }
 }
 
-/// Reads a number or an object with one key without buffering, as a derived untagged enum would: logs may hold millions of
-/// entries.
+/// Reads a number or an object with one key without buffering, as a derived untagged enum would:
+/// logs may hold millions of entries.
 impl<'de> Deserialize<'de> for LogEntry {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entry;
@@ -76,7 +79,7 @@ impl<'de> Deserialize<'de> for LogEntry {
                     Change { pin: Some(pin), .. } if fits(pin) => Ok(LogEntry::Pin { pin }),
                     Change { unpin: Some(unpin), .. } if fits(unpin) => Ok(LogEntry::Unpin { unpin }),
                     Change { drop: Some(drop), .. } if fits(drop) => Ok(LogEntry::Drop { drop }),
-                    _ => Err(serde::de::Error::custom("an entry without a key or a value that is known")),
+                    _ => Err(serde::de::Error::custom("an entry with an unknown key or value")),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the cache still holds of a conversation, token by token.
+//! Presence of a conversation's tokens in the cache.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ impl LaneFilter {
     }
 }
 
-/// What a lane holds of one token.
+/// State of one token in a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LaneState {
     #[default]
@@ -46,9 +46,11 @@ pub struct PresenceRequest {
 /// How many lanes store each token of a conversation, with the tokens' text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Presence {
-    /// Text of the tokens from position `from` on: an extension of the text that was known if `from` is not 0.
+    /// Text of the tokens from position `from` on: an extension of the text that was known if
+    /// `from` is not 0.
     pub text: String,
-    /// End in `text` of each of these tokens. A token that ends inside a character has the end of the one before it.
+    /// End in `text` of each of these tokens. A token that ends inside a character has the end of
+    /// the one before it.
     pub ends: Vec<u32>,
     pub from: usize,
     /// Changes if a token before the end of the text known so far becomes another.
@@ -65,9 +67,10 @@ pub struct Presence {
     pub position: usize,
     /// Positions that are pinned, in order.
     pub pins: Vec<Range<usize>>,
-    /// Number of tokens when tokens were last dropped for want of memory, if that happened.
+    /// Number of tokens when tokens were last dropped for lack of memory, if that happened.
     pub forgot: Option<usize>,
-    /// What each lane holds of the token at `position`: `[n_layers][n_kv_heads]`, whatever the filter.
+    /// What each lane holds of the token at `position`: `[n_layers][n_kv_heads]`, whatever the
+    /// filter.
     pub of_position: Vec<Vec<LaneState>>,
 }
 

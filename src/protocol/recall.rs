@@ -3,21 +3,24 @@
 use super::Piece;
 use std::ops::Range;
 
-/// The number of a request that is answered in a fork: log, checkpoints and cache of the conversation stay as they were.
+/// The number of a request that is answered in a fork: log, checkpoints and cache of the
+/// conversation stay as they were.
 pub const FORK_TURN: u64 = 0;
-/// The number of such a request that is answered without eviction, from a cache that is filled for it.
+/// The number of such a request that is answered without eviction, from a cache that is filled for
+/// it.
 pub const DENSE_TURN: u64 = u64::MAX;
 
 /// A question for a text of the conversation, which the engine asks in a fork of it.
 #[derive(Clone, Debug, Default)]
 pub struct RecallRequest {
-    /// The conversation rendered by the template, with a message that asks to repeat the text, including the generation
-    /// prompt.
+    /// The conversation rendered by the template, with a message that asks to repeat the text,
+    /// including the generation prompt.
     pub prompt: Vec<Piece>,
     /// That message alone, rendered in the same way.
     pub alone: Vec<Piece>,
     pub text: String,
-    /// The positions of its tokens, if the text was chosen by them; its spelling may then hold control tokens.
+    /// The positions of its tokens, if the text was chosen by them; its spelling may then hold
+    /// control tokens.
     pub tokens: Option<Range<usize>>,
     /// Bytes of the text that the message gives away. The tokens after them are scored.
     pub cue_bytes: usize,
@@ -43,13 +46,14 @@ pub struct RecalledToken {
     pub text: String,
     /// With the conversation.
     pub known: Guess,
-    /// Without the conversation: what the words around it alone give away. `None` if there was no room to ask.
+    /// Without the conversation: what the words around it alone give away. `None` if there was no
+    /// room to ask.
     pub guessed: Option<Guess>,
     /// Lanes that still store the token where it was said first; `None` if it was never said.
     pub stored: Option<u32>,
 }
 
-/// What a model expects at a token, given those before it.
+/// Prediction of a model at a token, given those before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Guess {
     /// Of the token, natural logarithm.
@@ -64,7 +68,8 @@ impl Recalled {
         self.tokens.iter().filter(|t| t.known.is_choice).count()
     }
 
-    /// Number of tokens that are the greedy choice without the conversation; `None` if that was not asked.
+    /// Number of tokens that are the greedy choice without the conversation; `None` if that was not
+    /// asked.
     pub fn guessed(&self) -> Option<usize> {
         self.tokens.iter().try_fold(0, |n, t| Some(n + usize::from(t.guessed?.is_choice)))
     }

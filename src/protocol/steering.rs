@@ -19,7 +19,8 @@ pub struct Pinned {
 /// The log of a conversation after a change between two turns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogChange {
-    /// As in [`TurnReport`](super::TurnReport): the first entries of the log that was told last, then `log`.
+    /// As in [`TurnReport`](super::TurnReport): the first entries of the log that was told last,
+    /// then `log`.
     pub log_base: usize,
     pub log: Vec<LogEntry>,
     /// The token after the log, which is not fed yet.
@@ -44,7 +45,8 @@ pub enum WhenFull {
     /// The turn ends.
     #[default]
     Stop,
-    /// The tokens that the heads marked most strongly are dropped, and the turn goes on. A cache without decisions ends the turn.
+    /// The tokens that the heads marked most strongly are dropped, and the turn continues. A cache
+    /// without decisions ends the turn.
     Forget,
     /// As `Forget`, but a cache without decisions drops its oldest tokens except the first few.
     Window,

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 /// How an answer compares with a twin, a sequence without eviction that is fed the same tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TwinReport {
-    /// KL(twin || conversation) of the distribution that each generated token was sampled from, in nats at temperature 1.
-    /// Shorter than the answer if the twin was given up.
+    /// KL(twin || conversation) of the distribution that each generated token was sampled from, in
+    /// nats at temperature 1. Shorter than the answer if the twin was given up.
     pub kl: Vec<f32>,
     /// Number of tokens that the twin would not have chosen.
     pub differences: usize,
@@ -16,7 +16,8 @@ pub struct TwinReport {
     pub bytes: u64,
 }
 
-/// A token that the twin would not have chosen, with the same sampling parameters, seed and position.
+/// A token that the twin would not have chosen, with the same sampling parameters, seed and
+/// position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TwinDifference {
     /// Index among the generated tokens.

@@ -1,7 +1,8 @@
 //! `q4`: codes 0 to 15, a scale of 11 bits and a zero point in half steps.
 //!
-//! Word: bits 15 to 5 are bits 14 to 4 of the scale as f16 (5 bits of exponent, 6 of mantissa); bits 4 to 0 are twice the
-//! zero point. A zero point of 7.5 is a symmetric grid with all 16 levels, an integer is the usual grid with a zero.
+//! Word: bits 15 to 5 are bits 14 to 4 of the scale as f16 (5 bits of exponent, 6 of mantissa);
+//! bits 4 to 0 are twice the zero point. A zero point of 7.5 is a symmetric grid with all 16
+//! levels, an integer is the usual grid with a zero.
 
 // Indexed loops, which become vector code in the caller's instruction set.
 #![allow(clippy::needless_range_loop)]
@@ -17,8 +18,8 @@ const MAX_SCALE: f32 = 65_024.0;
 /// Scales below are multiples of `SUBNORMAL_STEP`.
 const MIN_NORMAL: f32 = 6.103_515_6e-5;
 const SUBNORMAL_STEP: f32 = 9.536_743e-7;
-/// The grids that the search starts from: the range of the group, shrunk by these factors. Values outside a shrunk grid
-/// are clamped, all others get finer steps.
+/// The grids that the search starts from: the range of the group, shrunk by these factors. Values
+/// outside a shrunk grid are clamped, all others get finer steps.
 const SHRINKS: [f32; 9] = [1.0, 0.72, 0.766, 0.811, 0.857, 0.903, 0.949, 0.994, 1.04];
 
 impl GroupCode for Q4 {
@@ -30,8 +31,9 @@ impl GroupCode for Q4 {
         1
     }
 
-    /// From each starting grid: rounds, fits scale and zero point to the codes by weighted least squares, rounds both to
-    /// what a word holds, and rounds the codes again. Returns the grid of the least weighted error, the first of equals.
+    /// From each starting grid: rounds, fits scale and zero point to the codes by weighted least
+    /// squares, rounds both to what a word holds, and rounds the codes again. Returns the grid of
+    /// the least weighted error, the first of equals.
     #[inline(always)]
     fn choose(&self, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Group {
         let (low, high) = range(x);
@@ -157,8 +159,8 @@ impl Moments {
         [sum(sums[0]), sum(sums[1]), sum(sums[2])]
     }
 
-    /// Scale and zero point, as a word holds them, of the least weighted error for codes with these sums. Codes that are all
-    /// equal do not determine the zero point, which then is `zero`.
+    /// Scale and zero point, as a word holds them, of the least weighted error for codes with these
+    /// sums. Codes that are all equal do not determine the zero point, which then is `zero`.
     #[inline(always)]
     fn fit(&self, &[c, cc, cx]: &[f32; 3], zero: f32) -> (f32, f32) {
         let scale = (self.w * cx - c * self.x) / (self.w * cc - c * c);

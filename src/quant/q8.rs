@@ -17,7 +17,8 @@ impl GroupCode for Q8 {
         2
     }
 
-    /// The scale maps the largest magnitude to 127. With so many levels, a search for a better scale gains nothing.
+    /// The scale maps the largest magnitude to 127. With so many levels, a search for a better
+    /// scale gains nothing.
     #[inline(always)]
     fn choose(&self, x: &[f32; GROUP], _: &[f32; GROUP]) -> Group {
         let (low, high) = range(x);

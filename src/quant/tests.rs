@@ -93,7 +93,8 @@ fn a_code_is_where_the_layout_says() {
 fn errors_are_within_half_a_step() {
     let cols = 256;
     let rows = values(TILE_ROWS * cols);
-    // Mean squared error relative to the mean square: uniform rounding with 8 bits, and with 4 bits and a search.
+    // Mean squared error relative to the mean square: uniform rounding with 8 bits, and with 4 bits
+    // and a search.
     for (code, bound) in [(Code::Q8, 6e-5), (Code::Q4, 1.2e-2)] {
         let out = unpack(code, &pack(code, &rows, cols, None), cols);
         let error: f32 = rows.iter().zip(&out).map(|(a, b)| (a - b) * (a - b)).sum();
@@ -138,7 +139,7 @@ fn unusual_groups_have_codes_too() {
         assert!(out[64..128].iter().all(|v| (v - 0.25).abs() < 0.005), "{code:?} {:?}", &out[64..128]);
         assert!(out[128..192].iter().all(|v| (v + 3.0).abs() < 0.05), "{code:?} {:?}", &out[128..192]);
         assert!(out[192..320].iter().all(|v| v.is_finite()), "{code:?}");
-        // What is not finite stays visible.
+        // Values that are not finite stay visible.
         assert!(out[320..448].iter().all(|v| v.is_nan()), "{code:?}");
         assert!(out[448..512].iter().zip(&rows[448..512]).all(|(a, b)| (a - b).abs() < 0.08), "{code:?}");
         assert!(out[512..].iter().all(|&v| v == 0.0));

@@ -1,7 +1,7 @@
 //! A checksum of large files. It finds accidents, not forgeries.
 
-/// A checksum of bytes at the speed of memory. Every step maps the state one to one, so that a change within one word is
-/// always found, and any other but for one in 2^64.
+/// A checksum of bytes at the speed of memory. Every step maps the state one to one, so that a
+/// change within one word is always found, and any other but for one in 2^64.
 pub fn checksum(seed: u64, bytes: &[u8]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [seed, seed ^ FACTOR, seed.rotate_left(32), !seed];

@@ -1,8 +1,8 @@
-//! Files under another name that are renamed once they are whole, so that a path is always the complete old or new file, also
-//! after a kill or on a full disk.
+//! Files under another name that are renamed once they are whole, so that a path is always the
+//! complete old or new file, also after a kill or on a full disk.
 //!
-//! Their writers hold a lock on them until then. One that nobody has locked was left by a process that was killed: the next
-//! write to the same folder removes it, if the folder is dmschat's own.
+//! Their writers hold a lock on them until then. One that nobody has locked was left by a process
+//! that was killed: the next write to the same folder removes it, if the folder is dmschat's own.
 
 use super::{is_same_file, make_private_folder, open_no_follow, private};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 const BEFORE: &str = ".dmschat-";
 const AFTER: &str = ".tmp";
 
-/// Names that are tried. They are random, and a process that removes abandoned files may take one before it is locked.
+/// Names that are tried. They are random, and a process that removes abandoned files may take one
+/// before it is locked.
 const TRIES: usize = 16;
 
 /// A file that is being written. Dropped before [`Temporary::rename`], it is removed.
@@ -24,8 +25,8 @@ pub struct Temporary {
 }
 
 impl Temporary {
-    /// Creates a file that only its owner can read in a folder of dmschat's own, which is made if it is missing. Removes the
-    /// files of killed processes there.
+    /// Creates a file that only its owner can read in a folder of dmschat's own, which is made if
+    /// it is missing. Removes the files of killed processes there.
     pub fn in_own_folder(folder: &Path) -> io::Result<Self> {
         make_private_folder(folder)?;
         remove_abandoned(folder);
@@ -78,8 +79,8 @@ pub fn create_new(folder: &Path, before: &str, after: &str, options: &mut OpenOp
     }
 }
 
-/// Removes the files of killed processes in a folder of dmschat's own: those with a name from [`Temporary::create`] and
-/// without a lock. On file systems without locks they stay.
+/// Removes the files of killed processes in a folder of dmschat's own: those with a name from
+/// [`Temporary::create`] and without a lock. On file systems without locks they stay.
 pub fn remove_abandoned(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -2,7 +2,7 @@
 
 macro_rules! actions {
     ($($variant:ident $group:ident $name:literal $help:literal),* $(,)?) => {
-        /// What a key does. The same action may mean less where there is nothing to act on.
+        /// Action of a key. The same action may mean less where there is nothing to act on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Action { $($variant),* }
 
@@ -15,7 +15,7 @@ macro_rules! actions {
                 match self { $(Action::$variant => $name),* }
             }
 
-            /// What it does, in words.
+            /// Description of the action.
             pub fn help(self) -> &'static str {
                 match self { $(Action::$variant => $help),* }
             }
@@ -41,7 +41,7 @@ impl Action {
     }
 }
 
-/// The table of the keymap file that an action stands in.
+/// The table of the keymap file that an action belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     Chat,
@@ -103,7 +103,7 @@ actions! {
     DeleteWordForward Edit "delete-word-forward" "delete the next word",
     KillToStart Edit "kill-to-start" "delete to the start of the line",
     KillToEnd Edit "kill-to-end" "delete to the end of the line",
-    Yank Edit "yank" "paste what was deleted last",
+    Yank Edit "yank" "paste the last deleted text",
     Undo Edit "undo" "undo",
     Redo Edit "redo" "redo",
 }

@@ -41,7 +41,7 @@ impl ActiveTurn {
         self.shows_preparing_at().is_some_and(|at| now_ms >= at)
     }
 
-    /// What the engine is asked for; `None` is the ordinary answer.
+    /// Number of chains asked of the engine; `None` is the ordinary answer.
     pub fn chains_request(&self, early_stop: bool) -> Option<ChainsRequest> {
         self.width.request(early_stop, false)
     }

@@ -14,7 +14,7 @@ pub const MAX_BYTES: u64 = 1 << 20;
 pub struct Attachment {
     /// `[@notes.md, 120 lines, 4.2 kB]`
     pub label: String,
-    /// What is sent: the name and the content in a fenced block.
+    /// Text that is sent: the name and the content in a fenced block.
     pub text: String,
 }
 

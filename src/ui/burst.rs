@@ -1,6 +1,6 @@
-//! Detects pastes without bracketed paste: keys that arrive faster than anyone types. An Enter among them is a newline;
-//! an Enter after a single fast line is held for a moment, because the next key decides. Pure: the caller gives
-//! times in milliseconds.
+//! Detects pastes without bracketed paste: keys that arrive faster than anyone types. An Enter
+//! among them is a newline; an Enter after a single fast line is held for a moment, because the
+//! next key decides. Pure: the caller gives times in milliseconds.
 
 use std::collections::VecDeque;
 
@@ -11,10 +11,11 @@ const KEYS: usize = 6;
 /// How long an Enter is held at the end of one fast line, and while a paste of several lines runs.
 const HOLD_MS: u64 = 60;
 const PASTE_HOLD_MS: u64 = 300;
-/// Keys this long after the last line of a paste may still belong to it (a slow line, a busy machine).
+/// Keys this long after the last line of a paste may still belong to it (a slow line, a busy
+/// machine).
 const GAP_MS: u64 = 1_500;
 
-/// What an Enter means.
+/// Meaning of an Enter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enter {
     Send,

@@ -1,5 +1,5 @@
-//! Capabilities of the terminal beside colours ([`super::depth::Depth`]): Unicode, links, and on which
-//! background. Read from the environment; the background is asked for as well (OSC 11).
+//! Capabilities of the terminal beside colours ([`super::depth::Depth`]): Unicode, links, and on
+//! which background. Read from the environment; the background is asked for as well (OSC 11).
 
 use super::colour::{contrast, luminance};
 use super::depth::is_serial;
@@ -9,16 +9,16 @@ use std::time::Duration;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// How long startup waits for the terminal's background. Later replies are recognised by [`super::keyboard`] and are
-/// never typed text.
+/// How long startup waits for the terminal's background. Later replies are recognised by
+/// [`super::keyboard`] and are never typed text.
 pub const REPLY_LIMIT: Duration = Duration::from_millis(50);
 /// A reply that has begun gets this long to be complete.
 const REST_OF_REPLY: Duration = Duration::from_millis(200);
 /// Longest reply that is taken for one.
 pub const LONGEST_REPLY: usize = 48;
 
-/// Whether frames and signs may be Unicode: not where the locale says another character set, and not
-/// on terminals that have none. A locale that is not set at all says nothing.
+/// Whether frames and signs may be Unicode: not where the locale says another character set, and
+/// not on terminals that have none. A locale that is not set at all says nothing.
 pub fn unicode(env: Env) -> bool {
     let term = env("TERM").unwrap_or_default();
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|n| env(n).filter(|v| !v.is_empty()));
@@ -43,8 +43,8 @@ pub fn background(env: Env) -> Option<Background> {
     Some(if matches!(colour, 7 | 15) { Background::Light } else { Background::Dark })
 }
 
-/// Asks the terminal for its background, in raw mode and before anything else reads from it. Returns
-/// the answer, if it came in time, and what was typed meanwhile.
+/// Asks the terminal for its background, in raw mode and before anything else reads from it.
+/// Returns the answer, if it came in time, and what was typed meanwhile.
 #[cfg(unix)]
 pub fn ask_background(out: &mut impl Write) -> io::Result<(Option<Background>, Vec<u8>)> {
     use std::io::{IsTerminal, Read};
@@ -80,7 +80,7 @@ pub fn ask_background(out: &mut impl Write) -> io::Result<(Option<Background>, V
             break;
         }
     }
-    // Half a reply is no typed text.
+    // Half a reply is not typed text.
     read.truncate(find(&read, OPENING).unwrap_or(read.len()));
     Ok((None, read))
 }

@@ -1,6 +1,6 @@
-//! What a terminal can show: colours, Unicode, or ASCII only.
+//! Abilities of a terminal: colours, Unicode, or ASCII only.
 
-/// What a terminal can show, best first.
+/// Colours that a terminal can show, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     Rgb,

@@ -17,7 +17,7 @@ pub struct Row {
     pub end: usize,
 }
 
-/// Text being edited. The caret always stands on a grapheme boundary.
+/// Text being edited. The caret is always on a grapheme boundary.
 #[derive(Clone, Debug, Default)]
 pub struct Editor {
     text: String,
@@ -42,7 +42,7 @@ struct Burst {
     /// Where the text that is not folded begins, and where it ends.
     start: usize,
     end: usize,
-    /// What stands for the folded part, just before `start`.
+    /// The mark of the folded part, just before `start`.
     mark: Option<char>,
     /// The editor's after the last key: any other change ends the burst.
     revision: u64,
@@ -149,7 +149,7 @@ impl Editor {
     }
 
     /// Puts a folded block, such as an attached file, in the place of the word `typed`: the last one before the caret, else
-    /// the last one. False when it does not stand there any more.
+    /// the last one. False when it is not there any more.
     pub fn attach(&mut self, typed: &str, text: &str, label: String) -> bool {
         let ends = |(at, word): &(usize, &str)| super::attach::ends_before(&self.text[at + word.len()..]);
         let found: Vec<usize> = self.text.rmatch_indices(typed).filter(ends).map(|(at, _)| at).collect();

@@ -64,7 +64,7 @@ pub enum Which {
     Named(String),
 }
 
-/// What a new conversation begins with: a summary of the old one, or what the user said.
+/// Beginning of a new conversation: a summary of the old one, or the user's messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     pub turns: Vec<TakenOver>,

@@ -1,4 +1,4 @@
-//! What the welcome screen offers to try, by the model that is loaded.
+//! Examples of the welcome screen, by the model that is loaded.
 
 use super::state::EngineView;
 use crate::config::BUILTIN_MODEL;
@@ -11,7 +11,7 @@ pub const EXAMPLES: [&str; 3] =
 const FORGETTING: &str =
     "After 1 and 2 ask \"What is my name?\". {key} shows what the model kept: the name, not the arithmetic.";
 
-/// What any other model is asked.
+/// Examples for any other model.
 const GENERAL: [&str; 3] = [
     "Explain in three sentences how a language model remembers a conversation.",
     "Write a shell command that finds the ten largest files below a folder.",
@@ -26,7 +26,7 @@ pub fn offered(engine: &EngineView) -> &'static [&'static str; 3] {
     if is_builtin(engine) { &EXAMPLES } else { &GENERAL }
 }
 
-/// What the examples show of forgetting. `key` opens the memory page.
+/// Example that shows forgetting. `key` opens the memory page.
 pub fn forgetting(engine: &EngineView, key: &str) -> String {
     let text = if is_builtin(engine) { FORGETTING } else { GENERAL_FORGETTING };
     text.replace("{key}", key)

@@ -1,5 +1,6 @@
-//! Items of the conversation pane: the messages of the active path and local lines (toggle marks, notes) between them,
-//! with their wrapped rows and the scroll position. Knows no widget; `widgets::conversation` makes the rows.
+//! Items of the conversation pane: the messages of the active path and local lines (toggle marks,
+//! notes) between them, with their wrapped rows and the scroll position. Knows no widget;
+//! `widgets::conversation` makes the rows.
 
 use super::folded::Fold;
 use crate::chat::{Conversation, Mark, MessageId};
@@ -101,11 +102,13 @@ pub struct Feed {
     pub folds: HashMap<MessageId, Vec<Fold>>,
     /// The message chosen for fold and copy.
     pub selected: Option<MessageId>,
-    /// Percentage of the heads that remembered each message at the end of the last turn; empty while the panel is hidden.
+    /// Percentage of the heads that remembered each message at the end of the last turn; empty
+    /// while the panel is hidden.
     pub remembered: HashMap<MessageId, u8>,
     /// The head and the number of turns that it was made for.
     pub remembered_at: Option<(Option<MessageId>, usize)>,
-    /// Messages that are pinned, all or a passage of them, and the number of pinned tokens when they were asked for.
+    /// Messages that are pinned, all or a passage of them, and the number of pinned tokens when
+    /// they were asked for.
     pub pinned: HashSet<MessageId>,
     pub pinned_tokens: usize,
     /// Changes when all rows have to be made again (theme).
@@ -150,7 +153,8 @@ impl Feed {
         self.arrange(chat);
     }
 
-    /// Adds a local line that the user asked for. The next frame, which makes its rows, scrolls it into view.
+    /// Adds a local line that the user asked for. The next frame, which makes its rows, scrolls it
+    /// into view.
     pub fn push_result(&mut self, chat: &Conversation, local: Local) {
         self.push(chat, local);
         self.reveal = Some(ItemKey::Local(self.locals.len() - 1));
@@ -343,7 +347,8 @@ impl Feed {
         }
     }
 
-    /// Returns the message whose think block the fold key toggles: the selected one, else the last in view.
+    /// Returns the message whose think block the fold key toggles: the selected one, else the last
+    /// in view.
     pub fn fold_target(&self) -> Option<MessageId> {
         if self.selected.is_some() {
             return self.selected;

@@ -1,5 +1,6 @@
 //! Finding text in the conversation: looks through the rows as they are drawn, so that a hit is
-//! always something that can be seen. Rows of an item are joined, so that a hit may run over a line end.
+//! always something that can be seen. Rows of an item are joined, so that a hit may run over a line
+//! end.
 
 use super::editor::Editor;
 use super::feed::{Feed, Rows};
@@ -17,7 +18,7 @@ pub struct Find {
     pub hidden: usize,
 }
 
-/// Where a hit stands: an item, and cells of its rows.
+/// Place of a hit: an item, and cells of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hit {
     pub item: usize,

@@ -1,10 +1,10 @@
-//! Folded parts of the input: a long paste or an attached file stands in the text as one character,
-//! is shown as its label (`[500 lines]`), and is sent as what it stands for.
+//! Folded parts of the input: a long paste or an attached file is one character of the text,
+//! is shown as its label (`[500 lines]`), and is sent as its content.
 
 use super::text::count;
 use std::ops::Range;
 
-/// The characters that stand for parts: plane 16 of the private use area. Text that holds one itself
+/// The characters that mark parts: plane 16 of the private use area. Text that holds one itself
 /// becomes a part too, so that none is mistaken.
 const MARKS: std::ops::RangeInclusive<char> = '\u{100000}'..='\u{10fffd}';
 
@@ -12,7 +12,7 @@ const MARKS: std::ops::RangeInclusive<char> = '\u{100000}'..='\u{10fffd}';
 const MAX_LINES: usize = 10;
 const MAX_CHARS: usize = 1_000;
 
-/// What a mark stands for.
+/// The part that a mark refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     label: String,
@@ -85,7 +85,7 @@ impl Parts {
         if text.contains(is_mark) { self.fold(text, label_of(text), false) } else { text.to_owned() }
     }
 
-    /// The mark of a part. A `block` stands on lines of its own.
+    /// The mark of a part. A `block` has lines of its own.
     pub fn fold(&mut self, text: &str, label: String, block: bool) -> String {
         let part = Part { label, text: text.to_owned(), block };
         let at = self.0.iter().position(|p| *p == part).unwrap_or_else(|| {
@@ -96,7 +96,8 @@ impl Parts {
         MARKS.clone().nth(at).map_or_else(|| text.replace(is_mark, "\u{fffd}"), String::from)
     }
 
-    /// Appends text to the part of a mark, or begins a new one, and returns its mark. `None` if there are no more marks.
+    /// Appends text to the part of a mark, or begins a new one, and returns its mark. `None` if
+    /// there are no more marks.
     pub fn grow(&mut self, mark: Option<char>, text: &str) -> Option<char> {
         let at = match mark {
             Some(mark) => u32::from(mark).checked_sub(u32::from(*MARKS.start()))? as usize,
@@ -117,17 +118,17 @@ impl Parts {
         self.0.get(at as usize)
     }
 
-    /// What a mark is shown as.
+    /// Label of a mark.
     pub fn label(&self, mark: char) -> Option<&str> {
         self.part(mark).map(|p| &*p.label)
     }
 
-    /// What a mark stands for.
+    /// The part that a mark refers to.
     pub fn text(&self, mark: char) -> Option<&str> {
         self.part(mark).map(|p| &*p.text)
     }
 
-    /// The whole text, each mark replaced by what it stands for.
+    /// The whole text, each mark replaced by its part.
     pub fn expand(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut chars = text.chars().peekable();

@@ -14,12 +14,12 @@ const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 const SIGNS: [&str; 4] = [".", ":", "+", "#"];
 
 /// Place on the scale of a retention. The square root spreads the low end, where eviction works:
-/// an eighth kept stands at a third of the scale.
+/// an eighth kept is at a third of the scale.
 pub fn level(retention: f64) -> f64 {
     if retention.is_finite() { retention.clamp(0.0, 1.0).sqrt() } else { 0.0 }
 }
 
-/// The retention that stands at a place of the scale.
+/// The retention at a place of the scale.
 pub fn retention_at(level: f64) -> f64 {
     level * level
 }
@@ -78,8 +78,8 @@ pub fn text_on(theme: &Theme, depth: Depth, level: f64) -> Style {
     Style::new().fg(foreground).bg(background)
 }
 
-/// Style of what is kept whatever was decided about it: the text's own colour, with a thin tint where there are enough colours
-/// for one.
+/// Style of what is kept whatever was decided about it: the text's own colour, with a thin tint
+/// where there are enough colours for one.
 pub fn undecided(theme: &Theme, depth: Depth) -> Style {
     let (r, g, b) = match theme.background {
         Background::Dark => (38, 42, 50),

@@ -1,5 +1,5 @@
-//! The input history on disk, one JSON string a line. Entries are appended one by one, so that neither a second chat
-//! nor a kill loses any. Failures are ignored.
+//! The input history on disk, one JSON string a line. Entries are appended one by one, so that
+//! neither a second chat nor a kill loses any. Failures are ignored.
 
 use crate::regular_file::temporary::Temporary;
 use crate::regular_file::{is_at, make_private_folder, open_no_follow, private};
@@ -86,8 +86,8 @@ fn lines_of(file: &mut File) -> Vec<String> {
     text.lines().skip(cut).filter(|line| parse(line).is_some()).map(str::to_owned).collect()
 }
 
-/// Opens or creates the file for appending and locks it. After half a second it is used without the lock: appends of
-/// whole lines do not mix.
+/// Opens or creates the file for appending and locks it. After half a second it is used without the
+/// lock: appends of whole lines do not mix.
 fn locked(path: &Path) -> Option<File> {
     if let Some(folder) = path.parent() {
         make_private_folder(folder).ok()?;

@@ -1,4 +1,5 @@
-//! Intents: what the user asks for, independent of the key, command or list used. `update::perform` carries them out.
+//! Intents: what the user asks for, independent of the key, command or list used. `update::perform`
+//! carries them out.
 
 use super::action::Action;
 use super::effect::Which;
@@ -9,7 +10,7 @@ use std::ops::Range;
 pub enum Intent {
     /// An action of the keymap.
     Act(Action),
-    /// Send what stands in the input, as a message or a command.
+    /// Send the input, as a message or a command.
     Submit,
     /// Open a saved conversation.
     Open(Which),

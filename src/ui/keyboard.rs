@@ -1,6 +1,6 @@
-//! Reads keys, pastes, the mouse and resizes on a separate thread and stamps each with its arrival time, so that a busy
-//! screen does not change what counts as typed fast. (crossterm's async stream returns one event per wake-up; a
-//! paste without brackets has thousands.)
+//! Reads keys, pastes, the mouse and resizes on a separate thread and stamps each with its arrival
+//! time, so that a busy screen does not change what counts as typed fast. (crossterm's async stream
+//! returns one event per wake-up; a paste without brackets has thousands.)
 
 use super::capabilities::{LONGEST_REPLY, background_of};
 use super::theme::Background;
@@ -62,7 +62,7 @@ impl Keyboard {
     /// the terminal may still answer the question about its background.
     pub fn start(typed: &[u8], reply_due: bool) -> io::Result<Self> {
         let (send, events) = unbounded_channel();
-        // Keys that are no text cannot be told from other sequences here: they are dropped.
+        // Keys that are not text cannot be told from other sequences here: they are dropped.
         let text: String = String::from_utf8_lossy(typed).chars().take_while(|c| *c != '\x1b').collect();
         if !text.is_empty() {
             let _ = send.send((Instant::now(), Ok(Input::Event(Event::Paste(text)))));
@@ -134,8 +134,8 @@ fn read(shared: &Shared, send: &UnboundedSender<Typed>, mut late: LateReply) {
     }
 }
 
-/// True for a terminal that was closed without SIGHUP (its session's leader was killed): it reads as empty for ever, and
-/// crossterm would ask it again and again.
+/// True for a terminal that was closed without SIGHUP (its session's leader was killed): it reads
+/// as empty for ever, and crossterm would ask it again and again.
 #[cfg(unix)]
 fn terminal_is_gone() -> bool {
     matches!(rustix::termios::tcgetattr(io::stdin()), Err(rustix::io::Errno::IO))
@@ -146,8 +146,8 @@ fn terminal_is_gone() -> bool {
     false
 }
 
-/// Takes a late reply to OSC 11 out of the keys: crossterm reads it as Alt+], characters, and Ctrl+G or
-/// Alt+backslash.
+/// Takes a late reply to OSC 11 out of the keys: crossterm reads it as Alt+], characters, and
+/// Ctrl+G or Alt+backslash.
 struct LateReply {
     /// Until when a reply is expected; `None` if none is due.
     until: Option<Instant>,

@@ -164,7 +164,7 @@ impl Keymap {
                 Some(action) => format!("write {} below [{}]", action.name(), action.group().name()),
                 None => "keys are below [chat] or [edit]".to_owned(),
             };
-            bail!("{source}, line {}: {name:?} stands in no table; {hint}; {ALL_ACTIONS}", line_of(name));
+            bail!("{source}, line {}: {name:?} is not in a table; {hint}; {ALL_ACTIONS}", line_of(name));
         }
         let raw: RawKeymap = toml::from_str(text).map_err(|e| {
             let line = super::text::line_number(text, e.span().map_or(0, |s| s.start));
@@ -250,7 +250,7 @@ mod tests {
                 "keymap.toml, line 2: unknown action \"fly\"; dmschat config keymap lists all actions",
             ),
             ("[edit]\npannel = []\n", "unknown action \"pannel\"; did you mean panel in [chat]?"),
-            ("\nquit = [\"ctrl+q\"]\n", "line 2: \"quit\" stands in no table; write quit-when-empty below [chat]"),
+            ("\nquit = [\"ctrl+q\"]\n", "line 2: \"quit\" is not in a table; write quit-when-empty below [chat]"),
             ("[chat]\nhelp = [\"hyper+x\"]\n", "keymap.toml, line 2: help: unknown modifier \"hyper\""),
             ("[chat]\nhelp = [\"f13\"]\n", "unknown key \"f13\""),
             ("\n[chats]\n", "line 2: unknown key `chats`"),

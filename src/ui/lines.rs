@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 const COLUMNS: usize = 78;
 
-/// What was printed so far.
+/// Text printed so far.
 #[derive(Default)]
 struct Printed {
     locals: usize,

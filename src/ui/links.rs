@@ -1,6 +1,6 @@
-//! Links in answers: finds URLs, and writes the sequences (OSC 8) by which a terminal opens them. A span
-//! carries the number of its link in its underline colour, which nothing else uses, so that wrapping
-//! and tables keep it; drawing turns the number into the sequence.
+//! Links in answers: finds URLs, and writes the sequences (OSC 8) by which a terminal opens them. A
+//! span carries the number of its link in its underline colour, which nothing else uses, so that
+//! wrapping and tables keep it; drawing turns the number into the sequence.
 
 use super::text::grapheme_width;
 use ratatui::buffer::{Buffer, CellDiffOption};
@@ -14,8 +14,8 @@ use std::ops::Range;
 const LONGEST: usize = 1_000;
 const SCHEMES: [&str; 3] = ["https://", "http://", "mailto:"];
 
-/// The style with a link to `url`, which is added to `links`; unchanged where it is not a URL that a
-/// terminal may open.
+/// The style with a link to `url`, which is added to `links`; unchanged where it is not a URL that
+/// a terminal may open.
 pub fn linked(style: Style, url: &str, links: &mut Vec<String>) -> Style {
     let Some(url) = safe(url).filter(|_| links.len() < 1 << 24) else { return style };
     let number = links.iter().position(|l| *l == url).unwrap_or_else(|| {

@@ -16,8 +16,8 @@ use table::Table;
 /// Most columns of prose: longer rows are hard to read. Code and tables may be wider.
 pub const PROSE: usize = 100;
 
-/// Renders a whole text to rows of at most `width` columns. URLs are added to `links`, and the spans
-/// that show them have their numbers.
+/// Renders a whole text to rows of at most `width` columns. URLs are added to `links`, and the
+/// spans that show them have their numbers.
 pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) -> Vec<Line<'static>> {
     let text = clean(text);
     let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
@@ -29,7 +29,7 @@ pub fn render(text: &str, width: usize, theme: &Theme, links: &mut Vec<String>) 
     renderer.lines
 }
 
-/// Where a growing text can be cut so that what stands before is finished: after the last blank
+/// Where a growing text can be cut so that the text before is finished: after the last blank
 /// line outside a fence that a plain, unindented line follows.
 pub fn finished_prefix(text: &str) -> usize {
     let mut finished = 0;
@@ -40,7 +40,8 @@ pub fn finished_prefix(text: &str) -> usize {
         let trimmed = line.trim();
         let marker = fence_of(trimmed);
         match fence {
-            // A fence is closed by one of its own characters, as long or longer, with nothing behind it.
+            // A fence is closed by one of its own characters, as long or longer, with nothing
+            // behind it.
             Some((of, open)) => {
                 let ends = marker.is_some_and(|(c, n)| c == of && n >= open && trimmed.len() == n);
                 fence = fence.filter(|_| !ends);
@@ -112,7 +113,7 @@ struct Renderer<'a> {
     code: Option<(String, String)>,
     table: Option<Table>,
     link: Option<String>,
-    /// A blank row stands before the next block.
+    /// A blank row precedes the next block.
     gap: bool,
 }
 
@@ -296,7 +297,7 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// Asterisks inside a formula are no emphasis.
+    /// Asterisks inside a formula are not emphasis.
     fn is_literal(&self, range: &Range<usize>) -> bool {
         let before = self.source[..range.start].chars().next_back();
         let after = self.source[range.end..].chars().next();
@@ -323,8 +324,8 @@ impl<'a> Renderer<'a> {
         }
     }
 
-    /// A code block: its language on a row of its own, and a quiet background as wide as prose, or as
-    /// the code where that is wider.
+    /// A code block: its language on a row of its own, and a quiet background as wide as prose, or
+    /// as the code where that is wider.
     fn end_code(&mut self) {
         let Some((language, code)) = self.code.take() else { return };
         let block = self.theme.style(Role::CodeBlock);
@@ -436,7 +437,7 @@ impl<'a> Renderer<'a> {
             .sum()
     }
 
-    /// What stands before the next row and before those after it. Takes the item's mark.
+    /// Prefix of the next row and of those after it. Takes the item's mark.
     fn prefixes(&mut self) -> (Vec<Span<'static>>, Vec<Span<'static>>) {
         let (quote, list) = (self.theme.style(Role::Quote), self.theme.style(Role::List));
         let bar = format!("{} ", self.theme.glyphs().quote);

@@ -1,5 +1,5 @@
-//! The conversation as it was fed, token by token, with the share of lanes that still store each token: the state of the
-//! memory page, its rows and its passages. Draws nothing.
+//! The conversation as it was fed, token by token, with the share of lanes that still store each
+//! token: the state of the memory page, its rows and its passages. Draws nothing.
 
 use super::text::{clean, width};
 use crate::protocol::{LaneFilter, LaneState, Presence, PresenceRequest, Recalled};
@@ -14,7 +14,8 @@ const PASSAGE: usize = 16;
 /// Passages that the keys for the best and the least remembered ones visit.
 const VISITED: usize = 9;
 
-/// What the memory page shows: the last answer of the engine, its text put together from all of them.
+/// What the memory page shows: the last answer of the engine, its text put together from all of
+/// them.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     text: String,
@@ -78,7 +79,8 @@ impl Memory {
         self.stale = true;
     }
 
-    /// Returns the request to send now, if the page is not up to date and the last request is answered and not too recent.
+    /// Returns the request to send now, if the page is not up to date and the last request is
+    /// answered and not too recent.
     pub fn request(&mut self, page: &MemoryPage, tokens: usize, now_ms: u64) -> Option<PresenceRequest> {
         let due = self.due_at(page, tokens)?;
         (due <= now_ms).then(|| self.request_now(page, tokens, now_ms))
@@ -175,7 +177,7 @@ impl Memory {
             self.rows.clear();
             self.columns = columns;
         }
-        // The last row goes on.
+        // The last row continues.
         let mut at = self.rows.pop().unwrap_or(0);
         let (mut start, mut used, mut broken) = (at, 0, false);
         let mut rows = std::mem::take(&mut self.rows);
@@ -220,8 +222,9 @@ impl Memory {
         found
     }
 
-    /// Tokens of the next passage after `cursor` that is among the best (or least) remembered ones; from the start
-    /// again after the last. Tokens of the window, which every head stores, do not count. `None` if there is none.
+    /// Tokens of the next passage after `cursor` that is among the best (or least) remembered ones;
+    /// from the start again after the last. Tokens of the window, which every head stores, do not
+    /// count. `None` if there is none.
     pub fn next_passage(&self, cursor: usize, best: bool, window: usize) -> Option<Range<usize>> {
         let n = self.len().saturating_sub(window + 1);
         let size = PASSAGE.min(n / 2).max(1);
@@ -234,7 +237,8 @@ impl Memory {
         starts.iter().find(|&&start| start > cursor).or(starts.first()).map(|&start| start..start + size)
     }
 
-    /// Tokens of a passage between two of its tokens, or around one: up to the ends of its sentence, line or message.
+    /// Tokens of a passage between two of its tokens, or around one: up to the ends of its
+    /// sentence, line or message.
     pub fn passage(&self, cursor: usize, anchor: Option<usize>) -> Range<usize> {
         let at = self.spelled(cursor).tokens;
         if let Some(anchor) = anchor {
@@ -276,13 +280,15 @@ impl Memory {
         start..end.max(start)
     }
 
-    /// The text of a passage, without the tokens that are not known yet: pins of a cache that is being filled are.
+    /// The text of a passage, without the tokens that are not known yet: pins of a cache that is
+    /// being filled are.
     pub fn text_of(&self, passage: Range<usize>) -> &str {
         let end_of = |n: usize| n.min(self.ends.len()).checked_sub(1).map_or(0, |last| self.ends[last]);
         self.text.get(end_of(passage.start)..end_of(passage.end)).unwrap_or("")
     }
 
-    /// Layers in which at least one head stores the token at the cursor, as ranges: `0-3, 7`; empty if none does.
+    /// Layers in which at least one head stores the token at the cursor, as ranges: `0-3, 7`; empty
+    /// if none does.
     pub fn layers_that_keep(&self) -> String {
         let keeps = |layer: &Vec<LaneState>| layer.iter().any(|state| *state != LaneState::Dropped);
         let mut ranges: Vec<(usize, usize)> = Vec::new();

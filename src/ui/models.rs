@@ -1,5 +1,5 @@
-//! The local models as the chat shows them: the list of `/models`, and the names that `/model` completes. `cli`
-//! implements [`Models`].
+//! The local models as the chat shows them: the list of `/models`, and the names that `/model`
+//! completes. `cli` implements [`Models`].
 
 use super::editor::Editor;
 use crate::chat::session::Stamp;
@@ -25,8 +25,8 @@ pub trait Models: Send + Sync {
     /// Hub ids in the cache.
     fn cached(&self) -> Vec<String>;
 
-    /// Returns all models with facts from their files, and those in the folders and files `used`. Reads many files: not for
-    /// the UI thread.
+    /// Returns all models with facts from their files, and those in the folders and files `used`.
+    /// Reads many files: not for the UI thread.
     fn list(&self, settings: &Settings, used: &[String]) -> Vec<ModelEntry>;
 }
 

@@ -1,4 +1,5 @@
-//! Formats the cache's numbers for the panel, the status line and /stats, so that they agree. Draws nothing.
+//! Formats the cache's numbers for the panel, the status line and /stats, so that they agree. Draws
+//! nothing.
 
 use super::state::App;
 use super::text::{FULL, bytes, clean_line, count, duration, plural, ratio};
@@ -19,7 +20,8 @@ pub fn retention(kv: &KvStats, layer: usize, head: usize) -> Option<f64> {
     (dense > 0).then(|| f64::from(live) / dense as f64)
 }
 
-/// Number of the newest tokens that every head keeps, whatever it has decided: those of the window, or all of a dense cache.
+/// Number of the newest tokens that every head keeps, whatever it has decided: those of the window,
+/// or all of a dense cache.
 pub fn undecided(app: &App) -> usize {
     match &app.engine.info {
         Some(info) if info.policy.keeps_all() => usize::MAX,
@@ -42,7 +44,8 @@ pub fn download(d: &Download) -> String {
     format!("{all} % of {}{speed}{left}, {} {one} %", bytes(d.total_bytes), clean_line(&d.file))
 }
 
-/// Returns the parts of the panel's headline: live bytes, bytes of a dense cache, ratio. Empty before the first token.
+/// Returns the parts of the panel's headline: live bytes, bytes of a dense cache, ratio. Empty
+/// before the first token.
 pub fn headline(app: &App) -> Vec<String> {
     let Some(kv) = app.engine.snapshot.as_ref().map(|s| &s.kv).filter(|kv| kv.dense_slots > 0) else {
         return Vec::new();
@@ -50,7 +53,7 @@ pub fn headline(app: &App) -> Vec<String> {
     vec![format!("cache {}", bytes(kv.live_bytes)), format!("dense {}", bytes(kv.dense_bytes)), ratio(kv.ratio)]
 }
 
-/// What the words of the panel mean, in its order. The help shows it.
+/// Meanings of the panel's words, in its order. The help shows it.
 pub const LEGEND: &[(&str, &str)] = &[
     (
         "slot",
@@ -77,8 +80,8 @@ pub const LEGEND: &[(&str, &str)] = &[
     ("reads", "of /stats: tokens that a head looked at for the last answer; fewer is faster"),
 ];
 
-/// Returns the memory held beside the live slots, by purpose. With the live bytes it adds up to the mapped bytes of the
-/// pool. Zeros are left out.
+/// Returns the memory held beside the live slots, by purpose. With the live bytes it adds up to the
+/// mapped bytes of the pool. Zeros are left out.
 pub fn also_held(app: &App) -> Vec<(&'static str, String)> {
     let Some(s) = &app.engine.snapshot else { return Vec::new() };
     let own_pages = s.kv.bytes.saturating_sub(s.checkpoint_bytes + s.twin_bytes + s.chain_bytes);
@@ -197,7 +200,8 @@ pub fn eviction_word(app: &App) -> &'static str {
     }
 }
 
-/// Returns what is kept at a compression ratio, beside the one of training: `about 1 token in 2.2 (trained for 1 in 4.6)`.
+/// Returns what is kept at a compression ratio, beside the one of training:
+/// `about 1 token in 2.2 (trained for 1 in 4.6)`.
 pub fn kept((ratio, trained): (f64, f64)) -> String {
     format!("about 1 token in {} (trained for 1 in {})", short(ratio), short(trained))
 }
@@ -241,7 +245,7 @@ pub fn offer_to_compact(app: &App) -> Option<String> {
     }
     Some(match (app.tokens() * 100 / context).min(100) {
         100 => format!("{FULL}: {WAY_OUT}"),
-        percent => format!("the context is {percent} % full; /compact goes on in a new conversation"),
+        percent => format!("the context is {percent} % full; /compact continues in a new conversation"),
     })
 }
 

@@ -43,7 +43,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Adds a question that is no part of the conversation and is answered without thinking.
+    /// Adds a question that is not part of the conversation and is answered without thinking.
     pub fn ask(&mut self, chat: &Conversation, question: &str) {
         let mut chat = chat.clone();
         chat.push_user(question);

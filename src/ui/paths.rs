@@ -1,4 +1,5 @@
-//! Completion of paths: the names in a folder that begin as typed. Bounded, because folders may be huge.
+//! Completion of paths: the names in a folder that begin as typed. Bounded, because folders may be
+//! huge.
 
 use super::text::clean_line;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use std::path::{Path, PathBuf};
 const MAX_ENTRIES: usize = 10_000;
 const MAX_NAMES: usize = 200;
 
-/// Returns the paths that begin with `typed`, folders with a slash at the end. Hidden names need a typed dot.
+/// Returns the paths that begin with `typed`, folders with a slash at the end. Hidden names need a
+/// typed dot.
 pub fn complete(typed: &str, folders_only: bool) -> Vec<String> {
     let (folder, name) =
         typed.rsplit_once('/').map_or(("", typed), |(folder, name)| (&typed[..folder.len() + 1], name));

@@ -46,7 +46,7 @@ pub struct Runtime {
     /// A key was pressed since the last frame.
     pressed: bool,
     exit: Option<ExitKind>,
-    /// A model was loaded, or the user has chosen to go on without.
+    /// A model was loaded, or the user has chosen to continue without.
     begun: bool,
     /// A conversation to open once the model is there.
     resume: Resume,

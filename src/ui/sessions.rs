@@ -148,7 +148,7 @@ impl Sessions {
                 let (id, date) = (self.session.id().to_owned(), self.session.template_date());
                 events.push(AppEvent::Compacted { id, date, continues, summary });
             }
-            // Not through `run`, which would wait for the records again: once another conversation stands in its place,
+            // Not through `run`, which would wait for the records again: once another conversation is in its place,
             // [`Sessions::replace`] keeps trying to write them.
             Store::Leave(then) => self.perform(app, *then, events),
             Store::List => self.list(),

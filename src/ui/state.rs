@@ -198,7 +198,7 @@ pub enum Progress {
 pub struct ChatOptions {
     pub think: bool,
     pub keep_thinking: Option<bool>,
-    /// What the user set; [`App::sampling`] has all of it.
+    /// Values that the user set; [`App::sampling`] has all of them.
     pub sampling: SamplingOverrides,
     pub seed: Option<u64>,
     pub max_tokens: Option<usize>,
@@ -307,7 +307,7 @@ pub struct Question {
     pub then: Confirmed,
     /// A third answer: its key, its words, and what it confirms.
     pub other: Option<(char, &'static str, Confirmed)>,
-    /// When it was asked, or when the last key was typed that is no answer yet: keys right after that are still typed text.
+    /// When it was asked, or when the last key was typed that is not an answer yet: keys right after that are still typed text.
     pub asked_ms: u64,
 }
 
@@ -330,7 +330,7 @@ pub enum Confirmed {
     OpenWithCurrent(Which),
 }
 
-/// What the whole screen shows of the cache.
+/// View of the cache on the whole screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InspectPage {
     /// The text and which of its tokens are kept.

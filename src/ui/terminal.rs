@@ -32,7 +32,8 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The window's title is ours.
 static TITLED: AtomicBool = AtomicBool::new(false);
-/// xterm's stack of titles. A terminal without one is left with an empty title, which shells set again.
+/// xterm's stack of titles. A terminal without one is left with an empty title, which shells set
+/// again.
 const KEEP_TITLE: &str = "\x1b[22;2t";
 const RESTORE_TITLE: &str = "\x1b]2;\x1b\\\x1b[23;2t";
 
@@ -57,12 +58,13 @@ impl Command for Mouse {
 
 type Terminal = ratatui::Terminal<CrosstermBackend<BufWriter<Stdout>>>;
 
-/// What a terminal without a size is taken for.
+/// Size of a terminal that reports none.
 const USUAL: (u16, u16) = (80, 24);
 /// Most columns and rows that are drawn: a terminal may claim billions of cells.
 const MOST: (u16, u16) = (1000, 500);
 
-/// Returns the columns and rows that are drawn of a terminal that says this size, and whether they are all.
+/// Returns the columns and rows that are drawn of a terminal that says this size, and whether they
+/// are all.
 pub fn drawn_size(said: Option<(u16, u16)>) -> ((u16, u16), bool) {
     let (columns, rows) = said.filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or(USUAL);
     let drawn = (columns.min(MOST.0), rows.min(MOST.1));
@@ -107,8 +109,8 @@ impl Screen {
         Ok(Self { terminal: ManuallyDrop::new(terminal), fixed: fixed_size(), mouse, title: String::new() })
     }
 
-    /// Asks the terminal for its background; also returns what was typed meanwhile. To be called before
-    /// anything else reads the keyboard.
+    /// Asks the terminal for its background; also returns what was typed meanwhile. To be called
+    /// before anything else reads the keyboard.
     pub fn ask_background(&mut self) -> io::Result<(Option<Background>, Vec<u8>)> {
         super::capabilities::ask_background(self.terminal.backend_mut())
     }
@@ -214,7 +216,7 @@ pub fn give_back() {
     system::terminal_is_ours(false);
 }
 
-/// What undoes [`enter`] on the screen.
+/// Sequences that undo [`enter`].
 fn leaving() -> Vec<u8> {
     let mut out = Vec::new();
     let _ = queue!(out, EndSynchronizedUpdate, Mouse(false), DisableBracketedPaste);

@@ -255,7 +255,7 @@ pub fn count(n: u64) -> String {
 
 pub use crate::protocol::bytes;
 
-/// The line, from 1, that a byte of a text stands on.
+/// Line, from 1, of a byte of a text.
 pub fn line_number(text: &str, byte: usize) -> usize {
     1 + text.bytes().take(byte).filter(|b| *b == b'\n').count()
 }

@@ -52,7 +52,7 @@ roles! {
     DiffRemoved = "diff_removed", DiffHunk = "diff_hunk",
 }
 
-/// What text stands on: the terminal's own background.
+/// Background of text: the terminal's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Background {
@@ -252,8 +252,8 @@ impl Themes {
         names
     }
 
-    /// Loads a theme with all it inherits; `auto` is that of the terminal's background. The error is
-    /// one line that names what was expected.
+    /// Loads a theme with all it inherits; `auto` is that of the terminal's background. The error
+    /// is one line that names what was expected.
     pub fn load(&self, name: &str) -> Result<Theme> {
         let name = if name == AUTO { self.background.theme() } else { name };
         self.inherited(name).map_err(unicode::one_line_error)
@@ -400,7 +400,7 @@ const COLOURS: [(&str, Color); 17] = [
     ("bright-white", Color::White),
 ];
 
-/// A colour, and what stands for it among the sixteen (the default colour where nothing does).
+/// A colour, and its substitute among the sixteen (the default colour where nothing does).
 fn colour(theme: &str, palette: &BTreeMap<&str, &str>, name: &str) -> Result<(Color, Option<Color>)> {
     let name = palette.get(name).copied().unwrap_or(name);
     let named = |name: &str| {
@@ -454,8 +454,9 @@ mod tests {
         }
     }
 
-    /// Text of every role reads on the background that its theme is made for: on black or white with
-    /// xterm's values of the sixteen colours, and with fixed colours also on softer backgrounds.
+    /// Text of every role reads on the background that its theme is made for: on black or white
+    /// with xterm's values of the sixteen colours, and with fixed colours also on softer
+    /// backgrounds.
     #[test]
     fn every_role_has_a_contrast_of_at_least_4_5() {
         let themes = Themes::default();

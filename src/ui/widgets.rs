@@ -1,5 +1,5 @@
-//! The widgets of the screen and their layout. Widgets draw from the state and change only the conversation's cached
-//! rows.
+//! The widgets of the screen and their layout. Widgets draw from the state and change only the
+//! conversation's cached rows.
 
 pub mod chains;
 pub mod conversation;

@@ -1,4 +1,5 @@
-//! Valid inputs to begin from: the golden models, the built-in files, the examples of the documentation.
+//! Valid inputs to begin from: the golden models, the built-in files, the examples of the
+//! documentation.
 
 use crate::gguf_file::{F32, GgufFile, Meta};
 use crate::mutate::{Example, Shape};

@@ -1,5 +1,6 @@
-//! Fuzzing of every parser of files from outside, without nightly and without instrumentation: a seeded
-//! mutator ([`mutate`]) over valid examples, each trial in a child process under a memory limit and a watch.
+//! Fuzzing of every parser of files from outside, without nightly and without instrumentation: a
+//! seeded mutator ([`mutate`]) over valid examples, each trial in a child process under a memory
+//! limit and a watch.
 //!
 //! ```text
 //! cargo test --release --test fuzz -- --seconds 60                     all targets, a minute
@@ -8,9 +9,10 @@
 //! cargo test --release --test fuzz -- --target index --replay FILE     one input again
 //! ```
 //!
-//! Without arguments it runs for 20 s (5 s in a debug build). A trial fails if it panics, ends the child, maps
-//! more than 512 MiB, takes longer than 5 s, or gives an error message of several lines or of more than 2,100
-//! characters. Each failure is printed with target, seed and number, and its input is written to a file.
+//! Without arguments it runs for 20 s (5 s in a debug build). A trial fails if it panics, ends the
+//! child, maps more than 512 MiB, takes longer than 5 s, or gives an error message of several lines
+//! or of more than 2,100 characters. Each failure is printed with target, seed and number, and its
+//! input is written to a file.
 
 mod cache;
 mod corpus;

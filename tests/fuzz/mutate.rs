@@ -1,4 +1,5 @@
-//! Seeded mutation of an input: bytes, words of a dictionary, numbers, lines, and parts of a JSON value.
+//! Seeded mutation of an input: bytes, words of a dictionary, numbers, lines, and parts of a JSON
+//! value.
 
 use serde_json::{Map, Value, json};
 
@@ -138,8 +139,8 @@ const NUMBERS: [&str; 40] = [
 const BYTES: [u8; 24] =
     [0, 1, 9, 10, 13, 27, 32, 34, 39, 44, 45, 48, 57, 58, 91, 92, 93, 123, 125, 127, 128, 0xc3, 0xf0, 255];
 
-/// Puts another number, of one, four or eight bytes, in the place of one near an edge of a word; or swaps words of the same
-/// length, which keeps all that follows in its place.
+/// Puts another number, of one, four or eight bytes, in the place of one near an edge of a word; or
+/// swaps words of the same length, which keeps all that follows in its place.
 fn binary_edits(rng: &mut Rng, out: &mut [u8], words: &[&str]) {
     for _ in 0..1 + rng.below(3) {
         let (word, with) = (rng.pick(words).as_bytes(), rng.pick(words).as_bytes());

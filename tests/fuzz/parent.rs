@@ -1,4 +1,5 @@
-//! The parent: gives the targets their share of the time, starts children, watches them, and reports.
+//! The parent: gives the targets their share of the time, starts children, watches them, and
+//! reports.
 
 use crate::Options;
 use crate::mutate::Rng;
@@ -10,7 +11,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long a trial may take, in seconds of computing; on a busy machine it may wait longer for them.
+/// How long a trial may take, in seconds of computing; on a busy machine it may wait longer for
+/// them.
 const TRIAL: Duration = Duration::from_secs(5);
 const TRIAL_WAITED: Duration = Duration::from_secs(60);
 /// One child's work. A fresh one begins with fresh memory.

@@ -1,5 +1,6 @@
-//! The child: runs trials one after the other under a memory limit, and says what happened on stdout. The
-//! trial under way stands in a file, so that the parent knows which one ended the child.
+//! The child: runs trials one after the other under a memory limit, and says what happened on
+//! stdout. The trial under way stands in a file, so that the parent knows which one ended the
+//! child.
 
 use crate::mutate::Rng;
 use crate::targets::{self, Place};

@@ -1,4 +1,5 @@
-//! Files of quantized weights: one that was changed is refused, unless it claims to be of the version without checksums.
+//! Files of quantized weights: one that was changed is refused, unless it claims to be of the
+//! version without checksums.
 
 use crate::gguf_file::GgufFile;
 use crate::mutate::{Example, Shape};

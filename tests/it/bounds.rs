@@ -1,5 +1,5 @@
-//! Sizes from outside: files and flags that ask for more than there is, each refused in one line by a
-//! program that is held to a small address space.
+//! Sizes from outside: files and flags that ask for more than there is, each refused in one line by
+//! a program that is held to a small address space.
 
 use crate::folder::{Folder, merged};
 use crate::tiny::{Form, Spec, Tiny};

@@ -273,7 +273,7 @@ fn configs_that_would_be_computed_wrongly_are_refused() {
         (json!({"rope_parameters": {"rope_theta": 5.0}}), "rope_parameters: rope_theta is 5, but outside of it 10000"),
         (json!({"dms_window_size": 4, "dms_alpha_per": "token"}), "dms_alpha_per \"token\" is unknown (head, layer)"),
         (json!({"dmc_cr": 4, "num_key_value_heads": 2}), "DMC needs two query heads for each KV head"),
-        (json!({"dmc_cr": 4, "dms_cr": 4}), "it states both DMS and DMC; a model has one of them"),
+        (json!({"dmc_cr": 4, "dms_cr": 4}), "it declares both DMS and DMC; a model has one of them"),
         (json!({"dmc_max_members": 65}), "dmc_max_members is 65, expected at most 64"),
         (json!({"dmc_max_members": 0}), "dmc_max_members is 0, expected at least 1"),
     ];

@@ -1,5 +1,5 @@
-//! Turns of a running engine: what is reused and what is prefilled, and that logits, live slots and bytes are those of the
-//! token log after every turn.
+//! Turns of a running engine: what is reused and what is prefilled, and that logits, live slots and
+//! bytes are those of the token log after every turn.
 
 use crate::harness::{Exchange, STEP, Session, control, prompt_of, spelled, text};
 use crate::tiny::{END, Form, Spec, Tiny};
@@ -50,7 +50,8 @@ fn six_turns_with_toggles_are_one_prefill_of_their_log() {
     }
 }
 
-/// The memory view gets the text as it was fed, the second time only what is new, and counts that are those of the slots.
+/// The memory view gets the text as it was fed, the second time only what is new, and counts that
+/// are those of the slots.
 #[test]
 fn presence_counts_the_heads_that_store_each_token() {
     let tiny = talker(Form::Borrowed, 205);
@@ -241,7 +242,8 @@ fn rebuild_is_a_fresh_prefill_and_a_cancelled_one_changes_nothing() {
         s.send(Command::Rebuild);
         let done = s.wait(|e| if let Event::RebuildDone { cancelled, .. } = e { Some(*cancelled) } else { None });
         assert!(!done);
-        // The new log is told from where it differs: at the toggle that was dropped, or at the one that precedes all.
+        // The new log is told from where it differs: at the toggle that was dropped, or at the one
+        // that precedes all.
         let change = s.wait(|e| if let Event::LogChanged(change) = e { Some(change.clone()) } else { None });
         let mut log: Vec<LogEntry> = books.iter().filter(|e| matches!(e, LogEntry::Token(_))).copied().collect();
         if !on {

@@ -1,6 +1,6 @@
 //! A hub on loopback, as far as dmschat asks one: the listing of a model, its files, and a second
-//! port that large files are sent to ("the CDN"). What goes wrong is scripted, request by request, and
-//! everything that came in is kept.
+//! port that large files are sent to ("the CDN"). What goes wrong is scripted, request by request,
+//! and everything that came in is kept.
 
 use serde_json::{Value, json};
 use sha1::Sha1;

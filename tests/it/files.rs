@@ -1,5 +1,6 @@
 //! Files from outside that are no files: a named pipe or a device in the place of each one that the
-//! program reads is refused in one line, at once and without memory; what a user names may be a pipe.
+//! program reads is refused in one line, at once and without memory; what a user names may be a
+//! pipe.
 #![cfg(unix)]
 
 use crate::folder::Folder;

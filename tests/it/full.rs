@@ -37,7 +37,7 @@ fn ten_facts_come_along_from_a_full_context() {
     }
     assert!(!chat.screen().contains("name?And"), "{}", chat.screen());
     chat.say("/compact");
-    let shown = chat.until_shows("a new conversation goes on with what you said");
+    let shown = chat.until_shows("a new conversation continues with your messages");
     chat.keys("\x04");
     assert_eq!(chat.end(), 0);
     let sessions = std::fs::read_dir(home.path().join("data/sessions")).unwrap().map(|entry| entry.unwrap().path());

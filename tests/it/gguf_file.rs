@@ -109,7 +109,8 @@ impl GgufFile {
         [head, data].concat()
     }
 
-    /// A one-layer llama with a vocabulary of bytes: 64 wide, 2 query heads on 1 KV head of 32 channels. Matrices are Q8_0.
+    /// A one-layer llama with a vocabulary of bytes: 64 wide, 2 query heads on 1 KV head of 32
+    /// channels. Matrices are Q8_0.
     pub fn tiny() -> Self {
         let mut file = Self::default();
         for (key, n) in [
@@ -149,7 +150,8 @@ impl GgufFile {
         file
     }
 
-    /// 256 byte tokens in the order of GPT-2's byte characters, a merge, and ChatML's control tokens.
+    /// 256 byte tokens in the order of GPT-2's byte characters, a merge, and ChatML's control
+    /// tokens.
     fn vocabulary(&mut self) {
         let printable = |b: u32| matches!(b, 33..=126 | 161..=172 | 174..=255);
         let mut tokens: Vec<String> =

@@ -1,5 +1,5 @@
-//! Models from the hub: what is downloaded and how it lies in the cache, what goes wrong on the way,
-//! and who sees the token. Against a hub on loopback ([`crate::fake_hub`]).
+//! Models from the hub: what is downloaded and how it lies in the cache, what goes wrong on the
+//! way, and who sees the token. Against a hub on loopback ([`crate::fake_hub`]).
 
 use crate::fake_hub::{COMMIT, Do, FakeHub, Gate, git_hash, hash, sha256};
 use crate::tiny::{Form, Spec, Tiny};
@@ -299,7 +299,8 @@ fn a_cut_download_goes_on_where_it_was() {
 
 #[test]
 fn other_bytes_under_the_same_name_are_not_appended() {
-    // Another ETag at the second try, a server without ranges, and one that answers with another part.
+    // Another ETag at the second try, a server without ranges, and one that answers with another
+    // part.
     let range = |from: usize| vec![("Content-Range", format!("bytes {from}-{}/{}", from + 3, 1 << 30))];
     for second in [Do::Whole("\"other\""), Do::Answer(206, range(5)), Do::Answer(416, Vec::new())] {
         let (hub, home) = (healthy(), Home::new());

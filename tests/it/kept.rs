@@ -1,4 +1,5 @@
-//! Caches kept on disk: written after a turn, loaded in place of a replay, and refused where they are not of the log.
+//! Caches kept on disk: written after a turn, loaded in place of a replay, and refused where they
+//! are not of the log.
 
 use crate::harness::{Exchange, STEP, Session, prompt_of, spelled};
 use crate::pty::{Chat, PATIENCE, answer};
@@ -99,7 +100,8 @@ fn a_cache_from_disk_goes_on_as_the_one_that_was_written() {
         let (a, b) = (s.snapshot(), other.snapshot());
         assert_eq!((&a.kv.live, a.tokens, a.eviction), (&b.kv.live, b.tokens, b.eviction), "{form:?}");
         assert!(a.kv.reads > 0.0 && b.kv.reads <= 0.0, "{form:?}: {} of an answer that is not its own", b.kv.reads);
-        // The same sampled tokens from bit-equal logits, and both as the reference has them (which `ask` checks).
+        // The same sampled tokens from bit-equal logits, and both as the reference has them (which
+        // `ask` checks).
         s.max_tokens = 50;
         let first = s.watch.seen().logits.len();
         let (a, b) = (s.ask("and what now?"), other.ask("and what now?"));
@@ -223,8 +225,8 @@ fn a_forged_cache_is_replayed_with_one_notice() {
     }
 }
 
-/// The file is that of the last turn, also if the front end leaves at once or goes on with another conversation; without
-/// room there is one notice.
+/// The file is that of the last turn, also if the front end leaves at once or goes on with another
+/// conversation; without room there is one notice.
 #[test]
 fn what_is_left_to_write_is_written_at_the_end() {
     let tiny = talker(Form::Borrowed, 920);

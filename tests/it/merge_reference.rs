@@ -1,4 +1,5 @@
-//! The tests' own form of merging: the means of whole segments before RoPE, in f64, for each query anew.
+//! The tests' own form of merging: the means of whole segments before RoPE, in f64, for each query
+//! anew.
 
 use crate::reference::{Heads, Layer, Outcome, Rounding, add_block, matvec, rms_norm, rotate, round, round_value};
 use crate::tiny::{Form, Tiny};
@@ -28,7 +29,8 @@ impl From<Merged> for Outcome {
     }
 }
 
-/// Runs a log of tokens and toggles. `every`: not the model's own decisions but a segment every so many tokens.
+/// Runs a log of tokens and toggles. `every`: not the model's own decisions but a segment every so
+/// many tokens.
 pub fn run_merged(tiny: &Tiny, log: &[LogEntry], every: Option<usize>, rounding: Rounding) -> Merged {
     let (mut tokens, mut merges, mut on) = (Vec::new(), Vec::new(), true);
     for entry in log {
@@ -66,7 +68,8 @@ pub fn run_merged(tiny: &Tiny, log: &[LogEntry], every: Option<usize>, rounding:
     out
 }
 
-/// Rows of a layer: queries ready for attention, keys and values before RoPE, decisions and weights.
+/// Rows of a layer: queries ready for attention, keys and values before RoPE, decisions and
+/// weights.
 struct Rows<'a> {
     tiny: &'a Tiny,
     q: Heads,
@@ -130,8 +133,8 @@ impl<'a> Rows<'a> {
         (0..merges.len()).map(begin).collect()
     }
 
-    /// Keys and values of each token's segment up to that token: a query sees the last token of each segment, its own part of the
-    /// segment that it is in, and no other.
+    /// Keys and values of each token's segment up to that token: a query sees the last token of
+    /// each segment, its own part of the segment that it is in, and no other.
     fn means(&self, begins: &[Vec<bool>], rounding: Rounding) -> (Heads, Heads) {
         let s = &self.tiny.spec;
         let mean = |rows: &Heads, t: usize, head: usize| -> Vec<f64> {

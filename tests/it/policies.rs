@@ -150,8 +150,8 @@ fn forks_and_images_take_the_scores_along_and_release_forgets_them() {
     }
 }
 
-/// The image of a layer in which the first two slots of the last page have changed their positions: still a lane of the
-/// sequence, but not in the order of the other lanes.
+/// The image of a layer in which the first two slots of the last page have changed their positions:
+/// still a lane of the sequence, but not in the order of the other lanes.
 fn with_slots_swapped_in_the_last_head(runner: &Runner<Cpu>, image: &[u8]) -> Vec<u8> {
     let (g, mut image) = (runner.cache.geometry(), image.to_vec());
     let last_page = image.len() - scores_bytes(g, &image) - g.page_bytes();
@@ -176,7 +176,8 @@ fn feed_to(runner: &mut Runner<Cpu>, seq: SeqId, log: &[LogEntry]) {
     }
 }
 
-/// Where a query may read all pages, Quest is what it stands on, bit for bit and in every format; with fewer it is not.
+/// Where a query may read all pages, Quest is what it stands on, bit for bit and in every format;
+/// with fewer it is not.
 #[test]
 fn quest_with_all_pages_is_the_cache_that_it_reads() {
     for (form, plain, over) in

@@ -1,5 +1,5 @@
-//! The tests' own form of TOVA and H2O: sets of positions, in f64, without slots. A log on which two scores are nearly equal
-//! is of no use; [`Margin`] tells.
+//! The tests' own form of TOVA and H2O: sets of positions, in f64, without slots. A log on which
+//! two scores are nearly equal is of no use; [`Margin`] tells.
 
 use crate::reference::Rule;
 use std::cell::Cell;
@@ -53,7 +53,8 @@ impl Rule for TovaRule {
     }
 }
 
-/// A victim for each KV head: the token with the least weights so far, but for the newest half of the budget.
+/// A victim for each KV head: the token with the least weights so far, but for the newest half of
+/// the budget.
 pub struct H2oRule {
     pub slots: Slots,
     pub margin: Margin,

@@ -1,4 +1,5 @@
-//! A program of the workspace as scripts see it: what goes to stdout, what to stderr, and the exit code.
+//! A program of the workspace as scripts see it: what goes to stdout, what to stderr, and the exit
+//! code.
 
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
@@ -33,7 +34,8 @@ pub fn catches_ctrl_c(pid: u32) -> bool {
     u64::from_str_radix(caught, 16).unwrap() & 0b10 != 0
 }
 
-/// Runs a command that works on its main thread, sends Ctrl+C once it listens for it, and returns what it said.
+/// Runs a command that works on its main thread, sends Ctrl+C once it listens for it, and returns
+/// what it said.
 #[cfg(target_os = "linux")]
 pub fn interrupted(mut command: Command) -> (i32, String, String) {
     use rustix::process::{Pid, Signal, kill_process};

@@ -185,8 +185,8 @@ fn runner(folder: &Path) -> (Checkpoint, Runner<Cpu>) {
     (checkpoint, runner)
 }
 
-/// Given the golden's own tokens, each likeliest next token is the golden's: the same as decoding it,
-/// as `prefill(T)` equals T decodes.
+/// Given the golden's own tokens, each likeliest next token is the golden's: the same as decoding
+/// it, as `prefill(T)` equals T decodes.
 #[test]
 fn smollm2_continues_as_by_transformers() {
     let Some(folder) = fetched(SMALL) else { return };
@@ -236,7 +236,8 @@ fn smollm2_decodes_as_by_transformers() {
     }
 }
 
-/// The program as a user starts it: template, tokenizer, greedy choice and end token of the folder, and of the GGUF file.
+/// The program as a user starts it: template, tokenizer, greedy choice and end token of the folder,
+/// and of the GGUF file.
 #[test]
 fn smollm2_answers_a_question() {
     let (Some(folder), Some(gguf)) = (fetched(SMALL), fetched(GGUF)) else { return };
@@ -286,7 +287,8 @@ fn a_shipped_adapter_is_found_for_a_plain_model_and_can_be_left_off() {
     }
 }
 
-/// The GGUF file that the folder of SmolLM2 was made from, opened as it is: the same configuration, tokens and weights.
+/// The GGUF file that the folder of SmolLM2 was made from, opened as it is: the same configuration,
+/// tokens and weights.
 #[test]
 fn a_gguf_file_is_the_model_that_was_converted_from_it() {
     let (Some(folder), Some(gguf)) = (fetched(SMALL), fetched(GGUF)) else { return };
@@ -310,7 +312,8 @@ fn a_gguf_file_is_the_model_that_was_converted_from_it() {
     }
 }
 
-/// The vocabularies of Qwen 3 and Llama 3 as llama.cpp's converter writes them: the same tokens as their tokenizer.json.
+/// The vocabularies of Qwen 3 and Llama 3 as llama.cpp's converter writes them: the same tokens as
+/// their tokenizer.json.
 #[test]
 fn vocabularies_in_gguf_metadata_give_the_same_tokens() {
     for (name, pre, vocab) in [("qwen3", "qwen2", 151_936), ("llama3_1", "llama-bpe", 128_256)] {

@@ -1,4 +1,5 @@
-//! Questions in a fork, the recall test and answers aside: they leave the conversation as it was, bit by bit.
+//! Questions in a fork, the recall test and answers aside: they leave the conversation as it was,
+//! bit by bit.
 
 use crate::harness::{Session, text};
 use crate::tiny::{Form, Spec, Tiny};
@@ -119,7 +120,8 @@ fn a_recall_without_room_is_refused_and_changes_nothing() {
     assert_eq!((s.stored(), s.snapshot().kv.bytes), (stored, used), "the checkpoints are kept too");
 }
 
-/// A passage chosen by its positions is asked for there, control tokens included, whatever else is spelled alike.
+/// A passage chosen by its positions is asked for there, control tokens included, whatever else is
+/// spelled alike.
 #[test]
 fn a_passage_over_the_end_of_a_message_is_asked_for_by_its_place() {
     let tiny = talker();

@@ -16,10 +16,11 @@ pub enum Rounding {
     K8V4,
 }
 
-/// A policy that drops tokens by the weights of attention, as the set of tokens that each query sees.
+/// A policy that drops tokens by the weights of attention, as the set of tokens that each query
+/// sees.
 pub trait Rule {
-    /// Adds the weights `[n_kv_heads][key]` of the newest of `tokens` tokens, summed over the query heads of each KV head, and
-    /// drops by them from `sees`, `[n_kv_heads][key]`.
+    /// Adds the weights `[n_kv_heads][key]` of the newest of `tokens` tokens, summed over the query
+    /// heads of each KV head, and drops by them from `sees`, `[n_kv_heads][key]`.
     fn after(&mut self, tokens: usize, weights: &[Vec<f64>], sees: &mut [Vec<bool>], on: bool);
     /// Drops what exceeds the budget once `tokens` tokens were fed.
     fn reduce(&mut self, tokens: usize, sees: &mut [Vec<bool>]);
@@ -126,7 +127,7 @@ struct Sweeps {
 }
 
 impl Sweeps {
-    /// Whether a token was dropped for want of memory before the query at `query`.
+    /// Whether a token was dropped for lack of memory before the query at `query`.
     fn forgot(&self, key: usize, decision: Option<f64>, query: usize, window: usize) -> bool {
         let pinned_until = self.pins.iter().filter(|(pin, _)| pin.contains(&key)).map(|(_, until)| *until).max();
         // The decision about a token that was pinned when it was made is not known.
@@ -200,7 +201,8 @@ pub fn run(tiny: &Tiny, log: &[LogEntry], rounding: Rounding) -> Outcome {
     run_under(tiny, log, rounding, None)
 }
 
-/// As [`run`]. `budget`: not the model's own policy but a window of so many slots, four of them for the first tokens.
+/// As [`run`]. `budget`: not the model's own policy but a window of so many slots, four of them for
+/// the first tokens.
 pub fn run_under(tiny: &Tiny, log: &[LogEntry], rounding: Rounding, budget: Option<usize>) -> Outcome {
     let s = &tiny.spec;
     let (tokens, sweeps) = sweeps(log, s.shift() == 1);
@@ -352,7 +354,8 @@ impl Layer<'_> {
         self.attend_weighing(query, q, k, v, sees, |_, _, _| {})
     }
 
-    /// As [`Self::attend`]; `weight` gets the KV head, the key and the weight that a query head gives it.
+    /// As [`Self::attend`]; `weight` gets the KV head, the key and the weight that a query head
+    /// gives it.
     fn attend_weighing(
         &self,
         query: usize,

@@ -197,8 +197,8 @@ fn a_cache_without_decisions_goes_on_without_the_tokens_it_dropped() {
     }
 }
 
-/// A drop between tokens acts alike whether chunks or single tokens follow, also where it names the newest token, about which
-/// the next one may decide.
+/// A drop between tokens acts alike whether chunks or single tokens follow, also where it names the
+/// newest token, about which the next one may decide.
 #[test]
 fn a_drop_leaves_the_newest_token_to_its_decision() {
     for (i, form) in [Form::Borrowed, Form::Adapter, Form::Metadata].into_iter().enumerate() {
@@ -322,7 +322,8 @@ fn splits_give_the_same_slots_and_pages() {
     }
 }
 
-/// Policy window keeps four sinks and the newest tokens of any model, and its counters are those of such a cache.
+/// Policy window keeps four sinks and the newest tokens of any model, and its counters are those of
+/// such a cache.
 #[test]
 fn a_window_keeps_the_first_tokens_and_the_newest_of_any_model() {
     for (i, form) in [Form::Plain, Form::Borrowed, Form::Adapter].into_iter().enumerate() {

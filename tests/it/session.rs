@@ -340,7 +340,7 @@ fn half_lines_are_cut_off_and_broken_ones_left_out() {
     assert_eq!(fs::read_to_string(&path).unwrap(), broken, "nothing is rewritten");
 
     for (text, said) in
-        [("", "no whole line"), ("hello\n", "line 1"), ("{\"type\":\"header\",\"version\":7}\n", "version 7")]
+        [("", "no complete line"), ("hello\n", "line 1"), ("{\"type\":\"header\",\"version\":7}\n", "version 7")]
     {
         let line = format!("{:#}", load(text.as_bytes(), "s").unwrap_err());
         assert!(line.contains(said) && !line.contains('\n'), "{line}");

@@ -1,5 +1,6 @@
-//! The CUDA backend without a GPU: the real binary on the software GPU of `tests/software_gpu`, which runs the kernels'
-//! sources. Needs a C++ compiler; without one the tests are skipped with a message, and fail in CI.
+//! The CUDA backend without a GPU: the real binary on the software GPU of `tests/software_gpu`,
+//! which runs the kernels' sources. Needs a C++ compiler; without one the tests are skipped with a
+//! message, and fail in CI.
 
 use crate::emulator::{Said, run, software_gpu};
 use std::path::Path;
@@ -71,7 +72,8 @@ fn several_sequences_are_measured() {
     }
 }
 
-/// NVIDIA's library has exit handlers: they run once, on the main thread, when no engine calls the library any more.
+/// NVIDIA's library has exit handlers: they run once, on the main thread, when no engine calls the
+/// library any more.
 #[test]
 fn the_engine_ends_before_exit_handlers_run() {
     let Some(gpu) = software_gpu() else { return };

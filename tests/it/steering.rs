@@ -1,4 +1,5 @@
-//! Steering of what a conversation keeps: pins, the dial, the valve. Each is an entry of the log, told at once and replayed.
+//! Steering of what a conversation keeps: pins, the dial, the valve. Each is an entry of the log,
+//! told at once and replayed.
 
 use crate::harness::{Exchange, Session};
 use crate::tiny::{Form, Spec, Tiny};
@@ -17,7 +18,8 @@ fn long_question() -> String {
     "a long story, ".repeat(40)
 }
 
-/// Runs a turn without comparing it with the reference: some decision is always near a threshold found by the engine.
+/// Runs a turn without comparing it with the reference: some decision is always near a threshold
+/// found by the engine.
 fn ask(s: &mut Session, question: &str) -> TurnReport {
     ask_with(s, question, None)
 }

@@ -1,5 +1,5 @@
-//! Memory traffic of steps and turns: a decode step allocates nothing, writes tokens that it has not sampled, and reads one
-//! result back.
+//! Memory traffic of steps and turns: a decode step allocates nothing, writes tokens that it has
+//! not sampled, and reads one result back.
 
 use crate::harness::Session;
 use crate::spy::{Spy, Watch};
@@ -27,7 +27,8 @@ fn a_decode_step_allocates_nothing_and_reads_back_one_result() {
         for _ in 0..STEPS {
             token = runner.decode(&[Decode { seq, token, sampling: &params, seed: 1 }]).unwrap()[0];
         }
-        // One write of the first token, and one of the sampling parameters: sampled tokens are on the device.
+        // One write of the first token, and one of the sampling parameters: sampled tokens are on
+        // the device.
         let wanted = |steps, writes| BTreeMap::from([("read_step".to_owned(), steps), ("write".to_owned(), writes)]);
         assert_eq!(watch.seen().calls, wanted(STEPS, 2), "{form:?}");
         // Another token than the sampled one is written.

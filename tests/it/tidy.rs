@@ -272,7 +272,7 @@ fn circles_are_found() {
 /// The modules that lib.rs says may hold it.
 fn unsafe_modules() -> Vec<String> {
     let lib = std::fs::read_to_string(Path::new(ROOT).join("src/lib.rs")).expect("src/lib.rs");
-    let line = lib.lines().find(|l| l.starts_with("//! - `unsafe` stands in ")).expect("the invariant");
+    let line = lib.lines().find(|l| l.starts_with("//! - `unsafe` is in ")).expect("the invariant");
     let mut out = Vec::new();
     for name in line.split('`').skip(3).step_by(2) {
         match name.split_once("::{") {

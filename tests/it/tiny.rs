@@ -42,7 +42,8 @@ pub enum Form {
     Adapter,
     /// `dms_metadata.json`: borrowed, and a decision marks its own token.
     Metadata,
-    /// `dmc_*` keys: decisions and weights are borrowed from two query heads, and a slot has at most `window` tokens.
+    /// `dmc_*` keys: decisions and weights are borrowed from two query heads, and a slot has at
+    /// most `window` tokens.
     Dmc,
     /// The same tensors in a file of their own, whose metadata says whose token is marked.
     Sidecar {

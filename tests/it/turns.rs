@@ -94,7 +94,8 @@ fn a_thought_that_reaches_its_limit_is_closed_and_every_token_is_counted() {
     assert!(reply.reasoning_closed && !reply.shown().is_empty(), "{reply:?}");
     assert_eq!(report.log.len() + 1, report.prompt_tokens + report.generated.len());
     session.sync(&mut chat, &first.info.clone()).unwrap();
-    // The tokens that were set are replayed like the others, and a text that spells them is not encoded again.
+    // The tokens that were set are replayed like the others, and a text that spells them is not
+    // encoded again.
     let mut again = engine();
     let mut restored = again.restore(load(session.jsonl().as_bytes(), "s").unwrap()).unwrap();
     let (one, two) = (ask(&mut first, &mut chat, SEARCH), ask(&mut again, &mut restored, SEARCH));
@@ -224,7 +225,8 @@ fn a_resume_after_toggles_undo_and_regenerate_ends_where_the_engine_was() {
     assert_eq!((one.kv.live_slots, &one.kv.live), (two.kv.live_slots, &two.kv.live));
 }
 
-/// The switch outlives the turn in which it was used: taken back, that turn leaves a mark where the switch acts now.
+/// The switch outlives the turn in which it was used: taken back, that turn leaves a mark where the
+/// switch acts now.
 #[test]
 fn a_toggle_outlives_the_turn_that_is_undone_and_is_marked_again() {
     let mut engine = Driven::new();

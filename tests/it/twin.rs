@@ -1,4 +1,5 @@
-//! The twin: answers are the same with it, and its numbers are those of a sequence without eviction.
+//! The twin: answers are the same with it, and its numbers are those of a sequence without
+//! eviction.
 
 use crate::harness::Session;
 use crate::reference::{self, Rounding};
@@ -18,7 +19,8 @@ fn set(s: &mut Session<'_>, on: bool) -> Option<String> {
     why
 }
 
-/// Three turns, greedy and sampled, with a toggle of eviction between them, and the last one answered again.
+/// Three turns, greedy and sampled, with a toggle of eviction between them, and the last one
+/// answered again.
 fn conversation(tiny: &Tiny, twin: bool) -> (Vec<TurnReport>, Vec<Vec<u32>>) {
     let mut s = Session::new(tiny);
     let mut reports = vec![s.ask(QUESTION)];

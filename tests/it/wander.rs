@@ -1,5 +1,5 @@
-//! A conversation that is edited, branched and steered at random: after each step the pages, the counts and the log agree, and
-//! the log alone makes the same cache.
+//! A conversation that is edited, branched and steered at random: after each step the pages, the
+//! counts and the log agree, and the log alone makes the same cache.
 
 use crate::harness::{Exchange, Session, prompt_of, spelled};
 use crate::tiny::{Form, Rng, Spec, Tiny};

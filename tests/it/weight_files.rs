@@ -162,7 +162,8 @@ fn what_cannot_be_quantized_is_said_in_one_line() {
     assert_eq!(files(&home.path("cache/weights")), 0);
 }
 
-/// Kills a start in the middle of its file, again and again: the next start makes it, and it is whole.
+/// Kills a start in the middle of its file, again and again: the next start makes it, and it is
+/// whole.
 #[cfg(unix)]
 #[test]
 fn a_killed_quantization_leaves_nothing_that_is_believed() {

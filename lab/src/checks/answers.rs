@@ -1,5 +1,6 @@
-//! Checks the answers of the built-in model on a GPU: feeds it the CPU's greedy tokens one by one. Before each, the
-//! argmax must be the CPU's token, unless the CPU's logits of the two are nearly equal.
+//! Checks the answers of the built-in model on a GPU: feeds it the CPU's greedy tokens one by one.
+//! Before each, the argmax must be the CPU's token, unless the CPU's logits of the two are nearly
+//! equal.
 
 use super::{CODECS, Finding, Report};
 use anyhow::Result;
@@ -22,8 +23,8 @@ const QUESTIONS: [&str; 4] = [
 const TOKENS: usize = 200;
 /// The same, and the number of questions, in a short run.
 const SHORT: (usize, usize) = (6, 1);
-/// Largest difference between the CPU's logits of its own token and the GPU's: the effect of one bf16 rounding before
-/// the head.
+/// Largest difference between the CPU's logits of its own token and the GPU's: the effect of one
+/// bf16 rounding before the head.
 const EVEN: f32 = 0.05;
 
 /// Runs the checks. `open` opens a backend for each setting.

@@ -134,7 +134,7 @@ pub fn paged() -> Vec<AllPages> {
     CODECS.iter().enumerate().map(case).collect()
 }
 
-/// Queries that choose among pages of which many have the same bounds: the first ones are read.
+/// Queries that choose among pages, many with the same bounds: the first ones are read.
 pub struct Tied {
     chunks: Chunks,
     keys: usize,

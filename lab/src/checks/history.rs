@@ -25,7 +25,7 @@ const MANY_EVENTS: usize = 1000;
 const SHORT_EVENTS: usize = 40;
 const SHORT_SLOW_EVENTS: usize = 12;
 
-/// Decisions of DMC, of which about half join.
+/// Decisions of DMC; about half join.
 const DMC_ALPHA: Alpha = Alpha { scale: 100.0, offset: 5.0, per_layer: false };
 
 /// A shape, a policy, and the seed of a history.
@@ -164,7 +164,7 @@ pub fn merging() -> Vec<History> {
     shapes.into_iter().enumerate().map(case).collect()
 }
 
-/// Policies that read pages, over every cache that they stand on.
+/// Policies that read pages, over every cache below them.
 fn paged_policies() -> [Policy; 5] {
     let quest = |budget, dms| Policy::Quest(Quest { budget, dms });
     let dms = |window, shift| Some(Dms { window, shift, sinks: 0, dial: 0.0 });

@@ -1,7 +1,8 @@
-//! Checks of whole models with random weights: steps on a GPU against steps on the CPU, and prefill against decode.
-//! Random decision logits may be close to 0, so that these checks are not exact; the cache histories beside this file
-//! are. A GPU rounds activations before bf16 weights, which changes a decision logit by hundredths: with bf16 weights
-//! every token is marked, so that slots are comparable, and with f32 weights the model decides.
+//! Checks of whole models with random weights: steps on a GPU against steps on the CPU, and prefill
+//! against decode. Random decision logits may be close to 0, so that these checks are not exact;
+//! the cache histories beside this file are. A GPU rounds activations before bf16 weights, which
+//! changes a decision logit by hundredths: with bf16 weights every token is marked, so that slots
+//! are comparable, and with f32 weights the model decides.
 
 use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
@@ -20,13 +21,15 @@ const ANSWER: usize = 60;
 /// The same in a short run, and its layers of a model.
 const SHORT_ANSWER: usize = 4;
 const SHORT_LAYERS: usize = 2;
-/// Largest difference of logits, relative to the largest: a decision near 0, or a different rounding of K and V,
-/// changes what follows.
+/// Largest difference of logits, relative to the largest: a decision near 0, or a different
+/// rounding of K and V, changes what follows.
 const LIMIT: f32 = 5e-2;
-/// The same for k8v4, where another rounding moves a value by a fifteenth of its row's range: 9.2e-2 on an H200.
+/// The same for k8v4, where another rounding moves a value by a fifteenth of its row's range:
+/// 9.2e-2 on an H200.
 const LIMIT_4_BITS: f32 = 1.5e-1;
-/// One head in this many may therefore have other slots. With fp8, whose rounding steps are a sixteenth of a value, up
-/// to half did on an H200: there only the exact cache histories compare slots.
+/// One head in this many may therefore have other slots. With fp8, whose rounding steps are a
+/// sixteenth of a value, up to half did on an H200: there only the exact cache histories compare
+/// slots.
 const OTHER_SLOTS: usize = 4;
 /// An offset below every decision logit.
 const MARKS_ALL: f32 = -1e6;

@@ -134,7 +134,8 @@ pub fn linears() -> Vec<Linear> {
     out
 }
 
-/// One strip, stacks with an odd last matrix, and strips enough for several blocks; tiles that do not fill a set of words.
+/// One strip, stacks with an odd last matrix, and strips enough for several blocks; tiles that do
+/// not fill a set of words.
 pub fn packed_linears() -> Vec<Linear> {
     let mut out = Vec::new();
     for code in Code::ALL {
@@ -171,7 +172,8 @@ impl Case for Linear {
             // Tensor cores truncate their sums.
             Stored::Plain(DType::Bf16) => 5e-6,
             Stored::Plain(_) => 2e-6,
-            // x has 15 bits at least, with one factor per 64 columns, and the offset of the codes is subtracted after the sum.
+            // x has 15 bits at least, with one factor per 64 columns, and the offset of the codes
+            // is subtracted after the sum.
             Stored::Packed(_) if self.n <= 32 => 3e-5,
             // Prefill may round unpacked weights to bf16.
             Stored::Packed(_) => BF16_STEP,
@@ -270,7 +272,8 @@ impl Case for FusedSwiglu {
     }
 }
 
-/// The ops around a residual stream: a projection added to it, its norm and the projections of that.
+/// The ops around a residual stream: a projection added to it, its norm and the projections of
+/// that.
 pub struct Residual {
     stored: Stored,
     hidden: usize,
@@ -286,7 +289,8 @@ pub fn residuals() -> Vec<Residual> {
     let one = |stored| [(1, false), (1, true), (3, false), (33, false)].map(|(n, bad)| (stored, n, bad));
     let all = stored.into_iter().flat_map(one);
     let residual = |(i, (stored, n, bad))| Residual { stored, hidden: 576, ffn: 1040, n, bias: i % 3 == 0, bad };
-    // Enough rows for several rounds of a large GPU's blocks, and columns for one or several rounds of a block.
+    // Enough rows for several rounds of a large GPU's blocks, and columns for one or several rounds
+    // of a block.
     let large =
         [(1536, 1, false), (2304, 1, false), (2304, 1, true), (2304, 8, false), (1536, 16, true), (2304, 32, false)];
     let large = large.map(|(hidden, n, bad)| {
@@ -334,7 +338,8 @@ impl Case for Residual {
         let mut gates = b.linear_swiglu_scratch(n, 2 * ffn, &h, &act).expect("memory");
         let (norm, mut acts_seen) = (Norm { layer: 8, ..norm }, vec![]);
         let (act_bias, flag) = (bias(&of_gate), &mut non_finite);
-        // Of the same residual stream as the other, and of one to which the projection is added again.
+        // Of the same residual stream as the other, and of one to which the projection is added
+        // again.
         for add in [false, true] {
             let reads = Next { norm: &norm, h: &mut h };
             let sum = match add {

@@ -6,7 +6,8 @@ use std::str::FromStr;
 /// Most parts that checks are divided into.
 const MOST_PARTS: usize = 1000;
 
-/// A part of the checks: number `number`, from 1 on, of `of`. Neighbours go to different parts, so that all take about as long.
+/// A part of the checks: number `number`, from 1 on, of `of`. Neighbours go to different parts, so
+/// that all take about as long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     number: usize,

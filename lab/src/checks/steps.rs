@@ -1,7 +1,7 @@
-//! Checks of decode steps: replayed CUDA graphs against single launches, and several sequences per step against one,
-//! while sequences are forked, released and toggled between the steps. Tokens and slots must be equal. GEMV and
-//! small-batch GEMM sum in different orders, which would show with bf16 activations, so that this check has f32
-//! weights.
+//! Checks of decode steps: replayed CUDA graphs against single launches, and several sequences per
+//! step against one, while sequences are forked, released and toggled between the steps. Tokens and
+//! slots must be equal. GEMV and small-batch GEMM sum in different orders, which would show with
+//! bf16 activations, so that this check has f32 weights.
 
 use super::{CODECS, Finding, Report, widen};
 use anyhow::Result;
@@ -80,8 +80,8 @@ impl Case<'_> {
     }
 }
 
-/// Decodes three sequences, sometimes two; `alone`: one per step. Returns the trace, the number of captured graphs, and
-/// the backend's notice.
+/// Decodes three sequences, sometimes two; `alone`: one per step. Returns the trace, the number of
+/// captured graphs, and the backend's notice.
 fn trace<B: Backend>(b: B, case: &Case<'_>, alone: bool) -> Result<(Trace, usize, Option<String>)> {
     let &Case { checkpoint, policy, codec } = case;
     let options = EngineOptions { context: Some(64), max_step: Some(64), policy, ..EngineOptions::new(codec) };

@@ -83,7 +83,7 @@ impl Default for Canvas {
 
 impl Canvas {
     fn dot(&mut self, x: usize, y: usize) {
-        // Dots 1, 2, 3, 7 stand on the left and 4, 5, 6, 8 on the right.
+        // Dots 1, 2, 3, 7 are on the left and 4, 5, 6, 8 on the right.
         const BITS: [[u8; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
         if let Some(cell) = self.dots.get_mut(y / 4).and_then(|row| row.get_mut(x / 2)) {
             *cell |= BITS[x % 2][y % 4];

@@ -16,8 +16,8 @@ pub fn frontier(points: &[Point]) -> Vec<Point> {
     out
 }
 
-/// Mean difference in accuracy of frontier `a` over frontier `b` on the costs that both span, each interpolated linearly. `None`
-/// where they span no common cost.
+/// Mean difference in accuracy of frontier `a` over frontier `b` on the costs that both span, each
+/// interpolated linearly. `None` where they span no common cost.
 pub fn margin(a: &[Point], b: &[Point]) -> Option<f64> {
     let (low, high) = (a.first()?.0.max(b.first()?.0), a.last()?.0.min(b.last()?.0));
     if low > high {
@@ -57,15 +57,16 @@ mod tests {
         assert_eq!(frontier(&[]), []);
     }
 
-    /// Worked by hand: a is 20, 40, 60 at 1, 2, 4; b is 10, 50 at 2, 6. Common: 2 to 4. The differences are 40 - 10 = 30 at 2
-    /// and 60 - 30 = 30 at 4.
+    /// Worked by hand: a is 20, 40, 60 at 1, 2, 4; b is 10, 50 at 2, 6. Common: 2 to 4. The
+    /// differences are 40 - 10 = 30 at 2 and 60 - 30 = 30 at 4.
     #[test]
     fn a_margin_is_the_mean_difference_over_the_common_costs() {
         let a = [(1.0, 20.0), (2.0, 40.0), (4.0, 60.0)];
         let b = [(2.0, 10.0), (6.0, 50.0)];
         assert_eq!(margin(&a, &b), Some(30.0));
         assert_eq!(margin(&b, &a), Some(-30.0));
-        // From 1 to 2 the difference is 0 to 20, from 2 to 3 it is 20 to 0: a triangle of area 20 over a length of 2.
+        // From 1 to 2 the difference is 0 to 20, from 2 to 3 it is 20 to 0: a triangle of area 20
+        // over a length of 2.
         let (roof, floor) = ([(1.0, 20.0), (2.0, 45.0), (3.0, 50.0)], [(1.0, 20.0), (2.0, 25.0), (3.0, 50.0)]);
         assert_eq!(margin(&roof, &floor), Some(10.0));
         assert_eq!(margin(&a, &[(4.0, 50.0), (9.0, 90.0)]), Some(10.0), "one common cost");

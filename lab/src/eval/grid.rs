@@ -1,7 +1,7 @@
 //! Points of the grid of lengths and widths, from the records of the longest and widest run.
 //!
-//! A chain answers within L tokens if it ended by then, and width k is the first k chains: chains of a policy whose rule does not
-//! depend on L are sampled once, for the largest of both.
+//! A chain answers within L tokens if it ended by then, and width k is the first k chains: chains
+//! of a policy whose rule does not depend on L are sampled once, for the largest of both.
 
 use super::latency::Latency;
 use super::record::Record;
@@ -72,20 +72,22 @@ pub struct Row {
     pub n: usize,
     /// Share whose vote is right.
     pub accuracy: f64,
-    /// Share of which any chain is right.
+    /// Share of problems that any chain solves.
     pub pass_all: f64,
     /// Standard error of the accuracy over problems.
     pub error: f64,
-    /// Standard deviation of the accuracy over draws of as many of the chains; 0 at the largest width.
+    /// Standard deviation of the accuracy over draws of as many of the chains; 0 at the largest
+    /// width.
     pub draw_error: f64,
     /// Means per problem: KV token reads, peak tokens, tokens sampled, tokens of the prompt.
     pub reads: f64,
     pub peak: f64,
     pub tokens: f64,
     pub prompt: f64,
-    /// As `peak`, of pages, of which those that chains share count once.
+    /// As `peak`, of pages; those that chains share count once.
     pub peak_shared: f64,
-    /// Mean seconds of a problem's decode steps: by the model of latency for a problem alone, where the machine was measured...
+    /// Mean seconds of a problem's decode steps: by the model of latency for a problem alone, where
+    /// the machine was measured...
     pub model_seconds: Option<f64>,
     /// ... and measured, as a share of the group that decoded together. At the largest width only.
     pub seconds: Option<f64>,
@@ -162,20 +164,22 @@ fn mean(records: &[&Record], of: impl Fn(&Record) -> f64) -> f64 {
     records.iter().map(|r| of(r)).sum::<f64>() / records.len().max(1) as f64
 }
 
-/// Seconds that the steps of the first `width` chains take within a length, if they decode side by side and alone.
+/// Seconds that the steps of the first `width` chains take within a length, if they decode side by
+/// side and alone.
 fn model_seconds(record: &Record, (index, length): (usize, usize), width: usize, latency: &Latency) -> f64 {
     let tokens = || record.chains[..width].iter().map(|c| c.tokens.min(length));
     let reads = record.chains[..width].iter().map(|c| c.reads[index]).sum();
     latency.seconds(tokens().max().unwrap_or(0), tokens().sum(), reads)
 }
 
-/// Keys that a dense lane reads for `n` sampled tokens: the first step feeds the last token of the prompt.
+/// Keys that a dense lane reads for `n` sampled tokens: the first step feeds the last token of the
+/// prompt.
 fn dense_reads(prompt: usize, n: usize) -> f64 {
     (0..n).map(|i| (prompt + i) as f64).sum()
 }
 
-/// Most slots that the first `width` chains store at once within `length` tokens, where they run side by side and a chain that
-/// ends gives its slots back. Known at every [`STRIDE`] tokens.
+/// Most slots that the first `width` chains store at once within `length` tokens, where they run
+/// side by side and a chain that ends gives its slots back. Known at every [`STRIDE`] tokens.
 fn peak(record: &Record, length: usize, width: usize) -> u64 {
     let at = |stride: usize| {
         let running = record.chains[..width].iter().filter(|c| c.tokens > stride * STRIDE);
@@ -240,7 +244,8 @@ impl Ballot {
         Self { chains: record.chains.iter().map(cast).collect() }
     }
 
-    /// Whether the most frequent answer of these chains is right; of equally frequent ones, that of the first chain.
+    /// Whether the most frequent answer of these chains is right; of equally frequent ones, that of
+    /// the first chain.
     fn is_right(&self, chains: &[usize], length: usize) -> bool {
         let mut votes: Vec<(usize, usize, bool)> = Vec::new();
         for cast in chains.iter().map(|&c| &self.chains[c]).filter(|c| c.answers(length)) {
@@ -324,7 +329,8 @@ mod tests {
         assert_eq!([of(64, 2), of(64, 4)].map(|r| (r.accuracy, r.pass_all)), [(0.0, 1.0), (1.0, 1.0)]);
         assert_eq!(of(20, 4).reads, (10 + 3 * 20) as f64);
         assert_eq!(of(64, 4).tokens, (10 + 40 + 30 + 64) as f64);
-        // Strides: 4 chains store 10 each; then three 20; then 40 > 32 and 64 store 30 each; then 64 alone 40. The largest is 60.
+        // Strides: 4 chains store 10 each; then three 20; then 40 > 32 and 64 store 30 each; then
+        // 64 alone 40. The largest is 60.
         assert_eq!((of(64, 4).peak, of(64, 1).peak), (30.0, 5.0));
         assert_eq!((of(20, 4).peak, of(20, 2).peak), (30.0, 10.0));
         // Chain 0 of a prompt of 3: 3 + 4 + .. + 12 = 75 keys against 10.

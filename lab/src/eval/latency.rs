@@ -1,5 +1,6 @@
-//! Time of decode steps by the model of the paper's Appendix G: the larger of FLOPs / peak and bytes / bandwidth, where peak and
-//! bandwidth are those that this machine was measured to have. No launch, synchronization or sampling is in it: a lower bound.
+//! Time of decode steps by the model of the paper's Appendix G: the larger of FLOPs / peak and
+//! bytes / bandwidth, where peak and bandwidth are those that this machine was measured to have. No
+//! launch, synchronization or sampling is in it: a lower bound.
 
 use anyhow::Result;
 use dmschat::chat::session::write_output;
@@ -20,13 +21,15 @@ pub struct Latency {
     pub weight_bytes: u64,
     /// Floating-point operations of a token, without attention.
     pub token_flops: f64,
-    /// Bytes of a slot, and floating-point operations of attending to it: all query heads of a KV head, scores and values.
+    /// Bytes of a slot, and floating-point operations of attending to it: all query heads of a KV
+    /// head, scores and values.
     pub slot_bytes: u64,
     pub slot_flops: f64,
 }
 
 impl Latency {
-    /// Seconds of `steps` steps in which chains sample `tokens` tokens and read `reads` slots, summed over lanes.
+    /// Seconds of `steps` steps in which chains sample `tokens` tokens and read `reads` slots,
+    /// summed over lanes.
     pub fn seconds(&self, steps: usize, tokens: usize, reads: u64) -> f64 {
         let flops = self.token_flops * tokens as f64 + self.slot_flops * reads as f64;
         let bytes = self.weight_bytes as f64 * steps as f64 + self.slot_bytes as f64 * reads as f64;
@@ -59,7 +62,8 @@ mod tests {
             slot_bytes: 10,
             slot_flops: 40.0,
         };
-        // One chain of 10 steps and 50 slots: 1,500 bytes, 6,000 operations. Eight such chains: 5,000 bytes, 48,000 operations.
+        // One chain of 10 steps and 50 slots: 1,500 bytes, 6,000 operations. Eight such chains:
+        // 5,000 bytes, 48,000 operations.
         assert_eq!(machine.seconds(10, 10, 50), 1.5);
         assert_eq!(machine.seconds(10, 80, 400), 6.0);
         let folder = tempfile::tempdir().unwrap();

@@ -108,7 +108,7 @@ fn draw_panel(out: &mut String, panel: &Panel<'_>, cost: Cost) {
         }
         for row in method.best(cost) {
             let (cost, percent) = Method::point(row, cost);
-            // Labels of neighbouring methods stand on different sides of their points.
+            // Labels of neighbouring methods are on different sides of their points.
             let (dx, dy, anchor) = if i % 2 == 0 { (4.0, 11.0, "start") } else { (-4.0, -4.0, "end") };
             if percent > 0.0 {
                 text(out, (x(cost) + dx, y(percent) + dy), (anchor, 9), colour, &row.label());

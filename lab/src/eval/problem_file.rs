@@ -1,5 +1,5 @@
-//! `dmslab eval --problems FILE` without a folder for results: answers a file of problems greedily, each in its own
-//! conversation, and prints the answers.
+//! `dmslab eval --problems FILE` without a folder for results: answers a file of problems greedily,
+//! each in its own conversation, and prints the answers.
 
 use crate::eval::problem::{Problem, ProblemMessage};
 use crate::eval::tasks::MAX_BYTES;
@@ -54,7 +54,8 @@ pub fn run(settings: &Settings, path: &Path) -> Result<u8> {
     Ok(output::OK)
 }
 
-/// The problems of the whole file, each with its place for messages, so that a broken line is found before any is answered.
+/// The problems of the whole file, each with its place for messages, so that a broken line is found
+/// before any is answered.
 fn read(settings: &Settings, path: &Path) -> Result<Vec<(String, Line, Conversation)>> {
     let file = path.display();
     let text =

@@ -1,4 +1,4 @@
-//! What is kept of each problem, in a file that only grows, so that a run goes on where it was killed.
+//! The record of each problem, in a file that only grows, so that a killed run continues where it ended.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};

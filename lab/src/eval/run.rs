@@ -37,7 +37,7 @@ const FEWEST_READ: usize = 48;
 /// `--policy` and `--width` accept several values here, such as `dense,dms` and `1,2,4,8`: a margin is over the first policy,
 /// and the answers of a problem's chains vote. `--seed` makes the problems too.
 ///
-/// Run again with the same arguments, a run that was stopped goes on.
+/// A stopped run continues when it is started again with the same arguments.
 #[derive(Args, Debug)]
 pub struct EvalArgs {
     /// Tasks: niah-1k to niah-8k, vt-1k to vt-8k, sum, equation, sort, recall, recall-4k, arithmetic, gsm, countdown, subset,
@@ -80,7 +80,7 @@ pub fn run(settings: &Settings, args: &EvalArgs, common: &Common) -> Result<u8> 
         ));
     }
     if common.budget.is_some() || common.eviction.is_some() {
-        return Err(wrong_use("--budget and --eviction are not for eval: --policy and --keep-ratio say what is kept"));
+        return Err(wrong_use("--budget and --eviction are not for eval: use --policy and --keep-ratio"));
     }
     let run = Run::new(settings, args, common)?;
     let mut store = Store::open(out, &run.header(settings, args)?, &result_files()).map_err(as_wrong_use)?;
@@ -371,7 +371,7 @@ fn result_files() -> Vec<String> {
     files.into_iter().chain(Cost::ALL.map(plot_file)).collect()
 }
 
-/// What a run has found.
+/// Results of a run.
 struct Results {
     rows: Vec<crate::eval::grid::Row>,
     json: Value,

@@ -1,9 +1,11 @@
-//! Samples the chains of a group of problems: each prompt is fed once and forked, and all chains of the group decode in one step.
-//! All begin at the same step, so that what a step holds is what parallel chains hold.
+//! Samples the chains of a group of problems: each prompt is fed once and forked, and all chains of
+//! the group decode in one step. All begin at the same step, so that what a step holds is what
+//! parallel chains hold.
 //!
-//! The engine's scheduler is not used: it admits a prompt while others decode and preempts chains that it replays later, so
-//! that the chains of a problem would not be in step, and their peak would depend on the other problems. Here all chains of a
-//! group fit by the choice of the group, and the loop that is left is shorter than the log and the replay that it needs.
+//! The engine's scheduler is not used: it admits a prompt while others decode and preempts chains
+//! that it replays later, so that the chains of a problem would not be in step, and their peak
+//! would depend on the other problems. Here all chains of a group fit by the choice of the group,
+//! and the loop that is left is shorter than the log and the replay that it needs.
 
 use anyhow::{Context, Result};
 use dmschat::backend::Backend;
@@ -22,7 +24,8 @@ pub struct Options<'a> {
     pub width: usize,
     /// Most tokens of a chain.
     pub max_tokens: usize,
-    /// Numbers of tokens after which the reads are kept, and numbers of chains whose pages are counted; in rising order.
+    /// Numbers of tokens after which the reads are kept, and numbers of chains whose pages are
+    /// counted; in rising order.
     pub lengths: &'a [usize],
     pub widths: &'a [usize],
     pub sampling: &'a SamplingParams,
@@ -40,7 +43,8 @@ pub struct Chain {
     pub tokens: Vec<Token>,
     /// Whether it ended by itself.
     pub ended: bool,
-    /// Keys that were attended to until it had each of [`Options::lengths`] tokens, or ended; summed over the lanes.
+    /// Keys that were attended to until it had each of [`Options::lengths`] tokens, or ended;
+    /// summed over the lanes.
     pub reads: Vec<u64>,
     /// Most slots stored until the end of each [`STRIDE`] tokens; summed over the lanes.
     pub stored: Vec<u32>,
@@ -50,15 +54,16 @@ pub struct Chain {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     pub chains: Vec<Chain>,
-    /// Most distinct pages that the first chains held until they had so many tokens, or ended: for each of
-    /// [`Options::lengths`], and in it for each of [`Options::widths`].
+    /// Most distinct pages that the first chains held until they had so many tokens, or ended: for
+    /// each of [`Options::lengths`], and in it for each of [`Options::widths`].
     pub shared: Vec<Vec<usize>>,
     /// Live slots `[n_layers][n_kv_heads]` at the end of chain 0, and the tokens fed to it.
     pub live: Vec<Vec<u32>>,
     pub fed: usize,
 }
 
-/// The problems of a group, and the time that their decode steps took until the chains had each of [`Options::lengths`] tokens.
+/// The problems of a group, and the time that their decode steps took until the chains had each of
+/// [`Options::lengths`] tokens.
 pub struct Group {
     pub problems: Vec<Sampled>,
     pub seconds: Vec<f64>,
@@ -78,7 +83,8 @@ struct Running {
     chain: Chain,
 }
 
-/// Samples `options.width` chains of each problem of (prompt, seed). `on_step` is told the number of chains that decode.
+/// Samples `options.width` chains of each problem of (prompt, seed). `on_step` is told the number
+/// of chains that decode.
 pub fn sample<B: Backend>(
     runner: &mut Runner<B>,
     problems: &[(&[Token], u64)],
@@ -166,7 +172,8 @@ fn decode<B: Backend>(
     Ok(())
 }
 
-/// Notes the distinct pages of the chains where some are released or a length is reached: until then they only grow.
+/// Notes the distinct pages of the chains where some are released or a length is reached: until
+/// then they only grow.
 fn count_pages<B: Backend>(
     runner: &Runner<B>,
     options: &Options<'_>,

@@ -1,5 +1,6 @@
-//! The tasks: each makes problems from seeded random numbers, so that a seed gives the same problems on every machine. Their
-//! words are those that the built-in model was trained on (`retrofit/`), in phrasings that it saw.
+//! The tasks: each makes problems from seeded random numbers, so that a seed gives the same
+//! problems on every machine. Their words are those that the built-in model was trained on
+//! (`retrofit/`), in phrasings that it saw.
 
 mod arithmetic;
 mod file;

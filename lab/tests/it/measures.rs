@@ -147,7 +147,8 @@ fn weights_that_are_no_numbers_end_score_and_compare() {
     }
 }
 
-/// A disk that is full, as far as the process can tell: it is killed while it writes, and the file of an earlier run is whole.
+/// A disk that is full, as far as the process can tell: it is killed while it writes, and the file
+/// of an earlier run is whole.
 #[cfg(unix)]
 #[test]
 fn importance_that_cannot_be_written_leaves_the_file_that_was_there() {
@@ -167,14 +168,16 @@ fn importance_that_cannot_be_written_leaves_the_file_that_was_there() {
     let whole = fs::read(&file).unwrap();
     assert!(!measure(to, "ulimit -f 0").status.success());
     assert_eq!(fs::read(&file).unwrap(), whole);
-    // A stream is written into, and nothing else is on it. What cannot be written is said before the measurement.
+    // A stream is written into, and nothing else is on it. What cannot be written is said before
+    // the measurement.
     assert_eq!(measure("/dev/stdout", "true").stdout, whole);
     let nowhere = measure("/no/such/folder", "true");
     let said = String::from_utf8_lossy(&nowhere.stderr);
     assert!(nowhere.status.code() == Some(2) && said.starts_with("dmslab: /no/such/folder: "), "{said}");
 }
 
-/// Commands that work on the main thread, each with more to do than fits in the time until the signal.
+/// Commands that work on the main thread, each with more to do than fits in the time until the
+/// signal.
 #[cfg(target_os = "linux")]
 #[test]
 fn ctrl_c_ends_a_measurement_in_one_line_with_130() {
@@ -190,7 +193,7 @@ fn ctrl_c_ends_a_measurement_in_one_line_with_130() {
         (&["compare", "-m", model, "--text-file", text], "dmslab: interrupted\n"),
         (
             &[&eval[..], &["--out", out.to_str().unwrap()]].concat(),
-            "dmslab: interrupted; the same command goes on from here\n",
+            "dmslab: interrupted; the same command continues from here\n",
         ),
     ] {
         let mut command = dmslab(&home);

@@ -1,15 +1,19 @@
 //! Attention of a step's rows over stored slots and the step's own rows.
 //!
-//! A row's result has the same bits whatever is computed beside it: one definition serves decode and prefill, for any chunks,
-//! any number of threads and any order of the slots. A score is a dot product with a key as it is stored, times the key's
-//! scale. Weights are `exp(score - largest score)`; their sum is exact and so has no order. Values are added in the order of
-//! their positions, in every form; a key that is hidden from a row has the weight 0, which changes no bit.
+//! A row's result has the same bits whatever is computed beside it: one definition serves decode
+//! and prefill, for any chunks, any number of threads and any order of the slots. A score is a dot
+//! product with a key as it is stored, times the key's scale. Weights are
+//! `exp(score - largest score)`; their sum is exact and so has no order. Values are added in the
+//! order of their positions, in every form; a key that is hidden from a row has the weight 0, which
+//! changes no bit.
 //!
-//! A *group* is the query rows of one KV head in a run of a span's tokens; its keys are read once for all of them. Two forms:
+//! A *group* is the query rows of one KV head in a run of a span's tokens; its keys are read once
+//! for all of them. Two forms:
 //!
-//! - `in_place` (decode, few rows): keys are read from their pages, values through [`super::Pool::order`];
-//! - `gathered` (prefill, many rows): keys that some row sees are copied into blocks in f32 and multiplied by GEMM. Keys that
-//!   no row sees cost only a look at their mark.
+//! - `in_place` (decode, few rows): keys are read from their pages, values through
+//!   [`super::Pool::order`];
+//! - `gathered` (prefill, many rows): keys that some row sees are copied into blocks in f32 and
+//!   multiplied by GEMM. Keys that no row sees cost only a look at their mark.
 //!
 //! `in_order` has the form for policies that place by the weights, `paged` the choice of pages.
 
@@ -49,7 +53,8 @@ pub(super) struct Plan {
     /// Each span's first group, and the tokens of its groups.
     spans: Vec<(usize, usize)>,
     own: OwnRows,
-    /// `[groups, rows of the largest, keys of the largest + 2]`, where the threads share the keys of a group.
+    /// `[groups, rows of the largest, keys of the largest + 2]`, where the threads share the keys
+    /// of a group.
     scores: Vec<f32>,
     /// `[groups, rows of the largest, head_dim]`
     out: Vec<f32>,
@@ -60,11 +65,12 @@ struct Group {
     head: usize,
     /// Tokens of the span.
     tokens: Range<usize>,
-    /// What it reads, where the policy reads pages.
+    /// Pages that it reads, where the policy reads pages.
     chosen: Chosen,
 }
 
-/// The step's own keys and values, `[n_tokens, n_kv_heads]`, as they will be stored: K, V in whole bytes, side data.
+/// The step's own keys and values, `[n_tokens, n_kv_heads]`, as they will be stored: K, V in whole
+/// bytes, side data.
 #[derive(Default)]
 struct OwnRows {
     bytes: Vec<u8>,

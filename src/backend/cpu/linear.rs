@@ -30,7 +30,7 @@ const BLOCK_ROWS: usize = 96;
 /// Values between the rows of a block, so that rows of [`BLOCK_COLS`] do not meet in the same cache sets.
 const PADDING: usize = 16;
 
-/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`. Returns whether to go on; once it
+/// Called before every GEMM with the matrices that share its input, and the input `[n, cols]`. Returns whether to continue; once it
 /// has not, GEMMs do nothing, so that a step that nobody wants ends soon.
 pub type OnInput = Box<dyn FnMut(&[Tensor], &[f32]) -> bool + Send>;
 

@@ -1,11 +1,12 @@
-//! Merging of a step's rows under a policy that merges tokens, before RoPE: the reference for parallel forms of it.
+//! Merging of a step's rows under a policy that merges tokens, before RoPE: the reference for
+//! parallel forms of it.
 
 use super::super::{KvTables, Span};
 use super::{Acts, Cpu};
 use crate::policy::{Merging, members, merge};
 
-/// Replaces K and V of every row by the means of its slot as it stands with the row, and the heads' decisions by
-/// [`Merging::JOINS`] or [`Merging::OPENS`].
+/// Replaces K and V of every row by the means of its slot, the row included, and the heads'
+/// decisions by [`Merging::JOINS`] or [`Merging::OPENS`].
 pub(super) fn merge_rows(
     qkv: &mut Acts,
     decisions: &mut [f32],

@@ -1,5 +1,6 @@
-//! Pages of host memory with reference counts. Memory is mapped in granules of up to 2 MiB, as huge pages where the system has
-//! them. The lowest free page is allocated first, so that the last granules become empty and can be unmapped.
+//! Pages of host memory with reference counts. Memory is mapped in granules of up to 2 MiB, as huge
+//! pages where the system has them. The lowest free page is allocated first, so that the last
+//! granules become empty and can be unmapped.
 
 use super::super::{OutOfMemory, PoolStats};
 use memmap2::MmapMut;
@@ -10,8 +11,9 @@ const GRANULE_BYTES: usize = 2 << 20;
 const LINE_BYTES: usize = 64;
 
 pub struct Pool {
-    /// `[n_layers, n_lanes]` slots by the positions of their tokens: the order in which attention adds values. Kept as tokens
-    /// are placed, and made from the positions where its length is not that of the lane.
+    /// `[n_layers, n_lanes]` slots by the positions of their tokens: the order in which attention
+    /// adds values. Kept as tokens are placed, and made from the positions where its length is not
+    /// that of the lane.
     orders: Vec<Vec<u32>>,
     page_bytes: usize,
     /// Distance of two pages: `page_bytes` rounded up to a cache line.
@@ -55,7 +57,8 @@ impl Pool {
                 return Err(error);
             }
             let Ok(mut granule) = MmapMut::map_anon(granule_bytes) else { return Err(error) };
-            // Decoding reads every live page once a token. Fails harmlessly on systems without huge pages.
+            // Decoding reads every live page once a token. Fails harmlessly on systems without huge
+            // pages.
             #[cfg(target_os = "linux")]
             let _ = granule.advise(memmap2::Advice::HugePage);
             // Touch every page now, so that no step pays for the system's zeroing.
@@ -88,7 +91,8 @@ impl Pool {
         &self.refs
     }
 
-    /// Allocates the lowest free page with one reference. Panics if none is free: the engine reserves before a step.
+    /// Allocates the lowest free page with one reference. Panics if none is free: the engine
+    /// reserves before a step.
     pub(super) fn take(&mut self) -> i32 {
         let page = self.free.pop_first().expect("a page was reserved before the step");
         self.refs[page as usize] = 1;

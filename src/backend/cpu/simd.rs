@@ -1,12 +1,14 @@
-//! Vector kernels of the CPU: dot products with stored rows, weighted sums of stored rows, GEMM tiles, and the element-wise
-//! maths between them.
+//! Vector kernels of the CPU: dot products with stored rows, weighted sums of stored rows, GEMM
+//! tiles, and the element-wise maths between them.
 //!
-//! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler vectorises) and compiled
-//! three times: AVX-512, AVX2 + FMA, and portable. An [`Isa`] names one that this machine can run; it can only be made by
-//! CPU detection, which makes the calls sound. This backend uses `unsafe` here and in `thread_pool` only.
+//! Every kernel is written once over [`vector::Vector`] (or as a plain loop that the compiler
+//! vectorises) and compiled three times: AVX-512, AVX2 + FMA, and portable. An [`Isa`] names one
+//! that this machine can run; it can only be made by CPU detection, which makes the calls sound.
+//! This backend uses `unsafe` here and in `thread_pool` only.
 //!
-//! [`Isa::EXACT`] is a fourth: portable code that never fuses a multiplication with an addition, so that its results have
-//! the same bits on every machine. What quantization is calibrated with is computed in it.
+//! [`Isa::EXACT`] is a fourth: portable code that never fuses a multiplication with an addition, so
+//! that its results have the same bits on every machine. What quantization is calibrated with is
+//! computed in it.
 
 pub(super) mod dots;
 #[cfg(target_arch = "x86_64")]
@@ -17,8 +19,8 @@ pub(super) mod packed;
 mod strip;
 mod vector;
 
-/// Columns of a dot product that are summed together: longer ones are sums of such sums, so that a GEMM can go through its
-/// matrices in blocks that fit the caches.
+/// Columns of a dot product that are summed together: longer ones are sums of such sums, so that a
+/// GEMM can go through its matrices in blocks that fit the caches.
 pub(super) const BLOCK_COLS: usize = 1024;
 
 /// Element format of a stored row.
@@ -100,8 +102,8 @@ impl Isa {
     }
 }
 
-/// Compiles `$body`, which must be `#[inline(always)]` and generic over a vector type, for every instruction set, and
-/// calls the one that `$isa` names.
+/// Compiles `$body`, which must be `#[inline(always)]` and generic over a vector type, for every
+/// instruction set, and calls the one that `$isa` names.
 macro_rules! by_isa {
     ($isa:expr, $body:ident :: <$($generic:ident),*> ($($arg:ident : $ty:ty),* $(,)?)) => {{
         #[cfg(target_arch = "x86_64")]

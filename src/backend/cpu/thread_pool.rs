@@ -1,13 +1,13 @@
-//! A thread pool for short data-parallel loops. A decode step has about a hundred of them, each some dozen microseconds
-//! long; waking a sleeping thread for each would cost more than the work.
+//! A thread pool for short data-parallel loops. A decode step has about a hundred of them, each
+//! some dozen microseconds long; waking a sleeping thread for each would cost more than the work.
 //!
-//! Workers spin on a counter for a moment after each loop and then sleep. A worker that comes late finds the loop closed and
-//! is not waited for; the caller works too, so a loop ends even when every worker sleeps. Each worker has a range of
-//! neighbouring tasks and then steals from others. The result of a task does not depend on the worker, so results
-//! are bit-identical for any timing.
+//! Workers spin on a counter for a moment after each loop and then sleep. A worker that comes late
+//! finds the loop closed and is not waited for; the caller works too, so a loop ends even when
+//! every worker sleeps. Each worker has a range of neighbouring tasks and then steals from others.
+//! The result of a task does not depend on the worker, so results are bit-identical for any timing.
 //!
-//! `unsafe` is needed for two things: a task borrows from the caller's stack, and tasks write to different tiles of one
-//! matrix.
+//! `unsafe` is needed for two things: a task borrows from the caller's stack, and tasks write to
+//! different tiles of one matrix.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -18,8 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a worker spins before it sleeps: longer than the pause between two decode steps, short enough that an idle
-/// chat uses no CPU time.
+/// How long a worker spins before it sleeps: longer than the pause between two decode steps, short
+/// enough that an idle chat uses no CPU time.
 const SPIN: Duration = Duration::from_micros(500);
 
 /// `(worker, task)`; the caller is worker 0.
@@ -82,8 +82,8 @@ impl ThreadPool {
         self.threads.len() + 1
     }
 
-    /// Calls `job(worker, task)` once for every task below `n_tasks` and returns when all are done. Panics if a task does. A
-    /// task must not call `run`.
+    /// Calls `job(worker, task)` once for every task below `n_tasks` and returns when all are done.
+    /// Panics if a task does. A task must not call `run`.
     pub fn run(&self, n_tasks: usize, job: &Job<'_>) {
         if n_tasks <= 1 || self.threads.is_empty() {
             return (0..n_tasks).for_each(|task| job(0, task));
@@ -203,7 +203,8 @@ impl Shared {
 
     fn wake_sleepers(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // While the lock is held, no worker is between its last look at the epoch and its sleep.
+            // While the lock is held, no worker is between its last look at the epoch and its
+            // sleep.
             drop(lock(&self.ended));
             self.wake.notify_all();
         }

@@ -152,7 +152,7 @@ pub mod policy {
     pub const READS_PAGES: i32 = 16;
 }
 
-/// What heads go through before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are 0.
+/// Steps that heads go through before attention: `HeadParams` in `heads.cuh`. Addresses of absent norms are 0.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub struct HeadParams {

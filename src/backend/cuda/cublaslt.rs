@@ -1,5 +1,6 @@
-//! GEMMs by NVIDIA's libcublasLt where one is installed: nothing here is needed, and whatever goes wrong leaves the GEMM
-//! to our own kernels. Loaded at run time, with the thirteen functions that are called.
+//! GEMMs by NVIDIA's libcublasLt where one is installed: nothing here is needed, and whatever goes
+//! wrong leaves the GEMM to our own kernels. Loaded at run time, with the thirteen functions that
+//! are called.
 
 use super::super::OutOfMemory;
 use super::driver::Driver;
@@ -95,7 +96,8 @@ impl Functions {
     fn of(library: &Library) -> Result<Self, libloading::Error> {
         macro_rules! find {
             ($name:literal) => {
-                // SAFETY: the types above are those of `cublasLt.h`, the same in the releases of `NAMES`.
+                // SAFETY: the types above are those of `cublasLt.h`, the same in the releases of
+                // `NAMES`.
                 unsafe { *library.get($name)? }
             };
         }
@@ -149,7 +151,8 @@ struct Plan {
 /// N, K and M of a GEMM, the stride of its output, and whether there is a bias.
 type Size = (usize, usize, usize, usize, bool);
 
-/// `out[m, n] = x[m, k] weight[n, k]^T + bias[n]` by device addresses; `bias` is 0 if there is none.
+/// `out[m, n] = x[m, k] weight[n, k]^T + bias[n]` by device addresses; `bias` is 0 if there is
+/// none.
 #[derive(Clone, Copy)]
 pub(super) struct Gemm {
     pub out: u64,
@@ -181,7 +184,8 @@ impl Found {
 fn load(path: &PathBuf) -> Result<Found, String> {
     // SAFETY: NVIDIA's library, whose start does no more than register itself.
     let library = unsafe { Library::new(path) }.map_err(|e| e.to_string())?;
-    // Never unloaded: it registers exit handlers, and unloading it while the process ends runs them twice at once.
+    // Never unloaded: it registers exit handlers, and unloading it while the process ends runs them
+    // twice at once.
     let library = ManuallyDrop::new(library);
     let functions = Functions::of(&library).map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(Found { functions, path: path.clone() })
@@ -242,8 +246,9 @@ impl CublasLt {
         let Some(plan) = plan else { return false };
         let (one, zero, f) = (1f32, 0f32, &self.found.functions);
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
-        // SAFETY: handles and plan are live and were made for this size; addresses are those of the caller's buffers,
-        // which are that large and are freed only after a wait; the scalars outlive the call, which reads them.
+        // SAFETY: handles and plan are live and were made for this size; addresses are those of the
+        // caller's buffers, which are that large and are freed only after a wait; the scalars
+        // outlive the call, which reads them.
         let status = unsafe {
             if p.bias != 0 && set(f.set_desc, plan.desc.0, DESC_BIAS_POINTER, &p.bias) != 0 {
                 return false;
@@ -276,7 +281,8 @@ impl CublasLt {
         let f = &self.found.functions;
         let ok = |status: c_int| if status == 0 { Ok(()) } else { Err(status) };
         let [m, n, k, ld] = [p.m, p.n, p.k, p.ld].map(|n| n as u64);
-        // SAFETY: every pointer is to a live handle or number of the type and size that its attribute has.
+        // SAFETY: every pointer is to a live handle or number of the type and size that its
+        // attribute has.
         unsafe {
             let desc = Owned::new(|to| (f.create_desc)(to, COMPUTE_32F, CUDA_R_32F), f.destroy_desc)?;
             ok(set(f.set_desc, desc.0, DESC_TRANSA, &OP_TRANSPOSED))?;

@@ -85,7 +85,7 @@ pub struct Driver {
     free_at_first: u64,
     /// Bytes that loading modules took.
     module_bytes: Cell<u64>,
-    /// What allocations are for, the live ones by address, the blocks that they lie in, and mapped pages.
+    /// Purposes of allocations, the live ones by address, the blocks that they lie in, and mapped pages.
     purpose: Cell<&'static str>,
     allocations: RefCell<HashMap<u64, (&'static str, u64)>>,
     blocks: RefCell<Blocks>,
@@ -95,7 +95,7 @@ pub struct Driver {
     context: Arc<CudaContext>,
 }
 
-/// What a GPU is.
+/// Properties of a GPU.
 struct Description {
     name: String,
     sm_count: usize,
@@ -190,7 +190,7 @@ impl Driver {
     }
 
     /// Loads the files of kernels that `needed` names. `on_files` gets the number of files loaded and their total, before each
-    /// of them, and returns whether to go on.
+    /// of them, and returns whether to continue.
     pub fn load_kernels(
         &self,
         needed: impl Fn(&Source, (i32, i32)) -> bool,
@@ -394,7 +394,7 @@ impl Driver {
         self.mapped_bytes.set(self.mapped_bytes.get().wrapping_add_signed(bytes));
     }
 
-    /// What the GPU's memory holds.
+    /// Contents of the GPU's memory.
     pub(super) fn memory_use(&self) -> MemoryUse {
         let (free_bytes, total_bytes) = self.memory();
         let mut allocated = BTreeMap::new();

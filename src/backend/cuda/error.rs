@@ -1,4 +1,5 @@
-//! Errors of the driver: [`NoCuda`] while the GPU is opened, [`DeviceLost`] by unwinding once a model runs on it.
+//! Errors of the driver: [`NoCuda`] while the GPU is opened, [`DeviceLost`] by unwinding once a
+//! model runs on it.
 
 use super::super::DeviceLost;
 use cudarc::driver::result::DriverError;
@@ -30,7 +31,8 @@ pub enum NoCuda {
     Driver(String),
 }
 
-/// Returns the value, or panics with [`DeviceLost`] without running the panic hook. `doing` names the failed operation.
+/// Returns the value, or panics with [`DeviceLost`] without running the panic hook. `doing` names
+/// the failed operation.
 pub(super) fn must<T>(result: Result<T, DriverError>, doing: &str) -> T {
     result.unwrap_or_else(|error| lost(&format!("{doing}: {}", words(error))))
 }

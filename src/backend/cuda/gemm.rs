@@ -28,7 +28,7 @@ pub(super) const SWIGLU_ROWS: usize = 512;
 /// A kernel that GPUs run which have `gemm_wgmma.cu`.
 pub(super) const WGMMA: Kernel = Kernel::GemmWgmma(256, Fused::Nothing);
 
-/// What launches a kernel is chosen for.
+/// Launches that a kernel is chosen for.
 enum For {
     Any,
     /// At most so many blocks per SM, of at least so many columns.

@@ -1,6 +1,7 @@
-//! Decode steps as captured CUDA graphs: the kernels of a step are captured at its second run and replayed from then on
-//! by one launch. Lengths, tables, tokens and sampling options lie in device memory, so one graph serves all steps of its
-//! kind and number of sequences. Graphs are dropped whenever device memory is allocated or freed.
+//! Decode steps as captured CUDA graphs: the kernels of a step are captured at its second run and
+//! replayed from then on by one launch. Lengths, tables, tokens and sampling options lie in device
+//! memory, so one graph serves all steps of its kind and number of sequences. Graphs are dropped
+//! whenever device memory is allocated or freed.
 //!
 //! Falling back is always possible: launches that are captured do not run.
 
@@ -51,7 +52,8 @@ impl Drop for Graph {
 /// The captured steps of one GPU.
 pub(super) struct Graphs {
     enabled: Cell<bool>,
-    /// By kind and number of sequences. `None` after the first run, which makes the driver load all kernels.
+    /// By kind and number of sequences. `None` after the first run, which makes the driver load all
+    /// kernels.
     captured: RefCell<HashMap<(StepKind, usize), Option<Graph>>>,
     /// Generation of the GPU's memory at the captures.
     generation: Cell<u64>,

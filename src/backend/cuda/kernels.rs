@@ -31,7 +31,7 @@ pub fn padded(head_dim: usize) -> usize {
     HEAD_DIMS[(head_dim > HEAD_DIMS[0]) as usize]
 }
 
-/// What a file of kernels is compiled for.
+/// Target that a file of kernels is compiled for.
 pub struct Target {
     pub name: &'static str,
     /// Lowest compute capability of a GPU that runs it, major and minor.

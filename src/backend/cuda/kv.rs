@@ -26,7 +26,7 @@ const PLACE_SCORES_THREADS: usize = 384;
 const APPEND_LANES: usize = 8;
 /// Threads of a block of `attend_tiles` and of `kv_scatter`.
 const TILE_THREADS: usize = 128;
-/// Threads of a block of `attend_wgmma`, of which an SM has room for one.
+/// Threads of a block of `attend_wgmma`; an SM has room for one block.
 const WGMMA_THREADS: usize = 384;
 const SCATTER_THREADS: usize = 256;
 /// Most threads of a block of `place`: it assigns slots to as many tokens at once.

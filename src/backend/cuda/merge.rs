@@ -10,7 +10,8 @@ use crate::policy::{Dmc, Merging};
 /// Threads of a block of `merge_rows`.
 const ROWS_THREADS: usize = 512;
 
-/// What attention has to do to the heads of rows. Where the policy merges tokens, does it here beforehand, with the merging.
+/// Work of attention on the heads of rows. Where the policy merges tokens, does it here beforehand,
+/// with the merging.
 pub(super) fn prepare(
     cuda: &Cuda,
     qkv: &mut Acts,

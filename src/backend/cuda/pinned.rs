@@ -1,5 +1,6 @@
-//! Page-locked host memory that the GPU reads and writes: the staging buffer of copies to the GPU, which nobody waits
-//! for, and of large copies from it, and the words that the last kernel of a step writes for the host.
+//! Page-locked host memory that the GPU reads and writes: the staging buffer of copies to the GPU,
+//! which nobody waits for, and of large copies from it, and the words that the last kernel of a
+//! step writes for the host.
 
 use super::super::cpu::thread_pool::{ThreadPool, Tile};
 use super::error::{NoCuda, must, ready};
@@ -9,7 +10,8 @@ use std::sync::Arc;
 
 /// Bytes of each half of the staging memory.
 const HALF_BYTES: usize = 4 << 20;
-/// Threads that fill a half: one copies between ordinary and page-locked memory at 5 GB/s, a tenth of what the bus takes.
+/// Threads that fill a half: one copies between ordinary and page-locked memory at 5 GB/s, a tenth
+/// of what the bus takes.
 const COPY_THREADS: usize = 4;
 /// Bytes that a thread copies at a time, and bytes from which several do.
 const PART_BYTES: usize = 256 << 10;
@@ -28,7 +30,7 @@ where
     Ok(memory)
 }
 
-/// What the last kernel of a step writes for the host.
+/// Results that the last kernel of a step writes for the host.
 pub(super) struct Mailbox {
     memory: PinnedHostSlice<i32>,
     /// Taken once: asking for it synchronizes, which a capture forbids.
@@ -83,8 +85,8 @@ impl Staging {
             let half = must(self.halves[self.half].0.as_mut_slice(), "writing page-locked memory");
             let staged = &mut half[self.filled..self.filled + chunk.len()];
             copy(&self.threads, staged, chunk);
-            // SAFETY: the target is the caller's word; the source is not written again before `switch` has waited for
-            // this copy.
+            // SAFETY: the target is the caller's word; the source is not written again before
+            // `switch` has waited for this copy.
             must(unsafe { result::memcpy_htod_async(to, staged, stream.cu_stream()) }, "copying to the GPU");
             self.filled = (self.filled + chunk.len()).next_multiple_of(ALIGN);
             to += chunk.len() as u64;
@@ -130,7 +132,7 @@ impl Staging {
         must(self.halves[self.half].1.record(stream), "recording an event");
         self.half = 1 - self.half;
         self.filled = 0;
-        // An event that was never recorded is no wait.
+        // An event that was never recorded is not waited for.
         must(self.halves[self.half].1.synchronize(), "waiting for an event");
     }
 }

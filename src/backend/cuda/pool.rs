@@ -76,7 +76,7 @@ pub struct Pool {
     pub(super) metas: Buf<i32>,
     /// RoPE frequencies of rows that are rotated already.
     pub(super) zeros: Buf<f32>,
-    /// What decode tokens read, where the policy reads pages.
+    /// Pages that decode tokens read, where the policy reads pages.
     pub(super) choices: Option<Choices>,
     /// Pages of the unpacked copy of what a prefill step attends to; none where the kernels do not need it.
     unpacked: Option<Buf<u8>>,

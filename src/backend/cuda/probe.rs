@@ -1,5 +1,5 @@
-//! Probes for a driver that this backend can use, without ever panicking: cudarc resolves each symbol at its first call
-//! and panics if it is missing, so all of them are looked up first.
+//! Probes for a driver that this backend can use, without ever panicking: cudarc resolves each
+//! symbol at its first call and panics if it is missing, so all of them are looked up first.
 
 use super::error::{NoCuda, words};
 use cudarc::driver::{result, sys};
@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 /// CUDA version of the kernels' PTX: drivers from 535 on.
 const NEEDED_VERSION: i32 = 12020;
 
-/// Every symbol that this backend calls, by itself or through cudarc: those that `tests/software_gpu` exports, on which
-/// the tests run all of it.
+/// Every symbol that this backend calls, by itself or through cudarc: those that
+/// `tests/software_gpu` exports, on which the tests run all of it.
 const SYMBOLS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -71,8 +71,8 @@ pub fn probe() -> Result<(i32, u32), NoCuda> {
         // SAFETY: asks the loader whether the library exists; nothing of it is called.
         let found = unsafe { sys::is_culib_present() };
         if found {
-            // Loaded for good before anything of it is called: the question alone loads and unloads it each time.
-            // SAFETY: the library is there.
+            // Loaded for good before anything of it is called: the question alone loads and unloads
+            // it each time. SAFETY: the library is there.
             unsafe { sys::culib() };
         }
         found
@@ -103,8 +103,9 @@ fn present(symbol: &'static str) -> Result<(), NoCuda> {
 mod tests {
     use super::*;
 
-    /// A symbol that is called and not listed would panic on a driver without it. The software GPU exports what is
-    /// called and nothing else, so a symbol that is missing there panics in its tests.
+    /// A symbol that is called and not listed would panic on a driver without it. The software GPU
+    /// exports what is called and nothing else, so a symbol that is missing there panics in its
+    /// tests.
     #[test]
     fn the_symbols_listed_are_those_of_the_software_gpu() {
         let sources = [

@@ -1,4 +1,4 @@
-//! What the GPU says about itself and its work: names, notices, timings, memory.
+//! Reports of the GPU about itself and its work: names, notices, timings, memory.
 
 use super::super::profile::median;
 use super::super::{KernelNeeds, MemoryUse, Profile, TIMED_ROUNDS};
@@ -11,7 +11,8 @@ impl Profile for Cuda {
         self.driver.name.clone()
     }
 
-    /// About a tenth of a second of an 8B model: a kernel of another tile size sums in another order.
+    /// About a tenth of a second of an 8B model: a kernel of another tile size sums in another
+    /// order.
     fn chunk_tokens(&self) -> Option<usize> {
         const MOST: usize = 4096;
         let of_an_sm = if self.driver.capability.0 >= 9 { 32 } else { 16 };
@@ -67,7 +68,8 @@ impl Profile for Cuda {
     }
 
     fn dry_run_bytes<T>(&self, make: impl FnOnce() -> T) -> Option<u64> {
-        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers in it.
+        // Take the lazily created scratch out first, so that a dry run does not leave fake buffers
+        // in it.
         let (spans, sampling, unpacked) = (self.spans.take(), self.sampling.take(), self.unpacked.take());
         let bytes = self.driver.dry_run_allocation(make);
         self.spans.replace(spans);

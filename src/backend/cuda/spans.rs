@@ -20,7 +20,7 @@ pub(super) struct Shape {
 
 #[derive(Default)]
 pub(super) struct Spans {
-    /// What device memory holds now.
+    /// Contents of device memory.
     current: Vec<Span>,
     memory: Option<(Buf<DeviceSpan>, Buf<i32>)>,
     /// What [`Self::send_rows`] sent last, and where it lies.

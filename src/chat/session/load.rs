@@ -53,7 +53,7 @@ pub fn load(text: &[u8], name: &str) -> Result<Loaded> {
             let version = newer_version(text);
             bail!("session {name}: line 1 {}", version.unwrap_or_else(|| "is not a session header".into()))
         }
-        None => bail!("session {name}: the file has no whole line"),
+        None => bail!("session {name}: the file has no complete line"),
     };
     if header.version > VERSION {
         bail!("session {name}: version {} is newer than this dmschat reads ({VERSION})", header.version);
@@ -160,7 +160,7 @@ impl Loading {
     fn known(&self, id: MessageId, parent: Option<MessageId>) -> Result<(), String> {
         match parent {
             Some(parent) if parent >= id || self.conversation.get(parent).is_none() => {
-                Err(format!("message {id} follows message {parent}, which is not there"))
+                Err(format!("message {id} follows message {parent}, which does not exist"))
             }
             _ => Ok(()),
         }
@@ -310,7 +310,7 @@ impl Loaded {
             return (request, Some(notice));
         }
         if !self.log_fits {
-            return (request, Some("the token log does not join up; the texts are encoded again".to_owned()));
+            return (request, Some("the token log has a gap; the texts are encoded again".to_owned()));
         }
         let pending = self.pending.unwrap_or_else(|| recall_pending(&self.log, &request.replies));
         let in_log = self.log.iter().filter_map(|e| if let LogEntry::Token(id) = e { Some(*id) } else { None });

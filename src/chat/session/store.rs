@@ -234,7 +234,7 @@ impl Store {
             Ok(opened) => opened,
             Err(e) if is_read_only(&e) => {
                 let mut loaded = self.read(id)?;
-                loaded.problems.push(format!("{e:#}: it can be read only; what is added here is not saved"));
+                loaded.problems.push(format!("{e:#}: it is read-only: new messages are not saved"));
                 return Ok((Session::unsaved(), loaded));
             }
             Err(e) => return Err(e),

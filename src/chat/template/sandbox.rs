@@ -153,7 +153,7 @@ fn ended(status: ExitStatus, said: &str) -> String {
         (Some(CPU_LIMIT), _) => {
             format!("it did not finish within {} s of computing and was stopped", COMPUTE.as_secs())
         }
-        (Some(KILLED), _) => "the system ended the renderer (signal 9), perhaps for want of memory".to_owned(),
+        (Some(KILLED), _) => "the system ended the renderer (signal 9), perhaps for lack of memory".to_owned(),
         (Some(signal), _) => format!("the renderer crashed with signal {signal}{what}"),
         (None, Some(0)) => "the renderer ended without an answer".to_owned(),
         (None, Some(code)) => format!("the renderer failed with exit code {code}{what}"),

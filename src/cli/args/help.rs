@@ -30,7 +30,7 @@ fn flags_of(path: &str) -> Option<Vec<&'static str>> {
     Some(own.concat())
 }
 
-/// The command line for parsing and for help. A common flag stands before a subcommand and after it, and a subcommand shows
+/// The command line for parsing and for help. A common flag may be before a subcommand or after it, and a subcommand shows
 /// only those that it uses: older scripts may name others.
 pub fn command() -> Command {
     with_flags(Cli::command(), true, &flags_of)
@@ -58,7 +58,7 @@ fn add_flags(sub: Command, parent: &str, common: &[Arg], others: bool, flags_of:
     let has_subcommands = sub.has_subcommands();
     let args = common.iter().filter_map(|arg| {
         let uses = uses(arg.get_id().as_str());
-        // "Answer" is no heading for what a measurement prints.
+        // "Answer" is not a heading for the output of a measurement.
         let arg = if arg.get_id() == "json" { arg.clone().help_heading(None::<&str>) } else { arg.clone() };
         let arg = arg.hide(!uses || has_subcommands);
         (uses || others).then_some(arg)

@@ -1,5 +1,5 @@
-//! Where the memory of a model at work goes: rows that sum to what the device reports, from readings between the stages of
-//! loading and from the backend's own counts.
+//! Where the memory of a model at work goes: rows that sum to what the device reports, from
+//! readings between the stages of loading and from the backend's own counts.
 
 use crate::backend::{Backend, MemoryUse};
 use crate::checkpoint::Checkpoint;
@@ -40,8 +40,8 @@ impl Usage {
     }
 }
 
-/// Loads a model, feeds it a prompt of one step and decodes some tokens. `resident` reads this process's memory; `before` is
-/// what it was before the checkpoint was opened.
+/// Loads a model, feeds it a prompt of one step and decodes some tokens. `resident` reads this
+/// process's memory; `before` is what it was before the checkpoint was opened.
 pub fn measure<B: Backend>(
     b: B,
     checkpoint: &Checkpoint,
@@ -86,7 +86,8 @@ fn row(what: &str, bytes: i64) -> Row {
     Row { what: what.to_owned(), bytes }
 }
 
-/// Rows of a device: what was there before, its driver's share of each stage, and the allocations by purpose.
+/// Rows of a device: what was there before, its driver's share of each stage, and the allocations
+/// by purpose.
 fn device_rows(open: &MemoryUse, loaded: &MemoryUse, fed: &MemoryUse, ended: &MemoryUse) -> Vec<Row> {
     let allocated = |m: &MemoryUse| m.allocated.iter().map(|(_, bytes)| *bytes as i64).sum::<i64>();
     // What a stage took beside allocations.

@@ -1,4 +1,5 @@
-//! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light screens.
+//! A saved conversation as one HTML page: no scripts, nothing loaded, colours for dark and light
+//! screens.
 
 use super::{Loaded, MERGED, PathPolicies, Retention, messages, remembered, stretches};
 use crate::policy::PolicyKind;

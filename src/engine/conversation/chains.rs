@@ -372,7 +372,7 @@ impl Conversation {
         }
     }
 
-    /// Ends a chain that runs alone and has no memory to go on.
+    /// Ends a chain that runs alone and has no memory to continue.
     pub(in crate::engine) fn no_room_for_chain<B: Backend>(
         &mut self,
         m: &mut Loaded<B>,

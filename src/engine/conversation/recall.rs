@@ -136,7 +136,7 @@ impl Passage {
     }
 }
 
-/// Where a text stands in another, in bytes.
+/// Where a text is in another, in bytes.
 struct Occurrence {
     start: usize,
     /// End of the part that is given.
@@ -182,7 +182,7 @@ impl Conversation {
     ) -> Result<Work, String> {
         if request.text.len() > MAX_TEXT_BYTES {
             let (bytes, most) = (count(request.text.len()), count(MAX_TEXT_BYTES));
-            return Err(format!("the text has {bytes} bytes, and at most {most} can be asked for"));
+            return Err(format!("the text has {bytes} bytes, the limit is {most}"));
         }
         for prompt in [&mut request.prompt, &mut request.alone] {
             if ends_thinking(prompt) {

@@ -35,7 +35,7 @@ pub(in crate::engine) struct Twin {
     report: TwinReport,
 }
 
-/// What the conversation expected after a token.
+/// Prediction of the conversation after a token.
 struct Row {
     /// Position of the token that was fed.
     position: usize,

@@ -1,5 +1,6 @@
-//! `/compact`: begins a new conversation that goes on from this one, which stays as it is, on the screen until then and on disk
-//! for ever. The new one begins with a summary by the model, checked against what the user said, or with what the user said.
+//! `/compact`: begins a new conversation that continues this one, which stays as it is, on the
+//! screen until then and on disk for ever. The new one begins with a summary by the model, checked
+//! against what the user said, or with what the user said.
 
 use super::{Args, Command, Group};
 use crate::chat::summary::{self, checked, own_words};
@@ -33,7 +34,7 @@ const QUESTION_TOKENS: usize = 96;
 /// What is said of a conversation that was not left.
 const KEPT: &str = "kept the old conversation";
 /// The way without the model.
-const LIST: &str = "/compact list copies what you said";
+const LIST: &str = "/compact list copies your messages";
 /// Longest thought that is copied, in bytes.
 const MAX_THOUGHT: usize = 200;
 
@@ -56,7 +57,8 @@ fn begin(app: &mut App, argument: &str) -> Done {
     Ok(())
 }
 
-/// The last reply up to which the conversation leaves room for the request and half of the longest summary.
+/// The last reply up to which the conversation leaves room for the request and half of the longest
+/// summary.
 fn covered(app: &App, last: MessageId, context: usize) -> Option<MessageId> {
     let room = context.checked_sub(QUESTION_TOKENS + max_tokens(context) / 2)?;
     if (1..=room).contains(&app.tokens()) {
@@ -86,7 +88,8 @@ fn said(app: &App, upto: MessageId) -> (Vec<&str>, Vec<&str>) {
     (covered.into_iter().map(|m| &*m.text).collect(), after.into_iter().map(|m| &*m.text).collect())
 }
 
-/// The numbers of a report, without the tokens of its turn, which the new conversation does not have.
+/// The numbers of a report, without the tokens of its turn, which the new conversation does not
+/// have.
 fn numbers_of(report: &TurnReport) -> TurnReport {
     TurnReport {
         stop_reason: StopReason::End,
@@ -122,8 +125,8 @@ fn copy(app: &mut App) -> Done {
     Ok(())
 }
 
-/// The turns in which the user told something and was answered, without long thoughts, as many as have room in so many tokens;
-/// and a line that says how many have none.
+/// The turns in which the user told something and was answered, without long thoughts, as many as
+/// have room in so many tokens; and a line that says how many have none.
 fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
     let path = app.chat.context_path();
     let (mut turns, mut sizes, mut before, mut unanswered) = (Vec::new(), Vec::new(), 0, 0);
@@ -152,7 +155,7 @@ fn short_turns(app: &App, room: usize) -> (Vec<TakenOver>, Option<String>) {
     let n = turns.len() + unanswered;
     turns.retain(|_| kept.next() == Some(true));
     let left_out = plural((n - turns.len()) as u64, "message");
-    let line = (n > turns.len()).then(|| format!("left out, for want of room or of an answer: {left_out}"));
+    let line = (n > turns.len()).then(|| format!("left out, for lack of room or of an answer: {left_out}"));
     (turns, line)
 }
 
@@ -347,10 +350,11 @@ mod tests {
         fill(&mut app, 7_300);
         assert!(!screen(&mut app).contains("/compact"));
         fill(&mut app, 7_400);
-        assert!(screen(&mut app).contains("the context is 90 % full; /compact goes on in a new conversation"));
+        assert!(screen(&mut app).contains("the context is 90 % full; /compact continues in a new conversation"));
         fill(&mut app, 8_192);
         assert!(screen(&mut app).contains(&format!("context full: {}", summary::WAY_OUT)));
-        // The next message says the same, is not glued to the one after it, and leaves no line behind.
+        // The next message says the same, is not glued to the one after it, and leaves no line
+        // behind.
         for question in ["first", "second"] {
             say(&mut app, question);
             let refused = TurnReport {
@@ -402,7 +406,7 @@ mod tests {
         update(&mut app, AppEvent::Compacted { id, date, continues: Some("old".into()), summary: copied });
         let line = &app.feed.locals.last().expect("a line").text;
         assert!(
-            line.contains("left out, for want of room or of an answer: 2 messages")
+            line.contains("left out, for lack of room or of an answer: 2 messages")
                 && line.contains("/resume old opens"),
             "{line}"
         );

@@ -1,4 +1,5 @@
-//! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still knows.
+//! `/recall TEXT`: asks the model for a text of the conversation and shows how much of it it still
+//! knows.
 
 use super::{Args, Command, Group};
 use crate::protocol::Recalled;
@@ -54,8 +55,8 @@ fn page(app: &mut App) -> Option<&mut Option<PageRecall>> {
     app.overlays.iter_mut().find_map(|o| if let Overlay::Inspect(i) = o { Some(&mut i.recalled) } else { None })
 }
 
-/// Bytes of a text that the question gives away: a third of its words, enough to find it by. Of a text without spaces a
-/// third of the characters. Nothing from the first control token on.
+/// Bytes of a text that the question gives away: a third of its words, enough to find it by. Of a
+/// text without spaces a third of the characters. Nothing from the first control token on.
 pub fn cue_bytes(text: &str) -> usize {
     let text = text.find("<|").filter(|&at| at > 0).map_or(text, |at| &text[..at]);
     let mut ends = Vec::new();

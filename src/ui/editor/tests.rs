@@ -1,4 +1,4 @@
-//! What the input keeps of what is typed, pasted and undone.
+//! Texts that the input keeps: typed, pasted and undone.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn a_long_paste_is_one_character_and_is_sent_whole() {
     assert!(e.is_empty());
     e.yank();
     assert_eq!(e.expanded(), format!("look: {sent}"));
-    // What was sent comes back folded; the key opens it.
+    // Sent text comes back folded; the key opens it.
     let text = e.take();
     e.set(&text);
     assert_eq!(e.text().chars().count(), 7);

@@ -62,7 +62,7 @@ async fn rescue(worker: &Worker, outcomes: &mut Outcomes, sessions: Vec<Session>
         lines.push(match result {
             Ok(path) => {
                 let path = path.display();
-                format!("conversation {id} is kept in {path}; dmschat --resume {path} goes on with it")
+                format!("conversation {id} is kept in {path}; dmschat --resume {path} continues it")
             }
             Err(error) => format!("conversation {id} is lost: {error:#}"),
         });

@@ -220,7 +220,7 @@ fn fold_line_at(app: &App, column: u16, row: u16) -> Option<ItemKey> {
     if !pane.contains(ratatui::layout::Position { x: column, y: row }) {
         return None;
     }
-    // A short conversation stands at the bottom of the pane.
+    // A short conversation is at the bottom of the pane.
     let above = usize::from(pane.height).saturating_sub(app.feed.total());
     let at = app.feed.locate(app.feed.top() + usize::from(row - pane.y).checked_sub(above)?);
     let key = *app.feed.items.get(at.item)?;

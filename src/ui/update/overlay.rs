@@ -200,7 +200,7 @@ fn history_key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent
     None
 }
 
-/// Keys this soon after a question, or after a key that was no answer to it, belong to the draft that it interrupted.
+/// Keys this soon after a question, or after a key that was not an answer to it, belong to the draft that it interrupted.
 const TYPED_MS: u64 = 400;
 
 /// Answers a question. What is typed without a pause goes into the input, as it would have without the question.

@@ -70,7 +70,7 @@ fn stop_loading(app: &mut App, asked: About, key: Action) {
     }
     let text = match &loading {
         Loading { progress: Some(Progress::Download(_)), .. } => {
-            format!("the download of {name} stopped; the partial file is kept, and /model {name} goes on with it")
+            format!("the download of {name} stopped; the partial file is kept, and /model {name} resumes it")
         }
         _ if app.engine.info.is_some() => format!("loading {name} stopped"),
         _ => format!("loading {name} stopped; a message loads it again, /model NAME another"),

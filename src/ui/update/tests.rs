@@ -83,7 +83,7 @@ fn a_refused_prompt_returns_to_the_input() {
     engine(&mut app, Event::TurnDone(Box::new(refused)));
     assert_eq!(app.input.text(), "too long");
     assert!(screen(&mut app).contains("not sent: the prompt has 9000 tokens"));
-    // It is no part of the conversation, nor of its file.
+    // It is not part of the conversation, nor of its file.
     assert!(app.chat.is_empty());
     let changes = app.chat.take_changes();
     let is_head = |c: &Change| matches!(c, Change::Record(Record::Head(_)));

@@ -1,4 +1,4 @@
-//! Commands, lists and questions: what is found, what is asked, and where its result stands.
+//! Commands, lists and questions: what is found, what is asked, and where its result is shown.
 
 use super::*;
 use crate::chat::Conversation;
@@ -128,7 +128,7 @@ fn a_file_named_by_hand_is_attached_at_enter() {
     assert!(sent.contains("\n48213\n") && sent.contains("\ntwo\n") && !sent.contains('@'), "{sent}");
     end(&mut app, StopReason::End);
 
-    // What cannot be attached is said before anything is sent.
+    // A failed attachment is reported before anything is sent.
     app.input.set(&format!("What is in @{}?", path("image")));
     let effects = press(&mut app, KeyCode::Enter);
     assert!(answer(&mut app, &effects[0]).is_empty() && app.chat.path().len() == 2);

@@ -1,4 +1,4 @@
-//! What commands and messages say, and the small signs around the conversation.
+//! Texts of commands and messages, and the small signs around the conversation.
 
 use super::*;
 use crate::chat::Role;

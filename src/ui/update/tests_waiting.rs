@@ -63,7 +63,7 @@ fn a_command_works_while_a_draft_stands() {
     say(&mut app, "/undo");
     assert_eq!(app.input.text(), "first");
     assert!(app.history.entries().contains(&"second".to_owned()));
-    // A draft of the user's own makes way when the slash stands before it.
+    // A draft of the user's own makes way when the slash is before it.
     press(&mut app, KeyCode::Char('!'));
     type_in(&mut app, "/x");
     assert_eq!(app.input.text(), "first!/x");

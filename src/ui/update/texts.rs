@@ -15,7 +15,7 @@ pub fn refill(held: Option<&Snapshot>) -> String {
 pub fn repeats(app: &App, chain: Option<usize>) -> String {
     let stop = app.setup.keymap.key_of(Action::Stop);
     if let Some(number) = chain {
-        return format!("chain {} repeats itself; {stop} ends the chains and keeps what has voted", number + 1);
+        return format!("chain {} repeats itself; {stop} ends the chains and keeps the votes so far", number + 1);
     }
     match app.sampling().temperature < 1.0 {
         true => format!("it repeats itself; {stop} stops it; /set temperature 1 or /parallel 8 may find a way out"),
@@ -34,7 +34,7 @@ pub fn mark(on: bool, at_token: usize, dropped_slots: u64) -> String {
         (true, _) => format!("eviction on: {} dropped at once{redo}", plural(dropped_slots, "slot")),
         (false, 0) => "eviction off: nothing is dropped".to_owned(),
         (false, _) => {
-            format!("eviction off: every token is kept from here on; what is gone does not come back{redo}")
+            format!("eviction off: every token is kept from here on; dropped ones do not come back{redo}")
         }
     }
 }

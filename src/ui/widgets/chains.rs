@@ -1,4 +1,5 @@
-//! The rows of several chains: one for each while they answer, their votes and reads; and the line under the answer.
+//! The rows of several chains: one for each while they answer, their votes and reads; and the line
+//! under the answer.
 
 use crate::protocol::{ChainFigures, ChainState, ChainsReport, VoteCount};
 use crate::ui::active_turn::{Chain, Chains};
@@ -111,7 +112,8 @@ fn reads_words(reads: f64, dense: f64) -> String {
     }
 }
 
-/// What the line under an answer of several chains says: the votes, whose reply it is, and the reads.
+/// What the line under an answer of several chains says: the votes, whose reply it is, and the
+/// reads.
 pub fn words(report: &ChainsReport, reads: f64) -> String {
     format!(
         "{}; this is chain {}; {}; /chains shows them",

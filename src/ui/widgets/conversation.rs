@@ -12,7 +12,8 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 use std::collections::HashMap;
 
-/// Bytes of new messages whose rows are made in one frame, so that a long conversation shows its end at once.
+/// Bytes of new messages whose rows are made in one frame, so that a long conversation shows its
+/// end at once.
 const FRAME_BYTES: usize = 256 << 10;
 
 /// Updates the cached rows for a pane of this size.
@@ -85,7 +86,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     let linked = app.setup.links && !app.theme.ascii;
     let top = feed.top();
     let total = feed.total();
-    // A short conversation stands at the bottom, above the input.
+    // A short conversation is at the bottom, above the input.
     let mut y = area.y + (usize::from(area.height).saturating_sub(total)) as u16;
     let mut row = 0;
     let mut marks = Vec::new();
@@ -120,7 +121,8 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {
     mark_hits(buffer, area, app, &marks);
 }
 
-/// The row of the chosen message that is drawn in the colours of a selection: its first one that is not empty.
+/// The row of the chosen message that is drawn in the colours of a selection: its first one that is
+/// not empty.
 fn chosen_row(app: &App, key: ItemKey, rows: &Rows) -> Option<usize> {
     let is_text = |line: &Line| line.spans.iter().skip(1).any(|span| !span.content.trim().is_empty());
     match key {

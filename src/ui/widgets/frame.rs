@@ -64,7 +64,7 @@ fn draw_rule(buffer: &mut Buffer, rule: Rect, app: &App) {
     }
 }
 
-/// Terminals that do not join emoji draw their parts one after the other, over what stands behind:
+/// Terminals that do not join emoji draw their parts one after the other, over the text behind:
 /// that is painted again with every frame.
 fn repaint_behind_joined_emoji(buffer: &mut Buffer) {
     let area = buffer.area;

@@ -1,6 +1,6 @@
-//! The heatmap of layers and heads, in the form that fits and reads best: numbered tiles, plain cells
-//! or half blocks (two layers a row), folded into blocks of columns where there are more layers than
-//! rows. Always with its scale.
+//! The heatmap of layers and heads, in the form that fits and reads best: numbered tiles, plain
+//! cells or half blocks (two layers a row), folded into blocks of columns where there are more
+//! layers than rows. Always with its scale.
 
 use crate::ui::depth::Depth;
 use crate::ui::heat::{self, level, retention_at};
@@ -11,7 +11,7 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use std::ops::Range;
 
-/// What is drawn: retention of every head, and the chosen cell.
+/// Data to draw: retention of every head, and the chosen cell.
 pub struct Heatmap<'a> {
     pub theme: &'a Theme,
     pub depth: Depth,
@@ -45,7 +45,8 @@ enum Cell {
     Half,
 }
 
-/// Layers are rows and heads are columns; layers that do not fit go on in the next block of columns.
+/// Layers are rows and heads are columns; layers that do not fit continue in the next block of
+/// columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
     cell: Cell,
@@ -301,7 +302,7 @@ pub const SCALE_ROWS: u16 = 2;
 /// Columns from which on its ends are named in full.
 const WIDE_SCALE: u16 = 38;
 
-/// The scale: which colour or shade stands for how many percent kept.
+/// The scale: the colour or shade of each percentage kept.
 pub fn draw_scale(buffer: &mut Buffer, area: Rect, theme: &Theme, depth: Depth) {
     let ends = if area.width >= WIDE_SCALE { ["forgets most ", " keeps all"] } else { ["few ", " keeps all"] };
     draw_scale_between(buffer, area, theme, depth, ends);
@@ -411,7 +412,8 @@ mod tests {
     fn many_layers_use_the_width_there_is() {
         let shape = Shape { layers: 36, heads: 8, colour: true };
         let form = |columns, rows| shape.form(columns, rows);
-        // One block with percentages where the rows are enough, else two, else plain cells, else halves.
+        // One block with percentages where the rows are enough, else two, else plain cells, else
+        // halves.
         assert_eq!(form(68, 40), Form { cell: Cell::Tile, width: 8, height: 1, blocks: 1 });
         assert_eq!(form(91, 35), Form { cell: Cell::Tile, width: 5, height: 1, blocks: 2 });
         assert_eq!(form(41, 20), Form { cell: Cell::Block, width: 2, height: 1, blocks: 2 });

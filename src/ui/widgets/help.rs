@@ -147,7 +147,7 @@ fn key_row(app: &App, action: Action) -> (String, String) {
     (if keys.is_empty() { "no key".to_owned() } else { keys }, action.help().to_owned())
 }
 
-/// What happens to texts that are not sent yet.
+/// Fate of texts that are not sent yet.
 fn drafts(app: &App) -> Vec<(String, String)> {
     let (send, stop) = (app.key(Action::Send), app.key(Action::Stop));
     let rows = [

@@ -43,7 +43,7 @@ pub fn draw(frame: &mut Frame, area: Rect, app: &App, has_keys: bool) {
     }
 }
 
-/// How much stands in the input, when it is more than is seen.
+/// How much the input holds, when it is more than is seen.
 pub fn size_note(app: &App, columns: usize) -> Option<String> {
     let lines = app.input.text().split('\n').count();
     let hidden = app.input.rows(columns).len() > usize::from((app.size.1 / 3).max(1));
@@ -54,8 +54,8 @@ pub fn size_note(app: &App, columns: usize) -> Option<String> {
     })
 }
 
-/// The list of completions, above row `below` and over the panel, with up to two thirds of the screen. Its last row says how
-/// many more there are.
+/// The list of completions, above row `below` and over the panel, with up to two thirds of the
+/// screen. Its last row says how many more there are.
 pub fn draw_completion(frame: &mut Frame, below: u16, app: &App) {
     let Some(completion) = &app.completion else { return };
     let (all, columns) = (completion.candidates.len(), frame.area().width);

@@ -61,7 +61,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, app: &App, inspect: &Inspect) {
     draw_history(buffer, below(rest, used + 1), app);
 }
 
-/// What is known of the chosen head.
+/// Facts about the chosen head.
 fn head_lines(app: &App, inspect: &Inspect) -> Vec<String> {
     let mut lines = vec![format!("layer {}, head {}", inspect.layer, inspect.head)];
     let Some(s) = &app.engine.snapshot else { return lines };

@@ -193,7 +193,7 @@ pub fn history_rows(app: &App, query: &Editor) -> usize {
     app.history.search(query.text()).len().clamp(1, 10)
 }
 
-/// What was sent before, filtered.
+/// Earlier messages, filtered.
 pub fn draw_history(frame: &mut Frame, area: Rect, app: &App, query: &Editor, selected: usize) {
     let theme = &app.theme;
     let found = app.history.search(query.text());

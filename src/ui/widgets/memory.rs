@@ -193,7 +193,7 @@ fn draw_piece(buffer: &mut Buffer, area: Rect, spelled: &Spelled, newline: &str,
     x
 }
 
-/// What is known of the token under the cursor and of the chosen passage, a line each.
+/// Facts about the token under the cursor and about the chosen passage, a line each.
 fn about(app: &App, spelled: &Spelled, chosen: Option<Range<usize>>) -> Vec<String> {
     let memory = &app.memory;
     let presence = memory.presence();
@@ -259,7 +259,7 @@ fn fate_without_marks(policy: PolicyKind, presence: &Presence, token: usize) -> 
     let kept = presence.kept.get(token).copied().map_or(presence.lanes, usize::from);
     let gone = presence.lanes.saturating_sub(kept);
     match presence.forgot {
-        Some(forgot) if kept == 0 => format!("dropped for want of memory by token {forgot}"),
+        Some(forgot) if kept == 0 => format!("dropped for lack of memory by token {forgot}"),
         _ => policy.fate((gone > 0).then(|| plural(gone as u64, "head")).as_deref()),
     }
 }

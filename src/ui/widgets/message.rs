@@ -1,4 +1,5 @@
-//! Makes the rows of an item of the conversation: a message with its think block and last line, or a local line.
+//! Makes the rows of an item of the conversation: a message with its think block and last line, or
+//! a local line.
 
 use crate::chat::summary::WAY_OUT;
 use crate::chat::{Message, Role as Who, line_after};
@@ -26,7 +27,7 @@ const TAIL: usize = 4;
 /// Bytes of a streaming think block that are looked at for its tail.
 const TAIL_BYTES: usize = 4_000;
 
-/// Describes how a turn ended. The detail of a full cache or context stands alone.
+/// Describes how a turn ended. The detail of a full cache or context is shown alone.
 pub fn ending(report: &TurnReport) -> String {
     if let Some(words) = report.chains.as_ref().and_then(|chains| chains.stop_in_words()) {
         return words;
@@ -88,8 +89,8 @@ pub fn rows(app: &App, key: ItemKey, width: usize, first: bool, old: Option<Rows
     made
 }
 
-/// The first column of a message's rows: the mark of the chosen message, else how much of the message is remembered, which
-/// takes one row where there are no colours.
+/// The first column of a message's rows: the mark of the chosen message, else how much of the
+/// message is remembered, which takes one row where there are no colours.
 fn bar(app: &App, key: ItemKey, row: usize) -> Option<Span<'static>> {
     let ItemKey::Message(id) = key else { return None };
     let theme = &app.theme;
@@ -161,8 +162,8 @@ fn user(app: &App, message: &Message, width: usize) -> Rows {
     Rows { lines, fold_row, ..Rows::default() }
 }
 
-/// Returns the lines of a user's message, with pastes and files folded as in the input, or the middle of another long
-/// text; and the line that opens and folds them.
+/// Returns the lines of a user's message, with pastes and files folded as in the input, or the
+/// middle of another long text; and the line that opens and folds them.
 fn user_lines<'a>(app: &'a App, message: &'a Message) -> (Vec<Vec<Span<'a>>>, Option<usize>) {
     let text = message.shown();
     let stored = app.feed.folds.get(&message.id).cloned();
@@ -244,8 +245,8 @@ fn reply(app: &App, message: &Message, width: usize, full: usize, old: Option<Ro
     Rows { lines, fold_row, links, finished, ..Rows::default() }
 }
 
-/// Makes the rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut at the end of the stretch
-/// belongs to the next one.
+/// Makes the rows of a stretch of an answer, with the lines of toggles at their `cuts`. A cut at
+/// the end of the stretch belongs to the next one.
 fn with_marks(
     app: &App,
     text: &str,
@@ -314,8 +315,8 @@ fn indented(lines: Vec<Line<'static>>) -> impl Iterator<Item = Line<'static>> {
     })
 }
 
-/// Makes the rows of the think block: folded to one line, open, or its tail while it streams. Returns the row that
-/// opens and folds it.
+/// Makes the rows of the think block: folded to one line, open, or its tail while it streams.
+/// Returns the row that opens and folds it.
 fn thoughts(app: &App, message: &Message, width: usize, lines: &mut Vec<Line<'static>>) -> Option<usize> {
     let theme = &app.theme;
     let text = message.shown_reasoning()?;
@@ -448,7 +449,7 @@ pub fn plain_lines(lines: &[Line]) -> Vec<String> {
     lines.iter().map(text).collect()
 }
 
-/// Tokens for people, where a number stands alone.
+/// Tokens for people, where a number is alone.
 pub fn tokens(n: usize) -> String {
     count(n as u64)
 }

@@ -1,5 +1,5 @@
-//! The cache panel: the headline, the heatmap with its scale, what else is held, the ratio's history
-//! and how the cache is set. Beside the chat, or below it.
+//! The cache panel: the headline, the heatmap with its scale, what else is held, the ratio's
+//! history and how the cache is set. Beside the chat, or below it.
 
 use super::heatmap::{Heatmap, SCALE_ROWS, Shape, draw_scale};
 use crate::ui::heat;
@@ -118,7 +118,7 @@ fn map_rows(shape: Shape, columns: usize, rows: usize, gaps: usize) -> usize {
     shape.height(columns, if shape.says_as_much(columns, airy, rows) { airy } else { rows })
 }
 
-/// What is left of an area below its first rows.
+/// Rest of an area below its first rows.
 pub fn below(area: Rect, rows: u16) -> Rect {
     let rows = rows.min(area.height);
     Rect { y: area.y + rows, height: area.height - rows, ..area }
@@ -173,7 +173,7 @@ pub fn draw_numbers(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     area.height - rest.height
 }
 
-/// What is held beside the live slots, one purpose a row. Returns the rows used.
+/// Memory held beside the live slots, one purpose a row. Returns the rows used.
 fn draw_held(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     let width = usize::from(area.width);
     let names = NAMES.min(width.saturating_sub(8));
@@ -187,7 +187,8 @@ fn draw_held(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     y
 }
 
-/// The ratio over the conversation, one row of bars between 1x and its largest value. Returns the rows used.
+/// The ratio over the conversation, one row of bars between 1x and its largest value. Returns the
+/// rows used.
 pub fn draw_history(buffer: &mut Buffer, area: Rect, app: &App) -> u16 {
     let points = app.panel.ratios.points();
     let highest = points.iter().map(|p| p.1).fold(1.0, f64::max);

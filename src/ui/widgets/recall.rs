@@ -1,5 +1,5 @@
-//! The rows of a recall test: its summary, and the text with two bars under each token, how surely the model says it and
-//! how many heads store it. Tokens that it would not say are dim.
+//! The rows of a recall test: its summary, and the text with two bars under each token, how surely
+//! the model says it and how many heads store it. Tokens that it would not say are dim.
 
 use crate::protocol::Recalled;
 use crate::ui::depth::Depth;
@@ -17,7 +17,8 @@ const INDENT: usize = 9;
 struct Cell {
     text: String,
     style: Style,
-    /// Probability of its token, and share of the lanes that store it; `None` in the part that is given.
+    /// Probability of its token, and share of the lanes that store it; `None` in the part that is
+    /// given.
     known: Option<f64>,
     stored: Option<f64>,
 }

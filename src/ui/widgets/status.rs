@@ -38,7 +38,7 @@ fn banner_text(app: &App) -> Option<(String, Role)> {
     note.map(|text| (text, Role::Note))
 }
 
-/// What can be done with the chosen message.
+/// Actions on the chosen message.
 fn chosen(app: &App) -> Option<String> {
     let id = app.feed.selected?;
     let path = app.chat.path();

@@ -1,4 +1,4 @@
-//! What is drawn for a state, as text.
+//! The screen of a state, as text.
 
 use super::layout;
 use crate::protocol::{Event, Phase, StopReason, TextKind};
@@ -122,7 +122,8 @@ fn the_panel_agrees_with_its_headline() {
     }
 }
 
-/// The first screen says what this is and names the help at every size; the machine's figures are in /stats.
+/// The first screen says what this is and names the help at every size; the machine's figures are
+/// in /stats.
 #[test]
 fn the_first_screen_names_its_purpose_and_the_help_at_every_size() {
     for (columns, rows) in [(120, 40), (80, 24), (60, 20), (40, 12), (30, 8)] {
@@ -156,7 +157,8 @@ fn the_state_is_the_last_thing_cut_from_the_status_line() {
     }
 }
 
-/// Links are sequences around cells: what a terminal makes of the bytes is the same screen, row by row.
+/// Links are sequences around cells: what a terminal makes of the bytes is the same screen, row by
+/// row.
 #[test]
 fn links_leave_every_row_its_width() {
     const LINKS: &str = "See https://example.org/a/long/path/that/wraps?over=several&rows=of-the-screen#and-more 日本語, \

@@ -1,5 +1,5 @@
-//! The rows of a comparison with a twin, under its answer: where the two differ first, and the KL divergence of each token
-//! as a thin line of bars.
+//! The rows of a comparison with a twin, under its answer: where the two differ first, and the KL
+//! divergence of each token as a thin line of bars.
 
 use crate::protocol::{TwinDifference, TwinReport};
 use crate::ui::depth::Depth;
@@ -13,7 +13,7 @@ use unicode_segmentation::UnicodeSegmentation;
 /// Columns of the longest line of bars.
 const MAX_BARS: usize = 60;
 
-/// What a comparison found, in words.
+/// Result of a comparison, in words.
 pub fn words(report: &TwinReport) -> String {
     let compared = plural(report.kl.len() as u64, "token");
     let kl = report.mean_kl().map_or(String::new(), |kl| format!("; mean KL {kl:.4}"));
@@ -58,14 +58,15 @@ pub fn rows(
     lines
 }
 
-/// Combining mark that carries the place of a difference through the renderer: it has no width and is part of its
-/// character.
+/// Combining mark that carries the place of a difference through the renderer: it has no width and
+/// is part of its character.
 const CARRIER: char = '\u{332}';
 /// Words that are tried from the difference on.
 const TRIED: usize = 4;
 
-/// Renders an answer with its first difference marked: the part of the token that is a word, or the next word where marking
-/// would change the Markdown. `at`: its bytes in the text; `said`: its text.
+/// Renders an answer with its first difference marked: the part of the token that is a word, or the
+/// next word where marking would change the Markdown. `at`: its bytes in the text; `said`: its
+/// text.
 pub fn render_marked(
     text: &str,
     first: &TwinDifference,
@@ -111,7 +112,8 @@ fn words_from(text: &str, at: usize, end: usize) -> Vec<(usize, usize)> {
     words
 }
 
-/// The lines without the carriers, what is between them in `style`. `None` unless there are two, or they are in one character.
+/// The lines without the carriers, what is between them in `style`. `None` unless there are two, or
+/// they are in one character.
 fn without_carriers(lines: &[Line<'static>], style: Style) -> Option<Vec<Line<'static>>> {
     let (mut seen, mut out) = (0, Vec::with_capacity(lines.len()));
     for line in lines {

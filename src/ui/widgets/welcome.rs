@@ -1,5 +1,5 @@
-//! What an empty conversation shows: what this is, three things to try and what to look at, the keys that matter, where things
-//! are saved.
+//! What an empty conversation shows: what this is, three things to try and what to look at, the
+//! keys that matter, where things are saved.
 
 use crate::ui::action::Action;
 use crate::ui::examples::{forgetting, offered};
@@ -11,7 +11,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-/// What the program is for.
+/// Purpose of the program.
 const PURPOSE: &str = "watch a model decide what to forget";
 
 pub fn draw(buffer: &mut Buffer, area: Rect, app: &App) {

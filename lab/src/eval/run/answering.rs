@@ -45,7 +45,7 @@ pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store)
     if open.is_empty() {
         return Ok(());
     }
-    interrupts::end_on_interrupt("interrupted; the same command goes on from here")?;
+    interrupts::end_on_interrupt("interrupted; the same command continues from here")?;
     let mut slow: Vec<String> = open.iter().filter_map(|(_, setting)| setting.policy.slow_prefill()).collect();
     slow.dedup();
     slow.iter().for_each(|text| notice(text));
@@ -105,7 +105,7 @@ impl ModelJob for Answering<'_> {
     }
 }
 
-/// Refuses chains of which memory does not even hold the first tokens.
+/// Refuses chains whose first tokens alone do not fit into memory.
 fn check_width<B: Backend>(runner: &Runner<B>, width: usize) -> Result<()> {
     match runner.cache.most_sequences(runner.backend()).filter(|&fit| fit < width) {
         Some(fit) => Err(wrong_use(format!("--width {width}: memory holds the first tokens of {fit} chains only"))),

@@ -1,5 +1,5 @@
-//! Short arithmetic and word problems from templates, for models that were not trained on the other tasks. The templates follow
-//! GSM-symbolic's form: names and numbers vary, the steps do not.
+//! Short arithmetic and word problems from templates, for models that were not trained on the other
+//! tasks. The templates follow GSM-symbolic's form: names and numbers vary, the steps do not.
 
 use super::super::problem::{Goal, Problem};
 use super::super::rng::Rng;

@@ -1,4 +1,5 @@
-//! Search tasks, from `retrofit/data/tasks_search.py`: an answer is found by trying, and can be checked.
+//! Search tasks, from `retrofit/data/tasks_search.py`: an answer is found by trying, and can be
+//! checked.
 
 use super::super::problem::{Goal, Problem};
 use super::super::rng::Rng;
@@ -124,7 +125,8 @@ pub fn factor(rng: &mut Rng) -> Problem {
     }
 }
 
-/// Probability that a random walk from the first of `order`, which is topological, ends at the goal.
+/// Probability that a random walk from the first of `order`, which is topological, ends at the
+/// goal.
 fn chance_of(edges: &BTreeMap<char, Vec<char>>, order: &[char], goal: char) -> f64 {
     let mut chance = BTreeMap::from([(goal, 1.0)]);
     for node in order.iter().rev().filter(|n| **n != goal) {

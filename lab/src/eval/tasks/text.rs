@@ -1,4 +1,5 @@
-//! A number named in prose (RULER's needle in a haystack with several keys), and facts that are asked for later.
+//! A number named in prose (RULER's needle in a haystack with several keys), and facts that are
+//! asked for later.
 
 use super::super::problem::{Goal, Problem};
 use super::super::rng::Rng;
@@ -42,7 +43,8 @@ fn sentence(rng: &mut Rng) -> String {
     letters.next().map_or(String::new(), |c| format!("{}{}.", c.to_uppercase(), letters.as_str()))
 }
 
-/// A text of about this many tokens with a named number and `others` more. Returns the text, the name and the number.
+/// A text of about this many tokens with a named number and `others` more. Returns the text, the
+/// name and the number.
 fn haystack(rng: &mut Rng, tokens: usize, others: usize) -> (String, String, String, String) {
     let count = ((tokens as f64 / SENTENCE_TOKENS) as usize).max(2);
     let mut sentences: Vec<String> = (0..count).map(|_| sentence(rng)).collect();
@@ -68,7 +70,8 @@ pub fn needle(rng: &mut Rng, tokens: usize) -> Problem {
     Problem::ask(&[], question, Goal::Value(number))
 }
 
-/// A turn that has nothing to do with the question after it: (user, reasoning, answer) of a needle in about `tokens` tokens.
+/// A turn that has nothing to do with the question after it: (user, reasoning, answer) of a needle
+/// in about `tokens` tokens.
 pub fn other_turn(rng: &mut Rng, tokens: usize) -> [String; 3] {
     let (text, subject, number, quote) = haystack(rng, tokens, 1);
     let user = fill(rng.text(&ASK), &[("s", &subject), ("t", &text)]);

@@ -1,4 +1,5 @@
-//! Attention of many rows: blocks of the keys that some of them see are copied in f32 and multiplied by GEMM.
+//! Attention of many rows: blocks of the keys that some of them see are copied in f32 and
+//! multiplied by GEMM.
 
 use super::super::simd::dots::widen;
 use super::super::simd::{maths, matmul};

@@ -1,5 +1,5 @@
-//! Attention of policies that place by the attention weights: one token of each sequence after the other, because each
-//! changes the slots that the next one sees.
+//! Attention of policies that place by the attention weights: one token of each sequence after the
+//! other, because each changes the slots that the next one sees.
 
 use super::super::super::{KvTables, Span};
 use super::super::kv::{order_slots, put_by_scores};
@@ -80,7 +80,8 @@ fn step(
     }
 }
 
-/// Attention of one row of a lane, with the weights `[live + 1]` of its keys summed over the query heads.
+/// Attention of one row of a lane, with the weights `[live + 1]` of its keys summed over the query
+/// heads.
 fn attend_with_weights(call: &Call<'_>, group: &Group, out: &mut Tile<'_>, weights: &mut [f32], scratch: &mut Scratch) {
     let Scratch { queries, scores, .. } = &mut *scratch;
     let (n, rows) = (in_place::keys(call, group), call.load_queries(group, queries));

@@ -45,7 +45,8 @@ pub(super) fn keys(call: &Call<'_>, group: &Group) -> usize {
     call.live(group) + group.tokens.end
 }
 
-/// The keys of the largest group, if all groups are of few rows and there are too few of them for all threads.
+/// The keys of the largest group, if all groups are of few rows and there are too few of them for
+/// all threads.
 pub(super) fn shared_keys(cpu: &Cpu, call: &Call<'_>, groups: &[Group]) -> Option<usize> {
     let few = cpu.threads() > 1 && groups.len() < 8 * cpu.threads();
     let in_place = call.spans.iter().all(|span| span.len <= FEW_TOKENS);
@@ -55,8 +56,8 @@ pub(super) fn shared_keys(cpu: &Cpu, call: &Call<'_>, groups: &[Group]) -> Optio
     (few && in_place && whole_bytes && most >= SHARED_SLOTS).then_some(most)
 }
 
-/// Attention of all groups, whose keys and columns the threads share. `out` is `[groups, rows, head_dim]`, `rows` and
-/// `most_keys` are those of the largest group.
+/// Attention of all groups, whose keys and columns the threads share. `out` is
+/// `[groups, rows, head_dim]`, `rows` and `most_keys` are those of the largest group.
 pub(super) fn attend_together(
     cpu: &Cpu,
     call: &Call<'_>,
@@ -183,7 +184,8 @@ fn scale_weights(call: &Call<'_>, group: &Group, scores: &mut Tile<'_>, sides: &
     scale(call.isa, g.codec, scores, sides, in_order);
 }
 
-/// Writes `columns` of the weighted means of the values to `out [rows, columns]`. `scores` has rows of `width`.
+/// Writes `columns` of the weighted means of the values to `out [rows, columns]`. `scores` has rows
+/// of `width`.
 #[allow(clippy::too_many_arguments)]
 fn values(
     call: &Call<'_>,

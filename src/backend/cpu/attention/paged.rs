@@ -9,7 +9,7 @@ use crate::policy::{Quest, choose as choose_pages, upper_bound};
 #[cfg(test)]
 mod tests;
 
-/// What a group reads.
+/// Pages that a group reads.
 #[derive(Default)]
 pub(super) struct Chosen {
     q_heads: usize,

@@ -1,6 +1,8 @@
-//! From scores to weights: the softmax of rows of scores, and the scales and offsets of stored values.
+//! From scores to weights: the softmax of rows of scores, and the scales and offsets of stored
+//! values.
 //!
-//! A matrix of scores `[rows, keys]` has two columns more: [`FACTOR`] and [`OFFSET`] from the right.
+//! A matrix of scores `[rows, keys]` has two columns more: [`FACTOR`] and [`OFFSET`] from the
+//! right.
 
 use super::super::simd::{Isa, maths};
 use super::super::thread_pool::Tile;
@@ -33,7 +35,8 @@ impl Sides {
     }
 }
 
-/// Replaces the scores of `n` keys in each row by their weights `exp(score - largest)`. Every row sees a key.
+/// Replaces the scores of `n` keys in each row by their weights `exp(score - largest)`. Every row
+/// sees a key.
 pub(super) fn softmax(isa: Isa, scores: &mut Tile<'_>, n: usize) {
     for r in 0..scores.rows() {
         let row = scores.row_mut(r);
@@ -55,7 +58,8 @@ pub(super) fn totals(weights: &mut Tile<'_>, out: &mut [f32]) {
     }
 }
 
-/// Multiplies the weights by the scales of the values and adds up the offsets, in the order of the keys' positions.
+/// Multiplies the weights by the scales of the values and adds up the offsets, in the order of the
+/// keys' positions.
 pub(super) fn scale(
     isa: Isa,
     codec: Codec,

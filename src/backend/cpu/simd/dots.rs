@@ -1,5 +1,5 @@
-//! Dot products with stored rows and weighted sums of stored rows: GEMV (`out = W x`) and the two halves of attention in
-//! decode (`scores = K q`, `out = p V`).
+//! Dot products with stored rows and weighted sums of stored rows: GEMV (`out = W x`) and the two
+//! halves of attention in decode (`scores = K q`, `out = p V`).
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
@@ -73,8 +73,8 @@ macro_rules! by_format {
     };
 }
 
-/// `out[i, r] = x[i] . rows[r]` for x `[out.rows, cols]`. Reads the rows once per `Vector::MAX_RHS` right-hand sides,
-/// after the first time from L1.
+/// `out[i, r] = x[i] . rows[r]` for x `[out.rows, cols]`. Reads the rows once per `Vector::MAX_RHS`
+/// right-hand sides, after the first time from L1.
 pub(in super::super) fn dots(isa: Isa, rows: Rows<'_>, x: &[f32], out: &mut Tile<'_>) {
     assert!(out.cols() == rows.len && x.len() >= out.rows() * rows.cols, "shapes of a row of dot products");
     by_format!(rows.format, dots_of(isa, rows, x, out));
@@ -137,7 +137,7 @@ unsafe fn dots_body<V: Vector, E: Elem>(
 /// Prefetch distance for weights (measured: half and twice are slower).
 const AHEAD_BYTES: usize = 9 << 10;
 
-/// Rows from `w` on, of which the first `valid` exist.
+/// Rows from `w` on; the first `valid` exist.
 struct Block {
     w: *const u8,
     row_bytes: usize,
@@ -156,8 +156,8 @@ impl Block {
         width: usize,
     ) {
         let size = E::FORMAT.size_bytes();
-        // SAFETY: rows below `valid` exist; a missing row is read as the last that exists, and its result is dropped.
-        // Prefetching never faults.
+        // SAFETY: rows below `valid` exist; a missing row is read as the last that exists, and its
+        // result is dropped. Prefetching never faults.
         unsafe {
             let rows: [*const u8; R] = std::array::from_fn(|r| self.w.add(r.min(self.valid - 1) * self.row_bytes));
             let mut ahead = self.w.wrapping_add(self.ahead);
@@ -228,7 +228,8 @@ pub(in super::super) fn fetch(bytes: &[u8]) {
     bytes.chunks(64).for_each(|line| prefetch_l2(line.as_ptr()));
 }
 
-/// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`, in the order of the rows.
+/// `out[i] += sum over r of p[i, r] * rows[r]` for p `[out.rows, stride]`, in the order of the
+/// rows.
 pub(in super::super) fn weighted_sum(isa: Isa, rows: Rows<'_>, p: &[f32], stride: usize, out: &mut Tile<'_>) {
     assert!(out.cols() == rows.cols && rows.len <= stride, "shapes of a weighted sum");
     let row_bytes = rows.cols * rows.format.size_bytes();
@@ -246,8 +247,8 @@ pub(in super::super) struct Slots<'a> {
     pub row_bytes: usize,
 }
 
-/// `out[i] += sum over slots of p[i, slot] * rows[slot]` for p in rows of `stride`: the first `out.cols` columns of the slots
-/// of `order`, in its order.
+/// `out[i] += sum over slots of p[i, slot] * rows[slot]` for p in rows of `stride`: the first
+/// `out.cols` columns of the slots of `order`, in its order.
 pub(in super::super) fn weighted_sum_of_slots(
     isa: Isa,
     slots: Slots<'_>,
@@ -268,7 +269,8 @@ pub(in super::super) fn weighted_sum_of_slots(
 fn weighted_sum_of<E: Elem>(isa: Isa, slots: Slots<'_>, order: &[u32], p: &[f32], stride: usize, out: &mut Tile<'_>) {
     debug_assert_eq!(E::FORMAT, slots.format);
     let (p, n, cols, width, out) = (p.as_ptr(), out.rows(), out.cols(), out.width(), out.as_mut_ptr());
-    // The pages cover all slots of `order`, and the other pointers `n` rows of weights of these slots and of `cols` sums.
+    // The pages cover all slots of `order`, and the other pointers `n` rows of weights of these
+    // slots and of `cols` sums.
     by_isa!(
         isa,
         weighted_body::<E>(
@@ -443,7 +445,8 @@ mod tests {
                 (h, values)
             }
             Format::Int8 => {
-                // Small magnitudes, as the tolerance of `close` is meant for; all codes are read in a test of their own.
+                // Small magnitudes, as the tolerance of `close` is meant for; all codes are read in
+                // a test of their own.
                 let codes: Vec<u8> = values.iter().map(|v| (v.to_bits() >> 16) as u8 & 0x87).collect();
                 let values = codes.iter().map(|&c| int8_value(c)).collect();
                 (codes, values)

@@ -1,11 +1,14 @@
-//! Dot products with packed weights in integers: codes of 4 and 8 bits times activations of 16 bits, which are a high and a
-//! low signed byte, by the 8-bit dot products of AVX-512 VNNI, AVX-VNNI or AVX2.
+//! Dot products with packed weights in integers: codes of 4 and 8 bits times activations of 16
+//! bits, which are a high and a low signed byte, by the 8-bit dot products of AVX-512 VNNI,
+//! AVX-VNNI or AVX2.
 //!
-//! Each group of 64 activations has a scale of its own, the largest magnitude over 32,512; beyond the rounding to bf16 that
-//! all methods share, an activation is off by at most half of that. Sums of a group are exact.
+//! Each group of 64 activations has a scale of its own, the largest magnitude over 32,512; beyond
+//! the rounding to bf16 that all methods share, an activation is off by at most half of that. Sums
+//! of a group are exact.
 //!
-//! A u32 of codes gives two vectors of bytes: its even nibbles, which are columns 0, 4, 1 and 5 of eight, and its odd ones,
-//! columns 2, 6, 3 and 7. Activations are stored once per GEMM in that order.
+//! A u32 of codes gives two vectors of bytes: its even nibbles, which are columns 0, 4, 1 and 5 of
+//! eight, and its odd ones, columns 2, 6, 3 and 7. Activations are stored once per GEMM in that
+//! order.
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
@@ -17,7 +20,8 @@ use std::arch::x86_64::*;
 
 /// Lines of activations per tile: high bytes of the even and odd nibbles, then the low bytes.
 pub(super) const LINES: usize = 4;
-/// Largest magnitude of a 16-bit activation: its high byte is at most 127 with a low byte of -128 to 127.
+/// Largest magnitude of a 16-bit activation: its high byte is at most 127 with a low byte of -128
+/// to 127.
 const MOST: f32 = 32_512.0;
 
 /// Instructions for 8-bit dot products.
@@ -28,7 +32,8 @@ pub(in super::super) enum Bytes {
     Avx512Vnni,
 }
 
-/// Places of a block of 16 columns in the even nibbles of four u32, two of each row, and in the odd ones.
+/// Places of a block of 16 columns in the even nibbles of four u32, two of each row, and in the odd
+/// ones.
 const EVEN: [i8; 16] = [0, 4, 1, 5, 8, 12, 9, 13, 0, 4, 1, 5, 8, 12, 9, 13];
 const ODD: [i8; 16] = [2, 6, 3, 7, 10, 14, 11, 15, 2, 6, 3, 7, 10, 14, 11, 15];
 
@@ -124,9 +129,9 @@ fn scales_at(quad: usize, g: usize, t: usize) -> usize {
 trait Dot {
     type Sums: Copy;
     unsafe fn zero() -> Self::Sums;
-    /// Of the words of four tiles, with the lines of scales and of sums of one row of activations: stores scales of weights times
-    /// those of activations as [`scales_at`] says, and adds scale times zero point times sum to `zeros`, in the order of the
-    /// words.
+    /// Of the words of four tiles, with the lines of scales and of sums of one row of activations:
+    /// stores scales of weights times those of activations as [`scales_at`] says, and adds scale
+    /// times zero point times sum to `zeros`, in the order of the words.
     unsafe fn scales<const PLANES: usize>(
         words: *const u8,
         of_x: &Line,
@@ -134,8 +139,8 @@ trait Dot {
         scales: *mut f32,
         zeros: &mut [f32; WORDS],
     );
-    /// `sums + scales * dot`, where `dot` is that of the 64 bytes of codes at each of `planes` with the activations of one
-    /// tile, by lane. `scales` are four, of the rows g and g + 8.
+    /// `sums + scales * dot`, where `dot` is that of the 64 bytes of codes at each of `planes` with
+    /// the activations of one tile, by lane. `scales` are four, of the rows g and g + 8.
     unsafe fn add<const PLANES: usize>(
         sums: Self::Sums,
         planes: [*const u8; PLANES],
@@ -149,7 +154,8 @@ trait Dot {
 /// Rows of activations that are multiplied together.
 const MOST_ROWS: usize = 4;
 
-/// The dot products of all rows of activations. The order of a row's sums does not depend on the others.
+/// The dot products of all rows of activations. The order of a row's sums does not depend on the
+/// others.
 #[inline(always)]
 unsafe fn run<D: Dot>(mut job: Strip<'_>, out: &mut Tile<'_>) {
     job.prefetch_words();
@@ -182,8 +188,9 @@ unsafe fn block<D: Dot, const PLANES: usize, const B: usize, const G: usize>(
     let (tiles, input): (usize, &Ordered) = (job.tiles, job.x);
     let quads = tiles.div_ceil(4);
     let mut zeros = [[0f32; WORDS]; B];
-    // SAFETY: the strip has `tiles` tiles and words for `quads` of four; activations have `LINES` lines for every tile, and one of
-    // scales and one of sums for every quad; `first + B` is at most their rows; the scratch has room for `MOST_ROWS` of them.
+    // SAFETY: the strip has `tiles` tiles and words for `quads` of four; activations have `LINES`
+    // lines for every tile, and one of scales and one of sums for every quad; `first + B` is at
+    // most their rows; the scratch has room for `MOST_ROWS` of them.
     unsafe {
         let scales = job.scales.as_mut_ptr();
         for quad in 0..quads {

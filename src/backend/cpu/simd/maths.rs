@@ -62,10 +62,10 @@ fn fold(x: &[f32], zero: f32, one: impl Fn(f32, f32) -> f32, join: impl Fn(f32, 
 #[inline(always)]
 pub(in super::super) fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts, of which the first has few enough bits for an exact product (Cephes).
+    // ln 2 in two parts; the first has few enough bits for an exact product (Cephes).
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// Adding it rounds to an integer, which then stands in the low bits.
+    /// Adding it rounds to an integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = if x > 88.0 { 88.0 } else { x };
     let shifted = clamped * LOG2_E + ROUND;
@@ -96,7 +96,8 @@ plain_by_isa! {
 #[inline(always)]
 fn exp_minus_body(x: &mut [f32], max: f32) -> f64 {
     x.iter_mut().for_each(|v| *v = exp(*v - max));
-    // Adding it to a value below 2^20 rounds to a multiple of 2^-33, of which an f64 holds every sum below 2^20.
+    // Adding it to a value below 2^20 rounds to a multiple of 2^-33; an f64 holds every sum of
+    // those below 2^20.
     const GRID: f64 = 1.5 * (1u64 << 19) as f64;
     let mut sums = [0f64; 16];
     let chunks = x.chunks_exact(16);
@@ -113,8 +114,9 @@ fn exp_minus_body(x: &mut [f32], max: f32) -> f64 {
 }
 
 plain_by_isa! {
-    /// `x = e^(x - max)` for up to 2^20 values of at most `max`; returns the sum, which is exact but for a rounding of each
-    /// value to a multiple of 2^-33, so that it does not depend on the order.
+    /// `x = e^(x - max)` for up to 2^20 values of at most `max`; returns the sum, which is exact
+    /// but for a rounding of each value to a multiple of 2^-33, so that it does not depend on the
+    /// order.
     exp_minus = exp_minus_body(x: &mut [f32], max: f32) -> f64
 }
 

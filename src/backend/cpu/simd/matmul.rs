@@ -1,5 +1,5 @@
-//! GEMM tiles in f32. An element of the result has the same bits as the dot product or weighted sum of `dots`, whatever
-//! rows and columns are computed beside it.
+//! GEMM tiles in f32. An element of the result has the same bits as the dot product or weighted sum
+//! of `dots`, whatever rows and columns are computed beside it.
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
@@ -10,8 +10,8 @@ use super::vector::{Avx2, Avx512};
 use super::vector::{Exact, Portable, Vector};
 use super::{BLOCK_COLS, Isa, Set, by_isa};
 
-/// `out = a b^T`, or `out += a b^T`, for a `[out.rows, k]` in rows of `a_stride` and b `[out.cols, k]`
-/// in rows of `b_stride`. Sums run as in [`super::dots::dots`].
+/// `out = a b^T`, or `out += a b^T`, for a `[out.rows, k]` in rows of `a_stride` and b
+/// `[out.cols, k]` in rows of `b_stride`. Sums run as in [`super::dots::dots`].
 #[allow(clippy::too_many_arguments)] // The shape of a kernel.
 pub(in super::super) fn a_bt(
     isa: Isa,
@@ -36,8 +36,8 @@ pub(in super::super) fn a_bt(
     }
 }
 
-/// `out += a b`, for a `[out.rows, k]` in rows of `a_stride` and b `[k, out.cols]` in rows of `b_stride`. Sums run as in
-/// [`super::dots::weighted_sum`].
+/// `out += a b`, for a `[out.rows, k]` in rows of `a_stride` and b `[k, out.cols]` in rows of
+/// `b_stride`. Sums run as in [`super::dots::weighted_sum`].
 pub(in super::super) fn add_a_b(
     isa: Isa,
     out: &mut Tile<'_>,
@@ -57,7 +57,8 @@ pub(in super::super) fn add_a_b(
     a_b_of(isa, gemm, out.as_mut_ptr());
 }
 
-/// Arguments of a GEMM, checked by its callers: `a [m, k]`, `b [n, k]` or `[k, n]`, `out [m, n]` in rows of `width`.
+/// Arguments of a GEMM, checked by its callers: `a [m, k]`, `b [n, k]` or `[k, n]`, `out [m, n]` in
+/// rows of `width`.
 #[derive(Clone, Copy)]
 struct Gemm {
     m: usize,
@@ -79,8 +80,8 @@ fn a_b_of(isa: Isa, gemm: Gemm, out: *mut f32) {
     by_isa!(isa, a_b_body::<>(gemm: Gemm, out: *mut f32))
 }
 
-/// The sums of a tile fit the registers: 32 of AVX-512, else 16. Measured on two instruction sets: 130 to 160 GFLOP/s on a
-/// thread with AVX-512, 96 to 108 with AVX2.
+/// The sums of a tile fit the registers: 32 of AVX-512, else 16. Measured on two instruction sets:
+/// 130 to 160 GFLOP/s on a thread with AVX-512, 96 to 108 with AVX2.
 #[inline(always)]
 unsafe fn a_bt_body<V: Vector>(g: Gemm, out: *mut f32) {
     // SAFETY: the caller's contract.
@@ -90,13 +91,15 @@ unsafe fn a_bt_body<V: Vector>(g: Gemm, out: *mut f32) {
 /// Rows of `a` in a tile of [`a_bt_tiles`], whose sums [`Vector::sum4`] reduces together.
 const TILE_M: usize = 4;
 
-/// A sum runs over columns `lane + i LANES` in each lane, then over the lanes, then over the columns that are left.
+/// A sum runs over columns `lane + i LANES` in each lane, then over the lanes, then over the
+/// columns that are left.
 #[inline(always)]
 unsafe fn a_bt_tiles<V: Vector, const N: usize>(g: Gemm, out: *mut f32) {
     let whole = g.k / V::LANES * V::LANES;
     for i in (0..g.m).step_by(TILE_M) {
         for j in (0..g.n).step_by(N) {
-            // SAFETY: a row that is missing in a tile is read as the last one, and its sums are dropped.
+            // SAFETY: a row that is missing in a tile is read as the last one, and its sums are
+            // dropped.
             unsafe {
                 let a: [*const f32; TILE_M] = std::array::from_fn(|r| g.a.add((i + r).min(g.m - 1) * g.a_stride));
                 let b: [*const f32; N] = std::array::from_fn(|r| g.b.add((j + r).min(g.n - 1) * g.b_stride));
@@ -160,7 +163,8 @@ unsafe fn a_b_body<V: Vector>(g: Gemm, out: *mut f32) {
 unsafe fn a_b_columns<V: Vector, const C: usize>(g: Gemm, j: usize, out: *mut f32) {
     const M: usize = 6;
     for i in (0..g.m).step_by(M) {
-        // SAFETY: a row that is missing in a tile is read as the last one, and its sums are dropped.
+        // SAFETY: a row that is missing in a tile is read as the last one, and its sums are
+        // dropped.
         unsafe {
             let row = |r: usize| (i + r).min(g.m - 1);
             let a: [*const f32; M] = std::array::from_fn(|r| g.a.add(row(r) * g.a_stride));
@@ -192,7 +196,8 @@ mod tests {
     use super::super::maths::tests::random;
     use super::*;
 
-    /// The exact GEMMs have the bits of a plain loop in the documented order, however they were compiled.
+    /// The exact GEMMs have the bits of a plain loop in the documented order, however they were
+    /// compiled.
     #[test]
     fn exact_gemms_have_the_same_bits_everywhere() {
         for (m, n, k) in [(1, 1, 5), (4, 2, 64), (7, 9, 83), (5, 16, 200)] {

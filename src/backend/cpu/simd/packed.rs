@@ -4,8 +4,9 @@
 //! same bits of all 16 u32; activations are stored once per GEMM in that order. The sums of a group stay apart by row until
 //! its scale is applied, `scale * (sum of code * x - zero * sum of x)`.
 //!
-//! [`Method::F32`] converts codes to f32; [`Method::Bytes`] multiplies them as bytes ([`super::integer`]). Both are exact in
-//! the weights, and activations are rounded to bf16 for either.
+//! [`Method::F32`] converts codes to f32; [`Method::Bytes`] multiplies them as bytes
+//! ([`super::integer`]). Both are exact in the weights, and activations are rounded to bf16 for
+//! either.
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
@@ -45,7 +46,8 @@ impl<'a> Strips<'a> {
         self.cols
     }
 
-    /// Decodes columns `cols`, which are whole groups, of all rows: `[rows, cols.len()]` in rows of `stride`.
+    /// Decodes columns `cols`, which are whole groups, of all rows: `[rows, cols.len()]` in rows of
+    /// `stride`.
     pub fn unpack(&self, isa: Isa, cols: Range<usize>, stride: usize, out: &mut [f32]) {
         let (code, bytes, width, rows) = (self.code, self.bytes, self.cols, self.rows.clone());
         by_isa!(isa, unpack_body::<>(code: Code, bytes: &[u8], width: usize, rows: Range<usize>, cols: Range<usize>, stride: usize, out: &mut [f32]))
@@ -174,7 +176,8 @@ fn round_all(x: &mut [f32]) {
 /// Steps of a tile in f32, one for each nibble of a u32.
 const STEPS: usize = 8;
 
-/// Line k of a tile holds the columns of nibble k: lane 4 t + u is column 16 t + 8 (u mod 2) + 2 k, or 2 (k - 4) + 1.
+/// Line k of a tile holds the columns of nibble k: lane 4 t + u is column 16 t + 8 (u mod 2) + 2 k,
+/// or 2 (k - 4) + 1.
 fn order_f32(x: &[f32], lines: &mut [Line], sums: &mut [f32]) {
     for (tile, (x, lines)) in x.as_chunks::<GROUP>().0.iter().zip(lines.as_chunks_mut::<STEPS>().0).enumerate() {
         let mut rounded = *x;
@@ -229,13 +232,15 @@ unsafe fn f32_body<V: Vector>(job: Strip<'_>, out: &mut Tile<'_>) {
 }
 
 impl Strip<'_> {
-    /// The dot products of all rows of activations. The order of a row's sums does not depend on the others.
+    /// The dot products of all rows of activations. The order of a row's sums does not depend on
+    /// the others.
     #[inline(always)]
     unsafe fn run<V: Vector>(mut self, out: &mut Tile<'_>) {
         let (n, mut i) = (out.rows(), 0);
         self.decode_scales();
         while i < n {
-            // SAFETY: the caller's contract. Sums of up to 16 rows of weights and activations fit in registers.
+            // SAFETY: the caller's contract. Sums of up to 16 rows of weights and activations fit
+            // in registers.
             unsafe {
                 match (n - i, V::LANES) {
                     (1, _) => self.block::<V, 1, 8>(i, out),
@@ -249,13 +254,15 @@ impl Strip<'_> {
         }
     }
 
-    /// Products of `B` rows of activations from `first` on, for `G` pairs of rows of weights at a time.
+    /// Products of `B` rows of activations from `first` on, for `G` pairs of rows of weights at a
+    /// time.
     #[inline(always)]
     unsafe fn block<V: Vector, const B: usize, const G: usize>(&self, first: usize, out: &mut Tile<'_>) {
         let (tiles, quads) = (self.tiles, self.tiles.div_ceil(4));
         let x: [*const u8; B] = std::array::from_fn(|b| self.x.lines[(first + b) * tiles * STEPS..].as_ptr().cast());
-        // SAFETY: the strip has `tiles` tiles and words for `quads` of four, activations a line for every step of a tile and
-        // one of sums for every quad; `first + B` is at most the rows of activations.
+        // SAFETY: the strip has `tiles` tiles and words for `quads` of four, activations a line for
+        // every step of a tile and one of sums for every quad; `first + B` is at most the rows of
+        // activations.
         unsafe {
             let sums: [*const f32; B] = std::array::from_fn(|b| self.x.sums[(first + b) * quads..].as_ptr().cast());
             let mut zeros = [[V::splat(0.0); 8]; B];

@@ -1,4 +1,5 @@
-//! A packed strip as kernels see it: where its codes, scales and zero points are, and the activations in the order of its tiles.
+//! A packed strip as kernels see it: where its codes, scales and zero points are, and the
+//! activations in the order of its tiles.
 
 // Indices of fixed arrays, which the compiler unrolls and keeps in registers.
 #![allow(clippy::needless_range_loop)]
@@ -10,8 +11,8 @@ use crate::quant::{Code, GROUP, TILE_ROWS};
 pub(super) const TILE_BYTES: usize = TILE_ROWS * GROUP / 2;
 /// Words of four tiles.
 pub(super) const WORDS: usize = 4 * TILE_ROWS;
-/// Prefetch distance, into L2: 22 GB/s on one core where 8 KB ahead into L1 reach 13. A strip's words are prefetched by as much,
-/// so that strips leave no gaps.
+/// Prefetch distance, into L2: 22 GB/s on one core where 8 KB ahead into L1 reach 13. A strip's
+/// words are prefetched by as much, so that strips leave no gaps.
 const AHEAD_BYTES: usize = 16 << 10;
 
 /// 16 values of f32, or 64 bytes.
@@ -24,8 +25,8 @@ pub(super) struct Line(pub [u32; 16]);
 pub(super) struct Ordered {
     /// `[n][tiles][lines]`
     pub lines: Vec<Line>,
-    /// Sums of each group of columns, as their words lie: `[n][tiles / 4, rounded up][4 tiles][2]`, twice. 0 where there is no
-    /// tile.
+    /// Sums of each group of columns, as their words lie: `[n][tiles / 4, rounded up][4 tiles][2]`,
+    /// twice. 0 where there is no tile.
     pub sums: Vec<Line>,
     /// Scales of the groups, in the same order, where activations are integers.
     pub scales: Vec<Line>,
@@ -93,7 +94,8 @@ impl Strip<'_> {
         prefetch_l2(codes.wrapping_add(AHEAD_BYTES));
     }
 
-    /// Prefetches the words of a later strip: they lie behind its tiles, where no other prefetch leads.
+    /// Prefetches the words of a later strip: they lie behind its tiles, where no other prefetch
+    /// leads.
     #[inline(always)]
     pub fn prefetch_words(&self) {
         let words = self.words();
@@ -129,7 +131,8 @@ impl Strip<'_> {
     }
 }
 
-/// A positive f16: its bits moved into an f32 whose exponent is 112 too low, then scaled, which is right for subnormals too.
+/// A positive f16: its bits moved into an f32 whose exponent is 112 too low, then scaled, which is
+/// right for subnormals too.
 #[inline(always)]
 fn f16(bits: u16) -> f32 {
     let value = f32::from_bits((bits as u32) << 13) * f32::from_bits((127 + 112) << 23);

@@ -7,11 +7,12 @@ use half::f16;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// `LANES` values of f32. Pointers need no alignment and must have `LANES` elements behind them. The instruction sets of
-/// `Avx2` and `Avx512` must be enabled where methods are inlined.
+/// `LANES` values of f32. Pointers need no alignment and must have `LANES` elements behind them.
+/// The instruction sets of `Avx2` and `Avx512` must be enabled where methods are inlined.
 pub(super) trait Vector: Copy {
     const LANES: usize;
-    /// Right-hand sides that fit in registers beside four rows; at most 3 (with 4 the compiler spills the sums).
+    /// Right-hand sides that fit in registers beside four rows; at most 3 (with 4 the compiler
+    /// spills the sums).
     const MAX_RHS: usize;
 
     unsafe fn splat(v: f32) -> Self;
@@ -64,8 +65,9 @@ elem!(Bf16, Bf16, load_bf16, at => f32::from_bits((at.cast::<u16>().read_unalign
 elem!(Fp8, Fp8, load_fp8, at => fp8(at.read()));
 elem!(Int8, Int8, load_int8, at => int8_value(at.read()));
 
-/// Value of an e4m3fn code: its bits moved into an f32 whose exponent is 120 too low, then scaled, which is right for
-/// subnormals too. (The NaN code, 0x7f, reads as 480; a step that makes NaN is found by the norms.)
+/// Value of an e4m3fn code: its bits moved into an f32 whose exponent is 120 too low, then scaled,
+/// which is right for subnormals too. (The NaN code, 0x7f, reads as 480; a step that makes NaN is
+/// found by the norms.)
 #[inline(always)]
 fn fp8(code: u8) -> f32 {
     f32::from_bits(((code as u32 & 0x80) << 24) | ((code as u32 & 0x7f) << 20)) * FP8_SCALE
@@ -73,7 +75,8 @@ fn fp8(code: u8) -> f32 {
 
 const FP8_SCALE: f32 = f32::from_bits((127 + 120) << 23);
 
-/// Eight lanes in plain Rust. `FUSED`: [`Vector::mul_add`] rounds once where the target has such an instruction.
+/// Eight lanes in plain Rust. `FUSED`: [`Vector::mul_add`] rounds once where the target has such an
+/// instruction.
 #[derive(Clone, Copy)]
 pub(super) struct Eight<const FUSED: bool>([f32; 8]);
 

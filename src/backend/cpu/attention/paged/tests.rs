@@ -1,4 +1,4 @@
-//! Which pages a decode step reads, against a sort of bounds that are computed anew.
+//! Which pages a decode step reads, against a sort of recomputed bounds.
 
 use super::super::super::super::{Backend, KvGeometry, KvTables, Span};
 use super::super::super::kv::{place, store};
