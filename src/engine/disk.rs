@@ -248,7 +248,7 @@ pub(super) fn begin_load<B: Backend>(
     }
 }
 
-/// What the user is told if the file cannot be used.
+/// Notice if the file cannot be used.
 pub(super) fn not_used(why: &str, tokens: usize) -> String {
     format!("the saved cache is not used: {why}; recomputing {} tokens", count(tokens))
 }

@@ -173,7 +173,7 @@ impl Snapshots {
         let n_earlier = self.of(owner).filter(|one| one.worth == Worth::Earlier).count();
         let budget = (self.budget_bytes / runner.cache.geometry().page_bytes() as u64) as usize;
         let (b, cache) = (runner.backend(), &runner.cache);
-        // What all sequences hold beside the current one is no less, and takes no page table to know.
+        // All sequences together hold no less beside the current one, and their sum needs no page table.
         let beside = || cache.pool_stats(b).used_pages - cache.stats(b, current).pages;
         if n_earlier == 0 || beside() <= budget {
             return;

@@ -17,7 +17,7 @@ pub struct Sources<'a> {
 /// One line of the completion list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// What takes the place of the word.
+    /// Replacement of the word.
     pub insert: String,
     pub label: String,
     pub help: String,

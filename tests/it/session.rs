@@ -493,6 +493,7 @@ fn titles_are_one_line_wherever_they_come_from() {
     chat.rename("a\nb\r\n c");
     session.sync(&mut chat, &info()).unwrap();
     assert_eq!(title(), "a b c");
+    // A record of another program.
     let (path, id) = (session.path().unwrap().to_owned(), session.id().to_owned());
     drop(session);
     let text = fs::read_to_string(&path).unwrap().replace("\"a b c\"", "\"x\\n---\\u2028y\"");

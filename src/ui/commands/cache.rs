@@ -11,7 +11,7 @@ use crate::ui::update::turns;
 use crate::ui::{numbers, widgets};
 
 pub const EVICTION: Command =
-    Command::new(Group::Memory, "eviction", "on|off", "drop what the model marks, or keep everything", eviction)
+    Command::new(Group::Memory, "eviction", "on|off", "drop the tokens that the model marks, or keep all", eviction)
         .args(Args::ON_OFF);
 
 pub const FORGET: Command = Command::new(

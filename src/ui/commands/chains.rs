@@ -29,7 +29,7 @@ pub const CHAINS: Command = Command::new(
     Group::Chat,
     "chains",
     "[N]",
-    "the chains of the last (or the chosen) answer, or what chain N said",
+    "the chains of the last (or the chosen) answer, or chain N's reply",
     show,
 )
 .args(Args::text("the number of a chain"));

@@ -17,10 +17,10 @@ pub const COMPACT: Command = Command::new(
     Group::Chat,
     "compact",
     "[list]",
-    "go on in a new conversation with a summary, or a list of what you said; this one stays saved",
+    "continue in a new conversation with a summary, or a list of your messages; this one stays saved",
     begin,
 )
-.args(Args::words("list or nothing", &[("list", "what you said, word for word")]));
+.args(Args::words("list or nothing", &[("list", "your messages, word for word")]));
 
 /// The request for a summary, which also begins the new conversation.
 pub const QUESTION: &str = "Sum up our conversation so far, so that we can go on from the summary alone. Keep names, \
@@ -120,7 +120,7 @@ fn copy(app: &mut App) -> Done {
         turns = vec![TakenOver { question: LIST_QUESTION.to_owned(), reasoning: None, answer, report }];
     }
     let left_out = left_out.map_or(String::new(), |line| format!("; {line}"));
-    let what = format!("with what you said, word for word, and without long thoughts{left_out}");
+    let what = format!("with your messages, word for word, and without long thoughts{left_out}");
     app.store(Store::Compact(Box::new(Summary { turns, what })));
     Ok(())
 }
@@ -223,7 +223,7 @@ pub fn began(app: &mut App, id: String, date: jiff::civil::DateTime, continues: 
     app.resuming = false;
     (app.session.id, app.date) = (Some(id), date);
     let old = continues.map_or(String::new(), |id| format!("; /resume {id} opens the old one"));
-    app.note(LocalKind::Note, format!("a new conversation goes on {what}{old}"));
+    app.note(LocalKind::Note, format!("a new conversation continues {what}{old}"));
     app.send(Engine::Clear);
     app.store(Store::Sync);
     turns::send_next(app);

@@ -89,7 +89,7 @@ pub fn key(app: &mut App, key: Key, action: Option<Action>) -> Option<Intent> {
             let (name, complete) = chosen?;
             app.overlays.pop();
             if !complete {
-                app.info(format!("{name} is not all here; /model {name} downloads the rest"));
+                app.info(format!("{name} is incomplete; /model {name} downloads the rest"));
                 return None;
             }
             return Some(Intent::Load(name));

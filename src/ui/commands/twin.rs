@@ -27,7 +27,7 @@ fn run(app: &mut App, argument: &str) -> Done {
 pub fn was_set(app: &mut App, on: bool, why: Option<String>) {
     let was = std::mem::replace(&mut app.engine.twin, on);
     match why {
-        Some(why) if was => app.note(LocalKind::Note, format!("{why}; answers go on without it")),
+        Some(why) if was => app.note(LocalKind::Note, format!("{why}; answers continue without it")),
         Some(why) => app.info(why),
         None if !on => app.info("twin off: answers are no longer compared"),
         None => {

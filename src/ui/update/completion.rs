@@ -39,7 +39,7 @@ pub fn chooses_file(app: &App) -> bool {
     chosen.is_some_and(|candidate| candidate.insert.starts_with('@'))
 }
 
-/// Reads the files that the draft names with `@`; it is sent once they stand in it. False if it names none, or is a command
+/// Reads the files that the draft names with `@`; it is sent once they are in it. False if it names none, or is a command
 /// that is not a question.
 pub fn attach_mentions(app: &mut App) -> bool {
     let text = app.input.text();
@@ -82,7 +82,7 @@ pub fn complete(app: &mut App) {
     }
 }
 
-/// What fits what stands before the caret: commands and their arguments, files after `@`.
+/// Completions of the text before the caret: commands and their arguments, files after `@`.
 fn candidates(text: &str, caret: usize, sources: &Sources) -> Option<Completion> {
     let before = text.get(..caret)?;
     if !text.starts_with('/') || text.contains('\n') || before.is_empty() {

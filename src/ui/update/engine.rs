@@ -205,7 +205,7 @@ fn toggled(app: &mut App, on: bool, at_token: usize, dropped_slots: u64) {
     app.engine.eviction = on;
     app.memory.mark_stale();
     if !app.session.is_restored() {
-        // The empty cache was switched. The saved conversation is where it goes on, and reports it then.
+        // The empty cache was switched. The saved conversation continues it, and reports it then.
         return app.note(LocalKind::Note, texts::mark(on, at_token, dropped_slots));
     }
     let mark = match app.engine.rebuilding {

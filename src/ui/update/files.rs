@@ -28,7 +28,7 @@ pub fn began_new(app: &mut App, id: String, date: jiff::civil::DateTime) {
 
 /// Reports that another program changed the session's file.
 pub fn moved(app: &mut App, from: &str, to: String) {
-    let text = format!("another program has changed the file of session {from}; this conversation goes on in {to}");
+    let text = format!("another program has changed the file of session {from}; this conversation continues in {to}");
     if app.session.id.as_deref() == Some(from) {
         app.session.id = Some(to);
     }
@@ -107,7 +107,7 @@ pub fn opened(app: &mut App, opened: Opened) {
     }
 }
 
-/// Loads a conversation that was opened into the cache. Its file is not written before the conversation goes on.
+/// Loads a conversation that was opened into the cache. Its file is not written before the conversation continues.
 pub fn load_cache(app: &mut App) {
     if let Some(request) = app.session.load() {
         app.send(Command::KeepCache(None));
