@@ -47,3 +47,4 @@ mod turns;
 mod twin;
 mod wander;
 mod weight_files;
+mod welcome;
