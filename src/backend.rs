@@ -13,8 +13,9 @@ pub mod cuda;
 mod kv;
 mod profile;
 
+pub use crate::protocol::SamplingState;
 pub(crate) use crate::protocol::bytes as in_units;
-use crate::protocol::{LaneFilter, SamplingParams, Token};
+use crate::protocol::{LaneFilter, Token};
 use crate::tensor::Tensor;
 pub use kv::{KvGeometry, KvTables, PageLayout, PoolStats, PresenceCounts, Span};
 pub use profile::{KernelNeeds, MemoryUse, Profile, TIMED_ROUNDS};
@@ -87,51 +88,6 @@ pub struct AdapterHead<'a, B: Backend> {
     pub bias: Option<&'a B::Buf<f32>>,
     pub rms_eps: f32,
     pub alpha: Alpha,
-}
-
-/// Sampling parameters and random state of one sequence in a step. In device memory, so that a replayed graph uses the current
-/// values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct SamplingState {
-    /// The random number is a function of the seed and the token's position.
-    pub seed: u64,
-    /// Row of the cache's sequence tables.
-    pub seq: u32,
-    pub top_k: u32,
-    pub temperature: f32,
-    pub top_p: f32,
-    pub min_p: f32,
-    pub repetition_penalty: f32,
-}
-
-impl SamplingState {
-    pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
-        Self {
-            seed,
-            seq: seq as u32,
-            top_k: p.top_k,
-            temperature: p.temperature,
-            top_p: p.top_p,
-            min_p: p.min_p,
-            repetition_penalty: p.repetition_penalty,
-        }
-    }
-
-    /// Whether the token is the one of the largest logit.
-    pub fn is_greedy(&self) -> bool {
-        self.temperature <= 0.0 || self.top_k == 1
-    }
-
-    pub fn params(&self) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-        }
-    }
 }
 
 /// Arguments of [`Backend::sample`].

@@ -36,6 +36,7 @@ pub use described::EXACT_FIRST;
 pub use hub::ModelRef;
 
 use crate::policy::Trained;
+use crate::protocol::SamplingOverrides;
 use crate::quant;
 use crate::tensor::{Format, SharedBytes, Tensor};
 use crate::unicode;
@@ -96,11 +97,7 @@ pub struct GenerationDefaults {
     /// Every token that ends a turn.
     pub eos: Vec<u32>,
     pub do_sample: Option<bool>,
-    pub temperature: Option<f32>,
-    pub top_k: Option<u32>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
+    pub sampling: SamplingOverrides,
 }
 
 /// The adapter to use with a model without DMS.

@@ -14,7 +14,7 @@ pub use values::{Auto, ByteSize, Device, Gemm, OnOff, Pin, Width};
 
 use crate::codec::Codec;
 use crate::policy::PolicyRequest;
-use crate::protocol::{SamplingParams, WhenFull};
+use crate::protocol::{SamplingOverrides, WhenFull};
 use crate::quant::Weights;
 use anyhow::{Context, Result, anyhow, bail};
 use std::ffi::OsString;
@@ -154,29 +154,6 @@ pub struct Settings {
     pub plain: bool,
     /// The sampling parameters that the user set.
     pub sampling: SamplingOverrides,
-}
-
-/// Sampling parameters that the user set; the others are the checkpoint's.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SamplingOverrides {
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    pub top_k: Option<u32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-}
-
-impl SamplingOverrides {
-    /// The sampling for a model with these defaults (`ModelInfo::default_sampling`).
-    pub fn over(&self, model: &SamplingParams) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(model.temperature),
-            top_k: self.top_k.unwrap_or(model.top_k),
-            top_p: self.top_p.unwrap_or(model.top_p),
-            min_p: self.min_p.unwrap_or(model.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(model.repetition_penalty),
-        }
-    }
 }
 
 /// Default bytes of checkpoints of earlier turns.

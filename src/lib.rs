@@ -24,7 +24,7 @@
 //! | [`chat`] | conversation, template, session store, transcripts | protocol, policy, codec, regular_file, unicode |
 //! | [`tokenizer`] | pieces to ids, ids to text | protocol, unicode |
 //! | [`sampler`] | logits row to token, seeded | protocol |
-//! | [`checkpoint`] | model folders, GGUF files, the built-in model, the hub: config, tensors, adapters, templates, downloads | policy, quant, tensor, regular_file, unicode |
+//! | [`checkpoint`] | model folders, GGUF files, the built-in model, the hub: config, tensors, adapters, templates, downloads | protocol, policy, quant, tensor, regular_file, unicode |
 //! | [`config`] | TOML, environment and flags, immutable after start | protocol, policy, codec, quant, regular_file, unicode, words |
 //! | [`system`] | the process itself: its end without exit handlers, without memory, after SIGBUS; a clock without stops | nothing of ours |
 //! | [`tensor`] | a named block of a model file, in any format | quant |

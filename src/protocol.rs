@@ -9,6 +9,7 @@ mod kv_stats;
 mod log;
 mod presence;
 mod recall;
+mod sampling;
 mod steering;
 mod template;
 mod twin;
@@ -24,6 +25,7 @@ pub use handle::{
 pub use kv_stats::KvStats;
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use recall::{DENSE_TURN, FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
+pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingState};
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};
 
@@ -84,28 +86,6 @@ pub enum Piece {
     /// The model's reply of `turn`, whole or without its think block. The engine reuses the generated token ids if it has
     /// them and they spell the same text.
     Reply { turn: u64, pieces: Vec<Piece> },
-}
-
-/// How the next token is sampled from a row of logits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SamplingParams {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// 0 is off.
-    pub top_k: u32,
-    /// 1 is off.
-    pub top_p: f32,
-    /// 0 is off.
-    pub min_p: f32,
-    /// 1 is off.
-    pub repetition_penalty: f32,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
-    }
 }
 
 /// A turn to answer.

@@ -8,6 +8,7 @@ use super::json::{self, Fields};
 use super::quantized::Quantization;
 use super::rope;
 use crate::policy::{Dmc, Dms, MOST_MEMBERS, Shift};
+use crate::protocol::{SamplingOption, SamplingOverrides};
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
@@ -226,20 +227,16 @@ pub fn generation(
 ) -> Result<(GenerationDefaults, Option<String>)> {
     let (mut out, mut ignored) = (GenerationDefaults::default(), Vec::new());
     if let Some(g) = generation {
-        let mut within = |key: &str, least: f64, most: f64| {
-            let value = g.get(key)?;
-            let number = value.as_f64().filter(|n| (least..=most).contains(n));
-            if number.is_none() {
-                let shown: String = value.to_string().chars().take(60).collect();
-                ignored.push(format!("{key} {shown} (expected {least} to {most})"));
+        for SamplingOption { name, range, .. } in SamplingOverrides::options() {
+            let Some(value) = g.get(name) else { continue };
+            match value.as_f64().and_then(|n| out.sampling.with(name, Some(n))) {
+                Some(sampling) => out.sampling = sampling,
+                None => {
+                    let shown: String = value.to_string().chars().take(60).collect();
+                    ignored.push(format!("{name} {shown} (expected {} to {})", range.start(), range.end()));
+                }
             }
-            number.map(|n| n as f32)
-        };
-        out.temperature = within("temperature", 0.0, 100.0);
-        out.top_p = within("top_p", 0.0, 1.0);
-        out.min_p = within("min_p", 0.0, 1.0);
-        out.repetition_penalty = within("repetition_penalty", 0.01, 100.0);
-        out.top_k = within("top_k", 0.0, 1e9).map(|k| k as u32);
+        }
         out.do_sample = g.opt_bool("do_sample")?;
         out.eos = end_tokens(g, vocab)?;
     }

@@ -69,14 +69,8 @@ fn fill_in_sampling(all: &mut [Shown], settings: &Settings) {
     let Ok(model) = spawn::open(settings) else { return };
     let sampling = default_sampling(&model.generation);
     for one in all.iter_mut().filter(|one| one.source == DEFAULT) {
-        one.value = match one.key {
-            "temperature" => sampling.temperature.to_string(),
-            "top_p" => sampling.top_p.to_string(),
-            "top_k" => sampling.top_k.to_string(),
-            "min_p" => sampling.min_p.to_string(),
-            "repetition_penalty" => sampling.repetition_penalty.to_string(),
-            _ => continue,
-        };
+        let Some((_, value)) = sampling.values().find(|(name, _)| *name == one.key) else { continue };
+        one.value = value.to_string();
         one.source = format!("generation_config.json of {}", settings.model);
     }
 }

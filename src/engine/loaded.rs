@@ -11,7 +11,7 @@ use crate::cache::{CacheError, SeqId};
 use crate::checkpoint::{Checkpoint, DmsVariant, GenerationDefaults};
 use crate::policy::DialTable;
 use crate::protocol::{
-    LogEntry, ModelInfo, Plan, SamplingParams, TemplateSpec, TextLimit, Token, WeightsInfo, WhenFull,
+    LogEntry, ModelInfo, Plan, SamplingOverrides, SamplingParams, TemplateSpec, TextLimit, Token, WeightsInfo, WhenFull,
 };
 use crate::quant::Weights;
 use crate::tokenizer::Tokenizer;
@@ -232,16 +232,14 @@ fn weight_format(checkpoint: &Checkpoint) -> &str {
 /// Returns the sampling parameters that the model recommends. If it recommends none, common defaults of chats: sampling
 /// from the unfiltered distribution makes small models ramble.
 pub fn default_sampling(generation: &GenerationDefaults) -> SamplingParams {
-    let g = generation;
-    let silent = (g.do_sample, g.temperature, g.top_k, g.top_p, g.min_p) == (None, None, None, None, None);
-    let (temperature, top_k, top_p) = if silent { (0.7, 40, 0.95) } else { (1.0, 0, 1.0) };
-    SamplingParams {
-        temperature: if g.do_sample == Some(false) { 0.0 } else { g.temperature.unwrap_or(temperature) },
-        top_k: g.top_k.unwrap_or(top_k),
-        top_p: g.top_p.unwrap_or(top_p),
-        min_p: g.min_p.unwrap_or(0.0),
-        repetition_penalty: g.repetition_penalty.unwrap_or(1.0),
-    }
+    let (sampling, do_sample) = (generation.sampling, generation.do_sample);
+    let filters = SamplingOverrides { repetition_penalty: None, ..sampling };
+    let usual = match do_sample.is_none() && filters == SamplingOverrides::default() {
+        true => SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.95, ..SamplingParams::default() },
+        false => SamplingParams { temperature: 1.0, ..SamplingParams::default() },
+    };
+    let own = sampling.over(&usual);
+    SamplingParams { temperature: if do_sample == Some(false) { 0.0 } else { own.temperature }, ..own }
 }
 
 #[cfg(test)]
@@ -251,7 +249,8 @@ mod tests {
     #[test]
     fn a_model_that_recommends_nothing_is_not_drawn_from_as_it_is() {
         let says = |do_sample, temperature| {
-            let says = GenerationDefaults { do_sample, temperature, ..GenerationDefaults::default() };
+            let sampling = SamplingOverrides { temperature, ..SamplingOverrides::default() };
+            let says = GenerationDefaults { do_sample, sampling, ..GenerationDefaults::default() };
             let p = default_sampling(&says);
             (p.temperature, p.top_k, p.top_p)
         };

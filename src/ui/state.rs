@@ -19,8 +19,8 @@ use super::refusal::Refusal;
 pub use super::restore::{Restore, SessionView};
 use super::theme::{Theme, Themes};
 use crate::chat::{Conversation, Message, MessageId};
-use crate::config::{SamplingOverrides, Settings, Width};
-use crate::protocol::{Command, Download, ModelInfo, Phase, SamplingParams, SlotInfo, Snapshot};
+use crate::config::{Settings, Width};
+use crate::protocol::{Command, Download, ModelInfo, Phase, SamplingOverrides, SamplingParams, SlotInfo, Snapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

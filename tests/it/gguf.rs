@@ -151,7 +151,7 @@ fn a_vocabulary_in_the_metadata_is_a_tokenizer() {
     assert_eq!((&*c.bos_token, &*c.eos_token), ("<|endoftext|>", "<|im_end|>"));
     assert!(c.chat_template.as_deref().is_some_and(|t| t.starts_with("{% for m")));
     assert_eq!(
-        (c.generation.eos.clone(), c.generation.temperature, c.generation.top_k),
+        (c.generation.eos.clone(), c.generation.sampling.temperature, c.generation.sampling.top_k),
         (vec![259, 257], Some(0.5), Some(20))
     );
     let t = Tokenizer::new(&c.tokenizer_json, c.config.vocab).unwrap();

@@ -4,6 +4,7 @@
 use super::super::bounds;
 use super::header::{Header, Value as Meta};
 use super::tokenizer;
+use crate::protocol::SamplingOverrides;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::f64::consts::PI;
@@ -182,14 +183,13 @@ pub fn generation(h: &Header, raw: &[u8]) -> Result<Map<String, Value>> {
         }
     }
     out.insert("eos_token_id".to_owned(), unique.into());
-    let sampling = [
-        ("temperature", "temp"),
-        ("top_k", "top_k"),
-        ("top_p", "top_p"),
-        ("min_p", "min_p"),
-        ("repetition_penalty", "penalty_repeat"),
-    ];
-    for (ours, theirs) in sampling {
+    for ours in SamplingOverrides::options().map(|option| option.name) {
+        // llama.cpp's names, where they differ.
+        let theirs = match ours {
+            "temperature" => "temp",
+            "repetition_penalty" => "penalty_repeat",
+            same => same,
+        };
         if let Some(value) = h.number(&format!("general.sampling.{theirs}"))? {
             out.insert(ours.to_owned(), value.into());
         }

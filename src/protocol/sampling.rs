@@ -1,0 +1,138 @@
+//! How a token is sampled from a row of logits. This table declares every option once: flags, variables and keys of the
+//! the settings, `/set`, what models recommend, reports, and the struct that a kernel reads are made of it.
+
+use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
+
+/// What the front ends know of an option.
+#[derive(Clone, Debug)]
+pub struct SamplingOption {
+    pub name: &'static str,
+    pub range: RangeInclusive<f64>,
+    /// What `/set` takes.
+    pub takes: &'static str,
+}
+
+macro_rules! sampling {
+    (@sampling $(
+        $(#[$help:meta])* $name:ident: $type:ident = $off:literal, $least:literal to $most:literal, $takes:literal;
+    )*) => {
+        /// How the next token is sampled from a row of logits. The default is greedy, with everything off.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct SamplingParams {
+            $(pub $name: $type,)*
+        }
+
+        impl Default for SamplingParams {
+            fn default() -> Self {
+                Self { $($name: $off,)* }
+            }
+        }
+
+        /// Sampling parameters that the user set, or a model recommends; the others are another's.
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct SamplingOverrides {
+            $(pub $name: Option<$type>,)*
+        }
+
+        impl SamplingOverrides {
+            pub fn options() -> impl Iterator<Item = SamplingOption> {
+                let option = |name, least, most, takes| SamplingOption { name, range: least..=most, takes };
+                [$(option(stringify!($name), $least, $most, $takes)),*].into_iter()
+            }
+
+            /// The parameters of `below`, but for those set here.
+            pub fn over(&self, below: &SamplingParams) -> SamplingParams {
+                SamplingParams { $($name: self.$name.unwrap_or(below.$name),)* }
+            }
+
+            /// The same with another value of the option of that name, or with none. `None` if there is no such option or the value
+            /// is out of range.
+            pub fn with(mut self, name: &str, value: Option<f64>) -> Option<Self> {
+                match name {
+                    $(stringify!($name) => self.$name = value.map(|v| v as $type),)*
+                    _ => return None,
+                }
+                let in_range = |v| Self::options().any(|option| option.name == name && option.range.contains(&v));
+                value.is_none_or(in_range).then_some(self)
+            }
+
+            /// Fails if a value is out of range, with the option's name and the reason.
+            pub fn check(&self) -> Result<(), (&'static str, String)> {
+                $(if let Some(v) = self.$name && !($least as $type..=$most as $type).contains(&v) {
+                    let (least, most) = ($least as $type, $most as $type);
+                    return Err((stringify!($name), format!("{v} is out of range, expected {least} to {most}")));
+                })*
+                Ok(())
+            }
+        }
+
+        impl SamplingParams {
+            /// Every option's name and value.
+            pub fn values(&self) -> impl Iterator<Item = (&'static str, f32)> {
+                [$((stringify!($name), self.$name as f32)),*].into_iter()
+            }
+        }
+
+        /// Sampling parameters and random state of one sequence in a step, in the layout of `sample.cu`. In device memory, so that
+        /// a replayed graph uses the current values.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+        #[repr(C)]
+        pub struct SamplingState {
+            /// The random number is a function of the seed and the token's position.
+            pub seed: u64,
+            /// Row of the cache's sequence tables.
+            pub seq: u32,
+            $(pub $name: $type,)*
+        }
+
+        impl SamplingState {
+            pub fn new(seq: usize, seed: u64, p: &SamplingParams) -> Self {
+                Self { seed, seq: seq as u32, $($name: p.$name,)* }
+            }
+
+            pub fn params(&self) -> SamplingParams {
+                SamplingParams { $($name: self.$name,)* }
+            }
+        }
+    };
+}
+
+/// Calls a macro with the table of options, behind tokens of its own. Type, the value that turns it off, range, and what `/set`
+/// takes; the order is that of the kernel's struct.
+macro_rules! sampling_table {
+    ($then:ident { $($before:tt)* }) => {
+        $then! { $($before)* @sampling
+            /// Sample from this many of the most probable tokens; 0 is off
+            #[arg(long, value_name = "K", hide_short_help = true, help_heading = "Answer")]
+            top_k: u32 = 0, 0.0 to 4294967295.0, "a number of tokens, or default; 0 is off";
+
+            /// Of sampling; 0 is greedy [default: the model's]
+            #[arg(long, value_name = "T", help_heading = "Answer")]
+            temperature: f32 = 0.0, 0.0 to 100.0, "0 to 100, or default; 0 is greedy (argmax)";
+
+            /// Sample from the most probable tokens that together have this probability; 1 is off
+            #[arg(long, value_name = "P", hide_short_help = true, help_heading = "Answer")]
+            top_p: f32 = 1.0, 0.0 to 1.0, "0 to 1, or default; 1 is off";
+
+            /// Drop tokens less probable than this fraction of the most probable one; 0 is off
+            #[arg(long, value_name = "P", hide_short_help = true, help_heading = "Answer")]
+            min_p: f32 = 0.0, 0.0 to 1.0, "0 to 1, or default; 0 is off";
+
+            /// Make tokens that have occurred less probable; 1 is off
+            #[arg(long, value_name = "X", hide_short_help = true, help_heading = "Answer")]
+            repetition_penalty: f32 = 1.0, 0.01 to 100.0, "0.01 to 100, or default; 1 is off";
+        }
+    };
+}
+pub(crate) use sampling_table;
+
+sampling_table!(sampling {});
+
+impl SamplingState {
+    /// Whether the token is the one of the largest logit.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature <= 0.0 || self.top_k == 1
+    }
+}
