@@ -181,6 +181,7 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{List, OnOff};
 
     fn parse(line: &[&str]) -> Result<Cli, String> {
         Cli::read(std::iter::once(&"dmschat").chain(line)).map_err(|e| one_line(&e.render().to_string()))
@@ -191,7 +192,7 @@ mod tests {
         args::help::command().debug_assert();
         args::help::shown().debug_assert();
         let cli = parse(&["bench", "--model", "m", "--gen", "3", "--eviction", "off", "--json"]).unwrap();
-        assert!(cli.common.json && cli.common.layer().eviction == Some(crate::config::OnOff(false)));
+        assert!(cli.common.json && cli.common.eviction == Some(List::of(OnOff(false))));
         let cli = parse(&["-m", "x", "-p", "-5 + 3?", "--resume"]).unwrap();
         assert_eq!((cli.common.prompt.as_deref(), cli.common.resume), (Some("-5 + 3?"), Some(None)));
         assert!(matches!(parse(&["chat", "--seed", "3"]).unwrap().command, Some(Command::Chat)));

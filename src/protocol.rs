@@ -25,6 +25,7 @@ pub use handle::{
 pub use kv_stats::KvStats;
 pub use presence::{LaneFilter, LaneState, Presence, PresenceRequest};
 pub use recall::{DENSE_TURN, FORK_TURN, Guess, RecallRequest, Recalled, RecalledToken};
+pub(crate) use sampling::sampling_table;
 pub use sampling::{SamplingOption, SamplingOverrides, SamplingParams, SamplingState};
 pub use template::{TemplateSpec, TextLimit};
 pub use twin::{TwinDifference, TwinReport};

@@ -24,10 +24,11 @@ mod speed;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use dmschat::cli::args::help::{CACHE, MODEL, SAMPLING, with_flags};
+use dmschat::cli::args::help::with_flags;
 use dmschat::cli::args::{self, Common};
 use dmschat::cli::output::wrong_use;
 use dmschat::cli::{run_program, settings};
+use dmschat::config::Layer;
 use std::env::ArgsOs;
 use std::process::ExitCode;
 
@@ -60,9 +61,15 @@ enum Command {
 
 /// The ids of dmschat's flags that a command uses.
 fn flags_of(command: &str) -> Option<Vec<&'static str>> {
+    let [model, cache, answer, sampling] = ["model", "cache", "answer", "sampling"].map(Layer::group);
     let own: &[&[&str]] = match command {
-        "score" | "compare" => &[MODEL, CACHE, &["json"]],
-        "eval" => &[MODEL, &["policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"], SAMPLING],
+        "score" | "compare" => &[model, cache, &["config", "json"]],
+        "eval" => &[
+            model,
+            &["config", "policy", "kv", "ctx_size", "kv_limit", "keep_ratio", "width", "json"],
+            sampling,
+            answer,
+        ],
         "check" | "speed" => &[&["device"]],
         "importance" => &[&["adapter", "device", "config"]],
         _ => &[],

@@ -49,7 +49,7 @@ pub fn run(settings: &Settings, args: &BenchArgs, common: &Common) -> Result<u8>
         checkpoint.config.extend_yarn(longest).map_err(as_wrong_use)?;
     }
     if target == Target::Cpu {
-        check_memory(args, &checkpoint, settings.policy, longest)?;
+        check_memory(args, &checkpoint, settings.policy_request(), longest)?;
     }
     let threads = args.threads.unwrap_or(0);
     let offset = set_decisions(&mut checkpoint, args).map_err(as_wrong_use)?;
@@ -245,7 +245,7 @@ impl Lists {
         let weights = common.weights.as_ref().map_or(vec![settings.weights], |list| list.0.clone());
         // What fits decides nothing here: random weights stay as they are.
         let weights = weights.into_iter().map(|w| if w == Weights::Auto { Weights::Bf16 } else { w }).collect();
-        let policy = settings.policy;
+        let policy = settings.policy_request();
         Ok(Self { eviction, policy, codecs: kv.into_iter().map(|kv| target.codec(kv)).collect(), weights, sampling })
     }
 

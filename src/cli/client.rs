@@ -8,7 +8,7 @@ use super::quantizing::Quantizing;
 use super::{devices, download, spawn};
 use crate::chat::session::Loaded;
 use crate::chat::{Conversation, RenderOptions, render};
-use crate::config::Settings;
+use crate::config::{Pin, Settings};
 use crate::protocol::{
     ChainEvent, ChainsRequest, Command, EngineHandle, Event, GenerateRequest, ModelInfo, SamplingParams, TextKind,
     TurnReport,
@@ -76,7 +76,7 @@ impl Client {
             think_tags: info.think_tags.clone(),
             ..RenderOptions::default()
         };
-        let (reads_caches, pins_system) = (settings.cache_disk > 0, settings.pin_system);
+        let (reads_caches, pins_system) = (settings.cache_disk > 0, settings.pin == Pin::System);
         Ok(Self { runtime, source, info, opts, reads_caches, pins_system })
     }
 

@@ -21,7 +21,7 @@ pub fn run(command: &ConfigCommand, common: &Common) -> Result<u8> {
         }
         ConfigCommand::Show => show(common)?,
         ConfigCommand::Keymap => {
-            let keymap = Keymap::load(settings(common)?.keymap.as_deref()).map_err(output::as_wrong_use)?;
+            let keymap = Keymap::load(settings(common)?.keymap().as_deref()).map_err(output::as_wrong_use)?;
             output::out(&keymap.as_file())?;
         }
         ConfigCommand::Theme { name } => {

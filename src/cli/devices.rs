@@ -218,7 +218,7 @@ pub fn check(settings: &Settings) -> Result<()> {
 
 /// As [`check`], for conversations.
 pub fn check_for_chat(settings: &Settings) -> Result<()> {
-    let name = settings.policy.kind;
+    let name = settings.policy;
     if name.reads_pages() {
         return Err(wrong_use(format!("--policy {name} is for bench and dmslab: conversations cannot have it")));
     }

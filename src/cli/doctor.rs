@@ -96,8 +96,8 @@ fn checks(common: &Common) -> Vec<Check> {
             Ok(()) => Check::fact("theme", theme),
             Err(e) => Check::problem("theme", theme, &e),
         });
-        let file = settings.keymap.as_ref().map_or("built in".to_owned(), |file| file.display().to_string());
-        checks.push(match Keymap::load(settings.keymap.as_deref()) {
+        let file = settings.keymap().map_or("built in".to_owned(), |file| file.display().to_string());
+        checks.push(match Keymap::load(settings.keymap().as_deref()) {
             Ok(_) => Check::fact("keymap", file),
             Err(e) => Check::problem("keymap", file, &e),
         });

@@ -29,8 +29,8 @@ pub fn of(settings: &Settings) -> Option<ModelReference> {
         Adapter::None => "none".to_owned(),
         Adapter::File(path) => absolute(path)?,
     };
-    let policy = settings.policy;
-    Some(ModelReference { model, revision, adapter, policy: Some(policy.kind), budget: policy.budget() })
+    let budget = settings.policy_request().budget();
+    Some(ModelReference { model, revision, adapter, policy: Some(settings.policy), budget })
 }
 
 /// Finds the model of a conversation, or says why it is missing. If the commit of a hub model is not in the cache, its
@@ -80,14 +80,10 @@ pub fn settings(reference: &ModelReference, settings: &Settings, given: Given) -
     let mut settings = settings.clone();
     settings.model = reference.name();
     if let (false, Ok(Some(policy))) = (given.policy, cache_policy(reference)) {
-        settings.policy = policy;
+        (settings.policy, settings.budget) = (policy.kind, policy.budget);
     }
     if !given.adapter {
-        settings.adapter = match &*reference.adapter {
-            "auto" => Adapter::Auto,
-            "none" => Adapter::None,
-            file => Adapter::File(file.into()),
-        };
+        settings.adapter = reference.adapter.parse().unwrap_or_default();
     }
     settings
 }
@@ -95,6 +91,7 @@ pub fn settings(reference: &ModelReference, settings: &Settings, given: Given) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::List;
     use crate::policy::{Budget, PolicyKind};
 
     fn stamp(name: &str, reference: Option<ModelReference>) -> Stamp {
@@ -145,7 +142,8 @@ mod tests {
             data: folder.path().into(),
             cache: folder.path().into(),
         };
-        let settings_of = |policy, budget| {
+        let settings_of = |policy: Option<PolicyKind>, budget| {
+            let policy = policy.map(List::of);
             let layer = crate::config::Layer { policy, budget, ..Default::default() };
             Settings::from_layer(dirs.clone(), layer).unwrap()
         };
@@ -155,11 +153,11 @@ mod tests {
         let text = serde_json::to_string(&reference).unwrap();
         assert!(text.contains(r#""policy":"tova","budget":"4x""#), "{text}");
         let taken_up = settings(&reference, &now, Given::default());
-        assert_eq!(taken_up.policy, held.policy);
+        assert_eq!(taken_up.policy_request(), held.policy_request());
         let kept = settings(&reference, &now, Given { policy: true, ..Given::default() });
-        assert_eq!(kept.policy.kind, PolicyKind::Window);
+        assert_eq!(kept.policy, PolicyKind::Window);
         let older = ModelReference { policy: None, budget: None, ..reference.clone() };
-        assert_eq!(settings(&older, &now, Given::default()).policy.kind, PolicyKind::Window);
+        assert_eq!(settings(&older, &now, Given::default()).policy, PolicyKind::Window);
         // Values of a file are checked as flags are.
         for (policy, budget, why) in [("tova", "12", "page"), ("dense", "4x", "no budget")] {
             let (policy, budget) = (policy.parse().ok(), budget.parse().ok());

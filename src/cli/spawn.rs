@@ -161,14 +161,14 @@ pub fn options(settings: &Settings, config: &ModelConfig, target: Target) -> Res
         memory_bytes: target.free_bytes(),
         kv_limit: settings.kv_limit,
         eviction: settings.eviction,
-        keep_ratio: settings.keep_ratio,
+        keep_ratio: settings.keep_ratio.map(|ratio| ratio as f32),
         dial_folder: Some(settings.dirs.dials()),
         when_full: settings.when_full.unwrap_or(match config.dms {
             Some(_) => WhenFull::Forget,
             None => WhenFull::Stop,
         }),
         weights: weight_options(settings, config)?,
-        policy: settings.policy,
+        policy: settings.policy_request(),
         ..EngineOptions::new(target.codec(settings.kv))
     })
 }

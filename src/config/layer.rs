@@ -1,117 +1,16 @@
-//! One source of settings: the flags, the environment or a file. Every value is optional; the values of a higher layer
-//! take precedence.
+//! Reads settings from the config file and from environment variables.
 
-use super::values::{Auto, ByteSize, Device, Gemm, OnOff, Pin, Width};
-use crate::codec::Codec;
-use crate::policy::{Budget, PolicyKind};
-use crate::protocol::{MAX_CONTEXT, WhenFull};
-use crate::quant::Weights;
+use super::settings::Layer;
 use crate::regular_file;
 use crate::unicode;
 use anyhow::{Context, Result, anyhow};
-use serde::Deserialize;
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 /// Largest config file.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// Declares the layer: the struct, `over`, and the names in the environment.
-macro_rules! layer {
-    ($($(#[$doc:meta])* $key:ident: $type:ty),* $(,)?) => {
-        /// Keys of `config.toml`. The environment variable of a key is `DMSCHAT_` and the key in upper case.
-        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        pub struct Layer {
-            $($(#[$doc])* pub $key: Option<$type>,)*
-        }
-
-        impl Layer {
-            /// This layer's values, or those of `below` where it has none.
-            #[must_use]
-            pub fn over(self, below: Layer) -> Layer {
-                Layer { $($key: self.$key.or(below.$key),)* }
-            }
-
-            /// Names of all keys.
-            pub(super) const KEYS: &[&str] = &[$(stringify!($key)),*];
-
-            /// Every key with its value as it is written in a file, if it has one.
-            pub(super) fn entries(&self) -> Vec<(&'static str, Option<String>)> {
-                vec![$((stringify!($key), self.$key.as_ref().map(|v| serde_json::to_string(v).unwrap_or_default()))),*]
-            }
-
-            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on. Empty variables count as unset.
-            pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
-                let layer = Layer { $($key: env_value(&var, stringify!($key))?,)* };
-                layer.check().map_err(|(key, what)| anyhow!("{}: {what}", env_name(key)))?;
-                Ok(layer)
-            }
-        }
-    };
-}
-
-layer! {
-    model: String,
-    adapter: String,
-    device: Device,
-    /// Format of the weights in memory.
-    weights: Weights,
-    /// Whether quantized weights are kept in the cache folder.
-    weight_cache: OnOff,
-    /// A file of importance for quantization.
-    importance: PathBuf,
-    eviction: OnOff,
-    policy: PolicyKind,
-    /// How much the policy keeps or reads in each head.
-    budget: Budget,
-    kv: Auto<Codec>,
-    ctx_size: usize,
-    /// Whether a GPU replays captured CUDA graphs.
-    graph: OnOff,
-    /// Library or kernels that compute the GEMMs of prefill on a GPU.
-    gemm: Gemm,
-    kv_limit: ByteSize,
-    /// Reaction to a turn that exceeds memory or `kv_limit`.
-    when_full: WhenFull,
-    /// Text that is pinned by default.
-    pin: Pin,
-    /// Compression ratio that conversations begin with.
-    keep_ratio: f32,
-    /// Bytes of disk for the caches of saved conversations; 0 keeps none.
-    cache_disk: ByteSize,
-    /// Bytes of memory for checkpoints of earlier turns; 0 keeps none.
-    checkpoints: ByteSize,
-    max_tokens: usize,
-    /// Tokens after which a thought is closed; 0 never.
-    max_think: usize,
-    /// How many chains answer a question.
-    width: Width,
-    /// Whether chains end once the others cannot change the vote.
-    early_stop: OnOff,
-    temperature: f32,
-    top_p: f32,
-    top_k: u32,
-    min_p: f32,
-    repetition_penalty: f32,
-    seed: u64,
-    think: OnOff,
-    keep_thinking: OnOff,
-    system: String,
-    theme: String,
-    /// A keymap file; relative to the config folder.
-    keys: PathBuf,
-    mouse: OnOff,
-    /// Whether the terminal's title names the conversation.
-    title: OnOff,
-    /// Whether a bell rings at the end of a long answer.
-    bell: OnOff,
-    editor: String,
-    ascii: OnOff,
-    plain: OnOff,
-}
 
 impl Layer {
     /// Reads a config file; `None` if it does not exist. Errors are one line with file, line and key.
@@ -141,40 +40,6 @@ impl Layer {
             .map_err(|(key, what)| anyhow!("{}:{}: {key}: {what}", path.display(), line_of_key(&text, key)))?;
         Ok(Some(layer))
     }
-
-    /// Whether this layer names the cache's policy or its budget.
-    pub fn names_policy(&self) -> bool {
-        self.policy.is_some() || self.budget.is_some()
-    }
-
-    /// Fails if a number is out of range. The error is the key and the reason.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
-        let within = |key, value: Option<f32>, range: std::ops::RangeInclusive<f32>| match value {
-            Some(v) if !range.contains(&v) => {
-                Err((key, format!("{v} is out of range, expected {} to {}", range.start(), range.end())))
-            }
-            _ => Ok(()),
-        };
-        within("temperature", self.temperature, 0.0..=100.0)?;
-        within("top_p", self.top_p, 0.0..=1.0)?;
-        within("min_p", self.min_p, 0.0..=1.0)?;
-        within("repetition_penalty", self.repetition_penalty, 0.01..=100.0)?;
-        within("keep_ratio", self.keep_ratio, 1.0..=64.0)?;
-        if self.model.as_deref() == Some("") {
-            return Err(("model", "the name is empty, expected demo, a folder, a GGUF file or a hub id".to_owned()));
-        }
-        for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
-            if value == Some(0) {
-                return Err((key, "0 leaves no room, expected at least 1".to_owned()));
-            }
-        }
-        match self.ctx_size {
-            Some(n) if n > MAX_CONTEXT => {
-                Err(("ctx_size", format!("{n} is out of range, expected 1 to {MAX_CONTEXT} tokens")))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Variables that other code reads.
@@ -202,7 +67,7 @@ pub fn env_name(key: &str) -> String {
     format!("DMSCHAT_{}", key.to_ascii_uppercase())
 }
 
-fn env_value<T: FromStr>(var: &impl Fn(&str) -> Option<OsString>, key: &str) -> Result<Option<T>>
+pub(super) fn env_value<T: FromStr>(var: &impl Fn(&str) -> Option<OsString>, key: &str) -> Result<Option<T>>
 where
     T::Err: std::fmt::Display,
 {
@@ -273,6 +138,7 @@ fn line_of_key(text: &str, key: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{ByteSize, List, OnOff};
 
     fn error_of(text: &str) -> String {
         let dir = tempfile::tempdir().unwrap();
@@ -312,7 +178,7 @@ mod tests {
         let layer: Layer = toml::from_str(example).unwrap();
         assert_eq!((layer.check(), layer.kv_limit), (Ok(()), Some(ByteSize(512 << 20))));
         // What is shown of it is a config too.
-        let line = |(key, value): (&str, Option<String>)| Some(format!("{key} = {}\n", value?));
+        let line = |(key, value, _): (&str, Option<String>, String)| Some(format!("{key} = {}\n", value?));
         let shown: String = layer.entries().into_iter().filter_map(line).collect();
         assert_eq!(toml::from_str::<Layer>(&shown).unwrap(), layer, "{shown}");
     }
@@ -331,7 +197,7 @@ mod tests {
         let all = flags.over(Layer::from_env(var).unwrap()).over(file);
         assert_eq!(all.model.as_deref(), Some("flag"));
         assert_eq!((all.seed, all.theme.as_deref()), (Some(7), Some("dark")));
-        assert_eq!((all.eviction, all.mouse), (Some(OnOff(false)), Some(OnOff(false))));
+        assert_eq!((all.eviction, all.mouse), (Some(List::of(OnOff(false))), Some(OnOff(false))));
         let error = Layer::from_env(|n| (n == "DMSCHAT_KV").then(|| "f16".into())).unwrap_err().to_string();
         assert!(error.starts_with("DMSCHAT_KV=f16: ") && error.contains("expected"), "{error}");
         let error = Layer::from_env(|n| (n == "DMSCHAT_SEED").then(|| "x".into())).unwrap_err().to_string();

@@ -1,9 +1,13 @@
 //! Values that flags, the environment and the config file write in the same way.
 
 use crate::codec::Codec;
-use crate::protocol::{ChainsRequest, MAX_WIDTH};
+use crate::policy::{Budget, PolicyKind};
+use crate::protocol::{ChainsRequest, MAX_WIDTH, WhenFull};
+use crate::quant::Weights;
 use crate::words::{text_serde, words};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// `on` or `off`, also written `true` or `false`.
@@ -156,6 +160,103 @@ pub enum Gemm {
 
 words! { Gemm, "a GEMM method", { Auto = "auto", Own = "own", CublasLt = "cublaslt" } }
 
+/// The adapter to use with the model: `auto`, `none` or a file.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub enum Adapter {
+    /// No adapter file: the model's own DMS, or a built-in one, if any.
+    #[default]
+    Auto,
+    None,
+    File(PathBuf),
+}
+
+impl fmt::Display for Adapter {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Adapter {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Ok(match s {
+            "auto" => Self::Auto,
+            "none" => Self::None,
+            file => Self::File(file.into()),
+        })
+    }
+}
+
+/// Comma-separated values of a flag. Only commands that compare accept more than one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct List<T>(pub Vec<T>);
+
+impl<T> List<T> {
+    pub fn of(value: T) -> Self {
+        Self(vec![value])
+    }
+}
+
+impl<T: FromStr> FromStr for List<T> {
+    type Err = T::Err;
+    fn from_str(s: &str) -> Result<Self, T::Err> {
+        // Splitting gives at least one part, so there is a first value.
+        s.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        T::deserialize(d).map(Self::of)
+    }
+}
+
+impl<T: Serialize> Serialize for List<T> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        self.0[0].serialize(s)
+    }
+}
+
+/// What a setting is once all sources are merged.
+pub trait Setting {
+    type Is;
+    fn resolve(self) -> Self::Is;
+    /// Number of values.
+    fn count(&self) -> usize {
+        1
+    }
+}
+
+impl<T: Setting> Setting for List<T> {
+    type Is = T::Is;
+    fn resolve(mut self) -> T::Is {
+        self.0.swap_remove(0).resolve()
+    }
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+macro_rules! resolves {
+    ($($type:ty => $is:ty: $value:expr;)*) => {$(
+        impl Setting for $type {
+            type Is = $is;
+            fn resolve(self) -> $is {
+                let value: fn(Self) -> $is = $value;
+                value(self)
+            }
+        }
+    )*};
+    ($($type:ty),* $(,)?) => { resolves! { $($type => $type: |v| v;)* } };
+}
+
+resolves! { OnOff => bool: |on| on.0; ByteSize => u64: |bytes| bytes.0; }
+resolves! { String, PathBuf, usize, u64, f64, Adapter, Device, Weights, Gemm, Auto<Codec>, PolicyKind, Budget, WhenFull, Pin, Width }
+
 /// A number of bytes, with or without a unit: `536870912`, `512MiB`, `1.5G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
@@ -190,12 +291,15 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        self.0.fmt(f)
+        let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1, "")];
+        let (unit, name) = units.into_iter().find(|(unit, _)| self.0 > 0 && self.0 % unit == 0).unwrap_or((1, ""));
+        write!(f, "{}{name}", self.0 / unit)
     }
 }
 
 text_serde!(OnOff, "true or false, \"on\" or \"off\"");
 text_serde!(Auto<Codec>, "\"auto\" or the name of a KV format");
+text_serde!(Adapter, "\"none\" or a file");
 text_serde!(Device, "\"auto\", \"cpu\" or \"cuda:N\"");
 text_serde!(Width, "a number of chains, or \"auto\"");
 text_serde!(ByteSize, "bytes, such as \"512MiB\"");

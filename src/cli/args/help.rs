@@ -1,23 +1,20 @@
 //! Which flags each subcommand shows, and the first page of help.
 
 use super::Cli;
+use crate::config::Layer;
 use clap::{Arg, Command, CommandFactory};
 
-pub const MODEL: &[&str] =
-    &["model", "adapter", "device", "weights", "no_weight_cache", "importance", "no_graph", "gemm", "config"];
-pub const CACHE: &[&str] = &["eviction", "policy", "budget", "kv", "ctx_size", "kv_limit"];
-pub const SAMPLING: &[&str] =
-    &["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "think", "system"];
 /// Flags that only `-p` has.
 const ONE_ANSWER: &[&str] = &["prompt", "json", "check"];
 
 /// The ids of the common flags that a subcommand uses; `None`: those of a chat.
 fn flags_of(path: &str) -> Option<Vec<&'static str>> {
+    let [model, cache] = ["model", "cache"].map(Layer::group);
     let own: &[&[&str]] = match path {
         "chat" | "config show" => return None,
         "show" | "config theme" => &[&["theme", "config"]],
-        "bench" => &[MODEL, CACHE, &["keep_ratio", "width", "json"]],
-        "doctor" => &[MODEL, CACHE, &["json", "theme"]],
+        "bench" => &[model, cache, &["config", "keep_ratio", "width", "json"]],
+        "doctor" => &[model, cache, &["config", "json", "theme"]],
         "models list" => &[&["model", "json", "config"]],
         "models pull" => &[&["device", "json", "config"]],
         "models rm" => &[&["weights", "json"]],
@@ -47,6 +44,7 @@ type FlagsOf<'a> = &'a dyn Fn(&str) -> Option<Vec<&'static str>>;
 
 /// Gives every subcommand the common flags that it uses. `others`: also those that it does not use, hidden.
 pub fn with_flags(root: Command, others: bool, flags_of: FlagsOf<'_>) -> Command {
+    let root = root.mut_args(|arg| if arg.is_positional() { arg } else { arg.global(true) });
     let common: Vec<Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
     root.mut_subcommands(|sub| add_flags(sub, "", &common, others, flags_of))
 }

@@ -99,7 +99,7 @@ impl Runtime {
         }
         // What /forget has set stays; a saved conversation has its own.
         if let Some((ratio, trained)) = self.app.engine.keep {
-            settings.keep_ratio = (ratio != trained).then_some(ratio as f32);
+            settings.keep_ratio = (ratio != trained).then_some(ratio);
         }
         self.load_settings(settings)
     }

@@ -74,7 +74,12 @@ impl Runtime {
         let Some(source) = self.source().filter(|_| self.current.is_some()) else {
             return not_asked(Asked::Turn(turn));
         };
-        let pin = self.app.chat.system().filter(|_| self.app.setup.settings.pin_system).map(str::to_owned);
+        let pin = self
+            .app
+            .chat
+            .system()
+            .filter(|_| self.app.setup.settings.pin == crate::config::Pin::System)
+            .map(str::to_owned);
         let early_stop = self.app.setup.settings.early_stop;
         let chains = self.app.turn.as_ref().and_then(|turn| turn.chains_request(early_stop));
         self.request(turn, self.app.options.max_tokens, pin, chains, source);

@@ -56,7 +56,7 @@ pub fn answer_all(settings: &Settings, run: &Run, out: &Path, store: &mut Store)
         EngineOptions { max_seqs: rows, context, ..options }
     };
     let mut settings = settings.clone();
-    settings.policy = PolicyKind::Auto.into();
+    settings.policy = PolicyKind::Auto;
     with_options(&settings, adjust, Answering { run, items: open, rows, out, store, progress: &mut progress })?;
     progress.clear();
     Ok(())

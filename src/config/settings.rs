@@ -1,0 +1,351 @@
+//! The one declaration of every setting: its flag, key, environment variable, default and help.
+
+use super::layer::{env_name, env_value};
+use super::values::{Adapter, Auto, ByteSize, Device, Gemm, List, OnOff, Pin, Setting, Width};
+use super::{BUILTIN_MODEL, Dirs};
+use crate::codec::Codec;
+use crate::policy::{Budget, PolicyKind};
+use crate::protocol::{MAX_CONTEXT, SamplingOverrides, WhenFull, sampling_table};
+use crate::quant::Weights;
+use anyhow::{Result, anyhow, bail};
+use clap::ValueHint;
+use serde::Deserialize;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Type of a setting that is resolved: optional where there is no default.
+macro_rules! resolved {
+    ($type:ty, = $default:expr) => { <$type as Setting>::Is };
+    ($type:ty, or $words:literal) => { Option<<$type as Setting>::Is> };
+}
+
+/// Value of a setting over its default.
+macro_rules! value {
+    ($value:expr, = $default:expr) => {
+        $value.unwrap_or_else(|| $default).resolve()
+    };
+    ($value:expr, or $words:literal) => {
+        $value.map(Setting::resolve)
+    };
+}
+
+/// A default as `config show` prints it: as a file has it, or in words where it is no fixed value.
+macro_rules! shown {
+    ($type:ty, = $default:expr) => {{
+        let default: $type = $default;
+        serde_json::to_string(&default).unwrap_or_default()
+    }};
+    ($type:ty, or $words:literal) => {
+        $words.to_owned()
+    };
+}
+
+macro_rules! settings {
+    ($($group:ident { $(
+        $(#[$meta:meta])* $key:ident: $type:ty $(= $default:expr)? $(, or $words:literal)?;
+    )* })*
+    @sampling $(
+        $(#[$help:meta])* $option:ident: $number:ident = $off:literal, $least:literal to $most:literal, $takes:literal;
+    )*) => {
+        /// One source of settings: the flags, the environment or a file. Every value is optional. The environment variable of a
+        /// key is `DMSCHAT_` and the key in upper case.
+        #[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Layer {
+            $($($(#[$meta])* pub $key: Option<$type>,)*)*
+            $($(#[$help])* pub $option: Option<$number>,)*
+        }
+
+        /// The settings of one run. They do not change after start.
+        #[derive(Clone, Debug)]
+        pub struct Settings {
+            pub dirs: Dirs,
+            $($(pub $key: resolved!($type, $(= $default)? $(or $words)?),)*)*
+            pub sampling: SamplingOverrides,
+            /// What set the theme, for error messages: `--theme`, `DMSCHAT_THEME` or `FILE:LINE: theme`.
+            pub theme_set_by: String,
+        }
+
+        impl Layer {
+            /// Names of all keys.
+            pub const KEYS: &[&str] = &[$($(stringify!($key),)*)* $(stringify!($option)),*];
+
+            /// Names of the keys of a group.
+            pub fn group(name: &str) -> &'static [&'static str] {
+                match name {
+                    $(stringify!($group) => &[$(stringify!($key)),*],)*
+                    _ => &[$(stringify!($option)),*],
+                }
+            }
+
+            /// This layer's values, or those of `below` where it has none.
+            #[must_use]
+            pub fn over(self, below: Layer) -> Layer {
+                Layer { $($($key: self.$key.or(below.$key),)*)* $($option: self.$option.or(below.$option)),* }
+            }
+
+            /// Every key with its value as it is written in a file, if it has one, and its default.
+            pub(super) fn entries(&self) -> Vec<(&'static str, Option<String>, String)> {
+                fn written(value: impl serde::Serialize) -> String {
+                    serde_json::to_string(&value).unwrap_or_default()
+                }
+                vec![
+                    $($((stringify!($key), self.$key.as_ref().map(written), shown!($type, $(= $default)? $(or $words)?)),)*)*
+                    $((stringify!($option), self.$option.map(written), "the model's".to_owned())),*
+                ]
+            }
+
+            /// Reads `DMSCHAT_MODEL`, `DMSCHAT_TEMPERATURE` and so on. Empty variables count as unset.
+            pub fn from_env(var: impl Fn(&str) -> Option<OsString>) -> Result<Layer> {
+                let layer = Layer {
+                    $($($key: env_value(&var, stringify!($key))?,)*)*
+                    $($option: env_value(&var, stringify!($option))?),*
+                };
+                layer.check().map_err(|(key, what)| anyhow!("{}: {what}", env_name(key)))?;
+                if let Some(key) = layer.several().next() {
+                    bail!("{}: several values are for flags only", env_name(key));
+                }
+                Ok(layer)
+            }
+
+            /// The keys that have several values.
+            pub fn several(&self) -> impl Iterator<Item = &'static str> {
+                let counts = [$($((stringify!($key), self.$key.as_ref().map_or(0, Setting::count)),)*)*];
+                counts.into_iter().filter_map(|(key, count)| (count > 1).then_some(key))
+            }
+
+            fn sampling(&self) -> SamplingOverrides {
+                SamplingOverrides { $($option: self.$option),* }
+            }
+        }
+
+        impl Settings {
+            /// The settings of one layer over the defaults. Fails for a budget that the policy cannot have.
+            pub fn from_layer(dirs: Dirs, layer: Layer) -> Result<Self> {
+                let sampling = layer.sampling();
+                let settings = Self {
+                    dirs,
+                    $($($key: value!(layer.$key, $(= $default)? $(or $words)?),)*)*
+                    sampling,
+                    theme_set_by: String::new(),
+                };
+                match settings.budget.and_then(|budget| settings.policy.budget_refusal(budget)) {
+                    Some(why) => Err(anyhow!(why)),
+                    None => Ok(settings),
+                }
+            }
+        }
+    };
+}
+
+// `=`: the default; `or`: there is none, and how that is described. `arg(skip)`: there is no flag.
+sampling_table!(settings {
+    model {
+        /// `demo` (built in), a folder, a GGUF file or ORG/NAME
+        ///
+        /// ORG/NAME[@REVISION] is a hub id: the model is downloaded if it is not in the cache.
+        #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath, help_heading = "Model")]
+        model: String = BUILTIN_MODEL.to_owned();
+
+        /// Adapter file that makes a dense model evict, or `none`
+        #[arg(long, value_name = "FILE|none", value_hint = ValueHint::FilePath, hide_short_help = true)]
+        #[arg(help_heading = "Model")]
+        adapter: Adapter = Adapter::Auto;
+
+        /// auto, cpu or cuda[:N]
+        #[arg(long, value_name = "DEVICE", help_heading = "Model")]
+        device: Device = Device::Auto;
+
+        /// Format of the weights: auto, bf16, int8 or int4
+        ///
+        /// bf16 is as in the model's files. int8 and int4 need about a half and a quarter of the memory. auto is the first of
+        /// them that is expected to fit with the context. Quantized weights are kept in the cache folder for the next start.
+        #[arg(long, value_name = "FORMAT", help_heading = "Model")]
+        weights: List<Weights> = List::of(Weights::Auto);
+
+        /// Quantize the weights in memory at every start, without a file in the cache folder
+        #[arg(long = "no-weight-cache", num_args = 0, default_missing_value = "off", hide_short_help = true)]
+        #[arg(help_heading = "Model")]
+        weight_cache: OnOff = OnOff(true);
+
+        /// How much each input of a matrix matters for its quantization: a file of llama.cpp's imatrix tool
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true, help_heading = "Model")]
+        importance: PathBuf, or "measured";
+
+        /// On a GPU: launch every kernel instead of replaying captured CUDA graphs; the tokens are the same
+        #[arg(long = "no-graph", num_args = 0, default_missing_value = "off", hide_short_help = true)]
+        #[arg(help_heading = "Model")]
+        graph: OnOff = OnOff(true);
+
+        /// On a GPU: GEMM kernels of prefill: auto, own or cublaslt
+        #[arg(long, value_name = "METHOD", hide_short_help = true, help_heading = "Model")]
+        gemm: Gemm = Gemm::Auto;
+    }
+    cache {
+        /// Whether marked tokens leave the cache: on or off
+        ///
+        /// Off keeps every token, as a dense model does. A chat can switch it at any time.
+        #[arg(long, value_name = "on|off", help_heading = "Cache")]
+        eviction: List<OnOff>, or "\"on\"";
+
+        /// Rule: auto, dense, dms, window, tova, h2o or pool
+        ///
+        /// auto is dms or dmc for models trained with it, else dense. The others work with any model, within --budget. window
+        /// keeps the newest tokens and the first four; tova drops what the newest token attends to least; h2o keeps the newest
+        /// half of the budget and what has had the most attention. tova and h2o read prompts token by token. quest keeps
+        /// everything and reads the pages that may match best, dms+quest those of a DMS model's cache: for bench and
+        /// dmslab. pool merges the tokens of each --budget 4x into their mean; dmc merges what a model trained for it decides.
+        #[arg(long, value_name = "POLICY", help_heading = "Cache")]
+        policy: List<PolicyKind> = List::of(PolicyKind::Auto);
+
+        /// Slots per head of a policy, or 4x [default: 512]
+        ///
+        /// 4x keeps one token in four, and at least 64. window takes slots only. pool takes a whole ratio only, 4x if none is
+        /// given.
+        #[arg(long, value_name = "SLOTS|RATIOx", help_heading = "Cache")]
+        budget: Budget, or "\"512\" (pool: \"4x\")";
+
+        /// Format: auto, f32, bf16, fp8, int8 or k8v4
+        #[arg(long, value_name = "FORMAT", help_heading = "Cache")]
+        kv: List<Auto<Codec>> = List::of(Auto::Auto);
+
+        /// Context in tokens [default: the model's]
+        #[arg(long, value_name = "TOKENS", help_heading = "Cache")]
+        ctx_size: usize, or "the model's, lowered to what fits";
+
+        /// Memory limit of the cache's pages, such as 512MiB: see --when-full
+        #[arg(long, value_name = "BYTES", hide_short_help = true, help_heading = "Cache")]
+        kv_limit: ByteSize, or "none";
+    }
+    conversation {
+        /// What to do when a turn runs out of memory: forget, window or stop
+        ///
+        /// forget drops what the heads need least, and the turn continues; stop ends the turn. Models trained to evict forget,
+        /// others stop: their heads rate nothing. window is forget for the first, and drops the oldest tokens but the first
+        /// four of the others.
+        #[arg(long, value_name = "forget|window|stop", hide_short_help = true, help_heading = "Cache")]
+        when_full: WhenFull, or "\"forget\" for DMS models, else \"stop\"";
+
+        /// What is never forgotten in a chat: system, for the system prompt, or none
+        #[arg(long, value_name = "system|none", hide_short_help = true, help_heading = "Cache")]
+        pin: Pin = Pin::None;
+
+        /// Compression ratio, from 1 on [default: as trained]
+        ///
+        /// For models trained to evict. 2 keeps about one token in two of a long conversation. /forget changes it in a chat.
+        #[arg(long, alias = "cr", value_name = "RATIO", help_heading = "Cache")]
+        keep_ratio: List<f64>, or "as the model was trained";
+
+        /// Bytes of disk for the caches of saved conversations; 0 keeps none
+        #[arg(skip)]
+        cache_disk: ByteSize = ByteSize(4 << 30);
+
+        /// Bytes of memory for checkpoints of earlier turns; 0 keeps none
+        #[arg(skip)]
+        checkpoints: ByteSize = ByteSize(256 << 20);
+
+        /// Longest answer, with its reasoning
+        #[arg(long, value_name = "TOKENS", help_heading = "Answer")]
+        max_tokens: usize, or "the rest of the context";
+
+        /// Close a thought at this length [default: the model's]
+        ///
+        /// The model answers then. 0 never closes one; the built-in model has 2048.
+        #[arg(long, value_name = "TOKENS", help_heading = "Answer")]
+        max_think: usize, or "the model's (demo: 2048)";
+
+        /// Answer with N chains and take the answer of most
+        ///
+        /// auto is as many as fit. The chains share the prompt's memory and decode together, each with a seed of its own; the
+        /// first is the ordinary answer. In a chat, /parallel changes it.
+        #[arg(long, value_name = "N|auto", help_heading = "Answer")]
+        width: List<Width> = List::of(Width::Chains(1));
+
+        /// With --width: end once the chains that still run cannot change the vote: on (default) or off
+        #[arg(long, value_name = "on|off", hide_short_help = true, help_heading = "Answer")]
+        early_stop: OnOff = OnOff(true);
+    }
+    answer {
+        /// Seed of sampling; always reported [default: random]
+        #[arg(long, value_name = "N", help_heading = "Answer")]
+        seed: u64, or "random";
+
+        /// Whether the model thinks first: on or off
+        ///
+        /// For models whose template has a switch.
+        #[arg(long, value_name = "on|off", help_heading = "Answer")]
+        think: OnOff = OnOff(true);
+
+        /// System prompt
+        #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Answer")]
+        system: String, or "none";
+    }
+    screen {
+        /// Whether earlier thoughts stay in the context
+        #[arg(skip)]
+        keep_thinking: OnOff, or "as the model's template does";
+
+        /// auto (like the terminal's background), dark, light, ...
+        #[arg(long, value_name = "NAME")]
+        theme: String, or "\"auto\"";
+
+        /// A keymap file; relative to the config folder
+        #[arg(skip)]
+        keys: PathBuf, or "keymap.toml beside the config file, if there is one";
+
+        /// Whether the mouse is captured
+        #[arg(skip)]
+        mouse: OnOff = OnOff(true);
+
+        /// Whether the terminal's title names the conversation
+        #[arg(skip)]
+        title: OnOff = OnOff(true);
+
+        /// Whether a bell rings at the end of a long answer
+        #[arg(skip)]
+        bell: OnOff = OnOff(false);
+
+        /// The editor for long messages
+        #[arg(skip)]
+        editor: String, or "$VISUAL, then $EDITOR";
+
+        /// Whether to draw with ASCII characters only
+        #[arg(skip)]
+        ascii: OnOff = OnOff(false);
+
+        /// Draw with plain characters and no colours
+        #[arg(long, num_args = 0, default_missing_value = "on", hide_short_help = true)]
+        plain: OnOff = OnOff(false);
+    }
+});
+
+impl Layer {
+    /// Whether this layer names the cache's policy or its budget.
+    pub fn names_policy(&self) -> bool {
+        self.policy.is_some() || self.budget.is_some()
+    }
+
+    /// Fails if a value is out of range. The error is the key and the reason.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        self.sampling().check()?;
+        for ratio in self.keep_ratio.iter().flat_map(|list| &list.0) {
+            if !(1.0..=64.0).contains(ratio) {
+                return Err(("keep_ratio", format!("{ratio} is out of range, expected 1 to 64")));
+            }
+        }
+        if self.model.as_deref() == Some("") {
+            return Err(("model", "the name is empty, expected demo, a folder, a GGUF file or a hub id".to_owned()));
+        }
+        for (key, value) in [("ctx_size", self.ctx_size), ("max_tokens", self.max_tokens)] {
+            if value == Some(0) {
+                return Err((key, "0 leaves no room, expected at least 1".to_owned()));
+            }
+        }
+        match self.ctx_size {
+            Some(n) if n > MAX_CONTEXT => {
+                Err(("ctx_size", format!("{n} is out of range, expected 1 to {MAX_CONTEXT} tokens")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
