@@ -2,7 +2,7 @@
 
 use super::{Args, Command, Group, cache, chains, pairs, takes};
 use crate::config::{ByteSize, Width};
-use crate::protocol::{Command as Engine, Thinking};
+use crate::protocol::{Command as Engine, Thinking, sampling_table};
 use crate::ui::completion::Sources;
 use crate::ui::effect::{Effect, Store};
 use crate::ui::feed::LocalKind;
@@ -58,37 +58,24 @@ impl Setting {
     }
 }
 
+macro_rules! sampling {
+    (@sampling $($(#[$_help:meta])* $name:ident: $type:ident = $_off:literal, $_least:literal to $_most:literal, $takes:literal;)*) => {
+        /// The options of sampling, as they are declared.
+        const SAMPLING: &[Setting] = &[$(setting(
+            stringify!($name),
+            $takes,
+            |app| app.sampling().$name.to_string(),
+            |app, v| {
+                let value = or("default", v, |v| v.parse::<$type>().ok().map(f64::from))?;
+                Some(app.options.sampling = app.options.sampling.with(stringify!($name), value)?)
+            },
+        )),*];
+    };
+}
+sampling_table!(sampling {});
+
+/// The other settings.
 const SETTINGS: &[Setting] = &[
-    setting(
-        "temperature",
-        "0 to 100, or default; 0 is greedy (argmax)",
-        |app| app.sampling().temperature.to_string(),
-        |app, v| Some(app.options.sampling.temperature = number(v, 0.0, 100.0)?),
-    ),
-    setting(
-        "top_k",
-        "a number of tokens, or default; 0 is off",
-        |app| app.sampling().top_k.to_string(),
-        |app, v| Some(app.options.sampling.top_k = or("default", v, |v| v.parse().ok())?),
-    ),
-    setting(
-        "top_p",
-        "0 to 1, or default; 1 is off",
-        |app| app.sampling().top_p.to_string(),
-        |app, v| Some(app.options.sampling.top_p = number(v, 0.0, 1.0)?),
-    ),
-    setting(
-        "min_p",
-        "0 to 1, or default; 0 is off",
-        |app| app.sampling().min_p.to_string(),
-        |app, v| Some(app.options.sampling.min_p = number(v, 0.0, 1.0)?),
-    ),
-    setting(
-        "repetition_penalty",
-        "0.01 to 100, or default; 1 is off",
-        |app| app.sampling().repetition_penalty.to_string(),
-        |app, v| Some(app.options.sampling.repetition_penalty = number(v, 0.01, 100.0)?),
-    ),
     setting(
         "seed",
         "a number, or random",
@@ -158,9 +145,8 @@ fn or<T>(word: &str, value: &str, read: impl FnOnce(&str) -> Option<T>) -> Optio
     if unset { Some(None) } else { read(value).map(Some) }
 }
 
-/// A number in a range, or the model's own.
-fn number(value: &str, low: f32, high: f32) -> Option<Option<f32>> {
-    or("default", value, |v| v.parse().ok().filter(|v| (low..=high).contains(v)))
+fn settings() -> impl Iterator<Item = &'static Setting> {
+    SAMPLING.iter().chain(SETTINGS)
 }
 
 fn shown(value: Option<impl ToString>, none: &str) -> String {
@@ -190,9 +176,9 @@ fn themes(sources: &Sources) -> Vec<(String, String)> {
 /// Names of settings, or the values of the one that was typed.
 fn complete(typed: &str, sources: &Sources) -> Vec<(String, String)> {
     let Some((name, _)) = typed.split_once(' ') else {
-        return SETTINGS.iter().map(|s| (format!("{} ", s.name), s.takes.to_owned())).collect();
+        return settings().map(|s| (format!("{} ", s.name), s.takes.to_owned())).collect();
     };
-    let setting = SETTINGS.iter().find(|s| s.name == name);
+    let setting = settings().find(|s| s.name == name);
     let values = setting.map_or_else(Vec::new, |s| s.values.iter().map(|v| (*v, "")).collect());
     let values = if name == "theme" { themes(sources) } else { pairs(&values) };
     values.into_iter().map(|(value, help)| (format!("{name} {value}"), help)).collect()
@@ -201,15 +187,15 @@ fn complete(typed: &str, sources: &Sources) -> Vec<(String, String)> {
 fn set(app: &mut App, argument: &str) -> Done {
     let (name, value) = argument.split_once(char::is_whitespace).unwrap_or((argument, ""));
     if name.is_empty() {
-        let rows = SETTINGS.iter().map(|s| format!("{:<20} {:<12} {}", s.name, (s.now)(app), s.takes));
+        let rows = settings().map(|s| format!("{:<20} {:<12} {}", s.name, (s.now)(app), s.takes));
         let table = rows.collect::<Vec<_>>().join("\n");
         app.result(LocalKind::Table, table);
         return Ok(());
     }
     let name = name.replace('-', "_");
-    let Some(setting) = SETTINGS.iter().find(|s| s.name == name) else {
-        let near = nearest(&name, SETTINGS.iter().map(|s| s.name));
-        let names = || SETTINGS.iter().map(|s| s.name).collect::<Vec<_>>().join(", ");
+    let Some(setting) = settings().find(|s| s.name == name) else {
+        let near = nearest(&name, settings().map(|s| s.name));
+        let names = || settings().map(|s| s.name).collect::<Vec<_>>().join(", ");
         let hint = near.map_or_else(|| format!("settings: {}", names()), |n| format!("did you mean {n}?"));
         app.error(format!("/set: no setting {:?}; {hint}", clean_line(&name)));
         return Ok(());
